@@ -1,0 +1,153 @@
+//! GPUs as NVML names them.
+
+use super::failure::Refusal;
+use super::text::one_line;
+use std::fmt;
+
+/// A full GPU's UUID as NVML prints it (`GPU-200b4359-5562-4e0e-ed46-88b581af6524`). Safe as a file name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct GpuUuid(String);
+
+impl GpuUuid {
+    /// Checks `raw`: `GPU-`, then hexadecimal digits and `-`, at most 64 bytes.
+    ///
+    /// # Errors
+    /// A refusal that names `raw`; a MIG device (`MIG-…`) is named as such.
+    pub fn parse(raw: &str) -> Result<Self, Refusal> {
+        let digits = raw.strip_prefix("GPU-").unwrap_or("");
+        let good = !digits.is_empty()
+            && raw.len() <= 64
+            && digits.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+        if good {
+            return Ok(Self(raw.to_owned()));
+        }
+        let what = format!("GPU '{}'", one_line(raw, 64));
+        if raw.starts_with("MIG-") {
+            return Err(Refusal::new(what, "it is a MIG device, and this suite gives MPS to whole GPUs", "GPU-… UUIDs"));
+        }
+        Err(Refusal::new(what, "it is no GPU UUID", "GPU-, then hexadecimal digits and '-'"))
+    }
+
+    /// The UUID's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for GpuUuid {
+    type Error = Refusal;
+    fn try_from(raw: String) -> Result<Self, Refusal> {
+        Self::parse(&raw)
+    }
+}
+
+impl From<GpuUuid> for String {
+    fn from(uuid: GpuUuid) -> Self {
+        uuid.0
+    }
+}
+
+/// A GPU's compute mode (`nvidia-smi -c`; `nvmlComputeMode_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ComputeMode {
+    /// Any number of contexts.
+    Default,
+    /// One thread (deprecated by the vendor, still a value).
+    ExclusiveThread,
+    /// No contexts.
+    Prohibited,
+    /// One process: with MPS, the server; a client that misses the daemon then fails instead of running outside.
+    ExclusiveProcess,
+}
+
+impl fmt::Display for ComputeMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Default => "DEFAULT",
+            Self::ExclusiveThread => "EXCLUSIVE_THREAD",
+            Self::Prohibited => "PROHIBITED",
+            Self::ExclusiveProcess => "EXCLUSIVE_PROCESS",
+        })
+    }
+}
+
+/// One GPU of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// NVML's index: PCI order.
+    pub index: u32,
+    /// Its UUID.
+    pub uuid: GpuUuid,
+    /// Product name (`NVIDIA H200`).
+    pub name: String,
+    /// Total memory, MiB.
+    pub memory_mib: u64,
+    /// Compute mode found.
+    pub mode: ComputeMode,
+    /// MIG mode is on.
+    pub mig: bool,
+    /// CUDA compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Minor number of `/dev/nvidiaN`, where the driver tells.
+    pub minor: Option<u32>,
+}
+
+impl Gpu {
+    /// Volta (compute capability 7.0) and later take clients in their own address spaces, 48 and more; before it 16.
+    pub fn is_volta_or_later(&self) -> bool {
+        self.capability >= (7, 0)
+    }
+}
+
+/// A process with a context on a GPU, as NVML lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuProcess {
+    /// Process id in NVML's view; may be gone already, or of another namespace.
+    pub pid: i32,
+    /// Memory it holds on the GPU, bytes, where NVML tells.
+    pub memory: Option<u64>,
+    /// It is an MPS client (type `M+C`).
+    pub mps_client: bool,
+}
+
+/// What the node has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// All GPUs, in NVML's order.
+    pub gpus: Vec<Gpu>,
+}
+
+impl Inventory {
+    /// The GPU with NVML's index `index`.
+    pub fn by_index(&self, index: u32) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.index == index)
+    }
+
+    /// The GPU with that UUID.
+    pub fn by_uuid(&self, uuid: &GpuUuid) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_cannot_name_another_file() {
+        assert!(GpuUuid::parse("GPU-200b4359-5562-4e0e-ed46-88b581af6524").is_ok());
+        for raw in ["", "GPU-", "GPU-../x", "0", "GPU-12/34"] {
+            assert!(GpuUuid::parse(raw).is_err(), "{raw}");
+        }
+        let mig = GpuUuid::parse("MIG-77f46ec1-8bf6-5b2c-8f3e-4ae5dd0b3a4c").unwrap_err();
+        assert!(mig.to_string().contains("MIG device"), "{mig}");
+    }
+}

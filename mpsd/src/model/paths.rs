@@ -1,0 +1,104 @@
+//! The only module that builds paths of the suite.
+
+use super::gpu::GpuUuid;
+use super::job::JobId;
+use std::path::{Path, PathBuf};
+
+/// The two roots of everything that the suite writes on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paths {
+    run: PathBuf,
+    state: PathBuf,
+}
+
+impl Paths {
+    /// Paths under `run` (`/run/mpsd`) and `state` (`/var/lib/mpsd`).
+    pub fn new(run: impl Into<PathBuf>, state: impl Into<PathBuf>) -> Self {
+        Self { run: run.into(), state: state.into() }
+    }
+
+    /// The volatile root.
+    pub fn run(&self) -> &Path {
+        &self.run
+    }
+
+    /// The lasting root.
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+
+    /// Directory of all jobs, root 0711.
+    pub fn jobs(&self) -> PathBuf {
+        self.run.join("jobs")
+    }
+
+    /// Directory of the GPU accounts, root 0711.
+    pub fn gpus(&self) -> PathBuf {
+        self.run.join("gpus")
+    }
+
+    /// The account of one GPU: users, compute mode found before the first of them.
+    pub fn gpu(&self, uuid: &GpuUuid) -> PathBuf {
+        self.gpus().join(uuid.as_str())
+    }
+
+    /// Markers and spool of our own drains.
+    pub fn drains(&self) -> PathBuf {
+        self.state.join("drains")
+    }
+
+    /// Failed starts of late, for the evidence that two users' starts fail.
+    pub fn starts(&self) -> PathBuf {
+        self.run.join("failed-starts")
+    }
+
+    /// Everything of one job.
+    pub fn job(&self, job: &JobId) -> JobPaths {
+        JobPaths { directory: self.jobs().join(job.directory_name()) }
+    }
+}
+
+/// The files of one job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobPaths {
+    directory: PathBuf,
+}
+
+/// File name of the journal in the job's directory.
+pub const JOURNAL: &str = "journal";
+/// File name of the record that root leaves for the job's tasks.
+pub const RECORD: &str = "record";
+/// File name of the lock that prologue and epilogue of one job take.
+pub const LOCK: &str = "lock";
+
+impl JobPaths {
+    /// The job's directory, root 0711.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The journal, root 0600.
+    pub fn journal(&self) -> PathBuf {
+        self.directory.join(JOURNAL)
+    }
+
+    /// The record for the job's tasks, root 0644.
+    pub fn record(&self) -> PathBuf {
+        self.directory.join(RECORD)
+    }
+
+    /// Names of the pipe and log directories of daemon `n` of `count`, inside the job's directory.
+    pub fn daemon_names(n: usize, count: usize) -> (String, String) {
+        if count == 1 { ("pipe".into(), "log".into()) } else { (format!("pipe-{n}"), format!("log-{n}")) }
+    }
+
+    /// Pipe directory of daemon `n` of `count`, the user's, 0700.
+    pub fn pipe(&self, n: usize, count: usize) -> PathBuf {
+        self.directory.join(Self::daemon_names(n, count).0)
+    }
+
+    /// Log directory of daemon `n` of `count`, the user's, 0700.
+    pub fn log(&self, n: usize, count: usize) -> PathBuf {
+        self.directory.join(Self::daemon_names(n, count).1)
+    }
+}
