@@ -3,6 +3,7 @@
 //! `/run/mpsd/jobs/<job>/record`, root 0644. The plugin's `task_init`, `mpsctl env` and `mpsctl exec` decide by it and
 //! by nothing else: an option may be lost on the way (`sbatch --export=NONE`; facts: slurm-live, "Options").
 
+use super::failure::FailureKind;
 use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::limits::Percent;
@@ -62,6 +63,12 @@ pub struct Record {
     /// One line for the user when refused or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What the failure was when `failed`: Slurm's job_prolog fails on a fault only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<FailureKind>,
+    /// The job made its GPUs EXCLUSIVE_PROCESS: a process outside its MPS cannot use them.
+    #[serde(default)]
+    pub exclusive: bool,
     /// Seconds from which a task may still wait while `starting`.
     #[serde(default)]
     pub deadline_s: u32,
@@ -98,6 +105,8 @@ impl Record {
             uid,
             state,
             reason: Some(reason),
+            kind: None,
+            exclusive: false,
             deadline_s: 0,
             per_gpu: false,
             gpus: Vec::new(),
