@@ -1,2 +1,315 @@
-//! Placeholder.
-fn main() {}
+//! Opens a CUDA context the way a job's task does, and says what it got.
+//!
+//! A client that finds no MPS daemon runs without MPS, with the whole GPU and no error (recorded of driver 580), so
+//! nobody learns from a running program whether its job's MPS works: this one asks, and answers with an exit code.
+
+mod cuda;
+mod report;
+mod witness;
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::panic;
+use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use cuda::{CudaFailure, Device, MIB};
+use nix::unistd;
+use report::{Expectation, GpuReport, Report};
+use witness::Witness;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  everything as expected
+  1  an expectation was not met, or --require-mps was given and a context does not go through MPS
+  2  no CUDA here: no libcuda, or no GPU visible; also a wrong option
+  3  CUDA failed, or did not answer within the deadline
+
+A call into a driver that hangs cannot be taken back: a process that is still there two seconds after its deadline is \
+ended by SIGALRM.";
+
+/// Opens a CUDA context through the MPS daemon of this environment (CUDA_MPS_PIPE_DIRECTORY) and says what it
+/// got: whether it is under MPS, multiprocessors, memory it may allocate, and one memset that was read back.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "mps-probe", version, after_help = EXIT_CODES)]
+struct Options {
+    /// One JSON object on one line instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Look at this visible device only (index as CUDA counts)
+    #[arg(long, value_name = "INDEX")]
+    gpu: Option<u32>,
+    /// Fail unless every context goes through MPS
+    #[arg(long)]
+    require_mps: bool,
+    /// Fail unless exactly N multiprocessors are visible
+    #[arg(long, value_name = "N")]
+    expect_sms: Option<u32>,
+    /// Fail unless the memory limit is MIB: at most that and at least 256 MiB less can be allocated
+    #[arg(long, value_name = "MIB")]
+    expect_mem: Option<u64>,
+    /// Find out how much can be allocated, in steps of 64 MiB up to the cap; it is freed again
+    #[arg(long, value_name = "CAP_MIB", num_args = 0..=1, require_equals = true, default_missing_value = "16384")]
+    alloc: Option<u64>,
+    /// After the report keep the contexts for this long, then check the memory again
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    hold: u64,
+    /// Give up when CUDA has not answered after this long (the time of --hold is added)
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    deadline_s: u64,
+    /// NVML's library, if the loader does not find it
+    #[arg(long, value_name = "FILE")]
+    nvml: Option<OsString>,
+}
+
+/// What the thread that talks to CUDA tells the one that keeps the time.
+#[derive(Debug)]
+enum Step {
+    Reported(Report),
+    Held,
+    Closed,
+    Failed(Problem),
+}
+
+#[derive(Debug)]
+enum Problem {
+    NoCuda(String),
+    Cuda { gpu: Option<u32>, failure: CudaFailure },
+    Wrong(String),
+    Hangs(u64),
+}
+
+impl Problem {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoCuda(_) => 2,
+            Self::Cuda { failure, .. } if failure.means_no_device() => 2,
+            Self::Cuda { .. } | Self::Hangs(_) => 3,
+            Self::Wrong(_) => 1,
+        }
+    }
+
+    fn line(&self) -> String {
+        match self {
+            Self::NoCuda(why) | Self::Wrong(why) => why.clone(),
+            Self::Cuda { gpu: None, failure } => failure.to_string(),
+            Self::Cuda {
+                gpu: Some(index),
+                failure,
+            } => format!("GPU {index}: {failure}"),
+            Self::Hangs(seconds) => {
+                format!("CUDA did not answer within {seconds} s: the MPS daemon or its server hangs")
+            }
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    // A panic (cudarc panics on a symbol that an old driver lacks) must be a line and an exit code.
+    panic::set_hook(Box::new(|_| {}));
+    let options = Options::parse();
+    let alarm = options.deadline_s + options.hold + 2;
+    unistd::alarm::set(u32::try_from(alarm).unwrap_or(u32::MAX));
+    match watch(&options) {
+        Ok(code) => ExitCode::from(code),
+        Err(problem) => ExitCode::from(tell(&options, &problem)),
+    }
+}
+
+/// Runs the probe in a thread and keeps the time: CUDA calls of a client can hang for ever (recorded: a stopped
+/// control daemon, a user namespace without mapping).
+fn watch(options: &Options) -> Result<u8, Problem> {
+    let (sender, receiver) = mpsc::channel();
+    let worker_options = options.clone();
+    let worker = thread::Builder::new()
+        .name("cuda".into())
+        .spawn(move || run(&worker_options, &sender))
+        .map_err(|e| Problem::Wrong(format!("no thread for CUDA: {e}")))?;
+    let Step::Reported(report) = next(&receiver, options.deadline_s)? else {
+        return Err(Problem::Wrong("the probe ended without a report".into()));
+    };
+    let code = u8::from(!report.unmet.is_empty());
+    show(options, &report).map_err(|e| Problem::Wrong(format!("standard output: {e}")))?;
+    next(&receiver, options.deadline_s + options.hold)?;
+    next(&receiver, options.deadline_s)?;
+    worker
+        .join()
+        .map_err(|_| Problem::Wrong("the CUDA thread panicked".into()))?;
+    Ok(code)
+}
+
+/// The next step of the worker, or why there is none.
+fn next(steps: &Receiver<Step>, seconds: u64) -> Result<Step, Problem> {
+    match steps.recv_timeout(Duration::from_secs(seconds)) {
+        Ok(Step::Failed(problem)) => Err(problem),
+        Ok(step) => Ok(step),
+        Err(RecvTimeoutError::Timeout) => Err(Problem::Hangs(seconds)),
+        Err(RecvTimeoutError::Disconnected) => Err(Problem::NoCuda(
+            "libcuda lacks a function that this program needs: the driver is too old".into(),
+        )),
+    }
+}
+
+fn run(options: &Options, steps: &Sender<Step>) {
+    // The receiver is gone only when the process is about to end: nobody is left to tell.
+    if let Err(problem) = probe(options, steps) {
+        let _ = steps.send(Step::Failed(problem));
+    }
+}
+
+fn probe(options: &Options, steps: &Sender<Step>) -> Result<(), Problem> {
+    if !cuda::library_present() {
+        return Err(Problem::NoCuda(
+            "no libcuda.so.1 or libcuda.so: NVIDIA's driver is not installed here".into(),
+        ));
+    }
+    let begin = Instant::now();
+    let devices = open(options)?;
+    let context_ms = begin.elapsed().as_millis() as u64;
+    let report = examine(options, &devices, context_ms)?;
+    let _ = steps.send(Step::Reported(report));
+    if options.hold > 0 {
+        thread::sleep(Duration::from_secs(options.hold));
+        for (index, device) in &devices {
+            if !device.memset_checked(0x5a).map_err(|failure| Problem::Cuda {
+                gpu: Some(*index),
+                failure,
+            })? {
+                return Err(Problem::Wrong(format!(
+                    "GPU {index}: memory read back wrong after the hold"
+                )));
+            }
+        }
+    }
+    let _ = steps.send(Step::Held);
+    drop(devices);
+    let _ = steps.send(Step::Closed);
+    Ok(())
+}
+
+fn open(options: &Options) -> Result<Vec<(u32, Device)>, Problem> {
+    let count = cuda::device_count().map_err(|failure| Problem::Cuda { gpu: None, failure })?;
+    let wanted: Vec<u32> = match options.gpu {
+        Some(index) => vec![index],
+        None => (0..count).collect(),
+    };
+    if wanted.is_empty() {
+        return Err(Problem::NoCuda("no GPU is visible to this process".into()));
+    }
+    wanted
+        .into_iter()
+        .map(|index| match Device::open(index) {
+            Ok(device) => Ok((index, device)),
+            Err(failure) => Err(Problem::Cuda {
+                gpu: Some(index),
+                failure,
+            }),
+        })
+        .collect()
+}
+
+fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Result<Report, Problem> {
+    let witness = Witness::new(options.nvml.as_deref());
+    let expected = Expectation {
+        mps: options.require_mps,
+        sms: options.expect_sms,
+        memory_mib: options.expect_mem,
+    };
+    let mut gpus = Vec::new();
+    for (index, device) in devices {
+        let gpu = look(options, *index, device, &witness).map_err(|failure| Problem::Cuda {
+            gpu: Some(*index),
+            failure,
+        })?;
+        gpus.push(gpu);
+    }
+    Ok(Report {
+        host: unistd::gethostname()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default(),
+        pid: std::process::id(),
+        uid: unistd::getuid().as_raw(),
+        local_rank: local_rank(),
+        pipe_directory: std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")
+            .map(|path| path.to_string_lossy().into_owned()),
+        under_mps: gpus.iter().all(GpuReport::under_mps),
+        context_ms,
+        unmet: gpus
+            .iter()
+            .flat_map(|gpu| report::unmet(gpu, &expected))
+            .collect(),
+        gpus,
+    })
+}
+
+fn look(options: &Options, index: u32, device: &Device, witness: &Witness) -> Result<GpuReport, CudaFailure> {
+    let facts = device.facts()?;
+    let memset_ok = device.memset_checked(0xa5)?;
+    let cap = options
+        .expect_mem
+        .map(|limit| limit + report::MEMORY_MARGIN_MIB)
+        .or(options.alloc);
+    let allocated = cap.map(|cap_mib| device.allocatable(cap_mib)).transpose()?;
+    Ok(GpuReport {
+        index,
+        mps_listed: witness.lists(&facts.uuid, std::process::id()),
+        uuid: facts.uuid,
+        name: facts.name,
+        sms: facts.sms,
+        total_mib: facts.total / MIB,
+        free_mib: facts.free / MIB,
+        mps_attribute: facts.mps_attribute,
+        allocatable_mib: allocated.map(|a| a.mib),
+        allocation_capped: allocated.is_some_and(|a| a.capped),
+        memset_ok,
+    })
+}
+
+/// The rank on this node as the launchers name it (design, chapter on requests).
+fn local_rank() -> Option<u32> {
+    [
+        "SLURM_LOCALID",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MPI_LOCALRANKID",
+        "PALS_LOCAL_RANKID",
+    ]
+    .iter()
+    .find_map(|name| std::env::var(name).ok()?.parse().ok())
+}
+
+fn show(options: &Options, report: &Report) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if options.json {
+        serde_json::to_writer(&mut out, report)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(report::text(report).as_bytes())?;
+    }
+    out.flush()?;
+    let mut err = io::stderr().lock();
+    for line in &report.unmet {
+        writeln!(err, "mps-probe: {line}")?;
+    }
+    Ok(())
+}
+
+/// Says what went wrong, and its exit code.
+fn tell(options: &Options, problem: &Problem) -> u8 {
+    let code = problem.exit_code();
+    let failure = match problem {
+        Problem::Cuda { failure, .. } => Some(failure),
+        _ => None,
+    };
+    if options.json {
+        let line = serde_json::json!({
+            "pid": std::process::id(), "error": problem.line(), "cuda": failure, "exit_code": code,
+        });
+        // Standard output may be closed; the exit code tells it too.
+        let _ = writeln!(io::stdout().lock(), "{line}");
+    }
+    let _ = writeln!(io::stderr().lock(), "mps-probe: {}", problem.line());
+    code
+}

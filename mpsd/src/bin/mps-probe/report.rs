@@ -1,0 +1,213 @@
+//! What the probe found, and whether it is what was expected. Pure: no CUDA, no NVML.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// How much less than the memory limit a client may get, in MiB: its context counts against the limit (73 to
+/// 120 MiB seen with driver 580).
+pub const MEMORY_MARGIN_MIB: u64 = 256;
+
+/// Everything that one run found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    pub host: String,
+    pub pid: u32,
+    pub uid: u32,
+    /// The local rank, where a launcher set one.
+    pub local_rank: Option<u32>,
+    pub pipe_directory: Option<String>,
+    /// True when the contexts on all devices go through MPS.
+    pub under_mps: bool,
+    /// Milliseconds from the first CUDA call to the last open context.
+    pub context_ms: u64,
+    pub gpus: Vec<GpuReport>,
+    /// Expectations that were not met, a sentence each.
+    pub unmet: Vec<String>,
+}
+
+/// One visible device.
+#[derive(Debug, Clone, Serialize)]
+pub struct GpuReport {
+    pub index: u32,
+    pub uuid: String,
+    pub name: String,
+    pub sms: u32,
+    pub total_mib: u64,
+    pub free_mib: u64,
+    /// The driver's attribute MPS_ENABLED; none where the driver does not know it.
+    pub mps_attribute: Option<bool>,
+    /// Whether NVML lists this pid among the device's MPS clients; none where NVML could not be asked.
+    pub mps_listed: Option<bool>,
+    /// How much could be allocated, in MiB; none where it was not tried.
+    pub allocatable_mib: Option<u64>,
+    /// The cap ended the allocation, not the driver.
+    pub allocation_capped: bool,
+    pub memset_ok: bool,
+}
+
+impl GpuReport {
+    /// Either witness is enough: NVML cannot know the pid of a client in its own pid namespace, and older drivers lack
+    /// the attribute. Neither speaks for a client that found no daemon.
+    pub fn under_mps(&self) -> bool {
+        self.mps_attribute == Some(true) || self.mps_listed == Some(true)
+    }
+}
+
+/// What the caller expects.
+#[derive(Debug, Clone, Default)]
+pub struct Expectation {
+    pub mps: bool,
+    pub sms: Option<u32>,
+    /// The memory limit in MiB.
+    pub memory_mib: Option<u64>,
+}
+
+/// The expectations that `gpu` does not meet.
+pub fn unmet(gpu: &GpuReport, expected: &Expectation) -> Vec<String> {
+    let mut found = Vec::new();
+    let name = format!("GPU {} {:?}", gpu.index, gpu.uuid);
+    if !gpu.memset_ok {
+        found.push(format!("{name}: what was read back is not what was written"));
+    }
+    if expected.mps && !gpu.under_mps() {
+        found.push(format!("{name}: the context does not go through MPS"));
+    }
+    if let Some(sms) = expected.sms
+        && gpu.sms != sms
+    {
+        found.push(format!(
+            "{name}: {} multiprocessors are visible, {sms} were expected",
+            gpu.sms
+        ));
+    }
+    if let Some(limit) = expected.memory_mib {
+        let least = limit.saturating_sub(MEMORY_MARGIN_MIB);
+        let got = gpu.allocatable_mib.unwrap_or(0);
+        if got < least || got > limit {
+            found.push(format!(
+                "{name}: {got} MiB could be allocated, {least} to {limit} were expected"
+            ));
+        }
+    }
+    found
+}
+
+/// The report as a short table.
+pub fn text(report: &Report) -> String {
+    let mut out = String::new();
+    let rank = report
+        .local_rank
+        .map_or(String::new(), |rank| format!(", local rank {rank}"));
+    let pipe = report.pipe_directory.as_deref().unwrap_or("not set");
+    let word = if report.under_mps {
+        "under MPS"
+    } else {
+        "not under MPS"
+    };
+    // Writing to a String does not fail.
+    let _ = writeln!(
+        out,
+        "{word}, pid {} uid {} on {}{rank}",
+        report.pid, report.uid, report.host
+    );
+    let _ = writeln!(out, "CUDA_MPS_PIPE_DIRECTORY {pipe}");
+    let _ = writeln!(out, "context after {} ms", report.context_ms);
+    let _ = writeln!(
+        out,
+        "{:<3} {:<40} {:>4} {:>10} {:>10} {:>12} {:<6} NAME",
+        "GPU", "UUID", "SMS", "TOTAL MIB", "FREE MIB", "ALLOCATED", "MEMSET"
+    );
+    for gpu in &report.gpus {
+        let allocated = match gpu.allocatable_mib {
+            None => String::from("-"),
+            Some(mib) if gpu.allocation_capped => format!(">={mib} MiB"),
+            Some(mib) => format!("{mib} MiB"),
+        };
+        let memset = if gpu.memset_ok { "ok" } else { "WRONG" };
+        let _ = writeln!(
+            out,
+            "{:<3} {:<40} {:>4} {:>10} {:>10} {:>12} {:<6} {}",
+            gpu.index, gpu.uuid, gpu.sms, gpu.total_mib, gpu.free_mib, allocated, memset, gpu.name
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu() -> GpuReport {
+        GpuReport {
+            index: 0,
+            uuid: "GPU-200b4359-5562-4e0e-ed46-88b581af6524".into(),
+            name: "NVIDIA H200".into(),
+            sms: 32,
+            total_mib: 143_155,
+            free_mib: 2927,
+            mps_attribute: None,
+            mps_listed: Some(true),
+            allocatable_mib: Some(2816),
+            allocation_capped: false,
+            memset_ok: true,
+        }
+    }
+
+    #[test]
+    fn the_recorded_client_meets_what_its_job_asked_for() {
+        let expected = Expectation {
+            mps: true,
+            sms: Some(32),
+            memory_mib: Some(3072),
+        };
+        assert_eq!(unmet(&gpu(), &expected), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_client_that_found_no_daemon_is_told_apart() {
+        let alone = GpuReport {
+            sms: 132,
+            mps_listed: Some(false),
+            allocatable_mib: Some(3328),
+            ..gpu()
+        };
+        let expected = Expectation {
+            mps: true,
+            sms: Some(32),
+            memory_mib: Some(3072),
+        };
+        let found = unmet(&alone, &expected);
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert!(
+            found[0].ends_with("the context does not go through MPS"),
+            "{found:?}"
+        );
+        assert!(
+            found[1].contains("132 multiprocessors are visible, 32 were expected"),
+            "{found:?}"
+        );
+        assert!(
+            found[2].contains("3328 MiB could be allocated, 2816 to 3072 were expected"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn memory_that_does_not_hold_what_was_written_is_never_fine() {
+        let broken = GpuReport {
+            memset_ok: false,
+            ..gpu()
+        };
+        assert_eq!(unmet(&broken, &Expectation::default()).len(), 1);
+    }
+
+    #[test]
+    fn less_than_the_margin_below_the_limit_is_not_enough() {
+        let expected = Expectation {
+            memory_mib: Some(3136),
+            ..Expectation::default()
+        };
+        assert_eq!(unmet(&gpu(), &expected).len(), 1);
+    }
+}
