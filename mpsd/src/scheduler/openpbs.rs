@@ -1,0 +1,237 @@
+//! OpenPBS: our hook gives everything by options; the classic scripts get three arguments and no account.
+//!
+//! Recorded on 23.06.06. The classic prologue (3 arguments) finds the account and the resource `mps` with
+//! `printjob` on the mom's own job file, which needs no server; the classic epilogue (10) has the account as its
+//! ninth argument, "null" when there was none. Both run on the job's first node only; the hook on all.
+
+use super::pbs::{Installation, same_node};
+use super::{
+    Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
+};
+use crate::model::failure::{Failure, Undetermined};
+use crate::model::job::JobId;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Most that pbs_cgroups' environment file is read. Bytes.
+const MOST_ENV_FILE: usize = 64 << 10;
+/// `printjob` reads one small file.
+const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
+
+/// The job that OpenPBS's arguments, or the hook's options, name.
+///
+/// # Errors
+/// A vector that OpenPBS does not write, or a job file that cannot be read: undetermined. An id that it does not
+/// write: refusal.
+pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
+    let classic = match input.program {
+        Program::Prologue => input.arguments.len() == 3,
+        Program::Epilogue => matches!(input.arguments.len(), 3 | 10),
+    };
+    if !classic {
+        return Err(super::wrong_vector(input, Scheduler::OpenPbs));
+    }
+    let job = JobId::parse(&input.text(1, "job id")?)?;
+    let hooked = input.given.account.is_some() || input.given.resource.is_some();
+    let asked = match input.program {
+        Program::Prologue if !hooked => printjob(&job, input, host)?,
+        _ => Asked::default(),
+    };
+    let null = |account: &Vec<u8>| input.given.account.is_none() && account == b"null";
+    Ok(Submission {
+        scheduler: Scheduler::OpenPbs,
+        phase: match (input.program, input.given.sister) {
+            (Program::Prologue, false) => Phase::Prologue,
+            (Program::Prologue, true) => Phase::ParallelPrologue,
+            (Program::Epilogue, false) => Phase::Epilogue,
+            (Program::Epilogue, true) => Phase::ParallelEpilogue,
+        },
+        job,
+        user: UserRef::Name(input.text(2, "user")?),
+        group: input.text(3, "group").ok(),
+        account: input
+            .account((input.arguments.len() == 10).then_some(9))
+            .filter(|a| !null(a))
+            .or(asked.account),
+        resource: input
+            .given
+            .resource
+            .clone()
+            .or(asked.resource)
+            .filter(|text| !text.is_empty()),
+        node: input.site.node.clone(),
+        interactive: input.terminal,
+        restart: None,
+        step: false,
+    })
+}
+
+/// What the mom's job file says.
+#[derive(Debug, Default)]
+struct Asked {
+    account: Option<Vec<u8>>,
+    resource: Option<String>,
+}
+
+fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<Asked, Failure> {
+    let text = job_file(job, input, host)
+        .map_err(|why| Undetermined::new(format!("account of job '{job}'"), why))?;
+    Ok(Asked {
+        account: super::pbs_status(&text, "Account_Name").map(String::into_bytes),
+        resource: super::pbs_status(&text, "Resource_List.mps"),
+    })
+}
+
+/// `printjob $PBS_HOME/mom_priv/jobs/JOB.JB`: every attribute, no server.
+fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, String> {
+    let installed = Installation::find(Scheduler::OpenPbs, &input.site, host);
+    let printjob = installed.command("printjob", host)?;
+    let file = installed.mom_priv().join("jobs").join(format!("{job}.JB"));
+    let shown = file.to_string_lossy();
+    let answer = host.run(&printjob, &[&shown], PRINTJOB_DEADLINE)?;
+    if answer.code == Some(0) {
+        return Ok(answer.text);
+    }
+    Err(format!(
+        "'printjob {shown}' failed: {}",
+        super::one_line(answer.text.trim(), 120)
+    ))
+}
+
+/// The job's GPUs: pbs_cgroups' `aux/JOB.env`, where there is one; a bare count of GPUs names none.
+pub fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
+    let described = Described::of(submission, input, host);
+    let gpus = from_cgroups(submission, input, host).unwrap_or_else(|| described.without_cgroups());
+    let exclusive = if matches!(gpus, GpuSource::Listed(_)) {
+        Exclusive::GpusAlone
+    } else {
+        Exclusive::Unknown
+    };
+    let place = described.place.to_ascii_lowercase();
+    let whole_node = place.split(':').any(|word| matches!(word, "excl" | "exclhost"));
+    let here = submission.node.clone().unwrap_or_else(|| host.name());
+    let tasks_on_node = tasks(&described.select, &described.vnodes, &here);
+    Devices {
+        gpus,
+        exclusive,
+        whole_node,
+        tasks_on_node,
+    }
+}
+
+/// `CUDA_VISIBLE_DEVICES=<UUID,…>` of the file that the hook pbs_cgroups writes in execjob_begin and deletes in
+/// execjob_end (source: pbs_cgroups.PY).
+fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<GpuSource> {
+    let path = cgroups_file(&submission.job, input, host);
+    let shown = path.display();
+    let text = match host.read(&path, MOST_ENV_FILE) {
+        Ok(None) => return None,
+        Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(e) => {
+            return Some(GpuSource::Unknown {
+                why: format!("cannot read '{shown}': {e}"),
+            });
+        }
+    };
+    let line = text
+        .lines()
+        .map(str::trim)
+        .find_map(|line| line.strip_prefix("CUDA_VISIBLE_DEVICES="))?;
+    // The hook escapes commas for the mom's variable list.
+    let value = line.trim_matches(['"', '\'']).replace("\\,", ",");
+    Some(match GpuName::parse_list(&value) {
+        Ok(names) if names.is_empty() => GpuSource::None,
+        Ok(names) => GpuSource::Listed(names),
+        Err(why) => GpuSource::Unknown {
+            why: format!("'{shown}': {why}"),
+        },
+    })
+}
+
+fn cgroups_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> PathBuf {
+    Installation::find(Scheduler::OpenPbs, &input.site, host)
+        .home
+        .join("aux")
+        .join(format!("{job}.env"))
+}
+
+/// The job's shape in PBS's words, from the hook's options or the mom's job file.
+#[derive(Debug, Default)]
+struct Described {
+    select: String,
+    place: String,
+    vnodes: String,
+}
+
+impl Described {
+    fn of(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Self {
+        let given = &input.given;
+        if given.select.is_some() || given.place.is_some() || given.vnodes.is_some() {
+            let text = |value: &Option<String>| value.clone().unwrap_or_default();
+            return Self {
+                select: text(&given.select),
+                place: text(&given.place),
+                vnodes: text(&given.vnodes),
+            };
+        }
+        // Without it the tasks stay unknown, which is a refusal of `auto` only.
+        let Ok(file) = job_file(&submission.job, input, host) else {
+            return Self::default();
+        };
+        let value = |name: &str| super::pbs_status(&file, name);
+        Self {
+            select: value("schedselect")
+                .or_else(|| value("Resource_List.select"))
+                .unwrap_or_default(),
+            place: value("Resource_List.place").unwrap_or_default(),
+            vnodes: value("exec_vnode").unwrap_or_default(),
+        }
+    }
+
+    fn without_cgroups(&self) -> GpuSource {
+        let counts = |text: &str| {
+            text.split([':', '+', ')', '('])
+                .any(|word| word.starts_with("ngpus=") && word != "ngpus=0")
+        };
+        if self.vnodes.is_empty() && self.select.is_empty() {
+            GpuSource::Unknown {
+                why: "no file of pbs_cgroups, and nothing says what the job asked for".to_owned(),
+            }
+        } else if counts(&self.vnodes) || counts(&self.select) {
+            GpuSource::Unknown {
+                why: "PBS gives a number of GPUs and pbs_cgroups is not there to name them".to_owned(),
+            }
+        } else {
+            GpuSource::Unknown {
+                why: "the job did not ask PBS for GPUs (-l select=1:ngpus=1)".to_owned(),
+            }
+        }
+    }
+}
+
+/// `mpiprocs` of the chunks on this node. Known only where every chunk of the job has the same.
+fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
+    let mut each = None;
+    for chunk in select.split('+').filter(|c| !c.is_empty()) {
+        let count: u32 = chunk
+            .split(':')
+            .find_map(|word| word.strip_prefix("mpiprocs="))?
+            .parse()
+            .ok()?;
+        if each.is_some_and(|other| other != count) {
+            return None;
+        }
+        each = Some(count);
+    }
+    // (nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2): a chunk may span vnodes; those of one host are host[0], host[1].
+    let chunks = vnodes.split(')').filter(|chunk| {
+        let members = chunk
+            .split(['+', '('])
+            .map(|part| part.split([':', '[']).next().unwrap_or_default());
+        members
+            .into_iter()
+            .any(|name| !name.is_empty() && same_node(name, here))
+    });
+    let chunks = u32::try_from(chunks.count()).ok().filter(|n| *n > 0)?;
+    each.filter(|n| *n > 0)?.checked_mul(chunks)
+}

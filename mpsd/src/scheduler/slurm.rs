@@ -1,0 +1,175 @@
+//! Slurm: everything stands in the environment of `slurmstepd spank prolog|epilog`, or of the step's task.
+//!
+//! Recorded on 22.05.8: `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` are both there, node-wide numbers, whatever
+//! PrologFlags say, and both absent when the job has no GPU. A step has `SLURM_STEP_GPUS`; its
+//! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
+
+use super::{
+    Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
+};
+use crate::model::failure::{Failure, Undetermined};
+use crate::model::job::JobId;
+use std::path::{Path, PathBuf};
+
+/// Most that slurm.conf or gres.conf is read. Bytes.
+const MOST_CONF: usize = 1 << 20;
+
+/// The job or step that Slurm's environment names.
+///
+/// # Errors
+/// A positional argument, or a variable that Slurm always sets and that is not there: undetermined. A job id that
+/// Slurm does not write: refusal.
+pub fn read(input: &Input<'_>) -> Result<Submission, Failure> {
+    if !input.arguments.is_empty() {
+        return Err(super::wrong_vector(input, Scheduler::Slurm));
+    }
+    let var = |name: &str| (input.env)(name).filter(|v| !v.is_empty());
+    let id = var("SLURM_JOB_ID").ok_or_else(|| missing("SLURM_JOB_ID"))?;
+    let uid = var("SLURM_JOB_UID").ok_or_else(|| missing("SLURM_JOB_UID"))?;
+    let uid: u32 = uid
+        .parse()
+        .map_err(|_| Undetermined::new("SLURM_JOB_UID", "it is no user id"))?;
+    let whole = JobId::parse(&id)?;
+    let step = step(input);
+    let job = match &step {
+        Some(step) => whole.step(step)?,
+        None => whole,
+    };
+    Ok(Submission {
+        scheduler: Scheduler::Slurm,
+        phase: if input.program == Program::Prologue {
+            Phase::Prologue
+        } else {
+            Phase::Epilogue
+        },
+        job,
+        user: UserRef::Uid(uid),
+        group: var("SLURM_JOB_GID"),
+        account: input
+            .given
+            .account
+            .as_ref()
+            .map(|a| a.as_encoded_bytes().to_vec()),
+        resource: None,
+        node: var("SLURMD_NODENAME"),
+        interactive: false,
+        restart: input.number("SLURM_JOB_RESTART_COUNT"),
+        step: step.is_some(),
+    })
+}
+
+/// The step's number, unless this is the job's own prolog or epilog.
+fn step(input: &Input<'_>) -> Option<String> {
+    let context = (input.env)("SLURM_SCRIPT_CONTEXT").unwrap_or_default();
+    if context.starts_with("prolog") || context.starts_with("epilog") {
+        return None;
+    }
+    let id = (input.env)("SLURM_STEP_ID").or_else(|| (input.env)("SLURM_STEPID"))?;
+    (!id.is_empty() && id.bytes().all(|b| b.is_ascii_digit())).then_some(id)
+}
+
+/// The GPUs and tasks of the job, or of the step.
+pub fn devices(input: &Input<'_>, host: &dyn Host) -> Devices {
+    let scope = if step(input).is_some() {
+        "SLURM_STEP_GPUS"
+    } else {
+        "SLURM_JOB_GPUS"
+    };
+    let gpus = gpus(input, scope);
+    let exclusive = if gpus == GpuSource::None {
+        Exclusive::Unknown
+    } else {
+        exclusive(input, host)
+    };
+    Devices {
+        gpus,
+        exclusive,
+        whole_node: false,
+        tasks_on_node: tasks(input),
+    }
+}
+
+fn gpus(input: &Input<'_>, scope: &str) -> GpuSource {
+    let visible = (input.env)("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    // A MIG device has no number of its own in SLURM_JOB_GPUS; only here does Slurm give its name.
+    let text = if visible.contains("MIG-") {
+        visible
+    } else {
+        (input.env)(scope).unwrap_or_default()
+    };
+    match GpuName::parse_list(&text) {
+        Ok(names) if names.is_empty() => GpuSource::None,
+        Ok(names) => GpuSource::Listed(names),
+        Err(why) => GpuSource::Unknown {
+            why: format!("{scope}={}: {why}", super::one_line(&text, 80)),
+        },
+    }
+}
+
+/// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it, and the prolog is not told which of
+/// the three the job has. So a cluster that has one of them proves nothing.
+fn exclusive(input: &Input<'_>, host: &dyn Host) -> Exclusive {
+    let shares = ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "SLURM_SHARDS_ON_NODE"];
+    if shares.iter().any(|name| (input.env)(name).is_some()) {
+        return Exclusive::Shared;
+    }
+    let Some(conf) = (input.env)("SLURM_CONF").map(PathBuf::from) else {
+        return Exclusive::Unknown;
+    };
+    let Some(text) = load(&conf, host) else {
+        return Exclusive::Unknown;
+    };
+    let gres = conf
+        .parent()
+        .map(|dir| dir.join("gres.conf"))
+        .and_then(|path| load(&path, host));
+    if names_a_share(&text, "GresTypes") || gres.is_some_and(|text| names_a_share(&text, "Name")) {
+        Exclusive::Unknown
+    } else {
+        Exclusive::GpusAlone
+    }
+}
+
+fn load(path: &Path, host: &dyn Host) -> Option<String> {
+    let bytes = host.read(path, MOST_CONF).ok().flatten()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Whether a word `key=` of a Slurm configuration lists `shard` or `mps`.
+fn names_a_share(text: &str, key: &str) -> bool {
+    let lines = text
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or_default());
+    lines
+        .flat_map(str::split_whitespace)
+        .filter_map(|word| word.split_once('='))
+        .any(|(k, value)| {
+            let share = |v: &str| v.eq_ignore_ascii_case("shard") || v.eq_ignore_ascii_case("mps");
+            k.eq_ignore_ascii_case(key) && value.split(',').any(share)
+        })
+}
+
+/// Tasks on this node: exact where Slurm says so for the node, else the even share, rounded up.
+fn tasks(input: &Input<'_>) -> Option<u32> {
+    let (total, nodes) = if step(input).is_some() {
+        ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
+    } else {
+        ("SLURM_JOB_NTASKS", "SLURM_JOB_NUM_NODES")
+    };
+    let total = input
+        .number(total)
+        .or_else(|| input.number("SLURM_NTASKS"))
+        .filter(|n| *n > 0)?;
+    let nodes = input
+        .number(nodes)
+        .or_else(|| input.number("SLURM_NNODES"))
+        .filter(|n| *n > 0)?;
+    Some(total.div_ceil(nodes))
+}
+
+fn missing(name: &str) -> Undetermined {
+    Undetermined::new(
+        name,
+        "Slurm did not set it; run through the plugin's job_prolog and job_epilog",
+    )
+}

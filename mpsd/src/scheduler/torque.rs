@@ -1,0 +1,180 @@
+//! Torque: `prologue`, `epilogue` on the mother superior, their `.parallel` forms on the sisters, same arguments.
+//!
+//! Recorded on 6.1.3: 8 arguments to a prologue (7 before 5.x, 9 to a presetup one), 11 to an epilogue (10 before
+//! 5.x). The account is argument 7 of the one, 9 of the other, "" when there was no `-A`, verbatim otherwise.
+
+use super::pbs::{Installation, same_node};
+use super::{
+    Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
+};
+use crate::model::failure::Failure;
+use crate::model::job::JobId;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Most that a job's GPU file is read: a line a GPU of the whole job. Bytes.
+const MOST_GPU_FILE: usize = 1 << 20;
+/// `qstat -f` answered within 7 ms; a server under load gets this.
+const QSTAT_DEADLINE: Duration = Duration::from_secs(4);
+/// Words of the resource list that let jobs share a GPU.
+const SHARED_WORDS: [&str; 2] = ["shared", "default"];
+
+/// The job that Torque's arguments name.
+///
+/// # Errors
+/// A vector that Torque does not write is undetermined; an id that it does not write is a refusal.
+pub fn read(input: &Input<'_>) -> Result<Submission, Failure> {
+    let (known, account) = match input.program {
+        Program::Prologue => (7..=9, 7),
+        Program::Epilogue => (10..=11, 9),
+    };
+    if !known.contains(&input.arguments.len()) {
+        return Err(super::wrong_vector(input, Scheduler::Torque));
+    }
+    let sister = is_sister(input);
+    let mother = if sister {
+        None
+    } else {
+        (input.env)("PBS_MSHOST").filter(|host| !host.is_empty())
+    };
+    Ok(Submission {
+        scheduler: Scheduler::Torque,
+        phase: match (input.program, sister) {
+            (Program::Prologue, false) => Phase::Prologue,
+            (Program::Prologue, true) => Phase::ParallelPrologue,
+            (Program::Epilogue, false) => Phase::Epilogue,
+            (Program::Epilogue, true) => Phase::ParallelEpilogue,
+        },
+        job: JobId::parse(&input.text(1, "job id")?)?,
+        user: UserRef::Name(input.text(2, "user")?),
+        group: input.text(3, "group").ok(),
+        account: input.account(Some(account)),
+        resource: None,
+        node: input.site.node.clone().or(mother),
+        interactive: input.terminal,
+        restart: None,
+        step: false,
+    })
+}
+
+/// The mother superior is node 0 of the job and has a node file; a sister has neither.
+fn is_sister(input: &Input<'_>) -> bool {
+    input.given.sister || input.number("PBS_NODENUM").is_some_and(|number| number != 0)
+}
+
+/// The job's GPUs: `${PBS_NODEFILE}gpu` on the mother superior, `qstat`'s `exec_gpus` elsewhere.
+pub fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
+    let wanted = resources(input);
+    let here = submission.node.clone().unwrap_or_else(|| host.name());
+    let gpus = if !asks_for_gpus(&wanted) {
+        GpuSource::Unknown {
+            why: "the job did not ask Torque for GPUs (-l nodes=1:gpus=1)".to_owned(),
+        }
+    } else {
+        match gpu_file(input) {
+            Some(path) if submission.phase == Phase::Prologue => from_file(&path, &here, host),
+            _ => from_qstat(submission, input, &here, host),
+        }
+    };
+    let shared = wanted
+        .split([',', ':', '+', '='])
+        .any(|word| SHARED_WORDS.contains(&word));
+    let exclusive = match &gpus {
+        GpuSource::Listed(_) if shared => Exclusive::Shared,
+        GpuSource::Listed(_) => Exclusive::GpusAlone,
+        _ => Exclusive::Unknown,
+    };
+    let whole_node = ["naccesspolicy=singlejob", "naccesspolicy:singlejob"]
+        .iter()
+        .any(|w| wanted.to_ascii_lowercase().contains(w));
+    Devices {
+        gpus,
+        exclusive,
+        whole_node,
+        tasks_on_node: input.number("PBS_NUM_PPN").filter(|n| *n > 0),
+    }
+}
+
+/// The requested resources: argument 5 of a prologue, 6 of an epilogue. Their order varies.
+fn resources(input: &Input<'_>) -> String {
+    let number = if input.program == Program::Prologue { 5 } else { 6 };
+    input
+        .argument(number)
+        .map(|a| a.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+/// `nodes=1:gpus=1`, `nodes=2:ppn=4:gpus=2:shared+…`, `gpus=1`; `gpus=0` asks for none.
+fn asks_for_gpus(resources: &str) -> bool {
+    let counts = resources
+        .split([',', ':', '+'])
+        .filter_map(|part| part.rsplit_once("gpus=").map(|(_, count)| count));
+    counts.into_iter().any(|count| count.trim() != "0")
+}
+
+/// The prologue's environment has no PBS_GPUFILE, but the file exists already (recorded).
+fn gpu_file(input: &Input<'_>) -> Option<PathBuf> {
+    let nodes = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'))?;
+    Some(PathBuf::from(format!("{nodes}gpu")))
+}
+
+fn from_file(path: &std::path::Path, here: &str, host: &dyn Host) -> GpuSource {
+    let shown = path.display();
+    match host.read(path, MOST_GPU_FILE) {
+        Ok(Some(bytes)) => {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            listed(
+                text.lines()
+                    .map(str::trim)
+                    .filter(|l| !l.is_empty())
+                    .map(|l| l.rsplit_once("-gpu")),
+                here,
+            )
+            .unwrap_or_else(|| GpuSource::Unknown {
+                why: format!("'{shown}' names no GPU of '{here}'"),
+            })
+        }
+        Ok(None) => GpuSource::Unknown {
+            why: format!("no file '{shown}'"),
+        },
+        Err(e) => GpuSource::Unknown {
+            why: format!("cannot read '{shown}': {e}"),
+        },
+    }
+}
+
+/// `exec_gpus = vm-gpu/0+vm-gpu/1`, of which only this node's count.
+fn from_qstat(submission: &Submission, input: &Input<'_>, here: &str, host: &dyn Host) -> GpuSource {
+    let unknown = |why: String| GpuSource::Unknown { why };
+    let qstat = match Installation::find(Scheduler::Torque, &input.site, host).command("qstat", host) {
+        Ok(path) => path,
+        Err(why) => return unknown(why),
+    };
+    let answer = match host.run(&qstat, &["-f", submission.job.as_str()], QSTAT_DEADLINE) {
+        Ok(answer) => answer,
+        Err(why) => return unknown(why),
+    };
+    let Some(text) = super::pbs_status(&answer.text, "exec_gpus") else {
+        return unknown(format!("'qstat -f {}' shows no exec_gpus", submission.job));
+    };
+    listed(text.split('+').map(|part| part.trim().rsplit_once("-gpu/")), here).unwrap_or_else(|| {
+        unknown(format!(
+            "exec_gpus '{}' names no GPU of '{here}'",
+            super::one_line(&text, 80)
+        ))
+    })
+}
+
+/// The GPUs of `(node, number)` pairs that are on `here`; `None` when there is none or a pair cannot be read.
+fn listed<'t>(pairs: impl Iterator<Item = Option<(&'t str, &'t str)>>, here: &str) -> Option<GpuSource> {
+    let mut names = Vec::new();
+    for pair in pairs {
+        let (node, number) = pair?;
+        let number: u32 = number.parse().ok()?;
+        let name = GpuName::Index(number);
+        if same_node(node, here) && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    (!names.is_empty()).then_some(GpuSource::Listed(names))
+}
