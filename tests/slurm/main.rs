@@ -1,0 +1,13 @@
+//! Cells on a real Slurm: every group brings a throw-away cluster up (see `tests::slurm`), runs its cells one after the
+//! other, and after each takes an independent look: no job, no process, no file, no mount left, no node drained.
+//!
+//! `cargo test -p tests --test slurm [WORD…]` runs the cells whose `group::name` holds one of the words.
+
+mod plain;
+mod runner;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    runner::run(&[plain::GROUP])
+}

@@ -1,0 +1,282 @@
+//! Supervisor of a throw-away Slurm: see `tests::slurm`. It starts the daemons, adopts whatever they leave behind, and
+//! when the pipe to the test process closes it ends all of it, unmounts and removes the directories.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use tests::slurm::{Process, Reply, Request};
+
+/// How long a daemon has for SIGTERM in the teardown.
+const TERM_WAIT: Duration = Duration::from_secs(6);
+/// How long SIGKILL may take, and the removal of what is mounted.
+const KILL_WAIT: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+struct Warden {
+    /// Daemons in the order they were started.
+    daemons: Vec<i32>,
+    ended: BTreeSet<i32>,
+    clients: Vec<(i32, u64)>,
+    directories: Vec<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    nix::sys::prctl::set_child_subreaper(true).context("cannot become a child subreaper")?;
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        signals.add(signal);
+    }
+    signals.thread_block()?;
+    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+    let mut warden = Warden::default();
+    if let Err(error) = serve(&mut warden, &signals) {
+        eprintln!("slurm-warden: {error:#}");
+    }
+    let forced = warden.teardown();
+    // The test process may be gone: then nobody reads this, and that is no failure.
+    let _ = say(&Reply::Ended(forced));
+    Ok(())
+}
+
+fn serve(warden: &mut Warden, signals: &SignalFd) -> Result<()> {
+    let mut stdin = std::io::stdin().lock();
+    let mut pending = Vec::new();
+    loop {
+        let mut ends = [
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(stdin.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut ends, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => bail!("poll failed: {error}"),
+        }
+        let readable = ends[1].any().unwrap_or(false);
+        while let Some(signal) = signals.read_signal()? {
+            if signal.ssi_signo != Signal::SIGCHLD as u32 {
+                return Ok(());
+            }
+        }
+        warden.reap();
+        if !readable {
+            continue;
+        }
+        let mut buffer = [0; 4096];
+        let count = stdin.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(());
+        }
+        pending.extend_from_slice(&buffer[..count]);
+        while let Some(end) = pending.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            let request = serde_json::from_slice(&line).context("bad request")?;
+            let reply = warden
+                .answer(request)
+                .unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
+            say(&reply)?;
+        }
+    }
+}
+
+fn say(reply: &Reply) -> Result<()> {
+    let mut line = serde_json::to_string(reply)?;
+    line.push('\n');
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(line.as_bytes())?;
+    Ok(stdout.flush()?)
+}
+
+impl Warden {
+    fn answer(&mut self, request: Request) -> Result<Reply> {
+        match request {
+            Request::Start { argv, env, log } => {
+                let pid = start(&argv, &env, &log)?;
+                self.ended.remove(&pid);
+                self.daemons.push(pid);
+                Ok(Reply::Started(pid))
+            }
+            Request::Stop { pid, wait_ms } => {
+                if !self.daemons.contains(&pid) {
+                    bail!("pid {pid} is no daemon of this bed");
+                }
+                let killed = self.stop(pid, Duration::from_millis(wait_ms))?;
+                self.daemons.retain(|&daemon| daemon != pid);
+                Ok(Reply::Stopped { killed })
+            }
+            Request::Remove { path } => {
+                self.directories.push(path);
+                Ok(Reply::Done)
+            }
+            Request::Client { pid, start } => {
+                // Those that are gone need not be remembered: the list stays as short as what runs.
+                self.clients
+                    .retain(|&(pid, start)| Process::read(pid).is_some_and(|process| process.start == start));
+                self.clients.push((pid, start));
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    /// Collects every child that has ended, adopted ones included.
+    fn reap(&mut self) {
+        while let Ok(status) = waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
+            match status {
+                WaitStatus::StillAlive => return,
+                WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _) => {
+                    self.ended.insert(pid.as_raw());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn has_ended(&mut self, pid: i32) -> bool {
+        self.reap();
+        self.ended.contains(&pid)
+    }
+
+    fn wait_for(&mut self, pid: i32, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        while !self.has_ended(pid) {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+
+    /// Ends a daemon; whether it had to be killed.
+    fn stop(&mut self, pid: i32, term_wait: Duration) -> Result<bool> {
+        if self.has_ended(pid) {
+            return Ok(false);
+        }
+        // Our own child, not yet reaped: the pid cannot be another process's.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        if self.wait_for(pid, term_wait) {
+            return Ok(false);
+        }
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        if self.wait_for(pid, KILL_WAIT) {
+            return Ok(true);
+        }
+        bail!("pid {pid} survives SIGKILL for {} s", KILL_WAIT.as_secs())
+    }
+
+    /// Ends everything in the reverse order; what had to be forced, in words.
+    fn teardown(&mut self) -> Vec<String> {
+        let mut forced = Vec::new();
+        for &(pid, start) in &self.clients {
+            if Process::read(pid).is_some_and(|process| process.start == start) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+        // slurmd forwards nothing to its steps when it ends, and a slurmstepd retries a dead controller for minutes:
+        // so the daemons go first, then whatever has come back to this process.
+        for pid in std::mem::take(&mut self.daemons).into_iter().rev() {
+            match self.stop(pid, TERM_WAIT) {
+                Ok(false) => {}
+                Ok(true) => forced.push(format!("daemon {pid} needed SIGKILL")),
+                Err(error) => forced.push(format!("{error:#}")),
+            }
+        }
+        self.kill_descendants(&mut forced);
+        for directory in std::mem::take(&mut self.directories).into_iter().rev() {
+            if let Err(error) = remove(&directory) {
+                forced.push(format!("cannot remove '{}': {error:#}", directory.display()));
+            }
+        }
+        forced
+    }
+
+    fn kill_descendants(&mut self, forced: &mut Vec<String>) {
+        let own = std::process::id().cast_signed();
+        let deadline = Instant::now() + KILL_WAIT;
+        let mut told = BTreeSet::new();
+        loop {
+            self.reap();
+            let left: Vec<_> = Process::descendants(own)
+                .into_iter()
+                .filter(|process| !process.is_zombie())
+                .collect();
+            if left.is_empty() {
+                return;
+            }
+            for process in &left {
+                if told.insert(process.pid) {
+                    forced.push(format!("killed {process}"));
+                }
+                let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
+            }
+            if Instant::now() > deadline {
+                forced.push(format!("{} processes survive SIGKILL", left.len()));
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<i32> {
+    let program = argv.first().context("empty command")?;
+    let output = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("cannot open '{}'", log.display()))?;
+    let mut command = Command::new(program);
+    command
+        .args(&argv[1..])
+        .env_clear()
+        .envs(env)
+        .current_dir("/")
+        .stdin(Stdio::from(File::open("/dev/null")?))
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .process_group(0);
+    // A child inherits the mask, and slurmd would then ignore SIGTERM. A SIGCHLD that is lost meanwhile is made good by
+    // the next call of reap().
+    let blocked = SigSet::thread_get_mask()?;
+    SigSet::empty().thread_set_mask()?;
+    let child = command
+        .spawn()
+        .with_context(|| format!("cannot start '{program}'"));
+    blocked.thread_set_mask()?;
+    Ok(child?.id().cast_signed())
+}
+
+/// Unmounts what is mounted in `directory`, deepest first, and removes it.
+fn remove(directory: &Path) -> Result<()> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let mut points: Vec<&str> = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .filter(|point| Path::new(point).starts_with(directory))
+        .collect();
+    points.sort_unstable();
+    for point in points.into_iter().rev() {
+        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
+            .with_context(|| format!("cannot unmount '{point}'"))?;
+    }
+    let deadline = Instant::now() + KILL_WAIT;
+    loop {
+        match std::fs::remove_dir_all(directory) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if Instant::now() > deadline => return Err(error.into()),
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}

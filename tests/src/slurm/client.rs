@@ -1,0 +1,251 @@
+//! Slurm's commands as an ordinary user, each with a deadline.
+
+use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::look::Process;
+use super::warden::{Request, Warden};
+
+/// An existing account of the machine that submits jobs: nothing is created for the tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Account name.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Primary group id.
+    pub gid: u32,
+}
+
+impl User {
+    /// Looks an account up. Errors if there is none, or if it is root.
+    pub fn named(name: &str) -> Result<User> {
+        let user =
+            nix::unistd::User::from_name(name)?.with_context(|| format!("there is no account '{name}'"))?;
+        if user.uid.is_root() {
+            bail!("'{name}' is root, and jobs of the bed are an ordinary user's");
+        }
+        Ok(User {
+            name: name.to_owned(),
+            uid: user.uid.as_raw(),
+            gid: user.gid.as_raw(),
+        })
+    }
+
+    /// Two ordinary accounts that every distribution of Linux has.
+    pub fn pair() -> Result<[User; 2]> {
+        Ok([User::named("nobody")?, User::named("daemon")?])
+    }
+
+    /// The administrator.
+    pub fn root() -> User {
+        User {
+            name: "root".into(),
+            uid: 0,
+            gid: 0,
+        }
+    }
+}
+
+/// What a command did.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// The command line, for messages.
+    pub command: String,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+    /// How long it took.
+    pub wall: Duration,
+}
+
+impl Finished {
+    /// Itself if it exited with 0, else an error that shows everything it said.
+    pub fn success(self) -> Result<Finished> {
+        if self.status.success() {
+            return Ok(self);
+        }
+        bail!(
+            "'{}' failed ({}):\n{}{}",
+            self.command,
+            self.status,
+            self.stdout,
+            self.stderr
+        )
+    }
+
+    /// Itself if it failed with `code`.
+    pub fn exits(self, code: i32) -> Result<Finished> {
+        if self.status.code() == Some(code) {
+            return Ok(self);
+        }
+        bail!(
+            "'{}' should exit {code} ({}):\n{}{}",
+            self.command,
+            self.status,
+            self.stdout,
+            self.stderr
+        )
+    }
+}
+
+/// A command that runs: collects what it says. Ends the command when dropped.
+#[derive(Debug)]
+pub struct Client {
+    command: String,
+    child: Child,
+    started: Instant,
+    output: [Drain; 2],
+}
+
+impl Client {
+    /// Starts `argv` as `user` with exactly `env`, in `dir`.
+    pub(super) fn start(
+        warden: &Warden,
+        user: &User,
+        argv: &[&str],
+        env: &BTreeMap<String, String>,
+        dir: &PathBuf,
+    ) -> Result<Client> {
+        let program = argv.first().context("empty command")?;
+        let mut command = Command::new(program);
+        command
+            .args(&argv[1..])
+            .env_clear()
+            .envs(env)
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if user.uid != 0 {
+            command.uid(user.uid).gid(user.gid);
+        }
+        let started = Instant::now();
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start '{program}' as '{}'", user.name))?;
+        let output = [
+            Drain::start(child.stdout.take()),
+            Drain::start(child.stderr.take()),
+        ];
+        let client = Client {
+            command: argv.join(" "),
+            child,
+            started,
+            output,
+        };
+        if let Some(process) = Process::read(client.pid()) {
+            warden.ask(&Request::Client {
+                pid: process.pid,
+                start: process.start,
+            })?;
+        }
+        Ok(client)
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    /// Sends it a signal, as Ctrl-C would.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill(Pid::from_raw(self.pid()), signal)?)
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
+    /// Waits at most `limit` for its end. A command that takes longer is killed, and that is an error.
+    pub fn wait(mut self, limit: Duration) -> Result<Finished> {
+        let deadline = self.started + limit;
+        let mut pause = Duration::from_micros(200);
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if Instant::now() > deadline {
+                self.child.kill()?;
+                self.child.wait()?;
+                let [stdout, stderr] = self.said();
+                bail!(
+                    "'{}' took longer than {} s:\n{stdout}{stderr}",
+                    self.command,
+                    limit.as_secs()
+                );
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(2));
+        };
+        let wall = self.started.elapsed();
+        let [stdout, stderr] = self.said();
+        Ok(Finished {
+            command: std::mem::take(&mut self.command),
+            status,
+            stdout,
+            stderr,
+            wall,
+        })
+    }
+
+    fn said(&self) -> [String; 2] {
+        self.output.each_ref().map(Drain::text)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Collects what comes out of a pipe.
+#[derive(Debug)]
+struct Drain {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Drain {
+    fn start(pipe: Option<impl std::io::Read + Send + 'static>) -> Drain {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&bytes);
+        let thread = std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            let Some(mut pipe) = pipe else { return };
+            while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+                sink.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend_from_slice(&buffer[..count]);
+            }
+        });
+        Drain { bytes, thread }
+    }
+
+    /// What came so far; waits a moment for the end, but not for a stranger who keeps the pipe open.
+    fn text(&self) -> String {
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}

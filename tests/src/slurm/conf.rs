@@ -1,0 +1,227 @@
+//! The text of the bed's configuration files: pure functions of the options.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::Options;
+
+/// The word before a plugin's path in `plugstack.conf`: what Slurm makes of the plugin's failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// Slurm ignores every return value of the plugin.
+    Optional,
+    /// A negative return value fails the step, the job or the node.
+    Required,
+}
+
+impl Word {
+    /// The word as `plugstack.conf` spells it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Word::Optional => "optional",
+            Word::Required => "required",
+        }
+    }
+}
+
+/// What the nodes' `gres/gpu` are made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gpus {
+    /// So many character devices of major 240 on each node.
+    Simulated(u32),
+    /// The host's own `/dev/nvidiaN` with these numbers, all on the first node.
+    Real(Vec<u32>),
+}
+
+/// Major number of the simulated GPUs: "local/experimental use" in the kernel's list. Opening one gives ENXIO when the
+/// job may use it, and EPERM when `ConstrainDevices` forbids it.
+pub const SIMULATED_MAJOR: u64 = 240;
+
+/// Name of node `index` (from 1).
+pub fn node_name(index: usize) -> String {
+    format!("node{index}")
+}
+
+/// Device file of a simulated GPU.
+pub fn simulated_gpu(dir: &Path, node: &str, gpu: u32) -> std::path::PathBuf {
+    dir.join("dev").join(node).join(format!("gpu{gpu}"))
+}
+
+/// `slurm.conf` for `host` with the controller's port first in `ports`, then one port a node.
+pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> String {
+    let at = dir.display();
+    let mut text = format!(
+        "ClusterName=bed\n\
+         SlurmctldHost={host}(127.0.0.1)\n\
+         SlurmctldPort={controller}\n\
+         SlurmUser=root\n\
+         SlurmdUser=root\n\
+         AuthType=auth/munge\n\
+         AuthInfo=socket={at}/munge/socket\n\
+         CryptoType=crypto/munge\n\
+         CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n\
+         StateSaveLocation={at}/state\n\
+         SlurmdSpoolDir={at}/spool/%n\n\
+         SlurmctldPidFile={at}/pid/slurmctld\n\
+         SlurmdPidFile={at}/pid/%n\n\
+         SlurmctldLogFile={at}/log/slurmctld\n\
+         SlurmdLogFile={at}/log/%n\n\
+         SlurmdDebug=info\n\
+         PlugStackConfig={at}/etc/plugstack.conf\n\
+         MpiDefault=none\n\
+         SwitchType=switch/none\n\
+         TaskPlugin=task/none\n\
+         JobAcctGatherType=jobacct_gather/none\n\
+         AccountingStorageType=accounting_storage/none\n\
+         JobCompType=jobcomp/none\n\
+         SchedulerType=sched/backfill\n\
+         SchedulerParameters=bf_interval=1,batch_sched_delay=0\n\
+         SelectType=select/cons_tres\n\
+         SelectTypeParameters=CR_Core\n\
+         SlurmdParameters=config_overrides\n\
+         ReturnToService=2\n\
+         KillWait=3\n\
+         MessageTimeout=20\n\
+         MinJobAge=300\n\
+         SlurmctldTimeout=60\n\
+         SlurmdTimeout=60\n",
+        controller = ports[0],
+    );
+    text.push_str("GresTypes=gpu");
+    for name in &options.gres_types {
+        let _ = write!(text, ",{name}");
+    }
+    text.push('\n');
+    if !options.names_key("ProctrackType") {
+        text.push_str("ProctrackType=proctrack/linuxproc\n");
+    }
+    if !options.names_key("PrologFlags") {
+        text.push_str("PrologFlags=Alloc,Contain\n");
+    }
+    for line in &options.slurm_lines {
+        text.push_str(line);
+        text.push('\n');
+    }
+    for (index, port) in (1..=options.nodes).zip(&ports[1..]) {
+        let gpus = gpus_of(options, index);
+        let mut gres = if gpus == 0 {
+            String::new()
+        } else {
+            format!(" Gres=gpu:{gpus}")
+        };
+        for name in &options.gres_types {
+            let lead = if gres.is_empty() { " Gres=" } else { "," };
+            let _ = write!(gres, "{lead}{name}:{}", options.gres_count);
+        }
+        let _ = writeln!(
+            text,
+            "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000{gres}{extra} State=UNKNOWN",
+            name = node_name(index),
+            cpus = options.cpus,
+            extra = options
+                .node_words
+                .as_deref()
+                .map(|words| format!(" {words}"))
+                .unwrap_or_default(),
+        );
+    }
+    let _ = writeln!(
+        text,
+        "PartitionName=main Nodes=ALL Default=YES MaxTime=10 State=UP OverSubscribe=NO"
+    );
+    for line in &options.partition_lines {
+        text.push_str(line);
+        text.push('\n');
+    }
+    text
+}
+
+/// How many GPUs node `index` (from 1) has.
+pub fn gpus_of(options: &Options, index: usize) -> usize {
+    match &options.gpus {
+        Gpus::Simulated(count) => *count as usize,
+        Gpus::Real(numbers) if index == 1 => numbers.len(),
+        Gpus::Real(_) => 0,
+    }
+}
+
+/// `gres.conf`: one line a GPU, so that a device keeps its index whatever its file is called.
+pub fn gres_conf(dir: &Path, options: &Options) -> String {
+    let mut text = String::from("AutoDetect=off\n");
+    for index in 1..=options.nodes {
+        let node = node_name(index);
+        match &options.gpus {
+            Gpus::Simulated(count) => {
+                for gpu in 0..*count {
+                    let file = simulated_gpu(dir, &node, gpu);
+                    let _ = writeln!(text, "NodeName={node} Name=gpu File={}", file.display());
+                }
+            }
+            Gpus::Real(numbers) if index == 1 => {
+                for number in numbers {
+                    let _ = writeln!(text, "NodeName={node} Name=gpu File=/dev/nvidia{number}");
+                }
+            }
+            Gpus::Real(_) => {}
+        }
+        for name in &options.gres_types {
+            let _ = writeln!(text, "NodeName={node} Name={name} Count={}", options.gres_count);
+        }
+    }
+    text
+}
+
+/// `plugstack.conf`: empty without a plugin.
+pub fn plugstack_conf(options: &Options) -> String {
+    let mut text = String::new();
+    if let Some(plugin) = &options.plugin {
+        let _ = write!(text, "{} {}", options.word.text(), plugin.display());
+        for argument in &options.plugin_arguments {
+            let _ = write!(text, " {argument}");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_caller_replaces_our_own() {
+        let options = Options {
+            slurm_lines: vec!["prologflags=None".into()],
+            ..Options::default()
+        };
+        let text = slurm_conf(Path::new("/bed"), "host", &[7000, 7001, 7002], &options);
+        assert!(text.contains("\nprologflags=None\n"));
+        assert!(!text.contains("PrologFlags=Alloc"));
+        assert!(text.contains("NodeName=node2 NodeHostname=host NodeAddr=127.0.0.1 Port=7002"));
+    }
+
+    #[test]
+    fn plugin_line_carries_word_and_arguments() {
+        let options = Options {
+            plugin: Some("/bed/lib/spank_mps.so".into()),
+            plugin_arguments: vec!["config=/bed/etc/mpsd.toml".into()],
+            word: Word::Required,
+            ..Options::default()
+        };
+        assert_eq!(
+            plugstack_conf(&options),
+            "required /bed/lib/spank_mps.so config=/bed/etc/mpsd.toml\n"
+        );
+    }
+
+    #[test]
+    fn real_gpus_belong_to_the_first_node_only() {
+        let options = Options {
+            gpus: Gpus::Real(vec![0, 3]),
+            ..Options::default()
+        };
+        let text = gres_conf(Path::new("/bed"), &options);
+        assert!(text.contains("NodeName=node1 Name=gpu File=/dev/nvidia3\n"));
+        assert!(!text.contains("node2"));
+    }
+}

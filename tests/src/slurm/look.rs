@@ -1,0 +1,228 @@
+//! An independent look at the machine: what `/proc`, the directories and the mounts say, not what our programs claim.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+
+/// One process as `/proc` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Process id.
+    pub pid: i32,
+    /// Parent's process id.
+    pub parent: i32,
+    /// Start time in clock ticks since boot: with the pid, the process's identity.
+    pub start: u64,
+    /// State letter of `/proc/PID/stat`.
+    pub state: char,
+    /// Name of the program file (`comm`, at most 15 bytes).
+    pub name: String,
+    /// Effective uid.
+    pub uid: u32,
+    /// Program file, unless the kernel does not say (a zombie).
+    pub exe: Option<PathBuf>,
+    /// Arguments.
+    pub argv: Vec<String>,
+}
+
+impl Process {
+    /// Reads one process; nothing if there is none with this pid.
+    pub fn read(pid: i32) -> Option<Process> {
+        let dir = PathBuf::from(format!("/proc/{pid}"));
+        let stat = std::fs::read_to_string(dir.join("stat")).ok()?;
+        // The name stands in parentheses and may hold anything, blanks and parentheses included.
+        let (head, rest) = stat.rsplit_once(')')?;
+        let name = head.split_once('(')?.1.to_owned();
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let status = std::fs::read_to_string(dir.join("status")).ok()?;
+        let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+        let argv = std::fs::read(dir.join("cmdline")).unwrap_or_default();
+        Some(Process {
+            pid,
+            parent: fields.get(1)?.parse().ok()?,
+            start: fields.get(19)?.parse().ok()?,
+            state: fields.first()?.chars().next()?,
+            name,
+            uid: uids.split_whitespace().nth(1)?.parse().ok()?,
+            exe: std::fs::read_link(dir.join("exe")).ok(),
+            argv: words(&argv),
+        })
+    }
+
+    /// Ended, but not yet collected by its parent.
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+
+    /// The environment it was started with (`/proc/PID/environ`): what it changed since does not show.
+    pub fn environment(&self) -> BTreeMap<String, String> {
+        let bytes = std::fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default();
+        words(&bytes)
+            .iter()
+            .filter_map(|word| word.split_once('='))
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .collect()
+    }
+
+    /// All processes below `root`, itself not among them.
+    pub fn descendants(root: i32) -> Vec<Process> {
+        let all = processes();
+        let mut family = BTreeSet::from([root]);
+        loop {
+            let size = family.len();
+            for process in &all {
+                if family.contains(&process.parent) {
+                    family.insert(process.pid);
+                }
+            }
+            if family.len() == size {
+                break;
+            }
+        }
+        family.remove(&root);
+        all.into_iter()
+            .filter(|process| family.contains(&process.pid))
+            .collect()
+    }
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "pid {} (parent {}, uid {}, state {}) ",
+            self.pid, self.parent, self.uid, self.state
+        )?;
+        match self.argv.is_empty() {
+            true => write!(f, "[{}]", self.name),
+            false => f.write_str(&self.argv.join(" ")),
+        }
+    }
+}
+
+fn words(bytes: &[u8]) -> Vec<String> {
+    bytes
+        .split(|&byte| byte == 0)
+        .filter(|word| !word.is_empty())
+        .map(|word| OsString::from_vec(word.to_vec()).to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Every process of the machine that can be read.
+pub fn processes() -> Vec<Process> {
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(Result::ok)
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(Process::read)
+        .collect()
+}
+
+/// Everything that a job could leave on the node, named: compare two of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot(BTreeSet<String>);
+
+impl Snapshot {
+    /// What there is below `roots` (files with their contents' length are not compared, only names), in `/dev/shm`, among
+    /// the mounts, and among the descendants of `warden` that are not in `known`.
+    pub fn take(roots: &[PathBuf], warden: i32, known: &BTreeSet<i32>) -> Snapshot {
+        let mut items = BTreeSet::new();
+        for root in roots.iter().map(PathBuf::as_path).chain([Path::new("/dev/shm")]) {
+            walk(root, &mut items);
+        }
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        for point in mounts.lines().filter_map(|line| line.split(' ').nth(4)) {
+            items.insert(format!("mount {point}"));
+        }
+        for process in Process::descendants(warden) {
+            if !known.contains(&process.pid) && !process.is_zombie() {
+                items.insert(format!(
+                    "process {} (uid {}) {}",
+                    process.pid,
+                    process.uid,
+                    process.argv.join(" ")
+                ));
+            }
+        }
+        Snapshot(items)
+    }
+
+    /// What is here and was not in `earlier`.
+    pub fn beyond(&self, earlier: &Snapshot) -> Vec<String> {
+        self.0.difference(&earlier.0).cloned().collect()
+    }
+}
+
+fn walk(dir: &Path, items: &mut BTreeSet<String>) {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries.filter_map(Result::ok) {
+        let path = entry.path();
+        // slurmd's own memory of credentials, written at any time.
+        if entry.file_name().to_string_lossy().starts_with("cred_state") {
+            continue;
+        }
+        items.insert(format!("file {}", path.display()));
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            walk(&path, items);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_itself() {
+        let own = Process::read(std::process::id().cast_signed()).unwrap();
+        assert_eq!(own.parent, std::os::unix::process::parent_id().cast_signed());
+        assert_eq!(own.exe, std::env::current_exe().ok());
+        assert!(own.environment().contains_key("PATH"));
+        assert!(!own.is_zombie());
+    }
+
+    #[test]
+    fn finds_grandchildren() {
+        let mut child = std::process::Command::new("/bin/sh")
+            .args(["-c", "sleep 30 & wait"])
+            .spawn()
+            .unwrap();
+        let own = std::process::id().cast_signed();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        let sleeper = loop {
+            let found = Process::descendants(own)
+                .into_iter()
+                .find(|process| process.argv == ["sleep", "30"]);
+            if let Some(found) = found {
+                break found;
+            }
+            assert!(std::time::Instant::now() < deadline, "no grandchild seen");
+        };
+        assert_ne!(sleeper.parent, own);
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(sleeper.pid),
+            nix::sys::signal::Signal::SIGKILL,
+        )
+        .unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn snapshot_names_what_is_new() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = [dir.path().to_owned()];
+        let own = std::process::id().cast_signed();
+        let before = Snapshot::take(&roots, own, &BTreeSet::new());
+        std::fs::create_dir(dir.path().join("4711")).unwrap();
+        let after = Snapshot::take(&roots, own, &BTreeSet::new());
+        let expected = format!("file {}", dir.path().join("4711").display());
+        assert!(after.beyond(&before).contains(&expected));
+        assert!(!before.beyond(&after).contains(&expected));
+    }
+}
