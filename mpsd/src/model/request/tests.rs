@@ -1,0 +1,342 @@
+use super::*;
+
+fn account(text: &str) -> Request {
+    Request::from_account(text)
+        .unwrap_or_else(|refusal| panic!("{text}: {refusal}"))
+        .expect(text)
+}
+
+fn refusal(text: &str) -> String {
+    match Request::from_account(text) {
+        Err(refusal) => refusal.to_string(),
+        Ok(read) => panic!("{text}: accepted as {read:?}"),
+    }
+}
+
+#[test]
+fn what_is_not_ours_is_not_looked_at() {
+    let long = format!("proj,{}", "x".repeat(10_000));
+    let accounts = [
+        "",
+        "MPSLAB",
+        "mps_physics",
+        "MPS",
+        "mps",
+        "proj42",
+        "MPS_THREADS",
+        "xMPS=true",
+        "MPS_=3",
+        "MPS_LAB2=3",
+        "MPS2=on",
+        "MPS-THREADS=5",
+        "MPSLAB=true",
+        "\"MPS=true\"",
+        "a=b",
+        "=MPS",
+        "proj MPS_physics2=maybe",
+        "\0\u{1b}[31m",
+        &long,
+    ];
+    for text in accounts {
+        assert_eq!(Request::from_account(text), Ok(None), "{}", one_line(text, 40));
+    }
+    assert_eq!(Request::from_account_bytes(b"proj\xff\xfe,x=\x80"), Ok(None));
+}
+
+#[test]
+fn account_tokens_in_canonical_form() {
+    let cases = [
+        ("MPS=true", "MPS=per-node"),
+        ("proj42,MPS=true", "MPS=per-node"),
+        (
+            "proj1,MPS=true,MPS_THREADS=25,MPS_MEM=2G",
+            "MPS=per-node,MPS_THREADS=25,MPS_MEM=2G",
+        ),
+        ("mps=YES;mps_threads=30:70", "MPS=per-node,MPS_THREADS=30:70"),
+        (
+            "  proj\tMps=Per_Gpu  MPS_mem=0=4G:1=2048M ",
+            "MPS=per-gpu,MPS_MEM=0=4G:1=2G",
+        ),
+        ("MPS=per_node;;,MPS_MEM=25%", "MPS=per-node,MPS_MEM=25%"),
+        (
+            "MPS=1,MPS_THREADS=Auto,MPS_MEM=AUTO",
+            "MPS=per-node,MPS_THREADS=auto,MPS_MEM=auto",
+        ),
+        ("MPS=on,MPS_MEM=2G:25%", "MPS=per-node,MPS_MEM=2G:25%"),
+        ("MPS=on,MPS_REPLICAS=4", "MPS=per-node,MPS_REPLICAS=4"),
+        (
+            "MPS=on,MPS_PRIORITY=Below_Normal",
+            "MPS=per-node,MPS_PRIORITY=below-normal",
+        ),
+        ("MPS=on,MPS_VERIFY=YES", "MPS=per-node,MPS_VERIFY=on"),
+        ("MPS=on,MPS_VERIFY=0", "MPS=per-node,MPS_VERIFY=off"),
+        ("MPS=NO", "MPS=off"),
+        ("MPS=0,MPS_THREADS=25", "MPS=off,MPS_THREADS=25"),
+        ("MPS=on,MPS=true", "MPS=per-node"),
+        ("MPS=on,MPS_MEM=4G,mps_mem=4096M", "MPS=per-node,MPS_MEM=4G"),
+        ("MPS_THREADS=12.59,MPS=on", "MPS=per-node,MPS_THREADS=12.5"),
+        ("MPS=on\nMPS_THREADS=5", "MPS=per-node,MPS_THREADS=5"),
+        (
+            "MPS=on,MPS_MEM=gpu-200B4359-5562-4e0e-ed46-88b581af6524=1G",
+            "MPS=per-node,MPS_MEM=GPU-200b4359-5562-4e0e-ed46-88b581af6524=1G",
+        ),
+    ];
+    for (text, canonical) in cases {
+        assert_eq!(account(text).to_string(), canonical, "{text}");
+        assert_eq!(account(canonical), account(text), "{text}");
+    }
+}
+
+#[test]
+fn a_refused_account_names_token_reason_and_what_is_allowed() {
+    let threads = Threads::ALLOWED;
+    let memory = MemoryLimit::ALLOWED;
+    let cases = [
+        ("MPS=maybe", format!("MPS=maybe: unknown word; allowed: {}", Mode::ALLOWED)),
+        ("MPS=", format!("MPS=: unknown word; allowed: {}", Mode::ALLOWED)),
+        ("MPS=on=5", format!("MPS=on=5: unknown word; allowed: {}", Mode::ALLOWED)),
+        ("MPS=on,MPS_THREADS=0", format!("MPS_THREADS=0: below 1; allowed: {threads}")),
+        ("MPS=on,MPS_THREADS=101", format!("MPS_THREADS=101: above 100; allowed: {threads}")),
+        ("MPS=on,MPS_THREADS=abc", format!("MPS_THREADS=abc: not a plain decimal number; allowed: {threads}")),
+        ("MPS=on,MPS_THREADS=NaN", format!("MPS_THREADS=NaN: not a plain decimal number; allowed: {threads}")),
+        ("MPS=on,MPS_THREADS=30::70", format!("MPS_THREADS=30::70: not a plain decimal number; allowed: {threads}")),
+        ("MPS=on,MPS_THREADS=30:auto", format!("MPS_THREADS=30:auto: not a plain decimal number; allowed: {threads}")),
+        ("MPS=on,MPS_MEM=3X", format!("MPS_MEM=3X: unknown unit; allowed: {memory}")),
+        ("MPS=on,MPS_MEM=4", format!("MPS_MEM=4: a size needs a unit; allowed: {memory}")),
+        ("MPS=on,MPS_MEM=0G", format!("MPS_MEM=0G: less than 1M; allowed: {memory}")),
+        ("MPS=on,MPS_MEM=0=4G:2G", format!("MPS_MEM=0=4G:2G: names a GPU for some limits only; allowed: {memory}")),
+        ("MPS=on,MPS_MEM=0=4G:00=2G", format!("MPS_MEM=0=4G:00=2G: names GPU 0 twice; allowed: {memory}")),
+        ("MPS=on,MPS_MEM=0=auto", format!("MPS_MEM=0=auto: not a plain decimal number with a unit; allowed: {memory}")),
+        (
+            "MPS=on,MPS_MEM=MIG-77f46ec1=4G",
+            "MPS_MEM=MIG-77f46ec1=4G: names a MIG device, and MPS is given to whole GPUs; \
+             allowed: the GPU's number within the job, from 0, or its UUID (GPU-...)"
+                .to_owned(),
+        ),
+        ("MPS_THREADS=25", "MPS_THREADS=25: MPS itself is not asked for; allowed: MPS=on beside it".to_owned()),
+        (
+            "MPS=on,MPS_THREAD=25",
+            "MPS_THREAD=25: unknown key; allowed: MPS, MPS_THREADS, MPS_MEM, MPS_REPLICAS, MPS_PRIORITY, MPS_VERIFY"
+                .to_owned(),
+        ),
+        ("MPS=on,mps=off", "mps=off: given twice with different values; allowed: one value".to_owned()),
+        ("MPS=on,MPS_REPLICAS=0", "MPS_REPLICAS=0: below 1; allowed: a whole number from 1 to 48".to_owned()),
+        ("MPS=on,MPS_REPLICAS=49", "MPS_REPLICAS=49: above 48; allowed: a whole number from 1 to 48".to_owned()),
+        ("MPS=on,MPS_REPLICAS=2.5", "MPS_REPLICAS=2.5: not a whole number; allowed: a whole number from 1 to 48".to_owned()),
+        ("MPS=on,MPS_PRIORITY=high", "MPS_PRIORITY=high: unknown word; allowed: normal, below-normal".to_owned()),
+        ("MPS=on,MPS_VERIFY=2", "MPS_VERIFY=2: unknown word; allowed: true, yes, on, 1; false, no, off, 0".to_owned()),
+        ("MPS=off,MPS_THREADS=101", format!("MPS_THREADS=101: above 100; allowed: {threads}")),
+    ];
+    for (text, message) in cases {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+}
+
+#[test]
+fn replicas_exclude_what_they_stand_for() {
+    let message = refusal("MPS=on,MPS_REPLICAS=4,MPS_THREADS=25");
+    assert!(
+        message.starts_with("MPS_REPLICAS=4: excludes MPS_THREADS=25; allowed: "),
+        "{message}"
+    );
+    let message = refusal("MPS=off,MPS_MEM=4G,MPS_REPLICAS=4");
+    assert!(
+        message.starts_with("MPS_REPLICAS=4: excludes MPS_MEM=4G; allowed: "),
+        "{message}"
+    );
+    assert!(Request::from_account("MPS=on,MPS_REPLICAS=4,MPS_PRIORITY=normal,MPS_VERIFY=on").is_ok());
+}
+
+#[test]
+fn the_length_counts_only_where_a_token_is_ours() {
+    let fits = format!("{},MPS=true", "p".repeat(LONGEST - ",MPS=true".len()));
+    assert_eq!(account(&fits).mode, Mode::PerNode);
+    assert_eq!(
+        refusal(&format!("p{fits}")),
+        "the account with MPS: 1025 bytes long; allowed: at most 1024 bytes"
+    );
+    let message = refusal(&format!("MPS=true,{}", "x".repeat(10_000)));
+    assert!(message.contains("10009 bytes long"), "{message}");
+    // Bytes that are not UTF-8 grow when they are made text; it is the bytes that count.
+    let mut bytes = b"MPS=true,".to_vec();
+    bytes.resize(LONGEST, 0xff);
+    assert_eq!(
+        Request::from_account_bytes(&bytes).unwrap().unwrap().mode,
+        Mode::PerNode
+    );
+}
+
+#[test]
+fn a_message_is_one_short_printable_line() {
+    for value in ["\u{1b}[2J", "1\u{7}\u{202e}", &"9:".repeat(300), "25\u{8}", "\0"] {
+        for key in [
+            "MPS",
+            "MPS_THREADS",
+            "MPS_MEM",
+            "MPS_VERIFY",
+            "MPS_REPLICAS",
+            "MPS_PRIORITY",
+            "MPS_EVIL",
+        ] {
+            let Err(refusal) = Request::from_account(&format!("MPS=on,{key}={value}x")) else {
+                panic!("{key} accepted");
+            };
+            let message = refusal.to_string();
+            assert!(
+                !message.chars().any(char::is_control) && message.len() < 300,
+                "{message:?}"
+            );
+        }
+    }
+    let bytes = Request::from_account_bytes(b"MPS=on,MPS_THREADS=\xff\xfe")
+        .unwrap_err()
+        .to_string();
+    assert!(bytes.contains("not a plain decimal number"), "{bytes}");
+}
+
+#[test]
+fn flags_are_named_as_flags() {
+    let threads = Threads::ALLOWED;
+    let cases = [
+        (vec![("mps", None), ("mps-threads", Some("101"))], format!("--mps-threads=101: above 100; allowed: {threads}")),
+        (vec![("mps", None), ("mps-threads", Some(""))], format!("--mps-threads=: not a plain decimal number; allowed: {threads}")),
+        (vec![("mps", None), ("mps-threads", None)], format!("--mps-threads: needs a value; allowed: {threads}")),
+        (vec![("mps", Some("maybe"))], format!("--mps=maybe: unknown word; allowed: {}", Mode::ALLOWED)),
+        (vec![("mps-mem", Some("4G"))], "--mps-mem=4G: MPS itself is not asked for; allowed: --mps beside it".to_owned()),
+        (vec![("mps-verify", None)], "--mps-verify: MPS itself is not asked for; allowed: --mps beside it".to_owned()),
+        (
+            vec![("mps", None), ("mps-mems", Some("4G"))],
+            "--mps-mems: unknown flag; allowed: --mps, --mps-threads, --mps-mem, --mps-replicas, --mps-priority, --mps-verify"
+                .to_owned(),
+        ),
+        (vec![("mps", Some("on")), ("mps", Some("off"))], "--mps=off: given twice with different values; allowed: one value".to_owned()),
+    ];
+    for (options, message) in cases {
+        assert_eq!(
+            Request::from_options(&options).unwrap_err().to_string(),
+            message,
+            "{options:?}"
+        );
+    }
+    let long = "1:".repeat(600);
+    let refusal = Request::from_options(&[("mps", None), ("mps-threads", Some(&long))]).unwrap_err();
+    assert!(
+        refusal
+            .to_string()
+            .starts_with("the --mps flags: 1214 bytes long"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn flags_and_the_shapes_slurm_gives_them() {
+    let cases = [
+        (vec![("mps", None)], "MPS=per-node"),
+        (vec![("mps", Some("(null)"))], "MPS=per-node"),
+        (vec![("mps", Some(""))], "MPS=per-node"),
+        (
+            vec![("mps", Some("per_gpu")), ("mps-threads", Some("30,70"))],
+            "MPS=per-gpu,MPS_THREADS=30:70",
+        ),
+        (
+            vec![("mps-mem", Some("0=4G,1=2G:2=1G")), ("mps", None)],
+            "MPS=per-node,MPS_MEM=0=4G:1=2G:2=1G",
+        ),
+        (
+            vec![("mps", Some("off")), ("mps-threads", Some("5"))],
+            "MPS=off,MPS_THREADS=5",
+        ),
+        (
+            vec![("mps", None), ("mps-verify", Some("(null)"))],
+            "MPS=per-node,MPS_VERIFY=on",
+        ),
+        (
+            vec![("mps", None), ("mps-verify", Some("no"))],
+            "MPS=per-node,MPS_VERIFY=off",
+        ),
+        (
+            vec![("mps", None), ("mps_replicas", Some("8"))],
+            "MPS=per-node,MPS_REPLICAS=8",
+        ),
+    ];
+    for (options, canonical) in cases {
+        let request = Request::from_options(&options).unwrap().unwrap();
+        assert_eq!(request.to_string(), canonical, "{options:?}");
+    }
+    assert_eq!(Request::from_options(&[]), Ok(None));
+}
+
+#[test]
+fn the_resource_speaks_the_same_words() {
+    let cases = [
+        ("on", "MPS=per-node"),
+        ("on+threads=25+mem=4G", "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G"),
+        ("mem=0=4G:1=2G+per-gpu", "MPS=per-gpu,MPS_MEM=0=4G:1=2G"),
+        (
+            "mps=on+MPS_THREADS=25+mps-verify=1",
+            "MPS=per-node,MPS_THREADS=25,MPS_VERIFY=on",
+        ),
+        ("off", "MPS=off"),
+    ];
+    for (text, canonical) in cases {
+        assert_eq!(
+            Request::from_resource(text).unwrap().to_string(),
+            canonical,
+            "{text}"
+        );
+    }
+    let refused = [
+        ("", format!("mps=: unknown word; allowed: {}", Mode::ALLOWED)),
+        ("on+threads=101", format!("mps=threads=101: above 100; allowed: {}", Threads::ALLOWED)),
+        ("threads=25", "mps=threads=25: MPS itself is not asked for; allowed: mps=on+... with it".to_owned()),
+        ("on+off", "mps=off: given twice with different values; allowed: one value".to_owned()),
+        (
+            "on+thread=25",
+            "mps=thread=25: unknown key; allowed: mps, mps=threads, mps=mem, mps=replicas, mps=priority, mps=verify"
+                .to_owned(),
+        ),
+    ];
+    for (text, message) in refused {
+        assert_eq!(
+            Request::from_resource(text).unwrap_err().to_string(),
+            message,
+            "{text}"
+        );
+    }
+    assert!(
+        Request::from_resource(&"on+".repeat(400))
+            .unwrap_err()
+            .to_string()
+            .contains("1200 bytes long")
+    );
+}
+
+#[test]
+fn account_and_resource_add_up_or_contradict() {
+    let merge = |one: &str, other: &str| Request::merge(account(one), Request::from_resource(other).unwrap());
+    assert_eq!(
+        merge("MPS=on,MPS_THREADS=25", "on+mem=4G").unwrap().to_string(),
+        "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G"
+    );
+    let contradictions = [
+        (
+            "MPS=off",
+            "on",
+            "MPS=off in the account: contradicts mps=per-node in the mps resource",
+        ),
+        (
+            "MPS=on,MPS_THREADS=25",
+            "on+threads=30",
+            "MPS_THREADS=25 in the account: contradicts threads=30",
+        ),
+        (
+            "MPS=on,MPS_REPLICAS=4",
+            "on+threads=30",
+            "MPS_REPLICAS=4: excludes MPS_THREADS=30",
+        ),
+    ];
+    for (one, other, message) in contradictions {
+        let refusal = merge(one, other).unwrap_err().to_string();
+        assert!(refusal.starts_with(message), "{refusal}");
+    }
+}
