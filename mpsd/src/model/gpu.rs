@@ -80,7 +80,7 @@ impl fmt::Display for ComputeMode {
 }
 
 /// One GPU of the node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Gpu {
     /// NVML's index: PCI order.
     pub index: u32,
@@ -108,7 +108,7 @@ impl Gpu {
 }
 
 /// A process with a context on a GPU, as NVML lists it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GpuProcess {
     /// Process id in NVML's view; may be gone already, or of another namespace.
     pub pid: i32,
@@ -119,7 +119,7 @@ pub struct GpuProcess {
 }
 
 /// What the node has.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Inventory {
     /// All GPUs, in NVML's order.
     pub gpus: Vec<Gpu>,

@@ -1,0 +1,14 @@
+//! `mpsctl`, and what the programs share.
+
+use std::io::Write;
+
+/// Prints `program: text` on standard error, on one line; a closed standard error loses it.
+pub fn complain(program: &str, text: &str) {
+    let line = format!("{program}: {}\n", crate::model::text::one_line(text, 2000));
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Prints `text` on standard output; a closed one loses it.
+pub fn say(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}

@@ -1,0 +1,112 @@
+//! The journal: the plan as far as it was carried out, written before each effect.
+
+use crate::model::plan::Effect;
+use crate::model::record::RecordGpu;
+use crate::model::{GpuUuid, JobId, Scheduler};
+use std::path::PathBuf;
+
+/// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
+pub const VERSION: u32 = 1;
+
+/// A process that cannot be mistaken for another one with the same number.
+pub use crate::sys::process::ProcessId as ProcessRef;
+
+/// A control daemon's place.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct JournalDaemon {
+    /// The GPUs it is confined to.
+    pub gpus: Vec<GpuUuid>,
+    /// Pipe directory.
+    pub pipe: PathBuf,
+    /// Log directory.
+    pub log: PathBuf,
+}
+
+/// How this node is drained, as configured when the job began: the epilogue may run with the configuration gone.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DrainPolicy {
+    /// Drain on a fault.
+    pub enabled: bool,
+    /// A defunct process whose parent is gone also drains.
+    pub on_defunct: bool,
+}
+
+/// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration, request or scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Journal {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Whose it is.
+    pub job: JobId,
+    /// Who schedules it.
+    pub scheduler: Scheduler,
+    /// The node's name in the scheduler.
+    pub node: String,
+    /// User name, for messages.
+    pub user: String,
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// The effects, in order.
+    pub plan: Vec<Effect>,
+    /// How many of them were begun; the last of these may be undone half or whole, or not have happened.
+    pub begun: usize,
+    /// The job's GPUs.
+    pub gpus: Vec<RecordGpu>,
+    /// The control daemons.
+    pub daemons: Vec<JournalDaemon>,
+    /// The vendor's control program.
+    pub control: PathBuf,
+    /// The NVML library.
+    pub nvml: String,
+    /// The job's cgroup, once made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
+    /// The job's `mpsd`, once started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supervisor: Option<ProcessRef>,
+    /// How to drain.
+    pub drain: DrainPolicy,
+    /// SIGKILL a client of the job that stays on its GPU, where root proves that it is the job's.
+    #[serde(default)]
+    pub kill_clients: bool,
+    /// Seconds since 1970 at which the job began, for reports.
+    pub began: u64,
+}
+
+impl Journal {
+    /// Reads a journal's text.
+    ///
+    /// # Errors
+    /// One line: not a journal, or written by a newer release.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        #[derive(serde::Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let head: Head = serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))?;
+        if head.version > VERSION {
+            return Err(format!("written by a newer release (format {}, this one reads {VERSION})", head.version));
+        }
+        serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))
+    }
+
+    /// The journal's text.
+    ///
+    /// # Errors
+    /// When a path is not UTF-8.
+    pub fn to_text(&self) -> Result<String, String> {
+        serde_json::to_string_pretty(self).map(|t| t + "\n").map_err(|e| e.to_string())
+    }
+
+    /// The effects that were begun, last first: what is to be undone.
+    pub fn to_undo(&self) -> impl Iterator<Item = &Effect> {
+        self.plan[..self.begun.min(self.plan.len())].iter().rev()
+    }
+
+    /// Whether `effect` was begun.
+    pub fn has_begun(&self, effect: &Effect) -> bool {
+        self.to_undo().any(|begun| begun == effect)
+    }
+}

@@ -1,0 +1,205 @@
+//! NVML in a process of its own: it can hang in the driver, and whoever calls it must not hang with it.
+//!
+//! `mpsd --nvml LIBRARY` loads NVML once and answers questions, one line of JSON each, until its descriptor closes.
+
+use super::nvml::{Nvml, NvmlError};
+use crate::model::failure::{Evidence, Fault, Undetermined};
+use crate::model::gpu::GpuProcess;
+use crate::model::{ComputeMode, Failure, GpuUuid, Inventory};
+use crate::sys::deadline::Deadline;
+use crate::sys::descriptors::readable;
+use crate::sys::spawn::{Child, Spawn};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// The worker's end of the conversation.
+pub const WORKER_FD: i32 = 3;
+/// Longest answer, bytes: 16 GPUs' inventory has a few kilobytes.
+const LONGEST: u64 = 1 << 20;
+/// Time for a killed worker to go; in the driver it may stay.
+const GRACE: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Question {
+    Inventory,
+    Mode(GpuUuid),
+    SetMode(GpuUuid, ComputeMode),
+    Processes(GpuUuid),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Reply {
+    Inventory(Inventory),
+    Mode(ComputeMode),
+    Set,
+    Processes(Vec<GpuProcess>),
+    /// What failed, and whether it proves the node broken.
+    Failed { what: String, why: String, evidence: Option<Evidence> },
+}
+
+/// The worker's side: answers until nobody asks.
+///
+/// # Errors
+/// One line: no descriptor, or a question that is none.
+pub fn serve(library: &str) -> Result<(), String> {
+    let fd = crate::sys::descriptors::take(WORKER_FD).map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
+    let mut stream = UnixStream::from(fd);
+    let reader = BufReader::new(stream.try_clone().map_err(|e| e.to_string())?);
+    let mut nvml: Option<Nvml> = None;
+    for line in reader.lines() {
+        let line = line.map_err(|e| e.to_string())?;
+        let question = serde_json::from_str(&line).map_err(|e| format!("not a question: {e}"))?;
+        let mut answer = serde_json::to_string(&answer(&mut nvml, library, question)).map_err(|e| e.to_string())?;
+        answer.push('\n');
+        stream.write_all(answer.as_bytes()).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
+fn answer(nvml: &mut Option<Nvml>, library: &str, question: Question) -> Reply {
+    let loaded = match nvml {
+        Some(loaded) => loaded,
+        None => match Nvml::load(library) {
+            Ok(loaded) => nvml.insert(loaded),
+            Err(error) => return failed(&error),
+        },
+    };
+    let result = match question {
+        Question::Inventory => loaded.inventory().map(Reply::Inventory),
+        Question::Mode(gpu) => loaded.compute_mode(&gpu).map(Reply::Mode),
+        Question::SetMode(gpu, mode) => loaded.set_compute_mode(&gpu, mode).map(|()| Reply::Set),
+        Question::Processes(gpu) => loaded.processes(&gpu).map(Reply::Processes),
+    };
+    result.unwrap_or_else(|error| failed(&error))
+}
+
+fn failed(error: &NvmlError) -> Reply {
+    Reply::Failed { what: error.object(), why: error.reason(), evidence: error.evidence() }
+}
+
+/// The asker's side.
+#[derive(Debug)]
+pub struct NvmlWorker {
+    child: Child,
+    stream: BufReader<UnixStream>,
+    limit: Duration,
+}
+
+impl NvmlWorker {
+    /// Starts `program` (`mpsd`) as the worker for `library`; each answer must come within `limit`.
+    ///
+    /// # Errors
+    /// A fault: root could not start its own program.
+    pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
+        let broken = |why: String| Fault::new(Evidence::Storage, format!("'{}'", program.display()), why);
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)
+            .map_err(|e| broken(format!("cannot make a socket: {e}")))?;
+        let mut spawn = Spawn::new(program);
+        spawn.args = vec!["--nvml".into(), library.into()];
+        spawn.inherit = vec![(theirs, WORKER_FD)];
+        let child = spawn.start().map_err(|e| broken(format!("{e}: {:?}", e.errno())))?;
+        Ok(Self { child, stream: BufReader::new(UnixStream::from(ours)), limit })
+    }
+
+    /// All GPUs.
+    ///
+    /// # Errors
+    /// A fault when NVML does not answer; see [`Reply::Failed`] otherwise.
+    pub fn inventory(&mut self) -> Result<Inventory, Failure> {
+        match self.ask(&Question::Inventory)? {
+            Reply::Inventory(inventory) => Ok(inventory),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The compute mode of `gpu`.
+    ///
+    /// # Errors
+    /// As [`NvmlWorker::inventory`].
+    pub fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
+        match self.ask(&Question::Mode(gpu.clone()))? {
+            Reply::Mode(mode) => Ok(mode),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sets the compute mode of `gpu`.
+    ///
+    /// # Errors
+    /// As [`NvmlWorker::inventory`].
+    pub fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
+        match self.ask(&Question::SetMode(gpu.clone(), mode))? {
+            Reply::Set => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The processes on `gpu`.
+    ///
+    /// # Errors
+    /// As [`NvmlWorker::inventory`].
+    pub fn processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
+        match self.ask(&Question::Processes(gpu.clone()))? {
+            Reply::Processes(list) => Ok(list),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn ask(&mut self, question: &Question) -> Result<Reply, Failure> {
+        let lost = |why: String| Failure::from(Undetermined::new("NVML worker", why));
+        let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;
+        line.push('\n');
+        self.stream.get_mut().write_all(line.as_bytes()).map_err(|e| lost(format!("it has gone: {e}")))?;
+        let text = self.hear()?;
+        match serde_json::from_str(&text).map_err(|e| lost(format!("unreadable answer: {e}")))? {
+            Reply::Failed { what, why, evidence: Some(evidence) } => Err(Fault::new(evidence, what, why).into()),
+            Reply::Failed { what, why, evidence: None } => Err(Undetermined::new(what, why).into()),
+            reply => Ok(reply),
+        }
+    }
+
+    fn hear(&mut self) -> Result<String, Failure> {
+        let deadline = Deadline::after(self.limit);
+        let hangs = || {
+            let why = format!("no answer within {} ms", self.limit.as_millis());
+            Failure::from(Fault::new(Evidence::Nvml, "NVML", why))
+        };
+        // An answer may come in pieces; each is waited for under the one deadline.
+        let mut text = Vec::new();
+        loop {
+            if !readable(self.stream.get_ref().as_fd(), deadline).unwrap_or(false) {
+                return Err(hangs());
+            }
+            let chunk = self.stream.fill_buf().map_err(|e| Undetermined::new("NVML worker", e.to_string()))?;
+            if chunk.is_empty() || text.len() as u64 > LONGEST {
+                return Err(Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into());
+            }
+            let (taken, whole) = match chunk.iter().position(|b| *b == b'\n') {
+                Some(end) => (end + 1, true),
+                None => (chunk.len(), false),
+            };
+            text.extend_from_slice(&chunk[..taken]);
+            self.stream.consume(taken);
+            if whole {
+                return Ok(String::from_utf8_lossy(&text).into_owned());
+            }
+        }
+    }
+}
+
+impl Drop for NvmlWorker {
+    fn drop(&mut self) {
+        // It has nothing to lose: NVML's own shutdown would cost its caller some milliseconds.
+        self.child.kill(Deadline::after(GRACE));
+    }
+}
+
+fn unexpected(reply: &Reply) -> Failure {
+    Undetermined::new("NVML worker", format!("it answered another question: {reply:?}")).into()
+}
+
