@@ -1,0 +1,370 @@
+//! Processes of others: known by pid *and* start time, read through a descriptor of `/proc/PID`, so that a pid
+//! used again is never taken for the process that had it.
+
+use super::deadline::Deadline;
+use super::raw;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What cannot be learnt of a process, or done to it.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {act} process {pid}")]
+pub struct ProcessError {
+    /// "read", "signal" …
+    pub act: &'static str,
+    /// The process.
+    pub pid: i32,
+    /// The kernel's word.
+    #[source]
+    pub errno: Errno,
+}
+
+/// One process for ever: the kernel uses pids again, but not together with the same start time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// Process id in our pid namespace.
+    pub pid: i32,
+    /// Clock ticks after boot (field 22 of `/proc/PID/stat`, proc_pid_stat(5)).
+    pub start_time: u64,
+}
+
+impl std::fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.pid)
+    }
+}
+
+impl ProcessId {
+    /// This very process.
+    pub fn own() -> Result<Self, ProcessError> {
+        Self::of(nix::unistd::getpid().as_raw())?.ok_or(ProcessError { act: "read", pid: 0, errno: Errno::ESRCH })
+    }
+
+    /// The process that has this pid now, if there is one.
+    pub fn of(pid: i32) -> Result<Option<Self>, ProcessError> {
+        Ok(Process::find(pid)?.map(|process| process.id))
+    }
+
+    /// Takes hold of this process; None if it is gone, or its pid has passed to another.
+    pub fn open(self) -> Result<Option<Process>, ProcessError> {
+        Ok(Process::find(self.pid)?.filter(|process| process.id == self))
+    }
+}
+
+/// State of a process, the letter of `/proc/PID/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// R
+    Running,
+    /// S, and I for kernel threads.
+    Sleeping,
+    /// D: uninterruptible, not even SIGKILL ends it now.
+    Uninterruptible,
+    /// Z: has ended, not yet reaped; holds no GPU.
+    Defunct,
+    /// T and t: stopped by a signal or a tracer.
+    Stopped,
+    /// X: gone while we looked.
+    Dead,
+}
+
+impl State {
+    fn from_letter(letter: u8) -> Self {
+        match letter {
+            b'R' => Self::Running,
+            b'D' => Self::Uninterruptible,
+            b'Z' => Self::Defunct,
+            b'T' | b't' => Self::Stopped,
+            b'X' | b'x' => Self::Dead,
+            _ => Self::Sleeping,
+        }
+    }
+
+    /// The letter that `ps` shows.
+    pub fn letter(self) -> char {
+        match self {
+            Self::Running => 'R',
+            Self::Sleeping => 'S',
+            Self::Uninterruptible => 'D',
+            Self::Defunct => 'Z',
+            Self::Stopped => 'T',
+            Self::Dead => 'X',
+        }
+    }
+}
+
+/// What `/proc/PID/stat` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Pid and start time.
+    pub id: ProcessId,
+    /// The command's name, chosen by the process itself: never proof of anything.
+    pub name: OsString,
+    /// State.
+    pub state: State,
+    /// Parent's pid.
+    pub parent: i32,
+    /// Process group.
+    pub group: i32,
+    /// Session.
+    pub session: i32,
+}
+
+impl Stat {
+    /// Parses the file. The name stands in parentheses and may itself hold parentheses, blanks and newlines.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let open = text.iter().position(|b| *b == b'(')?;
+        let close = text.iter().rposition(|b| *b == b')')?;
+        let pid = std::str::from_utf8(text.get(..open)?).ok()?.trim().parse().ok()?;
+        let name = OsString::from_vec(text.get(open + 1..close)?.to_vec());
+        let rest: Vec<&str> = std::str::from_utf8(text.get(close + 1..)?).ok()?.split_ascii_whitespace().collect();
+        let field = |number: usize| rest.get(number - 3)?.parse().ok(); // the fields after the name start at 3
+        Some(Self {
+            id: ProcessId { pid, start_time: rest.get(22 - 3)?.parse().ok()? },
+            name,
+            state: State::from_letter(*rest.first()?.as_bytes().first()?),
+            parent: field(4)?,
+            group: field(5)?,
+            session: field(6)?,
+        })
+    }
+}
+
+/// User ids of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uids {
+    /// Real.
+    pub real: u32,
+    /// Effective.
+    pub effective: u32,
+    /// Saved.
+    pub saved: u32,
+}
+
+/// The file a process runs: proof of what it is where `device` and `inode` are those of a root-owned file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Executable {
+    /// Device of the file.
+    pub device: u64,
+    /// Inode of the file.
+    pub inode: u64,
+    /// Path as the kernel tells it; ends in ` (deleted)` for a file removed or replaced since.
+    pub path: PathBuf,
+}
+
+/// A process held by a descriptor of its `/proc` directory (and a pidfd where the kernel has them): reads fail
+/// with "gone" as soon as it is reaped, whoever has its pid then.
+#[derive(Debug)]
+pub struct Process {
+    id: ProcessId,
+    directory: OwnedFd,
+    pidfd: Option<OwnedFd>,
+}
+
+impl Process {
+    /// Takes hold of whatever process has this pid now.
+    pub fn find(pid: i32) -> Result<Option<Self>, ProcessError> {
+        if pid <= 0 {
+            return Ok(None);
+        }
+        let fail = |errno| ProcessError { act: "read", pid, errno };
+        // The pidfd first: if the directory's process then matches it, both are the same for ever.
+        let pidfd = match raw::pidfd_open(pid) {
+            Ok(fd) => Some(fd),
+            Err(Errno::ESRCH) => return Ok(None),
+            // Not a process but a thread, or a kernel (or a filter) without the call.
+            Err(_) => None,
+        };
+        let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
+        let directory = match open(format!("/proc/{pid}").as_str(), flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
+            Err(errno) => return Err(fail(errno)),
+        };
+        let mut process = Self { id: ProcessId { pid, start_time: 0 }, directory, pidfd };
+        let Some(stat) = process.stat()? else { return Ok(None) };
+        process.id = stat.id;
+        let same = process.pidfd.as_ref().is_none_or(|fd| raw::pidfd_signal(fd.as_fd(), 0) != Err(Errno::ESRCH));
+        Ok(same.then_some(process))
+    }
+
+    /// Pid and start time.
+    pub fn id(&self) -> ProcessId {
+        self.id
+    }
+
+    /// The pidfd, to poll: readable when the process has ended. None before Linux 5.3.
+    pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// `/proc/PID/stat`; None when the process is gone.
+    pub fn stat(&self) -> Result<Option<Stat>, ProcessError> {
+        let Some(text) = self.read("stat", 4096)? else { return Ok(None) };
+        Stat::parse(&text).map(Some).ok_or(self.fail("understand the state of", Errno::EINVAL))
+    }
+
+    /// State; None when the process is gone.
+    pub fn state(&self) -> Result<Option<State>, ProcessError> {
+        Ok(self.stat()?.map(|stat| stat.state))
+    }
+
+    /// User ids; None when the process is gone.
+    pub fn uids(&self) -> Result<Option<Uids>, ProcessError> {
+        let Some(text) = self.read("status", 65_536)? else { return Ok(None) };
+        parse_uids(&text).map(Some).ok_or(self.fail("understand the user of", Errno::EINVAL))
+    }
+
+    /// The file it runs; None when the process is gone, defunct or a kernel thread.
+    pub fn executable(&self) -> Result<Option<Executable>, ProcessError> {
+        let status = match nix::sys::stat::fstatat(&self.directory, "exe", nix::fcntl::AtFlags::empty()) {
+            Ok(status) => status,
+            Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
+            Err(errno) => return Err(self.fail("read the executable of", errno)),
+        };
+        let path = match nix::fcntl::readlinkat(&self.directory, "exe") {
+            Ok(path) => PathBuf::from(path),
+            Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
+            Err(errno) => return Err(self.fail("read the executable of", errno)),
+        };
+        Ok(Some(Executable { device: status.st_dev, inode: status.st_ino, path }))
+    }
+
+    /// The value of one variable in its first environment, which the process may have overwritten: a hint, never
+    /// proof. None when unset, gone, or beyond the first `cap` bytes. May hang with the process if the process is
+    /// in state D inside its memory map: call it under [`super::guard::isolate`] where that matters.
+    pub fn environment_variable(&self, name: &str, cap: usize) -> Result<Option<OsString>, ProcessError> {
+        let Some(block) = self.read("environ", cap)? else { return Ok(None) };
+        let found = block.split(|byte| *byte == 0).find_map(|entry| {
+            entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(|value| OsString::from_vec(value.to_vec()))
+        });
+        Ok(found)
+    }
+
+    /// Its cgroups, one for each hierarchy; None when gone.
+    pub fn cgroups(&self) -> Result<Option<Vec<Membership>>, ProcessError> {
+        Ok(self.read("cgroup", 65_536)?.map(|text| Membership::parse(&text)))
+    }
+
+    /// Sends `signal`; false when the process is gone.
+    pub fn signal(&self, signal: Signal) -> Result<bool, ProcessError> {
+        let sent = match &self.pidfd {
+            Some(pidfd) => raw::pidfd_signal(pidfd.as_fd(), signal as i32),
+            // The narrowest race that such a kernel allows: looked at just before.
+            None => match self.stat()? {
+                Some(_) => nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.id.pid), signal),
+                None => Err(Errno::ESRCH),
+            },
+        };
+        match sent {
+            Ok(()) => Ok(true),
+            Err(Errno::ESRCH) => Ok(false),
+            Err(errno) => Err(self.fail("signal", errno)),
+        }
+    }
+
+    /// Waits until it has ended: reaped, or defunct (which [`Process::state`] tells). False when `deadline`
+    /// passes first.
+    pub fn wait_gone(&self, deadline: Deadline) -> Result<bool, ProcessError> {
+        if let Some(pidfd) = &self.pidfd {
+            return poll_readable(pidfd.as_fd(), deadline).map_err(|errno| self.fail("wait for", errno));
+        }
+        loop {
+            if matches!(self.state()?, None | Some(State::Defunct | State::Dead)) {
+                return Ok(true);
+            }
+            if !deadline.sleep(Duration::from_millis(5)) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Up to `cap` bytes of one file of `/proc/PID`; None when the process is gone.
+    fn read(&self, file: &str, cap: usize) -> Result<Option<Vec<u8>>, ProcessError> {
+        match read_at(&self.directory, file, cap) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(Errno::ENOENT | Errno::ESRCH) => Ok(None),
+            Err(errno) => Err(self.fail("read", errno)),
+        }
+    }
+
+    fn fail(&self, act: &'static str, errno: Errno) -> ProcessError {
+        ProcessError { act, pid: self.id.pid, errno }
+    }
+}
+
+/// Polls until `fd` is readable (or at its end); false at the deadline.
+pub(super) fn poll_readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool, Errno> {
+    loop {
+        match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], deadline.poll_timeout()) {
+            Ok(0) if deadline.expired() => return Ok(false),
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(true),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Up to `cap` bytes of a file of `/proc`.
+pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Vec<u8>, Errno> {
+    let fd = openat(directory, file, OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW, Mode::empty())?;
+    let mut bytes = vec![0; cap];
+    let mut length = 0;
+    while length < cap {
+        match nix::unistd::read(&fd, bytes.get_mut(length..).unwrap_or_default()) {
+            Ok(0) => break,
+            Ok(got) => length += got,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
+fn parse_uids(status: &[u8]) -> Option<Uids> {
+    let line = status.split(|b| *b == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
+    let mut ids = std::str::from_utf8(line).ok()?.split_ascii_whitespace().map(str::parse);
+    let mut next = || ids.next()?.ok();
+    Some(Uids { real: next()?, effective: next()?, saved: next()? })
+}
+
+/// One line of `/proc/PID/cgroup` (cgroups(7)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// 0 for cgroup v2.
+    pub hierarchy: u32,
+    /// Controllers, or `name=systemd`; empty for v2.
+    pub controllers: String,
+    /// Path under the hierarchy's root.
+    pub path: PathBuf,
+}
+
+impl Membership {
+    fn parse(text: &[u8]) -> Vec<Self> {
+        let line = |line: &[u8]| {
+            let mut parts = line.splitn(3, |b| *b == b':');
+            let hierarchy = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
+            let controllers = String::from_utf8_lossy(parts.next()?).into_owned();
+            Some(Self { hierarchy, controllers, path: OsString::from_vec(parts.next()?.to_vec()).into() })
+        };
+        text.split(|b| *b == b'\n').filter_map(line).collect()
+    }
+}
+
+#[path = "process_table.rs"]
+mod table;
+pub use table::{Entry, ProcessTable};
+
+#[cfg(test)]
+#[path = "process_tests.rs"]
+mod tests;

@@ -1,0 +1,83 @@
+//! All processes at one glance.
+
+use super::{Process, ProcessError, ProcessId, Stat, parse_uids, read_at};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::sys::stat::Mode;
+
+/// One process as the scan found it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// State, parent, session, name.
+    pub stat: Stat,
+    /// Effective user id.
+    pub uid: u32,
+}
+
+/// The processes that were there while it was made; each may be gone since (see [`ProcessId::open`]).
+#[derive(Clone, Debug, Default)]
+pub struct ProcessTable(Vec<Entry>);
+
+impl ProcessTable {
+    /// Reads `stat` and `status` of every process: two small files each, neither of which can hang.
+    pub fn scan() -> Result<Self, ProcessError> {
+        let fail = |errno| ProcessError { act: "list", pid: 0, errno };
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let proc_fd = open("/proc", flags, Mode::empty()).map_err(fail)?;
+        let listing = openat(&proc_fd, ".", flags, Mode::empty()).map_err(fail)?;
+        let mut listing = nix::dir::Dir::from_fd(listing).map_err(fail)?;
+        let mut entries = Vec::new();
+        for entry in listing.iter() {
+            let entry = entry.map_err(fail)?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if !name.bytes().all(|b| b.is_ascii_digit()) {
+                continue;
+            }
+            let both = read_at(&proc_fd, &format!("{name}/stat"), 4096)
+                .and_then(|stat| Ok((stat, read_at(&proc_fd, &format!("{name}/status"), 65_536)?)));
+            let (stat, status) = match both {
+                Ok(both) => both,
+                Err(Errno::ENOENT | Errno::ESRCH | Errno::EACCES | Errno::EPERM) => continue,
+                Err(errno) => return Err(fail(errno)),
+            };
+            if let (Some(stat), Some(uids)) = (Stat::parse(&stat), parse_uids(&status)) {
+                entries.push(Entry { stat, uid: uids.effective });
+            }
+        }
+        Ok(Self(entries))
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.0.iter()
+    }
+
+    /// The processes of one user.
+    pub fn of_user(&self, uid: u32) -> impl Iterator<Item = &Entry> {
+        self.iter().filter(move |entry| entry.uid == uid)
+    }
+
+    /// The children of one process.
+    pub fn children(&self, parent: i32) -> impl Iterator<Item = &Entry> {
+        self.iter().filter(move |entry| entry.stat.parent == parent)
+    }
+
+    /// Children, their children and so on, parents first.
+    pub fn descendants(&self, ancestor: i32) -> Vec<&Entry> {
+        let mut found: Vec<&Entry> = self.children(ancestor).collect();
+        let mut at = 0;
+        while let Some(entry) = found.get(at) {
+            let pid = entry.stat.id.pid;
+            // A pid of the table can be its own ancestor only if it was reused while we read.
+            let more: Vec<_> = self.children(pid).filter(|e| !found.contains(e)).collect();
+            found.extend(more);
+            at += 1;
+        }
+        found
+    }
+
+    /// Takes hold of the entries that are still there.
+    pub fn open(entries: impl IntoIterator<Item = ProcessId>) -> Result<Vec<Process>, ProcessError> {
+        entries.into_iter().filter_map(|id| id.open().transpose()).collect()
+    }
+}

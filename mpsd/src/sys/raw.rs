@@ -1,0 +1,295 @@
+//! Kernel calls that nix does not wrap, each as a function safe to call. Nothing here allocates, so that the
+//! child of a fork may use it.
+#![allow(unsafe_code)]
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::signal::SigSet;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It called exit with this code.
+    Code(u8),
+    /// This signal ended it; a number, since real-time signals have no name.
+    Signal(i32),
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(number) => write!(f, "signal {number}"),
+        }
+    }
+}
+
+/// Reaps `pid` if it has ended; never waits. nix's `waitpid` loses the status of a real-time signal.
+pub(super) fn reap(pid: i32) -> Result<Option<Exit>, Errno> {
+    let mut status = 0;
+    // SAFETY: `status` lives for the whole call and is a plain integer.
+    let found = Errno::result(unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) })?;
+    if found == 0 {
+        return Ok(None);
+    }
+    Ok(Some(match libc::WIFSIGNALED(status) {
+        true => Exit::Signal(libc::WTERMSIG(status)),
+        false => Exit::Code(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX)),
+    }))
+}
+
+/// Ends this process at once, without destructors or exit handlers: the only way out of a forked child, whose
+/// memory is a copy of its parent's.
+pub(super) fn exit_now(code: u8) -> ! {
+    // SAFETY: `_exit` takes an integer and does not return.
+    unsafe { libc::_exit(i32::from(code)) }
+}
+
+/// Forks: None in the child.
+pub(super) fn fork() -> Result<Option<i32>, Errno> {
+    // SAFETY: our programs have one thread, so that the child may do what the parent may. (Unit tests have
+    // several: there the child keeps to calls that take no lock of this process, or to glibc's allocator, which
+    // its own fork handlers keep usable.)
+    match unsafe { nix::unistd::fork() }? {
+        nix::unistd::ForkResult::Child => Ok(None),
+        nix::unistd::ForkResult::Parent { child } => Ok(Some(child.as_raw())),
+    }
+}
+
+/// A descriptor of process `pid`; ENOSYS before Linux 5.3.
+pub(super) fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: two integers go in, a descriptor or -1 comes out.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: the kernel has just made this descriptor (with close-on-exec) for us; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Signals the process behind `pidfd`; `number` 0 only looks.
+pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Errno> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the descriptor is borrowed for the call; a null siginfo means "as kill(2)".
+    let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), number, none, 0) };
+    Errno::result(done).map(drop)
+}
+
+/// Every signal blocked in this thread; returns the mask found.
+pub(super) fn block_all() -> Result<SigSet, Errno> {
+    SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK)
+}
+
+/// The default action for every signal and none blocked. Straight to the kernel: glibc refuses the two real-time
+/// signals that it keeps to itself, and an ignored one would be inherited.
+pub(super) fn reset_signals() -> Result<(), Errno> {
+    const LAST: i32 = 64;
+    let default = [0u64; 4]; // struct sigaction of the kernel: handler SIG_DFL, no flags, no restorer, empty mask
+    let none = std::ptr::null_mut::<libc::c_void>();
+    for number in 1..=LAST {
+        // SAFETY: the array is as large as the kernel's structure and installs no handler; SIGKILL and SIGSTOP
+        // are refused by an error that means nothing here.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, number, default.as_ptr(), none, 8) };
+    }
+    SigSet::empty().thread_set_mask()
+}
+
+/// The mask that [`block_all`] found, again.
+pub(super) fn restore_mask(found: &SigSet) {
+    // Setting a valid mask has no way to fail.
+    let _ = found.thread_set_mask();
+}
+
+/// Closes every descriptor from `low` to `high`, both included. Returns false where the kernel has no such call
+/// (before Linux 5.9; RHEL 8's answers ENOSYS or EINVAL).
+fn close_range(low: u32, high: u32) -> bool {
+    // SAFETY: only called in a child that owns nothing but its copies and in which no destructor runs.
+    unsafe { libc::syscall(libc::SYS_close_range, low, high, 0) == 0 }
+}
+
+/// Closes every descriptor from 3 on except those in `keep`, which must be sorted. For a forked child only: the
+/// owners of those descriptors, copied with the memory, must never be dropped there.
+pub(super) fn close_all_except(keep: &[RawFd]) {
+    let mut low = 3;
+    let mut done = true;
+    for &kept in keep.iter().filter(|fd| **fd >= 3) {
+        if kept > low {
+            done = done && close_range(low as u32, kept as u32 - 1);
+        }
+        low = kept.max(low - 1) + 1;
+    }
+    if !(done && close_range(low as u32, u32::MAX)) {
+        close_listed(keep);
+    }
+}
+
+/// The same by the list in `/proc/self/fd`, or by number up to the limit if that is not to be had.
+fn close_listed(keep: &[RawFd]) {
+    const RECORD: usize = 19; // offset of d_name in struct linux_dirent64
+    // SAFETY: a constant string that ends in NUL.
+    let list = unsafe { libc::open(c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY) };
+    let close_one = |fd: RawFd| {
+        if fd >= 3 && fd != list && !keep.contains(&fd) {
+            // SAFETY: as in `close_range`: nothing in this child uses the descriptor any more.
+            unsafe { libc::close(fd) };
+        }
+    };
+    if list < 0 {
+        // SAFETY: a constant name goes in, a number comes out.
+        let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) }.clamp(256, 1 << 20) as RawFd;
+        (3..limit).for_each(close_one);
+        return;
+    }
+    // Closing while reading makes the list skip entries: read again until a pass closes nothing.
+    let mut buffer = [0u8; 4096];
+    for _ in 0..64 {
+        let mut closed = 0;
+        // SAFETY: rewinding our own descriptor.
+        unsafe { libc::lseek(list, 0, libc::SEEK_SET) };
+        loop {
+            // SAFETY: the buffer is ours and its true length is given.
+            let got = unsafe { libc::syscall(libc::SYS_getdents64, list, buffer.as_mut_ptr(), buffer.len()) };
+            let Ok(got @ 1..) = usize::try_from(got) else { break };
+            let mut at = 0;
+            while let Some(record) = buffer.get(at..got).filter(|rest| rest.len() > RECORD) {
+                let length = usize::from(u16::from_ne_bytes([record[16], record[17]]));
+                if let Some(fd) = number(record.get(RECORD..length).unwrap_or_default()) {
+                    closed += usize::from(fd >= 3 && fd != list && !keep.contains(&fd));
+                    close_one(fd);
+                }
+                at += length.max(RECORD);
+            }
+        }
+        if closed == 0 {
+            break;
+        }
+    }
+    // SAFETY: our own descriptor, last used above.
+    unsafe { libc::close(list) };
+}
+
+/// The decimal number at the start of a NUL-terminated name.
+fn number(name: &[u8]) -> Option<RawFd> {
+    let digits = name.split(|byte| *byte == 0).next()?;
+    if digits.is_empty() || digits.len() > 9 {
+        return None;
+    }
+    digits.iter().try_fold(0, |sum, byte| byte.is_ascii_digit().then(|| sum * 10 + RawFd::from(byte - b'0')))
+}
+
+/// Makes `target` a copy of `source` that survives exec.
+pub(super) fn duplicate_to(source: RawFd, target: RawFd) -> Result<(), Errno> {
+    // SAFETY: for the child of a fork, where no owner of `target` is ever dropped.
+    Errno::result(unsafe { libc::dup2(source, target) }).map(drop)
+}
+
+/// A copy of `source` numbered `lowest` or more, closed at exec; -1-free, the caller's to keep track of.
+pub(super) fn duplicate_above(source: RawFd, lowest: RawFd) -> Result<RawFd, Errno> {
+    // SAFETY: integers only; an invalid source is refused by EBADF.
+    Errno::result(unsafe { libc::fcntl(source, libc::F_DUPFD_CLOEXEC, lowest) })
+}
+
+/// Whether `fd` names an open descriptor.
+pub(super) fn is_open(fd: RawFd) -> bool {
+    // SAFETY: integers only.
+    unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+}
+
+/// A borrow of descriptor `fd` for one call. The caller knows that it is open.
+pub(super) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: callers pass a descriptor that stays open for the borrow: one they have made themselves, or 0-2.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Empties the ambient, inheritable, permitted and effective capability sets and proves it. EINVAL for the
+/// ambient set is a kernel without one.
+pub(super) fn drop_capabilities() -> Result<(), Errno> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    let mut header = Header { version: 0x2008_0522, pid: 0 }; // _LINUX_CAPABILITY_VERSION_3
+    let mut sets = [[0u32; 3]; 2];
+    // SAFETY: constants only.
+    let ambient = unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
+    match Errno::result(ambient) {
+        Ok(_) | Err(Errno::EINVAL) => {}
+        Err(error) => return Err(error),
+    }
+    // SAFETY: header and the two words of three sets have the layout of version 3 (capget(2)).
+    Errno::result(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, &raw const sets) })?;
+    sets = [[u32::MAX; 3]; 2];
+    // SAFETY: as above; the kernel writes both words.
+    Errno::result(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, &raw mut sets) })?;
+    if sets == [[0u32; 3]; 2] { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// Reads this process's supplementary groups into `buffer`: how many there are.
+pub(super) fn groups_into(buffer: &mut [libc::gid_t]) -> Result<usize, Errno> {
+    let room = i32::try_from(buffer.len()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the buffer is ours and its true length is given; with length 0 the kernel only counts.
+    let count = Errno::result(unsafe { libc::getgroups(room, buffer.as_mut_ptr()) })?;
+    usize::try_from(count).map_err(|_| Errno::EINVAL)
+}
+
+/// Replaces the program. `arguments` and `environment` end in a null pointer and point to live strings. Returns
+/// only to say why it failed.
+pub(super) fn exec(program: &std::ffi::CStr, arguments: &Pointers, environment: &Pointers) -> Errno {
+    // SAFETY: the three are NUL-terminated, kept alive by their owner, and the lists end in null (see `Pointers`).
+    unsafe { libc::execve(program.as_ptr(), arguments.list.as_ptr(), environment.list.as_ptr()) };
+    Errno::last()
+}
+
+/// A null-terminated list of C strings, with the strings it points to.
+#[derive(Debug)]
+pub(super) struct Pointers {
+    _strings: Vec<std::ffi::CString>,
+    list: Vec<*const libc::c_char>,
+}
+
+impl Pointers {
+    /// The list of these strings. They live as long as the list: their bytes do not move with the vector.
+    pub(super) fn new(strings: Vec<std::ffi::CString>) -> Self {
+        let list = strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect();
+        Self { _strings: strings, list }
+    }
+}
+
+/// Writes all of `bytes` to standard error without taking a lock, as far as it goes.
+pub(super) fn complain(bytes: &[u8]) {
+    let _ = nix::unistd::write(borrow(2).as_fd(), bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_the_descriptor_list() {
+        assert_eq!(number(b"17\0junk"), Some(17));
+        assert_eq!(number(b".\0"), None);
+        assert_eq!(number(b"\0"), None);
+        assert_eq!(number(b"99999999999\0"), None);
+    }
+
+    #[test]
+    fn both_ways_of_closing_keep_only_what_is_named() {
+        for closer in [close_all_except as fn(&[RawFd]), close_listed] {
+            let open: Vec<_> = (0..120).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+            let kept = open[60].as_raw_fd();
+            let pid = match fork().unwrap() {
+                None => {
+                    closer(&[kept]);
+                    let left = (3..2048).filter(|fd| is_open(*fd)).count();
+                    exit_now(if left == 1 && is_open(kept) && is_open(2) { 0 } else { 1 });
+                }
+                Some(pid) => pid,
+            };
+            let deadline = crate::sys::deadline::Deadline::after_ms(5000);
+            let mut end = None;
+            while end.is_none() && deadline.sleep(std::time::Duration::from_millis(2)) {
+                end = reap(pid).unwrap();
+            }
+            assert_eq!(end, Some(Exit::Code(0)));
+        }
+    }
+}

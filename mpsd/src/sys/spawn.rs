@@ -1,0 +1,379 @@
+//! Starting a program: exact environment, exact descriptors, identity dropped for good and proved gone.
+
+use super::deadline::Deadline;
+use super::process::{Process, ProcessId, poll_readable};
+use super::raw::{self, Exit, Pointers};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::signal::Signal;
+use std::ffi::{CString, OsString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[path = "spawn_child.rs"]
+mod child;
+pub use child::Stage;
+
+/// Who the program is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Real, effective and saved user id.
+    pub uid: u32,
+    /// Real, effective and saved group id.
+    pub gid: u32,
+    /// Supplementary groups, all of them and no others.
+    pub groups: Vec<u32>,
+}
+
+/// One of the program's three standard descriptors.
+#[derive(Debug, Default)]
+pub enum Stdio {
+    /// `/dev/null`.
+    #[default]
+    Null,
+    /// This descriptor.
+    Fd(OwnedFd),
+}
+
+/// A program to start. Fields not set: no identity change, no session, descriptors 0–2 on `/dev/null`, umask
+/// 0077, working directory `/`.
+#[derive(Debug)]
+pub struct Spawn {
+    /// Absolute path; no search path is ever looked at.
+    pub program: PathBuf,
+    /// Arguments after the program's name.
+    pub args: Vec<OsString>,
+    /// The whole environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// Becomes this user for good before exec.
+    pub identity: Option<Identity>,
+    /// A session of its own, so that the kill of the caller's group or terminal does not reach it.
+    pub session: bool,
+    /// Directory of the cgroup to enter before exec (see [`super::cgroup::Cgroup::directory`]).
+    pub cgroup: Option<OwnedFd>,
+    /// Descriptor 0.
+    pub stdin: Stdio,
+    /// Descriptor 1.
+    pub stdout: Stdio,
+    /// Descriptor 2.
+    pub stderr: Stdio,
+    /// Further descriptors, each with its number there (3 or more); all others are closed.
+    pub inherit: Vec<(OwnedFd, RawFd)>,
+    /// File mode mask.
+    pub umask: u32,
+    /// Working directory.
+    pub working_directory: PathBuf,
+    /// Raise the soft limit of open files to this, or to the hard limit if that is lower; never lowers it.
+    pub nofile: Option<u64>,
+    /// A negative out-of-memory score (slurmd's and pbs_mom's own protection) becomes 0.
+    pub oom_reset: bool,
+    /// Signal that the kernel sends it when the process that started it ends.
+    pub parent_death_signal: Option<Signal>,
+    /// Time for everything up to exec: a program on a dead network file system would block us for ever.
+    pub start_within: Duration,
+}
+
+/// Why a program was not started. None of these means that the program ran.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// Something in the description cannot be.
+    #[error("cannot start '{program}': {what}")]
+    Invalid {
+        /// The program.
+        program: String,
+        /// What is wrong with the description.
+        what: String,
+    },
+    /// The parent's half failed: a pipe, the cgroup's file, the fork.
+    #[error("cannot start '{program}': {act}")]
+    Parent {
+        /// The program.
+        program: String,
+        /// What failed.
+        act: &'static str,
+        /// Why.
+        #[source]
+        errno: Errno,
+    },
+    /// The child failed before exec, or in it.
+    #[error("cannot start '{program}': {stage}")]
+    Child {
+        /// The program.
+        program: String,
+        /// How far the child had come.
+        stage: Stage,
+        /// Why.
+        #[source]
+        errno: Errno,
+    },
+    /// The child ended before exec without a word, or was still at it at the end of its time (then it was killed).
+    #[error("cannot start '{program}': its process {how}")]
+    Lost {
+        /// The program.
+        program: String,
+        /// What became of it.
+        how: String,
+    },
+}
+
+impl SpawnError {
+    /// The kernel's word, where it gave one.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Parent { errno, .. } | Self::Child { errno, .. } => Some(*errno),
+            Self::Invalid { .. } | Self::Lost { .. } => None,
+        }
+    }
+
+    /// Where the child failed.
+    pub fn stage(&self) -> Option<Stage> {
+        if let Self::Child { stage, .. } = self { Some(*stage) } else { None }
+    }
+}
+
+impl Spawn {
+    /// A program with nothing but its name.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            identity: None,
+            session: false,
+            cgroup: None,
+            stdin: Stdio::Null,
+            stdout: Stdio::Null,
+            stderr: Stdio::Null,
+            inherit: Vec::new(),
+            umask: 0o077,
+            working_directory: PathBuf::from("/"),
+            nofile: None,
+            oom_reset: true,
+            parent_death_signal: None,
+            start_within: Duration::from_secs(10),
+        }
+    }
+
+    /// Starts it; returns after exec has succeeded. The child's steps, in order, are those of [`Stage`].
+    pub fn start(self) -> Result<Child, SpawnError> {
+        let name = self.program.display().to_string();
+        let fail = |act| move |errno| (act, errno);
+        let parent = |(act, errno)| SpawnError::Parent { program: name.clone(), act, errno };
+        let plan = self.prepare().map_err(|what| SpawnError::Invalid { program: name.clone(), what })?;
+        let null = nix::fcntl::open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty())
+            .map_err(fail("'/dev/null' does not open"))
+            .map_err(parent)?;
+        let cgroup = self.open_cgroup().map_err(fail("its cgroup does not open")).map_err(parent)?;
+        let (report, answer) =
+            nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(fail("no pipe to be had")).map_err(parent)?;
+        let wires = child::Wires {
+            standard: [&self.stdin, &self.stdout, &self.stderr].map(|one| match one {
+                Stdio::Null => null.as_raw_fd(),
+                Stdio::Fd(fd) => fd.as_raw_fd(),
+            }),
+            inherit: self.inherit.iter().map(|(fd, target)| (fd.as_raw_fd(), *target)).collect(),
+            cgroup: cgroup.as_ref().map(AsRawFd::as_raw_fd),
+            report: answer.as_raw_fd(),
+        };
+        let mut room = child::Room::new(&plan, &wires);
+        // No signal may run a handler of ours in the child, or find it half made.
+        let mask = raw::block_all().map_err(fail("signals cannot be blocked")).map_err(parent)?;
+        let forked = match raw::fork() {
+            Ok(None) => child::run(&plan, &wires, &mut room),
+            Ok(Some(pid)) => Ok(pid),
+            Err(errno) => Err(errno),
+        };
+        raw::restore_mask(&mask);
+        let pid = forked.map_err(fail("no process to be had (fork)")).map_err(parent)?;
+        drop(answer);
+        let deadline = Deadline::after(self.start_within);
+        Child::adopt(pid).follow(&name, &report, deadline)
+    }
+
+    fn open_cgroup(&self) -> Result<Option<OwnedFd>, Errno> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let file = |directory| nix::fcntl::openat(directory, "cgroup.procs", flags, nix::sys::stat::Mode::empty());
+        self.cgroup.as_ref().map(file).transpose()
+    }
+
+    /// Everything that needs memory, before the fork.
+    fn prepare(&self) -> Result<child::Plan, String> {
+        let text = |what: &str, bytes: Vec<u8>| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
+        if !self.program.is_absolute() {
+            return Err("its path is not absolute".to_owned());
+        }
+        if let Some((_, target)) = self.inherit.iter().find(|(_, target)| *target < 3) {
+            return Err(format!("descriptor {target} is one of the standard three"));
+        }
+        let mut targets: Vec<_> = self.inherit.iter().map(|(_, target)| *target).collect();
+        targets.sort_unstable();
+        if targets.windows(2).any(|pair| pair.first() == pair.last()) {
+            return Err("two descriptors have the same number".to_owned());
+        }
+        let program = text("its path", self.program.as_os_str().as_bytes().to_vec())?;
+        let mut arguments = vec![program.clone()];
+        for argument in &self.args {
+            arguments.push(text("an argument", argument.as_bytes().to_vec())?);
+        }
+        let mut environment = Vec::new();
+        for (name, value) in &self.env {
+            if name.is_empty() || name.as_bytes().contains(&b'=') {
+                return Err(format!("'{}' is no name of a variable", name.display()));
+            }
+            let mut entry = name.clone().into_vec();
+            entry.push(b'=');
+            entry.extend_from_slice(value.as_bytes());
+            environment.push(text("a variable", entry)?);
+        }
+        Ok(child::Plan {
+            program,
+            arguments: Pointers::new(arguments),
+            environment: Pointers::new(environment),
+            identity: self.identity.clone().map(sorted),
+            session: self.session,
+            umask: self.umask & 0o777,
+            directory: text("its directory", self.working_directory.as_os_str().as_bytes().to_vec())?,
+            nofile: self.nofile,
+            oom_reset: self.oom_reset,
+            death: self.parent_death_signal,
+            parent: nix::unistd::getpid(),
+        })
+    }
+}
+
+/// Groups in the kernel's own order, each once, so that what it answers can be compared.
+fn sorted(mut identity: Identity) -> Identity {
+    identity.groups.sort_unstable();
+    identity.groups.dedup();
+    identity
+}
+
+/// A child of ours. Dropping it reaps it if it has ended, and otherwise lets it go on.
+#[derive(Debug)]
+pub struct Child {
+    pid: i32,
+    start_time: u64,
+    pidfd: Option<OwnedFd>,
+    end: Option<Exit>,
+}
+
+impl Child {
+    /// A child just forked: until we reap it, its pid cannot pass to another.
+    pub(super) fn adopt(pid: i32) -> Self {
+        let process = Process::find(pid).ok().flatten();
+        let start_time = process.map_or(0, |process| process.id().start_time);
+        Self { pid, start_time, pidfd: raw::pidfd_open(pid).ok(), end: None }
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Clock ticks after boot at which it started (`/proc/PID/stat`).
+    pub fn start_time(&self) -> u64 {
+        self.start_time
+    }
+
+    /// Pid and start time, for the journal.
+    pub fn id(&self) -> ProcessId {
+        ProcessId { pid: self.pid, start_time: self.start_time }
+    }
+
+    /// Readable when it has ended; None before Linux 5.3.
+    pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// How it ended, if it has. Reaps it; the answer stays.
+    pub fn try_wait(&mut self) -> Option<Exit> {
+        if self.end.is_none() {
+            self.end = match raw::reap(self.pid) {
+                Ok(end) => end,
+                // Reaped by somebody else (or by SIGCHLD being ignored): it is gone, and nobody knows how.
+                Err(_) => Some(Exit::Code(u8::MAX)),
+            };
+        }
+        self.end
+    }
+
+    /// Waits for its end; None when `deadline` passes first.
+    pub fn wait(&mut self, deadline: Deadline) -> Option<Exit> {
+        loop {
+            if let Some(end) = self.try_wait() {
+                return Some(end);
+            }
+            let waited = match &self.pidfd {
+                Some(pidfd) => poll_readable(pidfd.as_fd(), deadline) == Ok(true),
+                None => deadline.sleep(Duration::from_millis(3)),
+            };
+            if !waited && deadline.expired() {
+                return self.try_wait();
+            }
+        }
+    }
+
+    /// Sends a signal; false when it has ended.
+    pub fn signal(&mut self, signal: Signal) -> bool {
+        // Not reaped yet, so the pid is its own, though it be a defunct process.
+        self.try_wait().is_none() && nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), signal).is_ok()
+    }
+
+    /// SIGKILL, then waits; None when it survives `deadline` (state D).
+    pub fn kill(&mut self, deadline: Deadline) -> Option<Exit> {
+        self.signal(Signal::SIGKILL);
+        self.wait(deadline)
+    }
+
+    /// Reads the child's report to its end, which exec makes by closing the pipe: nothing is a child that died on
+    /// its way, one byte is exec reached, nine are that byte or a failure's.
+    fn follow(mut self, program: &str, report: &OwnedFd, deadline: Deadline) -> Result<Self, SpawnError> {
+        let lost = |how: String| SpawnError::Lost { program: program.to_owned(), how };
+        let Some(words) = read_report(report, deadline) else {
+            self.kill(Deadline::after_ms(500));
+            return Err(lost("was not ready in time".to_owned()));
+        };
+        if let Some((stage, errno)) = child::failure(&words) {
+            self.wait(Deadline::after_ms(500));
+            return Err(SpawnError::Child { program: program.to_owned(), stage, errno });
+        }
+        if words.is_empty() {
+            let end = self.kill(Deadline::after_ms(500));
+            return Err(lost(end.map_or("hangs".to_owned(), |end| format!("was ended by {end}"))));
+        }
+        if self.start_time == 0 {
+            self.kill(Deadline::after_ms(500));
+            return Err(lost("cannot be read in '/proc'".to_owned()));
+        }
+        Ok(self)
+    }
+}
+
+/// All that the child wrote before its end of the pipe closed; None at the deadline.
+fn read_report(report: &OwnedFd, deadline: Deadline) -> Option<Vec<u8>> {
+    let mut words = Vec::new();
+    loop {
+        let mut some = [0u8; 16];
+        if !poll_readable(report.as_fd(), deadline).ok()? {
+            return None;
+        }
+        match nix::unistd::read(report, &mut some) {
+            Ok(0) => return Some(words),
+            Ok(got) => words.extend_from_slice(some.get(..got).unwrap_or_default()),
+            Err(Errno::EINTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.try_wait();
+    }
+}
+
+#[cfg(test)]
+#[path = "spawn_tests.rs"]
+mod tests;

@@ -1,0 +1,292 @@
+//! The child's half of a start, between fork and exec: nothing here allocates or takes a lock.
+
+use super::Identity;
+use crate::sys::raw::{self, Pointers};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Pid, Uid};
+use std::ffi::CString;
+use std::os::fd::RawFd;
+
+/// The steps of the child, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Stage {
+    /// Default actions, nothing blocked.
+    Signals = 1,
+    /// A session of its own.
+    Session,
+    /// Into its cgroup.
+    Cgroup,
+    /// Its descriptors in place, every other one closed.
+    Descriptors,
+    /// No protection against the out-of-memory killer.
+    OutOfMemory,
+    /// Its limit of open files.
+    Limits,
+    /// Its mask and working directory.
+    Directory,
+    /// Its supplementary groups.
+    Groups,
+    /// Its group.
+    Group,
+    /// Its user. EAGAIN: the user has too many processes.
+    User,
+    /// The proof that the former identity is gone.
+    Proof,
+    /// To end with its parent.
+    ParentDeath,
+    /// exec itself. EAGAIN: the user has too many processes.
+    Exec,
+    /// A number that is no stage.
+    Unknown,
+}
+
+impl Stage {
+    pub(super) fn from_number(number: i32) -> Self {
+        const ALL: [Stage; 13] = [
+            Stage::Signals,
+            Stage::Session,
+            Stage::Cgroup,
+            Stage::Descriptors,
+            Stage::OutOfMemory,
+            Stage::Limits,
+            Stage::Directory,
+            Stage::Groups,
+            Stage::Group,
+            Stage::User,
+            Stage::Proof,
+            Stage::ParentDeath,
+            Stage::Exec,
+        ];
+        ALL.into_iter().find(|stage| *stage as i32 == number).unwrap_or(Self::Unknown)
+    }
+}
+
+impl std::fmt::Display for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Signals => "signals cannot be reset",
+            Self::Session => "no session of its own (setsid)",
+            Self::Cgroup => "it cannot enter its cgroup",
+            Self::Descriptors => "its descriptors cannot be set up",
+            Self::OutOfMemory => "its out-of-memory score cannot be reset",
+            Self::Limits => "its limit of open files cannot be set",
+            Self::Directory => "its working directory cannot be entered",
+            Self::Groups => "its groups cannot be set",
+            Self::Group => "its group cannot be set",
+            Self::User => "its user cannot be set",
+            Self::Proof => "the former identity is not gone",
+            Self::ParentDeath => "it cannot be tied to its parent",
+            Self::Exec => "it cannot be executed",
+            Self::Unknown => "it failed before exec",
+        })
+    }
+}
+
+/// What the child does, ready made.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub program: CString,
+    pub arguments: Pointers,
+    pub environment: Pointers,
+    pub identity: Option<Identity>,
+    pub session: bool,
+    pub umask: u32,
+    pub directory: CString,
+    pub nofile: Option<u64>,
+    pub oom_reset: bool,
+    pub death: Option<Signal>,
+    pub parent: Pid,
+}
+
+/// The descriptors it needs, by the parent's numbers.
+#[derive(Debug)]
+pub(super) struct Wires {
+    pub standard: [RawFd; 3],
+    pub inherit: Vec<(RawFd, RawFd)>,
+    pub cgroup: Option<RawFd>,
+    pub report: RawFd,
+}
+
+/// Memory for the child, taken before the fork.
+#[derive(Debug)]
+pub(super) struct Room {
+    groups: Vec<Gid>,
+    found: Vec<nix::libc::gid_t>,
+    moved: Vec<RawFd>,
+    keep: Vec<RawFd>,
+}
+
+impl Room {
+    pub fn new(plan: &Plan, wires: &Wires) -> Self {
+        let groups: Vec<Gid> =
+            plan.identity.iter().flat_map(|identity| &identity.groups).map(|gid| Gid::from_raw(*gid)).collect();
+        let mut keep: Vec<RawFd> = wires.inherit.iter().map(|(_, target)| *target).collect();
+        keep.sort_unstable();
+        keep.push(0); // the report's own place
+        Self { found: vec![0; groups.len() + 1], groups, moved: vec![-1; wires.inherit.len()], keep }
+    }
+}
+
+/// Runs in the child and never returns: exec, or a report and an exit.
+pub(super) fn run(plan: &Plan, wires: &Wires, room: &mut Room) -> ! {
+    // The report moves above every number that the program is to have, so that nothing is put over it.
+    let above = room.keep.iter().copied().max().unwrap_or(2).max(2) + 1;
+    let report = match raw::duplicate_above(wires.report, above) {
+        Ok(fd) => fd,
+        Err(errno) => give_up(wires.report, Stage::Descriptors, errno),
+    };
+    if let Err((stage, errno)) = steps(plan, wires, room, report, above) {
+        give_up(report, stage, errno);
+    }
+    // From here on a closed pipe means exec, or a death in it.
+    let _ = nix::unistd::write(raw::borrow(report), &[REACHED]);
+    let errno = raw::exec(&plan.program, &plan.arguments, &plan.environment);
+    give_up(report, Stage::Exec, errno)
+}
+
+const REACHED: u8 = b'!';
+
+fn give_up(report: RawFd, stage: Stage, errno: Errno) -> ! {
+    let mut words = [0u8; 8];
+    let (first, second) = words.split_at_mut(4);
+    first.copy_from_slice(&(stage as i32).to_ne_bytes());
+    second.copy_from_slice(&(errno as i32).to_ne_bytes());
+    // The parent reads "lost" if even this fails.
+    let _ = nix::unistd::write(raw::borrow(report), &words);
+    raw::exit_now(127)
+}
+
+/// The failure that [`give_up`] wrote, if the child's words hold one.
+pub(super) fn failure(words: &[u8]) -> Option<(Stage, Errno)> {
+    let words: &[u8; 8] = words.strip_prefix(&[REACHED]).unwrap_or(words).try_into().ok()?;
+    let [a, b, c, d, errno @ ..] = *words;
+    Some((Stage::from_number(i32::from_ne_bytes([a, b, c, d])), Errno::from_raw(i32::from_ne_bytes(errno))))
+}
+
+fn steps(
+    plan: &Plan,
+    wires: &Wires,
+    room: &mut Room,
+    report: RawFd,
+    above: RawFd,
+) -> Result<(), (Stage, Errno)> {
+    let at = |stage: Stage| move |errno: Errno| (stage, errno);
+    raw::reset_signals().map_err(at(Stage::Signals))?;
+    if plan.session {
+        nix::unistd::setsid().map_err(at(Stage::Session))?;
+    }
+    if let Some(cgroup) = wires.cgroup {
+        nix::unistd::write(raw::borrow(cgroup), b"0").map_err(at(Stage::Cgroup))?;
+    }
+    descriptors(wires, room, report, above).map_err(at(Stage::Descriptors))?;
+    if plan.oom_reset {
+        reset_out_of_memory_score().map_err(at(Stage::OutOfMemory))?;
+    }
+    if let Some(wanted) = plan.nofile {
+        raise_open_files(wanted).map_err(at(Stage::Limits))?;
+    }
+    nix::sys::stat::umask(Mode::from_bits_truncate(plan.umask));
+    nix::unistd::chdir(plan.directory.as_c_str()).map_err(at(Stage::Directory))?;
+    if let Some(identity) = &plan.identity {
+        become_user(identity, room)?;
+    }
+    if let Some(signal) = plan.death {
+        // After the change of identity, which clears it.
+        nix::sys::prctl::set_pdeathsig(signal).map_err(at(Stage::ParentDeath))?;
+        if nix::unistd::getppid() != plan.parent {
+            return Err((Stage::ParentDeath, Errno::ESRCH));
+        }
+    }
+    Ok(())
+}
+
+/// Sources are first copied out of the way, since the number of one may be the goal of another.
+fn descriptors(wires: &Wires, room: &mut Room, report: RawFd, above: RawFd) -> Result<(), Errno> {
+    let mut standard = wires.standard;
+    for fd in &mut standard {
+        *fd = raw::duplicate_above(*fd, above)?;
+    }
+    for (moved, (source, _)) in room.moved.iter_mut().zip(&wires.inherit) {
+        *moved = raw::duplicate_above(*source, above)?;
+    }
+    for (source, target) in standard.into_iter().zip(0..) {
+        raw::duplicate_to(source, target)?;
+    }
+    for (source, (_, target)) in room.moved.iter().zip(&wires.inherit) {
+        raw::duplicate_to(*source, *target)?;
+    }
+    if let Some(last) = room.keep.last_mut() {
+        *last = report;
+    }
+    raw::close_all_except(&room.keep);
+    Ok(())
+}
+
+/// Only a negative score is touched: what a site sets on purpose for jobs is positive and stays.
+fn reset_out_of_memory_score() -> Result<(), Errno> {
+    let file = c"/proc/self/oom_score_adj";
+    let score = match nix::fcntl::open(file, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()) {
+        Ok(fd) => fd,
+        // No /proc, or a caller who may not write: an ordinary user has no protection to lose.
+        Err(Errno::ENOENT | Errno::EACCES) => return Ok(()),
+        Err(errno) => return Err(errno),
+    };
+    let mut first = [0u8; 1];
+    nix::unistd::read(&score, &mut first)?;
+    if first == *b"-" {
+        nix::unistd::write(&score, b"0")?;
+    }
+    Ok(())
+}
+
+fn raise_open_files(wanted: u64) -> Result<(), Errno> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let goal = wanted.min(hard);
+    if goal > soft { setrlimit(Resource::RLIMIT_NOFILE, goal, hard) } else { Ok(()) }
+}
+
+/// Groups, then group, then user; then the proof.
+fn become_user(identity: &Identity, room: &mut Room) -> Result<(), (Stage, Errno)> {
+    let at = |stage: Stage| move |errno: Errno| (stage, errno);
+    let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
+    nix::unistd::setgroups(&room.groups).map_err(at(Stage::Groups))?;
+    nix::unistd::setresgid(gid, gid, gid).map_err(at(Stage::Group))?;
+    nix::unistd::setresuid(uid, uid, uid).map_err(at(Stage::User))?;
+    prove(identity, room).map_err(at(Stage::Proof))
+}
+
+fn prove(identity: &Identity, room: &mut Room) -> Result<(), Errno> {
+    let ids = nix::unistd::getresuid()?;
+    let gids = nix::unistd::getresgid()?;
+    let uid_is = |uid: Uid| uid.as_raw() == identity.uid;
+    let gid_is = |gid: Gid| gid.as_raw() == identity.gid;
+    if ![ids.real, ids.effective, ids.saved].into_iter().all(uid_is)
+        || ![gids.real, gids.effective, gids.saved].into_iter().all(gid_is)
+    {
+        return Err(Errno::EPERM);
+    }
+    // One place more than expected: a group too many is seen, many too many are EINVAL.
+    let count = raw::groups_into(&mut room.found)?;
+    if room.found.get(..count) != Some(identity.groups.as_slice()) {
+        return Err(Errno::EPERM);
+    }
+    if identity.uid == 0 {
+        return Ok(());
+    }
+    raw::drop_capabilities()?;
+    let root = Uid::from_raw(0);
+    if nix::unistd::setresuid(root, root, root).is_ok() || nix::unistd::seteuid(root).is_ok() {
+        return Err(Errno::EPERM);
+    }
+    // A group with more power than the user's own could be regained as well.
+    let group = Gid::from_raw(0);
+    if identity.gid != 0 && nix::unistd::setresgid(group, group, group).is_ok() {
+        return Err(Errno::EPERM);
+    }
+    Ok(())
+}

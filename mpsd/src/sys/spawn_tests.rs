@@ -1,0 +1,221 @@
+use super::*;
+use crate::sys::testing::{STRANGER, alone};
+use std::io::Read;
+
+fn soon() -> Deadline {
+    Deadline::after_ms(10_000)
+}
+
+/// Runs a shell line (a test's convenience, never the product's) and returns its output and end.
+fn shell(line: &str, change: impl FnOnce(&mut Spawn)) -> (String, Exit) {
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
+    let mut spawn = Spawn::new("/bin/sh");
+    spawn.args = vec!["-c".into(), line.into()];
+    spawn.stdout = Stdio::Fd(write);
+    change(&mut spawn);
+    let mut child = spawn.start().unwrap();
+    let mut text = String::new();
+    std::fs::File::from(read).read_to_string(&mut text).unwrap();
+    (text, child.wait(soon()).unwrap())
+}
+
+fn stranger(groups: &[u32]) -> Option<Identity> {
+    Some(Identity { uid: STRANGER, gid: STRANGER, groups: groups.to_vec() })
+}
+
+#[test]
+fn the_environment_is_exact_and_the_mask_and_directory_are_set() {
+    let _alone = alone();
+    let env = vec![("ONLY".into(), "this one".into())];
+    let (text, end) = shell("/usr/bin/env; umask; pwd", |s| s.env = env);
+    let lines: Vec<_> = text.lines().filter(|l| !l.starts_with("PWD=") && !l.starts_with("_=")).collect();
+    assert_eq!(lines, ["ONLY=this one", "0077", "/"]);
+    assert_eq!(end, Exit::Code(0));
+}
+
+#[test]
+fn the_ways_to_end_differ() {
+    let _alone = alone();
+    assert_eq!(shell("exit 1", |_| ()).1, Exit::Code(1));
+    assert_eq!(shell("kill -9 $$", |_| ()).1, Exit::Signal(9));
+    assert_eq!(shell("kill -40 $$", |_| ()).1, Exit::Signal(40), "a real-time signal has no name in nix");
+    let missing = Spawn::new("/nowhere/program").start().unwrap_err();
+    assert_eq!((missing.stage(), missing.errno()), (Some(Stage::Exec), Some(Errno::ENOENT)));
+    assert_eq!(missing.to_string(), "cannot start '/nowhere/program': it cannot be executed");
+    let directory = Spawn::new("/etc").start().unwrap_err();
+    assert_eq!((directory.stage(), directory.errno()), (Some(Stage::Exec), Some(Errno::EACCES)));
+    assert!(matches!(Spawn::new("sh").start(), Err(SpawnError::Invalid { .. })));
+    let mut bad = Spawn::new("/bin/sh");
+    bad.env = vec![("A=B".into(), "x".into())];
+    assert!(matches!(bad.start(), Err(SpawnError::Invalid { .. })));
+    let mut lost = Spawn::new("/bin/sh");
+    lost.working_directory = "/nowhere".into();
+    assert_eq!(lost.start().unwrap_err().stage(), Some(Stage::Directory));
+}
+
+#[test]
+fn the_identity_is_dropped_and_proved() {
+    let _alone = alone();
+    let line = "id -u; id -g; id -G; grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status";
+    let (text, _) = shell(line, |s| s.identity = stranger(&[54_323, 54_322, 54_323]));
+    let zero = "0000000000000000";
+    let want = format!(
+        "54321\n54321\n54321 54322 54323\nCapInh:\t{zero}\nCapPrm:\t{zero}\nCapEff:\t{zero}\nCapAmb:\t{zero}\n"
+    );
+    assert_eq!(text, want);
+    // More groups than the 32 of which others' buffers are made.
+    let many: Vec<u32> = (60_000..60_200).collect();
+    let (text, _) = shell("id -G", |s| s.identity = stranger(&many));
+    assert_eq!(text.split_whitespace().count(), 201);
+    // None: the caller's groups are gone too.
+    let (text, _) = shell("grep Groups: /proc/self/status", |s| s.identity = stranger(&[]));
+    assert_eq!(text.trim(), "Groups:");
+}
+
+#[test]
+fn no_descriptor_leaks_and_the_named_ones_arrive_where_they_should() {
+    let _alone = alone();
+    let leaky: Vec<_> = (0..40).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+    for file in &leaky {
+        nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
+    }
+    let (first, second) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    std::io::Write::write_all(&mut &first, b"first").unwrap();
+    std::io::Write::write_all(&mut &second, b"second").unwrap();
+    // Crossed on purpose: each goes to the number that the other has here.
+    let (first, second): (OwnedFd, OwnedFd) = (first.into(), second.into());
+    let (one, two) = (first.as_raw_fd(), second.as_raw_fd());
+    let names = [one, two].map(|n| format!("/proc/self/fd/{n}"));
+    let line = format!("ls /proc/self/fd; head -c9 {}; echo; head -c9 {}", names[0], names[1]);
+    let (text, _) = shell(&line, |s| s.inherit = vec![(first, two), (second, one)]);
+    let mut lines: Vec<_> = text.lines().collect();
+    let words = lines.split_off(lines.len() - 2);
+    assert_eq!(words, ["second", "first"]);
+    let mut numbers: Vec<i32> = lines.iter().map(|l| l.parse().unwrap()).collect();
+    // ls's own descriptor of the directory is the one more.
+    numbers.retain(|n| ![0, 1, 2, one, two].contains(n));
+    assert_eq!(numbers.len(), 1, "{text}");
+}
+
+#[test]
+fn signals_are_as_new_and_the_session_its_own() {
+    let _alone = alone();
+    let mut mask = nix::sys::signal::SigSet::empty();
+    mask.add(Signal::SIGTERM);
+    mask.thread_block().unwrap();
+    let (text, _) = shell("grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status; ps -o sid= -p $$; echo $$", |s| {
+        s.session = true;
+        s.nofile = Some(1 << 40);
+    });
+    mask.thread_unblock().unwrap();
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    assert_eq!(&lines[..2], ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]);
+    assert_eq!(lines[3], lines[4], "leader of its session");
+}
+
+#[test]
+fn open_files_are_raised_never_lowered() {
+    let _alone = alone();
+    let (soft, hard) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
+    let line = "ulimit -Sn; ulimit -Hn";
+    let (text, _) = shell(line, |s| s.nofile = Some(hard + 5));
+    assert_eq!(text, format!("{hard}\n{hard}\n"));
+    let (text, _) = shell(line, |s| s.nofile = Some(1));
+    assert_eq!(text, format!("{soft}\n{hard}\n"));
+}
+
+#[test]
+fn a_protected_score_is_reset_and_a_positive_one_stays() {
+    let _alone = alone();
+    // The score goes by inheritance: set our own for a moment, under the lock.
+    let path = "/proc/self/oom_score_adj";
+    let before = std::fs::read_to_string(path).unwrap();
+    // A container may forbid the protection itself; then there is none to reset and 0 is what must come out.
+    let protected = std::fs::write(path, "-500");
+    let (reset, _) = shell("cat /proc/self/oom_score_adj", |_| ());
+    std::fs::write(path, "300").unwrap();
+    let (kept, _) = shell("cat /proc/self/oom_score_adj", |_| ());
+    std::fs::write(path, before.trim()).unwrap();
+    assert_eq!((reset.trim(), kept.trim()), ("0", "300"), "protected: {protected:?}");
+}
+
+#[test]
+fn a_child_tied_to_its_parent_ends_with_it() {
+    let _alone = alone();
+    let pipe = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
+    let middle = match raw::fork().unwrap() {
+        None => {
+            let mut spawn = Spawn::new("/bin/sleep");
+            spawn.args = vec!["60".into()];
+            spawn.identity = stranger(&[]);
+            spawn.parent_death_signal = Some(Signal::SIGKILL);
+            let pid = spawn.start().map_or(0, |child| child.pid());
+            let _ = nix::unistd::write(&pipe.1, &pid.to_ne_bytes());
+            raw::exit_now(0);
+        }
+        Some(pid) => pid,
+    };
+    let mut word = [0u8; 4];
+    nix::unistd::read(&pipe.0, &mut word).unwrap();
+    Child::adopt(middle).wait(soon()).unwrap();
+    let tied = i32::from_ne_bytes(word);
+    assert!(tied > 0);
+    if let Some(process) = Process::find(tied).unwrap() {
+        assert!(process.wait_gone(soon()).unwrap());
+    }
+}
+
+#[test]
+fn a_user_with_too_many_processes_is_named_as_the_cause() {
+    let _alone = alone();
+    let uid = STRANGER + 1;
+    let identity = || Some(Identity { uid, gid: uid, groups: vec![] });
+    let (limit, hard) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NPROC).unwrap();
+    let sleeper = || {
+        let mut sleeper = Spawn::new("/bin/sleep");
+        sleeper.args = vec!["60".into()];
+        sleeper.identity = identity();
+        sleeper.start().unwrap()
+    };
+    let sleepers = [sleeper(), sleeper()];
+    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NPROC, 1, hard).unwrap();
+    let mut second = Spawn::new("/bin/true");
+    second.identity = identity();
+    let refused = second.start();
+    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NPROC, limit, hard).unwrap();
+    for mut sleeper in sleepers {
+        sleeper.kill(soon());
+    }
+    let error = refused.unwrap_err();
+    assert_eq!((error.stage(), error.errno()), (Some(Stage::Exec), Some(Errno::EAGAIN)));
+}
+
+#[test]
+fn a_child_that_cannot_be_ready_in_time_is_given_up() {
+    let _alone = alone();
+    let (report, answer) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
+    // As a child whose program lies on a file system that does not answer.
+    let pid = match raw::fork().unwrap() {
+        None => loop {
+            nix::unistd::pause();
+        },
+        Some(pid) => pid,
+    };
+    drop(answer);
+    let began = std::time::Instant::now();
+    let outcome = Child::adopt(pid).follow("slow", &report, Deadline::after_ms(50));
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert_eq!(outcome.unwrap_err().to_string(), "cannot start 'slow': its process was not ready in time");
+    assert_eq!(raw::reap(pid), Err(Errno::ECHILD), "killed and reaped");
+}
+
+#[test]
+fn dropping_an_ended_child_leaves_no_zombie() {
+    let _alone = alone();
+    let child = Spawn::new("/bin/true").start().unwrap();
+    let id = child.id();
+    id.open().unwrap().unwrap().wait_gone(soon()).unwrap();
+    assert!(id.open().unwrap().is_some(), "defunct until reaped");
+    drop(child);
+    assert!(id.open().unwrap().is_none());
+}

@@ -1,0 +1,13 @@
+//! What the tests of this layer share.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Holds back the other tests that fork: a child made meanwhile would keep copies of this test's descriptors.
+pub(super) fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A user that owns nothing on any system.
+pub(super) const STRANGER: u32 = 54_321;
