@@ -1,2 +1,88 @@
-//! Placeholder.
-fn main() {}
+//! `cargo xtask`: what would otherwise be a folder of shell scripts.
+//!
+//! | verb | does |
+//! |---|---|
+//! | `setup` | installs Slurm and munge through the system's package manager, once |
+//! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched |
+//! | `test` | README's second command: everything that CI runs |
+//! | `bench srun` | what the plugin costs a job that did not ask for it |
+
+mod cargo;
+mod progress;
+mod setup;
+mod tally;
+mod test;
+mod watch;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+
+/// Builds, shows, tests and measures mpsd.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Install what the tests need and is missing: Slurm and munge.
+    Setup,
+    /// Show one MPS job on a throw-away two-node Slurm, with this machine's GPUs or simulated ones.
+    Demo,
+    /// Run everything that CI runs.
+    Test,
+    /// Measure.
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// `srun true` with and without the plugin on the same Slurm, in turn.
+    Srun {
+        /// Pairs to measure.
+        #[arg(long, default_value_t = 100)]
+        pairs: u32,
+        /// Where the result goes, as JSON.
+        #[arg(long, default_value = "target/bench-srun.json")]
+        out: std::path::PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!(
+            "this needs root: it starts a Slurm whose jobs run as other users; use 'sudo -E cargo xtask …'"
+        );
+    }
+    std::env::set_current_dir(cargo::root()?)?;
+    match &arguments.verb {
+        Verb::Setup => setup::run().map(|()| ExitCode::SUCCESS),
+        Verb::Test => test::run(),
+        Verb::Demo => {
+            setup::run()?;
+            cargo::build(&["build", "--workspace"])?;
+            cargo::become_program("demo", &[])
+        }
+        Verb::Bench(Bench::Srun { pairs, out }) => {
+            setup::run()?;
+            cargo::build(&["build", "--release", "--workspace"])?;
+            let out = out.display().to_string();
+            cargo::become_program("bench-srun", &["--pairs", &pairs.to_string(), "--out", &out])
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Cargo itself, and the programs it built.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+/// The workspace's root.
+pub fn root() -> Result<PathBuf> {
+    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    Ok(own
+        .parent()
+        .context("the xtask crate has no parent directory")?
+        .to_owned())
+}
+
+/// A cargo command with nothing to read.
+pub fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Builds with cargo's own progress on the terminal.
+pub fn build(arguments: &[&str]) -> Result<()> {
+    let status = command(arguments).status().context("cannot start cargo")?;
+    if !status.success() {
+        bail!("'cargo {}' failed ({status})", arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// `cargo metadata` of the workspace, dependencies left out.
+pub fn metadata() -> Result<Value> {
+    let output = command(&["metadata", "--no-deps", "--format-version=1"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("'cargo metadata' failed ({})", output.status);
+    }
+    serde_json::from_slice(&output.stdout).context("'cargo metadata' gave no JSON")
+}
+
+/// Names of the `[[test]]` targets of package `package`.
+pub fn test_targets(metadata: &Value, package: &str) -> Vec<String> {
+    let empty = Vec::new();
+    let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let packages = metadata["packages"].as_array().unwrap_or(&empty);
+    packages
+        .iter()
+        .filter(|found| found["name"] == package)
+        .flat_map(|found| array(&found["targets"]))
+        .filter(|target| array(&target["kind"]).iter().any(|kind| kind == "test"))
+        .filter_map(|target| target["name"].as_str().map(str::to_owned))
+        .collect()
+}
+
+/// Turns this process into a program of the build, so that a signal reaches it and nothing stands between. It lies in the
+/// profile's directory: `release` for the benchmark, `debug` else.
+pub fn become_program(name: &str, arguments: &[&str]) -> Result<ExitCode> {
+    let target = metadata()?["target_directory"]
+        .as_str()
+        .context("no target directory")?
+        .to_owned();
+    let profile = if name.starts_with("bench") {
+        "release"
+    } else {
+        "debug"
+    };
+    let program = PathBuf::from(target).join(profile).join(name);
+    let error = Command::new(&program).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot run '{}'", program.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_test_targets_of_one_package() {
+        let metadata = serde_json::json!({"packages": [
+            {"name": "tests", "targets": [
+                {"name": "tests", "kind": ["lib"]},
+                {"name": "suite", "kind": ["test"]},
+                {"name": "slurm", "kind": ["test"]},
+            ]},
+            {"name": "other", "targets": [{"name": "x", "kind": ["test"]}]},
+        ]});
+        assert_eq!(test_targets(&metadata, "tests"), ["suite", "slurm"]);
+    }
+}

@@ -1,0 +1,123 @@
+//! One command whose output is shown and read at the same time, with a deadline.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Read};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Runs `command`, hands every line of both its streams to `each`, and returns how it ended. After `limit` it is killed with
+/// all its descendants, and that is an error. It stays in this process group: Ctrl-C ends it too.
+pub fn lines(command: &mut Command, limit: Duration, mut each: impl FnMut(&str)) -> Result<ExitStatus> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start '{program}'"))?;
+    let (sender, receiver) = channel();
+    forward(child.stdout.take(), sender.clone());
+    forward(child.stderr.take(), sender);
+    let deadline = Instant::now() + limit;
+    loop {
+        match receiver.recv_timeout(Duration::from_millis(100)) {
+            Ok(line) => each(&line),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if Instant::now() > deadline {
+            kill_tree(child.id().cast_signed());
+            child.wait()?;
+            bail!("'{program}' did not end within {} min", limit.as_secs() / 60);
+        }
+    }
+    Ok(child.wait()?)
+}
+
+/// Kills a child and whatever it started.
+fn kill_tree(root: i32) {
+    let parents = parents();
+    let mut family = BTreeSet::from([root]);
+    loop {
+        let size = family.len();
+        family.extend(
+            parents
+                .iter()
+                .filter(|(_, parent)| family.contains(parent))
+                .map(|(pid, _)| *pid)
+                .collect::<Vec<_>>(),
+        );
+        if family.len() == size {
+            break;
+        }
+    }
+    for pid in family {
+        // One that has ended meanwhile is no failure.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+/// Every process with its parent.
+fn parents() -> Vec<(i32, i32)> {
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = entries
+        .filter_map(std::io::Result::ok)
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid: i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+        Some((pid, parent))
+    })
+    .collect()
+}
+
+fn forward(stream: Option<impl Read + Send + 'static>, sender: Sender<String>) {
+    std::thread::spawn(move || {
+        let Some(stream) = stream else { return };
+        let mut reader = BufReader::new(stream);
+        let mut bytes = Vec::new();
+        while let Ok(1..) = reader.read_until(b'\n', &mut bytes) {
+            let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+            bytes.clear();
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shows_both_streams_and_the_status() {
+        let mut seen = Vec::new();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "echo out; echo err >&2; exit 3"]);
+        let status = lines(&mut command, Duration::from_secs(10), |line| {
+            seen.push(line.to_owned())
+        })
+        .unwrap();
+        seen.sort();
+        assert_eq!(seen, ["err", "out"]);
+        assert_eq!(status.code(), Some(3));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_killed_with_its_children() {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "sleep 61 & wait"]);
+        let started = Instant::now();
+        let error = lines(&mut command, Duration::from_millis(200), |_| {}).unwrap_err();
+        assert!(error.to_string().contains("did not end"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(5));
+    }
+}
