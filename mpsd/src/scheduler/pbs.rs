@@ -128,18 +128,13 @@ impl Installation {
 
 /// The last `$prologalarm N` of a mom's configuration.
 fn prolog_alarm(config: &str) -> Option<u64> {
-    let mut words = config.lines().map(str::split_whitespace);
-    let mut found = None;
-    while let Some(mut line) = words.next() {
-        if line.next() == Some("$prologalarm") {
-            found = line
-                .next()
-                .and_then(|n| n.parse().ok())
-                .filter(|n| *n > 0)
-                .or(found);
-        }
-    }
-    found
+    let values = config.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next() == Some("$prologalarm"))
+            .then(|| words.next()?.parse().ok())
+            .flatten()
+    });
+    values.filter(|seconds| *seconds > 0).last()
 }
 
 fn first_mom(usual: &[&str; 2]) -> PathBuf {

@@ -1,0 +1,8 @@
+# The environment of a PBS job's own MPS. Outside a job, and in a job without MPS, this starts no program.
+# A job id of more than 40 bytes has a shortened directory: mpsctl knows its name.
+if ( $?PBS_JOBID ) then
+    if ( -x /usr/bin/mpsctl && ( -d "/run/mpsd/jobs/$PBS_JOBID" || ( $%PBS_JOBID > 40 && -d /run/mpsd/jobs ) ) ) then
+        # Nothing is printed to evaluate when mpsctl fails: its line on standard error says why.
+        eval `/usr/bin/mpsctl env --shell csh --main`
+    endif
+endif
