@@ -14,6 +14,10 @@ pub mod torque;
 
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+mod golden_slurm;
+#[cfg(test)]
+mod paper;
 
 use crate::model::failure::{Failure, Refusal, Undetermined};
 use crate::model::job::JobId;

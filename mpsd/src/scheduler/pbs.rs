@@ -134,7 +134,7 @@ fn prolog_alarm(config: &str) -> Option<u64> {
             .then(|| words.next()?.parse().ok())
             .flatten()
     });
-    values.filter(|seconds| *seconds > 0).last()
+    values.rfind(|seconds| *seconds > 0)
 }
 
 fn first_mom(usual: &[&str; 2]) -> PathBuf {
