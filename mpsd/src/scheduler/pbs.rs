@@ -128,7 +128,7 @@ impl Installation {
 
 /// The last `$prologalarm N` of a mom's configuration.
 fn prolog_alarm(config: &str) -> Option<u64> {
-    let values = config.lines().filter_map(|line| {
+    let mut values = config.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         (words.next() == Some("$prologalarm"))
             .then(|| words.next()?.parse().ok())
