@@ -5,9 +5,11 @@
 //! | `setup` | installs Slurm and munge through the system's package manager, once |
 //! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched |
 //! | `test` | README's second command: everything that CI runs |
+//! | `hardware` | the project against a real GPU, or a package for a machine without cargo |
 //! | `bench srun` | what the plugin costs a job that did not ask for it |
 
 mod cargo;
+mod hardware;
 mod progress;
 mod setup;
 mod tally;
@@ -35,6 +37,8 @@ enum Verb {
     Demo,
     /// Run everything that CI runs.
     Test,
+    /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
+    Hardware(hardware::Options),
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
@@ -73,6 +77,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.verb {
         Verb::Setup => setup::run().map(|()| ExitCode::SUCCESS),
         Verb::Test => test::run(),
+        Verb::Hardware(options) => hardware::run(&cargo::root()?, options).map(|()| ExitCode::SUCCESS),
         Verb::Demo => {
             setup::run()?;
             cargo::build(&["build", "--workspace"])?;

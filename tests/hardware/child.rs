@@ -1,0 +1,274 @@
+//! Child programs with a deadline: every wait of the harness is bounded, and every child is reaped.
+
+use std::io::{Read, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::Pid;
+
+/// Set when the user interrupted the run: every wait ends then, and the guards clean up.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// How long a pipe may stay open after its program has ended, because a child of it still holds it.
+const PIPE_WAIT: Duration = Duration::from_millis(500);
+
+/// Turns SIGINT, SIGTERM and SIGHUP into a flag, so that guards are dropped. Children start with an empty mask (the
+/// standard library resets it).
+pub fn catch_interrupts() -> Result<()> {
+    let mut set = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        set.add(signal);
+    }
+    set.thread_block()?;
+    thread::spawn(move || {
+        if set.wait().is_ok() {
+            INTERRUPTED.store(true, Ordering::SeqCst);
+        }
+    });
+    Ok(())
+}
+
+/// Fails once the user has interrupted the run.
+pub fn go_on() -> Result<()> {
+    if INTERRUPTED.load(Ordering::SeqCst) {
+        bail!("interrupted");
+    }
+    Ok(())
+}
+
+/// Sleeps, in slices that notice an interruption.
+pub fn pause(length: Duration) -> Result<()> {
+    let end = Instant::now() + length;
+    while Instant::now() < end {
+        go_on()?;
+        thread::sleep(Duration::from_millis(20).min(end.saturating_duration_since(Instant::now())));
+    }
+    go_on()
+}
+
+/// Polls until `done`, at most `limit`; whether it came true.
+pub fn until(limit: Duration, every: Duration, mut done: impl FnMut() -> bool) -> Result<bool> {
+    let end = Instant::now() + limit;
+    loop {
+        if done() {
+            return Ok(true);
+        }
+        if Instant::now() >= end {
+            return Ok(false);
+        }
+        go_on()?;
+        thread::sleep(every);
+    }
+}
+
+/// What a program did.
+#[derive(Debug, Clone)]
+pub struct Ran {
+    pub what: String,
+    /// Exit code; none if a signal ended it.
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+    /// From before the fork to the moment its end was collected.
+    pub wall: Duration,
+    /// Something that it started still holds its output open.
+    pub held_open: bool,
+}
+
+impl Ran {
+    /// Itself if it exited with 0.
+    pub fn success(self) -> Result<Self> {
+        if self.code == Some(0) {
+            return Ok(self);
+        }
+        bail!("{}", self.story())
+    }
+
+    /// Everything about it in a few lines.
+    pub fn story(&self) -> String {
+        let end = match (self.code, self.signal) {
+            (Some(code), _) => format!("exit {code}"),
+            (None, Some(signal)) => format!("signal {signal}"),
+            (None, None) => "no status".into(),
+        };
+        format!("'{}': {end}\n{}{}", self.what, self.stdout, self.stderr)
+            .trim_end()
+            .to_owned()
+    }
+
+    /// Wall time in milliseconds.
+    pub fn ms(&self) -> f64 {
+        ms(self.wall)
+    }
+}
+
+/// Milliseconds, to a hundredth.
+pub fn ms(time: Duration) -> f64 {
+    (time.as_secs_f64() * 100_000.0).round() / 100.0
+}
+
+/// A program that runs. Killed when dropped before its end.
+#[derive(Debug)]
+pub struct Running {
+    what: String,
+    pid: Pid,
+    begin: Instant,
+    end: Receiver<(std::process::ExitStatus, Instant)>,
+    ended: bool,
+    drains: [Drain; 2],
+}
+
+impl Running {
+    /// Starts it with `input` on its standard input.
+    pub fn start(command: &mut Command, input: &str) -> Result<Self> {
+        let what = command_line(command);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let begin = Instant::now();
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start '{what}'"))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A program that does not read its input closes the pipe: that is its own affair.
+            let _ = stdin.write_all(input.as_bytes());
+        }
+        let drains = [
+            Drain::start(child.stdout.take()),
+            Drain::start(child.stderr.take()),
+        ];
+        let pid = Pid::from_raw(child.id().cast_signed());
+        Ok(Self {
+            what,
+            pid,
+            begin,
+            end: reap(child),
+            ended: false,
+            drains,
+        })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw().cast_unsigned()
+    }
+
+    /// What it has written to its standard output so far.
+    pub fn stdout_so_far(&self) -> String {
+        self.drains[0].so_far()
+    }
+
+    /// Waits for its end; one that takes longer than `limit` is killed, which is an error.
+    pub fn finish(mut self, limit: Duration) -> Result<Ran> {
+        let deadline = self.begin + limit;
+        let (status, at) = loop {
+            if let Ok(end) = self.end.recv_timeout(Duration::from_millis(50)) {
+                break end;
+            }
+            go_on()?;
+            if Instant::now() >= deadline {
+                let [stdout, stderr] = self.drains.each_ref().map(Drain::so_far);
+                bail!(
+                    "'{}' took longer than {} s\n{stdout}{stderr}",
+                    self.what,
+                    limit.as_secs()
+                );
+            }
+        };
+        self.ended = true;
+        let open = self.drains.each_ref().map(|drain| !drain.wait(PIPE_WAIT));
+        let [stdout, stderr] = self.drains.each_ref().map(Drain::so_far);
+        Ok(Ran {
+            what: std::mem::take(&mut self.what),
+            code: status.code(),
+            signal: status.signal(),
+            stdout,
+            stderr,
+            wall: at - self.begin,
+            held_open: open[0] || open[1],
+        })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.ended || self.end.try_recv().is_ok() {
+            return;
+        }
+        // The child is not yet reaped (its end has not come), so the pid is still its own.
+        let _ = kill(self.pid, Signal::SIGKILL);
+        let _ = self.end.recv_timeout(Duration::from_secs(5));
+    }
+}
+
+/// Runs a program to its end.
+pub fn run(command: &mut Command, input: &str, limit: Duration) -> Result<Ran> {
+    Running::start(command, input)?.finish(limit)
+}
+
+fn reap(mut child: Child) -> Receiver<(std::process::ExitStatus, Instant)> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        if let Ok(status) = child.wait() {
+            let _ = sender.send((status, Instant::now()));
+        }
+    });
+    receiver
+}
+
+fn command_line(command: &Command) -> String {
+    let mut words = vec![command.get_program().to_string_lossy().into_owned()];
+    words.extend(command.get_args().map(|word| word.to_string_lossy().into_owned()));
+    words.join(" ")
+}
+
+/// Collects what comes out of a pipe.
+#[derive(Debug)]
+struct Drain {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    closed: Mutex<Receiver<()>>,
+}
+
+impl Drain {
+    fn start(pipe: Option<impl Read + Send + 'static>) -> Self {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let (sender, closed) = mpsc::channel();
+        let sink = Arc::clone(&bytes);
+        thread::spawn(move || {
+            let mut buffer = [0; 8192];
+            if let Some(mut pipe) = pipe {
+                while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+                    sink.lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .extend_from_slice(&buffer[..count]);
+                }
+            }
+            let _ = sender.send(());
+        });
+        Self {
+            bytes,
+            closed: Mutex::new(closed),
+        }
+    }
+
+    /// Whether the pipe was closed within `limit`.
+    fn wait(&self, limit: Duration) -> bool {
+        self.closed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .recv_timeout(limit)
+            .is_ok()
+    }
+
+    fn so_far(&self) -> String {
+        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}

@@ -1,0 +1,214 @@
+//! CUDA clients: several `mps-probe` at once, and what they report.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::child::{self, Ran, Running};
+use crate::result::Section;
+
+/// A thread percentage is granted in units of two multiprocessors: 25 % of 132 gave 32 and 10 % gave 12 (recorded).
+const SM_UNIT: f64 = 2.0;
+
+/// How much less than the limit a client may get, in MiB: its context counts against the limit.
+pub const MARGIN_MIB: u64 = 256;
+
+/// What is asked for each client.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub percent: f64,
+    pub memory_mib: u64,
+    /// All multiprocessors of the device.
+    pub device_sms: u64,
+}
+
+impl Limits {
+    /// The share rounded down to the hardware's granularity.
+    pub fn sms(&self) -> u64 {
+        ((self.device_sms as f64 * self.percent / 100.0 / SM_UNIT).floor() * SM_UNIT) as u64
+    }
+
+    /// The options that make `mps-probe` itself judge.
+    pub fn probe_options(&self) -> Vec<String> {
+        let (sms, memory) = (self.sms().to_string(), self.memory_mib.to_string());
+        [
+            "--json",
+            "--require-mps",
+            "--expect-sms",
+            &sms,
+            "--expect-mem",
+            &memory,
+        ]
+        .map(String::from)
+        .to_vec()
+    }
+}
+
+/// One client's report.
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// Its exit code, or its launcher's.
+    pub code: Option<i32>,
+    /// What it wrote to standard error.
+    pub complaint: String,
+    pub report: Value,
+}
+
+impl Client {
+    /// A number of its first GPU.
+    pub fn number(&self, key: &str) -> Option<u64> {
+        self.report["gpus"][0][key].as_u64()
+    }
+
+    /// A word of its first GPU.
+    pub fn word(&self, key: &str) -> &str {
+        self.report["gpus"][0][key].as_str().unwrap_or("")
+    }
+}
+
+/// Starts `count` clients made by `make`, waits until all have reported, calls `look`, and collects them.
+pub fn at_once<T>(
+    count: usize,
+    make: impl Fn(usize) -> Result<Command>,
+    look: impl FnOnce() -> Result<T>,
+) -> Result<(Vec<Client>, T)> {
+    let started: Vec<Running> = (0..count)
+        .map(|rank| Running::start(&mut make(rank)?, ""))
+        .collect::<Result<_>>()?;
+    let all = child::until(Duration::from_secs(60), Duration::from_millis(20), || {
+        started
+            .iter()
+            .all(|client| client.stdout_so_far().ends_with('\n') || !crate::vendor::alive(client.pid()))
+    })?;
+    let seen = if all {
+        look()?
+    } else {
+        anyhow::bail!("not all {count} clients reported within 60 s")
+    };
+    let ended = started
+        .into_iter()
+        .map(|client| read(client.finish(Duration::from_secs(120))?));
+    Ok((ended.collect::<Result<_>>()?, seen))
+}
+
+/// One client to its end.
+pub fn alone(command: &mut Command) -> Result<Client> {
+    read(child::run(command, "", Duration::from_secs(60))?)
+}
+
+fn read(ran: Ran) -> Result<Client> {
+    let line = ran.stdout.lines().next().unwrap_or("");
+    let report = serde_json::from_str(line).with_context(|| format!("no report: {}", ran.story()))?;
+    Ok(Client {
+        code: ran.code,
+        complaint: ran.stderr.trim().to_owned(),
+        report,
+    })
+}
+
+/// Reads the reports of several clients that wrote to one stream, a line each; `code` is what their launcher made of
+/// them together.
+pub fn from_lines(stdout: &str, code: Option<i32>) -> Vec<Client> {
+    stdout
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .map(|report| Client {
+            code,
+            complaint: String::new(),
+            report,
+        })
+        .collect()
+}
+
+/// Checks every client against the limits, by the harness's own arithmetic beside the probe's exit code.
+pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
+    let list = |key| {
+        clients
+            .iter()
+            .map(|client| client.number(key))
+            .collect::<Vec<_>>()
+    };
+    let sms = list("sms");
+    let memory = list("allocatable_mib");
+    let least = limits.memory_mib.saturating_sub(MARGIN_MIB);
+    let all = |values: &[Option<u64>], good: &dyn Fn(u64) -> bool| {
+        !values.is_empty() && values.iter().all(|value| value.is_some_and(good))
+    };
+    let codes: Vec<_> = clients.iter().map(|client| client.code).collect();
+    section.check(
+        "every client's own verdict",
+        codes.iter().all(|code| *code == Some(0)),
+        format!("{codes:?}"),
+    );
+    let under = clients
+        .iter()
+        .filter(|client| client.report["under_mps"] == true)
+        .count();
+    section.equal("clients under MPS", &under, &clients.len());
+    section.check(
+        format!("multiprocessors of each client are {}", limits.sms()),
+        all(&sms, &|value| value == limits.sms()),
+        format!("{sms:?}"),
+    );
+    section.check(
+        format!("each client may allocate {least} to {} MiB", limits.memory_mib),
+        all(&memory, &|value| (least..=limits.memory_mib).contains(&value)),
+        format!("{memory:?}"),
+    );
+    let memsets = clients
+        .iter()
+        .filter(|client| client.report["gpus"][0]["memset_ok"] == true)
+        .count();
+    section.equal("memory read back as written", &memsets, &clients.len());
+    let complaints: Vec<&str> = clients
+        .iter()
+        .map(|client| client.complaint.as_str())
+        .filter(|text| !text.is_empty())
+        .collect();
+    if !complaints.is_empty() {
+        section.fact("complaints", complaints.join("\n"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_rounded_down_as_recorded() {
+        let of = |percent| {
+            Limits {
+                percent,
+                memory_mib: 0,
+                device_sms: 132,
+            }
+            .sms()
+        };
+        assert_eq!((of(25.0), of(10.0), of(100.0)), (32, 12, 132));
+    }
+
+    #[test]
+    fn one_client_with_too_much_memory_fails_the_judgement() {
+        let client = |mib: u64| Client {
+            code: Some(0),
+            complaint: String::new(),
+            report: serde_json::json!({"under_mps": true, "gpus": [{"sms": 32, "allocatable_mib": mib, "memset_ok": true}]}),
+        };
+        let limits = Limits {
+            percent: 25.0,
+            memory_mib: 4096,
+            device_sms: 132,
+        };
+        let failed = |clients: &[Client]| {
+            let mut section = Section::new("test");
+            judge(&mut section, clients, &limits);
+            section.checks.iter().filter(|check| !check.ok).count()
+        };
+        assert_eq!(failed(&[client(3840), client(4096)]), 0);
+        assert_eq!(failed(&[client(3840), client(4160)]), 1);
+        assert_eq!(failed(&[client(3776)]), 1);
+        assert_eq!(failed(&[]), 2, "no client at all is no success");
+    }
+}

@@ -1,0 +1,335 @@
+//! One whole job with the real control daemon: prologue, eight clients with `mpsctl env`, epilogue.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::child::{self, Ran};
+use crate::clients::{self, Limits};
+use crate::look::{self, Look};
+use crate::probe::CLIENTS;
+use crate::result::Section;
+use crate::site::{self, Gpu, Place};
+
+/// The scheduler's own name of the job.
+const JOB: &str = "4711.srv";
+
+/// What the user asked for; the limits in numbers are [`PERCENT`] and [`MEMORY_MIB`].
+const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+pub const PERCENT: f64 = 25.0;
+pub const MEMORY_MIB: u64 = 4096;
+
+/// Longest that a prologue or epilogue may take; their own deadline is 20 s.
+const PROGRAM: Duration = Duration::from_secs(40);
+
+/// One job of the run, in the Torque dialect. Dropping it runs the epilogue if it did not run.
+#[derive(Debug)]
+pub struct Job<'a> {
+    place: &'a Place,
+    gpu: String,
+    id: String,
+    group: String,
+    config: PathBuf,
+    open: std::cell::Cell<bool>,
+}
+
+impl<'a> Job<'a> {
+    pub fn named(place: &'a Place, gpu: &Gpu, id: &str) -> Result<Self> {
+        let group = nix::unistd::Group::from_gid(place.user.gid)?
+            .context("the user's group has no name")?
+            .name;
+        let config = config(place)?;
+        Ok(Self {
+            place,
+            gpu: gpu.uuid.clone(),
+            id: id.into(),
+            group,
+            config,
+            open: false.into(),
+        })
+    }
+
+    /// Runs `mps-prologue` as the mom does: as root, with the arguments recorded of Torque.
+    pub fn prologue(&self) -> Result<Ran> {
+        self.open.set(true);
+        let mut command = self.program("mps-prologue")?;
+        command.args(["--gpus", &self.gpu]);
+        command.args([
+            &self.id,
+            &self.place.user.name,
+            &self.group,
+            "job1",
+            "nodes=1:gpus=1",
+            "batch",
+            ACCOUNT,
+        ]);
+        child::run(&mut command, "", PROGRAM)
+    }
+
+    /// Runs `mps-epilogue`; the arguments beyond the account are those recorded of Torque.
+    pub fn epilogue(&self) -> Result<Ran> {
+        let mut command = self.program("mps-epilogue")?;
+        let (session, used) = ("4242", "cput=00:00:01,mem=0kb,vmem=0kb,walltime=00:00:02");
+        command.args([&self.id, &self.place.user.name, &self.group, "job1", session]);
+        command.args(["nodes=1:gpus=1", used, "batch", ACCOUNT, "0"]);
+        let ran = child::run(&mut command, "", PROGRAM)?;
+        self.open.set(false);
+        Ok(ran)
+    }
+
+    fn program(&self, name: &str) -> Result<Command> {
+        let mut command = Command::new(self.place.staged(name)?);
+        command
+            .env_clear()
+            .current_dir("/")
+            .args(["--scheduler", "torque", "--config"])
+            .arg(&self.config);
+        Ok(command)
+    }
+
+    /// The variables that `mpsctl env` gives the user's tasks.
+    pub fn environment(&self) -> Result<BTreeMap<String, String>> {
+        let mut env = site::base_env();
+        env.insert("PBS_JOBID".into(), self.id.clone());
+        let mut command = self.place.as_user(&self.place.staged("mpsctl")?, &env);
+        command
+            .args(["--config"])
+            .arg(&self.config)
+            .args(["env", "--shell", "json", "--job", &self.id]);
+        let ran = child::run(&mut command, "", Duration::from_secs(10))?.success()?;
+        let changes: BTreeMap<String, Option<String>> =
+            serde_json::from_str(&ran.stdout).with_context(|| format!("mpsctl env wrote {}", ran.stdout))?;
+        for (name, value) in changes {
+            match value {
+                Some(value) => env.insert(name, value),
+                None => env.remove(&name),
+            };
+        }
+        Ok(env)
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.place.run.join("mpsd/jobs").join(&self.id)
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        if self.open.get() {
+            let _ = self.epilogue();
+        }
+    }
+}
+
+/// The configuration of the run: every GPU setting stays as it is.
+pub fn config(place: &Place) -> Result<PathBuf> {
+    let file = place.dir.join("etc/mpsd.toml");
+    let text = format!(
+        "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\ncompute_mode = \"keep\"\n",
+        place.run.join("mpsd").display(),
+        place.dir.join("state").display(),
+        site::program("nvidia-cuda-mps-control")?.display(),
+        site::nvml()?.display(),
+    );
+    fs::write(&file, text)?;
+    Ok(file)
+}
+
+/// The whole job.
+pub fn whole(section: &mut Section, place: &Place, gpu: &Gpu, limits: &Limits) -> Result<()> {
+    section.fact("request", ACCOUNT);
+    let before = Look::take(&place.run)?;
+    let job = Job::named(place, gpu, JOB)?;
+    let prologue = job.prologue()?;
+    section.fact("prologue_ms", prologue.ms());
+    if !section.check("mps-prologue", prologue.code == Some(0), prologue.story()) {
+        bail!("the job did not start: {}", prologue.story());
+    }
+    section.check(
+        "the prologue's output is closed when it has ended",
+        !prologue.held_open,
+        "a pipe of the mom",
+    );
+    let env = job.environment()?;
+    section.fact("task_environment", format!("{env:?}"));
+    read_back(section, place, gpu, &env, limits)?;
+    server_log(section, &job.directory(), &gpu.uuid, limits);
+    eight_clients(section, place, &env, limits)?;
+    let epilogue = job.epilogue()?;
+    section.fact("epilogue_ms", epilogue.ms());
+    section.check("mps-epilogue", epilogue.code == Some(0), epilogue.story());
+    look::compare(
+        section,
+        &before,
+        &place.run,
+        &kept(&place.run, &gpu.uuid),
+        Duration::from_secs(3),
+    )
+}
+
+/// What the run directory keeps between jobs: its own three directories and the lock file of the GPU.
+pub fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
+    ["mpsd", "mpsd/jobs", "mpsd/gpus", &format!("mpsd/gpus/{gpu}")]
+        .iter()
+        .map(|path| run.join(path))
+        .collect()
+}
+
+/// What the control daemon answers, asked by hand.
+fn read_back(
+    section: &mut Section,
+    place: &Place,
+    gpu: &Gpu,
+    env: &BTreeMap<String, String>,
+    limits: &Limits,
+) -> Result<()> {
+    let control = site::program("nvidia-cuda-mps-control")?;
+    let ask = |question: &str| -> Result<String> {
+        let ran = child::run(
+            &mut place.as_user(&control, env),
+            &format!("{question}\n"),
+            Duration::from_secs(10),
+        )?;
+        Ok(ran.success()?.stdout.trim().to_owned())
+    };
+    let threads = ask("get_default_active_thread_percentage")?;
+    section.equal(
+        "read back: thread percentage",
+        &threads.parse().ok(),
+        &Some(limits.percent),
+    );
+    let memory = ask(&format!("get_default_device_pinned_mem_limit {}", gpu.uuid))?;
+    section.equal(
+        "read back: memory limit",
+        &mebibytes(&memory),
+        &Some(limits.memory_mib),
+    );
+    let server = ask("get_server_list")?;
+    section.equal(
+        "read back: server status",
+        &ask(&format!("get_server_status {server}"))?.as_str(),
+        &"ACTIVE",
+    );
+    Ok(())
+}
+
+/// The server's own lines about its limits, in the log directory.
+pub fn server_log(section: &mut Section, directory: &Path, gpu: &str, limits: &Limits) {
+    let log = all_text(directory);
+    let bytes = limits.memory_mib << 20;
+    let wanted = [
+        format!("Active Threads Percentage set to {:.1}", limits.percent),
+        format!("Device pinned memory limit for device {gpu} set to {bytes:#x} bytes"),
+        "Server Priority set to 0".to_owned(),
+    ];
+    for line in wanted {
+        let last = log
+            .lines()
+            .rfind(|found| found.contains(&line))
+            .unwrap_or("not found");
+        section.check(format!("server log: {line}"), last != "not found", last);
+    }
+}
+
+/// All regular files below `log*` of a job's directory.
+fn all_text(directory: &Path) -> String {
+    let mut text = String::new();
+    let Ok(entries) = fs::read_dir(directory) else {
+        return text;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.path().is_dir() && name.starts_with("log") {
+            for file in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+                if file.file_type().is_ok_and(|kind| kind.is_file()) {
+                    text.push_str(&String::from_utf8_lossy(
+                        &fs::read(file.path()).unwrap_or_default(),
+                    ));
+                }
+            }
+        }
+    }
+    text
+}
+
+fn eight_clients(
+    section: &mut Section,
+    place: &Place,
+    env: &BTreeMap<String, String>,
+    limits: &Limits,
+) -> Result<()> {
+    let probe = place.staged("mps-probe")?;
+    let (clients, apps) = clients::at_once(
+        CLIENTS,
+        |rank| {
+            let mut command = place.as_user(&probe, env);
+            command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
+            command.args(limits.probe_options()).args(["--hold", "2"]);
+            Ok(command)
+        },
+        || site::smi(&["--query-compute-apps=pid,process_name", "--format=csv,noheader"]),
+    )?;
+    clients::judge(section, &clients, limits);
+    let pids: Vec<String> = clients
+        .iter()
+        .map(|client| client.report["pid"].to_string())
+        .collect();
+    let listed = apps
+        .lines()
+        .filter(|line| pids.iter().any(|pid| line.starts_with(&format!("{pid},"))))
+        .count();
+    section.equal("clients that nvidia-smi lists while they run", &listed, &CLIENTS);
+    if let Some(client) = clients.first() {
+        section.fact("first_client", client.report.to_string());
+    }
+    Ok(())
+}
+
+/// The daemon's answer about a memory limit (`3G`, `4096M`) in MiB.
+fn mebibytes(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_at(text.len().checked_sub(1)?);
+    let number: u64 = number.parse().ok()?;
+    match unit {
+        "G" => Some(number << 10),
+        "M" => Some(number),
+        "K" => Some(number >> 10),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_about_memory_are_understood() {
+        assert_eq!(mebibytes("3G"), Some(3072));
+        assert_eq!(mebibytes("4096M"), Some(4096));
+        assert_eq!(mebibytes(""), None);
+        assert_eq!(mebibytes("3X"), None);
+    }
+
+    #[test]
+    fn a_log_without_the_limit_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("log")).unwrap();
+        let limits = Limits {
+            percent: 25.0,
+            memory_mib: 4096,
+            device_sms: 132,
+        };
+        let written = "[t Server 6] Active Threads Percentage set to 25.0\n[t Server 6] Server Priority set to 0\n\
+                       [t Server 6] Device pinned memory limit for device GPU-a set to 0x100000000 bytes\n";
+        fs::write(dir.path().join("log/control.log"), written).unwrap();
+        let failed = |gpu| {
+            let mut section = Section::new("test");
+            server_log(&mut section, dir.path(), gpu, &limits);
+            section.checks.iter().filter(|check| !check.ok).count()
+        };
+        assert_eq!((failed("GPU-a"), failed("GPU-b")), (0, 1));
+    }
+}

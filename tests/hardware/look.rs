@@ -1,0 +1,180 @@
+//! The independent look: what `ps`, `ls` and `nvidia-smi` see, before and after. None of the project's own code.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::child;
+use crate::result::Section;
+use crate::site;
+
+/// Words in a command line that mark a process of MPS or of this project.
+const OURS: [&str; 5] = [
+    "nvidia-cuda-mps",
+    "mpsd",
+    "mps-prologue",
+    "mps-epilogue",
+    "mps-probe",
+];
+
+/// What can be left behind, a line each.
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    lines: BTreeSet<String>,
+    /// Processes that ended but that nobody has collected: PID 1's duty where their parent is gone.
+    pub defunct: Vec<String>,
+}
+
+impl Look {
+    /// Looks at the machine and at the run directory.
+    pub fn take(run: &Path) -> Result<Self> {
+        let mut look = Self::default();
+        look.processes()?;
+        for directory in ["/dev/shm", "/run", "/tmp"] {
+            look.list("-A1", Path::new(directory))?;
+        }
+        look.list("-A1", Path::new("/run/mpsd"))?;
+        look.list("-A1R", run)?;
+        look.groups(Path::new("/sys/fs/cgroup"), 4);
+        for app in site::smi(&["--query-compute-apps=pid,process_name", "--format=csv,noheader"])?.lines() {
+            look.lines.insert(format!("gpu process {app}"));
+        }
+        for gpu in site::gpus()? {
+            look.lines
+                .insert(format!("compute mode of {} is {}", gpu.uuid, gpu.mode));
+        }
+        for mount in std::fs::read_to_string("/proc/self/mountinfo")?.lines() {
+            look.lines
+                .insert(format!("mount {}", mount.split(' ').nth(4).unwrap_or(mount)));
+        }
+        Ok(look)
+    }
+
+    fn processes(&mut self) -> Result<()> {
+        let arguments = ["-e", "-o", "pid=,ppid=,user=,stat=,args="];
+        let own = std::process::id().to_string();
+        for line in run("ps", &arguments)?.lines().map(str::trim) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [pid, _, _, state, command @ ..] = &words[..] else {
+                continue;
+            };
+            let command = command.join(" ");
+            // The harness itself and the shell that called it carry the same words in their paths.
+            let named = command
+                .split(' ')
+                .next()
+                .unwrap_or("")
+                .rsplit('/')
+                .next()
+                .unwrap_or("")
+                .to_owned();
+            if *pid == own || !OURS.iter().any(|word| named.contains(word)) {
+                continue;
+            }
+            if state.starts_with('Z') {
+                self.defunct.push(line.to_owned());
+            } else {
+                self.lines.insert(format!("process {line}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, how: &str, directory: &Path) -> Result<()> {
+        if !directory.exists() {
+            return Ok(());
+        }
+        let at = directory.display().to_string();
+        let mut within = at.clone();
+        for line in run("ls", &[how, &at])?.lines().filter(|line| !line.is_empty()) {
+            match line.strip_suffix(':') {
+                Some(deeper) if deeper.starts_with(&at) => within = deeper.to_owned(),
+                _ => drop(self.lines.insert(format!("file {within}/{line}"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn groups(&mut self, directory: &Path, depth: usize) {
+        let Ok(entries) = std::fs::read_dir(directory) else {
+            return;
+        };
+        for entry in entries
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        {
+            self.lines.insert(format!("cgroup {}", entry.path().display()));
+            if depth > 0 {
+                self.groups(&entry.path(), depth - 1);
+            }
+        }
+    }
+
+    /// What is here now and was not there `before`, and what has gone.
+    pub fn against(&self, before: &Self) -> Vec<String> {
+        let new = self
+            .lines
+            .difference(&before.lines)
+            .map(|line| format!("new: {line}"));
+        let gone = before
+            .lines
+            .difference(&self.lines)
+            .map(|line| format!("gone: {line}"));
+        new.chain(gone).collect()
+    }
+}
+
+/// Looks again until nothing differs from `before`, at most `limit`, and records the result. What the run directory keeps
+/// between jobs by design is not counted: paths in `allowed`.
+pub fn compare(
+    section: &mut Section,
+    before: &Look,
+    run: &Path,
+    allowed: &[PathBuf],
+    limit: Duration,
+) -> Result<()> {
+    let keeps = |line: &String| {
+        allowed
+            .iter()
+            .any(|path| line.ends_with(&format!(" {}", path.display())))
+    };
+    let mut left = Vec::new();
+    let mut defunct = Vec::new();
+    child::until(limit, Duration::from_millis(100), || match Look::take(run) {
+        Ok(look) => {
+            left = look
+                .against(before)
+                .into_iter()
+                .filter(|line| !keeps(line))
+                .collect();
+            defunct = look.defunct;
+            left.is_empty()
+        }
+        Err(e) => {
+            left = vec![format!("could not look: {e:#}")];
+            false
+        }
+    })?;
+    let seen = if left.is_empty() {
+        "nothing left, nothing gone, compute mode as before".into()
+    } else {
+        left.join("; ")
+    };
+    section.check("independent look (ps, ls, nvidia-smi)", left.is_empty(), seen);
+    if !defunct.is_empty() {
+        section.fact("ended_but_not_collected_by_pid_1", defunct.join("\n"));
+    }
+    Ok(())
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<String> {
+    let ran = child::run(
+        Command::new(site::program(program)?).args(arguments),
+        "",
+        Duration::from_secs(20),
+    )?;
+    Ok(ran.stdout)
+}

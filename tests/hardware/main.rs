@@ -1,0 +1,188 @@
+//! The project against a real GPU: contract suite, one whole job, times, and a real Slurm, with `compute_mode = "keep"`.
+//! Nothing here changes a setting of a GPU, provokes a fault of it or resets it.
+//!
+//! It runs without cargo: `cargo xtask hardware --pack DIR` puts it and everything it needs into one folder.
+
+mod child;
+mod clients;
+mod contract;
+mod debs;
+mod job;
+mod look;
+mod probe;
+mod result;
+mod site;
+mod slurm;
+mod timing;
+mod vendor;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use clients::Limits;
+use result::{Outcome, Section};
+use site::{Gpu, Place};
+
+/// Runs the project against the GPU of this machine. Needs root and NVIDIA's driver; changes no setting of the GPU.
+/// Exit codes: 0 every check held, 1 a check failed, 2 the run could not be made.
+#[derive(Debug, Parser)]
+#[command(name = "hardware", version)]
+struct Options {
+    #[command(subcommand)]
+    part: Option<Part>,
+    /// Directory for the result (hardware.toml and hardware.txt); without it the text goes to standard output only
+    #[arg(long, global = true, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Directory of the programs; the default is this program's own
+    #[arg(long, global = true, value_name = "DIR")]
+    bin: Option<PathBuf>,
+    /// An existing account that stands for the ordinary user
+    #[arg(long, global = true, value_name = "NAME", default_value = "nobody")]
+    user: String,
+    /// Interleaved pairs of floor and prologue
+    #[arg(long, global = true, value_name = "N", default_value_t = 20)]
+    pairs: usize,
+    /// Index of the GPU, as nvidia-smi counts
+    #[arg(long, global = true, value_name = "N", default_value_t = 0)]
+    gpu: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+enum Part {
+    /// Everything (the default)
+    All,
+    /// The contract suite with MPS_SUBJECT=nvidia
+    Contract,
+    /// The probe outside MPS and under a daemon started by hand
+    Probe,
+    /// How long daemon and server take by the shortest possible means
+    Floor,
+    /// One whole job: prologue, eight clients, epilogue
+    Job,
+    /// Pairs of floor and prologue
+    Pairs,
+    /// The same job through a real Slurm: srun --mps
+    Slurm,
+    /// Whether a real Slurm comes up on this machine, without the plugin
+    SlurmAlone,
+}
+
+impl Part {
+    /// Whether a run of `self` takes `other` in. The floor is part of the pairs, and the plain Slurm of the other one.
+    fn takes(self, other: Self) -> bool {
+        self == other || (self == Self::All && !matches!(other, Self::Floor | Self::SlurmAlone))
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    match run(&options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(e) => {
+            eprintln!("hardware: {e:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<bool> {
+    child::catch_interrupts()?;
+    let mut outcome = Outcome::default();
+    let mut machine = Section::new("machine");
+    let gpus = site::describe(&mut machine)?;
+    let gpu = gpus
+        .get(options.gpu)
+        .with_context(|| format!("there is no GPU {}", options.gpu))?;
+    let place = Place::make(site::user(&options.user)?)?;
+    machine.fact("user", format!("{} (uid {})", place.user.name, place.user.uid));
+    outcome.sections.push(machine);
+    place.stage(&package(options)?)?;
+    parts(options, &place, gpu, &mut outcome)?;
+    drop(place);
+    if let Some(out) = &options.out {
+        fs::create_dir_all(out)?;
+        fs::write(out.join("hardware.toml"), outcome.toml())?;
+        fs::write(out.join("hardware.txt"), outcome.text())?;
+    }
+    println!("{}", outcome.text());
+    Ok(outcome.counts().1 == 0)
+}
+
+/// Runs the parts; one that cannot be carried out is a failed check, and the next goes on.
+fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> Result<()> {
+    let part = options.part.unwrap_or(Part::All);
+    let mut device_sms = 0;
+    // The bare client also tells how many multiprocessors there are: the shares are computed from that.
+    step(outcome, "outside_mps", |section| {
+        device_sms = probe::bare(section, place, gpu)?;
+        Ok(())
+    })?;
+    let limits = Limits {
+        percent: job::PERCENT,
+        memory_mib: job::MEMORY_MIB,
+        device_sms,
+    };
+    if part.takes(Part::Probe) {
+        step(outcome, "daemon_by_hand", |section| {
+            probe::under_daemon(section, place, gpu, &limits)
+        })?;
+    }
+    if part.takes(Part::Floor) {
+        step(outcome, "floor", |section| {
+            timing::floor(section, place, gpu, options.pairs)
+        })?;
+    }
+    if part.takes(Part::Job) {
+        step(outcome, "job", |section| job::whole(section, place, gpu, &limits))?;
+    }
+    if part.takes(Part::Pairs) {
+        step(outcome, "times", |section| {
+            timing::pairs(section, place, gpu, options.pairs)
+        })?;
+    }
+    if part == Part::SlurmAlone {
+        let debs = package(options)?.join("debs");
+        step(outcome, "slurm_alone", |section| {
+            slurm::alone(section, place, u32::try_from(options.gpu)?, &debs)
+        })?;
+    }
+    if part.takes(Part::Slurm) {
+        let minor = u32::try_from(options.gpu)?;
+        let debs = package(options)?.join("debs");
+        step(outcome, "slurm", |section| {
+            slurm::run(section, place, gpu, minor, &limits, &debs)
+        })?;
+    }
+    if part.takes(Part::Contract) {
+        step(outcome, "contract", |section| contract::run(section, place))?;
+    }
+    Ok(())
+}
+
+fn step(
+    outcome: &mut Outcome,
+    name: &'static str,
+    act: impl FnOnce(&mut Section) -> Result<()>,
+) -> Result<()> {
+    child::go_on()?;
+    eprintln!("hardware: {name}");
+    let mut section = Section::new(name);
+    if let Err(e) = act(&mut section) {
+        section.check("carried out", false, format!("{e:#}"));
+    }
+    outcome.sections.push(section);
+    child::go_on()
+}
+
+/// The folder of the programs.
+fn package(options: &Options) -> Result<PathBuf> {
+    if let Some(folder) = &options.bin {
+        return Ok(folder.clone());
+    }
+    let own = std::env::current_exe()?;
+    Ok(own.parent().context("this program has no directory")?.to_owned())
+}

@@ -1,0 +1,281 @@
+//! The machine: where NVIDIA's files are, which account stands for the ordinary user, and a private place to work in.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, User};
+
+use crate::child;
+use crate::result::Section;
+
+const PROGRAM_DIRS: [&str; 8] = [
+    "/usr/bin",
+    "/usr/local/nvidia/bin",
+    "/usr/local/bin",
+    "/opt/nvidia/bin",
+    "/bin",
+    "/usr/sbin",
+    "/sbin",
+    "/usr/local/sbin",
+];
+const LIBRARY_DIRS: [&str; 7] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib",
+    "/lib/x86_64-linux-gnu",
+];
+
+/// The first program of that name: the usual places, then PATH.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = PROGRAM_DIRS
+        .iter()
+        .map(PathBuf::from)
+        .chain(std::env::split_paths(&path));
+    dirs.map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+        .with_context(|| {
+            format!("program '{name}' is not on this machine (searched {PROGRAM_DIRS:?} and PATH)")
+        })
+}
+
+/// NVIDIA's management library by its absolute path, so that no loader path is needed.
+pub fn nvml() -> Result<PathBuf> {
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let dirs = LIBRARY_DIRS
+        .iter()
+        .map(PathBuf::from)
+        .chain(std::env::split_paths(&path));
+    dirs.map(|dir| dir.join("libnvidia-ml.so.1"))
+        .find(|file| file.exists())
+        .with_context(|| format!("libnvidia-ml.so.1 is not on this machine (searched {LIBRARY_DIRS:?})"))
+}
+
+/// The ordinary user of the run: an account that exists, nothing is created.
+pub fn user(name: &str) -> Result<User> {
+    let user = User::from_name(name)?.with_context(|| format!("there is no account '{name}'"))?;
+    if user.uid.is_root() {
+        bail!("'{name}' is root: the job of the test is an ordinary user's");
+    }
+    Ok(user)
+}
+
+/// One GPU as `nvidia-smi` tells it: a witness that is not our own code.
+#[derive(Debug, Clone)]
+pub struct Gpu {
+    pub uuid: String,
+    pub name: String,
+    pub driver: String,
+    pub total_mib: u64,
+    pub mode: String,
+}
+
+/// All GPUs of the machine.
+pub fn gpus() -> Result<Vec<Gpu>> {
+    let fields = "--query-gpu=uuid,name,driver_version,memory.total,compute_mode";
+    let text = smi(&[fields, "--format=csv,noheader,nounits"])?;
+    text.lines()
+        .map(|line| {
+            let [uuid, name, driver, total, mode] = line.split(", ").collect::<Vec<_>>()[..] else {
+                bail!("nvidia-smi wrote '{line}'");
+            };
+            let total_mib = total
+                .parse()
+                .with_context(|| format!("nvidia-smi wrote '{line}'"))?;
+            Ok(Gpu {
+                uuid: uuid.into(),
+                name: name.into(),
+                driver: driver.into(),
+                total_mib,
+                mode: mode.into(),
+            })
+        })
+        .collect()
+}
+
+/// `nvidia-smi` with `arguments`; its standard output.
+pub fn smi(arguments: &[&str]) -> Result<String> {
+    let ran = child::run(
+        Command::new(program("nvidia-smi")?).args(arguments),
+        "",
+        Duration::from_secs(30),
+    )?;
+    Ok(ran.success()?.stdout)
+}
+
+/// A private place: programs, configuration and run directory, removed when dropped, with every process that still
+/// names it.
+#[derive(Debug)]
+pub struct Place {
+    /// Programs and configuration: root-owned all the way up, passable for everybody.
+    pub dir: PathBuf,
+    /// The run directory of the configuration, on a memory file system where `/run` is one.
+    pub run: PathBuf,
+    pub user: User,
+}
+
+impl Place {
+    pub fn make(user: User) -> Result<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            bail!("run it as root: it plays the scheduler, which starts things for an ordinary user");
+        }
+        let place = Self {
+            dir: fresh("/var/lib")?,
+            run: fresh("/run")?,
+            user,
+        };
+        for name in ["bin", "etc", "state"] {
+            fs::create_dir(place.dir.join(name))?;
+        }
+        Ok(place)
+    }
+
+    /// Copies the programs of `from` here: the checkout may lie where an ordinary user cannot reach.
+    pub fn stage(&self, from: &Path) -> Result<()> {
+        for entry in fs::read_dir(from).with_context(|| format!("cannot read '{}'", from.display()))? {
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                let to = self.bin(entry.file_name());
+                fs::copy(entry.path(), &to).with_context(|| format!("cannot copy to '{}'", to.display()))?;
+                fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn bin(&self, name: impl AsRef<OsStr>) -> PathBuf {
+        self.dir.join("bin").join(name.as_ref())
+    }
+
+    /// A staged program, or an error that says how it gets there.
+    pub fn staged(&self, name: &str) -> Result<PathBuf> {
+        let path = self.bin(name);
+        if !path.is_file() {
+            bail!(
+                "program '{name}' is not in this package: pack it again with 'cargo xtask hardware --pack DIR'"
+            );
+        }
+        Ok(path)
+    }
+
+    /// A directory of the user's own, mode 0700.
+    pub fn user_dir(&self, name: &str) -> Result<PathBuf> {
+        let dir = self.run.join(name);
+        fs::create_dir(&dir)?;
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
+        chown(&dir, Some(self.user.uid.as_raw()), Some(self.user.gid.as_raw()))?;
+        Ok(dir)
+    }
+
+    /// A command as the ordinary user with exactly `env`.
+    pub fn as_user(&self, program: &Path, env: &BTreeMap<String, String>) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env_clear()
+            .envs(env)
+            .current_dir("/")
+            .uid(self.user.uid.as_raw())
+            .gid(self.user.gid.as_raw())
+            .process_group(0);
+        command
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        sweep(&self.run, &self.dir);
+        let _ = fs::remove_dir_all(&self.run);
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// The least environment of a program that uses CUDA; a loader path that this machine needs is kept.
+pub fn base_env() -> BTreeMap<String, String> {
+    let mut env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
+    if let Ok(path) = std::env::var("LD_LIBRARY_PATH") {
+        env.insert("LD_LIBRARY_PATH".into(), path);
+    }
+    env
+}
+
+/// Kills, by pid, what still has the run directory in its environment or is one of the staged programs: the last resort
+/// after a failure.
+fn sweep(run: &Path, dir: &Path) {
+    let needle = run.as_os_str().as_encoded_bytes();
+    for pid in pids() {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let ours = environment.windows(needle.len()).any(|part| part == needle) || exe.starts_with(dir);
+        if ours && pid != std::process::id() {
+            let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+        }
+    }
+}
+
+/// Every process id of `/proc`.
+pub fn pids() -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+fn fresh(base: &str) -> Result<PathBuf> {
+    let dir = tempfile::Builder::new()
+        .prefix("mpsd-hw.")
+        .tempdir_in(base)
+        .with_context(|| format!("cannot make a directory in '{base}'"))?
+        .keep();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))?;
+    Ok(dir)
+}
+
+/// What the machine is, for the result.
+pub fn describe(section: &mut Section) -> Result<Vec<Gpu>> {
+    let gpus = gpus()?;
+    for (index, gpu) in gpus.iter().enumerate() {
+        section.fact(
+            &format!("gpu_{index}"),
+            format!("{} {} MiB, compute mode {}", gpu.name, gpu.total_mib, gpu.mode),
+        );
+    }
+    if let Some(gpu) = gpus.first() {
+        section.fact("driver", gpu.driver.as_str());
+    }
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let os = release
+        .lines()
+        .find_map(|line| line.strip_prefix("PRETTY_NAME="))
+        .unwrap_or("unknown");
+    section.fact("os", os.trim_matches('"'));
+    section.fact(
+        "kernel",
+        fs::read_to_string("/proc/sys/kernel/osrelease")
+            .unwrap_or_default()
+            .trim(),
+    );
+    section.fact(
+        "cpus",
+        std::thread::available_parallelism().map_or(0, |count| count.get() as i64),
+    );
+    section.fact(
+        "control",
+        program("nvidia-cuda-mps-control")?.display().to_string(),
+    );
+    section.fact("nvml", nvml()?.display().to_string());
+    Ok(gpus)
+}

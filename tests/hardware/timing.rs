@@ -1,0 +1,104 @@
+//! Times: the floor (daemon and server by the shortest possible means) and our prologue, in turn, in one process.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::child;
+use crate::job::Job;
+use crate::result::{Section, Spread, times};
+use crate::site::{Gpu, Place};
+use crate::vendor::Daemon;
+
+/// The prologue may take this many times the floor.
+pub const LIMIT: f64 = 1.15;
+
+const DEFINITION: &str = "from before the fork of 'nvidia-cuda-mps-control -f' as the ordinary user, through its socket and \
+                          one 'start_server' session, to the line 'NEW SERVER <pid>: Ready'";
+
+#[derive(Debug, Default)]
+struct Times {
+    floor: Vec<f64>,
+    socket: Vec<f64>,
+    quit: Vec<f64>,
+    prologue: Vec<f64>,
+    epilogue: Vec<f64>,
+}
+
+impl Times {
+    fn floor(&mut self, place: &Place, gpu: &Gpu) -> Result<()> {
+        let daemon = Daemon::start(place, &gpu.uuid, "floor", &[])?;
+        self.floor.push(child::ms(daemon.ready));
+        self.socket.push(child::ms(daemon.socket));
+        self.quit.push(child::ms(daemon.quit()?));
+        settle()
+    }
+
+    fn ours(&mut self, place: &Place, gpu: &Gpu, number: usize) -> Result<()> {
+        let job = Job::named(place, gpu, &format!("{}.srv", 5000 + number))?;
+        self.prologue.push(job.prologue()?.success()?.ms());
+        self.epilogue.push(job.epilogue()?.success()?.ms());
+        settle()
+    }
+
+    fn record(&self, section: &mut Section) {
+        section.fact("floor_is", DEFINITION);
+        let named = [
+            ("floor_ms", &self.floor),
+            ("floor_socket_ms", &self.socket),
+            ("floor_quit_ms", &self.quit),
+            ("prologue_ms", &self.prologue),
+            ("epilogue_ms", &self.epilogue),
+        ];
+        for (name, values) in named {
+            if let Some(spread) = Spread::of(values) {
+                section.fact(name, times(values));
+                section.fact(&format!("{name}_spread"), spread.text());
+            }
+        }
+    }
+}
+
+/// Lets what the last start left in the driver settle, for both sides alike.
+fn settle() -> Result<()> {
+    child::pause(Duration::from_millis(200))
+}
+
+/// The floor alone.
+pub fn floor(section: &mut Section, place: &Place, gpu: &Gpu, count: usize) -> Result<()> {
+    let mut times = Times::default();
+    for _ in 0..count {
+        times.floor(place, gpu)?;
+    }
+    times.record(section);
+    Ok(())
+}
+
+/// `count` pairs; each side goes first in every second pair.
+pub fn pairs(section: &mut Section, place: &Place, gpu: &Gpu, count: usize) -> Result<()> {
+    let mut times = Times::default();
+    // One of each that is not counted: programs and libraries come into the page cache.
+    Times::default().floor(place, gpu)?;
+    Times::default().ours(place, gpu, count)?;
+    for number in 0..count {
+        if number % 2 == 0 {
+            times.floor(place, gpu)?;
+            times.ours(place, gpu, number)?;
+        } else {
+            times.ours(place, gpu, number)?;
+            times.floor(place, gpu)?;
+        }
+    }
+    times.record(section);
+    if let (Some(floor), Some(ours)) = (Spread::of(&times.floor), Spread::of(&times.prologue)) {
+        let ratio = (ours.median / floor.median * 1000.0).round() / 1000.0;
+        section.fact("pairs", count as i64);
+        section.fact("ratio_of_medians", ratio);
+        section.check(
+            format!("prologue within {LIMIT} of the floor"),
+            ratio <= LIMIT,
+            format!("{ratio}"),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! NVIDIA's control daemon, started by hand with the shortest possible means: the floor that the prologue is measured
+//! against, and a daemon for the probe alone.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::child::{self, Ran};
+use crate::site::{self, Place};
+
+/// Longest that a step of the start may take: 0.75 s at most was ever seen.
+const STEP: Duration = Duration::from_secs(20);
+
+/// A running `nvidia-cuda-mps-control -f` of the ordinary user.
+#[derive(Debug)]
+pub struct Daemon<'a> {
+    place: &'a Place,
+    control: PathBuf,
+    env: BTreeMap<String, String>,
+    directory: PathBuf,
+    child: Option<Child>,
+    lines: Receiver<(String, Instant)>,
+    /// What it has logged so far, its server's lines included.
+    pub log: Vec<String>,
+    /// From before the daemon's fork to the line `NEW SERVER <pid>: Ready`.
+    pub ready: Duration,
+    /// From before the daemon's fork until its socket was there.
+    pub socket: Duration,
+    pub server: u32,
+}
+
+impl<'a> Daemon<'a> {
+    /// Starts daemon and server: spawn, wait for the socket, `limits` and `start_server` in one session, wait for Ready.
+    pub fn start(place: &'a Place, gpu: &str, name: &str, limits: &[String]) -> Result<Self> {
+        let control = site::program("nvidia-cuda-mps-control")?;
+        let directory = place.user_dir(name)?;
+        let (pipe, log) = (
+            place.user_dir(&format!("{name}/pipe"))?,
+            place.user_dir(&format!("{name}/log"))?,
+        );
+        let mut env = site::base_env();
+        env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), pipe.display().to_string());
+        env.insert("CUDA_MPS_LOG_DIRECTORY".into(), log.display().to_string());
+        env.insert("CUDA_VISIBLE_DEVICES".into(), gpu.into());
+        let session = format!("{}start_server -uid {}\n", limits.concat(), place.user.uid);
+        let (reader, writer) = std::io::pipe()?;
+        let mut command = place.as_user(&control, &env);
+        command
+            .arg("-f")
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer);
+        let begin = Instant::now();
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start '{}'", control.display()))?;
+        // The command holds the pipe's writing end: the reader must see its end when the daemon goes.
+        drop(command);
+        let lines = read_lines(reader);
+        let mut daemon = Self {
+            place,
+            control,
+            env,
+            directory,
+            child: Some(child),
+            lines,
+            log: Vec::new(),
+            ready: Duration::ZERO,
+            socket: Duration::ZERO,
+            server: 0,
+        };
+        daemon.socket = daemon.wait_for_socket(&pipe.join("control"), begin)?;
+        daemon.ask_until_answered(&session, begin)?;
+        daemon.ready = daemon.wait_for_ready()? - begin;
+        Ok(daemon)
+    }
+
+    fn wait_for_socket(&mut self, socket: &Path, begin: Instant) -> Result<Duration> {
+        while !socket.exists() {
+            if begin.elapsed() > STEP {
+                self.collect();
+                bail!(
+                    "no control socket after {} s:\n{}",
+                    STEP.as_secs(),
+                    self.log.join("\n")
+                );
+            }
+            thread::sleep(Duration::from_micros(100));
+        }
+        Ok(begin.elapsed())
+    }
+
+    /// The socket is there some milliseconds before the daemon answers.
+    fn ask_until_answered(&self, session: &str, begin: Instant) -> Result<()> {
+        loop {
+            let ran = self.command(session)?;
+            if ran.code == Some(0) {
+                return Ok(());
+            }
+            if begin.elapsed() > STEP {
+                bail!("the daemon does not answer: {}", ran.story());
+            }
+        }
+    }
+
+    fn wait_for_ready(&mut self) -> Result<Instant> {
+        let deadline = Instant::now() + STEP;
+        loop {
+            child::go_on()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok((line, at)) = self.lines.recv_timeout(left) else {
+                bail!(
+                    "no server was ready after {} s:\n{}",
+                    STEP.as_secs(),
+                    self.log.join("\n")
+                );
+            };
+            let server = line
+                .split_once("NEW SERVER ")
+                .and_then(|(_, rest)| rest.strip_suffix(": Ready"))
+                .and_then(|pid| pid.parse().ok());
+            self.log.push(line);
+            if let Some(pid) = server {
+                self.server = pid;
+                return Ok(at);
+            }
+        }
+    }
+
+    /// Takes in what was logged meanwhile.
+    pub fn collect(&mut self) {
+        while let Ok((line, _)) = self.lines.try_recv() {
+            self.log.push(line);
+        }
+    }
+
+    /// One session with the daemon, a command a line.
+    pub fn command(&self, session: &str) -> Result<Ran> {
+        child::run(&mut self.place.as_user(&self.control, &self.env), session, STEP)
+    }
+
+    /// The environment of its clients.
+    pub fn client_env(&self) -> BTreeMap<String, String> {
+        self.env.clone()
+    }
+
+    /// `quit`, then waits until daemon and server are gone; how long that took.
+    pub fn quit(mut self) -> Result<Duration> {
+        let begin = Instant::now();
+        let _ = self.command("quit\n")?;
+        let Some(mut child) = self.child.take() else {
+            bail!("the daemon was already collected")
+        };
+        let deadline = begin + STEP;
+        while child.try_wait()?.is_none() {
+            if Instant::now() > deadline {
+                self.child = Some(child);
+                bail!("the daemon is still there {} s after quit", STEP.as_secs());
+            }
+            thread::sleep(Duration::from_micros(500));
+        }
+        child::until(STEP, Duration::from_millis(1), || !alive(self.server))?;
+        Ok(begin.elapsed())
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Its server dies with it (recorded); the child is not yet reaped, so the pid is its own.
+            let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
+            let _ = child.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Whether `pid` runs: a zombie that nobody collects does not count.
+pub fn alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+fn read_lines(reader: std::io::PipeReader) -> Receiver<(String, Instant)> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(reader).lines().map_while(Result::ok) {
+            if sender.send((line, Instant::now())).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
