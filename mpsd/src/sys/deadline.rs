@@ -12,7 +12,10 @@ impl Deadline {
     pub fn after(span: Duration) -> Self {
         let now = Instant::now();
         // An absurd span must not panic: a year is for ever here.
-        Self(now.checked_add(span).unwrap_or(now + Duration::from_secs(365 * 86_400)))
+        Self(
+            now.checked_add(span)
+                .unwrap_or(now + Duration::from_secs(365 * 86_400)),
+        )
     }
 
     /// The deadline that lies `milliseconds` from now.
@@ -72,7 +75,10 @@ mod tests {
         let soon = Deadline::after(Duration::from_micros(300));
         assert!(soon.poll_timeout().as_millis() <= Some(1));
         assert!(Deadline::after(Duration::MAX).remaining() > Duration::from_secs(86_400));
-        assert_eq!(Deadline::after(Duration::from_secs(1 << 40)).poll_timeout(), PollTimeout::MAX);
+        assert_eq!(
+            Deadline::after(Duration::from_secs(1 << 40)).poll_timeout(),
+            PollTimeout::MAX
+        );
     }
 
     #[test]

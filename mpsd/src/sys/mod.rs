@@ -7,9 +7,13 @@
 
 pub mod deadline;
 pub mod descriptors;
+pub mod files;
+pub mod lock;
 pub mod process;
 mod raw;
+pub mod remove;
 pub mod spawn;
+pub mod trusted;
 
 pub use raw::Exit;
 

@@ -46,7 +46,11 @@ impl std::fmt::Display for ProcessId {
 impl ProcessId {
     /// This very process.
     pub fn own() -> Result<Self, ProcessError> {
-        Self::of(nix::unistd::getpid().as_raw())?.ok_or(ProcessError { act: "read", pid: 0, errno: Errno::ESRCH })
+        Self::of(nix::unistd::getpid().as_raw())?.ok_or(ProcessError {
+            act: "read",
+            pid: 0,
+            errno: Errno::ESRCH,
+        })
     }
 
     /// The process that has this pid now, if there is one.
@@ -126,10 +130,16 @@ impl Stat {
         let close = text.iter().rposition(|b| *b == b')')?;
         let pid = std::str::from_utf8(text.get(..open)?).ok()?.trim().parse().ok()?;
         let name = OsString::from_vec(text.get(open + 1..close)?.to_vec());
-        let rest: Vec<&str> = std::str::from_utf8(text.get(close + 1..)?).ok()?.split_ascii_whitespace().collect();
+        let rest: Vec<&str> = std::str::from_utf8(text.get(close + 1..)?)
+            .ok()?
+            .split_ascii_whitespace()
+            .collect();
         let field = |number: usize| rest.get(number - 3)?.parse().ok(); // the fields after the name start at 3
         Some(Self {
-            id: ProcessId { pid, start_time: rest.get(22 - 3)?.parse().ok()? },
+            id: ProcessId {
+                pid,
+                start_time: rest.get(22 - 3)?.parse().ok()?,
+            },
             name,
             state: State::from_letter(*rest.first()?.as_bytes().first()?),
             parent: field(4)?,
@@ -176,7 +186,11 @@ impl Process {
         if pid <= 0 {
             return Ok(None);
         }
-        let fail = |errno| ProcessError { act: "read", pid, errno };
+        let fail = |errno| ProcessError {
+            act: "read",
+            pid,
+            errno,
+        };
         // The pidfd first: if the directory's process then matches it, both are the same for ever.
         let pidfd = match raw::pidfd_open(pid) {
             Ok(fd) => Some(fd),
@@ -190,10 +204,19 @@ impl Process {
             Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
             Err(errno) => return Err(fail(errno)),
         };
-        let mut process = Self { id: ProcessId { pid, start_time: 0 }, directory, pidfd };
-        let Some(stat) = process.stat()? else { return Ok(None) };
+        let mut process = Self {
+            id: ProcessId { pid, start_time: 0 },
+            directory,
+            pidfd,
+        };
+        let Some(stat) = process.stat()? else {
+            return Ok(None);
+        };
         process.id = stat.id;
-        let same = process.pidfd.as_ref().is_none_or(|fd| raw::pidfd_signal(fd.as_fd(), 0) != Err(Errno::ESRCH));
+        let same = process
+            .pidfd
+            .as_ref()
+            .is_none_or(|fd| raw::pidfd_signal(fd.as_fd(), 0) != Err(Errno::ESRCH));
         Ok(same.then_some(process))
     }
 
@@ -209,8 +232,12 @@ impl Process {
 
     /// `/proc/PID/stat`; None when the process is gone.
     pub fn stat(&self) -> Result<Option<Stat>, ProcessError> {
-        let Some(text) = self.read("stat", 4096)? else { return Ok(None) };
-        Stat::parse(&text).map(Some).ok_or(self.fail("understand the state of", Errno::EINVAL))
+        let Some(text) = self.read("stat", 4096)? else {
+            return Ok(None);
+        };
+        Stat::parse(&text)
+            .map(Some)
+            .ok_or(self.fail("understand the state of", Errno::EINVAL))
     }
 
     /// State; None when the process is gone.
@@ -220,8 +247,12 @@ impl Process {
 
     /// User ids; None when the process is gone.
     pub fn uids(&self) -> Result<Option<Uids>, ProcessError> {
-        let Some(text) = self.read("status", 65_536)? else { return Ok(None) };
-        parse_uids(&text).map(Some).ok_or(self.fail("understand the user of", Errno::EINVAL))
+        let Some(text) = self.read("status", 65_536)? else {
+            return Ok(None);
+        };
+        parse_uids(&text)
+            .map(Some)
+            .ok_or(self.fail("understand the user of", Errno::EINVAL))
     }
 
     /// The file it runs; None when the process is gone, defunct or a kernel thread.
@@ -236,16 +267,25 @@ impl Process {
             Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
             Err(errno) => return Err(self.fail("read the executable of", errno)),
         };
-        Ok(Some(Executable { device: status.st_dev, inode: status.st_ino, path }))
+        Ok(Some(Executable {
+            device: status.st_dev,
+            inode: status.st_ino,
+            path,
+        }))
     }
 
     /// The value of one variable in its first environment, which the process may have overwritten: a hint, never
     /// proof. None when unset, gone, or beyond the first `cap` bytes. May hang with the process if the process is
     /// in state D inside its memory map: call it under [`super::guard::isolate`] where that matters.
     pub fn environment_variable(&self, name: &str, cap: usize) -> Result<Option<OsString>, ProcessError> {
-        let Some(block) = self.read("environ", cap)? else { return Ok(None) };
+        let Some(block) = self.read("environ", cap)? else {
+            return Ok(None);
+        };
         let found = block.split(|byte| *byte == 0).find_map(|entry| {
-            entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(|value| OsString::from_vec(value.to_vec()))
+            entry
+                .strip_prefix(name.as_bytes())?
+                .strip_prefix(b"=")
+                .map(|value| OsString::from_vec(value.to_vec()))
         });
         Ok(found)
     }
@@ -298,7 +338,11 @@ impl Process {
     }
 
     fn fail(&self, act: &'static str, errno: Errno) -> ProcessError {
-        ProcessError { act, pid: self.id.pid, errno }
+        ProcessError {
+            act,
+            pid: self.id.pid,
+            errno,
+        }
     }
 }
 
@@ -316,7 +360,12 @@ pub(super) fn poll_readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bo
 
 /// Up to `cap` bytes of a file of `/proc`.
 pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Vec<u8>, Errno> {
-    let fd = openat(directory, file, OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW, Mode::empty())?;
+    let fd = openat(
+        directory,
+        file,
+        OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW,
+        Mode::empty(),
+    )?;
     let mut bytes = vec![0; cap];
     let mut length = 0;
     while length < cap {
@@ -332,10 +381,19 @@ pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Ve
 }
 
 fn parse_uids(status: &[u8]) -> Option<Uids> {
-    let line = status.split(|b| *b == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
-    let mut ids = std::str::from_utf8(line).ok()?.split_ascii_whitespace().map(str::parse);
+    let line = status
+        .split(|b| *b == b'\n')
+        .find_map(|line| line.strip_prefix(b"Uid:"))?;
+    let mut ids = std::str::from_utf8(line)
+        .ok()?
+        .split_ascii_whitespace()
+        .map(str::parse);
     let mut next = || ids.next()?.ok();
-    Some(Uids { real: next()?, effective: next()?, saved: next()? })
+    Some(Uids {
+        real: next()?,
+        effective: next()?,
+        saved: next()?,
+    })
 }
 
 /// One line of `/proc/PID/cgroup` (cgroups(7)).
@@ -355,7 +413,11 @@ impl Membership {
             let mut parts = line.splitn(3, |b| *b == b':');
             let hierarchy = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
             let controllers = String::from_utf8_lossy(parts.next()?).into_owned();
-            Some(Self { hierarchy, controllers, path: OsString::from_vec(parts.next()?.to_vec()).into() })
+            Some(Self {
+                hierarchy,
+                controllers,
+                path: OsString::from_vec(parts.next()?.to_vec()).into(),
+            })
         };
         text.split(|b| *b == b'\n').filter_map(line).collect()
     }

@@ -21,7 +21,11 @@ pub struct ProcessTable(Vec<Entry>);
 impl ProcessTable {
     /// Reads `stat` and `status` of every process: two small files each, neither of which can hang.
     pub fn scan() -> Result<Self, ProcessError> {
-        let fail = |errno| ProcessError { act: "list", pid: 0, errno };
+        let fail = |errno| ProcessError {
+            act: "list",
+            pid: 0,
+            errno,
+        };
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let proc_fd = open("/proc", flags, Mode::empty()).map_err(fail)?;
         let listing = openat(&proc_fd, ".", flags, Mode::empty()).map_err(fail)?;
@@ -29,7 +33,9 @@ impl ProcessTable {
         let mut entries = Vec::new();
         for entry in listing.iter() {
             let entry = entry.map_err(fail)?;
-            let Ok(name) = entry.file_name().to_str() else { continue };
+            let Ok(name) = entry.file_name().to_str() else {
+                continue;
+            };
             if !name.bytes().all(|b| b.is_ascii_digit()) {
                 continue;
             }
@@ -41,7 +47,10 @@ impl ProcessTable {
                 Err(errno) => return Err(fail(errno)),
             };
             if let (Some(stat), Some(uids)) = (Stat::parse(&stat), parse_uids(&status)) {
-                entries.push(Entry { stat, uid: uids.effective });
+                entries.push(Entry {
+                    stat,
+                    uid: uids.effective,
+                });
             }
         }
         Ok(Self(entries))
@@ -78,6 +87,9 @@ impl ProcessTable {
 
     /// Takes hold of the entries that are still there.
     pub fn open(entries: impl IntoIterator<Item = ProcessId>) -> Result<Vec<Process>, ProcessError> {
-        entries.into_iter().filter_map(|id| id.open().transpose()).collect()
+        entries
+            .into_iter()
+            .filter_map(|id| id.open().transpose())
+            .collect()
     }
 }

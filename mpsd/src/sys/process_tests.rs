@@ -6,7 +6,11 @@ fn sleeper() -> crate::sys::spawn::Child {
     let mut spawn = Spawn::new("/bin/sleep");
     spawn.args = vec!["60".into()];
     spawn.env = vec![("MARK".into(), "a b".into()), ("OTHER".into(), "x".into())];
-    spawn.identity = Some(Identity { uid: STRANGER, gid: STRANGER, groups: vec![] });
+    spawn.identity = Some(Identity {
+        uid: STRANGER,
+        gid: STRANGER,
+        groups: vec![],
+    });
     spawn.start().unwrap()
 }
 
@@ -14,8 +18,17 @@ fn sleeper() -> crate::sys::spawn::Child {
 fn a_name_with_parentheses_does_not_shift_the_fields() {
     let line = b"12 (a) b (\n) Z 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 0 0\n";
     let stat = Stat::parse(line).unwrap();
-    assert_eq!(stat.id, ProcessId { pid: 12, start_time: 4711 });
-    assert_eq!((stat.state, stat.parent, stat.group, stat.session), (State::Defunct, 7, 8, 9));
+    assert_eq!(
+        stat.id,
+        ProcessId {
+            pid: 12,
+            start_time: 4711
+        }
+    );
+    assert_eq!(
+        (stat.state, stat.parent, stat.group, stat.session),
+        (State::Defunct, 7, 8, 9)
+    );
     assert_eq!(stat.name, "a) b (\n");
     assert_eq!(Stat::parse(b"12 (a) Z 7"), None);
     assert_eq!(Stat::parse(b""), None);
@@ -26,20 +39,37 @@ fn a_live_process_is_read_and_a_recycled_pid_is_not() {
     let _alone = alone();
     let mut child = sleeper();
     let process = child.id().open().unwrap().unwrap();
-    assert_eq!(process.uids().unwrap().unwrap(), Uids { real: STRANGER, effective: STRANGER, saved: STRANGER });
-    assert_eq!(process.environment_variable("MARK", 4096).unwrap().unwrap(), "a b");
+    assert_eq!(
+        process.uids().unwrap().unwrap(),
+        Uids {
+            real: STRANGER,
+            effective: STRANGER,
+            saved: STRANGER
+        }
+    );
+    assert_eq!(
+        process.environment_variable("MARK", 4096).unwrap().unwrap(),
+        "a b"
+    );
     assert_eq!(process.environment_variable("MAR", 4096).unwrap(), None);
     let file = std::fs::metadata("/bin/sleep").unwrap();
     let exe = process.executable().unwrap().unwrap();
     use std::os::unix::fs::MetadataExt;
     assert_eq!((exe.device, exe.inode), (file.dev(), file.ino()));
     assert!(!process.cgroups().unwrap().unwrap().is_empty());
-    let other = ProcessId { start_time: child.start_time() + 1, ..child.id() };
+    let other = ProcessId {
+        start_time: child.start_time() + 1,
+        ..child.id()
+    };
     assert!(other.open().unwrap().is_none(), "same pid, another process");
 
     let table = ProcessTable::scan().unwrap();
     let own = nix::unistd::getpid().as_raw();
-    assert!(table.children(own).any(|e| e.stat.id == child.id() && e.uid == STRANGER));
+    assert!(
+        table
+            .children(own)
+            .any(|e| e.stat.id == child.id() && e.uid == STRANGER)
+    );
     assert!(table.of_user(STRANGER).any(|e| e.stat.id == child.id()));
     assert!(table.descendants(1).iter().any(|e| e.stat.id == child.id()));
 
@@ -49,7 +79,10 @@ fn a_live_process_is_read_and_a_recycled_pid_is_not() {
     while process.state().unwrap() != Some(State::Stopped) {
         assert!(deadline.sleep(Duration::from_millis(1)));
     }
-    assert!(process.signal(Signal::SIGKILL).unwrap(), "a stopped process can be killed");
+    assert!(
+        process.signal(Signal::SIGKILL).unwrap(),
+        "a stopped process can be killed"
+    );
     assert!(process.wait_gone(deadline).unwrap());
     assert_eq!(process.state().unwrap(), Some(State::Defunct));
     assert_eq!(process.executable().unwrap(), None);

@@ -147,7 +147,9 @@ fn close_listed(keep: &[RawFd]) {
         loop {
             // SAFETY: the buffer is ours and its true length is given.
             let got = unsafe { libc::syscall(libc::SYS_getdents64, list, buffer.as_mut_ptr(), buffer.len()) };
-            let Ok(got @ 1..) = usize::try_from(got) else { break };
+            let Ok(got @ 1..) = usize::try_from(got) else {
+                break;
+            };
             let mut at = 0;
             while let Some(record) = buffer.get(at..got).filter(|rest| rest.len() > RECORD) {
                 let length = usize::from(u16::from_ne_bytes([record[16], record[17]]));
@@ -172,7 +174,9 @@ fn number(name: &[u8]) -> Option<RawFd> {
     if digits.is_empty() || digits.len() > 9 {
         return None;
     }
-    digits.iter().try_fold(0, |sum, byte| byte.is_ascii_digit().then(|| sum * 10 + RawFd::from(byte - b'0')))
+    digits.iter().try_fold(0, |sum, byte| {
+        byte.is_ascii_digit().then(|| sum * 10 + RawFd::from(byte - b'0'))
+    })
 }
 
 /// Makes `target` a copy of `source` that survives exec.
@@ -207,7 +211,10 @@ pub(super) fn drop_capabilities() -> Result<(), Errno> {
         version: u32,
         pid: i32,
     }
-    let mut header = Header { version: 0x2008_0522, pid: 0 }; // _LINUX_CAPABILITY_VERSION_3
+    let mut header = Header {
+        version: 0x2008_0522,
+        pid: 0,
+    }; // _LINUX_CAPABILITY_VERSION_3
     let mut sets = [[0u32; 3]; 2];
     // SAFETY: constants only.
     let ambient = unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
@@ -220,7 +227,11 @@ pub(super) fn drop_capabilities() -> Result<(), Errno> {
     sets = [[u32::MAX; 3]; 2];
     // SAFETY: as above; the kernel writes both words.
     Errno::result(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, &raw mut sets) })?;
-    if sets == [[0u32; 3]; 2] { Ok(()) } else { Err(Errno::EPERM) }
+    if sets == [[0u32; 3]; 2] {
+        Ok(())
+    } else {
+        Err(Errno::EPERM)
+    }
 }
 
 /// Reads this process's supplementary groups into `buffer`: how many there are.
@@ -235,7 +246,13 @@ pub(super) fn groups_into(buffer: &mut [libc::gid_t]) -> Result<usize, Errno> {
 /// only to say why it failed.
 pub(super) fn exec(program: &std::ffi::CStr, arguments: &Pointers, environment: &Pointers) -> Errno {
     // SAFETY: the three are NUL-terminated, kept alive by their owner, and the lists end in null (see `Pointers`).
-    unsafe { libc::execve(program.as_ptr(), arguments.list.as_ptr(), environment.list.as_ptr()) };
+    unsafe {
+        libc::execve(
+            program.as_ptr(),
+            arguments.list.as_ptr(),
+            environment.list.as_ptr(),
+        )
+    };
     Errno::last()
 }
 
@@ -249,8 +266,15 @@ pub(super) struct Pointers {
 impl Pointers {
     /// The list of these strings. They live as long as the list: their bytes do not move with the vector.
     pub(super) fn new(strings: Vec<std::ffi::CString>) -> Self {
-        let list = strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect();
-        Self { _strings: strings, list }
+        let list = strings
+            .iter()
+            .map(|s| s.as_ptr())
+            .chain([std::ptr::null()])
+            .collect();
+        Self {
+            _strings: strings,
+            list,
+        }
     }
 }
 
@@ -274,13 +298,19 @@ mod tests {
     #[test]
     fn both_ways_of_closing_keep_only_what_is_named() {
         for closer in [close_all_except as fn(&[RawFd]), close_listed] {
-            let open: Vec<_> = (0..120).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+            let open: Vec<_> = (0..120)
+                .map(|_| std::fs::File::open("/dev/null").unwrap())
+                .collect();
             let kept = open[60].as_raw_fd();
             let pid = match fork().unwrap() {
                 None => {
                     closer(&[kept]);
                     let left = (3..2048).filter(|fd| is_open(*fd)).count();
-                    exit_now(if left == 1 && is_open(kept) && is_open(2) { 0 } else { 1 });
+                    exit_now(if left == 1 && is_open(kept) && is_open(2) {
+                        0
+                    } else {
+                        1
+                    });
                 }
                 Some(pid) => pid,
             };

@@ -129,7 +129,11 @@ impl SpawnError {
 
     /// Where the child failed.
     pub fn stage(&self) -> Option<Stage> {
-        if let Self::Child { stage, .. } = self { Some(*stage) } else { None }
+        if let Self::Child { stage, .. } = self {
+            Some(*stage)
+        } else {
+            None
+        }
     }
 }
 
@@ -160,33 +164,56 @@ impl Spawn {
     pub fn start(self) -> Result<Child, SpawnError> {
         let name = self.program.display().to_string();
         let fail = |act| move |errno| (act, errno);
-        let parent = |(act, errno)| SpawnError::Parent { program: name.clone(), act, errno };
-        let plan = self.prepare().map_err(|what| SpawnError::Invalid { program: name.clone(), what })?;
-        let null = nix::fcntl::open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty())
-            .map_err(fail("'/dev/null' does not open"))
+        let parent = |(act, errno)| SpawnError::Parent {
+            program: name.clone(),
+            act,
+            errno,
+        };
+        let plan = self.prepare().map_err(|what| SpawnError::Invalid {
+            program: name.clone(),
+            what,
+        })?;
+        let null = nix::fcntl::open(
+            "/dev/null",
+            OFlag::O_RDWR | OFlag::O_CLOEXEC,
+            nix::sys::stat::Mode::empty(),
+        )
+        .map_err(fail("'/dev/null' does not open"))
+        .map_err(parent)?;
+        let cgroup = self
+            .open_cgroup()
+            .map_err(fail("its cgroup does not open"))
             .map_err(parent)?;
-        let cgroup = self.open_cgroup().map_err(fail("its cgroup does not open")).map_err(parent)?;
-        let (report, answer) =
-            nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(fail("no pipe to be had")).map_err(parent)?;
+        let (report, answer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
+            .map_err(fail("no pipe to be had"))
+            .map_err(parent)?;
         let wires = child::Wires {
             standard: [&self.stdin, &self.stdout, &self.stderr].map(|one| match one {
                 Stdio::Null => null.as_raw_fd(),
                 Stdio::Fd(fd) => fd.as_raw_fd(),
             }),
-            inherit: self.inherit.iter().map(|(fd, target)| (fd.as_raw_fd(), *target)).collect(),
+            inherit: self
+                .inherit
+                .iter()
+                .map(|(fd, target)| (fd.as_raw_fd(), *target))
+                .collect(),
             cgroup: cgroup.as_ref().map(AsRawFd::as_raw_fd),
             report: answer.as_raw_fd(),
         };
         let mut room = child::Room::new(&plan, &wires);
         // No signal may run a handler of ours in the child, or find it half made.
-        let mask = raw::block_all().map_err(fail("signals cannot be blocked")).map_err(parent)?;
+        let mask = raw::block_all()
+            .map_err(fail("signals cannot be blocked"))
+            .map_err(parent)?;
         let forked = match raw::fork() {
             Ok(None) => child::run(&plan, &wires, &mut room),
             Ok(Some(pid)) => Ok(pid),
             Err(errno) => Err(errno),
         };
         raw::restore_mask(&mask);
-        let pid = forked.map_err(fail("no process to be had (fork)")).map_err(parent)?;
+        let pid = forked
+            .map_err(fail("no process to be had (fork)"))
+            .map_err(parent)?;
         drop(answer);
         let deadline = Deadline::after(self.start_within);
         Child::adopt(pid).follow(&name, &report, deadline)
@@ -194,13 +221,15 @@ impl Spawn {
 
     fn open_cgroup(&self) -> Result<Option<OwnedFd>, Errno> {
         let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-        let file = |directory| nix::fcntl::openat(directory, "cgroup.procs", flags, nix::sys::stat::Mode::empty());
+        let file =
+            |directory| nix::fcntl::openat(directory, "cgroup.procs", flags, nix::sys::stat::Mode::empty());
         self.cgroup.as_ref().map(file).transpose()
     }
 
     /// Everything that needs memory, before the fork.
     fn prepare(&self) -> Result<child::Plan, String> {
-        let text = |what: &str, bytes: Vec<u8>| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
+        let text =
+            |what: &str, bytes: Vec<u8>| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
         if !self.program.is_absolute() {
             return Err("its path is not absolute".to_owned());
         }
@@ -234,7 +263,10 @@ impl Spawn {
             identity: self.identity.clone().map(sorted),
             session: self.session,
             umask: self.umask & 0o777,
-            directory: text("its directory", self.working_directory.as_os_str().as_bytes().to_vec())?,
+            directory: text(
+                "its directory",
+                self.working_directory.as_os_str().as_bytes().to_vec(),
+            )?,
             nofile: self.nofile,
             oom_reset: self.oom_reset,
             death: self.parent_death_signal,
@@ -264,7 +296,12 @@ impl Child {
     pub(super) fn adopt(pid: i32) -> Self {
         let process = Process::find(pid).ok().flatten();
         let start_time = process.map_or(0, |process| process.id().start_time);
-        Self { pid, start_time, pidfd: raw::pidfd_open(pid).ok(), end: None }
+        Self {
+            pid,
+            start_time,
+            pidfd: raw::pidfd_open(pid).ok(),
+            end: None,
+        }
     }
 
     /// Its pid.
@@ -279,7 +316,10 @@ impl Child {
 
     /// Pid and start time, for the journal.
     pub fn id(&self) -> ProcessId {
-        ProcessId { pid: self.pid, start_time: self.start_time }
+        ProcessId {
+            pid: self.pid,
+            start_time: self.start_time,
+        }
     }
 
     /// Readable when it has ended; None before Linux 5.3.
@@ -318,7 +358,8 @@ impl Child {
     /// Sends a signal; false when it has ended.
     pub fn signal(&mut self, signal: Signal) -> bool {
         // Not reaped yet, so the pid is its own, though it be a defunct process.
-        self.try_wait().is_none() && nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), signal).is_ok()
+        self.try_wait().is_none()
+            && nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), signal).is_ok()
     }
 
     /// SIGKILL, then waits; None when it survives `deadline` (state D).
@@ -330,18 +371,27 @@ impl Child {
     /// Reads the child's report to its end, which exec makes by closing the pipe: nothing is a child that died on
     /// its way, one byte is exec reached, nine are that byte or a failure's.
     fn follow(mut self, program: &str, report: &OwnedFd, deadline: Deadline) -> Result<Self, SpawnError> {
-        let lost = |how: String| SpawnError::Lost { program: program.to_owned(), how };
+        let lost = |how: String| SpawnError::Lost {
+            program: program.to_owned(),
+            how,
+        };
         let Some(words) = read_report(report, deadline) else {
             self.kill(Deadline::after_ms(500));
             return Err(lost("was not ready in time".to_owned()));
         };
         if let Some((stage, errno)) = child::failure(&words) {
             self.wait(Deadline::after_ms(500));
-            return Err(SpawnError::Child { program: program.to_owned(), stage, errno });
+            return Err(SpawnError::Child {
+                program: program.to_owned(),
+                stage,
+                errno,
+            });
         }
         if words.is_empty() {
             let end = self.kill(Deadline::after_ms(500));
-            return Err(lost(end.map_or("hangs".to_owned(), |end| format!("was ended by {end}"))));
+            return Err(lost(
+                end.map_or("hangs".to_owned(), |end| format!("was ended by {end}")),
+            ));
         }
         if self.start_time == 0 {
             self.kill(Deadline::after_ms(500));

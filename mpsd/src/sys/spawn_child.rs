@@ -62,7 +62,9 @@ impl Stage {
             Stage::ParentDeath,
             Stage::Exec,
         ];
-        ALL.into_iter().find(|stage| *stage as i32 == number).unwrap_or(Self::Unknown)
+        ALL.into_iter()
+            .find(|stage| *stage as i32 == number)
+            .unwrap_or(Self::Unknown)
     }
 }
 
@@ -123,12 +125,21 @@ pub(super) struct Room {
 
 impl Room {
     pub fn new(plan: &Plan, wires: &Wires) -> Self {
-        let groups: Vec<Gid> =
-            plan.identity.iter().flat_map(|identity| &identity.groups).map(|gid| Gid::from_raw(*gid)).collect();
+        let groups: Vec<Gid> = plan
+            .identity
+            .iter()
+            .flat_map(|identity| &identity.groups)
+            .map(|gid| Gid::from_raw(*gid))
+            .collect();
         let mut keep: Vec<RawFd> = wires.inherit.iter().map(|(_, target)| *target).collect();
         keep.sort_unstable();
         keep.push(0); // the report's own place
-        Self { found: vec![0; groups.len() + 1], groups, moved: vec![-1; wires.inherit.len()], keep }
+        Self {
+            found: vec![0; groups.len() + 1],
+            groups,
+            moved: vec![-1; wires.inherit.len()],
+            keep,
+        }
     }
 }
 
@@ -165,7 +176,10 @@ fn give_up(report: RawFd, stage: Stage, errno: Errno) -> ! {
 pub(super) fn failure(words: &[u8]) -> Option<(Stage, Errno)> {
     let words: &[u8; 8] = words.strip_prefix(&[REACHED]).unwrap_or(words).try_into().ok()?;
     let [a, b, c, d, errno @ ..] = *words;
-    Some((Stage::from_number(i32::from_ne_bytes([a, b, c, d])), Errno::from_raw(i32::from_ne_bytes(errno))))
+    Some((
+        Stage::from_number(i32::from_ne_bytes([a, b, c, d])),
+        Errno::from_raw(i32::from_ne_bytes(errno)),
+    ))
 }
 
 fn steps(
@@ -247,7 +261,11 @@ fn reset_out_of_memory_score() -> Result<(), Errno> {
 fn raise_open_files(wanted: u64) -> Result<(), Errno> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let goal = wanted.min(hard);
-    if goal > soft { setrlimit(Resource::RLIMIT_NOFILE, goal, hard) } else { Ok(()) }
+    if goal > soft {
+        setrlimit(Resource::RLIMIT_NOFILE, goal, hard)
+    } else {
+        Ok(())
+    }
 }
 
 /// Groups, then group, then user; then the proof.

@@ -20,7 +20,11 @@ fn shell(line: &str, change: impl FnOnce(&mut Spawn)) -> (String, Exit) {
 }
 
 fn stranger(groups: &[u32]) -> Option<Identity> {
-    Some(Identity { uid: STRANGER, gid: STRANGER, groups: groups.to_vec() })
+    Some(Identity {
+        uid: STRANGER,
+        gid: STRANGER,
+        groups: groups.to_vec(),
+    })
 }
 
 #[test]
@@ -28,7 +32,10 @@ fn the_environment_is_exact_and_the_mask_and_directory_are_set() {
     let _alone = alone();
     let env = vec![("ONLY".into(), "this one".into())];
     let (text, end) = shell("/usr/bin/env; umask; pwd", |s| s.env = env);
-    let lines: Vec<_> = text.lines().filter(|l| !l.starts_with("PWD=") && !l.starts_with("_=")).collect();
+    let lines: Vec<_> = text
+        .lines()
+        .filter(|l| !l.starts_with("PWD=") && !l.starts_with("_="))
+        .collect();
     assert_eq!(lines, ["ONLY=this one", "0077", "/"]);
     assert_eq!(end, Exit::Code(0));
 }
@@ -38,13 +45,29 @@ fn the_ways_to_end_differ() {
     let _alone = alone();
     assert_eq!(shell("exit 1", |_| ()).1, Exit::Code(1));
     assert_eq!(shell("kill -9 $$", |_| ()).1, Exit::Signal(9));
-    assert_eq!(shell("kill -40 $$", |_| ()).1, Exit::Signal(40), "a real-time signal has no name in nix");
+    assert_eq!(
+        shell("kill -40 $$", |_| ()).1,
+        Exit::Signal(40),
+        "a real-time signal has no name in nix"
+    );
     let missing = Spawn::new("/nowhere/program").start().unwrap_err();
-    assert_eq!((missing.stage(), missing.errno()), (Some(Stage::Exec), Some(Errno::ENOENT)));
-    assert_eq!(missing.to_string(), "cannot start '/nowhere/program': it cannot be executed");
+    assert_eq!(
+        (missing.stage(), missing.errno()),
+        (Some(Stage::Exec), Some(Errno::ENOENT))
+    );
+    assert_eq!(
+        missing.to_string(),
+        "cannot start '/nowhere/program': it cannot be executed"
+    );
     let directory = Spawn::new("/etc").start().unwrap_err();
-    assert_eq!((directory.stage(), directory.errno()), (Some(Stage::Exec), Some(Errno::EACCES)));
-    assert!(matches!(Spawn::new("sh").start(), Err(SpawnError::Invalid { .. })));
+    assert_eq!(
+        (directory.stage(), directory.errno()),
+        (Some(Stage::Exec), Some(Errno::EACCES))
+    );
+    assert!(matches!(
+        Spawn::new("sh").start(),
+        Err(SpawnError::Invalid { .. })
+    ));
     let mut bad = Spawn::new("/bin/sh");
     bad.env = vec![("A=B".into(), "x".into())];
     assert!(matches!(bad.start(), Err(SpawnError::Invalid { .. })));
@@ -75,7 +98,9 @@ fn the_identity_is_dropped_and_proved() {
 #[test]
 fn no_descriptor_leaks_and_the_named_ones_arrive_where_they_should() {
     let _alone = alone();
-    let leaky: Vec<_> = (0..40).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+    let leaky: Vec<_> = (0..40)
+        .map(|_| std::fs::File::open("/dev/null").unwrap())
+        .collect();
     for file in &leaky {
         nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
     }
@@ -86,7 +111,10 @@ fn no_descriptor_leaks_and_the_named_ones_arrive_where_they_should() {
     let (first, second): (OwnedFd, OwnedFd) = (first.into(), second.into());
     let (one, two) = (first.as_raw_fd(), second.as_raw_fd());
     let names = [one, two].map(|n| format!("/proc/self/fd/{n}"));
-    let line = format!("ls /proc/self/fd; head -c9 {}; echo; head -c9 {}", names[0], names[1]);
+    let line = format!(
+        "ls /proc/self/fd; head -c9 {}; echo; head -c9 {}",
+        names[0], names[1]
+    );
     let (text, _) = shell(&line, |s| s.inherit = vec![(first, two), (second, one)]);
     let mut lines: Vec<_> = text.lines().collect();
     let words = lines.split_off(lines.len() - 2);
@@ -103,13 +131,19 @@ fn signals_are_as_new_and_the_session_its_own() {
     let mut mask = nix::sys::signal::SigSet::empty();
     mask.add(Signal::SIGTERM);
     mask.thread_block().unwrap();
-    let (text, _) = shell("grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status; ps -o sid= -p $$; echo $$", |s| {
-        s.session = true;
-        s.nofile = Some(1 << 40);
-    });
+    let (text, _) = shell(
+        "grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status; ps -o sid= -p $$; echo $$",
+        |s| {
+            s.session = true;
+            s.nofile = Some(1 << 40);
+        },
+    );
     mask.thread_unblock().unwrap();
     let lines: Vec<_> = text.lines().map(str::trim).collect();
-    assert_eq!(&lines[..2], ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]);
+    assert_eq!(
+        &lines[..2],
+        ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]
+    );
     assert_eq!(lines[3], lines[4], "leader of its session");
 }
 
@@ -136,7 +170,11 @@ fn a_protected_score_is_reset_and_a_positive_one_stays() {
     std::fs::write(path, "300").unwrap();
     let (kept, _) = shell("cat /proc/self/oom_score_adj", |_| ());
     std::fs::write(path, before.trim()).unwrap();
-    assert_eq!((reset.trim(), kept.trim()), ("0", "300"), "protected: {protected:?}");
+    assert_eq!(
+        (reset.trim(), kept.trim()),
+        ("0", "300"),
+        "protected: {protected:?}"
+    );
 }
 
 #[test]
@@ -169,7 +207,13 @@ fn a_child_tied_to_its_parent_ends_with_it() {
 fn a_user_with_too_many_processes_is_named_as_the_cause() {
     let _alone = alone();
     let uid = STRANGER + 1;
-    let identity = || Some(Identity { uid, gid: uid, groups: vec![] });
+    let identity = || {
+        Some(Identity {
+            uid,
+            gid: uid,
+            groups: vec![],
+        })
+    };
     let (limit, hard) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NPROC).unwrap();
     let sleeper = || {
         let mut sleeper = Spawn::new("/bin/sleep");
@@ -187,7 +231,10 @@ fn a_user_with_too_many_processes_is_named_as_the_cause() {
         sleeper.kill(soon());
     }
     let error = refused.unwrap_err();
-    assert_eq!((error.stage(), error.errno()), (Some(Stage::Exec), Some(Errno::EAGAIN)));
+    assert_eq!(
+        (error.stage(), error.errno()),
+        (Some(Stage::Exec), Some(Errno::EAGAIN))
+    );
 }
 
 #[test]
@@ -205,7 +252,10 @@ fn a_child_that_cannot_be_ready_in_time_is_given_up() {
     let began = std::time::Instant::now();
     let outcome = Child::adopt(pid).follow("slow", &report, Deadline::after_ms(50));
     assert!(began.elapsed() < Duration::from_secs(2));
-    assert_eq!(outcome.unwrap_err().to_string(), "cannot start 'slow': its process was not ready in time");
+    assert_eq!(
+        outcome.unwrap_err().to_string(),
+        "cannot start 'slow': its process was not ready in time"
+    );
     assert_eq!(raw::reap(pid), Err(Errno::ECHILD), "killed and reaped");
 }
 

@@ -1,0 +1,394 @@
+//! Files reached by descriptor, component by component, following no symbolic link: what root may do in places
+//! where a user can put things.
+
+use super::deadline::Deadline;
+use super::lock::{self, FileLock, LockError};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, open, openat, renameat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
+use std::ffi::{CString, OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+/// What a file or directory did not let us do.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The kernel said no.
+    #[error("cannot {act} '{path}'")]
+    Io {
+        /// "open", "create" …
+        act: &'static str,
+        /// The object.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        errno: Errno,
+    },
+    /// It is not what it has to be, or not whose it has to be: somebody else's doing.
+    #[error("'{path}' {what}")]
+    Unfit {
+        /// The object.
+        path: PathBuf,
+        /// "is not a regular file", "belongs to user 1001, not to 0" …
+        what: String,
+    },
+    /// A bound was reached: size, entries, time.
+    #[error("'{path}' {what}")]
+    Bound {
+        /// The object.
+        path: PathBuf,
+        /// Which bound.
+        what: String,
+    },
+}
+
+impl FileError {
+    pub(super) fn io(act: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(Errno) -> Self {
+        let path = path.into();
+        move |errno| Self::Io { act, path, errno }
+    }
+
+    /// The kernel's word, where it gave one.
+    pub fn errno(&self) -> Option<Errno> {
+        if let Self::Io { errno, .. } = self {
+            Some(*errno)
+        } else {
+            None
+        }
+    }
+
+    /// Whether the object was simply not there.
+    pub fn is_absent(&self) -> bool {
+        self.errno() == Some(Errno::ENOENT)
+    }
+}
+
+/// An open directory; holds it (not its name), needs no permission to list it.
+#[derive(Debug)]
+pub struct Dir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+const HOLD: OFlag = OFlag::O_PATH
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
+const LIST: OFlag = OFlag::O_DIRECTORY
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
+
+impl Dir {
+    /// Opens an absolute path, from `/`, one component after the other. A symbolic link on the way is refused.
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        let fd = open("/", HOLD, Mode::empty()).map_err(FileError::io("open", "/"))?;
+        let mut dir = Self {
+            fd,
+            path: PathBuf::from("/"),
+        };
+        if !path.is_absolute() {
+            return Err(FileError::Unfit {
+                path: path.into(),
+                what: "is not an absolute path".to_owned(),
+            });
+        }
+        for component in path.components() {
+            match component {
+                Component::RootDir | Component::CurDir => {}
+                Component::Normal(name) => dir = dir.open_dir(name)?,
+                Component::ParentDir | Component::Prefix(_) => {
+                    return Err(FileError::Unfit {
+                        path: path.into(),
+                        what: "contains '..'".to_owned(),
+                    });
+                }
+            }
+        }
+        Ok(dir)
+    }
+
+    /// The path under which it was opened, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The descriptor (O_PATH).
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Owner, mode, device of the directory held.
+    pub fn status(&self) -> Result<FileStat, FileError> {
+        fstat(&self.fd).map_err(FileError::io("look at", &self.path))
+    }
+
+    /// Owner, mode, kind of one entry, not of what a symbolic link points to; None when there is none.
+    pub fn status_of(&self, name: impl AsRef<OsStr>) -> Result<Option<FileStat>, FileError> {
+        let (name, path) = self.entry(name.as_ref())?;
+        match fstatat(&self.fd, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(status) => Ok(Some(status)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(FileError::io("look at", path)(errno)),
+        }
+    }
+
+    /// Opens a directory in this one.
+    pub fn open_dir(&self, name: impl AsRef<OsStr>) -> Result<Self, FileError> {
+        let (name, path) = self.entry(name.as_ref())?;
+        match openat(&self.fd, name.as_c_str(), HOLD, Mode::empty()) {
+            Ok(fd) => Ok(Self { fd, path }),
+            Err(Errno::ENOTDIR | Errno::ELOOP) => Err(FileError::Unfit {
+                what: self.kind_of(&name),
+                path,
+            }),
+            Err(errno) => Err(FileError::io("open", path)(errno)),
+        }
+    }
+
+    /// Opens a directory in this one, or makes it with this owner and mode (whatever the umask). One that exists is
+    /// refused unless it is a real directory of this owner; its mode is then set. The flag tells whether it is new.
+    pub fn create_dir(
+        &self,
+        name: impl AsRef<OsStr>,
+        mode: u32,
+        owner: (u32, u32),
+    ) -> Result<(Self, bool), FileError> {
+        let (c_name, path) = self.entry(name.as_ref())?;
+        let made = match mkdirat(&self.fd, c_name.as_c_str(), Mode::from_bits_truncate(0o700)) {
+            Ok(()) => true,
+            Err(Errno::EEXIST) => false,
+            Err(errno) => return Err(FileError::io("create", path)(errno)),
+        };
+        let dir = self.open_dir(name.as_ref())?;
+        let status = dir.status()?;
+        let expected = if made {
+            nix::unistd::geteuid().as_raw()
+        } else {
+            owner.0
+        };
+        if status.st_uid != expected {
+            let what = format!("belongs to user {}, not to {expected}", status.st_uid);
+            return Err(FileError::Unfit { path, what });
+        }
+        let listing = dir.listing()?;
+        if made && status.st_uid != owner.0 || status.st_gid != owner.1 {
+            let (uid, gid) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
+            fchown(&listing, Some(uid), Some(gid)).map_err(FileError::io("give away", &path))?;
+        }
+        fchmod(&listing, Mode::from_bits_truncate(mode)).map_err(FileError::io("set the mode of", &path))?;
+        Ok((dir, made))
+    }
+
+    /// Names in this directory, at most `max`; more is an error. No order.
+    pub fn names(&self, max: usize) -> Result<Vec<OsString>, FileError> {
+        let fail = || FileError::io("list", &self.path);
+        let mut listing = nix::dir::Dir::from_fd(self.listing()?).map_err(fail())?;
+        let mut names = Vec::new();
+        for entry in listing.iter() {
+            let entry = entry.map_err(fail())?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name == "." || name == ".." {
+                continue;
+            }
+            if names.len() >= max {
+                let what = format!("has more than {max} entries");
+                return Err(FileError::Bound {
+                    path: self.path.clone(),
+                    what,
+                });
+            }
+            names.push(name.to_owned());
+        }
+        Ok(names)
+    }
+
+    /// Replaces (or makes) a file in one step: after a crash there is the old file or the new, whole. The new one
+    /// stands under `.NAME.new` until it is complete and on disk; one left there by a crash is replaced. Two
+    /// writers of one name must hold a lock.
+    pub fn write_atomic(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+        let (goal, path) = self.entry(name.as_ref())?;
+        let mut hidden = OsString::from(".");
+        hidden.push(name.as_ref());
+        hidden.push(".new");
+        let (hidden, _) = self.entry(&hidden)?;
+        let fail = |act| FileError::io(act, &path);
+        match unlinkat(&self.fd, hidden.as_c_str(), UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(fail("replace a leftover of")(errno)),
+        }
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = openat(
+            &self.fd,
+            hidden.as_c_str(),
+            flags,
+            Mode::from_bits_truncate(0o600),
+        )
+        .map_err(fail("write"))?;
+        let written = write_all(&file, bytes)
+            .and_then(|()| fchmod(&file, Mode::from_bits_truncate(mode)))
+            .and_then(|()| fsync(&file))
+            .and_then(|()| renameat(&self.fd, hidden.as_c_str(), &self.fd, goal.as_c_str()));
+        if let Err(errno) = written {
+            // A full disk must not be made fuller by what did not fit.
+            let _ = unlinkat(&self.fd, hidden.as_c_str(), UnlinkatFlags::NoRemoveDir);
+            return Err(fail("write")(errno));
+        }
+        fsync(self.listing()?).map_err(fail("write to disk"))
+    }
+
+    /// The whole of a small regular file; None when there is none. A symbolic link, a FIFO, a device, anything of
+    /// more than `max` bytes is refused, without waiting.
+    pub fn read_limited(&self, name: impl AsRef<OsStr>, max: usize) -> Result<Option<Vec<u8>>, FileError> {
+        let (name, path) = self.entry(name.as_ref())?;
+        let flags =
+            OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let file = match openat(&self.fd, name.as_c_str(), flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(Errno::ELOOP | Errno::ENXIO) => {
+                return Err(FileError::Unfit {
+                    what: self.kind_of(&name),
+                    path,
+                });
+            }
+            Err(errno) => return Err(FileError::io("read", path)(errno)),
+        };
+        read_regular(&file, &path, max).map(Some)
+    }
+
+    /// Removes a file, a symbolic link, a socket; false when there was none. (Trees: [`super::remove`].)
+    pub fn remove_file(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
+        let (name, path) = self.entry(name.as_ref())?;
+        match unlinkat(&self.fd, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(FileError::io("remove", path)(errno)),
+        }
+    }
+
+    /// Removes a directory that is empty; false when there was none.
+    pub fn remove_empty_dir(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
+        let (name, path) = self.entry(name.as_ref())?;
+        match unlinkat(&self.fd, name.as_c_str(), UnlinkatFlags::RemoveDir) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(FileError::io("remove", path)(errno)),
+        }
+    }
+
+    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. A holder may remove the file
+    /// while it holds it: whoever waited then takes the next file of that name.
+    pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, LockError> {
+        let (c_name, path) = self.entry(name.as_ref())?;
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        loop {
+            let file = openat(
+                &self.fd,
+                c_name.as_c_str(),
+                flags,
+                Mode::from_bits_truncate(0o600),
+            )
+            .map_err(FileError::io("open", &path))?;
+            let held = fstat(&file).map_err(FileError::io("look at", &path))?;
+            if SFlag::from_bits_truncate(held.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+                return Err(FileError::Unfit {
+                    what: self.kind_of(&c_name),
+                    path,
+                }
+                .into());
+            }
+            let locked = lock::acquire(file, &path, deadline)?;
+            let named = self.status_of(name.as_ref())?;
+            if named.is_some_and(|s| (s.st_dev, s.st_ino) == (held.st_dev, held.st_ino)) {
+                return Ok(locked);
+            }
+        }
+    }
+
+    /// A descriptor that can be listed, synced and changed, of the very directory held.
+    pub(super) fn listing(&self) -> Result<OwnedFd, FileError> {
+        openat(&self.fd, ".", LIST | OFlag::O_RDONLY, Mode::empty())
+            .map_err(FileError::io("open", &self.path))
+    }
+
+    /// One component: neither empty, nor `.` or `..`, nor with a slash or NUL in it.
+    pub(super) fn entry(&self, name: &OsStr) -> Result<(CString, PathBuf), FileError> {
+        let path = self.path.join(name);
+        let plain = !matches!(name.as_bytes(), b"" | b"." | b"..") && !name.as_bytes().contains(&b'/');
+        match CString::new(name.as_bytes()) {
+            Ok(text) if plain => Ok((text, path)),
+            _ => Err(FileError::Unfit {
+                path,
+                what: "is not the name of an entry".to_owned(),
+            }),
+        }
+    }
+
+    /// What an entry is, for a message.
+    fn kind_of(&self, name: &CString) -> String {
+        let status = fstatat(&self.fd, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
+        status.map_or("has gone".to_owned(), |status| format!("is {}", kind(&status)))
+    }
+
+    pub(super) fn from_parts(fd: OwnedFd, path: PathBuf) -> Self {
+        Self { fd, path }
+    }
+}
+
+/// "a directory", "a FIFO" …
+pub(super) fn kind(status: &FileStat) -> &'static str {
+    match SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFREG => "a regular file",
+        SFlag::S_IFDIR => "a directory",
+        SFlag::S_IFLNK => "a symbolic link",
+        SFlag::S_IFIFO => "a FIFO",
+        SFlag::S_IFSOCK => "a socket",
+        _ => "a device",
+    }
+}
+
+/// Reads an open file that must be regular and of at most `max` bytes.
+pub(super) fn read_regular(file: &OwnedFd, path: &Path, max: usize) -> Result<Vec<u8>, FileError> {
+    let status = fstat(file).map_err(FileError::io("look at", path))?;
+    if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+        let what = format!("is {}, not a regular file", kind(&status));
+        return Err(FileError::Unfit {
+            path: path.into(),
+            what,
+        });
+    }
+    let mut bytes = Vec::new();
+    let mut some = [0u8; 8192];
+    loop {
+        match nix::unistd::read(file, &mut some) {
+            Ok(0) => return Ok(bytes),
+            Ok(got) => bytes.extend_from_slice(some.get(..got).unwrap_or_default()),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(FileError::io("read", path)(errno)),
+        }
+        if bytes.len() > max {
+            return Err(FileError::Bound {
+                path: path.into(),
+                what: format!("has more than {max} bytes"),
+            });
+        }
+    }
+}
+
+fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match nix::unistd::write(file, bytes) {
+            Ok(0) => return Err(Errno::EIO),
+            Ok(put) => bytes = bytes.get(put..).unwrap_or_default(),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "files_tests.rs"]
+mod tests;

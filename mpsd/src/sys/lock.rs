@@ -1,0 +1,155 @@
+//! Locks with a deadline, of files held open: the kernel releases them however their holder ends.
+
+use super::deadline::Deadline;
+use super::files::FileError;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Why a lock was not had.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another holds it until after the deadline. Undetermined, never a fault: the holder may be a user's doing.
+    #[error("'{path}' is still locked by another process")]
+    Deadline {
+        /// The file.
+        path: PathBuf,
+    },
+    /// flock(2) failed, on a file system without locks for one.
+    #[error("cannot lock '{path}'")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        errno: Errno,
+    },
+    /// The file itself could not be opened.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// An exclusive lock; dropped, it is free.
+#[derive(Debug)]
+pub struct FileLock {
+    // None only while it is being dropped.
+    lock: Option<Flock<OwnedFd>>,
+}
+
+impl FileLock {
+    /// The locked file.
+    pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.lock.as_ref().map(|lock| lock.as_fd())
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Asked for here, since nix's own destructor panics when unlocking fails; closing unlocks in any case.
+        if let Some(Err((lock, _))) = self.lock.take().map(Flock::unlock) {
+            std::mem::forget(lock);
+        }
+    }
+}
+
+/// Takes the exclusive lock of an open file; `path` is for messages. Tries again after 1, 2, 4 … 20 ms: flock(2)
+/// itself can only wait for ever.
+pub fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, LockError> {
+    let mut file = file;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(FileLock { lock: Some(lock) }),
+            Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => file = back,
+            Err((_, errno)) => {
+                return Err(LockError::Io {
+                    path: path.into(),
+                    errno,
+                });
+            }
+        }
+        if !deadline.sleep(pause) {
+            return Err(LockError::Deadline { path: path.into() });
+        }
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sys::deadline::Deadline;
+    use crate::sys::files::Dir;
+    use crate::sys::lock::LockError;
+    use crate::sys::spawn::Child;
+    use crate::sys::testing::alone;
+    use std::time::Duration;
+
+    #[test]
+    fn a_lock_is_waited_for_given_up_on_and_freed_by_its_holders_death() {
+        let _alone = alone();
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open(place.path()).unwrap();
+        let pid = match crate::sys::raw::fork().unwrap() {
+            None => {
+                let held = dir.lock("gpu", Deadline::after_ms(1000));
+                let _ = dir.write_atomic("held", b"", 0o600);
+                while held.is_ok() {
+                    nix::unistd::pause();
+                }
+                crate::sys::raw::exit_now(1)
+            }
+            Some(pid) => pid,
+        };
+        let mut child = Child::adopt(pid);
+        let deadline = Deadline::after_ms(5000);
+        while dir.status_of("held").unwrap().is_none() {
+            assert!(deadline.sleep(Duration::from_millis(1)));
+        }
+        let began = std::time::Instant::now();
+        assert!(matches!(
+            dir.lock("gpu", Deadline::after_ms(50)),
+            Err(LockError::Deadline { .. })
+        ));
+        assert!((50..2000).contains(&began.elapsed().as_millis()));
+        child.kill(deadline).unwrap();
+        let lock = dir.lock("gpu", deadline).unwrap();
+        assert!(dir.lock("gpu", Deadline::after_ms(10)).is_err());
+        drop(lock);
+        assert!(dir.lock("gpu", Deadline::after_ms(10)).is_ok());
+    }
+
+    #[test]
+    fn a_file_removed_by_its_holder_is_not_the_lock_any_more() {
+        let _alone = alone();
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open(place.path()).unwrap();
+        let first = dir.lock("gpu", Deadline::after_ms(100)).unwrap();
+        let path = place.path().to_owned();
+        let waiter = std::thread::spawn(move || {
+            let dir = Dir::open(&path).unwrap();
+            let lock = dir.lock("gpu", Deadline::after_ms(5000)).unwrap();
+            let held = nix::sys::stat::fstat(lock.as_fd().unwrap()).unwrap().st_ino;
+            assert_eq!(dir.status_of("gpu").unwrap().unwrap().st_ino, held);
+        });
+        std::thread::sleep(Duration::from_millis(60));
+        dir.remove_file("gpu").unwrap();
+        drop(first);
+        waiter.join().unwrap();
+    }
+
+    #[test]
+    fn a_link_or_fifo_is_no_lock() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open(place.path()).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", place.path().join("link")).unwrap();
+        nix::unistd::mkfifo(&place.path().join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for name in ["link", "fifo"] {
+            assert!(
+                matches!(dir.lock(name, Deadline::after_ms(50)), Err(LockError::File(_))),
+                "{name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Removing a tree that a user owned and may still be changing.
+//!
+//! Depth costs nothing: a directory found below the first level is moved up to it, so that two descriptors do for
+//! a tree of any depth. Nothing is ever looked up twice by name, no link is followed, no mount is entered, and each
+//! directory is taken from its owner before it is listed, so that nothing can be added to it behind our back.
+
+use super::deadline::Deadline;
+use super::files::{Dir, FileError};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat, renameat};
+use nix::sys::stat::{Mode, fchmod};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
+use std::ffi::{CStr, CString, OsStr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+/// How much may be removed.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Entries in all. What a user leaves in a job's directory is not ours to search for ever.
+    pub entries: u64,
+    /// End of the work.
+    pub deadline: Deadline,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Entries removed, the tree's own name included; 0 when there was none.
+    pub entries: u64,
+}
+
+impl Dir {
+    /// Removes the entry `name` and, if it is a directory, all below it. Stops at the first thing it cannot
+    /// remove (a mount, a bound); what it has removed by then stays removed, and it may be called again.
+    pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<Removed, FileError> {
+        let (name, path) = self.entry(name.as_ref())?;
+        let mut removal = Removal {
+            removed: Removed::default(),
+            moved: 0,
+            bounds,
+        };
+        match removal.entry(self, &name)? {
+            Fate::Gone => return Ok(removal.removed),
+            Fate::Full => {}
+        }
+        let mount = mount_of(&self.as_fd())?;
+        let top = enter(self, &name, mount)?;
+        // Whoever had it open may have added something between two passes, if he is its owner and we are not root.
+        loop {
+            removal.check(&top)?;
+            removal.empty(&top, mount)?;
+            match unlinkat(self.as_fd(), name.as_c_str(), UnlinkatFlags::RemoveDir) {
+                Ok(()) | Err(Errno::ENOENT) => break,
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
+                Err(errno) => return Err(FileError::io("remove", path)(errno)),
+            }
+        }
+        removal.removed.entries += 1;
+        Ok(removal.removed)
+    }
+}
+
+/// What became of an entry.
+enum Fate {
+    /// Removed, or never there.
+    Gone,
+    /// A directory that is not empty.
+    Full,
+}
+
+struct Removal {
+    removed: Removed,
+    moved: u64,
+    bounds: Bounds,
+}
+
+impl Removal {
+    /// Removes one entry without looking at it first: the kernel says what it is, and no file system is asked
+    /// that could hang (a user may have mounted one over it).
+    fn entry(&mut self, parent: &Dir, name: &CStr) -> Result<Fate, FileError> {
+        self.check(parent)?;
+        let path = || parent.path().join(OsStr::from_bytes(name.to_bytes()));
+        let first = unlinkat(parent.as_fd(), name, UnlinkatFlags::NoRemoveDir);
+        let outcome = match first {
+            Err(Errno::EISDIR | Errno::EPERM) => {
+                match unlinkat(parent.as_fd(), name, UnlinkatFlags::RemoveDir) {
+                    // Not a directory after all: the first answer is the one that counts.
+                    Err(Errno::ENOTDIR) => first,
+                    second => second,
+                }
+            }
+            other => other,
+        };
+        match outcome {
+            Ok(()) => {
+                self.removed.entries += 1;
+                Ok(Fate::Gone)
+            }
+            Err(Errno::ENOENT) => Ok(Fate::Gone),
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(Fate::Full),
+            Err(Errno::EBUSY) => Err(mounted(path())),
+            Err(errno) => Err(FileError::io("remove", path())(errno)),
+        }
+    }
+
+    /// Empties `top`: each directory in it is emptied in turn, what is not empty below it moving up to `top`.
+    fn empty(&mut self, top: &Dir, mount: u64) -> Result<(), FileError> {
+        loop {
+            let names = self.names(top)?;
+            if names.is_empty() {
+                return Ok(());
+            }
+            for name in &names {
+                if matches!(self.entry(top, name)?, Fate::Gone) {
+                    continue;
+                }
+                let Some(below) = still_there(enter(top, name, mount))? else {
+                    continue;
+                };
+                for inner in &self.names(&below)? {
+                    if matches!(self.entry(&below, inner)?, Fate::Full) {
+                        self.move_up(&below, inner, top)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Moves a directory that is not empty to `top`, under a name that is free there.
+    fn move_up(&mut self, from: &Dir, name: &CStr, top: &Dir) -> Result<(), FileError> {
+        let path = || from.path().join(OsStr::from_bytes(name.to_bytes()));
+        loop {
+            self.check(top)?;
+            self.moved += 1;
+            let new = CString::new(format!(".mpsd-moved-{}", self.moved)).unwrap_or_default();
+            match renameat(from.as_fd(), name, top.as_fd(), new.as_c_str()) {
+                Ok(()) | Err(Errno::ENOENT) => return Ok(()),
+                // Somebody was there before us: an empty directory would have been replaced, anything else stays.
+                Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
+                Err(Errno::EBUSY | Errno::EXDEV) => return Err(mounted(path())),
+                Err(errno) => return Err(FileError::io("move", path())(errno)),
+            }
+        }
+    }
+
+    /// A batch of names: a directory that never ends does not fill our memory.
+    fn names(&self, dir: &Dir) -> Result<Vec<CString>, FileError> {
+        const BATCH: usize = 4096;
+        let fail = || FileError::io("list", dir.path());
+        let mut listing = nix::dir::Dir::from_fd(dir.listing()?).map_err(fail())?;
+        let mut names = Vec::new();
+        for entry in listing.iter() {
+            let entry = entry.map_err(fail())?;
+            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                names.push(entry.file_name().to_owned());
+            }
+            if names.len() == BATCH {
+                break;
+            }
+        }
+        Ok(names)
+    }
+
+    fn check(&self, at: &Dir) -> Result<(), FileError> {
+        let bound = |what| {
+            Err(FileError::Bound {
+                path: at.path().to_owned(),
+                what,
+            })
+        };
+        if self.removed.entries + self.moved > self.bounds.entries {
+            return bound(format!("holds more than {} entries", self.bounds.entries));
+        }
+        if self.bounds.deadline.expired() {
+            return bound("could not be removed in time".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Opens a directory to be emptied, if it is on the mount of the tree, and takes it from its owner. As root this
+/// ends every race: whoever has it open can add nothing to a directory of root's with mode 0700. As its owner we
+/// only see to it that we may list it.
+fn enter(parent: &Dir, name: &CStr, mount: u64) -> Result<Dir, FileError> {
+    let path = parent.path().join(OsStr::from_bytes(name.to_bytes()));
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let fd = openat(parent.as_fd(), name, flags, Mode::empty()).map_err(FileError::io("open", &path))?;
+    // Before anything that would ask the file system itself.
+    if mount_of(&fd)? != mount {
+        return Err(mounted(path));
+    }
+    seize(&fd);
+    Ok(Dir::from_parts(fd, path))
+}
+
+fn seize(fd: &OwnedFd) {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let Ok(listing) = openat(fd, ".", flags, Mode::empty()).or_else(|_| make_readable(fd, flags)) else {
+        return;
+    };
+    // What cannot be taken (we are not root) is emptied as it is; the listing tells if it may not.
+    let _ = fchown(&listing, Some(Uid::from_raw(0)), Some(Gid::from_raw(0)));
+    let _ = fchmod(&listing, Mode::S_IRWXU);
+}
+
+/// An owner's own directory without permissions: the mode is changed through `/proc`, which follows our
+/// descriptor and no name.
+fn make_readable(fd: &OwnedFd, flags: OFlag) -> Result<OwnedFd, Errno> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    nix::sys::stat::fchmodat(
+        nix::fcntl::AT_FDCWD,
+        path.as_str(),
+        Mode::S_IRWXU,
+        nix::sys::stat::FchmodatFlags::FollowSymlink,
+    )?;
+    openat(fd, ".", flags, Mode::empty())
+}
+
+fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError> {
+    match entered {
+        Ok(dir) => Ok(Some(dir)),
+        // Removed or replaced since it was listed; the next pass sees what is there now.
+        Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP)) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn mounted(path: std::path::PathBuf) -> FileError {
+    FileError::Unfit {
+        path,
+        what: "is a mount point: unmount it first".to_owned(),
+    }
+}
+
+/// The mount that a descriptor lies on (proc_pid_fdinfo(5)); asks only the kernel, never the file system, so that
+/// a dead one cannot hang us. Device numbers would not tell a bind mount.
+fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
+    let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
+    let unknown = |path: &str| FileError::Unfit {
+        path: path.into(),
+        what: "does not name a mount".to_owned(),
+    };
+    let text = std::fs::read_to_string(&path).map_err(|_| unknown(&path))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    line.and_then(|id| id.trim().parse().ok())
+        .ok_or_else(|| unknown(&path))
+}
+
+#[cfg(test)]
+#[path = "remove_tests.rs"]
+mod tests;
