@@ -8,11 +8,14 @@
 pub mod deadline;
 pub mod descriptors;
 pub mod files;
+pub mod guard;
 pub mod lock;
 pub mod process;
 mod raw;
 pub mod remove;
+pub mod signals;
 pub mod spawn;
+pub mod stdio;
 pub mod trusted;
 
 pub use raw::Exit;

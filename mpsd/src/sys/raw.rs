@@ -92,6 +92,28 @@ pub(super) fn reset_signals() -> Result<(), Errno> {
     SigSet::empty().thread_set_mask()
 }
 
+/// What is to happen when a signal arrives. Never a handler.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    /// SIG_DFL.
+    Default,
+    /// SIG_IGN.
+    Ignore,
+}
+
+/// Sets the action for one signal.
+pub(super) fn set_action(signal: nix::sys::signal::Signal, action: Action) -> Result<(), Errno> {
+    let wanted = match action {
+        Action::Default => libc::SIG_DFL,
+        Action::Ignore => libc::SIG_IGN,
+    };
+    // SAFETY: neither action runs code of ours.
+    match unsafe { libc::signal(signal as i32, wanted) } {
+        libc::SIG_ERR => Err(Errno::last()),
+        _ => Ok(()),
+    }
+}
+
 /// The mask that [`block_all`] found, again.
 pub(super) fn restore_mask(found: &SigSet) {
     // Setting a valid mask has no way to fail.
@@ -284,8 +306,21 @@ pub(super) fn complain(bytes: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Waits for a vforked child that has stopped itself: nothing but the child's end ends that wait on older kernels.
+    pub(in crate::sys) fn wait_in_vfork() {
+        let mut status = 0;
+        // SAFETY: CLONE_VFORK without CLONE_VM: the child has memory of its own.
+        let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_VFORK | libc::SIGCHLD, 0, 0, 0, 0) };
+        if pid == 0 {
+            let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGSTOP);
+            exit_now(0);
+        }
+        // SAFETY: our own child.
+        unsafe { libc::waitpid(pid as i32, &raw mut status, 0) };
+    }
 
     #[test]
     fn numbers_of_the_descriptor_list() {

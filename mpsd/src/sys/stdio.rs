@@ -1,0 +1,84 @@
+//! The three standard descriptors.
+
+use super::raw;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+use std::os::fd::{AsRawFd, IntoRawFd};
+
+/// Opens `/dev/null` on each of 0, 1, 2 that is closed, so that nothing opened later lands there: Slurm runs
+/// `job_prolog` with descriptor 0 closed. The first thing that a program does.
+///
+/// # Errors
+/// The kernel's, when `/dev/null` does not open.
+pub fn fix_standard_descriptors() -> Result<(), Errno> {
+    while let Some(closed) = (0..3).find(|fd| !raw::is_open(*fd)) {
+        // The lowest free number is taken, which is this one: those below it are open.
+        let fd = open("/dev/null", OFlag::O_RDWR, Mode::empty())?;
+        if fd.as_raw_fd() != closed {
+            return Err(Errno::EBADF);
+        }
+        let _ = fd.into_raw_fd();
+    }
+    Ok(())
+}
+
+/// Puts all three on `/dev/null`: in a child that must hold nothing of anybody's.
+///
+/// # Errors
+/// The kernel's, when `/dev/null` does not open.
+pub fn all_to_null() -> Result<(), Errno> {
+    let null = raw::duplicate_above(open("/dev/null", OFlag::O_RDWR, Mode::empty())?.into_raw_fd(), 3)?;
+    (0..3).try_for_each(|fd| raw::duplicate_to(null, fd))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::deadline::Deadline;
+    use crate::sys::raw::Exit;
+    use crate::sys::spawn::Child;
+    use crate::sys::testing::alone;
+
+    /// In a child, since these are the test program's own descriptors.
+    fn in_child(work: impl FnOnce() -> bool) {
+        let pid = match raw::fork().unwrap() {
+            None => raw::exit_now(if work() { 0 } else { 1 }),
+            Some(pid) => pid,
+        };
+        assert_eq!(
+            Child::adopt(pid).wait(Deadline::after_ms(5000)),
+            Some(Exit::Code(0))
+        );
+    }
+
+    fn is_null(fd: i32) -> bool {
+        let null = nix::sys::stat::stat("/dev/null").map(|s| s.st_rdev);
+        nix::sys::stat::fstat(raw::borrow(fd)).map(|s| s.st_rdev) == null
+    }
+
+    #[test]
+    fn closed_ones_are_reopened_and_open_ones_left() {
+        let _alone = alone();
+        for closed in [vec![0], vec![1], vec![0, 2], vec![0, 1, 2], vec![]] {
+            in_child(|| {
+                let pipe = nix::unistd::pipe()
+                    .map(|(read, _)| read.into_raw_fd())
+                    .unwrap_or(-1);
+                let mut good = (0..3).all(|fd| raw::duplicate_to(pipe, fd).is_ok());
+                for fd in &closed {
+                    good = good && nix::unistd::close(*fd).is_ok();
+                }
+                good = good && fix_standard_descriptors().is_ok();
+                good && (0..3).all(|fd| raw::is_open(fd) && is_null(fd) == closed.contains(&fd))
+            });
+        }
+    }
+
+    #[test]
+    fn all_three_go_to_null() {
+        let _alone = alone();
+        in_child(|| all_to_null().is_ok() && (0..3).all(is_null));
+        in_child(|| nix::unistd::close(0).is_ok() && all_to_null().is_ok() && (0..3).all(is_null));
+    }
+}
