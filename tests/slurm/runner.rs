@@ -138,13 +138,7 @@ fn guarded(cell: impl FnOnce() -> Result<()>) -> Result<()> {
 fn quiet(context: &Context) -> Result<()> {
     let bed = &context.bed;
     bed.wait_idle(QUIET).context("after the cell")?;
-    // slurmstepd and the epilogue's last steps end a moment after the node is idle.
-    let mut left = Vec::new();
-    bed.wait_until("nothing left behind", Duration::from_secs(5), || {
-        left = bed.left_behind();
-        Ok(left.is_empty())
-    })
-    .with_context(|| format!("left behind:\n  {}", left.join("\n  ")))
+    bed.wait_clean(Duration::from_secs(5))
 }
 
 /// Makes the bed usable for the next cell after a failure, and shows what the daemons said.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::Options;
+use super::options::Options;
 
 /// The word before a plugin's path in `plugstack.conf`: what Slurm makes of the plugin's failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +95,12 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
     if !options.names_key("ProctrackType") {
         text.push_str("ProctrackType=proctrack/linuxproc\n");
     }
-    if !options.names_key("PrologFlags") {
-        text.push_str("PrologFlags=Alloc,Contain\n");
+    if !options.prolog_flags.is_empty() {
+        let _ = writeln!(text, "PrologFlags={}", options.prolog_flags);
+    }
+    if !options.plain_nodes.is_empty() {
+        // Two files that differ in the plugin's line: the controller would complain of every registration.
+        text.push_str("DebugFlags=NO_CONF_HASH\n");
     }
     for line in &options.slurm_lines {
         text.push_str(line);
@@ -191,12 +195,12 @@ mod tests {
     #[test]
     fn a_line_of_the_caller_replaces_our_own() {
         let options = Options {
-            slurm_lines: vec!["prologflags=None".into()],
+            slurm_lines: vec!["ProctrackType=proctrack/cgroup".into()],
             ..Options::default()
         };
         let text = slurm_conf(Path::new("/bed"), "host", &[7000, 7001, 7002], &options);
-        assert!(text.contains("\nprologflags=None\n"));
-        assert!(!text.contains("PrologFlags=Alloc"));
+        assert!(text.contains("\nProctrackType=proctrack/cgroup\n"));
+        assert!(!text.contains("proctrack/linuxproc"));
         assert!(text.contains("NodeName=node2 NodeHostname=host NodeAddr=127.0.0.1 Port=7002"));
     }
 

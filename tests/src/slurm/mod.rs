@@ -11,12 +11,21 @@
 
 mod bed;
 mod client;
+mod commands;
 mod conf;
+mod host;
 mod look;
+mod options;
+mod product;
+mod state;
 mod warden;
 
-pub use bed::{Bed, NodeState, Options};
+pub use bed::Bed;
 pub use client::{Client, Finished, User};
 pub use conf::{Gpus, Word};
+pub use host::program_beside;
 pub use look::{Process, Snapshot, processes};
+pub use options::Options;
+pub use product::{PLUGIN, Product};
+pub use state::NodeState;
 pub use warden::{Reply, Request, WARDEN, Warden};

@@ -1,0 +1,223 @@
+//! What the plugin costs a job that did not ask for it: `srun true` with and without it, in turn, on the same Slurm.
+//!
+//! One node's slurmd is started with the plugin and the other's without; the commands likewise. Half-way the two nodes
+//! change places, so that nothing but the plugin differs. Started by `cargo xtask bench srun`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use serde::Serialize;
+use tests::slurm::{Bed, Options, PLUGIN, Product, User, program_beside};
+
+/// Longest that one `srun true` may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Rounds before the first that counts, on each side.
+const WARM_UP: u32 = 5;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Pairs to measure with each setting of PrologFlags.
+    #[arg(long, default_value_t = 100)]
+    pairs: u32,
+    /// Where the result goes.
+    #[arg(long)]
+    out: PathBuf,
+}
+
+/// All times in milliseconds.
+#[derive(Serialize)]
+struct Report {
+    /// Seconds since 1970.
+    taken_at: u64,
+    slurm: String,
+    cpus: usize,
+    kernel: String,
+    plugin_bytes: u64,
+    settings: Vec<Setting>,
+}
+
+#[derive(Serialize)]
+struct Setting {
+    prolog_flags: String,
+    pairs: usize,
+    without: Figures,
+    with: Figures,
+    /// Median of the pairs' differences.
+    difference_median: f64,
+    /// Median with, divided by the median without.
+    ratio: f64,
+}
+
+#[derive(Serialize)]
+struct Figures {
+    median: f64,
+    quartiles: [f64; 2],
+    samples: Vec<f64>,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench-srun: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let mut settings = Vec::new();
+    let mut slurm = String::new();
+    for flags in ["Alloc,Contain", ""] {
+        let setting = measure(flags, arguments.pairs, &mut slurm)?;
+        let name = if flags.is_empty() { "none" } else { flags };
+        println!(
+            "PrologFlags {name:<14} without {:6.1} ms   with {:6.1} ms   difference {:+5.1} ms   ratio {:.3}   ({} pairs)",
+            setting.without.median,
+            setting.with.median,
+            setting.difference_median,
+            setting.ratio,
+            setting.pairs
+        );
+        settings.push(setting);
+    }
+    let report = Report {
+        taken_at: SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)?
+            .as_secs(),
+        slurm,
+        cpus: std::thread::available_parallelism()?.get(),
+        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")?
+            .trim()
+            .to_owned(),
+        plugin_bytes: program_beside(PLUGIN)?.metadata()?.len(),
+        settings,
+    };
+    if let Some(dir) = arguments.out.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    std::fs::write(&arguments.out, serde_json::to_string_pretty(&report)? + "\n")
+        .with_context(|| format!("cannot write '{}'", arguments.out.display()))?;
+    println!(
+        "plugin {} KiB; all samples in '{}'",
+        report.plugin_bytes / 1024,
+        arguments.out.display()
+    );
+    Ok(())
+}
+
+fn measure(flags: &str, pairs: u32, slurm: &mut String) -> Result<Setting> {
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for plain in ["node2", "node1"] {
+        let options = Options {
+            prolog_flags: flags.into(),
+            plain_nodes: vec![plain.into()],
+            ..Options::default()
+        };
+        let mut bed = Bed::create(options)?;
+        let config = format!(
+            "run_dir = \"{}/%n\"\nstate_dir = \"{}/mpsd/%n\"\n",
+            bed.run_dir().display(),
+            bed.dir().display()
+        );
+        Product::install(&mut bed, &config)?;
+        bed.start()?;
+        *slurm = bed
+            .root(&["sinfo", "--version"])?
+            .success()?
+            .stdout
+            .trim()
+            .to_owned();
+        pairs_on(&bed, plain, WARM_UP, &mut Vec::new(), &mut Vec::new())?;
+        let half = if plain == "node2" {
+            pairs.div_ceil(2)
+        } else {
+            pairs / 2
+        };
+        pairs_on(&bed, plain, half, &mut with, &mut without)?;
+        bed.wait_idle(LIMIT)?;
+        bed.wait_clean(LIMIT)?;
+        bed.end()?;
+    }
+    let mut differences: Vec<f64> = with
+        .iter()
+        .zip(&without)
+        .map(|(with, without)| with - without)
+        .collect();
+    differences.sort_by(f64::total_cmp);
+    let (with, without) = (Figures::of(with), Figures::of(without));
+    Ok(Setting {
+        prolog_flags: flags.into(),
+        pairs: differences.len(),
+        difference_median: quantile(&differences, 0.5),
+        ratio: with.median / without.median,
+        with,
+        without,
+    })
+}
+
+fn pairs_on(bed: &Bed, plain: &str, pairs: u32, with: &mut Vec<f64>, without: &mut Vec<f64>) -> Result<()> {
+    let user = User::pair()?[0].clone();
+    let loaded = if plain == "node1" { "node2" } else { "node1" };
+    let plain_conf = bed.plain_conf();
+    for pair in 0..pairs {
+        let mut one_with = || -> Result<()> {
+            with.push(milliseconds(bed.time(
+                &user,
+                &["srun", "-w", loaded, "true"],
+                &[],
+                LIMIT,
+            )?));
+            Ok(())
+        };
+        let mut one_without = || -> Result<()> {
+            let env = [("SLURM_CONF", plain_conf.as_str())];
+            without.push(milliseconds(bed.time(
+                &user,
+                &["srun", "-w", plain, "true"],
+                &env,
+                LIMIT,
+            )?));
+            Ok(())
+        };
+        // Who goes first changes with every pair.
+        if pair % 2 == 0 {
+            one_with()?;
+            one_without()?;
+        } else {
+            one_without()?;
+            one_with()?;
+        }
+    }
+    Ok(())
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+impl Figures {
+    fn of(samples: Vec<f64>) -> Figures {
+        let mut sorted = samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        Figures {
+            median: quantile(&sorted, 0.5),
+            quartiles: [quantile(&sorted, 0.25), quantile(&sorted, 0.75)],
+            samples,
+        }
+    }
+}
+
+/// Linear interpolation between the two nearest of the sorted samples.
+fn quantile(sorted: &[f64], part: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else {
+        return f64::NAN;
+    };
+    let at = part * last as f64;
+    let (low, high) = (at.floor() as usize, at.ceil() as usize);
+    sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64)
+}

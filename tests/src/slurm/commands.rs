@@ -1,0 +1,123 @@
+//! Slurm's commands on a bed: who runs them, with what environment.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::chown;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::bed::Bed;
+use super::client::{self, Client, Finished, User};
+use super::host::program;
+
+/// Longest that one of Slurm's administrative commands may take.
+const COMMAND: Duration = Duration::from_secs(30);
+
+impl Bed {
+    pub(super) fn slurm_conf(&self) -> String {
+        self.dir.join("etc/slurm.conf").display().to_string()
+    }
+
+    /// The `slurm.conf` without the plugin, for the nodes in `plain_nodes` and for commands that shall not load it (as
+    /// `SLURM_CONF`).
+    pub fn plain_conf(&self) -> String {
+        self.dir.join("etc/slurm-plain.conf").display().to_string()
+    }
+
+    /// The environment of a user's shell on this cluster.
+    pub fn environment(&self, user: &User) -> BTreeMap<String, String> {
+        let home = self.home(user).display().to_string();
+        [
+            ("SLURM_CONF", self.slurm_conf().as_str()),
+            ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+            ("HOME", &home),
+            ("USER", &user.name),
+            ("LC_ALL", "C"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into()
+    }
+
+    /// Starts a command as `user`, in the user's directory.
+    pub fn spawn(&self, user: &User, argv: &[&str]) -> Result<Client> {
+        self.spawn_with(user, argv, &[])
+    }
+
+    /// The same with further variables in its environment.
+    pub fn spawn_with(&self, user: &User, argv: &[&str], extra: &[(&str, &str)]) -> Result<Client> {
+        let mut env = self.environment(user);
+        env.extend(
+            extra
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned())),
+        );
+        let found;
+        let mut argv = argv.to_vec();
+        if let Some(name) = argv.first_mut()
+            && !name.contains('/')
+        {
+            found = program(&[name])?;
+            *name = &found;
+        }
+        Client::start(&self.warden, user, &argv, &env, &self.home(user))
+    }
+
+    /// How long a command takes from fork to exit, its output thrown away. An error if it fails.
+    pub fn time(
+        &self,
+        user: &User,
+        argv: &[&str],
+        extra: &[(&str, &str)],
+        limit: Duration,
+    ) -> Result<Duration> {
+        let mut env = self.environment(user);
+        env.extend(
+            extra
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned())),
+        );
+        let found = program(&argv[..1])?;
+        client::time(
+            user,
+            &[&[found.as_str()], &argv[1..]].concat(),
+            &env,
+            &self.home(user),
+            limit,
+        )
+    }
+
+    /// `srun` as `user`, to its end.
+    pub fn srun(&self, user: &User, arguments: &[&str], limit: Duration) -> Result<Finished> {
+        self.spawn(user, &[&["srun"], arguments].concat())?.wait(limit)
+    }
+
+    /// Hands a batch script in and returns the job's id. The script's output goes to `job-ID.out` in the user's directory.
+    pub fn sbatch(&self, user: &User, arguments: &[&str], script: &str) -> Result<u32> {
+        let file = tempfile::Builder::new()
+            .prefix("script")
+            .tempfile_in(self.home(user))?;
+        fs::write(file.path(), format!("#!/bin/sh\n{script}\n"))?;
+        chown(file.path(), Some(user.uid), Some(user.gid))?;
+        let path = file.path().display().to_string();
+        let argv = [
+            &["sbatch", "--parsable", "--output=job-%j.out"],
+            arguments,
+            &[path.as_str()],
+        ]
+        .concat();
+        let finished = self.spawn(user, &argv)?.wait(COMMAND)?.success()?;
+        let id = finished.stdout.trim();
+        id.parse().with_context(|| format!("sbatch said '{id}'"))
+    }
+
+    /// What a batch job wrote so far.
+    pub fn output(&self, user: &User, job: u32) -> String {
+        fs::read_to_string(self.home(user).join(format!("job-{job}.out"))).unwrap_or_default()
+    }
+
+    /// An administrator's command, to its end.
+    pub fn root(&self, argv: &[&str]) -> Result<Finished> {
+        self.spawn(&User::root(), argv)?.wait(COMMAND)
+    }
+}

@@ -1,0 +1,63 @@
+//! What the bed takes from its host: directories, programs, ports, the host's name.
+
+use std::fs;
+use std::net::{TcpListener, ToSocketAddrs as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+pub(super) fn fresh_directory(base: &str) -> Result<PathBuf> {
+    let dir = tempfile::Builder::new()
+        .prefix("mpsd-bed.")
+        .permissions(fs::Permissions::from_mode(0o755))
+        .tempdir_in(base)
+        .with_context(|| format!("cannot make a directory in '{base}'"))?;
+    let path = dir.keep();
+    // The umask may have taken bits away.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
+/// A program of this build: beside the running one, or one directory up when that is a test.
+pub fn program_beside(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let dirs = own.ancestors().skip(1).take(2);
+    dirs.map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+        .with_context(|| format!("program '{name}' is not built beside '{}'", own.display()))
+}
+
+/// The first of `names` that is installed.
+pub(super) fn program(names: &[&str]) -> Result<String> {
+    let dirs = [
+        "/usr/sbin",
+        "/usr/bin",
+        "/sbin",
+        "/bin",
+        "/usr/local/sbin",
+        "/usr/local/bin",
+    ];
+    names
+        .iter()
+        .flat_map(|name| dirs.map(|dir| format!("{dir}/{name}")))
+        .find(|path| Path::new(path).exists())
+        .with_context(|| format!("'{}' is not installed: run 'cargo xtask setup'", names[0]))
+}
+
+pub(super) fn free_ports(count: usize) -> Result<Vec<u16>> {
+    let taken: Vec<_> = (0..count)
+        .map(|_| TcpListener::bind("127.0.0.1:0"))
+        .collect::<std::io::Result<_>>()?;
+    taken
+        .iter()
+        .map(|listener| Ok(listener.local_addr()?.port()))
+        .collect()
+}
+
+pub(super) fn resolves_to_loopback(host: &str) -> Result<bool> {
+    let mut addresses = (host, 0)
+        .to_socket_addrs()
+        .with_context(|| format!("host name '{host}' does not resolve: add it to /etc/hosts"))?;
+    Ok(addresses.all(|address| address.ip().is_loopback()))
+}

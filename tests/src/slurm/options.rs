@@ -1,0 +1,86 @@
+//! What a bed is to be like.
+
+use std::path::PathBuf;
+
+use super::conf::{Gpus, Word};
+
+/// What the bed is to be like.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Number of nodes, `node1` and up, all on this host.
+    pub nodes: usize,
+    /// CPUs that each node claims.
+    pub cpus: u32,
+    /// The nodes' GPUs.
+    pub gpus: Gpus,
+    /// Further kinds of gres beside `gpu` (`mps`, `shard`), `gres_count` of each on every node.
+    pub gres_types: Vec<String>,
+    /// See `gres_types`.
+    pub gres_count: u32,
+    /// Words added to every `NodeName=` line, for example `Feature=mps`.
+    pub node_words: Option<String>,
+    /// The word before the plugin.
+    pub word: Word,
+    /// The plugin to load, if any.
+    pub plugin: Option<PathBuf>,
+    /// Arguments on the plugin's line.
+    pub plugin_arguments: Vec<String>,
+    /// Nodes whose slurmd is started without the plugin, on the same cluster: see [`Bed::plain_conf`].
+    pub plain_nodes: Vec<String>,
+    /// `PrologFlags`; empty: none.
+    pub prolog_flags: String,
+    /// Lines of `slurm.conf`; one that sets `ProctrackType` replaces ours.
+    pub slurm_lines: Vec<String>,
+    /// Further partition lines.
+    pub partition_lines: Vec<String>,
+    /// `cgroup.conf`.
+    pub cgroup_lines: Vec<String>,
+    /// `job_container.conf`, if there is to be one.
+    pub job_container_lines: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            nodes: 2,
+            cpus: 8,
+            gpus: Gpus::Simulated(2),
+            gres_types: Vec::new(),
+            gres_count: 0,
+            node_words: None,
+            word: Word::Optional,
+            plugin: None,
+            plugin_arguments: Vec::new(),
+            plain_nodes: Vec::new(),
+            prolog_flags: "Alloc,Contain".into(),
+            slurm_lines: Vec::new(),
+            partition_lines: Vec::new(),
+            cgroup_lines: vec!["CgroupAutomount=no".into()],
+            job_container_lines: Vec::new(),
+        }
+    }
+}
+
+impl Options {
+    pub(super) fn names_key(&self, key: &str) -> bool {
+        self.slurm_lines.iter().any(|line| {
+            line.split_once('=')
+                .is_some_and(|(name, _)| name.trim().eq_ignore_ascii_case(key))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_lines_are_found_in_any_case() {
+        let options = Options {
+            slurm_lines: vec!["proctracktype = proctrack/cgroup".into()],
+            ..Options::default()
+        };
+        assert!(options.names_key("ProctrackType"));
+        assert!(!options.names_key("TaskPlugin"));
+    }
+}

@@ -1,0 +1,74 @@
+//! Puts what was built into a bed: root-owned copies of the programs, the plugin and their configuration.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use super::bed::Bed;
+use super::host::program_beside;
+
+/// Programs of the product, beside one another as after an installation.
+const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
+
+/// The plugin's file.
+pub const PLUGIN: &str = "libspank_mps.so";
+
+/// Where a bed's product lies.
+#[derive(Clone, Debug)]
+pub struct Product {
+    /// Programs.
+    pub libexec: PathBuf,
+    /// `mpsd.toml`.
+    pub config: PathBuf,
+    /// The plugin.
+    pub plugin: PathBuf,
+}
+
+impl Product {
+    /// Copies the product into `bed`, writes `config` as its `mpsd.toml`, and puts the plugin on the bed's line with the
+    /// arguments that name them. The directories `run/NODE` and `state/NODE` of [`Product::settings`] are made.
+    pub fn install(bed: &mut Bed, config: &str) -> Result<Product> {
+        let dir = bed.dir().to_owned();
+        let product = Product {
+            libexec: dir.join("libexec"),
+            config: dir.join("etc/mpsd.toml"),
+            plugin: dir.join("lib/spank_mps.so"),
+        };
+        fs::create_dir(&product.libexec)?;
+        fs::create_dir(dir.join("lib"))?;
+        for name in PROGRAMS {
+            copy(&program_beside(name)?, &product.libexec.join(name), 0o755)?;
+        }
+        copy(&program_beside(PLUGIN)?, &product.plugin, 0o755)?;
+        fs::write(&product.config, config)?;
+        fs::set_permissions(&product.config, fs::Permissions::from_mode(0o644))?;
+        let options = bed.options_mut();
+        options.plugin = Some(product.plugin.clone());
+        options.plugin_arguments = vec![
+            format!("config={}", product.config.display()),
+            format!("prologue={}", product.libexec.join("mps-prologue").display()),
+            format!("epilogue={}", product.libexec.join("mps-epilogue").display()),
+        ];
+        Ok(product)
+    }
+
+    /// The lines of `mpsd.toml` that keep every node of the bed apart: `%n` is the node's name.
+    pub fn settings(bed: &Bed, control: &Path, nvml: &Path) -> String {
+        format!(
+            "run_dir = \"{}/%n\"\nstate_dir = \"{}/mpsd/%n\"\ncontrol = \"{}\"\nnvml = \"{}\"\n",
+            bed.run_dir().display(),
+            bed.dir().display(),
+            control.display(),
+            nvml.display(),
+        )
+    }
+}
+
+/// Copies a file of the build to a place that is root's alone to write.
+pub fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("cannot copy '{}' to '{}'", from.display(), to.display()))?;
+    fs::set_permissions(to, fs::Permissions::from_mode(mode))?;
+    Ok(())
+}

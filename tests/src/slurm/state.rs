@@ -1,0 +1,190 @@
+//! What the controller says of nodes and jobs, and what the machine says of what they left.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::bed::{Bed, lock};
+use super::look::{Process, Snapshot};
+
+/// A node as the controller sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeState {
+    /// The state with its flags, for example `IDLE+DRAIN`.
+    pub state: String,
+    /// The reason of a drain, or nothing.
+    pub reason: String,
+}
+
+impl Bed {
+    /// A node's state and reason.
+    pub fn node_state(&self, node: &str) -> Result<NodeState> {
+        let shown = self
+            .root(&["scontrol", "-o", "show", "node", node])?
+            .success()?
+            .stdout;
+        // The reason is the last item and may hold blanks: `Reason=text [user@time]`.
+        let reason = shown
+            .split_once(" Reason=")
+            .map(|(_, text)| text.trim().to_owned())
+            .unwrap_or_default();
+        Ok(NodeState {
+            state: item(&shown, "State").to_owned(),
+            reason,
+        })
+    }
+
+    /// The items of `scontrol show job`; nothing once the controller has forgotten the job.
+    pub fn job(&self, id: u32) -> Result<Option<BTreeMap<String, String>>> {
+        let shown = self.root(&["scontrol", "-o", "show", "job", &id.to_string()])?;
+        if !shown.status.success() {
+            return Ok(None);
+        }
+        let items = shown
+            .stdout
+            .split_whitespace()
+            .filter_map(|word| word.split_once('='));
+        Ok(Some(
+            items
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+        ))
+    }
+
+    /// The state of a job, for example `RUNNING`.
+    pub fn job_state(&self, id: u32) -> Result<String> {
+        let job = self.job(id)?.with_context(|| format!("job {id} is not known"))?;
+        job.get("JobState").cloned().context("a job without a state")
+    }
+
+    /// Waits until a job is in one of `states`.
+    pub fn wait_job(&self, id: u32, states: &[&str], limit: Duration) -> Result<String> {
+        let mut last = String::new();
+        self.wait_until(&format!("job {id} in {states:?}"), limit, || {
+            last = self.job_state(id)?;
+            Ok(states.contains(&last.as_str()))
+        })
+        .with_context(|| format!("job {id} is {last}"))?;
+        Ok(last)
+    }
+
+    /// Waits until no job is left in the queue and every node is idle.
+    pub fn wait_idle(&self, limit: Duration) -> Result<()> {
+        self.wait_until("idle nodes", limit, || {
+            let queue = self
+                .root(&["squeue", "-h", "-a", "-o", "%i %T"])?
+                .success()?
+                .stdout;
+            let nodes = self
+                .root(&["sinfo", "-h", "-N", "-o", "%N %T"])?
+                .success()?
+                .stdout;
+            let idle: BTreeSet<&str> = nodes
+                .lines()
+                .filter_map(|line| line.trim().strip_suffix(" idle"))
+                .collect();
+            Ok(queue.trim().is_empty() && idle.len() == self.options.nodes)
+        })
+        .with_context(|| self.situation())
+    }
+
+    /// Jobs and nodes in words, for messages.
+    pub fn situation(&self) -> String {
+        let said = |argv: &[&str]| {
+            self.root(argv)
+                .map(|done| done.stdout + &done.stderr)
+                .unwrap_or_default()
+        };
+        said(&["squeue", "-a", "-o", "%i %j %u %T %r"]) + &said(&["sinfo", "-N", "-o", "%N %T %E"])
+    }
+
+    /// Makes a drained node usable again.
+    pub fn resume(&self, node: &str) -> Result<()> {
+        self.root(&["scontrol", "update", &format!("nodename={node}"), "state=resume"])?
+            .success()?;
+        Ok(())
+    }
+
+    /// What slurmd of `node` has logged.
+    pub fn log(&self, node: &str) -> String {
+        fs::read_to_string(self.dir.join("log").join(node)).unwrap_or_default()
+    }
+
+    /// What a job could leave behind, now.
+    pub fn snapshot(&self) -> Snapshot {
+        let known = lock(&self.daemons).values().copied().collect();
+        Snapshot::take(
+            &[self.run.clone(), self.dir.join("spool")],
+            self.warden.pid(),
+            &known,
+        )
+    }
+
+    /// What is on the machine that was not there when the bed came up: empty when every job left nothing.
+    pub fn left_behind(&self) -> Vec<String> {
+        match &*lock(&self.baseline) {
+            Some(baseline) => self.snapshot().beyond(baseline),
+            None => Vec::new(),
+        }
+    }
+
+    /// Waits until nothing is left behind: slurmstepd and the epilogue end a moment after the node is idle.
+    pub fn wait_clean(&self, limit: Duration) -> Result<()> {
+        let mut left = Vec::new();
+        self.wait_until("nothing left behind", limit, || {
+            left = self.left_behind();
+            Ok(left.is_empty())
+        })
+        .with_context(|| format!("left behind:\n  {}", left.join("\n  ")))
+    }
+
+    /// The processes below the warden that are not its daemons: steps, tasks, and what they left.
+    pub fn job_processes(&self) -> Vec<Process> {
+        let known: BTreeSet<i32> = lock(&self.daemons).values().copied().collect();
+        let mut found = Process::descendants(self.warden.pid());
+        found.retain(|process| !known.contains(&process.pid) && !process.is_zombie());
+        found
+    }
+
+    /// Polls until `done`; an error names `what` and the time.
+    pub fn wait_until(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut done: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        let mut pause = Duration::from_millis(5);
+        loop {
+            if done()? {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("waited {} s for {what}", limit.as_secs());
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+}
+
+fn item<'a>(shown: &'a str, key: &str) -> &'a str {
+    shown
+        .split_whitespace()
+        .find_map(|word| word.split_once('=').filter(|(name, _)| *name == key))
+        .map_or("", |(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_of_scontrol() {
+        let shown = "NodeName=node1 State=IDLE+DRAIN ThreadsPerCore=1 Reason=mpsd: job 4711: x [root@now]";
+        assert_eq!(item(shown, "State"), "IDLE+DRAIN");
+        assert_eq!(item(shown, "Absent"), "");
+    }
+}
