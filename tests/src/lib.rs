@@ -1,3 +1,4 @@
 //! What the test programs share.
 
+pub mod double;
 pub mod slurm;

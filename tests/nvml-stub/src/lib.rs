@@ -1,1 +1,116 @@
-//! Placeholder.
+//! A double of NVML: the C functions that `nvml-wrapper` needs, for the node in whose directory this library lies.
+//!
+//! `node.toml` beside this file is read at each `nvmlInit`; compute modes and contexts are read and written at each call,
+//! so that they are the same for every process and survive it.
+#![allow(non_snake_case)]
+
+mod device;
+mod events;
+mod mig;
+#[allow(dead_code)]
+#[path = "../../src/double/node.rs"]
+mod node;
+mod out;
+mod system;
+
+use std::ffi::{CStr, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use node::{Gpu, Node};
+
+/// `nvmlReturn_t`.
+type Return = c_int;
+
+const SUCCESS: Return = 0;
+const UNINITIALIZED: Return = 1;
+const INVALID_ARGUMENT: Return = 2;
+const NOT_SUPPORTED: Return = 3;
+const NO_PERMISSION: Return = 4;
+const NOT_FOUND: Return = 6;
+const INSUFFICIENT_SIZE: Return = 7;
+const DRIVER_NOT_LOADED: Return = 9;
+const TIMEOUT: Return = 10;
+const GPU_IS_LOST: Return = 15;
+const UNKNOWN: Return = 999;
+
+/// `nvmlDevice_t`: never followed as a pointer. 1 + index for a GPU; 0x1000 × (1 + index) + instance for a MIG device.
+type Device = *mut c_void;
+
+static NODE: Mutex<Option<Node>> = Mutex::new(None);
+
+/// Reads the description; what `nvmlInit` does.
+fn initialize() -> Return {
+    let Some(node) = directory().and_then(|dir| Node::open(&dir).ok()) else {
+        return UNKNOWN;
+    };
+    if node.is.nvml.init_hangs {
+        hang();
+    }
+    if node.is.nvml.init_fails {
+        return DRIVER_NOT_LOADED;
+    }
+    match NODE.lock() {
+        Ok(mut place) => *place = Some(node),
+        Err(_) => return UNKNOWN,
+    }
+    SUCCESS
+}
+
+/// The directory of this library, as the loader found it.
+fn directory() -> Option<PathBuf> {
+    // SAFETY: Dl_info is plain data, and zero is a valid value of each of its fields.
+    let mut info: nix::libc::Dl_info = unsafe { std::mem::zeroed() };
+    let here = initialize as *const c_void;
+    // SAFETY: `here` points into this library, and `info` is ours for the call.
+    if unsafe { nix::libc::dladdr(here, &mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr set it to a string that lives as long as this library is loaded.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    let file = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
+    file.canonicalize().ok()?.parent().map(Path::to_owned)
+}
+
+fn hang() -> ! {
+    loop {
+        nix::unistd::pause();
+    }
+}
+
+/// The node, unless `nvmlInit` has not been called or this call is to hang.
+fn node() -> Result<Node, Return> {
+    let node = NODE.lock().map_err(|_| UNKNOWN)?.clone().ok_or(UNINITIALIZED)?;
+    if node.is.nvml.calls_hang {
+        hang();
+    }
+    Ok(node)
+}
+
+/// The GPU behind a handle, unless it is lost.
+fn gpu(device: Device) -> Result<(Node, Gpu, usize), Return> {
+    let node = node()?;
+    let handle = device as usize;
+    let index = if handle >= 0x1000 {
+        handle / 0x1000 - 1
+    } else {
+        handle.wrapping_sub(1)
+    };
+    let gpu = node.is.gpu.get(index).cloned().ok_or(INVALID_ARGUMENT)?;
+    healthy(&gpu)?;
+    Ok((node, gpu, index))
+}
+
+fn healthy(gpu: &Gpu) -> Result<(), Return> {
+    match gpu.fault.as_str() {
+        "lost" => Err(GPU_IS_LOST),
+        "gone" => Err(NOT_FOUND),
+        _ => Ok(()),
+    }
+}
+
+/// A call that gives something or an error.
+fn returned(result: Result<(), Return>) -> Return {
+    result.err().unwrap_or(SUCCESS)
+}

@@ -1,2 +1,59 @@
-//! Placeholder.
-fn main() {}
+//! A double of NVIDIA's MPS: `nvidia-cuda-mps-control` and, under that name, `nvidia-cuda-mps-server`.
+//!
+//! It behaves as the recording of driver 580 says, down to texts, exit codes and times; it wants to lie, beside a
+//! `node.toml`, in the directory of a simulated node.
+
+mod clients;
+mod commands;
+mod daemon;
+mod log;
+mod quit;
+mod server;
+mod servers;
+mod session;
+mod settings;
+mod start;
+mod usage;
+
+use std::process::ExitCode;
+
+use tests::double::node::Node;
+
+fn main() -> ExitCode {
+    let node = match Node::of_this_program() {
+        Ok(node) => node,
+        Err(why) => {
+            eprintln!("fake-mps-control: {why}");
+            return ExitCode::from(3);
+        }
+    };
+    let exe = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    if exe
+        .file_name()
+        .is_some_and(|name| name == "nvidia-cuda-mps-server")
+    {
+        return server::run(node);
+    }
+    let (mut daemon, mut foreground) = (false, false);
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            "-d" | "--daemon" => daemon = true,
+            "-f" | "--forground" => foreground = true,
+            "-M" | "--multiuser-server" | "-q" | "--ready-devices" => {}
+            "-h" | "--help" => {
+                print!("{}", usage::TEXT);
+                return ExitCode::SUCCESS;
+            }
+            option if option.starts_with('-') => {
+                print!("Unrecognized option  \n{}", usage::TEXT);
+                return ExitCode::SUCCESS;
+            }
+            _ => {}
+        }
+    }
+    match (foreground, daemon) {
+        (true, _) => start::foreground(node),
+        (false, true) => start::background(node),
+        (false, false) => session::run(),
+    }
+}

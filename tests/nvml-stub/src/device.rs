@@ -1,0 +1,409 @@
+//! Functions about one GPU. Each trusts its caller's pointers, as NVML does.
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
+
+use crate::node::MIB;
+use crate::out;
+use crate::{
+    Device, INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, Return, UNKNOWN, gpu, healthy, node, returned,
+};
+
+/// Compute modes, at the place of their number.
+const MODES: [&str; 4] = ["default", "exclusive_thread", "prohibited", "exclusive_process"];
+
+/// Memory that the driver keeps for itself, in MiB.
+const RESERVED_MIB: u64 = 600;
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct Memory {
+    total: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct Memory2 {
+    version: c_uint,
+    total: c_ulonglong,
+    reserved: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Process {
+    pid: c_uint,
+    memory: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct Pci {
+    legacy_id: [c_char; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    device_id: c_uint,
+    subsystem_id: c_uint,
+    id: [c_char; 32],
+}
+
+/// How many GPUs there are.
+///
+/// # Safety
+/// `count` points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> Return {
+    // SAFETY: the caller's promise.
+    returned(node().and_then(|node| unsafe { out::value(count, node.is.gpu.len() as c_uint) }))
+}
+
+/// Writes the handle of the GPU for which `is` holds.
+unsafe fn handle(device: *mut Device, is: impl Fn(usize, &crate::node::Gpu) -> bool) -> Return {
+    returned(node().and_then(|node| {
+        let mut gpus = node.is.gpu.iter().enumerate();
+        let (index, gpu) = gpus.find(|(index, gpu)| is(*index, gpu)).ok_or(NOT_FOUND)?;
+        healthy(gpu)?;
+        // SAFETY: the caller's promise.
+        unsafe { out::value(device, std::ptr::without_provenance_mut(index + 1)) }
+    }))
+}
+
+/// A GPU by its index.
+///
+/// # Safety
+/// `device` points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut Device) -> Return {
+    // SAFETY: the caller's promise.
+    let found = unsafe { handle(device, |at, _| at == index as usize) };
+    if found == NOT_FOUND {
+        INVALID_ARGUMENT
+    } else {
+        found
+    }
+}
+
+/// A GPU by its UUID.
+///
+/// # Safety
+/// `uuid` is a string and `device` points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut Device) -> Return {
+    // SAFETY: the caller's promise.
+    match unsafe { out::string(uuid) } {
+        // SAFETY: the caller's promise.
+        Ok(uuid) => unsafe { handle(device, |_, gpu| gpu.uuid == uuid) },
+        Err(error) => error,
+    }
+}
+
+/// A GPU by its PCI address.
+///
+/// # Safety
+/// `id` is a string and `device` points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut Device) -> Return {
+    // SAFETY: the caller's promise.
+    match unsafe { out::string(id) } {
+        // SAFETY: the caller's promise.
+        Ok(id) => unsafe {
+            handle(device, |_, gpu| {
+                gpu.pci.to_lowercase().ends_with(&id.to_lowercase())
+            })
+        },
+        Err(error) => error,
+    }
+}
+
+/// A GPU's index.
+///
+/// # Safety
+/// `index` points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetIndex(device: Device, index: *mut c_uint) -> Return {
+    // SAFETY: the caller's promise.
+    returned(gpu(device).and_then(|(_, _, at)| unsafe { out::value(index, at as c_uint) }))
+}
+
+/// A GPU's UUID, or a MIG device's.
+///
+/// # Safety
+/// `uuid` has room for `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetUUID(device: Device, uuid: *mut c_char, length: c_uint) -> Return {
+    returned(gpu(device).and_then(|(_, gpu, _)| {
+        let own = match (device as usize >= 0x1000, device as usize % 0x1000) {
+            (true, instance) => gpu.mig.get(instance).ok_or(NOT_FOUND)?,
+            _ => &gpu.uuid,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { out::text(uuid, length, own) }
+    }))
+}
+
+/// A GPU's product.
+///
+/// # Safety
+/// `name` has room for `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetName(device: Device, name: *mut c_char, length: c_uint) -> Return {
+    // SAFETY: the caller's promise.
+    returned(gpu(device).and_then(|(_, gpu, _)| unsafe { out::text(name, length, &gpu.name) }))
+}
+
+/// Total, used and free memory in bytes.
+fn memory(device: Device) -> Result<(u64, u64, u64), Return> {
+    let (node, gpu, _) = gpu(device)?;
+    let used: u64 = node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();
+    let total = gpu.memory_mib * MIB;
+    Ok((total, used, total.saturating_sub(used + RESERVED_MIB * MIB)))
+}
+
+/// A GPU's memory.
+///
+/// # Safety
+/// `to` points to room for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: Device, to: *mut Memory) -> Return {
+    let all = memory(device).map(|(total, used, free)| Memory { total, free, used });
+    // SAFETY: the caller's promise.
+    returned(all.and_then(|all| unsafe { out::value(to, all) }))
+}
+
+/// A GPU's memory, with what the driver keeps.
+///
+/// # Safety
+/// `to` points to room for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, to: *mut Memory2) -> Return {
+    let version = size_of::<Memory2>() as c_uint | 2 << 24;
+    let reserved = RESERVED_MIB * MIB;
+    let all = memory(device).map(|(total, used, free)| Memory2 {
+        version,
+        total,
+        reserved,
+        free,
+        used,
+    });
+    // SAFETY: the caller's promise.
+    returned(all.and_then(|all| unsafe { out::value(to, all) }))
+}
+
+/// A GPU's compute mode.
+///
+/// # Safety
+/// `mode` points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: *mut c_uint) -> Return {
+    returned(gpu(device).and_then(|(node, gpu, _)| {
+        let now = node.mode(&gpu.uuid);
+        let number = MODES.iter().position(|m| *m == now).ok_or(UNKNOWN)?;
+        // SAFETY: the caller's promise.
+        unsafe { out::value(mode, number as c_uint) }
+    }))
+}
+
+/// Sets a GPU's compute mode; only root may, and EXCLUSIVE_THREAD is no more (as in NVML).
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
+    returned(gpu(device).and_then(|(node, gpu, _)| {
+        let name = MODES
+            .get(mode as usize)
+            .filter(|m| **m != "exclusive_thread")
+            .ok_or(INVALID_ARGUMENT)?;
+        if node.is.nvml.set_refused || !nix::unistd::Uid::effective().is_root() {
+            return Err(NO_PERMISSION);
+        }
+        if node.is.nvml.set_ignored {
+            return Ok(());
+        }
+        node.set_mode(&gpu.uuid, name).map_err(|_| UNKNOWN)
+    }))
+}
+
+fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return> {
+    let (node, gpu, _) = gpu(device)?;
+    // Recorded: a client that only enumerated this GPU stands, with no memory, in the list of clients alone.
+    let listed = |c: &crate::node::Context| {
+        if only_clients {
+            c.kind == "mps"
+        } else {
+            c.bytes > 0
+        }
+    };
+    let none = c_uint::MAX;
+    let entry = |pid, memory| Process {
+        pid,
+        memory,
+        gpu_instance: none,
+        compute_instance: none,
+    };
+    let contexts = node.contexts(&gpu.uuid);
+    let mut list: Vec<Process> = contexts
+        .iter()
+        .filter(|c| listed(c))
+        .map(|c| entry(c.pid, c.bytes))
+        .collect();
+    list.extend(
+        node.is
+            .nvml
+            .stale_pid
+            .filter(|_| !only_clients)
+            .map(|pid| entry(pid, 512 * MIB)),
+    );
+    Ok(list)
+}
+
+/// Processes with a compute context: servers, clients of servers, and others.
+///
+/// # Safety
+/// `count` points to a number and `to` to room for that many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    device: Device,
+    count: *mut c_uint,
+    to: *mut Process,
+) -> Return {
+    // SAFETY: the caller's promise.
+    returned(processes(device, false).and_then(|list| unsafe { out::list(count, to, &list) }))
+}
+
+/// Clients of MPS servers.
+///
+/// # Safety
+/// `count` points to a number and `to` to room for that many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    device: Device,
+    count: *mut c_uint,
+    to: *mut Process,
+) -> Return {
+    // SAFETY: the caller's promise.
+    returned(processes(device, true).and_then(|list| unsafe { out::list(count, to, &list) }))
+}
+
+/// Processes that draw: none.
+///
+/// # Safety
+/// `count` points to a number and `to` to room for that many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+    device: Device,
+    count: *mut c_uint,
+    to: *mut Process,
+) -> Return {
+    // SAFETY: the caller's promise.
+    returned(gpu(device).and_then(|_| unsafe { out::list(count, to, &[]) }))
+}
+
+/// The number of a GPU's device file.
+///
+/// # Safety
+/// `minor` points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMinorNumber(device: Device, minor: *mut c_uint) -> Return {
+    // SAFETY: the caller's promise.
+    returned(
+        gpu(device).and_then(|(_, gpu, at)| unsafe { out::value(minor, gpu.minor.unwrap_or(at as u32)) }),
+    )
+}
+
+/// A GPU's place on the bus.
+///
+/// # Safety
+/// `to` points to room for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: Device, to: *mut Pci) -> Return {
+    returned(gpu(device).and_then(|(_, gpu, _)| {
+        let number = |at: usize| {
+            let part = gpu.pci.split([':', '.']).nth(at).unwrap_or("0");
+            c_uint::from_str_radix(part, 16).unwrap_or(0)
+        };
+        let mut pci = Pci {
+            legacy_id: [0; 16],
+            domain: number(0),
+            bus: number(1),
+            device: number(2),
+            device_id: 0x2335_10de,
+            subsystem_id: 0x18be_10de,
+            id: [0; 32],
+        };
+        let legacy = gpu.pci.trim_start_matches("0000");
+        pci.legacy_id
+            .iter_mut()
+            .zip(legacy.bytes().take(15))
+            .for_each(|(to, byte)| *to = byte as c_char);
+        pci.id
+            .iter_mut()
+            .zip(gpu.pci.bytes().take(31))
+            .for_each(|(to, byte)| *to = byte as c_char);
+        // SAFETY: the caller's promise.
+        unsafe { out::value(to, pci) }
+    }))
+}
+
+/// CUDA compute capability.
+///
+/// # Safety
+/// Both pointers point to an int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
+    device: Device,
+    major: *mut c_int,
+    minor: *mut c_int,
+) -> Return {
+    returned(gpu(device).and_then(|(_, gpu, _)| {
+        // SAFETY: the caller's promise.
+        unsafe { out::value(major, gpu.capability.0 as c_int) }?;
+        // SAFETY: the caller's promise.
+        unsafe { out::value(minor, gpu.capability.1 as c_int) }
+    }))
+}
+
+/// The architecture, which follows from the compute capability.
+///
+/// # Safety
+/// `to` points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetArchitecture(device: Device, to: *mut c_uint) -> Return {
+    let number = |capability| match capability {
+        (3, _) => 2,
+        (5, _) => 3,
+        (6, _) => 4,
+        (7, 5) => 6,
+        (7, _) => 5,
+        (8, 9) => 8,
+        (8, _) => 7,
+        (9, _) => 9,
+        (10.., _) => 10,
+        _ => c_uint::MAX,
+    };
+    // SAFETY: the caller's promise.
+    returned(gpu(device).and_then(|(_, gpu, _)| unsafe { out::value(to, number(gpu.capability)) }))
+}
+
+/// The brand: `NVML_BRAND_NVIDIA`.
+///
+/// # Safety
+/// `brand` points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetBrand(device: Device, brand: *mut c_uint) -> Return {
+    // SAFETY: the caller's promise.
+    returned(gpu(device).and_then(|_| unsafe { out::value(brand, 14) }))
+}
+
+/// Persistence mode: on.
+///
+/// # Safety
+/// `mode` points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetPersistenceMode(device: Device, mode: *mut c_uint) -> Return {
+    // SAFETY: the caller's promise.
+    returned(gpu(device).and_then(|_| unsafe { out::value(mode, 1) }))
+}

@@ -1,0 +1,178 @@
+//! How a CUDA program finds its MPS, and what it does with it.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tests::double::node::Node;
+use tests::double::wire::{self, Attach, CudaError, Granted, Reply};
+
+use crate::bare::Bare;
+
+/// A program with its contexts.
+#[derive(Debug)]
+pub struct Running {
+    /// What it got.
+    pub gpus: Vec<Granted>,
+    /// The daemon and the server, if it is under MPS.
+    pub mps: Option<Mps>,
+    bare: Option<Bare>,
+}
+
+/// The MPS that serves it.
+#[derive(Debug)]
+pub struct Mps {
+    /// The control daemon's pid.
+    pub daemon: u32,
+    /// The server's pid.
+    pub server: u32,
+    connection: OwnedFd,
+}
+
+/// A variable of the environment, if it is set and text.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// `CUDA_MPS_PIPE_DIRECTORY`, or the place where CUDA looks without it.
+pub fn pipe_directory() -> PathBuf {
+    std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
+}
+
+/// Opens contexts: through MPS if a daemon listens in the pipe directory, else without it and without a word.
+pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
+    // Recorded: in a pid namespace with the outer /proc, CUDA fails with an error of the operating system.
+    let own = std::fs::read_link("/proc/self").unwrap_or_default();
+    if own != Path::new(&std::process::id().to_string()) {
+        return Err(CudaError::of(304));
+    }
+    let socket = pipe_directory().join("control");
+    for _ in 0..8 {
+        let version = match wire::connect(&socket) {
+            Ok(connection) => connection,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Err(CudaError::of(805)),
+            Err(_) => {
+                return Bare::open(node, gpu).map(|(bare, gpus)| Running {
+                    gpus,
+                    mps: None,
+                    bare: Some(bare),
+                });
+            }
+        };
+        let _ = wire::send(&version, b"VERSION");
+        drop(version);
+        let connection = wire::connect(&socket).map_err(|_| CudaError::of(805))?;
+        if wire::send_credentials(&connection, b"CLIENT").is_err() {
+            // Recorded: where the user has no name in its user namespace, the program hangs.
+            loop {
+                nix::unistd::pause();
+            }
+        }
+        match wire::recv_fd(&connection) {
+            Some((packet, Some(server))) => return ask(&packet, server, gpu),
+            Some((packet, None)) if packet == b"RETRY" => {}
+            _ => return Err(CudaError::of(805)),
+        }
+    }
+    Err(CudaError::of(805))
+}
+
+fn ask(names: &[u8], connection: OwnedFd, gpu: Option<usize>) -> Result<Running, CudaError> {
+    let names = String::from_utf8_lossy(names).into_owned();
+    let mut pids = names.split_whitespace().skip(1).map(|w| w.parse().unwrap_or(0));
+    let (server, daemon) = (pids.next().unwrap_or(0), pids.next().unwrap_or(0));
+    let command = std::env::args().next().unwrap_or_default();
+    let asked = Attach {
+        visible: variable("CUDA_VISIBLE_DEVICES"),
+        threads: variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+        memory: variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+        gpu,
+        command,
+    };
+    let mps = Mps {
+        daemon,
+        server,
+        connection,
+    };
+    match mps.call(&serde_json::to_vec(&asked).unwrap_or_default()) {
+        Reply::Granted(gpus) => Ok(Running {
+            gpus,
+            mps: Some(mps),
+            bare: None,
+        }),
+        Reply::Failed(error) => Err(error),
+        Reply::Done => Err(CudaError::of(806)),
+    }
+}
+
+impl Mps {
+    fn call(&self, packet: &[u8]) -> Reply {
+        let _ = wire::send(&self.connection, packet);
+        wire::recv(&self.connection)
+            .and_then(|answer| serde_json::from_slice(&answer).ok())
+            .unwrap_or_else(|| Reply::Failed(CudaError::of(806)))
+    }
+}
+
+impl Running {
+    /// Allocates on the first GPU that it uses.
+    pub fn allocate(&mut self, bytes: u64) -> Result<(), CudaError> {
+        let Some(at) = self.gpus.iter().position(|g| g.taken > 0) else {
+            return Err(CudaError::of(100));
+        };
+        if let Some(mps) = &self.mps {
+            return done(mps.call(format!("ALLOC {bytes}").as_bytes()));
+        }
+        let gpu = &mut self.gpus[at];
+        if bytes > gpu.free {
+            return Err(CudaError::of(2));
+        }
+        gpu.free -= bytes;
+        gpu.taken += bytes;
+        if let Some(bare) = &self.bare {
+            bare.register(gpu);
+        }
+        Ok(())
+    }
+
+    /// Gives memory back.
+    pub fn free(&mut self, bytes: u64) {
+        if let Some(mps) = &self.mps {
+            let _ = mps.call(format!("FREE {bytes}").as_bytes());
+        } else if let Some(gpu) = self.gpus.iter_mut().find(|g| g.taken > 0) {
+            gpu.free += bytes;
+            gpu.taken -= bytes;
+            if let Some(bare) = &self.bare {
+                bare.register(gpu);
+            }
+        }
+    }
+
+    /// One kernel.
+    pub fn launch(&self) -> Result<(), CudaError> {
+        match &self.mps {
+            Some(mps) => done(mps.call(b"LAUNCH")),
+            None => Ok(()),
+        }
+    }
+
+    /// Sleeps; if `attentive`, false as soon as the server has gone or has said something.
+    pub fn sleep(&self, time: Duration, attentive: bool) -> bool {
+        let Some(mps) = self.mps.as_ref().filter(|_| attentive) else {
+            std::thread::sleep(time);
+            return true;
+        };
+        let mut fds = [PollFd::new(mps.connection.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
+        matches!(poll(&mut fds, timeout), Ok(0)) && self.launch().is_ok()
+    }
+}
+
+fn done(reply: Reply) -> Result<(), CudaError> {
+    match reply {
+        Reply::Failed(error) => Err(error),
+        _ => Ok(()),
+    }
+}

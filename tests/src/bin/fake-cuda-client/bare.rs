@@ -1,0 +1,81 @@
+//! A CUDA program without MPS: the whole GPU, and in exclusive mode nobody beside it.
+
+use tests::double::node::{Gpu, MIB, Node};
+use tests::double::visible;
+use tests::double::wire::{CudaError, Granted};
+
+use crate::attach::variable;
+
+/// Its contexts; they are taken off the GPUs when it is dropped.
+#[derive(Debug)]
+pub struct Bare {
+    node: Node,
+    uuids: Vec<String>,
+}
+
+impl Bare {
+    /// Opens a context on each visible GPU, or on one of them.
+    pub fn open(node: &Node, only: Option<usize>) -> Result<(Bare, Vec<Granted>), CudaError> {
+        let all: Vec<&Gpu> = node.is.gpu.iter().collect();
+        let list = variable("CUDA_VISIBLE_DEVICES");
+        let seen = visible::visible(&all, list.as_deref());
+        if seen.is_empty() {
+            return Err(CudaError::of(100));
+        }
+        let mut bare = Bare {
+            node: node.clone(),
+            uuids: Vec::new(),
+        };
+        let mut granted = Vec::new();
+        for (position, gpu) in seen.iter().enumerate() {
+            let context = visible::context_bytes(gpu.sms);
+            let taken = if only.is_none_or(|used| used == position) {
+                context
+            } else {
+                0
+            };
+            if taken > 0 {
+                bare.claim(gpu)?;
+            }
+            let others: u64 = node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();
+            let free = (gpu.cuda_memory_mib * MIB).saturating_sub(others + context);
+            let new = Granted {
+                uuid: gpu.uuid.clone(),
+                sms: gpu.sms,
+                limit: None,
+                free,
+                taken,
+            };
+            if taken > 0 {
+                bare.register(&new);
+            }
+            granted.push(new);
+        }
+        Ok((bare, granted))
+    }
+
+    fn claim(&mut self, gpu: &Gpu) -> Result<(), CudaError> {
+        let mode = self.node.mode(&gpu.uuid);
+        let busy = !self.node.contexts(&gpu.uuid).is_empty();
+        if mode == "prohibited" || (mode.starts_with("exclusive") && busy) {
+            return Err(CudaError::of(46));
+        }
+        self.uuids.push(gpu.uuid.clone());
+        Ok(())
+    }
+
+    /// Writes down the memory of one of its contexts.
+    pub fn register(&self, gpu: &Granted) {
+        let _ = self
+            .node
+            .register(&gpu.uuid, std::process::id(), gpu.taken, "bare");
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        for uuid in &self.uuids {
+            self.node.unregister(uuid, std::process::id());
+        }
+    }
+}

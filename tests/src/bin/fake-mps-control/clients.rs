@@ -1,0 +1,97 @@
+//! Clients at the control daemon: it passes them on to the server of their user, or lets them wait for one.
+
+use std::os::fd::OwnedFd;
+
+use tests::double::wire;
+
+use crate::daemon::Daemon;
+
+/// How often a server is tried for a waiting client (recorded: twice).
+const ATTEMPTS: u32 = 2;
+
+/// A client that waits for a server.
+#[derive(Debug)]
+pub struct Pending {
+    connection: OwnedFd,
+    uid: u32,
+    attempts: u32,
+}
+
+impl Pending {
+    /// Whose program it is.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+}
+
+impl Daemon {
+    /// A client program has connected.
+    pub fn new_client(&mut self, connection: OwnedFd, pid: u32, uid: u32) {
+        if self.quit.is_some() {
+            return;
+        }
+        let ready = self.server.as_ref().is_some_and(|s| s.uid == uid && s.active);
+        if ready {
+            self.log.control(&format!(
+                "NEW CLIENT {pid} from user {uid}: Server already exists"
+            ));
+            self.pass_on(&connection, pid);
+            return;
+        }
+        self.log.control(&format!(
+            "NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"
+        ));
+        self.pending.push(Pending {
+            connection,
+            uid,
+            attempts: 0,
+        });
+        match self.server.as_ref().map(|s| s.uid) {
+            None => self.serve_pending(None),
+            Some(other) if other != uid => self.try_shutdown_if_wanted(),
+            Some(_) => {}
+        }
+    }
+
+    fn pass_on(&self, connection: &OwnedFd, pid: u32) {
+        let Some(server) = self.server.as_ref() else {
+            return;
+        };
+        let (Some(to_server), Ok((ours, theirs))) = (server.connection.as_ref(), wire::pair()) else {
+            return;
+        };
+        if wire::send_fd(to_server, format!("NEW {pid}").as_bytes(), &ours).is_ok() {
+            let names = format!("SERVER {} {}", server.pid, std::process::id());
+            let _ = wire::send_fd(connection, names.as_bytes(), &theirs);
+        }
+    }
+
+    /// The server is ready: its user's clients connect again.
+    pub fn clients_may_retry(&mut self) {
+        let Some(uid) = self.server.as_ref().map(|s| s.uid) else {
+            return;
+        };
+        for client in self.pending.extract_if(.., |c| c.uid == uid) {
+            let _ = wire::send(&client.connection, b"RETRY");
+        }
+    }
+
+    /// No server is there: starts one for the client that waits longest, and refuses whoever was tried for in vain
+    /// (`failed`: the user for whom a server has just failed to start).
+    pub fn serve_pending(&mut self, failed: Option<u32>) {
+        for client in self
+            .pending
+            .extract_if(.., |c| Some(c.uid) == failed && c.attempts >= ATTEMPTS)
+        {
+            let _ = wire::send(&client.connection, b"REFUSED");
+        }
+        let Some(uid) = self.pending.first().map(|c| c.uid) else {
+            return;
+        };
+        self.pending
+            .iter_mut()
+            .filter(|c| c.uid == uid)
+            .for_each(|c| c.attempts += 1);
+        self.start_server(uid);
+    }
+}

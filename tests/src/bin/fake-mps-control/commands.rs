@@ -1,0 +1,236 @@
+//! The commands of a session. Recorded: nearly all refusals are texts, and the exit status stays 0.
+
+use std::time::Duration;
+
+use nix::unistd::Uid;
+use tests::double::node::Gpu;
+use tests::double::visible;
+
+use crate::daemon::Daemon;
+
+const STRANGER: &str =
+    "Control deamon settings can only be modified by the user who started it or by the root user.";
+
+impl Daemon {
+    /// One command of a session of a user: the packet that answers it.
+    pub fn command(&mut self, session: u64, uid: u32, line: &str) -> Vec<u8> {
+        self.log.control(&format!("Cmd:{line}"));
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let name = words.first().copied().unwrap_or("");
+        self.hang_if_told(name);
+        if let Some(quit) = self.quit.as_mut() {
+            quit.disturbed = true;
+        }
+        if name == "quit" && self.may_quit(uid) {
+            let patience = words
+                .iter()
+                .position(|w| *w == "-t")
+                .and_then(|at| words.get(at + 1)?.parse().ok());
+            self.begin_quit(
+                session,
+                patience.filter(|s: &u64| *s > 0).map(Duration::from_secs),
+            );
+            return b"W".to_vec();
+        }
+        let mut answer = match self.stranger(uid, name) {
+            Some(refusal) => refusal,
+            None => self.answer(uid, name, &words[1.min(words.len())..]),
+        };
+        if let Some(other) = self.node.is.faults.answer.get(name) {
+            answer = format!("{other}\n");
+        }
+        for line in answer.lines() {
+            self.log.control(line);
+        }
+        if self.node.is.faults.truncate.iter().any(|c| c == name) {
+            answer.truncate(answer.len() / 2);
+        }
+        format!("R{answer}").into_bytes()
+    }
+
+    fn owner(uid: u32) -> bool {
+        uid == 0 || uid == Uid::effective().as_raw()
+    }
+
+    fn may_quit(&self, uid: u32) -> bool {
+        Self::owner(uid) && !self.node.is.faults.refuse_quit
+    }
+
+    fn stranger(&self, uid: u32, name: &str) -> Option<String> {
+        let modifies = name.starts_with("set_") || name == "terminate_client";
+        (modifies && !Self::owner(uid))
+            .then(|| format!("Insufficient privileges for UID {uid}. {STRANGER}\n"))
+    }
+
+    fn answer(&mut self, uid: u32, name: &str, words: &[&str]) -> String {
+        let word = |at: usize| words.get(at).copied().unwrap_or("");
+        match name {
+            "quit" => "Not enough privilege to execute quit command\n".into(),
+            "start_server" => self.start_command(uid, words),
+            "get_server_list" => self
+                .server
+                .as_ref()
+                .map_or_else(String::new, |s| format!("{}\n", s.pid)),
+            "get_server_status" if word(0).parse::<u32>().is_err() => "A server PID is required\n".into(),
+            "get_server_status" => self.of_server(word(0), "STATUS"),
+            "get_client_list" => self.of_server(word(0), "CLIENTS"),
+            "get_device_client_list" => self.ask("DEVICES").unwrap_or_default(),
+            "ps" => self.ps(words),
+            "terminate_client" => self.terminate(word(0), word(1)),
+            "device_query" => self.device_query(words),
+            "set_default_active_thread_percentage" => {
+                if !self.settings.set_threads(word(0)) {
+                    self.log
+                        .control("Invalid percentage, expected between (0.0, 100.0]");
+                }
+                format!("{}\n", self.settings.threads_text())
+            }
+            "get_default_active_thread_percentage" => format!("{}\n", self.settings.threads_text()),
+            "set_active_thread_percentage" => self.of_server(word(0), &format!("THREADS {}", word(1))),
+            "get_active_thread_percentage" => self.of_server(word(0), "THREADS"),
+            "set_default_device_pinned_mem_limit" => {
+                self.log.control(&format!(
+                    "set_default_device_pinned_mem_limit {} {}.",
+                    word(0),
+                    word(1)
+                ));
+                if !word(1).is_empty() {
+                    self.settings.set_memory(word(0), word(1));
+                }
+                String::new()
+            }
+            "get_default_device_pinned_mem_limit" => match self.settings.memory_text(word(0)) {
+                Some(value) => format!("{value}\n"),
+                None => {
+                    self.log
+                        .control("No default pinned memory limit set for the device!");
+                    String::new()
+                }
+            },
+            "set_device_pinned_mem_limit" => {
+                self.of_server(word(0), &format!("MEMORY {} {}", word(1), word(2)))
+            }
+            "get_device_pinned_mem_limit" => self.of_server(word(0), &format!("MEMORY {}", word(1))),
+            "set_default_client_priority" => self.set_priority(word(0)),
+            "get_default_client_priority" => format!("{}\n", self.settings.priority),
+            _ => format!("Unknown command \"{name}\"\n"),
+        }
+    }
+
+    fn set_priority(&mut self, text: &str) -> String {
+        // As C's atoi: what is no number is 0.
+        match text.parse::<u32>().unwrap_or(0) {
+            new @ 0..=1 => {
+                self.settings.priority = new;
+                String::new()
+            }
+            _ => "Invalid priority value - must be 0 or 1!\n".into(),
+        }
+    }
+
+    fn start_command(&mut self, uid: u32, words: &[&str]) -> String {
+        match words {
+            [] | ["-uid"] => "A user id (UID) is required to start a new server\n".into(),
+            ["-uid", of, ..] => match of.parse::<u32>() {
+                Err(_) => "A user id (UID) is required to start a new server\n".into(),
+                Ok(of) => match self.server.as_ref().map(|s| s.uid) {
+                    None => {
+                        self.start_server(of);
+                        String::new()
+                    }
+                    Some(now) if now != of && uid != 0 => {
+                        format!("Insufficient privileges for UID {uid}. {STRANGER}\n")
+                    }
+                    Some(_) => String::new(),
+                },
+            },
+            _ => "Invalid start_server cmd. Expected cmd: start_server -uid <user id>\n".into(),
+        }
+    }
+
+    /// Whether a word names the server that is there; what is no number counts as 0.
+    fn names_server(&self, word: &str) -> Result<u32, u32> {
+        let pid = word.parse().unwrap_or(0);
+        if self.server.as_ref().is_some_and(|s| s.pid == pid) {
+            Ok(pid)
+        } else {
+            Err(pid)
+        }
+    }
+
+    fn of_server(&mut self, word: &str, question: &str) -> String {
+        match self.names_server(word) {
+            Ok(_) => self.ask(question).unwrap_or_default(),
+            Err(pid) => format!("Server {pid} not found\n"),
+        }
+    }
+
+    fn ps(&mut self, words: &[&str]) -> String {
+        if let ["-p", word, ..] = words
+            && let Err(pid) = self.names_server(word)
+        {
+            return format!("Server {pid} not found\nServer {pid} not found\n\n");
+        }
+        if self.server.is_none() {
+            return "Server not found\n".into();
+        }
+        self.ask("PS").unwrap_or_default()
+    }
+
+    fn terminate(&mut self, server: &str, client: &str) -> String {
+        match self.names_server(server) {
+            Err(pid) => format!("Server {pid} not found\nServer {pid} not found!\n1\n"),
+            Ok(_) => {
+                let pid: u32 = client.parse().unwrap_or(0);
+                match self.ask(&format!("TERMINATE {pid}")).as_deref() {
+                    Some("0") => "0\n".into(),
+                    _ => format!("Invalid process {pid}!\n1\n"),
+                }
+            }
+        }
+    }
+
+    fn device_query(&mut self, words: &[&str]) -> String {
+        if let Some(pid) = words.iter().find_map(|w| w.parse::<u32>().ok())
+            && self.server.as_ref().is_none_or(|s| s.pid != pid)
+        {
+            return format!("Server {pid} not found\n");
+        }
+        let all: Vec<&Gpu> = self.node.is.gpu.iter().collect();
+        let variable = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        let table = device_table(
+            &visible::confined(&all, variable.as_deref()),
+            words.contains(&"--csv"),
+        );
+        match self.server.as_ref() {
+            Some(server) => format!("Default\n{table}\nServer {}\n{table}", server.pid),
+            None => format!("Default\n{table}"),
+        }
+    }
+}
+
+fn device_table(gpus: &[&Gpu], csv: bool) -> String {
+    let row = |cells: [&str; 5]| {
+        if csv {
+            return format!("{}\n", cells.join(","));
+        }
+        format!(
+            "{:<16}{:<15}{:<42}{:<34}{}\n",
+            cells[0], cells[1], cells[2], cells[3], cells[4]
+        )
+    };
+    let mut table = row(["Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes"]);
+    for (index, gpu) in gpus.iter().enumerate() {
+        table += &row([&index.to_string(), &pci(&gpu.pci), &gpu.uuid, &gpu.name, "N/A"]);
+    }
+    table
+}
+
+/// `0000:00:06.0` as this program writes it: `0000:00.06.00`.
+fn pci(id: &str) -> String {
+    let mut parts = id.split([':', '.']);
+    let mut next = || parts.next().unwrap_or("0");
+    let (domain, bus, device, function) = (next(), next(), next(), next());
+    let domain = &domain[domain.len().saturating_sub(4)..];
+    format!("{domain}:{bus}.{device}.{function:0>2}")
+}

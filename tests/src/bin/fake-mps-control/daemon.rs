@@ -1,0 +1,199 @@
+//! The control daemon: one thread, and every conversation with a server or a newcomer blocks it (recorded: a stopped
+//! server, or a client that connects and says nothing, hangs every command).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::SignalFd;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use tests::double::node::Node;
+use tests::double::wire;
+
+use crate::clients::Pending;
+use crate::log::Log;
+use crate::quit::{Quit, Retry};
+use crate::servers::Server;
+use crate::settings::Settings;
+use crate::start::Files;
+
+/// A command session.
+#[derive(Debug)]
+pub struct Session {
+    /// Its connection.
+    pub connection: OwnedFd,
+    /// The user at the other end.
+    pub uid: u32,
+    /// Its number, never used twice.
+    pub id: u64,
+}
+
+/// The state of the daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    pub node: Node,
+    pub files: Files,
+    pub log: Log,
+    pub server_log: Log,
+    pub settings: Settings,
+    pub server: Option<Server>,
+    pub pending: Vec<Pending>,
+    pub sessions: Vec<Session>,
+    pub quit: Option<Quit>,
+    pub retry: Option<Retry>,
+    /// Exit status, once the daemon is to end.
+    pub ended: Option<u8>,
+    last_session: u64,
+}
+
+impl Daemon {
+    pub fn new(node: Node, files: Files, log: Log, server_log: Log) -> Daemon {
+        Daemon {
+            node,
+            files,
+            log,
+            server_log,
+            settings: Settings::default(),
+            server: None,
+            pending: Vec::new(),
+            sessions: Vec::new(),
+            quit: None,
+            retry: None,
+            ended: None,
+            last_session: 0,
+        }
+    }
+
+    /// Serves until `quit`; returns the exit status.
+    pub fn run(mut self) -> u8 {
+        let mut mask = SigSet::empty();
+        mask.add(Signal::SIGCHLD);
+        let children = mask.thread_block().and_then(|()| SignalFd::new(&mask));
+        let Ok(children) = children else { return 1 };
+        while self.ended.is_none() {
+            let ready = self.wait(&children);
+            if ready[0] {
+                let _ = children.read_signal();
+                self.reap();
+            }
+            self.timers();
+            for (index, socket) in [(1, false), (2, true)] {
+                if ready[index] && self.ended.is_none() {
+                    self.accept(socket);
+                }
+            }
+            let talking: Vec<u64> = self
+                .sessions
+                .iter()
+                .zip(&ready[3..])
+                .filter(|(_, r)| **r)
+                .map(|(s, _)| s.id)
+                .collect();
+            for id in talking {
+                self.session(id);
+            }
+        }
+        let status = self.ended.unwrap_or(1);
+        self.log.control(&format!("Exit with status {status}"));
+        if let Some(session) = self
+            .quit
+            .as_ref()
+            .and_then(|q| self.sessions.iter().find(|s| s.id == q.session))
+        {
+            let _ = wire::send(&session.connection, format!("Q{status}").as_bytes());
+        }
+        status
+    }
+
+    /// Which of children, the two sockets and the sessions have something to say.
+    fn wait(&self, children: &SignalFd) -> Vec<bool> {
+        let mut fds = vec![
+            children.as_fd(),
+            self.files.control.as_fd(),
+            self.files.privileged.as_fd(),
+        ];
+        fds.extend(self.sessions.iter().map(|s| s.connection.as_fd()));
+        let mut fds: Vec<PollFd> = fds
+            .into_iter()
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+            .collect();
+        let timeout = self.next_timer().map_or(PollTimeout::NONE, |at| {
+            let left = at.saturating_duration_since(Instant::now()).as_millis() as u64 + 1;
+            PollTimeout::try_from(left.min(60_000) as i32).unwrap_or(PollTimeout::ZERO)
+        });
+        let _ = poll(&mut fds, timeout);
+        fds.iter().map(|fd| fd.any().unwrap_or(false)).collect()
+    }
+
+    fn next_timer(&self) -> Option<Instant> {
+        let retry = self.retry.as_ref().map(|r| r.at);
+        let deadline = self.quit.as_ref().and_then(|q| q.deadline);
+        [retry, deadline].into_iter().flatten().min()
+    }
+
+    fn reap(&mut self) {
+        loop {
+            match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, status)) => self.server_ended(pid.as_raw() as u32, status),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                    self.server_ended(pid.as_raw() as u32, signal as i32)
+                }
+                Ok(WaitStatus::StillAlive) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// A new connection: a session, a client, a server, or somebody who does not say.
+    fn accept(&mut self, privileged: bool) {
+        let listener = if privileged {
+            &self.files.privileged
+        } else {
+            &self.files.control
+        };
+        let Ok(connection) = wire::accept(listener) else {
+            return;
+        };
+        self.log.control("Accepting connection...");
+        let hello = wire::recv(&connection).unwrap_or_default();
+        let Ok((pid, uid)) = wire::peer(&connection) else {
+            return;
+        };
+        match hello.as_slice() {
+            b"UI" => {
+                self.log.control("NEW UI");
+                self.last_session += 1;
+                self.sessions.push(Session {
+                    connection,
+                    uid,
+                    id: self.last_session,
+                });
+            }
+            b"VERSION" => self.log.control("User did not send valid credentials"),
+            b"CLIENT" => self.new_client(connection, pid, uid),
+            b"SERVER" => self.server_connected(connection, pid),
+            _ => self.log.control("Unable to read new connection type information"),
+        }
+    }
+
+    /// One command of a session, or its end.
+    fn session(&mut self, id: u64) {
+        let Some(at) = self.sessions.iter().position(|s| s.id == id) else {
+            return;
+        };
+        match wire::recv(&self.sessions[at].connection) {
+            Some(packet) => {
+                let line = String::from_utf8_lossy(&packet[1..]).into_owned();
+                let uid = self.sessions[at].uid;
+                let answer = self.command(id, uid, &line);
+                let _ = wire::send(&self.sessions[at].connection, &answer);
+            }
+            None => {
+                self.log.control("UI closed");
+                self.sessions.remove(at);
+                self.session_closed(id);
+            }
+        }
+    }
+}

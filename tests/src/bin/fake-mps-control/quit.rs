@@ -1,0 +1,116 @@
+//! Ending the server: for `quit`, and for a client of another user.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::daemon::Daemon;
+
+/// First pause between two attempts; each next one is twice as long (recorded).
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+
+/// An accepted `quit`.
+#[derive(Debug)]
+pub struct Quit {
+    /// The session that asked.
+    pub session: u64,
+    /// `-t`: when the server is ended with its clients.
+    pub deadline: Option<Instant>,
+    /// Whether the deadline has passed.
+    pub forced: bool,
+    /// Whether it took more than one attempt, or other commands came after it: the exit status is then 1 (recorded).
+    pub disturbed: bool,
+}
+
+/// The next attempt.
+#[derive(Debug)]
+pub struct Retry {
+    /// When.
+    pub at: Instant,
+    pause: Duration,
+}
+
+impl Daemon {
+    /// Begins to quit; the session hears of the end when the daemon ends.
+    pub fn begin_quit(&mut self, session: u64, patience: Option<Duration>) {
+        let deadline = patience.map(|p| Instant::now() + p);
+        self.quit = Some(Quit {
+            session,
+            deadline,
+            forced: false,
+            disturbed: false,
+        });
+        self.retry = None;
+        self.try_shutdown_if_wanted();
+    }
+
+    /// Ends the server if somebody waits for that, now or after a pause.
+    pub fn try_shutdown_if_wanted(&mut self) {
+        let Some(server) = self.server.as_ref() else {
+            if self.quit.is_some() {
+                self.finish_quit();
+            }
+            return;
+        };
+        let replaced = self.pending.first().is_some_and(|c| c.uid() != server.uid);
+        if server.connection.is_none() || !(self.quit.is_some() || replaced) {
+            return;
+        }
+        let pid = server.pid;
+        let pause = self.retry.take().map(|r| r.pause);
+        let backoff = if pause.is_some() { "enabled" } else { "disabled" };
+        self.log
+            .control(&format!("Try shutting down server {pid}, backoff is {backoff}"));
+        let Some(answer) = self.ask("SHUTDOWN") else {
+            return;
+        };
+        if let Some(threads) = answer.strip_prefix("BUSY ") {
+            let pause = pause.map_or(FIRST_PAUSE, |p| p * 2);
+            let text = format!("Server {pid} has {threads} active worker threads. Server will not shutdown.");
+            self.log.control(&text);
+            self.log.control(&format!(
+                "Control will try shutting down server {pid} again in at most {}ms",
+                pause.as_millis()
+            ));
+            self.retry = Some(Retry {
+                at: Instant::now() + pause,
+                pause,
+            });
+            if let Some(quit) = self.quit.as_mut() {
+                quit.disturbed = true;
+            }
+        }
+    }
+
+    /// Attempts and deadlines that are due.
+    pub fn timers(&mut self) {
+        let now = Instant::now();
+        if self.retry.as_ref().is_some_and(|r| r.at <= now) {
+            self.try_shutdown_if_wanted();
+        }
+        let Some(quit) = self.quit.as_mut() else { return };
+        if quit.deadline.is_some_and(|d| d <= now) {
+            quit.deadline = None;
+            quit.forced = true;
+            self.retry = None;
+            if let Some(server) = self.server.as_ref() {
+                let _ = kill(Pid::from_raw(server.pid as i32), Signal::SIGKILL);
+            }
+        }
+    }
+
+    /// The server has gone and nothing holds the daemon any more.
+    pub fn finish_quit(&mut self) {
+        let Some(quit) = self.quit.as_ref() else { return };
+        self.ended = Some(u8::from(quit.disturbed && !quit.forced));
+    }
+
+    /// A session has ended; a `quit` whose session goes away is given up.
+    pub fn session_closed(&mut self, id: u64) {
+        if self.quit.as_ref().is_some_and(|q| q.session == id) && self.ended.is_none() {
+            self.quit = None;
+            self.retry = None;
+        }
+    }
+}

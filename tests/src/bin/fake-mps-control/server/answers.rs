@@ -1,0 +1,181 @@
+//! What the server answers its control daemon.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use tests::double::wire::{CudaError, Reply};
+use tests::double::{visible, wire};
+
+use super::Server;
+
+impl Server {
+    /// One order of the control daemon; false when the server is to end.
+    pub(super) fn control_spoke(&mut self) -> bool {
+        let Some((packet, passed)) = wire::recv_fd(&self.control) else {
+            if self.node.is.faults.server_survives_control {
+                // Nobody is there to talk to; a pair that never speaks takes the place of the connection.
+                if let Ok((ours, theirs)) = wire::pair() {
+                    self.control = ours;
+                    std::mem::forget(theirs);
+                }
+                return true;
+            }
+            return false;
+        };
+        let text = String::from_utf8_lossy(&packet).into_owned();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let answer = match (words.as_slice(), passed) {
+            (["NEW", pid], Some(connection)) => {
+                self.take_client(pid.parse().unwrap_or(0), connection);
+                return true;
+            }
+            (["SHUTDOWN"], _) => return self.shutdown(),
+            (["TERMINATE", pid], _) => self.terminate(pid.parse().unwrap_or(0)),
+            (["STATUS"], _) => format!("{}\n", self.status()),
+            (["CLIENTS"], _) => self.attached().map(|(pid, _)| format!("{pid}\n")).collect(),
+            (["DEVICES"], _) => self.devices(),
+            (["PS"], _) => self.ps(),
+            (["THREADS", rest @ ..], _) => self.threads(rest),
+            (["MEMORY", rest @ ..], _) => self.memory(rest),
+            _ => String::new(),
+        };
+        let _ = wire::send(&self.control, format!("={answer}").as_bytes());
+        true
+    }
+
+    fn status(&self) -> &'static str {
+        match self.node.is.faults.server.as_str() {
+            "initializing" => "INITIALIZING",
+            "fault-state" => "FAULT",
+            _ => "ACTIVE",
+        }
+    }
+
+    fn attached(&self) -> impl Iterator<Item = (u32, &super::Client)> {
+        self.clients
+            .iter()
+            .filter(|c| !c.granted.is_empty())
+            .map(|c| (c.pid, c))
+    }
+
+    fn shutdown(&self) -> bool {
+        let busy = self.clients.len() * 2;
+        if busy > 0 {
+            let _ = wire::send(&self.control, format!("=BUSY {busy}").as_bytes());
+            return true;
+        }
+        let _ = wire::send(&self.control, b"=BYE");
+        self.log.line("Server", "Exiting");
+        sleep(Duration::from_millis(self.node.is.times.server_exit));
+        false
+    }
+
+    fn terminate(&mut self, pid: u32) -> String {
+        let Some(at) = self
+            .clients
+            .iter()
+            .position(|c| c.pid == pid && !c.granted.is_empty())
+        else {
+            return "1".into();
+        };
+        let client = self.clients.remove(at);
+        let told = serde_json::to_vec(&Reply::Failed(CudaError::of(810))).unwrap_or_default();
+        let _ = wire::send(&client.connection, &told);
+        self.forget(&client);
+        let left = self.attached().count();
+        for text in [
+            "Client termination succeeded.".to_owned(),
+            format!(
+                "Client {{PID: {pid}, Context ID: 1}} exiting. Number of active client contexts is {left}."
+            ),
+            format!("Client process {pid} disconnected"),
+        ] {
+            self.log.line("Server", &text);
+        }
+        sleep(Duration::from_millis(8));
+        "0".into()
+    }
+
+    fn devices(&self) -> String {
+        let mut text = String::new();
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            let on = self
+                .attached()
+                .filter(|(_, c)| c.granted.iter().any(|g| g.uuid == gpu.uuid && g.taken > 0));
+            let lines: String = on.map(|(pid, _)| format!("{pid}.1\n")).collect();
+            if !lines.is_empty() {
+                text += &format!("[{index}] 00:00.0, {}\n{lines}", gpu.name);
+            }
+        }
+        text
+    }
+
+    fn ps(&self) -> String {
+        let row = |c: [&str; 6]| {
+            format!(
+                "{:<10}{:<10}{:<15}{:<26}{:<15}{:<15}\n",
+                c[0], c[1], c[2], c[3], c[4], c[5]
+            )
+        };
+        let server = std::process::id().to_string();
+        let mut text = String::new();
+        for (pid, client) in self.attached() {
+            // Recorded: the UUID is cut after its third group.
+            let uuid: String = client.device().chars().take(22).collect();
+            let namespace = namespace(pid);
+            text += &row([
+                &pid.to_string(),
+                &client.id.to_string(),
+                &server,
+                &uuid,
+                &namespace,
+                &client.command,
+            ]);
+        }
+        if text.is_empty() {
+            return text;
+        }
+        row(["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"]) + &text
+    }
+
+    fn threads(&mut self, words: &[&str]) -> String {
+        if let [new] = words {
+            if self.settings.set_threads(new) {
+                let text = format!(
+                    "Active Threads Percentage set to {}",
+                    self.settings.threads_text()
+                );
+                self.log.line("Server", &text);
+            }
+        }
+        format!("{}\n", self.settings.threads_text())
+    }
+
+    fn memory(&mut self, words: &[&str]) -> String {
+        match words {
+            [device, value] => {
+                self.settings.set_memory(device, value);
+                if let Some(bytes) = visible::memory(value) {
+                    let text =
+                        format!("Device pinned memory limit for device {device} set to {bytes:#x} bytes");
+                    self.log.line("Server", &text);
+                }
+                String::new()
+            }
+            [device] => self
+                .settings
+                .memory_text(device)
+                .map_or_else(String::new, |v| format!("{v}\n")),
+            _ => String::new(),
+        }
+    }
+}
+
+/// The pid namespace of a process, by its inode.
+fn namespace(pid: u32) -> String {
+    let link = std::fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap_or_default();
+    link.to_string_lossy()
+        .trim_start_matches("pid:[")
+        .trim_end_matches(']')
+        .to_owned()
+}

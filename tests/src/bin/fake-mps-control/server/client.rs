@@ -1,0 +1,169 @@
+//! One client program at the server.
+
+use std::os::fd::OwnedFd;
+
+use tests::double::node::{Gpu, MIB};
+use tests::double::wire::{Attach, CudaError, Granted, Reply};
+use tests::double::{visible, wire};
+
+use super::Server;
+
+/// A client program.
+#[derive(Debug)]
+pub struct Client {
+    /// Its connection.
+    pub connection: OwnedFd,
+    /// Its pid, as this server's pid namespace has it.
+    pub pid: u32,
+    /// Its number at this server.
+    pub id: u32,
+    /// How it calls itself.
+    pub command: String,
+    /// What it got, once it has attached.
+    pub granted: Vec<Granted>,
+}
+
+impl Client {
+    /// The first GPU on which it has a context.
+    pub fn device(&self) -> &str {
+        self.granted.iter().find(|g| g.taken > 0).map_or("", |g| &g.uuid)
+    }
+}
+
+impl Server {
+    /// The control daemon passes a client on.
+    pub(super) fn take_client(&mut self, pid: u32, connection: OwnedFd) {
+        self.last_client += 1;
+        let (id, command, granted) = (self.last_client, String::new(), Vec::new());
+        self.clients.push(Client {
+            connection,
+            pid,
+            id,
+            command,
+            granted,
+        });
+    }
+
+    /// A client says something, or has gone.
+    pub(super) fn client_spoke(&mut self, id: u32) {
+        let Some(at) = self.clients.iter().position(|c| c.id == id) else {
+            return;
+        };
+        let Some(packet) = wire::recv(&self.clients[at].connection) else {
+            let client = self.clients.remove(at);
+            self.forget(&client);
+            let pid = client.pid;
+            self.log.line(
+                "Server",
+                &format!(
+                    "Server failed to recevie command with status 806, assuming client {{PID: {pid}, Context ID: 0}} exit"
+                ),
+            );
+            self.log
+                .line("Server", &format!("Client process {pid} disconnected"));
+            return;
+        };
+        let reply = match serde_json::from_slice::<Attach>(&packet) {
+            Ok(attach) => self.attach(at, &attach),
+            Err(_) => self.allocate(at, &packet),
+        };
+        let _ = wire::send(
+            &self.clients[at].connection,
+            &serde_json::to_vec(&reply).unwrap_or_default(),
+        );
+    }
+
+    fn attach(&mut self, at: usize, attach: &Attach) -> Reply {
+        if self.node.is.faults.refuse_clients {
+            return Reply::Failed(CudaError::of(805));
+        }
+        let attached = self.clients.iter().filter(|c| !c.granted.is_empty()).count();
+        if attached >= self.node.is.max_clients {
+            return Reply::Failed(CudaError::of(808));
+        }
+        let shown: Vec<&Gpu> = self.gpus.iter().collect();
+        let seen = visible::visible(&shown, attach.visible.as_deref());
+        if seen.is_empty() {
+            return Reply::Failed(CudaError::of(100));
+        }
+        let granted = self.grant(&seen, attach);
+        if granted.iter().all(|g| g.taken == 0) {
+            return Reply::Failed(CudaError::of(101));
+        }
+        let client = &mut self.clients[at];
+        for gpu in &granted {
+            // Recorded: a GPU that a client only enumerated lists it with no memory.
+            let _ = self.node.register(&gpu.uuid, client.pid, gpu.taken, "mps");
+        }
+        client.command.clone_from(&attach.command);
+        client.granted.clone_from(&granted);
+        Reply::Granted(granted)
+    }
+
+    fn grant(&self, seen: &[&Gpu], attach: &Attach) -> Vec<Granted> {
+        let asked = attach.threads.as_deref().and_then(visible::percentage);
+        let percent = asked.map_or(self.settings.threads, |p| p.min(self.settings.threads));
+        let own = attach.memory.as_deref().map(|m| visible::client_limits(m, seen));
+        let mut granted = Vec::new();
+        for (position, gpu) in seen.iter().enumerate() {
+            let sms = visible::multiprocessors(gpu.sms, percent);
+            let limit = match &own {
+                Some(Err(())) => None,
+                None => self.default_limit(gpu),
+                Some(Ok(own)) => [own[position], self.default_limit(gpu)]
+                    .into_iter()
+                    .flatten()
+                    .min(),
+            };
+            let all = gpu.cuda_memory_mib * MIB;
+            let taken: u64 = self.node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();
+            let room = limit.unwrap_or(u64::MAX).min(all.saturating_sub(taken));
+            let context = visible::context_bytes(sms);
+            let taken = if attach.gpu.is_none_or(|used| used == position) {
+                context
+            } else {
+                0
+            };
+            let free = room.saturating_sub(context);
+            granted.push(Granted {
+                uuid: gpu.uuid.clone(),
+                sms,
+                limit,
+                free,
+                taken,
+            });
+        }
+        granted
+    }
+
+    fn default_limit(&self, gpu: &Gpu) -> Option<u64> {
+        let index = self.gpus.iter().position(|g| g.uuid == gpu.uuid)?;
+        visible::daemon_limit(&self.settings.memory, index, &gpu.uuid)
+    }
+
+    /// `ALLOC bytes` or `FREE bytes` on the first GPU that the client uses; anything else is a launch.
+    fn allocate(&mut self, at: usize, packet: &[u8]) -> Reply {
+        let text = String::from_utf8_lossy(packet);
+        let (verb, bytes) = text.split_once(' ').unwrap_or((&text, "0"));
+        let bytes: u64 = bytes.parse().unwrap_or(0);
+        let client = &mut self.clients[at];
+        let Some(gpu) = client.granted.iter_mut().find(|g| g.taken > 0) else {
+            return Reply::Failed(CudaError::of(100));
+        };
+        match verb {
+            "ALLOC" if bytes > gpu.free => return Reply::Failed(CudaError::of(2)),
+            "ALLOC" => (gpu.free, gpu.taken) = (gpu.free - bytes, gpu.taken + bytes),
+            "FREE" => (gpu.free, gpu.taken) = (gpu.free + bytes, gpu.taken.saturating_sub(bytes)),
+            _ => return Reply::Done,
+        }
+        let _ = self.node.register(&gpu.uuid, client.pid, gpu.taken, "mps");
+        Reply::Done
+    }
+
+    /// Takes a client's contexts off the GPUs.
+    pub(super) fn forget(&self, client: &Client) {
+        for gpu in &client.granted {
+            self.node.unregister(&gpu.uuid, client.pid);
+        }
+    }
+}

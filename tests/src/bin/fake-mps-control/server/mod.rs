@@ -1,0 +1,217 @@
+//! The server process, `nvidia-cuda-mps-server`: holds a context on every GPU that it is shown and serves the clients
+//! that the control daemon passes on.
+
+mod answers;
+mod client;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::SignalFd;
+use tests::double::node::{Gpu, MIB, Node, SERVER_MIB};
+use tests::double::{visible, wire};
+
+use self::client::Client;
+use crate::log::Log;
+use crate::settings::Settings;
+use crate::start::{hang, pipe_directory};
+
+/// The state of the server.
+#[derive(Debug)]
+pub struct Server {
+    node: Node,
+    log: Log,
+    control: OwnedFd,
+    /// The GPUs that it shows its clients, in PCI order.
+    gpus: Vec<Gpu>,
+    settings: Settings,
+    clients: Vec<Client>,
+    last_client: u32,
+}
+
+/// Runs the server until the control daemon orders its end or goes away.
+pub fn run(node: Node) -> ExitCode {
+    let log = Log::stderr();
+    log.line("Other", "Startup");
+    let faults = node.is.faults.clone();
+    let socket = pipe_directory().join("control");
+    log.line(
+        "Other",
+        &format!("Connecting to control daemon on socket: {}", socket.display()),
+    );
+    if faults.server == "exits" {
+        return ExitCode::FAILURE;
+    }
+    let Some((control, mut settings)) = connect(&socket) else {
+        return ExitCode::FAILURE;
+    };
+    if faults.drop_limits {
+        settings = Settings::default();
+    }
+    log.line("Other", "Initializing server process");
+    let all: Vec<&Gpu> = node.is.gpu.iter().collect();
+    let variable = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let gpus = visible::confined(&all, variable.as_deref())
+        .into_iter()
+        .cloned()
+        .collect();
+    let mut server = Server {
+        node,
+        log,
+        control,
+        gpus,
+        settings,
+        clients: Vec::new(),
+        last_client: 0,
+    };
+    if let Err(why) = server.initialize() {
+        server.log.line("Server", &why);
+        return ExitCode::FAILURE;
+    }
+    server.serve()
+}
+
+fn connect(socket: &std::path::Path) -> Option<(OwnedFd, Settings)> {
+    let control = wire::connect(socket).ok()?;
+    wire::send(&control, b"SERVER").ok()?;
+    let settings = serde_json::from_slice(&wire::recv(&control)?).ok()?;
+    Some((control, settings))
+}
+
+impl Server {
+    fn initialize(&mut self) -> Result<(), String> {
+        let faults = self.node.is.faults.clone();
+        let (least, most) = self.node.is.times.server_ready;
+        let whole = least + u64::from(std::process::id()) * 7 % (most.saturating_sub(least) + 1);
+        sleep(Duration::from_millis(whole / 2));
+        if faults.server == "slow" {
+            sleep(Duration::from_millis(faults.slow_ms));
+        }
+        if self.gpus.is_empty() {
+            return Err("No usable devices".into());
+        }
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            self.log.line(
+                "Server",
+                &format!("Creating server context on device {index} ({})", gpu.name),
+            );
+            self.create_context(gpu)?;
+        }
+        sleep(Duration::from_millis(whole - whole / 2));
+        match faults.server.as_str() {
+            "never-ready" => hang(),
+            "initializing" => self.say("INITIALIZING"),
+            _ => {
+                let pid = std::process::id();
+                let uid = nix::unistd::Uid::current();
+                let server = |text: &str| self.log.line("Server", text);
+                server(&format!(
+                    "Created anonymous shared memory region mps.shm.{uid}.{pid}"
+                ));
+                server(&format!(
+                    "CUDA MPS Server for Linux/Unix. Binary version: {}",
+                    self.node.is.cuda_version
+                ));
+                let driver = &self.node.is.driver_version;
+                server(&format!(
+                    "Display Driver version: {}",
+                    driver.split('.').next().unwrap_or(driver)
+                ));
+                self.say("READY");
+                self.log_settings();
+                self.log.line("Server", "Server has started");
+            }
+        }
+        Ok(())
+    }
+
+    fn create_context(&self, gpu: &Gpu) -> Result<(), String> {
+        let foreign = self.node.contexts(&gpu.uuid).into_iter().any(|c| c.kind != "mps");
+        let mode = self.node.mode(&gpu.uuid);
+        if mode == "prohibited" || (mode.starts_with("exclusive") && foreign) {
+            return Err(format!(
+                "Failed to create server context on device {}: all CUDA-capable devices are busy or unavailable",
+                gpu.uuid
+            ));
+        }
+        self.node
+            .register(&gpu.uuid, std::process::id(), SERVER_MIB * MIB, "server")
+            .map_err(|e| format!("Failed to create server context: {e}"))
+    }
+
+    fn log_settings(&self) {
+        let server = |text: &str| self.log.line("Server", text);
+        server(&format!(
+            "Active Threads Percentage set to {}",
+            self.settings.threads_text()
+        ));
+        for (device, value) in &self.settings.memory {
+            if let Some(bytes) = visible::memory(value) {
+                server(&format!(
+                    "Device pinned memory limit for device {device} set to {bytes:#x} bytes"
+                ));
+            }
+        }
+        server(&format!("Server Priority set to {}", self.settings.priority));
+    }
+
+    fn say(&self, text: &str) {
+        let _ = wire::send(&self.control, text.as_bytes());
+    }
+
+    fn serve(mut self) -> ExitCode {
+        let mut mask = SigSet::empty();
+        mask.add(Signal::SIGTERM);
+        let terminated = mask.thread_block().and_then(|()| SignalFd::new(&mask));
+        let Ok(terminated) = terminated else {
+            return ExitCode::FAILURE;
+        };
+        loop {
+            let ready = self.wait(&terminated);
+            if ready[0] {
+                let _ = terminated.read_signal();
+                if !self.node.is.faults.server_survives_sigterm {
+                    return self.end();
+                }
+            }
+            if ready[1] && !self.control_spoke() {
+                return self.end();
+            }
+            let talking: Vec<u32> = self
+                .clients
+                .iter()
+                .zip(&ready[2..])
+                .filter(|(_, r)| **r)
+                .map(|(c, _)| c.id)
+                .collect();
+            for id in talking {
+                self.client_spoke(id);
+            }
+        }
+    }
+
+    fn wait(&self, terminated: &SignalFd) -> Vec<bool> {
+        let mut fds = vec![terminated.as_fd(), self.control.as_fd()];
+        fds.extend(self.clients.iter().map(|c| c.connection.as_fd()));
+        let mut fds: Vec<PollFd> = fds
+            .into_iter()
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+            .collect();
+        let _ = poll(&mut fds, PollTimeout::NONE);
+        fds.iter().map(|fd| fd.any().unwrap_or(false)).collect()
+    }
+
+    fn end(self) -> ExitCode {
+        for gpu in &self.gpus {
+            self.node.unregister(&gpu.uuid, std::process::id());
+        }
+        for client in &self.clients {
+            self.forget(client);
+        }
+        ExitCode::SUCCESS
+    }
+}

@@ -1,0 +1,54 @@
+//! The command session: lines from standard input to the control daemon, its answers to standard output.
+
+use std::io::{self, BufRead, Write};
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+
+use tests::double::wire;
+
+use crate::start::pipe_directory;
+
+/// Runs a session until standard input ends.
+pub fn run() -> ExitCode {
+    let Some(connection) = connect() else {
+        println!("Cannot find MPS control daemon process");
+        return ExitCode::FAILURE;
+    };
+    let mut quitting = false;
+    for line in io::stdin().lock().lines() {
+        let Ok(line) = line else { break };
+        if wire::send(&connection, format!("C{line}").as_bytes()).is_err() {
+            break;
+        }
+        match wire::recv(&connection) {
+            Some(answer) if answer[0] == b'R' => print(&answer[1..]),
+            // Accepted `quit`: its outcome comes when the daemon goes.
+            Some(answer) if answer[0] == b'W' => quitting = true,
+            Some(answer) => return exit_code(&answer),
+            None => return ExitCode::SUCCESS,
+        }
+    }
+    match quitting.then(|| wire::recv(&connection)).flatten() {
+        Some(answer) => exit_code(&answer),
+        None => ExitCode::SUCCESS,
+    }
+}
+
+/// The owner's socket first; who may not open it gets the public one.
+fn connect() -> Option<OwnedFd> {
+    let directory = pipe_directory();
+    ["control_privileged", "control"].iter().find_map(|name| {
+        let connection = wire::connect(&directory.join(name)).ok()?;
+        wire::send(&connection, b"UI").ok()?;
+        Some(connection)
+    })
+}
+
+fn print(text: &[u8]) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text).and_then(|()| out.flush());
+}
+
+fn exit_code(answer: &[u8]) -> ExitCode {
+    ExitCode::from(answer.get(1).map_or(0, |digit| digit.wrapping_sub(b'0')))
+}

@@ -1,0 +1,224 @@
+//! How the control daemon starts: checks, files of the pipe directory, foreground or background.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
+
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::sys::stat::Mode;
+use nix::unistd::{AccessFlags, ForkResult};
+use tests::double::node::Node;
+use tests::double::wire;
+
+use crate::daemon::Daemon;
+use crate::log::Log;
+
+/// The longest path that fits into a socket's address.
+const SUN_PATH: usize = 107;
+
+/// Everything that a daemon holds open.
+#[derive(Debug)]
+pub struct Files {
+    /// Socket for clients, servers and strangers' sessions.
+    pub control: OwnedFd,
+    /// Socket for the owner's sessions.
+    pub privileged: OwnedFd,
+    /// The FIFO `log`, standard input of every server.
+    pub fifo: File,
+    _lock: Flock<File>,
+}
+
+/// `CUDA_MPS_PIPE_DIRECTORY`.
+pub fn pipe_directory() -> PathBuf {
+    std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
+}
+
+fn log_directory() -> PathBuf {
+    std::env::var_os("CUDA_MPS_LOG_DIRECTORY").map_or_else(|| "/var/log/nvidia-mps".into(), PathBuf::from)
+}
+
+/// `-f`: stays, and logs to standard error.
+pub fn foreground(node: Node) -> ExitCode {
+    match prepare(&node) {
+        Ok(lock) => serve(node, lock, Log::stderr(), Log::stderr(), |_| ()),
+        Err(code) => code,
+    }
+}
+
+/// `-d`: returns when the daemon has its sockets.
+pub fn background(node: Node) -> ExitCode {
+    let lock = match prepare(&node) {
+        Ok(lock) => lock,
+        Err(code) => return code,
+    };
+    let Ok((reader, writer)) = nix::unistd::pipe2(OFlag::O_CLOEXEC) else {
+        return ExitCode::FAILURE;
+    };
+    // SAFETY: this process has one thread.
+    match unsafe { nix::unistd::fork() } {
+        Ok(ForkResult::Parent { child }) => {
+            drop(writer);
+            // Its drop would unlock for the daemon too.
+            std::mem::forget(lock);
+            let mut word = Vec::new();
+            let _ = nix::sys::wait::waitpid(child, None);
+            let _ = File::from(reader).read_to_end(&mut word);
+            if word == b"up" {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+        Ok(ForkResult::Child) => {
+            drop(reader);
+            // SAFETY: this process has one thread.
+            if let Ok(ForkResult::Child) = unsafe { nix::unistd::fork() } {
+                return detached(node, lock, File::from(writer));
+            }
+            std::mem::forget(lock);
+            ExitCode::SUCCESS
+        }
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn detached(node: Node, lock: Flock<File>, mut word: File) -> ExitCode {
+    let _ = nix::unistd::setsid();
+    if let Ok(null) = OpenOptions::new().read(true).write(true).open("/dev/null") {
+        let _ = nix::unistd::dup2_stdin(&null);
+        let _ = nix::unistd::dup2_stdout(&null);
+        let _ = nix::unistd::dup2_stderr(&null);
+    }
+    let logs = log_directory();
+    let (own, servers) = (
+        Log::file(&logs.join("control.log")),
+        Log::file(&logs.join("server.log")),
+    );
+    serve(node, lock, own, servers, move |up| {
+        if up {
+            let _ = word.write_all(b"up");
+        }
+    })
+}
+
+/// The checks before anything is made, in the recorded order of their messages.
+fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
+    let pipe = pipe_directory();
+    if pipe.join("control_privileged").as_os_str().len() > SUN_PATH {
+        return Err(ExitCode::FAILURE);
+    }
+    if nix::unistd::access(&pipe, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
+        println!("Cannot access CUDA_MPS_PIPE_DIRECTORY={}", pipe.display());
+        return Err(ExitCode::FAILURE);
+    }
+    let lock = lock(&pipe).ok_or_else(|| {
+        println!("An instance of this daemon is already running");
+        ExitCode::FAILURE
+    })?;
+    let logs = log_directory();
+    if nix::unistd::access(&logs, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
+        let warning = format!(
+            "Warning: Failed writing log files to directory [{}]. No logs will be available.",
+            logs.display()
+        );
+        println!("{warning}");
+    }
+    match node.is.faults.start.as_str() {
+        "exits" => return Err(ExitCode::FAILURE),
+        "slow" => sleep(Duration::from_millis(node.is.faults.slow_ms)),
+        _ => {}
+    }
+    sleep(Duration::from_millis(node.is.times.start));
+    Ok(lock)
+}
+
+fn lock(pipe: &Path) -> Option<Flock<File>> {
+    let path = pipe.join("control_lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .ok()?;
+    let _ = fs::set_permissions(&path, Permissions::from_mode(0o666));
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
+}
+
+fn serve(node: Node, lock: Flock<File>, log: Log, servers: Log, mut told: impl FnMut(bool)) -> ExitCode {
+    // SAFETY: no handler is installed, only a disposition.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+    if node.is.faults.ignore_sigterm {
+        // SAFETY: no handler is installed, only a disposition.
+        let _ = unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) };
+    }
+    if node.is.faults.start == "never" {
+        told(true);
+        drop(told);
+        hang();
+    }
+    let pipe = pipe_directory();
+    let socket = pipe.join("control");
+    log.control(&format!(
+        "Starting control daemon using socket {}",
+        socket.display()
+    ));
+    log.control(&format!(
+        "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={}",
+        pipe.display()
+    ));
+    log.control(&format!(
+        "CUDA MPS Control binary version: {}",
+        node.is.cuda_version
+    ));
+    let files = match files(&pipe, lock) {
+        Ok(files) => files,
+        Err(why) => {
+            log.control(&format!("Failed to make the files of {}: {why}", pipe.display()));
+            return ExitCode::FAILURE;
+        }
+    };
+    told(true);
+    drop(told);
+    if node.is.faults.start == "hangs" {
+        hang();
+    }
+    let status = Daemon::new(node, files, log, servers).run();
+    let _ = fs::remove_file(pipe.join("log"));
+    let _ = fs::remove_file(pipe.join("nvidia-cuda-mps-control.pid"));
+    ExitCode::from(status)
+}
+
+/// Makes the five files with their recorded modes, over whatever a dead daemon left.
+fn files(pipe: &Path, lock: Flock<File>) -> std::io::Result<Files> {
+    let fifo = pipe.join("log");
+    let _ = fs::remove_file(&fifo);
+    nix::unistd::mkfifo(&fifo, Mode::from_bits_truncate(0o777))?;
+    fs::set_permissions(&fifo, Permissions::from_mode(0o777))?;
+    let fifo = OpenOptions::new().read(true).write(true).open(fifo)?;
+    let pid = pipe.join("nvidia-cuda-mps-control.pid");
+    fs::write(&pid, std::process::id().to_string())?;
+    fs::set_permissions(&pid, Permissions::from_mode(0o666))?;
+    let privileged = wire::listen(&pipe.join("control_privileged"))?;
+    let control = wire::listen(&pipe.join("control"))?;
+    fs::set_permissions(pipe.join("control"), Permissions::from_mode(0o666))?;
+    debug_assert!(control.as_raw_fd() > 2, "the three standard descriptors are open");
+    Ok(Files {
+        control,
+        privileged,
+        fifo,
+        _lock: lock,
+    })
+}
+
+/// Waits for ever, alive.
+pub fn hang() -> ! {
+    loop {
+        nix::unistd::pause();
+    }
+}

@@ -1,0 +1,325 @@
+//! Makes the directory of a simulated node.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::look::{self, Process};
+use super::node::{Context, Description, Faults, Gpu, Node, NvmlFaults, Times};
+
+/// Where the built doubles lie.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// `fake-mps-control`.
+    pub control: PathBuf,
+    /// `fake-cuda-client`.
+    pub client: PathBuf,
+    /// `libnvml_stub.so`.
+    pub nvml: PathBuf,
+}
+
+impl Programs {
+    /// Beside the running test, in `target/<profile>`. Cargo builds the two programs with the tests of this package;
+    /// the library needs `cargo build -p nvml-stub` (or `--workspace`).
+    pub fn found() -> Result<Programs, String> {
+        let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
+        let parents: Vec<&Path> = exe.ancestors().skip(1).take(2).collect();
+        let beside = parents.iter().find(|d| d.join("fake-mps-control").exists());
+        let dir = beside.ok_or(format!(
+            "no fake-mps-control beside '{}': build package tests",
+            exe.display()
+        ))?;
+        Programs::of(dir.join("fake-mps-control"), dir.join("fake-cuda-client"))
+    }
+
+    /// From the paths that cargo tells an integration test: `env!("CARGO_BIN_EXE_fake-mps-control")` and so on.
+    pub fn of(control: impl Into<PathBuf>, client: impl Into<PathBuf>) -> Result<Programs, String> {
+        let (control, client) = (control.into(), client.into());
+        let nvml = control.with_file_name("libnvml_stub.so");
+        let programs = Programs {
+            control,
+            client,
+            nvml,
+        };
+        for file in [&programs.control, &programs.client, &programs.nvml] {
+            if !file.exists() {
+                return Err(format!(
+                    "no '{}': build packages tests and nvml-stub first",
+                    file.display()
+                ));
+            }
+        }
+        Ok(programs)
+    }
+}
+
+/// A simulated node to be made.
+#[derive(Debug)]
+pub struct Builder {
+    is: Description,
+    at: Option<PathBuf>,
+    programs: Option<Programs>,
+}
+
+/// A simulated node. When it is dropped every process that runs out of its directory is killed, and the directory
+/// removed.
+#[derive(Debug)]
+pub struct NodeDouble {
+    dir: PathBuf,
+    is: Description,
+    _temporary: Option<TempDir>,
+}
+
+impl Builder {
+    /// So many GPUs of this product, instead of those before. An H200 has the recorded 132 multiprocessors and
+    /// 143,771 MiB.
+    pub fn gpus(mut self, count: usize, product: &str) -> Builder {
+        self.is.gpu = (0..count)
+            .map(|index| gpu(&self.is.name, index, product))
+            .collect();
+        self
+    }
+
+    /// The node's name (in client records, and in the UUIDs of GPUs that are added afterwards).
+    pub fn name(mut self, name: &str) -> Builder {
+        self.is.name = name.to_owned();
+        self
+    }
+
+    /// Faults of the control daemon and the server.
+    pub fn fault(mut self, set: impl FnOnce(&mut Faults)) -> Builder {
+        set(&mut self.is.faults);
+        self
+    }
+
+    /// Faults of NVML.
+    pub fn nvml(mut self, set: impl FnOnce(&mut NvmlFaults)) -> Builder {
+        set(&mut self.is.nvml);
+        self
+    }
+
+    /// Durations; the recorded ones are the default.
+    pub fn times(mut self, set: impl FnOnce(&mut Times)) -> Builder {
+        set(&mut self.is.times);
+        self
+    }
+
+    /// A node that wastes no time: a server is ready after 5 ms.
+    pub fn fast(self) -> Builder {
+        self.times(|t| {
+            *t = Times {
+                start: 2,
+                server_ready: (5, 5),
+                server_exit: 5,
+                client: 2,
+            }
+        })
+    }
+
+    /// Anything else of the description.
+    pub fn describe(mut self, change: impl FnOnce(&mut Description)) -> Builder {
+        change(&mut self.is);
+        self
+    }
+
+    /// In this directory (it is made, with mode 0755) instead of a temporary one.
+    pub fn at(mut self, dir: impl Into<PathBuf>) -> Builder {
+        self.at = Some(dir.into());
+        self
+    }
+
+    /// With these programs instead of those found beside the test.
+    pub fn programs(mut self, programs: Programs) -> Builder {
+        self.programs = Some(programs);
+        self
+    }
+
+    /// Makes it.
+    pub fn build(self) -> Result<NodeDouble, String> {
+        let programs = self.programs.map_or_else(Programs::found, Ok)?;
+        let (dir, temporary) = match self.at {
+            Some(dir) => (dir, None),
+            None => {
+                let temporary =
+                    TempDir::with_prefix("node-").map_err(|e| format!("no temporary directory: {e}"))?;
+                (temporary.path().to_owned(), Some(temporary))
+            }
+        };
+        let node = NodeDouble {
+            dir,
+            is: self.is,
+            _temporary: temporary,
+        };
+        node.fill(&programs)
+            .map_err(|e| format!("cannot make the node '{}': {e}", node.dir.display()))?;
+        Ok(node)
+    }
+}
+
+impl NodeDouble {
+    /// A node called gpu001 with one H200.
+    pub fn builder() -> Builder {
+        // The defaults of `Description` are those of its file format.
+        let is: Description = toml::from_str("name = \"gpu001\"").expect("only the name has no default");
+        Builder {
+            is,
+            at: None,
+            programs: None,
+        }
+        .gpus(1, "NVIDIA H200")
+    }
+
+    fn fill(&self, programs: &Programs) -> std::io::Result<()> {
+        let mkdir = |name: &str, mode: u32| {
+            let dir = self.dir.join(name);
+            fs::create_dir_all(&dir)?;
+            fs::set_permissions(dir, Permissions::from_mode(mode))
+        };
+        mkdir("", 0o755)?;
+        mkdir("modes", 0o755)?;
+        mkdir("state", 0o755)?;
+        mkdir("state/contexts", 0o755)?;
+        for gpu in &self.is.gpu {
+            mkdir(&format!("state/contexts/{}", gpu.uuid), 0o1777)?;
+        }
+        for (from, name) in [
+            (&programs.control, "nvidia-cuda-mps-control"),
+            (&programs.control, "nvidia-cuda-mps-server"),
+            (&programs.client, "fake-cuda-client"),
+            (&programs.nvml, "libnvidia-ml.so.1"),
+        ] {
+            let to = self.dir.join(name);
+            fs::copy(from, &to)?;
+            fs::set_permissions(to, Permissions::from_mode(0o755))?;
+        }
+        self.write()
+    }
+
+    fn write(&self) -> std::io::Result<()> {
+        let text = toml::to_string(&self.is).map_err(std::io::Error::other)?;
+        let (file, new) = (self.dir.join("node.toml"), self.dir.join("node.toml.new"));
+        fs::write(&new, text)?;
+        fs::set_permissions(&new, Permissions::from_mode(0o644))?;
+        fs::rename(new, file)
+    }
+
+    /// Changes the description; whoever starts afterwards sees it (NVML's stub: at each `nvmlInit`).
+    pub fn change(&mut self, change: impl FnOnce(&mut Description)) {
+        change(&mut self.is);
+        self.write().expect("the node's directory takes its description");
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// `nvidia-cuda-mps-control`, for `control` of the configuration.
+    pub fn control(&self) -> PathBuf {
+        self.dir.join("nvidia-cuda-mps-control")
+    }
+
+    /// NVML, for `nvml` of the configuration.
+    pub fn nvml(&self) -> PathBuf {
+        self.dir.join("libnvidia-ml.so.1")
+    }
+
+    /// A CUDA program; it wants `--node` and [`NodeDouble::dir`] as its first arguments.
+    pub fn client(&self) -> PathBuf {
+        self.dir.join("fake-cuda-client")
+    }
+
+    /// The UUIDs of the GPUs, in PCI order.
+    pub fn uuids(&self) -> Vec<String> {
+        self.is.gpu.iter().map(|g| g.uuid.clone()).collect()
+    }
+
+    fn node(&self) -> Node {
+        Node {
+            dir: self.dir.clone(),
+            is: self.is.clone(),
+        }
+    }
+
+    /// Every context on every GPU, with the GPU's UUID.
+    pub fn contexts(&self) -> Vec<(String, Context)> {
+        let node = self.node();
+        let of = |uuid: String| node.contexts(&uuid).into_iter().map(move |c| (uuid.clone(), c));
+        self.uuids().into_iter().flat_map(of).collect()
+    }
+
+    /// The compute mode of each GPU now: `default`, `exclusive_process`, `exclusive_thread`, `prohibited`.
+    pub fn modes(&self) -> Vec<String> {
+        let node = self.node();
+        self.uuids().iter().map(|uuid| node.mode(uuid)).collect()
+    }
+
+    /// Sets a compute mode behind everybody's back.
+    pub fn set_mode(&self, uuid: &str, mode: &str) {
+        self.node()
+            .set_mode(uuid, mode)
+            .expect("root writes the node's modes");
+    }
+
+    /// The living processes that run out of this directory: control daemons, servers, clients.
+    pub fn processes(&self) -> Vec<Process> {
+        look::processes_from(&self.dir)
+    }
+
+    /// Those of them that are control daemons or servers.
+    pub fn daemons(&self) -> Vec<Process> {
+        let mps = |p: &Process| {
+            p.exe
+                .file_name()
+                .is_some_and(|n| n.to_string_lossy().starts_with("nvidia-cuda-mps"))
+        };
+        self.processes().into_iter().filter(mps).collect()
+    }
+}
+
+impl Drop for NodeDouble {
+    fn drop(&mut self) {
+        for _ in 0..3 {
+            for process in self.processes() {
+                let _ = kill(Pid::from_raw(process.pid as i32), Signal::SIGKILL);
+            }
+            if look::wait_until(Duration::from_secs(2), || self.processes().is_empty()) {
+                break;
+            }
+        }
+        if self._temporary.is_none() {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// A GPU with a UUID that follows from the node's name and its index.
+fn gpu(node: &str, index: usize, product: &str) -> Gpu {
+    // FNV-1a: the same UUIDs in every run.
+    let hash = |salt: u64| {
+        let seed = 0xcbf2_9ce4_8422_2325 ^ salt;
+        let name = format!("{node}/{index}");
+        name.bytes().fold(seed, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        })
+    };
+    let (a, b) = (hash(1), hash(2));
+    let uuid = format!(
+        "GPU-{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        a >> 32,
+        a >> 16 & 0xffff,
+        a & 0xffff,
+        b >> 48,
+        b & 0xffff_ffff_ffff
+    );
+    let text = format!(
+        "uuid = \"{uuid}\"\nname = \"{product}\"\npci = \"00000000:00:{:02X}.0\"",
+        index + 6
+    );
+    toml::from_str(&text).expect("a GPU needs no more than these three")
+}

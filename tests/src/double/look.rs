@@ -1,0 +1,77 @@
+//! Looks at processes by /proc alone: what the programs under test say of themselves counts for nothing here.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A process as /proc shows it.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Its pid.
+    pub pid: u32,
+    /// Its parent's pid.
+    pub parent: u32,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its state: `S`, `R`, `D`, `T`, `Z`, …
+    pub state: char,
+    /// Its executable; empty for a zombie.
+    pub exe: PathBuf,
+    /// Its command line.
+    pub args: Vec<String>,
+}
+
+/// One process, if it exists (a zombie does).
+pub fn process(pid: u32) -> Option<Process> {
+    let dir = PathBuf::from(format!("/proc/{pid}"));
+    let stat = fs::read_to_string(dir.join("stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let args = fs::read(dir.join("cmdline")).unwrap_or_default();
+    let args = args.split(|b| *b == 0).filter(|a| !a.is_empty());
+    Some(Process {
+        pid,
+        parent,
+        state,
+        uid: fs::metadata(&dir).ok()?.uid(),
+        exe: fs::read_link(dir.join("exe")).unwrap_or_default(),
+        args: args.map(|a| String::from_utf8_lossy(a).into_owned()).collect(),
+    })
+}
+
+/// Every process there is.
+pub fn processes() -> Vec<Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|e| process(e.file_name().to_str()?.parse().ok()?))
+        .collect()
+}
+
+/// The processes whose executable lies in this directory, zombies left out.
+pub fn processes_from(dir: &Path) -> Vec<Process> {
+    processes()
+        .into_iter()
+        .filter(|p| p.exe.starts_with(dir))
+        .collect()
+}
+
+/// Whether a process exists and is no zombie.
+pub fn alive(pid: u32) -> bool {
+    process(pid).is_some_and(|p| p.state != 'Z' && p.state != 'X')
+}
+
+/// Waits until something is so, looking every 2 ms; false if it is not in time.
+pub fn wait_until(limit: Duration, mut so: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    loop {
+        if so() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,308 @@
+//! The node that a directory of doubles stands for: `node.toml`, the compute modes, and the contexts on its GPUs.
+//!
+//! `NODE/node.toml` is read again by every double when it starts. `NODE/modes/<uuid>` holds a compute mode (root
+//! writes it, through the stub); `NODE/state/contexts/<uuid>/<pid>` one context: `<bytes> <kind> <start time>`.
+//! This file is compiled into the stub of NVML too, so it uses nothing but `serde`, `toml` and `std`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a MiB.
+pub const MIB: u64 = 1 << 20;
+
+/// Memory that an MPS server itself takes on each of its GPUs, in MiB (recorded).
+pub const SERVER_MIB: u64 = 66;
+
+/// `node.toml`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// The node's name, repeated in every record of a client.
+    pub name: String,
+    /// The driver's version, as NVML tells it.
+    #[serde(default = "driver_version")]
+    pub driver_version: String,
+    /// The version of CUDA, as the control daemon's log has it.
+    #[serde(default = "cuda_version")]
+    pub cuda_version: u32,
+    /// How many client programs a server takes.
+    #[serde(default = "max_clients")]
+    pub max_clients: usize,
+    /// Durations.
+    #[serde(default)]
+    pub times: Times,
+    /// What goes wrong with the control daemon and its server.
+    #[serde(default)]
+    pub faults: Faults,
+    /// What goes wrong with NVML.
+    #[serde(default)]
+    pub nvml: NvmlFaults,
+    /// The GPUs, in PCI order.
+    #[serde(default)]
+    pub gpu: Vec<Gpu>,
+}
+
+/// One GPU of the node.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// `GPU-…`.
+    pub uuid: String,
+    /// The product's name.
+    #[serde(default = "product")]
+    pub name: String,
+    /// Total memory as NVML tells it, in MiB.
+    #[serde(default = "memory_mib")]
+    pub memory_mib: u64,
+    /// Total memory as CUDA tells it, in MiB (less than NVML's).
+    #[serde(default = "cuda_memory_mib")]
+    pub cuda_memory_mib: u64,
+    /// Streaming multiprocessors.
+    #[serde(default = "sms")]
+    pub sms: u32,
+    /// CUDA compute capability.
+    #[serde(default = "capability")]
+    pub capability: (u32, u32),
+    /// Compute mode at boot: `default`, `exclusive_process`, `prohibited`.
+    #[serde(default = "mode")]
+    pub mode: String,
+    /// PCI bus id.
+    pub pci: String,
+    /// Minor number of `/dev/nvidia<minor>`; by default the position in the list.
+    #[serde(default)]
+    pub minor: Option<u32>,
+    /// MIG instances (their UUIDs, `MIG-…`); any entry means that MIG is on.
+    #[serde(default)]
+    pub mig: Vec<String>,
+    /// Whether this product knows MIG at all.
+    #[serde(default = "yes")]
+    pub mig_capable: bool,
+    /// `lost`: every call about it answers "GPU is lost". `gone`: it is not found.
+    #[serde(default)]
+    pub fault: String,
+}
+
+/// Durations, in ms; the defaults are the recorded ones.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Times {
+    /// From exec to the socket.
+    pub start: u64,
+    /// From the start of a server to `Ready`: at least, at most.
+    pub server_ready: (u64, u64),
+    /// From the order to an idle server to its end.
+    pub server_exit: u64,
+    /// From a client's connection to its context.
+    pub client: u64,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Times {
+            start: 14,
+            server_ready: (106, 263),
+            server_exit: 70,
+            client: 90,
+        }
+    }
+}
+
+/// Faults of the control daemon and of its server.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Faults {
+    /// `slow`, `never` (alive, no socket), `exits` (status 1), `hangs` (socket, never answers).
+    pub start: String,
+    /// `slow`, `never-ready` (the daemon waits for it for ever), `initializing` (listed, never ACTIVE), `exits`,
+    /// `fault-state` (status FAULT).
+    pub server: String,
+    /// What `slow` means, in ms.
+    pub slow_ms: u64,
+    /// Commands on which the control daemon hangs for ever.
+    pub hang_on: Vec<String>,
+    /// Commands whose answer is cut in the middle, without a newline.
+    pub truncate: Vec<String>,
+    /// Commands answered with this text instead of the true one.
+    pub answer: BTreeMap<String, String>,
+    /// `quit` is answered as to a stranger.
+    pub refuse_quit: bool,
+    /// The control daemon ignores SIGTERM.
+    pub ignore_sigterm: bool,
+    /// The server ignores SIGTERM.
+    pub server_survives_sigterm: bool,
+    /// The server lives on when its control daemon has gone.
+    pub server_survives_control: bool,
+    /// Limits are accepted and read back, and never applied.
+    pub drop_limits: bool,
+    /// The server itself refuses every client.
+    pub refuse_clients: bool,
+}
+
+/// Faults of NVML.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NvmlFaults {
+    /// `nvmlInit` never returns.
+    pub init_hangs: bool,
+    /// `nvmlInit` answers "driver not loaded".
+    pub init_fails: bool,
+    /// Every call after `nvmlInit` never returns.
+    pub calls_hang: bool,
+    /// Setting a compute mode answers "no permission".
+    pub set_refused: bool,
+    /// Setting a compute mode answers success and changes nothing.
+    pub set_ignored: bool,
+    /// The process lists name this pid too, as a compute process.
+    pub stale_pid: Option<u32>,
+}
+
+/// One context on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// The process.
+    pub pid: u32,
+    /// Its memory.
+    pub bytes: u64,
+    /// `server`, `mps` (a client of a server) or `bare`.
+    pub kind: String,
+}
+
+fn driver_version() -> String {
+    "580.159.04".into()
+}
+fn cuda_version() -> u32 {
+    13000
+}
+fn max_clients() -> usize {
+    48
+}
+fn product() -> String {
+    "NVIDIA H200".into()
+}
+fn memory_mib() -> u64 {
+    143_771
+}
+fn cuda_memory_mib() -> u64 {
+    143_155
+}
+fn sms() -> u32 {
+    132
+}
+fn capability() -> (u32, u32) {
+    (9, 0)
+}
+fn mode() -> String {
+    "default".into()
+}
+fn yes() -> bool {
+    true
+}
+
+/// A node's directory and what its `node.toml` said when it was opened.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Its description.
+    pub is: Description,
+}
+
+impl Node {
+    /// Reads `dir/node.toml`.
+    pub fn open(dir: &Path) -> Result<Node, String> {
+        let file = dir.join("node.toml");
+        let text = fs::read_to_string(&file).map_err(|e| format!("cannot read '{}': {e}", file.display()))?;
+        let is = toml::from_str(&text).map_err(|e| format!("cannot understand '{}': {e}", file.display()))?;
+        Ok(Node {
+            dir: dir.to_owned(),
+            is,
+        })
+    }
+
+    /// The node whose directory holds the running program.
+    pub fn of_this_program() -> Result<Node, String> {
+        let exe =
+            fs::read_link("/proc/self/exe").map_err(|e| format!("cannot read '/proc/self/exe': {e}"))?;
+        Node::open(exe.parent().ok_or("the program has no directory")?)
+    }
+
+    /// The compute mode of a GPU now: what was set last, else what `node.toml` says.
+    pub fn mode(&self, uuid: &str) -> String {
+        let boot = || {
+            self.is
+                .gpu
+                .iter()
+                .find(|g| g.uuid == uuid)
+                .map_or_else(mode, |g| g.mode.clone())
+        };
+        fs::read_to_string(self.dir.join("modes").join(uuid)).map_or_else(|_| boot(), |m| m.trim().to_owned())
+    }
+
+    /// Sets the compute mode of a GPU, for every process and for good.
+    pub fn set_mode(&self, uuid: &str, mode: &str) -> io::Result<()> {
+        let file = self.dir.join("modes").join(uuid);
+        let new = self
+            .dir
+            .join("modes")
+            .join(format!(".{uuid}.{}", std::process::id()));
+        fs::write(&new, format!("{mode}\n"))?;
+        fs::rename(new, file)
+    }
+
+    fn contexts_dir(&self, uuid: &str) -> PathBuf {
+        self.dir.join("state/contexts").join(uuid)
+    }
+
+    /// Says that a process has a context with so much memory on a GPU.
+    pub fn register(&self, uuid: &str, pid: u32, bytes: u64, kind: &str) -> io::Result<()> {
+        let (Some(start), dir) = (start_time(pid), self.contexts_dir(uuid)) else {
+            return Err(io::Error::other(format!("no process {pid}")));
+        };
+        let new = dir.join(format!(".{pid}.{}", std::process::id()));
+        fs::write(&new, format!("{bytes} {kind} {start}\n"))?;
+        fs::rename(new, dir.join(pid.to_string()))
+    }
+
+    /// Says that a process has no context on a GPU any more.
+    pub fn unregister(&self, uuid: &str, pid: u32) {
+        let _ = fs::remove_file(self.contexts_dir(uuid).join(pid.to_string()));
+    }
+
+    /// The contexts on a GPU, of living processes only, by pid.
+    pub fn contexts(&self, uuid: &str) -> Vec<Context> {
+        let Ok(entries) = fs::read_dir(self.contexts_dir(uuid)) else {
+            return Vec::new();
+        };
+        let mut found: Vec<Context> = entries
+            .flatten()
+            .filter_map(|e| read_context(&e.path()))
+            .collect();
+        found.sort_by_key(|c| c.pid);
+        found
+    }
+}
+
+fn read_context(file: &Path) -> Option<Context> {
+    let pid: u32 = file.file_name()?.to_str()?.parse().ok()?;
+    let text = fs::read_to_string(file).ok()?;
+    let mut words = text.split_whitespace();
+    let (bytes, kind) = (words.next()?.parse().ok()?, words.next()?.to_owned());
+    let start: u64 = words.next()?.parse().ok()?;
+    (start_time(pid) == Some(start)).then_some(Context { pid, bytes, kind })
+}
+
+/// When a living process started, in clock ticks since boot; `None` for a zombie, which holds no context any more.
+pub fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if state == "Z" || state == "X" {
+        return None;
+    }
+    // Field 22 of proc_pid_stat(5); two are consumed with the name, one is the state.
+    fields.nth(18)?.parse().ok()
+}

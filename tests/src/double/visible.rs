@@ -1,0 +1,129 @@
+//! What a CUDA program sees of a node: which GPUs, how many multiprocessors, how much memory.
+
+use super::node::{Gpu, MIB};
+
+/// A limit as it was set: the device (an index or a UUID) and the value as typed.
+pub type MemoryLimit = (String, String);
+
+/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order. The first name that fits no GPU ends the list.
+pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
+    let Some(list) = variable else {
+        return gpus.to_vec();
+    };
+    let mut seen: Vec<&Gpu> = Vec::new();
+    for name in list.split(',').map(str::trim) {
+        match find(gpus, name) {
+            Some(gpu) if !seen.iter().any(|s| s.uuid == gpu.uuid) => seen.push(gpu),
+            _ => break,
+        }
+    }
+    seen
+}
+
+/// What a daemon with this `CUDA_VISIBLE_DEVICES` shows its clients: always in PCI order (recorded).
+pub fn confined<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
+    let shown = visible(gpus, variable);
+    gpus.iter()
+        .filter(|g| shown.iter().any(|s| s.uuid == g.uuid))
+        .copied()
+        .collect()
+}
+
+fn find<'a>(gpus: &[&'a Gpu], name: &str) -> Option<&'a Gpu> {
+    if let Ok(index) = name.parse::<usize>() {
+        return gpus.get(index).copied();
+    }
+    let mut matches = gpus
+        .iter()
+        .filter(|g| name.starts_with("GPU-") && g.uuid.starts_with(name));
+    let first = matches.next().copied();
+    first.filter(|_| matches.next().is_none())
+}
+
+/// A thread percentage as the control daemon accepts it.
+pub fn percentage(text: &str) -> Option<f64> {
+    text.trim()
+        .parse::<f64>()
+        .ok()
+        .filter(|p| *p > 0.0 && *p <= 100.0)
+}
+
+/// Multiprocessors left by a thread percentage: rounded down to an even number, never under 2.
+/// Recorded on 132: 25 gives 32, 10 gives 12, 60 gives 78.
+pub fn multiprocessors(all: u32, percent: f64) -> u32 {
+    let share = f64::from(all) * percent / 100.0;
+    ((share + 1e-9) as u32 / 2 * 2).clamp(2.min(all), all)
+}
+
+/// A memory value in MiB or with a unit, in bytes: `3G`, `900M`, `1GB`. `None` for a unit that is none.
+pub fn memory(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: u64 = text[..digits].parse().ok()?;
+    let unit = match text[digits..].to_ascii_uppercase().as_str() {
+        "G" | "GB" => 1 << 30,
+        "M" | "MB" => MIB,
+        "K" | "KB" => 1 << 10,
+        "" | "B" => 1,
+        _ => return None,
+    };
+    number.checked_mul(unit)
+}
+
+/// The daemon's limit for the GPU with this index in the daemon's numbering: of those that name it, the last one set.
+pub fn daemon_limit(limits: &[MemoryLimit], index: usize, uuid: &str) -> Option<u64> {
+    let names = |name: &str| name == uuid || name.parse() == Ok(index);
+    limits
+        .iter()
+        .rev()
+        .find(|(name, _)| names(name))
+        .and_then(|(_, value)| memory(value))
+}
+
+/// What `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` of a client asks for each GPU it sees, in bytes. `Err` if it names a GPU
+/// that the client does not see, or makes no sense: the client then runs without any limit, the daemon's included.
+pub fn client_limits(variable: &str, seen: &[&Gpu]) -> Result<Vec<Option<u64>>, ()> {
+    let mut limits = vec![None; seen.len()];
+    for part in variable.split(',').filter(|p| !p.is_empty()) {
+        let (name, value) = part.split_once('=').ok_or(())?;
+        let bytes = memory(value.trim()).ok_or(())?;
+        let gpu = find(seen, name.trim()).ok_or(())?;
+        let at = seen.iter().position(|s| s.uuid == gpu.uuid).ok_or(())?;
+        limits[at] = Some(bytes);
+    }
+    Ok(limits)
+}
+
+/// Memory of a context alone, in bytes: 27 MiB and 3.69 for each multiprocessor
+/// (recorded: 72 MiB on 12, 145 on 32, 315 on 78, 514 on 132).
+pub fn context_bytes(multiprocessors: u32) -> u64 {
+    (27.0 + 3.69 * f64::from(multiprocessors)).round() as u64 * MIB
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_the_recorded_ones() {
+        let of = |p| multiprocessors(132, p);
+        assert_eq!(
+            [of(25.0), of(10.0), of(60.0), of(100.0), of(50.0), of(0.5)],
+            [32, 12, 78, 132, 66, 2]
+        );
+        let mib = |sms| context_bytes(sms) / MIB;
+        assert_eq!([mib(12), mib(32), mib(78), mib(132)], [71, 145, 315, 514]);
+    }
+
+    #[test]
+    fn last_limit_wins_and_index_counts_in_the_daemons_numbering() {
+        let set = |l: &[(&str, &str)]| {
+            l.iter()
+                .map(|(a, b)| (a.to_string(), b.to_string()))
+                .collect::<Vec<_>>()
+        };
+        let both = set(&[("GPU-a", "4G"), ("0", "3G")]);
+        assert_eq!(daemon_limit(&both, 0, "GPU-a"), Some(3 << 30));
+        assert_eq!(daemon_limit(&both, 1, "GPU-a"), Some(4 << 30));
+        assert_eq!(daemon_limit(&set(&[("0", "3X")]), 0, "GPU-a"), None);
+    }
+}

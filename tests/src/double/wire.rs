@@ -1,0 +1,204 @@
+//! How the doubles talk among themselves: packets over Unix sockets in the pipe directory, with passed descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    self, AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
+    UnixAddr, UnixCredentials, sockopt,
+};
+use serde::{Deserialize, Serialize};
+
+/// Longest packet.
+const PACKET: usize = 64 << 10;
+
+/// What a client program tells the server when it attaches.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Attach {
+    /// `CUDA_VISIBLE_DEVICES`.
+    pub visible: Option<String>,
+    /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
+    pub threads: Option<String>,
+    /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`.
+    pub memory: Option<String>,
+    /// The one visible GPU on which it opens a context; all of them if there is none.
+    pub gpu: Option<usize>,
+    /// Its own name.
+    pub command: String,
+}
+
+/// One GPU as a client got it.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Granted {
+    /// The GPU.
+    pub uuid: String,
+    /// Multiprocessors that it may use.
+    pub sms: u32,
+    /// Its memory limit in bytes, if there is one.
+    pub limit: Option<u64>,
+    /// Bytes that it may still allocate.
+    pub free: u64,
+    /// Bytes that it has taken, its context included; 0 on a GPU that it only enumerated.
+    pub taken: u64,
+}
+
+/// An error of CUDA.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct CudaError {
+    /// Its number.
+    pub code: u32,
+    /// Its name.
+    pub name: String,
+}
+
+impl CudaError {
+    /// The error with this number, named as recorded.
+    pub fn of(code: u32) -> CudaError {
+        let name = match code {
+            2 => "cudaErrorMemoryAllocation",
+            46 => "cudaErrorDevicesUnavailable",
+            100 => "cudaErrorNoDevice",
+            304 => "cudaErrorOperatingSystem",
+            805 => "cudaErrorMpsConnectionFailed",
+            806 => "cudaErrorMpsRpcFailure",
+            808 => "cudaErrorMpsMaxClientsReached",
+            810 => "cudaErrorMpsClientTerminated",
+            _ => "cudaErrorUnknown",
+        };
+        CudaError {
+            code,
+            name: name.into(),
+        }
+    }
+}
+
+/// What the server answers a client.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub enum Reply {
+    /// Attached, with these GPUs.
+    Granted(Vec<Granted>),
+    /// The call worked.
+    Done,
+    /// The call failed.
+    Failed(CudaError),
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(socket::socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?)
+}
+
+/// Connects to a socket in the pipe directory.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let fd = socket()?;
+    socket::connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(fd)
+}
+
+/// Listens on a socket in the pipe directory, replacing what lies there.
+pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let fd = socket()?;
+    let address = UnixAddr::new(path)?;
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    socket::bind(fd.as_raw_fd(), &address)?;
+    socket::listen(&fd, Backlog::new(128)?)?;
+    Ok(fd)
+}
+
+/// Accepts one connection.
+pub fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
+    let fd = socket::accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
+    // SAFETY: accept4 returned this descriptor and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A connected pair.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socket::socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )?)
+}
+
+/// Process and user at the other end.
+pub fn peer(fd: &OwnedFd) -> io::Result<(u32, u32)> {
+    let credentials = socket::getsockopt(fd, sockopt::PeerCredentials)?;
+    Ok((credentials.pid() as u32, credentials.uid()))
+}
+
+/// Sends one packet.
+pub fn send(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
+    send_with(fd, packet, &[])
+}
+
+/// Sends one packet and a descriptor.
+pub fn send_fd(fd: &OwnedFd, packet: &[u8], passed: &OwnedFd) -> io::Result<()> {
+    send_with(fd, packet, &[ControlMessage::ScmRights(&[passed.as_raw_fd()])])
+}
+
+/// Sends one packet with the sender's own pid, uid and gid, which the kernel checks: it fails where the user has no
+/// name in this user namespace.
+pub fn send_credentials(fd: &OwnedFd, packet: &[u8]) -> io::Result<()> {
+    send_with(
+        fd,
+        packet,
+        &[ControlMessage::ScmCredentials(&UnixCredentials::new())],
+    )
+}
+
+fn send_with(fd: &OwnedFd, packet: &[u8], control: &[ControlMessage]) -> io::Result<()> {
+    let parts = [IoSlice::new(packet)];
+    socket::sendmsg::<UnixAddr>(fd.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL, None)?;
+    Ok(())
+}
+
+/// Receives one packet; `None` when the other end has gone.
+pub fn recv(fd: &OwnedFd) -> Option<Vec<u8>> {
+    recv_fd(fd).map(|(packet, _)| packet)
+}
+
+/// Receives one packet and the descriptor that came with it; `None` when the other end has gone.
+pub fn recv_fd(fd: &OwnedFd) -> Option<(Vec<u8>, Option<OwnedFd>)> {
+    let mut buffer = vec![0; PACKET];
+    let mut space = nix::cmsg_space!(RawFd);
+    let (length, passed) = loop {
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        let got = socket::recvmsg::<UnixAddr>(
+            fd.as_raw_fd(),
+            &mut parts,
+            Some(&mut space),
+            MsgFlags::MSG_CMSG_CLOEXEC,
+        );
+        match got {
+            Ok(message) => break (message.bytes, passed_descriptor(&message)),
+            Err(Errno::EINTR) => {}
+            Err(_) => return None,
+        }
+    };
+    if length == 0 {
+        return None;
+    }
+    buffer.truncate(length);
+    Some((buffer, passed))
+}
+
+fn passed_descriptor(message: &socket::RecvMsg<'_, '_, UnixAddr>) -> Option<OwnedFd> {
+    for part in message.cmsgs().ok()? {
+        if let ControlMessageOwned::ScmRights(fds) = part {
+            // SAFETY: the kernel has just made this descriptor for us and nothing else owns it.
+            return fds.first().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) });
+        }
+    }
+    None
+}
