@@ -3,11 +3,12 @@
 //!
 //! `cargo test -p tests --test slurm [WORD…]` runs the cells whose `group::name` holds one of the words.
 
+mod mps;
 mod plain;
 mod runner;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runner::run(&[plain::GROUP])
+    runner::run(&[plain::GROUP, mps::OPTIONAL, mps::REQUIRED])
 }

@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub const GROUP: Group = Group {
     name: "plain",
     options: Options::default,
-    prepare: |_| Ok(()),
+    prepare: |_| Ok(None),
     cells: &[
         ("srun_on_two_nodes", srun_on_two_nodes),
         ("gpus_are_allocated", gpus_are_allocated),

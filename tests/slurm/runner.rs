@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use tests::slurm::{Bed, Options, User};
+use tests::slurm::{Bed, Options, Simulated, User};
 
 /// How long the bed may take to become quiet after a cell.
 const QUIET: Duration = Duration::from_secs(30);
@@ -21,7 +21,7 @@ pub struct Group {
     /// What their bed is like.
     pub options: fn() -> Options,
     /// Puts into the created bed what it needs before the daemons start.
-    pub prepare: fn(&mut Bed) -> Result<()>,
+    pub prepare: fn(&mut Bed) -> Result<Option<Simulated>>,
     /// The cells, in order.
     pub cells: &'static [Cell],
 }
@@ -30,6 +30,8 @@ pub struct Group {
 pub struct Context {
     /// The running cluster.
     pub bed: Bed,
+    /// Its simulated nodes, where the product is installed.
+    pub simulated: Option<Simulated>,
     /// The user that submits.
     pub user: User,
     /// Another one.
@@ -115,12 +117,17 @@ fn run_group(group: &Group, cells: &[&Cell], tally: &mut Tally) {
 
 fn bring_up(group: &Group) -> Result<Context> {
     let mut bed = Bed::create((group.options)())?;
-    (group.prepare)(&mut bed)?;
+    let simulated = (group.prepare)(&mut bed)?;
     if let Err(error) = bed.start() {
         bail!("{error:#}\n{}", logs(&bed));
     }
     let [user, other] = User::pair()?;
-    Ok(Context { bed, user, other })
+    Ok(Context {
+        bed,
+        simulated,
+        user,
+        other,
+    })
 }
 
 fn guarded(cell: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -138,7 +145,8 @@ fn guarded(cell: impl FnOnce() -> Result<()>) -> Result<()> {
 fn quiet(context: &Context) -> Result<()> {
     let bed = &context.bed;
     bed.wait_idle(QUIET).context("after the cell")?;
-    bed.wait_clean(Duration::from_secs(5))
+    bed.wait_clean(Duration::from_secs(5))?;
+    context.simulated.as_ref().map_or(Ok(()), Simulated::check_idle)
 }
 
 /// Makes the bed usable for the next cell after a failure, and shows what the daemons said.

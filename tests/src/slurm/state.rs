@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -122,12 +123,26 @@ impl Bed {
         )
     }
 
-    /// What is on the machine that was not there when the bed came up: empty when every job left nothing.
+    /// What is on the machine that was not there when the bed came up: empty when every job left nothing. The directories
+    /// that belong to a node and not to a job stay: `run/NODE`, its `jobs`, and its `gpus` with a lock for each GPU.
     pub fn left_behind(&self) -> Vec<String> {
-        match &*lock(&self.baseline) {
-            Some(baseline) => self.snapshot().beyond(baseline),
-            None => Vec::new(),
-        }
+        let Some(baseline) = lock(&self.baseline).clone() else {
+            return Vec::new();
+        };
+        let mut left = self.snapshot().beyond(&baseline);
+        left.retain(|item| {
+            match item
+                .strip_prefix("file ")
+                .and_then(|path| Path::new(path).strip_prefix(&self.run).ok())
+            {
+                Some(inside) => {
+                    let parts: Vec<_> = inside.iter().skip(1).filter_map(|part| part.to_str()).collect();
+                    !matches!(parts[..], [] | ["jobs"] | ["gpus"] | ["gpus", _])
+                }
+                None => true,
+            }
+        });
+        left
     }
 
     /// Waits until nothing is left behind: slurmstepd and the epilogue end a moment after the node is idle.

@@ -1,0 +1,136 @@
+//! A bed whose nodes are simulated: each has its own doubles of NVIDIA's programs and its own GPUs.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use serde::Deserialize;
+
+use super::bed::Bed;
+use super::conf::Gpus;
+use super::product::Product;
+use crate::double::{Builder, NodeDouble};
+
+/// Product name of the simulated GPUs.
+pub const MODEL: &str = "NVIDIA H200";
+
+/// Multiprocessors of a simulated GPU.
+pub const SMS: u64 = 132;
+
+/// The nodes' doubles, and the product that is configured for them.
+#[derive(Debug)]
+pub struct Simulated {
+    /// The product.
+    pub product: Product,
+    /// One double a node, in order.
+    pub nodes: Vec<NodeDouble>,
+    root: PathBuf,
+}
+
+/// What a client wrote of itself: see the double `fake-cuda-client`, and `mps-probe --json`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Record {
+    /// Its pid.
+    pub pid: i32,
+    /// The user that it ran as; absent from the record of a failure.
+    #[serde(default)]
+    pub uid: Option<u32>,
+    /// The node it ran on.
+    pub node: String,
+    /// Its rank on that node.
+    #[serde(default)]
+    pub local_rank: Option<u32>,
+    /// `CUDA_MPS_PIPE_DIRECTORY` as it saw it.
+    #[serde(default)]
+    pub pipe_directory: Option<String>,
+    /// `CUDA_VISIBLE_DEVICES` as it saw it.
+    #[serde(default)]
+    pub visible: Option<String>,
+    /// `MPSD_JOB` as it saw it.
+    #[serde(default)]
+    pub job: Option<String>,
+    /// Whether a server served it.
+    pub under_mps: bool,
+    /// The control daemon it attached to.
+    #[serde(default)]
+    pub daemon_pid: Option<i32>,
+    /// The server it attached to.
+    #[serde(default)]
+    pub server_pid: Option<i32>,
+    /// The GPUs it could see.
+    #[serde(default)]
+    pub uuids: Vec<String>,
+    /// Multiprocessors it was given.
+    #[serde(default)]
+    pub sms: Option<u64>,
+    /// Memory it may take, in MiB.
+    #[serde(default)]
+    pub memory_limit_mib: Option<u64>,
+    /// Why it got nothing.
+    #[serde(default)]
+    pub error: Option<String>,
+}
+
+impl Record {
+    /// All records among the lines of `text`; other lines are passed over.
+    pub fn all(text: &str) -> Result<Vec<Record>> {
+        let lines = text.lines().filter(|line| line.starts_with('{'));
+        lines
+            .map(|line| serde_json::from_str(line).with_context(|| format!("no record: '{line}'")))
+            .collect()
+    }
+}
+
+impl Simulated {
+    /// Makes the doubles and the product in `bed`, which is not yet started. `shape` changes a node's double, `extra` is
+    /// added to `mpsd.toml`.
+    pub fn install(bed: &mut Bed, extra: &str, shape: impl Fn(Builder) -> Builder) -> Result<Simulated> {
+        let Gpus::Simulated(gpus) = bed.options_mut().gpus else {
+            bail!("the bed's GPUs are real");
+        };
+        let root = bed.dir().join("nodes");
+        std::fs::create_dir(&root)?;
+        let mut nodes = Vec::new();
+        for name in bed.nodes() {
+            let builder = NodeDouble::builder()
+                .name(&name)
+                .gpus(gpus as usize, MODEL)
+                .at(root.join(&name));
+            nodes.push(shape(builder).build().map_err(|why| anyhow!(why))?);
+        }
+        let any = root.join("%n");
+        let control = any.join("nvidia-cuda-mps-control");
+        let config = Product::settings(bed, &control, &any.join("libnvidia-ml.so.1")) + extra;
+        let product = Product::install(bed, &config)?;
+        Ok(Simulated { product, nodes, root })
+    }
+
+    /// A shell's line that becomes the CUDA client of the node it runs on.
+    pub fn client(&self, arguments: &str) -> String {
+        let node = format!("{}/$SLURMD_NODENAME", self.root.display());
+        format!("exec {node}/fake-cuda-client --node {node} {arguments}")
+    }
+
+    /// The double of a node.
+    pub fn node(&self, name: &str) -> Result<&NodeDouble> {
+        let root = self.root.join(name);
+        self.nodes
+            .iter()
+            .find(|node| node.dir() == root)
+            .with_context(|| format!("there is no node '{name}'"))
+    }
+
+    /// Checks that every GPU of every node is as it was before any job: mode `default`, no context, no daemon.
+    pub fn check_idle(&self) -> Result<()> {
+        for node in &self.nodes {
+            let (modes, contexts, daemons) = (node.modes(), node.contexts(), node.daemons());
+            let name = node.dir().display();
+            ensure!(
+                modes.iter().all(|mode| mode == "default"),
+                "'{name}': compute modes {modes:?}"
+            );
+            ensure!(contexts.is_empty(), "'{name}': contexts {contexts:?}");
+            ensure!(daemons.is_empty(), "'{name}': daemons {daemons:?}");
+        }
+        Ok(())
+    }
+}
