@@ -9,6 +9,7 @@ mod values;
 mod words;
 
 pub use values::{GpuSelector, MemoryLimit, Threads};
+pub use words::{Key, Wording};
 
 use super::failure::Refusal;
 use super::limits::{Invalid, Priority, carried_as_text, word};
@@ -157,19 +158,19 @@ impl Request {
             priority: values::either("MPS_PRIORITY", "priority", account.priority, resource.priority)?,
             verify: values::either("MPS_VERIFY", "verify", account.verify, resource.verify)?,
         };
-        merged.check(&words::Source::Account)?;
+        merged.check(&Wording::Account)?;
         Ok(merged)
     }
 
     /// The rules that bind several words together.
-    fn check(&self, source: &words::Source) -> Result<(), Refusal> {
+    fn check(&self, source: &Wording) -> Result<(), Refusal> {
         let excluded = match (&self.threads, &self.memory) {
-            (Some(threads), _) => Some((words::Key::Threads, threads.to_string())),
-            (_, Some(memory)) => Some((words::Key::Mem, memory.to_string())),
+            (Some(threads), _) => Some((Key::Threads, threads.to_string())),
+            (_, Some(memory)) => Some((Key::Mem, memory.to_string())),
             _ => None,
         };
         if let (Some(replicas), Some((key, value))) = (self.replicas, excluded) {
-            let what = source.token(words::Key::Replicas, Some(&replicas.to_string()));
+            let what = source.token(Key::Replicas, Some(&replicas.to_string()));
             let why = format!("excludes {}", source.token(key, Some(&value)));
             let allowed = "replicas alone (threads = 100/N, memory = total/N), or threads and memory";
             return Err(Refusal::new(
@@ -194,17 +195,11 @@ impl Request {
 impl fmt::Display for Request {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "MPS={}", self.mode)?;
-        let limits: [(words::Key, Option<&dyn fmt::Display>); 4] = [
-            (words::Key::Threads, self.threads.as_ref().map(|value| value as _)),
-            (words::Key::Mem, self.memory.as_ref().map(|value| value as _)),
-            (
-                words::Key::Replicas,
-                self.replicas.as_ref().map(|value| value as _),
-            ),
-            (
-                words::Key::Priority,
-                self.priority.as_ref().map(|value| value as _),
-            ),
+        let limits: [(Key, Option<&dyn fmt::Display>); 4] = [
+            (Key::Threads, self.threads.as_ref().map(|value| value as _)),
+            (Key::Mem, self.memory.as_ref().map(|value| value as _)),
+            (Key::Replicas, self.replicas.as_ref().map(|value| value as _)),
+            (Key::Priority, self.priority.as_ref().map(|value| value as _)),
         ];
         for (key, value) in limits {
             if let Some(value) = value {

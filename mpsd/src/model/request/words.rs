@@ -8,12 +8,18 @@ use crate::model::text::one_line;
 
 /// The keys of the grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Key {
+pub enum Key {
+    /// `MPS`
     Mode,
+    /// `MPS_THREADS`
     Threads,
+    /// `MPS_MEM`
     Mem,
+    /// `MPS_REPLICAS`
     Replicas,
+    /// `MPS_PRIORITY`
     Priority,
+    /// `MPS_VERIFY`
     Verify,
 }
 
@@ -58,22 +64,26 @@ impl Key {
     }
 }
 
-/// Where words come from: only the messages differ.
-pub(super) enum Source {
+/// How a user wrote the words, so that a message can name them as the user knows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wording {
+    /// Account tokens: `MPS_THREADS=25`.
     Account,
+    /// Slurm's flags: `--mps-threads=25`.
     Options,
+    /// OpenPBS's resource: `mps=threads=25`.
     Resource,
 }
 
-impl Source {
+impl Wording {
     /// A word as the user knows it.
-    pub(super) fn token(&self, key: Key, value: Option<&str>) -> String {
+    pub fn token(&self, key: Key, value: Option<&str>) -> String {
         let name = match (self, key) {
-            (Source::Account, _) => key.account_name().to_owned(),
-            (Source::Options, Key::Mode) => "--mps".to_owned(),
-            (Source::Options, _) => format!("--mps-{}", key.short_name()),
-            (Source::Resource, Key::Mode) => "mps".to_owned(),
-            (Source::Resource, _) => format!("mps={}", key.short_name()),
+            (Wording::Account, _) => key.account_name().to_owned(),
+            (Wording::Options, Key::Mode) => "--mps".to_owned(),
+            (Wording::Options, _) => format!("--mps-{}", key.short_name()),
+            (Wording::Resource, Key::Mode) => "mps".to_owned(),
+            (Wording::Resource, _) => format!("mps={}", key.short_name()),
         };
         match value {
             Some(value) => format!("{name}={value}"),
@@ -88,9 +98,9 @@ impl Source {
     /// How to ask for MPS at all.
     fn switch(&self) -> &'static str {
         match self {
-            Source::Account => "MPS=on beside it",
-            Source::Options => "--mps beside it",
-            Source::Resource => "mps=on+... with it",
+            Wording::Account => "MPS=on beside it",
+            Wording::Options => "--mps beside it",
+            Wording::Resource => "mps=on+... with it",
         }
     }
 
@@ -100,7 +110,7 @@ impl Source {
 }
 
 pub(super) fn from_account(account: &str, bytes: usize) -> Result<Option<Request>, Refusal> {
-    let source = Source::Account;
+    let source = &Wording::Account;
     let ours: Vec<(&str, &str)> = account
         .split(|c: char| c == ',' || c == ';' || c.is_ascii_whitespace())
         .filter_map(|token| token.split_once('='))
@@ -114,9 +124,9 @@ pub(super) fn from_account(account: &str, bytes: usize) -> Result<Option<Request
     for (name, value) in ours {
         let key = Key::named(name)
             .ok_or_else(|| source.refuse(&format!("{name}={value}"), "unknown key", source.keys()))?;
-        words.take(&source, key, name, Some(value))?;
+        words.take(source, key, name, Some(value))?;
     }
-    words.request(&source).map(Some)
+    words.request(source).map(Some)
 }
 
 /// `MPS`, or `MPS_` and letters, in any case: all else belongs to the site.
@@ -127,7 +137,7 @@ fn is_ours(key: &str) -> bool {
 }
 
 pub(super) fn from_options(options: &[(&str, Option<&str>)]) -> Result<Option<Request>, Refusal> {
-    let source = Source::Options;
+    let source = &Wording::Options;
     let bytes = options
         .iter()
         .map(|(name, value)| name.len() + value.map_or(0, str::len))
@@ -143,31 +153,31 @@ pub(super) fn from_options(options: &[(&str, Option<&str>)]) -> Result<Option<Re
         });
         let optional = matches!(key, Key::Mode | Key::Verify);
         let value = value.filter(|value| !(optional && matches!(value.as_str(), "" | "(null)")));
-        words.take(&source, key, &shown, value.as_deref())?;
+        words.take(source, key, &shown, value.as_deref())?;
     }
     if options.is_empty() {
         Ok(None)
     } else {
-        words.request(&source).map(Some)
+        words.request(source).map(Some)
     }
 }
 
 pub(super) fn from_resource(resource: &str) -> Result<Request, Refusal> {
-    let source = Source::Resource;
+    let source = &Wording::Resource;
     refuse_if_long("the mps resource", resource.len())?;
     let mut words = Words::default();
     for word in resource.split('+') {
         let Some((name, value)) = word.split_once('=') else {
-            words.take(&source, Key::Mode, "mps", Some(word))?;
+            words.take(source, Key::Mode, "mps", Some(word))?;
             continue;
         };
         let key = Key::named(name).or_else(|| Key::named(&format!("mps-{name}")));
         let shown = format!("mps={name}");
         let key =
             key.ok_or_else(|| source.refuse(&format!("{shown}={value}"), "unknown key", source.keys()))?;
-        words.take(&source, key, &shown, Some(value))?;
+        words.take(source, key, &shown, Some(value))?;
     }
-    words.request(&source)
+    words.request(source)
 }
 
 fn refuse_if_long(what: &str, bytes: usize) -> Result<(), Refusal> {
@@ -196,7 +206,7 @@ struct Words {
 
 impl Words {
     /// Takes one word; `name` is its key as the user wrote it, `None` a flag without its value.
-    fn take(&mut self, source: &Source, key: Key, name: &str, value: Option<&str>) -> Result<(), Refusal> {
+    fn take(&mut self, source: &Wording, key: Key, name: &str, value: Option<&str>) -> Result<(), Refusal> {
         let shown = value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
         if key != Key::Mode && self.dependent.is_none() {
             self.dependent = Some(shown.clone());
@@ -228,7 +238,7 @@ impl Words {
         }
     }
 
-    fn request(self, source: &Source) -> Result<Request, Refusal> {
+    fn request(self, source: &Wording) -> Result<Request, Refusal> {
         let Some(mode) = self.mode else {
             let word = self.dependent.unwrap_or_default();
             return Err(source.refuse(&word, "MPS itself is not asked for", source.switch()));

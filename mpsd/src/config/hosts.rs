@@ -1,0 +1,189 @@
+//! Host lists as Slurm writes them: `gpu[001-100,105],x1,r[1-4]n[0-7]`.
+//!
+//! A list is matched against one name and never expanded: `[0-999999]` costs nothing.
+
+use std::fmt;
+
+/// Names of nodes.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct HostList {
+    text: String,
+    patterns: Vec<Vec<Piece>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Piece {
+    Literal(String),
+    Numbers(Vec<Range>),
+}
+
+/// Numbers from `first` to `last`, written with at least `width` digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Range {
+    first: u64,
+    last: u64,
+    width: usize,
+}
+
+impl Range {
+    fn parse(text: &str) -> Option<Self> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let number = |digits: &str| {
+            let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+            plain.then(|| digits.parse().ok()).flatten()
+        };
+        let range = Self {
+            first: number(first)?,
+            last: number(last)?,
+            width: first.len(),
+        };
+        (range.first <= range.last && range.width <= last.len()).then_some(range)
+    }
+
+    fn contains(self, digits: &str) -> bool {
+        let Ok(number) = digits.parse::<u64>() else {
+            return false;
+        };
+        let width = self.width;
+        (self.first..=self.last).contains(&number) && format!("{number:0width$}") == digits
+    }
+}
+
+impl HostList {
+    /// Whether `name`, or its part before the first dot, is one of these.
+    ///
+    /// Slurm and PBS call a node by its short name, the kernel often by its long one.
+    pub fn contains(&self, name: &str) -> bool {
+        let short = name.split('.').next().unwrap_or(name);
+        self.patterns
+            .iter()
+            .any(|pattern| matches(pattern, name) || matches(pattern, short))
+    }
+}
+
+fn matches(pattern: &[Piece], name: &str) -> bool {
+    match pattern.split_first() {
+        None => name.is_empty(),
+        Some((Piece::Literal(literal), rest)) => name
+            .strip_prefix(literal.as_str())
+            .is_some_and(|name| matches(rest, name)),
+        Some((Piece::Numbers(ranges), rest)) => {
+            let digits = name.bytes().take_while(u8::is_ascii_digit).count();
+            (1..=digits).any(|taken| {
+                let (number, name) = name.split_at(taken);
+                ranges.iter().any(|range| range.contains(number)) && matches(rest, name)
+            })
+        }
+    }
+}
+
+impl TryFrom<String> for HostList {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let mut patterns = Vec::new();
+        for part in split_outside_brackets(&text) {
+            let pattern = pattern(part.trim());
+            let allowed = "names and ranges such as gpu[001-100,105],x1";
+            patterns.push(pattern.ok_or_else(|| format!("'{part}' is no host list; allowed: {allowed}"))?);
+        }
+        Ok(Self { text, patterns })
+    }
+}
+
+impl fmt::Display for HostList {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.text)
+    }
+}
+
+fn split_outside_brackets(text: &str) -> Vec<&str> {
+    let mut inside = false;
+    text.split(|c| {
+        inside = (inside || c == '[') && c != ']';
+        c == ',' && !inside
+    })
+    .collect()
+}
+
+fn pattern(text: &str) -> Option<Vec<Piece>> {
+    const MOST_RANGES: usize = 4;
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while let Some((literal, tail)) = rest.split_once('[') {
+        let (numbers, tail) = tail.split_once(']')?;
+        pieces.push(Piece::Literal(name_part(literal)?));
+        pieces.push(Piece::Numbers(
+            numbers.split(',').map(Range::parse).collect::<Option<_>>()?,
+        ));
+        rest = tail;
+    }
+    pieces.push(Piece::Literal(name_part(rest)?));
+    // Matching tries every split of the digits for every range: a bound keeps it trivial.
+    (!text.is_empty() && pieces.len() <= 2 * MOST_RANGES + 1).then_some(pieces)
+}
+
+fn name_part(text: &str) -> Option<String> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    text.bytes().all(good).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_and_out_of_a_list() {
+        let cases = [
+            (
+                "gpu[001-100],x1",
+                "gpu001 gpu100 x1 gpu042.cluster.example",
+                "gpu1 gpu000 gpu101 gpu0001 x11 x gpu",
+            ),
+            ("n[8-12]", "n8 n10 n12", "n08 n7 n13 n"),
+            ("n[08-100]", "n08 n99 n100", "n8 n008 n101"),
+            ("r[1-4]n[0-7]", "r1n0 r4n7", "r5n0 r1n8 r1n r1"),
+            ("a[1,3,5-6]b", "a1b a3b a5b a6b", "a2b a4b a1 b"),
+            ("x1", "x1 x1.domain", "x X1 x12"),
+            ("x1.domain", "x1.domain", "x1 x1.other"),
+            ("n[1-2][0-9]", "n10 n29", "n9 n30 n100"),
+            (
+                "[0-18446744073709551615]",
+                "0 7 18446744073709551615",
+                "x 99999999999999999999999",
+            ),
+        ];
+        for (list, inside, outside) in cases {
+            let hosts = HostList::try_from(list.to_owned()).unwrap();
+            for name in inside.split(' ') {
+                assert!(hosts.contains(name), "{name} in {list}");
+            }
+            for name in outside.split(' ') {
+                assert!(!hosts.contains(name), "{name} not in {list}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_list() {
+        let bad = [
+            "",
+            "a,,b",
+            "gpu[",
+            "gpu[1",
+            "gpu]",
+            "gpu[]",
+            "gpu[2-1]",
+            "gpu[a-b]",
+            "gpu[001-9]",
+            "gpu[1-2-3]",
+            "g pu",
+            "../x",
+            "[1][1][1][1][1]",
+        ];
+        for list in bad {
+            assert!(HostList::try_from(list.to_owned()).is_err(), "{list}");
+        }
+    }
+}
