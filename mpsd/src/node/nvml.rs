@@ -3,14 +3,15 @@
 use crate::model::failure::Evidence;
 use crate::model::gpu::GpuProcess;
 use crate::model::{ComputeMode, Gpu, GpuUuid, Inventory};
+use crate::sys::files::FileError;
+use crate::sys::trusted::open_trusted;
 use nvml_wrapper::enum_wrappers::device::ComputeMode as WrappedMode;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError as Cause;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml as Library};
 use std::ffi::OsStr;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// How often a list of processes is asked for again when it grew between the count and the list.
 const ATTEMPTS: usize = 4;
@@ -32,13 +33,13 @@ pub struct NvmlError {
 /// The cause of an [`NvmlError`].
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// The configured file is not one that root may load.
-    #[error("'{}' {why}", path.display())]
+    /// The configured file is missing, or not one that root may load.
+    #[error("'{path}': {}", with_cause(.error))]
     Untrusted {
         /// The configured path.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
+        path: String,
+        /// What is wrong with it, or with what it leads through.
+        error: FileError,
     },
     /// NVML's own error, or the loader's.
     #[error(transparent)]
@@ -107,9 +108,14 @@ impl Nvml {
     pub fn load(library: &str) -> Result<Self, NvmlError> {
         let path = Path::new(library);
         if path.is_absolute() {
-            trust(path).map_err(|why| {
-                let path = path.to_owned();
-                NvmlError::library("load", Problem::Untrusted { path, why })
+            open_trusted(path).map_err(|error| {
+                NvmlError::library(
+                    "load",
+                    Problem::Untrusted {
+                        path: library.to_owned(),
+                        error,
+                    },
+                )
             })?;
         }
         let loaded = Library::builder().lib_path(OsStr::new(library)).init();
@@ -222,28 +228,11 @@ impl Nvml {
     }
 }
 
-/// What root loads into itself must be root's alone; so must the place where it lies.
-fn trust(path: &Path) -> Result<(), String> {
-    let file = path
-        .metadata()
-        .map_err(|error| format!("cannot be looked at: {error}"))?;
-    if !file.is_file() {
-        return Err("is not a regular file".to_owned());
+fn with_cause(error: &FileError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
     }
-    let real = path
-        .canonicalize()
-        .map_err(|error| format!("cannot be resolved: {error}"))?;
-    let parent = real.parent().unwrap_or(&real).metadata();
-    let parent = parent.map_err(|error| format!("lies in a directory that cannot be looked at: {error}"))?;
-    match (is_roots(&file), is_roots(&parent)) {
-        (true, true) => Ok(()),
-        (false, _) => Err("is not root's, or others may write it".to_owned()),
-        (true, false) => Err("lies in a directory that is not root's, or that others may write".to_owned()),
-    }
-}
-
-fn is_roots(about: &std::fs::Metadata) -> bool {
-    about.uid() == 0 && about.mode() & 0o022 == 0
 }
 
 /// Asks again while the list grows between NVML's count and its answer.
@@ -368,10 +357,7 @@ mod tests {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
         std::fs::set_permissions(&path, mode).unwrap();
         let refused = Nvml::load(path.to_str().unwrap()).unwrap_err();
-        assert!(
-            refused.to_string().contains("not root's, or others may write it"),
-            "{refused}"
-        );
+        assert!(refused.to_string().contains("libnvidia-ml.so.1' "), "{refused}");
     }
 
     #[test]
