@@ -193,7 +193,7 @@ fn a_call_in_state_d_is_left_behind_in_bounded_time() {
     let Err(Isolated::Deadline { pid, hangs }) = outcome else {
         panic!("{outcome:?}")
     };
-    let stopped = crate::sys::process::ProcessTable::scan().unwrap();
+    let stopped = crate::sys::process_table::ProcessTable::scan().unwrap();
     for entry in stopped.descendants(pid) {
         if let Some(process) = entry.stat.id.open().unwrap() {
             process.signal(Signal::SIGKILL).unwrap();

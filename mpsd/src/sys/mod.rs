@@ -5,12 +5,17 @@
 //! Every wait takes a [`deadline::Deadline`]; everything that a user can touch is reached by descriptor, never
 //! twice by name.
 
+pub mod cgroup;
+pub mod child;
 pub mod deadline;
 pub mod descriptors;
+pub mod detach;
 pub mod files;
 pub mod guard;
+pub mod inotify;
 pub mod lock;
 pub mod process;
+pub mod process_table;
 mod raw;
 pub mod remove;
 pub mod signals;

@@ -1,6 +1,6 @@
 //! All processes at one glance.
 
-use super::{Process, ProcessError, ProcessId, Stat, parse_uids, read_at};
+use super::process::{Process, ProcessError, ProcessId, Stat, parse_uids, read_at};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::sys::process_table::ProcessTable;
 use crate::sys::spawn::{Identity, Spawn};
 use crate::sys::testing::{STRANGER, alone};
 

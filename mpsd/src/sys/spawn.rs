@@ -1,20 +1,21 @@
 //! Starting a program: exact environment, exact descriptors, identity dropped for good and proved gone.
 
+pub use super::child::Child;
 use super::deadline::Deadline;
-use super::process::{Process, ProcessId, poll_readable};
-use super::raw::{self, Exit, Pointers};
+use super::process::poll_readable;
+use super::raw::{self, Pointers};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
 use std::ffi::{CString, OsString};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
 #[path = "spawn_child.rs"]
-mod child;
-pub use child::Stage;
+mod half;
+pub use half::Stage;
 
 /// Who the program is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,7 +188,7 @@ impl Spawn {
         let (report, answer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
             .map_err(fail("no pipe to be had"))
             .map_err(parent)?;
-        let wires = child::Wires {
+        let wires = half::Wires {
             standard: [&self.stdin, &self.stdout, &self.stderr].map(|one| match one {
                 Stdio::Null => null.as_raw_fd(),
                 Stdio::Fd(fd) => fd.as_raw_fd(),
@@ -200,13 +201,13 @@ impl Spawn {
             cgroup: cgroup.as_ref().map(AsRawFd::as_raw_fd),
             report: answer.as_raw_fd(),
         };
-        let mut room = child::Room::new(&plan, &wires);
+        let mut room = half::Room::new(&plan, &wires);
         // No signal may run a handler of ours in the child, or find it half made.
         let mask = raw::block_all()
             .map_err(fail("signals cannot be blocked"))
             .map_err(parent)?;
         let forked = match raw::fork() {
-            Ok(None) => child::run(&plan, &wires, &mut room),
+            Ok(None) => half::run(&plan, &wires, &mut room),
             Ok(Some(pid)) => Ok(pid),
             Err(errno) => Err(errno),
         };
@@ -216,7 +217,7 @@ impl Spawn {
             .map_err(parent)?;
         drop(answer);
         let deadline = Deadline::after(self.start_within);
-        Child::adopt(pid).follow(&name, &report, deadline)
+        follow(Child::adopt(pid), &name, &report, deadline)
     }
 
     fn open_cgroup(&self) -> Result<Option<OwnedFd>, Errno> {
@@ -227,7 +228,7 @@ impl Spawn {
     }
 
     /// Everything that needs memory, before the fork.
-    fn prepare(&self) -> Result<child::Plan, String> {
+    fn prepare(&self) -> Result<half::Plan, String> {
         let text =
             |what: &str, bytes: Vec<u8>| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
         if !self.program.is_absolute() {
@@ -256,7 +257,7 @@ impl Spawn {
             entry.extend_from_slice(value.as_bytes());
             environment.push(text("a variable", entry)?);
         }
-        Ok(child::Plan {
+        Ok(half::Plan {
             program,
             arguments: Pointers::new(arguments),
             environment: Pointers::new(environment),
@@ -282,123 +283,41 @@ fn sorted(mut identity: Identity) -> Identity {
     identity
 }
 
-/// A child of ours. Dropping it reaps it if it has ended, and otherwise lets it go on.
-#[derive(Debug)]
-pub struct Child {
-    pid: i32,
-    start_time: u64,
-    pidfd: Option<OwnedFd>,
-    end: Option<Exit>,
-}
-
-impl Child {
-    /// A child just forked: until we reap it, its pid cannot pass to another.
-    pub(super) fn adopt(pid: i32) -> Self {
-        let process = Process::find(pid).ok().flatten();
-        let start_time = process.map_or(0, |process| process.id().start_time);
-        Self {
-            pid,
-            start_time,
-            pidfd: raw::pidfd_open(pid).ok(),
-            end: None,
-        }
-    }
-
-    /// Its pid.
-    pub fn pid(&self) -> i32 {
-        self.pid
-    }
-
-    /// Clock ticks after boot at which it started (`/proc/PID/stat`).
-    pub fn start_time(&self) -> u64 {
-        self.start_time
-    }
-
-    /// Pid and start time, for the journal.
-    pub fn id(&self) -> ProcessId {
-        ProcessId {
-            pid: self.pid,
-            start_time: self.start_time,
-        }
-    }
-
-    /// Readable when it has ended; None before Linux 5.3.
-    pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
-        self.pidfd.as_ref().map(AsFd::as_fd)
-    }
-
-    /// How it ended, if it has. Reaps it; the answer stays.
-    pub fn try_wait(&mut self) -> Option<Exit> {
-        if self.end.is_none() {
-            self.end = match raw::reap(self.pid) {
-                Ok(end) => end,
-                // Reaped by somebody else (or by SIGCHLD being ignored): it is gone, and nobody knows how.
-                Err(_) => Some(Exit::Code(u8::MAX)),
-            };
-        }
-        self.end
-    }
-
-    /// Waits for its end; None when `deadline` passes first.
-    pub fn wait(&mut self, deadline: Deadline) -> Option<Exit> {
-        loop {
-            if let Some(end) = self.try_wait() {
-                return Some(end);
-            }
-            let waited = match &self.pidfd {
-                Some(pidfd) => poll_readable(pidfd.as_fd(), deadline) == Ok(true),
-                None => deadline.sleep(Duration::from_millis(3)),
-            };
-            if !waited && deadline.expired() {
-                return self.try_wait();
-            }
-        }
-    }
-
-    /// Sends a signal; false when it has ended.
-    pub fn signal(&mut self, signal: Signal) -> bool {
-        // Not reaped yet, so the pid is its own, though it be a defunct process.
-        self.try_wait().is_none()
-            && nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), signal).is_ok()
-    }
-
-    /// SIGKILL, then waits; None when it survives `deadline` (state D).
-    pub fn kill(&mut self, deadline: Deadline) -> Option<Exit> {
-        self.signal(Signal::SIGKILL);
-        self.wait(deadline)
-    }
-
-    /// Reads the child's report to its end, which exec makes by closing the pipe: nothing is a child that died on
-    /// its way, one byte is exec reached, nine are that byte or a failure's.
-    fn follow(mut self, program: &str, report: &OwnedFd, deadline: Deadline) -> Result<Self, SpawnError> {
-        let lost = |how: String| SpawnError::Lost {
+/// Reads the child's report to its end, which exec makes by closing the pipe: nothing is a child that died on
+/// its way, one byte is exec reached, nine are that byte or a failure's.
+fn follow(
+    mut started: Child,
+    program: &str,
+    report: &OwnedFd,
+    deadline: Deadline,
+) -> Result<Child, SpawnError> {
+    let lost = |how: String| SpawnError::Lost {
+        program: program.to_owned(),
+        how,
+    };
+    let Some(words) = read_report(report, deadline) else {
+        started.kill(Deadline::after_ms(500));
+        return Err(lost("was not ready in time".to_owned()));
+    };
+    if let Some((stage, errno)) = half::failure(&words) {
+        started.wait(Deadline::after_ms(500));
+        return Err(SpawnError::Child {
             program: program.to_owned(),
-            how,
-        };
-        let Some(words) = read_report(report, deadline) else {
-            self.kill(Deadline::after_ms(500));
-            return Err(lost("was not ready in time".to_owned()));
-        };
-        if let Some((stage, errno)) = child::failure(&words) {
-            self.wait(Deadline::after_ms(500));
-            return Err(SpawnError::Child {
-                program: program.to_owned(),
-                stage,
-                errno,
-            });
-        }
-        if words.is_empty() {
-            let end = self.kill(Deadline::after_ms(500));
-            return Err(lost(
-                end.map_or("hangs".to_owned(), |end| format!("was ended by {end}")),
-            ));
-        }
-        if self.start_time == 0 {
-            self.kill(Deadline::after_ms(500));
-            return Err(lost("cannot be read in '/proc'".to_owned()));
-        }
-        Ok(self)
+            stage,
+            errno,
+        });
     }
+    if words.is_empty() {
+        let end = started.kill(Deadline::after_ms(500));
+        return Err(lost(
+            end.map_or("hangs".to_owned(), |end| format!("was ended by {end}")),
+        ));
+    }
+    if started.start_time() == 0 {
+        started.kill(Deadline::after_ms(500));
+        return Err(lost("cannot be read in '/proc'".to_owned()));
+    }
+    Ok(started)
 }
 
 /// All that the child wrote before its end of the pipe closed; None at the deadline.
@@ -415,12 +334,6 @@ fn read_report(report: &OwnedFd, deadline: Deadline) -> Option<Vec<u8>> {
             Err(Errno::EINTR) => {}
             Err(_) => return None,
         }
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        self.try_wait();
     }
 }
 

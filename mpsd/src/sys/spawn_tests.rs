@@ -1,4 +1,6 @@
 use super::*;
+use crate::sys::process::Process;
+use crate::sys::raw::Exit;
 use crate::sys::testing::{STRANGER, alone};
 use std::io::Read;
 
@@ -250,7 +252,7 @@ fn a_child_that_cannot_be_ready_in_time_is_given_up() {
     };
     drop(answer);
     let began = std::time::Instant::now();
-    let outcome = Child::adopt(pid).follow("slow", &report, Deadline::after_ms(50));
+    let outcome = follow(Child::adopt(pid), "slow", &report, Deadline::after_ms(50));
     assert!(began.elapsed() < Duration::from_secs(2));
     assert_eq!(
         outcome.unwrap_err().to_string(),

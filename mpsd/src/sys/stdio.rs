@@ -23,6 +23,12 @@ pub fn fix_standard_descriptors() -> Result<(), Errno> {
     Ok(())
 }
 
+/// Closes every descriptor from 3 on. Only at a program's start, when it has opened nothing itself: what is there came
+/// from the scheduler (qsub's socket, spool files, pipes; facts: pbs-live), which waits for its end.
+pub fn close_inherited() {
+    raw::close_all_except(&[]);
+}
+
 /// Puts all three on `/dev/null`: in a child that must hold nothing of anybody's.
 ///
 /// # Errors

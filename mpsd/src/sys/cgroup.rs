@@ -1,0 +1,345 @@
+//! A control group for each job: the one list of its processes that they cannot leave, and one file that ends them.
+//!
+//! On cgroup v2, alone or beside v1 (`/sys/fs/cgroup/unified`), the unified hierarchy; else systemd's named v1
+//! hierarchy, which lists but neither tells of the end nor kills (and out of which a user with a delegated cgroup of
+//! that hierarchy can move a process: there the caller looks at processes as well). Source: cgroups(7),
+//! `Documentation/admin-guide/cgroup-v2.rst`.
+
+use super::deadline::Deadline;
+use super::files::{Dir, FileError};
+use super::process::Process;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+#[path = "cgroup_mounts.rs"]
+mod mounts;
+use mounts::Version;
+
+/// Our unit, in whose cgroup the jobs' are where systemd has one for services.
+const UNIT: &str = "mpsd.service";
+/// Our directory where it has none.
+const PLAIN: &str = "mpsd";
+/// Most processes that one job's cgroup is read for.
+const MOST: usize = 1 << 20;
+
+/// What a cgroup did not let us do.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// The kernel said no.
+    #[error("cannot {act} cgroup '{path}'")]
+    Io {
+        /// "create", "kill" …
+        act: &'static str,
+        /// The cgroup's directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        errno: Errno,
+    },
+    /// The directory is not to be had.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A path that is not a cgroup of ours.
+    #[error("'{path}' {what}")]
+    Unfit {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// Its processes could not be read or signalled.
+    #[error(transparent)]
+    Process(#[from] super::process::ProcessError),
+}
+
+impl CgroupError {
+    /// The kernel's word, where it gave one.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Io { errno, .. } => Some(*errno),
+            Self::File(error) => error.errno(),
+            Self::Process(error) => Some(error.errno),
+            Self::Unfit { .. } => None,
+        }
+    }
+}
+
+/// One job's cgroup, held by descriptor.
+#[derive(Debug)]
+pub struct Cgroup {
+    dir: Dir,
+    version: Version,
+}
+
+impl Cgroup {
+    /// Makes the cgroup of a job, or takes the one that stands there, below [`UNIT`] or [`PLAIN`]. None where this
+    /// node has no hierarchy that we may write.
+    pub fn create(job: &str) -> Result<Option<Self>, CgroupError> {
+        let mut refused = None;
+        for mount in mounts::usable()? {
+            let (top, base) = match Dir::open(&mount.path.join("system.slice")) {
+                Ok(slice) => (slice, UNIT),
+                Err(_) => (Dir::open(&mount.path)?, PLAIN),
+            };
+            match Self::make(&top, Some(base), job, mount.version) {
+                Ok(cgroup) => return Ok(Some(cgroup)),
+                // Read-only or not ours, as in a container: perhaps the next one is.
+                Err(error) if matches!(error.errno(), Some(Errno::EROFS | Errno::EACCES | Errno::EPERM)) => {}
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        refused.map_or(Ok(None), Err)
+    }
+
+    /// The same in a directory of the site's choice, which must exist in a cgroup hierarchy.
+    pub fn create_under(base: &Path, job: &str) -> Result<Option<Self>, CgroupError> {
+        let top = Dir::open(base)?;
+        let version = mounts::version_at(&top).ok_or(CgroupError::Unfit {
+            path: base.into(),
+            what: "is not in a cgroup hierarchy",
+        })?;
+        Self::make(&top, None, job, version).map(Some)
+    }
+
+    /// Takes the cgroup at a path that [`Cgroup::create`] chose; None when it is gone. A hierarchy's root, or a cgroup
+    /// that holds the caller, is refused: it is never a job's.
+    pub fn open(path: &Path) -> Result<Option<Self>, CgroupError> {
+        let dir = match Dir::open(path) {
+            Ok(dir) => dir,
+            Err(error) if error.is_absent() => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let unfit = |what| CgroupError::Unfit {
+            path: path.into(),
+            what,
+        };
+        let version = mounts::version_at(&dir).ok_or(unfit("is not in a cgroup hierarchy"))?;
+        let parent = path.parent().and_then(|parent| Dir::open(parent).ok());
+        if parent.as_ref().and_then(mounts::version_at).is_none() {
+            return Err(unfit("is the root of a cgroup hierarchy"));
+        }
+        let cgroup = Self { dir, version };
+        if cgroup.procs()?.contains(&nix::unistd::getpid().as_raw()) {
+            return Err(unfit("holds this very process"));
+        }
+        Ok(Some(cgroup))
+    }
+
+    fn make(top: &Dir, base: Option<&str>, job: &str, version: Version) -> Result<Self, CgroupError> {
+        // The last job's end may take the base away between our two steps.
+        const TRIES: usize = 10;
+        let mut outcome = Err(FileError::Unfit {
+            path: top.path().join(job),
+            what: "cannot be made".to_owned(),
+        });
+        for _ in 0..TRIES {
+            let made = |parent: &Dir| parent.create_dir(job, 0o755, (0, 0)).map(|(dir, _)| dir);
+            outcome = match base {
+                Some(base) => top
+                    .create_dir(base, 0o755, (0, 0))
+                    .and_then(|(dir, _)| made(&dir)),
+                None => made(top),
+            };
+            match &outcome {
+                Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::ENODEV)) => {}
+                _ => break,
+            }
+        }
+        Ok(Self {
+            dir: outcome?,
+            version,
+        })
+    }
+
+    /// Its directory's path, for the journal.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A descriptor of its directory, for [`super::spawn::Spawn::cgroup`].
+    pub fn directory(&self) -> Result<OwnedFd, CgroupError> {
+        Ok(self.dir.listing()?)
+    }
+
+    /// The processes in it, defunct ones not counted. None when it is gone is an empty list.
+    pub fn procs(&self) -> Result<Vec<i32>, CgroupError> {
+        let text = match self.read("cgroup.procs") {
+            Err(Errno::ENOENT | Errno::ENODEV) => return Ok(Vec::new()),
+            other => other.map_err(self.fail("read"))?,
+        };
+        Ok(text
+            .lines()
+            .filter_map(|line| line.trim().parse().ok())
+            .filter(|pid| *pid > 0)
+            .collect())
+    }
+
+    /// Whether a process is in it, or in a cgroup below.
+    pub fn populated(&self) -> Result<bool, CgroupError> {
+        if self.version == Version::Named {
+            return Ok(!self.procs()?.is_empty());
+        }
+        match self.read("cgroup.events") {
+            Ok(text) => Ok(!text.lines().any(|line| line.trim() == "populated 0")),
+            Err(Errno::ENOENT | Errno::ENODEV) => Ok(false),
+            Err(errno) => Err(self.fail("read")(errno)),
+        }
+    }
+
+    /// SIGKILL to every process in it; does not wait for their end. Stops early, without error, at the deadline.
+    pub fn kill(&self, deadline: Deadline) -> Result<(), CgroupError> {
+        match self.write("cgroup.kill", "1") {
+            Ok(()) => Ok(()),
+            // Before Linux 5.14, and on v1.
+            Err(Errno::ENOENT) => self.kill_each(deadline),
+            Err(Errno::ENODEV) => Ok(()),
+            Err(errno) => Err(self.fail("kill")(errno)),
+        }
+    }
+
+    /// First all are stopped, round after round until no new one appears (one that is stopped does not fork), then all
+    /// are killed.
+    fn kill_each(&self, deadline: Deadline) -> Result<(), CgroupError> {
+        let mut stopped = BTreeSet::new();
+        loop {
+            let new: Vec<i32> = self
+                .procs()?
+                .into_iter()
+                .filter(|pid| !stopped.contains(pid))
+                .collect();
+            if new.is_empty() || deadline.expired() {
+                break;
+            }
+            for pid in new {
+                self.signal(pid, Signal::SIGSTOP)?;
+                stopped.insert(pid);
+            }
+        }
+        for pid in self.procs()? {
+            self.signal(pid, Signal::SIGKILL)?;
+        }
+        Ok(())
+    }
+
+    /// Signals `pid` if it is in this cgroup once we hold it: it cannot be another process then.
+    fn signal(&self, pid: i32, signal: Signal) -> Result<(), CgroupError> {
+        let Some(process) = Process::find(pid)? else {
+            return Ok(());
+        };
+        if self.procs()?.contains(&pid) {
+            process.signal(signal)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until no process is in it; false at the deadline.
+    pub fn wait_empty(&self, deadline: Deadline) -> Result<bool, CgroupError> {
+        // v2 reports a change as an exceptional condition on the file; between two looks no more than this passes in
+        // any case.
+        const LOOK: Duration = Duration::from_millis(100);
+        const LOOK_V1: Duration = Duration::from_millis(5);
+        let events = self.open_file("cgroup.events", OFlag::O_RDONLY).ok();
+        loop {
+            // Reading arms the notification, and only on this descriptor.
+            if let Some(events) = &events {
+                let _ = nix::unistd::lseek(events, 0, nix::unistd::Whence::SeekSet);
+                let _ = nix::unistd::read(events, &mut [0u8; 256]);
+            }
+            if !self.populated()? {
+                return Ok(true);
+            }
+            if deadline.expired() {
+                return Ok(false);
+            }
+            match &events {
+                Some(events) => {
+                    let mut watched = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
+                    let _ = poll(&mut watched, deadline.within(LOOK).poll_timeout());
+                }
+                None => {
+                    deadline.sleep(LOOK_V1);
+                }
+            }
+        }
+    }
+
+    /// Removes it, and the directory above it if that is ours and this was the last. False when it was gone already;
+    /// EBUSY when processes are still in it.
+    pub fn remove(&self) -> Result<bool, CgroupError> {
+        let (Some(parent), Some(name)) = (self.path().parent(), self.path().file_name()) else {
+            return Ok(false);
+        };
+        let parent = match Dir::open(parent) {
+            Ok(parent) => parent,
+            Err(error) if error.is_absent() => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        // A process killed just now still counts for a moment.
+        let patience = Deadline::after_ms(300);
+        let removed = loop {
+            match parent.remove_empty_dir(name) {
+                Err(error)
+                    if error.errno() == Some(Errno::EBUSY) && patience.sleep(Duration::from_millis(5)) => {}
+                other => break other?,
+            }
+        };
+        remove_base(&parent);
+        Ok(removed)
+    }
+
+    fn open_file(&self, name: &str, flags: OFlag) -> Result<OwnedFd, Errno> {
+        openat(
+            self.dir.as_fd(),
+            name,
+            flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW,
+            Mode::empty(),
+        )
+    }
+
+    fn read(&self, name: &str) -> Result<String, Errno> {
+        let file = self.open_file(name, OFlag::O_RDONLY)?;
+        let mut bytes = Vec::new();
+        let mut some = [0u8; 8192];
+        while bytes.len() < MOST {
+            match nix::unistd::read(&file, &mut some) {
+                Ok(0) => break,
+                Ok(got) => bytes.extend_from_slice(some.get(..got).unwrap_or_default()),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), Errno> {
+        let file = self.open_file(name, OFlag::O_WRONLY)?;
+        nix::unistd::write(&file, text.as_bytes()).map(drop)
+    }
+
+    fn fail(&self, act: &'static str) -> impl FnOnce(Errno) -> CgroupError {
+        let path = self.path().to_owned();
+        move |errno| CgroupError::Io { act, path, errno }
+    }
+}
+
+/// Takes our own directory away when the last job has gone; one in use stays, as the kernel sees to it.
+fn remove_base(base: &Dir) {
+    let (Some(above), Some(name)) = (base.path().parent(), base.path().file_name()) else {
+        return;
+    };
+    if name == UNIT || name == PLAIN {
+        // Nothing depends on it: EBUSY is another job's cgroup, and what else is left shows at the next one.
+        let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
+    }
+}
+
+#[cfg(test)]
+#[path = "cgroup_tests.rs"]
+mod tests;

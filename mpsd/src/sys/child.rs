@@ -1,0 +1,101 @@
+//! Children of ours: waited for with a deadline, reaped always.
+
+use super::deadline::Deadline;
+use super::process::{Process, ProcessId, poll_readable};
+use super::raw::{self, Exit};
+use nix::sys::signal::Signal;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// A child of ours. Dropping it reaps it if it has ended, and otherwise lets it go on.
+#[derive(Debug)]
+pub struct Child {
+    pid: i32,
+    start_time: u64,
+    pidfd: Option<OwnedFd>,
+    end: Option<Exit>,
+}
+
+impl Child {
+    /// A child just forked: until we reap it, its pid cannot pass to another.
+    pub(super) fn adopt(pid: i32) -> Self {
+        let process = Process::find(pid).ok().flatten();
+        let start_time = process.map_or(0, |process| process.id().start_time);
+        Self {
+            pid,
+            start_time,
+            pidfd: raw::pidfd_open(pid).ok(),
+            end: None,
+        }
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Clock ticks after boot at which it started (`/proc/PID/stat`).
+    pub fn start_time(&self) -> u64 {
+        self.start_time
+    }
+
+    /// Pid and start time, for the journal.
+    pub fn id(&self) -> ProcessId {
+        ProcessId {
+            pid: self.pid,
+            start_time: self.start_time,
+        }
+    }
+
+    /// Readable when it has ended; None before Linux 5.3.
+    pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// How it ended, if it has. Reaps it; the answer stays.
+    pub fn try_wait(&mut self) -> Option<Exit> {
+        if self.end.is_none() {
+            self.end = match raw::reap(self.pid) {
+                Ok(end) => end,
+                // Reaped by somebody else (or by SIGCHLD being ignored): it is gone, and nobody knows how.
+                Err(_) => Some(Exit::Code(u8::MAX)),
+            };
+        }
+        self.end
+    }
+
+    /// Waits for its end; None when `deadline` passes first.
+    pub fn wait(&mut self, deadline: Deadline) -> Option<Exit> {
+        loop {
+            if let Some(end) = self.try_wait() {
+                return Some(end);
+            }
+            let waited = match &self.pidfd {
+                Some(pidfd) => poll_readable(pidfd.as_fd(), deadline) == Ok(true),
+                None => deadline.sleep(Duration::from_millis(3)),
+            };
+            if !waited && deadline.expired() {
+                return self.try_wait();
+            }
+        }
+    }
+
+    /// Sends a signal; false when it has ended.
+    pub fn signal(&mut self, signal: Signal) -> bool {
+        // Not reaped yet, so the pid is its own, though it be a defunct process.
+        self.try_wait().is_none()
+            && nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), signal).is_ok()
+    }
+
+    /// SIGKILL, then waits; None when it survives `deadline` (state D).
+    pub fn kill(&mut self, deadline: Deadline) -> Option<Exit> {
+        self.signal(Signal::SIGKILL);
+        self.wait(deadline)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.try_wait();
+    }
+}

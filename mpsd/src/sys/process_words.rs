@@ -1,0 +1,156 @@
+//! What `/proc` says of a process, in our words (proc_pid_stat(5), proc_pid_status(5), cgroups(7)).
+
+use super::ProcessId;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+/// State of a process, the letter of `/proc/PID/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// R
+    Running,
+    /// S, and I for kernel threads.
+    Sleeping,
+    /// D: uninterruptible, not even SIGKILL ends it now.
+    Uninterruptible,
+    /// Z: has ended, not yet reaped; holds no GPU.
+    Defunct,
+    /// T and t: stopped by a signal or a tracer.
+    Stopped,
+    /// X: gone while we looked.
+    Dead,
+}
+
+impl State {
+    fn from_letter(letter: u8) -> Self {
+        match letter {
+            b'R' => Self::Running,
+            b'D' => Self::Uninterruptible,
+            b'Z' => Self::Defunct,
+            b'T' | b't' => Self::Stopped,
+            b'X' | b'x' => Self::Dead,
+            _ => Self::Sleeping,
+        }
+    }
+
+    /// The letter that `ps` shows.
+    pub fn letter(self) -> char {
+        match self {
+            Self::Running => 'R',
+            Self::Sleeping => 'S',
+            Self::Uninterruptible => 'D',
+            Self::Defunct => 'Z',
+            Self::Stopped => 'T',
+            Self::Dead => 'X',
+        }
+    }
+}
+
+/// What `/proc/PID/stat` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Pid and start time.
+    pub id: ProcessId,
+    /// The command's name, chosen by the process itself: never proof of anything.
+    pub name: OsString,
+    /// State.
+    pub state: State,
+    /// Parent's pid.
+    pub parent: i32,
+    /// Process group.
+    pub group: i32,
+    /// Session.
+    pub session: i32,
+}
+
+impl Stat {
+    /// Parses the file. The name stands in parentheses and may itself hold parentheses, blanks and newlines.
+    pub(in crate::sys) fn parse(text: &[u8]) -> Option<Self> {
+        let open = text.iter().position(|b| *b == b'(')?;
+        let close = text.iter().rposition(|b| *b == b')')?;
+        let pid = std::str::from_utf8(text.get(..open)?).ok()?.trim().parse().ok()?;
+        let name = OsString::from_vec(text.get(open + 1..close)?.to_vec());
+        let rest: Vec<&str> = std::str::from_utf8(text.get(close + 1..)?)
+            .ok()?
+            .split_ascii_whitespace()
+            .collect();
+        let field = |number: usize| rest.get(number - 3)?.parse().ok(); // the fields after the name start at 3
+        Some(Self {
+            id: ProcessId {
+                pid,
+                start_time: rest.get(22 - 3)?.parse().ok()?,
+            },
+            name,
+            state: State::from_letter(*rest.first()?.as_bytes().first()?),
+            parent: field(4)?,
+            group: field(5)?,
+            session: field(6)?,
+        })
+    }
+}
+
+/// User ids of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uids {
+    /// Real.
+    pub real: u32,
+    /// Effective.
+    pub effective: u32,
+    /// Saved.
+    pub saved: u32,
+}
+
+/// The file a process runs: proof of what it is where `device` and `inode` are those of a root-owned file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Executable {
+    /// Device of the file.
+    pub device: u64,
+    /// Inode of the file.
+    pub inode: u64,
+    /// Path as the kernel tells it; ends in ` (deleted)` for a file removed or replaced since.
+    pub path: PathBuf,
+}
+
+pub(in crate::sys) fn parse_uids(status: &[u8]) -> Option<Uids> {
+    let line = status
+        .split(|b| *b == b'\n')
+        .find_map(|line| line.strip_prefix(b"Uid:"))?;
+    let mut ids = std::str::from_utf8(line)
+        .ok()?
+        .split_ascii_whitespace()
+        .map(str::parse);
+    let mut next = || ids.next()?.ok();
+    Some(Uids {
+        real: next()?,
+        effective: next()?,
+        saved: next()?,
+    })
+}
+
+/// One line of `/proc/PID/cgroup` (cgroups(7)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// 0 for cgroup v2.
+    pub hierarchy: u32,
+    /// Controllers, or `name=systemd`; empty for v2.
+    pub controllers: String,
+    /// Path under the hierarchy's root.
+    pub path: PathBuf,
+}
+
+impl Membership {
+    pub(super) fn parse(text: &[u8]) -> Vec<Self> {
+        let line = |line: &[u8]| {
+            let mut parts = line.splitn(3, |b| *b == b':');
+            let hierarchy = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
+            let controllers = String::from_utf8_lossy(parts.next()?).into_owned();
+            Some(Self {
+                hierarchy,
+                controllers,
+                path: OsString::from_vec(parts.next()?.to_vec()).into(),
+            })
+        };
+        text.split(|b| *b == b'\n').filter_map(line).collect()
+    }
+}
