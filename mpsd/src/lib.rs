@@ -13,7 +13,7 @@
 #![deny(unsafe_code)]
 
 pub mod cli;
-// pub mod config;
+pub mod config;
 pub mod lifecycle;
 pub mod model;
 pub mod node;

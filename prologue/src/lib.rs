@@ -1,1 +1,80 @@
-//! Placeholder.
+//! `mps-prologue`: from what the scheduler says to a proved daemon, or to one clear line and an exit code.
+//!
+//! 1. [`request`]: did the job ask? If not, exit 0, nothing touched, nothing read.
+//! 2. [`job`]: configuration, user, settings of this node.
+//! 3. [`start`]: GPUs, plan, effects, proof.
+//! 4. [`outcome`]: what is said, recorded, drained.
+#![forbid(unsafe_code)]
+
+pub mod arguments;
+pub mod job;
+pub mod outcome;
+pub mod request;
+pub mod start;
+
+use arguments::Arguments;
+use clap::Parser;
+use mpsd::cli::complain;
+use mpsd::model::Failure;
+use mpsd::scheduler::{self, Input, Program, Site, ThisHost};
+use mpsd::sys::deadline::Deadline;
+use mpsd::sys::{guard, stdio};
+use std::time::Duration;
+
+/// Name in messages.
+pub const NAME: &str = "mps-prologue";
+/// Exit code of everything that is neither success nor refusal.
+const BROKEN: u8 = guard::FAULT;
+/// Beyond the configured deadline, the parent waits this long before it kills the worker, which has deadlines of its own.
+const PARENT_GRACE: Duration = Duration::from_secs(3);
+
+/// Runs the program; returns its exit code. Nothing in here ends it by a signal: Torque would take that for success.
+pub fn main() -> u8 {
+    guard::install_panic_exit(NAME, BROKEN);
+    if stdio::fix_standard_descriptors().is_err() {
+        return BROKEN;
+    }
+    stdio::close_inherited();
+    let arguments = Arguments::parse();
+    let env = |name: &str| std::env::var(name).ok();
+    let input = Input {
+        program: Program::Prologue,
+        scheduler: arguments.scheduler.map(Into::into),
+        arguments: &arguments.positional,
+        env: &env,
+        given: arguments.given(),
+        site: Site::default(),
+        terminal: false,
+    };
+    match request::asked(&arguments, &input, &ThisHost) {
+        Ok(None) => 0,
+        Ok(Some(asked)) => guarded(&arguments, &input, asked),
+        Err(failure) => fail_early(&arguments, &input, &failure),
+    }
+}
+
+/// All further work is done by a child, so that whatever becomes of it ends as an exit code.
+fn guarded(arguments: &Arguments, input: &Input<'_>, asked: request::Asked) -> u8 {
+    let limit = job::Job::limit(arguments, &asked);
+    guard::run_guarded(NAME, Deadline::after(limit + PARENT_GRACE), || {
+        let deadline = Deadline::after(limit);
+        match job::Job::prepare(arguments, asked.clone()) {
+            Ok(job) => match start::run(arguments, input, &job, deadline) {
+                Ok(()) => 0,
+                Err(failed) => outcome::of_failure(&job, &failed, deadline),
+            },
+            Err(failure) => outcome::of_unprepared(arguments, &asked, &failure),
+        }
+    })
+}
+
+/// A failure before it was known whose node this is: said, never recorded or drained.
+fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8 {
+    complain(NAME, &failure.to_string());
+    if let (true, Failure::Refusal(_), Ok(submission)) =
+        (arguments.record, failure, scheduler::read(input, &ThisHost))
+    {
+        outcome::record_unprepared(arguments, &submission, failure);
+    }
+    failure.exit_code()
+}

@@ -1,2 +1,7 @@
-//! Placeholder.
-fn main() {}
+//! `mps-prologue`: gives a job its MPS before it starts.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(prologue::main())
+}

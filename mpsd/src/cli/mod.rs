@@ -1,5 +1,7 @@
 //! `mpsctl`, and what the programs share.
 
+pub mod common;
+
 use std::io::Write;
 
 /// Prints `program: text` on standard error, on one line; a closed standard error loses it.

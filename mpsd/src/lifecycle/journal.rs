@@ -27,8 +27,13 @@ pub struct JournalDaemon {
 pub struct DrainPolicy {
     /// Drain on a fault.
     pub enabled: bool,
+    /// What our reasons begin with.
+    pub prefix: String,
     /// A defunct process whose parent is gone also drains.
     pub on_defunct: bool,
+    /// `SLURM_CONF`, where the prolog's environment named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_conf: Option<String>,
 }
 
 /// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration, request or scheduler.

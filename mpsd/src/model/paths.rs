@@ -68,8 +68,6 @@ pub struct JobPaths {
 pub const JOURNAL: &str = "journal";
 /// File name of the record that root leaves for the job's tasks.
 pub const RECORD: &str = "record";
-/// File name of the lock that prologue and epilogue of one job take.
-pub const LOCK: &str = "lock";
 
 impl JobPaths {
     /// The job's directory, root 0711.
@@ -85,6 +83,11 @@ impl JobPaths {
     /// The record for the job's tasks, root 0644.
     pub fn record(&self) -> PathBuf {
         self.directory.join(RECORD)
+    }
+
+    /// Name of the job's lock, beside its directory.
+    pub fn lock_name(job: &JobId) -> String {
+        format!(".{}.lock", job.directory_name())
     }
 
     /// Names of the pipe and log directories of daemon `n` of `count`, inside the job's directory.

@@ -2,12 +2,14 @@
 //! tests' in-memory node to itself. [`carry_out`] and [`take_down`] are the only orders in which effects happen.
 
 pub mod carry_out;
-//pub mod drain;
+pub mod drain;
 pub mod log;
-//pub mod nvml;
-// pub mod real;
-// pub mod worker;
+pub mod nvml;
+pub mod pbsnodes;
+pub mod real;
 pub mod take_down;
+pub mod verify;
+pub mod worker;
 
 use crate::lifecycle::account::Account;
 use crate::lifecycle::journal::{Journal, ProcessRef};

@@ -3,6 +3,7 @@
 pub mod gpus;
 pub mod share;
 
+use crate::config::{Cgroup, ComputeModeRule, GpusUnknown, Settings, TooManyTasks};
 use crate::model::plan::{DaemonPlan, Effect, Plan};
 use crate::model::request::{Mode, Request};
 use crate::model::{ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Refusal};
@@ -24,6 +25,18 @@ pub struct Rules {
     pub max_clients: u32,
     /// Jobs get a cgroup of their own.
     pub cgroup: bool,
+}
+
+impl From<&Settings> for Rules {
+    fn from(settings: &Settings) -> Self {
+        Self {
+            set_exclusive: settings.compute_mode == ComputeModeRule::Exclusive,
+            whole_node_if_exclusive: settings.gpus_unknown == GpusUnknown::WholeNodeIfExclusive,
+            refuse_too_many_tasks: settings.too_many_tasks == TooManyTasks::Refuse,
+            max_clients: settings.max_clients,
+            cgroup: settings.cgroup != Cgroup::None,
+        }
+    }
 }
 
 /// All that a plan is made from.
@@ -120,7 +133,8 @@ fn check_generations(mode: Mode, gpus: &[&Gpu]) -> Result<(), Refusal> {
     ))
 }
 
-fn tasks_per_gpu(devices: &Devices, gpus: usize) -> Option<u32> {
+/// Tasks of the job on each of its `gpus` GPUs, rounded up, where the scheduler tells.
+pub fn tasks_per_gpu(devices: &Devices, gpus: usize) -> Option<u32> {
     let gpus = u32::try_from(gpus.max(1)).unwrap_or(u32::MAX);
     devices.tasks_on_node.filter(|tasks| *tasks > 0).map(|tasks| tasks.div_ceil(gpus))
 }

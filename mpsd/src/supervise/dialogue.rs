@@ -61,7 +61,7 @@ pub fn check(daemon: &SpecDaemon, answers: &str) -> Result<(), String> {
     expect_percent(answers.next(), wanted)?;
     for (gpu, mib) in &daemon.memory {
         let said = answers.next();
-        if said != Some(format!("{mib}M").as_str()) {
+        if said.and_then(mebibytes) != Some(*mib) {
             return Err(format!("memory limit {mib}M of {gpu} is not in force: the daemon says {}", quoted(said)));
         }
         expect_percent(answers.next(), wanted)?;
@@ -76,6 +76,18 @@ pub fn check(daemon: &SpecDaemon, answers: &str) -> Result<(), String> {
     match answers.next() {
         None => Ok(()),
         Some(more) => Err(format!("start_server was answered with {}", quoted(Some(more)))),
+    }
+}
+
+/// `4G` for `4096M`: the daemon says a size back in the largest unit that holds it whole (seen on driver 580).
+fn mebibytes(said: &str) -> Option<u64> {
+    let unit = said.chars().last()?;
+    let number: u64 = said.strip_suffix(unit)?.parse().ok()?;
+    match unit {
+        'M' => Some(number),
+        'G' => number.checked_mul(1 << 10),
+        'T' => number.checked_mul(1 << 20),
+        _ => None,
     }
 }
 
@@ -221,6 +233,7 @@ mod tests {
     #[test]
     fn answers_of_the_recorded_daemon_pass() {
         assert_eq!(check(&daemon(Some("25"), Some(4096)), "25.0\n25.0\n4096M\n25.0\n"), Ok(()));
+        assert_eq!(check(&daemon(Some("25"), Some(4096)), "25.0\n25.0\n4G\n25.0\n"), Ok(()));
         assert_eq!(check(&daemon(Some("12.5"), None), "12.5\n12.5\n"), Ok(()));
         assert_eq!(check(&daemon(None, None), "100.0\n"), Ok(()));
     }

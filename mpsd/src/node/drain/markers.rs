@@ -1,0 +1,92 @@
+//! Markers of our own drains, and the spool of those that were not delivered, in `/var/lib/mpsd/drains`.
+
+use crate::model::{Paths, Scheduler};
+use crate::sys::files::{Dir, FileError};
+use std::path::Path;
+
+/// Version of the format.
+pub const VERSION: u32 = 1;
+const LONGEST: usize = 64 * 1024;
+const MOST: usize = 1000;
+
+/// One drain of ours.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Marker {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Whose node it is.
+    pub scheduler: Scheduler,
+    /// The node's name there.
+    pub node: String,
+    /// The reason, to the byte.
+    pub reason: String,
+    /// The job that showed it.
+    pub job: String,
+    /// The GPUs to look at again before the drain is lifted.
+    #[serde(default)]
+    pub gpus: Vec<String>,
+    /// The scheduler has it; otherwise it waits for the timer, and the node takes no MPS job until then.
+    pub delivered: bool,
+    /// `SLURM_CONF`, where the prolog's environment named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_conf: Option<String>,
+    /// Seconds since 1970.
+    pub when: u64,
+}
+
+impl Marker {
+    fn file(&self) -> String {
+        let node: String =
+            self.node.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')).collect();
+        format!("{}-{node}", self.scheduler)
+    }
+}
+
+fn directory(paths: &Paths) -> Result<Dir, FileError> {
+    let drains = paths.drains();
+    match Dir::open(&drains) {
+        Err(error) if error.is_absent() => {}
+        other => return other,
+    }
+    let parent = open_or_make(paths.state())?;
+    parent.create_dir("drains", 0o755, (0, 0)).map(|(dir, _)| dir)
+}
+
+fn open_or_make(path: &Path) -> Result<Dir, FileError> {
+    match (Dir::open(path), path.parent(), path.file_name()) {
+        (Err(error), Some(parent), Some(name)) if error.is_absent() => {
+            Dir::open(parent)?.create_dir(name, 0o755, (0, 0)).map(|(dir, _)| dir)
+        }
+        (result, _, _) => result,
+    }
+}
+
+/// Writes `marker`.
+///
+/// # Errors
+/// The directory cannot be made or written.
+pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
+    let text = serde_json::to_vec_pretty(marker).map_err(|e| e.to_string())?;
+    directory(paths).and_then(|dir| dir.write_atomic(marker.file(), &text, 0o644)).map_err(|e| e.to_string())
+}
+
+/// Removes `marker`.
+///
+/// # Errors
+/// As [`write`].
+pub fn remove(paths: &Paths, marker: &Marker) -> Result<(), String> {
+    directory(paths).and_then(|dir| dir.remove_file(marker.file())).map(|_| ()).map_err(|e| e.to_string())
+}
+
+/// All markers on this node. A garbled one is left out: the scheduler's own reason tells more.
+pub fn all(paths: &Paths) -> Vec<Marker> {
+    let Ok(dir) = Dir::open(&paths.drains()) else { return Vec::new() };
+    let names = dir.names(MOST).unwrap_or_default();
+    let read = |name| dir.read_limited(name, LONGEST).ok().flatten();
+    names.into_iter().filter_map(read).filter_map(|bytes| serde_json::from_slice(&bytes).ok()).collect()
+}
+
+/// A drain of this node that the scheduler has not got yet.
+pub fn undelivered(paths: &Paths, node: &str) -> Option<Marker> {
+    all(paths).into_iter().find(|marker| !marker.delivered && marker.node == node)
+}

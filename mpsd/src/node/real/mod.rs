@@ -1,0 +1,292 @@
+//! This node, as root changes it.
+
+mod daemon;
+mod failed_starts;
+mod processes;
+mod store;
+
+use super::log::{self, Severity};
+use super::worker::NvmlWorker;
+use super::{Held, Members, Node};
+use crate::lifecycle::account::Account;
+use crate::lifecycle::journal::{Journal, ProcessRef};
+use crate::lifecycle::ladder::Rung;
+use crate::lifecycle::spec::{ReadyDaemon, Spec};
+use crate::model::failure::{Evidence, Fault, Undetermined};
+use crate::model::gpu::GpuProcess;
+use crate::model::record::Record;
+use crate::model::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths};
+use crate::sys::cgroup::Cgroup;
+use crate::sys::process::Process;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How the real node is reached.
+#[derive(Debug, Clone)]
+pub struct Reach {
+    /// Name of the program, for log lines.
+    pub program: &'static str,
+    /// Our own directories.
+    pub paths: Paths,
+    /// The NVML library.
+    pub nvml: String,
+    /// Jobs get a cgroup of their own where the node has cgroups: `auto`, `none`, or a directory.
+    pub cgroup: CgroupChoice,
+    /// Time for one answer of NVML.
+    pub nvml_time: Duration,
+    /// Time for a lock.
+    pub lock_time: Duration,
+    /// Time for the whole ladder.
+    pub teardown: Duration,
+}
+
+/// Where a job's cgroup is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CgroupChoice {
+    /// Under our systemd unit's, in the unified hierarchy, else the named one.
+    Auto,
+    /// Nowhere.
+    None,
+    /// In this directory.
+    Under(PathBuf),
+}
+
+/// This node.
+#[derive(Debug)]
+pub struct RealNode {
+    program: &'static str,
+    paths: Paths,
+    mpsd: PathBuf,
+    nvml: String,
+    cgroup: CgroupChoice,
+    nvml_time: Duration,
+    lock_time: Duration,
+    remove_time: Duration,
+    teardown: Duration,
+    worker: Option<NvmlWorker>,
+    started: Option<daemon::Started>,
+}
+
+/// Time to remove what a user left in a job's directories.
+const REMOVE_TIME: Duration = Duration::from_secs(5);
+
+impl RealNode {
+    /// The node as `reach` says; `mpsd` stands beside this program's own file.
+    ///
+    /// # Errors
+    /// A fault when this program's own file cannot be told.
+    pub fn new(reach: Reach) -> Result<Self, Failure> {
+        Ok(Self {
+            program: reach.program,
+            paths: reach.paths,
+            mpsd: beside("mpsd")?,
+            nvml: reach.nvml,
+            cgroup: reach.cgroup,
+            nvml_time: reach.nvml_time,
+            lock_time: reach.lock_time,
+            remove_time: REMOVE_TIME,
+            teardown: reach.teardown,
+            worker: None,
+            started: None,
+        })
+    }
+
+    /// The directories' names of all jobs that have one.
+    ///
+    /// # Errors
+    /// A fault.
+    pub fn job_directories(&self) -> Result<Vec<String>, Failure> {
+        store::job_directories(self)
+    }
+
+    /// From now on NVML is this library: the one that the job's journal names.
+    pub fn use_nvml(&mut self, library: &str) {
+        if self.nvml != library {
+            library.clone_into(&mut self.nvml);
+            self.worker = None;
+        }
+    }
+
+    /// Our own directories.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// The process that asks NVML, started at the first question and ended with us.
+    fn worker(&mut self) -> Result<&mut NvmlWorker, Failure> {
+        if self.worker.is_none() {
+            self.worker = Some(NvmlWorker::start(&self.mpsd, &self.nvml, self.nvml_time)?);
+        }
+        self.worker.as_mut().ok_or_else(|| Undetermined::new("NVML worker", "it has gone").into())
+    }
+
+    /// Asks NVML; after a fault the next question starts anew.
+    fn ask<T>(&mut self, question: impl FnOnce(&mut NvmlWorker) -> Result<T, Failure>) -> Result<T, Failure> {
+        let result = question(self.worker()?);
+        if result.is_err() {
+            self.worker = None;
+        }
+        result
+    }
+
+    fn cgroup_of(&self, journal: &Journal) -> Option<Cgroup> {
+        journal.cgroup.as_deref().and_then(|path| Cgroup::open(path).ok().flatten())
+    }
+
+    /// The user's supplementary groups, from the directory service; without it none but their own.
+    pub(crate) fn groups_of(&self, journal: &Journal) -> Vec<u32> {
+        let name = std::ffi::OsStr::new(&journal.user);
+        users::get_user_groups(name, journal.gid)
+            .map(|groups| groups.iter().map(users::Group::gid).collect())
+            .unwrap_or_else(|| vec![journal.gid])
+    }
+}
+
+/// The suite's program `name`, beside this one.
+///
+/// # Errors
+/// A fault when this program's own file cannot be told.
+pub fn beside(name: &str) -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe().map_err(|e| Fault::new(Evidence::Storage, "/proc/self/exe", e.to_string()))?;
+    let directory = own.parent().unwrap_or(Path::new("/"));
+    Ok(directory.join(name))
+}
+
+impl Node for RealNode {
+    fn inventory(&mut self) -> Result<Inventory, Failure> {
+        self.ask(NvmlWorker::inventory)
+    }
+
+    fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
+        self.ask(|worker| worker.compute_mode(gpu))
+    }
+
+    fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
+        self.ask(|worker| worker.set_compute_mode(gpu, mode))?;
+        let now = self.compute_mode(gpu)?;
+        if now == mode {
+            return Ok(());
+        }
+        let why = format!("set to {mode}, and it is {now}");
+        Err(Undetermined::new(format!("compute mode of {gpu}"), why).into())
+    }
+
+    fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
+        let mut processes = self.ask(|worker| worker.processes(gpu))?;
+        // NVML goes on listing processes that are gone, or that live in another namespace (facts: peers, (c) 19).
+        processes.retain(|process| processes::uid_of(process.pid).is_some());
+        Ok(processes)
+    }
+
+    fn uid_of(&mut self, pid: i32) -> Option<u32> {
+        processes::uid_of(pid)
+    }
+
+    fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<Held, Failure> {
+        store::lock_gpu(self, gpu)
+    }
+
+    fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
+        store::read_account(self, gpu)
+    }
+
+    fn write_account(&mut self, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure> {
+        store::write_account(self, gpu, account)
+    }
+
+    fn open_job(&mut self, job: &JobId) -> Result<Held, Failure> {
+        store::open_job(self, job)
+    }
+
+    fn find_job(&mut self, job: &JobId) -> Result<Option<Held>, Failure> {
+        store::find_job(self, job)
+    }
+
+    fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
+        store::read_journal(self, job)
+    }
+
+    fn write_journal(&mut self, journal: &Journal) -> Result<(), Failure> {
+        store::write_journal(self, journal)
+    }
+
+    fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
+        store::write_record(self, record)
+    }
+
+    fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
+        store::make_directories(self, journal, n)
+    }
+
+    fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
+        store::remove_directories(self, journal, n)
+    }
+
+    fn remove_job(&mut self, job: &JobId) -> Result<(), Failure> {
+        store::remove_job(self, job)
+    }
+
+    fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
+        let name = journal.job.directory_name();
+        let made = match &self.cgroup {
+            CgroupChoice::None => return Ok(None),
+            CgroupChoice::Auto => Cgroup::create(&name),
+            CgroupChoice::Under(base) => Cgroup::create_under(base, &name),
+        };
+        // Without one, processes are told by pid, start time and file; a line in the log is all that is lost.
+        match made {
+            Ok(cgroup) => Ok(cgroup.map(|c| c.path().to_path_buf())),
+            Err(error) => {
+                self.log(&format!("job {}: no cgroup: {error}", journal.job));
+                Ok(None)
+            }
+        }
+    }
+
+    fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
+        let Some(cgroup) = self.cgroup_of(journal) else { return Ok(()) };
+        cgroup.remove().map(|_| ()).map_err(|e| Undetermined::new("the job's cgroup stays", e.to_string()).into())
+    }
+
+    fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
+        daemon::start(self, journal, spec)
+    }
+
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ReadyDaemon>, Failure> {
+        daemon::await_ready(self, journal, spec)
+    }
+
+    fn members(&mut self, journal: &Journal) -> Members {
+        processes::members(self, journal)
+    }
+
+    fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Members {
+        processes::climb(self, journal, rung, limit)
+    }
+
+    fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
+        processes::is_in_jobs_cgroup(journal, pid)
+    }
+
+    fn kill_client(&mut self, pid: i32) {
+        if let Ok(Some(process)) = Process::find(pid) {
+            let _ = process.signal(nix::sys::signal::Signal::SIGKILL);
+        }
+    }
+
+    fn note_failed_start(&mut self, uid: u32) -> bool {
+        failed_starts::note(&self.paths, uid)
+    }
+
+    fn note_good_start(&mut self) {
+        failed_starts::forget(&self.paths);
+    }
+
+    fn log(&mut self, line: &str) {
+        log::line(self.program, Severity::Info, line);
+    }
+
+    fn teardown_time(&self) -> Duration {
+        self.teardown
+    }
+}

@@ -1,0 +1,154 @@
+//! The job's own three processes: which they are, and what a rung of the ladder does to them.
+
+use super::RealNode;
+use crate::lifecycle::journal::{Journal, ProcessRef};
+use crate::lifecycle::ladder::Rung;
+use crate::model::environment::PIPE_DIRECTORY;
+use crate::node::{Member, Members, Role};
+use crate::sys::deadline::Deadline;
+use crate::sys::process::{Executable, Process, State};
+use crate::sys::process_table::ProcessTable;
+use nix::sys::signal::Signal;
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// The vendor's server program stands beside its control program, or in one of these.
+const SERVER: &str = "nvidia-cuda-mps-server";
+/// How often a node without a cgroup of ours is looked at while processes end.
+const PAUSE: Duration = Duration::from_millis(5);
+/// How much of a process's environment is read. Bytes.
+const MOST_ENVIRONMENT: usize = 256 * 1024;
+
+/// The job's own processes that are there, each once.
+pub fn members(node: &RealNode, journal: &Journal) -> Members {
+    let mut found: BTreeMap<i32, Member> = BTreeMap::new();
+    if let Some(process) = journal.supervisor.and_then(held) {
+        enter(&mut found, &process, Role::Supervisor);
+    }
+    for pid in node.cgroup_of(journal).map(|cgroup| cgroup.procs().unwrap_or_default()).unwrap_or_default() {
+        if let Ok(Some(process)) = Process::find(pid) {
+            let role = role_of(node, journal, &process).unwrap_or(Role::Other);
+            enter(&mut found, &process, role);
+        }
+    }
+    // Where there is no cgroup, or somebody took a process out of it: the vendor's file, the user, the pipe directory.
+    let table = ProcessTable::scan().unwrap_or_default();
+    for entry in table.of_user(journal.uid) {
+        if found.contains_key(&entry.stat.id.pid) {
+            continue;
+        }
+        if let Some(process) = held(entry.stat.id) {
+            if let Some(role) = role_of(node, journal, &process).filter(|_| is_ours(journal, &process)) {
+                enter(&mut found, &process, role);
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+fn held(id: ProcessRef) -> Option<Process> {
+    id.open().ok().flatten()
+}
+
+fn enter(found: &mut BTreeMap<i32, Member>, process: &Process, role: Role) {
+    if let Ok(Some(state)) = process.state() {
+        let known = found.get(&process.id().pid).is_some_and(|m| m.role != Role::Other);
+        if !known {
+            found.insert(process.id().pid, Member { process: process.id(), role, state: state.letter() });
+        }
+    }
+}
+
+/// What a process is by the file that it runs. The name it gives itself proves nothing.
+fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
+    let runs = process.executable().ok().flatten()?;
+    if is_file(&runs, &journal.control) {
+        return Some(Role::Control);
+    }
+    if is_file(&runs, &node.mpsd) {
+        return Some(Role::Supervisor);
+    }
+    let beside = journal.control.parent().map(|directory| directory.join(SERVER));
+    let usual = Path::new("/usr/bin").join(SERVER);
+    let server = beside.into_iter().chain([usual]).any(|path| is_file(&runs, &path));
+    server.then_some(Role::Server)
+}
+
+fn is_file(runs: &Executable, path: &Path) -> bool {
+    let same = std::fs::metadata(path).is_ok_and(|m| m.dev() == runs.device && m.ino() == runs.inode);
+    // A file that an upgrade replaced under a running job.
+    same || runs.path.as_os_str().to_str().and_then(|p| p.strip_suffix(" (deleted)")).is_some_and(|p| Path::new(p) == path)
+}
+
+/// Whether it talks, or listens, in one of this job's pipe directories.
+fn is_ours(journal: &Journal, process: &Process) -> bool {
+    let pipe = process.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT).ok().flatten();
+    pipe.is_some_and(|pipe| journal.daemons.iter().any(|daemon| daemon.pipe.as_os_str() == pipe))
+}
+
+/// Does what the rung says and waits until nothing of the job's own is left alive, or `limit` has passed.
+pub fn climb(node: &mut RealNode, journal: &Journal, rung: Rung, limit: Duration) -> Members {
+    let deadline = Deadline::after(limit);
+    match rung {
+        Rung::Polite => super::daemon::ask_to_stop(node, journal, deadline),
+        Rung::Terminate => signal_all(node, journal, Signal::SIGTERM),
+        Rung::Kill => {
+            if let Some(cgroup) = node.cgroup_of(journal) {
+                // What it cannot kill is found below, by looking.
+                let _ = cgroup.kill(deadline);
+            }
+            signal_all(node, journal, Signal::SIGKILL);
+        }
+    }
+    wait_gone(node, journal, deadline)
+}
+
+fn signal_all(node: &RealNode, journal: &Journal, signal: Signal) {
+    for member in members(node, journal) {
+        if let Some(process) = held(member.process) {
+            let _ = process.signal(signal);
+        }
+    }
+}
+
+fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Members {
+    loop {
+        let left: Members = members(node, journal).into_iter().filter(|m| !m.is_defunct()).collect();
+        if left.is_empty() || deadline.expired() {
+            return left;
+        }
+        for member in &left {
+            if let Some(process) = held(member.process) {
+                let _ = process.wait_gone(deadline);
+            }
+        }
+        // A process that is waited for by descriptor has ended; one without may not have.
+        deadline.sleep(PAUSE);
+    }
+}
+
+/// The effective user of a process that is there and has not ended.
+pub fn uid_of(pid: i32) -> Option<u32> {
+    let process = Process::find(pid).ok().flatten()?;
+    match process.state().ok().flatten()? {
+        State::Defunct | State::Dead => None,
+        _ => process.uids().ok().flatten().map(|uids| uids.effective),
+    }
+}
+
+/// Whether the scheduler's own cgroup of the job holds `pid`: a directory named after the job and nothing else.
+/// The job's user cannot move a process into one (Slurm's and pbs_cgroups' are root's).
+pub fn is_in_jobs_cgroup(journal: &Journal, pid: i32) -> bool {
+    let Some(process) = Process::find(pid).ok().flatten() else { return false };
+    if process.uids().ok().flatten().is_none_or(|uids| uids.effective != journal.uid) {
+        return false;
+    }
+    let id = journal.job.as_str();
+    let job = id.split('.').next().unwrap_or(id);
+    let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
+    process.cgroups().ok().flatten().unwrap_or_default().iter().any(|membership| {
+        Path::new(&membership.path).components().any(|part| names.iter().any(|name| part.as_os_str() == name.as_str()))
+    })
+}

@@ -1,0 +1,54 @@
+//! `mps-probe` through a new daemon, before the job starts (`MPS_VERIFY`).
+
+use super::real::{RealNode, beside};
+use crate::lifecycle::Journal;
+use crate::model::Failure;
+use crate::model::failure::Undetermined;
+use crate::model::text::one_line;
+use crate::sys::Exit;
+use crate::sys::deadline::Deadline;
+use crate::sys::spawn::{Identity, Spawn, Stdio};
+use nix::fcntl::OFlag;
+use std::io::Read;
+
+/// Most that is read of the probe's words, bytes.
+const LONGEST: u64 = 16 * 1024;
+
+/// Runs `mps-probe` as the job's user with `variables`; it must find itself under MPS.
+///
+/// # Errors
+/// Undetermined: what the probe said.
+pub fn probe(
+    node: &RealNode,
+    journal: &Journal,
+    variables: &[(&str, String)],
+    deadline: Deadline,
+) -> Result<(), Failure> {
+    let failed = |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
+    let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|e| failed(e.to_string()))?;
+    let mut spawn = Spawn::new(beside("mps-probe")?);
+    spawn.args = vec!["--require-mps".into(), "--deadline-s".into(), seconds(deadline).into()];
+    spawn.env = variables.iter().map(|(name, value)| (name.into(), value.into())).collect();
+    spawn.identity = Some(Identity { uid: journal.uid, gid: journal.gid, groups: node.groups_of(journal) });
+    spawn.session = true;
+    spawn.stdout = Stdio::Fd(writer.try_clone().map_err(|e| failed(e.to_string()))?);
+    spawn.stderr = Stdio::Fd(writer);
+    let mut child = spawn.start().map_err(|e| failed(e.to_string()))?;
+    let end = child.wait(deadline);
+    if end.is_none() {
+        child.kill(Deadline::after_ms(200));
+        return Err(failed("no answer before the deadline".to_owned()));
+    }
+    if end == Some(Exit::Code(0)) {
+        return Ok(());
+    }
+    let mut text = String::new();
+    let _ = std::fs::File::from(reader).take(LONGEST).read_to_string(&mut text);
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    Err(failed(format!("{} ({end:?})", one_line(last, 200))))
+}
+
+/// Whole seconds left, at least one.
+fn seconds(deadline: Deadline) -> String {
+    deadline.remaining().as_secs().max(1).to_string()
+}

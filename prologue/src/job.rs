@@ -1,0 +1,127 @@
+//! A job that asked: its node's settings, its user, its limits of time.
+
+use crate::arguments::Arguments;
+use crate::request::Asked;
+use mpsd::config::{Cgroup, Config, Settings};
+use mpsd::model::failure::{Evidence, Fault, Undetermined};
+use mpsd::model::{Failure, Refusal};
+use mpsd::node::real::{CgroupChoice, Reach};
+use mpsd::scheduler::pbs::Installation;
+use mpsd::scheduler::{Host, Scheduler, Site, ThisHost, UserRef};
+use std::time::Duration;
+
+/// Time for a lock on a GPU or a job.
+const LOCK_TIME: Duration = Duration::from_secs(5);
+/// Time for one answer of NVML; the first needs 12 ms (facts: mps-control, "Times"), more with many GPUs.
+const NVML_TIME: Duration = Duration::from_secs(5);
+/// The whole deadline where no configuration can be read.
+const USUAL_LIMIT: Duration = Duration::from_secs(20);
+/// What the mom's own limit must leave us: it kills without a word.
+const MOM_MARGIN: Duration = Duration::from_secs(4);
+
+/// The job's user as this node knows them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Login name.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+}
+
+/// A job that asked, with all that is known before its GPUs are looked at.
+#[derive(Debug)]
+pub struct Job {
+    /// What it asked for.
+    pub asked: Asked,
+    /// The file with the settings.
+    pub config: Config,
+    /// What is in force on this node, whatever its GPUs are.
+    pub settings: Settings,
+    /// Its user.
+    pub user: User,
+    /// The node's name in the scheduler.
+    pub node: String,
+    /// `--record`.
+    pub record: bool,
+}
+
+impl Job {
+    /// The time for the whole prologue: the configured one, but below the mom's own, which ends with SIGKILL.
+    pub fn limit(arguments: &Arguments, asked: &Asked) -> Duration {
+        let settings = Config::load(&arguments.config).ok().and_then(|c| c.for_node(&node_name(asked), &[]).ok());
+        let own = settings.as_ref().map_or(USUAL_LIMIT, |s| s.deadline);
+        if asked.submission.scheduler == Scheduler::Slurm || arguments.record {
+            return own;
+        }
+        let site = settings.as_ref().map(site).unwrap_or_default();
+        let mom = Installation::find(asked.submission.scheduler, &site, &ThisHost).mom_limit(&ThisHost);
+        own.min(mom.saturating_sub(MOM_MARGIN).max(Duration::from_secs(1)))
+    }
+
+    /// Reads the configuration and looks the user up.
+    ///
+    /// # Errors
+    /// A fault for an unusable configuration; undetermined when the user is not known here.
+    pub fn prepare(arguments: &Arguments, asked: Asked) -> Result<Self, Failure> {
+        let broken = |e: mpsd::config::ConfigError| Fault::new(Evidence::Configuration, "configuration", e.to_string());
+        let config = Config::load(&arguments.config).map_err(broken)?;
+        let node = node_name(&asked);
+        let settings = config.for_node(&node, &[]).map_err(broken)?;
+        let user = find_user(&asked.submission.user)?;
+        Ok(Self { asked, config, settings, user, node, record: arguments.record })
+    }
+
+    /// How the node is reached for this job, which may take `limit` for all.
+    pub fn reach(&self, limit: Duration) -> Reach {
+        reach(crate::NAME, &self.settings, limit)
+    }
+
+    /// Where PBS lives.
+    pub fn site(&self) -> Site {
+        site(&self.settings)
+    }
+}
+
+/// How the node is reached under `settings` by `program`.
+pub fn reach(program: &'static str, settings: &Settings, limit: Duration) -> Reach {
+    Reach {
+        program,
+        paths: settings.paths.clone(),
+        nvml: settings.nvml.clone(),
+        cgroup: match &settings.cgroup {
+            Cgroup::Auto => CgroupChoice::Auto,
+            Cgroup::None => CgroupChoice::None,
+            Cgroup::Below(path) => CgroupChoice::Under(path.clone()),
+        },
+        nvml_time: NVML_TIME.min(limit / 3),
+        lock_time: LOCK_TIME.min(limit / 4),
+        // A rollback must fit behind a start that took its whole time.
+        teardown: limit / 3,
+    }
+}
+
+fn site(settings: &Settings) -> Site {
+    Site { home: settings.pbs.home.clone(), exec: settings.pbs.exec.clone(), node: settings.pbs.node.clone() }
+}
+
+fn node_name(asked: &Asked) -> String {
+    asked.submission.node.clone().filter(|n| !n.is_empty()).unwrap_or_else(|| ThisHost.name())
+}
+
+fn find_user(user: &UserRef) -> Result<User, Failure> {
+    let found = match user {
+        UserRef::Name(name) => users::get_user_by_name(name),
+        UserRef::Uid(uid) => users::get_user_by_uid(*uid),
+    };
+    let Some(found) = found else {
+        let why = "not known on this node (directory service down, or another node's user)";
+        return Err(Undetermined::new(format!("user '{user}'"), why).into());
+    };
+    if found.uid() == 0 {
+        let why = "MPS runs under the job's own user id, and never as root";
+        return Err(Refusal::new("user 'root'", why, "an ordinary user's job").into());
+    }
+    Ok(User { name: found.name().to_string_lossy().into_owned(), uid: found.uid(), gid: found.primary_group_id() })
+}
