@@ -1,0 +1,155 @@
+//! What stands between the plugin and the world: Slurm on one side, this node's files and programs on the other.
+//! The real ones are in [`crate::sys`] and [`crate::node`]; unit tests bring their own.
+
+use mpsd::model::record::Record;
+use mpsd::model::{JobId, Paths};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Which program loaded the plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Context {
+    /// srun.
+    Local,
+    /// sbatch, salloc, scrontab.
+    Allocator,
+    /// slurmstepd with a step.
+    Remote,
+    /// slurmd itself.
+    Slurmd,
+    /// `slurmstepd spank prolog|epilog`.
+    JobScript,
+    /// Anything else: nothing is done.
+    Unknown,
+}
+
+/// A number that Slurm knows of the job, step or task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Item {
+    /// The user.
+    JobUid,
+    /// The user's group.
+    JobGid,
+    /// The job, for a het job the component.
+    JobId,
+    /// The step; see [`crate::step`] for those that are none.
+    StepId,
+    /// Tasks of the step on this node.
+    LocalTasks,
+    /// The task's rank on this node; in task hooks only.
+    TaskId,
+}
+
+/// How loud a line is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// The user's terminal in srun, sbatch, salloc and `task_init`; slurmd's log elsewhere.
+    Error,
+    /// Never the user's terminal from a node.
+    Info,
+    /// Only with `-v`.
+    Verbose,
+}
+
+/// Slurm, during one callback.
+pub trait Slurm {
+    /// Which program this is.
+    fn context(&self) -> Context;
+    /// A number; `None` where Slurm does not have it in this callback.
+    fn item(&self, item: Item) -> Option<u32>;
+    /// A variable of the step's environment. The user's, but for what Slurm itself overwrote.
+    fn job_env(&self, name: &str) -> Option<String>;
+    /// A variable of this process.
+    fn process_env(&self, name: &str) -> Option<String>;
+    /// All variables of this process that are UTF-8.
+    fn all_process_env(&self) -> Vec<(String, String)>;
+    /// Sets a variable of the step's environment.
+    fn set_job_env(&mut self, name: &str, value: &str) -> bool;
+    /// Removes a variable of the step's environment.
+    fn unset_job_env(&mut self, name: &str) -> bool;
+    /// Sets `SPANK_<name>` for job_prolog and job_epilog; local and allocator context only.
+    fn set_script_env(&mut self, name: &str, value: &str) -> bool;
+    /// Registers option `number` of [`crate::options::OPTIONS`].
+    fn register(&mut self, number: usize) -> bool;
+    /// Whether option `number` was given, and with what argument, where callbacks do not run.
+    fn option(&self, number: usize) -> Option<Option<String>>;
+    /// One line.
+    fn log(&self, level: Level, line: &str);
+}
+
+/// A program of ours to run as root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// Absolute path.
+    pub path: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// Its whole environment.
+    pub environment: Vec<(String, String)>,
+    /// How long it may take; then its process group is killed.
+    pub limit: Duration,
+    /// As no descendant of ours: what ends a step's processes (a scancel, the end of the job) finds them by their
+    /// parents, and must not end a cleaning. The exit code is not known then, and counts as 0.
+    pub detached: bool,
+}
+
+/// How a program ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit code, or why there is none.
+    pub code: Result<i32, String>,
+    /// What it wrote, in lines, made printable.
+    pub lines: Vec<String>,
+}
+
+/// What the plugin needs of `mpsd.toml`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Where the records are.
+    pub paths: Paths,
+    /// What `mps-prologue` and `mps-epilogue` give themselves.
+    pub deadline: Duration,
+    /// `slurm.wait = "task"`: a job that srun started waits for its daemon in task_init.
+    pub wait_in_task: bool,
+    /// Which jobs get a daemon without having asked.
+    pub automatic: Automatic,
+}
+
+/// `slurm.auto_*`: jobs that get a daemon without having asked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Automatic {
+    /// Those with `--gres=mps:N`.
+    pub gres: bool,
+    /// Those with this feature in their `--constraint`.
+    pub constraint: Option<String>,
+    /// Those in one of these partitions.
+    pub partitions: Vec<String>,
+}
+
+/// This node.
+pub trait Node {
+    /// The configuration at `path`, for the node that Slurm calls `name`.
+    fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String>;
+    /// Runs a program and waits for it.
+    fn run(&self, program: &Program) -> Ended;
+    /// Whether there is a directory in `jobs` of this job or of one of its steps.
+    fn has_directories(&self, jobs: &Path, job: &JobId) -> bool;
+    /// The record at `path`: `Ok(None)` when there is none.
+    fn record(&self, path: &Path) -> Result<Option<Record>, String>;
+    /// Leaves a record for the job's tasks where `mps-prologue` could not; root only.
+    fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String>;
+    /// As [`Node::record`], but a record that is still `starting` is waited for: as long as it says itself, else `deadline`.
+    fn settled_record(&self, path: &Path, deadline: Duration) -> Result<Option<Record>, String>;
+}
+
+/// What a callback wants of Slurm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Go on.
+    Continue,
+    /// Return -1. Ignored by Slurm where the plugin's line says `optional`.
+    Fail,
+    /// End this process with code 1, which Slurm notices under `optional` too. Only where the process is the
+    /// callback's own: job_prolog, the forked child of task_init, the user's own srun, sbatch or salloc.
+    Leave,
+}

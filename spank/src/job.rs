@@ -1,0 +1,209 @@
+//! `job_prolog` and `job_epilog`: `slurmstepd spank prolog|epilog`, a process of its own, root, started by slurmd for
+//! every job of the cluster. A job that did not ask costs some getenv calls and, where the configuration may ask for
+//! it, one file read.
+
+use crate::arguments::Arguments;
+use crate::handle::{Ended, Item, Level, Node, Program, Settings, Slurm, Verdict};
+use crate::options::{Asked, Given, OPTIONS};
+use crate::plugin::{BY_SRUN, SUBMIT};
+use mpsd::model::JobId;
+use mpsd::model::failure::FailureKind;
+use mpsd::model::record::{Record, State};
+use mpsd::model::text::one_line;
+use std::path::Path;
+use std::time::Duration;
+
+/// Between the deadline that a program gives itself and the one that we give it.
+pub const GRACE: Duration = Duration::from_secs(10);
+/// A program's deadline where the configuration cannot be read.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// `job_prolog`. A refusal never fails it, nor does anything that the user's processes could have caused: Slurm drains
+/// the node on any prolog failure. Both are recorded, and `task_init` tells the user.
+pub fn prolog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verdict {
+    let given = flags(slurm);
+    let asked = given.asked();
+    if asked == Asked::Off {
+        return Verdict::Continue;
+    }
+    let name = slurm.process_env("SLURMD_NODENAME");
+    let settings = node.settings(&arguments.config, name.as_deref());
+    let request = match &asked {
+        Asked::On(request) => request.to_string(),
+        Asked::Wrong(_) => given.raw(),
+        Asked::Nothing | Asked::Off => match automatic(slurm, settings.as_ref().ok()) {
+            Some(request) => request,
+            None => return Verdict::Continue,
+        },
+    };
+    let Some(job) = job_id(slurm) else {
+        return Verdict::Continue;
+    };
+    let by_srun = slurm.process_env(&format!("SPANK_{SUBMIT}")).as_deref() == Some(BY_SRUN);
+    let in_task = by_srun && settings.as_ref().is_ok_and(|s| s.wait_in_task);
+    let program = prologue(arguments, &request, in_task, environment(slurm), limit(&settings));
+    let ended = node.run(&program);
+    report(slurm, &format!("job {job}"), &ended);
+    let Ok(settings) = settings else {
+        return Verdict::Continue;
+    };
+    let path = settings.paths.job(&job).record();
+    let record = node.record(&path).ok().flatten();
+    let kind = record.as_ref().and_then(|r| r.kind);
+    match &ended.code {
+        // mps-prologue has drained the node with its own reason, which Slurm's "Prolog error" does not replace.
+        Ok(2) if kind == Some(FailureKind::Fault) => return Verdict::Leave,
+        Ok(0) => {}
+        Ok(_) if record.is_some() => {}
+        _ => no_record(slurm, node, &path, job, &ended),
+    }
+    Verdict::Continue
+}
+
+/// `mps-prologue` is not there, was killed or left no record. Without one, a task of a job that asked would run without
+/// MPS where its flags were lost on the way.
+fn no_record(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, ended: &Ended) {
+    let reason = match &ended.code {
+        Err(why) => Some(one_line(why, 400)),
+        Ok(_) => ended.lines.last().cloned(),
+    };
+    let reason = reason.unwrap_or_else(|| "the prologue failed without a word".into());
+    let uid = slurm.item(Item::JobUid).unwrap_or_default();
+    let mut record = Record::closed(job, uid, State::Failed, reason);
+    record.kind = Some(FailureKind::Undetermined);
+    if let Err(why) = node.leave_record(path, &record) {
+        slurm.log(Level::Error, &format!("job {}: {why}", record.job));
+    }
+}
+
+/// `job_epilog`: cleans every directory of the job, whatever its options were; one without any costs one look.
+pub fn epilog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verdict {
+    let Some(job) = job_id(slurm) else {
+        return Verdict::Continue;
+    };
+    let name = slurm.process_env("SLURMD_NODENAME");
+    let settings = node.settings(&arguments.config, name.as_deref());
+    let Ok(found) = &settings else {
+        return Verdict::Continue;
+    };
+    if node.has_directories(&found.paths.jobs(), &job) {
+        let ended = node.run(&epilogue(arguments, environment(slurm), limit(&settings)));
+        report(slurm, &format!("job {job}"), &ended);
+    }
+    // The verdict on the node is the drain that mps-epilogue made, if any, with its own reason.
+    Verdict::Continue
+}
+
+fn flags(slurm: &dyn Slurm) -> Given {
+    let mut given = Given::default();
+    for number in 0..OPTIONS.len() {
+        if let Some(argument) = slurm.option(number) {
+            given.take(number, argument);
+        }
+    }
+    given
+}
+
+/// The request that the configuration makes for this job, if any.
+fn automatic(slurm: &dyn Slurm, settings: Option<&Settings>) -> Option<String> {
+    let automatic = &settings?.automatic;
+    // Slurm sets it in the prolog of jobs with gres/mps only (src/plugins/gres/mps, 22.05).
+    let gres = automatic.gres && slurm.process_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").is_some();
+    let partition = || {
+        let of_job = slurm.process_env("SLURM_JOB_PARTITION").unwrap_or_default();
+        automatic.partitions.contains(&of_job)
+    };
+    let constraint = || {
+        let wanted = automatic.constraint.as_deref().filter(|c| !c.is_empty())?;
+        let of_job = slurm.process_env("SLURM_JOB_CONSTRAINTS")?;
+        // An expression like "[a*2&b*1]|c": features stand between operators.
+        of_job
+            .split(|c: char| "&|[](),*".contains(c))
+            .any(|feature| feature.trim() == wanted)
+            .then_some(())
+    };
+    (gres || partition() || constraint().is_some()).then(|| "MPS=on".to_owned())
+}
+
+fn job_id(slurm: &dyn Slurm) -> Option<JobId> {
+    JobId::parse(&slurm.item(Item::JobId)?.to_string()).ok()
+}
+
+fn limit(settings: &Result<Settings, String>) -> Duration {
+    settings.as_ref().map_or(DEADLINE, |s| s.deadline) + GRACE
+}
+
+/// What slurmd says of the job; nothing else of the process's environment goes on.
+fn environment(slurm: &dyn Slurm) -> Vec<(String, String)> {
+    let ours = |name: &str| {
+        name.starts_with("SLURM")
+            || name == "CUDA_VISIBLE_DEVICES"
+            || name == "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    };
+    slurm
+        .all_process_env()
+        .into_iter()
+        .filter(|(name, _)| ours(name))
+        .collect()
+}
+
+/// `mps-prologue` for a job or step.
+pub fn prologue(
+    arguments: &Arguments,
+    request: &str,
+    started_is_enough: bool,
+    environment: Vec<(String, String)>,
+    limit: Duration,
+) -> Program {
+    let mut words = vec!["--scheduler".to_owned(), "slurm".to_owned()];
+    words.extend([
+        "--config".to_owned(),
+        arguments.config.to_string_lossy().into_owned(),
+    ]);
+    words.extend(["--request".to_owned(), request.to_owned(), "--record".to_owned()]);
+    words.extend([
+        "--wait".to_owned(),
+        if started_is_enough { "started" } else { "ready" }.to_owned(),
+    ]);
+    Program {
+        path: arguments.prologue.clone(),
+        arguments: words,
+        environment,
+        limit,
+        detached: false,
+    }
+}
+
+/// `mps-epilogue` for a job or step.
+pub fn epilogue(arguments: &Arguments, environment: Vec<(String, String)>, limit: Duration) -> Program {
+    let config = arguments.config.to_string_lossy().into_owned();
+    let words = ["--scheduler", "slurm", "--config", &config]
+        .map(str::to_owned)
+        .to_vec();
+    Program {
+        path: arguments.epilogue.clone(),
+        arguments: words,
+        environment,
+        limit,
+        detached: false,
+    }
+}
+
+/// What a program said, into slurmd's log; and why it said nothing.
+pub fn report(slurm: &dyn Slurm, whose: &str, ended: &Ended) {
+    let level = if ended.code == Ok(0) {
+        Level::Info
+    } else {
+        Level::Error
+    };
+    for line in &ended.lines {
+        slurm.log(level, &format!("{whose}: {line}"));
+    }
+    match &ended.code {
+        Err(why) => slurm.log(Level::Error, &format!("{whose}: {}", one_line(why, 400))),
+        Ok(code) if *code != 0 && ended.lines.is_empty() => {
+            slurm.log(Level::Error, &format!("{whose}: exit code {code} without a word"));
+        }
+        Ok(_) => {}
+    }
+}

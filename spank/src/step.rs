@@ -1,0 +1,157 @@
+//! A step's own daemon: `srun --mps` in an allocation that was made without it.
+//!
+//! Started as root by the step's slurmstepd before its tasks, ended by its exit callback; where slurmstepd is killed,
+//! job_epilog cleans up.
+
+use crate::arguments::{Arguments, Scope};
+use crate::handle::{Item, Level, Node, Program, Settings, Slurm};
+use crate::job::{self, GRACE};
+use crate::options::Asked;
+use crate::plugin::State;
+use mpsd::model::JobId;
+use std::time::Duration;
+
+/// `SLURM_EXTERN_CONT`: holds the allocation, sees no option.
+const EXTERN: u32 = 0xffff_fffc;
+/// `SLURM_BATCH_SCRIPT`.
+const BATCH: u32 = 0xffff_fffb;
+/// `SLURM_INTERACTIVE_STEP`: salloc's shell on a node.
+const INTERACTIVE: u32 = 0xffff_fffa;
+
+/// What kind of step this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// No task of the user.
+    Extern,
+    /// The job's own script or shell.
+    Job,
+    /// A step of srun.
+    Step(u32),
+}
+
+/// The kind of the step of this slurmstepd.
+pub fn kind(slurm: &dyn Slurm) -> Option<Kind> {
+    Some(match slurm.item(Item::StepId)? {
+        EXTERN => Kind::Extern,
+        BATCH | INTERACTIVE => Kind::Job,
+        number => Kind::Step(number),
+    })
+}
+
+/// The job of this process; for a het job the component.
+pub fn job_id(slurm: &dyn Slurm) -> Option<JobId> {
+    JobId::parse(&slurm.item(Item::JobId)?.to_string()).ok()
+}
+
+/// `init_post_opt` in slurmstepd: reads the configuration while still root, and starts the step's daemon if it asked
+/// for one and its job has none.
+pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, arguments: &Arguments) {
+    let Some(kind) = kind(slurm) else { return };
+    if kind == Kind::Extern {
+        return;
+    }
+    let name = slurm.process_env("SLURMD_NODENAME");
+    let settings = node.settings(&arguments.config, name.as_deref());
+    if let (Kind::Step(number), Ok(settings)) = (kind, &settings) {
+        own_daemon(slurm, node, state, arguments, settings, number);
+    }
+    state.settings = Some(settings);
+}
+
+fn own_daemon(
+    slurm: &mut dyn Slurm,
+    node: &dyn Node,
+    state: &mut State,
+    arguments: &Arguments,
+    settings: &Settings,
+    number: u32,
+) {
+    let Some(job) = job_id(slurm) else { return };
+    // Whatever the job's own record says goes for its steps, also that it was refused.
+    if !matches!(node.record(&settings.paths.job(&job).record()), Ok(None)) {
+        return;
+    }
+    let request = match state.given.asked() {
+        Asked::On(request) => request.to_string(),
+        Asked::Wrong(refusal) => {
+            state.failure = Some(refusal.to_string());
+            return;
+        }
+        Asked::Off | Asked::Nothing => return,
+    };
+    if arguments.scope == Scope::Job {
+        state.failure =
+            Some("this cluster gives MPS to whole jobs only: give --mps to sbatch or salloc".into());
+        return;
+    }
+    let program = job::prologue(
+        arguments,
+        &request,
+        true,
+        environment(slurm, &job, number),
+        limit(settings),
+    );
+    state.own_daemon = true;
+    finish(slurm, node, state, &format!("step {job}.{number}"), &program);
+}
+
+fn finish(slurm: &dyn Slurm, node: &dyn Node, state: &mut State, whose: &str, program: &Program) {
+    let ended = node.run(program);
+    job::report(slurm, whose, &ended);
+    state.failure = match &ended.code {
+        Ok(0) => None,
+        Ok(_) => ended.lines.last().cloned(),
+        Err(why) => Some(why.clone()),
+    };
+}
+
+/// `exit` in slurmstepd: ends the step's own daemon.
+pub fn end(slurm: &mut dyn Slurm, node: &dyn Node, state: &State, arguments: &Arguments) {
+    let (Some(job), Some(Kind::Step(number))) = (job_id(slurm), kind(slurm)) else {
+        return;
+    };
+    let Some(Ok(settings)) = &state.settings else {
+        return;
+    };
+    let mut program = job::epilogue(arguments, environment(slurm, &job, number), limit(settings));
+    program.detached = true;
+    let ended = node.run(&program);
+    job::report(slurm, &format!("step {job}.{number}"), &ended);
+}
+
+fn limit(settings: &Settings) -> Duration {
+    settings.deadline + GRACE
+}
+
+/// What the two programs need to know of a step. Slurm's own items where it has them; what only the step's environment
+/// knows was written there by slurmstepd over whatever the user had (gres_common_gpu_set_env, 22.05).
+fn environment(slurm: &dyn Slurm, job: &JobId, number: u32) -> Vec<(String, String)> {
+    let mut environment = vec![
+        ("SLURM_JOB_ID".to_owned(), job.to_string()),
+        ("SLURM_STEP_ID".to_owned(), number.to_string()),
+        ("SLURM_STEP_NUM_NODES".to_owned(), "1".to_owned()),
+    ];
+    let items = [
+        (Item::JobUid, "SLURM_JOB_UID"),
+        (Item::JobGid, "SLURM_JOB_GID"),
+        (Item::LocalTasks, "SLURM_STEP_NUM_TASKS"),
+    ];
+    for (item, name) in items {
+        match slurm.item(item) {
+            Some(value) => environment.push((name.to_owned(), value.to_string())),
+            None => slurm.log(Level::Verbose, &format!("Slurm does not say {name}")),
+        }
+    }
+    for name in [
+        "SLURM_STEP_GPUS",
+        "CUDA_VISIBLE_DEVICES",
+        "SLURM_SHARDS_ON_NODE",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    ] {
+        environment.extend(slurm.job_env(name).map(|value| (name.to_owned(), value)));
+    }
+    for name in ["SLURMD_NODENAME", "SLURM_CONF", "SLURM_CLUSTER_NAME"] {
+        environment.extend(slurm.process_env(name).map(|value| (name.to_owned(), value)));
+    }
+    environment
+}

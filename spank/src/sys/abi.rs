@@ -1,0 +1,78 @@
+//! Slurm's plugin ABI, written by hand: `slurm/spank.h` and `slurm/slurm_errno.h`, the same from 22.05 to 26.05
+//! (only additions between them: `spank_prepend_task_argv` in 23.11, `slurm_spank_init_failure_mode` in 25.05).
+//!
+//! Every function named here must exist in every program that loads the plugin: Rust links with BIND_NOW. They come
+//! from `libslurmfull.so`, which the loading program brings along; nothing is linked.
+
+use std::ffi::{c_char, c_int, c_void};
+
+/// `spank_t`: opaque, valid during one callback.
+pub type Spank = *mut c_void;
+
+/// `ESPANK_SUCCESS`.
+pub const SUCCESS: c_int = 0;
+
+/// `enum spank_context`.
+pub mod context {
+    use std::ffi::c_int;
+    pub const LOCAL: c_int = 1;
+    pub const REMOTE: c_int = 2;
+    pub const ALLOCATOR: c_int = 3;
+    pub const SLURMD: c_int = 4;
+    pub const JOB_SCRIPT: c_int = 5;
+}
+
+/// `enum spank_item`, those in use.
+pub mod item {
+    use std::ffi::c_int;
+    /// `uid_t *`
+    pub const JOB_UID: c_int = 0;
+    /// `gid_t *`
+    pub const JOB_GID: c_int = 1;
+    /// `uint32_t *`
+    pub const JOB_ID: c_int = 2;
+    /// `uint32_t *`
+    pub const JOB_STEPID: c_int = 3;
+    /// `uint32_t *`
+    pub const JOB_LOCAL_TASK_COUNT: c_int = 6;
+    /// `int *`
+    pub const TASK_ID: c_int = 11;
+}
+
+/// `spank_opt_cb_f`: 0 accepts, a negative value refuses; `argument` may be NULL.
+pub type OptionCallback = extern "C" fn(value: c_int, argument: *const c_char, remote: c_int) -> c_int;
+
+/// `struct spank_option`. Slurm copies it when it is registered or asked for.
+#[repr(C)]
+pub struct RawOption {
+    pub name: *const c_char,
+    pub arginfo: *const c_char,
+    /// Must not be NULL.
+    pub usage: *const c_char,
+    /// 0 no argument, 1 required, 2 optional, as for getopt_long(3).
+    pub has_arg: c_int,
+    pub val: c_int,
+    pub cb: Option<OptionCallback>,
+}
+
+unsafe extern "C" {
+    /// Which program loaded the plugin.
+    pub safe fn spank_context() -> c_int;
+    pub fn spank_get_item(spank: Spank, item: c_int, ...) -> c_int;
+    pub fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int) -> c_int;
+    pub fn spank_setenv(spank: Spank, name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
+    pub fn spank_unsetenv(spank: Spank, name: *const c_char) -> c_int;
+    /// Crashes Slurm in the job_script context, and in local_user_init of a het job (facts: slurm-live,
+    /// "Environment"): only for init and init_post_opt of the local and allocator contexts.
+    pub fn spank_job_control_setenv(
+        spank: Spank,
+        name: *const c_char,
+        value: *const c_char,
+        overwrite: c_int,
+    ) -> c_int;
+    pub fn spank_option_register(spank: Spank, option: *mut RawOption) -> c_int;
+    pub fn spank_option_getopt(spank: Spank, option: *mut RawOption, argument: *mut *mut c_char) -> c_int;
+    pub fn slurm_error(format: *const c_char, ...);
+    pub fn slurm_info(format: *const c_char, ...);
+    pub fn slurm_verbose(format: *const c_char, ...);
+}

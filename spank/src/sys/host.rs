@@ -1,0 +1,169 @@
+//! [`Slurm`] over the real ABI.
+
+use super::abi::{self, RawOption, Spank};
+use crate::handle::{Context, Item, Level, Slurm};
+use crate::options::{OPTIONS, OptionSpec};
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr;
+
+/// Longest value of a variable that is read. Bytes.
+const LONGEST_VALUE: usize = 64 << 10;
+
+/// Slurm's handle during one callback.
+pub struct Handle {
+    raw: Spank,
+}
+
+impl Handle {
+    /// Only an entry point has such a pointer, and only while it runs.
+    pub fn new(raw: Spank) -> Self {
+        Self { raw }
+    }
+}
+
+/// The context of this process.
+pub fn context() -> Context {
+    match abi::spank_context() {
+        abi::context::LOCAL => Context::Local,
+        abi::context::ALLOCATOR => Context::Allocator,
+        abi::context::REMOTE => Context::Remote,
+        abi::context::SLURMD => Context::Slurmd,
+        abi::context::JOB_SCRIPT => Context::JobScript,
+        _ => Context::Unknown,
+    }
+}
+
+/// One line to the place where this process's messages go.
+pub fn log(level: Level, line: &str) {
+    let Ok(line) = CString::new(format!("mps: {}", line.replace('\0', "?"))) else {
+        return;
+    };
+    let format = c"%s".as_ptr();
+    match level {
+        // SAFETY: the format takes one string, which lives until the call returns.
+        Level::Error => unsafe { abi::slurm_error(format, line.as_ptr()) },
+        // SAFETY: as above.
+        Level::Info => unsafe { abi::slurm_info(format, line.as_ptr()) },
+        // SAFETY: as above.
+        Level::Verbose => unsafe { abi::slurm_verbose(format, line.as_ptr()) },
+    }
+}
+
+fn raw_option(number: usize, spec: &OptionSpec, cb: Option<abi::OptionCallback>) -> RawOption {
+    RawOption {
+        name: spec.name.as_ptr(),
+        arginfo: spec.value.as_ptr(),
+        usage: spec.help.as_ptr(),
+        has_arg: if spec.value_optional { 2 } else { 1 },
+        val: c_int::try_from(number).unwrap_or(c_int::MAX),
+        cb,
+    }
+}
+
+/// Text of the C string at `text`; `None` for NULL. Bytes that are no UTF-8 become replacement characters, which no
+/// parser of ours accepts.
+///
+/// # Safety
+/// `text` is NULL or a C string that lives until this returns.
+pub unsafe fn text(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: not NULL, and a C string by the caller's promise.
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+impl Slurm for Handle {
+    fn context(&self) -> Context {
+        context()
+    }
+
+    fn item(&self, item: Item) -> Option<u32> {
+        let number = match item {
+            Item::JobUid => abi::item::JOB_UID,
+            Item::JobGid => abi::item::JOB_GID,
+            Item::JobId => abi::item::JOB_ID,
+            Item::StepId => abi::item::JOB_STEPID,
+            Item::LocalTasks => abi::item::JOB_LOCAL_TASK_COUNT,
+            Item::TaskId => abi::item::TASK_ID,
+        };
+        let mut value = 0_u32;
+        // SAFETY: the handle is this callback's, and each of these items is 32 bits wide (spank.h).
+        let rc = unsafe { abi::spank_get_item(self.raw, number, ptr::from_mut(&mut value)) };
+        (rc == abi::SUCCESS).then_some(value)
+    }
+
+    fn job_env(&self, name: &str) -> Option<String> {
+        let name = CString::new(name).ok()?;
+        let mut buffer = vec![0_u8; LONGEST_VALUE];
+        let length = c_int::try_from(buffer.len()).ok()?;
+        // SAFETY: the handle is this callback's; Slurm writes at most `length` bytes with the closing NUL.
+        let rc = unsafe { abi::spank_getenv(self.raw, name.as_ptr(), buffer.as_mut_ptr().cast(), length) };
+        if rc != abi::SUCCESS {
+            return None;
+        }
+        let value = CStr::from_bytes_until_nul(&buffer).ok()?;
+        Some(value.to_string_lossy().into_owned())
+    }
+
+    fn process_env(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+
+    fn all_process_env(&self) -> Vec<(String, String)> {
+        std::env::vars_os()
+            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+            .collect()
+    }
+
+    fn set_job_env(&mut self, name: &str, value: &str) -> bool {
+        let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else {
+            return false;
+        };
+        // SAFETY: the handle is this callback's; Slurm copies both strings.
+        unsafe { abi::spank_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) == abi::SUCCESS }
+    }
+
+    fn unset_job_env(&mut self, name: &str) -> bool {
+        let Ok(name) = CString::new(name) else {
+            return false;
+        };
+        // SAFETY: the handle is this callback's; the name lives until the call returns.
+        unsafe { abi::spank_unsetenv(self.raw, name.as_ptr()) == abi::SUCCESS }
+    }
+
+    fn set_script_env(&mut self, name: &str, value: &str) -> bool {
+        let here = matches!(context(), Context::Local | Context::Allocator);
+        let (true, Ok(name), Ok(value)) = (here, CString::new(name), CString::new(value)) else {
+            return false;
+        };
+        // SAFETY: the handle is this callback's, in one of the two contexts that do not crash; Slurm copies both.
+        unsafe { abi::spank_job_control_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) == abi::SUCCESS }
+    }
+
+    fn register(&mut self, number: usize) -> bool {
+        let Some(spec) = OPTIONS.get(number) else {
+            return false;
+        };
+        let mut option = raw_option(number, spec, Some(super::option_callback));
+        // SAFETY: the handle is this callback's; Slurm copies the option.
+        unsafe { abi::spank_option_register(self.raw, &raw mut option) == abi::SUCCESS }
+    }
+
+    fn option(&self, number: usize) -> Option<Option<String>> {
+        let spec = OPTIONS.get(number)?;
+        let mut option = raw_option(number, spec, None);
+        let mut argument: *mut c_char = ptr::null_mut();
+        // SAFETY: the handle is this callback's; Slurm copies the option and keeps the argument it points to.
+        let rc = unsafe { abi::spank_option_getopt(self.raw, &raw mut option, &raw mut argument) };
+        if rc != abi::SUCCESS {
+            return None;
+        }
+        // SAFETY: NULL or a string that Slurm keeps as long as its stack.
+        Some(unsafe { text(argument) })
+    }
+
+    fn log(&self, level: Level, line: &str) {
+        log(level, line);
+    }
+}

@@ -1,0 +1,194 @@
+//! Runs a program of ours from slurmd's or slurmstepd's process, and waits no longer than told.
+
+use crate::handle::{Ended, Program};
+use mpsd::model::text::one_line;
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::unistd::Pid;
+use std::io::{PipeReader, Read};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Most that is kept of what a program writes. Bytes.
+const MOST_OUTPUT: usize = 16 << 10;
+/// Longest line of it that goes on to the log. Characters.
+const LONGEST_LINE: usize = 500;
+/// How often a child that keeps its end of the pipe shut or busy is looked after.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Runs `program` in a session of its own, with no descriptor of ours but 0, 1 and 2, and with the signals of a fresh
+/// process: slurmstepd blocks TERM and others in itself, and slurmd kills the process group of a prolog that has ended
+/// (facts: slurm-live, "Processes a callback starts"). What it writes is kept; past its limit the group is killed.
+pub fn run(program: &Program) -> Ended {
+    let mut output = Vec::new();
+    let code = start(program).and_then(|(mut child, mut pipe)| {
+        let ended = watch(&mut child, &mut pipe, &mut output, program);
+        drain(&mut pipe, &mut output);
+        ended.map_err(|why| format!("'{}' {why}", program.path.display()))
+    });
+    let text = String::from_utf8_lossy(&output);
+    let lines = text
+        .lines()
+        .filter(|l| !l.trim().is_empty())
+        .map(|l| one_line(l, LONGEST_LINE))
+        .collect();
+    Ended { code, lines }
+}
+
+fn start(program: &Program) -> Result<(Child, PipeReader), String> {
+    let failed = |e: std::io::Error| format!("cannot run '{}': {e}", program.path.display());
+    reopen_standard_descriptors().map_err(|e| failed(e.into()))?;
+    let (reader, writer) = std::io::pipe().map_err(failed)?;
+    let errors = writer.try_clone().map_err(failed)?;
+    let mut command = Command::new(&program.path);
+    command
+        .args(&program.arguments)
+        .env_clear()
+        .envs(program.environment.iter().map(|(k, v)| (k, v)))
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(writer)
+        .stderr(errors);
+    let detached = program.detached;
+    // SAFETY: `fresh_process` makes system calls only and does not allocate.
+    unsafe { command.pre_exec(move || fresh_process(detached)) };
+    let child = command.spawn().map_err(failed)?;
+    // The command still holds the writing ends: without this the pipe would never end.
+    drop(command);
+    Ok((child, reader))
+}
+
+/// Opens /dev/null on each of 0, 1 and 2 that is closed: slurmstepd closes 0 before job_prolog, and a pipe that landed
+/// on it would be overwritten in the child.
+fn reopen_standard_descriptors() -> Result<(), Errno> {
+    loop {
+        // SAFETY: a constant path; the descriptor is closed again below or becomes a standard one for good.
+        let fd = Errno::result(unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_NOCTTY) })?;
+        if fd > 2 {
+            // SAFETY: the descriptor was opened just now and nobody else knows it.
+            unsafe { libc::close(fd) };
+            return Ok(());
+        }
+    }
+}
+
+/// In the child, between fork and exec: default signal actions, an empty mask (the standard library keeps that of
+/// slurmstepd, under which a daemon would ignore SIGTERM), a session of its own, no descriptor past 2.
+fn fresh_process(detached: bool) -> std::io::Result<()> {
+    for number in 1..libc::SIGRTMIN() {
+        // SAFETY: resets the action of one signal; those that cannot be changed return an error, which is fine.
+        unsafe { libc::signal(number, libc::SIG_DFL) };
+    }
+    SigSet::empty().thread_set_mask()?;
+    nix::unistd::setsid()?;
+    if detached {
+        // SAFETY: between fork and exec only system calls follow, on either side.
+        match Errno::result(unsafe { libc::fork() })? {
+            0 => {}
+            // SAFETY: ends the child that the program was to be a descendant of.
+            _ => unsafe { libc::_exit(0) },
+        }
+    }
+    close_on_exec_from_3()
+}
+
+fn close_on_exec_from_3() -> std::io::Result<()> {
+    const CLOEXEC: libc::c_uint = 4; // CLOSE_RANGE_CLOEXEC, since Linux 5.11
+    // SAFETY: changes flags of descriptors only; the standard library's own pipe is close-on-exec already.
+    let rc = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, libc::c_uint::MAX, CLOEXEC) };
+    if rc == 0 {
+        return Ok(());
+    }
+    // An older kernel (RHEL 8's 4.18): one by one, up to the soft limit.
+    // SAFETY: reads a limit.
+    let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) }.clamp(256, 65_536);
+    for fd in 3..i32::try_from(limit).unwrap_or(65_536) {
+        // SAFETY: changes a flag of a descriptor, or fails on one that is not open.
+        unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+    Ok(())
+}
+
+/// Waits for the child and reads what it writes meanwhile; for one that is detached, until it lets go of the pipe.
+fn watch(
+    child: &mut Child,
+    pipe: &mut PipeReader,
+    output: &mut Vec<u8>,
+    program: &Program,
+) -> Result<i32, String> {
+    let end = Instant::now() + program.limit;
+    let mut open = true;
+    let mut status = None;
+    loop {
+        if status.is_none() {
+            status = child
+                .try_wait()
+                .map_err(|e| format!("cannot be waited for: {e}"))?;
+        }
+        if let Some(status) = status.filter(|_| !(program.detached && open)) {
+            return code(status);
+        }
+        if Instant::now() >= end {
+            kill(child);
+            return Err(format!(
+                "did not end within {} s and was killed",
+                program.limit.as_secs()
+            ));
+        }
+        if open && readable(pipe, LOOK) {
+            open = take(pipe, output);
+        } else if !open {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn code(status: ExitStatus) -> Result<i32, String> {
+    status.code().ok_or_else(|| format!("ended by {status}"))
+}
+
+/// Ends the group and reaps the child; a child that SIGKILL does not end is left to slurmd.
+fn kill(child: &mut Child) {
+    let group = i32::try_from(child.id()).map(Pid::from_raw);
+    if let Ok(group) = group {
+        let _ = killpg(group, Signal::SIGKILL);
+    }
+    for _ in 0..100 {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn readable(pipe: &PipeReader, limit: Duration) -> bool {
+    let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
+    let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::ZERO);
+    matches!(poll(&mut fds, limit), Ok(n) if n > 0)
+}
+
+/// Reads once; false at the end of the pipe.
+fn take(pipe: &mut PipeReader, output: &mut Vec<u8>) -> bool {
+    let mut buffer = [0_u8; 4096];
+    match pipe.read(&mut buffer) {
+        Ok(0) | Err(_) => false,
+        Ok(n) => {
+            let room = MOST_OUTPUT.saturating_sub(output.len());
+            output.extend_from_slice(&buffer[..n.min(room)]);
+            true
+        }
+    }
+}
+
+/// What is still in the pipe of a child that has ended. A process that it left behind may hold the other end open.
+fn drain(pipe: &mut PipeReader, output: &mut Vec<u8>) {
+    while output.len() < MOST_OUTPUT && readable(pipe, Duration::ZERO) {
+        if !take(pipe, output) {
+            return;
+        }
+    }
+}

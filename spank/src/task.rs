@@ -1,0 +1,161 @@
+//! `task_init`: the forked child of a task, as the job's user, just before exec.
+//!
+//! Decided by what root left on this node, not by the flags: they are lost on some ways (`sbatch --export=NONE`). What
+//! keeps a task from running is said here, where it reaches the user's terminal, and by `_exit(1)` of the child: under
+//! `optional` Slurm ignores the return value, and a failing init or user_init would end the job COMPLETED without
+//! having run (facts: slurm-live, "Failures").
+
+use crate::arguments::{Arguments, Scope};
+use crate::handle::{Item, Level, Node, Settings, Slurm, Verdict};
+use crate::options::Asked;
+use crate::plugin::State;
+use crate::step::{self, Kind};
+use mpsd::model::JobId;
+use mpsd::model::environment::{self, Change, Task};
+use mpsd::model::record::{Record, State as Progress};
+
+/// Attaches the task to its MPS, leaves it alone, or refuses it.
+pub fn begin(
+    slurm: &mut dyn Slurm,
+    node: &dyn Node,
+    state: &State,
+    arguments: &Result<Arguments, String>,
+) -> Verdict {
+    let (Some(kind), Some(job)) = (step::kind(slurm), step::job_id(slurm)) else {
+        return Verdict::Continue;
+    };
+    match changes(slurm, node, state, arguments, kind, &job) {
+        Ok(changes) => apply(slurm, &job, &changes),
+        Err(why) => {
+            slurm.log(Level::Error, &format!("job {job}: not started: {why}"));
+            Verdict::Leave
+        }
+    }
+}
+
+fn apply(slurm: &mut dyn Slurm, job: &JobId, changes: &[Change]) -> Verdict {
+    for change in changes {
+        let done = match &change.value {
+            Some(value) => slurm.set_job_env(change.name, value),
+            // A variable that is not there is removed.
+            None => slurm.unset_job_env(change.name) || slurm.job_env(change.name).is_none(),
+        };
+        if !done {
+            slurm.log(
+                Level::Error,
+                &format!("job {job}: not started: cannot set {}", change.name),
+            );
+            return Verdict::Leave;
+        }
+    }
+    Verdict::Continue
+}
+
+fn changes(
+    slurm: &dyn Slurm,
+    node: &dyn Node,
+    state: &State,
+    arguments: &Result<Arguments, String>,
+    kind: Kind,
+    job: &JobId,
+) -> Result<Vec<Change>, String> {
+    let asked = state.given.asked();
+    let (arguments, settings) = match (arguments, &state.settings) {
+        (Ok(arguments), Some(Ok(settings))) => (arguments, settings),
+        // A plugin in trouble stops only who asked.
+        (Err(why), _) | (_, Some(Err(why))) => return unusable(&asked, why),
+        (Ok(_), None) => return Ok(Vec::new()),
+    };
+    let record = find(node, settings, kind, job)?;
+    match (record, asked) {
+        (Some(record), Asked::Off) => opted_out(slurm, settings, &record),
+        (Some(record), _) => attach(slurm, &record, kind),
+        (None, Asked::On(_) | Asked::Wrong(_)) if !(arguments.scope == Scope::Step && kind == Kind::Job) => {
+            Err(no_daemon(slurm, state))
+        }
+        (None, _) => Ok(strip(slurm, settings, Some(job))),
+    }
+}
+
+fn unusable(asked: &Asked, why: &str) -> Result<Vec<Change>, String> {
+    match asked {
+        Asked::On(_) | Asked::Wrong(_) => Err(why.to_owned()),
+        Asked::Off | Asked::Nothing => Ok(Vec::new()),
+    }
+}
+
+fn no_daemon(slurm: &dyn Slurm, state: &State) -> String {
+    state.failure.clone().unwrap_or_else(|| {
+        let node = slurm.process_env("SLURMD_NODENAME").unwrap_or_else(|| "this node".into());
+        format!("--mps was asked for, and no prologue of mpsd has run on {node}; the reason is in slurmd's log there")
+    })
+}
+
+/// The record of the job, else of the step; one that is still `starting` is waited for.
+fn find(node: &dyn Node, settings: &Settings, kind: Kind, job: &JobId) -> Result<Option<Record>, String> {
+    let of_job = node.settled_record(&settings.paths.job(job).record(), settings.deadline)?;
+    let (None, Kind::Step(number)) = (&of_job, kind) else {
+        return Ok(of_job);
+    };
+    let step = job.step(&number.to_string()).map_err(|e| e.to_string())?;
+    node.settled_record(&settings.paths.job(&step).record(), settings.deadline)
+}
+
+/// `srun --mps=off` in a job with MPS.
+fn opted_out(slurm: &dyn Slurm, settings: &Settings, record: &Record) -> Result<Vec<Change>, String> {
+    if record.exclusive {
+        return Err(format!(
+            "--mps=off: the MPS of job {} holds its GPUs in mode EXCLUSIVE_PROCESS, and no process outside it can use \
+             them; allowed: leave --mps=off out, or submit the job without --mps",
+            record.job
+        ));
+    }
+    Ok(strip(slurm, settings, None))
+}
+
+/// Removes what an MPS of another job left in the environment, or, with no job, any of ours.
+fn strip(slurm: &dyn Slurm, settings: &Settings, job: Option<&JobId>) -> Vec<Change> {
+    environment::strip_inherited(&settings.paths.jobs(), job.map(JobId::as_str), &|name| {
+        slurm.job_env(name)
+    })
+}
+
+fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind) -> Result<Vec<Change>, String> {
+    if slurm.item(Item::JobUid).is_some_and(|uid| uid != record.uid) {
+        return Err(format!(
+            "what is left of another user's job {} stands in its place on this node",
+            record.job
+        ));
+    }
+    let reason = || {
+        record
+            .reason
+            .clone()
+            .unwrap_or_else(|| "no reason is recorded".into())
+    };
+    match record.state {
+        Progress::Ready => {
+            environment::task_environment(record, &task(slurm, kind)).map_err(|e| e.to_string())
+        }
+        Progress::Refused | Progress::Failed => Err(reason()),
+        Progress::Starting => Err("its MPS was not ready in time".into()),
+    }
+}
+
+/// What Slurm says of this task. `SLURM_STEP_GPUS` holds the task's own GPUs here, by the node's numbers, also under
+/// ConstrainDevices and with GPUs bound to tasks: slurmstepd writes both variables anew for each task just before
+/// task_init (gres_common_gpu_set_env, 22.05).
+fn task(slurm: &dyn Slurm, kind: Kind) -> Task {
+    let gpus = if kind == Kind::Job {
+        "SLURM_JOB_GPUS"
+    } else {
+        "SLURM_STEP_GPUS"
+    };
+    let rank = || slurm.job_env("SLURM_LOCALID")?.trim().parse().ok();
+    Task {
+        local_rank: slurm.item(Item::TaskId).or_else(rank),
+        visible: slurm.job_env(gpus),
+        renumbered: None,
+        inherited_job: slurm.job_env(environment::JOB),
+    }
+}

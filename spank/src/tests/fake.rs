@@ -1,0 +1,262 @@
+//! A Slurm and a node that remember what was asked of them.
+
+use crate::handle::{Automatic, Context, Ended, Item, Level, Node, Program, Settings, Slurm};
+use crate::options::OPTIONS;
+use mpsd::model::record::{Record, RecordDaemon, RecordGpu, State};
+use mpsd::model::{GpuUuid, JobId, Paths};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub type Env = BTreeMap<String, String>;
+
+/// Slurm in one context.
+pub struct FakeSlurm {
+    pub context: Context,
+    pub items: Vec<(Item, u32)>,
+    pub job_env: Env,
+    pub process_env: Env,
+    pub script_env: Env,
+    pub registered: Vec<usize>,
+    pub options: Vec<(usize, Option<String>)>,
+    pub lines: RefCell<Vec<(Level, String)>>,
+}
+
+impl FakeSlurm {
+    pub fn new(context: Context) -> Self {
+        Self {
+            context,
+            items: vec![(Item::JobId, 4711), (Item::JobUid, 1000), (Item::JobGid, 100)],
+            job_env: Env::new(),
+            process_env: Env::from([
+                ("SLURMD_NODENAME".into(), "n1".into()),
+                ("PATH".into(), "/bin".into()),
+            ]),
+            script_env: Env::new(),
+            registered: Vec::new(),
+            options: Vec::new(),
+            lines: RefCell::default(),
+        }
+    }
+
+    /// A step or task of step `step`.
+    pub fn step(step: u32) -> Self {
+        let mut slurm = Self::new(Context::Remote);
+        slurm
+            .items
+            .extend([(Item::StepId, step), (Item::LocalTasks, 4), (Item::TaskId, 1)]);
+        slurm.job_env.insert("SLURM_STEP_GPUS".into(), "2".into());
+        slurm.job_env.insert("CUDA_VISIBLE_DEVICES".into(), "0".into());
+        slurm
+    }
+
+    pub fn with_option(mut self, name: &str, value: Option<&str>) -> Self {
+        self.options.push((number(name), value.map(str::to_owned)));
+        self
+    }
+
+    pub fn with_process_env(mut self, name: &str, value: &str) -> Self {
+        self.process_env.insert(name.into(), value.into());
+        self
+    }
+
+    pub fn with_job_env(mut self, name: &str, value: &str) -> Self {
+        self.job_env.insert(name.into(), value.into());
+        self
+    }
+
+    /// The lines at level error.
+    pub fn errors(&self) -> Vec<String> {
+        let lines = self.lines.borrow();
+        lines
+            .iter()
+            .filter(|(level, _)| *level == Level::Error)
+            .map(|(_, line)| line.clone())
+            .collect()
+    }
+
+    pub fn is_silent(&self) -> bool {
+        self.lines.borrow().is_empty()
+    }
+}
+
+/// The number of a flag.
+pub fn number(name: &str) -> usize {
+    OPTIONS
+        .iter()
+        .position(|spec| spec.name.to_str() == Ok(name))
+        .expect("a flag of ours")
+}
+
+impl Slurm for FakeSlurm {
+    fn context(&self) -> Context {
+        self.context
+    }
+    fn item(&self, item: Item) -> Option<u32> {
+        self.items
+            .iter()
+            .find(|(i, _)| *i == item)
+            .map(|(_, value)| *value)
+    }
+    fn job_env(&self, name: &str) -> Option<String> {
+        self.job_env.get(name).cloned()
+    }
+    fn process_env(&self, name: &str) -> Option<String> {
+        self.process_env.get(name).cloned()
+    }
+    fn all_process_env(&self) -> Vec<(String, String)> {
+        self.process_env.clone().into_iter().collect()
+    }
+    fn set_job_env(&mut self, name: &str, value: &str) -> bool {
+        self.job_env.insert(name.into(), value.into());
+        true
+    }
+    fn unset_job_env(&mut self, name: &str) -> bool {
+        self.job_env.remove(name).is_some()
+    }
+    fn set_script_env(&mut self, name: &str, value: &str) -> bool {
+        // What crashes a real Slurm must not pass here.
+        assert!(
+            matches!(self.context, Context::Local | Context::Allocator),
+            "job_control in {:?}",
+            self.context
+        );
+        self.script_env.insert(name.into(), value.into());
+        true
+    }
+    fn register(&mut self, number: usize) -> bool {
+        self.registered.push(number);
+        true
+    }
+    fn option(&self, number: usize) -> Option<Option<String>> {
+        assert_eq!(self.context, Context::JobScript, "getopt answers N/A elsewhere");
+        self.options
+            .iter()
+            .find(|(n, _)| *n == number)
+            .map(|(_, argument)| argument.clone())
+    }
+    fn log(&self, level: Level, line: &str) {
+        assert!(!line.contains('\n'), "one line: {line:?}");
+        self.lines.borrow_mut().push((level, line.to_owned()));
+    }
+}
+
+/// A node with records by path, and one answer for every program.
+pub struct FakeNode {
+    pub settings: Result<Settings, String>,
+    pub records: RefCell<BTreeMap<PathBuf, Record>>,
+    pub answer: Ended,
+    /// What `mps-prologue` leaves.
+    pub leaves: Option<Record>,
+    pub ran: RefCell<Vec<Program>>,
+    pub directories: Vec<&'static str>,
+}
+
+impl FakeNode {
+    pub fn new() -> Self {
+        let settings = Settings {
+            paths: Paths::new("/run/mpsd", "/var/lib/mpsd"),
+            deadline: Duration::from_secs(20),
+            wait_in_task: true,
+            automatic: Automatic::default(),
+        };
+        Self {
+            settings: Ok(settings),
+            records: RefCell::default(),
+            answer: ended(0, ""),
+            leaves: None,
+            ran: RefCell::default(),
+            directories: Vec::new(),
+        }
+    }
+
+    pub fn with_record(self, record: Record) -> Self {
+        self.records.borrow_mut().insert(path_of(&record), record);
+        self
+    }
+
+    pub fn answering(mut self, answer: Ended, leaves: Option<Record>) -> Self {
+        self.answer = answer;
+        self.leaves = leaves;
+        self
+    }
+
+    pub fn automatic(mut self, automatic: Automatic) -> Self {
+        if let Ok(settings) = &mut self.settings {
+            settings.automatic = automatic;
+        }
+        self
+    }
+
+    /// The words of the only program that ran.
+    pub fn words(&self) -> String {
+        let ran = self.ran.borrow();
+        assert_eq!(ran.len(), 1, "{ran:?}");
+        ran[0].arguments.join(" ")
+    }
+
+    pub fn nothing_ran(&self) -> bool {
+        self.ran.borrow().is_empty()
+    }
+}
+
+/// A program that ended with `code` and wrote `line`.
+pub fn ended(code: i32, line: &str) -> Ended {
+    Ended {
+        code: Ok(code),
+        lines: line.lines().map(str::to_owned).collect(),
+    }
+}
+
+pub fn path_of(record: &Record) -> PathBuf {
+    Paths::new("/run/mpsd", "/var/lib/mpsd").job(&record.job).record()
+}
+
+/// The record of job or step `job` of user 1000 with the node's GPUs 2 and 3.
+pub fn record(job: &str, state: State) -> Record {
+    let uuid = |n: u32| GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap();
+    let mut record = Record::closed(JobId::parse(job).unwrap(), 1000, state, "the reason".into());
+    record.gpus = [2, 3]
+        .map(|n| RecordGpu {
+            index: n,
+            uuid: uuid(n),
+        })
+        .to_vec();
+    let pipe = format!("/run/mpsd/jobs/{job}/pipe").into();
+    record.daemons = vec![RecordDaemon {
+        gpus: vec![uuid(2), uuid(3)],
+        pipe,
+        log: format!("/run/mpsd/jobs/{job}/log").into(),
+    }];
+    record
+}
+
+impl Node for FakeNode {
+    fn settings(&self, _: &Path, name: Option<&str>) -> Result<Settings, String> {
+        assert_eq!(name, Some("n1"));
+        self.settings.clone()
+    }
+    fn run(&self, program: &Program) -> Ended {
+        self.ran.borrow_mut().push(program.clone());
+        if let Some(record) = &self.leaves {
+            self.records.borrow_mut().insert(path_of(record), record.clone());
+        }
+        self.answer.clone()
+    }
+    fn has_directories(&self, _: &Path, job: &JobId) -> bool {
+        self.directories
+            .iter()
+            .any(|name| JobId::parse(name).unwrap().belongs_to(job))
+    }
+    fn record(&self, path: &Path) -> Result<Option<Record>, String> {
+        Ok(self.records.borrow().get(path).cloned())
+    }
+    fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
+        self.records.borrow_mut().insert(path.to_owned(), record.clone());
+        Ok(())
+    }
+    fn settled_record(&self, path: &Path, _: Duration) -> Result<Option<Record>, String> {
+        self.record(path)
+    }
+}

@@ -1,0 +1,7 @@
+//! The callbacks against a Slurm and a node of our own: no symbol of Slurm is reached.
+
+mod fake;
+mod jobs;
+mod steps;
+mod submission;
+mod tasks;

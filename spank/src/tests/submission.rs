@@ -1,0 +1,131 @@
+//! srun, sbatch, salloc.
+
+use super::fake::{FakeNode, FakeSlurm, number};
+use crate::handle::{Context, Verdict};
+use crate::options::COUNT;
+use crate::plugin::{self, State};
+
+const SUBMITTERS: [(Context, &str); 2] = [(Context::Local, "srun"), (Context::Allocator, "allocator")];
+
+fn submit(context: Context, line: &[&str], flags: &[(&str, Option<&str>)]) -> (Verdict, FakeSlurm) {
+    let line: Vec<String> = line.iter().map(|w| (*w).to_owned()).collect();
+    let (mut slurm, node, mut state) = (FakeSlurm::new(context), FakeNode::new(), State::default());
+    assert_eq!(
+        plugin::init(&mut slurm, &node, &mut state, &line),
+        Verdict::Continue
+    );
+    for (name, value) in flags {
+        assert_eq!(
+            plugin::option(&mut state, number(name), value.map(str::to_owned), false),
+            None
+        );
+    }
+    let verdict = plugin::init_post_opt(&mut slurm, &node, &mut state, &line);
+    assert!(node.nothing_ran());
+    (verdict, slurm)
+}
+
+#[test]
+fn the_flags_are_offered_where_options_are_read() {
+    for (context, count) in [
+        (Context::Local, COUNT),
+        (Context::Allocator, COUNT),
+        (Context::Remote, COUNT),
+        (Context::Slurmd, 0),
+        (Context::JobScript, 0),
+    ] {
+        let mut slurm = FakeSlurm::new(context);
+        plugin::init(&mut slurm, &FakeNode::new(), &mut State::default(), &[]);
+        assert_eq!(slurm.registered.len(), count, "{context:?}");
+        assert!(slurm.is_silent());
+    }
+}
+
+#[test]
+fn who_does_not_ask_notices_nothing() {
+    for (context, _) in SUBMITTERS {
+        for line in [&[][..], &["unknown=1"]] {
+            let (verdict, slurm) = submit(context, line, &[]);
+            assert_eq!(verdict, Verdict::Continue);
+            assert!(slurm.is_silent() && slurm.script_env.is_empty(), "{line:?}");
+        }
+    }
+}
+
+#[test]
+fn the_prolog_is_told_which_command_submitted() {
+    for (context, by) in SUBMITTERS {
+        let (verdict, slurm) = submit(context, &[], &[("mps", None), ("mps-threads", Some("30,70"))]);
+        assert_eq!(verdict, Verdict::Continue);
+        assert_eq!(slurm.script_env.get("MPS_SUBMIT").map(String::as_str), Some(by));
+        assert!(slurm.is_silent());
+    }
+}
+
+#[test]
+fn flags_that_contradict_each_other_stop_the_submission_under_optional_too() {
+    for (context, _) in SUBMITTERS {
+        let (verdict, slurm) = submit(context, &[], &[("mps-mem", Some("4G"))]);
+        assert_eq!(verdict, Verdict::Leave);
+        let errors = slurm.errors();
+        assert!(
+            errors.len() == 1 && errors[0].starts_with("--mps-mem=4G: "),
+            "{errors:?}"
+        );
+        assert!(slurm.script_env.is_empty());
+    }
+}
+
+#[test]
+fn who_asks_under_a_broken_line_is_told_why_not() {
+    let (verdict, slurm) = submit(Context::Local, &["config=/c", "unknown=1"], &[("mps", None)]);
+    assert_eq!(verdict, Verdict::Leave);
+    assert!(slurm.errors()[0].contains("'unknown=1'"), "{:?}", slurm.errors());
+}
+
+#[test]
+fn slurmd_says_once_that_its_line_is_broken() {
+    let mut slurm = FakeSlurm::new(Context::Slurmd);
+    let verdict = plugin::init(
+        &mut slurm,
+        &FakeNode::new(),
+        &mut State::default(),
+        &["unknown=1".to_owned()],
+    );
+    assert_eq!(verdict, Verdict::Continue);
+    assert_eq!(slurm.errors().len(), 1);
+}
+
+#[test]
+fn a_wrong_value_is_refused_by_the_options_callback() {
+    let refused = plugin::option(
+        &mut State::default(),
+        number("mps-threads"),
+        Some("NaN".into()),
+        false,
+    );
+    assert!(refused.unwrap().starts_with("--mps-threads=NaN: "));
+    // On a node it is too late for that: the prolog and the task say it.
+    assert_eq!(
+        plugin::option(
+            &mut State::default(),
+            number("mps-threads"),
+            Some("NaN".into()),
+            true
+        ),
+        None
+    );
+}
+
+#[test]
+fn a_second_load_begins_anew() {
+    let mut state = State::default();
+    plugin::option(&mut state, number("mps"), None, false);
+    plugin::init(
+        &mut FakeSlurm::new(Context::Local),
+        &FakeNode::new(),
+        &mut state,
+        &[],
+    );
+    assert_eq!(state.given, crate::options::Given::default());
+}

@@ -1,0 +1,193 @@
+//! task_init.
+
+use super::fake::{FakeNode, FakeSlurm, number, record};
+use crate::handle::Verdict;
+use crate::plugin::{self, State};
+use mpsd::model::record::{Record, State as Progress};
+
+const BATCH: u32 = 0xffff_fffb;
+
+type Flags = &'static [(&'static str, Option<&'static str>)];
+
+/// init_post_opt as slurmstepd, then task_init as its child.
+fn task(slurm: &mut FakeSlurm, node: &FakeNode, line: &str, flags: Flags) -> Verdict {
+    let line: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    let mut state = State::default();
+    plugin::init(slurm, node, &mut state, &line);
+    for (name, value) in flags {
+        plugin::option(&mut state, number(name), value.map(str::to_owned), true);
+    }
+    plugin::init_post_opt(slurm, node, &mut state, &line);
+    plugin::task_init(slurm, node, &mut state, &line)
+}
+
+const ON: Flags = &[("mps", None)];
+const OFF: Flags = &[("mps", Some("off"))];
+
+fn refused(slurm: &mut FakeSlurm, node: &FakeNode, line: &str, flags: Flags) -> String {
+    let before = slurm.job_env.clone();
+    assert_eq!(task(slurm, node, line, flags), Verdict::Leave);
+    assert_eq!(slurm.job_env, before);
+    let errors = slurm.errors();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    errors[0].clone()
+}
+
+#[test]
+fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
+    for flags in [ON, &[]] {
+        let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        let mut slurm = FakeSlurm::step(0);
+        assert_eq!(task(&mut slurm, &node, "", flags), Verdict::Continue);
+        assert_eq!(
+            slurm.job_env["CUDA_MPS_PIPE_DIRECTORY"],
+            "/run/mpsd/jobs/4711/pipe"
+        );
+        // By the node's number 2, not by the 0 that a constrained step counts from.
+        assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002");
+        assert_eq!(slurm.job_env["MPSD_JOB"], "4711");
+        assert!(slurm.is_silent());
+    }
+}
+
+#[test]
+fn the_batch_script_has_the_jobs_gpus() {
+    let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    let mut slurm = FakeSlurm::step(BATCH)
+        .with_job_env("SLURM_JOB_GPUS", "2,3")
+        .with_job_env("SLURM_STEP_GPUS", "7");
+    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002,GPU-00000003");
+}
+
+#[test]
+fn a_step_with_its_own_daemon_uses_that() {
+    let node = FakeNode::new().with_record(record("4711.3", Progress::Ready));
+    let mut slurm = FakeSlurm::step(3);
+    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+    assert_eq!(slurm.job_env["MPSD_JOB"], "4711.3");
+    // Its neighbour does not.
+    let mut other = FakeSlurm::step(4);
+    assert_eq!(task(&mut other, &node, "", &[]), Verdict::Continue);
+    assert!(!other.job_env.contains_key("MPSD_JOB"));
+}
+
+#[test]
+fn refused_and_failed_are_told_to_the_user() {
+    for state in [Progress::Refused, Progress::Failed] {
+        let node = FakeNode::new().with_record(record("4711", state));
+        let line = refused(&mut FakeSlurm::step(0), &node, "", &[]);
+        assert_eq!(line, "job 4711: not started: the reason");
+    }
+    let node = FakeNode::new().with_record(record("4711", Progress::Starting));
+    assert!(refused(&mut FakeSlurm::step(0), &node, "", &[]).ends_with("not ready in time"));
+}
+
+#[test]
+fn who_asked_and_has_no_record_does_not_run_without_mps() {
+    let cases: [(u32, &str, Flags, &str); 4] = [
+        (BATCH, "", ON, "slurmd's log"),
+        (0, "scope=job", ON, "whole jobs only"),
+        (0, "", &[("mps", Some("evil"))], "--mps=evil"),
+        (0, "unknown=1", ON, "'unknown=1'"),
+    ];
+    for (step, line, flags, reason) in cases {
+        let told = refused(&mut FakeSlurm::step(step), &FakeNode::new(), line, flags);
+        assert!(told.contains(reason), "{told}");
+    }
+    let mut node = FakeNode::new();
+    node.settings = Err("/etc/mpsd/mpsd.toml: no such file".into());
+    assert!(refused(&mut FakeSlurm::step(0), &node, "", ON).contains("no such file"));
+}
+
+#[test]
+fn a_plugin_in_trouble_stops_nobody_who_did_not_ask() {
+    let mut broken = FakeNode::new();
+    broken.settings = Err("no such file".into());
+    for (node, line) in [
+        (FakeNode::new(), ""),
+        (broken, ""),
+        (FakeNode::new(), "unknown=1"),
+    ] {
+        for flags in [&[], OFF] {
+            let mut slurm = FakeSlurm::step(0);
+            let before = slurm.job_env.clone();
+            assert_eq!(task(&mut slurm, &node, line, flags), Verdict::Continue);
+            assert_eq!(slurm.job_env, before);
+            assert!(slurm.is_silent());
+        }
+    }
+}
+
+#[test]
+fn under_scope_step_the_batch_script_runs_without() {
+    assert_eq!(
+        task(&mut FakeSlurm::step(BATCH), &FakeNode::new(), "scope=step", ON),
+        Verdict::Continue
+    );
+}
+
+#[test]
+fn off_opts_a_step_out_unless_the_gpus_are_exclusive() {
+    let inside = || {
+        FakeSlurm::step(0)
+            .with_job_env("MPSD_JOB", "4711")
+            .with_job_env("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/4711/pipe")
+    };
+    let shared = FakeNode::new().with_record(record("4711", Progress::Ready));
+    let mut slurm = inside();
+    assert_eq!(task(&mut slurm, &shared, "", OFF), Verdict::Continue);
+    assert!(
+        !slurm.job_env.contains_key("MPSD_JOB") && !slurm.job_env.contains_key("CUDA_MPS_PIPE_DIRECTORY")
+    );
+    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "0");
+    let exclusive = Record {
+        exclusive: true,
+        ..record("4711", Progress::Ready)
+    };
+    let told = refused(&mut inside(), &FakeNode::new().with_record(exclusive), "", OFF);
+    assert!(
+        told.contains("--mps=off") && told.contains("EXCLUSIVE_PROCESS"),
+        "{told}"
+    );
+}
+
+#[test]
+fn variables_of_another_job_do_not_survive_a_submission() {
+    let inherited = |slurm: FakeSlurm| {
+        slurm
+            .with_job_env("MPSD_JOB", "4000")
+            .with_job_env("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/4000/pipe")
+            .with_job_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "30")
+    };
+    let mut without = inherited(FakeSlurm::step(0));
+    assert_eq!(task(&mut without, &FakeNode::new(), "", &[]), Verdict::Continue);
+    assert_eq!(
+        without.job_env.keys().collect::<Vec<_>>(),
+        ["CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS"]
+    );
+    let mut with = inherited(FakeSlurm::step(0));
+    task(
+        &mut with,
+        &FakeNode::new().with_record(record("4711", Progress::Ready)),
+        "",
+        &[],
+    );
+    assert_eq!(with.job_env["MPSD_JOB"], "4711");
+    assert!(!with.job_env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
+}
+
+#[test]
+fn another_users_record_is_not_used() {
+    let foreign = Record {
+        uid: 1001,
+        ..record("4711", Progress::Ready)
+    };
+    let told = refused(
+        &mut FakeSlurm::step(0),
+        &FakeNode::new().with_record(foreign),
+        "",
+        &[],
+    );
+    assert!(told.contains("another user"), "{told}");
+}
