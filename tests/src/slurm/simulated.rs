@@ -34,7 +34,8 @@ pub struct Record {
     /// The user that it ran as; absent from the record of a failure.
     #[serde(default)]
     pub uid: Option<u32>,
-    /// The node it ran on.
+    /// The node it ran on; `mps-probe` does not know it.
+    #[serde(default)]
     pub node: String,
     /// Its rank on that node.
     #[serde(default)]
@@ -59,6 +60,9 @@ pub struct Record {
     /// The GPUs it could see.
     #[serde(default)]
     pub uuids: Vec<String>,
+    /// What it got of each.
+    #[serde(default)]
+    pub gpus: Vec<RecordGpu>,
     /// Multiprocessors it was given.
     #[serde(default)]
     pub sms: Option<u64>,
@@ -68,6 +72,18 @@ pub struct Record {
     /// Why it got nothing.
     #[serde(default)]
     pub error: Option<String>,
+}
+
+/// A GPU in a client's record.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct RecordGpu {
+    /// Its UUID.
+    pub uuid: String,
+    /// Multiprocessors that the client may use.
+    pub sms: u64,
+    /// MiB that it could allocate, where it tried (`--alloc`).
+    #[serde(default)]
+    pub allocatable_mib: Option<u64>,
 }
 
 impl Record {

@@ -1,0 +1,128 @@
+//! README's first command, after the build: one MPS job on a throw-away Slurm, and what an onlooker saw of it.
+//!
+//! Every figure comes from the clients' own records, from `/proc`, from the state of the (simulated) GPUs or from the file
+//! system; nothing is taken from what our programs say of themselves.
+
+mod account;
+mod onlooker;
+mod site;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use nix::sys::signal::{SigSet, Signal};
+use tests::slurm::{Bed, Record, User};
+
+use account::Account;
+use onlooker::Onlooker;
+use site::Site;
+
+/// Longest that the job may take.
+const JOB: Duration = Duration::from_secs(90);
+/// Longest that the nodes may take to be as before.
+const AFTER: Duration = Duration::from_secs(40);
+
+fn main() -> ExitCode {
+    // Before any thread starts, so that every thread has the mask and one of them alone hears Ctrl-C.
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        signals.add(signal);
+    }
+    if let Err(error) = signals.thread_block() {
+        eprintln!("demo: cannot block signals: {error}");
+        return ExitCode::FAILURE;
+    }
+    match run(signals) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(signals: SigSet) -> Result<bool> {
+    let started = Instant::now();
+    let mut site = Site::find()?;
+    println!("{}\n", site.headline());
+    let mut bed = Bed::create(site.options())?;
+    step("installing plugin and programs into the throw-away cluster");
+    site.install(&mut bed)?;
+    let bed = Arc::new(bed);
+    clean_up_on(signals, Arc::clone(&bed));
+    step("starting munge, slurmctld and the nodes");
+    let up = Instant::now();
+    if let Err(error) = bed.start() {
+        bail!("{error:#}\n{}", bed.log("slurmctld"));
+    }
+    step(&format!(
+        "Slurm is up after {:.1} s; submitting",
+        up.elapsed().as_secs_f64()
+    ));
+    let user = User::pair()?[0].clone();
+    let arguments = site.arguments();
+    println!(
+        "\n  {}$ srun {} {}\n",
+        user.name,
+        arguments.join(" "),
+        site.client_name()
+    );
+    let command = site.command();
+    let onlooker = Onlooker::start(Arc::clone(&bed), site.doubles());
+    let shell = ["/bin/sh", "-c", command.as_str()];
+    let done = bed.srun(&user, &[arguments.as_slice(), &shell].concat(), JOB)?;
+    let mut account = Account::default();
+    account.check(done.status.success(), "the job ends with exit code 0", || {
+        format!("{}\n{}", done.status, done.stderr)
+    });
+    let quiet = bed.wait_idle(AFTER).and_then(|()| bed.wait_clean(AFTER));
+    let seen = onlooker.end();
+    account.nodes(&site, &seen, &Record::all(&done.stdout)?, &user);
+    account.check(
+        quiet.is_ok(),
+        "afterwards: no process, no directory, no shared memory, no mount",
+        || format!("{quiet:?}"),
+    );
+    for node in bed.nodes() {
+        let state = bed.node_state(&node)?;
+        account.check(
+            state.state == "IDLE",
+            &format!("{node} takes the next job"),
+            || format!("{state:?}"),
+        );
+    }
+    if !account.is_clean() {
+        site.show_logs(&bed);
+    }
+    let forced = bed.end()?;
+    account.check(
+        forced.is_empty(),
+        "the throw-away Slurm ended by itself and is removed",
+        || forced.join("; "),
+    );
+    account.print(started.elapsed());
+    Ok(account.is_clean())
+}
+
+fn step(what: &str) {
+    println!("· {what}");
+}
+
+/// Ends the bed when a signal comes, then this process: nothing of it outlives Ctrl-C.
+fn clean_up_on(signals: SigSet, bed: Arc<Bed>) {
+    std::thread::spawn(move || {
+        let Ok(signal) = signals.wait() else { return };
+        eprintln!("\ndemo: {signal}: cleaning up");
+        if let Err(error) = bed.end() {
+            eprintln!("demo: {error:#}");
+        }
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the main thread waits for a command of the bed that is gone"
+        )]
+        std::process::exit(128 + signal as i32);
+    });
+}
