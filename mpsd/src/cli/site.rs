@@ -1,0 +1,149 @@
+//! `mpsctl config show` and `mpsctl advertise`: what the site decided, and what a scheduler is to be told of it.
+
+use super::common::{CONFIG, SchedulerName};
+use crate::config::{Config, Settings};
+use crate::model::{Failure, Fault, Inventory};
+use crate::node::worker::NvmlWorker;
+use crate::policy::advertise::{Offer, advertise};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// NVML's start takes 12 ms (facts: mps-control, "Times"); an administrator waits longer than a prologue may.
+const NVML_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The verbs of `mpsctl config`.
+#[derive(Debug, clap::Subcommand)]
+pub enum ConfigVerb {
+    /// Check the file, and print every key with its value in force on a node and the line it comes from
+    Show(Show),
+}
+
+/// `mpsctl config show`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Show {
+    /// The configuration
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    pub config: PathBuf,
+    /// The node's name in the scheduler; this host if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// A GPU product of the node, as 'nvidia-smi -L' prints it; may be given several times
+    #[arg(long = "product", value_name = "PRODUCT")]
+    pub products: Vec<String>,
+}
+
+impl Show {
+    /// The text to print; `host` is this host's name.
+    ///
+    /// # Errors
+    /// The file cannot be used, or the name is none.
+    pub fn run(&self, host: &str) -> Result<String, Failure> {
+        let config = Config::load(&self.config).map_err(Fault::from)?;
+        let node = self.node.as_deref().unwrap_or(host);
+        let products: Vec<&str> = self.products.iter().map(String::as_str).collect();
+        let settings = config.for_node(node, &products).map_err(Fault::from)?;
+        Ok(format!("# node '{node}'\n{}", settings.explain(&self.config)))
+    }
+}
+
+/// `mpsctl advertise`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Advertise {
+    /// Whose configuration to print lines for
+    pub scheduler: SchedulerName,
+    /// The configuration
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    pub config: PathBuf,
+    /// This node's name in the scheduler; the host's if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+}
+
+impl Advertise {
+    /// The text to print for this node; `worker` is the program `mpsd`, which asks NVML.
+    ///
+    /// # Errors
+    /// The file cannot be used, NVML does not answer, or nothing is to be offered.
+    pub fn run(&self, host: &str, worker: &Path) -> Result<String, Failure> {
+        let config = Config::load(&self.config).map_err(Fault::from)?;
+        let node = self.node.as_deref().unwrap_or(host);
+        let settings = config.for_node(node, &[]).map_err(Fault::from)?;
+        let inventory = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?.inventory()?;
+        let replicas = replicas(&config, node, &inventory)?;
+        let offers: Vec<Offer<'_>> = inventory
+            .gpus
+            .iter()
+            .zip(replicas)
+            .map(|(gpu, replicas)| Offer { gpu, replicas })
+            .collect();
+        Ok(advertise(self.scheduler.into(), node, &offers)?)
+    }
+}
+
+/// `replicas` of each GPU: that of its own product, whatever else is on the node.
+fn replicas(config: &Config, node: &str, inventory: &Inventory) -> Result<Vec<Option<u32>>, Failure> {
+    let of = |product: &str| {
+        config
+            .for_node(node, &[product])
+            .map(|settings: Settings| settings.replicas)
+    };
+    let all: Result<Vec<_>, _> = inventory.gpus.iter().map(|gpu| of(&gpu.name)).collect();
+    Ok(all.map_err(Fault::from)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ComputeMode, Gpu, GpuUuid};
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn show_names_node_value_and_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("mpsd.toml");
+        let text =
+            "[[node]]\nhosts = \"n[1-9]\"\nmax_clients = 60\n[[node]]\nproduct = \"X\"\nmax_clients = 16\n";
+        std::fs::write(&config, text).unwrap();
+        std::fs::set_permissions(&config, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let show = |node: Option<&str>, products: &[&str]| {
+            let products = products.iter().map(|product| (*product).to_owned()).collect();
+            Show {
+                config: config.clone(),
+                node: node.map(str::to_owned),
+                products,
+            }
+            .run("n3.domain")
+            .unwrap()
+        };
+        let here = show(None, &[]);
+        assert!(
+            here.starts_with("# node 'n3.domain'\nrun_dir = \"/run/mpsd\""),
+            "{here}"
+        );
+        assert!(
+            here.contains("\nmax_clients = 60 ") && here.contains("mpsd.toml:3\n"),
+            "{here}"
+        );
+        assert!(show(Some("n4"), &["X"]).contains("\nmax_clients = 16 "));
+        assert!(show(Some("other"), &[]).contains("\nmax_clients = 48 "));
+    }
+
+    #[test]
+    fn each_gpu_has_its_own_products_replicas() {
+        let config = Config::parse("replicas = 2\n[[node]]\nproduct = \"B\"\nreplicas = 7").unwrap();
+        let gpu = |index: u32, name: &str| Gpu {
+            index,
+            uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),
+            name: name.to_owned(),
+            memory_mib: 1024,
+            mode: ComputeMode::Default,
+            mig: false,
+            capability: (9, 0),
+            minor: None,
+        };
+        let inventory = Inventory {
+            gpus: vec![gpu(0, "A"), gpu(1, "B")],
+        };
+        assert_eq!(replicas(&config, "n", &inventory).unwrap(), [Some(2), Some(7)]);
+    }
+}
