@@ -1,6 +1,7 @@
 //! `mpsctl`, and what the programs share.
 
 pub mod common;
+pub mod site;
 
 use std::io::Write;
 

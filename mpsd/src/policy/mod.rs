@@ -1,5 +1,6 @@
 //! Request + settings + inventory → plan, or the reason why not. Pure: no I/O, no clock.
 
+pub mod advertise;
 pub mod gpus;
 pub mod share;
 
