@@ -1,4 +1,6 @@
 //! What the test programs share.
 
 pub mod double;
+pub mod mom;
 pub mod slurm;
+pub mod stage;

@@ -1,1 +1,3 @@
-//! The suite.
+//! The suite: the real programs against the simulated node, and the rules of the house.
+
+mod whole;
