@@ -79,7 +79,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes the cgroup of a job, or takes the one that stands there, below [`UNIT`] or [`PLAIN`]. None where this
+    /// Makes the cgroup of a job, or takes the one that stands there, below `mpsd.service` or `mpsd`. None where this
     /// node has no hierarchy that we may write.
     pub fn create(job: &str) -> Result<Option<Self>, CgroupError> {
         let mut refused = None;

@@ -94,6 +94,14 @@ impl Child {
     }
 }
 
+#[cfg(test)]
+impl Child {
+    /// As on a kernel without pidfds.
+    pub(super) fn without_pidfd(&mut self) {
+        self.pidfd = None;
+    }
+}
+
 impl Drop for Child {
     fn drop(&mut self) {
         self.try_wait();

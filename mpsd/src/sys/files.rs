@@ -304,6 +304,9 @@ impl Dir {
             if named.is_some_and(|s| (s.st_dev, s.st_ino) == (held.st_dev, held.st_ino)) {
                 return Ok(locked);
             }
+            if deadline.expired() {
+                return Err(LockError::Deadline { path });
+            }
         }
     }
 

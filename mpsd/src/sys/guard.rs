@@ -7,7 +7,7 @@
 use super::deadline::Deadline;
 use super::process::{Process, State, poll_readable};
 use super::raw::{self, Exit};
-use super::signals::{Forward, Signals};
+use super::signals::{Signals, default_action};
 use super::spawn::Child;
 use super::stdio;
 use nix::errno::Errno;
@@ -78,6 +78,8 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Guarded {
         Ok(signals) => signals,
         Err(errno) => return Guarded::NotStarted(errno),
     };
+    // Inherited as ignored, it would lose every child's end, ours and the worker's.
+    let _ = default_action(&[Signal::SIGCHLD]);
     let parent = nix::unistd::getpid();
     let mut child = match raw::fork() {
         Err(errno) => return Guarded::NotStarted(errno),
@@ -131,7 +133,7 @@ fn watch(child: &mut Child, signals: &Signals, deadline: Deadline) -> Option<Exi
         let _ = poll(&mut watched, turn.poll_timeout());
         drop(watched);
         while let Ok(Some(received)) = signals.read() {
-            if let Forward::Named(signal) = received.forward() {
+            if let Some(signal) = received.signal() {
                 child.signal(signal);
             }
         }

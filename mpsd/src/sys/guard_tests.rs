@@ -94,6 +94,20 @@ fn guard_in_child(worker: impl FnOnce() -> u8) -> (Child, i32) {
 }
 
 #[test]
+fn children_are_counted_though_the_caller_ignored_them() {
+    let _alone = alone();
+    // In a child, since the action is the whole program's.
+    let pid = match raw::fork().unwrap() {
+        None => {
+            let _ = crate::sys::signals::ignore(&[Signal::SIGCHLD]);
+            raw::exit_now(guarded(soon(), || 1).code())
+        }
+        Some(pid) => pid,
+    };
+    assert_eq!(Child::adopt(pid).wait(soon()), Some(Exit::Code(1)));
+}
+
+#[test]
 fn sigterm_reaches_the_worker_who_decides() {
     let _alone = alone();
     // Blocked before the guard, hence still blocked in the worker, which reads it.
@@ -164,6 +178,12 @@ fn an_isolated_call_may_crash_panic_exit_or_hang() {
         panic!("call")
     };
     assert_eq!(isolate(soon(), panic), Err(Isolated::Exited(FAULT)));
+    assert_eq!(
+        Isolated::Deadline { hangs: false, pid: 1 }.to_string(),
+        "no answer in time"
+    );
+    let hangs = Isolated::Deadline { hangs: true, pid: 1 }.to_string();
+    assert_eq!(hangs, "no answer in time, and its process survives SIGKILL");
     let began = Instant::now();
     for signal in [None, Some(Signal::SIGSTOP)] {
         let hang = move || {

@@ -1,5 +1,5 @@
 //! The kernel as this suite uses it: processes, files, privileges, cgroups, signals, time. The only `unsafe` of
-//! this crate lives in [`raw`], behind functions safe to call. Our programs have one thread, which is what makes
+//! this crate lives in `raw` (and [`descriptors`]), behind functions safe to call. Our programs have one thread, which is what makes
 //! forking safe (see [`guard`]).
 //!
 //! Every wait takes a [`deadline::Deadline`]; everything that a user can touch is reached by descriptor, never

@@ -101,3 +101,30 @@ fn ids_travel_as_json() {
     assert_eq!(ProcessId::of(-1).unwrap(), None);
     assert_eq!(ProcessId::of(0).unwrap(), None);
 }
+
+/// As on kernels before 5.3, RHEL 8's for one.
+#[test]
+fn without_pidfds_the_answers_are_the_same() {
+    let _alone = alone();
+    let mut child = sleeper();
+    let mut process = child.id().open().unwrap().unwrap();
+    process.pidfd = None;
+    assert!(!process.wait_gone(Deadline::after_ms(20)).unwrap());
+    assert!(process.signal(Signal::SIGKILL).unwrap());
+    assert!(process.wait_gone(Deadline::after_ms(5000)).unwrap());
+    child.without_pidfd();
+    assert_eq!(
+        child.wait(Deadline::after_ms(5000)),
+        Some(crate::sys::Exit::Signal(9))
+    );
+    assert!(!process.signal(Signal::SIGKILL).unwrap());
+    assert!(process.wait_gone(Deadline::after_ms(0)).unwrap());
+    let mut child = sleeper();
+    child.without_pidfd();
+    assert_eq!(child.wait(Deadline::after_ms(20)), None);
+    assert_eq!(
+        child.kill(Deadline::after_ms(5000)),
+        Some(crate::sys::Exit::Signal(9))
+    );
+    assert!(!child.signal(Signal::SIGTERM));
+}

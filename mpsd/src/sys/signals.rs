@@ -23,24 +23,10 @@ pub struct Received {
     pub uid: u32,
 }
 
-/// What to send on for a signal received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Forward {
-    /// This one.
-    Named(Signal),
-    /// None: it has no name.
-    Nothing,
-}
-
 impl Received {
     /// The signal, unless it is a real-time one.
     pub fn signal(self) -> Option<Signal> {
         Signal::try_from(self.number).ok()
-    }
-
-    /// The same as something to pass on.
-    pub fn forward(self) -> Forward {
-        self.signal().map_or(Forward::Nothing, Forward::Named)
     }
 }
 
@@ -144,7 +130,7 @@ mod tests {
             pid: 1,
             uid: 0,
         };
-        assert_eq!(nameless.forward(), Forward::Nothing);
+        assert_eq!(nameless.signal(), None);
     }
 
     #[test]

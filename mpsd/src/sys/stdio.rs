@@ -34,8 +34,15 @@ pub fn close_inherited() {
 /// # Errors
 /// The kernel's, when `/dev/null` does not open.
 pub fn all_to_null() -> Result<(), Errno> {
-    let null = raw::duplicate_above(open("/dev/null", OFlag::O_RDWR, Mode::empty())?.into_raw_fd(), 3)?;
-    (0..3).try_for_each(|fd| raw::duplicate_to(null, fd))
+    let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
+    let high = raw::duplicate_above(null.as_raw_fd(), 3)?;
+    // Where one of the three was closed, it has that number: about to be replaced, not to be closed.
+    if null.as_raw_fd() < 3 {
+        let _ = null.into_raw_fd();
+    }
+    let done = (0..3).try_for_each(|fd| raw::duplicate_to(high, fd));
+    nix::unistd::close(high)?;
+    done
 }
 
 #[cfg(test)]
@@ -84,7 +91,13 @@ mod tests {
     #[test]
     fn all_three_go_to_null() {
         let _alone = alone();
-        in_child(|| all_to_null().is_ok() && (0..3).all(is_null));
-        in_child(|| nix::unistd::close(0).is_ok() && all_to_null().is_ok() && (0..3).all(is_null));
+        // And nothing else is left open by it.
+        let clean = || {
+            raw::close_all_except(&[]);
+            let good = all_to_null().is_ok() && (0..3).all(is_null);
+            good && !(3..64).any(raw::is_open)
+        };
+        in_child(clean);
+        in_child(|| nix::unistd::close(0).is_ok() && nix::unistd::close(2).is_ok() && clean());
     }
 }
