@@ -3,6 +3,7 @@
 //!
 //! `cargo test -p tests --test slurm [WORD…]` runs the cells whose `group::name` holds one of the words.
 
+mod matrix;
 mod mps;
 mod plain;
 mod runner;
@@ -10,5 +11,11 @@ mod runner;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runner::run(&[plain::GROUP, mps::OPTIONAL, mps::REQUIRED])
+    runner::run(&[
+        plain::GROUP,
+        mps::OPTIONAL,
+        mps::REQUIRED,
+        matrix::OPTIONAL,
+        matrix::REQUIRED,
+    ])
 }

@@ -30,15 +30,12 @@ pub const REQUIRED: Group = Group {
 const CELLS: &[Cell] = &[
     ("a_plain_job_is_untouched", a_plain_job_is_untouched),
     ("srun_on_two_nodes", srun_on_two_nodes),
-    ("srun_per_gpu", srun_per_gpu),
     ("limits_by_local_rank", limits_by_local_rank),
     ("sbatch_with_inner_srun", sbatch_with_inner_srun),
-    ("salloc_shares_one_daemon", salloc_shares_one_daemon),
     (
         "bad_values_are_refused_at_submission",
         bad_values_are_refused_at_submission,
     ),
-    ("array_of_ten", array_of_ten),
 ];
 
 fn optional() -> Options {
@@ -187,26 +184,6 @@ fn srun_on_two_nodes(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-fn srun_per_gpu(cell: &Context) -> Result<()> {
-    let arguments = ["--mps=per-gpu", "-N2", "--ntasks-per-node=4", "--gres=gpu:2"];
-    let records = clients(cell, &arguments, "--hold 0.2")?;
-    ensure!(records.len() == 8, "eight clients expected: {records:?}");
-    check_daemons(&records, cell.user.uid, 2)?;
-    // Each daemon has one GPU, and a task sees that one only.
-    let mut gpus: BTreeMap<i32, BTreeSet<&str>> = BTreeMap::new();
-    for record in &records {
-        ensure!(record.uuids.len() == 1, "one GPU each: {record:?}");
-        let daemon = record.daemon_pid.context("no daemon")?;
-        gpus.entry(daemon).or_default().insert(&record.uuids[0]);
-    }
-    let different: BTreeSet<_> = gpus.values().flatten().collect();
-    ensure!(
-        gpus.values().all(|seen| seen.len() == 1) && different.len() == 4,
-        "daemons and GPUs: {gpus:?}"
-    );
-    Ok(())
-}
-
 fn limits_by_local_rank(cell: &Context) -> Result<()> {
     let arguments = ["--mps", "--mps-threads=25:75", "-N1", "-n2", "--gres=gpu:1"];
     let mut records = clients(cell, &arguments, "--hold 0.2")?;
@@ -239,25 +216,6 @@ fn sbatch_with_inner_srun(cell: &Context) -> Result<()> {
         ensure!(record.memory_limit_mib == Some(2048), "2 GiB: {record:?}");
     }
     Ok(())
-}
-
-fn salloc_shares_one_daemon(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 0.1");
-    let shell = format!("srun /bin/sh -c '{line}'; srun -n2 /bin/sh -c '{line}'");
-    let arguments = [
-        "salloc",
-        "--mps",
-        "-N1",
-        "-n2",
-        "--gres=gpu:1",
-        "/bin/sh",
-        "-c",
-        &shell,
-    ];
-    let done = cell.bed.spawn(&cell.user, &arguments)?.wait(LIMIT)?.success()?;
-    let records = records(&done.stdout, &done.stderr)?;
-    ensure!(records.len() == 4, "two steps of two clients: {records:?}");
-    check_daemons(&records, cell.user.uid, 1)
 }
 
 fn bad_values_are_refused_at_submission(cell: &Context) -> Result<()> {
@@ -299,32 +257,5 @@ fn bad_values_are_refused_at_submission(cell: &Context) -> Result<()> {
     }
     let queue = cell.bed.root(&["squeue", "-h"])?.success()?.stdout;
     ensure!(queue.is_empty(), "a refused job is queued: {queue}");
-    Ok(())
-}
-
-fn array_of_ten(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 0.2");
-    let arguments = [
-        "--array=1-10",
-        "--gres=gpu:1",
-        "--mps",
-        "--mps-threads=10",
-        "--output=array-%A.out",
-        "--open-mode=append",
-    ];
-    let job = cell.bed.sbatch(&cell.user, &arguments, &format!("({line})"))?;
-    cell.bed.wait_idle(LIMIT)?;
-    let said = std::fs::read_to_string(cell.bed.home(&cell.user).join(format!("array-{job}.out")))?;
-    let records = records(&said, "")?;
-    ensure!(records.len() == 10, "ten clients expected: {said}");
-    let daemons: BTreeSet<_> = records.iter().filter_map(|record| record.daemon_pid).collect();
-    ensure!(
-        daemons.len() == 10,
-        "each element has its own daemon: {records:?}"
-    );
-    ensure!(
-        records.iter().all(|record| record.sms == Some(12)),
-        "10 % of 132: {records:?}"
-    );
     Ok(())
 }
