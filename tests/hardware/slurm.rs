@@ -31,6 +31,7 @@ pub fn run(
 ) -> Result<()> {
     let before = Look::take(&place.run)?;
     let slurm = Debs::install(debs)?;
+    let slice = Slice::make();
     section.fact("files_brought", slurm.count() as i64);
     let bed = with_plugin(place, minor)?;
     start(section, &bed)?;
@@ -52,6 +53,7 @@ pub fn run(
     section.check("Slurm ended by itself", forced.is_empty(), format!("{forced:?}"));
     drop(bed);
     drop(slurm);
+    drop(slice);
     look::compare(
         section,
         &before,
@@ -64,6 +66,7 @@ pub fn run(
 /// Whether Slurm comes up here at all and gives a job its GPU: no plugin, no MPS.
 pub fn alone(section: &mut Section, place: &Place, minor: u32, debs: &Path) -> Result<()> {
     let slurm = Debs::install(debs)?;
+    let _slice = Slice::make();
     section.fact("files_brought", slurm.count() as i64);
     let bed = Bed::create(options(minor))?;
     start(section, &bed)?;
@@ -99,8 +102,47 @@ fn options(minor: u32) -> Options {
         nodes: 1,
         cpus: CLIENTS as u32,
         gpus: Gpus::Real(vec![minor]),
+        cgroup_lines: match unified() {
+            // Without systemd, Slurm's plugin for the unified hierarchy makes its own groups, in `system.slice`.
+            true => vec!["CgroupPlugin=cgroup/v2".into(), "IgnoreSystemd=yes".into()],
+            false => Options::default().cgroup_lines,
+        },
         ..Options::default()
     }
+}
+
+/// Whether `/sys/fs/cgroup` is the unified hierarchy.
+fn unified() -> bool {
+    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+}
+
+/// `system.slice`, where Slurm's groups go and systemd has made none; removed again if it is ours.
+struct Slice(bool);
+
+const SLICE: &str = "/sys/fs/cgroup/system.slice";
+
+impl Slice {
+    fn make() -> Self {
+        Self(unified() && std::fs::create_dir(SLICE).is_ok())
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        if self.0 {
+            remove_groups(Path::new(SLICE));
+        }
+    }
+}
+
+/// Slurm leaves its own empty groups behind when it ends.
+fn remove_groups(at: &Path) {
+    for entry in std::fs::read_dir(at).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_groups(&entry.path());
+        }
+    }
+    let _ = std::fs::remove_dir(at);
 }
 
 fn with_plugin(place: &Place, minor: u32) -> Result<Bed> {
