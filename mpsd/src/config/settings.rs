@@ -138,6 +138,11 @@ pub struct Origin {
 }
 
 impl Settings {
+    /// What is in force without any file, for a teardown that must go on when the file is gone.
+    pub fn usual(node: &str) -> Self {
+        merge("", Vec::new(), node)
+    }
+
     /// The value of every key in force on the node, one a line, with the line of the file it comes from.
     pub fn explain(&self, file: &std::path::Path) -> String {
         let line = |origin: &Origin| {

@@ -76,8 +76,28 @@ impl Host for ThisHost {
     }
 
     fn run(&self, program: &Path, arguments: &[&str], deadline: Duration) -> Result<Answer, String> {
+        run_with(program, arguments, &[], deadline)
+    }
+
+    fn name(&self) -> String {
+        nix::unistd::gethostname()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default()
+    }
+}
+
+/// As [`Host::run`] of this machine, with `environment` besides `PATH` and `LC_ALL`.
+///
+/// # Errors
+/// What kept it from running or ending.
+pub fn run_with(
+    program: &Path,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    deadline: Duration,
+) -> Result<Answer, String> {
         let mut child =
-            start(program, arguments).map_err(|e| format!("cannot start '{}': {e}", program.display()))?;
+            start(program, arguments, environment).map_err(|e| format!("cannot start '{}': {e}", program.display()))?;
         let end = Instant::now() + deadline;
         let text = collect(&mut child, end);
         let ended = if text.is_ok() { reap(&mut child, end) } else { None };
@@ -97,19 +117,13 @@ impl Host for ThisHost {
         }
     }
 
-    fn name(&self) -> String {
-        nix::unistd::gethostname()
-            .map(|n| n.to_string_lossy().into_owned())
-            .unwrap_or_default()
-    }
-}
-
-fn start(program: &Path, arguments: &[&str]) -> io::Result<Child> {
+fn start(program: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> io::Result<Child> {
     Command::new(program)
         .args(arguments)
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .env("LC_ALL", "C")
+        .envs(environment.iter().copied())
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
