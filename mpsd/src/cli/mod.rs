@@ -1,6 +1,9 @@
 //! `mpsctl`, and what the programs share.
 
 pub mod common;
+pub mod environment;
+pub mod mpsctl;
+pub mod pbs;
 pub mod site;
 
 use std::io::Write;
