@@ -132,8 +132,7 @@ def remove(env, name):
 
 def end(event):
     job = event.job
-    arguments = ["--scheduler", "openpbs"] + OPTIONS + (["--sister"] if is_sister(job) else [])
-    _, _, line = call("mps-epilogue", arguments + identity(job), LIMIT_S)
+    _, _, line = call("mps-epilogue", ["--scheduler", "openpbs"] + OPTIONS + identity(job), LIMIT_S)
     if line:
         pbs.logmsg(pbs.LOG_WARNING, line)
     event.accept()

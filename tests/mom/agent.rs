@@ -1,0 +1,177 @@
+//! The simulator itself: a mom that is milder than the real ones would prove nothing.
+
+use tests::mom::node::MomNode;
+use tests::mom::wire::{Ended, Run, Stream, Victims};
+
+fn node() -> (MomNode, tempfile::TempDir) {
+    let place = tempfile::Builder::new().prefix("mom-").tempdir().unwrap();
+    (MomNode::new(place.path(), "nodea"), place)
+}
+
+fn script(node: &mut MomNode, text: &str, mode: u32) -> Run {
+    node.write("/var/spool/x/prologue", &format!("#!/bin/sh\n{text}\n"), mode);
+    Run {
+        argv: vec!["/var/spool/x/prologue".into(), "0.vm".into()],
+        env: [("PATH".to_owned(), "/bin:/usr/bin".to_owned())].into(),
+        cwd: "/var/spool/x".into(),
+        session: true,
+        checked: true,
+        in_mom: true,
+        ..Run::default()
+    }
+}
+
+#[test]
+fn a_node_has_a_name_files_and_processes_of_its_own() {
+    let (mut node, _place) = node();
+    assert_eq!(
+        node.sh("hostname; echo $$ >/run/x; ls /run; ls /dev/shm").trim(),
+        "nodea\nx"
+    );
+    node.sh("echo alice:x:54321:54321::/home/alice:/bin/sh >>/etc/passwd; mkdir -p /home/alice; id -u alice");
+    assert!(
+        !std::fs::read_to_string("/etc/passwd").unwrap().contains("54321"),
+        "this machine's file is untouched"
+    );
+    let left = node.snapshot();
+    assert!(
+        left.files.iter().any(|f| f.starts_with("/.layer/home/alice ")),
+        "{left:?}"
+    );
+    assert!(left.processes.is_empty(), "{left:?}");
+}
+
+#[test]
+fn scripts_are_checked_and_get_what_a_mom_gives() {
+    let (mut node, _place) = node();
+    let look = "exec >/tmp/out; umask; pwd; id -u; id -G; env | sort; ls -l /proc/$$/fd | sed -n 's/.* \\([0-9]* -> [^:]*\\).*/\\1/p'; ps -o sid= -p $$ | tr -d ' ' | grep -qx $$ && echo session";
+    let run = script(&mut node, look, 0o500);
+    let run = Run {
+        leaked: vec![9, 11, 14],
+        umask: 0o077,
+        user: Some((0, vec![0, 54321])),
+        ..run
+    };
+    assert_eq!(node.run(run.clone()), Ended::Code(0));
+    let text = node.read("/tmp/out").unwrap();
+    assert!(
+        text.starts_with("0077\n/var/spool/x\n0\n0 54321\nPATH=/bin:/usr/bin\nPWD=/var/spool/x\n"),
+        "{text}"
+    );
+    for fd in [
+        "0 -> /dev/null",
+        "1 -> /tmp/out",
+        "2 -> /dev/null",
+        "9 -> pipe",
+        "11 -> pipe",
+        "14 -> pipe",
+        "session",
+    ] {
+        assert!(text.contains(fd), "{fd}: {text}");
+    }
+    for mode in [0o400, 0o722, 0o755] {
+        let run = Run {
+            ..script(&mut node, "exit 3", mode)
+        };
+        assert_eq!(
+            node.run(run),
+            if mode == 0o755 {
+                Ended::Code(3)
+            } else {
+                Ended::BadScript
+            },
+            "{mode:o}"
+        );
+    }
+    node.sh("chown 54321 /var/spool/x/prologue");
+    assert_eq!(node.run(run.clone()), Ended::BadScript);
+    node.sh("rm /var/spool/x/prologue");
+    assert_eq!(node.run(run), Ended::NoScript);
+}
+
+#[test]
+fn signals_and_time_limits_kill_whom_each_mom_kills() {
+    let (mut node, _place) = node();
+    let run = script(&mut node, "kill -ABRT $$", 0o500);
+    assert_eq!(node.run(run), Ended::Signal(6));
+    // A child in a group of its own and the same session: Torque's SIGKILL reaches it, OpenPBS's does not.
+    let text = "timeout 319 sleep 310 & setsid sleep 320 & sleep 0.2; sleep 330";
+    for (at_limit, left) in [
+        (Victims::Session, "sleep 320"),
+        (Victims::Group, "sleep 310\nsleep 320"),
+    ] {
+        let run = script(&mut node, text, 0o500);
+        let started = std::time::Instant::now();
+        assert_eq!(
+            node.run(Run {
+                limit_ms: 700,
+                at_limit,
+                ..run
+            }),
+            Ended::Limit
+        );
+        assert!(started.elapsed().as_millis() >= 700);
+        assert_eq!(
+            node.sh("ps -eo args= | grep '^sleep 3' | sort").trim(),
+            left,
+            "{at_limit:?}"
+        );
+        node.kill_mom();
+        assert!(node.snapshot().processes.is_empty());
+    }
+}
+
+#[test]
+fn openpbs_kills_the_group_after_success_and_torque_does_not() {
+    let (mut node, _place) = node();
+    for (kill_group_after, left) in [(true, "sleep 351"), (false, "sleep 350\nsleep 351")] {
+        let run = script(
+            &mut node,
+            "sleep 350 & setsid sleep 351 & sleep 0.2; exit 0",
+            0o500,
+        );
+        assert_eq!(
+            node.run(Run {
+                kill_group_after,
+                ..run
+            }),
+            Ended::Code(0)
+        );
+        assert_eq!(
+            node.sh("sleep 0.05; ps -eo args= | grep '^sleep 3' | sort")
+                .trim(),
+            left
+        );
+        node.kill_mom();
+    }
+}
+
+#[test]
+fn a_held_descriptor_or_terminal_is_seen() {
+    let (mut node, _place) = node();
+    for (text, held) in [
+        (
+            "setsid sleep 30 </dev/null >/dev/null 2>&1 9>&- 4>&- & sleep 0.2; exit 0",
+            false,
+        ),
+        (
+            "setsid sleep 30 </dev/null >/dev/null 2>&1 4>&- & sleep 0.2; exit 0",
+            true,
+        ),
+        ("setsid sleep 30 9>&- 4>&- & sleep 0.2; exit 0", true),
+    ] {
+        let run = script(&mut node, text, 0o500);
+        let terminal = || Stream::Terminal;
+        let run = Run {
+            stdin: terminal(),
+            stdout: terminal(),
+            stderr: terminal(),
+            leaked: vec![4, 9],
+            ..run
+        };
+        let pid = node.start(run).unwrap();
+        assert_eq!(node.wait(pid, 5000), Ended::Code(0));
+        assert_eq!(node.is_held(pid), held, "{text}");
+        node.kill_mom();
+    }
+}

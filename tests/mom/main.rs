@@ -1,0 +1,5 @@
+//! Our installed files under the moms of Torque and OpenPBS, each run as its mom runs it.
+
+mod agent;
+mod assertions;
+mod torque;

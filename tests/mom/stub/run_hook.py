@@ -1,0 +1,23 @@
+"""run_hook.py HOOK EVENT RESULT: one hook on one event, as the mom's Python does it."""
+import json
+import os
+import sys
+import traceback
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import pbs  # noqa: E402
+
+hook, given, result = sys.argv[1:]
+with open(given) as file:
+    pbs._event = pbs.Event(json.load(file))
+try:
+    exec(compile(open(hook).read(), hook, "exec"), {"__name__": "__main__"})
+except SystemExit:
+    pass
+except BaseException:
+    # A hook that raises is a rejected event.
+    pbs._event.verdict, pbs._event.message = "error", traceback.format_exc()
+event = pbs._event
+with open(result, "w") as file:
+    json.dump({"verdict": event.verdict or "accept", "message": event.message, "env": event.env, "log": pbs.log,
+               "account": event.job.Account_Name, "resources": event.job.Resource_List}, file)

@@ -1,0 +1,243 @@
+//! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `printjob`, `qmgr`, `momctl`, by
+//! the name it is called. One directory, `/srv/pbs`, is the server; what was recorded of refusals, exit codes and
+//! texts is kept (facts: pbs-live), above all that Torque's pbsnodes ends with 0 when it was refused.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const SERVER: &str = "/srv/pbs";
+
+fn main() -> ExitCode {
+    let mut words = std::env::args();
+    let called = words.next().unwrap_or_default();
+    let name = Path::new(&called)
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let arguments: Vec<String> = words.collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    log(&name, &words);
+    ExitCode::from(match name.as_str() {
+        "pbsnodes" => pbsnodes(&words),
+        "qstat" => qstat(&words),
+        "printjob" => printjob(&words),
+        "qmgr" => qmgr(&words),
+        "momctl" => 0,
+        _ => 64,
+    })
+}
+
+fn at(path: &str) -> PathBuf {
+    Path::new(SERVER).join(path)
+}
+
+fn text(path: &str) -> Option<String> {
+    fs::read_to_string(at(path))
+        .ok()
+        .map(|text| text.trim_end().to_owned())
+}
+
+fn keep(path: &str, text: &str) {
+    let file = at(path);
+    fs::create_dir_all(file.parent().expect("a directory")).expect("the server's directory");
+    fs::write(file, text).expect("the server's file");
+}
+
+fn log(name: &str, words: &[&str]) {
+    let mut file = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(at("calls"))
+        .expect("the log of calls");
+    writeln!(file, "{} {name} {}", host(), words.join(" ")).expect("the log of calls");
+}
+
+fn host() -> String {
+    nix::unistd::gethostname()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+fn torque() -> bool {
+    text("product").as_deref() == Some("torque")
+}
+
+/// Root on the server's host, or who stands among operators or managers.
+fn is_operator() -> bool {
+    let who = nix::unistd::User::from_uid(nix::unistd::getuid())
+        .ok()
+        .flatten()
+        .map_or_else(String::new, |user| user.name);
+    if who == "root" && text("server") == Some(host()) {
+        return true;
+    }
+    let me = format!("{who}@{}", host());
+    text("operators").is_some_and(|list| {
+        list.split([',', '\n'])
+            .any(|one| one == me || one == format!("{who}@*"))
+    })
+}
+
+fn pbsnodes(words: &[&str]) -> u8 {
+    let torque = torque();
+    let (mut offline, mut online, mut note, mut names) = (false, false, None, Vec::new());
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        match (*word, torque) {
+            ("-o", _) => offline = true,
+            ("-c", true) | ("-r", false) => online = true,
+            ("-c", false) => return 0,
+            ("-N", true) | ("-C", false) => note = rest.next().copied(),
+            (flag, _) if flag.starts_with('-') => {
+                eprintln!("pbsnodes: invalid option -- '{}'", flag.trim_start_matches('-'));
+                return 1;
+            }
+            (name, _) => names.push(name),
+        }
+    }
+    names
+        .into_iter()
+        .map(|name| one_node(name, offline, online, note))
+        .max()
+        .unwrap_or(0)
+}
+
+fn one_node(name: &str, offline: bool, online: bool, note: Option<&str>) -> u8 {
+    let torque = torque();
+    let file = format!("nodes/{name}");
+    let Some(node) = text(&file) else {
+        eprintln!("pbsnodes: Unknown node  - {name}");
+        return u8::from(!torque);
+    };
+    let (mut state, mut why) = node
+        .split_once('\n')
+        .map_or((node.clone(), String::new()), |(s, w)| {
+            (s.to_owned(), w.to_owned())
+        });
+    if !offline && !online && note.is_none() {
+        let key = if torque { "note" } else { "comment" };
+        println!("{name}\n     state = {state}\n     np = 8");
+        if !why.is_empty() {
+            println!("     {key} = {why}");
+        }
+        println!();
+        return 0;
+    }
+    if !is_operator() {
+        eprintln!("pbsnodes: Unauthorized Request  {name}");
+        return u8::from(!torque);
+    }
+    if offline {
+        state = "offline".to_owned();
+    }
+    if online {
+        state = "free".to_owned();
+    }
+    if let Some(text) = note {
+        why = if torque && text == "n" {
+            String::new()
+        } else {
+            text.chars().take(if torque { 255 } else { 79 }).collect()
+        };
+    }
+    keep(&file, &format!("{state}\n{why}"));
+    0
+}
+
+fn qstat(words: &[&str]) -> u8 {
+    let Some(id) = words.iter().find(|word| !word.starts_with('-')) else {
+        return 0;
+    };
+    match text(&format!("jobs/{id}")) {
+        Some(status) => {
+            println!("Job Id: {id}\n{status}\n");
+            0
+        }
+        None => {
+            eprintln!("qstat: Unknown Job Id {id}");
+            153
+        }
+    }
+}
+
+fn printjob(words: &[&str]) -> u8 {
+    match words.first().map(fs::read_to_string) {
+        Some(Ok(text)) => {
+            print!("{text}");
+            0
+        }
+        _ => {
+            eprintln!("printjob: cannot open {words:?}");
+            1
+        }
+    }
+}
+
+/// Of several `-c` only the last counts (recorded).
+fn qmgr(words: &[&str]) -> u8 {
+    let Some(line) = words
+        .iter()
+        .rposition(|word| *word == "-c")
+        .and_then(|at| words.get(at + 1))
+    else {
+        return 64;
+    };
+    let parts: Vec<&str> = line.split_whitespace().collect();
+    if parts.first() != Some(&"list") && !is_operator() {
+        eprintln!("qmgr obj= svr=default: Unauthorized Request");
+        return 1;
+    }
+    let done = match parts.as_slice() {
+        ["list", "server"] => text("operators")
+            .map(|list| println!("Server x\n    operators = {}", list.replace('\n', ",")))
+            .or(Some(())),
+        ["list", "hook", name] => text(&format!("hooks/{name}.HK")).map(|all| println!("Hook {name}\n{all}")),
+        ["list", "resource", name] => text(&format!("resources/{name}")).map(|all| println!("{all}")),
+        ["create", "hook", name] => Some(keep(
+            &format!("hooks/{name}.HK"),
+            "    enabled = false\n    alarm = 30\n",
+        )),
+        ["import", "hook", name, "application/x-python", "default", file] => fs::read_to_string(file)
+            .ok()
+            .map(|body| keep(&format!("hooks/{name}.PY"), &body)),
+        ["set", "hook", name, key, "=", ..] => set_hook(
+            name,
+            key,
+            line.split_once('=').map_or("", |(_, value)| value.trim()),
+        ),
+        ["delete", "hook", name] => fs::remove_file(at(&format!("hooks/{name}.HK")))
+            .and_then(|()| fs::remove_file(at(&format!("hooks/{name}.PY"))))
+            .ok(),
+        ["set", "server", "operators", "+=", who] => Some(keep(
+            "operators",
+            &format!("{}\n{who}", text("operators").unwrap_or_default()),
+        )),
+        _ => None,
+    };
+    if done.is_none() {
+        eprintln!(
+            "qmgr obj={} svr=default: Unknown or invalid: {line}",
+            parts.get(2).unwrap_or(&"")
+        );
+    }
+    u8::from(done.is_none())
+}
+
+fn set_hook(name: &str, key: &str, value: &str) -> Option<()> {
+    let file = format!("hooks/{name}.HK");
+    let old = text(&file)?;
+    let kept = old
+        .lines()
+        .filter(|line| line.split('=').next().map(str::trim) != Some(key));
+    let mut lines: Vec<String> = kept.map(str::to_owned).collect();
+    let value = if key == "enabled" {
+        value.to_lowercase()
+    } else {
+        value.trim_matches('"').to_owned()
+    };
+    lines.push(format!("    {key} = {value}"));
+    keep(&file, &lines.join("\n"));
+    Some(())
+}

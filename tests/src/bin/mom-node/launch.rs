@@ -1,0 +1,148 @@
+//! From an order to the program it names: descriptors, session, identity, then exec. No fork of ours is in between.
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::{
+    Gid, Uid, chdir, close, dup2_stderr, dup2_stdin, dup2_stdout, execve, setgid, setgroups, setsid, setuid,
+};
+use serde::{Deserialize, Serialize};
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{PermissionsExt, fchown};
+use tests::mom::wire::{Run, Stream};
+
+/// The order and what the agent prepared for it.
+#[derive(Serialize, Deserialize)]
+pub struct Launch {
+    /// The order.
+    pub run: Run,
+    /// The agent's own descriptors behind `run.leaked`, in that order; reached through `/proc/1/fd`.
+    pub passed: Vec<i32>,
+    /// The terminal's name.
+    pub terminal: Option<String>,
+    /// The mom's cgroup.
+    pub cgroup: Option<String>,
+}
+
+/// Never returns when it works.
+pub fn become_program(order: &str) -> Result<(), String> {
+    let launch: Launch = serde_json::from_str(order).map_err(|e| e.to_string())?;
+    let run = &launch.run;
+    let step = |what: &str, done: nix::Result<()>| done.map_err(|e| format!("{what}: {e}"));
+    close_inherited()?;
+    if let Some(cgroup) = &launch.cgroup {
+        std::fs::write(format!("{cgroup}/cgroup.procs"), "0").map_err(|e| format!("'{cgroup}': {e}"))?;
+    }
+    if run.session {
+        step("setsid", setsid().map(drop))?;
+    }
+    umask(Mode::from_bits_truncate(run.umask));
+    step(&run.cwd, chdir(run.cwd.as_str()))?;
+    leak(&launch)?;
+    streams(&launch)?;
+    if let Some((uid, groups)) = &run.user {
+        let gids: Vec<Gid> = groups.iter().map(|g| Gid::from_raw(*g)).collect();
+        step("setgroups", setgroups(&gids))?;
+        step("setgid", gids.first().map_or(Ok(()), |gid| setgid(*gid)))?;
+        step("setuid", setuid(Uid::from_raw(*uid)))?;
+    }
+    execute(run)
+}
+
+fn execute(run: &Run) -> Result<(), String> {
+    let mut argv = run.argv.clone();
+    let mut program = run.program.clone().unwrap_or_else(|| argv[0].clone());
+    if run.ignore_hangup {
+        argv.splice(
+            0..1,
+            ["env".to_owned(), "--ignore-signal=HUP".to_owned(), program],
+        );
+        program = "/usr/bin/env".to_owned();
+    }
+    let text = |word: &str| CString::new(word.as_bytes()).map_err(|e| e.to_string());
+    let argv = argv
+        .iter()
+        .map(|word| text(word))
+        .collect::<Result<Vec<_>, _>>()?;
+    let env = run
+        .env
+        .iter()
+        .map(|(k, v)| text(&format!("{k}={v}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    match execve(&text(&program)?, &argv, &env) {
+        Ok(never) => match never {},
+        Err(e) => Err(format!("'{program}': {e}")),
+    }
+}
+
+/// What the test itself was started with must not look like the mom's.
+fn close_inherited() -> Result<(), String> {
+    let entries = std::fs::read_dir("/proc/self/fd").map_err(|e| e.to_string())?;
+    let numbers: Vec<i32> = entries
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .collect();
+    // The directory's own descriptor is in the list and closed already.
+    numbers.into_iter().filter(|fd| *fd > 2).for_each(|fd| {
+        let _ = close(fd);
+    });
+    Ok(())
+}
+
+/// Opens what the mom leaks at the numbers where it leaks it, and nothing else above 2.
+fn leak(launch: &Launch) -> Result<(), String> {
+    for (agents, wanted) in launch.passed.iter().zip(&launch.run.leaked) {
+        let path = format!("/proc/1/fd/{agents}");
+        let pipe = OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .map_err(|e| format!("'{path}': {e}"))?;
+        let number =
+            fcntl(&pipe, FcntlArg::F_DUPFD(*wanted)).map_err(|e| format!("descriptor {wanted}: {e}"))?;
+        if number != *wanted {
+            return Err(format!("descriptor {wanted} is taken"));
+        }
+    }
+    Ok(())
+}
+
+/// The three standard descriptors. Ours carry nothing that is needed any more.
+fn streams(launch: &Launch) -> Result<(), String> {
+    let run = &launch.run;
+    let step = |what: &str, done: nix::Result<()>| done.map_err(|e| format!("{what}: {e}"));
+    match &run.stdin {
+        Stream::Closed => step("stdin", close(0))?,
+        other => step("stdin", dup2_stdin(opened(other, launch, false)?))?,
+    }
+    match &run.stdout {
+        Stream::Closed => step("stdout", close(1))?,
+        other => step("stdout", dup2_stdout(opened(other, launch, true)?))?,
+    }
+    match &run.stderr {
+        Stream::Closed => step("stderr", close(2)),
+        other => step("stderr", dup2_stderr(opened(other, launch, true)?)),
+    }
+}
+
+fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File, String> {
+    let (path, owner) = match stream {
+        Stream::Null | Stream::Closed => ("/dev/null".to_owned(), None),
+        // Opened without O_NOCTTY by the head of a session, it becomes the controlling terminal.
+        Stream::Terminal => (launch.terminal.clone().ok_or("no terminal")?, None),
+        Stream::File(path) => (path.clone(), launch.run.user.as_ref()),
+    };
+    let is_file = matches!(stream, Stream::File(_));
+    let mut how = OpenOptions::new();
+    if is_file && write {
+        how.append(true).create(true);
+    } else {
+        how.read(true).write(stream == &Stream::Terminal || write);
+    }
+    let file = how.open(&path).map_err(|e| format!("'{path}': {e}"))?;
+    if let (true, true, Some((uid, groups))) = (is_file, write, owner) {
+        fchown(&file, Some(*uid), groups.first().copied()).map_err(|e| format!("'{path}': {e}"))?;
+        file.set_permissions(std::fs::Permissions::from_mode(0o600))
+            .map_err(|e| format!("'{path}': {e}"))?;
+    }
+    Ok(file)
+}

@@ -1,0 +1,105 @@
+//! The node's files: this machine's, with a layer above that takes every write and goes with the node.
+
+use nix::mount::{MsFlags, mount};
+use nix::unistd::{chdir, chroot, sethostname};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// The layer of writes, seen from inside the node.
+pub const LAYER: &str = "/.layer";
+
+/// Builds the tree in `dir` and enters it.
+pub fn build(dir: &str, name: &str) -> Result<(), String> {
+    let step = |what: &str, done: nix::Result<()>| done.map_err(|e| format!("{what}: {e}"));
+    let none: Option<&str> = None;
+    step(
+        "private mounts",
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none),
+    )?;
+    step(
+        "a layer",
+        mount(
+            Some("node"),
+            dir,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("mode=755"),
+        ),
+    )?;
+    let top = Path::new(dir);
+    for part in ["layer", "work", "root"] {
+        fs::create_dir(top.join(part)).map_err(|e| format!("'{dir}/{part}': {e}"))?;
+    }
+    let options = format!("lowerdir=/,upperdir={dir}/layer,workdir={dir}/work");
+    let root = top.join("root");
+    step(
+        "overlay",
+        mount(
+            Some("node"),
+            &root,
+            Some("overlay"),
+            MsFlags::empty(),
+            Some(&*options),
+        ),
+    )?;
+    let inside = |path: &str| root.join(path.trim_start_matches('/'));
+    for path in ["/dev", "/sys"] {
+        step(
+            path,
+            mount(
+                Some(path),
+                &inside(path),
+                none,
+                MsFlags::MS_BIND | MsFlags::MS_REC,
+                none,
+            ),
+        )?;
+    }
+    step(
+        "/proc",
+        mount(
+            Some("proc"),
+            &inside("/proc"),
+            Some("proc"),
+            MsFlags::empty(),
+            none,
+        ),
+    )?;
+    fresh(&inside("/tmp"))?;
+    fresh(&inside("/run"))?;
+    fresh(&inside("/dev/shm"))?;
+    fs::set_permissions(inside("/run"), fs::Permissions::from_mode(0o755))
+        .map_err(|e| format!("'/run': {e}"))?;
+    for place in [LAYER, "/srv/pbs", "/srv/build"] {
+        fs::create_dir_all(inside(place)).map_err(|e| format!("'{place}': {e}"))?;
+    }
+    bind(&top.join("layer"), &inside(LAYER))?;
+    let server = top.parent().unwrap_or(top).join("server");
+    if server.is_dir() {
+        bind(&server, &inside("/srv/pbs"))?;
+    }
+    let exe = fs::read_link("/proc/self/exe").map_err(|e| format!("'/proc/self/exe': {e}"))?;
+    bind(exe.parent().unwrap_or(Path::new("/")), &inside("/srv/build"))?;
+    step("host name", sethostname(name))?;
+    step("root", chroot(&root))?;
+    step("root", chdir("/"))
+}
+
+fn fresh(path: &Path) -> Result<(), String> {
+    let none: Option<&str> = None;
+    mount(
+        Some("node"),
+        path,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("mode=1777"),
+    )
+    .and_then(|()| mount(none, path, none, MsFlags::MS_PRIVATE, none))
+    .map_err(|e| format!("'{}': {e}", path.display()))
+}
+
+fn bind(from: &Path, to: &Path) -> Result<(), String> {
+    let none: Option<&str> = None;
+    mount(Some(from), to, none, MsFlags::MS_BIND, none).map_err(|e| format!("'{}': {e}", to.display()))
+}

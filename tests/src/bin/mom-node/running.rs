@@ -1,0 +1,235 @@
+//! Processes of the node: started, waited for, and killed as a mom kills them. The agent is process 1 here, so whoever
+//! loses its parent becomes its child and is reaped too: a zombie that stays would look like a daemon that does not die.
+
+use crate::launch::Launch;
+use nix::errno::Errno;
+use nix::pty::{OpenptyResult, openpty};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, pipe, ttyname};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tests::mom::wire::{Ended, Run, Stream, Victims};
+
+const TICK: Duration = Duration::from_millis(2);
+
+/// What a started process got from the mom, and how it was ordered.
+struct Held {
+    run: Run,
+    started: Instant,
+    readers: Vec<OwnedFd>,
+    writers: Vec<OwnedFd>,
+}
+
+/// All processes that orders started.
+#[derive(Default)]
+pub struct Running {
+    held: BTreeMap<i32, Held>,
+    ended: BTreeMap<i32, Ended>,
+    terminal: Option<OpenptyResult>,
+    cgroup: Option<String>,
+}
+
+impl Running {
+    /// Nothing runs yet; the mom's processes go into `cgroup`.
+    pub fn new(cgroup: Option<String>) -> Self {
+        Self {
+            cgroup,
+            ..Self::default()
+        }
+    }
+
+    /// The mom's cgroup.
+    pub fn cgroup(&self) -> Option<&str> {
+        self.cgroup.as_deref()
+    }
+
+    /// Starts a process; `Err(Ok(..))` when the mom would not start it.
+    pub fn start(&mut self, run: Run) -> Result<i32, Result<Ended, String>> {
+        if run.checked {
+            check(&run.argv[0]).map_err(Ok)?;
+        }
+        let say = |e: String| Err::<i32, _>(Err(e));
+        let mut launch = Launch {
+            passed: Vec::new(),
+            terminal: None,
+            cgroup: None,
+            run: run.clone(),
+        };
+        let (mut readers, mut writers) = (Vec::new(), Vec::new());
+        for _ in &run.leaked {
+            let (reader, writer) = pipe().map_err(|e| Err(format!("pipe: {e}")))?;
+            launch.passed.push(writer.as_raw_fd());
+            readers.push(reader);
+            writers.push(writer);
+        }
+        if [&run.stdin, &run.stdout, &run.stderr].contains(&&Stream::Terminal) {
+            launch.terminal = Some(self.terminal().map_err(Err)?);
+        }
+        if run.in_mom {
+            launch.cgroup.clone_from(&self.cgroup);
+        }
+        let order = serde_json::to_string(&launch).map_err(|e| Err(e.to_string()))?;
+        let child = Command::new("/proc/self/exe")
+            .args(["exec", &order])
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        let child = match child {
+            Ok(child) => child,
+            Err(e) => return say(format!("cannot start a process: {e}")),
+        };
+        let pid = i32::try_from(child.id()).unwrap_or(-1);
+        self.held.insert(
+            pid,
+            Held {
+                run,
+                started: Instant::now(),
+                readers,
+                writers,
+            },
+        );
+        Ok(pid)
+    }
+
+    /// Waits for a process, at most until its own time limit or for `limit`.
+    pub fn wait(&mut self, pid: i32, limit: Duration) -> Ended {
+        let end = Instant::now() + limit;
+        loop {
+            self.reap();
+            if let Some(ended) = self.ended.get(&pid).copied() {
+                return ended;
+            }
+            if self.at_limit(pid) {
+                continue;
+            }
+            if Instant::now() >= end {
+                return Ended::Running;
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// The mom's SIGKILL at the time limit; no SIGTERM comes first (recorded).
+    fn at_limit(&mut self, pid: i32) -> bool {
+        let Some(held) = self.held.get(&pid) else {
+            return false;
+        };
+        let over =
+            held.run.limit_ms > 0 && held.started.elapsed() >= Duration::from_millis(held.run.limit_ms);
+        if !over {
+            return false;
+        }
+        match held.run.at_limit {
+            Victims::Process => sigkill(pid),
+            Victims::Group => sigkill_group(pid),
+            Victims::Session => session(pid).into_iter().for_each(sigkill),
+        }
+        // Everything of it that was killed is reaped; the first of them is the process itself.
+        while let Err(Errno::EINTR) | Ok(WaitStatus::StillAlive) = waitpid(Pid::from_raw(pid), None) {}
+        self.ended.insert(pid, Ended::Limit);
+        true
+    }
+
+    /// Takes every ended child, ours or an orphan.
+    pub fn reap(&mut self) {
+        loop {
+            let (pid, ended) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, code)) => (pid.as_raw(), Ended::Code(code)),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => (pid.as_raw(), Ended::Signal(signal as i32)),
+                Err(Errno::EINTR) => continue,
+                _ => return,
+            };
+            if let Some(held) = self.held.get(&pid) {
+                if held.run.kill_group_after {
+                    // OpenPBS, also after success (recorded).
+                    sigkill_group(pid);
+                }
+                self.ended.insert(pid, ended);
+            }
+        }
+    }
+
+    /// Whether anybody but the mom still holds what it passed to `pid`, the terminal included.
+    pub fn is_held(&mut self, pid: i32) -> Result<bool, String> {
+        let held = self.held.get_mut(&pid).ok_or("no such process")?;
+        held.writers.clear();
+        let mut open = false;
+        for reader in &held.readers {
+            open |= !hung_up(reader)?;
+        }
+        if let Some(terminal) = self.terminal.take() {
+            drop(terminal.slave);
+            open |= !hung_up(&terminal.master)?;
+        }
+        Ok(open)
+    }
+
+    fn terminal(&mut self) -> Result<String, String> {
+        if self.terminal.is_none() {
+            self.terminal = Some(openpty(None, None).map_err(|e| format!("pty: {e}"))?);
+        }
+        let terminal = self.terminal.as_ref().ok_or("no pty")?;
+        let name = ttyname(&terminal.slave).map_err(|e| format!("pty: {e}"))?;
+        Ok(name.display().to_string())
+    }
+}
+
+/// Whoever is gone already needs no signal.
+fn sigkill(pid: i32) {
+    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+}
+
+fn sigkill_group(group: i32) {
+    let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+}
+
+/// A reader whose last writer has gone.
+fn hung_up(reader: &OwnedFd) -> Result<bool, String> {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+    let mut fds = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).map_err(|e| e.to_string())?;
+    Ok(fds[0]
+        .revents()
+        .is_some_and(|events| events.contains(PollFlags::POLLHUP)))
+}
+
+/// What pbs_mom demands before it runs a script (`stat`, so a link to a good file is good).
+fn check(path: &str) -> Result<(), Ended> {
+    let Ok(about) = fs::metadata(path) else {
+        return Err(Ended::NoScript);
+    };
+    let mode = about.mode();
+    let good = about.is_file() && about.uid() == 0 && mode & 0o500 == 0o500 && mode & 0o022 == 0;
+    if good { Ok(()) } else { Err(Ended::BadScript) }
+}
+
+/// Every process of the session of `pid`.
+fn session(pid: i32) -> Vec<i32> {
+    let of = |number: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+        let fields = stat
+            .rsplit_once(") ")
+            .map(|(_, rest)| rest.to_owned())
+            .unwrap_or_default();
+        fields.split(' ').nth(3).and_then(|sid| sid.parse::<i32>().ok()) == Some(pid)
+    };
+    processes().into_iter().filter(of).collect()
+}
+
+/// The numbers of all processes.
+pub fn processes() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}

@@ -1,0 +1,16 @@
+//! A PBS cluster of simulated nodes: what each mom does to our installed files, as recorded on OpenPBS 23.06.06 and
+//! Torque 6.1.3 (argument vectors, environments, descriptors, time limits, who is killed when, what an exit code means).
+//!
+//! Each node is a mount, host-name, process and IPC namespace with the real root below a layer of its own: our files
+//! stand where they are installed, users are made, daemons run, and all of it goes with the test.
+
+pub mod cluster;
+pub mod node;
+pub mod openpbs;
+pub mod torque;
+pub mod wire;
+
+/// The module `pbs` that a hook imports.
+pub const STUB: &str = include_str!("../../mom/stub/pbs.py");
+/// What the mom's Python does with a hook.
+pub const RUN_HOOK: &str = include_str!("../../mom/stub/run_hook.py");

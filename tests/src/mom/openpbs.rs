@@ -1,0 +1,319 @@
+//! What OpenPBS 23's moms do with a job, in their order: hooks on every node, classic scripts on the first.
+
+use super::cluster::{Cluster, Job, Product, USER, Verdict};
+use super::wire::{Ended, Run, Stream, Victims};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+const HOME: &str = "/var/spool/pbs";
+const TMP: &str = "/var/spool/pbs/mom_priv/hooks/tmp";
+
+/// How a hook ended, and what it made of the event.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Hooked {
+    /// `accept`, `reject`, or `error` when it raised.
+    pub verdict: String,
+    /// Why it rejected.
+    pub message: String,
+    /// `event.env` afterwards.
+    pub env: BTreeMap<String, String>,
+    /// What it logged.
+    pub log: Vec<(i32, String)>,
+    /// `job.Account_Name` afterwards.
+    pub account: Option<String>,
+    /// `job.Resource_List` afterwards.
+    pub resources: BTreeMap<String, Option<String>>,
+}
+
+impl Hooked {
+    /// It let the event pass.
+    pub fn accepted(&self) -> bool {
+        self.verdict == "accept"
+    }
+}
+
+impl Cluster {
+    /// Up to the first process of the job: begin on every node, then the classic prologue of the first.
+    pub fn openpbs_begin(&mut self, job: &Job) -> Verdict {
+        assert_eq!(self.product, Product::OpenPbs);
+        self.openpbs_files(job);
+        let env = BTreeMap::new();
+        for at in 0..job.gpus.len() {
+            if !self.hook(job, at, "execjob_begin", &env).accepted() {
+                // Nodes that have begun are told to forget the job.
+                for begun in 0..at {
+                    self.hook(job, begun, "execjob_abort", &env);
+                }
+                return if job.interactive {
+                    Verdict::Aborted
+                } else {
+                    Verdict::Requeued
+                };
+            }
+        }
+        let ended = self.openpbs_script(job, "prologue", None);
+        let verdict = Verdict::of(self.product, ended, job.interactive);
+        if verdict != Verdict::Runs {
+            self.openpbs_script(
+                job,
+                "epilogue",
+                Some(if verdict == Verdict::Aborted { -2 } else { -3 }),
+            );
+        }
+        verdict
+    }
+
+    /// After the last process: the classic epilogue of the first node, then end on every node. pbs_cgroups, whose
+    /// order is lower, has deleted its file by then.
+    pub fn openpbs_end(&mut self, job: &Job, code: i32) {
+        self.openpbs_script(job, "epilogue", Some(code));
+        for at in 0..job.gpus.len() {
+            self.nodes[at].sh(&format!("rm -f {HOME}/aux/{}.env", job.id));
+            self.hook(job, at, "execjob_end", &BTreeMap::new());
+        }
+    }
+
+    /// The job's main shell, a login shell; `Err`: the launch was rejected and the job fails.
+    pub fn openpbs_shell(&mut self, job: &Job, script: &str) -> Result<Run, String> {
+        let file = format!("{HOME}/mom_priv/jobs/{}.SC", job.id);
+        self.nodes[0].write(&file, script, 0o644);
+        let mut run = Run {
+            program: Some("/bin/sh".into()),
+            ..self.user_process(job, 0, &["-sh"])
+        };
+        run.env.insert("PBS_TASKNUM".into(), "1".into());
+        run.env = self.launched(job, 0, run.env)?;
+        run.stdin = Stream::File(file);
+        Ok(run)
+    }
+
+    /// A task that TM starts (pbsdsh): a launch of its own, no shell, no profile.
+    pub fn openpbs_task(&mut self, job: &Job, at: usize, argv: &[&str]) -> Result<Ended, String> {
+        let mut run = self.user_process(job, at, argv);
+        run.env.insert("PBS_TASKNUM".into(), "2".into());
+        run.env = self.launched(job, at, run.env)?;
+        Ok(self.nodes[at].run(run))
+    }
+
+    fn launched(
+        &mut self,
+        job: &Job,
+        at: usize,
+        env: BTreeMap<String, String>,
+    ) -> Result<BTreeMap<String, String>, String> {
+        let hooked = self.hook(job, at, "execjob_launch", &env);
+        if !hooked.accepted() {
+            return Err(hooked.message);
+        }
+        // The mom's list escapes commas.
+        Ok(hooked
+            .env
+            .into_iter()
+            .map(|(name, value)| (name, value.replace("\\,", ",")))
+            .collect())
+    }
+
+    /// Our hook on one event, if it is imported, enabled and listens to it.
+    pub fn hook(&mut self, job: &Job, at: usize, event: &str, env: &BTreeMap<String, String>) -> Hooked {
+        let nothing = || Hooked {
+            verdict: "accept".into(),
+            message: String::new(),
+            env: env.clone(),
+            log: Vec::new(),
+            account: Some(job.account.clone()),
+            resources: BTreeMap::new(),
+        };
+        let hook = self.server().join("hooks");
+        let attributes = std::fs::read_to_string(hook.join("mpsd.HK")).unwrap_or_default();
+        if !attributes.contains("enabled = true") || !attributes.contains(event) {
+            return nothing();
+        }
+        let body = std::fs::read_to_string(hook.join("mpsd.PY")).expect("the hook was imported");
+        let alarm = attributes
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("alarm = ")?.parse::<u64>().ok())
+            .unwrap_or(30);
+        let given = self.event(job, at, event, env);
+        let node = &mut self.nodes[at];
+        for (name, text) in [
+            ("pbs.py", super::STUB),
+            ("run_hook.py", super::RUN_HOOK),
+            ("mpsd.PY", &body),
+            ("event", &given),
+        ] {
+            node.write(&format!("{TMP}/{name}"), text, 0o644);
+        }
+        let own_files = matches!(event, "execjob_launch" | "execjob_prologue");
+        let spool = |kind: &str| {
+            if own_files {
+                Stream::File(format!("{HOME}/spool/{}.{kind}", job.id))
+            } else {
+                Stream::Null
+            }
+        };
+        let paths = ["run_hook.py", "mpsd.PY", "event", "result"].map(|name| format!("{TMP}/{name}"));
+        let ended = node.run(Run {
+            argv: [&["/usr/bin/python3".to_owned()], &paths[..]].concat(),
+            env: [("PATH", "/bin:/usr/bin"), ("PBS_CONF_FILE", "/etc/pbs.conf")]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .into(),
+            cwd: TMP.to_owned(),
+            umask: 0o022,
+            stdout: spool("OU"),
+            stderr: spool("ER"),
+            session: true,
+            in_mom: true,
+            limit_ms: alarm * 1000,
+            at_limit: Victims::Group,
+            kill_group_after: event != "execjob_end",
+            ..Run::default()
+        });
+        assert_eq!(ended, Ended::Code(0), "the hook's Python on {event}");
+        let result = self.nodes[at].read(&format!("{TMP}/result")).expect("a result");
+        serde_json::from_str(&result).unwrap_or_else(|e| panic!("{e}: {result}"))
+    }
+
+    fn event(&self, job: &Job, at: usize, event: &str, env: &BTreeMap<String, String>) -> String {
+        let chunk = format!("ncpus=8:ngpus={}", job.gpus[at].len());
+        let optional = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let vnodes: Vec<String> = self
+            .nodes
+            .iter()
+            .zip(&job.gpus)
+            .map(|(node, _)| format!("({}:{chunk})", node.name))
+            .collect();
+        serde_json::json!({
+            "event": event,
+            "env": env,
+            "job": {
+                "id": job.id, "euser": USER.0, "egroup": USER.0, "Account_Name": optional(&job.account), "ms": at == 0,
+                "exec_vnode": vnodes.join("+"), "schedselect": format!("{}:{chunk}:mpiprocs={}", job.gpus.len(), job.tasks),
+                "Resource_List": {
+                    "mps": optional(&job.resource), "place": "pack",
+                    "select": format!("{}:{chunk}:mpiprocs={}", job.gpus.len(), job.tasks),
+                },
+            },
+        })
+        .to_string()
+    }
+
+    /// What stands when the job begins: the mom's job file, and what pbs_cgroups leaves in its own execjob_begin.
+    pub fn openpbs_files(&mut self, job: &Job) {
+        let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
+        let vnodes: Vec<String> = names
+            .iter()
+            .zip(&job.gpus)
+            .map(|(n, g)| format!("({n}:ncpus=8:ngpus={})", g.len()))
+            .collect();
+        for at in 0..job.gpus.len() {
+            let uuids = self.gpus[at].uuids();
+            let list: Vec<&str> = job.gpus[at]
+                .iter()
+                .map(|gpu| uuids[*gpu as usize].as_str())
+                .collect();
+            let cgroups = format!(
+                "CUDA_DEVICE_ORDER=PCI_BUS_ID\nCUDA_VISIBLE_DEVICES={}\n",
+                list.join("\\,")
+            );
+            self.nodes[at].write(&format!("{HOME}/aux/{}.env", job.id), &cgroups, 0o644);
+            let mut file = format!(
+                "---------\njobid:\t{}\n    exec_vnode = {}\n",
+                job.id,
+                vnodes.join("+")
+            );
+            file += &format!(
+                "    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n",
+                job.gpus.len(),
+                job.tasks
+            );
+            if !job.account.is_empty() {
+                file += &format!("    Account_Name = {}\n", job.account);
+            }
+            if !job.resource.is_empty() {
+                file += &format!("    Resource_List.mps = {}\n", job.resource);
+            }
+            self.nodes[at].write(&format!("{HOME}/mom_priv/jobs/{}.JB", job.id), &file, 0o600);
+        }
+    }
+
+    /// A classic script on the first node; an epilogue gets the job's exit code.
+    pub fn openpbs_script(&mut self, job: &Job, name: &str, code: Option<i32>) -> Ended {
+        let user = USER.0;
+        let mut argv = vec![
+            format!("{HOME}/mom_priv/{name}"),
+            job.id.clone(),
+            user.to_owned(),
+            user.to_owned(),
+        ];
+        if let Some(code) = code {
+            let session = if code < 0 { "0" } else { "4242" };
+            let account = if job.account.is_empty() {
+                "null"
+            } else {
+                &job.account
+            };
+            let used = "cpupercent=0,cput=00:00:00,mem=0kb,ncpus=1,vmem=0kb,walltime=00:00:01";
+            let after = [
+                "job1",
+                session,
+                "ncpus=1,place=pack",
+                used,
+                "workq",
+                account,
+                &code.to_string(),
+            ]
+            .map(str::to_owned);
+            argv.extend(after);
+        }
+        let terminal = job.interactive && code.is_none();
+        let spool = |kind: &str| match (terminal, job.interactive) {
+            (true, _) => Stream::Terminal,
+            (_, true) => Stream::Null,
+            _ => Stream::File(format!("{HOME}/spool/{}.{kind}", job.id)),
+        };
+        let run = Run {
+            argv,
+            env: [
+                ("PATH", "/bin:/usr/bin".to_owned()),
+                ("PBS_JOBDIR", format!("/home/{user}")),
+            ]
+            .map(|(k, v)| (k.to_owned(), v))
+            .into(),
+            cwd: if code.is_some() {
+                format!("/home/{user}")
+            } else {
+                format!("{HOME}/mom_priv")
+            },
+            umask: if code.is_some() { 0o022 } else { 0o077 },
+            user: Some((0, vec![0])),
+            stdin: if terminal { Stream::Terminal } else { Stream::Null },
+            stdout: spool("OU"),
+            stderr: spool("ER"),
+            leaked: if job.interactive {
+                vec![3, 4, 15, 16, 19]
+            } else {
+                vec![3, 17, 20]
+            },
+            session: true,
+            ignore_hangup: true,
+            in_mom: true,
+            checked: true,
+            limit_ms: self.openpbs_limit_ms(),
+            at_limit: Victims::Group,
+            kill_group_after: true,
+            ..Run::default()
+        };
+        self.nodes[0].run(run)
+    }
+
+    /// `$prologalarm`, exactly.
+    fn openpbs_limit_ms(&mut self) -> u64 {
+        let config = self.nodes[0]
+            .read(&format!("{HOME}/mom_priv/config"))
+            .unwrap_or_default();
+        let set = config
+            .lines()
+            .find_map(|line| line.strip_prefix("$prologalarm ")?.trim().parse::<u64>().ok());
+        1000 * set.unwrap_or(30)
+    }
+}
