@@ -82,12 +82,15 @@ pub fn epilog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> 
         return Verdict::Continue;
     };
     let name = slurm.process_env("SLURMD_NODENAME");
-    let settings = node.settings(&arguments.config, name.as_deref());
-    let Ok(found) = &settings else {
-        return Verdict::Continue;
-    };
-    if node.has_directories(&found.paths.jobs(), &job) {
-        let ended = node.run(&epilogue(arguments, environment(slurm), limit(&settings)));
+    let settings = node
+        .settings(&arguments.config, name.as_deref())
+        .unwrap_or_else(|_| node.usual(name.as_deref()));
+    if node.has_directories(&settings.paths.jobs(), &job) {
+        let ended = node.run(&epilogue(
+            arguments,
+            environment(slurm),
+            settings.deadline + GRACE,
+        ));
         report(slurm, &format!("job {job}"), &ended);
     }
     // The verdict on the node is the drain that mps-epilogue made, if any, with its own reason.

@@ -1,7 +1,7 @@
 //! This node's files, as [`Node`].
 
 use crate::handle::{Automatic, Ended, Node, Program, Settings};
-use mpsd::config::{Config, Wait};
+use mpsd::config::{self, Config, Wait};
 use mpsd::model::JobId;
 use mpsd::model::record::{LONGEST, Record, State};
 use nix::fcntl::OFlag;
@@ -22,21 +22,16 @@ pub struct ThisNode;
 
 impl Node for ThisNode {
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String> {
-        let host = || nix::unistd::gethostname().ok()?.into_string().ok();
-        let name = name.map(str::to_owned).or_else(host).unwrap_or_default();
         let config = Config::load(path).map_err(|e| e.to_string())?;
         // No GPU's product is known here, and nothing that we need may depend on it.
-        let settings = config.for_node(&name, &[]).map_err(|e| e.to_string())?;
-        Ok(Settings {
-            paths: settings.paths,
-            deadline: settings.deadline,
-            wait_in_task: settings.slurm.wait == Wait::Task,
-            automatic: Automatic {
-                gres: settings.slurm.auto_gres,
-                constraint: settings.slurm.auto_constraint,
-                partitions: settings.slurm.auto_partitions,
-            },
-        })
+        config
+            .for_node(&node_name(name), &[])
+            .map(ours)
+            .map_err(|e| e.to_string())
+    }
+
+    fn usual(&self, name: Option<&str>) -> Settings {
+        ours(config::Settings::usual(&node_name(name)))
     }
 
     fn run(&self, program: &Program) -> Ended {
@@ -110,6 +105,25 @@ impl Node for ThisNode {
             };
             wait(watch.as_ref(), left);
         }
+    }
+}
+
+/// Slurm's name of this node, else the host's.
+fn node_name(name: Option<&str>) -> String {
+    let host = || nix::unistd::gethostname().ok()?.into_string().ok();
+    name.map(str::to_owned).or_else(host).unwrap_or_default()
+}
+
+fn ours(settings: config::Settings) -> Settings {
+    Settings {
+        paths: settings.paths,
+        deadline: settings.deadline,
+        wait_in_task: settings.slurm.wait == Wait::Task,
+        automatic: Automatic {
+            gres: settings.slurm.auto_gres,
+            constraint: settings.slurm.auto_constraint,
+            partitions: settings.slurm.auto_partitions,
+        },
     }
 }
 

@@ -89,13 +89,21 @@ fn quiet_panics() {
 /// later every non-zero one does).
 fn guard(callback: impl FnOnce(&mut State) -> Verdict) -> c_int {
     quiet_panics();
-    match catch_unwind(AssertUnwindSafe(|| with_state(callback))) {
-        Ok(Some(Verdict::Continue)) => 0,
+    match contain(callback) {
+        Verdict::Continue => 0,
+        Verdict::Fail => -1,
         // SAFETY: ends this process, which is the callback's own (see `Verdict::Leave`), without running the exit
         // handlers that it inherited from slurmstepd.
-        Ok(Some(Verdict::Leave)) => unsafe { nix::libc::_exit(1) },
-        Ok(Some(Verdict::Fail) | None) | Err(_) => -1,
+        Verdict::Leave => unsafe { nix::libc::_exit(1) },
     }
+}
+
+/// Runs a callback on the state; a panic, or a state that is taken, is a failure.
+fn contain(callback: impl FnOnce(&mut State) -> Verdict) -> Verdict {
+    catch_unwind(AssertUnwindSafe(|| with_state(callback)))
+        .ok()
+        .flatten()
+        .unwrap_or(Verdict::Fail)
 }
 
 /// The words after the plugin's path in plugstack.conf.
@@ -172,4 +180,43 @@ pub extern "C" fn option_callback(number: c_int, argument: *const c_char, remote
             }
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_fails_its_own_callback_and_no_later_one() {
+        let taken = contain(|state| {
+            state.own_daemon = true;
+            // As in a task's child that was forked while another thread had the state.
+            contain(|_| Verdict::Continue)
+        });
+        assert_eq!(taken, Verdict::Fail);
+        assert_eq!(
+            contain(|state| if state.own_daemon {
+                Verdict::Continue
+            } else {
+                Verdict::Leave
+            }),
+            Verdict::Continue
+        );
+        assert_eq!(contain(|_| panic!("on purpose")), Verdict::Fail);
+        assert_eq!(
+            contain(|state| if state.own_daemon {
+                Verdict::Continue
+            } else {
+                Verdict::Leave
+            }),
+            Verdict::Continue
+        );
+    }
+
+    #[test]
+    fn the_stamp_is_major_and_minor() {
+        assert_eq!(version(None), 0x16_05_00);
+        assert_eq!(version(Some("26.05")), 0x1a_05_00);
+        assert_eq!(version(Some("23.11")), 0x17_0b_00);
+    }
 }

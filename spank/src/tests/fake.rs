@@ -155,14 +155,8 @@ pub struct FakeNode {
 
 impl FakeNode {
     pub fn new() -> Self {
-        let settings = Settings {
-            paths: Paths::new("/run/mpsd", "/var/lib/mpsd"),
-            deadline: Duration::from_secs(20),
-            wait_in_task: true,
-            automatic: Automatic::default(),
-        };
         Self {
-            settings: Ok(settings),
+            settings: Ok(usual()),
             records: RefCell::default(),
             answer: ended(0, ""),
             leaves: None,
@@ -201,6 +195,15 @@ impl FakeNode {
     }
 }
 
+fn usual() -> Settings {
+    Settings {
+        paths: Paths::new("/run/mpsd", "/var/lib/mpsd"),
+        deadline: Duration::from_secs(20),
+        wait_in_task: true,
+        automatic: Automatic::default(),
+    }
+}
+
 /// A program that ended with `code` and wrote `line`.
 pub fn ended(code: i32, line: &str) -> Ended {
     Ended {
@@ -236,6 +239,9 @@ impl Node for FakeNode {
     fn settings(&self, _: &Path, name: Option<&str>) -> Result<Settings, String> {
         assert_eq!(name, Some("n1"));
         self.settings.clone()
+    }
+    fn usual(&self, _: Option<&str>) -> Settings {
+        usual()
     }
     fn run(&self, program: &Program) -> Ended {
         self.ran.borrow_mut().push(program.clone());

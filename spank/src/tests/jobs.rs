@@ -236,6 +236,20 @@ fn the_epilog_cleans_what_is_there_whatever_was_asked() {
 }
 
 #[test]
+fn the_epilog_goes_on_without_a_configuration() {
+    let mut node = FakeNode::new();
+    node.settings = Err("no such file".into());
+    node.directories = vec!["4711"];
+    plugin::job_epilog(
+        &mut script(),
+        &node,
+        &mut State::default(),
+        &["unknown=1".to_owned()],
+    );
+    assert!(!node.nothing_ran());
+}
+
+#[test]
 fn an_epilog_that_fails_is_logged_and_does_not_drain_by_itself() {
     let mut node = FakeNode::new().answering(ended(3, "drained: mps-server in state D"), None);
     node.directories = vec!["4711"];
