@@ -2,15 +2,15 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`sys`] | Slurm's ABI and fork/exec; the only `unsafe` of this crate |
-//! | [`handle`] | the traits [`handle::Slurm`] and [`handle::Node`] between the ABI and everything else |
-//! | [`arguments`] | the `key=value` words of the line in plugstack.conf |
-//! | [`options`] | `--mps…`: table, check at submission, values as they arrive on a node |
-//! | [`plugin`] | one function a callback, a match on the context |
-//! | [`job`] | `job_prolog`, `job_epilog`: a process of its own, root |
-//! | [`step`] | a step's own daemon: slurmstepd, root |
-//! | [`task`] | `task_init`: the forked child, the user |
-//! | [`node`] | files of this node, as [`handle::Node`] |
+//! | `sys` | Slurm's ABI and fork/exec; the only `unsafe` of this crate |
+//! | `handle` | the traits `handle::Slurm` and `handle::Node` between the ABI and everything else |
+//! | `arguments` | the `key=value` words of the line in plugstack.conf |
+//! | `options` | `--mps…`: table, check at submission, values as they arrive on a node |
+//! | `plugin` | one function a callback, a match on the context |
+//! | `job` | `job_prolog`, `job_epilog`: a process of its own, root |
+//! | `step` | a step's own daemon: slurmstepd, root |
+//! | `task` | `task_init`: the forked child, the user |
+//! | `node` | files of this node, as `handle::Node` |
 //!
 //! No NVML, no CUDA, no threads. Nothing lives outside what `slurm_spank_init` makes: one process may load, unload
 //! and load the plugin again.
