@@ -111,6 +111,8 @@ pub struct Settings {
     pub deadline: Duration,
     /// `slurm.wait = "task"`: a job that srun started waits for its daemon in task_init.
     pub wait_in_task: bool,
+    /// `drain.enabled`: a fault takes the node out of service.
+    pub drains: bool,
     /// Which jobs get a daemon without having asked.
     pub automatic: Automatic,
 }

@@ -51,8 +51,9 @@ pub fn prolog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> 
     let record = node.record(&path).ok().flatten();
     let kind = record.as_ref().and_then(|r| r.kind);
     match &ended.code {
-        // mps-prologue has drained the node with its own reason, which Slurm's "Prolog error" does not replace.
-        Ok(2) if kind == Some(FailureKind::Fault) => return Verdict::Leave,
+        // mps-prologue has drained the node with its own reason, which Slurm's "Prolog error" does not replace. A site
+        // that wants no drains gets none from us this way either.
+        Ok(2) if kind == Some(FailureKind::Fault) && settings.drains => return Verdict::Leave,
         Ok(0) => {}
         Ok(_) if record.is_some() => {}
         _ => no_record(slurm, node, &path, job, &ended),
@@ -65,7 +66,7 @@ pub fn prolog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> 
 fn no_record(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, ended: &Ended) {
     let reason = match &ended.code {
         Err(why) => Some(one_line(why, 400)),
-        Ok(_) => ended.lines.last().cloned(),
+        Ok(_) => ended.lines.last().map(|line| said(line).to_owned()),
     };
     let reason = reason.unwrap_or_else(|| "the prologue failed without a word".into());
     let uid = slurm.item(Item::JobUid).unwrap_or_default();
@@ -192,6 +193,17 @@ pub fn epilogue(arguments: &Arguments, environment: Vec<(String, String)>, limit
     }
 }
 
+/// A line of `mps-prologue` or `mps-epilogue` without its name and job, which the reader knows already.
+pub fn said(line: &str) -> &str {
+    let named = ["mps-prologue: ", "mps-epilogue: "]
+        .iter()
+        .find_map(|name| line.strip_prefix(name));
+    let of_job = named
+        .and_then(|rest| rest.strip_prefix("job ")?.split_once(": "))
+        .map(|(_, rest)| rest);
+    of_job.or(named).unwrap_or(line)
+}
+
 /// What a program said, into slurmd's log; and why it said nothing.
 pub fn report(slurm: &dyn Slurm, whose: &str, ended: &Ended) {
     let level = if ended.code == Ok(0) {
@@ -200,7 +212,7 @@ pub fn report(slurm: &dyn Slurm, whose: &str, ended: &Ended) {
         Level::Error
     };
     for line in &ended.lines {
-        slurm.log(level, &format!("{whose}: {line}"));
+        slurm.log(level, &format!("{whose}: {}", said(line)));
     }
     match &ended.code {
         Err(why) => slurm.log(Level::Error, &format!("{whose}: {}", one_line(why, 400))),

@@ -119,6 +119,7 @@ fn ours(settings: config::Settings) -> Settings {
         paths: settings.paths,
         deadline: settings.deadline,
         wait_in_task: settings.slurm.wait == Wait::Task,
+        drains: settings.drain.enabled,
         automatic: Automatic {
             gres: settings.slurm.auto_gres,
             constraint: settings.slurm.auto_constraint,

@@ -100,7 +100,7 @@ fn finish(slurm: &dyn Slurm, node: &dyn Node, state: &mut State, whose: &str, pr
     job::report(slurm, whose, &ended);
     state.failure = match &ended.code {
         Ok(0) => None,
-        Ok(_) => ended.lines.last().cloned(),
+        Ok(_) => ended.lines.last().map(|line| job::said(line).to_owned()),
         Err(why) => Some(why.clone()),
     };
 }

@@ -121,12 +121,6 @@ fn strip(slurm: &dyn Slurm, settings: &Settings, job: Option<&JobId>) -> Vec<Cha
 }
 
 fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind) -> Result<Vec<Change>, String> {
-    if slurm.item(Item::JobUid).is_some_and(|uid| uid != record.uid) {
-        return Err(format!(
-            "what is left of another user's job {} stands in its place on this node",
-            record.job
-        ));
-    }
     let reason = || {
         record
             .reason
@@ -134,6 +128,10 @@ fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind) -> Result<Vec<Change>,
             .unwrap_or_else(|| "no reason is recorded".into())
     };
     match record.state {
+        Progress::Ready if slurm.item(Item::JobUid).is_some_and(|uid| uid != record.uid) => Err(format!(
+            "what is left of another user's job {} stands in its place on this node",
+            record.job
+        )),
         Progress::Ready => {
             environment::task_environment(record, &task(slurm, kind)).map_err(|e| e.to_string())
         }

@@ -200,6 +200,7 @@ fn usual() -> Settings {
         paths: Paths::new("/run/mpsd", "/var/lib/mpsd"),
         deadline: Duration::from_secs(20),
         wait_in_task: true,
+        drains: true,
         automatic: Automatic::default(),
     }
 }

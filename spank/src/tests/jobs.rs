@@ -129,6 +129,13 @@ fn only_a_fault_fails_the_prolog() {
 }
 
 #[test]
+fn where_the_site_drains_nothing_a_fault_does_not_either() {
+    let mut node = FakeNode::new().answering(ended(2, "NVML is dead"), Some(failed(FailureKind::Fault)));
+    node.settings.as_mut().unwrap().drains = false;
+    assert_eq!(prolog(&mut asking(), &node), Verdict::Continue);
+}
+
+#[test]
 fn a_program_that_left_no_record_is_recorded_by_the_plugin() {
     let missing = Ended {
         code: Err("cannot run 'x': no such file".into()),
@@ -136,7 +143,7 @@ fn a_program_that_left_no_record_is_recorded_by_the_plugin() {
     };
     for (answer, reason) in [
         (missing, "cannot run 'x': no such file"),
-        (ended(2, "first\nlast"), "last"),
+        (ended(2, "first\nmps-prologue: job 4711: last: one"), "last: one"),
         (ended(101, ""), "the prologue failed without a word"),
     ] {
         let node = FakeNode::new().answering(answer, None);
