@@ -4,6 +4,7 @@ use crate::NAME;
 use mpsd::cli::complain;
 use mpsd::config::{Cgroup, Settings};
 use mpsd::lifecycle::Journal;
+use mpsd::model::paths::JobPaths;
 use mpsd::model::{Failure, Fault, JobId, Paths};
 use mpsd::node::Node;
 use mpsd::node::drain::{self, Place};
@@ -12,6 +13,7 @@ use mpsd::node::real::{CgroupChoice, Reach, RealNode};
 use mpsd::node::take_down::{self, Findings};
 use mpsd::scheduler::{Scheduler, Site, Submission};
 use mpsd::sys::deadline::Deadline;
+use std::path::Path;
 use std::time::Duration;
 
 /// Time for a lock: the job's prologue may be at work still.
@@ -22,7 +24,9 @@ const NVML_TIME: Duration = Duration::from_secs(5);
 /// The job, and in Slurm its steps with daemons of their own, as far as they have a directory here.
 pub fn jobs_of(paths: &Paths, submission: &Submission) -> Vec<JobId> {
     let mut jobs: Vec<JobId> = Vec::new();
-    if paths.job(&submission.job).directory().symlink_metadata().is_ok() {
+    let there = |path: &Path| path.symlink_metadata().is_ok();
+    let lock = paths.jobs().join(JobPaths::lock_name(&submission.job));
+    if there(paths.job(&submission.job).directory()) || there(&lock) {
         jobs.push(submission.job.clone());
     }
     if submission.scheduler == Scheduler::Slurm && !submission.step {

@@ -157,7 +157,10 @@ fn leave_gpu(
     notes: &mut Vec<String>,
 ) -> Result<(), Failure> {
     let _held = node.lock_gpu(gpu)?;
-    let Some(account) = node.read_account(gpu)? else { return Ok(()) };
+    let Some(account) = node.read_account(gpu)? else {
+        // Nobody's: what is left of it is the lock that we hold.
+        return node.write_account(gpu, None);
+    };
     if !account.users.contains(&journal.job) {
         return Ok(());
     }

@@ -108,6 +108,20 @@ impl Cgroup {
         Self::make(&top, None, job, version).map(Some)
     }
 
+    /// The cgroup that [`Cgroup::create`] made for a job: for a maker that ended before it could write the path down.
+    pub fn find(job: &str) -> Option<Self> {
+        let bases = |mount: mounts::Mount| {
+            [
+                mount.path.join("system.slice").join(UNIT),
+                mount.path.join(PLAIN),
+            ]
+        };
+        let places = mounts::usable().unwrap_or_default().into_iter().flat_map(bases);
+        places
+            .filter_map(|base| Self::open(&base.join(job)).ok().flatten())
+            .next()
+    }
+
     /// Takes the cgroup at a path that [`Cgroup::create`] chose; None when it is gone. A hierarchy's root, or a cgroup
     /// that holds the caller, is refused: it is never a job's.
     pub fn open(path: &Path) -> Result<Option<Self>, CgroupError> {

@@ -3,6 +3,7 @@
 use super::RealNode;
 use crate::lifecycle::journal::{Journal, ProcessRef};
 use crate::lifecycle::spec::{OverLimit, REPORT_FD, ReadyDaemon, Report, SPEC_FD, Spec, SpecDaemon};
+use crate::model::environment::PIPE_DIRECTORY;
 use crate::model::failure::{Evidence, Fault, Undetermined};
 use crate::model::text::one_line;
 use crate::model::Failure;
@@ -62,6 +63,14 @@ fn as_user(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Re
     spawn.args = args.iter().map(Into::into).collect();
     spawn.identity = Some(Identity { uid: journal.uid, gid: journal.gid, groups: node.groups_of(journal) });
     spawn.session = true;
+    // It needs no variable. By this one it is known as the job's own where there is no cgroup and its starter was
+    // killed before its pid stood in the journal.
+    spawn.env = journal
+        .daemons
+        .first()
+        .map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()))
+        .into_iter()
+        .collect();
     spawn.nofile = Some(OPEN_FILES);
     spawn.cgroup = match node.cgroup_of(journal) {
         Some(cgroup) => Some(cgroup.directory().map_err(|e| broken("the job's cgroup", &e.to_string()))?),

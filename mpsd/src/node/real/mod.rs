@@ -14,6 +14,7 @@ use crate::lifecycle::ladder::Rung;
 use crate::lifecycle::spec::{ReadyDaemon, Spec};
 use crate::model::failure::{Evidence, Fault, Undetermined};
 use crate::model::gpu::GpuProcess;
+use crate::model::plan::Effect;
 use crate::model::record::Record;
 use crate::model::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths};
 use crate::sys::cgroup::Cgroup;
@@ -130,7 +131,17 @@ impl RealNode {
     }
 
     fn cgroup_of(&self, journal: &Journal) -> Option<Cgroup> {
-        journal.cgroup.as_deref().and_then(|path| Cgroup::open(path).ok().flatten())
+        if let Some(path) = journal.cgroup.as_deref() {
+            return Cgroup::open(path).ok().flatten();
+        }
+        // Made, and its maker killed before the path stood in the journal.
+        let name = journal.job.directory_name();
+        match &self.cgroup {
+            _ if !journal.has_begun(&Effect::MakeCgroup) => None,
+            CgroupChoice::None => None,
+            CgroupChoice::Auto => Cgroup::find(&name),
+            CgroupChoice::Under(base) => Cgroup::open(&base.join(name)).ok().flatten(),
+        }
     }
 
     /// The user's supplementary groups, from the directory service; without it none but their own.

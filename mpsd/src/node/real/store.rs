@@ -78,13 +78,14 @@ pub fn open_job(node: &RealNode, job: &JobId) -> Result<Held, Failure> {
 /// Takes the lock of a job that has a directory.
 pub fn find_job(node: &RealNode, job: &JobId) -> Result<Option<Held>, Failure> {
     let Some(jobs) = find(&node.paths.jobs())? else { return Ok(None) };
-    let there = |jobs: &Dir| jobs.status_of(job.directory_name()).map_err(|e| fault(&e));
-    if there(&jobs)?.is_none() {
+    let there = |name: String| jobs.status_of(name).map(|s| s.is_some()).map_err(|e| fault(&e));
+    // The lock alone is left where somebody was killed between removing the one and the other.
+    if !there(job.directory_name())? && !there(JobPaths::lock_name(job))? {
         return Ok(None);
     }
     let held = jobs.lock(JobPaths::lock_name(job), Deadline::after(node.lock_time)).map_err(lock_failed)?;
-    if there(&jobs)?.is_none() {
-        // Whoever held it has removed the job; the lock file that we made by asking goes too.
+    if !there(job.directory_name())? {
+        // The lock file goes too.
         jobs.remove_file(JobPaths::lock_name(job)).map_err(|e| fault(&e))?;
         return Ok(None);
     }
