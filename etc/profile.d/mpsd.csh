@@ -2,7 +2,7 @@
 # A job id of more than 40 bytes has a shortened directory: mpsctl knows its name.
 if ( $?PBS_JOBID ) then
     if ( -x /usr/bin/mpsctl && ( -d "/run/mpsd/jobs/$PBS_JOBID" || ( $%PBS_JOBID > 40 && -d /run/mpsd/jobs ) ) ) then
-        # Nothing is printed to evaluate when mpsctl fails: its line on standard error says why.
+        # When mpsctl fails this evaluates 'false': its line on standard error says why.
         eval `/usr/bin/mpsctl env --shell csh --main`
     endif
 endif

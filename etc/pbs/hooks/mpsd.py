@@ -105,11 +105,11 @@ def launch(event):
         line = line or "mpsd: mpsctl env ended with %d" % code
         os.write(2, (line + "\n").encode("utf-8", "replace"))
         event.reject(line)
-    changes = json.loads(answer or "{}")
-    for name, value in changes.get("set", {}).items():
-        event.env[name] = value.replace(",", "\\,")
-    for name in changes.get("unset", []):
-        remove(event.env, name)
+    for name, value in json.loads(answer or "{}").items():
+        if value is None:
+            remove(event.env, name)
+        else:
+            event.env[name] = value.replace(",", "\\,")
     event.accept()
 
 

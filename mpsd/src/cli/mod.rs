@@ -1,7 +1,9 @@
 //! `mpsctl`, and what the programs share.
 
+pub mod attach;
 pub mod common;
-pub mod environment;
+pub mod env;
+pub mod exec;
 pub mod mpsctl;
 pub mod pbs;
 pub mod site;

@@ -1,23 +1,31 @@
 //! The command line of `mpsctl`.
 
+use super::attach::Caller;
 use super::common::CONFIG;
-use super::environment::{Env, Exec};
+use super::env::Env;
+use super::exec::Exec;
 use super::pbs::{self, Surroundings};
 use super::site::{Advertise, ConfigVerb};
 use super::{complain, say};
 use crate::config::{Config, Settings};
-use crate::model::Failure;
 use crate::model::failure::{EXIT_NODE, EXIT_REFUSED};
+use crate::model::{Failure, Fault, Undetermined};
 use crate::scheduler::{Host, Site, ThisHost};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 
-const NAME: &str = "mpsctl";
+/// Name in messages.
+pub const NAME: &str = "mpsctl";
 
 /// The user's and the administrator's tool for jobs with an NVIDIA MPS of their own.
+///
+/// Exit status: 0 done; 1 refused, or something is left to do; 2 this node could not do it.
 #[derive(Debug, Parser)]
 #[command(name = "mpsctl", version)]
 struct Arguments {
+    /// The configuration
+    #[arg(long, global = true, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -25,8 +33,14 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Print the variables that attach a shell to its job's MPS: eval "$(mpsctl env)"
+    ///
+    /// Prints nothing outside a job and in a job without MPS. Where the job's MPS was refused or did not start, says why
+    /// on standard error and prints 'false', so that the eval fails too.
     Env(Env),
     /// Run a program attached to the job's MPS, with its rank's limits
+    ///
+    /// Lists by rank and MPS=per-gpu need the launcher's local rank: OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID,
+    /// PALS_LOCAL_RANKID or SLURM_LOCALID.
     Exec(Exec),
     /// The configuration
     #[command(subcommand)]
@@ -34,61 +48,109 @@ enum Verb {
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
     /// Torque and OpenPBS
-    Pbs(Pbs),
+    #[command(subcommand)]
+    Pbs(pbs::Pbs),
 }
 
-#[derive(Debug, clap::Args)]
-struct Pbs {
-    /// The configuration
-    #[arg(long, global = true, value_name = "FILE", default_value = CONFIG)]
-    config: PathBuf,
-    #[command(subcommand)]
-    verb: pbs::Pbs,
+/// The command line's definition: for help, manual pages and completions alike.
+pub fn command() -> clap::Command {
+    Arguments::command()
 }
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
-    let env = |name: &str| std::env::var(name).ok();
-    let refused = |refusal: crate::model::Refusal| Failure::from(refusal);
-    let text = match Arguments::parse().verb {
-        Verb::Env(verb) => verb.run(&env).map_err(refused),
-        Verb::Exec(verb) => match verb.run(&env) {
-            Ok(never) => match never {},
-            Err(refusal) => Err(refused(refusal)),
-        },
-        Verb::Config(ConfigVerb::Show(verb)) => verb.run(&ThisHost.name()),
-        Verb::Advertise(verb) => programs().and_then(|dir| verb.run(&ThisHost.name(), &dir.join("mpsd"))),
-        Verb::Pbs(verb) => return pbs(&verb),
-    };
+    let Arguments { config, verb } = Arguments::parse();
+    match verb {
+        Verb::Env(verb) => env(&config, &verb),
+        Verb::Exec(verb) => exec(&config, &verb),
+        Verb::Config(ConfigVerb::Show(verb)) => print(verb.run(&config, &ThisHost.name())),
+        Verb::Advertise(verb) => {
+            print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
+        }
+        Verb::Pbs(verb) => pbs(&config, &verb),
+    }
+}
+
+fn print(text: Result<String, Failure>) -> u8 {
     match text {
         Ok(text) => {
             say(&text);
             0
         }
-        Err(failure) => {
-            complain(NAME, &failure.to_string());
-            failure.exit_code()
+        Err(failure) => failed(&failure),
+    }
+}
+
+fn failed(failure: &Failure) -> u8 {
+    complain(NAME, &failure.to_string());
+    failure.exit_code()
+}
+
+fn env(config: &Path, verb: &Env) -> u8 {
+    let uid = nix::unistd::geteuid().as_raw();
+    let job = verb.job.as_deref();
+    let text = verb.run(&Caller {
+        config,
+        job,
+        env: &|name| std::env::var(name).ok(),
+        uid,
+        main: verb.main,
+    });
+    if text.is_err() {
+        say(verb.shell.failure());
+    }
+    print(text)
+}
+
+fn exec(config: &Path, verb: &Exec) -> u8 {
+    let uid = nix::unistd::geteuid().as_raw();
+    let job = verb.job.as_deref();
+    let main = verb.is_main();
+    match verb.run(&Caller {
+        config,
+        job,
+        env: &|name| std::env::var(name).ok(),
+        uid,
+        main,
+    }) {
+        Ok(never) => match never {},
+        Err(not) => {
+            complain(NAME, &not.line);
+            not.code
         }
     }
 }
 
 /// The directory of our programs: all of them lie in one.
 fn programs() -> Result<PathBuf, Failure> {
-    let unknown = |why: String| crate::model::Undetermined::new("the directory of this program", why);
+    let unknown = |why: String| Undetermined::new("the directory of this program", why);
     let exe = std::env::current_exe().map_err(|e| unknown(e.to_string()))?;
-    Ok(exe.parent().map(Path::to_path_buf).ok_or_else(|| unknown("it has none".to_owned()))?)
+    Ok(exe
+        .parent()
+        .map(Path::to_path_buf)
+        .ok_or_else(|| unknown("it has none".to_owned()))?)
 }
 
-fn pbs(arguments: &Pbs) -> u8 {
-    let around = match surroundings(&arguments.config) {
+/// What is in force on `node`. No configuration at all is fine for an administrator's verb: there are defaults for
+/// everything.
+fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
+    if config == Path::new(CONFIG) && !config.exists() {
+        return Ok(Settings::usual(node));
+    }
+    let read = Config::load(config).and_then(|file| file.for_node(node, &[]));
+    Ok(read.map_err(Fault::from)?)
+}
+
+fn pbs(config: &Path, verb: &pbs::Pbs) -> u8 {
+    let around = match surroundings(config) {
         Ok(around) => around,
         Err(failure) => {
-            complain(NAME, &failure.to_string());
+            failed(&failure);
             return EXIT_NODE;
         }
     };
     let mut out = std::io::stdout().lock();
-    match pbs::run(&arguments.verb, &around, &ThisHost, &mut out) {
+    match pbs::run(verb, &around, &ThisHost, &mut out) {
         Ok(code) => code,
         Err(why) => {
             complain(NAME, &why);
@@ -97,16 +159,14 @@ fn pbs(arguments: &Pbs) -> u8 {
     }
 }
 
-/// Where PBS is and where we are. No configuration at all is fine: it has defaults for everything.
+/// Where PBS is and where we are.
 fn surroundings(config: &Path) -> Result<Surroundings, Failure> {
-    let host = ThisHost.name();
-    let settings = if config == Path::new(CONFIG) && !config.exists() {
-        Settings::usual(&host)
-    } else {
-        let read = Config::load(config).and_then(|file| file.for_node(&host, &[]));
-        read.map_err(crate::model::Fault::from)?
+    let settings = settings(config, &ThisHost.name())?;
+    let site = Site {
+        home: settings.pbs.home,
+        exec: settings.pbs.exec,
+        node: settings.pbs.node,
     };
-    let site = Site { home: settings.pbs.home, exec: settings.pbs.exec, node: settings.pbs.node };
     Ok(Surroundings {
         site,
         programs: programs()?,

@@ -1,11 +1,11 @@
 //! `mpsctl config show` and `mpsctl advertise`: what the site decided, and what a scheduler is to be told of it.
 
-use super::common::{CONFIG, SchedulerName};
+use super::common::SchedulerName;
 use crate::config::{Config, Settings};
 use crate::model::{Failure, Fault, Inventory};
 use crate::node::worker::NvmlWorker;
 use crate::policy::advertise::{Offer, advertise};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// NVML's start takes 12 ms (facts: mps-control, "Times"); an administrator waits longer than a prologue may.
@@ -21,9 +21,6 @@ pub enum ConfigVerb {
 /// `mpsctl config show`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Show {
-    /// The configuration
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
-    pub config: PathBuf,
     /// The node's name in the scheduler; this host if not given
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
@@ -33,16 +30,16 @@ pub struct Show {
 }
 
 impl Show {
-    /// The text to print; `host` is this host's name.
+    /// The text to print of `file`; `host` is this host's name.
     ///
     /// # Errors
     /// The file cannot be used, or the name is none.
-    pub fn run(&self, host: &str) -> Result<String, Failure> {
-        let config = Config::load(&self.config).map_err(Fault::from)?;
+    pub fn run(&self, file: &Path, host: &str) -> Result<String, Failure> {
+        let config = Config::load(file).map_err(Fault::from)?;
         let node = self.node.as_deref().unwrap_or(host);
         let products: Vec<&str> = self.products.iter().map(String::as_str).collect();
         let settings = config.for_node(node, &products).map_err(Fault::from)?;
-        Ok(format!("# node '{node}'\n{}", settings.explain(&self.config)))
+        Ok(format!("# node '{node}'\n{}", settings.explain(file)))
     }
 }
 
@@ -51,21 +48,18 @@ impl Show {
 pub struct Advertise {
     /// Whose configuration to print lines for
     pub scheduler: SchedulerName,
-    /// The configuration
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
-    pub config: PathBuf,
     /// This node's name in the scheduler; the host's if not given
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
 }
 
 impl Advertise {
-    /// The text to print for this node; `worker` is the program `mpsd`, which asks NVML.
+    /// The text to print for this node under the configuration `file`; `worker` is the program `mpsd`, which asks NVML.
     ///
     /// # Errors
     /// The file cannot be used, NVML does not answer, or nothing is to be offered.
-    pub fn run(&self, host: &str, worker: &Path) -> Result<String, Failure> {
-        let config = Config::load(&self.config).map_err(Fault::from)?;
+    pub fn run(&self, file: &Path, host: &str, worker: &Path) -> Result<String, Failure> {
+        let config = Config::load(file).map_err(Fault::from)?;
         let node = self.node.as_deref().unwrap_or(host);
         let settings = config.for_node(node, &[]).map_err(Fault::from)?;
         let inventory = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?.inventory()?;
@@ -108,11 +102,10 @@ mod tests {
         let show = |node: Option<&str>, products: &[&str]| {
             let products = products.iter().map(|product| (*product).to_owned()).collect();
             Show {
-                config: config.clone(),
                 node: node.map(str::to_owned),
                 products,
             }
-            .run("n3.domain")
+            .run(&config, "n3.domain")
             .unwrap()
         };
         let here = show(None, &[]);

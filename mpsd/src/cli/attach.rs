@@ -1,0 +1,294 @@
+//! What attaches a process to its job's MPS, found from the scheduler's own variables and root's record.
+
+use crate::config::{Config, ConfigError, Settings};
+use crate::model::environment::{
+    Change, JOB, LOCAL_RANKS, Task, VISIBLE_DEVICES, strip_inherited, task_environment,
+};
+use crate::model::failure::{FailureKind, Undetermined};
+use crate::model::record::{LONGEST, Record, State};
+use crate::model::{Failure, Fault, JobId, Refusal};
+use crate::scheduler::{Host, ThisHost};
+use crate::sys::deadline::Deadline;
+use crate::sys::trusted::open_trusted;
+use std::path::Path;
+use std::time::Duration;
+
+/// How often a record that stands at `starting` is read again.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// A variable of the caller's environment.
+pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The process that asks: its environment, and what its command line says of it.
+#[derive(Clone, Copy)]
+pub struct Caller<'a> {
+    /// `--config`.
+    pub config: &'a Path,
+    /// `--job`.
+    pub job: Option<&'a str>,
+    /// Its environment.
+    pub env: Lookup<'a>,
+    /// Its effective user id.
+    pub uid: u32,
+    /// The job's main shell, which has no rank: what needs one is left out instead of refused.
+    pub main: bool,
+}
+
+/// What was found for a caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// The job has an MPS of its own: these changes attach the caller to it.
+    Attached(Vec<Change>),
+    /// It has none: these changes remove what another job's MPS left in the environment.
+    WithoutMps(Vec<Change>),
+    /// The caller is in no job.
+    NoJob,
+}
+
+impl Found {
+    /// The changes.
+    pub fn changes(self) -> Vec<Change> {
+        match self {
+            Self::Attached(changes) | Self::WithoutMps(changes) => changes,
+            Self::NoJob => Vec::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Caller<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Caller")
+            .field("config", &self.config)
+            .field("job", &self.job)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Caller<'_> {
+    /// Looks for the job and its record; waits for one that stands at `starting`, no longer than the record allows.
+    ///
+    /// # Errors
+    /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's part of it cannot be told
+    /// (refusal), or neither a record nor a usable configuration is there (fault).
+    pub fn find(&self) -> Result<Found, Failure> {
+        let ids = self.ids()?;
+        let Some(job) = ids.last().cloned() else {
+            return Ok(Found::NoJob);
+        };
+        let (settings, broken) = self.settings();
+        for id in ids {
+            if let Some(record) = settled(&settings, &id)? {
+                return self.attach(&record).map(Found::Attached);
+            }
+        }
+        // A shell that every job has is never stopped by it; who asks for variables must not be told "none" wrongly.
+        if let (Some(error), false) = (broken, self.main) {
+            return Err(Fault::from(error).into());
+        }
+        Ok(Found::WithoutMps(strip_inherited(
+            &settings.paths.jobs(),
+            Some(job.as_str()),
+            self.env,
+        )))
+    }
+
+    /// The id that messages name.
+    pub fn job(&self) -> Option<JobId> {
+        self.ids().ok()?.pop()
+    }
+
+    /// The ids under which the job may have a record, most special first: a Slurm step with a daemon of its own goes
+    /// before its job.
+    fn ids(&self) -> Result<Vec<JobId>, Refusal> {
+        if let Some(id) = self.job.map(str::to_owned).or_else(|| self.var("PBS_JOBID")) {
+            return Ok(vec![JobId::parse(&id)?]);
+        }
+        let Some(job) = self.var("SLURM_JOB_ID") else {
+            return Ok(Vec::new());
+        };
+        let job = JobId::parse(&job)?;
+        let step = self.var("SLURM_STEP_ID").and_then(|step| job.step(&step).ok());
+        Ok(step.into_iter().chain([job]).collect())
+    }
+
+    fn var(&self, name: &str) -> Option<String> {
+        (self.env)(name).filter(|value| !value.is_empty())
+    }
+
+    /// What is in force here, and why the file does not say so: without it the usual directories are looked into.
+    /// No file at all means that nothing of ours is configured.
+    fn settings(&self) -> (Settings, Option<ConfigError>) {
+        let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
+        match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
+            Ok(settings) => (settings, None),
+            Err(error) => (Settings::usual(&node), self.config.exists().then_some(error)),
+        }
+    }
+
+    fn attach(&self, record: &Record) -> Result<Vec<Change>, Failure> {
+        let job = format!("job {}", record.job);
+        if self.uid != 0 && record.uid != 0 && record.uid != self.uid {
+            return Err(Refusal::new(job, "its MPS is another user's", "").into());
+        }
+        let reason = record.reason.as_deref().unwrap_or("no reason is recorded");
+        match record.state {
+            State::Ready => Ok(self.ready(record)?),
+            State::Starting => Err(Undetermined::new(job, "its MPS is not ready in time").into()),
+            State::Failed if record.kind != Some(FailureKind::Refusal) => {
+                Err(Undetermined::new(job, format!("MPS did not start: {reason}")).into())
+            }
+            State::Refused | State::Failed => {
+                Err(Refusal::new(job, format!("MPS refused: {reason}"), "").into())
+            }
+        }
+    }
+
+    fn ready(&self, record: &Record) -> Result<Vec<Change>, Refusal> {
+        let number = |name: &&str| (self.env)(name).and_then(|rank| rank.trim().parse().ok());
+        let task = Task {
+            local_rank: LOCAL_RANKS.iter().find_map(number),
+            visible: self.visible(),
+            renumbered: None,
+            inherited_job: (self.env)(JOB),
+        };
+        if self.main && task.local_rank.is_none() {
+            main_shell(record, &task)
+        } else {
+            task_environment(record, &task)
+        }
+    }
+
+    /// The devices by UUID, or by the node's own numbers. Under Slurm's ConstrainDevices `CUDA_VISIBLE_DEVICES` counts
+    /// from 0 within the step, and `SLURM_STEP_GPUS` has the node's numbers (scheduler::slurm).
+    fn visible(&self) -> Option<String> {
+        let own = self.var(VISIBLE_DEVICES)?;
+        if own.contains("GPU-") || self.var("SLURM_JOB_ID").is_none() {
+            return Some(own);
+        }
+        self.var("SLURM_STEP_GPUS")
+            .or_else(|| self.var("SLURM_JOB_GPUS"))
+            .or(Some(own))
+    }
+}
+
+/// The record of `id` once it no longer stands at `starting`; `None`: no MPS here.
+fn settled(settings: &Settings, id: &JobId) -> Result<Option<Record>, Failure> {
+    let path = settings.paths.job(id).record();
+    let Some(mut record) = read(&path)? else {
+        return Ok(None);
+    };
+    let own = Duration::from_secs(record.deadline_s.into());
+    let deadline = Deadline::after(if own.is_zero() { settings.deadline } else { own });
+    while record.state == State::Starting && deadline.sleep(LOOK_AGAIN) {
+        match read(&path)? {
+            Some(newer) => record = newer,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(record))
+}
+
+fn read(path: &Path) -> Result<Option<Record>, Failure> {
+    let unreadable = |why: String| Undetermined::new(format!("record '{}'", path.display()), why);
+    let file = match open_trusted(path) {
+        Ok(file) => file,
+        Err(error) if error.is_absent() => return Ok(None),
+        Err(error) => return Err(unreadable(error.to_string()).into()),
+    };
+    let most = usize::try_from(LONGEST).unwrap_or(usize::MAX);
+    let bytes = file.read(most).map_err(|e| unreadable(e.to_string()))?;
+    Ok(Record::parse(&String::from_utf8_lossy(&bytes))
+        .map(Some)
+        .map_err(unreadable)?)
+}
+
+/// What a shell can have before its ranks are known: all but what depends on the rank. In per-gpu mode that is the
+/// daemon itself, unless the job has one GPU.
+fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
+    let shared = Record {
+        rank_threads: Vec::new(),
+        rank_memory: Vec::new(),
+        ..record.clone()
+    };
+    match task_environment(&shared, task) {
+        Err(_) if record.per_gpu && record.gpus.len() > 1 => {
+            let mut changes = vec![Change {
+                name: JOB,
+                value: Some(record.job.as_str().to_owned()),
+            }];
+            if record.uuids {
+                let all: Vec<&str> = record.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+                changes.push(Change {
+                    name: VISIBLE_DEVICES,
+                    value: Some(all.join(",")),
+                });
+            }
+            Ok(changes)
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(job: Option<&str>, env: &[(&str, &str)]) -> Vec<String> {
+        let lookup = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+        let caller = Caller {
+            config: Path::new("/nonexistent"),
+            job,
+            env: &lookup,
+            uid: 1000,
+            main: false,
+        };
+        caller.ids().unwrap().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_job_is_the_schedulers() {
+        assert!(ids(None, &[]).is_empty());
+        assert_eq!(ids(None, &[("PBS_JOBID", "7.srv")]), ["7.srv"]);
+        assert_eq!(
+            ids(None, &[("SLURM_JOB_ID", "8"), ("SLURM_STEP_ID", "2")]),
+            ["8.2", "8"]
+        );
+        assert_eq!(ids(Some("9"), &[("SLURM_JOB_ID", "8")]), ["9"]);
+        assert!(ids(None, &[("SLURM_JOB_ID", "")]).is_empty());
+    }
+
+    #[test]
+    fn numbers_of_a_slurm_step_are_the_nodes() {
+        let visible = |env: &[(&str, &str)]| {
+            let lookup = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+            Caller {
+                config: Path::new("/x"),
+                job: None,
+                env: &lookup,
+                uid: 1000,
+                main: false,
+            }
+            .visible()
+        };
+        let slurm = [
+            ("SLURM_JOB_ID", "8"),
+            ("SLURM_STEP_GPUS", "3"),
+            (VISIBLE_DEVICES, "0"),
+        ];
+        assert_eq!(visible(&slurm).as_deref(), Some("3"));
+        assert_eq!(
+            visible(&[
+                ("SLURM_JOB_ID", "8"),
+                ("SLURM_STEP_GPUS", "3"),
+                (VISIBLE_DEVICES, "GPU-1")
+            ])
+            .as_deref(),
+            Some("GPU-1")
+        );
+        assert_eq!(
+            visible(&[("PBS_JOBID", "8"), (VISIBLE_DEVICES, "1")]).as_deref(),
+            Some("1")
+        );
+        assert_eq!(visible(&[]), None);
+    }
+}

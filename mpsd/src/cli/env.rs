@@ -1,0 +1,135 @@
+//! `mpsctl env`: the variables that attach a shell to its job's MPS, for that shell to evaluate.
+
+use super::attach::Caller;
+use crate::model::Failure;
+use crate::model::environment::Change;
+
+/// `mpsctl env`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Env {
+    /// The job; from the scheduler's variables if not given
+    #[arg(long, value_name = "ID")]
+    pub job: Option<String>,
+    /// For whom to print
+    #[arg(long, value_enum, default_value = "sh")]
+    pub shell: Shell,
+    /// This is the job's main shell, which has no rank: leave what needs one to 'mpsctl exec'
+    #[arg(long)]
+    pub main: bool,
+}
+
+/// How variables are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Shell {
+    /// sh, bash, zsh, ksh
+    Sh,
+    /// csh, tcsh
+    Csh,
+    /// One object: a value for each variable, null for one to remove
+    Json,
+}
+
+impl Env {
+    /// The text to print. Empty (in JSON: an empty object) outside a job and in a job without MPS, unless another job's
+    /// MPS left variables.
+    ///
+    /// # Errors
+    /// As [`Caller::find`].
+    pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
+        Ok(self.shell.write(&caller.find()?.changes()))
+    }
+}
+
+impl Shell {
+    /// What a shell evaluates when nothing could be found out. `eval ""` succeeds in every shell, so that a script under
+    /// `set -e`, or one that asks for the status, would go on without its MPS.
+    pub fn failure(self) -> &'static str {
+        match self {
+            Self::Sh | Self::Csh => "false\n",
+            Self::Json => "",
+        }
+    }
+
+    fn write(self, changes: &[Change]) -> String {
+        let quoted = |value: &str| format!("'{}'", value.replace('\'', "'\\''"));
+        match self {
+            Self::Sh => changes
+                .iter()
+                .map(|change| match &change.value {
+                    Some(value) => format!("export {}={}\n", change.name, quoted(value)),
+                    None => format!("unset {}\n", change.name),
+                })
+                .collect(),
+            // csh substitutes history even between single quotes.
+            Self::Csh => changes
+                .iter()
+                .map(|change| match &change.value {
+                    Some(value) => format!("setenv {} {};\n", change.name, quoted(value).replace('!', "\\!")),
+                    None => format!("unsetenv {};\n", change.name),
+                })
+                .collect(),
+            Self::Json => {
+                let all: serde_json::Map<String, serde_json::Value> = changes
+                    .iter()
+                    .map(|change| (change.name.to_owned(), change.value.clone().into()))
+                    .collect();
+                format!("{}\n", serde_json::Value::Object(all))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::environment::{JOB, VISIBLE_DEVICES};
+    use std::path::Path;
+
+    #[test]
+    fn each_shell_reads_what_is_printed_for_it() {
+        let changes = [
+            Change {
+                name: JOB,
+                value: Some("it's 4!".to_owned()),
+            },
+            Change {
+                name: VISIBLE_DEVICES,
+                value: None,
+            },
+        ];
+        assert_eq!(
+            Shell::Sh.write(&changes),
+            "export MPSD_JOB='it'\\''s 4!'\nunset CUDA_VISIBLE_DEVICES\n"
+        );
+        assert_eq!(
+            Shell::Csh.write(&changes),
+            "setenv MPSD_JOB 'it'\\''s 4\\!';\nunsetenv CUDA_VISIBLE_DEVICES;\n"
+        );
+        assert_eq!(
+            Shell::Json.write(&changes),
+            "{\"CUDA_VISIBLE_DEVICES\":null,\"MPSD_JOB\":\"it's 4!\"}\n"
+        );
+        assert_eq!(Shell::Sh.write(&[]), "");
+    }
+
+    #[test]
+    fn outside_a_job_nothing_is_printed() {
+        let caller = Caller {
+            config: Path::new("/nonexistent"),
+            job: None,
+            env: &|_| None,
+            uid: 1000,
+            main: false,
+        };
+        let env = |shell| {
+            Env {
+                job: None,
+                shell,
+                main: false,
+            }
+            .run(&caller)
+        };
+        assert_eq!(env(Shell::Sh), Ok(String::new()));
+        assert_eq!(env(Shell::Json), Ok("{}\n".to_owned()));
+    }
+}
