@@ -1,13 +1,13 @@
 //! `mpsd` as root sees it: started as the job's user, heard, never believed.
 
-use super::RealNode;
+use super::{RealNode, processes};
 use crate::lifecycle::journal::{Journal, ProcessRef};
 use crate::lifecycle::spec::{OverLimit, REPORT_FD, ReadyDaemon, Report, SPEC_FD, Spec, SpecDaemon};
 use crate::model::environment::PIPE_DIRECTORY;
 use crate::model::failure::{Evidence, Fault, Undetermined};
 use crate::model::text::one_line;
 use crate::model::Failure;
-use crate::node::{Node, Role};
+use crate::node::Role;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
 use crate::sys::spawn::{Child, Identity, Spawn, SpawnError};
@@ -139,11 +139,9 @@ fn check(node: &mut RealNode, journal: &Journal, spec: &Spec, daemons: &[ReadyDa
     if daemons.len() != spec.daemons.len() {
         return Err(wrong(format!("{} daemons reported, {} asked for", daemons.len(), spec.daemons.len())));
     }
-    let members = node.members(journal);
     for daemon in daemons {
         for (pid, role) in [(daemon.control, Role::Control), (daemon.server, Role::Server)] {
-            let proved = members.iter().any(|m| m.process.pid == pid && m.role == role && !m.is_defunct());
-            if !proved || node.uid_of(pid) != Some(journal.uid) {
+            if !processes::is_member(node, journal, pid, role) {
                 return Err(wrong(format!("process {pid} is not this job's {role}")));
             }
         }

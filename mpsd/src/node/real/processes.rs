@@ -48,6 +48,16 @@ pub fn members(node: &RealNode, journal: &Journal) -> Members {
     found.into_values().collect()
 }
 
+/// Whether `pid` is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
+/// with its pipe directory, and has not ended.
+pub fn is_member(node: &RealNode, journal: &Journal, pid: i32, role: Role) -> bool {
+    let Some(process) = Process::find(pid).ok().flatten() else { return false };
+    let in_group = || node.cgroup_of(journal).is_some_and(|cgroup| cgroup.procs().is_ok_and(|p| p.contains(&pid)));
+    uid_of(pid) == Some(journal.uid)
+        && role_of(node, journal, &process) == Some(role)
+        && (in_group() || is_ours(journal, &process))
+}
+
 fn held(id: ProcessRef) -> Option<Process> {
     id.open().ok().flatten()
 }
