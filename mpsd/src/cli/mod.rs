@@ -2,10 +2,12 @@
 
 pub mod attach;
 pub mod common;
+pub mod daemon;
 pub mod env;
 pub mod exec;
 pub mod mpsctl;
 pub mod pbs;
+pub mod probe;
 pub mod site;
 
 use std::io::Write;

@@ -7,7 +7,6 @@ mod cuda;
 mod report;
 mod witness;
 
-use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::panic;
 use std::process::ExitCode;
@@ -15,55 +14,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::Parser as _;
 use cuda::{CudaFailure, Device, MIB};
+use mpsd::cli::probe::Options;
 use nix::unistd;
 use report::{Expectation, GpuReport, Report};
 use witness::Witness;
-
-const EXIT_CODES: &str = "\
-Exit codes:
-  0  everything as expected
-  1  an expectation was not met, or --require-mps was given and a context does not go through MPS
-  2  no CUDA here: no libcuda, or no GPU visible; also a wrong option
-  3  CUDA failed, or did not answer within the deadline
-
-A call into a driver that hangs cannot be taken back: a process that is still there two seconds after its deadline is \
-ended by SIGALRM.";
-
-/// Opens a CUDA context through the MPS daemon of this environment (CUDA_MPS_PIPE_DIRECTORY) and says what it
-/// got: whether it is under MPS, multiprocessors, memory it may allocate, and one memset that was read back.
-#[derive(Debug, Clone, Parser)]
-#[command(name = "mps-probe", version, after_help = EXIT_CODES)]
-struct Options {
-    /// One JSON object on one line instead of the table
-    #[arg(long)]
-    json: bool,
-    /// Look at this visible device only (index as CUDA counts)
-    #[arg(long, value_name = "INDEX")]
-    gpu: Option<u32>,
-    /// Fail unless every context goes through MPS
-    #[arg(long)]
-    require_mps: bool,
-    /// Fail unless exactly N multiprocessors are visible
-    #[arg(long, value_name = "N")]
-    expect_sms: Option<u32>,
-    /// Fail unless the memory limit is MIB: at most that and at least 256 MiB less can be allocated
-    #[arg(long, value_name = "MIB")]
-    expect_mem: Option<u64>,
-    /// Find out how much can be allocated, in steps of 64 MiB up to the cap; it is freed again
-    #[arg(long, value_name = "CAP_MIB", num_args = 0..=1, require_equals = true, default_missing_value = "16384")]
-    alloc: Option<u64>,
-    /// After the report keep the contexts for this long, then check the memory again
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    hold: u64,
-    /// Give up when CUDA has not answered after this long (the time of --hold is added)
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    deadline_s: u64,
-    /// NVML's library, if the loader does not find it
-    #[arg(long, value_name = "FILE")]
-    nvml: Option<OsString>,
-}
 
 /// What the thread that talks to CUDA tells the one that keeps the time.
 #[derive(Debug)]
