@@ -48,34 +48,47 @@ pub fn percentage(text: &str) -> Option<f64> {
         .filter(|p| *p > 0.0 && *p <= 100.0)
 }
 
-/// Multiprocessors left by a thread percentage: rounded down to an even number, never under 2.
-/// Recorded on 132: 25 gives 32, 10 gives 12, 60 gives 78.
+/// Multiprocessors left by a thread percentage: rounded down to an even number, never under 8.
+/// Recorded on 132: 25 gives 32, 10 gives 12, 60 gives 78, 1 gives 8.
 pub fn multiprocessors(all: u32, percent: f64) -> u32 {
     let share = f64::from(all) * percent / 100.0;
-    ((share + 1e-9) as u32 / 2 * 2).clamp(2.min(all), all)
+    ((share + 1e-9) as u32 / 2 * 2).clamp(8.min(all), all)
 }
 
-/// A memory value in MiB or with a unit, in bytes: `3G`, `900M`, `1GB`. `None` for a unit that is none.
-pub fn memory(text: &str) -> Option<u64> {
+/// A memory limit as MPS writes it back: `3G`; of any other unit, and of none, `3M` (recorded of `3X`). `None` for what
+/// begins with no number.
+pub fn canonical_memory(text: &str) -> Option<String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number: u64 = text[..digits].parse().ok()?;
-    let unit = match text[digits..].to_ascii_uppercase().as_str() {
-        "G" | "GB" => 1 << 30,
-        "M" | "MB" => MIB,
-        "K" | "KB" => 1 << 10,
-        "" | "B" => 1,
-        _ => return None,
+    let unit = if text[digits..].starts_with(['G', 'g']) {
+        'G'
+    } else {
+        'M'
     };
-    number.checked_mul(unit)
+    Some(format!("{number}{unit}"))
 }
 
-/// The daemon's limit for the GPU with this index in the daemon's numbering: of those that name it, the last one set.
-pub fn daemon_limit(limits: &[MemoryLimit], index: usize, uuid: &str) -> Option<u64> {
+/// A memory limit in bytes.
+pub fn memory(text: &str) -> Option<u64> {
+    let canonical = canonical_memory(text)?;
+    let (number, unit) = canonical.split_at(canonical.len() - 1);
+    number
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(if unit == "G" { 1 << 30 } else { MIB })
+}
+
+/// The daemon's limit for the GPU with this index in the daemon's numbering: of those that name it, the last one
+/// applied.
+pub fn daemon_limit<'l>(
+    limits: impl Iterator<Item = &'l MemoryLimit>,
+    index: usize,
+    uuid: &str,
+) -> Option<u64> {
     let names = |name: &str| name == uuid || name.parse() == Ok(index);
     limits
-        .iter()
-        .rev()
-        .find(|(name, _)| names(name))
+        .filter(|(name, _)| names(name))
+        .last()
         .and_then(|(_, value)| memory(value))
 }
 
@@ -108,22 +121,29 @@ mod tests {
         let of = |p| multiprocessors(132, p);
         assert_eq!(
             [of(25.0), of(10.0), of(60.0), of(100.0), of(50.0), of(0.5)],
-            [32, 12, 78, 132, 66, 2]
+            [32, 12, 78, 132, 66, 8]
         );
         let mib = |sms| context_bytes(sms) / MIB;
         assert_eq!([mib(12), mib(32), mib(78), mib(132)], [71, 145, 315, 514]);
     }
 
     #[test]
-    fn last_limit_wins_and_index_counts_in_the_daemons_numbering() {
+    fn the_last_limit_applied_wins_and_an_index_counts_in_the_daemons_numbering() {
         let set = |l: &[(&str, &str)]| {
             l.iter()
                 .map(|(a, b)| (a.to_string(), b.to_string()))
                 .collect::<Vec<_>>()
         };
         let both = set(&[("GPU-a", "4G"), ("0", "3G")]);
-        assert_eq!(daemon_limit(&both, 0, "GPU-a"), Some(3 << 30));
-        assert_eq!(daemon_limit(&both, 1, "GPU-a"), Some(4 << 30));
-        assert_eq!(daemon_limit(&set(&[("0", "3X")]), 0, "GPU-a"), None);
+        assert_eq!(daemon_limit(both.iter(), 0, "GPU-a"), Some(3 << 30));
+        assert_eq!(daemon_limit(both.iter(), 1, "GPU-a"), Some(4 << 30));
+        assert_eq!(
+            daemon_limit(set(&[("0", "3X")]).iter(), 0, "GPU-a"),
+            Some(3 << 20)
+        );
+        assert_eq!(
+            ["2GB", "1024", "junk"].map(memory),
+            [Some(2 << 30), Some(1 << 30), None]
+        );
     }
 }

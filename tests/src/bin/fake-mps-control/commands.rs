@@ -18,9 +18,6 @@ impl Daemon {
         let words: Vec<&str> = line.split_whitespace().collect();
         let name = words.first().copied().unwrap_or("");
         self.hang_if_told(name);
-        if let Some(quit) = self.quit.as_mut() {
-            quit.disturbed = true;
-        }
         if name == "quit" && self.may_quit(uid) {
             let patience = words
                 .iter()
@@ -133,16 +130,16 @@ impl Daemon {
             [] | ["-uid"] => "A user id (UID) is required to start a new server\n".into(),
             ["-uid", of, ..] => match of.parse::<u32>() {
                 Err(_) => "A user id (UID) is required to start a new server\n".into(),
-                Ok(of) => match self.server.as_ref().map(|s| s.uid) {
-                    None => {
+                // Recorded: a user may ask for a server of his own, even one that cannot start.
+                Ok(of) if of != uid && uid != 0 => {
+                    format!("Insufficient privileges for UID {uid}. {STRANGER}\n")
+                }
+                Ok(of) => {
+                    if self.server.is_none() {
                         self.start_server(of);
-                        String::new()
                     }
-                    Some(now) if now != of && uid != 0 => {
-                        format!("Insufficient privileges for UID {uid}. {STRANGER}\n")
-                    }
-                    Some(_) => String::new(),
-                },
+                    String::new()
+                }
             },
             _ => "Invalid start_server cmd. Expected cmd: start_server -uid <user id>\n".into(),
         }

@@ -44,6 +44,8 @@ pub struct Daemon {
     pub retry: Option<Retry>,
     /// Exit status, once the daemon is to end.
     pub ended: Option<u8>,
+    /// Whether a server has ever ended with another status than 0.
+    pub server_failed: bool,
     last_session: u64,
 }
 
@@ -61,6 +63,7 @@ impl Daemon {
             quit: None,
             retry: None,
             ended: None,
+            server_failed: false,
             last_session: 0,
         }
     }
@@ -135,10 +138,12 @@ impl Daemon {
     fn reap(&mut self) {
         loop {
             match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::Exited(pid, status)) => self.server_ended(pid.as_raw() as u32, status),
-                Ok(WaitStatus::Signaled(pid, signal, _)) => {
-                    self.server_ended(pid.as_raw() as u32, signal as i32)
+                Ok(WaitStatus::Exited(pid, status)) => {
+                    self.server_failed |= status != 0;
+                    self.server_ended(pid.as_raw() as u32, status);
                 }
+                Ok(WaitStatus::Signaled(pid, _, _)) => self.server_ended(pid.as_raw() as u32, 0),
+
                 Ok(WaitStatus::StillAlive) | Err(_) => return,
                 Ok(_) => {}
             }
@@ -192,7 +197,6 @@ impl Daemon {
             None => {
                 self.log.control("UI closed");
                 self.sessions.remove(at);
-                self.session_closed(id);
             }
         }
     }

@@ -10,9 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Log(Option<File>);
 
 impl Log {
-    /// To standard error: foreground mode, and every server.
-    pub fn stderr() -> Log {
-        let fd = nix::unistd::dup(std::io::stderr()).ok();
+    /// To standard output (recorded: not standard error): foreground mode, and every server.
+    pub fn stdout() -> Log {
+        let fd = nix::unistd::dup(std::io::stdout()).ok();
         Log(fd.map(File::from))
     }
 
@@ -21,7 +21,7 @@ impl Log {
         Log(OpenOptions::new().create(true).append(true).open(path).ok())
     }
 
-    /// A copy of the file behind it, for the server's standard error.
+    /// A copy of the file behind it, for the server's output.
     pub fn descriptor(&self) -> Option<File> {
         self.0.as_ref().and_then(|f| f.try_clone().ok())
     }

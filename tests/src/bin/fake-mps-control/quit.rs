@@ -17,10 +17,6 @@ pub struct Quit {
     pub session: u64,
     /// `-t`: when the server is ended with its clients.
     pub deadline: Option<Instant>,
-    /// Whether the deadline has passed.
-    pub forced: bool,
-    /// Whether it took more than one attempt, or other commands came after it: the exit status is then 1 (recorded).
-    pub disturbed: bool,
 }
 
 /// The next attempt.
@@ -35,12 +31,7 @@ impl Daemon {
     /// Begins to quit; the session hears of the end when the daemon ends.
     pub fn begin_quit(&mut self, session: u64, patience: Option<Duration>) {
         let deadline = patience.map(|p| Instant::now() + p);
-        self.quit = Some(Quit {
-            session,
-            deadline,
-            forced: false,
-            disturbed: false,
-        });
+        self.quit = Some(Quit { session, deadline });
         self.retry = None;
         self.try_shutdown_if_wanted();
     }
@@ -77,9 +68,6 @@ impl Daemon {
                 at: Instant::now() + pause,
                 pause,
             });
-            if let Some(quit) = self.quit.as_mut() {
-                quit.disturbed = true;
-            }
         }
     }
 
@@ -92,7 +80,6 @@ impl Daemon {
         let Some(quit) = self.quit.as_mut() else { return };
         if quit.deadline.is_some_and(|d| d <= now) {
             quit.deadline = None;
-            quit.forced = true;
             self.retry = None;
             if let Some(server) = self.server.as_ref() {
                 let _ = kill(Pid::from_raw(server.pid as i32), Signal::SIGKILL);
@@ -102,15 +89,7 @@ impl Daemon {
 
     /// The server has gone and nothing holds the daemon any more.
     pub fn finish_quit(&mut self) {
-        let Some(quit) = self.quit.as_ref() else { return };
-        self.ended = Some(u8::from(quit.disturbed && !quit.forced));
-    }
-
-    /// A session has ended; a `quit` whose session goes away is given up.
-    pub fn session_closed(&mut self, id: u64) {
-        if self.quit.as_ref().is_some_and(|q| q.session == id) && self.ended.is_none() {
-            self.quit = None;
-            self.retry = None;
-        }
+        // Recorded: 1 if a server has ever failed under this daemon, whatever became of the others.
+        self.ended = Some(u8::from(self.server_failed));
     }
 }

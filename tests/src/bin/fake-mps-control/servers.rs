@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::{ForkResult, Gid, Uid};
@@ -79,10 +80,11 @@ impl Daemon {
             let _ = nix::unistd::dup2_stderr(&log);
         }
         let path = self.node.dir.join("nvidia-cuda-mps-server");
-        let (Ok(path), name) = (
-            CString::new(path.as_os_str().as_bytes()),
-            c"nvidia-cuda-mps-server",
-        ) else {
+        // Recorded: named as this daemon was, by a path or without one.
+        let own = std::env::args().next().unwrap_or_default();
+        let name = Path::new(&own).with_file_name("nvidia-cuda-mps-server");
+        let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
+        let (Ok(path), Ok(name)) = (text(&path), text(&name)) else {
             return nix::errno::Errno::EINVAL;
         };
         match nix::unistd::execv(&path, &[name]) {

@@ -11,7 +11,7 @@ use crate::start::pipe_directory;
 /// Runs a session until standard input ends.
 pub fn run() -> ExitCode {
     let Some(connection) = connect() else {
-        println!("Cannot find MPS control daemon process");
+        eprintln!("Cannot find MPS control daemon process");
         return ExitCode::FAILURE;
     };
     let mut quitting = false;

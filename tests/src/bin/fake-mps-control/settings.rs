@@ -8,7 +8,7 @@ use tests::double::visible::{self, MemoryLimit};
 pub struct Settings {
     /// Active thread percentage.
     pub threads: f64,
-    /// Pinned memory limits, in the order in which they were set last.
+    /// Pinned memory limits, in the order in which their devices were named first.
     pub memory: Vec<MemoryLimit>,
     /// Client priority, 0 or 1.
     pub priority: u32,
@@ -37,13 +37,24 @@ impl Settings {
         format!("{:.1}", self.threads)
     }
 
-    /// Sets a memory limit; nothing is checked (recorded: `3X`, `2GB` and a GPU that does not exist are accepted).
+    /// Sets a memory limit; what begins with no number changes nothing, and nothing is said of it.
     pub fn set_memory(&mut self, device: &str, value: &str) {
-        self.memory.retain(|(name, _)| name != device);
-        self.memory.push((device.to_owned(), value.to_owned()));
+        let Some(value) = visible::canonical_memory(value) else {
+            return;
+        };
+        match self.memory.iter_mut().find(|(name, _)| name == device) {
+            Some((_, old)) => *old = value,
+            None => self.memory.push((device.to_owned(), value)),
+        }
     }
 
-    /// A memory limit as it was typed.
+    /// The memory limits in the order in which a server applies and logs them (recorded): the one named first comes
+    /// last, so it wins over another name of the same GPU.
+    pub fn memory_in_order(&self) -> impl Iterator<Item = &MemoryLimit> {
+        self.memory.iter().skip(1).chain(self.memory.first())
+    }
+
+    /// A memory limit as it is read back.
     pub fn memory_text(&self, device: &str) -> Option<&str> {
         self.memory
             .iter()

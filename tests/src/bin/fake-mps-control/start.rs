@@ -43,10 +43,10 @@ fn log_directory() -> PathBuf {
     std::env::var_os("CUDA_MPS_LOG_DIRECTORY").map_or_else(|| "/var/log/nvidia-mps".into(), PathBuf::from)
 }
 
-/// `-f`: stays, and logs to standard error.
+/// `-f`: stays, and logs to standard output.
 pub fn foreground(node: Node) -> ExitCode {
     match prepare(&node) {
-        Ok(lock) => serve(node, lock, Log::stderr(), Log::stderr(), |_| ()),
+        Ok(lock) => serve(node, lock, Log::stdout(), Log::stdout(), |_| ()),
         Err(code) => code,
     }
 }
@@ -113,14 +113,6 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
     if pipe.join("control_privileged").as_os_str().len() > SUN_PATH {
         return Err(ExitCode::FAILURE);
     }
-    if nix::unistd::access(&pipe, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
-        println!("Cannot access CUDA_MPS_PIPE_DIRECTORY={}", pipe.display());
-        return Err(ExitCode::FAILURE);
-    }
-    let lock = lock(&pipe).ok_or_else(|| {
-        println!("An instance of this daemon is already running");
-        ExitCode::FAILURE
-    })?;
     let logs = log_directory();
     if nix::unistd::access(&logs, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
         let warning = format!(
@@ -129,6 +121,16 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
         );
         println!("{warning}");
     }
+    // Recorded: a missing one is made, if the user may.
+    let _ = fs::create_dir(&pipe);
+    if nix::unistd::access(&pipe, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
+        println!("Cannot access CUDA_MPS_PIPE_DIRECTORY={}", pipe.display());
+        return Err(ExitCode::FAILURE);
+    }
+    let lock = lock(&pipe).ok_or_else(|| {
+        println!("An instance of this daemon is already running");
+        ExitCode::FAILURE
+    })?;
     match node.is.faults.start.as_str() {
         "exits" => return Err(ExitCode::FAILURE),
         "slow" => sleep(Duration::from_millis(node.is.faults.slow_ms)),

@@ -59,12 +59,19 @@ impl Server {
     }
 
     fn shutdown(&self) -> bool {
-        let busy = self.clients.len() * 2;
+        // A thread for each program and one for each of its contexts.
+        let busy: usize = self.clients.iter().map(|c| 1 + c.contexts()).sum();
+        self.log.line("Server", "Server has been notified to shutdown");
         if busy > 0 {
+            self.log.line(
+                "Server",
+                &format!("Server was unable to shutdown due to {busy} active clients"),
+            );
             let _ = wire::send(&self.control, format!("=BUSY {busy}").as_bytes());
             return true;
         }
         let _ = wire::send(&self.control, b"=BYE");
+        self.log.line("Server", "Waiting for current clients to finish");
         self.log.line("Server", "Exiting");
         sleep(Duration::from_millis(self.node.is.times.server_exit));
         false
@@ -96,15 +103,18 @@ impl Server {
         "0".into()
     }
 
+    /// Recorded: the last GPU first, and each context with its number in its program.
     fn devices(&self) -> String {
         let mut text = String::new();
-        for (index, gpu) in self.gpus.iter().enumerate() {
-            let on = self
+        for (index, gpu) in self.gpus.iter().enumerate().rev() {
+            let contexts = self
                 .attached()
-                .filter(|(_, c)| c.granted.iter().any(|g| g.uuid == gpu.uuid && g.taken > 0));
-            let lines: String = on.map(|(pid, _)| format!("{pid}.1\n")).collect();
+                .filter_map(|(pid, c)| Some((pid, c.context_on(&gpu.uuid)?)));
+            let lines: String = contexts
+                .map(|(pid, number)| format!("{pid}.{number}\n"))
+                .collect();
             if !lines.is_empty() {
-                text += &format!("[{index}] 00:00.0, {}\n{lines}", gpu.name);
+                text += &format!("[{index}] 00:{index:02}.0, {}\n{lines}", gpu.name);
             }
         }
         text

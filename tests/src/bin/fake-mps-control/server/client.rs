@@ -24,6 +24,17 @@ pub struct Client {
 }
 
 impl Client {
+    /// How many contexts it has.
+    pub fn contexts(&self) -> usize {
+        self.granted.iter().filter(|g| g.taken > 0).count()
+    }
+
+    /// The number of its context on this GPU, from 1.
+    pub fn context_on(&self, uuid: &str) -> Option<usize> {
+        let mut used = self.granted.iter().filter(|g| g.taken > 0);
+        used.position(|g| g.uuid == uuid).map(|at| at + 1)
+    }
+
     /// The first GPU on which it has a context.
     pub fn device(&self) -> &str {
         self.granted.iter().find(|g| g.taken > 0).map_or("", |g| &g.uuid)
@@ -90,6 +101,12 @@ impl Server {
         if granted.iter().all(|g| g.taken == 0) {
             return Reply::Failed(CudaError::of(101));
         }
+        if granted
+            .iter()
+            .any(|g| g.taken > 0 && g.limit.is_some_and(|l| l < g.taken))
+        {
+            return Reply::Failed(CudaError::of(2));
+        }
         let client = &mut self.clients[at];
         for gpu in &granted {
             // Recorded: a GPU that a client only enumerated lists it with no memory.
@@ -97,7 +114,28 @@ impl Server {
         }
         client.command.clone_from(&attach.command);
         client.granted.clone_from(&granted);
+        self.log_attached(&self.clients[at]);
         Reply::Granted(granted)
+    }
+
+    fn log_attached(&self, client: &Client) {
+        let pid = client.pid;
+        let gpus = self
+            .gpus
+            .iter()
+            .filter(|g| client.granted.iter().any(|c| c.uuid == g.uuid && c.taken > 0));
+        let associated = gpus.map(|g| format!("Device {} (uuid {}) is associated", g.name, g.uuid));
+        let first = [
+            format!("Received new client request for {{PID: {pid}, Context ID: 0}}"),
+            format!("Client {{PID: {pid}, Context ID: 1}} connected"),
+            format!("Creating worker thread for client {{PID: {pid}, Context ID: 1}}"),
+        ];
+        let last = format!("Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE");
+        first
+            .into_iter()
+            .chain(associated)
+            .chain([last])
+            .for_each(|text| self.log.line("Server", &text));
     }
 
     fn grant(&self, seen: &[&Gpu], attach: &Attach) -> Vec<Granted> {
@@ -138,7 +176,7 @@ impl Server {
 
     fn default_limit(&self, gpu: &Gpu) -> Option<u64> {
         let index = self.gpus.iter().position(|g| g.uuid == gpu.uuid)?;
-        visible::daemon_limit(&self.settings.memory, index, &gpu.uuid)
+        visible::daemon_limit(self.settings.memory_in_order(), index, &gpu.uuid)
     }
 
     /// `ALLOC bytes` or `FREE bytes` on the first GPU that the client uses; anything else is a launch.

@@ -35,7 +35,7 @@ pub struct Server {
 
 /// Runs the server until the control daemon orders its end or goes away.
 pub fn run(node: Node) -> ExitCode {
-    let log = Log::stderr();
+    let log = Log::stdout();
     log.line("Other", "Startup");
     let faults = node.is.faults.clone();
     let socket = pipe_directory().join("control");
@@ -149,7 +149,7 @@ impl Server {
             "Active Threads Percentage set to {}",
             self.settings.threads_text()
         ));
-        for (device, value) in &self.settings.memory {
+        for (device, value) in self.settings.memory_in_order() {
             if let Some(bytes) = visible::memory(value) {
                 server(&format!(
                     "Device pinned memory limit for device {device} set to {bytes:#x} bytes"

@@ -1,0 +1,220 @@
+//! CUDA client programs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tests::double::look::wait_until;
+
+use crate::bench::Bench;
+use crate::processes::{Ended, Running, USER, command, spawn};
+
+/// How long a client may take that is believed to come up.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A client program to be run.
+#[derive(Debug)]
+pub struct Client<'b> {
+    bench: &'b Bench,
+    uid: u32,
+    env: Vec<(String, String)>,
+    arguments: Vec<String>,
+    wrapper: Vec<String>,
+}
+
+/// How a client ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The process.
+    pub ended: Ended,
+    records: Vec<Value>,
+}
+
+/// A client that holds its context; killed when dropped.
+#[derive(Debug)]
+pub struct Holding {
+    /// Its first record.
+    pub record: Value,
+    running: Running,
+}
+
+impl<'b> Client<'b> {
+    /// A client of [`USER`] that knows no pipe directory.
+    pub fn new(bench: &'b Bench) -> Client<'b> {
+        // Where CUDA looks without the variable there must be no daemon.
+        let nowhere = bench.dir.path().join("nowhere").display().to_string();
+        let env = vec![("CUDA_MPS_PIPE_DIRECTORY".to_owned(), nowhere)];
+        Client {
+            bench,
+            uid: USER,
+            env,
+            arguments: vec!["--json".into()],
+            wrapper: Vec::new(),
+        }
+    }
+
+    /// With this variable.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.retain(|(n, _)| n != name);
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// As this user.
+    pub fn user(mut self, uid: u32) -> Self {
+        self.uid = uid;
+        self
+    }
+
+    /// Finding out how much it may allocate, up to 16 GiB.
+    pub fn allocating(mut self) -> Self {
+        self.arguments.push("--alloc=16384".into());
+        self
+    }
+
+    /// Using the first GPU alone.
+    pub fn on_first_gpu(mut self) -> Self {
+        self.arguments.extend(["--gpu".into(), "0".into()]);
+        self
+    }
+
+    /// Holding its context so many seconds.
+    pub fn holding(mut self, seconds: u32) -> Self {
+        self.arguments.extend(["--hold".into(), seconds.to_string()]);
+        self
+    }
+
+    /// Run by root through this program, which is to drop to the user itself.
+    pub fn through(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper = wrapper.iter().map(|w| (*w).to_owned()).collect();
+        self
+    }
+
+    fn spawn(&self) -> Running {
+        let env: Vec<(&str, &str)> = self.env.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+        let words: Vec<&String> = self
+            .wrapper
+            .iter()
+            .chain(&self.bench.client)
+            .chain(&self.arguments)
+            .collect();
+        let uid = if self.wrapper.is_empty() { self.uid } else { 0 };
+        let mut command = command(words[0], uid, &env);
+        command.args(&words[1..]);
+        spawn(command, "", self.bench.dir.path())
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self) -> Outcome {
+        self.run_within(PATIENCE)
+    }
+
+    /// Runs it to its end, or kills it at the deadline.
+    pub fn run_within(&self, limit: Duration) -> Outcome {
+        Outcome::of(self.spawn().finish(limit))
+    }
+
+    /// Starts it and waits for its first record, which must not be an error.
+    pub fn hold(&self) -> Holding {
+        let started = self.start();
+        started.unwrap_or_else(|out| panic!("the client did not come up: {out}"))
+    }
+
+    /// Starts it and waits for its first record; what it wrote if that is an error.
+    pub fn start(&self) -> Result<Holding, String> {
+        let mut running = self.spawn();
+        let complete = |text: &str| {
+            text.lines()
+                .next()
+                .filter(|_| text.contains('\n'))
+                .map(str::to_owned)
+        };
+        let mut line = None;
+        wait_until(PATIENCE, || {
+            let over = running.ended_within(Duration::ZERO).is_some();
+            line = complete(&running.out());
+            line.is_some() || over
+        });
+        let record: Value = line
+            .and_then(|l| serde_json::from_str(&l).ok())
+            .unwrap_or(Value::Null);
+        if record["gpus"].is_array() {
+            Ok(Holding { record, running })
+        } else {
+            Err(running.out() + &running.err())
+        }
+    }
+}
+
+impl Outcome {
+    fn of(ended: Ended) -> Outcome {
+        let records = ended
+            .out
+            .lines()
+            .filter_map(|l| serde_json::from_str(l).ok())
+            .collect();
+        Outcome { ended, records }
+    }
+
+    /// Its record; it must have come up.
+    pub fn record(&self) -> &Value {
+        let record = self.records.first().unwrap_or(&Value::Null);
+        assert!(
+            record["gpus"].is_array(),
+            "the client did not come up: {:?}",
+            self.ended
+        );
+        record
+    }
+
+    /// The number of the CUDA error that it ended with; none if it ended well.
+    pub fn error(&self) -> Option<u64> {
+        self.records.last().and_then(|r| r["cuda"]["code"].as_u64())
+    }
+}
+
+impl Holding {
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.record["pid"].as_u64().expect("every record has a pid") as u32
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.running.signal(signal);
+    }
+
+    /// Waits for its end.
+    pub fn finish(self) -> Outcome {
+        Outcome::of(self.running.finish(PATIENCE))
+    }
+}
+
+/// Whether a record is that of a client under MPS.
+pub fn under_mps(record: &Value) -> bool {
+    record["under_mps"] == true
+}
+
+/// A number of the first GPU in a record: `sms`, `free_mib`, `allocatable_mib`.
+pub fn of_first_gpu(record: &Value, name: &str) -> u64 {
+    record["gpus"][0][name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no {name} in {record}"))
+}
+
+/// A program that drops from root to [`USER`].
+pub fn drop_to_user() -> Vec<&'static str> {
+    assert!(
+        Path::new("/usr/bin/setpriv").exists(),
+        "the namespace tests need setpriv of util-linux"
+    );
+    vec![
+        "/usr/bin/setpriv",
+        "--reuid",
+        "54321",
+        "--regid",
+        "54321",
+        "--clear-groups",
+    ]
+}

@@ -1,0 +1,118 @@
+//! Which GPUs a client sees behind a daemon that sees some of them.
+
+use crate::bench::Bench;
+use crate::client::{Client, of_first_gpu, under_mps};
+
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The UUIDs that a client sees with this `CUDA_VISIBLE_DEVICES`, or the number of its error.
+fn seen(client: Client, variable: Option<&str>) -> Result<Vec<String>, u64> {
+    let outcome = match variable {
+        Some(value) => client.env(VISIBLE, value).run(),
+        None => client.run(),
+    };
+    if let Some(error) = outcome.error() {
+        return Err(error);
+    }
+    let record = outcome.record();
+    assert!(under_mps(record), "{record}");
+    let gpus = record["gpus"].as_array().unwrap();
+    Ok(gpus
+        .iter()
+        .map(|g| g["uuid"].as_str().unwrap().to_owned())
+        .collect())
+}
+
+#[test]
+fn behind_a_daemon_of_one_gpu_none_its_uuid_and_index_0_work_and_index_1_fails_with_100() {
+    let bench = Bench::new();
+    let uuid = bench.gpus[0].uuid.clone();
+    let daemon = bench.daemon_with(&[(VISIBLE, &uuid)]);
+    let one = Ok(vec![uuid.clone()]);
+    for variable in [None, Some(uuid.as_str()), Some("0")] {
+        assert_eq!(seen(daemon.client(), variable), one, "{variable:?}");
+    }
+    assert_eq!(seen(daemon.client(), Some("1")), Err(100));
+}
+
+#[test]
+fn a_daemon_confined_to_the_second_gpu_renumbers_it() {
+    let Some(bench) = Bench::with_two_gpus() else {
+        return;
+    };
+    let (foreign, uuid) = (bench.gpus[0].uuid.clone(), bench.gpus[1].uuid.clone());
+    for confined in [uuid.as_str(), "1"] {
+        let daemon = bench.daemon_with(&[(VISIBLE, confined)]);
+        let one = Ok(vec![uuid.clone()]);
+        assert_eq!(seen(daemon.client(), None), one);
+        assert_eq!(seen(daemon.client(), Some("0")), one);
+        assert_eq!(seen(daemon.client(), Some(&uuid)), one);
+        assert_eq!(
+            seen(daemon.client(), Some(&format!("{uuid},{foreign}"))),
+            one,
+            "a foreign last name is cut off"
+        );
+        assert_eq!(seen(daemon.client(), Some("1")), Err(100));
+        assert_eq!(seen(daemon.client(), Some(&foreign)), Err(100));
+        assert_eq!(
+            seen(daemon.client(), Some(&format!("{foreign},{uuid}"))),
+            Err(100)
+        );
+    }
+}
+
+#[test]
+fn the_order_of_a_daemons_gpus_is_that_of_the_bus_whatever_it_was_told() {
+    let Some(bench) = Bench::with_two_gpus() else {
+        return;
+    };
+    let (first, second) = (bench.gpus[0].uuid.clone(), bench.gpus[1].uuid.clone());
+    let daemon = bench.daemon_with(&[(VISIBLE, &format!("{second},{first}"))]);
+    assert_eq!(seen(daemon.client(), None), Ok(vec![first.clone(), second]));
+    assert_eq!(seen(daemon.client(), Some("0")), Ok(vec![first]));
+}
+
+#[test]
+fn a_memory_limit_by_index_counts_in_the_daemons_numbering() {
+    let Some(bench) = Bench::with_two_gpus() else {
+        return;
+    };
+    let uuid = bench.gpus[1].uuid.clone();
+    for (name, holds) in [("0", true), ("1", false), (uuid.as_str(), true)] {
+        let daemon = bench.daemon_with(&[(VISIBLE, &uuid)]);
+        daemon.say(&format!("set_default_device_pinned_mem_limit {name} 5G"));
+        let outcome = daemon.client().run();
+        let limited = of_first_gpu(outcome.record(), "free_mib") <= 5120;
+        assert_eq!(limited, holds, "limit by {name}");
+    }
+}
+
+#[test]
+fn limits_of_two_gpus_hold_side_by_side_and_a_client_that_names_an_unseen_one_is_free_of_both() {
+    let Some(bench) = Bench::with_two_gpus() else {
+        return;
+    };
+    let (first, second) = (bench.gpus[0].uuid.clone(), bench.gpus[1].uuid.clone());
+    let daemon = bench.daemon();
+    daemon.say(&format!(
+        "set_default_device_pinned_mem_limit {first} 2G\nset_default_device_pinned_mem_limit {second} 5G"
+    ));
+    let free = |memory: &str, visible: &str| -> Vec<u64> {
+        let client = daemon.client().env(VISIBLE, visible);
+        let client = if memory.is_empty() {
+            client
+        } else {
+            client.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory)
+        };
+        let outcome = client.run();
+        let gpus = outcome.record()["gpus"].as_array().unwrap().clone();
+        gpus.iter()
+            .map(|g| g["free_mib"].as_u64().unwrap() / 1024)
+            .collect()
+    };
+    // Whole GiB: the context takes half of one.
+    assert_eq!(free("", "0,1"), [1, 4]);
+    assert_eq!(free(&format!("{first}=1G"), "0,1"), [0, 4]);
+    assert_eq!(free(&format!("{first}=1G,{second}=1G"), "0,1"), [0, 0]);
+    assert!(free(&format!("{first}=1G,{second}=1G"), &second)[0] > 100);
+}

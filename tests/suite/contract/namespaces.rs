@@ -1,0 +1,149 @@
+//! Clients in namespaces of their own: what a container or a job's private /tmp does to them.
+
+use std::path::Path;
+
+use serde_json::Value;
+use tests::double::visible::multiprocessors;
+
+use crate::bench::{Bench, Daemon, HANGS};
+use crate::client::{drop_to_user, of_first_gpu, under_mps};
+
+/// A daemon with a limit of 25 %, by which its clients are known.
+fn daemon(bench: &Bench) -> Daemon<'_> {
+    let daemon = bench.daemon();
+    daemon.say("set_default_active_thread_percentage 25");
+    daemon.start_server();
+    daemon
+}
+
+/// The record of a client that root starts through this program.
+fn through(daemon: &Daemon, wrapper: &[&str]) -> Value {
+    daemon.client().through(wrapper).run().record().clone()
+}
+
+fn attached(bench: &Bench, record: &Value) {
+    assert!(under_mps(record), "{record}");
+    let share = multiprocessors(bench.gpus[0].sms, 25.0);
+    assert_eq!(of_first_gpu(record, "sms"), u64::from(share), "{record}");
+}
+
+/// `unshare` with these options, then the user.
+fn unshared<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    let mut words = vec!["/usr/bin/unshare"];
+    words.extend(options);
+    words.extend(drop_to_user());
+    words
+}
+
+/// A mount namespace in which a script of mounts runs first, then the user.
+fn mounted<'a>(script: &'a str) -> Vec<&'a str> {
+    let mut words = vec!["/usr/bin/unshare", "--mount", "/bin/sh", "-e", "-c", script, "sh"];
+    words.extend(drop_to_user());
+    words
+}
+
+#[test]
+fn a_private_tmp_and_shm_do_not_matter() {
+    let bench = Bench::new();
+    let daemon = daemon(&bench);
+    let private = "mount -t tmpfs none /tmp; mount -t tmpfs -o size=64m none /dev/shm; exec \"$@\"";
+    attached(&bench, &through(&daemon, &mounted(private)));
+    let unwritable = "mount -t tmpfs -o ro none /dev/shm; exec \"$@\"";
+    attached(&bench, &through(&daemon, &mounted(unwritable)));
+}
+
+#[test]
+fn a_pid_namespace_with_its_own_proc_attaches_and_is_listed_by_its_outer_pid() {
+    let bench = Bench::new();
+    let daemon = daemon(&bench);
+    let wrapper = unshared(&["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    let client = daemon.client().through(&wrapper).holding(20).hold();
+    attached(&bench, &client.record);
+    assert_eq!(client.pid(), 1, "its own pid namespace");
+    let outer: u32 = daemon
+        .say("ps")
+        .out
+        .lines()
+        .nth(1)
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!(outer > 1);
+    assert!(tests::double::look::process(outer).is_some_and(|p| p.args.contains(&"--json".to_owned())));
+}
+
+#[test]
+fn a_pid_namespace_with_the_old_proc_fails_with_an_error_of_the_operating_system() {
+    let bench = Bench::new();
+    let daemon = daemon(&bench);
+    let wrapper = unshared(&["--pid", "--fork", "--kill-child"]);
+    let outcome = daemon.client().through(&wrapper).run();
+    assert_eq!(outcome.error(), Some(304), "{:?}", outcome.ended);
+}
+
+#[test]
+fn ipc_and_network_namespaces_do_not_matter() {
+    let bench = Bench::new();
+    let daemon = daemon(&bench);
+    for option in ["--ipc", "--net"] {
+        attached(&bench, &through(&daemon, &unshared(&[option])));
+    }
+}
+
+#[test]
+fn a_user_namespace_that_maps_the_user_to_root_attaches() {
+    let bench = Bench::new();
+    let daemon = daemon(&bench);
+    let mut wrapper = drop_to_user();
+    wrapper.extend(["/usr/bin/unshare", "--user", "--map-root-user"]);
+    attached(&bench, &through(&daemon, &wrapper));
+}
+
+#[test]
+fn a_user_namespace_without_a_mapping_hangs_and_the_daemon_with_it() {
+    let bench = Bench::new();
+    let daemon = daemon(&bench);
+    let mut wrapper = drop_to_user();
+    wrapper.extend(["/usr/bin/unshare", "--user"]);
+    let outcome = daemon.client().through(&wrapper).run_within(HANGS);
+    assert!(outcome.ended.hung(), "{:?}", outcome.ended);
+    assert!(
+        daemon.logs("Unable to read new connection type information"),
+        "{}",
+        daemon.log_text()
+    );
+    assert!(daemon.answers());
+}
+
+#[test]
+fn a_pipe_directory_bound_elsewhere_works_by_its_new_name() {
+    let bench = Bench::new();
+    let daemon = daemon(&bench);
+    let elsewhere = bench.dir.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let script = format!(
+        "mount --bind {} {}; exec \"$@\"",
+        daemon.pipe.display(),
+        elsewhere.display()
+    );
+    let wrapper = mounted(&script);
+    let client = daemon
+        .client()
+        .env("CUDA_MPS_PIPE_DIRECTORY", elsewhere.to_str().unwrap())
+        .through(&wrapper);
+    attached(&bench, client.run().record());
+}
+
+#[test]
+fn a_pipe_directory_that_cannot_be_seen_means_the_whole_gpu_without_a_word() {
+    let bench = Bench::new();
+    let daemon = daemon(&bench);
+    let parent: &Path = daemon.pipe.parent().unwrap();
+    let script = format!("mount -t tmpfs none {}; exec \"$@\"", parent.display());
+    let record = through(&daemon, &mounted(&script));
+    assert!(!under_mps(&record), "{record}");
+    assert_eq!(of_first_gpu(&record, "sms"), u64::from(bench.gpus[0].sms));
+}

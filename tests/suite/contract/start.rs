@@ -1,0 +1,265 @@
+//! How the control daemon starts, and what it leaves in its directories.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use nix::sys::stat::{Mode, umask};
+use tests::double::look::{alive, process, wait_until};
+
+use crate::bench::{Bench, PATIENCE};
+use crate::processes::{USER, command, spawn};
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path)
+        .unwrap_or_else(|why| panic!("{}: {why}", path.display()))
+        .mode()
+        & 0o777
+}
+
+#[test]
+fn foreground_answers_within_a_second_and_makes_these_files() {
+    let bench = Bench::new();
+    let mut daemon = bench.directories();
+    let begin = Instant::now();
+    daemon.start(&[]);
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    let names = [
+        "control",
+        "control_lock",
+        "control_privileged",
+        "log",
+        "nvidia-cuda-mps-control.pid",
+    ];
+    assert_eq!(daemon.files(), names);
+    let modes: Vec<u32> = names.iter().map(|name| mode(&daemon.pipe.join(name))).collect();
+    assert_eq!(modes, [0o666, 0o666, 0o755, 0o777, 0o666]);
+    let kind = |name: &str| fs::symlink_metadata(daemon.pipe.join(name)).unwrap().file_type();
+    assert!(kind("control").is_socket() && kind("control_privileged").is_socket() && kind("log").is_fifo());
+    let pid = fs::read_to_string(daemon.pipe.join("nvidia-cuda-mps-control.pid")).unwrap();
+    assert_eq!(pid, daemon.pid().to_string());
+}
+
+#[test]
+fn umask_narrows_the_privileged_socket_alone() {
+    let bench = Bench::new();
+    let mut daemon = bench.directories();
+    let mut command = command(&bench.control, USER, &daemon.env());
+    command.arg("-f");
+    // SAFETY: umask is safe to call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            umask(Mode::from_bits_truncate(0o077));
+            Ok(())
+        })
+    };
+    daemon.process = Some(spawn(command, "", bench.dir.path()));
+    assert!(wait_until(PATIENCE, || daemon.pipe.join("control").exists()));
+    assert!(daemon.answers());
+    let modes = ["control", "control_lock", "control_privileged", "log"].map(|n| mode(&daemon.pipe.join(n)));
+    assert_eq!(modes, [0o666, 0o666, 0o700, 0o777]);
+}
+
+#[test]
+fn foreground_writes_both_logs_to_standard_output_and_no_file() {
+    let bench = Bench::new();
+    let daemon = bench.daemon();
+    let server = daemon.start_server();
+    let pid = daemon.pid();
+    let log = daemon.process.as_ref().unwrap().out();
+    for text in [
+        format!(
+            "Control {pid:>5}] Starting control daemon using socket {}/control",
+            daemon.pipe.display()
+        ),
+        format!("set env CUDA_MPS_PIPE_DIRECTORY={}", daemon.pipe.display()),
+        format!("Control {pid:>5}] CUDA MPS Control binary version: "),
+        format!("Control {server:>5}] Starting new server {server} for user {USER}"),
+        format!("Other {server:>5}] Startup"),
+        format!("Control {pid:>5}] NEW SERVER {server}: Ready"),
+        format!("Server {server:>5}] Server has started"),
+    ] {
+        assert!(log.contains(&text), "'{text}' is not in\n{log}");
+    }
+    let first = log.lines().next().unwrap();
+    assert!(
+        first.starts_with('[') && &first[11..12] == " " && &first[20..21] == ".",
+        "{first}"
+    );
+    assert_eq!(fs::read_dir(&daemon.log).unwrap().count(), 0);
+}
+
+#[test]
+fn background_returns_with_a_daemon_in_its_own_session() {
+    let bench = Bench::new();
+    let daemon = bench.directories();
+    let started = bench.control(USER, &["-d"], &daemon.env(), "");
+    assert_eq!(
+        (started.code(), started.out.as_str(), started.err.as_str()),
+        (0, "", "")
+    );
+    assert!(started.took < Duration::from_secs(1), "{:?}", started.took);
+    assert!(daemon.answers());
+    let pid = daemon.pid();
+    let session = nix::unistd::getsid(Some(nix::unistd::Pid::from_raw(pid as i32))).unwrap();
+    assert_eq!(session.as_raw() as u32, pid);
+    let about = process(pid).unwrap();
+    assert_eq!(about.args[1..], ["-d"]);
+    let logs = ["control.log", "server.log"].map(|name| daemon.log.join(name).exists());
+    assert_eq!(logs, [true, true]);
+    assert_eq!(daemon.say("quit").code(), 0);
+    assert!(wait_until(PATIENCE, || !alive(pid)));
+}
+
+#[test]
+fn a_second_daemon_on_the_same_directory_is_refused() {
+    let bench = Bench::new();
+    let daemon = bench.daemon();
+    for option in ["-d", "-f"] {
+        let second = bench.control(USER, &[option], &daemon.env(), "");
+        assert_eq!(second.code(), 1, "{option}: {second:?}");
+        let said = second.out + &second.err;
+        assert_eq!(said.trim(), "An instance of this daemon is already running");
+    }
+    assert!(daemon.answers());
+}
+
+#[test]
+fn a_directory_left_by_a_killed_daemon_is_taken_over() {
+    let bench = Bench::new();
+    let mut daemon = bench.daemon();
+    daemon.process().signal(Signal::SIGKILL);
+    assert!(daemon.process().ended_within(PATIENCE).is_some());
+    assert!(daemon.files().contains(&"nvidia-cuda-mps-control.pid".to_owned()));
+    daemon.start(&[]);
+    assert_eq!(daemon.say("get_server_list").code(), 0);
+}
+
+#[test]
+fn a_pipe_directory_that_cannot_be_made_or_not_written_is_named() {
+    let bench = Bench::new();
+    let foreign = bench.dir.path().join("roots");
+    fs::create_dir(&foreign).unwrap();
+    fs::set_permissions(&foreign, Permissions::from_mode(0o755)).unwrap();
+    for dir in [bench.dir.path().join("missing"), foreign] {
+        // The parent of the first one is root's, so it cannot be made.
+        let dir = dir.to_str().unwrap();
+        for option in ["-d", "-f"] {
+            let env = [
+                ("CUDA_MPS_PIPE_DIRECTORY", dir),
+                ("CUDA_MPS_LOG_DIRECTORY", "/var/tmp"),
+            ];
+            let ended = bench.control(USER, &[option], &env, "");
+            assert_eq!(ended.code(), 1);
+            let said = ended.out + &ended.err;
+            assert_eq!(
+                said.trim(),
+                format!("Cannot access CUDA_MPS_PIPE_DIRECTORY={dir}")
+            );
+        }
+    }
+}
+
+#[test]
+fn a_missing_log_directory_is_only_a_warning() {
+    let bench = Bench::new();
+    let daemon = bench.directories();
+    let pipe = daemon.env()[0];
+    let ended = bench.control(
+        USER,
+        &["-d"],
+        &[pipe, ("CUDA_MPS_LOG_DIRECTORY", "/nonexistent/log")],
+        "",
+    );
+    assert_eq!(ended.code(), 0);
+    let warning = "Failed writing log files to directory [/nonexistent/log]. No logs will be available.";
+    assert!((ended.out + &ended.err).contains(warning));
+    assert!(daemon.answers());
+    daemon.say("quit");
+}
+
+#[test]
+fn a_pipe_directory_of_85_bytes_works_and_one_of_90_fails_without_a_word() {
+    let bench = Bench::new();
+    for (length, works) in [(85, true), (90, false)] {
+        let mut daemon = bench.directories();
+        let parent = daemon.pipe.parent().unwrap().to_owned();
+        let fill = length - parent.as_os_str().len() - 1;
+        let long = parent.join("x".repeat(fill));
+        fs::rename(&daemon.pipe, &long).unwrap();
+        daemon.pipe = long;
+        let ended = bench.control(USER, &["-d"], &daemon.env(), "");
+        assert_eq!(ended.code(), if works { 0 } else { 1 }, "{length}: {ended:?}");
+        assert_eq!(ended.out + &ended.err, "");
+        if works {
+            assert!(daemon.answers());
+            daemon.say("quit");
+        }
+    }
+}
+
+#[test]
+fn help_lists_the_options_and_an_unknown_one_gets_it_too() {
+    let bench = Bench::new();
+    let help = bench.control(USER, &["-h"], &[], "");
+    assert_eq!(help.code(), 0);
+    for option in [
+        "-h,--help",
+        "-d,--daemon",
+        "-f,--forground",
+        "-M,--multiuser-server",
+    ] {
+        assert!(help.out.contains(option), "{}", help.out);
+    }
+    let unknown = bench.control(USER, &["--bogus"], &[], "");
+    assert_eq!(unknown.code(), 0);
+    assert!(unknown.out.starts_with("Unrecognized option"), "{unknown:?}");
+    assert!(
+        unknown.out.ends_with(&help.out[..help.out.len() / 2])
+            || unknown.out.contains("start_server -uid <user id>")
+    );
+}
+
+#[test]
+fn sigterm_ends_the_foreground_daemon_and_its_server_at_once() {
+    let bench = Bench::new();
+    let mut daemon = bench.daemon();
+    let server = daemon.start_server();
+    daemon.process().signal(Signal::SIGTERM);
+    let status = daemon
+        .process()
+        .ended_within(Duration::from_secs(1))
+        .expect("it ends within a second");
+    assert_eq!(
+        status.signal(),
+        Some(Signal::SIGTERM as i32),
+        "it dies of the signal, it does not exit"
+    );
+    assert!(
+        wait_until(Duration::from_secs(1), || !alive(server)),
+        "its server goes too"
+    );
+    let left = [
+        "control",
+        "control_lock",
+        "control_privileged",
+        "log",
+        "nvidia-cuda-mps-control.pid",
+    ];
+    assert_eq!(daemon.files(), left);
+}
+
+#[test]
+fn a_missing_pipe_directory_is_made_where_the_user_may() {
+    let bench = Bench::new();
+    let mut daemon = bench.directories();
+    daemon.pipe = daemon.pipe.join("made");
+    let started = bench.control(USER, &["-d"], &daemon.env(), "");
+    assert_eq!(started.code(), 0, "{started:?}");
+    assert!(daemon.answers());
+    assert_eq!(mode(&daemon.pipe), 0o755);
+    daemon.say("quit");
+}
