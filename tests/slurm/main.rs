@@ -3,10 +3,12 @@
 //!
 //! `cargo test -p tests --test slurm [WORD…]` runs the cells whose `group::name` holds one of the words.
 
+mod failures;
 mod matrix;
 mod mps;
 mod plain;
 mod runner;
+mod shapes;
 
 use std::process::ExitCode;
 
@@ -17,5 +19,8 @@ fn main() -> ExitCode {
         mps::REQUIRED,
         matrix::OPTIONAL,
         matrix::REQUIRED,
+        shapes::GROUP,
+        failures::OPTIONAL,
+        failures::REQUIRED,
     ])
 }

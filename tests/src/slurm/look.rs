@@ -163,10 +163,6 @@ fn walk(dir: &Path, items: &mut BTreeSet<String>) {
     };
     for entry in entries.filter_map(Result::ok) {
         let path = entry.path();
-        // slurmd's own memory of credentials, written at any time.
-        if entry.file_name().to_string_lossy().starts_with("cred_state") {
-            continue;
-        }
         items.insert(format!("file {}", path.display()));
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             walk(&path, items);

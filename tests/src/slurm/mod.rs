@@ -28,6 +28,6 @@ pub use host::program_beside;
 pub use look::{Process, Snapshot, processes};
 pub use options::Options;
 pub use product::{PLUGIN, Product};
-pub use simulated::{MODEL, Record, RecordGpu, SMS, Simulated};
+pub use simulated::{Changed, MODEL, Record, RecordGpu, SMS, Simulated};
 pub use state::NodeState;
 pub use warden::{Reply, Request, WARDEN, Warden};

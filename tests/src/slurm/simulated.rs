@@ -1,6 +1,6 @@
 //! A bed whose nodes are simulated: each has its own doubles of NVIDIA's programs and its own GPUs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::Deserialize;
@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::bed::Bed;
 use super::conf::Gpus;
 use super::product::Product;
+use crate::double::node::Description;
 use crate::double::{Builder, NodeDouble};
 
 /// Product name of the simulated GPUs.
@@ -135,6 +136,20 @@ impl Simulated {
             .with_context(|| format!("there is no node '{name}'"))
     }
 
+    /// Changes what every node is, until the guard is dropped: faults, times.
+    pub fn change(&self, change: impl Fn(&mut Description)) -> Result<Changed> {
+        let mut changed = Changed(Vec::new());
+        for node in &self.nodes {
+            let file = node.dir().join("node.toml");
+            let before = std::fs::read_to_string(&file)?;
+            let mut description: Description = toml::from_str(&before)?;
+            change(&mut description);
+            changed.0.push((file.clone(), before));
+            replace(&file, &toml::to_string(&description)?)?;
+        }
+        Ok(changed)
+    }
+
     /// Checks that every GPU of every node is as it was before any job: mode `default`, no context, no daemon.
     pub fn check_idle(&self) -> Result<()> {
         for node in &self.nodes {
@@ -149,4 +164,25 @@ impl Simulated {
         }
         Ok(())
     }
+}
+
+/// Puts the nodes' descriptions back when dropped.
+#[derive(Debug)]
+pub struct Changed(Vec<(PathBuf, String)>);
+
+impl Drop for Changed {
+    fn drop(&mut self) {
+        for (file, text) in &self.0 {
+            if let Err(error) = replace(file, text) {
+                eprintln!("bed: '{}' keeps its faults: {error:#}", file.display());
+            }
+        }
+    }
+}
+
+/// Whoever reads it at the same time sees the old text or the new.
+fn replace(file: &Path, text: &str) -> Result<()> {
+    let new = file.with_extension("new");
+    std::fs::write(&new, text)?;
+    Ok(std::fs::rename(new, file)?)
 }

@@ -60,14 +60,20 @@ impl Bed {
         job.get("JobState").cloned().context("a job without a state")
     }
 
-    /// Waits until a job is in one of `states`.
+    /// Waits until a job is in one of `states`. An error as soon as it has ended in another one.
     pub fn wait_job(&self, id: u32, states: &[&str], limit: Duration) -> Result<String> {
         let mut last = String::new();
         self.wait_until(&format!("job {id} in {states:?}"), limit, || {
             last = self.job_state(id)?;
-            Ok(states.contains(&last.as_str()))
+            if states.contains(&last.as_str()) {
+                return Ok(true);
+            }
+            match last.as_str() {
+                "COMPLETED" | "FAILED" | "CANCELLED" | "TIMEOUT" | "NODE_FAIL" => bail!("job {id} has ended"),
+                _ => Ok(false),
+            }
         })
-        .with_context(|| format!("job {id} is {last}"))?;
+        .with_context(|| format!("job {id} is {last}, not {states:?}"))?;
         Ok(last)
     }
 
@@ -116,15 +122,12 @@ impl Bed {
     /// What a job could leave behind, now.
     pub fn snapshot(&self) -> Snapshot {
         let known = lock(&self.daemons).values().copied().collect();
-        Snapshot::take(
-            &[self.run.clone(), self.dir.join("spool")],
-            self.warden.pid(),
-            &known,
-        )
+        Snapshot::take(std::slice::from_ref(&self.run), self.warden.pid(), &known)
     }
 
     /// What is on the machine that was not there when the bed came up: empty when every job left nothing. The directories
-    /// that belong to a node and not to a job stay: `run/NODE`, its `jobs`, and its `gpus` with a lock for each GPU.
+    /// that belong to a node and not to a job stay: `run/NODE`, its `jobs`, its `gpus` with a lock for each GPU, and the list
+    /// of failed starts.
     pub fn left_behind(&self) -> Vec<String> {
         let Some(baseline) = lock(&self.baseline).clone() else {
             return Vec::new();
@@ -137,7 +140,10 @@ impl Bed {
             {
                 Some(inside) => {
                     let parts: Vec<_> = inside.iter().skip(1).filter_map(|part| part.to_str()).collect();
-                    !matches!(parts[..], [] | ["jobs"] | ["gpus"] | ["gpus", _])
+                    !matches!(
+                        parts[..],
+                        [] | ["jobs"] | ["gpus"] | ["gpus", _] | ["failed-starts" | ".failed-starts.lock"]
+                    )
                 }
                 None => true,
             }

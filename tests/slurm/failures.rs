@@ -1,0 +1,305 @@
+//! What goes wrong, and what the scheduler, the node and the user make of it, under both words of plugstack.conf.
+//!
+//! A refusal never drains; a fault drains with our reason; what nobody can tell requeues and does not drain; and a job
+//! that did not ask runs through all of it.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use tests::slurm::{Bed, Options, Simulated, Word};
+
+use crate::mps::{LIMIT, check_daemons, clients, nodes, records};
+use crate::runner::{Cell, Context, Group};
+
+/// Under the word that the package ships.
+pub const OPTIONAL: Group = Group {
+    name: "failures_optional",
+    options: Options::default,
+    prepare,
+    cells: CELLS,
+};
+
+/// Under the other word.
+pub const REQUIRED: Group = Group {
+    name: "failures_required",
+    options: required,
+    prepare,
+    cells: CELLS,
+};
+
+fn required() -> Options {
+    Options {
+        word: Word::Required,
+        ..Options::default()
+    }
+}
+
+const CELLS: &[Cell] = &[
+    ("forged_options_gain_nothing", forged_options_gain_nothing),
+    (
+        "a_value_over_the_ceiling_is_refused",
+        a_value_over_the_ceiling_is_refused,
+    ),
+    ("a_mig_device_is_refused", a_mig_device_is_refused),
+    (
+        "no_control_daemon_drains_with_our_reason",
+        no_control_daemon_drains_with_our_reason,
+    ),
+    (
+        "dead_nvml_drains_with_our_reason",
+        dead_nvml_drains_with_our_reason,
+    ),
+    (
+        "a_server_never_ready_requeues_a_batch_job",
+        a_server_never_ready_requeues_a_batch_job,
+    ),
+    (
+        "a_server_never_ready_refuses_srun",
+        a_server_never_ready_refuses_srun,
+    ),
+    (
+        "a_bad_configuration_stops_no_plain_job",
+        a_bad_configuration_stops_no_plain_job,
+    ),
+    (
+        "a_server_that_ignores_sigterm_is_ended",
+        a_server_that_ignores_sigterm_is_ended,
+    ),
+];
+
+/// Seconds that our programs give themselves in these cells.
+const DEADLINE: u64 = 4;
+
+fn prepare(bed: &mut Bed) -> Result<Option<Simulated>> {
+    let extra = format!("deadline_s = {DEADLINE}\n[ceilings]\nthreads = 60\nmem = \"8G\"\n");
+    Simulated::install(bed, &extra, |node| node.fast()).map(Some)
+}
+
+/// Checks that no node is drained.
+fn check_undrained(cell: &Context) -> Result<()> {
+    for node in cell.bed.nodes() {
+        let state = cell.bed.node_state(&node)?;
+        ensure!(!state.state.contains("DRAIN"), "{node} is drained: {state:?}");
+    }
+    Ok(())
+}
+
+/// Runs `srun --mps ARGUMENTS client` on one node; it must fail without running and tell the user each of `words`.
+fn check_refused(cell: &Context, arguments: &[&str], extra: &[(&str, &str)], words: &[&str]) -> Result<()> {
+    let line = nodes(cell)?.client("");
+    let argv = [
+        &["srun", "-w", "node1", "--gres=gpu:1"],
+        arguments,
+        &["/bin/sh", "-c", &line],
+    ]
+    .concat();
+    let done = cell.bed.spawn_with(&cell.user, &argv, extra)?.wait(LIMIT)?;
+    ensure!(
+        !done.status.success(),
+        "'{}' succeeded: {}",
+        done.command,
+        done.stdout
+    );
+    ensure!(done.stdout.is_empty(), "the task ran: {}", done.stdout);
+    for word in words {
+        ensure!(
+            done.stderr.contains(word),
+            "'{word}' is not told: {}",
+            done.stderr
+        );
+    }
+    Ok(())
+}
+
+/// Variables of the user's that Slurm takes for options. One way reaches the step without the client's check: what the prolog
+/// left is in force there, not the option. The other is checked by the client.
+fn forged_options_gain_nothing(cell: &Context) -> Result<()> {
+    let forged = [("_SLURM_SPANK_OPTION_mps_mps_threads", "999;reboot")];
+    let line = nodes(cell)?.client("");
+    let argv = [
+        "srun",
+        "--mps",
+        "--mps-threads=50",
+        "--gres=gpu:1",
+        "/bin/sh",
+        "-c",
+        &line,
+    ];
+    let done = cell
+        .bed
+        .spawn_with(&cell.user, &argv, &forged)?
+        .wait(LIMIT)?
+        .success()?;
+    let records = records(&done.stdout, &done.stderr)?;
+    ensure!(records[0].sms == Some(66), "the job asked for 50 %: {records:?}");
+    check_refused(
+        cell,
+        &[],
+        &[("_SLURM_SPANK_OPTION_mps_mps", "../../etc")],
+        &["../../etc"],
+    )?;
+    check_refused(
+        cell,
+        &["--mps"],
+        &[("SLURM_SPANK__SLURM_SPANK_OPTION_mps_mps_threads", "999")],
+        &["999"],
+    )?;
+    check_undrained(cell)
+}
+
+fn a_value_over_the_ceiling_is_refused(cell: &Context) -> Result<()> {
+    check_refused(cell, &["--mps", "--mps-threads=90"], &[], &["90", "60"])?;
+    check_refused(cell, &["--mps", "--mps-mem=9G"], &[], &["9", "8"])?;
+    check_undrained(cell)
+}
+
+fn a_mig_device_is_refused(cell: &Context) -> Result<()> {
+    let changed = nodes(cell)?
+        .change(|node| node.gpu[0].mig = vec!["MIG-00000000-0000-0000-0000-000000000001".into()])?;
+    check_refused(cell, &["--mps"], &[], &["MIG"])?;
+    drop(changed);
+    check_undrained(cell)
+}
+
+/// A fault of node1: drained with our reason; a plain job runs on node2; after repair and resume an MPS job runs.
+fn check_fault(cell: &Context, words: &[&str]) -> Result<()> {
+    let line = nodes(cell)?.client("");
+    let argv = [
+        "srun",
+        "--mps",
+        "-w",
+        "node1",
+        "--gres=gpu:1",
+        "/bin/sh",
+        "-c",
+        &line,
+    ];
+    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?;
+    ensure!(
+        !done.status.success() && done.stdout.is_empty(),
+        "the task ran: {done:?}"
+    );
+    let mut state = cell.bed.node_state("node1")?;
+    cell.bed.wait_until("the drain", LIMIT, || {
+        state = cell.bed.node_state("node1")?;
+        Ok(state.state.contains("DRAIN"))
+    })?;
+    ensure!(
+        state.reason.starts_with("mpsd: job "),
+        "another's reason: {state:?}"
+    );
+    for word in words {
+        ensure!(
+            state.reason.contains(word),
+            "'{word}' is not in the reason: {state:?}"
+        );
+    }
+    cell.bed
+        .srun(&cell.user, &["-w", "node2", "--gres=gpu:1", "true"], LIMIT)?
+        .success()?;
+    let other = cell.bed.node_state("node2")?;
+    ensure!(!other.state.contains("DRAIN"), "node2 is drained too: {other:?}");
+    Ok(())
+}
+
+fn check_repaired(cell: &Context) -> Result<()> {
+    cell.bed.resume("node1")?;
+    cell.bed.wait_idle(LIMIT)?;
+    let records = clients(cell, &["--mps", "-w", "node1", "--gres=gpu:1"], "")?;
+    check_daemons(&records, cell.user.uid, 1)
+}
+
+fn no_control_daemon_drains_with_our_reason(cell: &Context) -> Result<()> {
+    let control = nodes(cell)?.node("node1")?.control();
+    let away = control.with_extension("away");
+    fs::rename(&control, &away)?;
+    let outcome = check_fault(cell, &["control daemon"]);
+    fs::rename(&away, &control)?;
+    outcome?;
+    check_repaired(cell)
+}
+
+fn dead_nvml_drains_with_our_reason(cell: &Context) -> Result<()> {
+    let changed = nodes(cell)?.change(|node| node.nvml.init_fails = node.name == "node1")?;
+    let outcome = check_fault(cell, &[]);
+    drop(changed);
+    outcome?;
+    check_repaired(cell)
+}
+
+/// The user's own processes could be the cause: PENDING again, not FAILED, and the node stays in service.
+fn a_server_never_ready_requeues_a_batch_job(cell: &Context) -> Result<()> {
+    let changed = nodes(cell)?.change(|node| node.faults.server = "never-ready".into())?;
+    let line = nodes(cell)?.client("");
+    let script = format!("({line})");
+    let job = cell
+        .bed
+        .sbatch(&cell.user, &["--mps", "--gres=gpu:1", "--requeue"], &script)?;
+    let mut shown = Default::default();
+    let outcome = cell.bed.wait_until("a requeued job", LIMIT, || {
+        shown = cell.bed.job(job)?.context("the job is gone")?;
+        let again = shown.get("Restarts").is_some_and(|count| count == "1");
+        Ok(again && shown.get("JobState").is_some_and(|state| state == "PENDING"))
+    });
+    let said = cell.bed.output(&cell.user, job);
+    drop(changed);
+    cell.bed.root(&["scancel", &job.to_string()])?.success()?;
+    outcome.with_context(|| format!("{shown:?}\n{said}"))?;
+    ensure!(
+        !said.contains("under_mps"),
+        "the script ran without its MPS: {said}"
+    );
+    cell.bed.wait_idle(LIMIT)?;
+    check_undrained(cell)
+}
+
+fn a_server_never_ready_refuses_srun(cell: &Context) -> Result<()> {
+    let changed = nodes(cell)?.change(|node| node.faults.server = "never-ready".into())?;
+    let started = Instant::now();
+    let outcome = check_refused(cell, &["--mps"], &[], &["mps"]);
+    drop(changed);
+    outcome?;
+    let limit = Duration::from_secs(DEADLINE * 3);
+    ensure!(
+        started.elapsed() < limit,
+        "the user waited {:?}",
+        started.elapsed()
+    );
+    cell.bed.wait_idle(LIMIT)?;
+    check_undrained(cell)
+}
+
+fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
+    let config = nodes(cell)?.product.config.clone();
+    let before = fs::read_to_string(&config)?;
+    fs::write(&config, format!("compute_mood = \"exclusive\"\n{before}"))?;
+    let plain = cell.bed.srun(
+        &cell.user,
+        &["-N2", "--gres=gpu:1", "/bin/echo", "untouched"],
+        LIMIT,
+    );
+    let asked = check_refused(cell, &["--mps"], &[], &["compute_mood"]);
+    fs::write(&config, before)?;
+    let plain = plain?.success()?;
+    ensure!(plain.stdout == "untouched\nuntouched\n", "{plain:?}");
+    ensure!(plain.stderr.is_empty(), "a plain job is told '{}'", plain.stderr);
+    asked?;
+    if cell.bed.node_state("node1")?.state.contains("DRAIN") {
+        check_repaired(cell)?;
+    }
+    Ok(())
+}
+
+fn a_server_that_ignores_sigterm_is_ended(cell: &Context) -> Result<()> {
+    let changed = nodes(cell)?.change(|node| {
+        node.faults.server_survives_sigterm = true;
+        node.faults.ignore_sigterm = true;
+        node.faults.refuse_quit = true;
+    })?;
+    let records = clients(cell, &["--mps", "--gres=gpu:1"], "");
+    let idle = cell.bed.wait_idle(LIMIT);
+    drop(changed);
+    check_daemons(&records?, cell.user.uid, 1)?;
+    idle
+}
