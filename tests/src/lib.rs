@@ -2,5 +2,6 @@
 
 pub mod double;
 pub mod mom;
+pub mod sim;
 pub mod slurm;
 pub mod stage;

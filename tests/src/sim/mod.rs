@@ -1,0 +1,116 @@
+//! A node in memory: everything that [`mpsd::node::Node`] can do to, or ask of, a node, done to plain values.
+//!
+//! Every change is made of smallest steps, and before each step lies a *point* at which whoever works on the node can be
+//! killed, or a call be made to fail. The steps are those of the real node: a file and its lock are two, a directory's
+//! two halves are two, a cgroup and the note of it are two. So a matrix over all points needs no list of effects.
+
+mod node;
+pub mod scenario;
+mod world;
+
+pub use world::{Job, Living, World, reference};
+
+use mpsd::model::Failure;
+use mpsd::model::failure::{Evidence, Fault, Undetermined};
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
+use std::rc::Rc;
+
+/// What the panic of a killed worker carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Killed;
+
+/// What goes wrong, once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nothing.
+    None,
+    /// The worker is killed at this point.
+    KillAt(usize),
+    /// The call with this number fails on evidence against the node.
+    FaultAt(usize),
+    /// The call with this number fails for an unknown reason.
+    UndeterminedAt(usize),
+}
+
+/// One worker (a prologue, an epilogue) on a node that outlives it.
+#[derive(Debug)]
+pub struct Sim {
+    /// The node.
+    pub world: Rc<RefCell<World>>,
+    trouble: Trouble,
+    points: usize,
+    calls: usize,
+}
+
+impl Sim {
+    /// A worker on `world` that meets `trouble`.
+    pub fn new(world: &Rc<RefCell<World>>, trouble: Trouble) -> Self {
+        Self {
+            world: Rc::clone(world),
+            trouble,
+            points: 0,
+            calls: 0,
+        }
+    }
+
+    /// How many points it has passed.
+    pub fn points(&self) -> usize {
+        self.points
+    }
+
+    /// How many calls that can fail it has made.
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
+    /// A point: the worker may be killed here.
+    fn point(&mut self) {
+        let now = self.points;
+        self.points += 1;
+        if self.trouble == Trouble::KillAt(now) {
+            panic_any(Killed);
+        }
+    }
+
+    /// The begin of a call that can fail.
+    fn call(&mut self, name: &'static str) -> Result<(), Failure> {
+        self.point();
+        let now = self.calls;
+        self.calls += 1;
+        match self.trouble {
+            Trouble::FaultAt(at) if at == now => Err(Fault::new(Evidence::Storage, name, "injected").into()),
+            Trouble::UndeterminedAt(at) if at == now => Err(Undetermined::new(name, "injected").into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// One smallest change.
+    fn step<T>(&mut self, change: impl FnOnce(&mut World) -> T) -> T {
+        let changed = change(&mut self.world.borrow_mut());
+        self.point();
+        changed
+    }
+}
+
+/// Runs a worker's `work`; `None` when it was killed. Its locks fall with it, as the kernel does it.
+pub fn living<T>(work: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => Some(done),
+        Err(why) if why.is::<Killed>() => None,
+        Err(other) => resume_unwind(other),
+    }
+}
+
+/// From now on the panics of killed workers are not printed.
+pub fn silence_kills() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !info.payload().is::<Killed>() {
+                usual(info);
+            }
+        }));
+    });
+}

@@ -1,0 +1,352 @@
+//! The calls of [`Node`], each in its smallest steps.
+
+use super::{Living, Sim, World, reference};
+use mpsd::lifecycle::account::Account;
+use mpsd::lifecycle::journal::{Journal, ProcessRef};
+use mpsd::lifecycle::ladder::Rung;
+use mpsd::lifecycle::spec::{ReadyDaemon, Spec};
+use mpsd::model::failure::{Evidence, Fault, Undetermined};
+use mpsd::model::gpu::GpuProcess;
+use mpsd::model::paths::JobPaths;
+use mpsd::model::record::Record;
+use mpsd::model::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
+use mpsd::node::{Held, Member, Members, Node, Role};
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A lock of the simulated node. Taken twice by one worker it would wait for itself.
+struct Lock {
+    name: String,
+    world: Rc<RefCell<World>>,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.world.borrow_mut().held.remove(&self.name);
+    }
+}
+
+impl Sim {
+    fn hold(&mut self, name: String) -> Held {
+        let free = self.world.borrow_mut().held.insert(name.clone());
+        assert!(free, "lock {name} is taken twice");
+        Box::new(Lock {
+            name,
+            world: Rc::clone(&self.world),
+        })
+    }
+
+    fn gone(&self, gpu: &GpuUuid) -> Failure {
+        Fault::new(Evidence::GpuLost, format!("GPU {gpu}"), "it is not there").into()
+    }
+
+    /// The pids of a job's own processes.
+    fn own(&self, job: &JobId) -> Vec<i32> {
+        let world = self.world.borrow();
+        world
+            .processes
+            .iter()
+            .filter(|(_, p)| p.job == *job)
+            .map(|(pid, _)| *pid)
+            .collect()
+    }
+}
+
+impl Node for Sim {
+    fn inventory(&mut self) -> Result<Inventory, Failure> {
+        self.call("inventory")?;
+        Ok(self.world.borrow().inventory.clone())
+    }
+
+    fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
+        self.call("compute_mode")?;
+        let mode = self.world.borrow().inventory.by_uuid(gpu).map(|g| g.mode);
+        mode.ok_or_else(|| self.gone(gpu))
+    }
+
+    fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
+        self.call("set_compute_mode")?;
+        self.step(|world| world.set_mode(gpu, mode));
+        Ok(())
+    }
+
+    fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
+        self.call("gpu_processes")?;
+        let world = self.world.borrow();
+        let own = world
+            .processes
+            .iter()
+            .filter(|(_, p)| p.gpus.contains(gpu) && p.state != 'Z')
+            .map(|(pid, _)| *pid);
+        let foreign = world
+            .foreign
+            .iter()
+            .filter(|(on, _)| on == gpu)
+            .map(|(_, pid)| *pid);
+        let process = |pid| GpuProcess {
+            pid,
+            memory: None,
+            mps_client: false,
+        };
+        Ok(own.chain(foreign).map(process).collect())
+    }
+
+    fn uid_of(&mut self, pid: i32) -> Option<u32> {
+        self.world.borrow().processes.get(&pid).map(|p| p.uid)
+    }
+
+    fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<Held, Failure> {
+        self.call("lock_gpu")?;
+        let held = self.hold(format!("gpu {gpu}"));
+        self.step(|world| world.gpu_locks.insert(gpu.clone()));
+        Ok(held)
+    }
+
+    fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
+        self.call("read_account")?;
+        assert!(
+            self.world.borrow().held.contains(&format!("gpu {gpu}")),
+            "read without its lock"
+        );
+        Ok(self.world.borrow().accounts.get(gpu).cloned())
+    }
+
+    fn write_account(&mut self, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure> {
+        self.call("write_account")?;
+        assert!(
+            self.world.borrow().held.contains(&format!("gpu {gpu}")),
+            "written without its lock"
+        );
+        match account {
+            Some(account) => {
+                self.step(|world| world.accounts.insert(gpu.clone(), account.clone()));
+            }
+            None => {
+                self.step(|world| world.accounts.remove(gpu));
+                self.step(|world| world.gpu_locks.remove(gpu));
+            }
+        }
+        Ok(())
+    }
+
+    fn open_job(&mut self, job: &JobId) -> Result<Held, Failure> {
+        self.call("open_job")?;
+        let held = self.hold(format!("job {job}"));
+        self.step(|world| world.job_locks.insert(job.clone()));
+        self.step(|world| {
+            world.jobs.entry(job.clone()).or_default();
+        });
+        Ok(held)
+    }
+
+    fn find_job(&mut self, job: &JobId) -> Result<Option<Held>, Failure> {
+        self.call("find_job")?;
+        let (directory, lock) = {
+            let world = self.world.borrow();
+            (world.jobs.contains_key(job), world.job_locks.contains(job))
+        };
+        if !directory && !lock {
+            return Ok(None);
+        }
+        let held = self.hold(format!("job {job}"));
+        self.step(|world| world.job_locks.insert(job.clone()));
+        if !directory {
+            self.step(|world| world.job_locks.remove(job));
+            return Ok(None);
+        }
+        Ok(Some(held))
+    }
+
+    fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
+        self.call("read_journal")?;
+        Ok(self.world.borrow().jobs.get(job).and_then(|j| j.journal.clone()))
+    }
+
+    fn write_journal(&mut self, journal: &Journal) -> Result<(), Failure> {
+        self.call("write_journal")?;
+        // What is read back is what was written down, not what was meant.
+        let text = journal.to_text().expect("a journal is text");
+        let read = Journal::parse(&text).expect("its text is a journal");
+        self.step(|world| world.jobs.get_mut(&journal.job).map(|j| j.journal = Some(read)))
+            .ok_or_else(|| Fault::new(Evidence::Storage, "journal", "no directory").into())
+    }
+
+    fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
+        self.call("write_record")?;
+        let record = record.clone();
+        self.step(|world| {
+            world
+                .jobs
+                .get_mut(&record.job.clone())
+                .map(|j| j.record = Some(record))
+        })
+        .ok_or_else(|| Fault::new(Evidence::Storage, "record", "no directory").into())
+    }
+
+    fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
+        self.call("make_directories")?;
+        let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
+        for name in [pipe, log] {
+            self.step(|world| {
+                let job = world.jobs.get_mut(&journal.job).expect("the job's directory");
+                job.directories.insert(name);
+            });
+        }
+        Ok(())
+    }
+
+    fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
+        self.call("remove_directories")?;
+        let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
+        for name in [pipe, log] {
+            self.step(|world| {
+                if let Some(job) = world.jobs.get_mut(&journal.job) {
+                    job.directories.remove(&name);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    fn remove_job(&mut self, job: &JobId) -> Result<(), Failure> {
+        self.call("remove_job")?;
+        // A tree goes piece by piece, in whatever order the directory lists it: the journal first is the worst.
+        self.step(|world| world.jobs.get_mut(job).map(|j| j.journal = None));
+        self.step(|world| world.jobs.get_mut(job).map(|j| j.record = None));
+        self.step(|world| world.jobs.remove(job));
+        self.step(|world| world.job_locks.remove(job));
+        Ok(())
+    }
+
+    fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
+        self.call("make_cgroup")?;
+        if !self.world.borrow().has_cgroups {
+            return Ok(None);
+        }
+        let path = cgroup_of(&journal.job);
+        self.step(|world| world.cgroups.insert(path.clone()));
+        Ok(Some(path))
+    }
+
+    fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
+        self.call("remove_cgroup")?;
+        if !self.own(&journal.job).is_empty() {
+            return Err(Undetermined::new("the job's cgroup stays", "it is not empty").into());
+        }
+        self.step(|world| world.cgroups.remove(&cgroup_of(&journal.job)));
+        Ok(())
+    }
+
+    fn start_daemon(&mut self, journal: &Journal, _spec: &Spec) -> Result<ProcessRef, Failure> {
+        self.call("start_daemon")?;
+        let pid = self.step(|world| {
+            let survives = world.stubborn;
+            world.spawn(Living {
+                role: Role::Supervisor,
+                job: journal.job.clone(),
+                uid: journal.uid,
+                gpus: journal.gpus.iter().map(|g| g.uuid.clone()).collect(),
+                survives,
+                state: 'S',
+            })
+        });
+        Ok(reference(pid))
+    }
+
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ReadyDaemon>, Failure> {
+        self.call("await_ready")?;
+        self.step(World::settle);
+        let world = self.world.borrow();
+        let pid = |role| {
+            world
+                .processes
+                .iter()
+                .find(|(_, p)| p.role == role && p.job == journal.job)
+                .map(|(pid, _)| *pid)
+        };
+        match (pid(Role::Control), pid(Role::Server)) {
+            (Some(control), Some(server)) => Ok(spec
+                .daemons
+                .iter()
+                .map(|_| ReadyDaemon { control, server })
+                .collect()),
+            _ => Err(Undetermined::new("mpsd", "it ended without a report").into()),
+        }
+    }
+
+    fn members(&mut self, journal: &Journal) -> Members {
+        self.point();
+        let world = self.world.borrow();
+        world
+            .processes
+            .iter()
+            .filter(|(_, p)| p.job == journal.job)
+            .map(|(pid, p)| Member {
+                process: reference(*pid),
+                role: p.role,
+                state: p.state,
+            })
+            .collect()
+    }
+
+    fn climb(&mut self, journal: &Journal, rung: Rung, _limit: Duration) -> Members {
+        self.point();
+        for pid in self.own(&journal.job) {
+            self.step(|world| {
+                let survives = world.processes.get(&pid).and_then(|p| p.survives);
+                if survives.is_none_or(|upto| rank(upto) < rank(rung)) {
+                    world.processes.remove(&pid);
+                }
+            });
+            // What still lives goes on with its work between two of our steps.
+            self.world.borrow_mut().settle();
+        }
+        self.members(journal)
+    }
+
+    fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
+        self.point();
+        self.world
+            .borrow()
+            .processes
+            .get(&pid)
+            .is_some_and(|p| p.job == journal.job)
+    }
+
+    fn kill_client(&mut self, pid: i32) {
+        self.step(|world| world.processes.remove(&pid));
+    }
+
+    fn note_failed_start(&mut self, uid: u32) -> bool {
+        self.point();
+        let mut world = self.world.borrow_mut();
+        world.failed_starts.insert(uid);
+        world.failed_starts.len() >= 2
+    }
+
+    fn note_good_start(&mut self) {
+        self.step(|world| world.failed_starts.clear());
+    }
+
+    fn log(&mut self, line: &str) {
+        self.step(|world| world.log.push(line.to_owned()));
+    }
+
+    fn teardown_time(&self) -> Duration {
+        Duration::from_secs(10)
+    }
+}
+
+fn cgroup_of(job: &JobId) -> PathBuf {
+    PathBuf::from(format!("/sys/fs/cgroup/mpsd/{}", job.directory_name()))
+}
+
+fn rank(rung: Rung) -> u8 {
+    match rung {
+        Rung::Polite => 0,
+        Rung::Terminate => 1,
+        Rung::Kill => 2,
+    }
+}

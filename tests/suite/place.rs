@@ -1,0 +1,294 @@
+//! A stage with a cgroup of its own, and the picture of the node before any job: what the end is compared with.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tests::double::look::{self, wait_until};
+use tests::double::{Builder, NodeDouble};
+use tests::stage::{Ran, Stage, USER};
+
+/// How long what was ended may take to vanish.
+const MOMENT: Duration = Duration::from_secs(4);
+/// What the suite keeps between jobs on purpose: its directories, and the users whose starts failed of late.
+const STANDING: [&str; 5] = [
+    "run/jobs",
+    "run/gpus",
+    "state/drains",
+    "run/failed-starts",
+    "run/.failed-starts.lock",
+];
+
+/// Everything that a job could change, by name.
+pub type Picture = BTreeMap<String, String>;
+
+/// A stage whose jobs have their cgroups in a directory of its own.
+#[derive(Debug)]
+pub struct Place {
+    /// The stage.
+    pub stage: Stage,
+    /// Where its jobs' cgroups are made; none where this machine has no hierarchy to write.
+    pub cgroups: Option<PathBuf>,
+    before: Picture,
+}
+
+/// A node that wastes no time.
+pub fn fast(gpus: usize) -> Builder {
+    NodeDouble::builder().gpus(gpus, "NVIDIA H200").fast()
+}
+
+impl Place {
+    /// The suite on `node`, with `extra` lines in its configuration.
+    pub fn new(node: Builder, extra: &str) -> Self {
+        Self::of(node, extra, own_cgroup())
+    }
+
+    /// The same without any cgroup.
+    pub fn without_cgroup(node: Builder, extra: &str) -> Self {
+        Self::of(node, extra, None)
+    }
+
+    fn of(node: Builder, extra: &str, cgroups: Option<PathBuf>) -> Self {
+        let choice = cgroups
+            .as_ref()
+            .map_or("none".to_owned(), |path| path.display().to_string());
+        let stage = Stage::new(
+            node.build().expect("node"),
+            &format!("cgroup = \"{choice}\"\n{extra}"),
+        );
+        let mut place = Self {
+            stage,
+            cgroups,
+            before: Picture::new(),
+        };
+        place.before = place.picture();
+        place
+    }
+
+    /// The configuration's own lines and these.
+    pub fn configure(&self, extra: &str) {
+        let choice = self
+            .cgroups
+            .as_ref()
+            .map_or("none".to_owned(), |path| path.display().to_string());
+        self.stage.configure(&format!("cgroup = \"{choice}\"\n{extra}"));
+    }
+
+    /// A program of the suite as a scheduler starts it, not waited for.
+    pub fn start(&self, program: &str, args: &[&str]) -> Running {
+        let child = Command::new(self.stage.program(program))
+            .arg("--config")
+            .arg(self.stage.config())
+            .args(args)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{program}: {e}"));
+        Running(child)
+    }
+
+    /// Everything that a job could change, by an independent look.
+    pub fn picture(&self) -> Picture {
+        let mut picture = Picture::new();
+        let root = self.stage.path("");
+        for top in ["run", "state"] {
+            tree(&self.stage.path(top), &root, &mut picture);
+        }
+        for name in STANDING {
+            picture.remove(name);
+        }
+        for (name, value) in self.stage.node.uuids().iter().zip(self.stage.node.modes()) {
+            picture.insert(format!("mode of {name}"), value);
+        }
+        for (gpu, context) in self.stage.node.contexts() {
+            picture.insert(format!("context of {} on {gpu}", context.pid), context.kind);
+        }
+        for process in self.processes() {
+            picture.insert(
+                format!("process {}", process.pid),
+                format!("{} {:?}", process.exe.display(), process.args),
+            );
+        }
+        if let Some(cgroups) = &self.cgroups {
+            for entry in fs::read_dir(cgroups).into_iter().flatten().flatten() {
+                if entry.path().is_dir() {
+                    picture.insert(format!("cgroup {}", entry.path().display()), String::new());
+                }
+            }
+        }
+        picture
+    }
+
+    /// The processes that run the suite's or the node's files, by `/proc`.
+    pub fn processes(&self) -> Vec<look::Process> {
+        let mut all = self.stage.node.processes();
+        all.extend(look::processes_from(&self.stage.path("bin")));
+        all
+    }
+
+    /// Those of them that run the file `name`.
+    pub fn pids(&self, name: &str) -> Vec<u32> {
+        let named = |p: &look::Process| p.exe.file_name().is_some_and(|file| file == name);
+        self.processes()
+            .into_iter()
+            .filter(named)
+            .map(|p| p.pid)
+            .collect()
+    }
+
+    /// Asserts that the node is exactly as it was before the first job; what was ended has a moment to vanish.
+    #[track_caller]
+    pub fn assert_as_before(&self, after: &str) {
+        wait_until(MOMENT, || self.picture() == self.before);
+        assert_eq!(self.picture(), self.before, "after {after}");
+    }
+
+    /// Asserts that this node was never drained, nor is to be.
+    #[track_caller]
+    pub fn assert_not_drained(&self, after: &str) {
+        let drains: Vec<_> = fs::read_dir(self.stage.path("state/drains"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .collect();
+        assert!(drains.is_empty(), "drained after {after}: {drains:?}");
+    }
+
+    /// What our epilogue says of `job` under `--strict`.
+    pub fn strict_end(&self, job: &str) -> Ran {
+        let mut args = vec!["--strict"];
+        args.extend(epilogue_args(job));
+        self.stage.epilogue(&args, &[])
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for _ in 0..3 {
+            for process in self.processes() {
+                kill(process.pid, nix::sys::signal::Signal::SIGCONT);
+                kill(process.pid, nix::sys::signal::Signal::SIGKILL);
+            }
+            if wait_until(Duration::from_secs(1), || self.processes().is_empty()) {
+                break;
+            }
+        }
+        if let Some(cgroups) = &self.cgroups {
+            wait_until(Duration::from_secs(2), || {
+                for entry in fs::read_dir(cgroups).into_iter().flatten().flatten() {
+                    let _ = fs::remove_dir(entry.path());
+                }
+                fs::remove_dir(cgroups).is_ok() || !cgroups.exists()
+            });
+        }
+    }
+}
+
+/// A child that does not outlive its test.
+#[derive(Debug)]
+pub struct Running(pub Child);
+
+impl Running {
+    /// Its exit code, once it has ended by itself; none when a signal ended it.
+    pub fn wait(&mut self) -> Option<i32> {
+        let ended = wait_until(Duration::from_secs(40), || {
+            self.0.try_wait().is_ok_and(|s| s.is_some())
+        });
+        assert!(ended, "{:?} does not end", self.0);
+        self.0.wait().expect("wait").code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A signal to one process.
+pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal);
+}
+
+/// The arguments of a Torque prologue of [`USER`].
+pub fn prologue_args<'a>(job: &'a str, account: &'a str, gpus: &'a str) -> Vec<&'a str> {
+    vec![
+        "--scheduler",
+        "torque",
+        "--gpus",
+        gpus,
+        job,
+        USER,
+        "nogroup",
+        "job1",
+        "nodes=1:gpus=1",
+        "batch",
+        account,
+    ]
+}
+
+/// The arguments of its epilogue.
+pub fn epilogue_args(job: &str) -> Vec<&str> {
+    vec![
+        "--scheduler",
+        "torque",
+        job,
+        USER,
+        "nogroup",
+        "job1",
+        "4242",
+        "nodes=1:gpus=1",
+        "cput=0",
+        "batch",
+        "x",
+        "0",
+    ]
+}
+
+/// A cgroup for one test, in the hierarchy that the suite itself would choose.
+fn own_cgroup() -> Option<PathBuf> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("mpsd-test-{}-{number}", std::process::id());
+    [
+        "/sys/fs/cgroup",
+        "/sys/fs/cgroup/unified",
+        "/sys/fs/cgroup/systemd",
+    ]
+    .iter()
+    .map(Path::new)
+    .filter(|mount| mount.join("cgroup.procs").exists())
+    .map(|mount| mount.join(&name))
+    .find(|path| fs::create_dir(path).is_ok())
+}
+
+fn tree(at: &Path, root: &Path, picture: &mut Picture) {
+    for entry in fs::read_dir(at).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let Ok(about) = path.symlink_metadata() else {
+            continue;
+        };
+        let kind = about.file_type();
+        let text = match (kind.is_dir(), kind.is_file(), kind.is_fifo()) {
+            (true, ..) => "directory".to_owned(),
+            (_, true, _) => format!("{} bytes", about.len()),
+            (.., true) => "fifo".to_owned(),
+            _ => format!("{kind:?}"),
+        };
+        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        picture.insert(
+            name,
+            format!("{text} {:o} {}", about.mode() & 0o7777, about.uid()),
+        );
+        if kind.is_dir() {
+            tree(&path, root, picture);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The plan of each scenario as text: whoever changes what root will do on a node changes a snapshot in the same commit.
+
+use mpsd::model::ComputeMode;
+use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
+use tests::sim::scenario::Scenario;
+
+/// Every scenario whose plan is kept.
+fn scenarios() -> Vec<Scenario> {
+    let unknown = |why: &str| GpuSource::Unknown { why: why.to_owned() };
+    vec![
+        Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
+        Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1)
+            .devices(|d| d.exclusive = Exclusive::Shared),
+        Scenario::new("step", "MPS=true", 1).step(),
+        Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
+        Scenario::new("no_cgroup", "MPS=true", 1).config("cgroup = \"none\""),
+        Scenario::new(
+            "per_gpu",
+            "MPS=per-gpu,MPS_MEM=0=4G:1=2G,MPS_PRIORITY=below-normal",
+            2,
+        ),
+        Scenario::new("ranks", "MPS=true,MPS_THREADS=30:70,MPS_MEM=4G:8G", 1),
+        Scenario::new("auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2)
+            .devices(|d| d.tasks_on_node = Some(8)),
+        Scenario::new("auto_tasks_unknown", "MPS=true,MPS_THREADS=auto", 1),
+        Scenario::new("replicas", "MPS=true,MPS_REPLICAS=3", 1),
+        Scenario::new("verify", "MPS=true,MPS_VERIFY=true", 1),
+        Scenario::new("some_of_eight", "MPS=true", 8)
+            .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(5), GpuName::Index(2)])),
+        Scenario::new("mode_found_exclusive", "MPS=true", 2)
+            .gpus(|gpus| gpus[1].mode = ComputeMode::ExclusiveProcess),
+        Scenario::new("mig", "MPS=true", 2).gpus(|gpus| gpus[1].mig = true),
+        Scenario::new("mixed_generations", "MPS=true", 2).gpus(|gpus| old(&mut gpus[1])),
+        Scenario::new("mixed_generations_per_gpu", "MPS=per-gpu", 2).gpus(|gpus| old(&mut gpus[1])),
+        Scenario::new("gpu_not_there", "MPS=true", 1)
+            .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(7)])),
+        Scenario::new("no_gpu", "MPS=true", 1).devices(|d| d.gpus = GpuSource::None),
+        Scenario::new("gpus_unknown", "MPS=true", 2).devices(|d| d.gpus = unknown("no file")),
+        Scenario::new("gpus_unknown_whole_node", "MPS=true", 2)
+            .config("gpus_unknown = \"whole-node-if-exclusive\"")
+            .devices(|d| {
+                d.gpus = unknown("no file");
+                d.exclusive = Exclusive::Unknown;
+                d.whole_node = true;
+            }),
+        Scenario::new("gpus_unknown_shared_node", "MPS=true", 2)
+            .config("gpus_unknown = \"whole-node-if-exclusive\"")
+            .devices(|d| d.gpus = unknown("no file")),
+        Scenario::new("ceiling_threads", "MPS=true,MPS_THREADS=80", 1).config("[ceilings]\nthreads = 50"),
+        Scenario::new("ceiling_memory", "MPS=true,MPS_MEM=64G", 1).config("[ceilings]\nmem = \"32G\""),
+        Scenario::new("defaults_of_the_site", "MPS=true", 1).config("[defaults]\nthreads = 50\nmem = \"8G\""),
+        Scenario::new("more_memory_than_there_is", "MPS=true,MPS_MEM=200G", 1),
+        Scenario::new("too_many_tasks", "MPS=true", 1).devices(|d| d.tasks_on_node = Some(49)),
+        Scenario::new("too_many_tasks_refused", "MPS=true", 1)
+            .config("too_many_tasks = \"refuse\"")
+            .devices(|d| d.tasks_on_node = Some(49)),
+    ]
+}
+
+fn old(gpu: &mut mpsd::model::Gpu) {
+    gpu.name = "Tesla P100".to_owned();
+    gpu.capability = (6, 0);
+    gpu.memory_mib = 16_384;
+}
+
+#[test]
+fn the_plan_of_every_scenario_is_as_reviewed() {
+    let mut names = std::collections::BTreeSet::new();
+    for scenario in scenarios() {
+        assert!(names.insert(scenario.name), "{} is there twice", scenario.name);
+        let text = match scenario.plan() {
+            Ok(plan) => plan.to_string(),
+            Err(failure) => format!("{}: {failure}\n", failure.kind()),
+        };
+        let case = format!(
+            "asked: {}\n{}\n",
+            scenario.account,
+            scenario.config.replace('\n', "; ")
+        );
+        insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true }, {
+            insta::assert_snapshot!(scenario.name, case + &text);
+        });
+    }
+}
