@@ -2,7 +2,7 @@
 
 use crate::arguments::{Arguments, Wait};
 use crate::job::Job;
-use mpsd::config::{Asker, DeviceNames, LeftoverClients, Settings};
+use mpsd::config::{Asker, DeviceNames, LeftoverClients, MemoryOverLimit, Settings};
 use mpsd::lifecycle::Journal;
 use mpsd::lifecycle::journal::{DrainPolicy, JournalDaemon, VERSION};
 use mpsd::lifecycle::spec::{OverLimit, Spec, SpecDaemon};
@@ -286,6 +286,10 @@ fn spec(job: &Job, settings: &Settings, plan: &Plan, journal: &Journal, deadline
             .collect(),
         start_ms: ms(start),
         command_ms: ms(start / 2),
-        over_limit: OverLimit::Off,
+        over_limit: match settings.memory_over_limit {
+            MemoryOverLimit::Ignore => OverLimit::Off,
+            MemoryOverLimit::Log => OverLimit::Log,
+            MemoryOverLimit::Terminate => OverLimit::Terminate,
+        },
     }
 }

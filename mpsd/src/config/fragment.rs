@@ -2,7 +2,7 @@
 
 use super::hosts::HostList;
 use super::values::{
-    CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library, Name,
+    CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library, MemoryOverLimit, Name,
     PathPattern, Prefix, Product, Replicas, Seconds, TooManyTasks, Wait, Window, Worded,
 };
 use crate::model::limits::{Amount, Percent, Priority};
@@ -31,6 +31,7 @@ pub(super) struct Fragment {
     pub cgroup: Key<CgroupRule>,
     pub deadline_s: Key<Seconds>,
     pub leftover_clients: Key<LeftoverClients>,
+    pub memory_over_limit: Key<MemoryOverLimit>,
     pub defaults: DefaultsFragment,
     pub ceilings: CeilingsFragment,
     pub slurm: SlurmFragment,

@@ -3,7 +3,7 @@
 use super::error::position;
 use super::fragment::Fragment;
 use super::values::{
-    Bounded, CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library, Name,
+    Bounded, CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library, MemoryOverLimit, Name,
     PathPattern, Prefix, Seconds, TooManyTasks, Wait, Window, Worded, Written,
 };
 use crate::model::limits::{Amount, Percent, Priority};
@@ -40,6 +40,8 @@ pub struct Settings {
     pub deadline: Duration,
     /// What happens to a client of the job that stays on its GPU.
     pub leftover_clients: LeftoverClients,
+    /// What happens to a client that holds more memory than its limit.
+    pub memory_over_limit: MemoryOverLimit,
     /// What a request means that does not say.
     pub defaults: Defaults,
     /// What no request may exceed.
@@ -192,6 +194,7 @@ pub(super) fn merge(text: &str, layers: Vec<&Fragment>, node: &str) -> Settings 
             |f| &f.leftover_clients,
             LeftoverClients::Report,
         ),
+        memory_over_limit: m.value("memory_over_limit", |f| &f.memory_over_limit, MemoryOverLimit::Log),
         defaults: m.defaults(),
         ceilings: m.ceilings(),
         slurm: m.slurm(),

@@ -150,6 +150,17 @@ words! {
     }
 }
 words! {
+    /// `memory_over_limit`: a client that holds more memory than its limit; a client can void the vendor's own limit.
+    MemoryOverLimit {
+        /// Nothing is looked at.
+        Ignore = "ignore",
+        /// A line in the job's log.
+        Log = "log",
+        /// A line in the job's log, and `terminate_client`.
+        Terminate = "terminate",
+    }
+}
+words! {
     /// `slurm.wait`: who waits for the proof that a job's MPS is ready.
     Wait {
         /// The task, before it starts: srun does not wait longer for its prolog than it must.
@@ -310,6 +321,7 @@ written_quoted! {
     GpusUnknown => ToString::to_string,
     TooManyTasks => ToString::to_string,
     DeviceNames => ToString::to_string,
+    MemoryOverLimit => ToString::to_string,
     LeftoverClients => ToString::to_string,
     Wait => ToString::to_string,
     Worded<Amount> => |value| value.0.to_string(),

@@ -6,6 +6,7 @@
 
 pub mod dialogue;
 pub mod journal;
+pub mod memory;
 pub mod session;
 pub mod start;
 pub mod stop;

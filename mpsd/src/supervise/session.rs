@@ -24,6 +24,11 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// The process ids in a listing, one a line.
+    pub fn numbers(&self) -> Vec<i32> {
+        self.text.lines().filter_map(|line| line.trim().parse().ok()).filter(|pid| *pid > 1).collect()
+    }
+
     /// The recorded answer of the vendor's program when nobody listens (exit 1).
     pub fn nobody_listens(&self) -> bool {
         self.code == Some(1) && self.text.contains("Cannot find MPS control daemon")

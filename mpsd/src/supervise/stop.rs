@@ -4,7 +4,7 @@
 //! `terminate_client` comes first; `quit` waits for clients for ever, so it comes after and with a deadline
 //! (facts: mps-control).
 
-use super::session::{self, Answer};
+use super::session;
 use crate::lifecycle::spec::{Spec, SpecDaemon};
 use std::time::Duration;
 
@@ -29,10 +29,10 @@ fn one(spec: &Spec, daemon: &SpecDaemon) -> Result<(), String> {
     if servers.nobody_listens() {
         return Ok(());
     }
-    for server in numbers(&servers) {
+    for server in servers.numbers() {
         let clients = say(&format!("get_client_list {server}\n"), limit)?;
         let commands: String =
-            numbers(&clients).iter().map(|client| format!("terminate_client {server} {client}\n")).collect();
+            clients.numbers().iter().map(|client| format!("terminate_client {server} {client}\n")).collect();
         if !commands.is_empty() {
             say(&commands, limit)?;
         }
@@ -42,8 +42,4 @@ fn one(spec: &Spec, daemon: &SpecDaemon) -> Result<(), String> {
     }
     let forced = Duration::from_secs(FORCED_QUIT_S) + limit;
     say(&format!("quit -t {FORCED_QUIT_S}\n"), forced).map(|_| ())
-}
-
-fn numbers(answer: &Answer) -> Vec<i32> {
-    answer.text.lines().filter_map(|line| line.trim().parse().ok()).filter(|pid| *pid > 1).collect()
 }

@@ -2,6 +2,7 @@
 
 use super::dialogue::Event;
 use super::journal::UserLog;
+use super::memory::MemoryWatch;
 use super::start::{self, Running};
 use super::tail::CONTROL_LOG;
 use crate::lifecycle::spec::Spec;
@@ -84,14 +85,19 @@ impl Events {
 
 /// Watches over ready daemons until a signal ends us or the last of them has ended.
 pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events, log: &mut UserLog) {
+    let mut memory = MemoryWatch::new(spec);
     while !running.is_empty() {
-        let Ok(woken) = events.wait(None) else { return };
+        let Ok(woken) = events.wait(memory.period()) else { return };
         for daemon in &mut running {
             for line in daemon.tail.lines() {
+                if matches!(Event::parse(&line), Some(Event::NewClient(_))) {
+                    memory.wake();
+                }
                 tell(log, &line);
             }
         }
         running.retain_mut(|daemon| !has_ended(daemon, log));
+        memory.look(spec, &running, log);
         if woken.terminate {
             log.line(&format!("job {}: ending MPS on a signal", spec.job));
             running.iter_mut().for_each(start::end);
