@@ -2,18 +2,15 @@
 
 use crate::arguments::Arguments;
 use crate::request::Asked;
-use mpsd::config::{Cgroup, Config, Settings};
+use mpsd::config::{Config, Settings};
 use mpsd::model::failure::{Evidence, Fault, Undetermined};
 use mpsd::model::{Failure, Refusal};
-use mpsd::node::real::{CgroupChoice, Reach};
+use mpsd::node::clean::site;
+use mpsd::node::real::Reach;
 use mpsd::scheduler::pbs::Installation;
 use mpsd::scheduler::{Host, Scheduler, Site, ThisHost, UserRef};
 use std::time::Duration;
 
-/// Time for a lock on a GPU or a job.
-const LOCK_TIME: Duration = Duration::from_secs(5);
-/// Time for one answer of NVML; the first needs 12 ms (facts: mps-control, "Times"), more with many GPUs.
-const NVML_TIME: Duration = Duration::from_secs(5);
 /// The whole deadline where no configuration can be read.
 const USUAL_LIMIT: Duration = Duration::from_secs(20);
 /// What the mom's own limit must leave us: it kills without a word.
@@ -75,35 +72,14 @@ impl Job {
 
     /// How the node is reached for this job, which may take `limit` for all.
     pub fn reach(&self, limit: Duration) -> Reach {
-        reach(crate::NAME, &self.settings, limit)
+        // A rollback must fit behind a start that took its whole time.
+        Reach::of(crate::NAME, &self.settings, limit, limit / 3)
     }
 
     /// Where PBS lives.
     pub fn site(&self) -> Site {
         site(&self.settings)
     }
-}
-
-/// How the node is reached under `settings` by `program`.
-pub fn reach(program: &'static str, settings: &Settings, limit: Duration) -> Reach {
-    Reach {
-        program,
-        paths: settings.paths.clone(),
-        nvml: settings.nvml.clone(),
-        cgroup: match &settings.cgroup {
-            Cgroup::Auto => CgroupChoice::Auto,
-            Cgroup::None => CgroupChoice::None,
-            Cgroup::Below(path) => CgroupChoice::Under(path.clone()),
-        },
-        nvml_time: NVML_TIME.min(limit / 3),
-        lock_time: LOCK_TIME.min(limit / 4),
-        // A rollback must fit behind a start that took its whole time.
-        teardown: limit / 3,
-    }
-}
-
-fn site(settings: &Settings) -> Site {
-    Site { home: settings.pbs.home.clone(), exec: settings.pbs.exec.clone(), node: settings.pbs.node.clone() }
 }
 
 fn node_name(asked: &Asked) -> String {

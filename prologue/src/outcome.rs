@@ -1,7 +1,7 @@
 //! What a failure leads to: one line, a record for the job's tasks, a drain on proof, an exit code.
 
 use crate::arguments::Arguments;
-use crate::job::{Job, reach};
+use crate::job::Job;
 use crate::request::Asked;
 use crate::start::Failed;
 use crate::NAME;
@@ -13,7 +13,7 @@ use mpsd::model::{Failure, Fault};
 use mpsd::node::Node;
 use mpsd::node::drain::{self, Place};
 use mpsd::node::log::{Severity, line};
-use mpsd::node::real::RealNode;
+use mpsd::node::real::{Reach, RealNode};
 use mpsd::scheduler::{Host, Scheduler, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use std::time::Duration;
@@ -119,10 +119,11 @@ fn record(job: &Job, failure: &Failure) {
 pub fn record_unprepared(arguments: &Arguments, submission: &Submission, failure: &Failure) {
     let node = submission.node.clone().filter(|n| !n.is_empty()).unwrap_or_else(|| ThisHost.name());
     let Some(settings) = Config::load(&arguments.config).ok().and_then(|c| c.for_node(&node, &[]).ok()) else { return };
-    write_record(reach(NAME, &settings, Duration::from_secs(5)), submission, 0, failure);
+    let limit = Duration::from_secs(5);
+    write_record(Reach::of(NAME, &settings, limit, limit / 3), submission, 0, failure);
 }
 
-fn write_record(reach: mpsd::node::real::Reach, submission: &Submission, uid: u32, failure: &Failure) {
+fn write_record(reach: Reach, submission: &Submission, uid: u32, failure: &Failure) {
     let state = if failure.kind() == FailureKind::Refusal { State::Refused } else { State::Failed };
     let mut record = Record::closed(submission.job.clone(), uid, state, failure.to_string());
     record.kind = Some(failure.kind());

@@ -2,6 +2,7 @@
 //! tests' in-memory node to itself. [`carry_out`] and [`take_down`] are the only orders in which effects happen.
 
 pub mod carry_out;
+pub mod clean;
 pub mod drain;
 pub mod log;
 pub mod nvml;

@@ -8,6 +8,7 @@ mod store;
 use super::log::{self, Severity};
 use super::worker::NvmlWorker;
 use super::{Held, Members, Node};
+use crate::config::{Cgroup as Rule, Settings};
 use crate::lifecycle::account::Account;
 use crate::lifecycle::journal::{Journal, ProcessRef};
 use crate::lifecycle::ladder::Rung;
@@ -21,6 +22,11 @@ use crate::sys::cgroup::Cgroup;
 use crate::sys::process::Process;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Time for a lock on a GPU or a job: a prologue or an epilogue may be at work still.
+const LOCK_TIME: Duration = Duration::from_secs(5);
+/// Time for one answer of NVML; the first needs 12 ms (facts: mps-control, "Times"), more with many GPUs.
+const NVML_TIME: Duration = Duration::from_secs(5);
 
 /// How the real node is reached.
 #[derive(Debug, Clone)]
@@ -50,6 +56,25 @@ pub enum CgroupChoice {
     None,
     /// In this directory.
     Under(PathBuf),
+}
+
+impl Reach {
+    /// How `program` reaches the node under `settings` when it has `limit` for all, and `teardown` of it for the ladder.
+    pub fn of(program: &'static str, settings: &Settings, limit: Duration, teardown: Duration) -> Self {
+        Self {
+            program,
+            paths: settings.paths.clone(),
+            nvml: settings.nvml.clone(),
+            cgroup: match &settings.cgroup {
+                Rule::Auto => CgroupChoice::Auto,
+                Rule::None => CgroupChoice::None,
+                Rule::Below(path) => CgroupChoice::Under(path.clone()),
+            },
+            nvml_time: NVML_TIME.min(limit / 3),
+            lock_time: LOCK_TIME.min(limit / 4),
+            teardown,
+        }
+    }
 }
 
 /// This node.
