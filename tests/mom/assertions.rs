@@ -14,7 +14,14 @@ impl Before {
 
     /// The nodes are as they were. `/run/mpsd` itself and its empty directories belong to the suite, not to a job.
     pub fn holds(&self, cluster: &mut Cluster) {
-        let ours = ["/run/mpsd ", "/run/mpsd/jobs ", "/run/mpsd/gpus ", "/run/mpsd/lock ", "/run/mpsd/failed-starts "];
+        let ours = [
+            "/run/mpsd ",
+            "/run/mpsd/jobs ",
+            "/run/mpsd/gpus ",
+            "/run/mpsd/lock ",
+            "/run/mpsd/failed-starts ",
+            "/run/mpsd/.failed-starts.lock ",
+        ];
         for (node, (before, after)) in self.0.iter().zip(cluster.leftovers()).enumerate() {
             let new: Vec<&String> = after
                 .0
@@ -42,8 +49,14 @@ pub fn attached(record: &Value, job: &Job, node: &str, sms: u64, limit_mib: Opti
     assert_eq!(record["uid"], 54321, "{record}");
     assert_eq!(record["job"], job.id, "{record}");
     let pipe = record["pipe_directory"].as_str().unwrap_or_default();
-    assert!(pipe.starts_with(&format!("/run/mpsd/jobs/{}/pipe", job.id)), "{record}");
-    assert!(record["daemon_pid"].is_u64() && record["server_pid"].is_u64(), "{record}");
+    assert!(
+        pipe.starts_with(&format!("/run/mpsd/jobs/{}/pipe", job.id)),
+        "{record}"
+    );
+    assert!(
+        record["daemon_pid"].is_u64() && record["server_pid"].is_u64(),
+        "{record}"
+    );
     assert_eq!(record["sms"], sms, "{record}");
     assert_eq!(record["memory_limit_mib"].as_u64(), limit_mib, "{record}");
 }

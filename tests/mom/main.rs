@@ -2,4 +2,8 @@
 
 mod agent;
 mod assertions;
+mod classic;
+mod install;
+mod openpbs;
 mod torque;
+mod torque_failures;

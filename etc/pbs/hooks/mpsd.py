@@ -1,8 +1,8 @@
 """mpsd for OpenPBS: gives a job its own MPS on execjob_begin and takes it away on execjob_end and execjob_abort.
 
 Imported by 'mpsctl pbs install', which fills in the two constants. No decision is made here: the job's attributes go
-to mps-prologue, mps-epilogue and mpsctl as they stand, and their exit codes are obeyed. A job whose account and
-resource 'mps' do not hold the letters "mps" cannot have asked and starts no program of ours.
+to mps-prologue, mps-epilogue and mpsctl as they stand, and their exit codes are obeyed. A job whose account does not
+hold the letters "mps" and that has no resource 'mps' cannot have asked and starts no program of ours.
 
 execjob_prologue and execjob_epilogue are left alone: a hook there would silence the site's classic scripts.
 A reject in execjob_begin is retried, with nothing for the user to read; so a refusal is recorded there and told in
@@ -41,7 +41,7 @@ def resource(job, name):
 
 
 def may_have_asked(job):
-    return "mps" in (attribute(job, "Account_Name") + " " + resource(job, "mps")).lower()
+    return "mps" in attribute(job, "Account_Name").lower() or resource(job, "mps") != ""
 
 
 def is_sister(job):

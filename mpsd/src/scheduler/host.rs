@@ -96,26 +96,26 @@ pub fn run_with(
     environment: &[(&str, &str)],
     deadline: Duration,
 ) -> Result<Answer, String> {
-        let mut child =
-            start(program, arguments, environment).map_err(|e| format!("cannot start '{}': {e}", program.display()))?;
-        let end = Instant::now() + deadline;
-        let text = collect(&mut child, end);
-        let ended = if text.is_ok() { reap(&mut child, end) } else { None };
-        if ended.is_none() {
-            // Its answer is lost anyway; what SIGKILL does not end at once is left to init.
-            let _ = child.kill();
-            reap(&mut child, Instant::now() + REAP_GRACE);
-        }
-        match (text, ended) {
-            (Ok(text), Some(code)) => Ok(Answer { code, text }),
-            (Err(why), _) => Err(format!("'{}': {why}", program.display())),
-            (Ok(_), None) => Err(format!(
-                "'{}': not ended within {} ms",
-                program.display(),
-                deadline.as_millis()
-            )),
-        }
+    let mut child = start(program, arguments, environment)
+        .map_err(|e| format!("cannot start '{}': {e}", program.display()))?;
+    let end = Instant::now() + deadline;
+    let text = collect(&mut child, end);
+    let ended = if text.is_ok() { reap(&mut child, end) } else { None };
+    if ended.is_none() {
+        // Its answer is lost anyway; what SIGKILL does not end at once is left to init.
+        let _ = child.kill();
+        reap(&mut child, Instant::now() + REAP_GRACE);
     }
+    match (text, ended) {
+        (Ok(text), Some(code)) => Ok(Answer { code, text }),
+        (Err(why), _) => Err(format!("'{}': {why}", program.display())),
+        (Ok(_), None) => Err(format!(
+            "'{}': not ended within {} ms",
+            program.display(),
+            deadline.as_millis()
+        )),
+    }
+}
 
 fn start(program: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> io::Result<Child> {
     Command::new(program)

@@ -238,6 +238,12 @@ impl Cluster {
 
     /// A classic script on the first node; an epilogue gets the job's exit code.
     pub fn openpbs_script(&mut self, job: &Job, name: &str, code: Option<i32>) -> Ended {
+        let run = self.openpbs_run(job, name, code);
+        self.nodes[0].run(run)
+    }
+
+    /// The process of [`Cluster::openpbs_script`].
+    pub fn openpbs_run(&mut self, job: &Job, name: &str, code: Option<i32>) -> Run {
         let user = USER.0;
         let mut argv = vec![
             format!("{HOME}/mom_priv/{name}"),
@@ -271,7 +277,7 @@ impl Cluster {
             (_, true) => Stream::Null,
             _ => Stream::File(format!("{HOME}/spool/{}.{kind}", job.id)),
         };
-        let run = Run {
+        Run {
             argv,
             env: [
                 ("PATH", "/bin:/usr/bin".to_owned()),
@@ -302,8 +308,7 @@ impl Cluster {
             at_limit: Victims::Group,
             kill_group_after: true,
             ..Run::default()
-        };
-        self.nodes[0].run(run)
+        }
     }
 
     /// `$prologalarm`, exactly.

@@ -74,7 +74,7 @@ impl Cluster {
     }
 
     /// What stands when the prologue starts: the GPU file on the mother superior, the job at the server.
-    fn torque_files(&mut self, job: &Job) {
+    pub fn torque_files(&mut self, job: &Job) {
         let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
         let pairs: Vec<(&String, u32)> = names
             .iter()

@@ -19,15 +19,9 @@ const LONGEST: Duration = Duration::from_secs(120);
 const IDLE_MS: u16 = 10;
 
 /// Serves until standard input ends.
-pub fn serve() -> Result<(), String> {
-    let mut running = Running::new(mom_cgroup());
-    let served = orders(&mut running);
-    if let Some(cgroup) = running.cgroup() {
-        kill_cgroup(cgroup);
-        // Left behind only when a process of it does not die; the directory is empty then or the next look finds it.
-        let _ = fs::remove_dir(cgroup);
-    }
-    served
+pub fn serve(cgroups: &str) -> Result<(), String> {
+    let mut running = Running::new(mom_cgroup(cgroups));
+    orders(&mut running)
 }
 
 fn orders(running: &mut Running) -> Result<(), String> {
@@ -110,20 +104,13 @@ fn obey(running: &mut Running, order: Order) -> Result<Answer, String> {
     }
 }
 
-/// A cgroup of this node's own, where the mom's unit would sit: v2, or the named hierarchy of a hybrid.
-fn mom_cgroup() -> Option<String> {
-    let name = fs::read_to_string("/proc/sys/kernel/random/uuid").ok()?;
-    for top in [
-        "/sys/fs/cgroup",
-        "/sys/fs/cgroup/systemd",
-        "/sys/fs/cgroup/unified",
-    ] {
-        let path = format!("{top}/mom-{}", name.trim());
-        if Path::new(top).join("cgroup.procs").exists() && fs::create_dir(&path).is_ok() {
-            return Some(path);
-        }
-    }
-    None
+/// Where systemd keeps the mom's unit: in the unified hierarchy where there is one, else in its named one.
+fn mom_cgroup(cgroups: &str) -> Option<String> {
+    let path = format!(
+        "{}/pbs_mom.service",
+        cgroups.split(',').find(|top| !top.is_empty())?
+    );
+    fs::create_dir(&path).ok().map(|()| path)
 }
 
 /// SIGKILL to all of it, again until it is empty.

@@ -1,6 +1,6 @@
 //! From an order to the program it names: descriptors, session, identity, then exec. No fork of ours is in between.
 
-use nix::fcntl::{FcntlArg, fcntl};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{
     Gid, Uid, chdir, close, dup2_stderr, dup2_stdin, dup2_stdout, execve, setgid, setgroups, setsid, setuid,
@@ -8,6 +8,7 @@ use nix::unistd::{
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use tests::mom::wire::{Run, Stream};
 
@@ -97,8 +98,13 @@ fn leak(launch: &Launch) -> Result<(), String> {
             .write(true)
             .open(&path)
             .map_err(|e| format!("'{path}': {e}"))?;
-        let number =
-            fcntl(&pipe, FcntlArg::F_DUPFD(*wanted)).map_err(|e| format!("descriptor {wanted}: {e}"))?;
+        let failed = |e: nix::Error| format!("descriptor {wanted}: {e}");
+        let number = if pipe.as_raw_fd() == *wanted {
+            fcntl(&pipe, FcntlArg::F_SETFD(FdFlag::empty())).map_err(failed)?;
+            pipe.into_raw_fd()
+        } else {
+            fcntl(&pipe, FcntlArg::F_DUPFD(*wanted)).map_err(failed)?
+        };
         if number != *wanted {
             return Err(format!("descriptor {wanted} is taken"));
         }

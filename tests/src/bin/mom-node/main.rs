@@ -6,6 +6,7 @@
 //! with everything in it: a test that dies leaves nothing.
 
 mod agent;
+mod hierarchy;
 mod launch;
 mod root;
 mod running;
@@ -18,7 +19,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words.get(1..).unwrap_or_default() {
         ["node", dir, name] => node(dir, name),
-        ["init", dir, name] => root::build(dir, name).and_then(|()| agent::serve()),
+        ["init", dir, name, cgroups] => root::build(dir, name, cgroups).and_then(|()| agent::serve(cgroups)),
         ["exec", order] => launch::become_program(order),
         _ => Err("mom-node node DIR NAME".to_owned()),
     };
@@ -33,13 +34,20 @@ fn main() -> ExitCode {
 
 /// A new process number space takes in only children, so the agent is one.
 fn node(dir: &str, name: &str) -> Result<(), String> {
-    let spaces = CloneFlags::CLONE_NEWNS
-        | CloneFlags::CLONE_NEWUTS
-        | CloneFlags::CLONE_NEWPID
-        | CloneFlags::CLONE_NEWIPC;
-    unshare(spaces).map_err(|e| format!("no namespaces for a simulated node: {e}; run as root"))?;
-    let status = Command::new("/proc/self/exe").args(["init", dir, name]).status();
-    let status = status.map_err(|e| format!("cannot start the agent: {e}"))?;
+    let cgroups = hierarchy::enter();
+    let mut spaces = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWPID;
+    spaces |= CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWCGROUP;
+    let tops: Vec<&str> = cgroups.iter().map(|one| one.top).collect();
+    let ran = unshare(spaces)
+        .map_err(|e| format!("no namespaces for a simulated node: {e}; run as root"))
+        .and_then(|()| {
+            let status = Command::new("/proc/self/exe")
+                .args(["init", dir, name, &tops.join(",")])
+                .status();
+            status.map_err(|e| format!("cannot start the agent: {e}"))
+        });
+    hierarchy::leave(cgroups);
+    let status = ran?;
     if status.success() {
         Ok(())
     } else {

@@ -1,6 +1,6 @@
 //! The node's files: this machine's, with a layer above that takes every write and goes with the node.
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, chroot, sethostname};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use std::path::Path;
 pub const LAYER: &str = "/.layer";
 
 /// Builds the tree in `dir` and enters it.
-pub fn build(dir: &str, name: &str) -> Result<(), String> {
+pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<(), String> {
     let step = |what: &str, done: nix::Result<()>| done.map_err(|e| format!("{what}: {e}"));
     let none: Option<&str> = None;
     step(
@@ -66,6 +66,25 @@ pub fn build(dir: &str, name: &str) -> Result<(), String> {
             none,
         ),
     )?;
+    for top in cgroups.split(',').filter(|top| !top.is_empty()) {
+        // The same hierarchy cannot be mounted over itself.
+        step(top, umount2(&inside(top), MntFlags::MNT_DETACH))?;
+        let (kind, options) = if top.ends_with("systemd") {
+            ("cgroup", Some("none,name=systemd"))
+        } else {
+            ("cgroup2", None)
+        };
+        step(
+            top,
+            mount(
+                Some("cgroup"),
+                &inside(top),
+                Some(kind),
+                MsFlags::empty(),
+                options,
+            ),
+        )?;
+    }
     fresh(&inside("/tmp"))?;
     fresh(&inside("/run"))?;
     fresh(&inside("/dev/shm"))?;

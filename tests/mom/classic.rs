@@ -1,0 +1,83 @@
+//! OpenPBS without hooks: the classic prologue and epilogue, which are not told the account.
+
+use crate::assertions::{Before, attached, bare, shell_ends};
+use tests::mom::cluster::{Cluster, Job, Product, Verdict};
+use tests::mom::wire::{Ended, Run, Stream};
+
+fn cluster() -> Cluster {
+    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
+    c.nodes[0].sh("mpsctl pbs uninstall && mpsctl pbs install --classic");
+    c
+}
+
+#[test]
+fn account_by_printjob_and_environment_by_the_profile() {
+    let mut c = cluster();
+    let before = Before::of(&mut c);
+    for (account, asked) in [
+        ("", false),
+        ("proj1", false),
+        ("proj1,MPS=true,MPS_THREADS=25,MPS_MEM=2G", true),
+    ] {
+        let job = Job::new("30.localhost", account);
+        assert_eq!(c.openpbs_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+        let run = c.openpbs_shell(&job, &Cluster::client("")).unwrap();
+        shell_ends(&mut c, run, &job, 0);
+        let records = c.records(0);
+        if asked {
+            attached(&records[0], &job, "nodea", 32, Some(2048))
+        } else {
+            bare(&records[0])
+        }
+        assert_eq!(c.output(&job, 0).1, "");
+        c.openpbs_end(&job, 0);
+        c.nodes[0].sh("rm -f /var/spool/pbs/spool/*");
+        before.holds(&mut c);
+    }
+}
+
+#[test]
+fn refusals_abort_and_faults_requeue() {
+    let mut c = cluster();
+    let before = Before::of(&mut c);
+    let job = Job::new("31.localhost", "MPS=maybe");
+    assert_eq!(c.openpbs_begin(&job), Verdict::Aborted);
+    assert!(c.output(&job, 0).1.contains("MPS=maybe"));
+    assert_eq!(c.state("nodea").0, "free");
+    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
+    before.holds(&mut c);
+    std::fs::remove_file(c.gpus[0].control()).unwrap();
+    let job = Job::new("32.localhost", "MPS=true");
+    assert_eq!(c.openpbs_begin(&job), Verdict::Requeued);
+    assert_eq!(c.state("nodea").0, "offline");
+    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
+    before.holds(&mut c);
+}
+
+#[test]
+fn an_interactive_job_ends_with_its_user() {
+    let mut c = cluster();
+    let before = Before::of(&mut c);
+    let job = Job::new("33.localhost", "MPS=true").interactive();
+    c.openpbs_files(&job);
+    let run = c.openpbs_run(&job, "prologue", None);
+    let prologue = c.nodes[0].start(run).unwrap();
+    assert_eq!(c.nodes[0].wait(prologue, 20_000), Ended::Code(0));
+    let run = c.openpbs_shell(&job, &Cluster::client("")).unwrap();
+    let terminal = || Stream::Terminal;
+    let shell = c.nodes[0]
+        .start(Run {
+            stdout: terminal(),
+            stderr: terminal(),
+            ..run
+        })
+        .unwrap();
+    assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
+    attached(&c.records(0)[0], &job, "nodea", 132, None);
+    assert!(
+        !c.nodes[0].is_held(prologue),
+        "qsub would hang: a daemon holds its socket or its terminal"
+    );
+    c.openpbs_end(&job, 0);
+    before.holds(&mut c);
+}

@@ -1,0 +1,197 @@
+//! `mpsctl pbs install | uninstall | check`, and what a shell reads of `mpsctl env`.
+
+use crate::assertions::attached;
+use tests::mom::cluster::{Cluster, Job, Product, Verdict};
+use tests::mom::wire::{Ended, Run};
+
+#[test]
+fn a_foreign_prologue_is_never_touched() {
+    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    let node = &mut c.nodes[0];
+    node.sh("mpsctl pbs uninstall");
+    let home = "/var/spool/torque/mom_priv";
+    assert_eq!(
+        node.sh(&format!("ls {home} | grep logue; true")),
+        "",
+        "uninstall takes back what install wrote"
+    );
+    let own = "#!/bin/sh\necho a script of the site\n";
+    node.write(&format!("{home}/prologue"), own, 0o500);
+    let (code, text) = node.try_sh("mpsctl pbs install");
+    assert_eq!(code, Ended::Code(1), "something is left to do by hand");
+    assert!(text.contains("is the site's own and stays; add to it:"), "{text}");
+    assert!(
+        text.contains("/usr/bin/mps-prologue --scheduler torque \"$@\""),
+        "{text}"
+    );
+    assert_eq!(node.read(&format!("{home}/prologue")).unwrap(), own);
+    let (code, text) = node.try_sh("mpsctl pbs check");
+    assert_eq!(code, Ended::Code(1));
+    assert!(
+        text.contains("prologue' is the site's own and does not call us"),
+        "{text}"
+    );
+    // The printed line, put where it says, works.
+    let line = text_line(node.try_sh("mpsctl pbs install").1.as_str());
+    node.write(&format!("{home}/prologue"), &format!("{own}{line}\n"), 0o500);
+    assert_eq!(
+        node.try_sh("mpsctl pbs check").0,
+        Ended::Code(0),
+        "{}",
+        node.try_sh("mpsctl pbs check").1
+    );
+    let job = Job::new("40.vm", "MPS=true");
+    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    assert_eq!(c.gpus[0].modes()[0], "exclusive_process");
+    c.torque_end(&job, 0);
+    assert_eq!(c.gpus[0].modes()[0], "default");
+    c.nodes[0].sh("mpsctl pbs uninstall; true");
+    assert_eq!(
+        c.nodes[0].read(&format!("{home}/prologue")).unwrap(),
+        format!("{own}{line}\n")
+    );
+}
+
+fn text_line(text: &str) -> String {
+    text.lines()
+        .find(|line| line.contains("mps-prologue"))
+        .unwrap()
+        .trim()
+        .to_owned()
+}
+
+#[test]
+fn check_names_the_operator_line_and_a_short_alarm() {
+    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    std::fs::write(c.server().join("operators"), "root@elsewhere\n").unwrap();
+    c.nodes[0].sh("echo '$prologalarm 25' >>/var/spool/torque/mom_priv/config");
+    let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
+    assert_eq!(code, Ended::Code(1));
+    assert!(
+        text.contains(
+            "FAIL  root@nodea may not take the node offline: qmgr -c 'set server operators += root@nodea'"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains("FAIL  the mom kills a prologue after 15 s (Torque fires 10 s before $prologalarm)"),
+        "{text}"
+    );
+    assert!(text.contains("set '$prologalarm 32'"), "{text}");
+    c.nodes[0].sh("sed -i 's/$prologalarm 25/$prologalarm 32/' /var/spool/torque/mom_priv/config");
+    std::fs::write(c.server().join("operators"), "root@*\n").unwrap();
+    assert_eq!(c.nodes[0].try_sh("mpsctl pbs check").0, Ended::Code(0));
+}
+
+#[test]
+fn the_hook_needs_a_manager_and_is_read_back() {
+    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
+    assert_eq!(
+        c.nodes[0].try_sh("mpsctl pbs check").0,
+        Ended::Code(0),
+        "{}",
+        c.nodes[0].try_sh("mpsctl pbs check").1
+    );
+    c.nodes[0].sh("mpsctl pbs uninstall");
+    assert!(!c.server().join("hooks/mpsd.HK").exists() && !c.server().join("hooks/mpsd.PY").exists());
+    assert_eq!(c.nodes[0].read("/var/lib/mpsd/mpsd.py"), None);
+    std::fs::write(c.server().join("operators"), "root@elsewhere\n").unwrap();
+    let (code, text) = c.nodes[0].try_sh("mpsctl pbs install");
+    assert_eq!(code, Ended::Code(1));
+    assert!(
+        text.contains("qmgr -c 'import hook mpsd application/x-python default /var/lib/mpsd/mpsd.py'"),
+        "{text}"
+    );
+    assert!(
+        text.contains("qmgr -c 'create resource mps type=string,flag=m'"),
+        "{text}"
+    );
+}
+
+#[test]
+fn every_shell_gets_the_environment_and_nothing_outside_a_job() {
+    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    assert_eq!(
+        c.nodes[0].sh("mpsctl env; mpsctl env --shell csh; PBS_JOBID=99.vm mpsctl env"),
+        ""
+    );
+    assert_eq!(
+        c.nodes[0].sh("PBS_JOBID=../x sh -lc 'echo fine'").lines().last(),
+        Some("fine")
+    );
+    let job = Job::new(
+        "41.a-server-whose-name-is-too-long-for-a-directory.example.org",
+        "MPS=true",
+    );
+    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    let run = c.torque_shell(&job, &Cluster::client(""));
+    assert_eq!(c.nodes[0].run(run), Ended::Code(0));
+    let record = &c.records(0)[0];
+    assert_eq!(record["under_mps"], true, "{record}");
+    let show = "echo $CUDA_MPS_PIPE_DIRECTORY";
+    let shells: [&[&str]; 5] = [
+        &["/bin/bash", "-lc", show],
+        &[
+            "/bin/dash",
+            "-c",
+            "eval \"$(mpsctl env)\"; echo $CUDA_MPS_PIPE_DIRECTORY",
+        ],
+        &[
+            "/bin/zsh",
+            "-c",
+            "eval \"$(mpsctl env)\"; echo $CUDA_MPS_PIPE_DIRECTORY",
+        ],
+        &[
+            "/bin/tcsh",
+            "-c",
+            "eval `mpsctl env --shell csh`; echo $CUDA_MPS_PIPE_DIRECTORY",
+        ],
+        &[
+            "/bin/tcsh",
+            "-c",
+            "source /etc/profile.d/mpsd.csh; echo $CUDA_MPS_PIPE_DIRECTORY",
+        ],
+    ];
+    for argv in shells {
+        if !std::path::Path::new(argv[0]).exists() {
+            eprintln!("not tried: {} is not installed on this machine", argv[0]);
+            continue;
+        }
+        c.nodes[0].sh("rm -f /var/spool/torque/spool/*");
+        let run = c.user_process(&job, 0, argv);
+        assert_eq!(
+            c.nodes[0].run(Run {
+                session: false,
+                ..run
+            }),
+            Ended::Code(0),
+            "{argv:?} {:?}",
+            c.output(&job, 0)
+        );
+        let (out, err) = c.output(&job, 0);
+        assert_eq!(out.trim(), record["pipe_directory"], "{argv:?}");
+        assert_eq!(err, "", "{argv:?}");
+    }
+    c.torque_end(&job, 0);
+}
+
+#[test]
+fn another_users_job_is_no_ones_else() {
+    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    let job = Job::new("42.vm", "MPS=true");
+    assert_eq!(c.torque_begin(&job), Verdict::Runs);
+    let run = c.torque_shell(&job, &Cluster::client(""));
+    assert_eq!(c.nodes[0].run(run), Ended::Code(0));
+    attached(&c.records(0)[0], &job, "nodea", 132, None);
+    let stranger = Run {
+        user: Some((65534, vec![65534])),
+        cwd: "/".into(),
+        ..c.user_process(&job, 0, &["/bin/ls", "/run/mpsd/jobs/42.vm/pipe"])
+    };
+    assert_eq!(
+        c.nodes[0].run(stranger),
+        Ended::Code(2),
+        "a stranger reaches no pipe"
+    );
+    c.torque_end(&job, 0);
+}

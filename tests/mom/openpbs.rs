@@ -1,0 +1,301 @@
+//! OpenPBS's moms and our hook.
+
+use crate::assertions::{Before, attached, bare, shell_ends};
+use std::time::{Duration, Instant};
+use tests::mom::cluster::{Cluster, Job, Product, Verdict};
+use tests::mom::wire::Ended;
+
+fn cluster(names: &[&str]) -> Cluster {
+    Cluster::new(Product::OpenPbs, names)
+}
+
+/// Starts the job's shell, which must be let through, and waits for its end.
+fn shell(c: &mut Cluster, job: &Job, script: &str, code: i32) {
+    let run = c.openpbs_shell(job, script).unwrap_or_else(|why| panic!("{why}"));
+    shell_ends(c, run, job, code);
+}
+
+fn client(node: &str) -> Vec<String> {
+    let line =
+        format!("/srv/pbs/gpu-{node}/fake-cuda-client --node /srv/pbs/gpu-{node} --record /tmp/records");
+    line.split(' ').map(str::to_owned).collect()
+}
+
+fn task(c: &mut Cluster, job: &Job, at: usize) -> Result<Ended, String> {
+    let words = client(&c.nodes[at].name.clone());
+    c.openpbs_task(job, at, &words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn a_plain_job_is_untouched() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    for account in ["", "proj1", "MPSLAB", "mps_physics"] {
+        let job = Job::new("0.localhost", account);
+        assert_eq!(c.openpbs_begin(&job), Verdict::Runs, "{account}");
+        before.holds(&mut c);
+        shell(&mut c, &job, &Cluster::client(""), 0);
+        bare(&c.records(0)[0]);
+        assert_eq!(c.output(&job, 0).1, "", "{account}");
+        c.openpbs_end(&job, 0);
+        c.nodes[0].sh("rm -f /var/spool/pbs/spool/*");
+    }
+    before.holds(&mut c);
+}
+
+#[test]
+fn the_flag_and_its_limits() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let cases = [
+        ("MPS=true", 132, None),
+        ("proj1,MPS=true,MPS_THREADS=25,MPS_MEM=2G", 32, Some(2048)),
+    ];
+    for (account, sms, limit) in cases {
+        let job = Job::new("1.localhost", account);
+        assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+        assert_eq!(c.gpus[0].modes(), ["exclusive_process", "default"]);
+        shell(&mut c, &job, &Cluster::client(""), 0);
+        attached(&c.records(0)[0], &job, "nodea", sms, limit);
+        // pbsdsh: no shell, no profile.
+        assert_eq!(
+            task(&mut c, &job, 0),
+            Ok(Ended::Code(0)),
+            "{:?}",
+            c.output(&job, 0)
+        );
+        attached(&c.records(0)[0], &job, "nodea", sms, limit);
+        c.openpbs_end(&job, 0);
+        before.holds(&mut c);
+    }
+}
+
+#[test]
+fn the_resource_keeps_the_account_clean_and_may_not_contradict_it() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job {
+        resource: "on+threads=25+mem=2G".into(),
+        ..Job::new("2.localhost", "proj1")
+    };
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+    shell(&mut c, &job, &Cluster::client(""), 0);
+    attached(&c.records(0)[0], &job, "nodea", 32, Some(2048));
+    c.openpbs_end(&job, 0);
+    before.holds(&mut c);
+    let job = Job {
+        resource: "on+threads=25".into(),
+        ..Job::new("3.localhost", "MPS=true,MPS_THREADS=50")
+    };
+    assert_eq!(
+        c.openpbs_begin(&job),
+        Verdict::Runs,
+        "a refusal is told in execjob_launch"
+    );
+    let why = c.openpbs_shell(&job, "true").unwrap_err();
+    assert!(
+        why.contains("MPS_THREADS=50") && why.contains("threads=25"),
+        "{why}"
+    );
+    c.openpbs_end(&job, -1);
+    before.holds(&mut c);
+}
+
+#[test]
+fn a_daemon_for_each_gpu_and_a_list_by_rank() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("4.localhost", "MPS=per-gpu,MPS_THREADS=25:50").on(&[&[0, 1]]);
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+    let ranks = "for r in 0 1 2 3; do PALS_LOCAL_RANKID=$r mpsctl exec -- CLIENT & done; wait";
+    shell(
+        &mut c,
+        &job,
+        &ranks.replace("CLIENT", &Cluster::client("--hold 0.2")),
+        0,
+    );
+    let records = c.records(0);
+    assert_eq!(records.len(), 4, "{:?}", c.output(&job, 0));
+    let uuids = c.gpus[0].uuids();
+    for record in &records {
+        let rank = usize::try_from(record["local_rank"].as_u64().unwrap()).unwrap();
+        attached(record, &job, "nodea", if rank % 2 == 0 { 32 } else { 66 }, None);
+        assert_eq!(record["visible"], uuids[rank % 2], "{record}");
+    }
+    let why = task(&mut c, &job, 0).unwrap_err();
+    assert!(
+        why.contains("PALS_LOCAL_RANKID"),
+        "a task without a rank fails with our line: {why}"
+    );
+    assert!(c.output(&job, 0).1.contains(&why), "in the job's own error file");
+    c.openpbs_end(&job, 0);
+    before.holds(&mut c);
+}
+
+#[test]
+fn a_job_on_two_nodes() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("5.localhost", "MPS=true,MPS_THREADS=50").on(&[&[0], &[1]]);
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+    assert_eq!(c.gpus[1].modes(), ["default", "exclusive_process"]);
+    shell(&mut c, &job, &Cluster::client(""), 0);
+    attached(&c.records(0)[0], &job, "nodea", 66, None);
+    for (at, node) in ["nodea", "nodeb"].into_iter().enumerate() {
+        assert_eq!(
+            task(&mut c, &job, at),
+            Ok(Ended::Code(0)),
+            "{:?}",
+            c.output(&job, at)
+        );
+        attached(&c.records(at)[0], &job, node, 66, None);
+    }
+    c.openpbs_end(&job, 0);
+    before.holds(&mut c);
+}
+
+#[test]
+fn what_another_jobs_environment_left_is_replaced() {
+    let mut c = cluster(&["nodea"]);
+    let job = Job::new("6.localhost", "MPS=true");
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+    let mut env = c.job_environment(&job, 0);
+    for (name, value) in [
+        ("MPSD_JOB", "1.localhost"),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/1.localhost/pipe"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "5"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1M"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "2"),
+    ] {
+        env.insert(name.into(), value.into());
+    }
+    let env = c.hook(&job, 0, "execjob_launch", &env).env;
+    assert_eq!(env["MPSD_JOB"], "6.localhost");
+    assert_eq!(env["CUDA_MPS_PIPE_DIRECTORY"], "/run/mpsd/jobs/6.localhost/pipe");
+    assert_eq!(env["CUDA_DEVICE_MAX_CONNECTIONS"], "2", "the user's own");
+    assert!(!env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), "{env:?}");
+    assert!(!env.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "{env:?}");
+    c.openpbs_end(&job, 0);
+}
+
+#[test]
+fn a_refusal_is_recorded_in_begin_and_told_in_launch() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("7.localhost", "MPS=true,MPS_THREADS=101");
+    assert_eq!(
+        c.openpbs_begin(&job),
+        Verdict::Runs,
+        "rejected in begin it would be tried 21 times"
+    );
+    let why = c.openpbs_shell(&job, "true").unwrap_err();
+    assert!(why.contains("MPS_THREADS=101"), "{why}");
+    let told = c.output(&job, 0).1;
+    assert!(told.contains(&why) && told.lines().count() == 1, "{told}");
+    c.openpbs_end(&job, -1);
+    before.holds(&mut c);
+    assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+}
+
+#[test]
+fn a_fault_rejects_begin_and_takes_the_node_offline() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let before = Before::of(&mut c);
+    std::fs::remove_file(c.gpus[1].control()).unwrap();
+    let job = Job::new("8.localhost", "MPS=true").on(&[&[0], &[0]]);
+    assert_eq!(c.openpbs_begin(&job), Verdict::Requeued);
+    let (state, note) = c.state("nodeb");
+    assert_eq!(state, "offline");
+    assert!(
+        note.starts_with("mpsd: job 8.localhost: ") && note.len() <= 79,
+        "{note}"
+    );
+    assert_eq!(c.state("nodea").0, "free");
+    c.nodes[1].sh("rm -rf /run/mpsd/jobs/8.localhost /run/mpsd/jobs/.8.localhost.lock");
+    before.holds(&mut c);
+}
+
+#[test]
+fn where_root_is_no_operator_a_fault_is_still_told() {
+    let mut c = cluster(&["nodea"]);
+    std::fs::write(c.server().join("operators"), "root@elsewhere\n").unwrap();
+    std::fs::remove_file(c.gpus[0].control()).unwrap();
+    let job = Job::new("9.localhost", "MPS=true");
+    c.openpbs_files(&job);
+    let started = Instant::now();
+    let hooked = c.hook(&job, 0, "execjob_begin", &Default::default());
+    assert_eq!(hooked.verdict, "reject");
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "OpenPBS holds the job itself after 21 tries"
+    );
+    assert!(
+        hooked.message.contains("operators += root@nodea"),
+        "{}",
+        hooked.message
+    );
+    assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+}
+
+#[test]
+fn ends_without_a_begin_and_twice() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("10.localhost", "MPS=true");
+    c.openpbs_end(&job, 0);
+    before.holds(&mut c);
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+    for event in ["execjob_abort", "execjob_end", "execjob_end"] {
+        assert!(c.hook(&job, 0, event, &Default::default()).accepted());
+    }
+    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
+    before.holds(&mut c);
+}
+
+#[test]
+fn restarting_the_mom_leaves_a_running_job_attached() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("11.localhost", "MPS=true");
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+    let script = format!("{}; {}", Cluster::client("--busy --hold 1"), Cluster::client(""));
+    let run = c.openpbs_shell(&job, &script).unwrap();
+    let shell = c.nodes[0].start(run).unwrap();
+    std::thread::sleep(Duration::from_millis(400));
+    c.nodes[0].kill_mom();
+    assert_eq!(
+        c.nodes[0].wait(shell, 20_000),
+        Ended::Code(0),
+        "{:?}",
+        c.output(&job, 0)
+    );
+    let records = c.records(0);
+    records
+        .iter()
+        .for_each(|record| attached(record, &job, "nodea", 132, None));
+    assert_eq!(
+        (records.len(), &records[0]["daemon_pid"]),
+        (2, &records[1]["daemon_pid"])
+    );
+    c.openpbs_end(&job, 0);
+    before.holds(&mut c);
+}
+
+#[test]
+fn queuejob_refuses_at_qsub_and_moves_our_words() {
+    let mut c = cluster(&["nodea"]);
+    let queued =
+        |c: &mut Cluster, account: &str| c.hook(&Job::new("", account), 0, "queuejob", &Default::default());
+    assert!(queued(&mut c, "MPS=maybe").accepted(), "off unless asked for");
+    c.nodes[0].sh("mpsctl pbs install --queuejob");
+    let refused = queued(&mut c, "proj1,MPS=maybe");
+    assert_eq!(refused.verdict, "reject");
+    assert!(refused.message.contains("MPS=maybe"), "{}", refused.message);
+    let moved = queued(&mut c, "proj1,MPS=true,MPS_THREADS=25");
+    assert!(moved.accepted());
+    assert_eq!(moved.account.as_deref(), Some("proj1"));
+    assert_eq!(moved.resources["mps"].as_deref(), Some("per-node+threads=25"));
+    let left = queued(&mut c, "mps_physics");
+    assert_eq!(left.account.as_deref(), Some("mps_physics"));
+    assert_eq!(left.resources["mps"], None);
+}

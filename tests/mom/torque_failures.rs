@@ -1,0 +1,249 @@
+//! Torque: what the user typed, what the node lacks, and what Torque itself gets wrong.
+
+use crate::assertions::{Before, attached, shell_ends};
+use std::time::{Duration, Instant};
+use tests::mom::cluster::{Cluster, Job, Product, Verdict};
+use tests::mom::wire::{Ended, Run};
+
+fn cluster(names: &[&str]) -> Cluster {
+    Cluster::new(Product::Torque, names)
+}
+
+#[test]
+fn a_refusal_aborts_the_job_with_a_message_and_leaves_the_node_alone() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    for (account, word) in [
+        ("MPS=true,MPS_THREADS=101", "MPS_THREADS=101"),
+        ("MPS=maybe", "MPS=maybe"),
+        ("MPS_FOO=1", "MPS_FOO=1"),
+    ] {
+        let job = Job::new("10.vm", account);
+        assert_eq!(c.torque_begin(&job), Verdict::Aborted, "{account}");
+        let text = c.output(&job, 0).1;
+        assert!(text.contains(word) && text.lines().count() == 1, "{text}");
+        c.nodes[0].sh("rm -f /var/spool/torque/spool/*");
+        before.holds(&mut c);
+    }
+    assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+}
+
+#[test]
+fn a_fault_takes_the_node_offline_before_the_job_is_requeued() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    std::fs::remove_file(c.gpus[0].control()).unwrap();
+    let job = Job::new("11.vm", "MPS=true");
+    let started = Instant::now();
+    assert_eq!(c.torque_begin(&job), Verdict::Requeued, "{:?}", c.output(&job, 0));
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "a drained node needs no brake"
+    );
+    let (state, note) = c.state("nodea");
+    assert_eq!(state, "offline");
+    assert!(
+        note.starts_with("mpsd: job 11.vm: ") && note.len() <= 79,
+        "{note}"
+    );
+    before.holds(&mut c);
+    // A job that did not ask still runs where the scheduler sends it.
+    assert_eq!(c.torque_begin(&Job::new("12.vm", "proj1")), Verdict::Runs);
+}
+
+#[test]
+fn where_root_is_no_operator_the_failing_prologue_holds_its_exit() {
+    let mut c = cluster(&["nodea"]);
+    std::fs::write(c.server().join("operators"), "root@elsewhere\n").unwrap();
+    c.nodes[0].sh("echo '$prologalarm 18' >>/var/spool/torque/mom_priv/config");
+    std::fs::remove_file(c.gpus[0].control()).unwrap();
+    let job = Job::new("13.vm", "MPS=true");
+    let started = Instant::now();
+    c.torque_files(&job);
+    let ended = c.torque_script(&job, 0, "prologue", None);
+    assert_eq!(
+        ended,
+        Ended::Code(2),
+        "below the mom's own limit of 8 s: {:?}",
+        c.output(&job, 0)
+    );
+    assert!(
+        started.elapsed() >= Duration::from_secs(2),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+    let text = c.output(&job, 0).1;
+    assert!(text.contains("operators += root@nodea"), "{text}");
+    assert!(
+        std::fs::read_to_string(c.server().join("calls"))
+            .unwrap()
+            .contains("pbsnodes -o -N mpsd: job 13.vm")
+    );
+}
+
+#[test]
+fn anothers_note_is_left_as_it_is() {
+    let mut c = cluster(&["nodea"]);
+    std::fs::remove_file(c.gpus[0].control()).unwrap();
+    std::fs::write(c.server().join("nodes/nodea"), "offline\nNHC: disk").unwrap();
+    assert_eq!(c.torque_begin(&Job::new("14.vm", "MPS=true")), Verdict::Requeued);
+    assert_eq!(c.state("nodea"), ("offline".into(), "NHC: disk".into()));
+}
+
+#[test]
+fn a_worker_that_dies_of_a_signal_is_no_success() {
+    let gpus = |builder: tests::double::Builder| builder.fast().fault(|faults| faults.start = "never".into());
+    let mut c = Cluster::with(Product::Torque, &["nodea"], gpus, "");
+    let before = Before::of(&mut c);
+    let job = Job::new("15.vm", "MPS=true");
+    c.torque_files(&job);
+    let run = c.torque_run(&job, 0, "prologue", None);
+    let prologue = c.nodes[0].start(run).unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    // The parent is the process that the mom waits for; its worker is its child.
+    let worker = c.nodes[0].sh(&format!(
+        "ps --ppid {prologue} -o pid= -o comm= | grep mps-prologue"
+    ));
+    let worker: i32 = worker.split_whitespace().next().unwrap().parse().unwrap();
+    c.nodes[0].signal(worker, 9);
+    assert_eq!(
+        c.nodes[0].wait(prologue, 30_000),
+        Ended::Code(2),
+        "{:?}",
+        c.output(&job, 0)
+    );
+    c.torque_script(&job, 0, "epilogue", Some(-14));
+    before.holds(&mut c);
+    assert_eq!(
+        c.state("nodea").0,
+        "free",
+        "a user's own daemon that does not start proves nothing"
+    );
+}
+
+#[test]
+fn a_start_that_hangs_ends_below_the_moms_limit() {
+    let gpus = |builder: tests::double::Builder| builder.fast().fault(|faults| faults.start = "never".into());
+    let mut c = Cluster::with(Product::Torque, &["nodea"], gpus, "");
+    let before = Before::of(&mut c);
+    c.nodes[0].sh("echo '$prologalarm 18' >>/var/spool/torque/mom_priv/config");
+    let job = Job::new("16.vm", "MPS=true");
+    c.torque_files(&job);
+    let ended = c.torque_script(&job, 0, "prologue", None);
+    assert_eq!(
+        ended,
+        Ended::Code(2),
+        "not the mom's SIGKILL at 8 s: {:?}",
+        c.output(&job, 0)
+    );
+    c.torque_script(&job, 0, "epilogue", Some(-14));
+    before.holds(&mut c);
+}
+
+#[test]
+fn epilogues_without_a_prologue_and_twice() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("17.vm", "MPS=true");
+    assert_eq!(c.torque_script(&job, 0, "epilogue", Some(0)), Ended::Code(0));
+    before.holds(&mut c);
+    assert_eq!(c.torque_begin(&job), Verdict::Runs);
+    for _ in 0..2 {
+        assert_eq!(c.torque_script(&job, 0, "epilogue", Some(271)), Ended::Code(0));
+        before.holds(&mut c);
+    }
+    assert_eq!(c.output(&job, 0).1, "");
+}
+
+#[test]
+fn a_leaked_sister_is_replaced_by_the_next_try_of_its_job() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("18.vm", "MPS=true").on(&[&[0], &[0]]);
+    let control = c.gpus[0].control();
+    let aside = control.with_extension("aside");
+    std::fs::rename(&control, &aside).unwrap();
+    assert_eq!(c.torque_begin(&job), Verdict::Requeued);
+    let daemons = |c: &mut Cluster| {
+        c.nodes[1]
+            .sh("ps -eo pid=,comm= | grep -c 'nvidia-cuda-mps' || true")
+            .trim()
+            .to_owned()
+    };
+    assert_ne!(
+        daemons(&mut c),
+        "0",
+        "Torque does not run epilogue.parallel there: a daemon is left"
+    );
+    std::fs::rename(&aside, &control).unwrap();
+    std::fs::write(c.server().join("nodes/nodea"), "free\n").unwrap();
+    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 1));
+    let words = "/usr/bin/mpsctl exec -- /srv/pbs/gpu-nodeb/fake-cuda-client --node /srv/pbs/gpu-nodeb --record /tmp/records";
+    assert_eq!(
+        c.torque_task(&job, 1, &words.split(' ').collect::<Vec<_>>()),
+        Ended::Code(0),
+        "{:?}",
+        c.output(&job, 1)
+    );
+    attached(&c.records(1)[0], &job, "nodeb", 132, None);
+    c.torque_end(&job, 0);
+    before.holds(&mut c);
+}
+
+#[test]
+fn a_prologue_run_twice_leaves_one_daemon() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("19.vm", "MPS=true");
+    assert_eq!(c.torque_begin(&job), Verdict::Runs);
+    assert_eq!(c.torque_begin(&job), Verdict::Runs);
+    let controls = c.nodes[0].sh("ps -eo args= | grep -c '^/srv/pbs/gpu-nodea/nvidia-cuda-mps-control'");
+    assert_eq!(controls.trim(), "1");
+    let run = c.torque_shell(&job, &Cluster::client(""));
+    shell_ends(&mut c, run, &job, 0);
+    attached(&c.records(0)[0], &job, "nodea", 132, None);
+    c.torque_end(&job, 0);
+    before.holds(&mut c);
+}
+
+#[test]
+fn a_script_with_a_wrong_owner_requeues_and_check_says_so() {
+    let mut c = cluster(&["nodea"]);
+    c.nodes[0].sh("chmod 0722 /var/spool/torque/mom_priv/prologue");
+    assert_eq!(c.torque_begin(&Job::new("20.vm", "proj1")), Verdict::Requeued);
+    let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
+    assert_eq!(code, Ended::Code(1));
+    assert!(
+        text.contains("FAIL  '/var/spool/torque/mom_priv/prologue' has owner 0 and mode 0722"),
+        "{text}"
+    );
+    c.nodes[0].sh("mpsctl pbs install");
+    let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
+    assert_eq!(code, Ended::Code(0), "{text}");
+}
+
+#[test]
+fn a_missing_program_holds_the_job_that_asked_and_no_other() {
+    let mut c = cluster(&["nodea"]);
+    c.nodes[0].sh("rm /usr/bin/mps-prologue");
+    assert_eq!(c.torque_begin(&Job::new("21.vm", "proj1")), Verdict::Runs);
+    let job = Job::new("22.vm", "MPS=true");
+    let run = c.torque_run(&job, 0, "prologue", None);
+    let prologue = c.nodes[0]
+        .start(Run {
+            limit_ms: 1500,
+            ..run
+        })
+        .unwrap();
+    assert_eq!(
+        c.nodes[0].wait(prologue, 5000),
+        Ended::Limit,
+        "held back from the loop"
+    );
+    assert!(
+        c.output(&job, 0)
+            .1
+            .contains("'/usr/bin/mps-prologue' is not installed on this node")
+    );
+}
