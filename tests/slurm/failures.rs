@@ -17,6 +17,7 @@ pub const OPTIONAL: Group = Group {
     name: "failures_optional",
     options: Options::default,
     prepare,
+    needs: || None,
     cells: CELLS,
 };
 
@@ -25,6 +26,7 @@ pub const REQUIRED: Group = Group {
     name: "failures_required",
     options: required,
     prepare,
+    needs: || None,
     cells: CELLS,
 };
 

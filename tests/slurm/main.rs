@@ -3,12 +3,15 @@
 //!
 //! `cargo test -p tests --test slurm [WORD…]` runs the cells whose `group::name` holds one of the words.
 
+mod burst;
 mod failures;
 mod matrix;
 mod mps;
 mod plain;
 mod runner;
 mod shapes;
+mod sites;
+mod stamp;
 
 use std::process::ExitCode;
 
@@ -22,5 +25,11 @@ fn main() -> ExitCode {
         shapes::GROUP,
         failures::OPTIONAL,
         failures::REQUIRED,
+        sites::AUTOMATIC,
+        sites::SHARED,
+        sites::CONTAINER,
+        sites::CGROUP,
+        sites::STAMP,
+        burst::GROUP,
     ])
 }

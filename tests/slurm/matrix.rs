@@ -13,6 +13,7 @@ pub const OPTIONAL: Group = Group {
     name: "matrix_optional",
     options: Options::default,
     prepare: simulated,
+    needs: || None,
     cells: CELLS,
 };
 
@@ -21,6 +22,7 @@ pub const REQUIRED: Group = Group {
     name: "matrix_required",
     options: required,
     prepare: simulated,
+    needs: || None,
     cells: CELLS,
 };
 

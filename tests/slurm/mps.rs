@@ -16,6 +16,7 @@ pub const OPTIONAL: Group = Group {
     name: "mps_optional",
     options: optional,
     prepare: simulated,
+    needs: || None,
     cells: CELLS,
 };
 
@@ -24,6 +25,7 @@ pub const REQUIRED: Group = Group {
     name: "mps_required",
     options: required,
     prepare: simulated,
+    needs: || None,
     cells: CELLS,
 };
 

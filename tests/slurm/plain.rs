@@ -14,6 +14,7 @@ pub const GROUP: Group = Group {
     name: "plain",
     options: Options::default,
     prepare: |_| Ok(None),
+    needs: || None,
     cells: &[
         ("srun_on_two_nodes", srun_on_two_nodes),
         ("gpus_are_allocated", gpus_are_allocated),

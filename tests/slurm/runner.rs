@@ -22,6 +22,8 @@ pub struct Group {
     pub options: fn() -> Options,
     /// Puts into the created bed what it needs before the daemons start.
     pub prepare: fn(&mut Bed) -> Result<Option<Simulated>>,
+    /// Why this machine cannot run them, if it cannot.
+    pub needs: fn() -> Option<String>,
     /// The cells, in order.
     pub cells: &'static [Cell],
 }
@@ -64,8 +66,10 @@ pub fn run(groups: &[Group]) -> ExitCode {
             .filter(|(name, _)| selected(group, name))
             .collect();
         all += group.cells.len();
-        if !cells.is_empty() {
-            run_group(group, &cells, &mut tally);
+        match (group.needs)() {
+            _ if cells.is_empty() => {}
+            Some(why) => println!("skipped: slurm {}: {why}", group.name),
+            None => run_group(group, &cells, &mut tally),
         }
     }
     for failure in &tally.failed {

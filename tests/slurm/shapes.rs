@@ -16,6 +16,7 @@ pub const GROUP: Group = Group {
     name: "shapes",
     options: Options::default,
     prepare: simulated,
+    needs: || None,
     cells: &[
         ("two_users_on_one_node", two_users_on_one_node),
         (

@@ -1,0 +1,290 @@
+//! Sites that are set up differently: automatic requests, shared GPUs, private /tmp, cgroups, another Slurm's plugin.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use tests::slurm::{Bed, Gpus, Options, Simulated};
+
+use crate::mps::{LIMIT, check_daemons, clients, nodes, records, simulated};
+use crate::runner::{Context, Group};
+use crate::stamp;
+
+/// Jobs that get a daemon because the site says so, and the prolog that waits.
+pub const AUTOMATIC: Group = Group {
+    name: "automatic",
+    options: || Options {
+        gres_types: vec!["mps".into()],
+        gres_count: 200,
+        node_words: Some("Feature=mps,big".into()),
+        partition_lines: vec!["PartitionName=shared Nodes=ALL State=UP".into()],
+        ..Options::default()
+    },
+    prepare: |bed| {
+        let extra = "[slurm]\nwait = \"prolog\"\nauto_gres = true\nauto_constraint = \"mps\"\nauto_partitions = [\"shared\"]\n";
+        Simulated::install(bed, extra, |node| node).map(Some)
+    },
+    needs: || None,
+    cells: &[
+        ("by_constraint", by_constraint),
+        ("by_partition", by_partition),
+        ("by_gres", by_gres),
+        ("the_user_may_say_no", the_user_may_say_no),
+    ],
+};
+
+/// `gres/shard`: two jobs on one GPU.
+pub const SHARED: Group = Group {
+    name: "shard",
+    options: || Options {
+        gpus: Gpus::Simulated(1),
+        gres_types: vec!["shard".into()],
+        gres_count: 8,
+        ..Options::default()
+    },
+    prepare: simulated,
+    needs: || None,
+    cells: &[("two_jobs_on_one_gpu", two_jobs_on_one_gpu)],
+};
+
+/// `job_container/tmpfs`: a private /tmp and /dev/shm for each job.
+pub const CONTAINER: Group = Group {
+    name: "job_container",
+    options: || Options {
+        slurm_lines: vec!["JobContainerType=job_container/tmpfs".into()],
+        ..Options::default()
+    },
+    prepare: |bed| {
+        let base = bed.dir().join("containers").display().to_string();
+        bed.options_mut().job_container_lines = vec!["AutoBasePath=true".into(), format!("BasePath={base}")];
+        simulated(bed)
+    },
+    needs: || None,
+    cells: &[("srun_with_a_private_tmp", srun_with_a_private_tmp)],
+};
+
+/// cgroups of the first kind with `ConstrainDevices`: a task's devices are numbered anew.
+pub const CGROUP: Group = Group {
+    name: "constrain_devices",
+    options: || Options {
+        slurm_lines: vec![
+            "ProctrackType=proctrack/cgroup".into(),
+            "TaskPlugin=task/cgroup".into(),
+        ],
+        cgroup_lines: vec![
+            "CgroupAutomount=no".into(),
+            "CgroupMountpoint=/sys/fs/cgroup".into(),
+            "CgroupPlugin=cgroup/v1".into(),
+            "ConstrainDevices=yes".into(),
+        ],
+        ..Options::default()
+    },
+    prepare: simulated,
+    needs: || {
+        let there = ["devices", "freezer"]
+            .iter()
+            .all(|name| Path::new("/sys/fs/cgroup").join(name).is_dir());
+        (!there).then(|| "this machine has no cgroup v1 controllers 'devices' and 'freezer'".into())
+    },
+    cells: &[
+        ("the_second_gpu_is_the_second", the_second_gpu_is_the_second),
+        ("a_steps_own_daemon_has_its_gpu", a_steps_own_daemon_has_its_gpu),
+    ],
+};
+
+/// A plugin whose version stamp is another Slurm's, `optional`.
+pub const STAMP: Group = Group {
+    name: "wrong_stamp",
+    options: Options::default,
+    prepare: with_wrong_stamp,
+    needs: || None,
+    cells: &[("plain_jobs_run", plain_jobs_run)],
+};
+
+fn one_client(cell: &Context, arguments: &[&str]) -> Result<bool> {
+    let records = clients(cell, arguments, "--hold 0.1")?;
+    let [record] = &records[..] else {
+        anyhow::bail!("one client expected: {records:?}")
+    };
+    ensure!(record.error.is_none(), "{record:?}");
+    Ok(record.under_mps)
+}
+
+fn by_constraint(cell: &Context) -> Result<()> {
+    ensure!(
+        one_client(cell, &["--constraint=mps", "--gres=gpu:1"])?,
+        "not under MPS with --constraint=mps"
+    );
+    ensure!(
+        one_client(cell, &["--constraint=mps&big", "--gres=gpu:1"])?,
+        "not under MPS with two constraints"
+    );
+    ensure!(
+        !one_client(cell, &["--constraint=big", "--gres=gpu:1"])?,
+        "under MPS with another constraint"
+    );
+    Ok(())
+}
+
+fn by_partition(cell: &Context) -> Result<()> {
+    ensure!(
+        one_client(cell, &["--partition=shared", "--gres=gpu:1"])?,
+        "not under MPS in the partition"
+    );
+    ensure!(
+        !one_client(cell, &["--partition=main", "--gres=gpu:1"])?,
+        "under MPS in another partition"
+    );
+    Ok(())
+}
+
+fn by_gres(cell: &Context) -> Result<()> {
+    ensure!(
+        one_client(cell, &["--gres=mps:50"])?,
+        "not under MPS with --gres=mps:50"
+    );
+    Ok(())
+}
+
+fn the_user_may_say_no(cell: &Context) -> Result<()> {
+    ensure!(
+        !one_client(cell, &["--partition=shared", "--mps=off", "--gres=gpu:1"])?,
+        "under MPS with --mps=off"
+    );
+    Ok(())
+}
+
+/// The compute mode stays: no job has the GPU for itself.
+fn two_jobs_on_one_gpu(cell: &Context) -> Result<()> {
+    let line = nodes(cell)?.client("--hold 1.5");
+    let argv = [
+        "srun",
+        "--mps",
+        "-w",
+        "node1",
+        "--gres=shard:2",
+        "/bin/sh",
+        "-c",
+        &line,
+    ];
+    let mut first = cell.bed.spawn(&cell.user, &argv)?;
+    let mut second = cell.bed.spawn(&cell.other, &argv)?;
+    let mut together = 0;
+    while first.runs()? || second.runs()? {
+        for node in &nodes(cell)?.nodes {
+            ensure!(
+                node.modes() == ["default"],
+                "the mode of a shared GPU was changed: {:?}",
+                node.modes()
+            );
+            let servers = node
+                .daemons()
+                .into_iter()
+                .filter(|process| process.exe.ends_with("nvidia-cuda-mps-server"));
+            together = together.max(servers.count());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    ensure!(
+        together == 2,
+        "two servers at the same time expected, {together} seen"
+    );
+    let mut daemons = BTreeSet::new();
+    for (job, user) in [(first, &cell.user), (second, &cell.other)] {
+        let done = job.wait(LIMIT)?.success()?;
+        let records = records(&done.stdout, &done.stderr)?;
+        check_daemons(&records, user.uid, 1)?;
+        daemons.extend(records.iter().map(|record| record.daemon_pid));
+    }
+    ensure!(daemons.len() == 2, "a daemon each: {daemons:?}");
+    Ok(())
+}
+
+fn srun_with_a_private_tmp(cell: &Context) -> Result<()> {
+    let line = "touch /tmp/mine && ls /tmp";
+    let done = cell
+        .bed
+        .srun(&cell.user, &["/bin/sh", "-c", line], LIMIT)?
+        .success()?;
+    ensure!(
+        done.stdout == "mine\n",
+        "/tmp is not the job's own: {}",
+        done.stdout
+    );
+    let arguments = ["--mps", "-N2", "--ntasks-per-node=2", "--gres=gpu:1"];
+    let records = clients(cell, &arguments, "--hold 0.2")?;
+    ensure!(records.len() == 4, "four clients expected: {records:?}");
+    check_daemons(&records, cell.user.uid, 1)
+}
+
+/// Two jobs, one GPU each: the second's is number 0 for its tasks, and number 1 on the node.
+fn the_second_gpu_is_the_second(cell: &Context) -> Result<()> {
+    let line = nodes(cell)?.client("--hold 1.5");
+    let argv = [
+        "srun",
+        "--mps",
+        "-w",
+        "node1",
+        "--gres=gpu:1",
+        "/bin/sh",
+        "-c",
+        &line,
+    ];
+    let jobs = [
+        cell.bed.spawn(&cell.user, &argv)?,
+        cell.bed.spawn(&cell.other, &argv)?,
+    ];
+    let mut gpus = BTreeSet::new();
+    for job in jobs {
+        let done = job.wait(LIMIT)?.success()?;
+        let records = records(&done.stdout, &done.stderr)?;
+        ensure!(records.iter().all(|record| record.under_mps), "{records:?}");
+        gpus.extend(records.into_iter().flat_map(|record| record.uuids));
+    }
+    let all: BTreeSet<_> = nodes(cell)?.node("node1")?.uuids().into_iter().collect();
+    ensure!(gpus == all, "both GPUs of node1, by their own UUIDs: {gpus:?}");
+    Ok(())
+}
+
+fn a_steps_own_daemon_has_its_gpu(cell: &Context) -> Result<()> {
+    let line = nodes(cell)?.client("--hold 1");
+    let step = format!("srun --mps --exact -n1 --gres=gpu:1 /bin/sh -c '{line}'");
+    let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
+    let argv = ["salloc", "-N1", "-n2", "--gres=gpu:2", "/bin/sh", "-c", &shell];
+    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.success()?;
+    let records = records(&done.stdout, &done.stderr)?;
+    let gpus: BTreeSet<_> = records.iter().flat_map(|record| &record.uuids).collect();
+    ensure!(
+        records.len() == 2 && records.iter().all(|record| record.under_mps),
+        "{records:?}"
+    );
+    ensure!(gpus.len() == 2, "a GPU for each step: {records:?}");
+    Ok(())
+}
+
+fn with_wrong_stamp(bed: &mut Bed) -> Result<Option<Simulated>> {
+    let simulated = Simulated::install(bed, "", |node| node)?;
+    // No Slurm will ever be version 99.99.
+    stamp::write(&simulated.product.plugin, 0x0063_6300)?;
+    Ok(Some(simulated))
+}
+
+fn plain_jobs_run(cell: &Context) -> Result<()> {
+    let done = cell
+        .bed
+        .srun(&cell.user, &["-N2", "--gres=gpu:1", "/bin/echo", "runs"], LIMIT)?
+        .success()?;
+    ensure!(done.stdout == "runs\nruns\n", "{done:?}");
+    let told = done.stderr.contains("ncompatible") || done.stderr.contains("version");
+    ensure!(
+        told,
+        "the plugin was loaded, or nobody is told that it was not: '{}'",
+        done.stderr
+    );
+    let job = cell
+        .bed
+        .sbatch(&cell.user, &["--gres=gpu:1"], "echo batch")
+        .context("sbatch")?;
+    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+    Ok(())
+}
