@@ -189,6 +189,8 @@ pub fn write_account(node: &RealNode, gpu: &GpuUuid, account: Option<&Account>) 
         }
         None => {
             gpus.remove_file(gpu.as_str()).map_err(|e| fault(&e))?;
+            // What somebody killed while writing the account left.
+            gpus.remove_file(format!(".{gpu}.new")).map_err(|e| fault(&e))?;
             gpus.remove_file(format!(".{gpu}.lock")).map_err(|e| fault(&e))?;
             Ok(())
         }
