@@ -30,6 +30,7 @@ pub fn of_failure(job: &Job, failed: &Failed, deadline: Deadline) -> u8 {
     if job.record {
         record(job, &failed.failure);
     }
+    requeue(job, &failed.failure);
     if failed.failure.kind() != FailureKind::Refusal && drained != Some(true) {
         hold(job, deadline);
     }
@@ -43,6 +44,7 @@ pub fn of_detached(arguments: &Arguments, job: &Job, failed: &Failed, _deadline:
     if arguments.record {
         record(job, &failed.failure);
     }
+    requeue(job, &failed.failure);
 }
 
 /// A failure before there was a job to speak of: an unusable configuration, an unknown user.
@@ -84,18 +86,37 @@ fn drain_for(job: &Job, failed: &Failed) -> Option<bool> {
     if !job.settings.drain.enabled {
         return None;
     }
-    let place = Place {
-        scheduler: job.asked.submission.scheduler,
-        site: job.site(),
-        node: &job.node,
-        slurm_conf: std::env::var("SLURM_CONF").ok(),
-    };
+    let place = place(job);
     let id = &job.asked.submission.job;
     let (text, delivered) =
         drain::deliver(&job.settings.paths, &place, &job.settings.drain.prefix, id, fault, failed.gpus.clone());
     line(NAME, Severity::Error, &text);
     complain(NAME, &text);
     Some(delivered)
+}
+
+fn place(job: &Job) -> Place<'_> {
+    Place {
+        scheduler: job.asked.submission.scheduler,
+        site: job.site(),
+        node: &job.node,
+        slurm_conf: std::env::var("SLURM_CONF").ok(),
+    }
+}
+
+/// Slurm drains a node whose prolog fails, and nothing proves that this one is broken: so the prolog succeeds, and the batch
+/// job is put back into the queue from here. A job of srun or salloc cannot be; its tasks are refused by the record.
+fn requeue(job: &Job, failure: &Failure) {
+    let submission = &job.asked.submission;
+    let ours = submission.scheduler == Scheduler::Slurm && !submission.step && job.settings.slurm.requeue;
+    if !ours || failure.kind() != FailureKind::Undetermined {
+        return;
+    }
+    let text = match place(job).slurm().requeue(&submission.job) {
+        Ok(()) => format!("job {}: put back into the queue", submission.job),
+        Err(why) => format!("job {}: not put back into the queue: {why}", submission.job),
+    };
+    line(NAME, Severity::Info, &text);
 }
 
 /// Torque requeues a job whose prologue exits 2 four times a second, for ever (facts: pbs-live, "What bites"). Where

@@ -103,18 +103,17 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// The node as one of a Slurm.
+    pub fn slurm(&self) -> Slurm {
+        let has = |dir: &&&str| Path::new(dir).join("scontrol").exists();
+        let programs = SLURM_COMMANDS.iter().find(has).unwrap_or(&SLURM_COMMANDS[0]);
+        Slurm { programs: programs.into(), conf: self.slurm_conf.clone(), node: self.node.to_owned() }
+    }
+
     /// The way to take it out of service.
     pub fn controller(&self) -> Box<dyn Controller> {
         match self.scheduler {
-            Scheduler::Slurm => {
-                let has = |dir: &&&str| Path::new(dir).join("scontrol").exists();
-                let programs = SLURM_COMMANDS.iter().find(has).unwrap_or(&SLURM_COMMANDS[0]);
-                Box::new(Slurm {
-                    programs: programs.into(),
-                    conf: self.slurm_conf.clone(),
-                    node: self.node.to_owned(),
-                })
-            }
+            Scheduler::Slurm => Box::new(self.slurm()),
             Scheduler::Torque | Scheduler::OpenPbs => {
                 Box::new(Pbs { scheduler: self.scheduler, site: self.site.clone(), node: self.node.to_owned() })
             }

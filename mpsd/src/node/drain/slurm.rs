@@ -1,6 +1,7 @@
 //! Takes a node out of a Slurm and back, with `sinfo` and `scontrol`, and reads it back.
 
 use super::{Controller, Shown};
+use crate::model::JobId;
 use crate::model::text::one_line;
 use crate::scheduler::host::run_with;
 use std::path::PathBuf;
@@ -28,6 +29,16 @@ impl Slurm {
             return Ok(answer.text);
         }
         Err(format!("{program} said: {}", one_line(answer.text.trim(), 160)))
+    }
+}
+
+impl Slurm {
+    /// Puts a batch job back into the queue.
+    ///
+    /// # Errors
+    /// One line; also for a job of srun or salloc, which Slurm does not requeue.
+    pub fn requeue(&self, job: &JobId) -> Result<(), String> {
+        self.call("scontrol", &["requeue", job.as_str()]).map(|_| ())
     }
 }
 
