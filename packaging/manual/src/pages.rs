@@ -1,0 +1,139 @@
+//! The man pages: one file each, generated parts between prose.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use clap::Command;
+use clap_mangen::Man;
+
+use crate::programs::{self, Program};
+use crate::settings;
+
+/// Prose of the programs' pages: sections that follow the options.
+const PROSE: [(&str, &str); 5] = [
+    ("mpsctl", include_str!("../../man/mpsctl.1")),
+    ("mps-probe", include_str!("../../man/mps-probe.1")),
+    ("mps-prologue", include_str!("../../man/mps-prologue.8")),
+    ("mps-epilogue", include_str!("../../man/mps-epilogue.8")),
+    ("mpsd", include_str!("../../man/mpsd.8")),
+];
+const SPANK: &str = include_str!("../../man/spank_mps.8");
+const SETTINGS: &str = include_str!("../../man/mpsd.toml.5");
+const SHIPPED: &str = include_str!("../../../etc/mpsd/mpsd.toml");
+/// Stands in mpsd.toml(5) where the keys go.
+const KEYS: &str = ".\\\" KEYS\n";
+
+/// Every page by its file's name.
+pub fn all() -> Result<BTreeMap<String, String>> {
+    let mut pages = BTreeMap::new();
+    for program in programs::all() {
+        let file = format!("{}.{}", program.name, program.section);
+        let prose = PROSE.iter().find(|(name, _)| *name == program.name);
+        let (_, prose) = prose.with_context(|| format!("no prose for '{}'", program.name))?;
+        pages.insert(file, page(&program, prose)?);
+    }
+    let head = |name: &str, section: &str| title(name, section);
+    pages.insert(
+        "spank_mps.8".to_owned(),
+        format!("{}{SPANK}", head("spank_mps", "8")),
+    );
+    let (before, after) = SETTINGS
+        .split_once(KEYS)
+        .context("'mpsd.toml.5' has no place for the keys")?;
+    let keys = settings::to_roff(SHIPPED)?;
+    pages.insert(
+        "mpsd.toml.5".to_owned(),
+        format!("{}{before}{keys}{after}", head("mpsd.toml", "5")),
+    );
+    Ok(pages)
+}
+
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// No date: the same sources give the same bytes on any day.
+fn title(name: &str, section: &str) -> String {
+    format!(
+        ".TH \"{name}\" \"{section}\" \"\" \"mpsd {}\" \"mpsd\"\n",
+        version()
+    )
+}
+
+fn page(program: &Program, prose: &str) -> Result<String> {
+    let mut text = title(program.name, program.section).into_bytes();
+    let man = Man::new(program.command.clone());
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    let commands = programs::with_subcommands(&program.command);
+    man.render_options_section(&mut text)?;
+    if commands.len() > 1 {
+        text.extend(b".SH COMMANDS\n");
+        for (name, command) in &commands[1..] {
+            verb(name, command, &mut text)?;
+        }
+    }
+    let mut text = String::from_utf8(text).context("clap_mangen wrote no text")?;
+    text.push_str(prose);
+    Ok(text)
+}
+
+/// One verb: a subsection with its synopsis, description and options.
+fn verb(name: &str, command: &Command, text: &mut Vec<u8>) -> Result<()> {
+    text.extend(format!(".SS \"{name}\"\n").bytes());
+    let named = command
+        .clone()
+        .bin_name(name.to_owned())
+        .display_name(name.to_owned());
+    let man = Man::new(named);
+    let mut body = Vec::new();
+    man.render_synopsis_section(&mut body)?;
+    man.render_description_section(&mut body)?;
+    man.render_options_section(&mut body)?;
+    let body = String::from_utf8(body).context("clap_mangen wrote no text")?;
+    // Their sections are paragraphs here.
+    for line in body.lines() {
+        text.extend(if line.starts_with(".SH ") { ".PP" } else { line }.bytes());
+        text.push(b'\n');
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plugin_page_names_every_flag_of_the_plugin() {
+        let source = include_str!("../../../spank/src/options.rs");
+        let names: Vec<&str> = source
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("name: c\"")?.strip_suffix("\","))
+            .collect();
+        assert_eq!(names.len(), 6, "{names:?}");
+        for name in names {
+            let roff = format!("--{name}").replace('-', "\\-");
+            assert!(SPANK.contains(&roff), "spank_mps(8) has no {roff}");
+        }
+    }
+
+    #[test]
+    fn every_page_has_a_title_a_name_and_no_control_line_that_roff_would_drop() {
+        let pages = all().unwrap();
+        assert_eq!(pages.len(), 7);
+        for (file, text) in pages {
+            assert!(text.starts_with(".TH \""), "{file}");
+            assert!(text.contains("\n.SH NAME\n"), "{file}");
+            for line in text.lines() {
+                let known = [
+                    ".TH ", ".SH ", ".SS ", ".TP", ".PP", ".EX", ".EE", ".br", ".RS", ".RE", ".ie ", ".el ",
+                    ".IP", ".BR ", ".RB ", ".B ", ".I ", ".IR ", ".nf", ".fi", ".\\\"",
+                ];
+                let wrong = line.starts_with('.') && !known.iter().any(|word| line.starts_with(word));
+                assert!(!wrong, "{file}: '{line}'");
+                assert!(!line.starts_with('\''), "{file}: '{line}'");
+            }
+        }
+    }
+}

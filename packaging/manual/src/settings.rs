@@ -1,0 +1,120 @@
+//! mpsd.toml(5): the keys, their defaults and their meaning, out of the shipped file's comments.
+//!
+//! The shipped file has a comment above each key, a single `#` before a key that stands at its default, a table's line, and
+//! an example of `[[node]]`; blocks stand between empty lines.
+
+use anyhow::{Result, bail};
+
+/// The sections and keys of `file` as roff.
+///
+/// # Errors
+/// A line that is none of the above.
+pub fn to_roff(file: &str) -> Result<String> {
+    let mut text = String::new();
+    // The first block speaks of the file as a whole: the page says it in its own words.
+    for block in file.split("\n\n").skip(2) {
+        text.push_str(&self::block(block)?);
+    }
+    Ok(text)
+}
+
+fn block(block: &str) -> Result<String> {
+    let mut roff = String::new();
+    let mut prose: Vec<&str> = Vec::new();
+    let mut keys: Vec<&str> = Vec::new();
+    let mut example: Vec<&str> = Vec::new();
+    for line in block.lines() {
+        match line {
+            "" | "#" => {}
+            _ if line.starts_with("[") => {
+                roff.push_str(&format!(".SS {}\n", escape(line)));
+                roff.push_str(&paragraph(&std::mem::take(&mut prose)));
+            }
+            _ if line.starts_with("# ") => prose.push(&line[2..]),
+            _ if line.starts_with("#[[") || !example.is_empty() => example.push(&line[1..]),
+            _ if line.starts_with('#') => keys.push(&line[1..]),
+            _ => bail!("mpsd.toml: '{line}' is neither a comment nor a key at its default nor a table"),
+        }
+    }
+    if !keys.is_empty() {
+        let bold: Vec<String> = keys.iter().map(|key| format!(".B {}\n", escape(key))).collect();
+        let text = paragraph(&prose).replace(".PP\n", "");
+        roff.push_str(&format!(".PP\n{}.RS 4\n{text}.RE\n", bold.join(".br\n")));
+    } else if !example.is_empty() {
+        roff.push_str(&format!(".SS [[node]]\n{}.PP\n.EX\n", paragraph(&prose)));
+        roff.extend(example.iter().map(|line| format!("{}\n", guarded(line))));
+        roff.push_str(".EE\n");
+    } else {
+        roff.push_str(&paragraph(&prose));
+    }
+    Ok(roff)
+}
+
+fn paragraph(lines: &[&str]) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    let lines: Vec<String> = lines.iter().map(|line| format!("{}\n", guarded(line))).collect();
+    format!(".PP\n{}", lines.concat())
+}
+
+/// A text line that roff does not take for a request.
+fn guarded(line: &str) -> String {
+    let line = escape(line);
+    if line.starts_with(['.', '\'']) {
+        format!("\\&{line}")
+    } else {
+        line
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('\\', "\\e")
+        .replace('-', "\\-")
+        .replace('\'', "\\(aq")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_becomes_its_keys_and_their_meaning() {
+        let roff = block("# How long, in\n# seconds.\n#deadline_s = 20").unwrap();
+        assert_eq!(
+            roff,
+            ".PP\n.B deadline_s = 20\n.RS 4\nHow long, in\nseconds.\n.RE\n"
+        );
+    }
+
+    #[test]
+    fn a_table_begins_a_section() {
+        let roff = block("# What no job may exceed.\n[ceilings]\n#mem = \"50%\"").unwrap();
+        assert!(
+            roff.starts_with(".SS [ceilings]\n.PP\nWhat no job may exceed.\n.PP\n.B mem"),
+            "{roff}"
+        );
+    }
+
+    #[test]
+    fn every_key_of_the_shipped_file_is_on_the_page() {
+        let file = include_str!("../../../etc/mpsd/mpsd.toml");
+        let page = &crate::pages::all().unwrap()["mpsd.toml.5"];
+        let mut keys = 0;
+        for line in file.lines() {
+            let key = line
+                .strip_prefix('#')
+                .filter(|rest| rest.starts_with(|c: char| c.is_ascii_lowercase()));
+            if let Some((key, _)) = key.and_then(|key| key.split_once(" = ")) {
+                assert!(page.contains(&key.replace('-', "\\-")), "{key}");
+                keys += 1;
+            }
+        }
+        assert!(keys > 25, "{keys}");
+    }
+
+    #[test]
+    fn a_line_that_is_in_force_is_noticed() {
+        assert!(block("deadline_s = 30").is_err());
+    }
+}
