@@ -1,7 +1,8 @@
 //! What the plugin costs a job that did not ask for it: `srun true` with and without it, in turn, on the same Slurm.
 //!
 //! One node's slurmd is started with the plugin and the other's without; the commands likewise. Half-way the two nodes
-//! change places, so that nothing but the plugin differs. Started by `cargo xtask bench srun`.
+//! change places, so that nothing but the plugin differs. Then the same for `srun --mps true` on simulated nodes, with
+//! `slurm.wait` "task" against "prolog". Started by `cargo xtask bench srun`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use serde::Serialize;
-use tests::slurm::{Bed, Options, PLUGIN, Product, User, program_beside};
+use tests::slurm::{Bed, Options, PLUGIN, Product, Simulated, User, program_beside};
 
 /// Longest that one `srun true` may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -38,6 +39,15 @@ struct Report {
     kernel: String,
     plugin_bytes: u64,
     settings: Vec<Setting>,
+    mps: Waits,
+}
+
+/// What a user waits for: `srun --mps true` on simulated nodes, whose server is ready after 106 to 263 ms as recorded.
+#[derive(Serialize)]
+struct Waits {
+    pairs: usize,
+    wait_task: Figures,
+    wait_prolog: Figures,
 }
 
 #[derive(Serialize)]
@@ -85,6 +95,11 @@ fn run(arguments: &Arguments) -> Result<()> {
         );
         settings.push(setting);
     }
+    let mps = measure_waits(arguments.pairs.div_ceil(4))?;
+    println!(
+        "srun --mps true             wait=task {:6.1} ms   wait=prolog {:6.1} ms   ({} pairs)",
+        mps.wait_task.median, mps.wait_prolog.median, mps.pairs
+    );
     let report = Report {
         taken_at: SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)?
@@ -96,6 +111,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             .to_owned(),
         plugin_bytes: program_beside(PLUGIN)?.metadata()?.len(),
         settings,
+        mps,
     };
     if let Some(dir) = arguments.out.parent() {
         std::fs::create_dir_all(dir)?;
@@ -194,6 +210,36 @@ fn pairs_on(bed: &Bed, plain: &str, pairs: u32, with: &mut Vec<f64>, without: &m
         }
     }
     Ok(())
+}
+
+fn measure_waits(pairs: u32) -> Result<Waits> {
+    let (mut task, mut prolog) = (Vec::new(), Vec::new());
+    let user = User::pair()?[0].clone();
+    for waits in ["node1", "node2"] {
+        let mut bed = Bed::create(Options::default())?;
+        let extra = format!("[[node]]\nhosts = \"{waits}\"\n[node.slurm]\nwait = \"prolog\"\n");
+        let _simulated = Simulated::install(&mut bed, &extra, |node| node)?;
+        bed.start()?;
+        for _ in 0..pairs.div_ceil(2) {
+            for node in ["node1", "node2"] {
+                let argv = ["srun", "--mps", "-w", node, "--gres=gpu:1", "true"];
+                let took = milliseconds(bed.time(&user, &argv, &[], LIMIT)?);
+                if node == waits {
+                    prolog.push(took)
+                } else {
+                    task.push(took)
+                }
+                bed.wait_idle(LIMIT)?;
+            }
+        }
+        bed.wait_clean(LIMIT)?;
+        bed.end()?;
+    }
+    Ok(Waits {
+        pairs: task.len(),
+        wait_task: Figures::of(task),
+        wait_prolog: Figures::of(prolog),
+    })
 }
 
 fn milliseconds(time: Duration) -> f64 {
