@@ -33,15 +33,6 @@ pub struct Memory2 {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Process {
-    pid: c_uint,
-    memory: c_ulonglong,
-    gpu_instance: c_uint,
-    compute_instance: c_uint,
-}
-
-#[repr(C)]
 #[derive(Debug)]
 pub struct Pci {
     legacy_id: [c_char; 16],
@@ -64,6 +55,9 @@ pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> Return {
 }
 
 /// Writes the handle of the GPU for which `is` holds.
+///
+/// # Safety
+/// `device` points to a handle.
 unsafe fn handle(device: *mut Device, is: impl Fn(usize, &crate::node::Gpu) -> bool) -> Return {
     returned(node().and_then(|node| {
         let mut gpus = node.is.gpu.iter().enumerate();
@@ -225,81 +219,6 @@ pub extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Retu
         }
         node.set_mode(&gpu.uuid, name).map_err(|_| UNKNOWN)
     }))
-}
-
-fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return> {
-    let (node, gpu, _) = gpu(device)?;
-    // Recorded: a client that only enumerated this GPU stands, with no memory, in the list of clients alone.
-    let listed = |c: &crate::node::Context| {
-        if only_clients {
-            c.kind == "mps"
-        } else {
-            c.bytes > 0
-        }
-    };
-    let none = c_uint::MAX;
-    let entry = |pid, memory| Process {
-        pid,
-        memory,
-        gpu_instance: none,
-        compute_instance: none,
-    };
-    let contexts = node.contexts(&gpu.uuid);
-    let mut list: Vec<Process> = contexts
-        .iter()
-        .filter(|c| listed(c))
-        .map(|c| entry(c.pid, c.bytes))
-        .collect();
-    list.extend(
-        node.is
-            .nvml
-            .stale_pid
-            .filter(|_| !only_clients)
-            .map(|pid| entry(pid, 512 * MIB)),
-    );
-    Ok(list)
-}
-
-/// Processes with a compute context: servers, clients of servers, and others.
-///
-/// # Safety
-/// `count` points to a number and `to` to room for that many.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
-    device: Device,
-    count: *mut c_uint,
-    to: *mut Process,
-) -> Return {
-    // SAFETY: the caller's promise.
-    returned(processes(device, false).and_then(|list| unsafe { out::list(count, to, &list) }))
-}
-
-/// Clients of MPS servers.
-///
-/// # Safety
-/// `count` points to a number and `to` to room for that many.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
-    device: Device,
-    count: *mut c_uint,
-    to: *mut Process,
-) -> Return {
-    // SAFETY: the caller's promise.
-    returned(processes(device, true).and_then(|list| unsafe { out::list(count, to, &list) }))
-}
-
-/// Processes that draw: none.
-///
-/// # Safety
-/// `count` points to a number and `to` to room for that many.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
-    device: Device,
-    count: *mut c_uint,
-    to: *mut Process,
-) -> Return {
-    // SAFETY: the caller's promise.
-    returned(gpu(device).and_then(|_| unsafe { out::list(count, to, &[]) }))
 }
 
 /// The number of a GPU's device file.

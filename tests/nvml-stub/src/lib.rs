@@ -11,6 +11,7 @@ mod mig;
 #[path = "../../src/double/node.rs"]
 mod node;
 mod out;
+mod processes;
 mod system;
 
 use std::ffi::{CStr, c_int, c_void};

@@ -55,27 +55,26 @@ pub fn multiprocessors(all: u32, percent: f64) -> u32 {
     ((share + 1e-9) as u32 / 2 * 2).clamp(8.min(all), all)
 }
 
-/// A memory limit as MPS writes it back: `3G`; of any other unit, and of none, `3M` (recorded of `3X`). `None` for what
+/// A memory limit in bytes: `3G`; of any other unit, and of none, MiB (recorded of `3X` and `1024`). `None` for what
 /// begins with no number.
-pub fn canonical_memory(text: &str) -> Option<String> {
+pub fn memory(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number: u64 = text[..digits].parse().ok()?;
-    let unit = if text[digits..].starts_with(['G', 'g']) {
-        'G'
+    number.checked_mul(if text[digits..].starts_with(['G', 'g']) {
+        1 << 30
     } else {
-        'M'
-    };
-    Some(format!("{number}{unit}"))
+        MIB
+    })
 }
 
-/// A memory limit in bytes.
-pub fn memory(text: &str) -> Option<u64> {
-    let canonical = canonical_memory(text)?;
-    let (number, unit) = canonical.split_at(canonical.len() - 1);
-    number
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(if unit == "G" { 1 << 30 } else { MIB })
+/// A memory limit as MPS writes it back: whole GiB as `3G` (recorded: `1024M` is read back as `1G`), else `900M`.
+pub fn canonical_memory(text: &str) -> Option<String> {
+    let mib = memory(text)? / MIB;
+    Some(if mib.is_multiple_of(1024) {
+        format!("{}G", mib / 1024)
+    } else {
+        format!("{mib}M")
+    })
 }
 
 /// The daemon's limit for the GPU with this index in the daemon's numbering: of those that name it, the last one
@@ -92,18 +91,18 @@ pub fn daemon_limit<'l>(
         .and_then(|(_, value)| memory(value))
 }
 
-/// What `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` of a client asks for each GPU it sees, in bytes. `Err` if it names a GPU
+/// What `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` of a client asks for each GPU it sees, in bytes. `None` if it names a GPU
 /// that the client does not see, or makes no sense: the client then runs without any limit, the daemon's included.
-pub fn client_limits(variable: &str, seen: &[&Gpu]) -> Result<Vec<Option<u64>>, ()> {
+pub fn client_limits(variable: &str, seen: &[&Gpu]) -> Option<Vec<Option<u64>>> {
     let mut limits = vec![None; seen.len()];
     for part in variable.split(',').filter(|p| !p.is_empty()) {
-        let (name, value) = part.split_once('=').ok_or(())?;
-        let bytes = memory(value.trim()).ok_or(())?;
-        let gpu = find(seen, name.trim()).ok_or(())?;
-        let at = seen.iter().position(|s| s.uuid == gpu.uuid).ok_or(())?;
+        let (name, value) = part.split_once('=')?;
+        let bytes = memory(value.trim())?;
+        let gpu = find(seen, name.trim())?;
+        let at = seen.iter().position(|s| s.uuid == gpu.uuid)?;
         limits[at] = Some(bytes);
     }
-    Ok(limits)
+    Some(limits)
 }
 
 /// Memory of a context alone, in bytes: 27 MiB and 3.69 for each multiprocessor

@@ -18,7 +18,7 @@ use crate::processes::{Ended, Running, USER, command, run, spawn};
 /// How long a command may take that is believed to answer.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// After how long a command counts as hung.
-pub const HANGS: Duration = Duration::from_secs(2);
+pub const HANGS: Duration = Duration::from_secs(1);
 
 /// A GPU of the machine under test.
 #[derive(Clone, Debug)]

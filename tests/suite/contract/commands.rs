@@ -83,7 +83,7 @@ fn a_refused_percentage_answers_the_unchanged_value() {
 }
 
 #[test]
-fn a_memory_limit_of_an_unknown_unit_counts_in_mib_and_each_name_of_a_gpu_has_its_own() {
+fn a_memory_limit_of_an_unknown_unit_counts_in_mib_and_whole_gib_are_read_back_as_such() {
     let bench = Bench::new();
     let uuid = bench.gpus[0].uuid.clone();
     let (set, get) = (
@@ -100,7 +100,7 @@ fn a_memory_limit_of_an_unknown_unit_counts_in_mib_and_each_name_of_a_gpu_has_it
             ("set_default_device_pinned_mem_limit 0 3X", ""),
             ("get_default_device_pinned_mem_limit 0", "3M\n"),
             ("set_default_device_pinned_mem_limit 0 1024", ""),
-            ("get_default_device_pinned_mem_limit 0", "1024M\n"),
+            ("get_default_device_pinned_mem_limit 0", "1G\n"),
             ("set_default_device_pinned_mem_limit 0 2GB", ""),
             ("get_default_device_pinned_mem_limit 0", "2G\n"),
             ("set_default_device_pinned_mem_limit 0 junk", ""),
@@ -128,7 +128,12 @@ fn priority_is_0_or_1() {
                 "Invalid priority value - must be 0 or 1!\n",
             ),
             ("get_default_client_priority", "1\n"),
-            ("set_default_client_priority 0", ""),
+            (
+                "set_default_client_priority -1",
+                "Invalid priority value - must be 0 or 1!\n",
+            ),
+            ("get_default_client_priority", "1\n"),
+            ("set_default_client_priority", ""),
             ("get_default_client_priority", "0\n"),
         ],
     );

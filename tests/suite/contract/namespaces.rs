@@ -36,7 +36,7 @@ fn unshared<'a>(options: &[&'a str]) -> Vec<&'a str> {
 }
 
 /// A mount namespace in which a script of mounts runs first, then the user.
-fn mounted<'a>(script: &'a str) -> Vec<&'a str> {
+fn mounted(script: &str) -> Vec<&str> {
     let mut words = vec!["/usr/bin/unshare", "--mount", "/bin/sh", "-e", "-c", script, "sh"];
     words.extend(drop_to_user());
     words
@@ -108,7 +108,7 @@ fn a_user_namespace_without_a_mapping_hangs_and_the_daemon_with_it() {
     let daemon = daemon(&bench);
     let mut wrapper = drop_to_user();
     wrapper.extend(["/usr/bin/unshare", "--user"]);
-    let outcome = daemon.client().through(&wrapper).run_within(HANGS);
+    let outcome = daemon.client().through(&wrapper).run_within(HANGS * 2);
     assert!(outcome.ended.hung(), "{:?}", outcome.ended);
     assert!(
         daemon.logs("Unable to read new connection type information"),

@@ -92,6 +92,28 @@ fn with_a_time_it_takes_the_client_down_after_that_time() {
     );
     assert!(daemon.process().ended_within(PATIENCE).is_some());
     assert_eq!(client.finish().error(), Some(806));
+    assert!(
+        daemon.log_text().contains("Force shutting down server"),
+        "{}",
+        daemon.log_text()
+    );
+}
+
+#[test]
+fn while_it_waits_new_clients_fail_with_805_and_new_sessions_with_1() {
+    let bench = Bench::new();
+    let mut daemon = bench.daemon();
+    daemon.start_server();
+    let client = daemon.client().holding(2).hold();
+    let quit = daemon.begin("quit");
+    assert!(daemon.logs("Server will not shutdown"));
+    assert_eq!(daemon.client().run().error(), Some(805));
+    let session = daemon.say("get_server_list");
+    assert_eq!((session.out.as_str(), session.code()), ("", 1));
+    assert_eq!(session.err, "Cannot send command to MPS control daemon process\n");
+    assert_eq!(quit.finish(PATIENCE).code(), 0);
+    assert_eq!(client.finish().error(), None);
+    assert!(daemon.process().ended_within(PATIENCE).is_some());
 }
 
 #[test]

@@ -159,3 +159,14 @@ fn sigterm_ends_an_idle_server_with_0_and_the_daemon_stays() {
     );
     assert_eq!(daemon.server(), None);
 }
+
+#[test]
+fn sigterm_ends_a_busy_server_too_and_its_client_gets_806() {
+    let bench = Bench::new();
+    let daemon = bench.daemon();
+    let server = daemon.start_server();
+    let client = daemon.client().holding(2).hold();
+    kill(Pid::from_raw(server as i32), Signal::SIGTERM).unwrap();
+    assert!(wait_until(PATIENCE, || !alive(server)));
+    assert_eq!(client.finish().error(), Some(806));
+}

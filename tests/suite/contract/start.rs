@@ -253,13 +253,14 @@ fn sigterm_ends_the_foreground_daemon_and_its_server_at_once() {
 }
 
 #[test]
-fn a_missing_pipe_directory_is_made_where_the_user_may() {
+fn missing_directories_are_made_where_the_user_may_and_the_pipe_is_open_to_everybody() {
     let bench = Bench::new();
     let mut daemon = bench.directories();
     daemon.pipe = daemon.pipe.join("made");
+    daemon.log = daemon.log.join("made");
     let started = bench.control(USER, &["-d"], &daemon.env(), "");
     assert_eq!(started.code(), 0, "{started:?}");
     assert!(daemon.answers());
-    assert_eq!(mode(&daemon.pipe), 0o755);
+    assert_eq!((mode(&daemon.pipe), mode(&daemon.log)), (0o777, 0o700));
     daemon.say("quit");
 }

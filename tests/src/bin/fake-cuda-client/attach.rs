@@ -64,11 +64,14 @@ pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
         let _ = wire::send(&version, b"VERSION");
         drop(version);
         let connection = wire::connect(&socket).map_err(|_| CudaError::of(805))?;
-        if wire::send_credentials(&connection, b"CLIENT").is_err() {
+        match wire::send_credentials(&connection, b"CLIENT") {
             // Recorded: where the user has no name in its user namespace, the program hangs.
-            loop {
+            Err(e) if e.kind() == ErrorKind::InvalidInput => loop {
                 nix::unistd::pause();
-            }
+            },
+            // The daemon does not listen: it is quitting.
+            Err(_) => return Err(CudaError::of(805)),
+            Ok(()) => {}
         }
         match wire::recv_fd(&connection) {
             Some((packet, Some(server))) => return ask(&packet, server, gpu),

@@ -116,9 +116,9 @@ impl Daemon {
 
     fn set_priority(&mut self, text: &str) -> String {
         // As C's atoi: what is no number is 0.
-        match text.parse::<u32>().unwrap_or(0) {
+        match text.parse::<i64>().unwrap_or(0) {
             new @ 0..=1 => {
-                self.settings.priority = new;
+                self.settings.priority = new as u32;
                 String::new()
             }
             _ => "Invalid priority value - must be 0 or 1!\n".into(),

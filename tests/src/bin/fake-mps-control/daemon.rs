@@ -161,6 +161,10 @@ impl Daemon {
             return;
         };
         self.log.control("Accepting connection...");
+        if self.quit.is_some() {
+            // Recorded: while it quits it hears its old sessions alone.
+            return;
+        }
         let hello = wire::recv(&connection).unwrap_or_default();
         let Ok((pid, uid)) = wire::peer(&connection) else {
             return;

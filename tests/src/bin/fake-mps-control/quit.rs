@@ -81,10 +81,19 @@ impl Daemon {
         if quit.deadline.is_some_and(|d| d <= now) {
             quit.deadline = None;
             self.retry = None;
-            if let Some(server) = self.server.as_ref() {
-                let _ = kill(Pid::from_raw(server.pid as i32), Signal::SIGKILL);
+            self.try_shutdown_if_wanted();
+            if self.retry.take().is_some() {
+                self.force();
             }
         }
+    }
+
+    fn force(&mut self) {
+        let Some(pid) = self.server.as_ref().map(|s| s.pid) else {
+            return;
+        };
+        self.log.control(&format!("Force shutting down server {pid}"));
+        let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
     }
 
     /// The server has gone and nothing holds the daemon any more.

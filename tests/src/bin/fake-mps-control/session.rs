@@ -18,14 +18,14 @@ pub fn run() -> ExitCode {
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         if wire::send(&connection, format!("C{line}").as_bytes()).is_err() {
-            break;
+            return refused();
         }
         match wire::recv(&connection) {
             Some(answer) if answer[0] == b'R' => print(&answer[1..]),
             // Accepted `quit`: its outcome comes when the daemon goes.
             Some(answer) if answer[0] == b'W' => quitting = true,
             Some(answer) => return exit_code(&answer),
-            None => return ExitCode::SUCCESS,
+            None => return refused(),
         }
     }
     match quitting.then(|| wire::recv(&connection)).flatten() {
@@ -39,9 +39,16 @@ fn connect() -> Option<OwnedFd> {
     let directory = pipe_directory();
     ["control_privileged", "control"].iter().find_map(|name| {
         let connection = wire::connect(&directory.join(name)).ok()?;
-        wire::send(&connection, b"UI").ok()?;
+        // Whether the daemon listens shows with the first command.
+        let _ = wire::send(&connection, b"UI");
         Some(connection)
     })
+}
+
+/// What a session says that the daemon does not listen to.
+fn refused() -> ExitCode {
+    eprintln!("Cannot send command to MPS control daemon process");
+    ExitCode::FAILURE
 }
 
 fn print(text: &[u8]) {

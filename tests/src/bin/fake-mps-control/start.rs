@@ -114,6 +114,9 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
         return Err(ExitCode::FAILURE);
     }
     let logs = log_directory();
+    if fs::create_dir(&logs).is_ok() {
+        let _ = fs::set_permissions(&logs, Permissions::from_mode(0o700));
+    }
     if nix::unistd::access(&logs, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
         let warning = format!(
             "Warning: Failed writing log files to directory [{}]. No logs will be available.",
@@ -121,8 +124,10 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
         );
         println!("{warning}");
     }
-    // Recorded: a missing one is made, if the user may.
-    let _ = fs::create_dir(&pipe);
+    // Recorded: a missing one is made, if the user may, and open to everybody whatever the umask is.
+    if fs::create_dir(&pipe).is_ok() {
+        let _ = fs::set_permissions(&pipe, Permissions::from_mode(0o777));
+    }
     if nix::unistd::access(&pipe, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
         println!("Cannot access CUDA_MPS_PIPE_DIRECTORY={}", pipe.display());
         return Err(ExitCode::FAILURE);

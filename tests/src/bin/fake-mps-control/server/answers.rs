@@ -149,14 +149,14 @@ impl Server {
     }
 
     fn threads(&mut self, words: &[&str]) -> String {
-        if let [new] = words {
-            if self.settings.set_threads(new) {
-                let text = format!(
-                    "Active Threads Percentage set to {}",
-                    self.settings.threads_text()
-                );
-                self.log.line("Server", &text);
-            }
+        if let [new] = words
+            && self.settings.set_threads(new)
+        {
+            let text = format!(
+                "Active Threads Percentage set to {}",
+                self.settings.threads_text()
+            );
+            self.log.line("Server", &text);
         }
         format!("{}\n", self.settings.threads_text())
     }

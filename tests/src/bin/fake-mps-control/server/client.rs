@@ -146,9 +146,9 @@ impl Server {
         for (position, gpu) in seen.iter().enumerate() {
             let sms = visible::multiprocessors(gpu.sms, percent);
             let limit = match &own {
-                Some(Err(())) => None,
+                Some(None) => None,
                 None => self.default_limit(gpu),
-                Some(Ok(own)) => [own[position], self.default_limit(gpu)]
+                Some(Some(own)) => [own[position], self.default_limit(gpu)]
                     .into_iter()
                     .flatten()
                     .min(),
