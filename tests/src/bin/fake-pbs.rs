@@ -39,10 +39,10 @@ fn text(path: &str) -> Option<String> {
         .map(|text| text.trim_end().to_owned())
 }
 
-fn keep(path: &str, text: &str) {
+fn keep(path: &str, text: &str) -> Option<()> {
     let file = at(path);
-    fs::create_dir_all(file.parent().expect("a directory")).expect("the server's directory");
-    fs::write(file, text).expect("the server's file");
+    fs::create_dir_all(file.parent()?).ok()?;
+    fs::write(file, text).ok()
 }
 
 fn log(name: &str, words: &[&str]) {
@@ -142,8 +142,7 @@ fn one_node(name: &str, offline: bool, online: bool, note: Option<&str>) -> u8 {
             text.chars().take(if torque { 255 } else { 79 }).collect()
         };
     }
-    keep(&file, &format!("{state}\n{why}"));
-    0
+    u8::from(keep(&file, &format!("{state}\n{why}")).is_none())
 }
 
 fn qstat(words: &[&str]) -> u8 {
@@ -195,13 +194,12 @@ fn qmgr(words: &[&str]) -> u8 {
             .or(Some(())),
         ["list", "hook", name] => text(&format!("hooks/{name}.HK")).map(|all| println!("Hook {name}\n{all}")),
         ["list", "resource", name] => text(&format!("resources/{name}")).map(|all| println!("{all}")),
-        ["create", "hook", name] => Some(keep(
-            &format!("hooks/{name}.HK"),
-            "    enabled = false\n    alarm = 30\n",
-        )),
+        ["create", "hook", name] => {
+            keep(&format!("hooks/{name}.HK"), "    enabled = false\n    alarm = 30\n")
+        }
         ["import", "hook", name, "application/x-python", "default", file] => fs::read_to_string(file)
             .ok()
-            .map(|body| keep(&format!("hooks/{name}.PY"), &body)),
+            .and_then(|body| keep(&format!("hooks/{name}.PY"), &body)),
         ["set", "hook", name, key, "=", ..] => set_hook(
             name,
             key,
@@ -210,10 +208,9 @@ fn qmgr(words: &[&str]) -> u8 {
         ["delete", "hook", name] => fs::remove_file(at(&format!("hooks/{name}.HK")))
             .and_then(|()| fs::remove_file(at(&format!("hooks/{name}.PY"))))
             .ok(),
-        ["set", "server", "operators", "+=", who] => Some(keep(
-            "operators",
-            &format!("{}\n{who}", text("operators").unwrap_or_default()),
-        )),
+        ["set", "server", "operators", "+=", who] => {
+            keep("operators", &format!("{}\n{who}", text("operators").unwrap_or_default()))
+        }
         _ => None,
     };
     if done.is_none() {
@@ -238,6 +235,5 @@ fn set_hook(name: &str, key: &str, value: &str) -> Option<()> {
         value.trim_matches('"').to_owned()
     };
     lines.push(format!("    {key} = {value}"));
-    keep(&file, &lines.join("\n"));
-    Some(())
+    keep(&file, &lines.join("\n"))
 }
