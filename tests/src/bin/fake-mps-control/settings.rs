@@ -37,9 +37,10 @@ impl Settings {
         format!("{:.1}", self.threads)
     }
 
-    /// Sets a memory limit; what begins with no number changes nothing, and nothing is said of it.
+    /// Sets a memory limit; a value that begins with no number takes the limit away (recorded), and nothing is said.
     pub fn set_memory(&mut self, device: &str, value: &str) {
         let Some(value) = visible::canonical_memory(value) else {
+            self.memory.retain(|(name, _)| name != device);
             return;
         };
         match self.memory.iter_mut().find(|(name, _)| name == device) {
