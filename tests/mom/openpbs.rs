@@ -211,7 +211,6 @@ fn a_fault_rejects_begin_and_takes_the_node_offline() {
         "{note}"
     );
     assert_eq!(c.state("nodea").0, "free");
-    c.nodes[1].sh("rm -rf /run/mpsd/jobs/8.localhost /run/mpsd/jobs/.8.localhost.lock");
     before.holds(&mut c);
 }
 

@@ -1,6 +1,6 @@
 """mpsd for OpenPBS: gives a job its own MPS on execjob_begin and takes it away on execjob_end and execjob_abort.
 
-Imported by 'mpsctl pbs install', which fills in the two constants. No decision is made here: the job's attributes go
+Imported by 'mpsctl pbs install', which fills in the first three constants. No decision is made here: the job's attributes go
 to mps-prologue, mps-epilogue and mpsctl as they stand, and their exit codes are obeyed. A job whose account does not
 hold the letters "mps" and that has no resource 'mps' cannot have asked and starts no program of ours.
 
@@ -18,7 +18,7 @@ import pbs
 PROGRAMS = "/usr/bin"  # filled in by 'mpsctl pbs install'
 OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] where it is not /etc/mpsd/mpsd.toml
 
-LIMIT_S = 40  # above our own deadline, below the hook's alarm
+LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
 ENV_LIMIT_S = 10
 RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
 PASSED = RANKS + ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "MPSD_JOB",
@@ -89,6 +89,7 @@ def begin(event):
         pbs.logmsg(pbs.LOG_WARNING, line)
     if code in (0, 1):  # 1 is a refusal: recorded, and told in execjob_launch
         event.accept()
+    clean(job)  # no launch will read what was recorded, and no end is promised
     event.reject(line or "mpsd: mps-prologue ended with %d" % code)
 
 
@@ -130,11 +131,14 @@ def remove(env, name):
         env[name] = ""
 
 
-def end(event):
-    job = event.job
+def clean(job):
     _, _, line = call("mps-epilogue", ["--scheduler", "openpbs"] + OPTIONS + identity(job), LIMIT_S)
     if line:
         pbs.logmsg(pbs.LOG_WARNING, line)
+
+
+def end(event):
+    clean(event.job)
     event.accept()
 
 

@@ -45,7 +45,7 @@ pub(super) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) 
     all.extend(
         ["mps-prologue", "mps-epilogue", "mpsctl"].map(|name| program(&around.programs.join(name), host)),
     );
-    let hooked = pbs.scheduler == Scheduler::OpenPbs && hook_state(pbs, host, &mut all);
+    let hooked = pbs.scheduler == Scheduler::OpenPbs && hook_state(pbs, hook::alarm_s(around), host, &mut all);
     for (name, _, _) in files::scripts(pbs.scheduler) {
         all.push(script(&pbs.mom_priv().join(name), pbs.scheduler, hooked));
     }
@@ -71,7 +71,7 @@ fn program(path: &Path, host: &dyn Host) -> Finding {
 }
 
 /// Whether our hook is there; says so.
-fn hook_state(pbs: &Installation, host: &dyn Host, all: &mut Vec<Finding>) -> bool {
+fn hook_state(pbs: &Installation, needed: u64, host: &dyn Host, all: &mut Vec<Finding>) -> bool {
     let text = match hook::ask(pbs, host, &format!("list hook {}", hook::NAME)) {
         Ok(text) => text.to_lowercase(),
         Err(why) => {
@@ -93,8 +93,8 @@ fn hook_state(pbs: &Installation, host: &dyn Host, all: &mut Vec<Finding>) -> bo
         .lines()
         .find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse::<u64>().ok());
     all.push(match alarm {
-        Some(seconds) if seconds < hook::ALARM_S => {
-            let set = format!("qmgr -c 'set hook {} alarm = {}'", hook::NAME, hook::ALARM_S);
+        Some(seconds) if seconds < needed => {
+            let set = format!("qmgr -c 'set hook {} alarm = {}'", hook::NAME, needed);
             Finding::Wrong(format!(
                 "hook '{}' is killed after {seconds} s, before our own deadline: {set}",
                 hook::NAME

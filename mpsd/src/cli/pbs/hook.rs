@@ -10,8 +10,10 @@ use std::time::Duration;
 
 /// The hook's name in PBS.
 pub(super) const NAME: &str = "mpsd";
-/// Above our own deadline and the hook's own limit on our programs. Seconds.
-pub(super) const ALARM_S: u64 = 60;
+/// What the hook gives our programs beyond their own deadline, to end by themselves. Seconds.
+const GRACE_S: u64 = 5;
+/// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up behind itself. Seconds.
+const ALARM_MARGIN_S: u64 = 10;
 /// After pbs_cgroups (100), whose file names the job's GPUs.
 const ORDER: u32 = 110;
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
@@ -40,13 +42,14 @@ pub(super) fn install(
     let commands = commands(
         &file,
         &events,
+        alarm_s(around),
         ask(pbs, host, &format!("list hook {NAME}")).is_err(),
     );
     match commands
         .iter()
         .try_for_each(|line| ask(pbs, host, line).map(|_| ()))
     {
-        Ok(()) => done.add(read_back(pbs, host, &events)),
+        Ok(()) => done.add(read_back(pbs, host, &events, alarm_s(around))),
         Err(why) => {
             done.left(format!(
                 "qmgr did not take the hook ({why}); a manager of PBS runs:"
@@ -81,6 +84,16 @@ pub(super) fn uninstall(pbs: &Installation, around: &Surroundings, host: &dyn Ho
     Ok(done)
 }
 
+/// How long the hook waits for one of our programs. Seconds.
+fn limit_s(around: &Surroundings) -> u64 {
+    around.deadline.as_secs() + GRACE_S
+}
+
+/// When PBS may kill the hook. Seconds.
+pub(super) fn alarm_s(around: &Surroundings) -> u64 {
+    2 * limit_s(around) + ALARM_MARGIN_S
+}
+
 fn file(around: &Surroundings) -> PathBuf {
     around.state.join("mpsd.py")
 }
@@ -95,13 +108,14 @@ fn render(around: &Surroundings) -> Result<String, String> {
         .map(|line| match line.split(' ').next() {
             Some("PROGRAMS") => format!("PROGRAMS = {programs}"),
             Some("OPTIONS") => format!("OPTIONS = {options}"),
+            Some("LIMIT_S") => format!("LIMIT_S = {}", limit_s(around)),
             _ => line.to_owned(),
         })
         .collect();
     Ok(filled.join("\n") + "\n")
 }
 
-fn commands(file: &Path, events: &str, create: bool) -> Vec<String> {
+fn commands(file: &Path, events: &str, alarm: u64, create: bool) -> Vec<String> {
     let mut lines = Vec::new();
     if create {
         lines.push(format!("create hook {NAME}"));
@@ -112,7 +126,7 @@ fn commands(file: &Path, events: &str, create: bool) -> Vec<String> {
     ));
     lines.push(format!("set hook {NAME} event = \"{events}\""));
     lines.push(format!("set hook {NAME} order = {ORDER}"));
-    lines.push(format!("set hook {NAME} alarm = {ALARM_S}"));
+    lines.push(format!("set hook {NAME} alarm = {alarm}"));
     lines.push(format!("set hook {NAME} enabled = True"));
     lines
 }
@@ -127,14 +141,14 @@ pub(super) fn ask(pbs: &Installation, host: &dyn Host, line: &str) -> Result<Str
     }
 }
 
-fn read_back(pbs: &Installation, host: &dyn Host, events: &str) -> Done {
+fn read_back(pbs: &Installation, host: &dyn Host, events: &str, alarm: u64) -> Done {
     let mut done = Done::new();
     match ask(pbs, host, &format!("list hook {NAME}")) {
         Ok(text)
             if events.split(',').all(|event| text.contains(event))
                 && text.to_lowercase().contains("enabled = true") =>
         {
-            done.did(format!("imported hook '{NAME}': {events}, order {ORDER}, alarm {ALARM_S} s; moms have it within seconds"));
+            done.did(format!("imported hook '{NAME}': {events}, order {ORDER}, alarm {alarm} s; moms have it within seconds"));
         }
         Ok(text) => done.left(format!(
             "qmgr took the hook, but shows it otherwise: {}",
@@ -167,7 +181,8 @@ mod tests {
             changed,
             [
                 "PROGRAMS = \"/opt/m/bin\"",
-                "OPTIONS = [\"--config\",\"/etc/a \\\"b\\\".toml\"]"
+                "OPTIONS = [\"--config\",\"/etc/a \\\"b\\\".toml\"]",
+                "LIMIT_S = 25"
             ]
         );
     }
