@@ -1,6 +1,7 @@
 //! The suite: the real programs against the simulated node, and the rules of the house.
 
 mod mpsctl;
+mod reconcile;
 mod architecture;
 mod bad_input;
 mod crash;

@@ -8,6 +8,7 @@ pub mod exec;
 pub mod mpsctl;
 pub mod pbs;
 pub mod probe;
+pub mod reconcile;
 pub mod site;
 
 use std::io::Write;

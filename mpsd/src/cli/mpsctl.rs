@@ -5,11 +5,12 @@ use super::common::CONFIG;
 use super::env::Env;
 use super::exec::Exec;
 use super::pbs::{self, Surroundings};
+use super::reconcile::{Reconcile, Report, Undrain};
 use super::site::{Advertise, ConfigVerb};
 use super::{complain, say};
 use crate::config::{Config, Settings};
 use crate::model::failure::{EXIT_NODE, EXIT_REFUSED};
-use crate::model::{Failure, Fault, Undetermined};
+use crate::model::{Failure, Fault, Refusal, Undetermined};
 use crate::scheduler::{Host, Site, ThisHost};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -42,6 +43,16 @@ enum Verb {
     /// Lists by rank and MPS=per-gpu need the launcher's local rank: OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID,
     /// PALS_LOCAL_RANKID or SLURM_LOCALID.
     Exec(Exec),
+    /// Take down what jobs left that their scheduler no longer has here, and deliver or lift our own drains (root)
+    ///
+    /// Run by mpsd-reconcile.timer and, with --boot, by mpsd.service. A job whose scheduler does not answer is left
+    /// alone. Exit status: 2 when something is left that should not be.
+    Reconcile(Reconcile),
+    /// Lift our own drain of this node after a clean recheck (root)
+    ///
+    /// NVML answers, the GPUs are there, no process of a job that is gone is left. A drain with another's reason is
+    /// never lifted.
+    Undrain(Undrain),
     /// The configuration
     #[command(subcommand)]
     Config(ConfigVerb),
@@ -63,6 +74,12 @@ pub fn main() -> u8 {
     match verb {
         Verb::Env(verb) => env(&config, &verb),
         Verb::Exec(verb) => exec(&config, &verb),
+        Verb::Reconcile(verb) => as_root(&config, verb.node.as_deref(), |settings, name| {
+            verb.run(settings, name)
+        }),
+        Verb::Undrain(verb) => as_root(&config, verb.node.as_deref(), |settings, name| {
+            verb.run(settings, name)
+        }),
         Verb::Config(ConfigVerb::Show(verb)) => print(verb.run(&config, &ThisHost.name())),
         Verb::Advertise(verb) => {
             print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
@@ -84,6 +101,31 @@ fn print(text: Result<String, Failure>) -> u8 {
 fn failed(failure: &Failure) -> u8 {
     complain(NAME, &failure.to_string());
     failure.exit_code()
+}
+
+/// What only root can do. A configuration that cannot be read must not keep what a job left alive: the usual directories
+/// are looked into, and the journals have the rest.
+fn as_root(
+    config: &Path,
+    node: Option<&str>,
+    verb: impl FnOnce(&Settings, &str) -> Result<Report, Failure>,
+) -> u8 {
+    if !nix::unistd::geteuid().is_root() {
+        return failed(&Refusal::new("this verb", "it changes the node", "root").into());
+    }
+    let host = ThisHost.name();
+    let name = node.unwrap_or(&host);
+    let settings = settings(config, name).unwrap_or_else(|failure| {
+        complain(NAME, &format!("{failure}; going on with the usual directories"));
+        Settings::usual(name)
+    });
+    match verb(&settings, name) {
+        Ok(report) => {
+            report.lines.iter().for_each(|line| say(&format!("{line}\n")));
+            if report.incomplete { EXIT_NODE } else { 0 }
+        }
+        Err(failure) => failed(&failure),
+    }
 }
 
 fn env(config: &Path, verb: &Env) -> u8 {

@@ -8,6 +8,7 @@ pub mod log;
 pub mod nvml;
 pub mod pbsnodes;
 pub mod real;
+pub mod sweep;
 pub mod take_down;
 pub mod verify;
 pub mod worker;

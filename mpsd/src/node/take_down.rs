@@ -5,7 +5,7 @@ use crate::lifecycle::journal::Journal;
 use crate::lifecycle::ladder::{Ladder, Rung};
 use crate::model::failure::{Evidence, Fault, Undetermined};
 use crate::model::plan::Effect;
-use crate::model::{Failure, GpuUuid};
+use crate::model::{Failure, GpuUuid, JobId};
 
 /// What a teardown found.
 #[derive(Debug, Default)]
@@ -71,7 +71,7 @@ fn undo_effect(node: &mut impl Node, journal: &Journal, effect: &Effect) -> Find
         // The account says what to restore, for this effect and for the claim before it.
         Effect::SetComputeMode { .. } => {}
         Effect::ClaimGpu { gpu } => {
-            let left = leave_gpu(node, journal, gpu, &mut findings.notes);
+            let left = leave_account(node, &journal.job, gpu, &mut findings.notes);
             findings.take(left);
         }
     }
@@ -150,9 +150,13 @@ fn look_for_contexts(node: &mut impl Node, journal: &Journal, findings: &mut Fin
     }
 }
 
-fn leave_gpu(
+/// Takes `job` out of the account of `gpu`; the last user restores the mode found.
+///
+/// # Errors
+/// As the effects: the lock, NVML, the account's file.
+pub fn leave_account(
     node: &mut impl Node,
-    journal: &Journal,
+    job: &JobId,
     gpu: &GpuUuid,
     notes: &mut Vec<String>,
 ) -> Result<(), Failure> {
@@ -161,11 +165,11 @@ fn leave_gpu(
         // Nobody's: what is left of it is the lock that we hold.
         return node.write_account(gpu, None);
     };
-    if !account.users.contains(&journal.job) {
+    if !account.users.contains(job) {
         return Ok(());
     }
     let now = node.compute_mode(gpu)?;
-    let leave = account.leave(&journal.job, now);
+    let leave = account.leave(job, now);
     if let Some(note) = leave.note {
         notes.push(format!("{gpu}: {note}"));
     }

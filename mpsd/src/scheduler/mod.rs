@@ -10,6 +10,7 @@ pub mod host;
 pub mod openpbs;
 pub mod pbs;
 pub mod slurm;
+pub mod standing;
 pub mod torque;
 
 #[cfg(test)]

@@ -14,6 +14,15 @@ use std::path::{Path, PathBuf};
 /// Most that slurm.conf or gres.conf is read. Bytes.
 const MOST_CONF: usize = 1 << 20;
 
+/// Where a Slurm's commands are, most usual first.
+const COMMANDS: [&str; 4] = ["/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin"];
+
+/// The directory of Slurm's commands; the most usual one where there is no Slurm.
+pub fn commands() -> PathBuf {
+    let has = |dir: &&&str| Path::new(dir).join("scontrol").exists();
+    COMMANDS.iter().find(has).unwrap_or(&COMMANDS[0]).into()
+}
+
 /// The job or step that Slurm's environment names.
 ///
 /// # Errors

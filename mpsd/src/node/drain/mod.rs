@@ -4,19 +4,18 @@
 pub mod markers;
 mod pbs;
 mod slurm;
+pub mod spool;
 
 pub use pbs::Pbs;
 pub use slurm::Slurm;
 
 use crate::model::text::one_line;
 use crate::model::{Fault, JobId, Paths};
+use crate::scheduler::slurm::commands;
 use crate::scheduler::{Scheduler, Site};
 pub use markers::Marker;
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where a Slurm's commands are, most usual first.
-const SLURM_COMMANDS: [&str; 4] = ["/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin"];
 /// Longest reason: OpenPBS keeps 79 bytes (facts: pbs-live, "pbsnodes"), and one text for all is easier to find.
 const LONGEST: usize = 79;
 
@@ -53,8 +52,8 @@ pub trait Controller {
 /// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node is drained with our reason, read back.
-    Ours,
+    /// The node is drained with a reason of ours, read back: this one, which may be an earlier drain's.
+    Ours(String),
     /// Somebody drained it before us: left as it was.
     Others(String),
 }
@@ -77,13 +76,13 @@ pub fn drain(controller: &dyn Controller, prefix: &str, reason: &str) -> Result<
     let before = controller.shown()?;
     if before.drained {
         let shown = before.reason.unwrap_or_default();
-        return Ok(if shown.starts_with(prefix) { Outcome::Ours } else { Outcome::Others(shown) });
+        return Ok(if shown.starts_with(prefix) { Outcome::Ours(shown) } else { Outcome::Others(shown) });
     }
     controller.set_drained(reason)?;
     let after = controller.shown()?;
     let found = after.reason.unwrap_or_default();
     match (after.drained, found == reason) {
-        (true, true) => Ok(Outcome::Ours),
+        (true, true) => Ok(Outcome::Ours(found)),
         (true, false) => Ok(Outcome::Others(found)),
         (false, _) => Err("the scheduler accepted the drain, and the node is not drained".to_owned()),
     }
@@ -105,9 +104,7 @@ pub struct Place<'a> {
 impl Place<'_> {
     /// The node as one of a Slurm.
     pub fn slurm(&self) -> Slurm {
-        let has = |dir: &&&str| Path::new(dir).join("scontrol").exists();
-        let programs = SLURM_COMMANDS.iter().find(has).unwrap_or(&SLURM_COMMANDS[0]);
-        Slurm { programs: programs.into(), conf: self.slurm_conf.clone(), node: self.node.to_owned() }
+        Slurm { programs: commands(), conf: self.slurm_conf.clone(), node: self.node.to_owned() }
     }
 
     /// The way to take it out of service.
@@ -140,7 +137,9 @@ pub fn deliver(paths: &Paths, place: &Place<'_>, prefix: &str, job: &JobId, faul
     let remembered = markers::write(paths, &marker);
     let node = place.node;
     let (line, delivered) = match drain(place.controller().as_ref(), prefix, &reason) {
-        Ok(Outcome::Ours) => {
+        Ok(Outcome::Ours(shown)) => {
+            // What is to be lifted later is what stands now, to the byte.
+            marker.reason = shown;
             marker.delivered = true;
             (format!("node '{node}' drained: {reason}"), true)
         }
@@ -229,8 +228,9 @@ mod tests {
     #[test]
     fn our_own_goes_on_and_off() {
         let node = fake(false, None, true);
-        assert_eq!(drain(&node, "mpsd:", "mpsd: job 1: x"), Ok(Outcome::Ours));
-        assert_eq!(drain(&node, "mpsd:", "mpsd: job 2: y"), Ok(Outcome::Ours));
+        let ours = Outcome::Ours("mpsd: job 1: x".to_owned());
+        assert_eq!(drain(&node, "mpsd:", "mpsd: job 1: x"), Ok(ours.clone()));
+        assert_eq!(drain(&node, "mpsd:", "mpsd: job 2: y"), Ok(ours));
         assert_eq!(undrain(&node, "mpsd: job 1: x"), Ok(()));
         assert!(!node.shown.borrow().drained);
     }

@@ -125,6 +125,22 @@ impl RealNode {
         store::job_directories(self)
     }
 
+    /// The jobs of which nothing but the lock is left, by their directories' names.
+    ///
+    /// # Errors
+    /// A fault.
+    pub fn job_locks(&self) -> Result<Vec<String>, Failure> {
+        store::job_locks(self)
+    }
+
+    /// The GPUs that have an account, or a lock for one.
+    ///
+    /// # Errors
+    /// A fault.
+    pub fn gpus_with_files(&self) -> Result<Vec<GpuUuid>, Failure> {
+        store::gpus_with_files(self)
+    }
+
     /// From now on NVML is this library: the one that the job's journal names.
     pub fn use_nvml(&mut self, library: &str) {
         if self.nvml != library {

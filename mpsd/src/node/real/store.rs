@@ -150,10 +150,37 @@ pub fn remove_job(node: &RealNode, job: &JobId) -> Result<(), Failure> {
 
 /// The jobs that have a directory, by their directories' names.
 pub fn job_directories(node: &RealNode) -> Result<Vec<String>, Failure> {
-    let Some(jobs) = find(&node.paths.jobs())? else { return Ok(Vec::new()) };
-    let names = jobs.names(MOST_JOBS).map_err(|e| fault(&e))?;
-    let mut names: Vec<String> = names.into_iter().filter_map(|n| n.into_string().ok()).collect();
+    let mut names = names(&node.paths.jobs())?;
     names.retain(|name| !name.starts_with('.'));
+    Ok(names)
+}
+
+/// The jobs of which nothing but the lock is left, by their directories' names.
+pub fn job_locks(node: &RealNode) -> Result<Vec<String>, Failure> {
+    let all = names(&node.paths.jobs())?;
+    let alone = |name: &&str| !all.iter().any(|other| other == name);
+    Ok(all.iter().filter_map(|name| locked(name)).filter(alone).map(str::to_owned).collect())
+}
+
+/// The GPUs that have an account, or a lock for one.
+pub fn gpus_with_files(node: &RealNode) -> Result<Vec<GpuUuid>, Failure> {
+    let all = names(&node.paths.gpus())?;
+    let mut gpus: Vec<GpuUuid> =
+        all.iter().filter_map(|name| GpuUuid::parse(locked(name).unwrap_or(name)).ok()).collect();
+    gpus.sort();
+    gpus.dedup();
+    Ok(gpus)
+}
+
+/// `x` of `.x.lock`.
+fn locked(name: &str) -> Option<&str> {
+    name.strip_prefix('.')?.strip_suffix(".lock")
+}
+
+fn names(path: &Path) -> Result<Vec<String>, Failure> {
+    let Some(dir) = find(path)? else { return Ok(Vec::new()) };
+    let names = dir.names(MOST_JOBS).map_err(|e| fault(&e))?;
+    let mut names: Vec<String> = names.into_iter().filter_map(|n| n.into_string().ok()).collect();
     names.sort();
     Ok(names)
 }
@@ -172,6 +199,8 @@ pub fn lock_gpu(node: &RealNode, gpu: &GpuUuid) -> Result<Held, Failure> {
 /// A GPU's account.
 pub fn read_account(node: &RealNode, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
     let Some(gpus) = find(&node.paths.gpus())? else { return Ok(None) };
+    // What somebody killed while writing the account left: the lock is ours now.
+    gpus.remove_file(format!(".{gpu}.new")).map_err(|e| fault(&e))?;
     let Some(bytes) = gpus.read_limited(gpu.as_str(), LONGEST).map_err(|e| fault(&e))? else { return Ok(None) };
     serde_json::from_slice(&bytes)
         .map(Some)
@@ -189,8 +218,6 @@ pub fn write_account(node: &RealNode, gpu: &GpuUuid, account: Option<&Account>) 
         }
         None => {
             gpus.remove_file(gpu.as_str()).map_err(|e| fault(&e))?;
-            // What somebody killed while writing the account left.
-            gpus.remove_file(format!(".{gpu}.new")).map_err(|e| fault(&e))?;
             gpus.remove_file(format!(".{gpu}.lock")).map_err(|e| fault(&e))?;
             Ok(())
         }

@@ -1,0 +1,123 @@
+//! Our own drains after the event: delivered at last, forgotten when somebody lifted them, lifted by us after a clean
+//! recheck.
+
+use super::{Controller, Marker, Outcome, Place, Shown, drain, markers, undrain};
+use crate::model::text::one_line;
+use crate::model::{GpuUuid, Paths};
+use crate::node::Node;
+use crate::scheduler::Site;
+use crate::sys::trusted::open_trusted;
+use std::path::Path;
+
+/// What is to be looked at again before a drain is lifted.
+#[derive(Debug, Clone, Copy)]
+pub struct Recheck<'a> {
+    /// Our own directories.
+    pub paths: &'a Paths,
+    /// NVIDIA's control daemon.
+    pub control: &'a Path,
+    /// Directories of jobs that their scheduler has let go and that could not be taken down: survivors.
+    pub left: &'a [String],
+}
+
+/// How a marker and the scheduler's view of its node go together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stand {
+    /// The scheduler has not got it yet.
+    Undelivered,
+    /// It stands, ours to the byte.
+    Stands,
+    /// Somebody lifted it, or put a reason of his own in its place: the marker has done its duty.
+    Over(String),
+}
+
+/// The place that `marker` names.
+pub fn place<'a>(marker: &'a Marker, site: &Site) -> Place<'a> {
+    Place {
+        scheduler: marker.scheduler,
+        site: site.clone(),
+        node: &marker.node,
+        slurm_conf: marker.slurm_conf.clone(),
+    }
+}
+
+/// How `marker` stands.
+///
+/// # Errors
+/// One line: the controller does not answer.
+pub fn stand(marker: &Marker, controller: &dyn Controller) -> Result<Stand, String> {
+    let Shown { drained, reason, .. } = controller.shown()?;
+    let reason = reason.unwrap_or_default();
+    Ok(match (marker.delivered, drained) {
+        (_, true) if reason == marker.reason => Stand::Stands,
+        (false, false) => Stand::Undelivered,
+        (true, false) => Stand::Over("it was lifted".to_owned()),
+        (_, true) => Stand::Over(format!(
+            "the node is drained for another reason ('{}')",
+            one_line(&reason, 80)
+        )),
+    })
+}
+
+/// Tries to deliver an undelivered drain.
+///
+/// # Errors
+/// One line: it still cannot be delivered, or not be remembered.
+pub fn deliver(
+    paths: &Paths,
+    prefix: &str,
+    marker: &Marker,
+    controller: &dyn Controller,
+) -> Result<Outcome, String> {
+    let outcome = drain(controller, prefix, &marker.reason)?;
+    match &outcome {
+        Outcome::Ours(shown) => {
+            markers::write(
+                paths,
+                &Marker {
+                    delivered: true,
+                    reason: shown.clone(),
+                    ..marker.clone()
+                },
+            )?;
+        }
+        Outcome::Others(_) => markers::remove(paths, marker)?,
+    }
+    Ok(outcome)
+}
+
+/// Lifts a drain of ours and forgets it. [`recheck`] comes first.
+///
+/// # Errors
+/// One line: it is another's, or the node stays drained.
+pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Result<(), String> {
+    undrain(controller, &marker.reason)?;
+    markers::remove(paths, marker)
+}
+
+/// Looks at the node again: NVML answers, the GPUs of the marker are there and tell their mode, the vendor's program is
+/// what it should be, and no survivor is left of a job that is gone.
+///
+/// # Errors
+/// One line: what is still wrong.
+pub fn recheck(node: &mut impl Node, marker: &Marker, check: &Recheck<'_>) -> Result<(), String> {
+    if !check.left.is_empty() {
+        return Err(format!(
+            "jobs that are gone, or may be, have left something: {}",
+            check.left.join(", ")
+        ));
+    }
+    open_trusted(check.control).map_err(|e| format!("NVIDIA's MPS control daemon: {e}"))?;
+    let inventory = node.inventory().map_err(|e| e.to_string())?;
+    for name in &marker.gpus {
+        let uuid = GpuUuid::parse(name).map_err(|e| e.to_string())?;
+        if inventory.by_uuid(&uuid).is_none() {
+            return Err(format!("NVML does not list GPU {uuid}"));
+        }
+    }
+    for gpu in &inventory.gpus {
+        node.compute_mode(&gpu.uuid).map_err(|e| e.to_string())?;
+    }
+    // A place that could not be written is the evidence of some drains.
+    markers::write(check.paths, marker)
+}
