@@ -15,10 +15,12 @@ pub mod start;
 use arguments::Arguments;
 use clap::Parser;
 use mpsd::cli::complain;
+use mpsd::config::Config;
 use mpsd::model::Failure;
-use mpsd::scheduler::{self, Input, Program, Site, ThisHost};
+use mpsd::scheduler::{self, Host, Input, Program, Site, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{guard, stdio};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 /// Name in messages.
@@ -43,14 +45,25 @@ pub fn main() -> u8 {
         arguments: &arguments.positional,
         env: &env,
         given: arguments.given(),
-        site: Site::default(),
-        terminal: false,
+        site: site(&arguments),
+        terminal: std::io::stdout().is_terminal(),
     };
     match request::asked(&arguments, &input, &ThisHost) {
         Ok(None) => 0,
         Ok(Some(asked)) => guarded(&arguments, &input, asked),
         Err(failure) => fail_early(&arguments, &input, &failure),
     }
+}
+
+/// Where PBS lives. Only the classic prologue of OpenPBS runs a command of PBS before it knows whether the job asked;
+/// no other job pays for reading the configuration.
+fn site(arguments: &Arguments) -> Site {
+    let classic = arguments.positional.len() == 3 && arguments.account.is_none() && arguments.resource.is_none();
+    if !classic {
+        return Site::default();
+    }
+    let settings = Config::load(&arguments.config).and_then(|config| config.for_node(&ThisHost.name(), &[]));
+    settings.map(|settings| mpsd::node::clean::site(&settings)).unwrap_or_default()
 }
 
 /// All further work is done by a child, so that whatever becomes of it ends as an exit code.

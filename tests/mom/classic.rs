@@ -81,3 +81,32 @@ fn an_interactive_job_ends_with_its_user() {
     c.openpbs_end(&job, 0);
     before.holds(&mut c);
 }
+
+#[test]
+fn a_pbs_at_an_unusual_place_is_found_by_the_configuration() {
+    let mut c = cluster();
+    c.nodes[0].sh("mv /opt/pbs /opt/else; rm /etc/pbs.conf; printf '[pbs]\nexec = \"/opt/else\"\n' >>/etc/mpsd/mpsd.toml");
+    let job = Job::new("34.localhost", "MPS=true");
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    assert_eq!(c.gpus[0].modes()[0], "exclusive_process");
+    c.openpbs_end(&job, 0);
+}
+
+#[test]
+fn without_printjob_the_job_waits_and_the_line_says_where_it_was_looked_for() {
+    let mut c = cluster();
+    c.nodes[0].sh("rm /opt/pbs/bin/printjob");
+    let job = Job::new("35.localhost", "MPS=true");
+    assert_eq!(c.openpbs_begin(&job), Verdict::Requeued);
+    let text = c.output(&job, 0).1;
+    assert!(
+        text.contains("no 'printjob' in /opt/pbs/bin") && text.contains("set exec under [pbs]"),
+        "{text}"
+    );
+    assert_eq!(
+        c.openpbs_begin(&Job::new("36.localhost", "proj1")),
+        Verdict::Runs,
+        "no other job suffers"
+    );
+    assert_eq!(c.state("nodea").0, "free");
+}

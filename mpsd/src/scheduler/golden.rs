@@ -188,6 +188,23 @@ fn openpbs_classic_prologue_reads_the_moms_job_file() {
 }
 
 #[test]
+fn without_printjob_only_a_job_that_may_have_asked_waits() {
+    let mut call = Call::new(
+        Program::Prologue,
+        &["0.localhost", "alice", "users"],
+        &OPENPBS_ENV,
+    );
+    for (file, asked) in [
+        ("\0\u{1}Account_Name\0proj1\0", false),
+        ("\0Account_Name\0proj1,Mps=true\0", true),
+        ("", true),
+    ] {
+        call.host = Paper::default().file("/var/spool/x/mom_priv/jobs/0.localhost.JB", file);
+        assert_eq!(call.read().is_err(), asked, "{file:?}");
+    }
+}
+
+#[test]
 fn openpbs_gpus_come_from_pbs_cgroups() {
     let mut call = Call::new(
         Program::Prologue,

@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// Most that pbs_cgroups' environment file is read. Bytes.
 const MOST_ENV_FILE: usize = 64 << 10;
+/// A job file has some kilobytes and the user's variables. Bytes.
+const MOST_JOB_FILE: usize = 4 << 20;
 /// `printjob` reads one small file.
 const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
 
@@ -74,19 +76,38 @@ struct Asked {
 }
 
 fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<Asked, Failure> {
-    let text = job_file(job, input, host)
-        .map_err(|why| Undetermined::new(format!("account of job '{job}'"), why))?;
+    let text = match job_file(job, input, host) {
+        Ok(text) => text,
+        // Without printjob no other job of the node may suffer.
+        Err(_) if cannot_have_asked(job, input, host) => return Ok(Asked::default()),
+        Err(why) => return Err(Undetermined::new(format!("account of job '{job}'"), why).into()),
+    };
     Ok(Asked {
         account: super::pbs_status(&text, "Account_Name").map(String::into_bytes),
         resource: super::pbs_status(&text, "Resource_List.mps"),
     })
 }
 
+/// Whether the job file does not hold the letters "mps" at all: neither the account nor the name of our resource. The
+/// attributes stand in it as plain text between binary fields.
+fn cannot_have_asked(job: &JobId, input: &Input<'_>, host: &dyn Host) -> bool {
+    let file = saved(&Installation::find(Scheduler::OpenPbs, &input.site, host), job);
+    let whole = |bytes: &Vec<u8>| !bytes.is_empty() && bytes.len() < MOST_JOB_FILE;
+    let Some(bytes) = host.read(&file, MOST_JOB_FILE).ok().flatten().filter(whole) else {
+        return false;
+    };
+    !bytes.windows(3).any(|window| window.eq_ignore_ascii_case(b"mps"))
+}
+
+fn saved(installed: &Installation, job: &JobId) -> PathBuf {
+    installed.mom_priv().join("jobs").join(format!("{job}.JB"))
+}
+
 /// `printjob $PBS_HOME/mom_priv/jobs/JOB.JB`: every attribute, no server.
 fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, String> {
     let installed = Installation::find(Scheduler::OpenPbs, &input.site, host);
     let printjob = installed.command("printjob", host)?;
-    let file = installed.mom_priv().join("jobs").join(format!("{job}.JB"));
+    let file = saved(&installed, job);
     let shown = file.to_string_lossy();
     let answer = host.run(&printjob, &[&shown], PRINTJOB_DEADLINE)?;
     if answer.code == Some(0) {
