@@ -247,3 +247,48 @@ fn a_missing_program_holds_the_job_that_asked_and_no_other() {
             .contains("'/usr/bin/mps-prologue' is not installed on this node")
     );
 }
+
+#[test]
+fn what_a_sister_leaked_goes_when_the_server_has_the_job_no_more() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("23.vm", "MPS=true").on(&[&[0], &[1]]);
+    let control = c.gpus[0].control();
+    let aside = control.with_extension("aside");
+    std::fs::rename(&control, &aside).unwrap();
+    assert_eq!(c.torque_begin(&job), Verdict::Requeued);
+    assert_eq!(c.gpus[1].modes()[1], "exclusive_process", "leaked on the sister");
+    let status = c.server().join("jobs").join(&job.id);
+    let text = std::fs::read_to_string(&status).unwrap();
+    let (_, said) = c.nodes[1].try_sh("mpsctl reconcile");
+    assert_eq!(
+        c.gpus[1].modes()[1],
+        "exclusive_process",
+        "the server has it running there: {said}"
+    );
+    std::fs::write(&status, text.replace("job_state = R", "job_state = Q")).unwrap();
+    c.nodes[1].sh("mpsctl reconcile");
+    // Our own drain of the first node is lifted by hand, once what it was for is mended.
+    assert_eq!(c.state("nodea").0, "offline");
+    std::fs::rename(&aside, &control).unwrap();
+    c.nodes[0].sh("mpsctl undrain");
+    assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+    before.holds(&mut c);
+}
+
+#[test]
+fn undrain_leaves_anothers_note() {
+    let mut c = cluster(&["nodea"]);
+    let control = c.gpus[0].control();
+    let aside = control.with_extension("aside");
+    std::fs::rename(&control, &aside).unwrap();
+    assert_eq!(c.torque_begin(&Job::new("24.vm", "MPS=true")), Verdict::Requeued);
+    std::fs::rename(&aside, &control).unwrap();
+    std::fs::write(c.server().join("nodes/nodea"), "offline\nfans on Monday").unwrap();
+    let (_, said) = c.nodes[0].try_sh("mpsctl undrain");
+    assert_eq!(
+        c.state("nodea"),
+        ("offline".into(), "fans on Monday".into()),
+        "{said}"
+    );
+}

@@ -90,8 +90,14 @@ impl Cluster {
             .iter()
             .map(|(name, gpu)| format!("{name}-gpu/{gpu}"))
             .collect();
+        let hosts: Vec<String> = names
+            .iter()
+            .zip(&job.gpus)
+            .map(|(name, _)| format!("{name}/0-3"))
+            .collect();
         let status = format!(
-            "    Job_Name = job1\n    exec_gpus = {}\n    Account_Name = {}",
+            "    Job_Name = job1\n    job_state = R\n    exec_host = {}\n    exec_gpus = {}\n    Account_Name = {}",
+            hosts.join("+"),
             list.join("+"),
             job.account
         );
