@@ -31,6 +31,7 @@ struct Warden {
     ended: BTreeSet<i32>,
     clients: Vec<(i32, u64)>,
     directories: Vec<PathBuf>,
+    cgroups: Vec<PathBuf>,
 }
 
 fn main() -> Result<()> {
@@ -119,6 +120,10 @@ impl Warden {
                 self.directories.push(path);
                 Ok(Reply::Done)
             }
+            Request::RemoveCgroup { path } => {
+                self.cgroups.push(path);
+                Ok(Reply::Done)
+            }
             Request::Client { pid, start } => {
                 // Those that are gone need not be remembered: the list stays as short as what runs.
                 self.clients
@@ -198,6 +203,11 @@ impl Warden {
                 forced.push(format!("cannot remove '{}': {error:#}", directory.display()));
             }
         }
+        for cgroup in std::mem::take(&mut self.cgroups) {
+            if let Err(error) = remove_cgroup(&cgroup) {
+                forced.push(format!("cannot remove cgroup '{}': {error}", cgroup.display()));
+            }
+        }
         forced
     }
 
@@ -255,6 +265,16 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
         .with_context(|| format!("cannot start '{program}'"));
     blocked.thread_set_mask()?;
     Ok(child?.id().cast_signed())
+}
+
+/// A cgroup's files go with its directory, and cannot be removed one by one.
+fn remove_cgroup(cgroup: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(cgroup)?.filter_map(std::io::Result::ok) {
+        if entry.file_type()?.is_dir() {
+            remove_cgroup(&entry.path())?;
+        }
+    }
+    std::fs::remove_dir(cgroup)
 }
 
 /// Unmounts what is mounted in `directory`, deepest first, and removes it.

@@ -12,7 +12,7 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use super::client::User;
 use super::conf::{self, Gpus};
-use super::host::{free_ports, fresh_directory, program, program_beside, resolves_to_loopback};
+use super::host::{free_ports, fresh_cgroup, fresh_directory, program, program_beside, resolves_to_loopback};
 use super::look::Snapshot;
 use super::options::Options;
 use super::warden::{Reply, Request, WARDEN, Warden};
@@ -33,6 +33,7 @@ pub struct Bed {
     pub(super) warden: Warden,
     pub(super) dir: PathBuf,
     pub(super) run: PathBuf,
+    pub(super) cgroup: Option<PathBuf>,
     host: String,
     pub(super) options: Options,
     pub(super) daemons: Mutex<BTreeMap<String, i32>>,
@@ -51,11 +52,16 @@ impl Bed {
         warden.ask(&Request::Remove { path: dir.clone() })?;
         let run = fresh_directory(RUN_BASE)?;
         warden.ask(&Request::Remove { path: run.clone() })?;
+        let cgroup = fresh_cgroup(&run, options.nodes);
+        if let Some(path) = &cgroup {
+            warden.ask(&Request::RemoveCgroup { path: path.clone() })?;
+        }
         let host = nix::unistd::gethostname()?.to_string_lossy().into_owned();
         let bed = Bed {
             warden,
             dir,
             run,
+            cgroup,
             host,
             options,
             daemons: Mutex::default(),
@@ -81,6 +87,12 @@ impl Bed {
     /// A directory for the nodes' run directories, root-owned, passable for everybody.
     pub fn run_dir(&self) -> &Path {
         &self.run
+    }
+
+    /// A cgroup with one below it for each node, where this machine lets us make any: nodes of one host would else share
+    /// the cgroup of a job that runs on both.
+    pub fn cgroup(&self) -> Option<&Path> {
+        self.cgroup.as_deref()
     }
 
     /// The options; what is changed before [`Bed::start`] takes effect.

@@ -19,6 +19,23 @@ pub(super) fn fresh_directory(base: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// A cgroup named as `run`, with one below it for each node, in the hierarchy without controllers; nothing where the machine
+/// has none or keeps it to itself.
+pub(super) fn fresh_cgroup(run: &Path, nodes: usize) -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let of_kind = |kind: &str| {
+        let line = mounts.lines().find(|line| line.contains(kind))?;
+        line.split(' ').nth(4).map(PathBuf::from)
+    };
+    let mount = of_kind(" - cgroup2 ").or_else(|| of_kind("name=systemd"))?;
+    let cgroup = mount.join(run.file_name()?);
+    fs::create_dir(&cgroup).ok()?;
+    for index in 1..=nodes {
+        fs::create_dir(cgroup.join(super::conf::node_name(index))).ok()?;
+    }
+    Some(cgroup)
+}
+
 /// A program of this build: beside the running one, or one directory up when that is a test.
 pub fn program_beside(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;

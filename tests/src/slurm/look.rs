@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// One process as `/proc` shows it.
@@ -127,16 +128,25 @@ pub fn processes() -> Vec<Process> {
 pub struct Snapshot(BTreeSet<String>);
 
 impl Snapshot {
-    /// What there is below `roots` (files with their contents' length are not compared, only names), in `/dev/shm`, among
-    /// the mounts, and among the descendants of `warden` that are not in `known`.
-    pub fn take(roots: &[PathBuf], warden: i32, known: &BTreeSet<i32>) -> Snapshot {
+    /// The names of what there is below `roots` (of a cgroup, the directories); what is mounted below any of them; the
+    /// shared-memory segments of `users`; the descendants of `warden` that are not in `known`.
+    pub fn take(roots: &[PathBuf], users: &[u32], warden: i32, known: &BTreeSet<i32>) -> Snapshot {
         let mut items = BTreeSet::new();
-        for root in roots.iter().map(PathBuf::as_path).chain([Path::new("/dev/shm")]) {
-            walk(root, &mut items);
+        for root in roots {
+            walk(root, &mut items, &|path| {
+                !path.starts_with("/sys") || path.is_dir()
+            });
         }
+        let owned = |path: &Path| {
+            path.symlink_metadata()
+                .is_ok_and(|found| users.contains(&found.uid()))
+        };
+        walk(Path::new("/dev/shm"), &mut items, &owned);
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         for point in mounts.lines().filter_map(|line| line.split(' ').nth(4)) {
-            items.insert(format!("mount {point}"));
+            if roots.iter().any(|root| Path::new(point).starts_with(root)) {
+                items.insert(format!("mount {point}"));
+            }
         }
         for process in Process::descendants(warden) {
             if !known.contains(&process.pid) && !process.is_zombie() {
@@ -157,15 +167,18 @@ impl Snapshot {
     }
 }
 
-fn walk(dir: &Path, items: &mut BTreeSet<String>) {
+/// Notes every path below `dir` that `counts`.
+fn walk(dir: &Path, items: &mut BTreeSet<String>, counts: &dyn Fn(&Path) -> bool) {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;
     };
     for entry in entries.filter_map(Result::ok) {
         let path = entry.path();
-        items.insert(format!("file {}", path.display()));
+        if counts(&path) {
+            items.insert(format!("file {}", path.display()));
+        }
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            walk(&path, items);
+            walk(&path, items, counts);
         }
     }
 }
@@ -214,9 +227,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let roots = [dir.path().to_owned()];
         let own = std::process::id().cast_signed();
-        let before = Snapshot::take(&roots, own, &BTreeSet::new());
+        let before = Snapshot::take(&roots, &[], own, &BTreeSet::new());
         std::fs::create_dir(dir.path().join("4711")).unwrap();
-        let after = Snapshot::take(&roots, own, &BTreeSet::new());
+        let after = Snapshot::take(&roots, &[], own, &BTreeSet::new());
         let expected = format!("file {}", dir.path().join("4711").display());
         assert!(after.beyond(&before).contains(&expected));
         assert!(!before.beyond(&after).contains(&expected));

@@ -56,8 +56,12 @@ impl Product {
 
     /// The lines of `mpsd.toml` that keep every node of the bed apart: `%n` is the node's name.
     pub fn settings(bed: &Bed, control: &Path, nvml: &Path) -> String {
+        let cgroup = bed
+            .cgroup()
+            .map(|path| format!("cgroup = \"{}/%n\"\n", path.display()))
+            .unwrap_or_default();
         format!(
-            "run_dir = \"{}/%n\"\nstate_dir = \"{}/mpsd/%n\"\ncontrol = \"{}\"\nnvml = \"{}\"\n",
+            "run_dir = \"{}/%n\"\nstate_dir = \"{}/mpsd/%n\"\ncontrol = \"{}\"\nnvml = \"{}\"\n{cgroup}",
             bed.run_dir().display(),
             bed.dir().display(),
             control.display(),

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
 use super::bed::{Bed, lock};
+use super::client::User;
 use super::look::{Process, Snapshot};
 
 /// A node as the controller sees it.
@@ -122,7 +123,11 @@ impl Bed {
     /// What a job could leave behind, now.
     pub fn snapshot(&self) -> Snapshot {
         let known = lock(&self.daemons).values().copied().collect();
-        Snapshot::take(std::slice::from_ref(&self.run), self.warden.pid(), &known)
+        let roots: Vec<PathBuf> = [&self.run].into_iter().chain(&self.cgroup).cloned().collect();
+        let users: Vec<u32> = User::pair()
+            .map(|pair| pair.map(|user| user.uid).to_vec())
+            .unwrap_or_default();
+        Snapshot::take(&roots, &users, self.warden.pid(), &known)
     }
 
     /// What is on the machine that was not there when the bed came up: empty when every job left nothing. The directories

@@ -41,6 +41,11 @@ pub enum Request {
         /// The directory.
         path: PathBuf,
     },
+    /// A cgroup to remove in the end, with those below it. Answer: `Done`.
+    RemoveCgroup {
+        /// Its directory.
+        path: PathBuf,
+    },
     /// A process of the test itself (an `srun`) to end in the end if it is still there. Answer: `Done`.
     Client {
         /// Its pid.
