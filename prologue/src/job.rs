@@ -1,31 +1,21 @@
 //! A job that asked: its node's settings, its user, its limits of time.
 
 use crate::arguments::Arguments;
-use crate::request::Asked;
+use mpsd::cli::asking::Asked;
 use mpsd::config::{Config, Settings};
-use mpsd::model::failure::{Evidence, Fault, Undetermined};
-use mpsd::model::{Failure, Refusal};
+use mpsd::model::failure::{Evidence, Fault};
+use mpsd::model::Failure;
 use mpsd::node::clean::site;
 use mpsd::node::real::Reach;
 use mpsd::scheduler::pbs::Installation;
-use mpsd::scheduler::{Host, Scheduler, Site, ThisHost, UserRef};
+use mpsd::node::user::{User, find_user};
+use mpsd::scheduler::{Host, Scheduler, Site, ThisHost};
 use std::time::Duration;
 
 /// The whole deadline where no configuration can be read.
 const USUAL_LIMIT: Duration = Duration::from_secs(20);
 /// What the mom's own limit must leave us: it kills without a word.
 const MOM_MARGIN: Duration = Duration::from_secs(4);
-
-/// The job's user as this node knows them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct User {
-    /// Login name.
-    pub name: String,
-    /// User id.
-    pub uid: u32,
-    /// Primary group.
-    pub gid: u32,
-}
 
 /// A job that asked, with all that is known before its GPUs are looked at.
 #[derive(Debug)]
@@ -84,20 +74,4 @@ impl Job {
 
 fn node_name(asked: &Asked) -> String {
     asked.submission.node.clone().filter(|n| !n.is_empty()).unwrap_or_else(|| ThisHost.name())
-}
-
-fn find_user(user: &UserRef) -> Result<User, Failure> {
-    let found = match user {
-        UserRef::Name(name) => users::get_user_by_name(name),
-        UserRef::Uid(uid) => users::get_user_by_uid(*uid),
-    };
-    let Some(found) = found else {
-        let why = "not known on this node (directory service down, or another node's user)";
-        return Err(Undetermined::new(format!("user '{user}'"), why).into());
-    };
-    if found.uid() == 0 {
-        let why = "MPS runs under the job's own user id, and never as root";
-        return Err(Refusal::new("user 'root'", why, "an ordinary user's job").into());
-    }
-    Ok(User { name: found.name().to_string_lossy().into_owned(), uid: found.uid(), gid: found.primary_group_id() })
 }

@@ -1,6 +1,6 @@
 //! `mps-prologue`: from what the scheduler says to a proved daemon, or to one clear line and an exit code.
 //!
-//! 1. [`request`]: did the job ask? If not, exit 0, nothing touched, nothing read.
+//! 1. [`mpsd::cli::asking`]: did the job ask? If not, exit 0, nothing touched, nothing read.
 //! 2. [`job`]: configuration, user, settings of this node.
 //! 3. [`start`]: GPUs, plan, effects, proof.
 //! 4. [`outcome`]: what is said, recorded, drained.
@@ -9,15 +9,15 @@
 pub mod arguments;
 pub mod job;
 pub mod outcome;
-pub mod request;
 pub mod start;
 
 use arguments::Arguments;
 use clap::Parser;
+use mpsd::cli::asking::Asked;
 use mpsd::cli::complain;
 use mpsd::config::Config;
 use mpsd::model::Failure;
-use mpsd::scheduler::{self, Host, Input, Program, Site, ThisHost};
+use mpsd::scheduler::{self, Host, Input, Site, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{guard, stdio};
 use std::io::IsTerminal;
@@ -39,16 +39,8 @@ pub fn main() -> u8 {
     stdio::close_inherited();
     let arguments = Arguments::parse();
     let env = |name: &str| std::env::var(name).ok();
-    let input = Input {
-        program: Program::Prologue,
-        scheduler: arguments.scheduler.map(Into::into),
-        arguments: &arguments.positional,
-        env: &env,
-        given: arguments.given(),
-        site: site(&arguments),
-        terminal: std::io::stdout().is_terminal(),
-    };
-    match request::asked(&arguments, &input, &ThisHost) {
+    let input = arguments.asking.input(&env, site(&arguments), std::io::stdout().is_terminal());
+    match arguments.asking.asked(&input, &ThisHost) {
         Ok(None) => 0,
         Ok(Some(asked)) => guarded(&arguments, &input, asked),
         Err(failure) => fail_early(&arguments, &input, &failure),
@@ -58,7 +50,8 @@ pub fn main() -> u8 {
 /// Where PBS lives. Only the classic prologue of OpenPBS runs a command of PBS before it knows whether the job asked;
 /// no other job pays for reading the configuration.
 fn site(arguments: &Arguments) -> Site {
-    let classic = arguments.positional.len() == 3 && arguments.account.is_none() && arguments.resource.is_none();
+    let asking = &arguments.asking;
+    let classic = asking.positional.len() == 3 && asking.account.is_none() && asking.resource.is_none();
     if !classic {
         return Site::default();
     }
@@ -67,7 +60,7 @@ fn site(arguments: &Arguments) -> Site {
 }
 
 /// All further work is done by a child, so that whatever becomes of it ends as an exit code.
-fn guarded(arguments: &Arguments, input: &Input<'_>, asked: request::Asked) -> u8 {
+fn guarded(arguments: &Arguments, input: &Input<'_>, asked: Asked) -> u8 {
     let limit = job::Job::limit(arguments, &asked);
     guard::run_guarded(NAME, Deadline::after(limit + PARENT_GRACE), || {
         let deadline = Deadline::after(limit);

@@ -2,9 +2,9 @@
 
 use crate::arguments::Arguments;
 use crate::job::Job;
-use crate::request::Asked;
 use crate::start::Failed;
 use crate::NAME;
+use mpsd::cli::asking::Asked;
 use mpsd::cli::complain;
 use mpsd::config::Config;
 use mpsd::model::failure::{FailureKind, Undetermined};

@@ -2,7 +2,7 @@
 
 use crate::arguments::{Arguments, Wait};
 use crate::job::Job;
-use mpsd::config::{Asker, DeviceNames, LeftoverClients, MemoryOverLimit, Settings};
+use mpsd::config::{DeviceNames, LeftoverClients, MemoryOverLimit, Settings};
 use mpsd::lifecycle::Journal;
 use mpsd::lifecycle::journal::{DrainPolicy, JournalDaemon, VERSION};
 use mpsd::lifecycle::spec::{OverLimit, Spec, SpecDaemon};
@@ -16,7 +16,8 @@ use mpsd::node::drain::markers;
 use mpsd::node::real::RealNode;
 use mpsd::node::take_down::{self, Findings};
 use mpsd::node::{Held, Node, Role, verify};
-use mpsd::policy::{self, Case};
+use mpsd::policy;
+use mpsd::policy::decide::{Written, decide};
 use mpsd::scheduler::{self, Input, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::detach::detach;
@@ -96,26 +97,16 @@ impl<'a> Start<'a> {
         devices_input.site = job.site();
         let devices = scheduler::devices(submission, &devices_input, &ThisHost)?;
         let inventory = node.inventory()?;
-        let products: Vec<&str> = inventory.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
-        let settings = job
-            .config
-            .for_node(&job.node, &products)
-            .map_err(|e| Failure::from(Fault::new(Evidence::Configuration, "configuration", e.to_string())))?;
-        let rules = (&settings).into();
-        let gpus = policy::gpus::of_job(&devices, &inventory, rules)?;
-        let tasks = policy::tasks_per_gpu(&devices, gpus.len());
-        let asker = Asker { gpus: &gpus, tasks, wording: job.asked.wording };
-        let request = settings.resolve(&job.asked.request, &asker).map_err(Failure::from)?;
-        let case = Case {
-            job: &submission.job,
+        let (settings, plan) = decide(&Written {
+            config: &job.config,
+            node: &job.node,
+            submission,
             uid: job.user.uid,
-            step: submission.step,
-            request: &request,
+            request: &job.asked.request,
+            wording: job.asked.wording,
             devices: &devices,
             inventory: &inventory,
-            rules,
-        };
-        let plan = policy::plan(&case)?;
+        })?;
         open_trusted(&settings.control).map_err(|e| {
             Failure::from(Fault::new(Evidence::VendorProgram, "NVIDIA's MPS control daemon", e.to_string()))
         })?;

@@ -303,3 +303,65 @@ fn another_user_is_told_whose_it_is_and_a_missing_command_is_127() {
         "{ran:?}"
     );
 }
+
+#[test]
+fn plan_prints_what_root_would_do_and_does_nothing() {
+    let stage = stage(2);
+    let plan = |args: &[&str]| mpsctl(&stage, &[&["plan"], args].concat(), &[]);
+    let asked = [
+        "--user",
+        USER,
+        "--request",
+        "MPS=true,MPS_THREADS=25,MPS_MEM=4G",
+        "--gpus",
+        "1",
+        "--job",
+        "9",
+    ];
+    let ran = plan(&asked);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let gpu = &stage.node.uuids()[1];
+    for line in [
+        &format!("daemon 0: {gpu} threads 25 memory {gpu}=4096M\n"),
+        &format!("claim {gpu}"),
+        "start mpsd as the job's user",
+        "request MPS=per-node,MPS_THREADS=25,MPS_MEM=4G\n",
+        "the scheduler does not prove that this job alone holds the GPU",
+    ] {
+        assert!(ran.out.contains(line), "{line}: {ran:?}");
+    }
+    let ran = plan(&[&asked[..], &["--exclusive"]].concat());
+    assert!(
+        ran.out
+            .contains(&format!("set compute mode of {gpu} to EXCLUSIVE_PROCESS")),
+        "{ran:?}"
+    );
+
+    let vector = ["9.srv", USER, "nogroup", "j", "nodes=1", "batch", "MPS=per-gpu"];
+    let ran = plan(&[&["--scheduler", "torque", "--gpus", "0,1"], &vector[..]].concat());
+    assert!(
+        ran.code == Some(0) && ran.out.contains("job 9.srv") && ran.out.contains("daemon 1:"),
+        "{ran:?}"
+    );
+
+    let ran = plan(&["--user", USER, "--request", "proj42"]);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "MPS was not asked for: nothing is done\n"),
+        "{ran:?}"
+    );
+    for wrong in ["MPS=maybe", "MPS=true,MPS_THREADS=101"] {
+        let ran = plan(&["--user", USER, "--request", wrong, "--gpus", "0"]);
+        assert!(
+            ran.code == Some(1) && ran.out.is_empty() && ran.err.starts_with("mpsctl: MPS"),
+            "{ran:?}"
+        );
+    }
+    let ran = plan(&["--user", USER, "--request", "MPS=true"]);
+    assert!(
+        ran.code == Some(1) && ran.err.contains("GPUs on this node are not known: no --gpus"),
+        "{ran:?}"
+    );
+    stage.assert_clean();
+    assert!(!stage.path("run/jobs").exists(), "nothing is touched");
+}

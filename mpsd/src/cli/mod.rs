@@ -1,5 +1,6 @@
 //! `mpsctl`, and what the programs share.
 
+pub mod asking;
 pub mod attach;
 pub mod common;
 pub mod daemon;
@@ -8,6 +9,7 @@ pub mod exec;
 pub mod mpsctl;
 pub mod pbs;
 pub mod probe;
+pub mod plan;
 pub mod reconcile;
 pub mod site;
 

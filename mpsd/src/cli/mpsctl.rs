@@ -5,6 +5,7 @@ use super::common::CONFIG;
 use super::env::Env;
 use super::exec::Exec;
 use super::pbs::{self, Surroundings};
+use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::site::{Advertise, ConfigVerb};
 use super::{complain, say};
@@ -43,6 +44,10 @@ enum Verb {
     /// Lists by rank and MPS=per-gpu need the launcher's local rank: OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID,
     /// PALS_LOCAL_RANKID or SLURM_LOCALID.
     Exec(Exec),
+    /// Print what root would do here for a job, and do nothing of it
+    ///
+    /// Takes what mps-prologue takes; or, for a job that no scheduler tells of, --user, --request and --gpus.
+    Plan(PlanVerb),
     /// Take down what jobs left that their scheduler no longer has here, and deliver or lift our own drains (root)
     ///
     /// Run by mpsd-reconcile.timer and, with --boot, by mpsd.service. A job whose scheduler does not answer is left
@@ -74,6 +79,10 @@ pub fn main() -> u8 {
     match verb {
         Verb::Env(verb) => env(&config, &verb),
         Verb::Exec(verb) => exec(&config, &verb),
+        Verb::Plan(verb) => {
+            let env = |name: &str| std::env::var(name).ok();
+            print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env)))
+        }
         Verb::Reconcile(verb) => as_root(&config, verb.node.as_deref(), |settings, name| {
             verb.run(settings, name)
         }),

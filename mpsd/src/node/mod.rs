@@ -10,6 +10,7 @@ pub mod pbsnodes;
 pub mod real;
 pub mod sweep;
 pub mod take_down;
+pub mod user;
 pub mod verify;
 pub mod worker;
 

@@ -1,6 +1,7 @@
 //! Request + settings + inventory → plan, or the reason why not. Pure: no I/O, no clock.
 
 pub mod advertise;
+pub mod decide;
 pub mod gpus;
 pub mod share;
 

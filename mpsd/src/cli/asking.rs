@@ -1,0 +1,125 @@
+//! What a job asked for, in the words of `mps-prologue` and of `mpsctl plan`: one definition for both.
+
+use super::common::SchedulerName;
+use crate::model::request::Wording;
+use crate::model::{Failure, Request};
+use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submission};
+use std::ffi::OsString;
+
+/// The options and arguments that say what the job is and what it asked for.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Asking {
+    /// The batch system; without it, found from the number of arguments and the environment.
+    #[arg(long, value_enum)]
+    pub scheduler: Option<SchedulerName>,
+    /// The request, in the words of the account tokens (Slurm's plugin).
+    #[arg(long, value_name = "TEXT")]
+    pub request: Option<String>,
+    /// The job's account string (OpenPBS's hook).
+    #[arg(long, value_name = "TEXT")]
+    pub account: Option<OsString>,
+    /// The job's string resource `mps` (OpenPBS's hook).
+    #[arg(long, value_name = "TEXT")]
+    pub resource: Option<String>,
+    /// The job's GPUs on this node, UUIDs or indexes with commas.
+    #[arg(long, value_name = "LIST")]
+    pub gpus: Option<String>,
+    /// OpenPBS's Resource_List.select.
+    #[arg(long, value_name = "TEXT")]
+    pub select: Option<String>,
+    /// OpenPBS's Resource_List.place.
+    #[arg(long, value_name = "TEXT")]
+    pub place: Option<String>,
+    /// OpenPBS's exec_vnode.
+    #[arg(long, value_name = "TEXT")]
+    pub vnodes: Option<String>,
+    /// This is not the job's first node.
+    #[arg(long)]
+    pub sister: bool,
+    /// A daemon for this step of the job alone (Slurm); the compute mode stays.
+    #[arg(long, value_name = "STEP")]
+    pub step: Option<String>,
+    /// The scheduler's own arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    pub positional: Vec<OsString>,
+}
+
+/// A job that asked.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// What it asked for, as written.
+    pub request: Request,
+    /// How the user wrote it, for messages.
+    pub wording: Wording,
+    /// What the scheduler says of it.
+    pub submission: Submission,
+}
+
+impl Asking {
+    /// What a dialect of [`scheduler`] may look at.
+    pub fn input<'a>(&'a self, env: scheduler::Lookup<'a>, site: Site, terminal: bool) -> Input<'a> {
+        Input {
+            program: Program::Prologue,
+            scheduler: self.scheduler.map(Into::into),
+            arguments: &self.positional,
+            env,
+            given: Given {
+                account: self.account.clone(),
+                resource: self.resource.clone(),
+                gpus: self.gpus.clone(),
+                select: self.select.clone(),
+                place: self.place.clone(),
+                vnodes: self.vnodes.clone(),
+                sister: self.sister,
+            },
+            site,
+            terminal,
+        }
+    }
+
+    /// The job's request; `None`: it did not ask, or switched MPS off. Decided before anything is read or touched.
+    ///
+    /// # Errors
+    /// A refusal for what it asked; undetermined when the scheduler called us with a vector that it never uses.
+    pub fn asked(&self, input: &Input<'_>, host: &dyn Host) -> Result<Option<Asked>, Failure> {
+        let mut submission = scheduler::read(input, host)?;
+        if let Some(step) = self.step.as_deref().filter(|_| !submission.step) {
+            submission.job = submission.job.step(step)?;
+            submission.step = true;
+        }
+        self.asked_by(submission)
+    }
+
+    /// The same for a job that is known already.
+    ///
+    /// # Errors
+    /// A refusal for what it asked.
+    pub fn asked_by(&self, submission: Submission) -> Result<Option<Asked>, Failure> {
+        let request = self.written(&submission)?;
+        let slurm = submission.scheduler == Scheduler::Slurm;
+        let wording = if slurm { Wording::Options } else { Wording::Account };
+        Ok(request.filter(Request::is_on).map(|request| Asked {
+            request,
+            wording,
+            submission,
+        }))
+    }
+
+    fn written(&self, submission: &Submission) -> Result<Option<Request>, Failure> {
+        let given = match &self.request {
+            Some(text) => Request::from_account(text)?,
+            None => None,
+        };
+        let account = match &submission.account {
+            Some(account) => Request::from_account_bytes(account)?,
+            None => None,
+        };
+        let resource = match &submission.resource {
+            Some(resource) => Some(Request::from_resource(resource)?),
+            None => None,
+        };
+        let mut all = [given, account, resource].into_iter().flatten();
+        let Some(first) = all.next() else { return Ok(None) };
+        Ok(Some(all.try_fold(first, Request::merge)?))
+    }
+}

@@ -1,0 +1,141 @@
+//! `mpsctl plan`: what root would do here for a job, printed and not done.
+
+use super::asking::{Asked, Asking};
+use crate::config::Config;
+use crate::model::{Failure, Fault, JobId, Refusal};
+use crate::node::clean::site;
+use crate::node::user::find_user;
+use crate::node::worker::NvmlWorker;
+use crate::policy::decide::{Written, decide};
+use crate::scheduler::{
+    self, Devices, Exclusive, GpuName, GpuSource, Host, Phase, Scheduler, Submission, ThisHost, UserRef,
+};
+use std::path::Path;
+use std::time::Duration;
+
+/// NVML's start takes 12 ms (facts: mps-control, "Times"); an administrator waits longer than a prologue may.
+const NVML_DEADLINE: Duration = Duration::from_secs(10);
+/// The job's id where nobody gives one.
+const NO_JOB: &str = "0";
+
+/// `mpsctl plan`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct PlanVerb {
+    /// What mps-prologue would be told
+    #[command(flatten)]
+    pub asking: Asking,
+    /// A job that no scheduler tells of: its user
+    #[arg(long, value_name = "NAME", conflicts_with = "positional")]
+    pub user: Option<String>,
+    /// With --user: the job's id
+    #[arg(long, value_name = "ID", requires = "user")]
+    pub job: Option<String>,
+    /// With --user: the job's tasks on this node
+    #[arg(long, value_name = "N", requires = "user")]
+    pub tasks: Option<u32>,
+    /// With --user: the scheduler proves that this job alone holds its GPUs
+    #[arg(long, requires = "user")]
+    pub exclusive: bool,
+    /// The node's name in the scheduler; this host's if it does not say
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+}
+
+impl PlanVerb {
+    /// The text to print; `worker` is the program `mpsd`, which asks NVML.
+    ///
+    /// # Errors
+    /// What would keep mps-prologue from carrying the plan out, as far as can be told without touching anything.
+    pub fn run(&self, config: &Path, worker: &Path, env: scheduler::Lookup<'_>) -> Result<String, Failure> {
+        let file = Config::load(config).map_err(Fault::from)?;
+        let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
+        let settings = file.for_node(&host, &[]).map_err(Fault::from)?;
+        let input = self.asking.input(env, site(&settings), false);
+        let asked = match &self.user {
+            Some(user) => self.asking.asked_by(self.submission(user)?)?,
+            None => self.asking.asked(&input, &ThisHost)?,
+        };
+        let Some(asked) = asked else {
+            return Ok("MPS was not asked for: nothing is done\n".to_owned());
+        };
+        let devices = match &self.user {
+            Some(_) => self.devices()?,
+            None => scheduler::devices(&asked.submission, &input, &ThisHost)?,
+        };
+        let node = self
+            .node
+            .clone()
+            .or_else(|| asked.submission.node.clone())
+            .unwrap_or(host);
+        let inventory = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?.inventory()?;
+        let user = find_user(&asked.submission.user)?;
+        let Asked {
+            request,
+            wording,
+            submission,
+        } = &asked;
+        let (_, plan) = decide(&Written {
+            config: &file,
+            node: &node,
+            submission,
+            uid: user.uid,
+            request,
+            wording: *wording,
+            devices: &devices,
+            inventory: &inventory,
+        })?;
+        Ok(format!(
+            "node {node} user {} request {request}\n{plan}",
+            user.name
+        ))
+    }
+
+    fn submission(&self, user: &str) -> Result<Submission, Failure> {
+        let job = JobId::parse(self.job.as_deref().unwrap_or(NO_JOB))?;
+        let job = match &self.asking.step {
+            Some(step) => job.step(step)?,
+            None => job,
+        };
+        let named = user
+            .parse()
+            .map_or_else(|_| UserRef::Name(user.to_owned()), UserRef::Uid);
+        Ok(Submission {
+            scheduler: self.asking.scheduler.map_or(Scheduler::Slurm, Into::into),
+            phase: Phase::Prologue,
+            job,
+            user: named,
+            group: None,
+            account: self
+                .asking
+                .account
+                .as_ref()
+                .map(|account| account.as_encoded_bytes().to_vec()),
+            resource: self.asking.resource.clone(),
+            node: None,
+            interactive: false,
+            restart: None,
+            step: self.asking.step.is_some(),
+        })
+    }
+
+    fn devices(&self) -> Result<Devices, Failure> {
+        let gpus = match self.asking.gpus.as_deref().map(GpuName::parse_list).transpose() {
+            Ok(Some(names)) if !names.is_empty() => GpuSource::Listed(names),
+            Ok(_) => GpuSource::Unknown {
+                why: "no --gpus".to_owned(),
+            },
+            Err(why) => return Err(Refusal::new("--gpus", why, "indexes or UUIDs with commas").into()),
+        };
+        let exclusive = if self.exclusive {
+            Exclusive::GpusAlone
+        } else {
+            Exclusive::Unknown
+        };
+        Ok(Devices {
+            gpus,
+            exclusive,
+            whole_node: false,
+            tasks_on_node: self.tasks,
+        })
+    }
+}

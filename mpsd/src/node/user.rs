@@ -1,0 +1,40 @@
+//! The job's user as this node knows him.
+
+use crate::model::failure::Undetermined;
+use crate::model::{Failure, Refusal};
+use crate::scheduler::UserRef;
+
+/// A user of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Login name.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+}
+
+/// Looks `user` up in the directory service.
+///
+/// # Errors
+/// Undetermined when the user is not known here; a refusal for root.
+pub fn find_user(user: &UserRef) -> Result<User, Failure> {
+    let found = match user {
+        UserRef::Name(name) => users::get_user_by_name(name),
+        UserRef::Uid(uid) => users::get_user_by_uid(*uid),
+    };
+    let Some(found) = found else {
+        let why = "not known on this node (directory service down, or another node's user)";
+        return Err(Undetermined::new(format!("user '{user}'"), why).into());
+    };
+    if found.uid() == 0 {
+        let why = "MPS runs under the job's own user id, and never as root";
+        return Err(Refusal::new("user 'root'", why, "an ordinary user's job").into());
+    }
+    Ok(User {
+        name: found.name().to_string_lossy().into_owned(),
+        uid: found.uid(),
+        gid: found.primary_group_id(),
+    })
+}
