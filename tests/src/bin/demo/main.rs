@@ -9,6 +9,7 @@ mod site;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -24,6 +25,9 @@ const JOB: Duration = Duration::from_secs(90);
 /// Longest that the nodes may take to be as before.
 const AFTER: Duration = Duration::from_secs(40);
 
+/// A signal came, and a thread cleans up.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
 fn main() -> ExitCode {
     // Before any thread starts, so that every thread has the mask and one of them alone hears Ctrl-C.
     let mut signals = SigSet::empty();
@@ -38,6 +42,10 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
+            // Ctrl-C took the bed away: the thread that cleans up says the last word and ends the process.
+            while INTERRUPTED.load(Ordering::Acquire) {
+                std::thread::park();
+            }
             eprintln!("demo: {error:#}");
             ExitCode::FAILURE
         }
@@ -115,6 +123,7 @@ fn step(what: &str) {
 fn clean_up_on(signals: SigSet, bed: Arc<Bed>) {
     std::thread::spawn(move || {
         let Ok(signal) = signals.wait() else { return };
+        INTERRUPTED.store(true, Ordering::Release);
         eprintln!("\ndemo: {signal}: cleaning up");
         if let Err(error) = bed.end() {
             eprintln!("demo: {error:#}");
