@@ -32,7 +32,11 @@ pub fn run() -> Result<(), String> {
     let mut report = report_file()?;
     let mut events = watch::Events::new()?;
     let mut log = journal::UserLog::open(&spec);
-    match start::all(&spec, &mut events) {
+    let tell = |failed: &start::StartFailed| {
+        let said = Report::Failed { reason: failed.reason.clone(), tail: failed.tail.clone() };
+        let _ = send(&mut report, &said);
+    };
+    match start::all(&spec, &mut events, tell) {
         Ok(running) => {
             let daemons = running.iter().map(start::Running::ready).collect();
             let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -44,7 +48,6 @@ pub fn run() -> Result<(), String> {
         }
         Err(failed) => {
             log.line(&failed.reason);
-            send(&mut report, &Report::Failed { reason: failed.reason.clone(), tail: failed.tail })?;
             Err(failed.reason)
         }
     }

@@ -63,11 +63,12 @@ impl Running {
     }
 }
 
-/// Starts every daemon of `spec` and returns when each has proved its limits.
+/// Starts every daemon of `spec` and returns when each has proved its limits. A failure goes to `tell` at once: a daemon
+/// that does not end when told to would keep it back past the time for which root listens.
 ///
 /// # Errors
 /// The first failure, after all daemons were ended again.
-pub fn all(spec: &Spec, events: &mut Events) -> Result<Vec<Running>, StartFailed> {
+pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&StartFailed)) -> Result<Vec<Running>, StartFailed> {
     let mut running = Vec::new();
     let result = bring_up(spec, events, &mut running);
     match result {
@@ -78,8 +79,10 @@ pub fn all(spec: &Spec, events: &mut Events) -> Result<Vec<Running>, StartFailed
                 r.tail.last()
             });
             let tail: Vec<String> = tail.collect();
+            let failed = StartFailed { reason: with_cause(reason, &tail), tail };
+            tell(&failed);
             running.iter_mut().for_each(end);
-            Err(StartFailed { reason: with_cause(reason, &tail), tail })
+            Err(failed)
         }
     }
 }
