@@ -2,6 +2,8 @@
 
 pub mod double;
 pub mod mom;
+pub mod place;
 pub mod sim;
 pub mod slurm;
+pub mod soak;
 pub mod stage;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tests::stage::Ran;
 
-use crate::place::{Place, fast, prologue_args};
+use tests::place::{Place, fast, prologue_args};
 
 /// A job without MPS may cost no more than this.
 const FREE: Duration = Duration::from_millis(5);
@@ -92,8 +92,8 @@ fn a_job_id_that_could_be_a_path_is_refused() {
 fn an_unknown_user_is_undetermined_and_root_is_refused() {
     let place = Place::new(fast(1), "deadline_s = 5\n");
     let with_user = |user: &str| {
-        let mut args = prologue_args("12.srv", "MPS=true", "0");
-        args[5] = user;
+        let mut args = prologue_args("12.srv", "MPS=true");
+        args[3] = user;
         place.stage.prologue(&args, &[])
     };
     let unknown = with_user("nobody-of-this-name");

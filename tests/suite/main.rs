@@ -1,10 +1,14 @@
 //! The suite: the real programs against the simulated node, and the rules of the house.
 
-mod mpsctl;
-mod reconcile;
+mod accounts;
 mod architecture;
 mod bad_input;
 mod crash;
-mod place;
+mod faults;
+mod hostile;
+mod kills;
+mod mpsctl;
 mod plans;
+mod reconcile;
+mod soak;
 mod whole;

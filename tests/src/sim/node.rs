@@ -110,6 +110,7 @@ impl Node for Sim {
             self.world.borrow().held.contains(&format!("gpu {gpu}")),
             "read without its lock"
         );
+        self.step(|world| world.half_written.remove(gpu));
         Ok(self.world.borrow().accounts.get(gpu).cloned())
     }
 
@@ -121,7 +122,11 @@ impl Node for Sim {
         );
         match account {
             Some(account) => {
-                self.step(|world| world.accounts.insert(gpu.clone(), account.clone()));
+                self.step(|world| world.half_written.insert(gpu.clone()));
+                self.step(|world| {
+                    world.half_written.remove(gpu);
+                    world.accounts.insert(gpu.clone(), account.clone());
+                });
             }
             None => {
                 self.step(|world| world.accounts.remove(gpu));

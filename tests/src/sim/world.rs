@@ -44,6 +44,8 @@ pub struct World {
     pub inventory: Inventory,
     /// Their accounts.
     pub accounts: BTreeMap<GpuUuid, Account>,
+    /// Accounts that somebody began to write beside the old ones.
+    pub half_written: BTreeSet<GpuUuid>,
     /// The lock files of accounts.
     pub gpu_locks: BTreeSet<GpuUuid>,
     /// The jobs' directories.

@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use tests::double::look::{self, wait_until};
-use tests::double::{Builder, NodeDouble};
-use tests::stage::{Ran, Stage, USER};
+use crate::double::look::{self, wait_until};
+use crate::double::{Builder, NodeDouble};
+use crate::stage::{Ran, Stage, USER};
 
 /// How long what was ended may take to vanish.
 const MOMENT: Duration = Duration::from_secs(4);
@@ -22,6 +22,9 @@ const STANDING: [&str; 5] = [
     "run/failed-starts",
     "run/.failed-starts.lock",
 ];
+
+/// The node's name in the scheduler.
+const NODE: &str = "gpu001";
 
 /// Everything that a job could change, by name.
 pub type Picture = BTreeMap<String, String>;
@@ -78,13 +81,44 @@ impl Place {
         self.stage.configure(&format!("cgroup = \"{choice}\"\n{extra}"));
     }
 
-    /// A program of the suite as a scheduler starts it, not waited for.
-    pub fn start(&self, program: &str, args: &[&str]) -> Running {
+    /// A Torque prologue for `job` of [`USER`], which alone holds these GPUs (numbers with commas).
+    pub fn torque(&self, job: &str, account: &str, gpus: &str) -> Ran {
+        let env = self.gpu_file(job, gpus);
+        let env: Vec<(&str, &str)> = env.iter().map(|(k, v)| (*k, v.as_str())).collect();
+        self.stage.prologue(&prologue_args(job, account), &env)
+    }
+
+    /// The same, not waited for.
+    pub fn start_torque(&self, job: &str, account: &str, gpus: &str) -> Running {
+        let env = self.gpu_file(job, gpus);
+        self.start("mps-prologue", &prologue_args(job, account), &env)
+    }
+
+    /// Torque's epilogue, not waited for.
+    pub fn start_end(&self, job: &str) -> Running {
+        self.start("mps-epilogue", &epilogue_args(job), &[])
+    }
+
+    /// The job's GPU file as pbs_mom writes it, and the variables that lead to it.
+    fn gpu_file(&self, job: &str, gpus: &str) -> Vec<(&'static str, String)> {
+        let nodes = self.stage.path("nodes");
+        fs::create_dir_all(&nodes).expect("directory");
+        let file = nodes.join(job);
+        let lines: String = gpus.split(',').map(|gpu| format!("{NODE}-gpu{gpu}\n")).collect();
+        fs::write(nodes.join(format!("{job}gpu")), lines).expect("GPU file");
+        vec![
+            ("PBS_NODEFILE", file.display().to_string()),
+            ("PBS_MSHOST", NODE.to_owned()),
+        ]
+    }
+
+    fn start(&self, program: &str, args: &[&str], env: &[(&str, String)]) -> Running {
         let child = Command::new(self.stage.program(program))
             .arg("--config")
             .arg(self.stage.config())
             .args(args)
             .env_clear()
+            .envs(env.iter().map(|(k, v)| (k, v)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -132,9 +166,9 @@ impl Place {
         all
     }
 
-    /// Those of them that run the file `name`.
+    /// Those of them that run the file `name` as an ordinary user: what their owner can signal.
     pub fn pids(&self, name: &str) -> Vec<u32> {
-        let named = |p: &look::Process| p.exe.file_name().is_some_and(|file| file == name);
+        let named = |p: &look::Process| p.uid != 0 && p.exe.file_name().is_some_and(|file| file == name);
         self.processes()
             .into_iter()
             .filter(named)
@@ -149,15 +183,40 @@ impl Place {
         assert_eq!(self.picture(), self.before, "after {after}");
     }
 
+    /// What is there now and was not before the first job, or the other way round; what was ended has a moment to
+    /// vanish.
+    pub fn difference(&self) -> Vec<String> {
+        wait_until(MOMENT, || self.picture() == self.before);
+        let now = self.picture();
+        let new = now.iter().filter(|(k, v)| self.before.get(*k) != Some(*v));
+        let gone = self.before.iter().filter(|(k, _)| !now.contains_key(*k));
+        new.map(|(k, v)| format!("{k}: {v}"))
+            .chain(gone.map(|(k, v)| format!("gone: {k}: {v}")))
+            .collect()
+    }
+
     /// Asserts that this node was never drained, nor is to be.
     #[track_caller]
     pub fn assert_not_drained(&self, after: &str) {
-        let drains: Vec<_> = fs::read_dir(self.stage.path("state/drains"))
+        let drains: Vec<String> = fs::read_dir(self.stage.path("state/drains"))
             .into_iter()
             .flatten()
             .flatten()
+            .map(|entry| fs::read_to_string(entry.path()).unwrap_or_default())
             .collect();
         assert!(drains.is_empty(), "drained after {after}: {drains:?}");
+    }
+
+    /// The reasons of this node's drains, delivered or not; they are forgotten with this.
+    pub fn take_drains(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.stage.path("state/drains"));
+        let entries = entries.into_iter().flatten().flatten();
+        let take = |entry: fs::DirEntry| {
+            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+            let _ = fs::remove_file(entry.path());
+            text
+        };
+        entries.map(take).collect()
     }
 
     /// What our epilogue says of `job` under `--strict`.
@@ -190,6 +249,23 @@ impl Drop for Place {
     }
 }
 
+/// Runs `work` on every item, so many at once: most of what is tested waits.
+pub fn side_by_side<T: Send>(items: Vec<T>, at_once: usize, work: impl Fn(T) + Sync) {
+    let queue = std::sync::Mutex::new(items);
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                loop {
+                    let Some(item) = queue.lock().unwrap_or_else(|e| e.into_inner()).pop() else {
+                        return;
+                    };
+                    work(item);
+                }
+            });
+        }
+    });
+}
+
 /// A child that does not outlive its test.
 #[derive(Debug)]
 pub struct Running(pub Child);
@@ -218,12 +294,10 @@ pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
 }
 
 /// The arguments of a Torque prologue of [`USER`].
-pub fn prologue_args<'a>(job: &'a str, account: &'a str, gpus: &'a str) -> Vec<&'a str> {
+pub fn prologue_args<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {
     vec![
         "--scheduler",
         "torque",
-        "--gpus",
-        gpus,
         job,
         USER,
         "nogroup",

@@ -1,0 +1,40 @@
+//! The soak: `soak [CYCLES [AT_ONCE [SEED]]]`, by default 2,000 jobs, 16 at once. Exit 0 if nothing was lost.
+
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use tests::soak::{Wanted, run};
+
+fn main() -> ExitCode {
+    let mut numbers = std::env::args().skip(1).map(|text| text.parse::<u64>());
+    let mut next = |usual: u64| numbers.next().unwrap_or(Ok(usual));
+    let (Ok(cycles), Ok(at_once), Ok(seed)) = (next(2000), next(16), next(1)) else {
+        eprintln!("usage: soak [CYCLES [AT_ONCE [SEED]]]");
+        return ExitCode::from(64);
+    };
+    let wanted = Wanted {
+        cycles: u32::try_from(cycles).unwrap_or(u32::MAX),
+        at_once: usize::try_from(at_once).unwrap_or(16),
+        seed,
+    };
+    let report = run(wanted);
+    println!(
+        "{cycles} jobs, {at_once} at once, seed {seed}, {:.0} s: {} ready, {} clients served; killed: {} prologues and \
+         epilogues, {} processes of jobs; {} epilogues repeated; a long-lived mpsd grew by {} kB; lost: {}",
+        report.took.as_secs_f64(),
+        report.ready.load(Relaxed),
+        report.clients.load(Relaxed),
+        report.killed.load(Relaxed),
+        report.struck.load(Relaxed),
+        report.repeated.load(Relaxed),
+        report.grown_kb,
+        report.lost.load(Relaxed),
+    );
+    for line in &report.different {
+        println!("different: {line}");
+    }
+    if report.different.is_empty() && report.lost.load(Relaxed) == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

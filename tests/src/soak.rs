@@ -1,0 +1,203 @@
+//! Many jobs on one simulated node, several at once, with random kills; at the end nothing may be different.
+
+use crate::place::{Place, fast, kill, side_by_side};
+use nix::sys::signal::Signal;
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// GPUs of the node.
+const GPUS: u32 = 8;
+/// How often an epilogue may be repeated before a job counts as lost: a lock may time out on a busy machine.
+const TRIES: u32 = 5;
+const ACCOUNT: &str = "MPS=true,MPS_THREADS=25";
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// Jobs from beginning to end.
+    pub cycles: u32,
+    /// Jobs at once.
+    pub at_once: usize,
+    /// Where the dice begin.
+    pub seed: u64,
+}
+
+/// What was done, and what was lost on the way.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Jobs whose MPS was proved ready.
+    pub ready: AtomicU32,
+    /// Prologues and epilogues killed.
+    pub killed: AtomicU32,
+    /// Processes of jobs killed.
+    pub struck: AtomicU32,
+    /// Clients served.
+    pub clients: AtomicU32,
+    /// Epilogues that were repeated.
+    pub repeated: AtomicU32,
+    /// Jobs of which something was left after all tries.
+    pub lost: AtomicU32,
+    /// Kilobytes that a long-lived `mpsd` grew by.
+    pub grown_kb: i64,
+    /// How long it took.
+    pub took: Duration,
+    /// Everything that was different at the end, one line each.
+    pub different: Vec<String>,
+}
+
+/// Random numbers without a crate (xorshift64*): the same seed plays the same jobs.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64, number: u32) -> Self {
+        let mut dice = Self((seed ^ u64::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15)) | 1);
+        // Near seeds give near numbers at first.
+        for _ in 0..16 {
+            dice.roll(2);
+        }
+        dice
+    }
+
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % sides.max(1)
+    }
+}
+
+/// Runs all of it.
+pub fn run(wanted: Wanted) -> Report {
+    let began = Instant::now();
+    let mut report = Report::default();
+    let place = Place::new(
+        fast(GPUS as usize),
+        "deadline_s = 12\ncompute_mode = \"exclusive\"\n",
+    );
+    let (shm, descriptors) = (names("/dev/shm"), names("/proc/self/fd").len());
+    // One job lives through all of it.
+    let first = place.torque("1.srv", ACCOUNT, "7");
+    assert_eq!(first.code, Some(0), "{first:?}");
+    let long_lived = place.pids("mpsd")[0];
+    let before_kb = resident_kb(long_lived);
+    let cycles = (0..wanted.cycles).map(|n| n + 1000).collect();
+    let shared = Shared {
+        place: &place,
+        report: &report,
+        spared: place.processes().iter().map(|p| p.pid).collect(),
+    };
+    side_by_side(cycles, wanted.at_once, |n| cycle(&shared, n, wanted.seed));
+    let grown_kb = resident_kb(long_lived) - before_kb;
+    end(&place, &report, "1.srv");
+    let mut different = place.difference();
+    different.extend(place.take_drains().into_iter().map(|d| format!("drain {d}")));
+    if names("/dev/shm") != shm {
+        different.push(format!("/dev/shm: {:?}, was {shm:?}", names("/dev/shm")));
+    }
+    if names("/proc/self/fd").len() > descriptors {
+        different.push(format!(
+            "descriptors: {}, were {descriptors}",
+            names("/proc/self/fd").len()
+        ));
+    }
+    report.grown_kb = grown_kb;
+    report.different = different;
+    report.took = began.elapsed();
+    report
+}
+
+struct Shared<'a> {
+    place: &'a Place,
+    report: &'a Report,
+    /// The long-lived job's processes: nobody kills them.
+    spared: BTreeSet<u32>,
+}
+
+fn cycle(shared: &Shared<'_>, number: u32, seed: u64) {
+    let (place, report) = (shared.place, shared.report);
+    let mut dice = Dice::new(seed, number);
+    let job = format!("{number}.srv");
+    // GPU 7 is the long-lived job's.
+    let (a, b) = (dice.roll(u64::from(GPUS) - 1), dice.roll(u64::from(GPUS) - 1));
+    let gpus = if a == b {
+        a.to_string()
+    } else {
+        format!("{},{}", a.min(b), a.max(b))
+    };
+    let mut prologue = place.start_torque(&job, ACCOUNT, &gpus);
+    if dice.roll(4) == 0 {
+        std::thread::sleep(Duration::from_millis(dice.roll(120)));
+        kill(prologue.0.id(), Signal::SIGKILL);
+        report.killed.fetch_add(1, Ordering::Relaxed);
+    }
+    if prologue.wait() == Some(0) {
+        report.ready.fetch_add(1, Ordering::Relaxed);
+        match dice.roll(4) {
+            0 => strike(shared, &mut dice),
+            1 | 2 => client(shared, &job),
+            _ => {}
+        }
+    }
+    if dice.roll(5) == 0 {
+        let epilogue = place.start_end(&job);
+        std::thread::sleep(Duration::from_millis(dice.roll(80)));
+        kill(epilogue.0.id(), Signal::SIGKILL);
+        report.killed.fetch_add(1, Ordering::Relaxed);
+    }
+    end(place, report, &job);
+}
+
+/// An epilogue until it says that the node is as it was before this job.
+fn end(place: &Place, report: &Report, job: &str) {
+    for again in 0..TRIES {
+        if again > 0 {
+            report.repeated.fetch_add(1, Ordering::Relaxed);
+        }
+        if place.strict_end(job).code == Some(0) && !place.stage.job(job).exists() {
+            return;
+        }
+    }
+    report.lost.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Kills or stops some process of some job: all of them are the same user's.
+fn strike(shared: &Shared<'_>, dice: &mut Dice) {
+    let victims: Vec<u32> = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"]
+        .iter()
+        .flat_map(|name| shared.place.pids(name))
+        .filter(|pid| !shared.spared.contains(pid))
+        .collect();
+    let signal = if dice.roll(3) == 0 {
+        Signal::SIGSTOP
+    } else {
+        Signal::SIGKILL
+    };
+    if let Some(pid) = victims.get(dice.roll(victims.len() as u64) as usize) {
+        kill(*pid, signal);
+        shared.report.struck.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn client(shared: &Shared<'_>, job: &str) {
+    let pipe = shared.place.stage.job(job).join("pipe").display().to_string();
+    let env = [("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)];
+    if shared.place.stage.client(&[] as &[&str], &env).code == Some(0) {
+        shared.report.clients.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn names(dir: &str) -> BTreeSet<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+fn resident_kb(pid: u32) -> i64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    line.and_then(|l| l.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}

@@ -1,0 +1,294 @@
+//! The fault matrix: everything that the control daemon, its server and NVML can do wrong has a defined outcome, within
+//! the deadline, with nothing left; and the line between the node's fault (a drain) and what nobody knows (none).
+
+use std::time::Duration;
+
+use tests::double::frozen::Frozen;
+use tests::double::node::{Description, Faults, NvmlFaults};
+use tests::place::{Place, fast, side_by_side};
+use tests::stage::Ran;
+
+/// The configured deadline of every row, and what a busy machine may add.
+const CONFIG: &str = "deadline_s = 4\n";
+const LATEST: Duration = Duration::from_secs(4 + 4);
+const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+
+/// What a start under a fault must come to.
+#[derive(Clone, Copy)]
+enum Comes {
+    /// Ready, and taken down clean in spite of the fault.
+    Ready,
+    /// Exit 2 with this word, no drain.
+    Undetermined(&'static str),
+    /// Exit 2 with this word, and a drain with it.
+    Fault(&'static str),
+}
+
+use Comes::{Fault, Ready, Undetermined};
+
+struct Row {
+    name: String,
+    describe: Box<dyn FnOnce(&mut Description) + Send>,
+    comes: Comes,
+}
+
+fn control(name: &str, comes: Comes, set: impl FnOnce(&mut Faults) + Send + 'static) -> Row {
+    Row {
+        name: name.to_owned(),
+        describe: Box::new(|d| set(&mut d.faults)),
+        comes,
+    }
+}
+
+fn nvml(name: &str, comes: Comes, set: impl FnOnce(&mut NvmlFaults) + Send + 'static) -> Row {
+    Row {
+        name: name.to_owned(),
+        describe: Box::new(|d| set(&mut d.nvml)),
+        comes,
+    }
+}
+
+/// OpenPBS: unlike Torque's, its prologue does not hold its exit back where nothing could be drained.
+fn openpbs(place: &Place, job: &str) -> Ran {
+    let args = [
+        "--scheduler",
+        "openpbs",
+        "--account",
+        ACCOUNT,
+        "--gpus",
+        "0",
+        job,
+        "nobody",
+        "nogroup",
+    ];
+    place.stage.prologue(&args, &[])
+}
+
+#[track_caller]
+fn check(row: Row) {
+    let name = row.name;
+    let place = Place::new(fast(1).describe(row.describe), CONFIG);
+    let ran = openpbs(&place, "50.srv");
+    assert!(ran.took < LATEST, "{name}: {ran:?}");
+    assert!(!ran.err.contains('\x1b'), "{name}: {ran:?}");
+    let drains = place.take_drains();
+    match row.comes {
+        Ready => {
+            assert_eq!(ran.code, Some(0), "{name}: {ran:?}");
+            let end = place.strict_end("50.srv");
+            assert_eq!(end.code, Some(0), "{name}: {end:?}");
+            assert!(end.took < LATEST, "{name}: {end:?}");
+            place.assert_not_drained(&name);
+        }
+        Undetermined(word) => {
+            assert_eq!(ran.code, Some(2), "{name}: {ran:?}");
+            assert!(ran.err.contains(word), "{name}: '{word}' is missing in {ran:?}");
+            println!("{name}: {}", ran.err.trim_end());
+            assert_eq!(ran.err.lines().count(), 1, "{name}: {ran:?}");
+            assert_eq!(drains, Vec::<String>::new(), "{name}");
+        }
+        Fault(word) => {
+            assert_eq!(ran.code, Some(2), "{name}: {ran:?}");
+            assert!(ran.err.contains(word), "{name}: '{word}' is missing in {ran:?}");
+            assert_eq!(drains.len(), 1, "{name}: {ran:?}");
+            assert!(drains[0].contains(word), "{name}: {drains:?}");
+        }
+    }
+    place.assert_as_before(&name);
+}
+
+fn rows() -> Vec<Row> {
+    let mut rows = vec![
+        control("a slow start", Ready, |f| {
+            f.start = "slow".into();
+            f.slow_ms = 400;
+        }),
+        control("no socket", Undetermined("MPS did not start"), |f| {
+            f.start = "never".into()
+        }),
+        control("exits at once", Undetermined("MPS did not start"), |f| {
+            f.start = "exits".into()
+        }),
+        control(
+            "a socket that never answers",
+            Undetermined("MPS did not start"),
+            |f| f.start = "hangs".into(),
+        ),
+        control("a slow server", Ready, |f| {
+            f.server = "slow".into();
+            f.slow_ms = 400;
+        }),
+        control(
+            "a server that is never ready",
+            Undetermined("MPS did not start"),
+            |f| {
+                f.server = "never-ready".into();
+            },
+        ),
+        control(
+            "a server that never becomes active",
+            Undetermined("MPS did not start"),
+            |f| {
+                f.server = "initializing".into();
+            },
+        ),
+        control("a server that exits", Undetermined("MPS did not start"), |f| {
+            f.server = "exits".into()
+        }),
+        control("a server in FAULT state", Undetermined("FAULT"), |f| {
+            f.server = "fault-state".into()
+        }),
+        control(
+            "limits accepted and never applied",
+            Undetermined("MPS did not start"),
+            |f| f.drop_limits = true,
+        ),
+        control("quit refused", Ready, |f| f.refuse_quit = true),
+        control("quit refused and SIGTERM ignored", Ready, |f| {
+            f.refuse_quit = true;
+            f.ignore_sigterm = true;
+            f.server_survives_sigterm = true;
+        }),
+        control("a server that outlives its control daemon", Ready, |f| {
+            f.server_survives_control = true;
+            f.server_survives_sigterm = true;
+        }),
+        nvml("no driver", Fault("NVML"), |f| f.init_fails = true),
+        nvml("NVML hangs as it is loaded", Fault("NVML"), |f| {
+            f.init_hangs = true
+        }),
+        nvml("NVML hangs later", Fault("NVML"), |f| f.calls_hang = true),
+        nvml("a process that is gone is still listed", Ready, |f| {
+            f.stale_pid = Some(3_999_999)
+        }),
+        Row {
+            name: "a lost GPU".to_owned(),
+            describe: Box::new(|d| d.gpu[0].fault = "lost".into()),
+            comes: Fault("GPU 0"),
+        },
+    ];
+    for command in [
+        "set_default_active_thread_percentage",
+        "get_default_active_thread_percentage",
+        "set_default_device_pinned_mem_limit",
+        "get_default_device_pinned_mem_limit",
+        "start_server",
+        "get_server_status",
+    ] {
+        let name = format!("hangs on {command}");
+        rows.push(control(&name, Undetermined("MPS did not start"), move |f| {
+            f.hang_on = vec![command.into()];
+        }));
+    }
+    for command in ["quit", "get_server_list", "get_client_list", "terminate_client"] {
+        rows.push(control(&format!("hangs on {command}"), Ready, move |f| {
+            f.hang_on = vec![command.into()];
+        }));
+    }
+    for (command, answer) in [
+        ("get_default_active_thread_percentage", "100.0"),
+        ("get_default_active_thread_percentage", "\u{1b}[31m25.0"),
+        ("get_default_device_pinned_mem_limit", "3G"),
+        ("get_default_device_pinned_mem_limit", "99999999999999999999T"),
+        ("start_server", "Not enough privilege"),
+        ("get_server_status", "\u{1b}]0;x\u{7}ACTIVE?"),
+    ] {
+        let name = format!("{command} is answered with {answer:?}");
+        rows.push(control(&name, Undetermined("MPS did not start"), move |f| {
+            f.answer.insert(command.into(), answer.into());
+        }));
+    }
+    for command in [
+        "get_default_active_thread_percentage",
+        "get_default_device_pinned_mem_limit",
+        "get_server_status",
+    ] {
+        let name = format!("the answer to {command} is cut");
+        rows.push(control(&name, Undetermined("MPS did not start"), move |f| {
+            f.truncate = vec![command.into()];
+        }));
+    }
+    rows
+}
+
+#[test]
+fn every_fault_of_control_daemon_server_and_nvml_has_its_outcome() {
+    let rows = rows();
+    println!("faults of control daemon, server and NVML: {}", rows.len());
+    side_by_side(rows, 4, check);
+}
+
+#[test]
+fn a_driver_that_refuses_a_compute_mode_proves_nothing_and_one_that_ignores_it_is_seen() {
+    for (name, set) in [
+        ("refused", (|f| f.set_refused = true) as fn(&mut NvmlFaults)),
+        ("ignored", |f| f.set_ignored = true),
+    ] {
+        let place = Place::new(fast(1).nvml(set), CONFIG);
+        let ran = place.torque("51.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(2), "{name}: {ran:?}");
+        assert!(ran.err.contains("GPU-"), "{name}: {ran:?}");
+        place.assert_not_drained(name);
+        place.assert_as_before(name);
+    }
+}
+
+#[test]
+fn nvml_that_dies_during_the_job_drains_and_the_next_look_finishes() {
+    for (name, set) in [
+        ("hangs", (|f| f.init_hangs = true) as fn(&mut NvmlFaults)),
+        ("no driver", |f| f.init_fails = true),
+    ] {
+        let mut place = Place::new(fast(1), CONFIG);
+        assert_eq!(place.torque("52.srv", ACCOUNT, "0").code, Some(0));
+        place.stage.node.change(|d| set(&mut d.nvml));
+        let end = place.strict_end("52.srv");
+        assert_eq!(end.code, Some(2), "{name}: {end:?}");
+        assert!(end.took < LATEST, "{name}: {end:?}");
+        assert!(
+            place.pids("nvidia-cuda-mps-control").is_empty(),
+            "{name}: it is stopped all the same"
+        );
+        // Nobody took the drain: until somebody does, this node starts no MPS job.
+        let refused = openpbs(&place, "53.srv");
+        assert_eq!(refused.code, Some(2), "{name}: {refused:?}");
+        assert!(
+            refused.err.contains("waits for its scheduler"),
+            "{name}: {refused:?}"
+        );
+        let drains = place.take_drains();
+        assert!(
+            drains.len() == 1 && drains[0].contains("mpsd: job 52.srv"),
+            "{name}: {drains:?}"
+        );
+        place.stage.node.change(|d| d.nvml = NvmlFaults::default());
+        let again = place.strict_end("52.srv");
+        assert_eq!(again.code, Some(0), "{name}: {again:?}");
+        place.assert_as_before(name);
+    }
+}
+
+#[test]
+fn a_process_that_survives_sigkill_drains_by_name_and_state() {
+    let place = Place::new(fast(1), CONFIG);
+    assert_eq!(place.torque("54.srv", ACCOUNT, "0").code, Some(0));
+    let server = place.pids("nvidia-cuda-mps-server");
+    let frozen = match Frozen::new(&server) {
+        Ok(frozen) => frozen,
+        Err(why) => {
+            println!("not tried here, this machine has no version-1 freezer: {why}");
+            return;
+        }
+    };
+    let end = place.strict_end("54.srv");
+    assert_eq!(end.code, Some(2), "{end:?}");
+    assert!(end.took < LATEST, "{end:?}");
+    let drains = place.take_drains();
+    assert_eq!(drains.len(), 1, "{end:?}");
+    let zombie = format!("mpsd: job 54.srv: mps-server {}: state", server[0]);
+    assert!(drains[0].contains(&zombie), "{drains:?}");
+    drop(frozen);
+    let again = place.strict_end("54.srv");
+    assert_eq!(again.code, Some(0), "{again:?}");
+    place.assert_as_before("a survivor that ended at last");
+}

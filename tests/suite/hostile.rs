@@ -1,0 +1,408 @@
+//! What a hostile user may try, and what holds it. THREAT-MODEL.md names these tests.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tests::double::look::{self, wait_until};
+use tests::place::{Place, fast, kill, prologue_args};
+use tests::stage::{OTHER_USER, USER, as_user, finish};
+
+const CONFIG: &str = "deadline_s = 6\n";
+const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
+
+/// A node with job `job` in service.
+fn served(job: &str) -> Place {
+    let place = Place::new(fast(1), CONFIG);
+    let ran = place.torque(job, ACCOUNT, "0");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    place
+}
+
+#[track_caller]
+fn ends_clean(place: &Place, job: &str, after: &str) {
+    let end = place.strict_end(job);
+    assert_eq!(end.code, Some(0), "{after}: {end:?}");
+    place.assert_as_before(after);
+    place.assert_not_drained(after);
+}
+
+/// A process of the user that has nothing to do with MPS, with these variables; it is killed with the guard.
+struct Bystander(Child);
+
+impl Bystander {
+    fn run(program: &Path, env: &[(&str, &Path)]) -> Self {
+        let mut command = as_user(USER, program);
+        command.arg("60").env_clear().envs(env.iter().copied());
+        let child = command.stdin(Stdio::null()).spawn().expect("bystander");
+        // setpriv becomes the program in place.
+        let pid = child.id();
+        assert!(wait_until(Duration::from_secs(5), || {
+            look::process(pid).is_some_and(|p| p.uid != 0 && !p.exe.ends_with("setpriv"))
+        }));
+        Self(child)
+    }
+
+    fn lives(&self) -> bool {
+        look::alive(self.0.id())
+    }
+}
+
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A tree of root's with one file that nothing may touch.
+fn treasure(place: &Place) -> (PathBuf, impl Fn() -> String) {
+    let dir = place.stage.path("treasure");
+    fs::create_dir(&dir).expect("directory");
+    fs::write(dir.join("file"), "gold").expect("file");
+    let file = dir.join("file");
+    let look = move || {
+        let about = file.metadata().expect("the treasure is there");
+        let text = fs::read_to_string(&file).expect("text");
+        format!("{text} {:o} {} {}", about.mode(), about.uid(), about.nlink())
+    };
+    (dir, look)
+}
+
+#[test]
+fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
+    let place = served("80.srv");
+    let (dir, look) = treasure(&place);
+    let before = look();
+    let job = place.stage.job("80.srv");
+    for into in ["pipe", "log"] {
+        let into = job.join(into);
+        symlink(&dir, into.join("link")).expect("symlink");
+        symlink("/", into.join("root")).expect("symlink");
+        symlink("loop", into.join("loop")).expect("symlink");
+        fs::hard_link(dir.join("file"), into.join("hard")).expect("hard link");
+        nix::unistd::mkfifo(&into.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+        let mut deep = into.join("deep");
+        for _ in 0..60 {
+            deep = deep.join("d");
+        }
+        fs::create_dir_all(&deep).expect("deep");
+        symlink(&dir, deep.join("link")).expect("symlink");
+        fs::set_permissions(into.join("deep"), fs::Permissions::from_mode(0)).expect("chmod");
+    }
+    ends_clean(&place, "80.srv", "links, FIFOs, deep trees");
+    assert_eq!(look(), before);
+    fs::remove_dir_all(dir).expect("remove");
+}
+
+#[test]
+fn swapping_a_directory_for_a_link_during_the_epilogue_leads_nowhere() {
+    for round in 0..6 {
+        let place = served("81.srv");
+        let (dir, look) = treasure(&place);
+        let before = look();
+        let pipe = place.stage.job("81.srv").join("pipe");
+        let (inner, link) = (pipe.join("inner"), pipe.join("link"));
+        for n in 0..200 {
+            fs::create_dir_all(inner.join(format!("{n}"))).expect("directory");
+        }
+        symlink(&dir, &link).expect("symlink");
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let spare = pipe.join("spare");
+                while !stop.load(Ordering::Relaxed) {
+                    let _ = fs::rename(&inner, &spare);
+                    let _ = fs::rename(&link, &inner);
+                    let _ = fs::rename(&inner, &link);
+                    let _ = fs::rename(&spare, &inner);
+                }
+            });
+            let end = place.stage.torque_end("81.srv");
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(end.code, Some(0), "{end:?}");
+        });
+        assert_eq!(look(), before, "round {round}");
+        ends_clean(&place, "81.srv", "swapping");
+        fs::remove_dir_all(dir).expect("remove");
+    }
+}
+
+#[test]
+fn planted_pids_and_sockets_get_nobody_killed() {
+    let place = served("82.srv");
+    let bystander = Bystander::run(Path::new("/bin/sleep"), &[]);
+    let pipe = place.stage.job("82.srv").join("pipe");
+    fs::write(
+        pipe.join("nvidia-cuda-mps-control.pid"),
+        bystander.0.id().to_string(),
+    )
+    .expect("pid file");
+    // A socket that takes every conversation and never answers.
+    for name in ["control", "control_privileged"] {
+        fs::remove_file(pipe.join(name)).expect("the socket is there");
+    }
+    let deaf: Vec<UnixListener> = ["control", "control_privileged"]
+        .iter()
+        .map(|name| UnixListener::bind(pipe.join(name)).expect("socket"))
+        .collect();
+    ends_clean(&place, "82.srv", "planted pids and sockets");
+    assert!(bystander.lives());
+    drop(deaf);
+}
+
+#[test]
+fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
+    let place = served("83.srv");
+    let pipe = place.stage.job("83.srv").join("pipe");
+    // The vendor's name on another file, in a place of the user's.
+    let named = place.stage.path("own");
+    fs::create_dir(&named).expect("directory");
+    fs::set_permissions(&named, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let copy = named.join(THREE[1]);
+    fs::copy("/bin/sleep", &copy).expect("copy");
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let carries = [("CUDA_MPS_PIPE_DIRECTORY", pipe.as_path())];
+    let two = [
+        Bystander::run(Path::new("/bin/sleep"), &carries),
+        Bystander::run(&copy, &carries),
+    ];
+    ends_clean(&place, "83.srv", "processes with our variables");
+    assert!(two.iter().all(Bystander::lives));
+}
+
+#[test]
+fn a_stranger_reaches_no_pipe_and_nobody_lists_the_jobs() {
+    let place = served("84.srv");
+    let job = place.stage.job("84.srv");
+    for name in ["pipe", "log"] {
+        let about = job.join(name).metadata().expect("directory");
+        assert_eq!(about.mode() & 0o7777, 0o700, "{name}");
+        assert_ne!(about.uid(), 0, "{name}");
+    }
+    let ls = |user: &str, path: &Path| {
+        let mut command = as_user(user, "/bin/ls");
+        command.arg(path);
+        finish(command).code
+    };
+    assert_ne!(ls(OTHER_USER, &job.join("pipe")), Some(0));
+    assert_ne!(ls(USER, &place.stage.path("run/jobs")), Some(0));
+    assert_eq!(ls(USER, &job.join("pipe")), Some(0), "its owner does");
+    // The vendor's own program, run by the stranger against the job's pipe.
+    let mut quit = as_user(OTHER_USER, place.stage.node.control());
+    quit.env("CUDA_MPS_PIPE_DIRECTORY", job.join("pipe"));
+    quit.stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut child = quit.spawn().expect("control");
+    let mut input = child.stdin.take().expect("stdin");
+    let _ = input.write_all(b"quit\n");
+    drop(input);
+    assert!(wait_until(Duration::from_secs(5), || child
+        .try_wait()
+        .is_ok_and(|s| s.is_some())));
+    assert_eq!(place.pids(THREE[1]).len(), 1, "the daemon lives");
+    // Nor can the owner put another directory in the place of theirs.
+    let mut away = as_user(USER, "/bin/mv");
+    away.arg(job.join("pipe")).arg(job.join("elsewhere"));
+    assert_ne!(finish(away).code, Some(0));
+    ends_clean(&place, "84.srv", "a stranger");
+}
+
+#[test]
+fn the_users_log_is_bounded_and_without_escapes_whatever_the_vendors_says() {
+    let place = served("85.srv");
+    let mpsd = place.pids("mpsd")[0];
+    let log = place.stage.job("85.srv").join("log");
+    let mut control = fs::OpenOptions::new()
+        .append(true)
+        .open(log.join("control.log"))
+        .expect("control.log");
+    let before = resident_kb(mpsd);
+    // 24 MB without a line's end, then what looks like events, with escapes and bytes that are no text.
+    for _ in 0..24 {
+        control.write_all(&vec![b'x'; 1 << 20]).expect("write");
+    }
+    control
+        .write_all(b"\n[x] Failed to start server \x1b]0;owned\x07\x1b[2J\xff\xfe\n[x] Server 1 exited with status 7\n")
+        .expect("write");
+    let seen = || fs::read(log.join("mpsd.log")).unwrap_or_default();
+    assert!(wait_until(Duration::from_secs(10), || {
+        String::from_utf8_lossy(&seen()).contains("status 7")
+    }));
+    let text = seen();
+    assert!(text.len() < 4096, "{} bytes", text.len());
+    assert!(
+        !text.iter().any(|b| *b < b' ' && *b != b'\n') && std::str::from_utf8(&text).is_ok(),
+        "{:?}",
+        String::from_utf8_lossy(&text)
+    );
+    assert!(
+        resident_kb(mpsd) < before + 4096,
+        "{} kB, was {before}",
+        resident_kb(mpsd)
+    );
+    ends_clean(&place, "85.srv", "a hostile log");
+}
+
+fn resident_kb(pid: u32) -> i64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    line.and_then(|l| l.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+#[test]
+fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
+    let place = Place::new(fast(1), CONFIG);
+    // A file of root's that whoever starts us left open for us.
+    let secret = place.stage.path("secret");
+    fs::write(&secret, "root's").expect("write");
+    let leaked = fs::File::open(&secret).expect("open");
+    nix::fcntl::fcntl(
+        &leaked,
+        nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
+    )
+    .expect("fcntl");
+    assert_eq!(place.torque("86.srv", ACCOUNT, "0").code, Some(0));
+    drop(leaked);
+    let uid = place
+        .stage
+        .job("86.srv")
+        .join("pipe")
+        .metadata()
+        .expect("pipe")
+        .uid();
+    for name in THREE {
+        let pid = place.pids(name)[0];
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+        let field = |key: &str| {
+            let line = status
+                .lines()
+                .find_map(|l| l.strip_prefix(key))
+                .unwrap_or_default();
+            line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(field("Uid:"), vec![uid.to_string(); 4], "{name}");
+        assert!(field("Gid:").iter().all(|gid| gid != "0"), "{name}");
+        assert!(!field("Groups:").contains(&"0".to_owned()), "{name}");
+        for capabilities in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+            assert_eq!(field(capabilities), ["0000000000000000"], "{name} {capabilities}");
+        }
+        for fd in fs::read_dir(format!("/proc/{pid}/fd")).expect("fd").flatten() {
+            let target = fs::read_link(fd.path()).unwrap_or_default().display().to_string();
+            let fine = target == "/dev/null"
+                || ["anon_inode:", "socket:", "pipe:"]
+                    .iter()
+                    .any(|kind| target.starts_with(kind))
+                || target.contains("/86.srv/pipe/")
+                || target.contains("/86.srv/log/");
+            assert!(fine, "{name} holds '{target}'");
+        }
+    }
+    ends_clean(&place, "86.srv", "privileges");
+}
+
+#[test]
+fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_decision() {
+    let place = Place::new(fast(1), CONFIG);
+    let evil = place.stage.path("evil");
+    fs::create_dir(&evil).expect("directory");
+    for name in [
+        "nvidia-cuda-mps-control",
+        "mpsd",
+        "libnvidia-ml.so.1",
+        "pbsnodes",
+        "scontrol",
+    ] {
+        fs::write(evil.join(name), "#!/bin/sh\ntouch /tmp/owned\n").expect("write");
+        fs::set_permissions(evil.join(name), fs::Permissions::from_mode(0o755)).expect("chmod");
+    }
+    let evil = evil.display().to_string();
+    let tricks = [
+        ("PATH", evil.as_str()),
+        ("LD_LIBRARY_PATH", &evil),
+        ("HOME", &evil),
+        ("TMPDIR", &evil),
+        ("SHELL", "/bin/false"),
+        ("BASH_ENV", "/tmp/x"),
+        ("CUDA_MPS_PIPE_DIRECTORY", &evil),
+        ("CUDA_MPS_LOG_DIRECTORY", &evil),
+        ("CUDA_VISIBLE_DEVICES", "7"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "garbage"),
+        ("SLURM_JOB_ID", "1"),
+        ("SLURM_JOB_UID", "0"),
+        ("SECRET_OF_ROOT", "yes"),
+    ];
+    let mut args = prologue_args("87.srv", ACCOUNT);
+    args.splice(0..0, ["--gpus", "0"]);
+    let ran = place.stage.prologue(&args, &tricks);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let allowed: BTreeSet<&str> = [
+        "PATH",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_LOG_DIRECTORY",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_MPS_PROTOCOL_VERSION",
+    ]
+    .into();
+    for name in THREE {
+        let pid = place.pids(name)[0];
+        let environment = fs::read(format!("/proc/{pid}/environ")).expect("environ");
+        for variable in environment.split(|b| *b == 0).filter(|v| !v.is_empty()) {
+            let text = String::from_utf8_lossy(variable).into_owned();
+            assert!(
+                !text.contains(&evil) && !text.contains("garbage"),
+                "{name}: {text}"
+            );
+            let key = text.split('=').next().unwrap_or("");
+            // The vendor's control daemon gives its server variables of its own.
+            assert!(
+                allowed.contains(key) || (name == THREE[2] && key.starts_with("CUDA_")),
+                "{name}: {text}"
+            );
+        }
+    }
+    assert!(!Path::new("/tmp/owned").exists());
+    ends_clean(&place, "87.srv", "tricks with the environment");
+}
+
+#[test]
+fn a_user_at_the_limit_of_their_processes_drains_nothing() {
+    let place = Place::new(fast(1), "deadline_s = 3\n");
+    for most in [1, 2, 3] {
+        let mut command = Command::new("/usr/bin/prlimit");
+        command
+            .arg(format!("--nproc={most}:{most}"))
+            .arg(place.stage.program("mps-prologue"))
+            .arg("--config")
+            .arg(place.stage.config())
+            .args(["--gpus", "0"])
+            .args(prologue_args("88.srv", ACCOUNT))
+            .env_clear();
+        let ran = finish(command);
+        assert!(ran.code == Some(0) || ran.code == Some(2), "{ran:?}");
+        ends_clean(&place, "88.srv", &format!("at most {most} processes"));
+    }
+}
+
+#[test]
+fn stopped_processes_do_not_stop_the_epilogue() {
+    let place = served("89.srv");
+    for name in THREE {
+        for pid in place.pids(name) {
+            kill(pid, nix::sys::signal::Signal::SIGSTOP);
+        }
+    }
+    let began = std::time::Instant::now();
+    ends_clean(&place, "89.srv", "all three stopped");
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}

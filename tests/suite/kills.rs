@@ -1,0 +1,241 @@
+//! Real SIGKILLs of real processes: prologue and epilogue at every state of the journal, `mpsd`, control daemon and
+//! server by their own user in every phase. Afterwards one epilogue, and the node is exactly as before; never a drain.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tests::double::look::{self, wait_until};
+
+use tests::place::{Place, Running, fast, kill};
+
+/// Long enough for everything, short enough for a test.
+const SHORT: &str = "deadline_s = 3\n";
+const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+/// How long a stepped process runs between two looks at it.
+const STRIDE: Duration = Duration::from_micros(150);
+/// Our own three, by the names of their files.
+const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
+
+/// How many effects the journal says were begun, and of how many.
+fn begun(place: &Place, job: &str) -> Option<(usize, usize)> {
+    let text = std::fs::read(place.stage.job(job).join("journal")).ok()?;
+    let journal: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    let all = journal["plan"].as_array()?.len();
+    Some((usize::try_from(journal["begun"].as_u64()?).ok()?, all))
+}
+
+/// The child of `parent` that runs the same file: the guarded worker.
+fn worker(parent: u32) -> Option<u32> {
+    let own = look::process(parent)?.exe;
+    look::processes()
+        .into_iter()
+        .find(|p| p.parent == parent && p.exe == own)
+        .map(|p| p.pid)
+}
+
+/// Lets the worker of `program` run in strides until `enough` or it ends; it is stopped when `enough` looks.
+fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> Option<u32> {
+    let parent = program.0.id();
+    let end = Instant::now() + Duration::from_secs(20);
+    let mut found = None;
+    while found.is_none() && program.0.try_wait().ok()?.is_none() && Instant::now() < end {
+        found = worker(parent);
+    }
+    let pid = found?;
+    for stride in 0.. {
+        kill(pid, Signal::SIGSTOP);
+        if program.0.try_wait().ok()?.is_some() || !look::alive(pid) {
+            return None;
+        }
+        if enough(stride) {
+            return Some(pid);
+        }
+        kill(pid, Signal::SIGCONT);
+        std::thread::sleep(STRIDE);
+        assert!(Instant::now() < end, "it does not end, stride by stride");
+    }
+    None
+}
+
+/// One epilogue, strict, and an independent look.
+#[track_caller]
+fn ends_clean(place: &Place, job: &str, after: &str) {
+    let ran = place.strict_end(job);
+    place.assert_not_drained(after);
+    assert_eq!(ran.code, Some(0), "{after}: {ran:?}");
+    place.assert_as_before(after);
+}
+
+/// Kills a prologue when its journal says `at` effects were begun; what it said when it was dead.
+fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) -> Option<usize> {
+    let mut program = place.start_torque(job, ACCOUNT, "0");
+    let pid = step_until(&mut program, |_| begun(place, job).map_or(0, |b| b.0) >= at)?;
+    // The guard in front takes its worker along.
+    let target = if whole { program.0.id() } else { pid };
+    kill(target, Signal::SIGKILL);
+    let code = program.wait();
+    assert_eq!(code, if whole { None } else { Some(2) }, "what a scheduler sees");
+    assert!(
+        wait_until(Duration::from_secs(5), || !look::alive(pid)),
+        "the worker outlives its guard"
+    );
+    let state = begun(place, job).map_or(0, |b| b.0);
+    if later {
+        std::thread::sleep(Duration::from_millis(60));
+    }
+    Some(state)
+}
+
+fn prologue_matrix(place: &Place) {
+    let ran = place.torque("20.srv", ACCOUNT, "0");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let (_, all) = begun(place, "20.srv").expect("journal");
+    assert_eq!(place.stage.node.modes(), ["exclusive_process"]);
+    ends_clean(place, "20.srv", "a whole job");
+    let mut seen: BTreeMap<usize, u32> = BTreeMap::new();
+    for round in 0..4 {
+        for at in 0..=all {
+            let job = format!("{}.srv", 100 + round * 10 + at);
+            let (whole, later) = (round % 2 == 0, round >= 2);
+            if let Some(state) = kill_prologue(place, &job, at, whole, later) {
+                *seen.entry(state).or_default() += 1;
+            }
+            let after = format!("a prologue killed at {at} of {all} (whole {whole}, later {later})");
+            ends_clean(place, &job, &after);
+        }
+    }
+    println!("prologues killed, by effects begun: {seen:?}");
+    let states: Vec<usize> = seen.keys().copied().collect();
+    assert_eq!(
+        states,
+        (0..=all).collect::<Vec<_>>(),
+        "a state of the journal was never hit"
+    );
+}
+
+#[test]
+fn a_prologue_killed_at_every_state_of_the_journal() {
+    prologue_matrix(&Place::new(fast(1), SHORT));
+}
+
+#[test]
+fn the_same_on_a_node_without_cgroups() {
+    prologue_matrix(&Place::without_cgroup(fast(1), SHORT));
+}
+
+#[test]
+fn a_prologue_killed_and_called_again_takes_its_own_remains_down_first() {
+    // Torque runs the prologue of a requeued job again without an epilogue between.
+    let place = Place::new(fast(1), SHORT);
+    for at in [2, 4, 5] {
+        kill_prologue(&place, "30.srv", at, true, at == 4);
+        let ran = place.torque("30.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert_eq!(place.pids(THREE[1]).len(), 1, "one control daemon");
+        ends_clean(&place, "30.srv", "a prologue killed and called again");
+    }
+}
+
+#[test]
+fn an_epilogue_killed_in_every_phase_is_finished_by_the_next() {
+    let place = Place::new(fast(1), SHORT);
+    let mut killed = 0;
+    let mut stride = 0;
+    loop {
+        let job = format!("{}.srv", 200 + stride);
+        assert_eq!(place.torque(&job, ACCOUNT, "0").code, Some(0));
+        let mut program = place.start_end(&job);
+        let hit = step_until(&mut program, |now| now >= stride);
+        if hit.is_some() {
+            kill(program.0.id(), Signal::SIGKILL);
+            killed += 1;
+        }
+        program.wait();
+        ends_clean(
+            &place,
+            &job,
+            &format!("an epilogue killed after {stride} strides"),
+        );
+        if hit.is_none() {
+            break;
+        }
+        stride += 1 + stride / 6;
+    }
+    println!("epilogues killed: {killed}");
+    assert!(
+        killed >= 5,
+        "only {killed} epilogues were killed before they ended"
+    );
+}
+
+/// What a user does to one of the three at a moment.
+fn strike(place: &Place, name: &str, signal: Signal) -> bool {
+    let pids = place.pids(name);
+    for pid in &pids {
+        kill(*pid, signal);
+    }
+    !pids.is_empty()
+}
+
+#[test]
+fn whatever_a_user_does_to_the_three_while_they_start_is_not_the_nodes_fault() {
+    let mut struck = 0;
+    for name in THREE {
+        for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+            let slow = fast(1).times(|t| {
+                t.start = 60;
+                t.server_ready = (250, 250);
+            });
+            let place = Place::new(slow, SHORT);
+            let mut program = place.start_torque("40.srv", ACCOUNT, "0");
+            if wait_until(Duration::from_secs(2), || strike(&place, name, signal)) {
+                struck += 1;
+            }
+            let after = format!("{signal} to {name} while it starts");
+            let code = program.wait();
+            // A killed server is started again by its first client; all else means that the job has no MPS.
+            assert!(code == Some(2) || code == Some(0), "{after}: {code:?}");
+            ends_clean(&place, "40.srv", &after);
+        }
+    }
+    assert_eq!(struck, 6);
+}
+
+#[test]
+fn whatever_a_user_does_to_the_three_while_they_serve_is_not_the_nodes_fault() {
+    let place = Place::new(fast(1), SHORT);
+    for name in THREE {
+        for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+            assert_eq!(place.torque("41.srv", ACCOUNT, "0").code, Some(0));
+            let after = format!("{signal} to {name} while it serves");
+            assert!(strike(&place, name, signal), "{after}");
+            ends_clean(&place, "41.srv", &after);
+        }
+    }
+    // All of them at once, and a stopped one that is killed as well.
+    assert_eq!(place.torque("41.srv", ACCOUNT, "0").code, Some(0));
+    for name in THREE {
+        strike(&place, name, Signal::SIGSTOP);
+    }
+    ends_clean(&place, "41.srv", "all three stopped");
+}
+
+#[test]
+fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
+    let slow = fast(1).times(|t| t.server_exit = 150);
+    let place = Place::new(slow, SHORT);
+    for name in THREE {
+        for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+            for pause in [5, 60] {
+                assert_eq!(place.torque("42.srv", ACCOUNT, "0").code, Some(0));
+                let mut program = place.start_end("42.srv");
+                std::thread::sleep(Duration::from_millis(pause));
+                strike(&place, name, signal);
+                let after = format!("{signal} to {name} {pause} ms after the epilogue began");
+                assert_eq!(program.wait(), Some(0), "{after}");
+                ends_clean(&place, "42.srv", &after);
+            }
+        }
+    }
+}
