@@ -12,8 +12,8 @@ use crate::{cargo, setup, watch};
 /// Longest that one stage may take: CI gives forty minutes to all of them.
 const STAGE: Duration = Duration::from_secs(1500);
 
-/// The `[[test]]` target that needs a GPU.
-const HARDWARE: &str = "hardware";
+/// What needs a GPU, and is a program of its own.
+const HARDWARE: &str = "hardware: NVIDIA's own programs and a real GPU";
 
 struct Stage {
     name: String,
@@ -49,13 +49,12 @@ pub fn run() -> Result<ExitCode> {
 
 impl Report {
     fn suites(&mut self) -> Result<()> {
+        let why = match Path::new("/dev/nvidia0").exists() {
+            true => "not part of this: run 'cargo xtask hardware'",
+            false => "no /dev/nvidia0 on this machine; elsewhere: 'cargo xtask hardware'",
+        };
+        self.tally.skipped.push(format!("{HARDWARE}: {why}"));
         for target in cargo::test_targets(&cargo::metadata()?, "tests") {
-            if target == HARDWARE && !Path::new("/dev/nvidia0").exists() {
-                self.tally
-                    .skipped
-                    .push("hardware: this machine has no /dev/nvidia0 (cargo xtask hardware)".into());
-                continue;
-            }
             // The contract is tested on our double here, and on NVIDIA's program by `cargo xtask hardware`.
             let env: &[_] = if target == "contract" {
                 &[("MPS_SUBJECT", "fake")]
@@ -64,6 +63,11 @@ impl Report {
             };
             self.cargo(&target, &["test", "--package", "tests", "--test", &target], env);
         }
+        self.cargo(
+            "packages",
+            &["test", "--package", "xtask", "--test", "packages"],
+            &[],
+        );
         Ok(())
     }
 
