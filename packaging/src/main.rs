@@ -6,14 +6,26 @@
 //! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched |
 //! | `test` | README's second command: everything that CI runs |
 //! | `hardware` | the project against a real GPU, or a package for a machine without cargo |
+//! | `stage DIR` | the tree that is installed |
+//! | `spank-variants` | one linked plugin, stamped for each release of Slurm |
+//! | `dist` | the packages for Debian and RPM systems, from that tree |
 //! | `bench srun` | what the plugin costs a job that did not ask for it |
 
+mod build;
 mod cargo;
+mod deb;
+mod dist;
+mod elf;
 mod hardware;
+mod layout;
+mod plugin;
 mod progress;
+mod rpm;
 mod setup;
+mod stage;
 mod tally;
 mod test;
+mod tools;
 mod watch;
 
 use std::process::ExitCode;
@@ -39,6 +51,12 @@ enum Verb {
     Test,
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
     Hardware(hardware::Options),
+    /// Lay out the tree that is installed, below a directory.
+    Stage(stage::Options),
+    /// Stamp one linked plugin for each release of Slurm.
+    SpankVariants(plugin::Options),
+    /// Make the packages for Debian and RPM systems.
+    Dist(dist::Options),
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
@@ -77,6 +95,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.verb {
         Verb::Setup => setup::run().map(|()| ExitCode::SUCCESS),
         Verb::Test => test::run(),
+        Verb::Stage(options) => stage::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::SpankVariants(options) => plugin::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::Dist(options) => dist::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Hardware(options) => hardware::run(&cargo::root()?, options).map(|()| ExitCode::SUCCESS),
         Verb::Demo => {
             setup::run()?;

@@ -1,0 +1,162 @@
+//! What the packages are made of: programs, plugin, man pages, completions, the list of crates.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::stage::GLIBC;
+use crate::{cargo, tools};
+
+/// The shipped crates.
+const SHIPPED: [&str; 8] = ["-p", "mpsd", "-p", "prologue", "-p", "epilogue", "-p", "spank"];
+
+/// How the programs are built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// The dev profile, for this machine.
+    Debug,
+    /// Released: stripped, linked against the oldest C library that is supported.
+    Portable,
+}
+
+/// What was built, and where.
+#[derive(Debug)]
+pub struct Built {
+    /// How.
+    pub profile: Profile,
+    /// Directory of the programs and the plugin.
+    pub programs: PathBuf,
+    /// What `manual` wrote.
+    pub manual: PathBuf,
+    /// The crates in the programs, one a line: name, version, licence.
+    pub crates: String,
+}
+
+/// Builds everything.
+pub fn everything(profile: Profile) -> Result<Built> {
+    let target = target_directory()?;
+    let programs = match profile {
+        Profile::Debug => {
+            cargo::build(&[["build", "--locked"].as_slice(), &SHIPPED].concat())?;
+            target.join("debug")
+        }
+        Profile::Portable => {
+            portable()?;
+            target.join(triple()).join("release")
+        }
+    };
+    around_programs(profile, programs)
+}
+
+/// Everything but the programs, which lie in `programs`, of the portable build.
+pub fn around(programs: &Path) -> Result<Built> {
+    around_programs(Profile::Portable, programs.to_owned())
+}
+
+fn around_programs(profile: Profile, programs: PathBuf) -> Result<Built> {
+    let manual = target_directory()?.join("manual");
+    let text = manual.to_str().context("the target directory is not text")?;
+    cargo::build(&["run", "--quiet", "--locked", "-p", "manual", "--", text])?;
+    Ok(Built {
+        profile,
+        programs,
+        manual,
+        crates: crates()?,
+    })
+}
+
+/// Cargo's target directory.
+pub fn target_directory() -> Result<PathBuf> {
+    let metadata = cargo::metadata()?;
+    let target = metadata["target_directory"]
+        .as_str()
+        .context("no target directory")?;
+    Ok(target.into())
+}
+
+fn triple() -> String {
+    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
+fn portable() -> Result<()> {
+    let zig = tools::Zig::find_or_install()?;
+    let target = format!("{}.{}.{}", triple(), GLIBC.0, GLIBC.1);
+    let mut command = cargo::command(&["zigbuild", "--release", "--locked", "--target", &target]);
+    command
+        .args(SHIPPED)
+        .env("PATH", zig.path()?)
+        .env("RUSTFLAGS", remapped()?);
+    let status = command.status().context("cannot start cargo")?;
+    if !status.success() {
+        bail!("'cargo zigbuild --release' failed ({status})");
+    }
+    Ok(())
+}
+
+/// No path of this machine in the programs: they are the same bytes wherever they are built.
+fn remapped() -> Result<String> {
+    let root = cargo::root()?;
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let home = home.context("neither CARGO_HOME nor HOME is set")?;
+    Ok(format!(
+        "--remap-path-prefix={}=/mpsd --remap-path-prefix={}=/cargo",
+        root.display(),
+        home.display()
+    ))
+}
+
+/// One line for each crate that is linked into what we ship.
+fn crates() -> Result<String> {
+    let tree = [
+        "tree",
+        "--locked",
+        "-e",
+        "normal",
+        "--prefix",
+        "none",
+        "--no-dedupe",
+        "--format",
+        "{p}\t{l}",
+    ];
+    let output = cargo::command(&tree)
+        .args(["--target", &triple()])
+        .args(SHIPPED)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("'cargo tree' failed ({})", output.status);
+    }
+    let text = String::from_utf8(output.stdout).context("'cargo tree' wrote no text")?;
+    let lines: BTreeSet<String> = text.lines().filter_map(crate_line).collect();
+    if lines.len() < 10 {
+        bail!("'cargo tree' named {} crates only", lines.len());
+    }
+    Ok(lines.iter().map(|line| format!("{line}\n")).collect())
+}
+
+/// `name v1.2.3 (proc-macro)<TAB>licence` as `name 1.2.3 licence`; our own crates, which have a path, are left out.
+fn crate_line(line: &str) -> Option<String> {
+    let (package, licence) = line.split_once('\t')?;
+    if package.contains("(/") {
+        return None;
+    }
+    let mut words = package.split(' ');
+    let (name, version) = (words.next()?, words.next()?.strip_prefix('v')?);
+    Some(format!("{name} {version} {licence}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crate_is_a_line_and_ours_is_none() {
+        let line = crate_line("serde_derive v1.0.2 (proc-macro)\tMIT OR Apache-2.0");
+        assert_eq!(line.as_deref(), Some("serde_derive 1.0.2 MIT OR Apache-2.0"));
+        assert_eq!(crate_line("mpsd v0.1.0 (/src/mpsd)\tMIT OR Apache-2.0"), None);
+    }
+}

@@ -1,0 +1,137 @@
+//! RPM packages: a spec filled in with the staged tree's files, and `rpmbuild`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::dist::Release;
+use crate::layout::Package;
+use crate::{cargo, tools};
+
+/// Where Debian's and the RPM systems' shells look for completions that packages bring.
+const SHELLS: [(&str, &str); 1] = [(
+    "/usr/share/zsh/vendor-completions/",
+    "/usr/share/zsh/site-functions/",
+)];
+
+/// Makes the packages in `out`, working below `work`.
+pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
+    tools::program("/usr/bin/rpmbuild", "rpm", "rpm-build")?;
+    let top = work.join("rpm");
+    let tree = top.join("tree");
+    fs::create_dir_all(&top)?;
+    tools::quietly(Command::new("cp").arg("-a").arg(&release.tree).arg(&tree))?;
+    for (debian, here) in SHELLS {
+        let (from, to) = (inside(&tree, debian), inside(&tree, here));
+        fs::create_dir_all(to.parent().context("no parent")?)?;
+        fs::rename(&from, &to).with_context(|| format!("cannot move '{}'", from.display()))?;
+    }
+    let spec = top.join("mpsd.spec");
+    fs::write(&spec, text(release, &tree)?)?;
+    let macros = [
+        format!("_topdir {}", top.display()),
+        format!("_rpmdir {}", top.join("made").display()),
+        "_rpmfilename %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm".to_owned(),
+        "_buildhost localhost".to_owned(),
+        "use_source_date_epoch_as_buildtime 1".to_owned(),
+        "clamp_mtime_to_source_date_epoch 1".to_owned(),
+    ];
+    let mut command = Command::new("/usr/bin/rpmbuild");
+    command
+        .arg("-bb")
+        .arg("--nodeps")
+        .env("SOURCE_DATE_EPOCH", release.epoch.to_string());
+    for line in &macros {
+        command.args(["--define", line]);
+    }
+    tools::quietly(command.arg(&spec))?;
+    collect(&top.join("made"), out)
+}
+
+fn inside(tree: &Path, path: &str) -> PathBuf {
+    tree.join(path.trim_start_matches('/').trim_end_matches('/'))
+}
+
+fn collect(made: &Path, out: &Path) -> Result<Vec<PathBuf>> {
+    let mut packages = Vec::new();
+    for entry in fs::read_dir(made).with_context(|| format!("cannot list '{}'", made.display()))? {
+        let from = entry?.path();
+        let to = out.join(from.file_name().context("no name")?);
+        fs::rename(&from, &to).with_context(|| format!("cannot move '{}'", from.display()))?;
+        packages.push(to);
+    }
+    if packages.len() != Package::ALL.len() {
+        bail!(
+            "rpmbuild made {} packages, not {}",
+            packages.len(),
+            Package::ALL.len()
+        );
+    }
+    Ok(packages)
+}
+
+fn text(release: &Release, tree: &Path) -> Result<String> {
+    let spec = fs::read_to_string(cargo::root()?.join("packaging/rpm/mpsd.spec"))?;
+    let stage = tree.to_str().context("a path that is not text")?;
+    Ok(spec
+        .replace("@VERSION@", &release.version)
+        .replace("@STAGE@", stage)
+        .replace("@FILES_BASE@", &files(release, Package::Base))
+        .replace("@FILES_PBS@", &files(release, Package::Pbs))
+        .replace("@FILES_SLURM@", &files(release, Package::Slurm)))
+}
+
+fn files(release: &Release, package: Package) -> String {
+    let mut lines = vec!["%defattr(-,root,root,755)".to_owned()];
+    let mut directories = BTreeSet::new();
+    for file in release.files.iter().filter(|file| file.package == package) {
+        let mut path = file.path.clone();
+        for (debian, here) in SHELLS {
+            path = path.replace(debian, here);
+        }
+        let ancestors = Path::new(&path).ancestors().skip(1);
+        directories.extend(
+            ancestors
+                .filter(|directory| is_ours(directory))
+                .map(Path::to_owned),
+        );
+        let mode = file
+            .mode
+            .map_or(String::new(), |mode| format!("%attr({mode:04o},root,root) "));
+        let kept = if path.starts_with("/etc/") {
+            "%config(noreplace) "
+        } else {
+            ""
+        };
+        lines.push(format!("{mode}{kept}{path}"));
+    }
+    lines.extend(
+        directories
+            .iter()
+            .map(|directory| format!("%dir {}", directory.display())),
+    );
+    lines.join("\n")
+}
+
+/// A directory with our name in its path goes with the last package that has a file in it.
+fn is_ours(directory: &Path) -> bool {
+    directory.components().any(|part| part.as_os_str() == "mpsd")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_directories_of_ours_go_with_the_package() {
+        for ours in ["/usr/lib/mpsd/spank/22.05", "/etc/mpsd", "/usr/share/mpsd"] {
+            assert!(is_ours(Path::new(ours)), "{ours}");
+        }
+        for foreign in ["/usr/lib", "/", "/usr/share/man/man8", "/etc/profile.d"] {
+            assert!(!is_ours(Path::new(foreign)), "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! A copy of this machine's system to install into: the system below, read only, and a file system in memory over it, in a
+//! mount namespace of one thread. Nothing of it is left when the thread has ended, whatever happened.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::said;
+
+/// The copy.
+#[derive(Debug)]
+pub struct Root {
+    path: PathBuf,
+}
+
+impl Root {
+    /// Makes the copy and hands it to `body`, in a thread of its own.
+    pub fn with(name: &str, body: impl FnOnce(&Root) + Send + 'static) {
+        let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("root-{name}"));
+        fs::create_dir_all(&place).unwrap();
+        let thread = std::thread::spawn(move || body(&Root::make(&place)));
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    fn make(place: &Path) -> Root {
+        const NONE: Option<&str> = None;
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).unwrap();
+        mount(
+            Some("tmpfs"),
+            place,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("mode=755"),
+        )
+        .unwrap();
+        for part in ["upper", "work", "root"] {
+            fs::create_dir(place.join(part)).unwrap();
+        }
+        fs::set_permissions(place.join("upper"), fs::Permissions::from_mode(0o755)).unwrap();
+        let options = format!("lowerdir=/,upperdir={0}/upper,workdir={0}/work", place.display());
+        let path = place.join("root");
+        mount(
+            Some("overlay"),
+            &path,
+            Some("overlay"),
+            MsFlags::empty(),
+            Some(options.as_str()),
+        )
+        .unwrap();
+        mount(
+            Some("proc"),
+            &path.join("proc"),
+            Some("proc"),
+            MsFlags::empty(),
+            NONE,
+        )
+        .unwrap();
+        mount(Some("/dev"), &path.join("dev"), NONE, MsFlags::MS_BIND, NONE).unwrap();
+        Root { path }
+    }
+
+    /// A place in it.
+    pub fn at(&self, path: &str) -> PathBuf {
+        self.path.join(path.trim_start_matches('/'))
+    }
+
+    /// Writes a file, with its directories.
+    pub fn write(&self, path: &str, text: &str) {
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// A file's text.
+    #[track_caller]
+    pub fn read(&self, path: &str) -> String {
+        fs::read_to_string(self.at(path)).unwrap_or_else(|error| panic!("'{path}': {error}"))
+    }
+
+    /// Copies a file of this machine in.
+    pub fn take(&self, from: &Path) -> String {
+        let to = format!("/root/{}", from.file_name().unwrap().to_str().unwrap());
+        fs::create_dir_all(self.at("/root")).unwrap();
+        fs::copy(from, self.at(&to)).unwrap();
+        to
+    }
+
+    /// Runs a command in it.
+    pub fn output(&self, words: &[&str]) -> Output {
+        let mut command = Command::new("chroot");
+        command.arg(&self.path).args(words).current_dir("/").env_clear();
+        command
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("LC_ALL", "C.UTF-8")
+            .env("DEBIAN_FRONTEND", "noninteractive");
+        command.output().unwrap()
+    }
+
+    /// Runs a command in it that must succeed; what it said.
+    #[track_caller]
+    pub fn run(&self, words: &[&str]) -> String {
+        let output = self.output(words);
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+        said(&output)
+    }
+}
