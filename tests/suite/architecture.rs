@@ -209,3 +209,30 @@ fn nothing_shipped_has_a_switch_for_tests() {
         }
     }
 }
+
+#[test]
+fn every_line_of_the_threat_model_names_a_test_that_exists() {
+    let text = fs::read_to_string(root().join("THREAT-MODEL.md")).expect("THREAT-MODEL.md");
+    let suite = root().join("tests/suite");
+    let exists = |name: &str| {
+        let Some((module, test)) = name.split_once("::") else {
+            return false;
+        };
+        let file = suite.join(format!("{module}.rs"));
+        fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("\nfn {test}(")))
+    };
+    let mut lines = 0;
+    for line in text
+        .lines()
+        .filter(|l| l.starts_with("| ") && !l.starts_with("| What") && !l.starts_with("|--"))
+    {
+        lines += 1;
+        let last = line.trim_end_matches('|').rsplit('|').next().unwrap_or("");
+        let named: Vec<&str> = last.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "no test is named: {line}");
+        for name in named {
+            assert!(exists(name), "there is no test '{name}': {line}");
+        }
+    }
+    assert!(lines >= 20, "only {lines} lines seen");
+}

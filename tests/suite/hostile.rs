@@ -1,17 +1,16 @@
 //! What a hostile user may try, and what holds it. THREAT-MODEL.md names these tests.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tests::double::look::{self, wait_until};
-use tests::place::{Place, fast, kill, prologue_args};
+use tests::place::{Place, fast, kill};
 use tests::stage::{OTHER_USER, USER, as_user, finish};
 
 const CONFIG: &str = "deadline_s = 6\n";
@@ -257,141 +256,6 @@ fn resident_kb(pid: u32) -> i64 {
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
     line.and_then(|l| l.split_whitespace().next()?.parse().ok())
         .unwrap_or(0)
-}
-
-#[test]
-fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
-    let place = Place::new(fast(1), CONFIG);
-    // A file of root's that whoever starts us left open for us.
-    let secret = place.stage.path("secret");
-    fs::write(&secret, "root's").expect("write");
-    let leaked = fs::File::open(&secret).expect("open");
-    nix::fcntl::fcntl(
-        &leaked,
-        nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
-    )
-    .expect("fcntl");
-    assert_eq!(place.torque("86.srv", ACCOUNT, "0").code, Some(0));
-    drop(leaked);
-    let uid = place
-        .stage
-        .job("86.srv")
-        .join("pipe")
-        .metadata()
-        .expect("pipe")
-        .uid();
-    for name in THREE {
-        let pid = place.pids(name)[0];
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
-        let field = |key: &str| {
-            let line = status
-                .lines()
-                .find_map(|l| l.strip_prefix(key))
-                .unwrap_or_default();
-            line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
-        };
-        assert_eq!(field("Uid:"), vec![uid.to_string(); 4], "{name}");
-        assert!(field("Gid:").iter().all(|gid| gid != "0"), "{name}");
-        assert!(!field("Groups:").contains(&"0".to_owned()), "{name}");
-        for capabilities in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
-            assert_eq!(field(capabilities), ["0000000000000000"], "{name} {capabilities}");
-        }
-        for fd in fs::read_dir(format!("/proc/{pid}/fd")).expect("fd").flatten() {
-            let target = fs::read_link(fd.path()).unwrap_or_default().display().to_string();
-            let fine = target == "/dev/null"
-                || ["anon_inode:", "socket:", "pipe:"]
-                    .iter()
-                    .any(|kind| target.starts_with(kind))
-                || target.contains("/86.srv/pipe/")
-                || target.contains("/86.srv/log/");
-            assert!(fine, "{name} holds '{target}'");
-        }
-    }
-    ends_clean(&place, "86.srv", "privileges");
-}
-
-#[test]
-fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_decision() {
-    let place = Place::new(fast(1), CONFIG);
-    let evil = place.stage.path("evil");
-    fs::create_dir(&evil).expect("directory");
-    for name in [
-        "nvidia-cuda-mps-control",
-        "mpsd",
-        "libnvidia-ml.so.1",
-        "pbsnodes",
-        "scontrol",
-    ] {
-        fs::write(evil.join(name), "#!/bin/sh\ntouch /tmp/owned\n").expect("write");
-        fs::set_permissions(evil.join(name), fs::Permissions::from_mode(0o755)).expect("chmod");
-    }
-    let evil = evil.display().to_string();
-    let tricks = [
-        ("PATH", evil.as_str()),
-        ("LD_LIBRARY_PATH", &evil),
-        ("HOME", &evil),
-        ("TMPDIR", &evil),
-        ("SHELL", "/bin/false"),
-        ("BASH_ENV", "/tmp/x"),
-        ("CUDA_MPS_PIPE_DIRECTORY", &evil),
-        ("CUDA_MPS_LOG_DIRECTORY", &evil),
-        ("CUDA_VISIBLE_DEVICES", "7"),
-        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"),
-        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "garbage"),
-        ("SLURM_JOB_ID", "1"),
-        ("SLURM_JOB_UID", "0"),
-        ("SECRET_OF_ROOT", "yes"),
-    ];
-    let mut args = prologue_args("87.srv", ACCOUNT);
-    args.splice(0..0, ["--gpus", "0"]);
-    let ran = place.stage.prologue(&args, &tricks);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    let allowed: BTreeSet<&str> = [
-        "PATH",
-        "CUDA_MPS_PIPE_DIRECTORY",
-        "CUDA_MPS_LOG_DIRECTORY",
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_MPS_PROTOCOL_VERSION",
-    ]
-    .into();
-    for name in THREE {
-        let pid = place.pids(name)[0];
-        let environment = fs::read(format!("/proc/{pid}/environ")).expect("environ");
-        for variable in environment.split(|b| *b == 0).filter(|v| !v.is_empty()) {
-            let text = String::from_utf8_lossy(variable).into_owned();
-            assert!(
-                !text.contains(&evil) && !text.contains("garbage"),
-                "{name}: {text}"
-            );
-            let key = text.split('=').next().unwrap_or("");
-            // The vendor's control daemon gives its server variables of its own.
-            assert!(
-                allowed.contains(key) || (name == THREE[2] && key.starts_with("CUDA_")),
-                "{name}: {text}"
-            );
-        }
-    }
-    assert!(!Path::new("/tmp/owned").exists());
-    ends_clean(&place, "87.srv", "tricks with the environment");
-}
-
-#[test]
-fn a_user_at_the_limit_of_their_processes_drains_nothing() {
-    let place = Place::new(fast(1), "deadline_s = 3\n");
-    for most in [1, 2, 3] {
-        let mut command = Command::new("/usr/bin/prlimit");
-        command
-            .arg(format!("--nproc={most}:{most}"))
-            .arg(place.stage.program("mps-prologue"))
-            .arg("--config")
-            .arg(place.stage.config())
-            .args(["--gpus", "0"])
-            .args(prologue_args("88.srv", ACCOUNT))
-            .env_clear();
-        let ran = finish(command);
-        assert!(ran.code == Some(0) || ran.code == Some(2), "{ran:?}");
-        ends_clean(&place, "88.srv", &format!("at most {most} processes"));
-    }
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! The suite: the real programs against the simulated node, and the rules of the house.
 
+mod slurm_stack;
 mod accounts;
 mod architecture;
 mod bad_input;
 mod crash;
 mod faults;
 mod hostile;
+mod inheritance;
 mod kills;
 mod mpsctl;
 mod plans;
