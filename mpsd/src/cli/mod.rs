@@ -6,12 +6,14 @@ pub mod common;
 pub mod daemon;
 pub mod env;
 pub mod exec;
+pub mod finding;
 pub mod mpsctl;
 pub mod pbs;
 pub mod probe;
 pub mod plan;
 pub mod reconcile;
 pub mod site;
+pub mod slurm;
 
 use std::io::Write;
 

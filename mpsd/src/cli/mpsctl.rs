@@ -8,6 +8,7 @@ use super::pbs::{self, Surroundings};
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::site::{Advertise, ConfigVerb};
+use super::slurm::{self, Slurm};
 use super::{complain, say};
 use crate::config::{Config, Settings};
 use crate::model::failure::{EXIT_NODE, EXIT_REFUSED};
@@ -63,6 +64,9 @@ enum Verb {
     Config(ConfigVerb),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
+    /// Our plugin in a Slurm
+    #[command(subcommand)]
+    Slurm(Slurm),
     /// Torque and OpenPBS
     #[command(subcommand)]
     Pbs(pbs::Pbs),
@@ -93,6 +97,7 @@ pub fn main() -> u8 {
         Verb::Advertise(verb) => {
             print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
         }
+        Verb::Slurm(verb) => slurm(&config, &verb),
         Verb::Pbs(verb) => pbs(&config, &verb),
     }
 }
@@ -203,6 +208,36 @@ fn pbs(config: &Path, verb: &pbs::Pbs) -> u8 {
     let mut out = std::io::stdout().lock();
     match pbs::run(verb, &around, &ThisHost, &mut out) {
         Ok(code) => code,
+        Err(why) => {
+            complain(NAME, &why);
+            EXIT_REFUSED
+        }
+    }
+}
+
+fn slurm(config: &Path, verb: &Slurm) -> u8 {
+    if !matches!(verb, Slurm::Check(_)) && !nix::unistd::geteuid().is_root() {
+        return failed(&Refusal::new("this verb", "it changes Slurm's configuration", "root").into());
+    }
+    let programs = match programs() {
+        Ok(programs) => programs,
+        Err(failure) => return failed(&failure),
+    };
+    // A file that cannot be used is one of the findings.
+    let settings = settings(config, &ThisHost.name()).unwrap_or_else(|_| Settings::usual(&ThisHost.name()));
+    let conf = std::env::var_os("SLURM_CONF").map(PathBuf::from);
+    let around = slurm::Surroundings {
+        config: (config != Path::new(CONFIG)).then_some(config),
+        programs: &programs,
+        slurm_conf: conf.as_deref(),
+        run: settings.paths.run(),
+        host: &ThisHost,
+    };
+    match slurm::run(verb, &around) {
+        Ok(done) => {
+            done.lines.iter().for_each(|line| say(&format!("{line}\n")));
+            u8::from(!done.complete)
+        }
         Err(why) => {
             complain(NAME, &why);
             EXIT_REFUSED

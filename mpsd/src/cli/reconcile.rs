@@ -384,7 +384,7 @@ fn guess(job: &JobId) -> Scheduler {
 }
 
 /// When this node was started, seconds since 1970 (`btime`, proc(5)).
-fn boot_time() -> Option<u64> {
+pub(super) fn boot_time() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     stat.lines()
         .find_map(|line| line.strip_prefix("btime "))?

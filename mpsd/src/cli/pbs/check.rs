@@ -1,9 +1,9 @@
 //! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, what the time limits leave us.
 
 use super::{Surroundings, files, hook};
+pub(super) use crate::cli::finding::Finding;
 use crate::scheduler::pbs::{Installation, same_node};
 use crate::scheduler::{Host, Scheduler};
-use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,30 +11,6 @@ use std::time::Duration;
 
 /// What the mom's limit must leave above our own deadline, for the start of our programs and the drain.
 const MARGIN: Duration = Duration::from_secs(2);
-
-/// One line of the check.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Finding {
-    Good(String),
-    Better(String),
-    Wrong(String),
-}
-
-impl Finding {
-    pub(super) fn is_wrong(&self) -> bool {
-        matches!(self, Self::Wrong(_))
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Good(text) => write!(f, "OK    {text}"),
-            Self::Better(text) => write!(f, "WARN  {text}"),
-            Self::Wrong(text) => write!(f, "FAIL  {text}"),
-        }
-    }
-}
 
 pub(super) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Vec<Finding> {
     let mut all = vec![Finding::Good(format!(
@@ -45,7 +21,8 @@ pub(super) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) 
     all.extend(
         ["mps-prologue", "mps-epilogue", "mpsctl"].map(|name| program(&around.programs.join(name), host)),
     );
-    let hooked = pbs.scheduler == Scheduler::OpenPbs && hook_state(pbs, hook::alarm_s(around), host, &mut all);
+    let hooked =
+        pbs.scheduler == Scheduler::OpenPbs && hook_state(pbs, hook::alarm_s(around), host, &mut all);
     for (name, _, _) in files::scripts(pbs.scheduler) {
         all.push(script(&pbs.mom_priv().join(name), pbs.scheduler, hooked));
     }

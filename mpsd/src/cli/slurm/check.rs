@@ -1,0 +1,253 @@
+//! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what of its configuration MPS depends on.
+
+use super::conf::Conf;
+use super::{Place, Surroundings, TAG, VERSION_PROGRAMS, is_foreign, stamp, version};
+use crate::cli::finding::Finding::{self, Better, Good, Wrong};
+use crate::config::Config;
+use crate::sys::process::Process;
+use crate::sys::trusted::open_trusted;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Where slurmd writes its pid unless slurm.conf says so.
+const PID_FILES: [&str; 3] = ["/run/slurmd.pid", "/run/slurm/slurmd.pid", "/var/run/slurmd.pid"];
+/// What the plugin's line may say, apart from paths of ours.
+const WORDS: [&str; 2] = ["optional", "required"];
+
+pub(super) fn check(place: &Place, conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
+    let mut all = vec![Good(format!(
+        "Slurm's configuration is '{}'",
+        conf.file.display()
+    ))];
+    let installed = releases(around, &mut all);
+    all.push(stack(conf));
+    let snippet = conf.snippet();
+    match line(&snippet) {
+        Ok((word, rest)) => {
+            all.push(Good(format!("'{}' is ours, '{word}'", snippet.display())));
+            plugin(&rest, installed, &mut all);
+            all.extend(files(&rest, around));
+        }
+        Err(why) => all.push(Wrong(format!("'{}': {why}", snippet.display()))),
+    }
+    all.push(started(conf, &snippet));
+    all.extend(settings(conf, around));
+    if place.plugins.is_dir() {
+        return all;
+    }
+    all.push(Wrong(format!(
+        "no '{}': install the package with the plugins",
+        place.plugins.display()
+    )));
+    all
+}
+
+/// The installed release; programs that differ are two installations.
+fn releases(around: &Surroundings<'_>, all: &mut Vec<Finding>) -> Option<super::Release> {
+    let mut said: Vec<super::Release> = VERSION_PROGRAMS
+        .iter()
+        .filter_map(|name| version(name, around))
+        .collect();
+    said.dedup();
+    match said.as_slice() {
+        [] => all.push(Better(
+            "no slurmd, sinfo or srun here says its version".to_owned(),
+        )),
+        [one] => all.push(Good(format!("Slurm {one} is installed"))),
+        several => {
+            let list: Vec<String> = several.iter().map(ToString::to_string).collect();
+            all.push(Wrong(format!(
+                "slurmd and the commands are of different releases: {}",
+                list.join(", ")
+            )));
+        }
+    }
+    said.first().copied()
+}
+
+fn stack(conf: &Conf) -> Finding {
+    let stack = conf.stack();
+    if !stack.exists() {
+        return Wrong(format!("no '{}': run 'mpsctl slurm enable'", stack.display()));
+    }
+    if let Err(error) = open_trusted(&stack) {
+        return Better(format!(
+            "{error}: whoever may write it decides what slurmd loads as root"
+        ));
+    }
+    if conf.includes_snippet() {
+        Good(format!("'{}' includes our line", stack.display()))
+    } else {
+        Wrong(format!(
+            "'{}' does not include our line; add: {}",
+            stack.display(),
+            conf.include()
+        ))
+    }
+}
+
+/// Our line: its first word and the rest.
+fn line(snippet: &Path) -> Result<(String, Vec<String>), String> {
+    if !snippet.exists() {
+        return Err("not there; run 'mpsctl slurm enable'".to_owned());
+    }
+    if is_foreign(snippet) {
+        return Err(format!("not ours: it does not begin with \"{TAG}\""));
+    }
+    open_trusted(snippet).map_err(|e| format!("{e}; allowed: root's, not writable by others"))?;
+    let text = fs::read_to_string(snippet).map_err(|e| e.to_string())?;
+    let mut words = text
+        .lines()
+        .find(|line| !line.trim().is_empty() && !line.starts_with('#'))
+        .unwrap_or_default()
+        .split_whitespace()
+        .map(str::to_owned);
+    match words.next() {
+        Some(word) if WORDS.contains(&word.as_str()) => Ok((word, words.collect())),
+        _ => Err(format!("no line that begins with {}", WORDS.join(" or "))),
+    }
+}
+
+fn plugin(rest: &[String], installed: Option<super::Release>, all: &mut Vec<Finding>) {
+    let Some(file) = rest.first().map(Path::new) else {
+        return all.push(Wrong("our line names no plugin".to_owned()));
+    };
+    all.push(match (stamp::of(file), installed) {
+        (Err(why), _) => Wrong(why),
+        (Ok(stamp), Some(release)) if stamp != release => Wrong(format!(
+            "'{}' is for Slurm {stamp}, and {release} is installed: run 'mpsctl slurm enable' again",
+            file.display()
+        )),
+        (Ok(stamp), _) => Good(format!("'{}' is root's and for Slurm {stamp}", file.display())),
+    });
+}
+
+/// The files that the plugin will use.
+fn files(rest: &[String], around: &Surroundings<'_>) -> Vec<Finding> {
+    let given = |key: &str| {
+        rest.iter()
+            .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+            .map(PathBuf::from)
+    };
+    let mut all = Vec::new();
+    for (key, name) in [("prologue", "mps-prologue"), ("epilogue", "mps-epilogue")] {
+        let file = given(key).unwrap_or_else(|| Path::new(super::USUAL_PROGRAMS).join(name));
+        if around.host.executable(&file) {
+            all.push(Good(format!("'{}' is a program of root's", file.display())));
+        } else {
+            all.push(Wrong(format!(
+                "'{}': no program of root's that others cannot write",
+                file.display()
+            )));
+        }
+    }
+    let config = given("config").unwrap_or_else(|| PathBuf::from(crate::cli::common::CONFIG));
+    all.push(match Config::load(&config) {
+        Ok(_) => Good(format!("'{}' can be used", config.display())),
+        Err(error) => Wrong(error.to_string()),
+    });
+    all
+}
+
+/// Whether slurmd began after our line was written.
+fn started(conf: &Conf, snippet: &Path) -> Finding {
+    let Some((pid, began)) = slurmd(conf) else {
+        return Good("no slurmd runs here: nothing to restart".to_owned());
+    };
+    let written = fs::metadata(snippet).map_or(0, |about| about.mtime());
+    if began < written {
+        return Wrong(format!(
+            "slurmd (pid {pid}) runs since before our line was written and does not know it: restart slurmd"
+        ));
+    }
+    Good(format!("slurmd (pid {pid}) began after our line was written"))
+}
+
+/// The running slurmd and when it began, seconds since 1970.
+fn slurmd(conf: &Conf) -> Option<(i32, i64)> {
+    let named = conf
+        .value("SlurmdPidFile")
+        .filter(|path| !path.contains('%'))
+        .map(PathBuf::from);
+    let files = named.into_iter().chain(PID_FILES.map(PathBuf::from));
+    files.into_iter().find_map(|file| {
+        let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
+        let stat = Process::find(pid).ok().flatten()?.stat().ok().flatten()?;
+        (stat.name == "slurmd").then_some(())?;
+        Some((pid, began(stat.id.start_time)?))
+    })
+}
+
+fn began(ticks: u64) -> Option<i64> {
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
+        .ok()
+        .flatten()?;
+    let boot = i64::try_from(crate::cli::reconcile::boot_time()?).ok()?;
+    // Rounded up: the file's time has no fraction either.
+    i64::try_from(ticks)
+        .ok()?
+        .checked_div(per_second)?
+        .checked_add(boot + 1)
+}
+
+fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
+    let mut all = Vec::new();
+    let flags = conf.value("PrologFlags").unwrap_or("not set");
+    let at_allocation = ["Alloc", "Contain", "RunInJob"]
+        .iter()
+        .any(|flag| conf.lists("PrologFlags", flag));
+    all.push(if at_allocation {
+        Good(format!("PrologFlags is {flags}: the prolog runs on each node at the allocation"))
+    } else {
+        Better(format!(
+            "PrologFlags is {flags}: the prolog runs at a node's first step only; PrologFlags=Alloc (or Contain) runs it \
+             on each node at the allocation"
+        ))
+    });
+    if conf.lists("PrologFlags", "RunInJob") {
+        all.push(Better(
+            "PrologFlags has RunInJob: the prolog runs in the job's own cgroup and sees only its devices"
+                .to_owned(),
+        ));
+    }
+    all.push(if conf.lists("GresTypes", "gpu") {
+        Good("GresTypes has gpu: Slurm tells a job's GPUs".to_owned())
+    } else {
+        Wrong(
+            "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused"
+                .to_owned(),
+        )
+    });
+    for share in ["mps", "shard"]
+        .into_iter()
+        .filter(|share| conf.lists("GresTypes", share))
+    {
+        all.push(Better(format!(
+            "GresTypes has {share}: jobs may share a GPU, so its compute mode stays as it is"
+        )));
+    }
+    if conf
+        .value("JobContainerType")
+        .is_some_and(|kind| kind.ends_with("tmpfs"))
+    {
+        all.push(container(around.run));
+    }
+    all
+}
+
+/// Under job_container/tmpfs the tasks have a /tmp and, unless job_container.conf says Dirs=/tmp, a /dev/shm of their
+/// own, and the daemon has the host's (facts: schedulers A; slurm-live).
+fn container(run: &Path) -> Finding {
+    if run.starts_with("/tmp") || run.starts_with("/dev/shm") || run.starts_with("/var/tmp") {
+        return Wrong(format!(
+            "run_dir '{}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd",
+            run.display()
+        ));
+    }
+    Better(
+        "job_container/tmpfs gives tasks a /dev/shm of their own, and MPS clients and server share memory there: write \
+         Dirs=/tmp into job_container.conf"
+            .to_owned(),
+    )
+}
