@@ -1,6 +1,5 @@
 //! The suite: the real programs against the simulated node, and the rules of the house.
 
-mod slurm_stack;
 mod accounts;
 mod architecture;
 mod bad_input;
@@ -12,5 +11,6 @@ mod kills;
 mod mpsctl;
 mod plans;
 mod reconcile;
+mod slurm_stack;
 mod soak;
 mod whole;
