@@ -48,7 +48,7 @@ enum Verb {
     /// Print what root would do here for a job, and do nothing of it
     ///
     /// Takes what mps-prologue takes; or, for a job that no scheduler tells of, --user, --request and --gpus.
-    Plan(PlanVerb),
+    Plan(Box<PlanVerb>),
     /// Take down what jobs left that their scheduler no longer has here, and deliver or lift our own drains (root)
     ///
     /// Run by mpsd-reconcile.timer and, with --boot, by mpsd.service. A job whose scheduler does not answer is left

@@ -137,13 +137,14 @@ fn collect(text: &str, file: &Path, depth: usize, words: &mut Vec<(String, Strin
         .map(|line| line.split('#').next().unwrap_or_default().trim())
     {
         let mut parts = line.split_whitespace();
-        if let (Some(first), Some(path)) = (parts.next(), parts.next()) {
-            if first.eq_ignore_ascii_case("include") && depth > 0 {
-                let path = directory.join(path);
-                let text = fs::read_to_string(&path).unwrap_or_default();
-                collect(&text, &path, depth - 1, words);
-                continue;
-            }
+        if let (Some(first), Some(path)) = (parts.next(), parts.next())
+            && first.eq_ignore_ascii_case("include")
+            && depth > 0
+        {
+            let path = directory.join(path);
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            collect(&text, &path, depth - 1, words);
+            continue;
         }
         let pairs = line.split_whitespace().filter_map(|word| word.split_once('='));
         words.extend(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())));

@@ -39,10 +39,10 @@ pub fn members(node: &RealNode, journal: &Journal) -> Members {
         if found.contains_key(&entry.stat.id.pid) {
             continue;
         }
-        if let Some(process) = held(entry.stat.id) {
-            if let Some(role) = role_of(node, journal, &process).filter(|_| is_ours(journal, &process)) {
-                enter(&mut found, &process, role);
-            }
+        if let Some(process) = held(entry.stat.id)
+            && let Some(role) = role_of(node, journal, &process).filter(|_| is_ours(journal, &process))
+        {
+            enter(&mut found, &process, role);
         }
     }
     found.into_values().collect()
