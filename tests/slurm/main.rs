@@ -5,6 +5,7 @@
 
 mod burst;
 mod failures;
+mod leftovers;
 mod matrix;
 mod mps;
 mod plain;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         sites::CONTAINER,
         sites::CGROUP,
         sites::STAMP,
+        leftovers::GROUP,
         burst::GROUP,
     ])
 }

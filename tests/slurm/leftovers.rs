@@ -1,0 +1,150 @@
+//! `mpsctl reconcile` and `mpsctl undrain` against a real slurmctld: what it no longer has goes, what it has stays.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use tests::slurm::{Options, User};
+
+use crate::mps::{LIMIT, nodes, simulated};
+use crate::runner::{Context, Group};
+
+/// The group.
+pub const GROUP: Group = Group {
+    name: "leftovers",
+    options: Options::default,
+    prepare: simulated,
+    needs: || None,
+    cells: &[
+        (
+            "only_what_slurm_has_let_go_is_taken_down",
+            only_what_slurm_has_let_go,
+        ),
+        ("our_own_drain_is_lifted_and_no_other", our_own_drain_is_lifted),
+    ],
+};
+
+/// A job that no Slurm of a bed ever had.
+const NEVER: &str = "999999";
+
+/// `mpsctl VERB --node NODE` as root; its exit code and what it said.
+fn mpsctl(cell: &Context, verb: &str, node: &str) -> Result<(Option<i32>, String)> {
+    let product = &nodes(cell)?.product;
+    let program = product.libexec.join("mpsctl").display().to_string();
+    let config = product.config.display().to_string();
+    let done = cell
+        .bed
+        .root(&[&program, "--config", &config, verb, "--node", node])?;
+    Ok((done.status.code(), format!("{}{}", done.stdout, done.stderr)))
+}
+
+/// A daemon as Slurm's plugin starts it, for a job or a step that Slurm does not have.
+fn orphan(cell: &Context, job: &str, gpu: &str, more: &[&str]) -> Result<()> {
+    let product = &nodes(cell)?.product;
+    let program = product.libexec.join("mps-prologue").display().to_string();
+    let config = product.config.display().to_string();
+    let argv = [
+        &[
+            program.as_str(),
+            "--config",
+            &config,
+            "--scheduler",
+            "slurm",
+            "--request",
+            "MPS=true",
+        ],
+        more,
+    ]
+    .concat();
+    let uid = cell.user.uid.to_string();
+    let env = [
+        ("SLURM_JOB_ID", job),
+        ("SLURM_JOB_UID", uid.as_str()),
+        ("SLURM_JOB_GPUS", gpu),
+        ("SLURM_STEP_GPUS", gpu),
+        ("SLURMD_NODENAME", "node1"),
+    ];
+    cell.bed
+        .spawn_with(&User::root(), &argv, &env)?
+        .wait(LIMIT)?
+        .success()?;
+    Ok(())
+}
+
+fn only_what_slurm_has_let_go(cell: &Context) -> Result<()> {
+    let argv = ["srun", "--mps", "-w", "node1", "--gres=gpu:1", "/bin/sleep", "60"];
+    let mut client = cell.bed.spawn(&cell.user, &argv)?;
+    let jobs = cell.bed.run_dir().join("node1/jobs");
+    let job = running(&jobs)?;
+    orphan(cell, NEVER, "1", &[])?;
+    orphan(cell, &job, "0", &["--step", "77"])?;
+    let (code, said) = mpsctl(cell, "reconcile", "node1")?;
+    for line in [
+        format!("job {job}: its scheduler has it here: left alone"),
+        format!("job {NEVER}: gone (slurmctld has no such job on this node): taken down"),
+        format!("job {job}.77: gone (slurmctld has no such step on this node): taken down"),
+    ] {
+        ensure!(said.contains(&line), "'{line}' is not there: {said}");
+    }
+    ensure!(code == Some(0), "exit code {code:?}: {said}");
+    ensure!(
+        client.runs()? && jobs.join(&job).join("record").exists(),
+        "the running job lost its MPS: {said}"
+    );
+    ensure!(
+        !jobs.join(NEVER).exists() && !jobs.join(format!("{job}.77")).exists(),
+        "{said}"
+    );
+    client.signal(Signal::SIGKILL)?;
+    let _ = client.wait(LIMIT)?;
+    cell.bed.root(&["scancel", &job])?.success()?;
+    Ok(())
+}
+
+/// The id of the one job with a ready daemon.
+fn running(jobs: &std::path::Path) -> Result<String> {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let names = fs::read_dir(jobs).into_iter().flatten().flatten();
+        for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
+            let record = fs::read_to_string(jobs.join(&name).join("record")).unwrap_or_default();
+            if record.contains("\"ready\"") {
+                return Ok(name);
+            }
+        }
+        ensure!(Instant::now() < end, "no job got its MPS in '{}'", jobs.display());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn our_own_drain_is_lifted(cell: &Context) -> Result<()> {
+    let reason = "mpsd: job 1: mps-server 691: state D after 10 s";
+    let drains = cell.bed.dir().join("mpsd/node2/drains");
+    fs::create_dir_all(&drains)?;
+    let mark = |reason: &str| {
+        let text = serde_json::json!({
+            "version": 1, "scheduler": "slurm", "node": "node2", "reason": reason, "job": "1", "delivered": true,
+            "slurm_conf": cell.bed.environment(&cell.user).get("SLURM_CONF"), "when": 1,
+        });
+        fs::write(drains.join("slurm-node2"), text.to_string()).context("marker")
+    };
+    for (shown, lifted) in [(reason, true), ("bad disk", false)] {
+        mark(reason)?;
+        let words = format!("reason={shown}");
+        cell.bed
+            .root(&["scontrol", "update", "nodename=node2", "state=drain", &words])?
+            .success()?;
+        let (_, said) = mpsctl(cell, "undrain", "node2")?;
+        let state = cell.bed.node_state("node2")?;
+        ensure!(
+            state.state.contains("DRAIN") != lifted,
+            "'{shown}': {said}: {state:?}"
+        );
+        ensure!(!drains.join("slurm-node2").exists(), "the marker stays: {said}");
+    }
+    cell.bed
+        .root(&["scontrol", "update", "nodename=node2", "state=resume"])?
+        .success()?;
+    Ok(())
+}
