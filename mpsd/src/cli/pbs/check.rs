@@ -165,6 +165,15 @@ fn operators(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Find
 }
 
 fn may_drain(server: &str, node: &str) -> bool {
+    // Root on the server's own host needs no word of it.
+    let first = server.lines().find_map(|line| line.strip_prefix("Server "));
+    if crate::scheduler::pbs_status(server, "server_host")
+        .as_deref()
+        .or(first)
+        .is_some_and(|host| same_node(host.trim(), node))
+    {
+        return true;
+    }
     let lists =
         ["operators", "managers"].map(|name| crate::scheduler::pbs_status(server, name).unwrap_or_default());
     lists
@@ -215,5 +224,11 @@ mod tests {
         assert!(!may_drain(server, "nodec") && !may_drain("", "nodea"));
         assert!(may_drain("    managers = root@*\n", "nodec"));
         assert!(!may_drain("    operators = alice@nodea\n", "nodea"));
+        assert!(
+            may_drain("Server nodea\n    server_state = Active\n", "nodea"),
+            "the server's own host"
+        );
+        assert!(may_drain("Server pbs\n    server_host = nodea\n", "nodea"));
+        assert!(!may_drain("Server nodea\n    server_host = nodeb\n", "nodea"));
     }
 }
