@@ -1,6 +1,7 @@
 //! `mpsctl reconcile` and `mpsctl undrain` against a real slurmctld: what it no longer has goes, what it has stays.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -20,6 +21,10 @@ pub const GROUP: Group = Group {
         (
             "only_what_slurm_has_let_go_is_taken_down",
             only_what_slurm_has_let_go,
+        ),
+        (
+            "steps_of_an_array_are_left_alone",
+            steps_of_an_array_are_left_alone,
         ),
         ("our_own_drain_is_lifted_and_no_other", our_own_drain_is_lifted),
     ],
@@ -102,16 +107,58 @@ fn only_what_slurm_has_let_go(cell: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Slurm shows an array's jobs and steps by another name than that of their own ids.
+fn steps_of_an_array_are_left_alone(cell: &Context) -> Result<()> {
+    let script = "#!/bin/sh\nsrun --mps --overlap /bin/sleep 60\n";
+    let array = cell.bed.sbatch(
+        &cell.user,
+        &["--array=1-2", "-w", "node1", "--gres=gpu:1"],
+        script,
+    )?;
+    let jobs = cell.bed.run_dir().join("node1/jobs");
+    let end = Instant::now() + LIMIT;
+    let steps = loop {
+        let ready = ready(&jobs);
+        if ready.len() == 2 {
+            break ready;
+        }
+        ensure!(Instant::now() < end, "two steps expected: {ready:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    ensure!(steps.iter().all(|id| id.ends_with(".0")), "not steps: {steps:?}");
+    let (code, said) = mpsctl(cell, "reconcile", "node1")?;
+    for step in &steps {
+        let line = format!("job {step}: its scheduler has it here: left alone");
+        ensure!(said.contains(&line), "'{line}' is not there: {said}");
+    }
+    ensure!(
+        code == Some(0) && ready(&jobs) == steps,
+        "exit code {code:?}: {said}"
+    );
+    cell.bed.root(&["scancel", &array.to_string()])?.success()?;
+    Ok(())
+}
+
+/// The ids of the jobs and steps with a ready daemon.
+fn ready(jobs: &Path) -> Vec<String> {
+    let names = fs::read_dir(jobs).into_iter().flatten().flatten();
+    let is_ready = |name: &String| {
+        fs::read_to_string(jobs.join(name).join("record")).is_ok_and(|record| record.contains("\"ready\""))
+    };
+    let mut ready: Vec<String> = names
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(is_ready)
+        .collect();
+    ready.sort();
+    ready
+}
+
 /// The id of the one job with a ready daemon.
-fn running(jobs: &std::path::Path) -> Result<String> {
+fn running(jobs: &Path) -> Result<String> {
     let end = Instant::now() + LIMIT;
     loop {
-        let names = fs::read_dir(jobs).into_iter().flatten().flatten();
-        for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
-            let record = fs::read_to_string(jobs.join(&name).join("record")).unwrap_or_default();
-            if record.contains("\"ready\"") {
-                return Ok(name);
-            }
+        if let Some(job) = ready(jobs).pop() {
+            return Ok(job);
         }
         ensure!(Instant::now() < end, "no job got its MPS in '{}'", jobs.display());
         std::thread::sleep(Duration::from_millis(100));
