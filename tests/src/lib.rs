@@ -1,6 +1,7 @@
 //! What the test programs share.
 
 pub mod double;
+pub mod fuzzing;
 pub mod mom;
 pub mod place;
 pub mod sim;

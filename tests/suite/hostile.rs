@@ -94,7 +94,7 @@ fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
         }
         fs::create_dir_all(&deep).expect("deep");
         symlink(&dir, deep.join("link")).expect("symlink");
-        fs::set_permissions(into.join("deep"), fs::Permissions::from_mode(0)).expect("chmod");
+        fs::set_permissions(into.join("deep"), fs::Permissions::from_mode(0o000)).expect("chmod");
     }
     ends_clean(&place, "80.srv", "links, FIFOs, deep trees");
     assert_eq!(look(), before);

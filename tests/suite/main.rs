@@ -3,6 +3,7 @@
 mod accounts;
 mod architecture;
 mod bad_input;
+mod corpus;
 mod crash;
 mod faults;
 mod hostile;

@@ -1,0 +1,192 @@
+//! What is fuzzed: every place where text of a user, a scheduler, a file or the vendor's daemon comes in. Each function
+//! takes any bytes; what must hold of them is asserted. Used by `fuzz/` (cargo-fuzz) and by the suite, which replays the
+//! corpus and mutations of it. This file uses nothing but `mpsd` and `std`.
+
+use mpsd::config::Config;
+use mpsd::lifecycle::Journal;
+use mpsd::lifecycle::spec::SpecDaemon;
+use mpsd::model::record::Record;
+use mpsd::model::{GpuUuid, JobId, Request};
+use mpsd::scheduler::host::{Answer, Host};
+use mpsd::scheduler::{self, Given, GpuName, Input, Program, Scheduler, Site};
+use mpsd::supervise::dialogue::{Event, Proof, check};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// A target: its name, which is its corpus's directory too, and what it does with bytes.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub const TARGETS: [Target; 7] = [
+    ("request", request),
+    ("job_id", job_id),
+    ("configuration", configuration),
+    ("daemon_answers", daemon_answers),
+    ("server_log", server_log),
+    ("scheduler_input", scheduler_input),
+    ("files_of_ours", files_of_ours),
+];
+
+/// A message for a user or a log has one line and nothing that a terminal obeys.
+fn harmless(message: &str) {
+    assert!(!message.chars().any(char::is_control), "{message:?}");
+    assert!(message.len() < 2000, "{} bytes", message.len());
+}
+
+/// The request, from an account and from OpenPBS's resource: what is accepted prints as what is accepted again.
+pub fn request(bytes: &[u8]) {
+    match Request::from_account_bytes(bytes) {
+        Err(refusal) => harmless(&refusal.to_string()),
+        Ok(None) => {}
+        Ok(Some(request)) => {
+            let text = request.to_string();
+            let again = Request::from_account(&text)
+                .expect("its own words")
+                .expect("are ours");
+            assert_eq!(again, request, "{text}");
+        }
+    }
+    let text = String::from_utf8_lossy(bytes);
+    if let Err(refusal) = Request::from_resource(&text) {
+        harmless(&refusal.to_string());
+    }
+}
+
+/// A job id: its directory's name is one short safe component.
+pub fn job_id(bytes: &[u8]) {
+    match JobId::parse(&String::from_utf8_lossy(bytes)) {
+        Err(refusal) => harmless(&refusal.to_string()),
+        Ok(job) => {
+            let name = job.directory_name();
+            assert!((1..=40).contains(&name.len()), "{name:?}");
+            assert!(
+                !name.contains('/') && !name.starts_with('.') && !name.contains(char::is_control),
+                "{name:?}"
+            );
+        }
+    }
+}
+
+/// `mpsd.toml`.
+pub fn configuration(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let read = Config::parse(&text).and_then(|config| config.for_node("gpu001", &["NVIDIA H200"]));
+    if let Err(error) = read {
+        harmless(&error.to_string());
+    }
+}
+
+fn daemon() -> SpecDaemon {
+    let gpu = GpuUuid::parse("GPU-200b4359-5562-4e0e-ed46-88b581af6524").expect("uuid");
+    SpecDaemon {
+        gpus: vec![gpu.clone()],
+        pipe: "/p".into(),
+        log: "/l".into(),
+        threads: Some("25".parse().expect("percent")),
+        memory: vec![(gpu, 4096)],
+        priority: None,
+    }
+}
+
+/// The control daemon's answers: only the right ones pass, whatever stands around them.
+pub fn daemon_answers(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    match check(&daemon(), &text) {
+        Err(why) => harmless(&why),
+        Ok(()) => {
+            let said: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+            assert_eq!(said.len(), 4, "{text:?}");
+        }
+    }
+}
+
+/// The vendor's log, which its user may write.
+pub fn server_log(bytes: &[u8]) {
+    let mut proof = Proof::default();
+    for line in String::from_utf8_lossy(bytes).lines() {
+        if let Some(Event::Trouble(text)) = Event::parse(line) {
+            harmless(&text);
+        }
+        proof.take(line);
+    }
+    if let Err(why) = proof.confirms(&daemon()) {
+        harmless(&why);
+    }
+}
+
+/// A machine with nothing on it.
+#[derive(Debug)]
+struct Nothing;
+
+impl Host for Nothing {
+    fn read(&self, _: &Path, _: usize) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+    fn executable(&self, _: &Path) -> bool {
+        false
+    }
+    fn run(&self, _: &Path, _: &[&str], _: Duration) -> Result<Answer, String> {
+        Err("there is nothing to run".to_owned())
+    }
+    fn name(&self) -> String {
+        "gpu001".to_owned()
+    }
+}
+
+/// Arguments and environment of all three schedulers: the bytes are cut at NUL into arguments, then variables.
+pub fn scheduler_input(bytes: &[u8]) {
+    let mut parts = bytes.split(|b| *b == 0);
+    let kind = parts.next().and_then(|p| p.first().copied()).unwrap_or(0);
+    let words: Vec<OsString> = parts.map(|p| OsString::from_vec(p.to_vec())).take(40).collect();
+    let count = [8, 11, 3, 10, 0, 7][usize::from(kind) % 6].min(words.len());
+    let (arguments, variables) = words.split_at(count);
+    let env = |name: &str| {
+        let number = name.bytes().map(usize::from).sum::<usize>();
+        let value = variables.get(number.checked_rem(variables.len())?)?;
+        value.to_str().map(str::to_owned)
+    };
+    for program in [Program::Prologue, Program::Epilogue] {
+        for scheduler in [
+            None,
+            Some(Scheduler::Slurm),
+            Some(Scheduler::Torque),
+            Some(Scheduler::OpenPbs),
+        ] {
+            let input = Input {
+                program,
+                scheduler,
+                arguments,
+                env: &env,
+                given: Given::default(),
+                site: Site::default(),
+                terminal: false,
+            };
+            match scheduler::read(&input, &Nothing) {
+                Err(failure) => harmless(&failure.to_string()),
+                Ok(submission) => {
+                    job_id(submission.job.as_str().as_bytes());
+                    if let Err(failure) = scheduler::devices(&submission, &input, &Nothing) {
+                        harmless(&failure.to_string());
+                    }
+                }
+            }
+        }
+    }
+    if let Err(why) = GpuName::parse_list(&String::from_utf8_lossy(bytes)) {
+        harmless(&why);
+    }
+}
+
+/// Journals and records, as another release or a broken disk may leave them.
+pub fn files_of_ours(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(journal) = Journal::parse(&text) {
+        let again = Journal::parse(&journal.to_text().expect("text")).expect("its own text");
+        assert_eq!(again, journal);
+        assert!(journal.to_undo().count() <= journal.plan.len());
+    }
+    let _ = Record::parse(&text);
+}
