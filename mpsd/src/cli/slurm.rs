@@ -2,6 +2,7 @@
 
 mod check;
 mod conf;
+mod refresh;
 mod stamp;
 
 use super::finding::Finding;
@@ -64,6 +65,9 @@ pub struct Enable {
     /// What the plugin does: job (jobs only), step (steps only), both
     #[arg(long, value_name = "SCOPE", value_parser = ["both", "job", "step"])]
     pub scope: Option<String>,
+    /// Only where enable wrote a line before: name the plugin for the Slurm that is here now (run by the packages)
+    #[arg(long, conflicts_with_all = ["required", "scope"])]
+    pub refresh: bool,
 }
 
 /// A release of Slurm as far as a plugin depends on it.
@@ -145,6 +149,7 @@ pub struct Done {
 /// One line: what cannot be done on which object, why, what to do.
 pub fn run(verb: &Slurm, around: &Surroundings<'_>) -> Result<Done, String> {
     match verb {
+        Slurm::Enable(options) if options.refresh => refresh::refresh(options, around),
         Slurm::Enable(options) => enable(options, around),
         Slurm::Disable(place) => disable(&find(place, around)?),
         Slurm::Check(place) => {
