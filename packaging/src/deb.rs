@@ -23,9 +23,10 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
         .collect()
 }
 
-/// Debian's name of this machine's architecture.
-pub fn architecture() -> &'static str {
+/// Debian's name of this machine's architecture; scripts have none.
+fn architecture(package: Package) -> &'static str {
     match std::env::consts::ARCH {
+        _ if package == Package::Pbs => "all",
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
@@ -43,7 +44,7 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
         "{}_{}_{}.deb",
         package.name(),
         release.version,
-        architecture()
+        architecture(package)
     ));
     let mut command = Command::new("/usr/bin/dpkg-deb");
     command
@@ -73,7 +74,7 @@ fn copy(release: &Release, package: Package, dir: &Path) -> Result<()> {
 }
 
 /// Without name and time, so that the same text gives the same bytes.
-fn gzip(path: &Path) -> Result<()> {
+pub fn gzip(path: &Path) -> Result<()> {
     tools::quietly(Command::new("gzip").args(["-9n"]).arg(path))
 }
 
@@ -102,7 +103,7 @@ fn documents(release: &Release, package: Package, dir: &Path) -> Result<()> {
     let changelog = format!(
         "mpsd ({}) unstable; urgency=medium\n\n  * See /usr/share/doc/mpsd/CHANGELOG.md.\n\n -- {MAINTAINER}  {}\n",
         release.version,
-        date(release.epoch)?
+        date(release.epoch, "-R")?
     );
     let path = doc.join("changelog");
     file(&path, &changelog, 0o644)?;
@@ -116,10 +117,10 @@ fn documents(release: &Release, package: Package, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A time as Debian's changelogs have it.
-fn date(epoch: u64) -> Result<String> {
+/// A time in a format of date(1)'s.
+pub fn date(epoch: u64, format: &str) -> Result<String> {
     let output = Command::new("date")
-        .args(["--utc", "-R", "-d", &format!("@{epoch}")])
+        .args(["--utc", format, "-d", &format!("@{epoch}")])
         .env("LC_ALL", "C")
         .output()
         .context("cannot start date")?;
@@ -134,7 +135,7 @@ fn control(release: &Release, package: Package, dir: &Path) -> Result<()> {
     let read = |name: &str| fs::read_to_string(recipes.join(format!("{}.{name}", package.name())));
     let control = read("control")?
         .replace("@VERSION@", &release.version)
-        .replace("@ARCH@", architecture())
+        .replace("@ARCH@", architecture(package))
         .replace("@MAINTAINER@", MAINTAINER)
         .replace("@SIZE@", &size.to_string());
     file(&into.join("control"), &control, 0o644)?;

@@ -9,13 +9,16 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::dist::Release;
 use crate::layout::Package;
-use crate::{cargo, tools};
+use crate::{cargo, deb, tools};
 
 /// Where Debian's and the RPM systems' shells look for completions that packages bring.
 const SHELLS: [(&str, &str); 1] = [(
     "/usr/share/zsh/vendor-completions/",
     "/usr/share/zsh/site-functions/",
 )];
+
+/// Their files are compressed, as brp-compress does it.
+const MAN: &str = "/usr/share/man/";
 
 /// Makes the packages in `out`, working below `work`.
 pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
@@ -28,6 +31,9 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
         let (from, to) = (inside(&tree, debian), inside(&tree, here));
         fs::create_dir_all(to.parent().context("no parent")?)?;
         fs::rename(&from, &to).with_context(|| format!("cannot move '{}'", from.display()))?;
+    }
+    for page in release.files.iter().filter(|file| file.path.starts_with(MAN)) {
+        deb::gzip(&inside(&tree, &page.path))?;
     }
     let spec = top.join("mpsd.spec");
     fs::write(&spec, text(release, &tree)?)?;
@@ -79,6 +85,7 @@ fn text(release: &Release, tree: &Path) -> Result<String> {
     Ok(spec
         .replace("@VERSION@", &release.version)
         .replace("@STAGE@", stage)
+        .replace("@DATE@", &deb::date(release.epoch, "+%a %b %d %Y")?)
         .replace("@FILES_BASE@", &files(release, Package::Base))
         .replace("@FILES_PBS@", &files(release, Package::Pbs))
         .replace("@FILES_SLURM@", &files(release, Package::Slurm)))
@@ -91,6 +98,9 @@ fn files(release: &Release, package: Package) -> String {
         let mut path = file.path.clone();
         for (debian, here) in SHELLS {
             path = path.replace(debian, here);
+        }
+        if path.starts_with(MAN) {
+            path.push_str(".gz");
         }
         let ancestors = Path::new(&path).ancestors().skip(1);
         directories.extend(

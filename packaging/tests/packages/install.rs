@@ -143,7 +143,7 @@ fn the_debian_packages_install_upgrade_and_leave() {
     });
 }
 
-fn dpkg(root: &Root, packages: &[PathBuf]) {
+pub fn dpkg(root: &Root, packages: &[PathBuf]) {
     let files: Vec<String> = packages.iter().map(|package| root.take(package)).collect();
     let mut words = vec!["dpkg", "--install"];
     words.extend(files.iter().map(String::as_str));
@@ -151,8 +151,9 @@ fn dpkg(root: &Root, packages: &[PathBuf]) {
 }
 
 /// The same package under a higher number.
-fn newer(name: &str) -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("newer-{name}"));
+pub fn newer(name: &str) -> PathBuf {
+    let own = format!("newer-{name}-{:?}", std::thread::current().id());
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(own);
     let _ = fs::remove_dir_all(&dir);
     run(Command::new("dpkg-deb")
         .arg("-R")

@@ -6,6 +6,7 @@
 mod contents;
 mod install;
 mod root;
+mod slurm;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
