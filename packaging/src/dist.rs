@@ -22,6 +22,16 @@ pub struct Options {
     pub programs: Option<PathBuf>,
 }
 
+impl Options {
+    /// Everything built, the packages in `dir`.
+    pub fn into_dir(dir: &str) -> Options {
+        Options {
+            out: dir.into(),
+            programs: None,
+        }
+    }
+}
+
 /// What both formats need to know.
 #[derive(Debug)]
 pub struct Release {

@@ -9,10 +9,12 @@
 //! | `stage DIR` | the tree that is installed |
 //! | `spank-variants` | one linked plugin, stamped for each release of Slurm |
 //! | `dist` | the packages for Debian and RPM systems, from that tree |
+//! | `release-check` | what must hold before a version gets its tag |
 //! | `bench srun` | what the plugin costs a job that did not ask for it |
 
 mod build;
 mod cargo;
+mod check;
 mod deb;
 mod dist;
 mod elf;
@@ -57,6 +59,8 @@ enum Verb {
     SpankVariants(plugin::Options),
     /// Make the packages for Debian and RPM systems.
     Dist(dist::Options),
+    /// Check what must hold before a version gets its tag.
+    ReleaseCheck(check::Options),
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
@@ -99,6 +103,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Verb::SpankVariants(options) => plugin::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Dist(options) => dist::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Hardware(options) => hardware::run(&cargo::root()?, options).map(|()| ExitCode::SUCCESS),
+        Verb::ReleaseCheck(options) => check::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Demo => {
             setup::run()?;
             cargo::build(&["build", "--workspace"])?;
