@@ -198,6 +198,34 @@ fn a_refusal_is_recorded_in_begin_and_told_in_launch() {
 }
 
 #[test]
+fn a_refusal_that_cannot_be_recorded_is_told_at_once() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    c.nodes[0].sh("cp -p /etc/mpsd/mpsd.toml /etc/mpsd/good; echo 'no_such_key = 1' >>/etc/mpsd/mpsd.toml");
+    let job = Job::new("12.localhost", "MPS=maybe");
+    c.openpbs_files(&job);
+    let hooked = c.hook(&job, 0, "execjob_begin", &Default::default());
+    assert_eq!(hooked.verdict, "reject");
+    assert!(hooked.message.contains("MPS=maybe"), "{}", hooked.message);
+    c.nodes[0].sh("mv /etc/mpsd/good /etc/mpsd/mpsd.toml; rm -f /var/spool/pbs/aux/*");
+    before.holds(&mut c);
+}
+
+#[test]
+fn a_task_on_a_node_without_the_jobs_mps_fails_with_our_line() {
+    let mut c = cluster(&["nodea"]);
+    for (account, line) in [("MPS=true", true), ("MPS=off", false), ("mps_physics", false)] {
+        let job = Job::new("13.localhost", account);
+        c.openpbs_files(&job);
+        match (task(&mut c, &job, 0), line) {
+            (Err(why), true) => assert!(why.contains("asked for MPS and has none on this node"), "{why}"),
+            (Ok(Ended::Code(0)), false) => bare(&c.records(0)[0]),
+            (other, _) => panic!("{account}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn a_fault_rejects_begin_and_takes_the_node_offline() {
     let mut c = cluster(&["nodea", "nodeb"]);
     let before = Before::of(&mut c);

@@ -87,31 +87,48 @@ def begin(event):
     code, _, line = call("mps-prologue", arguments + shape(job) + identity(job), LIMIT_S)
     if line:
         pbs.logmsg(pbs.LOG_WARNING, line)
-    if code in (0, 1):  # 1 is a refusal: recorded, and told in execjob_launch
+    # 1 is a refusal: recorded, and told in execjob_launch; where it could not be recorded it is told here
+    if code == 0 or (code == 1 and environment(job, {}, [])[0] == 1):
         event.accept()
     clean(job)  # no launch will read what was recorded, and no end is promised
     event.reject(line or "mpsd: mps-prologue ended with %d" % code)
 
 
+def environment(job, variables, options):
+    variables = dict(variables, PBS_JOBID=attribute(job, "id"))
+    arguments = ["env", "--shell", "json", "--job", attribute(job, "id")]
+    return call("mpsctl", arguments + OPTIONS + options, ENV_LIMIT_S, variables)
+
+
 def launch(event):
-    job, wanted = event.job, {"PBS_JOBID": attribute(event.job, "id")}
-    for name in PASSED:
-        if name in event.env:
-            wanted[name] = text(event.env[name]).replace("\\,", ",")
-    arguments = ["env", "--shell", "json", "--job", attribute(job, "id")] + OPTIONS
-    if is_main_shell(event):
-        arguments.append("--main")
-    code, answer, line = call("mpsctl", arguments, ENV_LIMIT_S, wanted)
+    job, env = event.job, event.env
+    inherited = {name: text(env[name]).replace("\\,", ",") for name in PASSED if name in env}
+    code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [])
+    changes = json.loads(answer or "{}") if code == 0 else {}
+    if code == 0 and changes.get("MPSD_JOB") is None and asked(job):
+        code, line = 1, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
     if code != 0:
         line = line or "mpsd: mpsctl env ended with %d" % code
         os.write(2, (line + "\n").encode("utf-8", "replace"))
         event.reject(line)
-    for name, value in json.loads(answer or "{}").items():
+    for name, value in changes.items():
         if value is None:
-            remove(event.env, name)
+            remove(env, name)
         else:
-            event.env[name] = value.replace(",", "\\,")
+            env[name] = value.replace(",", "\\,")
     event.accept()
+
+
+def request(job):
+    """What the job asked for, read by mpsctl: exit code, {"account", "resource"}, line."""
+    arguments = ["pbs", "request", "--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
+    code, answer, line = call("mpsctl", arguments + OPTIONS, ENV_LIMIT_S)
+    return code, json.loads(answer) if code == 0 else {}, line
+
+
+def asked(job):
+    said = request(job)[1].get("resource", "")
+    return said != "" and said.split("+")[0] != "off"
 
 
 def is_main_shell(event):
@@ -145,15 +162,12 @@ def end(event):
 def queuejob(event):
     """Optional: refuses at qsub, and moves our words from the account into the resource 'mps'."""
     job = event.job
-    arguments = ["pbs", "request", "--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
-    code, answer, line = call("mpsctl", arguments + OPTIONS, ENV_LIMIT_S)
+    code, said, line = request(job)
     if code == 1:
         event.reject(line)
-    if code == 0:  # anything else is this host's, not the user's: the job's nodes look at it again
-        said = json.loads(answer)
-        if said["resource"]:
-            job.Resource_List["mps"] = said["resource"]
-            job.Account_Name = said["account"] or None
+    if code == 0 and said["resource"]:  # any other code is this host's, not the user's: the nodes look at it again
+        job.Resource_List["mps"] = said["resource"]
+        job.Account_Name = said["account"] or None
     event.accept()
 
 
