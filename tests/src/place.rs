@@ -343,6 +343,19 @@ fn own_cgroup() -> Option<PathBuf> {
     .find(|path| fs::create_dir(path).is_ok())
 }
 
+/// Removes what test programs that were killed left: an empty cgroup is all that a guard could not take along.
+fn sweep(mount: &Path) {
+    for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name
+            .strip_prefix("mpsd-test-")
+            .and_then(|rest| rest.split('-').next());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
 fn tree(at: &Path, root: &Path, picture: &mut Picture) {
     for entry in fs::read_dir(at).into_iter().flatten().flatten() {
         let path = entry.path();
