@@ -79,6 +79,26 @@ enum Bench {
     },
 }
 
+/// What the benchmark starts: the product and the doubles, and nothing that only packages need.
+const MEASURED: &[&str] = &[
+    "build",
+    "--release",
+    "--lib",
+    "--bins",
+    "-p",
+    "spank",
+    "-p",
+    "prologue",
+    "-p",
+    "epilogue",
+    "-p",
+    "mpsd",
+    "-p",
+    "nvml-stub",
+    "-p",
+    "tests",
+];
+
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(code) => code,
@@ -111,7 +131,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         }
         Verb::Bench(Bench::Srun { pairs, out }) => {
             setup::run()?;
-            cargo::build(&["build", "--release", "--workspace"])?;
+            cargo::build(MEASURED)?;
             let out = out.display().to_string();
             cargo::become_program("bench-srun", &["--pairs", &pairs.to_string(), "--out", &out])
         }
