@@ -339,6 +339,7 @@ fn own_cgroup() -> Option<PathBuf> {
     .iter()
     .map(Path::new)
     .filter(|mount| mount.join("cgroup.procs").exists())
+    .inspect(|mount| sweep(mount))
     .map(|mount| mount.join(&name))
     .find(|path| fs::create_dir(path).is_ok())
 }
