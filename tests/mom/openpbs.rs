@@ -3,7 +3,7 @@
 use crate::assertions::{Before, attached, bare, shell_ends};
 use std::time::{Duration, Instant};
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
-use tests::mom::wire::Ended;
+use tests::mom::wire::{Ended, Run, Stream};
 
 fn cluster(names: &[&str]) -> Cluster {
     Cluster::new(Product::OpenPbs, names)
@@ -303,6 +303,31 @@ fn restarting_the_mom_leaves_a_running_job_attached() {
     assert_eq!(
         (records.len(), &records[0]["daemon_pid"]),
         (2, &records[1]["daemon_pid"])
+    );
+    c.openpbs_end(&job, 0);
+    before.holds(&mut c);
+}
+
+#[test]
+fn an_interactive_job_ends_with_its_user() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("14.localhost", "MPS=true").interactive();
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+    let run = c.openpbs_shell(&job, &Cluster::client("")).unwrap();
+    let terminal = || Stream::Terminal;
+    let shell = c.nodes[0]
+        .start(Run {
+            stdout: terminal(),
+            stderr: terminal(),
+            ..run
+        })
+        .unwrap();
+    assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
+    attached(&c.records(0)[0], &job, "nodea", 132, None);
+    assert!(
+        !c.nodes[0].is_held(shell),
+        "qsub would hang: a daemon holds its terminal"
     );
     c.openpbs_end(&job, 0);
     before.holds(&mut c);
