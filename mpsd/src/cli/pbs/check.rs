@@ -205,7 +205,8 @@ fn environment(pbs: &Installation, host: &dyn Host) -> Finding {
         ));
     }
     let add = format!(
-        "'$job_starter /usr/libexec/mpsd/job-starter' in '{}'",
+        "'$job_starter {}' in '{}'",
+        files::JOB_STARTER,
         config.display()
     );
     Finding::Better(format!(

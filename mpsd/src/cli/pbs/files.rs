@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 pub(super) const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
 const SCRIPT_MODE: u32 = 0o500;
+/// Where the package puts the `$job_starter`.
+pub(super) const JOB_STARTER: &str = "/usr/libexec/mpsd/job-starter";
 /// Where our programs stand in the shipped texts.
 const SHIPPED: &str = "/usr/bin/";
 
@@ -102,6 +104,14 @@ pub(super) fn install(pbs: &Installation, around: &Surroundings) -> Result<Done,
         place(&path, &render(shipped, around), SCRIPT_MODE)
             .map_err(|e| format!("cannot write '{}': {e}", path.display()))?;
         done.did(format!("wrote '{}'", path.display()));
+    }
+    if pbs.scheduler == Scheduler::Torque {
+        let config = pbs.mom_priv().join("config");
+        done.did("optional, for tasks that TM starts without a login shell (every job of the node goes through it):");
+        done.did(format!(
+            "    '$job_starter {JOB_STARTER}' in '{}', then SIGHUP to the mom",
+            config.display()
+        ));
     }
     Ok(done)
 }
