@@ -62,7 +62,11 @@ fn named(arguments: &Arguments, input: &Input<'_>) -> Result<Submission, Failure
 }
 
 fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
-    let node = submission.node.clone().filter(|n| !n.is_empty()).unwrap_or_else(|| ThisHost.name());
+    let node = submission
+        .node
+        .clone()
+        .filter(|n| !n.is_empty())
+        .unwrap_or_else(|| ThisHost.name());
     let settings = settings(&arguments.config, &node);
     let jobs = teardown::jobs_of(&settings.paths, submission);
     if jobs.is_empty() {
@@ -71,7 +75,9 @@ fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
     let limit = settings.deadline;
     let code = guard::run_guarded(NAME, Deadline::after(limit + PARENT_GRACE), || {
         let deadline = Deadline::after(limit);
-        let clean = jobs.iter().all(|job: &JobId| teardown::job(job, &settings, submission, &node, deadline));
+        let clean = jobs
+            .iter()
+            .all(|job: &JobId| teardown::job(job, &settings, submission, &node, deadline));
         if clean { 0 } else { BROKEN }
     });
     if arguments.strict { code } else { 0 }

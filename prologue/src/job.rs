@@ -3,12 +3,12 @@
 use crate::arguments::Arguments;
 use mpsd::cli::asking::Asked;
 use mpsd::config::{Config, Settings};
-use mpsd::model::failure::{Evidence, Fault};
 use mpsd::model::Failure;
+use mpsd::model::failure::{Evidence, Fault};
 use mpsd::node::clean::site;
 use mpsd::node::real::Reach;
-use mpsd::scheduler::pbs::Installation;
 use mpsd::node::user::{User, find_user};
+use mpsd::scheduler::pbs::Installation;
 use mpsd::scheduler::{Host, Scheduler, Site, ThisHost};
 use std::time::Duration;
 
@@ -37,7 +37,9 @@ pub struct Job {
 impl Job {
     /// The time for the whole prologue: the configured one, but below the mom's own, which ends with SIGKILL.
     pub fn limit(arguments: &Arguments, asked: &Asked) -> Duration {
-        let settings = Config::load(&arguments.config).ok().and_then(|c| c.for_node(&node_name(asked), &[]).ok());
+        let settings = Config::load(&arguments.config)
+            .ok()
+            .and_then(|c| c.for_node(&node_name(asked), &[]).ok());
         let own = settings.as_ref().map_or(USUAL_LIMIT, |s| s.deadline);
         if asked.submission.scheduler == Scheduler::Slurm || arguments.record {
             return own;
@@ -52,12 +54,21 @@ impl Job {
     /// # Errors
     /// A fault for an unusable configuration; undetermined when the user is not known here.
     pub fn prepare(arguments: &Arguments, asked: Asked) -> Result<Self, Failure> {
-        let broken = |e: mpsd::config::ConfigError| Fault::new(Evidence::Configuration, "configuration", e.to_string());
+        let broken = |e: mpsd::config::ConfigError| {
+            Fault::new(Evidence::Configuration, "configuration", e.to_string())
+        };
         let config = Config::load(&arguments.config).map_err(broken)?;
         let node = node_name(&asked);
         let settings = config.for_node(&node, &[]).map_err(broken)?;
         let user = find_user(&asked.submission.user)?;
-        Ok(Self { asked, config, settings, user, node, record: arguments.record })
+        Ok(Self {
+            asked,
+            config,
+            settings,
+            user,
+            node,
+            record: arguments.record,
+        })
     }
 
     /// How the node is reached for this job, which may take `limit` for all.
@@ -73,5 +84,10 @@ impl Job {
 }
 
 fn node_name(asked: &Asked) -> String {
-    asked.submission.node.clone().filter(|n| !n.is_empty()).unwrap_or_else(|| ThisHost.name())
+    asked
+        .submission
+        .node
+        .clone()
+        .filter(|n| !n.is_empty())
+        .unwrap_or_else(|| ThisHost.name())
 }

@@ -39,7 +39,9 @@ pub fn main() -> u8 {
     stdio::close_inherited();
     let arguments = Arguments::parse();
     let env = |name: &str| std::env::var(name).ok();
-    let input = arguments.asking.input(&env, site(&arguments), std::io::stdout().is_terminal());
+    let input = arguments
+        .asking
+        .input(&env, site(&arguments), std::io::stdout().is_terminal());
     match arguments.asking.asked(&input, &ThisHost) {
         Ok(None) => 0,
         Ok(Some(asked)) => guarded(&arguments, &input, asked),
@@ -56,7 +58,9 @@ fn site(arguments: &Arguments) -> Site {
         return Site::default();
     }
     let settings = Config::load(&arguments.config).and_then(|config| config.for_node(&ThisHost.name(), &[]));
-    settings.map(|settings| mpsd::node::clean::site(&settings)).unwrap_or_default()
+    settings
+        .map(|settings| mpsd::node::clean::site(&settings))
+        .unwrap_or_default()
 }
 
 /// All further work is done by a child, so that whatever becomes of it ends as an exit code.

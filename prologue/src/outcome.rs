@@ -1,9 +1,9 @@
 //! What a failure leads to: one line, a record for the job's tasks, a drain on proof, an exit code.
 
+use crate::NAME;
 use crate::arguments::Arguments;
 use crate::job::Job;
 use crate::start::Failed;
-use crate::NAME;
 use mpsd::cli::asking::Asked;
 use mpsd::cli::complain;
 use mpsd::config::Config;
@@ -76,20 +76,33 @@ fn say(job: &Job, failure: &Failure) {
 /// scheduler did not take it.
 fn drain_for(job: &Job, failed: &Failed) -> Option<bool> {
     for note in &failed.findings.notes {
-        line(NAME, Severity::Info, &format!("job {}: {note}", job.asked.submission.job));
+        line(
+            NAME,
+            Severity::Info,
+            &format!("job {}: {note}", job.asked.submission.job),
+        );
     }
     let own: Option<&Fault> = match &failed.failure {
         Failure::Fault(fault) => Some(fault),
         Failure::Refusal(_) | Failure::Undetermined(_) => None,
     };
-    let fault = own.into_iter().chain(&failed.findings.faults).find(|fault| fault.drains())?;
+    let fault = own
+        .into_iter()
+        .chain(&failed.findings.faults)
+        .find(|fault| fault.drains())?;
     if !job.settings.drain.enabled {
         return None;
     }
     let place = place(job);
     let id = &job.asked.submission.job;
-    let (text, delivered) =
-        drain::deliver(&job.settings.paths, &place, &job.settings.drain.prefix, id, fault, failed.gpus.clone());
+    let (text, delivered) = drain::deliver(
+        &job.settings.paths,
+        &place,
+        &job.settings.drain.prefix,
+        id,
+        fault,
+        failed.gpus.clone(),
+    );
     line(NAME, Severity::Error, &text);
     complain(NAME, &text);
     Some(delivered)
@@ -125,7 +138,11 @@ fn hold(job: &Job, deadline: Deadline) {
     if job.asked.submission.scheduler != Scheduler::Torque || job.asked.submission.interactive {
         return;
     }
-    line(NAME, Severity::Warning, "the exit is held back until the deadline, or Torque would try again at once");
+    line(
+        NAME,
+        Severity::Warning,
+        "the exit is held back until the deadline, or Torque would try again at once",
+    );
     let end = deadline.less(HOLD_MARGIN);
     while end.sleep(HOLD_STEP) {}
 }
@@ -138,14 +155,32 @@ fn record(job: &Job, failure: &Failure) {
 
 /// As [`record`], when only the scheduler's words are known.
 pub fn record_unprepared(arguments: &Arguments, submission: &Submission, failure: &Failure) {
-    let node = submission.node.clone().filter(|n| !n.is_empty()).unwrap_or_else(|| ThisHost.name());
-    let Some(settings) = Config::load(&arguments.config).ok().and_then(|c| c.for_node(&node, &[]).ok()) else { return };
+    let node = submission
+        .node
+        .clone()
+        .filter(|n| !n.is_empty())
+        .unwrap_or_else(|| ThisHost.name());
+    let Some(settings) = Config::load(&arguments.config)
+        .ok()
+        .and_then(|c| c.for_node(&node, &[]).ok())
+    else {
+        return;
+    };
     let limit = Duration::from_secs(5);
-    write_record(Reach::of(NAME, &settings, limit, limit / 3), submission, 0, failure);
+    write_record(
+        Reach::of(NAME, &settings, limit, limit / 3),
+        submission,
+        0,
+        failure,
+    );
 }
 
 fn write_record(reach: Reach, submission: &Submission, uid: u32, failure: &Failure) {
-    let state = if failure.kind() == FailureKind::Refusal { State::Refused } else { State::Failed };
+    let state = if failure.kind() == FailureKind::Refusal {
+        State::Refused
+    } else {
+        State::Failed
+    };
     let mut record = Record::closed(submission.job.clone(), uid, state, failure.to_string());
     record.kind = Some(failure.kind());
     let written = RealNode::new(reach).and_then(|mut node| {

@@ -37,7 +37,11 @@ pub struct Failed {
 
 impl From<Failure> for Failed {
     fn from(failure: Failure) -> Self {
-        Self { failure, findings: Findings::default(), gpus: Vec::new() }
+        Self {
+            failure,
+            findings: Findings::default(),
+            gpus: Vec::new(),
+        }
     }
 }
 
@@ -62,7 +66,9 @@ pub fn run(arguments: &Arguments, input: &Input<'_>, job: &Job, deadline: Deadli
         let why = format!("a drain of this node waits for its scheduler ({})", marker.reason);
         return Err(Failure::from(Undetermined::new(format!("node '{}'", job.node), why)).into());
     }
-    let Some(mut start) = Start::prepare(input, job, deadline)? else { return Ok(()) };
+    let Some(mut start) = Start::prepare(input, job, deadline)? else {
+        return Ok(());
+    };
     start.begin()?;
     if arguments.wait == Wait::Ready {
         return start.finish(deadline);
@@ -108,7 +114,11 @@ impl<'a> Start<'a> {
             inventory: &inventory,
         })?;
         open_trusted(&settings.control).map_err(|e| {
-            Failure::from(Fault::new(Evidence::VendorProgram, "NVIDIA's MPS control daemon", e.to_string()))
+            Failure::from(Fault::new(
+                Evidence::VendorProgram,
+                "NVIDIA's MPS control daemon",
+                e.to_string(),
+            ))
         })?;
         let mut held = node.open_job(&submission.job)?;
         match earlier(&mut node, job)? {
@@ -122,7 +132,16 @@ impl<'a> Start<'a> {
         for note in &plan.notes {
             node.log(&format!("job {}: {note}", submission.job));
         }
-        Ok(Some(Self { job, settings, node, plan, inventory, journal, spec, _held: held }))
+        Ok(Some(Self {
+            job,
+            settings,
+            node,
+            plan,
+            inventory,
+            journal,
+            spec,
+            _held: held,
+        }))
     }
 
     fn begin(&mut self) -> Result<(), Failed> {
@@ -132,14 +151,17 @@ impl<'a> Start<'a> {
 
     fn finish(&mut self, deadline: Deadline) -> Result<(), Failed> {
         carry_out::prove(&mut self.node, &self.journal, &self.spec).map_err(|failed| self.failed(*failed))?;
-        if self.plan.verify {
-            if let Err(failure) = self.verify(deadline) {
-                let findings = take_down::undo(&mut self.node, &self.journal);
-                return Err(self.failed(NotDone { failure, findings }));
-            }
+        if self.plan.verify
+            && let Err(failure) = self.verify(deadline)
+        {
+            let findings = take_down::undo(&mut self.node, &self.journal);
+            return Err(self.failed(NotDone { failure, findings }));
         }
         self.write_record(State::Ready)?;
-        self.node.log(&format!("job {}: MPS ready for {}", self.journal.job, self.journal.user));
+        self.node.log(&format!(
+            "job {}: MPS ready for {}",
+            self.journal.job, self.journal.user
+        ));
         Ok(())
     }
 
@@ -159,8 +181,17 @@ impl<'a> Start<'a> {
     }
 
     fn failed(&self, failed: NotDone) -> Failed {
-        let gpus = self.journal.gpus.iter().map(|g| g.uuid.as_str().to_owned()).collect();
-        Failed { failure: failed.failure, findings: failed.findings, gpus }
+        let gpus = self
+            .journal
+            .gpus
+            .iter()
+            .map(|g| g.uuid.as_str().to_owned())
+            .collect();
+        Failed {
+            failure: failed.failure,
+            findings: failed.findings,
+            gpus,
+        }
     }
 
     fn write_record(&mut self, state: State) -> Result<(), Failure> {
@@ -172,14 +203,21 @@ impl<'a> Start<'a> {
             state,
             reason: None,
             kind: None,
-            exclusive: journal.plan.iter().any(|effect| matches!(effect, Effect::SetComputeMode { .. })),
+            exclusive: journal
+                .plan
+                .iter()
+                .any(|effect| matches!(effect, Effect::SetComputeMode { .. })),
             deadline_s: u32::try_from(self.settings.deadline.as_secs()).unwrap_or(u32::MAX),
             per_gpu: self.job.asked.request.mode == Mode::PerGpu,
             gpus: journal.gpus.clone(),
             daemons: journal
                 .daemons
                 .iter()
-                .map(|d| RecordDaemon { gpus: d.gpus.clone(), pipe: d.pipe.clone(), log: d.log.clone() })
+                .map(|d| RecordDaemon {
+                    gpus: d.gpus.clone(),
+                    pipe: d.pipe.clone(),
+                    log: d.log.clone(),
+                })
                 .collect(),
             rank_threads: self.plan.rank_threads.clone(),
             rank_memory: self.plan.rank_memory.clone(),
@@ -202,18 +240,32 @@ enum Earlier {
 /// pbs-live).
 fn earlier(node: &mut RealNode, job: &Job) -> Result<Earlier, Failed> {
     let id = &job.asked.submission.job;
-    let Some(journal) = node.read_journal(id)? else { return Ok(Earlier::None) };
-    let alive = node.members(&journal).iter().any(|m| m.role == Role::Control && !m.is_defunct());
+    let Some(journal) = node.read_journal(id)? else {
+        return Ok(Earlier::None);
+    };
+    let alive = node
+        .members(&journal)
+        .iter()
+        .any(|m| m.role == Role::Control && !m.is_defunct());
     if job.asked.submission.step && alive && journal.uid == job.user.uid {
         return Ok(Earlier::Stands);
     }
-    node.log(&format!("job {id}: an earlier prologue left its MPS: taken down first"));
+    node.log(&format!(
+        "job {id}: an earlier prologue left its MPS: taken down first"
+    ));
     let findings = take_down::undo(node, &journal);
     if findings.is_clean() {
         return Ok(Earlier::TakenDown);
     }
-    let failure = Undetermined::new(format!("job {id}"), "what an earlier prologue left cannot be taken down");
-    Err(Failed { failure: failure.into(), findings, gpus: Vec::new() })
+    let failure = Undetermined::new(
+        format!("job {id}"),
+        "what an earlier prologue left cannot be taken down",
+    );
+    Err(Failed {
+        failure: failure.into(),
+        findings,
+        gpus: Vec::new(),
+    })
 }
 
 fn journal(job: &Job, settings: &Settings, plan: &Plan, inventory: &Inventory) -> Journal {
@@ -230,13 +282,20 @@ fn journal(job: &Job, settings: &Settings, plan: &Plan, inventory: &Inventory) -
         plan: plan.effects.clone(),
         begun: 0,
         gpus: policy::indexed(plan, inventory)
-            .map(|(index, uuid)| RecordGpu { index, uuid: uuid.clone() })
+            .map(|(index, uuid)| RecordGpu {
+                index,
+                uuid: uuid.clone(),
+            })
             .collect(),
         daemons: plan
             .daemons
             .iter()
             .enumerate()
-            .map(|(n, d)| JournalDaemon { gpus: d.gpus.clone(), pipe: paths.pipe(n, count), log: paths.log(n, count) })
+            .map(|(n, d)| JournalDaemon {
+                gpus: d.gpus.clone(),
+                pipe: paths.pipe(n, count),
+                log: paths.log(n, count),
+            })
             .collect(),
         control: settings.control.clone(),
         nvml: settings.nvml.clone(),
@@ -249,13 +308,19 @@ fn journal(job: &Job, settings: &Settings, plan: &Plan, inventory: &Inventory) -
             slurm_conf: std::env::var("SLURM_CONF").ok(),
         },
         kill_clients: settings.leftover_clients == LeftoverClients::Kill,
-        began: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        began: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs(),
     }
 }
 
 fn spec(job: &Job, settings: &Settings, plan: &Plan, journal: &Journal, deadline: Deadline) -> Spec {
     // A third of the whole is kept for the rollback.
-    let start = deadline.remaining().saturating_sub(settings.deadline / 3).max(Duration::from_secs(1));
+    let start = deadline
+        .remaining()
+        .saturating_sub(settings.deadline / 3)
+        .max(Duration::from_secs(1));
     let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
     Spec {
         job: plan.job.as_str().to_owned(),

@@ -111,15 +111,37 @@ impl Stage {
 
     /// The same with these GPUs.
     pub fn torque_on(&self, job: &str, account: &str, gpus: &str) -> Ran {
-        let args =
-            ["--scheduler", "torque", "--gpus", gpus, job, USER, "nogroup", "job1", "nodes=1:gpus=1", "batch", account];
+        let args = [
+            "--scheduler",
+            "torque",
+            "--gpus",
+            gpus,
+            job,
+            USER,
+            "nogroup",
+            "job1",
+            "nodes=1:gpus=1",
+            "batch",
+            account,
+        ];
         self.prologue(&args, &[])
     }
 
     /// The Torque epilogue for `job`.
     pub fn torque_end(&self, job: &str) -> Ran {
         let args = [
-            "--scheduler", "torque", job, USER, "nogroup", "job1", "4242", "nodes=1:gpus=1", "cput=0", "batch", "x", "0",
+            "--scheduler",
+            "torque",
+            job,
+            USER,
+            "nogroup",
+            "job1",
+            "4242",
+            "nodes=1:gpus=1",
+            "cput=0",
+            "batch",
+            "x",
+            "0",
         ];
         self.epilogue(&args, &[])
     }
@@ -127,7 +149,12 @@ impl Stage {
     /// A program of ours with our configuration.
     pub fn run<S: AsRef<OsStr>>(&self, program: &str, args: &[S], env: &[(&str, &str)]) -> Ran {
         let mut command = Command::new(self.program(program));
-        command.arg("--config").arg(self.config()).args(args).env_clear().envs(env.iter().copied());
+        command
+            .arg("--config")
+            .arg(self.config())
+            .args(args)
+            .env_clear()
+            .envs(env.iter().copied());
         finish(command)
     }
 
@@ -143,7 +170,12 @@ impl Stage {
     /// Found by looking at `/proc`, directories and the doubles' own state, never by our own code.
     pub fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
-        for process in self.node.processes().into_iter().chain(look::processes_from(&self.path("bin"))) {
+        for process in self
+            .node
+            .processes()
+            .into_iter()
+            .chain(look::processes_from(&self.path("bin")))
+        {
             left.push(format!("process {process:?}"));
         }
         for dir in ["run/jobs", "run/gpus", "state/drains"] {
@@ -178,44 +210,70 @@ impl Stage {
 fn cgroups(root: &Path) -> Vec<String> {
     let _ = root;
     let mut found = Vec::new();
-    for mount in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"] {
+    for mount in [
+        "/sys/fs/cgroup",
+        "/sys/fs/cgroup/unified",
+        "/sys/fs/cgroup/systemd",
+    ] {
         for base in ["mpsd", "system.slice/mpsd.service"] {
-            let jobs = fs::read_dir(Path::new(mount).join(base)).into_iter().flatten().flatten();
-            found.extend(jobs.filter(|e| e.path().is_dir()).map(|e| e.path()).filter(|p| is_of(p, root)));
+            let jobs = fs::read_dir(Path::new(mount).join(base))
+                .into_iter()
+                .flatten()
+                .flatten();
+            found.extend(
+                jobs.filter(|e| e.path().is_dir())
+                    .map(|e| e.path())
+                    .filter(|p| is_of(p, root)),
+            );
         }
     }
-    found.into_iter().map(|path| format!("cgroup {}", path.display())).collect()
+    found
+        .into_iter()
+        .map(|path| format!("cgroup {}", path.display()))
+        .collect()
 }
 
 /// Whether the cgroup holds a process that runs out of `root`.
 fn is_of(cgroup: &Path, root: &Path) -> bool {
     let procs = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    procs.lines().any(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.starts_with(root)))
+    procs
+        .lines()
+        .any(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.starts_with(root)))
 }
 
 /// A built program of the workspace.
 pub fn built(program: &str) -> PathBuf {
     let exe = std::env::current_exe().expect("own path");
     let dir = exe.ancestors().skip(1).take(2).find(|d| d.join("mpsd").is_file());
-    dir.unwrap_or_else(|| panic!("no mpsd beside '{}': build the workspace first", exe.display())).join(program)
+    dir.unwrap_or_else(|| panic!("no mpsd beside '{}': build the workspace first", exe.display()))
+        .join(program)
 }
 
 /// `program` as an ordinary user, through setpriv: no code of ours drops the test's own privileges.
 pub fn as_user(user: &str, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("/usr/bin/setpriv");
-    command.args(["--reuid", user, "--regid", "nogroup", "--clear-groups", "--"]).arg(program);
+    command
+        .args(["--reuid", user, "--regid", "nogroup", "--clear-groups", "--"])
+        .arg(program);
     command
 }
 
 /// Runs to the end, with null stdin and a bound.
 pub fn finish(mut command: Command) -> Ran {
     let began = Instant::now();
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
     let child = child.unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let pid = nix::unistd::Pid::from_raw(child.id() as i32);
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
-        if wait.recv_timeout(LONGEST).is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if wait
+            .recv_timeout(LONGEST)
+            .is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout)
+        {
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
     });

@@ -2,8 +2,9 @@
 
 use super::hosts::HostList;
 use super::values::{
-    CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library, MemoryOverLimit, Name,
-    PathPattern, Prefix, Product, Replicas, Seconds, TooManyTasks, Wait, Window, Worded,
+    CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library,
+    MemoryOverLimit, Name, PathPattern, Prefix, Product, Replicas, Seconds, TooManyTasks, Wait, Window,
+    Worded,
 };
 use crate::model::limits::{Amount, Percent, Priority};
 use crate::model::request::{MemoryLimit, Threads};

@@ -15,7 +15,9 @@ pub use error::ConfigError;
 pub use hosts::HostList;
 pub use resolve::Asker;
 pub use settings::{Ceilings, Cgroup, Defaults, Drain, Origin, Pbs, Settings, Slurm};
-pub use values::{ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks, Wait};
+pub use values::{
+    ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks, Wait,
+};
 
 use crate::model::text::one_line;
 use crate::sys::trusted::open_trusted;

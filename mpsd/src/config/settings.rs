@@ -3,8 +3,8 @@
 use super::error::position;
 use super::fragment::Fragment;
 use super::values::{
-    Bounded, CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library, MemoryOverLimit, Name,
-    PathPattern, Prefix, Seconds, TooManyTasks, Wait, Window, Worded, Written,
+    Bounded, CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library,
+    MemoryOverLimit, Name, PathPattern, Prefix, Seconds, TooManyTasks, Wait, Window, Worded, Written,
 };
 use crate::model::limits::{Amount, Percent, Priority};
 use crate::model::paths::Paths;
@@ -194,7 +194,11 @@ pub(super) fn merge(text: &str, layers: Vec<&Fragment>, node: &str) -> Settings 
             |f| &f.leftover_clients,
             LeftoverClients::Report,
         ),
-        memory_over_limit: m.value("memory_over_limit", |f| &f.memory_over_limit, MemoryOverLimit::Log),
+        memory_over_limit: m.value(
+            "memory_over_limit",
+            |f| &f.memory_over_limit,
+            MemoryOverLimit::Log,
+        ),
         defaults: m.defaults(),
         ceilings: m.ceilings(),
         slurm: m.slurm(),

@@ -34,7 +34,12 @@ pub struct Leave {
 impl Account {
     /// `job` enters; `now` is the mode that the GPU has.
     pub fn join(existing: Option<Self>, job: &JobId, now: ComputeMode) -> Self {
-        let mut account = existing.unwrap_or(Self { version: VERSION, users: BTreeSet::new(), found: now, set: None });
+        let mut account = existing.unwrap_or(Self {
+            version: VERSION,
+            users: BTreeSet::new(),
+            found: now,
+            set: None,
+        });
         account.users.insert(job.clone());
         account
     }
@@ -55,17 +60,28 @@ impl Account {
     pub fn leave(mut self, job: &JobId, now: ComputeMode) -> Leave {
         self.users.remove(job);
         if !self.users.is_empty() {
-            return Leave { account: Some(self), restore: None, note: None };
+            return Leave {
+                account: Some(self),
+                restore: None,
+                note: None,
+            };
         }
         let (restore, note) = match self.set {
             Some(set) if set == now && now != self.found => (Some(self.found), None),
             Some(set) if now != self.found => {
-                let note = format!("compute mode is {now}, we set {set} over {}: left as somebody made it", self.found);
+                let note = format!(
+                    "compute mode is {now}, we set {set} over {}: left as somebody made it",
+                    self.found
+                );
                 (None, Some(note))
             }
             _ => (None, None),
         };
-        Leave { account: None, restore, note }
+        Leave {
+            account: None,
+            restore,
+            note,
+        }
     }
 }
 
@@ -103,7 +119,14 @@ mod tests {
     fn an_intent_that_never_took_place_restores_nothing() {
         let mut account = Account::join(None, &job("1"), Default);
         account.set = Some(ExclusiveProcess);
-        assert_eq!(account.leave(&job("1"), Default), Leave { account: None, restore: None, note: None });
+        assert_eq!(
+            account.leave(&job("1"), Default),
+            Leave {
+                account: None,
+                restore: None,
+                note: None
+            }
+        );
     }
 
     #[test]
@@ -113,7 +136,11 @@ mod tests {
         assert!(alone.may_set(&job("1"), Prohibited).is_err());
         let two = Account::join(Some(alone), &job("2"), Default);
         assert!(two.may_set(&job("2"), Default).is_err());
-        assert!(Account::join(None, &job("1"), ExclusiveProcess).may_set(&job("1"), ExclusiveProcess).is_err());
+        assert!(
+            Account::join(None, &job("1"), ExclusiveProcess)
+                .may_set(&job("1"), ExclusiveProcess)
+                .is_err()
+        );
     }
 
     #[test]

@@ -92,7 +92,10 @@ impl Journal {
         }
         let head: Head = serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))?;
         if head.version > VERSION {
-            return Err(format!("written by a newer release (format {}, this one reads {VERSION})", head.version));
+            return Err(format!(
+                "written by a newer release (format {}, this one reads {VERSION})",
+                head.version
+            ));
         }
         serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))
     }
@@ -102,7 +105,9 @@ impl Journal {
     /// # Errors
     /// When a path is not UTF-8.
     pub fn to_text(&self) -> Result<String, String> {
-        serde_json::to_string_pretty(self).map(|t| t + "\n").map_err(|e| e.to_string())
+        serde_json::to_string_pretty(self)
+            .map(|t| t + "\n")
+            .map_err(|e| e.to_string())
     }
 
     /// The effects that were begun, last first: what is to be undone.
@@ -128,8 +133,17 @@ mod tests {
     fn a_job_that_began_under_an_older_release_can_be_undone() {
         let journal = Journal::parse(RECORDED).unwrap();
         assert_eq!(journal.job.as_str(), "10.srv");
-        assert_eq!((journal.uid, journal.gid, journal.user.as_str()), (65534, 65534, "nobody"));
-        assert_eq!(journal.supervisor, Some(ProcessRef { pid: 4198, start_time: 354_802 }));
+        assert_eq!(
+            (journal.uid, journal.gid, journal.user.as_str()),
+            (65534, 65534, "nobody")
+        );
+        assert_eq!(
+            journal.supervisor,
+            Some(ProcessRef {
+                pid: 4198,
+                start_time: 354_802
+            })
+        );
         let undo: Vec<String> = journal.to_undo().map(ToString::to_string).collect();
         assert_eq!(undo.len(), 5, "{undo:?}");
         assert!(undo[4].starts_with("claim GPU-85e8a6f0"), "{undo:?}");
@@ -140,7 +154,11 @@ mod tests {
     #[test]
     fn what_is_written_today_is_what_was_recorded() {
         let journal = Journal::parse(RECORDED).unwrap();
-        assert_eq!(journal.to_text().unwrap(), RECORDED, "a changed format needs a new number and a new recording");
+        assert_eq!(
+            journal.to_text().unwrap(),
+            RECORDED,
+            "a changed format needs a new number and a new recording"
+        );
     }
 
     #[test]

@@ -28,12 +28,20 @@ pub struct Ladder {
 impl Ladder {
     /// Splits `total`: half for the polite rung, a fifth for SIGTERM, three tenths for SIGKILL.
     pub fn within(total: Duration) -> Self {
-        Self { polite: total / 2, terminate: total / 5, kill: total * 3 / 10 }
+        Self {
+            polite: total / 2,
+            terminate: total / 5,
+            kill: total * 3 / 10,
+        }
     }
 
     /// The first rung: the polite one only where there is a control daemon to talk to.
     pub fn first(control_daemon_alive: bool) -> Rung {
-        if control_daemon_alive { Rung::Polite } else { Rung::Terminate }
+        if control_daemon_alive {
+            Rung::Polite
+        } else {
+            Rung::Terminate
+        }
     }
 
     /// The rung after `rung`, when something is left; `None`: what is left is a zombie.

@@ -19,8 +19,12 @@ pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The job whose MPS a task uses; tells variables inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
 /// Variables with a launcher's local rank, in the order they are looked up.
-pub const LOCAL_RANKS: [&str; 4] =
-    ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID"];
+pub const LOCAL_RANKS: [&str; 4] = [
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PALS_LOCAL_RANKID",
+    "SLURM_LOCALID",
+];
 
 /// What is known of one task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -47,7 +51,10 @@ pub struct Change {
 
 impl Change {
     fn set(name: &'static str, value: impl Into<String>) -> Self {
-        Self { name, value: Some(value.into()) }
+        Self {
+            name,
+            value: Some(value.into()),
+        }
     }
 
     fn unset(name: &'static str) -> Self {
@@ -72,7 +79,10 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         let list: Vec<&str> = gpus.iter().map(GpuUuid::as_str).collect();
         changes.push(Change::set(VISIBLE_DEVICES, list.join(",")));
     }
-    let foreign = task.inherited_job.as_deref().is_some_and(|job| job != record.job.as_str());
+    let foreign = task
+        .inherited_job
+        .as_deref()
+        .is_some_and(|job| job != record.job.as_str());
     match by_rank(&record.rank_threads, task, "thread percentages")? {
         Some(percent) => changes.push(Change::set(THREADS, percent.to_string())),
         None if foreign => changes.push(Change::unset(THREADS)),
@@ -81,8 +91,11 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
     match by_rank(&record.rank_memory, task, "memory limits")? {
         // Only GPUs that this rank sees: any other name drops every limit.
         Some(limits) => {
-            let seen: Vec<String> =
-                limits.iter().filter(|(g, _)| gpus.contains(g)).map(|(g, mib)| format!("{g}={mib}M")).collect();
+            let seen: Vec<String> = limits
+                .iter()
+                .filter(|(g, _)| gpus.contains(g))
+                .map(|(g, mib)| format!("{g}={mib}M"))
+                .collect();
             changes.push(Change::set(MEMORY, seen.join(",")));
         }
         None if foreign => changes.push(Change::unset(MEMORY)),
@@ -98,7 +111,9 @@ pub fn strip_inherited(
     this_job: Option<&str>,
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Vec<Change> {
-    let Some(inherited) = lookup(JOB) else { return Vec::new() };
+    let Some(inherited) = lookup(JOB) else {
+        return Vec::new();
+    };
     if this_job == Some(inherited.as_str()) {
         return Vec::new();
     }
@@ -135,7 +150,9 @@ fn no_rank(what: &str) -> Refusal {
 /// The job's GPUs that this task may see.
 fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
     let all = || record.gpus.iter().map(|g| g.uuid.clone()).collect();
-    let Some(list) = task.visible.as_deref().filter(|v| !v.trim().is_empty()) else { return Ok(all()) };
+    let Some(list) = task.visible.as_deref().filter(|v| !v.trim().is_empty()) else {
+        return Ok(all());
+    };
     let mut gpus = Vec::new();
     for entry in list.split(',').map(str::trim).filter(|e| !e.is_empty()) {
         gpus.push(named_gpu(record, task, entry)?);
@@ -155,7 +172,11 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
         Err(_) => record.gpus.iter().find(|g| g.uuid.as_str() == entry),
     };
     found.map(|g| g.uuid.clone()).ok_or_else(|| {
-        let have: Vec<String> = record.gpus.iter().map(|g| format!("{} ({})", g.index, g.uuid)).collect();
+        let have: Vec<String> = record
+            .gpus
+            .iter()
+            .map(|g| format!("{} ({})", g.index, g.uuid))
+            .collect();
         Refusal::new(
             format!("{VISIBLE_DEVICES} names '{}'", one_line(entry, 60)),
             "the job's MPS daemon does not serve that GPU",
@@ -170,7 +191,13 @@ fn daemon_of<'a>(
     task: &Task,
     gpus: Vec<GpuUuid>,
 ) -> Result<(&'a RecordDaemon, Vec<GpuUuid>), Refusal> {
-    let none = || Refusal::new(format!("job {}", record.job), "it has no MPS daemon on this node", "");
+    let none = || {
+        Refusal::new(
+            format!("job {}", record.job),
+            "it has no MPS daemon on this node",
+            "",
+        )
+    };
     if !record.per_gpu {
         return Ok((record.daemons.first().ok_or_else(none)?, gpus));
     }
@@ -178,11 +205,17 @@ fn daemon_of<'a>(
         [one] => one.clone(),
         [] => return Err(none()),
         several => {
-            let rank = task.local_rank.ok_or_else(|| no_rank("one daemon for each GPU"))? as usize;
+            let rank = task
+                .local_rank
+                .ok_or_else(|| no_rank("one daemon for each GPU"))? as usize;
             several[rank % several.len()].clone()
         }
     };
-    let daemon = record.daemons.iter().find(|d| d.gpus.contains(&gpu)).ok_or_else(none)?;
+    let daemon = record
+        .daemons
+        .iter()
+        .find(|d| d.gpus.contains(&gpu))
+        .ok_or_else(none)?;
     Ok((daemon, vec![gpu]))
 }
 
@@ -207,7 +240,16 @@ mod tests {
             state: State::Ready,
             reason: None,
             per_gpu,
-            gpus: vec![RecordGpu { index: 1, uuid: uuid(1) }, RecordGpu { index: 2, uuid: uuid(2) }],
+            gpus: vec![
+                RecordGpu {
+                    index: 1,
+                    uuid: uuid(1),
+                },
+                RecordGpu {
+                    index: 2,
+                    uuid: uuid(2),
+                },
+            ],
             daemons: if per_gpu {
                 vec![daemon("pipe-0", vec![uuid(1)]), daemon("pipe-1", vec![uuid(2)])]
             } else {
@@ -218,13 +260,23 @@ mod tests {
     }
 
     fn value(changes: &[Change], name: &str) -> Option<String> {
-        changes.iter().find(|c| c.name == name).and_then(|c| c.value.clone())
+        changes
+            .iter()
+            .find(|c| c.name == name)
+            .and_then(|c| c.value.clone())
     }
 
     #[test]
     fn devices_become_uuids_under_either_numbering() {
-        let global = Task { visible: Some("2".into()), ..Task::default() };
-        let constrained = Task { visible: Some("1".into()), renumbered: Some(vec![1, 2]), ..Task::default() };
+        let global = Task {
+            visible: Some("2".into()),
+            ..Task::default()
+        };
+        let constrained = Task {
+            visible: Some("1".into()),
+            renumbered: Some(vec![1, 2]),
+            ..Task::default()
+        };
         for task in [global, constrained] {
             let changes = task_environment(&record(false), &task).unwrap();
             assert_eq!(value(&changes, VISIBLE_DEVICES).as_deref(), Some("GPU-00000002"));
@@ -233,39 +285,71 @@ mod tests {
 
     #[test]
     fn a_foreign_device_is_refused_by_name() {
-        let task = Task { visible: Some("3".into()), ..Task::default() };
+        let task = Task {
+            visible: Some("3".into()),
+            ..Task::default()
+        };
         let refusal = task_environment(&record(false), &task).unwrap_err();
         assert!(refusal.to_string().contains("'3'"), "{refusal}");
     }
 
     #[test]
     fn per_gpu_goes_by_the_tasks_own_device_then_by_rank() {
-        let own = Task { visible: Some("2".into()), local_rank: Some(0), ..Task::default() };
-        assert!(value(&task_environment(&record(true), &own).unwrap(), PIPE_DIRECTORY).unwrap().ends_with("pipe-1"));
-        let ranked = Task { local_rank: Some(3), ..Task::default() };
+        let own = Task {
+            visible: Some("2".into()),
+            local_rank: Some(0),
+            ..Task::default()
+        };
+        assert!(
+            value(&task_environment(&record(true), &own).unwrap(), PIPE_DIRECTORY)
+                .unwrap()
+                .ends_with("pipe-1")
+        );
+        let ranked = Task {
+            local_rank: Some(3),
+            ..Task::default()
+        };
         let changes = task_environment(&record(true), &ranked).unwrap();
         assert!(value(&changes, PIPE_DIRECTORY).unwrap().ends_with("pipe-1"));
         assert_eq!(value(&changes, VISIBLE_DEVICES).as_deref(), Some("GPU-00000002"));
         let refusal = task_environment(&record(true), &Task::default()).unwrap_err();
-        assert!(refusal.to_string().contains("OMPI_COMM_WORLD_LOCAL_RANK"), "{refusal}");
+        assert!(
+            refusal.to_string().contains("OMPI_COMM_WORLD_LOCAL_RANK"),
+            "{refusal}"
+        );
     }
 
     #[test]
     fn a_ranks_memory_limit_names_only_gpus_it_sees() {
         let mut record = record(false);
         record.rank_memory = vec![vec![(uuid(1), 1024), (uuid(2), 1024)]];
-        let task = Task { visible: Some("1".into()), local_rank: Some(0), ..Task::default() };
+        let task = Task {
+            visible: Some("1".into()),
+            local_rank: Some(0),
+            ..Task::default()
+        };
         let changes = task_environment(&record, &task).unwrap();
         assert_eq!(value(&changes, MEMORY).as_deref(), Some("GPU-00000001=1024M"));
     }
 
     #[test]
     fn another_jobs_variables_go_and_the_users_own_stay() {
-        let foreign = Task { inherited_job: Some("6".into()), ..Task::default() };
+        let foreign = Task {
+            inherited_job: Some("6".into()),
+            ..Task::default()
+        };
         let changes = task_environment(&record(false), &foreign).unwrap();
         assert!(changes.contains(&Change::unset(THREADS)));
-        let own = Task { inherited_job: Some("7".into()), ..Task::default() };
-        assert!(!task_environment(&record(false), &own).unwrap().iter().any(|c| c.name == THREADS));
+        let own = Task {
+            inherited_job: Some("7".into()),
+            ..Task::default()
+        };
+        assert!(
+            !task_environment(&record(false), &own)
+                .unwrap()
+                .iter()
+                .any(|c| c.name == THREADS)
+        );
     }
 
     #[test]
@@ -276,7 +360,10 @@ mod tests {
             LOG_DIRECTORY => Some("/home/u/log".to_owned()),
             _ => None,
         };
-        let names: Vec<_> = strip_inherited(Path::new("/run/mpsd/jobs"), Some("8"), &env).iter().map(|c| c.name).collect();
+        let names: Vec<_> = strip_inherited(Path::new("/run/mpsd/jobs"), Some("8"), &env)
+            .iter()
+            .map(|c| c.name)
+            .collect();
         assert_eq!(names, [JOB, PIPE_DIRECTORY]);
         assert!(strip_inherited(Path::new("/run/mpsd/jobs"), Some("6"), &env).is_empty());
         assert!(strip_inherited(Path::new("/run/mpsd/jobs"), None, &|_| None).is_empty());

@@ -22,12 +22,20 @@ pub struct Refusal {
 impl Refusal {
     /// A refusal of `what`, because of `why`; `allowed` tells the way out.
     pub fn new(what: impl Into<String>, why: impl Into<String>, allowed: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into(), allowed: allowed.into() }
+        Self {
+            what: what.into(),
+            why: why.into(),
+            allowed: allowed.into(),
+        }
     }
 }
 
 fn sentence(what: &str, why: &str, allowed: &str) -> String {
-    if allowed.is_empty() { format!("{what}: {why}") } else { format!("{what}: {why}; allowed: {allowed}") }
+    if allowed.is_empty() {
+        format!("{what}: {why}")
+    } else {
+        format!("{what}: {why}; allowed: {allowed}")
+    }
 }
 
 /// What root saw that proves a node broken. Each kind has a test.
@@ -65,7 +73,11 @@ pub struct Fault {
 impl Fault {
     /// A fault of `what`, on `evidence`, seen as `why`.
     pub fn new(evidence: Evidence, what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into(), evidence }
+        Self {
+            what: what.into(),
+            why: why.into(),
+            evidence,
+        }
     }
 
     /// Whether this kind of evidence takes the node out of service. An unusable configuration stops MPS jobs
@@ -89,7 +101,10 @@ pub struct Undetermined {
 impl Undetermined {
     /// `what` did not work; `why` is what is known.
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into() }
+        Self {
+            what: what.into(),
+            why: why.into(),
+        }
     }
 }
 
@@ -156,7 +171,10 @@ mod tests {
     fn a_users_mistake_and_a_broken_node_have_different_codes() {
         let refusal = Failure::from(Refusal::new("MPS_THREADS=101", "not a percentage", "1 to 100"));
         assert_eq!(refusal.exit_code(), 1);
-        assert_eq!(refusal.to_string(), "MPS_THREADS=101: not a percentage; allowed: 1 to 100");
+        assert_eq!(
+            refusal.to_string(),
+            "MPS_THREADS=101: not a percentage; allowed: 1 to 100"
+        );
         let fault = Failure::from(Fault::new(Evidence::Nvml, "NVML", "no answer within 5 s"));
         assert_eq!(fault.exit_code(), 2);
         assert_eq!(Failure::from(Undetermined::new("mpsd", "killed")).exit_code(), 2);

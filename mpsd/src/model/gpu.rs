@@ -24,9 +24,17 @@ impl GpuUuid {
         }
         let what = format!("GPU '{}'", one_line(raw, 64));
         if raw.starts_with("MIG-") {
-            return Err(Refusal::new(what, "it is a MIG device, and this suite gives MPS to whole GPUs", "GPU-… UUIDs"));
+            return Err(Refusal::new(
+                what,
+                "it is a MIG device, and this suite gives MPS to whole GPUs",
+                "GPU-… UUIDs",
+            ));
         }
-        Err(Refusal::new(what, "it is no GPU UUID", "GPU-, then hexadecimal digits and '-'"))
+        Err(Refusal::new(
+            what,
+            "it is no GPU UUID",
+            "GPU-, then hexadecimal digits and '-'",
+        ))
     }
 
     /// The UUID's text.

@@ -61,7 +61,11 @@ impl JobId {
             return Ok(Self(raw.to_owned()));
         };
         let what = format!("job id '{}'", one_line(raw, 60));
-        Err(Refusal::new(what, why, "letters, digits, '.', '_', '-' and brackets, as schedulers write them"))
+        Err(Refusal::new(
+            what,
+            why,
+            "letters, digits, '.', '_', '-' and brackets, as schedulers write them",
+        ))
     }
 
     /// The id as the scheduler wrote it.
@@ -76,8 +80,12 @@ impl JobId {
         if plain {
             return self.0.clone();
         }
-        let head: String =
-            self.0.chars().filter(|c| is_safe(*c) && *c != '.').take(READABLE_PART).collect();
+        let head: String = self
+            .0
+            .chars()
+            .filter(|c| is_safe(*c) && *c != '.')
+            .take(READABLE_PART)
+            .collect();
         format!("{head}-{:012x}", fnv1a(self.0.as_bytes()) & 0xffff_ffff_ffff)
     }
 
@@ -125,7 +133,9 @@ fn is_safe(c: char) -> bool {
 
 /// FNV-1a: ids are written by the scheduler, so an even spread is enough and nobody can aim at a collision.
 fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| {
+        (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]
@@ -152,14 +162,26 @@ mod tests {
         let b = JobId::parse("123456.a-very-long-server-name.with-a-domain.example.com").unwrap();
         assert_eq!(a.directory_name().len(), 24 + 1 + 12);
         assert_ne!(a.directory_name(), b.directory_name());
-        assert!(JobId::parse("47 11@x").unwrap().directory_name().starts_with("4711x-"));
+        assert!(
+            JobId::parse("47 11@x")
+                .unwrap()
+                .directory_name()
+                .starts_with("4711x-")
+        );
         assert!(!JobId::parse(".hidden").unwrap().directory_name().starts_with('.'));
     }
 
     #[test]
     fn steps_belong_to_their_job_only() {
         let job = JobId::parse("47").unwrap();
-        for (id, yes) in [("47", true), ("47.0", true), ("47.12", true), ("471", false), ("47.srv", false), ("4", false)] {
+        for (id, yes) in [
+            ("47", true),
+            ("47.0", true),
+            ("47.12", true),
+            ("471", false),
+            ("47.srv", false),
+            ("4", false),
+        ] {
             assert_eq!(JobId::parse(id).unwrap().belongs_to(&job), yes, "{id}");
         }
     }

@@ -14,7 +14,10 @@ pub struct Paths {
 impl Paths {
     /// Paths under `run` (`/run/mpsd`) and `state` (`/var/lib/mpsd`).
     pub fn new(run: impl Into<PathBuf>, state: impl Into<PathBuf>) -> Self {
-        Self { run: run.into(), state: state.into() }
+        Self {
+            run: run.into(),
+            state: state.into(),
+        }
     }
 
     /// The volatile root.
@@ -54,7 +57,9 @@ impl Paths {
 
     /// Everything of one job.
     pub fn job(&self, job: &JobId) -> JobPaths {
-        JobPaths { directory: self.jobs().join(job.directory_name()) }
+        JobPaths {
+            directory: self.jobs().join(job.directory_name()),
+        }
     }
 }
 
@@ -92,7 +97,11 @@ impl JobPaths {
 
     /// Names of the pipe and log directories of daemon `n` of `count`, inside the job's directory.
     pub fn daemon_names(n: usize, count: usize) -> (String, String) {
-        if count == 1 { ("pipe".into(), "log".into()) } else { (format!("pipe-{n}"), format!("log-{n}")) }
+        if count == 1 {
+            ("pipe".into(), "log".into())
+        } else {
+            (format!("pipe-{n}"), format!("log-{n}"))
+        }
     }
 
     /// Pipe directory of daemon `n` of `count`, the user's, 0700.

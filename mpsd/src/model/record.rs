@@ -124,7 +124,10 @@ impl Record {
     pub fn parse(text: &str) -> Result<Self, String> {
         let record: Self = serde_json::from_str(text).map_err(|e| format!("unreadable record: {e}"))?;
         if record.version != VERSION {
-            return Err(format!("record of version {}, this program reads {VERSION}", record.version));
+            return Err(format!(
+                "record of version {}, this program reads {VERSION}",
+                record.version
+            ));
         }
         Ok(record)
     }
@@ -134,6 +137,8 @@ impl Record {
     /// # Errors
     /// When a path is not UTF-8.
     pub fn to_text(&self) -> Result<String, String> {
-        serde_json::to_string_pretty(self).map(|t| t + "\n").map_err(|e| format!("unwritable record: {e}"))
+        serde_json::to_string_pretty(self)
+            .map(|t| t + "\n")
+            .map_err(|e| format!("unwritable record: {e}"))
     }
 }

@@ -58,7 +58,10 @@ fn weigh(node: &mut impl Node, journal: &Journal, failure: Failure) -> Failure {
         Failure::Undetermined(u) if node.note_failed_start(journal.uid) => Fault::new(
             Evidence::RepeatedStarts,
             u.what,
-            format!("{}; starts of several users failed on this node within the window", u.why),
+            format!(
+                "{}; starts of several users failed on this node within the window",
+                u.why
+            ),
         )
         .into(),
         other => other,
@@ -105,14 +108,27 @@ fn claim(node: &mut impl Node, journal: &Journal, gpu: &GpuUuid) -> Result<(), F
 
 /// Sets the mode under the account's lock, if all that the plan supposed still holds; otherwise it stays, with a line
 /// in the log. The account is written first: whoever finds it knows what may have been set.
-fn set_mode(node: &mut impl Node, journal: &Journal, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
+fn set_mode(
+    node: &mut impl Node,
+    journal: &Journal,
+    gpu: &GpuUuid,
+    mode: ComputeMode,
+) -> Result<(), Failure> {
     let _held = node.lock_gpu(gpu)?;
     let now = node.compute_mode(gpu)?;
     let Some(mut account) = node.read_account(gpu)? else {
-        return Err(Fault::new(Evidence::Storage, format!("account of {gpu}"), "it vanished under its lock").into());
+        return Err(Fault::new(
+            Evidence::Storage,
+            format!("account of {gpu}"),
+            "it vanished under its lock",
+        )
+        .into());
     };
     if let Err(why) = account.may_set(&journal.job, now) {
-        node.log(&format!("job {}: compute mode of {gpu} stays {now}: {why}", journal.job));
+        node.log(&format!(
+            "job {}: compute mode of {gpu} stays {now}: {why}",
+            journal.job
+        ));
         return Ok(());
     }
     if let Some(foreign) = node.gpu_processes(gpu)?.first() {

@@ -20,11 +20,17 @@ pub enum Severity {
 /// Sends one line to the node's log under the name of `program`. A node without syslog loses it: the scheduler's own
 /// log has what the program wrote to its standard error.
 pub fn line(program: &str, severity: Severity, text: &str) {
-    let Ok(socket) = UnixDatagram::unbound() else { return };
+    let Ok(socket) = UnixDatagram::unbound() else {
+        return;
+    };
     if socket.set_nonblocking(true).is_err() {
         return;
     }
     let pid = std::process::id();
-    let line = format!("<{}>{program}[{pid}]: {}", DAEMON | severity as u8, one_line(text, 900));
+    let line = format!(
+        "<{}>{program}[{pid}]: {}",
+        DAEMON | severity as u8,
+        one_line(text, 900)
+    );
     let _ = socket.send_to(line.as_bytes(), "/dev/log");
 }

@@ -96,14 +96,28 @@ fn stop_daemons(node: &mut impl Node, journal: &Journal) -> Findings {
         rung = Ladder::next(now);
     }
     for member in &left {
-        let why = format!("state {} after {} s", member.state, node.teardown_time().as_secs());
-        findings.faults.push(Fault::new(Evidence::Survivor, format!("{} {}", member.role, member.process.pid), why));
+        let why = format!(
+            "state {} after {} s",
+            member.state,
+            node.teardown_time().as_secs()
+        );
+        findings.faults.push(Fault::new(
+            Evidence::Survivor,
+            format!("{} {}", member.role, member.process.pid),
+            why,
+        ));
     }
-    let defunct: Vec<Member> = node.members(journal).into_iter().filter(Member::is_defunct).collect();
+    let defunct: Vec<Member> = node
+        .members(journal)
+        .into_iter()
+        .filter(Member::is_defunct)
+        .collect();
     if !defunct.is_empty() {
         let line = format!("{}: ended, and its parent has not waited for it", list(&defunct));
         if journal.drain.on_defunct {
-            findings.faults.push(Fault::new(Evidence::Survivor, "defunct process", line));
+            findings
+                .faults
+                .push(Fault::new(Evidence::Survivor, "defunct process", line));
         } else {
             findings.notes.push(line);
         }
@@ -117,7 +131,11 @@ fn living(members: Vec<Member>) -> Vec<Member> {
 }
 
 fn list(members: &[Member]) -> String {
-    members.iter().map(Member::to_string).collect::<Vec<_>>().join(", ")
+    members
+        .iter()
+        .map(Member::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Contexts of the job's user on its GPUs. One that no other job explains is reported; it is killed only where the

@@ -27,9 +27,20 @@ pub fn probe(
     let failed = |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|e| failed(e.to_string()))?;
     let mut spawn = Spawn::new(beside("mps-probe")?);
-    spawn.args = vec!["--require-mps".into(), "--deadline-s".into(), seconds(deadline).into()];
-    spawn.env = variables.iter().map(|(name, value)| (name.into(), value.into())).collect();
-    spawn.identity = Some(Identity { uid: journal.uid, gid: journal.gid, groups: node.groups_of(journal) });
+    spawn.args = vec![
+        "--require-mps".into(),
+        "--deadline-s".into(),
+        seconds(deadline).into(),
+    ];
+    spawn.env = variables
+        .iter()
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect();
+    spawn.identity = Some(Identity {
+        uid: journal.uid,
+        gid: journal.gid,
+        groups: node.groups_of(journal),
+    });
     spawn.session = true;
     spawn.stdout = Stdio::Fd(writer.try_clone().map_err(|e| failed(e.to_string()))?);
     spawn.stderr = Stdio::Fd(writer);
@@ -43,8 +54,13 @@ pub fn probe(
         return Ok(());
     }
     let mut text = String::new();
-    let _ = std::fs::File::from(reader).take(LONGEST).read_to_string(&mut text);
-    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    let _ = std::fs::File::from(reader)
+        .take(LONGEST)
+        .read_to_string(&mut text);
+    let last = text
+        .lines()
+        .rfind(|line| !line.trim().is_empty())
+        .unwrap_or("it said nothing");
     Err(failed(format!("{} ({end:?})", one_line(last, 200))))
 }
 

@@ -39,7 +39,11 @@ enum Reply {
     Set,
     Processes(Vec<GpuProcess>),
     /// What failed, and whether it proves the node broken.
-    Failed { what: String, why: String, evidence: Option<Evidence> },
+    Failed {
+        what: String,
+        why: String,
+        evidence: Option<Evidence>,
+    },
 }
 
 /// The worker's side: answers until nobody asks.
@@ -54,7 +58,8 @@ pub fn serve(library: &str) -> Result<(), String> {
     for line in reader.lines() {
         let line = line.map_err(|e| e.to_string())?;
         let question = serde_json::from_str(&line).map_err(|e| format!("not a question: {e}"))?;
-        let mut answer = serde_json::to_string(&answer(&mut nvml, library, question)).map_err(|e| e.to_string())?;
+        let mut answer =
+            serde_json::to_string(&answer(&mut nvml, library, question)).map_err(|e| e.to_string())?;
         answer.push('\n');
         stream.write_all(answer.as_bytes()).map_err(|e| e.to_string())?;
     }
@@ -79,7 +84,11 @@ fn answer(nvml: &mut Option<Nvml>, library: &str, question: Question) -> Reply {
 }
 
 fn failed(error: &NvmlError) -> Reply {
-    Reply::Failed { what: error.object(), why: error.reason(), evidence: error.evidence() }
+    Reply::Failed {
+        what: error.object(),
+        why: error.reason(),
+        evidence: error.evidence(),
+    }
 }
 
 /// The asker's side.
@@ -97,13 +106,24 @@ impl NvmlWorker {
     /// A fault: root could not start its own program.
     pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
         let broken = |why: String| Fault::new(Evidence::Storage, format!("'{}'", program.display()), why);
-        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)
-            .map_err(|e| broken(format!("cannot make a socket: {e}")))?;
+        let (ours, theirs) = socketpair(
+            AddressFamily::Unix,
+            SockType::Stream,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .map_err(|e| broken(format!("cannot make a socket: {e}")))?;
         let mut spawn = Spawn::new(program);
         spawn.args = vec!["--nvml".into(), library.into()];
         spawn.inherit = vec![(theirs, WORKER_FD)];
-        let child = spawn.start().map_err(|e| broken(format!("{e}: {:?}", e.errno())))?;
-        Ok(Self { child, stream: BufReader::new(UnixStream::from(ours)), limit })
+        let child = spawn
+            .start()
+            .map_err(|e| broken(format!("{e}: {:?}", e.errno())))?;
+        Ok(Self {
+            child,
+            stream: BufReader::new(UnixStream::from(ours)),
+            limit,
+        })
     }
 
     /// All GPUs.
@@ -154,11 +174,22 @@ impl NvmlWorker {
         let lost = |why: String| Failure::from(Undetermined::new("NVML worker", why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;
         line.push('\n');
-        self.stream.get_mut().write_all(line.as_bytes()).map_err(|e| lost(format!("it has gone: {e}")))?;
+        self.stream
+            .get_mut()
+            .write_all(line.as_bytes())
+            .map_err(|e| lost(format!("it has gone: {e}")))?;
         let text = self.hear()?;
         match serde_json::from_str(&text).map_err(|e| lost(format!("unreadable answer: {e}")))? {
-            Reply::Failed { what, why, evidence: Some(evidence) } => Err(Fault::new(evidence, what, why).into()),
-            Reply::Failed { what, why, evidence: None } => Err(Undetermined::new(what, why).into()),
+            Reply::Failed {
+                what,
+                why,
+                evidence: Some(evidence),
+            } => Err(Fault::new(evidence, what, why).into()),
+            Reply::Failed {
+                what,
+                why,
+                evidence: None,
+            } => Err(Undetermined::new(what, why).into()),
             reply => Ok(reply),
         }
     }
@@ -175,7 +206,10 @@ impl NvmlWorker {
             if !readable(self.stream.get_ref().as_fd(), deadline).unwrap_or(false) {
                 return Err(hangs());
             }
-            let chunk = self.stream.fill_buf().map_err(|e| Undetermined::new("NVML worker", e.to_string()))?;
+            let chunk = self
+                .stream
+                .fill_buf()
+                .map_err(|e| Undetermined::new("NVML worker", e.to_string()))?;
             if chunk.is_empty() || text.len() as u64 > LONGEST {
                 return Err(Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into());
             }
@@ -202,4 +236,3 @@ impl Drop for NvmlWorker {
 fn unexpected(reply: &Reply) -> Failure {
     Undetermined::new("NVML worker", format!("it answered another question: {reply:?}")).into()
 }
-

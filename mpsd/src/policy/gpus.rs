@@ -10,9 +10,16 @@ use crate::scheduler::{Devices, GpuName, GpuSource};
 /// # Errors
 /// A refusal when the job has none, when nobody names them, or for a MIG device; a fault when a GPU that the scheduler
 /// gave is not in NVML.
-pub fn of_job<'a>(devices: &Devices, inventory: &'a Inventory, rules: Rules) -> Result<Vec<&'a Gpu>, Failure> {
+pub fn of_job<'a>(
+    devices: &Devices,
+    inventory: &'a Inventory,
+    rules: Rules,
+) -> Result<Vec<&'a Gpu>, Failure> {
     let mut gpus = match &devices.gpus {
-        GpuSource::Listed(names) => names.iter().map(|name| find(name, inventory)).collect::<Result<Vec<_>, _>>()?,
+        GpuSource::Listed(names) => names
+            .iter()
+            .map(|name| find(name, inventory))
+            .collect::<Result<Vec<_>, _>>()?,
         GpuSource::None => {
             return Err(Refusal::new("MPS", "the job has no GPU on this node", "a request with GPUs").into());
         }
@@ -22,7 +29,12 @@ pub fn of_job<'a>(devices: &Devices, inventory: &'a Inventory, rules: Rules) -> 
     gpus.dedup_by_key(|gpu| gpu.index);
     if let Some(mig) = gpus.iter().find(|gpu| gpu.mig) {
         let what = format!("GPU {} ({})", mig.index, mig.uuid);
-        return Err(Refusal::new(what, "MIG mode is on, and this suite gives MPS to whole GPUs", "a GPU without MIG").into());
+        return Err(Refusal::new(
+            what,
+            "MIG mode is on, and this suite gives MPS to whole GPUs",
+            "a GPU without MIG",
+        )
+        .into());
     }
     Ok(gpus)
 }
@@ -33,7 +45,10 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
         GpuName::Uuid(uuid) => (inventory.by_uuid(&GpuUuid::parse(uuid)?), uuid.clone()),
     };
     found.ok_or_else(|| {
-        let why = format!("the scheduler gave it to the job, and NVML lists {} others", inventory.gpus.len());
+        let why = format!(
+            "the scheduler gave it to the job, and NVML lists {} others",
+            inventory.gpus.len()
+        );
         Fault::new(Evidence::GpuLost, format!("GPU {text}"), why).into()
     })
 }
@@ -45,11 +60,18 @@ fn whole_node<'a>(
     rules: Rules,
 ) -> Result<Vec<&'a Gpu>, Failure> {
     if !rules.whole_node_if_exclusive {
-        let allowed = "GPUs that the scheduler assigns, or gpus_unknown = \"whole-node-if-exclusive\" in mpsd.toml";
-        return Err(Refusal::new("MPS", format!("the job's GPUs on this node are not known: {why}"), allowed).into());
+        let allowed =
+            "GPUs that the scheduler assigns, or gpus_unknown = \"whole-node-if-exclusive\" in mpsd.toml";
+        return Err(Refusal::new(
+            "MPS",
+            format!("the job's GPUs on this node are not known: {why}"),
+            allowed,
+        )
+        .into());
     }
     if !devices.whole_node {
-        let why = format!("the job's GPUs on this node are not known ({why}), and the node is not the job's alone");
+        let why =
+            format!("the job's GPUs on this node are not known ({why}), and the node is not the job's alone");
         return Err(Refusal::new("MPS", why, "a job that holds the whole node").into());
     }
     if inventory.gpus.is_empty() {

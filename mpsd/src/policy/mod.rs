@@ -91,9 +91,14 @@ pub fn plan(case: &Case<'_>) -> Result<Plan, Failure> {
 fn effects(case: &Case<'_>, gpus: &[&Gpu], daemons: usize, notes: &mut Vec<String>) -> Vec<Effect> {
     let mut effects = Vec::new();
     for gpu in gpus {
-        effects.push(Effect::ClaimGpu { gpu: gpu.uuid.clone() });
+        effects.push(Effect::ClaimGpu {
+            gpu: gpu.uuid.clone(),
+        });
         match why_mode_stays(case, gpu) {
-            None => effects.push(Effect::SetComputeMode { gpu: gpu.uuid.clone(), mode: ComputeMode::ExclusiveProcess }),
+            None => effects.push(Effect::SetComputeMode {
+                gpu: gpu.uuid.clone(),
+                mode: ComputeMode::ExclusiveProcess,
+            }),
             Some(why) => notes.push(format!("compute mode of {} stays {}: {why}", gpu.uuid, gpu.mode)),
         }
     }
@@ -123,8 +128,12 @@ fn why_mode_stays(case: &Case<'_>, gpu: &Gpu) -> Option<&'static str> {
 
 /// A daemon that sees GPUs of mixed generation serves the newer ones only, and says nothing (facts: peers, (c) 4).
 fn check_generations(mode: Mode, gpus: &[&Gpu]) -> Result<(), Refusal> {
-    let Some(old) = gpus.iter().find(|gpu| !gpu.is_volta_or_later()) else { return Ok(()) };
-    let Some(new) = gpus.iter().find(|gpu| gpu.is_volta_or_later()) else { return Ok(()) };
+    let Some(old) = gpus.iter().find(|gpu| !gpu.is_volta_or_later()) else {
+        return Ok(());
+    };
+    let Some(new) = gpus.iter().find(|gpu| gpu.is_volta_or_later()) else {
+        return Ok(());
+    };
     if mode == Mode::PerGpu {
         return Ok(());
     }
@@ -138,19 +147,32 @@ fn check_generations(mode: Mode, gpus: &[&Gpu]) -> Result<(), Refusal> {
 /// Tasks of the job on each of its `gpus` GPUs, rounded up, where the scheduler tells.
 pub fn tasks_per_gpu(devices: &Devices, gpus: usize) -> Option<u32> {
     let gpus = u32::try_from(gpus.max(1)).unwrap_or(u32::MAX);
-    devices.tasks_on_node.filter(|tasks| *tasks > 0).map(|tasks| tasks.div_ceil(gpus))
+    devices
+        .tasks_on_node
+        .filter(|tasks| *tasks > 0)
+        .map(|tasks| tasks.div_ceil(gpus))
 }
 
 fn check_tasks(case: &Case<'_>, gpus: &[&Gpu], notes: &mut Vec<String>) -> Result<(), Refusal> {
-    let Some(tasks) = tasks_per_gpu(case.devices, gpus.len()) else { return Ok(()) };
+    let Some(tasks) = tasks_per_gpu(case.devices, gpus.len()) else {
+        return Ok(());
+    };
     let volta = gpus.iter().all(|gpu| gpu.is_volta_or_later());
-    let most = if volta { case.rules.max_clients } else { CLIENTS_BEFORE_VOLTA.min(case.rules.max_clients) };
+    let most = if volta {
+        case.rules.max_clients
+    } else {
+        CLIENTS_BEFORE_VOLTA.min(case.rules.max_clients)
+    };
     if tasks <= most {
         return Ok(());
     }
     let why = format!("a GPU takes {most} MPS clients, and this job has {tasks} tasks on each");
     if case.rules.refuse_too_many_tasks {
-        let what = format!("{} tasks on {} GPUs", case.devices.tasks_on_node.unwrap_or(0), gpus.len());
+        let what = format!(
+            "{} tasks on {} GPUs",
+            case.devices.tasks_on_node.unwrap_or(0),
+            gpus.len()
+        );
         return Err(Refusal::new(what, why, format!("at most {most} tasks a GPU")));
     }
     notes.push(format!("{why}; those beyond fail if all of them use it"));
@@ -159,5 +181,6 @@ fn check_tasks(case: &Case<'_>, gpus: &[&Gpu], notes: &mut Vec<String>) -> Resul
 
 /// The GPUs of a plan, for the record: each with its index on the node.
 pub fn indexed<'a>(plan: &'a Plan, inventory: &'a Inventory) -> impl Iterator<Item = (u32, &'a GpuUuid)> {
-    plan.gpus().map(|uuid| (inventory.by_uuid(uuid).map_or(0, |gpu| gpu.index), uuid))
+    plan.gpus()
+        .map(|uuid| (inventory.by_uuid(uuid).map_or(0, |gpu| gpu.index), uuid))
 }

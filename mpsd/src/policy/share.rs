@@ -25,7 +25,13 @@ impl Share {
     pub fn of(request: &Request, gpus: &[&Gpu], tasks: Option<u32>) -> Result<Self, Refusal> {
         let (threads, rank_threads) = threads(request, tasks)?;
         let (memory, rank_memory) = memory(request, gpus, tasks)?;
-        Ok(Self { threads, memory, priority: request.priority, rank_threads, rank_memory })
+        Ok(Self {
+            threads,
+            memory,
+            priority: request.priority,
+            rank_threads,
+            rank_memory,
+        })
     }
 
     /// What the daemon of `gpus` is to apply.
@@ -33,7 +39,12 @@ impl Share {
         DaemonPlan {
             gpus: gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
             threads: self.threads,
-            memory: self.memory.iter().filter(|(uuid, _)| gpus.iter().any(|g| g.uuid == *uuid)).cloned().collect(),
+            memory: self
+                .memory
+                .iter()
+                .filter(|(uuid, _)| gpus.iter().any(|g| g.uuid == *uuid))
+                .cloned()
+                .collect(),
             priority: self.priority,
         }
     }
@@ -42,7 +53,11 @@ impl Share {
 fn known(tasks: Option<u32>, what: &str) -> Result<u32, Refusal> {
     tasks.ok_or_else(|| {
         let why = "the scheduler does not say how many tasks the job has on a GPU";
-        Refusal::new(format!("{what}=auto"), why, "MPS_REPLICAS=N with the number of tasks on a GPU, or a fixed value")
+        Refusal::new(
+            format!("{what}=auto"),
+            why,
+            "MPS_REPLICAS=N with the number of tasks on a GPU, or a fixed value",
+        )
     })
 }
 
@@ -62,7 +77,10 @@ fn threads(request: &Request, tasks: Option<u32>) -> Result<(Option<Percent>, Ve
 type Memory = (Vec<(GpuUuid, u64)>, Vec<Vec<(GpuUuid, u64)>>);
 
 fn memory(request: &Request, gpus: &[&Gpu], tasks: Option<u32>) -> Result<Memory, Refusal> {
-    let even = |parts: u32| gpus.iter().map(move |g| (g.uuid.clone(), (g.memory_mib / u64::from(parts.max(1))).max(1)));
+    let even = |parts: u32| {
+        gpus.iter()
+            .map(move |g| (g.uuid.clone(), (g.memory_mib / u64::from(parts.max(1))).max(1)))
+    };
     if let Some(replicas) = request.replicas {
         return Ok((even(replicas).collect(), Vec::new()));
     }
@@ -72,10 +90,16 @@ fn memory(request: &Request, gpus: &[&Gpu], tasks: Option<u32>) -> Result<Memory
         Some(MemoryLimit::Uniform(amount)) => Ok((on_each(*amount, gpus)?, Vec::new())),
         Some(MemoryLimit::PerGpu(list)) => Ok((by_gpu(list, gpus)?, Vec::new())),
         Some(MemoryLimit::PerRank(list)) => {
-            let ranks = list.iter().map(|a| on_each(*a, gpus)).collect::<Result<Vec<_>, _>>()?;
+            let ranks = list
+                .iter()
+                .map(|a| on_each(*a, gpus))
+                .collect::<Result<Vec<_>, _>>()?;
             // As with threads, the daemon holds the largest and each rank lowers its own.
             let most = gpus.iter().enumerate().map(|(n, gpu)| {
-                (gpu.uuid.clone(), ranks.iter().map(|rank| rank[n].1).max().unwrap_or(gpu.memory_mib))
+                (
+                    gpu.uuid.clone(),
+                    ranks.iter().map(|rank| rank[n].1).max().unwrap_or(gpu.memory_mib),
+                )
             });
             Ok((most.collect(), ranks))
         }
@@ -83,7 +107,9 @@ fn memory(request: &Request, gpus: &[&Gpu], tasks: Option<u32>) -> Result<Memory
 }
 
 fn on_each(amount: Amount, gpus: &[&Gpu]) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
-    gpus.iter().map(|gpu| Ok((gpu.uuid.clone(), on(amount, gpu)?))).collect()
+    gpus.iter()
+        .map(|gpu| Ok((gpu.uuid.clone(), on(amount, gpu)?)))
+        .collect()
 }
 
 fn on(amount: Amount, gpu: &Gpu) -> Result<u64, Refusal> {
@@ -91,7 +117,11 @@ fn on(amount: Amount, gpu: &Gpu) -> Result<u64, Refusal> {
     if mib > gpu.memory_mib {
         let what = format!("memory limit {amount}");
         let why = format!("GPU {} '{}' has {}M", gpu.index, gpu.name, gpu.memory_mib);
-        return Err(Refusal::new(what, why, format!("at most {}M, or a share such as 25%", gpu.memory_mib)));
+        return Err(Refusal::new(
+            what,
+            why,
+            format!("at most {}M, or a share such as 25%", gpu.memory_mib),
+        ));
     }
     Ok(mib)
 }
@@ -107,7 +137,11 @@ fn by_gpu(list: &[(GpuSelector, Amount)], gpus: &[&Gpu]) -> Result<Vec<(GpuUuid,
             let gpu = gpu.ok_or_else(|| {
                 let what = format!("memory limit for GPU {selector}");
                 let why = format!("the job has {} GPUs on this node", gpus.len());
-                Refusal::new(what, why, format!("0 to {}, or a UUID of the job's", gpus.len().saturating_sub(1)))
+                Refusal::new(
+                    what,
+                    why,
+                    format!("0 to {}, or a UUID of the job's", gpus.len().saturating_sub(1)),
+                )
             })?;
             Ok((gpu.uuid.clone(), on(*amount, gpu)?))
         })

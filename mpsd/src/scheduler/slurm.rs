@@ -15,7 +15,12 @@ use std::path::{Path, PathBuf};
 const MOST_CONF: usize = 1 << 20;
 
 /// Where a Slurm's commands are, most usual first.
-const COMMANDS: [&str; 4] = ["/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin"];
+const COMMANDS: [&str; 4] = [
+    "/usr/bin",
+    "/usr/local/bin",
+    "/opt/slurm/bin",
+    "/usr/local/slurm/bin",
+];
 
 /// The directory of Slurm's commands; the most usual one where there is no Slurm.
 pub fn commands() -> PathBuf {

@@ -62,14 +62,20 @@ pub fn check(daemon: &SpecDaemon, answers: &str) -> Result<(), String> {
     for (gpu, mib) in &daemon.memory {
         let said = answers.next();
         if said.and_then(mebibytes) != Some(*mib) {
-            return Err(format!("memory limit {mib}M of {gpu} is not in force: the daemon says {}", quoted(said)));
+            return Err(format!(
+                "memory limit {mib}M of {gpu} is not in force: the daemon says {}",
+                quoted(said)
+            ));
         }
         expect_percent(answers.next(), wanted)?;
     }
     if let Some(priority) = daemon.priority {
         let said = answers.next();
         if said != Some(level(priority).to_string().as_str()) {
-            return Err(format!("client priority {priority} is not in force: the daemon says {}", quoted(said)));
+            return Err(format!(
+                "client priority {priority} is not in force: the daemon says {}",
+                quoted(said)
+            ));
         }
         expect_percent(answers.next(), wanted)?;
     }
@@ -94,7 +100,10 @@ fn mebibytes(said: &str) -> Option<u64> {
 fn expect_percent(said: Option<&str>, wanted: f64) -> Result<(), String> {
     match said.and_then(|s| s.parse::<f64>().ok()) {
         Some(value) if (value - wanted).abs() <= PRECISION => Ok(()),
-        _ => Err(format!("active thread percentage {wanted:.1} is not in force: the daemon says {}", quoted(said))),
+        _ => Err(format!(
+            "active thread percentage {wanted:.1} is not in force: the daemon says {}",
+            quoted(said)
+        )),
     }
 }
 
@@ -135,16 +144,26 @@ impl Proof {
     /// # Errors
     /// The limit that the server does not have.
     pub fn confirms(&self, daemon: &SpecDaemon) -> Result<(), String> {
-        let wanted = daemon.threads.map_or(NO_LIMIT, |p: Percent| f64::from(p.tenths()) / 10.0);
+        let wanted = daemon
+            .threads
+            .map_or(NO_LIMIT, |p: Percent| f64::from(p.tenths()) / 10.0);
         if self.threads.is_none_or(|t| (t - wanted).abs() > PRECISION) {
             let said = self.threads.map_or("nothing".to_owned(), |t| format!("{t:.1}"));
-            return Err(format!("the server's log says {said} for active thread percentage {wanted:.1}"));
+            return Err(format!(
+                "the server's log says {said} for active thread percentage {wanted:.1}"
+            ));
         }
         for (gpu, mib) in &daemon.memory {
-            let bytes = self.memory.iter().find(|(device, _)| device == gpu.as_str()).map(|(_, b)| *b);
+            let bytes = self
+                .memory
+                .iter()
+                .find(|(device, _)| device == gpu.as_str())
+                .map(|(_, b)| *b);
             if bytes != Some(mib << 20) {
                 let said = bytes.map_or("nothing".to_owned(), |b| format!("{b} bytes"));
-                return Err(format!("the server's log says {said} for memory limit {mib}M of {gpu}"));
+                return Err(format!(
+                    "the server's log says {said} for memory limit {mib}M of {gpu}"
+                ));
             }
         }
         Ok(())
@@ -175,25 +194,35 @@ impl Event {
     pub fn parse(line: &str) -> Option<Self> {
         let message = line.strip_prefix('[')?.split_once("] ")?.1.trim_end();
         if let Some(rest) = message.strip_prefix("NEW SERVER ") {
-            return rest.strip_suffix(": Ready").and_then(|pid| pid.parse().ok()).map(Self::Ready);
+            return rest
+                .strip_suffix(": Ready")
+                .and_then(|pid| pid.parse().ok())
+                .map(Self::Ready);
         }
         if let Some(rest) = message.strip_prefix("Active Threads Percentage set to ") {
             return rest.parse().ok().map(Self::Threads);
         }
         if let Some(rest) = message.strip_prefix("Device pinned memory limit for device ") {
             let (device, bytes) = rest.strip_suffix(" bytes")?.split_once(" set to 0x")?;
-            return u64::from_str_radix(bytes, 16).ok().map(|b| Self::Memory(device.to_owned(), b));
+            return u64::from_str_radix(bytes, 16)
+                .ok()
+                .map(|b| Self::Memory(device.to_owned(), b));
         }
         if let Some(rest) = message.strip_prefix("NEW CLIENT ") {
             return rest.split(' ').next()?.parse().ok().map(Self::NewClient);
         }
-        if let Some((pid, status)) = message.strip_prefix("Server ").and_then(|r| r.split_once(" exited with status ")) {
+        if let Some((pid, status)) = message
+            .strip_prefix("Server ")
+            .and_then(|r| r.split_once(" exited with status "))
+        {
             return Some(Self::ServerExited(pid.parse().ok()?, status.parse().ok()?));
         }
         if message == "Server has started" {
             return Some(Self::Started);
         }
-        let trouble = message.starts_with("Failed to start server") || message.contains("fatal exception") || message.contains("fault");
+        let trouble = message.starts_with("Failed to start server")
+            || message.contains("fatal exception")
+            || message.contains("fault");
         trouble.then(|| Self::Trouble(one_line(message, 200)))
     }
 }
@@ -232,8 +261,14 @@ mod tests {
 
     #[test]
     fn answers_of_the_recorded_daemon_pass() {
-        assert_eq!(check(&daemon(Some("25"), Some(4096)), "25.0\n25.0\n4096M\n25.0\n"), Ok(()));
-        assert_eq!(check(&daemon(Some("25"), Some(4096)), "25.0\n25.0\n4G\n25.0\n"), Ok(()));
+        assert_eq!(
+            check(&daemon(Some("25"), Some(4096)), "25.0\n25.0\n4096M\n25.0\n"),
+            Ok(())
+        );
+        assert_eq!(
+            check(&daemon(Some("25"), Some(4096)), "25.0\n25.0\n4G\n25.0\n"),
+            Ok(())
+        );
         assert_eq!(check(&daemon(Some("12.5"), None), "12.5\n12.5\n"), Ok(()));
         assert_eq!(check(&daemon(None, None), "100.0\n"), Ok(()));
     }
@@ -260,7 +295,9 @@ mod tests {
         for line in [
             "[2026-11-21 02:38:37.001 Control   621] NEW SERVER 645: Ready",
             "[2026-11-21 01:32:37.858 Server   691] Active Threads Percentage set to 25.0",
-            &format!("[2026-11-21 01:32:37.858 Server   691] Device pinned memory limit for device {GPU} set to 0x100000000 bytes"),
+            &format!(
+                "[2026-11-21 01:32:37.858 Server   691] Device pinned memory limit for device {GPU} set to 0x100000000 bytes"
+            ),
             "[2026-11-21 01:32:37.858 Server   691] Server has started",
         ] {
             proof.take(line);
@@ -274,9 +311,19 @@ mod tests {
 
     #[test]
     fn lines_that_mean_nothing_or_are_hostile_mean_nothing() {
-        for line in ["", "[", "[] ", "NEW SERVER 1: Ready", "[x] NEW SERVER x: Ready", "[x] Device pinned memory limit for device"] {
+        for line in [
+            "",
+            "[",
+            "[] ",
+            "NEW SERVER 1: Ready",
+            "[x] NEW SERVER x: Ready",
+            "[x] Device pinned memory limit for device",
+        ] {
             assert_eq!(Event::parse(line), None, "{line:?}");
         }
-        assert_eq!(Event::parse("[x] Server 551 exited with status 1"), Some(Event::ServerExited(551, 1)));
+        assert_eq!(
+            Event::parse("[x] Server 551 exited with status 1"),
+            Some(Event::ServerExited(551, 1))
+        );
     }
 }

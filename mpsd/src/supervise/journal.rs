@@ -33,9 +33,16 @@ impl UserLog {
 
     /// Writes one line with the time since 1970, seconds.
     pub fn line(&mut self, text: &str) {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
         if let Some(file) = &mut self.file {
-            let line = format!("{}.{:03} {}\n", now.as_secs(), now.subsec_millis(), one_line(text, 500));
+            let line = format!(
+                "{}.{:03} {}\n",
+                now.as_secs(),
+                now.subsec_millis(),
+                one_line(text, 500)
+            );
             let _ = file.write_all(line.as_bytes());
         }
     }

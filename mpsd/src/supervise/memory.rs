@@ -31,7 +31,11 @@ pub struct MemoryWatch {
 impl MemoryWatch {
     /// The watch that `spec` asks for; without a limit, or switched off, it never wakes.
     pub fn new(spec: &Spec) -> Self {
-        let limits = spec.daemons.iter().flat_map(|daemon| daemon.memory.iter().cloned()).collect();
+        let limits = spec
+            .daemons
+            .iter()
+            .flat_map(|daemon| daemon.memory.iter().cloned())
+            .collect();
         Self {
             policy: spec.over_limit,
             library: spec.nvml.clone(),
@@ -69,7 +73,9 @@ impl MemoryWatch {
             if !self.told.insert((*pid, gpu.clone())) {
                 continue;
             }
-            log.line(&format!("client {pid} holds {mib} MiB on {gpu}, its limit is {limit} MiB"));
+            log.line(&format!(
+                "client {pid} holds {mib} MiB on {gpu}, its limit is {limit} MiB"
+            ));
             if self.policy == OverLimit::Terminate {
                 terminate(spec, running, *pid, log);
             }
@@ -92,7 +98,12 @@ impl MemoryWatch {
     }
 
     fn over(&self, clients: &[(i32, GpuUuid, u64)]) -> Vec<(i32, GpuUuid, u64, u64)> {
-        let limit_of = |gpu: &GpuUuid| self.limits.iter().find(|(g, _)| g == gpu).map(|(_, limit)| *limit);
+        let limit_of = |gpu: &GpuUuid| {
+            self.limits
+                .iter()
+                .find(|(g, _)| g == gpu)
+                .map(|(_, limit)| *limit)
+        };
         clients
             .iter()
             .filter_map(|(pid, gpu, mib)| {
@@ -107,7 +118,8 @@ impl MemoryWatch {
 fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
     let limit = Duration::from_millis(spec.command_ms);
     for daemon in running {
-        let servers = session::say(&spec.control, &daemon.daemon, "get_server_list\n", limit).map(|a| a.numbers());
+        let servers =
+            session::say(&spec.control, &daemon.daemon, "get_server_list\n", limit).map(|a| a.numbers());
         for server in servers.unwrap_or_default() {
             let clients = format!("get_client_list {server}\n");
             let has = session::say(&spec.control, &daemon.daemon, &clients, limit)
@@ -116,7 +128,9 @@ fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
                 let order = format!("terminate_client {server} {client}\n");
                 let done = session::say(&spec.control, &daemon.daemon, &order, limit);
                 let how = done.map_or_else(|e| e.to_string(), |_| "it gets error 810".to_owned());
-                log.line(&format!("client {client} is over its memory limit: terminate_client, {how}"));
+                log.line(&format!(
+                    "client {client} is over its memory limit: terminate_client, {how}"
+                ));
             }
         }
     }
@@ -142,7 +156,11 @@ mod tests {
     fn only_what_no_context_explains_is_over() {
         let watch = watch(OverLimit::Log, Some(4096));
         let gpu = GpuUuid::parse("GPU-01").unwrap();
-        let clients = [(1, gpu.clone(), 4096), (2, gpu.clone(), 4096 + OVERHEAD_MIB), (3, gpu.clone(), 9000)];
+        let clients = [
+            (1, gpu.clone(), 4096),
+            (2, gpu.clone(), 4096 + OVERHEAD_MIB),
+            (3, gpu.clone(), 9000),
+        ];
         assert_eq!(watch.over(&clients), [(3, gpu, 9000, 4096)]);
     }
 

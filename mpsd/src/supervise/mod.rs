@@ -33,7 +33,10 @@ pub fn run() -> Result<(), String> {
     let mut events = watch::Events::new()?;
     let mut log = journal::UserLog::open(&spec);
     let tell = |failed: &start::StartFailed| {
-        let said = Report::Failed { reason: failed.reason.clone(), tail: failed.tail.clone() };
+        let said = Report::Failed {
+            reason: failed.reason.clone(),
+            tail: failed.tail.clone(),
+        };
         let _ = send(&mut report, &said);
     };
     match start::all(&spec, &mut events, tell) {
@@ -63,13 +66,15 @@ pub fn stop() -> Result<(), String> {
 }
 
 fn read_spec() -> Result<Spec, String> {
-    let file = descriptors::take(SPEC_FD).map_err(|e| format!("descriptor {SPEC_FD} (specification): {e}"))?;
+    let file =
+        descriptors::take(SPEC_FD).map_err(|e| format!("descriptor {SPEC_FD} (specification): {e}"))?;
     let mut text = String::new();
     File::from(file)
         .take(LONGEST_SPEC)
         .read_to_string(&mut text)
         .map_err(|e| format!("cannot read the specification: {e}"))?;
-    serde_json::from_str(&text).map_err(|e| format!("unreadable specification: {e}; mps-prologue starts this program"))
+    serde_json::from_str(&text)
+        .map_err(|e| format!("unreadable specification: {e}; mps-prologue starts this program"))
 }
 
 fn report_file() -> Result<File, String> {

@@ -26,7 +26,11 @@ pub struct Answer {
 impl Answer {
     /// The process ids in a listing, one a line.
     pub fn numbers(&self) -> Vec<i32> {
-        self.text.lines().filter_map(|line| line.trim().parse().ok()).filter(|pid| *pid > 1).collect()
+        self.text
+            .lines()
+            .filter_map(|line| line.trim().parse().ok())
+            .filter(|pid| *pid > 1)
+            .collect()
     }
 
     /// The recorded answer of the vendor's program when nobody listens (exit 1).
@@ -68,7 +72,12 @@ pub fn command(control: &Path, daemon: &SpecDaemon) -> Command {
 ///
 /// # Errors
 /// [`SessionError`]; at the deadline the program is killed and reaped.
-pub fn say(control: &Path, daemon: &SpecDaemon, commands: &str, limit: Duration) -> Result<Answer, SessionError> {
+pub fn say(
+    control: &Path,
+    daemon: &SpecDaemon,
+    commands: &str,
+    limit: Duration,
+) -> Result<Answer, SessionError> {
     let first = commands.lines().next().unwrap_or("").to_owned();
     let end = Instant::now() + limit;
     let mut child = command(control, daemon)

@@ -55,7 +55,10 @@ impl Running {
             Stage::Ready(server) => server,
             Stage::Socket | Stage::Asked => 0,
         };
-        ReadyDaemon { control: i32::try_from(self.child.id()).unwrap_or(0), server }
+        ReadyDaemon {
+            control: i32::try_from(self.child.id()).unwrap_or(0),
+            server,
+        }
     }
 
     fn is_ready(&self) -> bool {
@@ -68,7 +71,11 @@ impl Running {
 ///
 /// # Errors
 /// The first failure, after all daemons were ended again.
-pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&StartFailed)) -> Result<Vec<Running>, StartFailed> {
+pub fn all(
+    spec: &Spec,
+    events: &mut Events,
+    tell: impl FnOnce(&StartFailed),
+) -> Result<Vec<Running>, StartFailed> {
     let mut running = Vec::new();
     let result = bring_up(spec, events, &mut running);
     match result {
@@ -79,7 +86,10 @@ pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&StartFailed)) ->
                 r.tail.last()
             });
             let tail: Vec<String> = tail.collect();
-            let failed = StartFailed { reason: with_cause(reason, &tail), tail };
+            let failed = StartFailed {
+                reason: with_cause(reason, &tail),
+                tail,
+            };
             tell(&failed);
             running.iter_mut().for_each(end);
             Err(failed)
@@ -88,7 +98,10 @@ pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&StartFailed)) ->
 }
 
 fn with_cause(reason: String, tail: &[String]) -> String {
-    let cause = tail.iter().rev().find(|l| l.contains("Failed") || l.contains("rror") || l.contains("fatal"));
+    let cause = tail
+        .iter()
+        .rev()
+        .find(|l| l.contains("Failed") || l.contains("rror") || l.contains("fatal"));
     match cause.and_then(|line| line.split_once("] ")) {
         Some((_, message)) => format!("{reason} (its log: {})", one_line(message, 120)),
         None => reason,
@@ -110,7 +123,11 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
         }
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(format!("not ready after {} ms: {}", spec.start_ms, stuck(running)));
+            return Err(format!(
+                "not ready after {} ms: {}",
+                spec.start_ms,
+                stuck(running)
+            ));
         }
         if events.wait(Some(if again { RETRY } else { left }))?.terminate {
             return Err("ended by a signal while starting".to_owned());
@@ -129,9 +146,19 @@ fn spawn(spec: &Spec, daemon: &SpecDaemon, events: &mut Events) -> Result<Runnin
     let (writer, tail) = Tail::create(&daemon.log)
         .map_err(|e| format!("cannot make the log in '{}': {e}", daemon.log.display()))?;
     events.watch_start(&daemon.pipe, &daemon.log)?;
-    let child = spawn_control(spec, daemon, &writer)
-        .map_err(|e| format!("cannot start the control daemon '{}': {e}", spec.control.display()))?;
-    Ok(Running { daemon: daemon.clone(), child, tail, stage: Stage::Socket, proof: Proof::default() })
+    let child = spawn_control(spec, daemon, &writer).map_err(|e| {
+        format!(
+            "cannot start the control daemon '{}': {e}",
+            spec.control.display()
+        )
+    })?;
+    Ok(Running {
+        daemon: daemon.clone(),
+        child,
+        tail,
+        stage: Stage::Socket,
+        proof: Proof::default(),
+    })
 }
 
 fn spawn_control(spec: &Spec, daemon: &SpecDaemon, log: &File) -> std::io::Result<Child> {
@@ -177,11 +204,16 @@ fn ask(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, String>
 }
 
 fn confirm(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, String> {
-    let Some(server) = running.proof.ready.filter(|_| running.proof.started) else { return Ok(false) };
+    let Some(server) = running.proof.ready.filter(|_| running.proof.started) else {
+        return Ok(false);
+    };
     let commands = format!("get_server_status {server}\n");
     let answer = session::say(&spec.control, &running.daemon, &commands, limit(spec, end)).map_err(text)?;
     if answer.text.trim() != "ACTIVE" {
-        return Err(format!("server {server} is not active: the daemon says '{}'", one_line(answer.text.trim(), 80)));
+        return Err(format!(
+            "server {server} is not active: the daemon says '{}'",
+            one_line(answer.text.trim(), 80)
+        ));
     }
     running.proof.confirms(&running.daemon)?;
     running.stage = Stage::Ready(server);

@@ -16,8 +16,16 @@ const FORCED_QUIT_S: u64 = 1;
 /// # Errors
 /// The daemons that did not, one line.
 pub fn all(spec: &Spec) -> Result<(), String> {
-    let failed: Vec<String> = spec.daemons.iter().filter_map(|daemon| one(spec, daemon).err()).collect();
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+    let failed: Vec<String> = spec
+        .daemons
+        .iter()
+        .filter_map(|daemon| one(spec, daemon).err())
+        .collect();
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(failed.join("; "))
+    }
 }
 
 fn one(spec: &Spec, daemon: &SpecDaemon) -> Result<(), String> {
@@ -31,8 +39,11 @@ fn one(spec: &Spec, daemon: &SpecDaemon) -> Result<(), String> {
     }
     for server in servers.numbers() {
         let clients = say(&format!("get_client_list {server}\n"), limit)?;
-        let commands: String =
-            clients.numbers().iter().map(|client| format!("terminate_client {server} {client}\n")).collect();
+        let commands: String = clients
+            .numbers()
+            .iter()
+            .map(|client| format!("terminate_client {server} {client}\n"))
+            .collect();
         if !commands.is_empty() {
             say(&commands, limit)?;
         }

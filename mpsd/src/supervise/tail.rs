@@ -29,13 +29,24 @@ impl Tail {
     pub fn create(directory: &Path) -> io::Result<(File, Self)> {
         let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK | nix::libc::O_CLOEXEC;
         let path = directory.join(CONTROL_LOG);
-        let writer =
-            OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(&path)?;
+        let writer = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(&path)?;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
-        Ok((writer, Self { file, rest: Vec::new(), last: VecDeque::new() }))
+        Ok((
+            writer,
+            Self {
+                file,
+                rest: Vec::new(),
+                last: VecDeque::new(),
+            },
+        ))
     }
 
     /// The lines that came since the last call.
@@ -65,7 +76,10 @@ impl Tail {
 
     /// The last lines seen, oldest first.
     pub fn last(&self) -> Vec<String> {
-        self.last.iter().map(|line| crate::model::text::one_line(line, 300)).collect()
+        self.last
+            .iter()
+            .map(|line| crate::model::text::one_line(line, 300))
+            .collect()
     }
 
     fn end_line(&mut self) -> String {

@@ -38,7 +38,8 @@ impl Events {
         for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD] {
             set.add(signal);
         }
-        set.thread_block().map_err(|e| format!("cannot block signals: {e}"))?;
+        set.thread_block()
+            .map_err(|e| format!("cannot block signals: {e}"))?;
         let signals = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
             .map_err(|e| format!("cannot make a signal descriptor: {e}"))?;
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
@@ -52,9 +53,13 @@ impl Events {
     /// One line: the directory is gone, or the user's watches are used up.
     pub fn watch_start(&mut self, pipe: &Path, log: &Path) -> Result<(), String> {
         let say = |path: &Path| format!("cannot watch '{}'", path.display());
-        self.inotify.add_watch(pipe, AddWatchFlags::IN_CREATE).map_err(|e| format!("{}: {e}", say(pipe)))?;
+        self.inotify
+            .add_watch(pipe, AddWatchFlags::IN_CREATE)
+            .map_err(|e| format!("{}: {e}", say(pipe)))?;
         let file = log.join(CONTROL_LOG);
-        self.inotify.add_watch(&file, AddWatchFlags::IN_MODIFY).map_err(|e| format!("{}: {e}", say(&file)))?;
+        self.inotify
+            .add_watch(&file, AddWatchFlags::IN_MODIFY)
+            .map_err(|e| format!("{}: {e}", say(&file)))?;
         Ok(())
     }
 
@@ -67,8 +72,10 @@ impl Events {
         let timeout = limit.map_or(PollTimeout::NONE, |d| {
             PollTimeout::try_from(d + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
         });
-        let mut fds =
-            [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN), PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
+        ];
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(format!("cannot wait: {e}")),
@@ -87,7 +94,9 @@ impl Events {
 pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events, log: &mut UserLog) {
     let mut memory = MemoryWatch::new(spec);
     while !running.is_empty() {
-        let Ok(woken) = events.wait(memory.period()) else { return };
+        let Ok(woken) = events.wait(memory.period()) else {
+            return;
+        };
         for daemon in &mut running {
             for line in daemon.tail.lines() {
                 if matches!(Event::parse(&line), Some(Event::NewClient(_))) {
@@ -109,7 +118,11 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
 fn has_ended(daemon: &mut Running, log: &mut UserLog) -> bool {
     match daemon.child.try_wait() {
         Ok(Some(status)) => {
-            let what = if status.success() || status.code() == Some(1) { "was told to quit" } else { "died" };
+            let what = if status.success() || status.code() == Some(1) {
+                "was told to quit"
+            } else {
+                "died"
+            };
             log.line(&format!(
                 "control daemon {} {what} ({status}); clients that start from now on run without MPS",
                 daemon.child.id()

@@ -110,12 +110,8 @@ impl Cgroup {
 
     /// The cgroup that [`Cgroup::create`] made for a job: for a maker that ended before it could write the path down.
     pub fn find(job: &str) -> Option<Self> {
-        let bases = |mount: mounts::Mount| {
-            [
-                mount.path.join("system.slice").join(UNIT),
-                mount.path.join(PLAIN),
-            ]
-        };
+        let bases =
+            |mount: mounts::Mount| [mount.path.join("system.slice").join(UNIT), mount.path.join(PLAIN)];
         let places = mounts::usable().unwrap_or_default().into_iter().flat_map(bases);
         places
             .filter_map(|base| Self::open(&base.join(job)).ok().flatten())

@@ -194,9 +194,10 @@ fn qmgr(words: &[&str]) -> u8 {
             .or(Some(())),
         ["list", "hook", name] => text(&format!("hooks/{name}.HK")).map(|all| println!("Hook {name}\n{all}")),
         ["list", "resource", name] => text(&format!("resources/{name}")).map(|all| println!("{all}")),
-        ["create", "hook", name] => {
-            keep(&format!("hooks/{name}.HK"), "    enabled = false\n    alarm = 30\n")
-        }
+        ["create", "hook", name] => keep(
+            &format!("hooks/{name}.HK"),
+            "    enabled = false\n    alarm = 30\n",
+        ),
         ["import", "hook", name, "application/x-python", "default", file] => fs::read_to_string(file)
             .ok()
             .and_then(|body| keep(&format!("hooks/{name}.PY"), &body)),
@@ -208,9 +209,10 @@ fn qmgr(words: &[&str]) -> u8 {
         ["delete", "hook", name] => fs::remove_file(at(&format!("hooks/{name}.HK")))
             .and_then(|()| fs::remove_file(at(&format!("hooks/{name}.PY"))))
             .ok(),
-        ["set", "server", "operators", "+=", who] => {
-            keep("operators", &format!("{}\n{who}", text("operators").unwrap_or_default()))
-        }
+        ["set", "server", "operators", "+=", who] => keep(
+            "operators",
+            &format!("{}\n{who}", text("operators").unwrap_or_default()),
+        ),
         _ => None,
     };
     if done.is_none() {

@@ -204,11 +204,7 @@ fn environment(pbs: &Installation, host: &dyn Host) -> Finding {
             config.display()
         ));
     }
-    let add = format!(
-        "'$job_starter {}' in '{}'",
-        files::JOB_STARTER,
-        config.display()
-    );
+    let add = format!("'$job_starter {}' in '{}'", files::JOB_STARTER, config.display());
     Finding::Better(format!(
         "a task that TM starts without a login shell needs {add}, or 'mpsctl exec -- CMD'"
     ))

@@ -36,8 +36,11 @@ pub struct Marker {
 
 impl Marker {
     fn file(&self) -> String {
-        let node: String =
-            self.node.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')).collect();
+        let node: String = self
+            .node
+            .chars()
+            .filter(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
+            .collect();
         format!("{}-{node}", self.scheduler)
     }
 }
@@ -54,9 +57,9 @@ fn directory(paths: &Paths) -> Result<Dir, FileError> {
 
 fn open_or_make(path: &Path) -> Result<Dir, FileError> {
     match (Dir::open(path), path.parent(), path.file_name()) {
-        (Err(error), Some(parent), Some(name)) if error.is_absent() => {
-            Dir::open(parent)?.create_dir(name, 0o755, (0, 0)).map(|(dir, _)| dir)
-        }
+        (Err(error), Some(parent), Some(name)) if error.is_absent() => Dir::open(parent)?
+            .create_dir(name, 0o755, (0, 0))
+            .map(|(dir, _)| dir),
         (result, _, _) => result,
     }
 }
@@ -67,7 +70,9 @@ fn open_or_make(path: &Path) -> Result<Dir, FileError> {
 /// The directory cannot be made or written.
 pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
     let text = serde_json::to_vec_pretty(marker).map_err(|e| e.to_string())?;
-    directory(paths).and_then(|dir| dir.write_atomic(marker.file(), &text, 0o644)).map_err(|e| e.to_string())
+    directory(paths)
+        .and_then(|dir| dir.write_atomic(marker.file(), &text, 0o644))
+        .map_err(|e| e.to_string())
 }
 
 /// Removes `marker`.
@@ -75,18 +80,29 @@ pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
 /// # Errors
 /// As [`write`].
 pub fn remove(paths: &Paths, marker: &Marker) -> Result<(), String> {
-    directory(paths).and_then(|dir| dir.remove_file(marker.file())).map(|_| ()).map_err(|e| e.to_string())
+    directory(paths)
+        .and_then(|dir| dir.remove_file(marker.file()))
+        .map(|_| ())
+        .map_err(|e| e.to_string())
 }
 
 /// All markers on this node. A garbled one is left out: the scheduler's own reason tells more.
 pub fn all(paths: &Paths) -> Vec<Marker> {
-    let Ok(dir) = Dir::open(&paths.drains()) else { return Vec::new() };
+    let Ok(dir) = Dir::open(&paths.drains()) else {
+        return Vec::new();
+    };
     let names = dir.names(MOST).unwrap_or_default();
     let read = |name| dir.read_limited(name, LONGEST).ok().flatten();
-    names.into_iter().filter_map(read).filter_map(|bytes| serde_json::from_slice(&bytes).ok()).collect()
+    names
+        .into_iter()
+        .filter_map(read)
+        .filter_map(|bytes| serde_json::from_slice(&bytes).ok())
+        .collect()
 }
 
 /// A drain of this node that the scheduler has not got yet.
 pub fn undelivered(paths: &Paths, node: &str) -> Option<Marker> {
-    all(paths).into_iter().find(|marker| !marker.delivered && marker.node == node)
+    all(paths)
+        .into_iter()
+        .find(|marker| !marker.delivered && marker.node == node)
 }

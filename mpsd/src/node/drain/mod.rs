@@ -62,7 +62,10 @@ pub enum Outcome {
 pub fn reason(prefix: &str, job: &JobId, fault: &Fault) -> String {
     let text = format!("{prefix} job {job}: {fault}");
     // Quotes at the ends are eaten by Slurm, and no scheduler wants anything but ASCII.
-    let plain: String = text.chars().map(|c| if c.is_ascii() && c != '"' { c } else { '?' }).collect();
+    let plain: String = text
+        .chars()
+        .map(|c| if c.is_ascii() && c != '"' { c } else { '?' })
+        .collect();
     let mut line = one_line(&plain, LONGEST);
     line.truncate(LONGEST);
     line.trim_end().to_owned()
@@ -76,7 +79,11 @@ pub fn drain(controller: &dyn Controller, prefix: &str, reason: &str) -> Result<
     let before = controller.shown()?;
     if before.drained {
         let shown = before.reason.unwrap_or_default();
-        return Ok(if shown.starts_with(prefix) { Outcome::Ours(shown) } else { Outcome::Others(shown) });
+        return Ok(if shown.starts_with(prefix) {
+            Outcome::Ours(shown)
+        } else {
+            Outcome::Others(shown)
+        });
     }
     controller.set_drained(reason)?;
     let after = controller.shown()?;
@@ -104,23 +111,36 @@ pub struct Place<'a> {
 impl Place<'_> {
     /// The node as one of a Slurm.
     pub fn slurm(&self) -> Slurm {
-        Slurm { programs: commands(), conf: self.slurm_conf.clone(), node: self.node.to_owned() }
+        Slurm {
+            programs: commands(),
+            conf: self.slurm_conf.clone(),
+            node: self.node.to_owned(),
+        }
     }
 
     /// The way to take it out of service.
     pub fn controller(&self) -> Box<dyn Controller> {
         match self.scheduler {
             Scheduler::Slurm => Box::new(self.slurm()),
-            Scheduler::Torque | Scheduler::OpenPbs => {
-                Box::new(Pbs { scheduler: self.scheduler, site: self.site.clone(), node: self.node.to_owned() })
-            }
+            Scheduler::Torque | Scheduler::OpenPbs => Box::new(Pbs {
+                scheduler: self.scheduler,
+                site: self.site.clone(),
+                node: self.node.to_owned(),
+            }),
         }
     }
 }
 
 /// Drains the node for `fault` of `job` and remembers it; a drain that cannot be delivered is spooled. Returns a line
 /// for the log, and whether the scheduler has it.
-pub fn deliver(paths: &Paths, place: &Place<'_>, prefix: &str, job: &JobId, fault: &Fault, gpus: Vec<String>) -> (String, bool) {
+pub fn deliver(
+    paths: &Paths,
+    place: &Place<'_>,
+    prefix: &str,
+    job: &JobId,
+    fault: &Fault,
+    gpus: Vec<String>,
+) -> (String, bool) {
     let reason = reason(prefix, job, fault);
     let mut marker = Marker {
         version: markers::VERSION,
@@ -131,7 +151,10 @@ pub fn deliver(paths: &Paths, place: &Place<'_>, prefix: &str, job: &JobId, faul
         gpus,
         delivered: false,
         slurm_conf: place.slurm_conf.clone(),
-        when: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        when: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs(),
     };
     // The marker first: a drain that nobody remembers could never be lifted.
     let remembered = markers::write(paths, &marker);
@@ -146,9 +169,15 @@ pub fn deliver(paths: &Paths, place: &Place<'_>, prefix: &str, job: &JobId, faul
         Ok(Outcome::Others(other)) => {
             let _ = markers::remove(paths, &marker);
             let other = one_line(&other, 80);
-            return (format!("node '{node}' was drained already ('{other}'), left so: {reason}"), true);
+            return (
+                format!("node '{node}' was drained already ('{other}'), left so: {reason}"),
+                true,
+            );
         }
-        Err(why) => (format!("node '{node}' cannot be drained now ({why}), tried again later: {reason}"), false),
+        Err(why) => (
+            format!("node '{node}' cannot be drained now ({why}), tried again later: {reason}"),
+            false,
+        ),
     };
     let remembered = remembered.and_then(|()| markers::write(paths, &marker));
     match remembered {
@@ -168,10 +197,17 @@ pub fn undrain(controller: &dyn Controller, reason: &str) -> Result<(), String> 
         return Ok(());
     }
     if shown != reason {
-        return Err(format!("the reason shown is '{}', which is not ours: left as it is", one_line(&shown, 80)));
+        return Err(format!(
+            "the reason shown is '{}', which is not ours: left as it is",
+            one_line(&shown, 80)
+        ));
     }
     controller.lift()?;
-    if controller.shown()?.drained { Err("the node is drained still".to_owned()) } else { Ok(()) }
+    if controller.shown()?.drained {
+        Err("the node is drained still".to_owned())
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -187,7 +223,14 @@ mod tests {
     }
 
     fn fake(drained: bool, reason: Option<&str>, obeys: bool) -> Fake {
-        Fake { shown: RefCell::new(Shown { drained, down: false, reason: reason.map(str::to_owned) }), obeys }
+        Fake {
+            shown: RefCell::new(Shown {
+                drained,
+                down: false,
+                reason: reason.map(str::to_owned),
+            }),
+            obeys,
+        }
     }
 
     impl Controller for Fake {
@@ -196,13 +239,21 @@ mod tests {
         }
         fn set_drained(&self, reason: &str) -> Result<(), String> {
             if self.obeys {
-                *self.shown.borrow_mut() = Shown { drained: true, down: false, reason: Some(reason.to_owned()) };
+                *self.shown.borrow_mut() = Shown {
+                    drained: true,
+                    down: false,
+                    reason: Some(reason.to_owned()),
+                };
             }
             Ok(())
         }
         fn lift(&self) -> Result<(), String> {
             if self.obeys {
-                *self.shown.borrow_mut() = Shown { drained: false, down: false, reason: None };
+                *self.shown.borrow_mut() = Shown {
+                    drained: false,
+                    down: false,
+                    reason: None,
+                };
             }
             Ok(())
         }
@@ -211,7 +262,10 @@ mod tests {
     #[test]
     fn anothers_reason_is_never_written_over() {
         let node = fake(true, Some("bad disk"), true);
-        assert_eq!(drain(&node, "mpsd:", "mpsd: job 1: x"), Ok(Outcome::Others("bad disk".into())));
+        assert_eq!(
+            drain(&node, "mpsd:", "mpsd: job 1: x"),
+            Ok(Outcome::Others("bad disk".into()))
+        );
         assert_eq!(node.shown.borrow().reason.as_deref(), Some("bad disk"));
         assert!(undrain(&node, "mpsd: job 1: x").is_err());
         assert!(node.shown.borrow().drained);
@@ -239,9 +293,15 @@ mod tests {
     fn reasons_fit_the_shortest_field() {
         let job = JobId::parse("4711").unwrap();
         let fault = Fault::new(Evidence::Survivor, "mps-server 691", "state D after 20 s");
-        assert_eq!(reason("mpsd:", &job, &fault), "mpsd: job 4711: mps-server 691: state D after 20 s");
+        assert_eq!(
+            reason("mpsd:", &job, &fault),
+            "mpsd: job 4711: mps-server 691: state D after 20 s"
+        );
         let long = Fault::new(Evidence::Nvml, "NVML", "\"é\n".repeat(80));
         let text = reason("mpsd:", &job, &long);
-        assert!(text.len() <= 79 && text.is_ascii() && !text.contains('\n'), "{text}");
+        assert!(
+            text.len() <= 79 && text.is_ascii() && !text.contains('\n'),
+            "{text}"
+        );
     }
 }

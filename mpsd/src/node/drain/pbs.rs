@@ -26,7 +26,11 @@ impl Pbs {
 impl Controller for Pbs {
     fn shown(&self) -> Result<Shown, String> {
         let shown = self.with(|node| node.shown())?;
-        Ok(Shown { drained: shown.is_offline(), down: shown.state.contains("down"), reason: shown.reason })
+        Ok(Shown {
+            drained: shown.is_offline(),
+            down: shown.state.contains("down"),
+            reason: shown.reason,
+        })
     }
 
     fn set_drained(&self, reason: &str) -> Result<(), String> {

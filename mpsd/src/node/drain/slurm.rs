@@ -23,7 +23,11 @@ pub struct Slurm {
 
 impl Slurm {
     fn call(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
-        let conf: Vec<(&str, &str)> = self.conf.iter().map(|conf| ("SLURM_CONF", conf.as_str())).collect();
+        let conf: Vec<(&str, &str)> = self
+            .conf
+            .iter()
+            .map(|conf| ("SLURM_CONF", conf.as_str()))
+            .collect();
         let answer = run_with(&self.programs.join(program), arguments, &conf, CALL_DEADLINE)?;
         if answer.code == Some(0) {
             return Ok(answer.text);
@@ -51,13 +55,15 @@ impl Controller for Slurm {
     fn set_drained(&self, reason: &str) -> Result<(), String> {
         let node = format!("nodename={}", self.node);
         let reason = format!("reason={reason}");
-        self.call("scontrol", &["update", &node, "state=drain", &reason]).map(|_| ())
+        self.call("scontrol", &["update", &node, "state=drain", &reason])
+            .map(|_| ())
     }
 
     fn lift(&self) -> Result<(), String> {
         // `undrain`, not `resume`: a node that is down for another reason stays down.
         let node = format!("nodename={}", self.node);
-        self.call("scontrol", &["update", &node, "state=undrain"]).map(|_| ())
+        self.call("scontrol", &["update", &node, "state=undrain"])
+            .map(|_| ())
     }
 }
 
@@ -81,7 +87,14 @@ mod tests {
         let shown = parse("draining|mpsd: job 7: x\ndraining|mpsd: job 7: x\n").unwrap();
         assert!(shown.drained);
         assert_eq!(shown.reason.as_deref(), Some("mpsd: job 7: x"));
-        assert_eq!(parse("idle|none\n"), Some(Shown { drained: false, down: false, reason: None }));
+        assert_eq!(
+            parse("idle|none\n"),
+            Some(Shown {
+                drained: false,
+                down: false,
+                reason: None
+            })
+        );
         assert!(parse("down*|Not responding\n").unwrap().down);
         assert_eq!(parse(""), None);
     }

@@ -3,10 +3,10 @@
 use super::{RealNode, processes};
 use crate::lifecycle::journal::{Journal, ProcessRef};
 use crate::lifecycle::spec::{OverLimit, REPORT_FD, ReadyDaemon, Report, SPEC_FD, Spec, SpecDaemon};
+use crate::model::Failure;
 use crate::model::environment::PIPE_DIRECTORY;
 use crate::model::failure::{Evidence, Fault, Undetermined};
 use crate::model::text::one_line;
-use crate::model::Failure;
 use crate::node::Role;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
@@ -37,7 +37,8 @@ pub struct Started {
 /// # Errors
 /// Undetermined where the user's limits can be the cause (no process to be had), else a fault.
 pub fn start(node: &mut RealNode, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
-    let (report, theirs) = pipe2(OFlag::O_CLOEXEC).map_err(|e| broken("no pipe to be had", &e.to_string()))?;
+    let (report, theirs) =
+        pipe2(OFlag::O_CLOEXEC).map_err(|e| broken("no pipe to be had", &e.to_string()))?;
     let mut spawn = as_user(node, journal, spec, &[])?;
     spawn.inherit.push((theirs, REPORT_FD));
     let child = spawn.start().map_err(|e| not_started(&e))?;
@@ -51,7 +52,9 @@ fn broken(what: &str, why: &str) -> Failure {
 }
 
 fn not_started(error: &SpawnError) -> Failure {
-    let why = error.errno().map_or_else(|| "it went without a word".to_owned(), |e| e.desc().to_owned());
+    let why = error
+        .errno()
+        .map_or_else(|| "it went without a word".to_owned(), |e| e.desc().to_owned());
     // A user at the limit of their processes, or a full process table, proves nothing against the node.
     Undetermined::new(error.to_string(), why).into()
 }
@@ -61,7 +64,11 @@ fn as_user(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Re
     let text = serde_json::to_string(spec).map_err(|e| broken("specification", &e.to_string()))?;
     let mut spawn = Spawn::new(&node.mpsd);
     spawn.args = args.iter().map(Into::into).collect();
-    spawn.identity = Some(Identity { uid: journal.uid, gid: journal.gid, groups: node.groups_of(journal) });
+    spawn.identity = Some(Identity {
+        uid: journal.uid,
+        gid: journal.gid,
+        groups: node.groups_of(journal),
+    });
     spawn.session = true;
     // It needs no variable. By this one it is known as the job's own where there is no cgroup and its starter was
     // killed before its pid stood in the journal.
@@ -73,7 +80,11 @@ fn as_user(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Re
         .collect();
     spawn.nofile = Some(OPEN_FILES);
     spawn.cgroup = match node.cgroup_of(journal) {
-        Some(cgroup) => Some(cgroup.directory().map_err(|e| broken("the job's cgroup", &e.to_string()))?),
+        Some(cgroup) => Some(
+            cgroup
+                .directory()
+                .map_err(|e| broken("the job's cgroup", &e.to_string()))?,
+        ),
         None => None,
     };
     spawn.inherit = vec![(filled_pipe(&text)?, SPEC_FD)];
@@ -82,9 +93,11 @@ fn as_user(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Re
 
 /// A pipe that already holds all it will ever hold: specifications are far below a pipe's 64 KiB.
 fn filled_pipe(text: &str) -> Result<OwnedFd, Failure> {
-    let (reader, writer) =
-        pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(|e| broken("no pipe to be had", &e.to_string()))?;
-    File::from(writer).write_all(text.as_bytes()).map_err(|e| broken("specification", &e.to_string()))?;
+    let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
+        .map_err(|e| broken("no pipe to be had", &e.to_string()))?;
+    File::from(writer)
+        .write_all(text.as_bytes())
+        .map_err(|e| broken("specification", &e.to_string()))?;
     let flags = nix::fcntl::FcntlArg::F_SETFL(OFlag::empty());
     nix::fcntl::fcntl(&reader, flags).map_err(|e| broken("specification", &e.to_string()))?;
     Ok(reader)
@@ -134,10 +147,19 @@ fn hear(report: &OwnedFd, deadline: Deadline) -> Option<Report> {
     serde_json::from_slice(line).ok()
 }
 
-fn check(node: &mut RealNode, journal: &Journal, spec: &Spec, daemons: &[ReadyDaemon]) -> Result<(), Undetermined> {
+fn check(
+    node: &mut RealNode,
+    journal: &Journal,
+    spec: &Spec,
+    daemons: &[ReadyDaemon],
+) -> Result<(), Undetermined> {
     let wrong = |why: String| Undetermined::new("mpsd's report does not hold", why);
     if daemons.len() != spec.daemons.len() {
-        return Err(wrong(format!("{} daemons reported, {} asked for", daemons.len(), spec.daemons.len())));
+        return Err(wrong(format!(
+            "{} daemons reported, {} asked for",
+            daemons.len(),
+            spec.daemons.len()
+        )));
     }
     for daemon in daemons {
         for (pid, role) in [(daemon.control, Role::Control), (daemon.server, Role::Server)] {
@@ -162,7 +184,9 @@ pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
         command_ms: u64::try_from(per_command).unwrap_or(COMMAND_MS),
         over_limit: OverLimit::Off,
     };
-    let Ok(spawn) = as_user(node, journal, &spec, &["--stop"]) else { return };
+    let Ok(spawn) = as_user(node, journal, &spec, &["--stop"]) else {
+        return;
+    };
     let Ok(mut child) = spawn.start() else { return };
     if child.wait(deadline).is_none() {
         child.kill(Deadline::after_ms(200));

@@ -18,9 +18,16 @@ const LONGEST: usize = 64 * 1024;
 
 /// Enters a failed start of `uid`; true when two or more users' failures lie within the window.
 pub fn note(paths: &Paths, uid: u32) -> bool {
-    let Ok(run) = Dir::open(paths.run()) else { return false };
-    let Ok(_held) = run.lock(LOCK, Deadline::after(LOCK_TIME)) else { return false };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let Ok(run) = Dir::open(paths.run()) else {
+        return false;
+    };
+    let Ok(_held) = run.lock(LOCK, Deadline::after(LOCK_TIME)) else {
+        return false;
+    };
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
     let mut failures: BTreeMap<u32, u64> = run
         .read_limited(NAME, LONGEST)
         .ok()

@@ -159,7 +159,9 @@ impl RealNode {
         if self.worker.is_none() {
             self.worker = Some(NvmlWorker::start(&self.mpsd, &self.nvml, self.nvml_time)?);
         }
-        self.worker.as_mut().ok_or_else(|| Undetermined::new("NVML worker", "it has gone").into())
+        self.worker
+            .as_mut()
+            .ok_or_else(|| Undetermined::new("NVML worker", "it has gone").into())
     }
 
     /// Asks NVML; after a fault the next question starts anew.
@@ -199,7 +201,8 @@ impl RealNode {
 /// # Errors
 /// A fault when this program's own file cannot be told.
 pub fn beside(name: &str) -> Result<PathBuf, Failure> {
-    let own = std::env::current_exe().map_err(|e| Fault::new(Evidence::Storage, "/proc/self/exe", e.to_string()))?;
+    let own = std::env::current_exe()
+        .map_err(|e| Fault::new(Evidence::Storage, "/proc/self/exe", e.to_string()))?;
     let directory = own.parent().unwrap_or(Path::new("/"));
     Ok(directory.join(name))
 }
@@ -296,8 +299,13 @@ impl Node for RealNode {
     }
 
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
-        let Some(cgroup) = self.cgroup_of(journal) else { return Ok(()) };
-        cgroup.remove().map(|_| ()).map_err(|e| Undetermined::new("the job's cgroup stays", e.to_string()).into())
+        let Some(cgroup) = self.cgroup_of(journal) else {
+            return Ok(());
+        };
+        cgroup
+            .remove()
+            .map(|_| ())
+            .map_err(|e| Undetermined::new("the job's cgroup stays", e.to_string()).into())
     }
 
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {

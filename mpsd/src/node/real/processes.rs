@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// The vendor's server program stands beside its control program, or in one of these.
+/// The vendor's server program.
 const SERVER: &str = "nvidia-cuda-mps-server";
 /// How often a node without a cgroup of ours is looked at while processes end.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -27,7 +27,11 @@ pub fn members(node: &RealNode, journal: &Journal) -> Members {
     if let Some(process) = journal.supervisor.and_then(held) {
         enter(&mut found, &process, Role::Supervisor);
     }
-    for pid in node.cgroup_of(journal).map(|cgroup| cgroup.procs().unwrap_or_default()).unwrap_or_default() {
+    for pid in node
+        .cgroup_of(journal)
+        .map(|cgroup| cgroup.procs().unwrap_or_default())
+        .unwrap_or_default()
+    {
         if let Ok(Some(process)) = Process::find(pid) {
             let role = role_of(node, journal, &process).unwrap_or(Role::Other);
             enter(&mut found, &process, role);
@@ -51,8 +55,13 @@ pub fn members(node: &RealNode, journal: &Journal) -> Members {
 /// Whether `pid` is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
 /// with its pipe directory, and has not ended.
 pub fn is_member(node: &RealNode, journal: &Journal, pid: i32, role: Role) -> bool {
-    let Some(process) = Process::find(pid).ok().flatten() else { return false };
-    let in_group = || node.cgroup_of(journal).is_some_and(|cgroup| cgroup.procs().is_ok_and(|p| p.contains(&pid)));
+    let Some(process) = Process::find(pid).ok().flatten() else {
+        return false;
+    };
+    let in_group = || {
+        node.cgroup_of(journal)
+            .is_some_and(|cgroup| cgroup.procs().is_ok_and(|p| p.contains(&pid)))
+    };
     uid_of(pid) == Some(journal.uid)
         && role_of(node, journal, &process) == Some(role)
         && (in_group() || is_ours(journal, &process))
@@ -64,9 +73,18 @@ fn held(id: ProcessRef) -> Option<Process> {
 
 fn enter(found: &mut BTreeMap<i32, Member>, process: &Process, role: Role) {
     if let Ok(Some(state)) = process.state() {
-        let known = found.get(&process.id().pid).is_some_and(|m| m.role != Role::Other);
+        let known = found
+            .get(&process.id().pid)
+            .is_some_and(|m| m.role != Role::Other);
         if !known {
-            found.insert(process.id().pid, Member { process: process.id(), role, state: state.letter() });
+            found.insert(
+                process.id().pid,
+                Member {
+                    process: process.id(),
+                    role,
+                    state: state.letter(),
+                },
+            );
         }
     }
 }
@@ -74,28 +92,54 @@ fn enter(found: &mut BTreeMap<i32, Member>, process: &Process, role: Role) {
 /// What a process is by the file that it runs. The name it gives itself proves nothing.
 fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
     let runs = process.executable().ok().flatten()?;
-    if is_file(&runs, &journal.control) {
-        return Some(Role::Control);
-    }
     if is_file(&runs, &node.mpsd) {
         return Some(Role::Supervisor);
     }
+    let control = journal.control.file_name()?.to_str()?;
+    if is_file(&runs, &journal.control) || is_roots(&runs, control) {
+        return Some(Role::Control);
+    }
     let beside = journal.control.parent().map(|directory| directory.join(SERVER));
-    let usual = Path::new("/usr/bin").join(SERVER);
-    let server = beside.into_iter().chain([usual]).any(|path| is_file(&runs, &path));
+    let server = beside.is_some_and(|path| is_file(&runs, &path)) || is_roots(&runs, SERVER);
     server.then_some(Role::Server)
+}
+
+/// Whether it runs a file of root's with the vendor's `name` that others cannot write, wherever that stands: some
+/// installations have a wrapper at the usual path (seen on an H200 machine, the program itself in `/usr/local/nvidia`).
+/// A user's copy is the user's file.
+fn is_roots(runs: &Executable, name: &str) -> bool {
+    let text = runs.path.to_string_lossy();
+    let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text));
+    let trusted = |m: &std::fs::Metadata| m.uid() == 0 && m.mode() & 0o022 == 0 && m.is_file();
+    let there = || {
+        std::fs::metadata(path).is_ok_and(|m| trusted(&m) && m.dev() == runs.device && m.ino() == runs.inode)
+    };
+    path.file_name().is_some_and(|file| file == name) && there()
 }
 
 fn is_file(runs: &Executable, path: &Path) -> bool {
     let same = std::fs::metadata(path).is_ok_and(|m| m.dev() == runs.device && m.ino() == runs.inode);
     // A file that an upgrade replaced under a running job.
-    same || runs.path.as_os_str().to_str().and_then(|p| p.strip_suffix(" (deleted)")).is_some_and(|p| Path::new(p) == path)
+    same || runs
+        .path
+        .as_os_str()
+        .to_str()
+        .and_then(|p| p.strip_suffix(" (deleted)"))
+        .is_some_and(|p| Path::new(p) == path)
 }
 
 /// Whether it talks, or listens, in one of this job's pipe directories.
 fn is_ours(journal: &Journal, process: &Process) -> bool {
-    let pipe = process.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT).ok().flatten();
-    pipe.is_some_and(|pipe| journal.daemons.iter().any(|daemon| daemon.pipe.as_os_str() == pipe))
+    let pipe = process
+        .environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT)
+        .ok()
+        .flatten();
+    pipe.is_some_and(|pipe| {
+        journal
+            .daemons
+            .iter()
+            .any(|daemon| daemon.pipe.as_os_str() == pipe)
+    })
 }
 
 /// Does what the rung says and waits until nothing of the job's own is left alive, or `limit` has passed.
@@ -125,7 +169,10 @@ fn signal_all(node: &RealNode, journal: &Journal, signal: Signal) {
 
 fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Members {
     loop {
-        let left: Members = members(node, journal).into_iter().filter(|m| !m.is_defunct()).collect();
+        let left: Members = members(node, journal)
+            .into_iter()
+            .filter(|m| !m.is_defunct())
+            .collect();
         if left.is_empty() || deadline.expired() {
             return left;
         }
@@ -151,14 +198,29 @@ pub fn uid_of(pid: i32) -> Option<u32> {
 /// Whether the scheduler's own cgroup of the job holds `pid`: a directory named after the job and nothing else.
 /// The job's user cannot move a process into one (Slurm's and pbs_cgroups' are root's).
 pub fn is_in_jobs_cgroup(journal: &Journal, pid: i32) -> bool {
-    let Some(process) = Process::find(pid).ok().flatten() else { return false };
-    if process.uids().ok().flatten().is_none_or(|uids| uids.effective != journal.uid) {
+    let Some(process) = Process::find(pid).ok().flatten() else {
+        return false;
+    };
+    if process
+        .uids()
+        .ok()
+        .flatten()
+        .is_none_or(|uids| uids.effective != journal.uid)
+    {
         return false;
     }
     let id = journal.job.as_str();
     let job = id.split('.').next().unwrap_or(id);
     let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
-    process.cgroups().ok().flatten().unwrap_or_default().iter().any(|membership| {
-        Path::new(&membership.path).components().any(|part| names.iter().any(|name| part.as_os_str() == name.as_str()))
-    })
+    process
+        .cgroups()
+        .ok()
+        .flatten()
+        .unwrap_or_default()
+        .iter()
+        .any(|membership| {
+            Path::new(&membership.path)
+                .components()
+                .any(|part| names.iter().any(|name| part.as_os_str() == name.as_str()))
+        })
 }
