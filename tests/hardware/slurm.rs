@@ -41,6 +41,11 @@ pub fn run(
         section.fact("slurmd_log", tail(&bed.log("node1")));
     }
     outcome?;
+    // srun returns before the epilog has run: the node is COMPLETING until then.
+    let idle = std::time::Instant::now() + Duration::from_secs(20);
+    while bed.node_state("node1")?.state != "IDLE" && std::time::Instant::now() < idle {
+        std::thread::sleep(Duration::from_millis(100));
+    }
     let state = bed.node_state("node1")?;
     section.check(
         "the node is idle and not drained",

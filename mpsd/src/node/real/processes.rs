@@ -96,17 +96,22 @@ fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role
         return Some(Role::Supervisor);
     }
     let control = journal.control.file_name()?.to_str()?;
-    if is_file(&runs, &journal.control) || is_roots(&runs, control) {
+    let grouped = || {
+        node.cgroup_of(journal)
+            .is_some_and(|group| group.procs().is_ok_and(|p| p.contains(&process.id().pid)))
+    };
+    let wrapped = |name: &str| is_roots(&runs, name) && grouped();
+    if is_file(&runs, &journal.control) || wrapped(control) {
         return Some(Role::Control);
     }
     let beside = journal.control.parent().map(|directory| directory.join(SERVER));
-    let server = beside.is_some_and(|path| is_file(&runs, &path)) || is_roots(&runs, SERVER);
+    let server = beside.is_some_and(|path| is_file(&runs, &path)) || wrapped(SERVER);
     server.then_some(Role::Server)
 }
 
 /// Whether it runs a file of root's with the vendor's `name` that others cannot write, wherever that stands: some
 /// installations have a wrapper at the usual path (seen on an H200 machine, the program itself in `/usr/local/nvidia`).
-/// A user's copy is the user's file.
+/// Believed only of a process in the job's own cgroup, which holds nothing but what we started.
 fn is_roots(runs: &Executable, name: &str) -> bool {
     let text = runs.path.to_string_lossy();
     let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text));
