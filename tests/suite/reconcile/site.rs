@@ -139,10 +139,14 @@ impl Site {
             .processes()
             .into_iter()
             .chain(tests::double::look::processes_from(&self.stage.path("bin")));
-        for process in all {
+        let all: Vec<_> = all.collect();
+        for process in &all {
             let pid = nix::unistd::Pid::from_raw(i32::try_from(process.pid).expect("pid"));
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
+        let gone = || all.iter().all(|process| !tests::double::look::alive(process.pid));
+        let ended = tests::double::look::wait_until(std::time::Duration::from_secs(5), gone);
+        assert!(ended, "survivors of SIGKILL among {all:?}");
     }
 
     pub fn marker(&self, reason: &str, delivered: bool) {
