@@ -182,7 +182,11 @@ fn write_record(reach: Reach, submission: &Submission, uid: u32, failure: &Failu
         State::Failed
     };
     let mut record = Record::closed(submission.job.clone(), uid, state, failure.to_string());
-    record.kind = Some(failure.kind());
+    // Slurm's plugin fails a prolog, and so drains, on the kind `fault`; an unusable configuration does not drain.
+    record.kind = Some(match failure {
+        Failure::Fault(fault) if !fault.drains() => FailureKind::Undetermined,
+        other => other.kind(),
+    });
     let written = RealNode::new(reach).and_then(|mut node| {
         let _held = node.open_job(&submission.job)?;
         node.write_record(&record)
