@@ -51,7 +51,6 @@ struct Start<'a> {
     settings: Settings,
     node: RealNode,
     plan: Plan,
-    inventory: Inventory,
     journal: Journal,
     spec: Spec,
     _held: Held,
@@ -137,7 +136,6 @@ impl<'a> Start<'a> {
             settings,
             node,
             plan,
-            inventory,
             journal,
             spec,
             _held: held,
@@ -223,7 +221,6 @@ impl<'a> Start<'a> {
             rank_memory: self.plan.rank_memory.clone(),
             uuids: self.settings.cuda_visible_devices == DeviceNames::Uuid,
         };
-        debug_assert!(self.inventory.gpus.len() >= record.gpus.len());
         self.node.write_record(&record)
     }
 }
