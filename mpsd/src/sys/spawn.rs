@@ -3,7 +3,7 @@
 pub use super::child::Child;
 use super::deadline::Deadline;
 use super::process::poll_readable;
-use super::raw::{self, Pointers};
+use super::raw::{self, Exit, Pointers};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
@@ -115,8 +115,32 @@ pub enum SpawnError {
         /// The program.
         program: String,
         /// What became of it.
-        how: String,
+        how: Fate,
     },
+}
+
+/// What became of a child that never said that it reached exec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was still at it at the end of its time.
+    Late,
+    /// It ended.
+    Ended(Exit),
+    /// It closed its pipe and does not end, SIGKILL or not.
+    Hangs,
+    /// It started, and nothing of it stands in `/proc`.
+    Unreadable,
+}
+
+impl std::fmt::Display for Fate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Late => f.write_str("was not ready in time"),
+            Self::Ended(end) => write!(f, "was ended by {end}"),
+            Self::Hangs => f.write_str("hangs"),
+            Self::Unreadable => f.write_str("cannot be read in '/proc'"),
+        }
+    }
 }
 
 impl SpawnError {
@@ -163,31 +187,45 @@ impl Spawn {
 
     /// Starts it; returns after exec has succeeded. The child's steps, in order, are those of [`Stage`].
     pub fn start(self) -> Result<Child, SpawnError> {
-        let name = self.program.display().to_string();
-        let fail = |act| move |errno| (act, errno);
-        let parent = |(act, errno)| SpawnError::Parent {
-            program: name.clone(),
-            act,
-            errno,
-        };
         let plan = self.prepare().map_err(|what| SpawnError::Invalid {
-            program: name.clone(),
+            program: self.name(),
             what,
         })?;
+        let Some(directory) = &self.cgroup else {
+            return self.attempt(&plan, None, raw::fork);
+        };
+        match self.attempt(&plan, None, || raw::fork_into(directory.as_fd())) {
+            // An older kernel, a v1 hierarchy; or a kernel that kills at birth what is born in a cgroup in which
+            // something was killed before (seen on Linux 6.18): nothing of the program has run.
+            Err(
+                SpawnError::Parent { .. }
+                | SpawnError::Lost {
+                    how: Fate::Ended(_), ..
+                },
+            ) => {}
+            outcome => return outcome,
+        }
+        let procs = self
+            .open_cgroup()
+            .map_err(self.parent("its cgroup does not open"))?;
+        self.attempt(&plan, procs.as_ref(), raw::fork)
+    }
+
+    /// One start by one kind of fork; the child enters the cgroup by `procs` where there is one.
+    fn attempt(
+        &self,
+        plan: &half::Plan,
+        procs: Option<&OwnedFd>,
+        fork: impl FnOnce() -> Result<Option<i32>, Errno>,
+    ) -> Result<Child, SpawnError> {
         let null = nix::fcntl::open(
             "/dev/null",
             OFlag::O_RDWR | OFlag::O_CLOEXEC,
             nix::sys::stat::Mode::empty(),
         )
-        .map_err(fail("'/dev/null' does not open"))
-        .map_err(parent)?;
-        let cgroup = self
-            .open_cgroup()
-            .map_err(fail("its cgroup does not open"))
-            .map_err(parent)?;
-        let (report, answer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
-            .map_err(fail("no pipe to be had"))
-            .map_err(parent)?;
+        .map_err(self.parent("'/dev/null' does not open"))?;
+        let (report, answer) =
+            nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(self.parent("no pipe to be had"))?;
         let wires = half::Wires {
             standard: [&self.stdin, &self.stdout, &self.stderr].map(|one| match one {
                 Stdio::Null => null.as_raw_fd(),
@@ -198,26 +236,31 @@ impl Spawn {
                 .iter()
                 .map(|(fd, target)| (fd.as_raw_fd(), *target))
                 .collect(),
-            cgroup: cgroup.as_ref().map(AsRawFd::as_raw_fd),
+            cgroup: procs.map(AsRawFd::as_raw_fd),
             report: answer.as_raw_fd(),
         };
-        let mut room = half::Room::new(&plan, &wires);
+        let mut room = half::Room::new(plan, &wires);
         // No signal may run a handler of ours in the child, or find it half made.
-        let mask = raw::block_all()
-            .map_err(fail("signals cannot be blocked"))
-            .map_err(parent)?;
-        let forked = match raw::fork() {
-            Ok(None) => half::run(&plan, &wires, &mut room),
+        let mask = raw::block_all().map_err(self.parent("signals cannot be blocked"))?;
+        let forked = match fork() {
+            Ok(None) => half::run(plan, &wires, &mut room),
             Ok(Some(pid)) => Ok(pid),
             Err(errno) => Err(errno),
         };
         raw::restore_mask(&mask);
-        let pid = forked
-            .map_err(fail("no process to be had (fork)"))
-            .map_err(parent)?;
+        let pid = forked.map_err(self.parent("no process to be had (fork)"))?;
         drop(answer);
         let deadline = Deadline::after(self.start_within);
-        follow(Child::adopt(pid), &name, &report, deadline)
+        follow(Child::adopt(pid), &self.name(), &report, deadline)
+    }
+
+    fn name(&self) -> String {
+        self.program.display().to_string()
+    }
+
+    fn parent(&self, act: &'static str) -> impl FnOnce(Errno) -> SpawnError {
+        let program = self.name();
+        move |errno| SpawnError::Parent { program, act, errno }
     }
 
     fn open_cgroup(&self) -> Result<Option<OwnedFd>, Errno> {
@@ -291,13 +334,13 @@ fn follow(
     report: &OwnedFd,
     deadline: Deadline,
 ) -> Result<Child, SpawnError> {
-    let lost = |how: String| SpawnError::Lost {
+    let lost = |how| SpawnError::Lost {
         program: program.to_owned(),
         how,
     };
     let Some(words) = read_report(report, deadline) else {
         started.kill(Deadline::after_ms(500));
-        return Err(lost("was not ready in time".to_owned()));
+        return Err(lost(Fate::Late));
     };
     if let Some((stage, errno)) = half::failure(&words) {
         started.wait(Deadline::after_ms(500));
@@ -309,13 +352,11 @@ fn follow(
     }
     if words.is_empty() {
         let end = started.kill(Deadline::after_ms(500));
-        return Err(lost(
-            end.map_or("hangs".to_owned(), |end| format!("was ended by {end}")),
-        ));
+        return Err(lost(end.map_or(Fate::Hangs, Fate::Ended)));
     }
     if started.start_time() == 0 {
         started.kill(Deadline::after_ms(500));
-        return Err(lost("cannot be read in '/proc'".to_owned()));
+        return Err(lost(Fate::Unreadable));
     }
     Ok(started)
 }

@@ -110,6 +110,7 @@ pub(super) struct Plan {
 pub(super) struct Wires {
     pub standard: [RawFd; 3],
     pub inherit: Vec<(RawFd, RawFd)>,
+    /// `cgroup.procs` of the cgroup to enter; None also where the child is born in it.
     pub cgroup: Option<RawFd>,
     pub report: RawFd,
 }
@@ -117,7 +118,7 @@ pub(super) struct Wires {
 /// Memory for the child, taken before the fork.
 #[derive(Debug)]
 pub(super) struct Room {
-    groups: Vec<Gid>,
+    groups: Vec<nix::libc::gid_t>,
     found: Vec<nix::libc::gid_t>,
     moved: Vec<RawFd>,
     keep: Vec<RawFd>,
@@ -125,11 +126,11 @@ pub(super) struct Room {
 
 impl Room {
     pub fn new(plan: &Plan, wires: &Wires) -> Self {
-        let groups: Vec<Gid> = plan
+        let groups: Vec<_> = plan
             .identity
             .iter()
             .flat_map(|identity| &identity.groups)
-            .map(|gid| Gid::from_raw(*gid))
+            .copied()
             .collect();
         let mut keep: Vec<RawFd> = wires.inherit.iter().map(|(_, target)| *target).collect();
         keep.sort_unstable();
@@ -271,10 +272,9 @@ fn raise_open_files(wanted: u64) -> Result<(), Errno> {
 /// Groups, then group, then user; then the proof.
 fn become_user(identity: &Identity, room: &mut Room) -> Result<(), (Stage, Errno)> {
     let at = |stage: Stage| move |errno: Errno| (stage, errno);
-    let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
-    nix::unistd::setgroups(&room.groups).map_err(at(Stage::Groups))?;
-    nix::unistd::setresgid(gid, gid, gid).map_err(at(Stage::Group))?;
-    nix::unistd::setresuid(uid, uid, uid).map_err(at(Stage::User))?;
+    raw::set_groups(&room.groups).map_err(at(Stage::Groups))?;
+    raw::set_group(identity.gid).map_err(at(Stage::Group))?;
+    raw::set_user(identity.uid).map_err(at(Stage::User))?;
     prove(identity, room).map_err(at(Stage::Proof))
 }
 
@@ -297,13 +297,11 @@ fn prove(identity: &Identity, room: &mut Room) -> Result<(), Errno> {
         return Ok(());
     }
     raw::drop_capabilities()?;
-    let root = Uid::from_raw(0);
-    if nix::unistd::setresuid(root, root, root).is_ok() || nix::unistd::seteuid(root).is_ok() {
+    if raw::set_user(0).is_ok() || raw::set_effective_user(0).is_ok() {
         return Err(Errno::EPERM);
     }
     // A group with more power than the user's own could be regained as well.
-    let group = Gid::from_raw(0);
-    if identity.gid != 0 && nix::unistd::setresgid(group, group, group).is_ok() {
+    if identity.gid != 0 && raw::set_group(0).is_ok() {
         return Err(Errno::EPERM);
     }
     Ok(())
