@@ -9,6 +9,7 @@ use crate::model::{ComputeMode, Failure, GpuUuid, Inventory};
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
 use crate::sys::spawn::{Child, Spawn};
+use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -168,6 +169,11 @@ impl NvmlWorker {
             Reply::Processes(list) => Ok(list),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Kills it without waiting for its end: the driver needs some milliseconds to let go of it. Dropping it waits.
+    pub fn dismiss(&mut self) {
+        self.child.signal(Signal::SIGKILL);
     }
 
     fn ask(&mut self, question: &Question) -> Result<Reply, Failure> {

@@ -38,6 +38,20 @@ fn active_is_what_the_daemon_says_of_a_ready_server() {
     assert!(daemon.log_text().contains(&format!("NEW SERVER {server}: Ready")));
 }
 
+/// What `mpsd` relies on: it reads the log, which costs no session, and does not ask.
+#[test]
+fn a_server_is_active_from_the_moment_its_log_says_ready() {
+    let bench = Bench::new();
+    let daemon = bench.daemon();
+    daemon.say(&format!("start_server -uid {USER}"));
+    assert!(daemon.logs("NEW SERVER "), "{}", daemon.log_text());
+    assert!(daemon.logs("Server has started"), "{}", daemon.log_text());
+    let text = daemon.log_text();
+    let (_, rest) = text.split_once("NEW SERVER ").unwrap();
+    let (server, _) = rest.split_once(": Ready").unwrap();
+    assert_eq!(daemon.say(&format!("get_server_status {server}")).out, "ACTIVE\n");
+}
+
 #[test]
 fn the_server_is_a_child_of_the_daemon_and_runs_as_its_user() {
     let bench = Bench::new();

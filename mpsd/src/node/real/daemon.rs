@@ -119,6 +119,7 @@ pub fn await_ready(node: &mut RealNode, journal: &Journal, spec: &Spec) -> Resul
         };
         Undetermined::new("mpsd", how)
     })?;
+    node.dismiss_worker();
     match report {
         Report::Failed { reason, .. } => {
             Err(Undetermined::new("MPS did not start", one_line(&reason, 300)).into())

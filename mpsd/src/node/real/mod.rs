@@ -90,6 +90,7 @@ pub struct RealNode {
     remove_time: Duration,
     teardown: Duration,
     worker: Option<NvmlWorker>,
+    leaving: Option<NvmlWorker>,
     started: Option<daemon::Started>,
 }
 
@@ -113,6 +114,7 @@ impl RealNode {
             remove_time: REMOVE_TIME,
             teardown: reach.teardown,
             worker: None,
+            leaving: None,
             started: None,
         })
     }
@@ -162,6 +164,15 @@ impl RealNode {
         self.worker
             .as_mut()
             .ok_or_else(|| Undetermined::new("NVML worker", "it has gone").into())
+    }
+
+    /// Lets the worker end while other things are done; it is waited for when this node is dropped. It stays until the
+    /// servers are ready: a GPU that nobody holds open is shut down by a driver without persistence mode.
+    fn dismiss_worker(&mut self) {
+        if let Some(mut worker) = self.worker.take() {
+            worker.dismiss();
+            self.leaving = Some(worker);
+        }
     }
 
     /// Asks NVML; after a fault the next question starts anew.
