@@ -10,6 +10,8 @@ use tests::stage::finish;
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+/// The signals that end a program, as bits of the masks in `/proc/PID/status`: SIGHUP, SIGINT, SIGTERM.
+const ENDING: u64 = 1 << 0 | 1 << 1 | 1 << 14;
 const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 
 #[track_caller]
@@ -56,6 +58,13 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
         assert!(!field("Groups:").contains(&"0".to_owned()), "{name}");
         for capabilities in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
             assert_eq!(field(capabilities), ["0000000000000000"], "{name} {capabilities}");
+        }
+        // mpsd reads its signals from a descriptor; the control daemon, and by it the server, must hear them by itself.
+        if name == THREE[1] {
+            for mask in ["SigBlk:", "SigIgn:"] {
+                let signals = u64::from_str_radix(&field(mask).concat(), 16).expect("a mask");
+                assert_eq!(signals & ENDING, 0, "{name} {mask} {signals:x}");
+            }
         }
         for fd in fs::read_dir(format!("/proc/{pid}/fd")).expect("fd").flatten() {
             let target = fs::read_link(fd.path()).unwrap_or_default().display().to_string();

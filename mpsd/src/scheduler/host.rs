@@ -1,5 +1,6 @@
 //! The only door of the dialects to the machine: bounded reads, and the scheduler's own commands with a deadline.
 
+use crate::sys::signals::start_fresh;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -118,7 +119,9 @@ pub fn run_with(
 }
 
 fn start(program: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> io::Result<Child> {
-    Command::new(program)
+    let mut command = Command::new(program);
+    start_fresh(&mut command);
+    command
         .args(arguments)
         .env_clear()
         .env("PATH", "/usr/bin:/bin")

@@ -2,6 +2,7 @@
 
 use crate::lifecycle::spec::SpecDaemon;
 use crate::model::environment::{LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
+use crate::sys::signals::start_fresh;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -65,6 +66,8 @@ pub fn command(control: &Path, daemon: &SpecDaemon) -> Command {
         // Releases from r615 on speak a second protocol when told so; this suite speaks the text one.
         .env("CUDA_MPS_PROTOCOL_VERSION", "2")
         .current_dir("/");
+    // Ours are blocked, since they come through a descriptor; a server started with SIGTERM blocked never obeys it.
+    start_fresh(&mut command);
     command
 }
 

@@ -30,6 +30,12 @@ impl Received {
     }
 }
 
+/// The program of `command` begins with the default action for every signal and none blocked, whatever this process
+/// blocks or ignores: the standard library hands both down, and the vendor's programs then cannot be told to end.
+pub fn start_fresh(command: &mut std::process::Command) {
+    super::raw::reset_signals_of(command);
+}
+
 impl Signals {
     /// Blocks these signals in this thread (in all, where it is the first and only one). A signal that is ignored
     /// stays ignored and never arrives; for SIGCHLD that would also reap children: see [`default_action`].
