@@ -9,7 +9,9 @@ use serde_json::Value;
 
 /// The workspace's root.
 pub fn root() -> Result<PathBuf> {
-    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    // As cargo says now: the program may stand in a target directory that several checkouts share.
+    let own = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     Ok(own
         .parent()
         .context("the xtask crate has no parent directory")?
