@@ -56,6 +56,11 @@ impl<'a> Job<'a> {
     /// Runs `mps-prologue` as the mom does: as root, with the arguments recorded of Torque.
     pub fn prologue(&self) -> Result<Ran> {
         self.open.set(true);
+        self.prologue_with(ACCOUNT)
+    }
+
+    /// The same for another account string.
+    pub fn prologue_with(&self, account: &str) -> Result<Ran> {
         let mut command = self.program("mps-prologue")?;
         command.args(["--gpus", &self.gpu]);
         command.args([
@@ -65,7 +70,7 @@ impl<'a> Job<'a> {
             "job1",
             "nodes=1:gpus=1",
             "batch",
-            ACCOUNT,
+            account,
         ]);
         child::run(&mut command, "", PROGRAM)
     }

@@ -141,6 +141,7 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
     }
     if part.takes(Part::Pairs) {
         step(outcome, "times", |section| {
+            timing::others(section, place, gpu, options.pairs)?;
             timing::pairs(section, place, gpu, options.pairs)
         })?;
     }

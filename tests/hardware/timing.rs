@@ -74,6 +74,32 @@ pub fn floor(section: &mut Section, place: &Place, gpu: &Gpu, count: usize) -> R
     Ok(())
 }
 
+/// Account strings of jobs that did not ask for MPS, and what `mps-prologue` may take for one, milliseconds.
+const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
+const OTHERS_LIMIT: f64 = 5.0;
+
+/// The prologue of jobs that did not ask.
+pub fn others(section: &mut Section, place: &Place, gpu: &Gpu, count: usize) -> Result<()> {
+    let job = Job::named(place, gpu, "6000.srv")?;
+    let mut times = Vec::new();
+    for number in 0..=count {
+        let ran = job.prologue_with(OTHERS[number % OTHERS.len()])?.success()?;
+        // The first brings the program into the page cache.
+        if number > 0 {
+            times.push(ran.ms());
+        }
+    }
+    if let Some(spread) = Spread::of(&times) {
+        section.fact("not_asked_ms_spread", spread.text());
+        section.check(
+            format!("a job that did not ask waits less than {OTHERS_LIMIT} ms"),
+            spread.median < OTHERS_LIMIT,
+            spread.text(),
+        );
+    }
+    Ok(())
+}
+
 /// `count` pairs; each side goes first in every second pair.
 pub fn pairs(section: &mut Section, place: &Place, gpu: &Gpu, count: usize) -> Result<()> {
     let mut times = Times::default();
