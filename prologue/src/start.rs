@@ -143,7 +143,7 @@ impl<'a> Start<'a> {
     }
 
     fn begin(&mut self) -> Result<(), Failed> {
-        self.write_record(State::Starting)?;
+        self.write_record(State::Starting).map_err(|failure| self.undone(failure))?;
         carry_out::begin(&mut self.node, &mut self.journal, &self.spec).map_err(|failed| self.failed(*failed))
     }
 
@@ -152,10 +152,9 @@ impl<'a> Start<'a> {
         if self.plan.verify
             && let Err(failure) = self.verify(deadline)
         {
-            let findings = take_down::undo(&mut self.node, &self.journal);
-            return Err(self.failed(NotDone { failure, findings }));
+            return Err(self.undone(failure));
         }
-        self.write_record(State::Ready)?;
+        self.write_record(State::Ready).map_err(|failure| self.undone(failure))?;
         self.node.log(&format!(
             "job {}: MPS ready for {}",
             self.journal.job, self.journal.user
@@ -176,6 +175,12 @@ impl<'a> Start<'a> {
             verify::probe(&self.node, &self.journal, &variables, deadline)?;
         }
         Ok(())
+    }
+
+    /// Undoes all that was begun, the job's directory too.
+    fn undone(&mut self, failure: Failure) -> Failed {
+        let findings = take_down::undo(&mut self.node, &self.journal);
+        self.failed(NotDone { failure, findings })
     }
 
     fn failed(&self, failed: NotDone) -> Failed {
