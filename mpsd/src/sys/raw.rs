@@ -368,6 +368,8 @@ pub(super) mod tests {
         // SAFETY: CLONE_VFORK without CLONE_VM: the child has memory of its own.
         let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_VFORK | libc::SIGCHLD, 0, 0, 0, 0) };
         if pid == 0 {
+            // Where SIGKILL ends the wait after all, nobody would find this child again, stopped for ever.
+            let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
             let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGSTOP);
             exit_now(0);
         }
