@@ -8,7 +8,9 @@ use crate::model::gpu::GpuProcess;
 use crate::model::{ComputeMode, Failure, GpuUuid, Inventory};
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
+use crate::sys::scarcity::is_scarcity;
 use crate::sys::spawn::{Child, Spawn};
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::{Deserialize, Serialize};
@@ -104,22 +106,26 @@ impl NvmlWorker {
     /// Starts `program` (`mpsd`) as the worker for `library`; each answer must come within `limit`.
     ///
     /// # Errors
-    /// A fault: root could not start its own program.
+    /// A fault: root could not start its own program. Undetermined where processes or descriptors ran out.
     pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
-        let broken = |why: String| Fault::new(Evidence::Storage, format!("'{}'", program.display()), why);
+        let broken = |what: String, errno: Option<Errno>| -> Failure {
+            let why = errno.map_or("it went without a word", |errno| errno.desc());
+            match errno.filter(|errno| is_scarcity(*errno)) {
+                Some(_) => Undetermined::new(what, why).into(),
+                None => Fault::new(Evidence::Storage, what, why).into(),
+            }
+        };
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
             SockType::Stream,
             None,
             SockFlag::SOCK_CLOEXEC,
         )
-        .map_err(|e| broken(format!("cannot make a socket: {e}")))?;
+        .map_err(|e| broken("NVML worker: no socket to be had".to_owned(), Some(e)))?;
         let mut spawn = Spawn::new(program);
         spawn.args = vec!["--nvml".into(), library.into()];
         spawn.inherit = vec![(theirs, WORKER_FD)];
-        let child = spawn
-            .start()
-            .map_err(|e| broken(format!("{e}: {:?}", e.errno())))?;
+        let child = spawn.start().map_err(|e| broken(e.to_string(), e.errno()))?;
         Ok(Self {
             child,
             stream: BufReader::new(UnixStream::from(ours)),

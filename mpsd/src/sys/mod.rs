@@ -18,6 +18,7 @@ pub mod process;
 pub mod process_table;
 mod raw;
 pub mod remove;
+pub mod scarcity;
 pub mod signals;
 pub mod spawn;
 pub mod stdio;

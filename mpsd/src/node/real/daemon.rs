@@ -38,7 +38,7 @@ pub struct Started {
 /// Undetermined where the user's limits can be the cause (no process to be had), else a fault.
 pub fn start(node: &mut RealNode, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
     let (report, theirs) =
-        pipe2(OFlag::O_CLOEXEC).map_err(|e| broken("no pipe to be had", &e.to_string()))?;
+        pipe2(OFlag::O_CLOEXEC).map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
     let mut spawn = as_user(node, journal, spec, &[])?;
     spawn.inherit.push((theirs, REPORT_FD));
     let child = spawn.start().map_err(|e| not_started(&e))?;
@@ -94,7 +94,7 @@ fn as_user(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Re
 /// A pipe that already holds all it will ever hold: specifications are far below a pipe's 64 KiB.
 fn filled_pipe(text: &str) -> Result<OwnedFd, Failure> {
     let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
-        .map_err(|e| broken("no pipe to be had", &e.to_string()))?;
+        .map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
     File::from(writer)
         .write_all(text.as_bytes())
         .map_err(|e| broken("specification", &e.to_string()))?;

@@ -12,6 +12,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::files::{Dir, FileError};
 use crate::sys::lock::LockError;
 use crate::sys::remove::Bounds;
+use crate::sys::scarcity::is_scarcity;
 use std::path::Path;
 
 /// Our own directories: anyone may pass through to a pipe that is theirs, nobody may list.
@@ -29,8 +30,12 @@ const MOST_ENTRIES: u64 = 1_000_000;
 /// Root.
 const ROOT: (u32, u32) = (0, 0);
 
-/// A failure of root's in a place that only root can write is the node's.
+/// A failure of root's in a place that only root can write is the node's, unless something ran out: the users' pipe and
+/// log directories lie in the same file system.
 fn fault(error: &FileError) -> Failure {
+    if let Some(errno) = error.errno().filter(|errno| is_scarcity(*errno)) {
+        return Undetermined::new(error.to_string(), errno.desc()).into();
+    }
     let why = error
         .errno()
         .map_or_else(|| "it is not as we left it".to_owned(), |e| e.desc().to_owned());
