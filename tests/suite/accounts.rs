@@ -157,7 +157,7 @@ fn a_killed_server_is_started_again_with_the_same_limits() {
     );
     let log =
         std::fs::read_to_string(place.stage.job("69.srv").join("log/mpsd.log")).expect("the user's log");
-    assert!(log.contains(&format!("server {} ended", server[0])), "{log}");
+    assert!(log.contains(&format!("server {} died", server[0])), "{log}");
     assert_eq!(place.strict_end("69.srv").code, Some(0));
     place.assert_as_before("a killed server");
 }

@@ -181,10 +181,16 @@ pub enum Event {
     Threads(f64),
     /// `Device pinned memory limit for device D set to 0x… bytes`.
     Memory(String, u64),
-    /// `Server 691 exited with status 1`.
+    /// `Try shutting down server 691, backoff is enabled`: somebody told the daemon to quit.
+    ServerToEnd(i32),
+    /// `Server 691 exited with status 1`. A server that was killed has status 0 as well.
     ServerExited(i32, i32),
     /// `NEW CLIENT 1519 from user 1001: …`.
     NewClient(i32),
+    /// `Server is handling a fatal GPU error.`
+    FatalGpuError,
+    /// `Destroy server context on device …`: the last client of a fatal error has ended.
+    FatalGpuErrorOver,
     /// `Failed to start server using uid …`, a fatal exception, a fault: for the user's eyes.
     Trouble(String),
 }
@@ -211,6 +217,9 @@ impl Event {
         if let Some(rest) = message.strip_prefix("NEW CLIENT ") {
             return rest.split(' ').next()?.parse().ok().map(Self::NewClient);
         }
+        if let Some(rest) = message.strip_prefix("Try shutting down server ") {
+            return rest.split(',').next()?.parse().ok().map(Self::ServerToEnd);
+        }
         if let Some((pid, status)) = message
             .strip_prefix("Server ")
             .and_then(|r| r.split_once(" exited with status "))
@@ -219,6 +228,12 @@ impl Event {
         }
         if message == "Server has started" {
             return Some(Self::Started);
+        }
+        if message == "Server is handling a fatal GPU error." {
+            return Some(Self::FatalGpuError);
+        }
+        if message.starts_with("Destroy server context on device ") {
+            return Some(Self::FatalGpuErrorOver);
         }
         let trouble = message.starts_with("Failed to start server")
             || message.contains("fatal exception")
@@ -307,6 +322,27 @@ mod tests {
         assert_eq!(proof.confirms(&daemon(Some("25"), Some(4096))), Ok(()));
         assert!(proof.confirms(&daemon(Some("50"), Some(4096))).is_err());
         assert!(proof.confirms(&daemon(Some("25"), Some(2048))).is_err());
+    }
+
+    #[test]
+    fn a_fatal_gpu_error_begins_and_ends_once() {
+        let events: Vec<Event> = [
+            "[x Server   502] Client {PID: 517, Context: 1} encountered a fatal GPU error.",
+            "[x Server   502] Server is handling a fatal GPU error.",
+            "[x Server   502] Client {PID: 517, Context ID: 1} on device 0 to be torn down",
+            "[x Server   502] Server teardown in progress. Refusing to accept new client {PID: 603, Context ID: 0}",
+            "[x Server   502] Destroy server context on device 0 (NVIDIA H200)",
+        ]
+        .into_iter()
+        .filter_map(Event::parse)
+        .collect();
+        assert_eq!(events, [Event::FatalGpuError, Event::FatalGpuErrorOver]);
+    }
+
+    #[test]
+    fn a_server_that_was_told_to_end_is_known() {
+        let line = "[x Control   459] Try shutting down server 578, backoff is enabled";
+        assert_eq!(Event::parse(line), Some(Event::ServerToEnd(578)));
     }
 
     #[test]

@@ -93,6 +93,7 @@ impl Events {
 /// Watches over ready daemons until a signal ends us or the last of them has ended.
 pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events, log: &mut UserLog) {
     let mut memory = MemoryWatch::new(spec);
+    let mut to_end = None;
     while !running.is_empty() {
         let Ok(woken) = events.wait(memory.period()) else {
             return;
@@ -102,7 +103,7 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
                 if matches!(Event::parse(&line), Some(Event::NewClient(_))) {
                     memory.wake();
                 }
-                tell(log, &line);
+                tell(log, &line, &mut to_end);
             }
         }
         running.retain_mut(|daemon| !has_ended(daemon, log));
@@ -133,14 +134,25 @@ fn has_ended(daemon: &mut Running, log: &mut UserLog) -> bool {
     }
 }
 
-fn tell(log: &mut UserLog, line: &str) {
+/// Says a line of the vendor's log in the user's words. `to_end`: the server that was told to end.
+fn tell(log: &mut UserLog, line: &str, to_end: &mut Option<i32>) {
     match Event::parse(line) {
-        Some(Event::ServerExited(pid, 0)) => log.line(&format!("server {pid} ended")),
+        Some(Event::ServerToEnd(pid)) => *to_end = Some(pid),
+        Some(Event::ServerExited(pid, 0)) if *to_end == Some(pid) => {
+            log.line(&format!("server {pid} ended"));
+        }
         Some(Event::ServerExited(pid, status)) => log.line(&format!(
-            "server {pid} ended with status {status}: its clients got error 806 (cudaErrorMpsRpcFailure); \
+            "server {pid} died (status {status}): its clients got error 806 (cudaErrorMpsRpcFailure); \
              the next client starts a new server with the same limits"
         )),
         Some(Event::Ready(pid)) => log.line(&format!("server {pid} is ready")),
+        Some(Event::FatalGpuError) => log.line(
+            "a client caused a fatal GPU error (an illegal address, for one): every client on its GPU gets that error, and new \
+             ones are refused with error 807 until all of them have ended",
+        ),
+        Some(Event::FatalGpuErrorOver) => {
+            log.line("the clients of the fatal GPU error have ended: the next client is served again");
+        }
         Some(Event::Trouble(text)) => log.line(&format!("the vendor's log says: {text}")),
         _ => {}
     }

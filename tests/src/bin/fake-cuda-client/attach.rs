@@ -153,6 +153,13 @@ impl Running {
         }
     }
 
+    /// A kernel that ends every client's work on its GPU.
+    pub fn fault(&self) {
+        if let Some(mps) = &self.mps {
+            let _ = mps.call(b"FAULT");
+        }
+    }
+
     /// One kernel.
     pub fn launch(&self) -> Result<(), CudaError> {
         match &self.mps {

@@ -21,6 +21,7 @@ fake-cuda-client --node DIR [options]
   --alloc MIB     allocate so much (failing is error 2); --alloc=CAP finds out how much can be, and frees it
   --hold SECONDS  keep the context so long (decimals allowed)
   --busy          launch kernels while holding, and notice at once when the server has gone
+  --fault         run a kernel that writes to an address that is none, before holding
   --record FILE   append the record to FILE as well as writing it to standard output
   --ignore-term   ignore SIGTERM
   --json          accepted; the record is always JSON
@@ -35,6 +36,7 @@ pub struct Options {
     find: Option<u64>,
     hold: Duration,
     busy: bool,
+    fault: bool,
     record: Option<PathBuf>,
     ignore_term: bool,
 }
@@ -75,6 +77,7 @@ fn options() -> Result<Options, String> {
                 options.hold = Duration::try_from_secs_f64(seconds).map_err(|e| format!("--hold: {e}"))?;
             }
             "--busy" => options.busy = true,
+            "--fault" => options.fault = true,
             "--record" => options.record = Some(value()?.into()),
             "--ignore-term" => options.ignore_term = true,
             "--json" => {}
@@ -111,6 +114,9 @@ fn run(node: &Node, options: &Options) -> ExitCode {
         allocatable,
         begin.elapsed(),
     );
+    if options.fault {
+        running.fault();
+    }
     let until = Instant::now() + options.hold;
     // A program that computes nothing notices only at its end that its server has gone.
     let step = if options.busy {

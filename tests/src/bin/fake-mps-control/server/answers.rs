@@ -47,11 +47,12 @@ impl Server {
         match self.node.is.faults.server.as_str() {
             "initializing" => "INITIALIZING",
             "fault-state" => "FAULT",
+            _ if self.fatal == super::fatal::Fatal::Handling => "FAULT",
             _ => "ACTIVE",
         }
     }
 
-    fn attached(&self) -> impl Iterator<Item = (u32, &super::Client)> {
+    pub(super) fn attached(&self) -> impl Iterator<Item = (u32, &super::Client)> {
         self.clients
             .iter()
             .filter(|c| !c.granted.is_empty())

@@ -7,6 +7,7 @@ use tests::double::wire::{Attach, CudaError, Granted, Reply};
 use tests::double::{visible, wire};
 
 use super::Server;
+use super::fatal::Fatal;
 
 /// A client program.
 #[derive(Debug)]
@@ -72,6 +73,7 @@ impl Server {
             );
             self.log
                 .line("Server", &format!("Client process {pid} disconnected"));
+            self.fault_may_end();
             return;
         };
         let reply = match serde_json::from_slice::<Attach>(&packet) {
@@ -85,6 +87,9 @@ impl Server {
     }
 
     fn attach(&mut self, at: usize, attach: &Attach) -> Reply {
+        if let Some(refused) = self.refuse_in_fault(self.clients[at].pid) {
+            return refused;
+        }
         if self.node.is.faults.refuse_clients {
             return Reply::Failed(CudaError::of(805));
         }
@@ -179,8 +184,14 @@ impl Server {
         visible::daemon_limit(self.settings.memory_in_order(), index, &gpu.uuid)
     }
 
-    /// `ALLOC bytes` or `FREE bytes` on the first GPU that the client uses; anything else is a launch.
+    /// `ALLOC bytes` or `FREE bytes` on the first GPU that the client uses, `FAULT`; anything else is a launch.
     fn allocate(&mut self, at: usize, packet: &[u8]) -> Reply {
+        if self.fatal == Fatal::Handling {
+            return Reply::Failed(CudaError::of(700));
+        }
+        if packet == b"FAULT" {
+            return self.fault(at);
+        }
         let text = String::from_utf8_lossy(packet);
         let (verb, bytes) = text.split_once(' ').unwrap_or((&text, "0"));
         let bytes: u64 = bytes.parse().unwrap_or(0);

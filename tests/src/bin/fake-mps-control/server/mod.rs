@@ -3,6 +3,7 @@
 
 mod answers;
 mod client;
+mod fatal;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ pub struct Server {
     settings: Settings,
     clients: Vec<Client>,
     last_client: u32,
+    fatal: fatal::Fatal,
 }
 
 /// Runs the server until the control daemon orders its end or goes away.
@@ -67,6 +69,7 @@ pub fn run(node: Node) -> ExitCode {
         settings,
         clients: Vec::new(),
         last_client: 0,
+        fatal: fatal::Fatal::None,
     };
     if let Err(why) = server.initialize() {
         server.log.line("Server", &why);
