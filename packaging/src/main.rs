@@ -5,6 +5,9 @@
 //! | `setup` | installs Slurm and munge through the system's package manager, once |
 //! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched |
 //! | `test` | README's second command: everything that CI runs |
+//! | `matrices` | the crash, kill and fault matrices alone, and how much they tried |
+//! | `soak` | 2,000 jobs, 16 at once, with random kills |
+//! | `fuzz` | a minute of libFuzzer on each place where foreign text comes in |
 //! | `hardware` | the project against a real GPU, or a package for a machine without cargo |
 //! | `stage DIR` | the tree that is installed |
 //! | `spank-variants` | one linked plugin, stamped for each release of Slurm |
@@ -18,12 +21,16 @@ mod check;
 mod deb;
 mod dist;
 mod elf;
+mod figures;
+mod fuzz;
 mod hardware;
 mod layout;
+mod matrices;
 mod plugin;
 mod progress;
 mod rpm;
 mod setup;
+mod soak;
 mod stage;
 mod tally;
 mod test;
@@ -51,6 +58,12 @@ enum Verb {
     Demo,
     /// Run everything that CI runs.
     Test,
+    /// Run the crash, kill and fault matrices alone, and say how much they tried.
+    Matrices(matrices::Options),
+    /// Run many jobs at once on a simulated node, with random kills; nothing may be different at the end.
+    Soak(soak::Options),
+    /// Run every fuzz target under libFuzzer.
+    Fuzz(fuzz::Options),
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
     Hardware(hardware::Options),
     /// Lay out the tree that is installed, below a directory.
@@ -119,6 +132,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.verb {
         Verb::Setup => setup::run().map(|()| ExitCode::SUCCESS),
         Verb::Test => test::run(),
+        Verb::Matrices(options) => matrices::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::Soak(options) => soak::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::Fuzz(options) => fuzz::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Stage(options) => stage::run(options).map(|()| ExitCode::SUCCESS),
         Verb::SpankVariants(options) => plugin::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Dist(options) => dist::run(options).map(|()| ExitCode::SUCCESS),

@@ -1,9 +1,11 @@
 //! What the test programs share.
 
 pub mod double;
+pub mod figures;
 pub mod fuzzing;
 pub mod mom;
 pub mod place;
+pub mod scarcity;
 pub mod sim;
 pub mod slurm;
 pub mod soak;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tests::double::frozen::Frozen;
 use tests::double::node::{Description, Faults, NvmlFaults};
+use tests::figures;
 use tests::place::{Place, fast, side_by_side};
 use tests::stage::Ran;
 
@@ -220,8 +221,9 @@ fn rows() -> Vec<Row> {
 #[test]
 fn every_fault_of_control_daemon_server_and_nvml_has_its_outcome() {
     let rows = rows();
-    println!("faults of control daemon, server and NVML: {}", rows.len());
+    let count = rows.len() as u64;
     side_by_side(rows, 4, check);
+    figures::tell("faults", count);
 }
 
 #[test]
@@ -236,6 +238,7 @@ fn a_driver_that_refuses_a_compute_mode_proves_nothing_and_one_that_ignores_it_i
         assert!(ran.err.contains("GPU-"), "{name}: {ran:?}");
         place.assert_not_drained(name);
         place.assert_as_before(name);
+        figures::tell("faults", 1);
     }
 }
 
@@ -271,6 +274,7 @@ fn nvml_that_dies_during_the_job_drains_and_the_next_look_finishes() {
         let again = place.strict_end("52.srv");
         assert_eq!(again.code, Some(0), "{name}: {again:?}");
         place.assert_as_before(name);
+        figures::tell("faults", 1);
     }
 }
 
@@ -297,4 +301,5 @@ fn a_process_that_survives_sigkill_drains_by_name_and_state() {
     let again = place.strict_end("54.srv");
     assert_eq!(again.code, Some(0), "{again:?}");
     place.assert_as_before("a survivor that ended at last");
+    figures::tell("faults", 1);
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tests::double::look::{self, wait_until};
-
+use tests::figures;
 use tests::place::{Place, Running, fast, kill};
 
 /// Long enough for everything, short enough for a test.
@@ -112,6 +112,7 @@ fn prologue_matrix(place: &Place) {
         (0..=all).collect::<Vec<_>>(),
         "a state of the journal was never hit"
     );
+    figures::tell("real_kills", seen.values().sum::<u32>().into());
 }
 
 #[test]
@@ -129,11 +130,12 @@ fn a_prologue_killed_and_called_again_takes_its_own_remains_down_first() {
     // Torque runs the prologue of a requeued job again without an epilogue between.
     let place = Place::new(fast(1), SHORT);
     for at in [2, 4, 5] {
-        kill_prologue(&place, "30.srv", at, true, at == 4);
+        let killed = kill_prologue(&place, "30.srv", at, true, at == 4);
         let ran = place.torque("30.srv", ACCOUNT, "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert_eq!(place.pids(THREE[1]).len(), 1, "one control daemon");
         ends_clean(&place, "30.srv", "a prologue killed and called again");
+        figures::tell("real_kills", killed.map_or(0, |_| 1));
     }
 }
 
@@ -162,11 +164,11 @@ fn an_epilogue_killed_in_every_phase_is_finished_by_the_next() {
         }
         stride += 1 + stride / 6;
     }
-    println!("epilogues killed: {killed}");
     assert!(
         killed >= 5,
         "only {killed} epilogues were killed before they ended"
     );
+    figures::tell("real_kills", killed);
 }
 
 /// What a user does to one of the three at a moment.
@@ -200,6 +202,7 @@ fn whatever_a_user_does_to_the_three_while_they_start_is_not_the_nodes_fault() {
         }
     }
     assert_eq!(struck, 6);
+    figures::tell("real_kills", struck);
 }
 
 #[test]
@@ -219,6 +222,7 @@ fn whatever_a_user_does_to_the_three_while_they_serve_is_not_the_nodes_fault() {
         strike(&place, name, Signal::SIGSTOP);
     }
     ends_clean(&place, "41.srv", "all three stopped");
+    figures::tell("real_kills", 9);
 }
 
 #[test]
@@ -231,10 +235,11 @@ fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
                 assert_eq!(place.torque("42.srv", ACCOUNT, "0").code, Some(0));
                 let mut program = place.start_end("42.srv");
                 std::thread::sleep(Duration::from_millis(pause));
-                strike(&place, name, signal);
+                let struck = strike(&place, name, signal);
                 let after = format!("{signal} to {name} {pause} ms after the epilogue began");
                 assert_eq!(program.wait(), Some(0), "{after}");
                 ends_clean(&place, "42.srv", &after);
+                figures::tell("real_kills", struck.into());
             }
         }
     }

@@ -12,6 +12,8 @@ mod kills;
 mod mpsctl;
 mod plans;
 mod reconcile;
+mod scarce;
 mod slurm_stack;
 mod soak;
+mod supervision;
 mod whole;

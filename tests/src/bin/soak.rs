@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
+use tests::figures;
 use tests::soak::{Wanted, run};
 
 fn main() -> ExitCode {
@@ -32,7 +33,24 @@ fn main() -> ExitCode {
     for line in &report.different {
         println!("different: {line}");
     }
-    if report.different.is_empty() && report.lost.load(Relaxed) == 0 {
+    let lost = u64::from(report.lost.load(Relaxed));
+    for (name, count) in [
+        ("cycles", cycles),
+        ("at_once", at_once),
+        ("seed", seed),
+        ("ready", report.ready.load(Relaxed).into()),
+        ("clients", report.clients.load(Relaxed).into()),
+        ("killed", report.killed.load(Relaxed).into()),
+        ("struck", report.struck.load(Relaxed).into()),
+        ("repeated", report.repeated.load(Relaxed).into()),
+        ("lost", lost),
+        ("different", report.different.len() as u64),
+        ("grown_kb", u64::try_from(report.grown_kb).unwrap_or(0)),
+        ("seconds", report.took.as_secs()),
+    ] {
+        figures::tell(name, count);
+    }
+    if report.different.is_empty() && lost == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

@@ -1,0 +1,155 @@
+//! `cargo xtask fuzz`: every fuzz target under libFuzzer, by cargo-fuzz.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use toml::Table;
+
+use crate::figures::Figures;
+use crate::{cargo, watch};
+
+/// Time to build all targets.
+const BUILD: Duration = Duration::from_secs(1200);
+/// What one target may take beyond its time: its corpus is read first.
+const MARGIN: Duration = Duration::from_secs(120);
+/// How libFuzzer names its count in the statistics at its end.
+const EXECUTIONS: &str = "stat::number_of_executed_units:";
+
+/// Fuzzes the request grammar, the configuration, the control daemon's answers, the server's log, what the schedulers hand
+/// over, and our own files. What breaks something is kept in 'fuzz/artifacts'.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Seconds for each target
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// This target alone; more than once: these
+    #[arg(long)]
+    target: Vec<String>,
+    /// Write the figures to tests/reliability/figures.toml
+    #[arg(long)]
+    record: bool,
+}
+
+/// Builds and runs them one after another.
+pub fn run(options: &Options) -> Result<()> {
+    let root = cargo::root()?;
+    let targets = chosen(&options.target, targets(&root)?)?;
+    build()?;
+    let mut figures = Figures::default();
+    for target in &targets {
+        let count = one(&root, target, options.seconds)?;
+        println!(
+            "{target}: {count} executions in {} s, nothing broke",
+            options.seconds
+        );
+        figures.add(target, count);
+    }
+    let all: u64 = targets.iter().map(|target| figures.get(target)).sum();
+    println!("{all} executions, nothing broke");
+    if options.record {
+        figures.add("executions", all);
+        figures.add("seconds_each", options.seconds);
+        figures.record(&root, "fuzz")?;
+    }
+    Ok(())
+}
+
+/// The programs of the fuzz crate.
+fn targets(root: &Path) -> Result<Vec<String>> {
+    let file = root.join("fuzz/Cargo.toml");
+    let text = fs::read_to_string(&file).with_context(|| format!("'{}'", file.display()))?;
+    let manifest: Table = toml::from_str(&text).with_context(|| format!("'{}'", file.display()))?;
+    let bins = manifest.get("bin").and_then(|bins| bins.as_array());
+    let names = bins
+        .into_iter()
+        .flatten()
+        .filter_map(|bin| bin.get("name")?.as_str());
+    Ok(names.map(str::to_owned).collect())
+}
+
+fn chosen(wanted: &[String], all: Vec<String>) -> Result<Vec<String>> {
+    if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
+        bail!("no fuzz target '{unknown}'; there are: {}", all.join(", "));
+    }
+    Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
+}
+
+/// Cargo-fuzz with the compiler of this workspace, whose unstable options it needs. No sanitizer: what is fuzzed has no
+/// unsafe code (the suite's architecture tests hold it), and without one it is many times faster.
+fn cargo_fuzz(arguments: &[&str]) -> Command {
+    let mut command = cargo::command(&["fuzz"]);
+    command.args(arguments).args(["--sanitizer", "none"]);
+    command.env("RUSTC_BOOTSTRAP", "1");
+    command
+}
+
+fn build() -> Result<()> {
+    let status = watch::lines(&mut cargo_fuzz(&["build"]), BUILD, |line| println!("{line}"))?;
+    if !status.success() {
+        bail!(
+            "the fuzz targets cannot be built ({status}); 'cargo install cargo-fuzz' if cargo knows no command 'fuzz'"
+        );
+    }
+    Ok(())
+}
+
+/// Runs one target; how often it ran. New inputs go to a directory that git does not know, beside the builds.
+fn one(root: &Path, target: &str, seconds: u64) -> Result<u64> {
+    let found = root.join("fuzz/target/corpus").join(target);
+    fs::create_dir_all(&found)?;
+    let seeds: PathBuf = root.join("fuzz/corpus").join(target);
+    let mut command = cargo_fuzz(&["run"]);
+    command.arg(target).arg(&found).arg(&seeds).arg("--").args([
+        format!("-max_total_time={seconds}"),
+        "-timeout=10".to_owned(),
+        "-max_len=4096".to_owned(),
+        "-rss_limit_mb=2048".to_owned(),
+        "-print_final_stats=1".to_owned(),
+        "-verbosity=0".to_owned(),
+    ]);
+    let mut count = None;
+    let mut said = Vec::new();
+    let status = watch::lines(&mut command, Duration::from_secs(seconds) + MARGIN, |line| {
+        count = executions(line).or(count);
+        said.push(line.to_owned());
+    })?;
+    match count {
+        Some(count) if status.success() => Ok(count),
+        _ => bail!("{target}: {status}\n{}", said.join("\n")),
+    }
+}
+
+fn executions(line: &str) -> Option<u64> {
+    line.strip_prefix(EXECUTIONS)?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_targets_and_refuses_an_unknown_one() {
+        let all = targets(&cargo::root().unwrap()).unwrap();
+        assert!(all.iter().any(|name| name == "request"), "{all:?}");
+        assert_eq!(chosen(&[], all.clone()).unwrap(), all);
+        assert_eq!(chosen(&["request".to_owned()], all.clone()).unwrap(), ["request"]);
+        let error = chosen(&["requests".to_owned()], all).unwrap_err().to_string();
+        assert!(
+            error.contains("'requests'") && error.contains("server_log"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn reads_libfuzzers_count() {
+        assert_eq!(
+            executions("stat::number_of_executed_units: 337305"),
+            Some(337_305)
+        );
+        assert_eq!(executions("stat::average_exec_per_sec:     5529"), None);
+        assert_eq!(executions("Done 337305 runs in 61 second(s)"), None);
+    }
+}

@@ -1,0 +1,195 @@
+//! A node that is not broken and has nothing left: a full file system, no shared memory, no descriptors. Never a drain,
+//! since any user can be the cause; a line that names what ran out; and nothing left behind.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use nix::sys::resource::{Resource, getrlimit};
+use tests::figures;
+use tests::place::{Place, fast};
+use tests::scarcity::{Small, alone};
+use tests::stage::{Ran, finish};
+
+const CONFIG: &str = "deadline_s = 3\n";
+const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
+/// The kernel's words for a full file system.
+const FULL: &str = "No space left on device";
+
+/// OpenPBS: unlike Torque's, its prologue does not hold its exit back where nothing could be drained.
+const OPENPBS: [&str; 9] = [
+    "--scheduler",
+    "openpbs",
+    "--account",
+    ACCOUNT,
+    "--gpus",
+    "0",
+    "70.srv",
+    "nobody",
+    "nogroup",
+];
+
+#[track_caller]
+fn ends_clean(place: &Place, job: &str, after: &str) {
+    let end = place.strict_end(job);
+    assert_eq!(end.code, Some(0), "{after}: {end:?}");
+    place.assert_as_before(after);
+    place.assert_not_drained(after);
+}
+
+fn is_served(place: &Place, job: &str) -> bool {
+    let pipe = place.stage.job(job).join("pipe").display().to_string();
+    let ran = place
+        .stage
+        .client(&[] as &[&str], &[("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)]);
+    ran.code == Some(0) && ran.out.contains("\"under_mps\":true")
+}
+
+/// A start that did not work for want of something: one line that says so, no drain, and nothing is left of it.
+#[track_caller]
+fn gave_up(place: &Place, ran: &Ran, words: &[&str], after: &str) {
+    assert_eq!(ran.code, Some(2), "{after}: {ran:?}");
+    assert_eq!(ran.err.lines().count(), 1, "{after}: {ran:?}");
+    assert!(
+        words.iter().any(|word| ran.err.contains(word)),
+        "{after}: {ran:?}"
+    );
+    place.assert_not_drained(after);
+    place.assert_as_before(after);
+}
+
+#[test]
+fn a_file_system_that_is_full_at_any_moment_of_the_start_is_not_the_nodes_fault() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(&place.stage.path("run"), 256, 0o755);
+        let (mut failed, mut pages) = (0, 0);
+        loop {
+            small.leave(pages);
+            let after = format!("{pages} free pages");
+            let ran = place.stage.prologue(&OPENPBS, &[]);
+            small.free();
+            if ran.code == Some(0) {
+                ends_clean(&place, "70.srv", &after);
+                break;
+            }
+            println!("{after}: {}", ran.err.trim_end());
+            gave_up(&place, &ran, &[FULL, "MPS did not start"], &after);
+            failed += 1;
+            pages += 1;
+            assert!(pages < 64, "a job needs {pages} pages");
+        }
+        assert!(failed >= 3, "the file system was full at {failed} moments only");
+        figures::tell("faults", failed);
+    });
+}
+
+#[test]
+fn a_file_system_that_fills_while_a_job_is_served_costs_lines_of_its_log_and_no_more() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(&place.stage.path("run"), 256, 0o755);
+        let ran = place.torque("71.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        small.leave(0);
+        assert!(is_served(&place, "71.srv"));
+        let end = place.strict_end("71.srv");
+        small.free();
+        assert_eq!(end.code, Some(0), "it needs no room: {end:?}");
+        place.assert_as_before("a file system that filled");
+        place.assert_not_drained("a file system that filled");
+        figures::tell("faults", 1);
+    });
+}
+
+#[test]
+fn a_state_directory_without_room_does_not_keep_a_job_from_its_mps() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(&place.stage.path("state"), 16, 0o755);
+        small.leave(0);
+        assert_eq!(place.torque("72.srv", ACCOUNT, "0").code, Some(0));
+        let end = place.strict_end("72.srv");
+        small.free();
+        assert_eq!(end.code, Some(0), "{end:?}");
+        place.assert_as_before("no room in the state directory");
+        figures::tell("faults", 1);
+    });
+}
+
+#[test]
+fn full_shared_memory_keeps_nobody_from_starting_or_being_served() {
+    // Driver 580 needs none: its server's region is anonymous (contract suite: namespaces).
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(Path::new("/dev/shm"), 16, 0o1777);
+        small.leave(0);
+        let ran = place.torque("73.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(is_served(&place, "73.srv"));
+        ends_clean(&place, "73.srv", "full shared memory");
+        figures::tell("faults", 1);
+    });
+}
+
+/// The prologue with limits of this many descriptors, soft and hard.
+fn with_descriptors(place: &Place, soft: u64, hard: u64) -> Ran {
+    let mut command = Command::new("/usr/bin/prlimit");
+    command
+        .arg(format!("--nofile={soft}:{hard}"))
+        .arg(place.stage.program("mps-prologue"))
+        .arg("--config")
+        .arg(place.stage.config())
+        .args(OPENPBS)
+        .env_clear();
+    finish(command)
+}
+
+/// Soft and hard limit of descriptors of process `pid`.
+fn descriptors_of(pid: u32) -> (u64, u64) {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("limits");
+    let line = limits
+        .lines()
+        .find(|l| l.starts_with("Max open files"))
+        .expect("open files");
+    let mut numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
+    (numbers.next().expect("soft"), numbers.next().expect("hard"))
+}
+
+#[test]
+fn the_three_may_open_16384_files_or_as_many_as_the_hard_limit_allows() {
+    let place = Place::new(fast(1), CONFIG);
+    // Not every root may raise its hard limit.
+    let (_, own) = getrlimit(Resource::RLIMIT_NOFILE).expect("own limit");
+    for (soft, hard) in [(64, own), (1024, own.min(4096)), (own, own)] {
+        let got = own.min(hard).min(16_384).max(soft);
+        let ran = with_descriptors(&place, soft, hard);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        for name in THREE {
+            let (now, most) = descriptors_of(place.pids(name)[0]);
+            assert_eq!((now, most), (got, hard), "{name} of {soft}:{hard}");
+        }
+        ends_clean(&place, "70.srv", &format!("{soft}:{hard} descriptors"));
+    }
+}
+
+#[test]
+fn a_start_without_descriptors_is_given_up_and_leaves_nothing() {
+    let place = Place::new(fast(1), CONFIG);
+    let mut given_up = 0;
+    // With three the loader cannot open the program's own libraries.
+    for most in (4..24).rev() {
+        let after = format!("at most {most} descriptors");
+        let ran = with_descriptors(&place, most, most);
+        println!("{after}: {:?} {}", ran.code, ran.err.trim_end());
+        if ran.code != Some(0) {
+            assert_eq!(ran.code, Some(2), "{after}: {ran:?}");
+            given_up += 1;
+        }
+        place.assert_not_drained(&after);
+        ends_clean(&place, "70.srv", &after);
+    }
+    assert!(given_up >= 3, "only {given_up} starts lacked descriptors");
+    figures::tell("faults", given_up);
+}

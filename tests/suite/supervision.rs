@@ -1,0 +1,244 @@
+//! What befalls an MPS that is in service: its outcome, and the line in the user's log that says so.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tests::double::look::{self, wait_until};
+use tests::figures;
+use tests::place::{Place, fast, kill};
+use tests::stage::{Ran, USER, as_user};
+
+const CONFIG: &str = "deadline_s = 6\n";
+const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
+/// A look at the clients' memory comes every second.
+const SOON: Duration = Duration::from_secs(5);
+const LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+
+fn served(job: &str, config: &str) -> Place {
+    let place = Place::new(fast(1), &format!("{CONFIG}{config}"));
+    let ran = place.torque(job, ACCOUNT, "0");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    place
+}
+
+/// The job's own log, as its user reads it.
+fn log_of(place: &Place, job: &str) -> String {
+    fs::read_to_string(place.stage.job(job).join("log/mpsd.log")).unwrap_or_default()
+}
+
+#[track_caller]
+fn says(place: &Place, job: &str, words: &str) {
+    wait_until(SOON, || log_of(place, job).contains(words));
+    let log = log_of(place, job);
+    let lines = log.lines().filter(|line| line.contains(words)).count();
+    assert_eq!(lines, 1, "'{words}' once in:\n{log}");
+}
+
+#[track_caller]
+fn ends_clean(place: &Place, job: &str, after: &str) {
+    let end = place.strict_end(job);
+    assert_eq!(end.code, Some(0), "{after}: {end:?}");
+    place.assert_as_before(after);
+    place.assert_not_drained(after);
+    figures::tell("faults", 1);
+}
+
+fn pipe(place: &Place, job: &str) -> (String, String) {
+    let pipe = place.stage.job(job).join("pipe").display().to_string();
+    ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)
+}
+
+fn client(place: &Place, job: &str) -> Ran {
+    place.stage.client(&[] as &[&str], &[pipe(place, job)])
+}
+
+fn error_of(text: &str) -> Option<u64> {
+    let last: Value = serde_json::from_str(text.lines().last()?).ok()?;
+    last["cuda"]["code"].as_u64()
+}
+
+/// A client of the job that runs until it is asked for.
+struct Client(Child);
+
+impl Client {
+    fn start(place: &Place, job: &str, args: &[&str], env: &[(&str, &str)]) -> Self {
+        let mut command: Command = as_user(USER, place.stage.node.client());
+        command
+            .arg("--node")
+            .arg(place.stage.node.dir())
+            .args(args)
+            .env_clear();
+        let child = command
+            .envs([pipe(place, job)])
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .expect("client");
+        let client = Self(child);
+        let attached = || {
+            let contexts = place.stage.node.contexts();
+            contexts.iter().any(|(_, context)| context.pid == client.0.id())
+        };
+        assert!(wait_until(SOON, attached), "the client does not attach");
+        client
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// The error that it ended with, once it has.
+    fn error(mut self) -> Option<u64> {
+        let ended = wait_until(SOON * 2, || {
+            self.0.try_wait().is_ok_and(|status| status.is_some())
+        });
+        assert!(ended, "the client does not end");
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut self.0.stdout.take().expect("stdout"), &mut text).expect("text");
+        error_of(&text)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_server_that_dies_under_its_clients_costs_them_806_and_the_next_is_served() {
+    let place = served("90.srv", "");
+    let busy = Client::start(&place, "90.srv", &["--hold", "20", "--busy"], &[]);
+    let server = place.pids("nvidia-cuda-mps-server")[0];
+    kill(server, Signal::SIGKILL);
+    assert_eq!(busy.error(), Some(806));
+    says(&place, "90.srv", "its clients got error 806");
+    assert_eq!(client(&place, "90.srv").code, Some(0));
+    ends_clean(&place, "90.srv", "a server that died under its client");
+}
+
+#[test]
+fn a_control_daemon_that_dies_takes_its_server_along_and_the_log_says_what_follows() {
+    let place = served("91.srv", "");
+    let busy = Client::start(&place, "91.srv", &["--hold", "20", "--busy"], &[]);
+    kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
+    assert_eq!(busy.error(), Some(806));
+    says(&place, "91.srv", "clients that start from now on run without MPS");
+    assert!(wait_until(SOON, || place
+        .pids("nvidia-cuda-mps-server")
+        .is_empty()));
+    assert!(
+        wait_until(SOON, || place.pids("mpsd").is_empty()),
+        "nothing is left to watch"
+    );
+    ends_clean(&place, "91.srv", "a control daemon that died");
+}
+
+#[test]
+fn a_hung_control_daemon_is_named_at_the_start_and_ended_at_the_end() {
+    let place = served("92.srv", "");
+    let control = place.pids("nvidia-cuda-mps-control")[0];
+    kill(control, Signal::SIGSTOP);
+    assert!(look::alive(control));
+    ends_clean(&place, "92.srv", "a control daemon that hung in service");
+    let hung = Place::new(fast(1).fault(|f| f.start = "hangs".into()), "deadline_s = 3\n");
+    let args = [
+        "--scheduler",
+        "openpbs",
+        "--account",
+        ACCOUNT,
+        "--gpus",
+        "0",
+        "93.srv",
+        USER,
+        "nogroup",
+    ];
+    let ran = hung.stage.prologue(&args, &[]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(
+        ran.err.contains("the control daemon or its server hangs"),
+        "{ran:?}"
+    );
+    hung.assert_as_before("a control daemon that hung at the start");
+    hung.assert_not_drained("a control daemon that hung at the start");
+}
+
+#[test]
+fn a_fatal_gpu_error_of_one_client_is_told_to_the_user_and_drains_nothing() {
+    let place = served("94.srv", "");
+    let innocent = Client::start(&place, "94.srv", &["--hold", "20", "--busy"], &[]);
+    let culprit = Client::start(&place, "94.srv", &["--hold", "1", "--fault"], &[]);
+    assert_eq!(innocent.error(), Some(700), "the error of another");
+    says(&place, "94.srv", "a client caused a fatal GPU error");
+    let refused = client(&place, "94.srv");
+    assert_eq!(error_of(&refused.out), Some(807), "{refused:?}");
+    assert_eq!(culprit.error(), Some(700));
+    says(&place, "94.srv", "the next client is served again");
+    assert_eq!(client(&place, "94.srv").code, Some(0));
+    ends_clean(&place, "94.srv", "a fatal GPU error");
+    // An epilogue while the server still waits for its clients.
+    let place = served("95.srv", "");
+    let stays = Client::start(&place, "95.srv", &["--hold", "20", "--fault"], &[]);
+    says(&place, "95.srv", "a client caused a fatal GPU error");
+    assert_eq!(place.strict_end("95.srv").code, Some(0));
+    drop(stays);
+    place.assert_as_before("a server in FAULT state");
+    place.assert_not_drained("a server in FAULT state");
+}
+
+/// A client that voids the vendor's limit, as any client can, and holds 4 GiB.
+fn greedy(place: &Place, job: &str) -> Client {
+    Client::start(
+        place,
+        job,
+        &["--alloc", "4096", "--hold", "8", "--busy"],
+        &[(LIMIT, "garbage")],
+    )
+}
+
+#[test]
+fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
+    for (policy, told, error) in [("ignore", 0, None), ("log", 1, None), ("terminate", 1, Some(810))] {
+        let place = served("96.srv", &format!("memory_over_limit = \"{policy}\"\n"));
+        let honest = Client::start(
+            &place,
+            "96.srv",
+            &["--alloc", "256", "--hold", "8", "--busy"],
+            &[],
+        );
+        let over = greedy(&place, "96.srv");
+        let line = format!("client {} holds ", over.pid());
+        let lines = || {
+            log_of(&place, "96.srv")
+                .lines()
+                .filter(|l| l.contains(&line))
+                .count()
+        };
+        // Twice its period: told once, whatever the number of looks.
+        std::thread::sleep(Duration::from_millis(2500));
+        let log = log_of(&place, "96.srv");
+        assert_eq!(lines(), told, "{policy}:\n{log}");
+        assert!(
+            told == 0 || log.contains("its limit is 1024 MiB"),
+            "{policy}:\n{log}"
+        );
+        let innocent = format!("client {} ", honest.pid());
+        assert!(!log.contains(&innocent), "{policy}:\n{log}");
+        if error.is_some() {
+            assert_eq!(over.error(), error, "{policy}:\n{log}");
+            says(&place, "96.srv", "terminate_client, it gets error 810");
+        } else {
+            assert!(look::alive(over.pid()), "{policy}");
+            drop(over);
+        }
+        drop(honest);
+        ends_clean(&place, "96.srv", policy);
+    }
+}
