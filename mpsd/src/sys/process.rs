@@ -4,7 +4,7 @@
 use super::deadline::Deadline;
 use super::raw;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat};
+use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -15,6 +15,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+#[path = "process_threads.rs"]
+mod threads;
 #[path = "process_words.rs"]
 mod words;
 pub(super) use words::parse_uids;
@@ -138,11 +140,6 @@ impl Process {
             .ok_or(self.fail("understand the state of", Errno::EINVAL))
     }
 
-    /// State; None when the process is gone.
-    pub fn state(&self) -> Result<Option<State>, ProcessError> {
-        Ok(self.stat()?.map(|stat| stat.state))
-    }
-
     /// User ids; None when the process is gone.
     pub fn uids(&self) -> Result<Option<Uids>, ProcessError> {
         let Some(text) = self.read("status", 65_536)? else {
@@ -155,12 +152,13 @@ impl Process {
 
     /// The file it runs; None when the process is gone, defunct or a kernel thread.
     pub fn executable(&self) -> Result<Option<Executable>, ProcessError> {
-        let status = match nix::sys::stat::fstatat(&self.directory, "exe", nix::fcntl::AtFlags::empty()) {
+        let exe = self.told_in()? + "exe";
+        let status = match nix::sys::stat::fstatat(&self.directory, exe.as_str(), AtFlags::empty()) {
             Ok(status) => status,
             Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
             Err(errno) => return Err(self.fail("read the executable of", errno)),
         };
-        let path = match nix::fcntl::readlinkat(&self.directory, "exe") {
+        let path = match nix::fcntl::readlinkat(&self.directory, exe.as_str()) {
             Ok(path) => PathBuf::from(path),
             Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
             Err(errno) => return Err(self.fail("read the executable of", errno)),
@@ -176,7 +174,7 @@ impl Process {
     /// proof. None when unset, gone, or beyond the first `cap` bytes. May hang with the process if the process is
     /// in state D inside its memory map: call it under [`super::guard::isolate`] where that matters.
     pub fn environment_variable(&self, name: &str, cap: usize) -> Result<Option<OsString>, ProcessError> {
-        let Some(block) = self.read("environ", cap)? else {
+        let Some(block) = self.read(&(self.told_in()? + "environ"), cap)? else {
             return Ok(None);
         };
         let found = block.split(|byte| *byte == 0).find_map(|entry| {

@@ -30,7 +30,7 @@ fn a_name_with_parentheses_does_not_shift_the_fields() {
         (stat.state, stat.parent, stat.group, stat.session),
         (State::Defunct, 7, 8, 9)
     );
-    assert_eq!(stat.name, "a) b (\n");
+    assert_eq!((stat.name.to_str(), stat.threads), (Some("a) b (\n"), 1));
     assert_eq!(Stat::parse(b"12 (a) Z 7"), None);
     assert_eq!(Stat::parse(b""), None);
 }
@@ -127,4 +127,37 @@ fn without_pidfds_the_answers_are_the_same() {
         Some(crate::sys::Exit::Signal(9))
     );
     assert!(!child.signal(Signal::SIGTERM));
+}
+
+/// As a server that was killed while a thread of it waits in the driver: `ps` shows it as defunct.
+#[test]
+fn a_process_lives_while_any_of_its_threads_does() {
+    let _alone = alone();
+    let own = nix::unistd::getpid();
+    let pid = match raw::fork().unwrap() {
+        None => {
+            let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
+            if nix::unistd::getppid() != own {
+                raw::exit_now(1);
+            }
+            std::thread::spawn(|| std::thread::sleep(Duration::from_secs(60)));
+            raw::tests::end_this_thread()
+        }
+        Some(pid) => pid,
+    };
+    let mut child = crate::sys::spawn::Child::adopt(pid);
+    let process = Process::find(pid).unwrap().unwrap();
+    let deadline = Deadline::after_ms(5000);
+    while process.stat().unwrap().unwrap().state != State::Defunct {
+        assert!(deadline.sleep(Duration::from_millis(1)));
+    }
+    assert_eq!(process.state().unwrap(), Some(State::Sleeping));
+    let exe = process.executable().unwrap().unwrap();
+    assert_eq!(exe.path, std::env::current_exe().unwrap());
+    assert!(!process.kernel_stack().unwrap().contains("fuse"));
+    assert!(!process.wait_gone(Deadline::after_ms(20)).unwrap());
+    assert!(process.signal(Signal::SIGKILL).unwrap());
+    assert!(process.wait_gone(deadline).unwrap());
+    assert_eq!(process.state().unwrap(), Some(State::Defunct));
+    assert_eq!(child.wait(deadline), Some(crate::sys::Exit::Signal(9)));
 }

@@ -54,8 +54,10 @@ pub struct Stat {
     pub id: ProcessId,
     /// The command's name, chosen by the process itself: never proof of anything.
     pub name: OsString,
-    /// State.
+    /// State of its first thread: see [`super::Process::state`].
     pub state: State,
+    /// Threads that have not ended, with the first.
+    pub threads: i32,
     /// Parent's pid.
     pub parent: i32,
     /// Process group.
@@ -83,6 +85,7 @@ impl Stat {
             },
             name,
             state: State::from_letter(*rest.first()?.as_bytes().first()?),
+            threads: field(20)?,
             parent: field(4)?,
             group: field(5)?,
             session: field(6)?,
