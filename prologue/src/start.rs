@@ -143,7 +143,8 @@ impl<'a> Start<'a> {
     }
 
     fn begin(&mut self) -> Result<(), Failed> {
-        self.write_record(State::Starting).map_err(|failure| self.undone(failure))?;
+        self.write_record(State::Starting)
+            .map_err(|failure| self.undone(failure))?;
         carry_out::begin(&mut self.node, &mut self.journal, &self.spec).map_err(|failed| self.failed(*failed))
     }
 
@@ -154,7 +155,8 @@ impl<'a> Start<'a> {
         {
             return Err(self.undone(failure));
         }
-        self.write_record(State::Ready).map_err(|failure| self.undone(failure))?;
+        self.write_record(State::Ready)
+            .map_err(|failure| self.undone(failure))?;
         self.node.log(&format!(
             "job {}: MPS ready for {}",
             self.journal.job, self.journal.user
