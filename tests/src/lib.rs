@@ -2,6 +2,7 @@
 
 pub mod double;
 pub mod figures;
+pub mod fuse;
 pub mod fuzzing;
 pub mod mom;
 pub mod place;

@@ -277,6 +277,33 @@ fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
 }
 
 #[test]
+fn a_survivor_that_a_user_holds_is_no_evidence_and_stays_in_the_journal() {
+    let scenario = Scenario::new("held", "MPS=true", 1);
+    let world = shared(&before(&scenario));
+    world.borrow_mut().stubborn = Some(Rung::Kill);
+    world.borrow_mut().held_by_user = Some("a tracer holds it");
+    prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
+    let found = epilogue(&mut Sim::new(&world, Trouble::None), &scenario.job()).expect("epilogue");
+    assert!(found.faults.is_empty(), "{found:?}");
+    let told = found
+        .undetermined
+        .iter()
+        .filter(|u| u.why.contains("a tracer holds it"));
+    assert_eq!(told.count(), 3, "mpsd, control daemon, server: {found:?}");
+    assert!(
+        world.borrow().jobs.contains_key(&scenario.job()),
+        "the journal stays for the next look"
+    );
+    world.borrow_mut().processes.clear();
+    restored(
+        &world,
+        &before(&scenario),
+        &scenario.job(),
+        "nobody holds them any more",
+    );
+}
+
+#[test]
 fn a_start_that_fails_for_two_users_is_evidence_and_for_one_is_not() {
     let scenario = Scenario::new("stillborn", "MPS=true", 1);
     let world = shared(&before(&scenario));

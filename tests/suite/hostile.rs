@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tests::double::look::{self, wait_until};
+use tests::fuse::Hung;
 use tests::place::{Place, fast, kill};
+use tests::scarcity::{Small, alone};
 use tests::stage::{OTHER_USER, USER, as_user, finish};
 
 const CONFIG: &str = "deadline_s = 6\n";
@@ -269,4 +271,37 @@ fn stopped_processes_do_not_stop_the_epilogue() {
     let began = std::time::Instant::now();
     ends_clean(&place, "89.srv", "all three stopped");
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
+    alone(|| {
+        let mut place = Place::new(fast(1), "deadline_s = 4\n");
+        let at = place.stage.path("fuse");
+        fs::create_dir(&at).expect("directory");
+        // Nothing but a mount namespace of this thread's own is wanted of it.
+        let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
+        let uid = nix::unistd::User::from_name(USER)
+            .expect("users")
+            .expect("user")
+            .uid;
+        let hung = match Hung::over(&at, uid.as_raw()) {
+            Ok(hung) => hung,
+            Err(why) => return println!("not tried here, this machine has no FUSE: {why}"),
+        };
+        let file = at.join(tests::fuse::FILE).display().to_string();
+        place.stage.node.change(|d| d.faults.server_opens = file);
+        let ran = place.torque("89.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+        let end = place.strict_end("89.srv");
+        assert_eq!(end.code, Some(2), "it is there still: {end:?}");
+        assert!(
+            end.err.contains("state D after") && end.err.contains("FUSE"),
+            "{end:?}"
+        );
+        place.assert_not_drained("a server in a user's file system");
+        drop(hung);
+        ends_clean(&place, "89.srv", "a file system that was taken away");
+    });
 }

@@ -188,6 +188,9 @@ pub trait Node {
     /// Does what the rung says, within `limit`, and returns who is left. Whoever is left is not believed gone before
     /// the kernel says so.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Members;
+    /// What a user keeps a process from ending with that was sent SIGKILL: a file system that a process of theirs serves, or
+    /// a tracer. `None`: nothing of the kind, the kernel alone keeps it.
+    fn held_by_user(&mut self, member: &Member) -> Option<&'static str>;
     /// Whether root proves that `pid` belongs to this job (its scheduler's cgroup or the job's own processes).
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool;
     /// SIGKILL to a client of the job that [`Node::is_of_job`] proved.

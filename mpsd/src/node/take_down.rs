@@ -96,16 +96,18 @@ fn stop_daemons(node: &mut impl Node, journal: &Journal) -> Findings {
         rung = Ladder::next(now);
     }
     for member in &left {
+        let what = format!("{} {}", member.role, member.process.pid);
         let why = format!(
             "state {} after {} s",
             member.state,
             node.teardown_time().as_secs()
         );
-        findings.faults.push(Fault::new(
-            Evidence::Survivor,
-            format!("{} {}", member.role, member.process.pid),
-            why,
-        ));
+        match node.held_by_user(member) {
+            Some(how) => findings
+                .undetermined
+                .push(Undetermined::new(what, format!("{why}: {how}"))),
+            None => findings.faults.push(Fault::new(Evidence::Survivor, what, why)),
+        }
     }
     let defunct: Vec<Member> = node
         .members(journal)

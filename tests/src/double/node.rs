@@ -134,6 +134,8 @@ pub struct Faults {
     pub ignore_sigterm: bool,
     /// The server ignores SIGTERM.
     pub server_survives_sigterm: bool,
+    /// A second thread of the server opens this file, and waits as long as that takes; empty: none does.
+    pub server_opens: String,
     /// The server lives on when its control daemon has gone.
     pub server_survives_control: bool,
     /// Limits are accepted and read back, and never applied.

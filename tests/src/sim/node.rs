@@ -311,6 +311,11 @@ impl Node for Sim {
         self.members(journal)
     }
 
+    fn held_by_user(&mut self, _: &Member) -> Option<&'static str> {
+        self.point();
+        self.world.borrow().held_by_user
+    }
+
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
         self.point();
         self.world

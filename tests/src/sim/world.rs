@@ -60,6 +60,8 @@ pub struct World {
     pub foreign: Vec<(GpuUuid, i32)>,
     /// What the next process of a job survives.
     pub stubborn: Option<Rung>,
+    /// What a user holds those with that survive.
+    pub held_by_user: Option<&'static str>,
     /// Nobody starts processes on this node: `mpsd` ends at once.
     pub stillborn: bool,
     /// This node has cgroups.
@@ -146,6 +148,7 @@ impl World {
             failed_starts: BTreeSet::new(),
             next_pid: 0,
             stubborn: None,
+            held_by_user: None,
             stillborn: false,
             ..self.clone()
         }

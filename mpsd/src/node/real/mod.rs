@@ -7,7 +7,7 @@ mod store;
 
 use super::log::{self, Severity};
 use super::worker::NvmlWorker;
-use super::{Held, Members, Node};
+use super::{Held, Member, Members, Node};
 use crate::config::{Cgroup as Rule, Settings};
 use crate::lifecycle::account::Account;
 use crate::lifecycle::journal::{Journal, ProcessRef};
@@ -333,6 +333,10 @@ impl Node for RealNode {
 
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Members {
         processes::climb(self, journal, rung, limit)
+    }
+
+    fn held_by_user(&mut self, member: &Member) -> Option<&'static str> {
+        processes::held_by_user(member)
     }
 
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {

@@ -191,6 +191,27 @@ fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Members 
     }
 }
 
+/// What a user keeps a process from ending with after SIGKILL, as the kernel tells it.
+pub fn held_by_user(member: &Member) -> Option<&'static str> {
+    let process = held(member.process)?;
+    match process.state().ok().flatten()? {
+        State::Stopped => Some("a tracer holds it"),
+        State::Uninterruptible if waits_in_fuse(&process.kernel_stack().ok()?) => {
+            Some("it waits for a file system that a user's process serves (FUSE)")
+        }
+        _ => None,
+    }
+}
+
+/// Whether one of these frames (`[<0>] fuse_simple_request+0x…`) is FUSE's. A request that its server has taken and does
+/// not answer is waited for without regard to signals (Linux, `fs/fuse/dev.c`, `request_wait_answer`).
+fn waits_in_fuse(stack: &str) -> bool {
+    stack
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .any(|frame| frame.starts_with("fuse_") || frame.starts_with("request_wait_answer+"))
+}
+
 /// The effective user of a process that is there and has not ended.
 pub fn uid_of(pid: i32) -> Option<u32> {
     let process = Process::find(pid).ok().flatten()?;
@@ -228,4 +249,23 @@ pub fn is_in_jobs_cgroup(journal: &Journal, pid: i32) -> bool {
                 .components()
                 .any(|part| names.iter().any(|name| part.as_os_str() == name.as_str()))
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_stack_with_a_frame_of_fuse_waits_in_it() {
+        let fuse = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] fuse_simple_request+0x18f/0x2f0\n";
+        assert!(waits_in_fuse(fuse));
+        for other in [
+            "",
+            "[<0>] __refrigerator+0x3c/0x120\n[<0>] get_signal+0x8f4/0x920\n",
+            "[<0>] nv_fuse_x+0x1/0x2 [nvidia]\n",
+            "[<0>] rm_ioctl+0x1/0x2 [nvidia]\nfuse_\n",
+        ] {
+            assert!(!waits_in_fuse(other), "{other}");
+        }
+    }
 }

@@ -1,0 +1,159 @@
+//! A file system in user space with one file, which nobody ever gets to open: whoever tries waits for an answer that does not
+//! come, and from the moment that the request was read not even SIGKILL ends the wait.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+/// The only file.
+pub const FILE: &str = "file";
+/// Opcodes (linux/fuse.h).
+const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const INIT: u32 = 26;
+const INTERRUPT: u32 = 36;
+const ENOSYS: i32 = 38;
+/// Bytes before a request's own.
+const HEADER: usize = 40;
+const ROOT: u64 = 1;
+/// For so many seconds the kernel need not ask again.
+const VALID: u64 = 3600;
+
+/// The mounted file system; dropped, it is gone, and whoever waited gets an error.
+#[derive(Debug)]
+pub struct Hung {
+    at: PathBuf,
+    server: Option<JoinHandle<()>>,
+    asked: Arc<AtomicBool>,
+}
+
+impl Hung {
+    /// Mounts it over `at` as user `uid` would. Needs root; in a mount namespace of the thread's own nobody else sees it.
+    ///
+    /// # Errors
+    /// The kernel has no FUSE, or does not let us.
+    pub fn over(at: &Path, uid: u32) -> std::io::Result<Self> {
+        let device = File::options().read(true).write(true).open("/dev/fuse")?;
+        let options = format!(
+            "fd={},rootmode=40000,user_id={uid},group_id={uid}",
+            device.as_raw_fd()
+        );
+        mount(
+            Some("hung"),
+            at,
+            Some("fuse"),
+            MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+            Some(options.as_str()),
+        )?;
+        let asked = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&asked);
+        let server = std::thread::spawn(move || serve(device, uid, &told));
+        Ok(Self {
+            at: at.to_owned(),
+            server: Some(server),
+            asked,
+        })
+    }
+
+    /// Somebody waits for the file.
+    pub fn holds_somebody(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        // Forced: the connection is cut, and with it every wait.
+        let _ = umount2(&self.at, MntFlags::MNT_FORCE);
+        let _ = umount2(&self.at, MntFlags::MNT_DETACH);
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+    }
+}
+
+fn serve(mut device: File, uid: u32, asked: &AtomicBool) {
+    let mut request = vec![0_u8; 1 << 17];
+    // The device ends with an error when the connection is cut.
+    while let Ok(length) = device.read(&mut request) {
+        if length < HEADER {
+            continue;
+        }
+        let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap_or_default());
+        let unique = &request[8..16];
+        let answer = match word(4) {
+            INIT => Ok(greeting()),
+            LOOKUP => Ok(entry(uid)),
+            GETATTR => Ok(attributes(
+                u64::from_ne_bytes(request[16..24].try_into().unwrap_or_default()),
+                uid,
+            )),
+            OPEN => {
+                asked.store(true, Ordering::Release);
+                continue;
+            }
+            FORGET | INTERRUPT => continue,
+            _ => Err(ENOSYS),
+        };
+        let (error, body) = match answer {
+            Ok(body) => (0, body),
+            Err(errno) => (-errno, Vec::new()),
+        };
+        let mut reply = Vec::new();
+        reply.extend_from_slice(&(16 + body.len() as u32).to_ne_bytes());
+        reply.extend_from_slice(&error.to_ne_bytes());
+        reply.extend_from_slice(unique);
+        reply.extend_from_slice(&body);
+        let _ = device.write_all(&reply);
+    }
+}
+
+/// `fuse_init_out` of version 7.31: no feature at all.
+fn greeting() -> Vec<u8> {
+    let mut body = vec![0_u8; 64];
+    body[0..4].copy_from_slice(&7_u32.to_ne_bytes());
+    body[4..8].copy_from_slice(&31_u32.to_ne_bytes());
+    body[20..24].copy_from_slice(&4096_u32.to_ne_bytes());
+    body
+}
+
+/// `fuse_entry_out`: every name is the file.
+fn entry(uid: u32) -> Vec<u8> {
+    let mut body = Vec::new();
+    for number in [ROOT + 1, 0, VALID, VALID, 0] {
+        body.extend_from_slice(&number.to_ne_bytes());
+    }
+    body.extend(attr(ROOT + 1, uid));
+    body
+}
+
+/// `fuse_attr_out`.
+fn attributes(node: u64, uid: u32) -> Vec<u8> {
+    let mut body = Vec::new();
+    for number in [VALID, 0] {
+        body.extend_from_slice(&number.to_ne_bytes());
+    }
+    body.extend(attr(node, uid));
+    body
+}
+
+/// `fuse_attr`.
+fn attr(node: u64, uid: u32) -> Vec<u8> {
+    let mode: u32 = if node == ROOT { 0o40_755 } else { 0o100_644 };
+    let mut body = Vec::new();
+    for number in [node, 0, 0, 0, 0, 0] {
+        body.extend_from_slice(&number.to_ne_bytes());
+    }
+    for number in [0, 0, 0, mode, 1, uid, uid, 0, 4096, 0] {
+        body.extend_from_slice(&number.to_ne_bytes());
+    }
+    body
+}
