@@ -38,9 +38,10 @@ pub fn run(options: &Options) -> Result<()> {
     let root = cargo::root()?;
     let targets = chosen(&options.target, targets(&root)?)?;
     build()?;
+    let built = Built::found(&root)?;
     let mut figures = Figures::default();
     for target in &targets {
-        let count = one(&root, target, options.seconds)?;
+        let count = one(&root, &built, target, options.seconds)?;
         println!(
             "{target}: {count} executions in {} s, nothing broke",
             options.seconds
@@ -79,15 +80,10 @@ fn chosen(wanted: &[String], all: Vec<String>) -> Result<Vec<String>> {
 
 /// Cargo-fuzz with the compiler of this workspace, whose unstable options it needs. No sanitizer: what is fuzzed has no
 /// unsafe code (the suite's architecture tests hold it), and without one it is many times faster.
-fn cargo_fuzz(arguments: &[&str]) -> Command {
-    let mut command = cargo::command(&["fuzz"]);
-    command.args(arguments).args(["--sanitizer", "none"]);
-    command.env("RUSTC_BOOTSTRAP", "1");
-    command
-}
-
 fn build() -> Result<()> {
-    let status = watch::lines(&mut cargo_fuzz(&["build"]), BUILD, |line| println!("{line}"))?;
+    let mut command = cargo::command(&["fuzz", "build", "--sanitizer", "none"]);
+    command.env("RUSTC_BOOTSTRAP", "1");
+    let status = watch::lines(&mut command, BUILD, |line| println!("{line}"))?;
     if !status.success() {
         bail!(
             "the fuzz targets cannot be built ({status}); 'cargo install cargo-fuzz' if cargo knows no command 'fuzz'"
@@ -96,20 +92,65 @@ fn build() -> Result<()> {
     Ok(())
 }
 
-/// Runs one target; how often it ran. New inputs go to a directory that git does not know, beside the builds.
-fn one(root: &Path, target: &str, seconds: u64) -> Result<u64> {
-    let found = root.join("fuzz/target/corpus").join(target);
-    fs::create_dir_all(&found)?;
-    let seeds: PathBuf = root.join("fuzz/corpus").join(target);
-    let mut command = cargo_fuzz(&["run"]);
-    command.arg(target).arg(&found).arg(&seeds).arg("--").args([
-        format!("-max_total_time={seconds}"),
-        "-timeout=10".to_owned(),
-        "-max_len=4096".to_owned(),
-        "-rss_limit_mb=2048".to_owned(),
-        "-print_final_stats=1".to_owned(),
-        "-verbosity=0".to_owned(),
-    ]);
+/// Where cargo-fuzz builds.
+struct Built {
+    target: PathBuf,
+    programs: PathBuf,
+}
+
+impl Built {
+    fn found(root: &Path) -> Result<Self> {
+        let manifest = root.join("fuzz/Cargo.toml").display().to_string();
+        let arguments = [
+            "metadata",
+            "--no-deps",
+            "--format-version=1",
+            "--manifest-path",
+            &manifest,
+        ];
+        let output = cargo::command(&arguments)
+            .output()
+            .context("cannot start cargo")?;
+        let metadata: serde_json::Value =
+            serde_json::from_slice(&output.stdout).context("'cargo metadata' gave no JSON")?;
+        let target = metadata["target_directory"]
+            .as_str()
+            .context("no target directory")?;
+        let target = PathBuf::from(target);
+        Ok(Self {
+            programs: target.join(host()?).join("release"),
+            target,
+        })
+    }
+}
+
+/// The platform that rustc builds for.
+fn host() -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc)
+        .arg("-vV")
+        .output()
+        .context("cannot start rustc")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("'rustc -vV' names no host")?.to_owned())
+}
+
+/// Runs one target; how often it ran. New inputs go to a directory beside the builds, what breaks it to 'fuzz/artifacts'.
+fn one(root: &Path, built: &Built, target: &str, seconds: u64) -> Result<u64> {
+    let found = built.target.join("corpus").join(target);
+    let artifacts = root.join("fuzz/artifacts").join(target);
+    for directory in [&found, &artifacts] {
+        fs::create_dir_all(directory)?;
+    }
+    let mut command = Command::new(built.programs.join(target));
+    command
+        .arg(&found)
+        .arg(root.join("fuzz/corpus").join(target))
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .arg(format!("-max_total_time={seconds}"))
+        .args(["-timeout=10", "-max_len=4096", "-rss_limit_mb=2048"])
+        .args(["-print_final_stats=1", "-verbosity=0"]);
     let mut count = None;
     let mut said = Vec::new();
     let status = watch::lines(&mut command, Duration::from_secs(seconds) + MARGIN, |line| {
@@ -118,7 +159,11 @@ fn one(root: &Path, target: &str, seconds: u64) -> Result<u64> {
     })?;
     match count {
         Some(count) if status.success() => Ok(count),
-        _ => bail!("{target}: {status}\n{}", said.join("\n")),
+        _ => bail!(
+            "{target}: {status}; what broke it is kept in '{}'\n{}",
+            artifacts.display(),
+            said.join("\n")
+        ),
     }
 }
 

@@ -10,7 +10,15 @@ use crate::{cargo, watch};
 /// Longest that all of them may take.
 const LONGEST: Duration = Duration::from_secs(1500);
 /// The suite's modules with figures.
-const MODULES: [&str; 5] = ["crash::", "kills::", "faults::", "scarce::", "supervision::"];
+const MODULES: [&str; 7] = [
+    "crash::",
+    "evidence::",
+    "hostile::",
+    "kills::",
+    "faults::",
+    "scarce::",
+    "supervision::",
+];
 
 /// Runs the crash, kill and fault matrices, which are part of `cargo xtask test` too.
 #[derive(Debug, clap::Args)]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tests::double::look::{self, wait_until};
+use tests::figures;
 use tests::fuse::Hung;
 use tests::place::{Place, fast, kill};
 use tests::scarcity::{Small, alone};
@@ -303,5 +304,6 @@ fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
         place.assert_not_drained("a server in a user's file system");
         drop(hung);
         ends_clean(&place, "89.srv", "a file system that was taken away");
+        figures::tell("faults", 1);
     });
 }

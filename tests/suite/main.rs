@@ -5,6 +5,7 @@ mod architecture;
 mod bad_input;
 mod corpus;
 mod crash;
+mod evidence;
 mod faults;
 mod hostile;
 mod inheritance;

@@ -39,7 +39,8 @@ pub fn begin(node: &mut impl Node, journal: &mut Journal, spec: &Spec) -> Result
 /// Waits for the proof that every daemon is ready.
 ///
 /// # Errors
-/// As [`begin`]. Failed starts of two users within the window are evidence against the node.
+/// As [`begin`]. Starts of two users that failed within the window are evidence against the node, where no user can have
+/// been the cause.
 pub fn prove(node: &mut impl Node, journal: &Journal, spec: &Spec) -> Result<Ready, Box<NotDone>> {
     match node.await_ready(journal, spec) {
         Ok(daemons) => {
@@ -55,13 +56,11 @@ pub fn prove(node: &mut impl Node, journal: &Journal, spec: &Spec) -> Result<Rea
 
 fn weigh(node: &mut impl Node, journal: &Journal, failure: Failure) -> Failure {
     match failure {
-        Failure::Undetermined(u) if node.note_failed_start(journal.uid) => Fault::new(
+        Failure::Undetermined(u) if node.note_failed_start(journal) => Fault::new(
             Evidence::RepeatedStarts,
-            u.what,
-            format!(
-                "{}; starts of several users failed on this node within the window",
-                u.why
-            ),
+            // First: a scheduler cuts the reason of a drain.
+            "starts of several users failed",
+            format!("{}: {}", u.what, u.why),
         )
         .into(),
         other => other,

@@ -196,8 +196,9 @@ pub trait Node {
     /// SIGKILL to a client of the job that [`Node::is_of_job`] proved.
     fn kill_client(&mut self, pid: i32);
 
-    /// Enters a failed start of `uid`; true when two or more users' starts failed within the window.
-    fn note_failed_start(&mut self, uid: u32) -> bool;
+    /// Enters the failed start of this job if no user can have been its cause; true when such starts of two or more users
+    /// failed within the window.
+    fn note_failed_start(&mut self, journal: &Journal) -> bool;
     /// Forgets failed starts: one worked.
     fn note_good_start(&mut self);
     /// One line to the node's log.

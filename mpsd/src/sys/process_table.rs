@@ -12,6 +12,8 @@ pub struct Entry {
     pub stat: Stat,
     /// Effective user id.
     pub uid: u32,
+    /// Real user id: who may signal others as this user, whatever it has become.
+    pub real_uid: u32,
 }
 
 /// The processes that were there while it was made; each may be gone since (see [`ProcessId::open`]).
@@ -50,6 +52,7 @@ impl ProcessTable {
                 entries.push(Entry {
                     stat,
                     uid: uids.effective,
+                    real_uid: uids.real,
                 });
             }
         }

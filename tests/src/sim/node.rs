@@ -329,10 +329,10 @@ impl Node for Sim {
         self.step(|world| world.processes.remove(&pid));
     }
 
-    fn note_failed_start(&mut self, uid: u32) -> bool {
+    fn note_failed_start(&mut self, journal: &Journal) -> bool {
         self.point();
         let mut world = self.world.borrow_mut();
-        world.failed_starts.insert(uid);
+        world.failed_starts.insert(journal.uid);
         world.failed_starts.len() >= 2
     }
 

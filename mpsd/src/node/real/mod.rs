@@ -45,6 +45,8 @@ pub struct Reach {
     pub lock_time: Duration,
     /// Time for the whole ladder.
     pub teardown: Duration,
+    /// How long a failed start counts.
+    pub failed_starts_window: Duration,
 }
 
 /// Where a job's cgroup is made.
@@ -73,6 +75,7 @@ impl Reach {
             nvml_time: NVML_TIME.min(limit / 3),
             lock_time: LOCK_TIME.min(limit / 4),
             teardown,
+            failed_starts_window: settings.drain.failed_starts_window,
         }
     }
 }
@@ -92,6 +95,9 @@ pub struct RealNode {
     worker: Option<NvmlWorker>,
     leaving: Option<NvmlWorker>,
     started: Option<daemon::Started>,
+    failed_starts_window: Duration,
+    /// The job's user had a process here while ours were started.
+    user_was_here: bool,
 }
 
 /// Time to remove what a user left in a job's directories.
@@ -116,6 +122,8 @@ impl RealNode {
             worker: None,
             leaving: None,
             started: None,
+            failed_starts_window: reach.failed_starts_window,
+            user_was_here: false,
         })
     }
 
@@ -324,6 +332,8 @@ impl Node for RealNode {
     }
 
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ReadyDaemon>, Failure> {
+        // Costs nothing: the vendor's programs take longer to come up.
+        self.user_was_here = processes::user_is_here(self, journal);
         daemon::await_ready(self, journal, spec)
     }
 
@@ -349,8 +359,11 @@ impl Node for RealNode {
         }
     }
 
-    fn note_failed_start(&mut self, uid: u32) -> bool {
-        failed_starts::note(&self.paths, uid)
+    fn note_failed_start(&mut self, journal: &Journal) -> bool {
+        if self.user_was_here || failed_starts::may_be_a_users(self, journal) {
+            return false;
+        }
+        failed_starts::note(&self.paths, journal.uid, self.failed_starts_window)
     }
 
     fn note_good_start(&mut self) {

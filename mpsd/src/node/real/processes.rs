@@ -9,7 +9,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::process::{Executable, Process, State};
 use crate::sys::process_table::ProcessTable;
 use nix::sys::signal::Signal;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -189,6 +189,35 @@ fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Members 
         // A process that is waited for by descriptor has ended; one without may not have.
         deadline.sleep(PAUSE);
     }
+}
+
+/// Whether the job's user has a process here besides the job's own three and what these start: it can kill, stop or
+/// starve them.
+pub fn user_is_here(node: &RealNode, journal: &Journal) -> bool {
+    // The table first: what has ended since is known by its parent.
+    let Ok(table) = ProcessTable::scan() else {
+        return true;
+    };
+    let mut own: BTreeSet<i32> = own_pids(node, journal);
+    let theirs: Vec<i32> = own
+        .iter()
+        .flat_map(|pid| table.descendants(*pid))
+        .map(|entry| entry.stat.id.pid)
+        .collect();
+    own.extend(theirs);
+    table
+        .iter()
+        .filter(|entry| entry.uid == journal.uid || entry.real_uid == journal.uid)
+        .any(|entry| entry.stat.state != State::Defunct && !own.contains(&entry.stat.id.pid))
+}
+
+/// The pids of the job's own three.
+pub fn own_pids(node: &RealNode, journal: &Journal) -> BTreeSet<i32> {
+    members(node, journal)
+        .iter()
+        .filter(|member| member.role != Role::Other)
+        .map(|member| member.process.pid)
+        .collect()
 }
 
 /// What a user keeps a process from ending with after SIGKILL, as the kernel tells it.
