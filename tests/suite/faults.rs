@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tests::double::frozen::Frozen;
+use tests::double::look::{self, wait_until};
 use tests::double::node::{Description, Faults, NvmlFaults};
 use tests::figures;
-use tests::place::{Place, fast, side_by_side};
+use tests::place::{Place, fast, kill, side_by_side};
 use tests::stage::Ran;
 
 /// The configured deadline of every row, and what a busy machine may add.
@@ -302,4 +304,28 @@ fn a_process_that_survives_sigkill_drains_by_name_and_state() {
     assert_eq!(again.code, Some(0), "{again:?}");
     place.assert_as_before("a survivor that ended at last");
     figures::tell("faults", 1);
+}
+
+/// Root's own process that asks NVML.
+fn nvml_worker(place: &Place) -> Option<u32> {
+    let asks = |p: &look::Process| p.uid == 0 && p.args.iter().any(|arg| arg == "--nvml");
+    place.processes().into_iter().find(asks).map(|p| p.pid)
+}
+
+#[test]
+fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used_up_the_memory() {
+    for (signal, drained) in [(Signal::SIGSEGV, 1), (Signal::SIGKILL, 0)] {
+        let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
+        let mut prologue = place.start_torque("55.srv", ACCOUNT, "0");
+        let mut worker = None;
+        assert!(wait_until(LATEST, || {
+            worker = nvml_worker(&place);
+            worker.is_some()
+        }));
+        kill(worker.expect("worker"), signal);
+        assert_eq!(prologue.wait(), Some(2), "{signal}");
+        assert_eq!(place.take_drains().len(), drained, "{signal}");
+        place.assert_as_before(signal.as_str());
+        figures::tell("faults", 1);
+    }
 }

@@ -6,6 +6,7 @@ use super::nvml::{Nvml, NvmlError};
 use crate::model::failure::{Evidence, Fault, Undetermined};
 use crate::model::gpu::GpuProcess;
 use crate::model::{ComputeMode, Failure, GpuUuid, Inventory};
+use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
 use crate::sys::scarcity::is_scarcity;
@@ -223,7 +224,7 @@ impl NvmlWorker {
                 .fill_buf()
                 .map_err(|e| Undetermined::new("NVML worker", e.to_string()))?;
             if chunk.is_empty() || text.len() as u64 > LONGEST {
-                return Err(Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into());
+                return Err(self.died());
             }
             let (taken, whole) = match chunk.iter().position(|b| *b == b'\n') {
                 Some(end) => (end + 1, true),
@@ -234,6 +235,20 @@ impl NvmlWorker {
             if whole {
                 return Ok(String::from_utf8_lossy(&text).into_owned());
             }
+        }
+    }
+}
+
+impl NvmlWorker {
+    /// Its end without an answer. A crash is the library's; SIGKILL comes from the kernel when a job has used up the memory.
+    fn died(&mut self) -> Failure {
+        match self.child.wait(Deadline::after(GRACE)) {
+            Some(Exit::Signal(signal)) if signal == Signal::SIGKILL as i32 => Undetermined::new(
+                "NVML",
+                "the process that called it was killed: has memory run out?",
+            )
+            .into(),
+            _ => Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into(),
         }
     }
 }
