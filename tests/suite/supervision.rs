@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::look::{self, wait_until};
 use tests::figures;
-use tests::place::{Place, fast, kill};
-use tests::stage::{Ran, USER, as_user};
+use tests::place::{Place, fast, kill, prologue_args};
+use tests::stage::{Ran, USER, as_user, finish};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
@@ -191,6 +192,60 @@ fn a_fatal_gpu_error_of_one_client_is_told_to_the_user_and_drains_nothing() {
     drop(stays);
     place.assert_as_before("a server in FAULT state");
     place.assert_not_drained("a server in FAULT state");
+}
+
+/// A cgroup as a scheduler's daemon has one.
+struct Parent(PathBuf);
+
+impl Parent {
+    fn new() -> Option<Self> {
+        ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+            .iter()
+            .map(Path::new)
+            .filter(|mount| mount.join("cgroup.controllers").exists())
+            .map(|mount| mount.join(format!("mpsd-test-{}-parent", std::process::id())))
+            .find(|path| fs::create_dir(path).is_ok())
+            .map(Self)
+            .filter(|parent| parent.0.join("cgroup.kill").exists())
+    }
+}
+
+impl Drop for Parent {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
+        wait_until(SOON, || fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn the_end_of_the_daemon_that_ran_the_prologue_leaves_the_job_in_service() {
+    let Some(parent) = Parent::new() else {
+        return println!("not tried here: no unified hierarchy with cgroup.kill");
+    };
+    let place = Place::new(fast(1), CONFIG);
+    let enter = "echo $$ > $0/cgroup.procs && exec \"$@\"";
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", enter])
+        .arg(&parent.0)
+        .arg(place.stage.program("mps-prologue"));
+    command
+        .arg("--config")
+        .arg(place.stage.config())
+        .args(["--gpus", "0"]);
+    let ran = finish({
+        command.args(prologue_args("97.srv", ACCOUNT)).env_clear();
+        command
+    });
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    // As 'systemctl restart slurmd' with KillMode=control-group.
+    fs::write(parent.0.join("cgroup.kill"), "1").expect("cgroup.kill");
+    std::thread::sleep(Duration::from_millis(300));
+    for name in ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
+        assert_eq!(place.pids(name).len(), 1, "{name}");
+    }
+    assert_eq!(client(&place, "97.srv").code, Some(0));
+    ends_clean(&place, "97.srv", "the end of the daemon that ran the prologue");
 }
 
 /// A client that voids the vendor's limit, as any client can, and holds 4 GiB.
