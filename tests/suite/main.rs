@@ -13,6 +13,7 @@ mod kills;
 mod mpsctl;
 mod plans;
 mod reconcile;
+mod reliability;
 mod scarce;
 mod slurm_stack;
 mod soak;

@@ -31,9 +31,9 @@ pub fn may_be_a_users(node: &mut RealNode, journal: &Journal) -> bool {
 
 fn is_full(paths: &Paths) -> bool {
     nix::sys::statvfs::statvfs(paths.run()).is_ok_and(|about| {
-        let room = u64::from(about.blocks_available()).saturating_mul(about.fragment_size());
+        let room = about.blocks_available().saturating_mul(about.fragment_size());
         // A file system without a number of files says 0 for it.
-        let files = about.files() > 0 && u64::from(about.files_available()) < FILES;
+        let files = about.files() > 0 && about.files_available() < FILES;
         room < ROOM || files
     })
 }
