@@ -327,11 +327,11 @@ mod tests {
     #[test]
     fn a_fatal_gpu_error_begins_and_ends_once() {
         let events: Vec<Event> = [
-            "[x Server   502] Client {PID: 517, Context: 1} encountered a fatal GPU error.",
-            "[x Server   502] Server is handling a fatal GPU error.",
-            "[x Server   502] Client {PID: 517, Context ID: 1} on device 0 to be torn down",
-            "[x Server   502] Server teardown in progress. Refusing to accept new client {PID: 603, Context ID: 0}",
-            "[x Server   502] Destroy server context on device 0 (NVIDIA H200)",
+            "[x Server   691] Client {PID: 1519, Context: 1} encountered a fatal GPU error.",
+            "[x Server   691] Server is handling a fatal GPU error.",
+            "[x Server   691] Client {PID: 1519, Context ID: 1} on device 0 to be torn down",
+            "[x Server   691] Server teardown in progress. Refusing to accept new client {PID: 1604, Context ID: 0}",
+            "[x Server   691] Destroy server context on device 0 (NVIDIA H200)",
         ]
         .into_iter()
         .filter_map(Event::parse)

@@ -1,5 +1,5 @@
-//! A fatal GPU error, as one H200 showed it (driver 580): every client on the GPU gets the error of the one that caused it,
-//! the server's status is FAULT and new clients are refused until all of them have ended; then the same server, with a new
+//! A fatal GPU error, in the words of driver 580: every client on the GPU gets the error of the one that caused it, the
+//! server's status is FAULT and new clients are refused until all of them have ended; then the same server, with a new
 //! context, serves again.
 
 use tests::double::node::{MIB, SERVER_MIB};
