@@ -151,7 +151,9 @@ fn a_process_lives_while_any_of_its_threads_does() {
     while process.stat().unwrap().unwrap().state != State::Defunct {
         assert!(deadline.sleep(Duration::from_millis(1)));
     }
-    assert_eq!(process.state().unwrap(), Some(State::Sleeping));
+    while process.state().unwrap() != Some(State::Sleeping) {
+        assert!(deadline.sleep(Duration::from_millis(1)), "{:?}", process.state());
+    }
     let exe = process.executable().unwrap().unwrap();
     assert_eq!(exe.path, std::env::current_exe().unwrap());
     assert!(!process.kernel_stack().unwrap().contains("fuse"));
