@@ -1,0 +1,59 @@
+use super::*;
+
+/// Waits for a vforked child that has stopped itself: nothing but the child's end ends that wait on older kernels.
+pub(in crate::sys) fn wait_in_vfork() {
+    let mut status = 0;
+    // SAFETY: CLONE_VFORK without CLONE_VM: the child has memory of its own.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_VFORK | libc::SIGCHLD, 0, 0, 0, 0) };
+    if pid == 0 {
+        // Where SIGKILL ends the wait after all, nobody would find this child again, stopped for ever.
+        let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
+        let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGSTOP);
+        exit_now(0);
+    }
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(pid as i32, &raw mut status, 0) };
+}
+
+/// Ends the calling thread alone, though it is the first of its process.
+pub(in crate::sys) fn end_this_thread() -> ! {
+    // SAFETY: takes no pointer; what the thread owns is the forked child's copy, which is never used again.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+    exit_now(1)
+}
+
+#[test]
+fn numbers_of_the_descriptor_list() {
+    assert_eq!(number(b"17\0junk"), Some(17));
+    assert_eq!(number(b".\0"), None);
+    assert_eq!(number(b"\0"), None);
+    assert_eq!(number(b"99999999999\0"), None);
+}
+
+#[test]
+fn both_ways_of_closing_keep_only_what_is_named() {
+    for closer in [close_all_except as fn(&[RawFd]), close_listed] {
+        let open: Vec<_> = (0..120)
+            .map(|_| std::fs::File::open("/dev/null").unwrap())
+            .collect();
+        let kept = open[60].as_raw_fd();
+        let pid = match fork().unwrap() {
+            None => {
+                closer(&[kept]);
+                let left = (3..2048).filter(|fd| is_open(*fd)).count();
+                exit_now(if left == 1 && is_open(kept) && is_open(2) {
+                    0
+                } else {
+                    1
+                });
+            }
+            Some(pid) => pid,
+        };
+        let deadline = crate::sys::deadline::Deadline::after_ms(5000);
+        let mut end = None;
+        while end.is_none() && deadline.sleep(std::time::Duration::from_millis(2)) {
+            end = reap(pid).unwrap();
+        }
+        assert_eq!(end, Some(Exit::Code(0)));
+    }
+}
