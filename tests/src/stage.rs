@@ -1,6 +1,6 @@
 //! The suite's programs installed beside a simulated node: what a test runs, and an independent look at what is left.
 
-use crate::double::{NodeDouble, look};
+use crate::double::{NodeDouble, copy_program, look};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -50,7 +50,7 @@ impl Stage {
         open(&bin);
         for program in PROGRAMS {
             let to = bin.join(program);
-            fs::copy(built(program), &to).unwrap_or_else(|e| panic!("build {program} first: {e}"));
+            copy_program(&built(program), &to).unwrap_or_else(|e| panic!("build {program} first: {e}"));
             open(&to);
         }
         let stage = Self { node, root };

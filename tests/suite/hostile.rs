@@ -9,6 +9,7 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tests::double::copy_program;
 use tests::double::look::{self, wait_until};
 use tests::figures;
 use tests::fuse::Hung;
@@ -169,7 +170,7 @@ fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
     fs::create_dir(&named).expect("directory");
     fs::set_permissions(&named, fs::Permissions::from_mode(0o755)).expect("chmod");
     let copy = named.join(THREE[1]);
-    fs::copy("/bin/sleep", &copy).expect("copy");
+    copy_program(Path::new("/bin/sleep"), &copy).expect("copy");
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("chmod");
     let carries = [("CUDA_MPS_PIPE_DIRECTORY", pipe.as_path())];
     let two = [

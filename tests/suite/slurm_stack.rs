@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use tests::double::NodeDouble;
+use tests::double::{NodeDouble, copy_program};
 use tests::stage::{Ran, Stage, USER, as_user, built, finish};
 
 /// A Slurm's configuration, and plugins beside it.
@@ -66,7 +66,7 @@ impl Cluster {
     /// A process that goes by slurmd's name.
     fn slurmd(&self) -> Slurmd {
         let program = self.path("slurmd");
-        fs::copy("/bin/sleep", &program).expect("sleep");
+        copy_program(Path::new("/bin/sleep"), &program).expect("sleep");
         let child = Command::new(&program).arg("60").spawn().expect("slurmd");
         fs::write(self.path("slurmd.pid"), format!("{}\n", child.id())).expect("pid file");
         Slurmd(child)

@@ -194,7 +194,7 @@ impl NodeDouble {
             (&programs.nvml, "libnvidia-ml.so.1"),
         ] {
             let to = self.dir.join(name);
-            fs::copy(from, &to)?;
+            copy_program(from, &to)?;
             fs::set_permissions(to, Permissions::from_mode(0o755))?;
         }
         self.write()
@@ -296,6 +296,25 @@ impl Drop for NodeDouble {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
+}
+
+/// Copies a program by a process of its own. A descriptor of ours that writes to it would go to whatever another thread
+/// forks meanwhile, and until that executes its own file nobody could run the copy ("text file busy").
+///
+/// # Errors
+/// As cp(1) says.
+pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
+    let done = std::process::Command::new("/bin/cp")
+        .arg("--")
+        .arg(from)
+        .arg(to)
+        .output()?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(std::io::Error::other(
+        String::from_utf8_lossy(&done.stderr).into_owned(),
+    ))
 }
 
 /// A GPU with a UUID that follows from the node's name and its index.

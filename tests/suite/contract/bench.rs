@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 use tests::double::look::{self, wait_until};
-use tests::double::{Builder, NodeDouble, Programs};
+use tests::double::{Builder, NodeDouble, Programs, copy_program};
 
 use crate::client::Client;
 use crate::processes::{Ended, Running, USER, command, run, spawn};
@@ -147,7 +147,7 @@ impl Bench {
         let probe = std::env::var_os("MPS_PROBE").expect("MPS_PROBE names the program mps-probe");
         let dir = directory();
         let client = dir.path().join("mps-probe");
-        fs::copy(probe, &client).expect("MPS_PROBE can be read");
+        copy_program(Path::new(&probe), &client).expect("MPS_PROBE can be read");
         let client = vec![client.display().to_string()];
         let mut bench = Bench {
             dir,
