@@ -187,11 +187,10 @@ pub enum Event {
     ServerExited(i32, i32),
     /// `NEW CLIENT 1519 from user 1001: …`.
     NewClient(i32),
-    /// `Server is handling a fatal GPU error.`
-    FatalGpuError,
-    /// `Destroy server context on device …`: the last client of a fatal error has ended.
-    FatalGpuErrorOver,
-    /// `Failed to start server using uid …`, a fatal exception, a fault: for the user's eyes.
+    /// A line that says "fatal". That a client's fatal error reaches every client on its GPU is documented (NVIDIA's
+    /// manual, "Error Containment"); the words of the log are not.
+    Fatal(String),
+    /// `Failed to start server using uid …`, a fault: for the user's eyes.
     Trouble(String),
 }
 
@@ -229,15 +228,10 @@ impl Event {
         if message == "Server has started" {
             return Some(Self::Started);
         }
-        if message == "Server is handling a fatal GPU error." {
-            return Some(Self::FatalGpuError);
+        if message.contains("fatal") {
+            return Some(Self::Fatal(one_line(message, 200)));
         }
-        if message.starts_with("Destroy server context on device ") {
-            return Some(Self::FatalGpuErrorOver);
-        }
-        let trouble = message.starts_with("Failed to start server")
-            || message.contains("fatal exception")
-            || message.contains("fault");
+        let trouble = message.starts_with("Failed to start server") || message.contains("fault");
         trouble.then(|| Self::Trouble(one_line(message, 200)))
     }
 }
@@ -325,18 +319,11 @@ mod tests {
     }
 
     #[test]
-    fn a_fatal_gpu_error_begins_and_ends_once() {
-        let events: Vec<Event> = [
-            "[x Server   691] Client {PID: 1519, Context: 1} encountered a fatal GPU error.",
-            "[x Server   691] Server is handling a fatal GPU error.",
-            "[x Server   691] Client {PID: 1519, Context ID: 1} on device 0 to be torn down",
-            "[x Server   691] Server teardown in progress. Refusing to accept new client {PID: 1604, Context ID: 0}",
-            "[x Server   691] Destroy server context on device 0 (NVIDIA H200)",
-        ]
-        .into_iter()
-        .filter_map(Event::parse)
-        .collect();
-        assert_eq!(events, [Event::FatalGpuError, Event::FatalGpuErrorOver]);
+    fn whatever_the_log_calls_fatal_is_for_the_user() {
+        let line = "[x Control   459] Server encountered a fatal exception. Shutting down";
+        assert!(
+            matches!(Event::parse(line), Some(Event::Fatal(text)) if text.starts_with("Server encountered"))
+        );
     }
 
     #[test]

@@ -146,13 +146,10 @@ fn tell(log: &mut UserLog, line: &str, to_end: &mut Option<i32>) {
              the next client starts a new server with the same limits"
         )),
         Some(Event::Ready(pid)) => log.line(&format!("server {pid} is ready")),
-        Some(Event::FatalGpuError) => log.line(
-            "a client caused a fatal GPU error (an illegal address, for one): every client on its GPU gets that error, and new \
-             ones are refused with error 807 until all of them have ended",
-        ),
-        Some(Event::FatalGpuErrorOver) => {
-            log.line("the clients of the fatal GPU error have ended: the next client is served again");
-        }
+        Some(Event::Fatal(text)) => log.line(&format!(
+            "the vendor's log says: {text}; a client's fatal error (an illegal address, for one) reaches every client on its \
+             GPU, and new ones are refused with error 807 (cudaErrorMpsServerNotReady) until all of these have ended"
+        )),
         Some(Event::Trouble(text)) => log.line(&format!("the vendor's log says: {text}")),
         _ => {}
     }

@@ -1,6 +1,6 @@
-//! A fatal GPU error, in the words of driver 580: every client on the GPU gets the error of the one that caused it, the
-//! server's status is FAULT and new clients are refused until all of them have ended; then the same server, with a new
-//! context, serves again.
+//! A fatal GPU error as NVIDIA's manual has it ("Error Containment"; facts: peers, 14): every client on the GPU gets
+//! the error of the one that caused it, the server's status is FAULT and new clients are refused until all of them have
+//! ended; then it serves again. Documented, never recorded: the words in the log are the double's own.
 
 use tests::double::node::{MIB, SERVER_MIB};
 use tests::double::wire::{CudaError, Reply};
@@ -24,22 +24,10 @@ impl Server {
     pub(super) fn fault(&mut self, at: usize) -> Reply {
         self.fatal = Fatal::Handling;
         let culprit = self.clients[at].pid;
-        let server = |text: &str| self.log.line("Server", text);
-        server(&format!(
-            "Client {{PID: {culprit}, Context: 1}} encountered a fatal GPU error."
-        ));
-        server("Server is handling a fatal GPU error.");
-        for (pid, _) in self.attached() {
-            server(&format!(
-                "Client {{PID: {pid}, Context ID: 1}} on device 0 to be torn down"
-            ));
-        }
-        server("The following devices will be reset:");
-        server("0");
-        server("The following client process have a sticky error set:");
-        for (pid, _) in self.attached() {
-            server(&pid.to_string());
-        }
+        self.log.line(
+            "Server",
+            &format!("Client {culprit} caused a fatal error on its device"),
+        );
         Reply::Failed(CudaError::of(700))
     }
 
@@ -48,13 +36,10 @@ impl Server {
         match self.fatal {
             Fatal::None => None,
             Fatal::Handling => {
-                let client = format!("client {{PID: {pid}, Context ID: 0}}");
                 self.log.line(
                     "Server",
-                    &format!("Server teardown in progress. Refusing to accept new {client}"),
+                    &format!("Client {pid} is refused until those of the error have ended"),
                 );
-                self.log
-                    .line("Server", &format!("Failed to accept {client} with status 807"));
                 Some(Reply::Failed(CudaError::of(807)))
             }
             Fatal::ContextLost => {
@@ -79,12 +64,8 @@ impl Server {
             return;
         }
         self.fatal = Fatal::ContextLost;
-        for (index, gpu) in self.gpus.iter().enumerate() {
+        for gpu in &self.gpus {
             self.node.unregister(&gpu.uuid, std::process::id());
-            self.log.line(
-                "Server",
-                &format!("Destroy server context on device {index} ({})", gpu.name),
-            );
         }
     }
 }
