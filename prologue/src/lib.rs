@@ -2,14 +2,16 @@
 //!
 //! 1. [`mpsd::cli::asking`]: did the job ask? If not, exit 0, nothing touched, nothing read.
 //! 2. [`job`]: configuration, user, settings of this node.
-//! 3. [`start`]: GPUs, plan, effects, proof.
-//! 4. [`outcome`]: what is said, recorded, drained.
+//! 3. [`tasks`]: can every task of it be attached?
+//! 4. [`start`]: GPUs, plan, effects, proof.
+//! 5. [`outcome`]: what is said, recorded, drained.
 #![forbid(unsafe_code)]
 
 pub mod arguments;
 pub mod job;
 pub mod outcome;
 pub mod start;
+pub mod tasks;
 
 use arguments::Arguments;
 use clap::Parser;
@@ -81,10 +83,13 @@ fn guarded(arguments: &Arguments, input: &Input<'_>, asked: Asked) -> u8 {
 /// A failure before it was known whose node this is: said, never recorded or drained.
 fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8 {
     complain(NAME, &failure.to_string());
-    if let (true, Failure::Refusal(_), Ok(submission)) =
-        (arguments.record, failure, scheduler::read(input, &ThisHost))
-    {
-        outcome::record_unprepared(arguments, &submission, failure);
+    let submission = scheduler::read(input, &ThisHost);
+    if let (true, Failure::Refusal(_), Ok(submission)) = (arguments.record, failure, &submission) {
+        outcome::record_unprepared(arguments, submission, failure);
+    }
+    // What was refused before any node was looked at, the mother superior refuses too.
+    if submission.is_ok_and(|submission| outcome::is_left_to_tasks(&submission, failure)) {
+        return 0;
     }
     failure.exit_code()
 }

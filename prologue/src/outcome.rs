@@ -14,7 +14,7 @@ use mpsd::node::Node;
 use mpsd::node::drain::{self, Place};
 use mpsd::node::log::{Severity, line};
 use mpsd::node::real::{Reach, RealNode};
-use mpsd::scheduler::{Host, Scheduler, Submission, ThisHost};
+use mpsd::scheduler::{Host, Phase, Scheduler, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use std::time::Duration;
 
@@ -27,14 +27,27 @@ const HOLD_MARGIN: Duration = Duration::from_secs(1);
 pub fn of_failure(job: &Job, failed: &Failed, deadline: Deadline) -> u8 {
     say(job, &failed.failure);
     let drained = drain_for(job, failed);
-    if job.record {
+    let to_tasks = is_left_to_tasks(&job.asked.submission, &failed.failure);
+    if job.record || to_tasks {
         record(job, &failed.failure);
+    }
+    if to_tasks {
+        return 0;
     }
     requeue(job, &failed.failure);
     if failed.failure.kind() != FailureKind::Refusal && drained != Some(true) {
         hold(job, deadline);
     }
     failed.failure.exit_code()
+}
+
+/// Whether this is a refusal on a Torque sister. A prologue.parallel that fails takes its node down and has the job
+/// requeued for ever (facts: pbs-live, "Sister nodes"), and no user's mistake may do that. The mother superior refuses the
+/// same request where its user reads it; what this node alone refuses, the tasks that come here learn from the record.
+pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
+    submission.scheduler == Scheduler::Torque
+        && submission.phase == Phase::ParallelPrologue
+        && failure.kind() == FailureKind::Refusal
 }
 
 /// As [`of_failure`] for the process that goes on after the prologue returned: nobody reads its exit code.

@@ -65,6 +65,7 @@ pub fn run(arguments: &Arguments, input: &Input<'_>, job: &Job, deadline: Deadli
         let why = format!("a drain of this node waits for its scheduler ({})", marker.reason);
         return Err(Failure::from(Undetermined::new(format!("node '{}'", job.node), why)).into());
     }
+    crate::tasks::check(input, job)?;
     let Some(mut start) = Start::prepare(input, job, deadline)? else {
         return Ok(());
     };

@@ -41,6 +41,20 @@ pub fn shell_ends(cluster: &mut Cluster, run: Run, job: &Job, code: i32) {
     assert_eq!(ended, Ended::Code(code), "{:?}", cluster.output(job, 0));
 }
 
+/// The fake client of a node as TM starts it: no shell around it, its record in `/tmp/records`.
+pub fn client_words(node: &str) -> String {
+    let gpu = format!("/srv/pbs/gpu-{node}");
+    format!("{gpu}/fake-cuda-client --node {gpu} --record /tmp/records")
+}
+
+/// Runs the fake client as a task that Torque's TM starts, behind `prefix`, with variables passed along; it must end well.
+pub fn torque_client(c: &mut Cluster, job: &Job, at: usize, prefix: &str, passed: &[(&str, String)]) {
+    let words = format!("{prefix}{}", client_words(&c.nodes[at].name));
+    let words: Vec<&str> = words.split(' ').collect();
+    let ended = c.torque_task_with(job, at, &words, passed);
+    assert_eq!(ended, Ended::Code(0), "{words:?} {:?}", c.output(job, at));
+}
+
 /// A record of a client that ran through a daemon of this job on this node, with these limits in force.
 pub fn attached(record: &Value, job: &Job, node: &str, sms: u64, limit_mib: Option<u64>) {
     assert_eq!(record["under_mps"], true, "{record}");

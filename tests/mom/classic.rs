@@ -5,10 +5,20 @@ use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::wire::{Ended, Run, Stream};
 
 fn cluster() -> Cluster {
-    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
-    c.nodes[0].sh("mpsctl pbs uninstall && mpsctl pbs install --classic");
+    classic(&["nodea"], "[pbs]\nunattached_tasks = \"warn\"\n")
+}
+
+fn classic(names: &[&str], config: &str) -> Cluster {
+    let mut c = Cluster::with(Product::OpenPbs, names, |builder| builder.fast(), config);
+    for node in &mut c.nodes {
+        node.sh("mpsctl pbs uninstall");
+        node.try_sh("mpsctl pbs install --classic");
+    }
     c
 }
+
+/// The line that such a job finds in its error file.
+const TOLD: &str = "OpenPBS's classic scripts do not attach tasks started by TM: such a task runs outside MPS unless it is 'mpsctl exec -- COMMAND'\n";
 
 #[test]
 fn account_by_printjob_and_environment_by_the_profile() {
@@ -29,7 +39,15 @@ fn account_by_printjob_and_environment_by_the_profile() {
         } else {
             bare(&records[0])
         }
-        assert_eq!(c.output(&job, 0).1, "");
+        let told = c.output(&job, 0).1;
+        assert!(
+            if asked {
+                told.ends_with(TOLD) && told.lines().count() == 1
+            } else {
+                told.is_empty()
+            },
+            "{told}"
+        );
         c.openpbs_end(&job, 0);
         c.nodes[0].sh("rm -f /var/spool/pbs/spool/*");
         before.holds(&mut c);
@@ -85,7 +103,8 @@ fn an_interactive_job_ends_with_its_user() {
 #[test]
 fn a_pbs_at_an_unusual_place_is_found_by_the_configuration() {
     let mut c = cluster();
-    c.nodes[0].sh("mv /opt/pbs /opt/else; rm /etc/pbs.conf; printf '[pbs]\nexec = \"/opt/else\"\n' >>/etc/mpsd/mpsd.toml");
+    c.nodes[0]
+        .sh("mv /opt/pbs /opt/else; rm /etc/pbs.conf; printf 'exec = \"/opt/else\"\n' >>/etc/mpsd/mpsd.toml");
     let job = Job::new("34.localhost", "MPS=true");
     assert_eq!(c.openpbs_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
     assert_eq!(c.gpus[0].modes()[0], "exclusive_process");
@@ -109,4 +128,41 @@ fn without_printjob_the_job_waits_and_the_line_says_where_it_was_looked_for() {
         "no other job suffers"
     );
     assert_eq!(c.state("nodea").0, "free");
+}
+
+#[test]
+fn where_tasks_could_run_bare_the_job_is_refused() {
+    // By default, whatever the job starts; and on several nodes in any case, since the others have no daemon.
+    for (names, config, word) in [
+        (
+            &["nodea"][..],
+            "",
+            "do not attach tasks started by TM; allowed: after the hook ('mpsctl pbs install')",
+        ),
+        (
+            &["nodea", "nodeb"][..],
+            "[pbs]\nunattached_tasks = \"warn\"\n",
+            "it has 2 nodes",
+        ),
+    ] {
+        let mut c = classic(names, config);
+        let before = Before::of(&mut c);
+        let gpus: Vec<&[u32]> = names.iter().map(|_| &[0][..]).collect();
+        let job = Job::new("37.localhost", "MPS=true").on(&gpus);
+        assert_eq!(c.openpbs_begin(&job), Verdict::Aborted);
+        let text = c.output(&job, 0).1;
+        assert!(text.contains(word) && text.lines().count() == 1, "{text}");
+        let plain = Job::new("38.localhost", "proj1").on(&gpus);
+        assert_eq!(c.openpbs_begin(&plain), Verdict::Runs);
+        c.openpbs_end(&plain, 0);
+        assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+        c.nodes
+            .iter_mut()
+            .for_each(|node| drop(node.sh("rm -f /var/spool/pbs/aux/*")));
+        before.holds(&mut c);
+        let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
+        let says = "the classic scripts do not attach tasks that TM starts";
+        assert!(text.contains(says), "{text}");
+        assert_eq!(code, Ended::Code(i32::from(config.is_empty())), "{text}");
+    }
 }

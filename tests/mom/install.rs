@@ -8,7 +8,7 @@ use tests::mom::wire::{Ended, Run};
 fn a_foreign_prologue_is_never_touched() {
     let mut c = Cluster::new(Product::Torque, &["nodea"]);
     let node = &mut c.nodes[0];
-    node.sh("mpsctl pbs uninstall");
+    node.sh("mpsctl pbs uninstall; mpsctl pbs uninstall");
     let home = "/var/spool/torque/mom_priv";
     assert_eq!(
         node.sh(&format!("ls {home} | grep logue; true")),

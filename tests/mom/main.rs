@@ -5,5 +5,6 @@ mod assertions;
 mod classic;
 mod install;
 mod openpbs;
+mod tasks;
 mod torque;
 mod torque_failures;

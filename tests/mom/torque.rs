@@ -1,6 +1,6 @@
 //! Torque's moms and our prologue, epilogue and profile.
 
-use crate::assertions::{Before, attached, bare, shell_ends};
+use crate::assertions::{Before, attached, bare, shell_ends, torque_client};
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::wire::{Ended, Run, Stream};
 
@@ -122,60 +122,16 @@ fn a_job_on_two_nodes() {
     let run = c.torque_shell(&job, &Cluster::client(""));
     shell_ends(&mut c, run, &job, 0);
     attached(&c.records(0)[0], &job, "nodea", 66, None);
-    // TM starts tasks without a shell and without a profile: attached by mpsctl exec, on any node,
-    let client = |node: &str| {
-        format!("/srv/pbs/gpu-{node}/fake-cuda-client --node /srv/pbs/gpu-{node} --record /tmp/records")
-    };
+    // TM starts tasks without a shell and without a profile: attached by the mom's $job_starter without a word of the
+    // user, and by 'mpsctl exec' as well.
     for (at, node) in ["nodea", "nodeb"].into_iter().enumerate() {
-        let words = format!("/usr/bin/mpsctl exec -- {}", client(node));
-        assert_eq!(
-            c.torque_task(&job, at, &words.split(' ').collect::<Vec<_>>()),
-            Ended::Code(0),
-            "{:?}",
-            c.output(&job, at)
-        );
-        attached(&c.records(at)[0], &job, node, 66, None);
-    }
-    // and by the mom's $job_starter without a word of the user.
-    for (at, node) in ["nodea", "nodeb"].into_iter().enumerate() {
-        c.nodes[at]
-            .sh("echo '$job_starter /usr/libexec/mpsd/job-starter' >>/var/spool/torque/mom_priv/config");
-        let words = client(node);
-        assert_eq!(
-            c.torque_task(&job, at, &words.split(' ').collect::<Vec<_>>()),
-            Ended::Code(0),
-            "{:?}",
-            c.output(&job, at)
-        );
-        attached(&c.records(at)[0], &job, node, 66, None);
+        for prefix in ["", "/usr/bin/mpsctl exec -- "] {
+            torque_client(&mut c, &job, at, prefix, &[]);
+            attached(&c.records(at)[0], &job, node, 66, None);
+        }
     }
     c.torque_end(&job, 0);
     before.holds(&mut c);
-}
-
-#[test]
-fn a_job_starter_leaves_other_jobs_as_they_were() {
-    let mut c = cluster(&["nodea"]);
-    c.nodes[0].sh("echo '$job_starter /usr/libexec/mpsd/job-starter' >>/var/spool/torque/mom_priv/config");
-    let job = Job::new("5.vm", "proj1");
-    assert_eq!(c.torque_begin(&job), Verdict::Runs);
-    let run = c.torque_shell(
-        &job,
-        "echo arg0 $0; echo profile ${MPSD_TEST_PROFILE-none}; exit 7",
-    );
-    c.nodes[0].write("/etc/profile.d/site.sh", "MPSD_TEST_PROFILE=read\n", 0o644);
-    shell_ends(&mut c, run, &job, 7);
-    assert_eq!(
-        c.output(&job, 0),
-        ("arg0 -sh\nprofile read\n".into(), String::new()),
-        "a login shell, as without a starter"
-    );
-    let job = Job::new("6.vm", "MPS=on");
-    assert_eq!(c.torque_begin(&job), Verdict::Runs);
-    let run = c.torque_shell(&job, &Cluster::client(""));
-    shell_ends(&mut c, run, &job, 0);
-    attached(&c.records(0)[0], &job, "nodea", 132, None);
-    c.torque_end(&job, 0);
 }
 
 #[test]

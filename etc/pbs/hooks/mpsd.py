@@ -21,6 +21,7 @@ OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] where it i
 LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
 ENV_LIMIT_S = 10
 RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
+LAUNCHERS = ("orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy")
 PASSED = RANKS + ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "MPSD_JOB",
                   "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 
@@ -132,7 +133,9 @@ def asked(job):
 
 
 def is_main_shell(event):
-    """The job's main shell is task 1 of the first node: it may run without a rank, its ranks come later."""
+    """The job's main shell is task 1 of the first node; it and an MPI launcher's daemon have no rank, their ranks come later."""
+    if os.path.basename(text(getattr(event, "progname", ""))) in LAUNCHERS:
+        return True
     try:
         return not is_sister(event.job) and int(event.env.get("PBS_TASKNUM", "1")) == 1
     except Exception:

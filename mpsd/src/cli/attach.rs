@@ -147,7 +147,7 @@ impl Caller<'_> {
         let number = |name: &&str| (self.env)(name).and_then(|rank| rank.trim().parse().ok());
         let task = Task {
             local_rank: LOCAL_RANKS.iter().find_map(number),
-            visible: self.visible(),
+            visible: self.visible().filter(|list| !self.is_another_nodes(list, record)),
             renumbered: None,
             inherited_job: (self.env)(JOB),
         };
@@ -156,6 +156,14 @@ impl Caller<'_> {
         } else {
             task_environment(record, &task)
         }
+    }
+
+    /// Whether these devices are the same job's on another node: an MPI launcher carries its environment along.
+    fn is_another_nodes(&self, visible: &str, record: &Record) -> bool {
+        let of_job = (self.env)(JOB).as_deref() == Some(record.job.as_str());
+        let entries = || visible.split(',').map(str::trim);
+        let here = |entry: &str| record.gpus.iter().any(|gpu| gpu.uuid.as_str() == entry);
+        of_job && entries().all(|entry| entry.starts_with("GPU-") && !here(entry))
     }
 
     /// The devices by UUID, or by the node's own numbers. Under Slurm's ConstrainDevices `CUDA_VISIBLE_DEVICES` counts

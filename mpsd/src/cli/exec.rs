@@ -11,6 +11,14 @@ use std::process::Command;
 
 /// Shells that Torque starts as login shells where it has no `$job_starter`.
 const SHELLS: [&str; 8] = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish"];
+/// What MPI's launchers start on a job's other nodes: it has no rank itself, its children have.
+const LAUNCHERS: [&str; 5] = [
+    "orted",
+    "prted",
+    "hydra_pmi_proxy",
+    "hydra_bstrap_proxy",
+    "pmi_proxy",
+];
 /// What env(1) and every shell answer for a command that is not there, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
@@ -53,9 +61,16 @@ impl From<Failure> for NotRun {
 }
 
 impl Exec {
-    /// Whether the command is the job's main shell, which has no rank yet.
+    /// Whether the command is the job's main shell or an MPI launcher's daemon, whose ranks come later.
     pub fn is_main(&self) -> bool {
-        self.starter && self.lone_shell().is_some()
+        let name = self
+            .command
+            .first()
+            .and_then(|program| Path::new(program).file_name());
+        let launcher = name
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| LAUNCHERS.contains(&name));
+        self.starter && (launcher || self.lone_shell().is_some())
     }
 
     /// Turns this process into the command; returns only when that cannot be done. The command is looked for in the
@@ -64,12 +79,7 @@ impl Exec {
     /// # Errors
     /// The job has no MPS here, or it was refused or failed, or the command cannot be run.
     pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, NotRun> {
-        let found = match caller.find()? {
-            Found::WithoutMps(_) | Found::NoJob if !self.starter => {
-                return Err(Failure::from(no_mps(caller)).into());
-            }
-            found => found,
-        };
+        let found = self.find(caller)?;
         let Some((program, arguments)) = self.command.split_first() else {
             return Err(NotRun {
                 line: "no command".to_owned(),
@@ -97,6 +107,27 @@ impl Exec {
             line: format!("cannot run '{}': {error}", program.to_string_lossy()),
             code,
         })
+    }
+
+    /// What attaches the command. A starter meets every task of the node: a job without MPS runs whatever is wrong here.
+    fn find(&self, caller: &Caller<'_>) -> Result<Found, Failure> {
+        if !self.starter {
+            return match caller.find()? {
+                Found::WithoutMps(_) | Found::NoJob => Err(no_mps(caller).into()),
+                found => Ok(found),
+            };
+        }
+        let root = |name: &&str| (caller.env)(name).is_none_or(|user| user == "root");
+        if caller.uid == 0 && !["USER", "LOGNAME"].iter().all(root) {
+            let why = "it runs as root and the job is a user's";
+            return Err(Refusal::new("job starter", why, "no $job_starter_run_privileged").into());
+        }
+        match caller.find() {
+            _ if caller.job().is_none() => Ok(Found::NoJob),
+            // No record, and no configuration that could tell of one elsewhere.
+            Err(Failure::Fault(_)) => Ok(Found::NoJob),
+            found => found,
+        }
     }
 
     /// The name of the shell, when the command is a shell and nothing else.
@@ -162,5 +193,6 @@ mod tests {
         assert_eq!(exec(true, &["/bin/bash", "x"]).lone_shell(), None);
         assert_eq!(exec(true, &["/usr/bin/python3"]).lone_shell(), None);
         assert!(exec(true, &["zsh"]).is_main() && !exec(false, &["zsh"]).is_main());
+        assert!(exec(true, &["/opt/mpi/bin/orted", "-mca"]).is_main() && !exec(true, &["./app"]).is_main());
     }
 }

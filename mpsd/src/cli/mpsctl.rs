@@ -13,7 +13,7 @@ use super::{complain, say};
 use crate::config::{Config, Settings};
 use crate::model::failure::{EXIT_NODE, EXIT_REFUSED};
 use crate::model::{Failure, Fault, Refusal, Undetermined};
-use crate::scheduler::{Host, Site, ThisHost};
+use crate::scheduler::{Host, ThisHost};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 
@@ -248,16 +248,12 @@ fn slurm(config: &Path, verb: &Slurm) -> u8 {
 /// Where PBS is and where we are.
 fn surroundings(config: &Path) -> Result<Surroundings, Failure> {
     let settings = settings(config, &ThisHost.name())?;
-    let site = Site {
-        home: settings.pbs.home,
-        exec: settings.pbs.exec,
-        node: settings.pbs.node,
-    };
     Ok(Surroundings {
-        site,
+        site: crate::node::clean::site(&settings),
         programs: programs()?,
         config: (config != Path::new(CONFIG)).then(|| config.to_path_buf()),
         state: settings.paths.state().to_path_buf(),
         deadline: settings.deadline,
+        unattached: settings.pbs.unattached_tasks,
     })
 }

@@ -4,7 +4,10 @@ mod check;
 mod files;
 mod hook;
 mod request;
+mod starter;
 
+use crate::cli::finding::Finding;
+use crate::config::UnattachedTasks;
 use crate::scheduler::pbs::Installation;
 use crate::scheduler::{Host, Scheduler, Site};
 use std::ffi::OsString;
@@ -39,6 +42,9 @@ pub struct Install {
     /// Which PBS
     #[command(flatten)]
     pub place: Where,
+    /// Torque: leave $job_starter as it is; tasks that TM starts then need 'mpsctl exec -- COMMAND'
+    #[arg(long)]
+    pub no_job_starter: bool,
     /// OpenPBS: the classic prologue and epilogue instead of the hook (first node of a job only)
     #[arg(long)]
     pub classic: bool,
@@ -71,6 +77,8 @@ pub struct Surroundings {
     pub state: PathBuf,
     /// Our own deadline in all.
     pub deadline: Duration,
+    /// `unattached_tasks` of `[pbs]`.
+    pub unattached: UnattachedTasks,
 }
 
 fn product(word: &str) -> Result<Scheduler, String> {
@@ -100,24 +108,33 @@ pub fn run(verb: &Pbs, around: &Surroundings, host: &dyn Host, out: &mut dyn Wri
         Pbs::Install(options) => {
             let pbs = find(&options.place, around, host)?;
             let hook = pbs.scheduler == Scheduler::OpenPbs && !options.classic;
-            let done = if hook {
+            let mut done = if hook {
                 hook::install(&pbs, options, around, host)?
             } else {
                 files::install(&pbs, around)?
             };
+            if pbs.scheduler == Scheduler::Torque {
+                done.add(starter::install(&pbs, !options.no_job_starter, around, host)?);
+            } else if !hook && around.unattached == UnattachedTasks::Refuse {
+                done.left(format!(
+                    "tasks that TM starts are not attached by the classic scripts: {}",
+                    starter::consequence(around)
+                ));
+            }
             say(done.lines, out).map(|()| u8::from(!done.complete))
         }
         Pbs::Uninstall(place) => {
             let pbs = find(place, around, host)?;
             let mut done = files::uninstall(&pbs)?;
-            if pbs.scheduler == Scheduler::OpenPbs {
-                done.add(hook::uninstall(&pbs, around, host)?);
-            }
+            done.add(match pbs.scheduler {
+                Scheduler::OpenPbs => hook::uninstall(&pbs, around, host)?,
+                _ => starter::uninstall(&pbs)?,
+            });
             say(done.lines, out).map(|()| u8::from(!done.complete))
         }
         Pbs::Check(place) => {
             let found = check::check(&find(place, around, host)?, around, host);
-            let wrong = found.iter().any(check::Finding::is_wrong);
+            let wrong = found.iter().any(Finding::is_wrong);
             say(found.iter().map(ToString::to_string).collect(), out).map(|()| u8::from(wrong))
         }
     }

@@ -3,8 +3,8 @@
 use super::hosts::HostList;
 use super::values::{
     CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library,
-    MemoryOverLimit, Name, PathPattern, Prefix, Product, Replicas, Seconds, TooManyTasks, Wait, Window,
-    Worded,
+    MemoryOverLimit, Name, PathPattern, Prefix, Product, Replicas, Seconds, TooManyTasks, UnattachedTasks,
+    Wait, Window, Worded,
 };
 use crate::model::limits::{Amount, Percent, Priority};
 use crate::model::request::{MemoryLimit, Threads};
@@ -79,6 +79,7 @@ pub(super) struct PbsFragment {
     pub home: Key<PathPattern>,
     pub exec: Key<PathPattern>,
     pub node: Key<Name>,
+    pub unattached_tasks: Key<UnattachedTasks>,
 }
 
 /// `[drain]`
@@ -109,5 +110,6 @@ impl Fragment {
             .or_else(|| found("pbs.home", &pbs.home))
             .or_else(|| found("pbs.exec", &pbs.exec))
             .or_else(|| found("pbs.node", &pbs.node))
+            .or_else(|| found("pbs.unattached_tasks", &pbs.unattached_tasks))
     }
 }

@@ -16,7 +16,8 @@ pub use hosts::HostList;
 pub use resolve::Asker;
 pub use settings::{Ceilings, Cgroup, Defaults, Drain, Origin, Pbs, Settings, Slurm};
 pub use values::{
-    ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks, Wait,
+    ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks,
+    UnattachedTasks, Wait,
 };
 
 use crate::model::text::one_line;

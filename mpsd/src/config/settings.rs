@@ -4,7 +4,8 @@ use super::error::position;
 use super::fragment::Fragment;
 use super::values::{
     Bounded, CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library,
-    MemoryOverLimit, Name, PathPattern, Prefix, Seconds, TooManyTasks, Wait, Window, Worded, Written,
+    MemoryOverLimit, Name, PathPattern, Prefix, Seconds, TooManyTasks, UnattachedTasks, Wait, Window, Worded,
+    Written,
 };
 use crate::model::limits::{Amount, Percent, Priority};
 use crate::model::paths::Paths;
@@ -104,8 +105,8 @@ pub struct Slurm {
     pub auto_partitions: Vec<String>,
 }
 
-/// `[pbs]`: all found by looking where not given.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// `[pbs]`: places are found by looking where not given.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pbs {
     /// `PBS_HOME`, or Torque's server home.
     pub home: Option<PathBuf>,
@@ -113,6 +114,8 @@ pub struct Pbs {
     pub exec: Option<PathBuf>,
     /// This node's name in PBS.
     pub node: Option<String>,
+    /// A job whose TM tasks nothing of ours attaches.
+    pub unattached_tasks: UnattachedTasks,
 }
 
 /// `[drain]`
@@ -342,6 +345,11 @@ impl Merge<'_> {
             home: self.optional_path("pbs.home", |f| &f.pbs.home),
             exec: self.optional_path("pbs.exec", |f| &f.pbs.exec),
             node: self.optional("pbs.node", |f| &f.pbs.node).map(|name| name.0),
+            unattached_tasks: self.value(
+                "pbs.unattached_tasks",
+                |f| &f.pbs.unattached_tasks,
+                UnattachedTasks::Refuse,
+            ),
         }
     }
 

@@ -161,6 +161,15 @@ words! {
     }
 }
 words! {
+    /// `pbs.unattached_tasks`: a job whose TM tasks nothing of ours attaches to its MPS.
+    UnattachedTasks {
+        /// A refusal.
+        Refuse = "refuse",
+        /// A line in the job's own error file.
+        Warn = "warn",
+    }
+}
+words! {
     /// `slurm.wait`: who waits for the proof that a job's MPS is ready.
     Wait {
         /// The task, before it starts: srun does not wait longer for its prolog than it must.
@@ -323,6 +332,7 @@ written_quoted! {
     DeviceNames => ToString::to_string,
     MemoryOverLimit => ToString::to_string,
     LeftoverClients => ToString::to_string,
+    UnattachedTasks => ToString::to_string,
     Wait => ToString::to_string,
     Worded<Amount> => |value| value.0.to_string(),
     Worded<Priority> => |value| value.0.to_string(),

@@ -11,6 +11,7 @@ pub mod openpbs;
 pub mod pbs;
 pub mod slurm;
 pub mod standing;
+pub mod tasks;
 pub mod torque;
 
 #[cfg(test)]
@@ -29,6 +30,7 @@ pub use pbs::Site;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
+pub use tasks::unattached;
 
 /// Which of our two programs reads the vector: prologue and epilogue have different ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::model::failure::{Failure, Undetermined};
 use crate::model::job::JobId;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,9 +35,8 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
         return Err(super::wrong_vector(input, Scheduler::OpenPbs));
     }
     let job = JobId::parse(&input.text(1, "job id")?)?;
-    let hooked = input.given.account.is_some() || input.given.resource.is_some();
     let asked = match input.program {
-        Program::Prologue if !hooked => printjob(&job, input, host)?,
+        Program::Prologue if !is_hooked(input) => printjob(&job, input, host)?,
         _ => Asked::default(),
     };
     let null = |account: &Vec<u8>| input.given.account.is_none() && account == b"null";
@@ -66,6 +66,22 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
         restart: None,
         step: false,
     })
+}
+
+/// Whether our hook called, which tells account and resource by options, and not the classic prologue.
+pub(super) fn is_hooked(input: &Input<'_>) -> bool {
+    input.given.account.is_some() || input.given.resource.is_some()
+}
+
+/// On how many hosts the job runs, as far as the mom's job file tells: `exec_host = nodea/0*8+nodeb/0`, else its vnodes.
+pub(super) fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
+    let file = job_file(job, input, host).unwrap_or_default();
+    let value = |name: &str| super::pbs_status(&file, name);
+    let list = value("exec_host")
+        .or_else(|| value("exec_vnode"))
+        .unwrap_or_default();
+    let hosts: BTreeSet<String> = members(&list).map(str::to_ascii_lowercase).collect();
+    hosts.len()
 }
 
 /// What the mom's job file says.
@@ -245,14 +261,17 @@ fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
         each = Some(count);
     }
     // (nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2): a chunk may span vnodes; those of one host are host[0], host[1].
-    let chunks = vnodes.split(')').filter(|chunk| {
-        let members = chunk
-            .split(['+', '('])
-            .map(|part| part.split([':', '[']).next().unwrap_or_default());
-        members
-            .into_iter()
-            .any(|name| !name.is_empty() && same_node(name, here))
-    });
+    let chunks = vnodes
+        .split(')')
+        .filter(|chunk| members(chunk).any(|name| same_node(name, here)));
     let chunks = u32::try_from(chunks.count()).ok().filter(|n| *n > 0)?;
     each.filter(|n| *n > 0)?.checked_mul(chunks)
+}
+
+/// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host are host[0], host[1].
+fn members(vnodes: &str) -> impl Iterator<Item = &str> {
+    vnodes
+        .split(['+', '(', ')'])
+        .map(|part| part.split([':', '[', '/']).next().unwrap_or_default())
+        .filter(|name| !name.is_empty())
 }

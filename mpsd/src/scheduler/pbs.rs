@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Most that a PBS configuration file is read. Bytes.
-const MOST_CONF: usize = 256 << 10;
+pub(super) const MOST_CONF: usize = 256 << 10;
 /// Where Torque's and OpenPBS's packages and builds keep the mom's files, most usual first.
 const TORQUE_HOMES: [&str; 2] = ["/var/spool/torque", "/var/lib/torque"];
 const OPENPBS_HOMES: [&str; 2] = ["/var/spool/pbs", "/var/spool/PBS"];
@@ -106,11 +106,16 @@ impl Installation {
         self.home.join("mom_priv")
     }
 
+    /// The mom's own configuration.
+    pub fn mom_config(&self) -> PathBuf {
+        self.mom_priv().join("config")
+    }
+
     /// How long the mom lets a prologue or an epilogue run before it kills it: `$prologalarm`. Torque fires 10 s
     /// early when the value is above 10 (recorded: 15 kills at 5 s, the default of 300 at 290).
     pub fn mom_limit(&self, host: &dyn Host) -> Duration {
         let text = host
-            .read(&self.mom_priv().join("config"), MOST_CONF)
+            .read(&self.mom_config(), MOST_CONF)
             .ok()
             .flatten()
             .unwrap_or_default();

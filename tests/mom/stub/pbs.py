@@ -29,6 +29,7 @@ class Event:
         self.type = globals()[given["event"].upper()]
         self.job = Job(given["job"])
         self.env = dict(given.get("env", {}))
+        self.progname = given.get("progname", "")
         self.verdict, self.message = None, ""
 
     def accept(self):

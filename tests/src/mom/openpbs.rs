@@ -82,7 +82,7 @@ impl Cluster {
             ..self.user_process(job, 0, &["-sh"])
         };
         run.env.insert("PBS_TASKNUM".into(), "1".into());
-        run.env = self.launched(job, 0, run.env)?;
+        run.env = self.launched(job, 0, "/bin/sh", run.env)?;
         run.stdin = Stream::File(file);
         Ok(run)
     }
@@ -91,7 +91,7 @@ impl Cluster {
     pub fn openpbs_task(&mut self, job: &Job, at: usize, argv: &[&str]) -> Result<Ended, String> {
         let mut run = self.user_process(job, at, argv);
         run.env.insert("PBS_TASKNUM".into(), "2".into());
-        run.env = self.launched(job, at, run.env)?;
+        run.env = self.launched(job, at, argv[0], run.env)?;
         Ok(self.nodes[at].run(run))
     }
 
@@ -99,9 +99,10 @@ impl Cluster {
         &mut self,
         job: &Job,
         at: usize,
+        program: &str,
         env: BTreeMap<String, String>,
     ) -> Result<BTreeMap<String, String>, String> {
-        let hooked = self.hook(job, at, "execjob_launch", &env);
+        let hooked = self.hook_of(job, at, ("execjob_launch", program), &env);
         if !hooked.accepted() {
             return Err(hooked.message);
         }
@@ -115,6 +116,17 @@ impl Cluster {
 
     /// Our hook on one event, if it is imported, enabled and listens to it.
     pub fn hook(&mut self, job: &Job, at: usize, event: &str, env: &BTreeMap<String, String>) -> Hooked {
+        self.hook_of(job, at, (event, ""), env)
+    }
+
+    /// The same; execjob_launch is told the program.
+    fn hook_of(
+        &mut self,
+        job: &Job,
+        at: usize,
+        (event, program): (&str, &str),
+        env: &BTreeMap<String, String>,
+    ) -> Hooked {
         let nothing = || Hooked {
             verdict: "accept".into(),
             message: String::new(),
@@ -133,7 +145,7 @@ impl Cluster {
             .lines()
             .find_map(|line| line.trim().strip_prefix("alarm = ")?.parse::<u64>().ok())
             .unwrap_or(30);
-        let given = self.event(job, at, event, env);
+        let given = self.event(job, at, (event, program), env);
         let node = &mut self.nodes[at];
         for (name, text) in [
             ("pbs.py", super::STUB),
@@ -173,7 +185,13 @@ impl Cluster {
         serde_json::from_str(&result).unwrap_or_else(|e| panic!("{e}: {result}"))
     }
 
-    fn event(&self, job: &Job, at: usize, event: &str, env: &BTreeMap<String, String>) -> String {
+    fn event(
+        &self,
+        job: &Job,
+        at: usize,
+        (event, program): (&str, &str),
+        env: &BTreeMap<String, String>,
+    ) -> String {
         let chunk = format!("ncpus=8:ngpus={}", job.gpus[at].len());
         let optional = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let vnodes: Vec<String> = self
@@ -184,6 +202,7 @@ impl Cluster {
             .collect();
         serde_json::json!({
             "event": event,
+            "progname": program,
             "env": env,
             "job": {
                 "id": job.id, "euser": USER.0, "egroup": USER.0, "Account_Name": optional(&job.account), "ms": at == 0,

@@ -55,13 +55,29 @@ impl Cluster {
 
     /// A task that TM starts on a node: no shell and no profile.
     pub fn torque_task(&mut self, job: &Job, at: usize, argv: &[&str]) -> Ended {
+        self.torque_task_with(job, at, argv, &[])
+    }
+
+    /// The same with variables of the process that asked TM for it, as an MPI launcher passes its own.
+    pub fn torque_task_with(
+        &mut self,
+        job: &Job,
+        at: usize,
+        argv: &[&str],
+        passed: &[(&str, String)],
+    ) -> Ended {
         let starter = self.job_starter(at);
         let words: Vec<&str> = starter
             .iter()
             .map(String::as_str)
             .chain(argv.iter().copied())
             .collect();
-        let run = self.user_process(job, at, &words);
+        let mut run = self.user_process(job, at, &words);
+        run.env.extend(
+            passed
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone())),
+        );
         self.nodes[at].run(run)
     }
 
@@ -69,6 +85,7 @@ impl Cluster {
         let config = self.nodes[at].read(&format!("{HOME}/mom_priv/config"))?;
         config
             .lines()
+            .rev()
             .find_map(|line| line.strip_prefix("$job_starter "))
             .map(|path| path.trim().to_owned())
     }

@@ -1,7 +1,6 @@
 //! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, what the time limits leave us.
 
-use super::{Surroundings, files, hook};
-pub(super) use crate::cli::finding::Finding;
+use super::{Finding, Surroundings, files, hook, starter};
 use crate::scheduler::pbs::{Installation, same_node};
 use crate::scheduler::{Host, Scheduler};
 use std::fs;
@@ -31,7 +30,12 @@ pub(super) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) 
     }
     all.push(operators(pbs, around, host));
     if pbs.scheduler == Scheduler::Torque {
-        all.push(environment(pbs, host));
+        all.push(starter::check(pbs, around, host));
+    } else if !hooked && files::calls_us(&pbs.mom_priv().join("prologue")) {
+        all.push(starter::unattached(
+            "the classic scripts do not attach tasks that TM starts",
+            around,
+        ));
     }
     all
 }
@@ -188,26 +192,6 @@ fn may_drain(server: &str, node: &str) -> bool {
             }
             _ => false,
         })
-}
-
-/// On Torque the job's environment comes from the login shell, or from `$job_starter` for tasks without one.
-fn environment(pbs: &Installation, host: &dyn Host) -> Finding {
-    let config = pbs.mom_priv().join("config");
-    let text = host.read(&config, 1 << 18).ok().flatten().unwrap_or_default();
-    let starter = String::from_utf8_lossy(&text).lines().any(|line| {
-        let mut words = line.split_whitespace();
-        words.next() == Some("$job_starter") && words.next().is_some_and(|path| path.contains("mpsd"))
-    });
-    if starter {
-        return Finding::Good(format!(
-            "$job_starter of '{}' is ours: every task has its MPS",
-            config.display()
-        ));
-    }
-    let add = format!("'$job_starter {}' in '{}'", files::JOB_STARTER, config.display());
-    Finding::Better(format!(
-        "a task that TM starts without a login shell needs {add}, or 'mpsctl exec -- CMD'"
-    ))
 }
 
 #[cfg(test)]

@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 pub(super) const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
 const SCRIPT_MODE: u32 = 0o500;
-/// Where the package puts the `$job_starter`.
+/// Where the package puts the `$job_starter` as shipped.
 pub(super) const JOB_STARTER: &str = "/usr/libexec/mpsd/job-starter";
 /// Where our programs stand in the shipped texts.
 const SHIPPED: &str = "/usr/bin/";
 
 const TORQUE_PROLOGUE: &str = include_str!("../../../../etc/pbs/torque/prologue");
+pub(super) const TORQUE_JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
 const TORQUE_EPILOGUE: &str = include_str!("../../../../etc/pbs/torque/epilogue");
 const OPENPBS_PROLOGUE: &str = include_str!("../../../../etc/pbs/openpbs/prologue");
 const OPENPBS_EPILOGUE: &str = include_str!("../../../../etc/pbs/openpbs/epilogue");
@@ -105,14 +106,6 @@ pub(super) fn install(pbs: &Installation, around: &Surroundings) -> Result<Done,
             .map_err(|e| format!("cannot write '{}': {e}", path.display()))?;
         done.did(format!("wrote '{}'", path.display()));
     }
-    if pbs.scheduler == Scheduler::Torque {
-        let config = pbs.mom_priv().join("config");
-        done.did("optional, for tasks that TM starts without a login shell (every job of the node goes through it):");
-        done.did(format!(
-            "    '$job_starter {JOB_STARTER}' in '{}', then SIGHUP to the mom",
-            config.display()
-        ));
-    }
     Ok(done)
 }
 
@@ -147,7 +140,7 @@ pub(super) fn calls_us(path: &Path) -> bool {
 }
 
 /// A program and its configuration, as a shell reads them.
-fn command(program: &Path, around: &Surroundings) -> String {
+pub(super) fn command(program: &Path, around: &Surroundings) -> String {
     let mut words = vec![quoted(&program.display().to_string())];
     words.extend(
         config_option(around.config.as_deref())
@@ -158,7 +151,7 @@ fn command(program: &Path, around: &Surroundings) -> String {
 }
 
 /// The shipped text with this installation's programs and configuration.
-fn render(shipped: &str, around: &Surroundings) -> String {
+pub(super) fn render(shipped: &str, around: &Surroundings) -> String {
     let mut directory = around.programs.display().to_string();
     if !directory.ends_with('/') {
         directory.push('/');
@@ -170,6 +163,7 @@ fn render(shipped: &str, around: &Surroundings) -> String {
     shipped
         .replace(SHIPPED, &directory)
         .replace(" --scheduler", &format!("{option} --scheduler"))
+        .replace(" exec --starter", &format!("{option} exec --starter"))
 }
 
 /// A word that the shell takes as it is; quoted when it holds anything but plain characters.
@@ -223,6 +217,7 @@ mod tests {
             config,
             state,
             deadline,
+            unattached: crate::config::UnattachedTasks::Refuse,
         }
     }
 

@@ -171,6 +171,7 @@ mod tests {
             config: Some("/etc/a \"b\".toml".into()),
             state: "/var/lib/mpsd".into(),
             deadline: Duration::from_secs(20),
+            unattached: crate::config::UnattachedTasks::Refuse,
         };
         let text = render(&around).unwrap();
         let changed: Vec<&str> = text
