@@ -18,7 +18,7 @@ use mpsd::node::take_down::{self, Findings};
 use mpsd::node::{Held, Node, Role, verify};
 use mpsd::policy;
 use mpsd::policy::decide::{Written, decide};
-use mpsd::scheduler::{self, Input, ThisHost};
+use mpsd::scheduler::{self, GpuSource, Input, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::detach::detach;
 use mpsd::sys::trusted::open_trusted;
@@ -53,6 +53,8 @@ struct Start<'a> {
     plan: Plan,
     journal: Journal,
     spec: Spec,
+    /// The scheduler named the job's GPUs.
+    named: bool,
     _held: Held,
 }
 
@@ -139,6 +141,7 @@ impl<'a> Start<'a> {
             plan,
             journal,
             spec,
+            named: matches!(devices.gpus, GpuSource::Listed(_)),
             _held: held,
         }))
     }
@@ -215,14 +218,19 @@ impl<'a> Start<'a> {
                 .any(|effect| matches!(effect, Effect::SetComputeMode { .. })),
             deadline_s: u32::try_from(self.settings.deadline.as_secs()).unwrap_or(u32::MAX),
             per_gpu: self.job.asked.request.mode == Mode::PerGpu,
+            request: Some(self.job.asked.request.clone()),
+            named: self.named,
             gpus: journal.gpus.clone(),
             daemons: journal
                 .daemons
                 .iter()
-                .map(|d| RecordDaemon {
+                .zip(&self.plan.daemons)
+                .map(|(d, plan)| RecordDaemon {
                     gpus: d.gpus.clone(),
                     pipe: d.pipe.clone(),
                     log: d.log.clone(),
+                    threads: plan.threads,
+                    memory: plan.memory.clone(),
                 })
                 .collect(),
             rank_threads: self.plan.rank_threads.clone(),

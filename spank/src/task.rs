@@ -13,6 +13,7 @@ use crate::step::{self, Kind};
 use mpsd::model::JobId;
 use mpsd::model::environment::{self, Change, Task};
 use mpsd::model::record::{Record, State as Progress};
+use mpsd::model::step::of_step;
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(
@@ -69,7 +70,8 @@ fn changes(
     let record = find(node, settings, kind, job)?;
     match (record, asked) {
         (Some(record), Asked::Off) => opted_out(slurm, settings, &record),
-        (Some(record), _) => attach(slurm, &record, kind),
+        (Some(record), _) if has_no_gpu(slurm, &record, kind) => Ok(strip(slurm, settings, None)),
+        (Some(record), asked) => attach(slurm, &record, kind, &asked),
         (None, Asked::On(_) | Asked::Wrong(_)) if !(arguments.scope == Scope::Step && kind == Kind::Job) => {
             Err(no_daemon(slurm, state))
         }
@@ -120,7 +122,15 @@ fn strip(slurm: &dyn Slurm, settings: &Settings, job: Option<&JobId>) -> Vec<Cha
     })
 }
 
-fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind) -> Result<Vec<Change>, String> {
+/// A step without GPUs (`--gres=none`) in a job whose GPUs Slurm named. For such a step it sets neither variable, and takes
+/// those of the script around it away (22.05): the MPS of all the job's GPUs is not for it either.
+fn has_no_gpu(slurm: &dyn Slurm, record: &Record, kind: Kind) -> bool {
+    let ready = record.state == Progress::Ready && record.named;
+    let none = |name: &str| slurm.job_env(name).is_none_or(|value| value.is_empty());
+    ready && kind != Kind::Job && none("SLURM_STEP_GPUS") && none(environment::VISIBLE_DEVICES)
+}
+
+fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, asked: &Asked) -> Result<Vec<Change>, String> {
     let reason = || {
         record
             .reason
@@ -133,11 +143,23 @@ fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind) -> Result<Vec<Change>,
             record.job
         )),
         Progress::Ready => {
-            environment::task_environment(record, &task(slurm, kind)).map_err(|e| e.to_string())
+            let attached = match asked {
+                Asked::On(request) if !is_component(slurm) => of_step(record, request)
+                    .and_then(|own| environment::task_environment(&own, &task(slurm, kind))),
+                // What root left is in force, not what somebody forged.
+                _ => environment::task_environment(record, &task(slurm, kind)),
+            };
+            attached.map_err(|refusal| refusal.to_string())
         }
         Progress::Refused | Progress::Failed => Err(reason()),
         Progress::Starting => Err("its MPS was not ready in time".into()),
     }
+}
+
+/// A component of a het job: srun gives the flags of the last component to the steps of all (22.05, seen), so that a step's
+/// own cannot be told from a neighbour's.
+fn is_component(slurm: &dyn Slurm) -> bool {
+    slurm.job_env("SLURM_HET_SIZE").is_some()
 }
 
 /// What Slurm says of this task. `SLURM_STEP_GPUS` holds the task's own GPUs here, by the node's numbers, also under

@@ -13,6 +13,7 @@ mod runner;
 mod shapes;
 mod sites;
 mod stamp;
+mod steps;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,8 @@ fn main() -> ExitCode {
         matrix::OPTIONAL,
         matrix::REQUIRED,
         shapes::GROUP,
+        steps::GROUP,
+        steps::MEMORY,
         failures::OPTIONAL,
         failures::REQUIRED,
         sites::AUTOMATIC,

@@ -234,6 +234,8 @@ mod tests {
             gpus,
             pipe: format!("/run/mpsd/jobs/7/{name}").into(),
             log: "/run/mpsd/jobs/7/log".into(),
+            threads: None,
+            memory: Vec::new(),
         };
         Record {
             version: VERSION,

@@ -9,6 +9,7 @@ pub mod paths;
 pub mod plan;
 pub mod record;
 pub mod request;
+pub mod step;
 pub mod text;
 
 pub use failure::{Failure, Fault, Refusal, Undetermined};

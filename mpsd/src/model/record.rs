@@ -7,6 +7,7 @@ use super::failure::FailureKind;
 use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::limits::Percent;
+use super::request::Request;
 use std::path::PathBuf;
 
 /// Version of the format; a reader refuses any other.
@@ -46,6 +47,12 @@ pub struct RecordDaemon {
     pub pipe: PathBuf,
     /// Its log directory.
     pub log: PathBuf,
+    /// What it gives to each client; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<Percent>,
+    /// Its limit for each client, MiB by GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<(GpuUuid, u64)>,
 }
 
 /// What the job's tasks need to know.
@@ -75,6 +82,12 @@ pub struct Record {
     /// One daemon a GPU.
     #[serde(default)]
     pub per_gpu: bool,
+    /// What the job asked for: a step that says the same has inherited it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Request>,
+    /// The scheduler named the job's GPUs, so that a step for which it names none has none.
+    #[serde(default)]
+    pub named: bool,
     /// The job's GPUs on this node.
     #[serde(default)]
     pub gpus: Vec<RecordGpu>,
@@ -109,6 +122,8 @@ impl Record {
             exclusive: false,
             deadline_s: 0,
             per_gpu: false,
+            request: None,
+            named: false,
             gpus: Vec::new(),
             daemons: Vec::new(),
             rank_threads: Vec::new(),

@@ -221,6 +221,8 @@ pub fn path_of(record: &Record) -> PathBuf {
 pub fn record(job: &str, state: State) -> Record {
     let uuid = |n: u32| GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap();
     let mut record = Record::closed(JobId::parse(job).unwrap(), 1000, state, "the reason".into());
+    record.request = "MPS=on,MPS_THREADS=50".parse().ok();
+    record.named = true;
     record.gpus = [2, 3]
         .map(|n| RecordGpu {
             index: n,
@@ -232,6 +234,8 @@ pub fn record(job: &str, state: State) -> Record {
         gpus: vec![uuid(2), uuid(3)],
         pipe,
         log: format!("/run/mpsd/jobs/{job}/log").into(),
+        threads: "50".parse().ok(),
+        memory: Vec::new(),
     }];
     record
 }

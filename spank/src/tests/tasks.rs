@@ -61,6 +61,61 @@ fn the_batch_script_has_the_jobs_gpus() {
 }
 
 #[test]
+fn a_step_without_gpus_has_none_of_the_jobs() {
+    let node = || FakeNode::new().with_record(record("4711", Progress::Ready));
+    let without = || {
+        let mut slurm = FakeSlurm::step(0)
+            .with_job_env("MPSD_JOB", "4711")
+            .with_job_env("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/4711/pipe");
+        slurm.job_env.remove("SLURM_STEP_GPUS");
+        slurm.job_env.remove("CUDA_VISIBLE_DEVICES");
+        slurm
+    };
+    let mut slurm = without();
+    assert_eq!(task(&mut slurm, &node(), "", ON), Verdict::Continue);
+    assert!(slurm.job_env.is_empty(), "{:?}", slurm.job_env);
+    // A job whose GPUs Slurm does not know: each step has them all.
+    let unnamed = Record {
+        named: false,
+        ..record("4711", Progress::Ready)
+    };
+    let mut slurm = without();
+    task(&mut slurm, &FakeNode::new().with_record(unnamed), "", ON);
+    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002,GPU-00000003");
+}
+
+#[test]
+fn a_step_may_lower_its_jobs_limits_and_no_more() {
+    let node = || FakeNode::new().with_record(record("4711", Progress::Ready));
+    let lower: Flags = &[
+        ("mps", None),
+        ("mps-threads", Some("25")),
+        ("mps-mem", Some("2G")),
+    ];
+    let mut slurm = FakeSlurm::step(0);
+    assert_eq!(task(&mut slurm, &node(), "", lower), Verdict::Continue);
+    assert_eq!(slurm.job_env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], "25");
+    assert_eq!(
+        slurm.job_env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"],
+        "GPU-00000002=2048M"
+    );
+    let same: Flags = &[("mps", None), ("mps-threads", Some("50"))];
+    let mut slurm = FakeSlurm::step(0);
+    assert_eq!(task(&mut slurm, &node(), "", same), Verdict::Continue);
+    assert!(!slurm.job_env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
+    // Of a het job's component nobody knows whose flags these are.
+    let mut slurm = FakeSlurm::step(0).with_job_env("SLURM_HET_SIZE", "2");
+    assert_eq!(task(&mut slurm, &node(), "", lower), Verdict::Continue);
+    assert!(!slurm.job_env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
+    let higher: Flags = &[("mps", None), ("mps-threads", Some("80"))];
+    let told = refused(&mut FakeSlurm::step(0), &node(), "", higher);
+    assert!(
+        told.contains("--mps-threads=80") && told.contains("allowed: 1 to 50"),
+        "{told}"
+    );
+}
+
+#[test]
 fn a_step_with_its_own_daemon_uses_that() {
     let node = FakeNode::new().with_record(record("4711.3", Progress::Ready));
     let mut slurm = FakeSlurm::step(3);

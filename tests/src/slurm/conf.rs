@@ -92,9 +92,7 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
         let _ = write!(text, ",{name}");
     }
     text.push('\n');
-    if !options.names_key("ProctrackType") {
-        text.push_str("ProctrackType=proctrack/linuxproc\n");
-    }
+    text.push_str("ProctrackType=proctrack/linuxproc\n");
     if !options.prolog_flags.is_empty() {
         let _ = writeln!(text, "PrologFlags={}", options.prolog_flags);
     }
@@ -102,7 +100,9 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
         // Two files that differ in the plugin's line: the controller would complain of every registration.
         text.push_str("DebugFlags=NO_CONF_HASH\n");
     }
-    for line in &options.slurm_lines {
+    let ours = std::mem::take(&mut text);
+    let ours = ours.lines().filter(|line| !options.names_key(key(line)));
+    for line in ours.chain(options.slurm_lines.iter().map(String::as_str)) {
         text.push_str(line);
         text.push('\n');
     }
@@ -138,6 +138,11 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
         text.push('\n');
     }
     text
+}
+
+/// The key of a line `KEY=VALUE`.
+pub(super) fn key(line: &str) -> &str {
+    line.split_once('=').map_or(line, |(key, _)| key.trim())
 }
 
 /// How many GPUs node `index` (from 1) has.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::conf::{Gpus, Word};
+use super::conf::{self, Gpus, Word};
 
 /// What the bed is to be like.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct Options {
     pub plain_nodes: Vec<String>,
     /// `PrologFlags`; empty: none.
     pub prolog_flags: String,
-    /// Lines of `slurm.conf`; one that sets `ProctrackType` replaces ours.
+    /// Lines of `slurm.conf`; one that sets a key of ours replaces it.
     pub slurm_lines: Vec<String>,
     /// Further partition lines.
     pub partition_lines: Vec<String>,
@@ -63,10 +63,9 @@ impl Default for Options {
 
 impl Options {
     pub(super) fn names_key(&self, key: &str) -> bool {
-        self.slurm_lines.iter().any(|line| {
-            line.split_once('=')
-                .is_some_and(|(name, _)| name.trim().eq_ignore_ascii_case(key))
-        })
+        self.slurm_lines
+            .iter()
+            .any(|line| conf::key(line).eq_ignore_ascii_case(key))
     }
 }
 

@@ -1,0 +1,241 @@
+//! Steps that are not like their job: with other limits, without its GPUs, or killed for taking too much memory.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use tests::slurm::{Finished, Options};
+
+use crate::mps::{LIMIT, check_daemons, nodes, records, simulated};
+use crate::runner::{Context, Group};
+
+/// One bed for all of them.
+pub const GROUP: Group = Group {
+    name: "steps",
+    options: Options::default,
+    prepare: simulated,
+    needs: || None,
+    cells: &[
+        ("a_step_lowers_its_jobs_limits", a_step_lowers_its_jobs_limits),
+        ("a_step_cannot_raise_them", a_step_cannot_raise_them),
+        (
+            "components_with_limits_of_their_own",
+            components_with_limits_of_their_own,
+        ),
+        ("a_step_without_gpus", a_step_without_gpus),
+    ],
+};
+
+/// Steps that take more memory than they asked for. Slurm itself looks and kills, so that no cgroup is needed.
+pub const MEMORY: Group = Group {
+    name: "memory",
+    options: || Options {
+        slurm_lines: vec![
+            "JobAcctGatherType=jobacct_gather/linux".into(),
+            "JobAcctGatherFrequency=task=1".into(),
+            "JobAcctGatherParams=OverMemoryKill".into(),
+            "SelectTypeParameters=CR_Core_Memory".into(),
+        ],
+        ..Options::default()
+    },
+    prepare: simulated,
+    needs: || None,
+    cells: &[
+        ("a_job_killed_for_memory", a_job_killed_for_memory),
+        ("a_step_killed_for_memory", a_step_killed_for_memory),
+    ],
+};
+
+/// `salloc JOB srun STEP client`.
+fn step_in(cell: &Context, job: &[&str], step: &[&str]) -> Result<Finished> {
+    let line = nodes(cell)?.client("--hold 0.1");
+    let argv = [&["salloc"], job, &["srun"], step, &["/bin/sh", "-c", &line]].concat();
+    cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)
+}
+
+const JOB: [&str; 5] = ["--mps", "--mps-threads=50", "--mps-mem=4G", "-n2", "--gres=gpu:1"];
+
+fn a_step_lowers_its_jobs_limits(cell: &Context) -> Result<()> {
+    // 50 % of 132 multiprocessors are 66, 25 % are 32, 10 % are 12 (recorded).
+    let cases: [(&[&str], [u64; 2], u64); 4] = [
+        (&[], [66, 66], 4096),
+        (&["--mps", "--mps-threads=50"], [66, 66], 4096),
+        (&["--mps-threads=25", "--mps-mem=2G"], [32, 32], 2048),
+        (&["--mps-threads=10:50"], [12, 66], 4096),
+    ];
+    for (step, sms, memory) in cases {
+        let done = step_in(cell, &JOB, step)?.success()?;
+        let mut records = records(&done.stdout, &done.stderr)?;
+        records.sort_by_key(|record| record.local_rank);
+        check_daemons(&records, cell.user.uid, 1)?;
+        let got: Vec<_> = records.iter().map(|record| record.sms).collect();
+        ensure!(got == sms.map(Some), "{step:?}: {sms:?} expected: {records:?}");
+        ensure!(
+            records
+                .iter()
+                .all(|record| record.memory_limit_mib == Some(memory)),
+            "{step:?}: {memory} MiB expected: {records:?}"
+        );
+    }
+    Ok(())
+}
+
+fn a_step_cannot_raise_them(cell: &Context) -> Result<()> {
+    for flag in [
+        "--mps-threads=80",
+        "--mps-mem=5G",
+        "--mps=per-gpu",
+        "--mps-priority=below-normal",
+    ] {
+        let done = step_in(cell, &JOB, &[flag])?.exits(1)?;
+        ensure!(done.stdout.is_empty(), "{flag}: the step ran: {}", done.stdout);
+        let ours: Vec<_> = done
+            .stderr
+            .lines()
+            .filter(|line| line.contains("mps: "))
+            .collect();
+        ensure!(
+            !ours.is_empty()
+                && ours
+                    .iter()
+                    .all(|line| line.contains(flag) && line.contains("allowed: ")),
+            "{flag}: not said in one line: {}",
+            done.stderr
+        );
+    }
+    Ok(())
+}
+
+/// Each component of a het job has its own limits, and its step the same, whatever srun makes of the flags.
+fn components_with_limits_of_their_own(cell: &Context) -> Result<()> {
+    components(cell, "--mps-threads=50", "--mps-threads=25")?;
+    components(cell, "--mps-threads=25", "--mps-threads=50")
+}
+
+fn components(cell: &Context, first: &str, second: &str) -> Result<()> {
+    let line = nodes(cell)?.client("--hold 0.2");
+    let part = |threads| ["--mps", threads, "-N1", "-n1", "--gres=gpu:1"];
+    let arguments = [&part(first)[..], &[":"], &part(second), &["/bin/sh", "-c", &line]].concat();
+    let done = cell.bed.srun(&cell.user, &arguments, LIMIT)?.success()?;
+    let records = records(&done.stdout, &done.stderr)?;
+    check_daemons(&records, cell.user.uid, 1)?;
+    let mut sms: Vec<_> = records.iter().map(|record| record.sms).collect();
+    sms.sort_unstable();
+    ensure!(sms == [Some(32), Some(66)], "25 and 50 %: {records:?}");
+    Ok(())
+}
+
+/// Under sbatch the step would inherit the script's variables; under salloc there are none.
+fn a_step_without_gpus(cell: &Context) -> Result<()> {
+    let look = "env | grep -E \"^CUDA|^MPSD\"; echo looked";
+    let script = format!("srun --gres=none /bin/sh -c '{look}'; srun --gpus=0 /bin/sh -c '{look}'");
+    let job = cell.bed.sbatch(&cell.user, &["--mps", "--gres=gpu:1"], &script)?;
+    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+    let said = cell.bed.output(&cell.user, job);
+    ensure!(
+        said == "looked\nlooked\n",
+        "a step without GPUs was given some: {said}"
+    );
+    let argv = [
+        "salloc",
+        "--mps",
+        "--gres=gpu:1",
+        "srun",
+        "--gres=none",
+        "/bin/sh",
+        "-c",
+        look,
+    ];
+    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.success()?;
+    ensure!(
+        done.stdout == "looked\n",
+        "a step without GPUs was given some: {}",
+        done.stdout
+    );
+    Ok(())
+}
+
+/// Starts a client of the job's MPS beside a pipeline that keeps 400 MiB in memory.
+fn glutton(cell: &Context) -> Result<String> {
+    let client = nodes(cell)?.client("--hold 20");
+    Ok(format!(
+        "({client}) & head -c 400M /dev/zero | tail | sleep 20; echo survived"
+    ))
+}
+
+fn check_killed(done: &Finished) -> Result<()> {
+    ensure!(!done.status.success(), "'{}' succeeded", done.command);
+    ensure!(
+        done.stderr.contains("exceeded memory limit") && !done.stdout.contains("survived"),
+        "not killed for its memory: {}{}",
+        done.stdout,
+        done.stderr
+    );
+    check_client(done)
+}
+
+fn check_client(done: &Finished) -> Result<()> {
+    let records = records(&done.stdout, &done.stderr)?;
+    ensure!(records.iter().all(|record| record.under_mps), "{records:?}");
+    Ok(())
+}
+
+fn a_job_killed_for_memory(cell: &Context) -> Result<()> {
+    let line = glutton(cell)?;
+    let argv = [
+        "srun",
+        "--mps",
+        "--mem=60M",
+        "--gres=gpu:1",
+        "/bin/sh",
+        "-c",
+        &line,
+    ];
+    check_killed(&cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?)
+}
+
+/// The step's own daemon goes with it, while the allocation stays and its next step runs.
+fn a_step_killed_for_memory(cell: &Context) -> Result<()> {
+    let line = glutton(cell)?;
+    let simulated = nodes(cell)?;
+    let mark = cell.bed.home(&cell.user).join("go-on");
+    let shell = format!(
+        "srun --mps --mem=60M --gres=gpu:1 /bin/sh -c '{line}'; until [ -e {mark} ]; do sleep 0.1; done; srun /bin/echo next",
+        mark = mark.display()
+    );
+    let argv = [
+        "salloc",
+        "-N1",
+        "--mem=500M",
+        "--gres=gpu:1",
+        "/bin/sh",
+        "-c",
+        &shell,
+    ];
+    let job = cell.bed.spawn(&cell.user, &argv)?;
+    let daemons = || {
+        simulated
+            .nodes
+            .iter()
+            .map(|node| node.daemons().len())
+            .sum::<usize>()
+    };
+    cell.bed
+        .wait_until("the step's daemon", LIMIT, || Ok(daemons() > 0))?;
+    let gone = cell.bed.wait_until(
+        "the daemon's end under a living job",
+        Duration::from_secs(20),
+        || Ok(daemons() == 0),
+    );
+    std::fs::write(&mark, "")?;
+    let done = job.wait(LIMIT);
+    std::fs::remove_file(&mark)?;
+    let done = done?.success()?;
+    gone?;
+    ensure!(
+        done.stderr.contains("exceeded memory limit") && done.stdout.ends_with("next\n"),
+        "{}{}",
+        done.stdout,
+        done.stderr
+    );
+    check_client(&done)
+}
