@@ -12,6 +12,7 @@ mod plain;
 mod runner;
 mod shapes;
 mod sites;
+mod stack;
 mod stamp;
 mod steps;
 
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
         sites::SHARED,
         sites::CONTAINER,
         sites::CGROUP,
-        sites::STAMP,
+        stack::GROUP,
         leftovers::GROUP,
         burst::GROUP,
     ])

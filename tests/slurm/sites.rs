@@ -1,14 +1,13 @@
-//! Sites that are set up differently: automatic requests, shared GPUs, private /tmp, cgroups, another Slurm's plugin.
+//! Sites that are set up differently: automatic requests, shared GPUs, private /tmp, cgroups.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
-use tests::slurm::{Bed, Gpus, Options, Simulated};
+use anyhow::{Result, ensure};
+use tests::slurm::{Gpus, Options, Simulated};
 
 use crate::mps::{LIMIT, check_daemons, clients, nodes, records, simulated};
 use crate::runner::{Context, Group};
-use crate::stamp;
 
 /// Jobs that get a daemon because the site says so, and the prolog that waits.
 pub const AUTOMATIC: Group = Group {
@@ -90,15 +89,6 @@ pub const CGROUP: Group = Group {
         ("the_second_gpu_is_the_second", the_second_gpu_is_the_second),
         ("a_steps_own_daemon_has_its_gpu", a_steps_own_daemon_has_its_gpu),
     ],
-};
-
-/// A plugin whose version stamp is another Slurm's, `optional`.
-pub const STAMP: Group = Group {
-    name: "wrong_stamp",
-    options: Options::default,
-    prepare: with_wrong_stamp,
-    needs: || None,
-    cells: &[("plain_jobs_run", plain_jobs_run)],
 };
 
 fn one_client(cell: &Context, arguments: &[&str]) -> Result<bool> {
@@ -259,32 +249,5 @@ fn a_steps_own_daemon_has_its_gpu(cell: &Context) -> Result<()> {
         "{records:?}"
     );
     ensure!(gpus.len() == 2, "a GPU for each step: {records:?}");
-    Ok(())
-}
-
-fn with_wrong_stamp(bed: &mut Bed) -> Result<Option<Simulated>> {
-    let simulated = Simulated::install(bed, "", |node| node)?;
-    // No Slurm will ever be version 99.99.
-    stamp::write(&simulated.product.plugin, 0x0063_6300)?;
-    Ok(Some(simulated))
-}
-
-fn plain_jobs_run(cell: &Context) -> Result<()> {
-    let done = cell
-        .bed
-        .srun(&cell.user, &["-N2", "--gres=gpu:1", "/bin/echo", "runs"], LIMIT)?
-        .success()?;
-    ensure!(done.stdout == "runs\nruns\n", "{done:?}");
-    let told = done.stderr.contains("ncompatible") || done.stderr.contains("version");
-    ensure!(
-        told,
-        "the plugin was loaded, or nobody is told that it was not: '{}'",
-        done.stderr
-    );
-    let job = cell
-        .bed
-        .sbatch(&cell.user, &["--gres=gpu:1"], "echo batch")
-        .context("sbatch")?;
-    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
     Ok(())
 }
