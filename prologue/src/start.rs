@@ -119,7 +119,7 @@ impl<'a> Start<'a> {
             Failure::from(Fault::new(
                 Evidence::VendorProgram,
                 "NVIDIA's MPS control daemon",
-                e.to_string(),
+                e.with_cause(),
             ))
         })?;
         let mut held = node.open_job(&submission.job)?;

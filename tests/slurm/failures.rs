@@ -216,7 +216,9 @@ fn no_control_daemon_drains_with_our_reason(cell: &Context) -> Result<()> {
     let control = nodes(cell)?.node("node1")?.control();
     let away = control.with_extension("away");
     fs::rename(&control, &away)?;
-    let outcome = check_fault(cell, &["control daemon"]);
+    // Whole, path and cause: no scheduler of 79 bytes is asked.
+    let place = control.display().to_string();
+    let outcome = check_fault(cell, &["control daemon", &place, "No such file"]);
     fs::rename(&away, &control)?;
     outcome?;
     check_repaired(cell)

@@ -46,10 +46,7 @@ impl Config {
     /// # Errors
     /// The file cannot be trusted, read or understood.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let unreadable = |error: crate::sys::files::FileError| {
-            let cause = std::error::Error::source(&error).map_or(String::new(), |cause| format!(": {cause}"));
-            ConfigError::whole(path, format!("{error}{cause}"))
-        };
+        let unreadable = |error: crate::sys::files::FileError| ConfigError::whole(path, error.with_cause());
         let bytes = open_trusted(path)
             .and_then(|file| file.read(LONGEST))
             .map_err(unreadable)?;

@@ -34,7 +34,7 @@ pub struct NvmlError {
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// The configured file is missing, or not one that root may load.
-    #[error("'{path}': {}", with_cause(.error))]
+    #[error("'{path}': {}", .error.with_cause())]
     Untrusted {
         /// The configured path.
         path: String,
@@ -225,13 +225,6 @@ impl Nvml {
     fn device(&self, gpu: &GpuUuid) -> Result<Device<'_>, NvmlError> {
         let device = self.library.device_by_uuid(gpu.as_str());
         device.map_err(|cause| NvmlError::gpu("nvmlDeviceGetHandleByUUID", gpu, cause))
-    }
-}
-
-fn with_cause(error: &FileError) -> String {
-    match std::error::Error::source(error) {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
     }
 }
 

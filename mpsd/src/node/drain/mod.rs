@@ -16,8 +16,10 @@ use crate::scheduler::{Scheduler, Site};
 pub use markers::Marker;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Longest reason: OpenPBS keeps 79 bytes (facts: pbs-live, "pbsnodes"), and one text for all is easier to find.
-const LONGEST: usize = 79;
+/// Longest reason under PBS, bytes: OpenPBS keeps 79 (facts: pbs-live, "pbsnodes").
+const LONGEST_PBS: usize = 79;
+/// Longest reason under Slurm, bytes, which keeps them whole: enough for two paths and an error.
+const LONGEST_SLURM: usize = 400;
 
 /// A node as its scheduler shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,15 +61,19 @@ pub enum Outcome {
 }
 
 /// The reason for `fault`: `mpsd: job 4711: mps-server 691: state D after 20 s`.
-pub fn reason(prefix: &str, job: &JobId, fault: &Fault) -> String {
+pub fn reason(scheduler: Scheduler, prefix: &str, job: &JobId, fault: &Fault) -> String {
+    let longest = match scheduler {
+        Scheduler::Slurm => LONGEST_SLURM,
+        Scheduler::Torque | Scheduler::OpenPbs => LONGEST_PBS,
+    };
     let text = format!("{prefix} job {job}: {fault}");
     // Quotes at the ends are eaten by Slurm, and no scheduler wants anything but ASCII.
     let plain: String = text
         .chars()
         .map(|c| if c.is_ascii() && c != '"' { c } else { '?' })
         .collect();
-    let mut line = one_line(&plain, LONGEST);
-    line.truncate(LONGEST);
+    let mut line = one_line(&plain, longest);
+    line.truncate(longest);
     line.trim_end().to_owned()
 }
 
@@ -141,7 +147,7 @@ pub fn deliver(
     fault: &Fault,
     gpus: Vec<String>,
 ) -> (String, bool) {
-    let reason = reason(prefix, job, fault);
+    let reason = reason(place.scheduler, prefix, job, fault);
     let mut marker = Marker {
         version: markers::VERSION,
         scheduler: place.scheduler,
@@ -290,18 +296,18 @@ mod tests {
     }
 
     #[test]
-    fn reasons_fit_the_shortest_field() {
+    fn reasons_fit_the_schedulers_field() {
         let job = JobId::parse("4711").unwrap();
         let fault = Fault::new(Evidence::Survivor, "mps-server 691", "state D after 20 s");
         assert_eq!(
-            reason("mpsd:", &job, &fault),
+            reason(Scheduler::Slurm, "mpsd:", &job, &fault),
             "mpsd: job 4711: mps-server 691: state D after 20 s"
         );
-        let long = Fault::new(Evidence::Nvml, "NVML", "\"é\n".repeat(80));
-        let text = reason("mpsd:", &job, &long);
-        assert!(
-            text.len() <= 79 && text.is_ascii() && !text.contains('\n'),
-            "{text}"
-        );
+        let long = Fault::new(Evidence::Nvml, "NVML", "\"é\n".repeat(800));
+        for (scheduler, most) in [(Scheduler::Slurm, 400), (Scheduler::OpenPbs, 79)] {
+            let text = reason(scheduler, "mpsd:", &job, &long);
+            assert!(text.len() <= most && text.len() > most - 8, "{text}");
+            assert!(text.is_ascii() && !text.contains('\n'), "{text}");
+        }
     }
 }
