@@ -1,8 +1,9 @@
 //! OpenPBS without hooks: the classic prologue and epilogue, which are not told the account.
 
 use crate::assertions::{Before, attached, bare, shell_ends};
+use crate::both;
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
-use tests::mom::wire::{Ended, Run, Stream};
+use tests::mom::wire::Ended;
 
 fn cluster() -> Cluster {
     classic(&["nodea"], "[pbs]\nunattached_tasks = \"warn\"\n")
@@ -75,29 +76,10 @@ fn refusals_abort_and_faults_requeue() {
 #[test]
 fn an_interactive_job_ends_with_its_user() {
     let mut c = cluster();
-    let before = Before::of(&mut c);
     let job = Job::new("33.localhost", "MPS=true").interactive();
     c.openpbs_files(&job);
-    let run = c.openpbs_run(&job, "prologue", None);
-    let prologue = c.nodes[0].start(run).unwrap();
-    assert_eq!(c.nodes[0].wait(prologue, 20_000), Ended::Code(0));
-    let run = c.openpbs_shell(&job, &Cluster::client("")).unwrap();
-    let terminal = || Stream::Terminal;
-    let shell = c.nodes[0]
-        .start(Run {
-            stdout: terminal(),
-            stderr: terminal(),
-            ..run
-        })
-        .unwrap();
-    assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
-    attached(&c.records(0)[0], &job, "nodea", 132, None);
-    assert!(
-        !c.nodes[0].is_held(prologue),
-        "qsub would hang: a daemon holds its socket or its terminal"
-    );
-    c.openpbs_end(&job, 0);
-    before.holds(&mut c);
+    let prologue = c.openpbs_run(&job, "prologue", None);
+    both::an_interactive_job_ends_with_its_user(&mut c, &job, Some(prologue));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod agent;
 mod assertions;
+mod both;
 mod classic;
 mod install;
 mod openpbs;

@@ -1,46 +1,23 @@
 //! OpenPBS's moms and our hook.
 
-use crate::assertions::{Before, attached, bare, shell_ends};
+use crate::assertions::{Before, attached, bare, client_words};
+use crate::both::{self, shell};
 use std::time::{Duration, Instant};
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
-use tests::mom::wire::{Ended, Run, Stream};
+use tests::mom::wire::Ended;
 
 fn cluster(names: &[&str]) -> Cluster {
     Cluster::new(Product::OpenPbs, names)
 }
 
-/// Starts the job's shell, which must be let through, and waits for its end.
-fn shell(c: &mut Cluster, job: &Job, script: &str, code: i32) {
-    let run = c.openpbs_shell(job, script).unwrap_or_else(|why| panic!("{why}"));
-    shell_ends(c, run, job, code);
-}
-
-fn client(node: &str) -> Vec<String> {
-    let line =
-        format!("/srv/pbs/gpu-{node}/fake-cuda-client --node /srv/pbs/gpu-{node} --record /tmp/records");
-    line.split(' ').map(str::to_owned).collect()
-}
-
 fn task(c: &mut Cluster, job: &Job, at: usize) -> Result<Ended, String> {
-    let words = client(&c.nodes[at].name.clone());
-    c.openpbs_task(job, at, &words.iter().map(String::as_str).collect::<Vec<_>>())
+    let words = client_words(&c.nodes[at].name);
+    c.openpbs_task(job, at, &words.split(' ').collect::<Vec<_>>())
 }
 
 #[test]
 fn a_plain_job_is_untouched() {
-    let mut c = cluster(&["nodea"]);
-    let before = Before::of(&mut c);
-    for account in ["", "proj1", "MPSLAB", "mps_physics"] {
-        let job = Job::new("0.localhost", account);
-        assert_eq!(c.openpbs_begin(&job), Verdict::Runs, "{account}");
-        before.holds(&mut c);
-        shell(&mut c, &job, &Cluster::client(""), 0);
-        bare(&c.records(0)[0]);
-        assert_eq!(c.output(&job, 0).1, "", "{account}");
-        c.openpbs_end(&job, 0);
-        c.nodes[0].sh("rm -f /var/spool/pbs/spool/*");
-    }
-    before.holds(&mut c);
+    both::plain_jobs_are_untouched(&mut cluster(&["nodea"]), "0.localhost");
 }
 
 #[test]
@@ -105,29 +82,22 @@ fn the_resource_keeps_the_account_clean_and_may_not_contradict_it() {
 fn a_daemon_for_each_gpu_and_a_list_by_rank() {
     let mut c = cluster(&["nodea"]);
     let before = Before::of(&mut c);
-    let job = Job::new("4.localhost", "MPS=per-gpu,MPS_THREADS=25:50").on(&[&[0, 1]]);
-    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
-    let ranks = "for r in 0 1 2 3; do PALS_LOCAL_RANKID=$r mpsctl exec -- CLIENT & done; wait";
-    shell(
-        &mut c,
-        &job,
-        &ranks.replace("CLIENT", &Cluster::client("--hold 0.2")),
-        0,
-    );
-    let records = c.records(0);
-    assert_eq!(records.len(), 4, "{:?}", c.output(&job, 0));
-    let uuids = c.gpus[0].uuids();
-    for record in &records {
-        let rank = usize::try_from(record["local_rank"].as_u64().unwrap()).unwrap();
-        attached(record, &job, "nodea", if rank % 2 == 0 { 32 } else { 66 }, None);
-        assert_eq!(record["visible"], uuids[rank % 2], "{record}");
-    }
+    let job = both::a_daemon_for_each_gpu_and_a_list_by_rank(&mut c, "4.localhost", "PALS_LOCAL_RANKID");
     let why = task(&mut c, &job, 0).unwrap_err();
     assert!(
         why.contains("PALS_LOCAL_RANKID"),
         "a task without a rank fails with our line: {why}"
     );
     assert!(c.output(&job, 0).1.contains(&why), "in the job's own error file");
+    // An MPI launcher's daemon has no rank either, and its children have.
+    let ranks = format!(
+        "#!/bin/sh\nPALS_LOCAL_RANKID=1 mpsctl exec -- {}\n",
+        client_words("nodea")
+    );
+    c.nodes[0].write("/tmp/prted", &ranks, 0o755);
+    let ended = c.openpbs_task(&job, 0, &["/tmp/prted"]);
+    assert_eq!(ended, Ok(Ended::Code(0)), "{:?}", c.output(&job, 0));
+    attached(&c.records(0)[0], &job, "nodea", 66, None);
     c.openpbs_end(&job, 0);
     before.holds(&mut c);
 }
@@ -281,56 +251,13 @@ fn ends_without_a_begin_and_twice() {
 
 #[test]
 fn restarting_the_mom_leaves_a_running_job_attached() {
-    let mut c = cluster(&["nodea"]);
-    let before = Before::of(&mut c);
-    let job = Job::new("11.localhost", "MPS=true");
-    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
-    let script = format!("{}; {}", Cluster::client("--busy --hold 1"), Cluster::client(""));
-    let run = c.openpbs_shell(&job, &script).unwrap();
-    let shell = c.nodes[0].start(run).unwrap();
-    std::thread::sleep(Duration::from_millis(400));
-    c.nodes[0].kill_mom();
-    assert_eq!(
-        c.nodes[0].wait(shell, 20_000),
-        Ended::Code(0),
-        "{:?}",
-        c.output(&job, 0)
-    );
-    let records = c.records(0);
-    records
-        .iter()
-        .for_each(|record| attached(record, &job, "nodea", 132, None));
-    assert_eq!(
-        (records.len(), &records[0]["daemon_pid"]),
-        (2, &records[1]["daemon_pid"])
-    );
-    c.openpbs_end(&job, 0);
-    before.holds(&mut c);
+    both::restarting_the_mom_leaves_a_running_job_attached(&mut cluster(&["nodea"]), "11.localhost");
 }
 
 #[test]
 fn an_interactive_job_ends_with_its_user() {
-    let mut c = cluster(&["nodea"]);
-    let before = Before::of(&mut c);
     let job = Job::new("14.localhost", "MPS=true").interactive();
-    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
-    let run = c.openpbs_shell(&job, &Cluster::client("")).unwrap();
-    let terminal = || Stream::Terminal;
-    let shell = c.nodes[0]
-        .start(Run {
-            stdout: terminal(),
-            stderr: terminal(),
-            ..run
-        })
-        .unwrap();
-    assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
-    attached(&c.records(0)[0], &job, "nodea", 132, None);
-    assert!(
-        !c.nodes[0].is_held(shell),
-        "qsub would hang: a daemon holds its terminal"
-    );
-    c.openpbs_end(&job, 0);
-    before.holds(&mut c);
+    both::an_interactive_job_ends_with_its_user(&mut cluster(&["nodea"]), &job, None);
 }
 
 #[test]

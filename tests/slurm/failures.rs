@@ -7,9 +7,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use tests::slurm::{Bed, Options, Simulated, Word};
+use tests::slurm::{Bed, Options, Simulated};
 
-use crate::mps::{LIMIT, check_daemons, clients, nodes, records};
+use crate::mps::{LIMIT, check_daemons, clients, nodes, records, required};
 use crate::runner::{Cell, Context, Group};
 
 /// Under the word that the package ships.
@@ -29,13 +29,6 @@ pub const REQUIRED: Group = Group {
     needs: || None,
     cells: CELLS,
 };
-
-fn required() -> Options {
-    Options {
-        word: Word::Required,
-        ..Options::default()
-    }
-}
 
 const CELLS: &[Cell] = &[
     ("forged_options_gain_nothing", forged_options_gain_nothing),

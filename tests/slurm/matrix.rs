@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, ensure};
-use tests::slurm::{Finished, Options, Record, Word};
+use tests::slurm::{Options, Record};
 
-use crate::mps::{LIMIT, nodes, records, simulated};
+use crate::mps::{LIMIT, clients, ended, nodes, records, required, run, simulated, start};
 use crate::runner::{Cell, Context, Group};
 
 /// Under the word that the package ships.
@@ -25,13 +25,6 @@ pub const REQUIRED: Group = Group {
     needs: || None,
     cells: CELLS,
 };
-
-fn required() -> Options {
-    Options {
-        word: Word::Required,
-        ..Options::default()
-    }
-}
 
 const CELLS: &[Cell] = &[
     ("srun_node", |cell| srun(cell, Mode::Node)),
@@ -75,6 +68,17 @@ impl Mode {
         }
     }
 
+    /// An allocation of two nodes with all their GPUs.
+    fn allocation(self) -> [&'static str; 5] {
+        [
+            "salloc",
+            self.flag(),
+            "-N2",
+            "--ntasks-per-node=2",
+            "--gres=gpu:2",
+        ]
+    }
+
     /// Checks that `count` clients ran under MPS as the user, that those of one job on one node had as many daemons as the
     /// mode says, and that in per-gpu mode each saw one GPU, that of its daemon.
     fn check(self, cell: &Context, records: &[Record], count: usize) -> Result<()> {
@@ -115,23 +119,9 @@ fn client(cell: &Context) -> Result<String> {
     Ok(nodes(cell)?.client("--hold 0.3"))
 }
 
-fn told(done: &Finished) -> Result<Vec<Record>> {
-    records(&done.stdout, &done.stderr)
-}
-
 fn srun(cell: &Context, mode: Mode) -> Result<()> {
-    let line = client(cell)?;
-    let arguments = [
-        mode.flag(),
-        "-N2",
-        "--ntasks-per-node=4",
-        "--gres=gpu:2",
-        "/bin/sh",
-        "-c",
-        &line,
-    ];
-    let done = cell.bed.srun(&cell.user, &arguments, LIMIT)?.success()?;
-    let records = told(&done)?;
+    let arguments = [mode.flag(), "-N2", "--ntasks-per-node=4", "--gres=gpu:2"];
+    let records = clients(cell, &arguments, "--hold 0.3")?;
     mode.check(cell, &records, 8)?;
     let on: BTreeSet<_> = records.iter().map(|record| &record.node).collect();
     ensure!(on.len() == 2, "both nodes: {records:?}");
@@ -141,19 +131,8 @@ fn srun(cell: &Context, mode: Mode) -> Result<()> {
 fn salloc(cell: &Context, mode: Mode) -> Result<()> {
     let line = client(cell)?;
     let shell = format!("srun /bin/sh -c '{line}' && srun /bin/sh -c '{line}'");
-    let arguments = [
-        "salloc",
-        mode.flag(),
-        "-N2",
-        "--ntasks-per-node=2",
-        "--gres=gpu:2",
-        "/bin/sh",
-        "-c",
-        &shell,
-    ];
-    let done = cell.bed.spawn(&cell.user, &arguments)?.wait(LIMIT)?.success()?;
     // Both steps have the same daemons: else there would be twice as many.
-    mode.check(cell, &told(&done)?, 8)
+    mode.check(cell, &run(cell, &mode.allocation(), &shell)?, 8)
 }
 
 fn sbatch(cell: &Context, mode: Mode) -> Result<()> {
@@ -186,16 +165,8 @@ fn step_in_a_plain_allocation(cell: &Context, mode: Mode) -> Result<()> {
         "srun {} /bin/sh -c '{line}' && srun /bin/sh -c '{plain}'",
         mode.flag()
     );
-    let arguments = [
-        "salloc",
-        "-N2",
-        "--ntasks-per-node=2",
-        "--gres=gpu:2",
-        "/bin/sh",
-        "-c",
-        &shell,
-    ];
-    let mut job = cell.bed.spawn(&cell.user, &arguments)?;
+    let allocation = ["salloc", "-N2", "--ntasks-per-node=2", "--gres=gpu:2"];
+    let mut job = start(cell, &cell.user, &allocation, &shell)?;
     while job.runs()? {
         for node in &nodes(cell)?.nodes {
             ensure!(
@@ -205,8 +176,7 @@ fn step_in_a_plain_allocation(cell: &Context, mode: Mode) -> Result<()> {
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    let done = job.wait(LIMIT)?.success()?;
-    let (with, without): (Vec<_>, Vec<_>) = told(&done)?.into_iter().partition(|record| record.under_mps);
+    let (with, without): (Vec<_>, Vec<_>) = ended(job)?.into_iter().partition(|record| record.under_mps);
     ensure!(
         without.len() == 4,
         "the second step asked for nothing: {with:?} {without:?}"
@@ -244,18 +214,7 @@ fn two_steps_at_once(cell: &Context, mode: Mode) -> Result<()> {
     let line = client(cell)?;
     let step = format!("srun --exact -N2 -n2 --gres=gpu:1 /bin/sh -c '{line}'");
     let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
-    let arguments = [
-        "salloc",
-        mode.flag(),
-        "-N2",
-        "--ntasks-per-node=2",
-        "--gres=gpu:2",
-        "/bin/sh",
-        "-c",
-        &shell,
-    ];
-    let done = cell.bed.spawn(&cell.user, &arguments)?.wait(LIMIT)?.success()?;
-    let records = told(&done)?;
+    let records = run(cell, &mode.allocation(), &shell)?;
     ensure!(records.len() == 4, "two steps on two nodes: {records:?}");
     let mut daemons: BTreeMap<&str, BTreeSet<Option<i32>>> = BTreeMap::new();
     let mut gpus: BTreeSet<&str> = BTreeSet::new();
@@ -277,11 +236,8 @@ fn two_steps_at_once(cell: &Context, mode: Mode) -> Result<()> {
 }
 
 fn hetjob(cell: &Context, mode: Mode) -> Result<()> {
-    let line = client(cell)?;
     let part = [mode.flag(), "-N1", "-n2", "--gres=gpu:2"];
-    let arguments = [&part[..], &[":"], &part, &["/bin/sh", "-c", &line]].concat();
-    let done = cell.bed.srun(&cell.user, &arguments, LIMIT)?.success()?;
-    let records = told(&done)?;
+    let records = clients(cell, &[&part[..], &[":"], &part].concat(), "--hold 0.3")?;
     mode.check(cell, &records, 4)?;
     let jobs: BTreeSet<_> = records.iter().map(|record| (&record.node, &record.job)).collect();
     ensure!(

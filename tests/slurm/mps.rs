@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tests::slurm::{Bed, Options, Record, SMS, Simulated, Word};
+use tests::slurm::{Bed, Client, Options, Record, SMS, Simulated, User, Word};
 
 use crate::runner::{Cell, Context, Group};
 
@@ -44,7 +44,8 @@ fn optional() -> Options {
     Options::default()
 }
 
-fn required() -> Options {
+/// The default bed under the other word.
+pub fn required() -> Options {
     Options {
         word: Word::Required,
         ..Options::default()
@@ -61,18 +62,30 @@ pub fn nodes(cell: &Context) -> Result<&Simulated> {
     cell.simulated.as_ref().context("this bed has no simulated nodes")
 }
 
+/// Starts `COMMAND /bin/sh -c LINE` as `user`.
+pub fn start(cell: &Context, user: &User, command: &[&str], line: &str) -> Result<Client> {
+    cell.bed
+        .spawn(user, &[command, &["/bin/sh", "-c", line]].concat())
+}
+
+/// The same as the cell's own user, to its good end; the records of the clients in it.
+pub fn run(cell: &Context, command: &[&str], line: &str) -> Result<Vec<Record>> {
+    ended(start(cell, &cell.user, command, line)?)
+}
+
+/// The records of the clients in a command, which must end well.
+pub fn ended(command: Client) -> Result<Vec<Record>> {
+    let done = command.wait(LIMIT)?.success()?;
+    records(&done.stdout, &done.stderr)
+}
+
 /// `srun ARGUMENTS` with the client of each node, to its end; the clients' records.
 pub fn clients(cell: &Context, arguments: &[&str], client: &str) -> Result<Vec<Record>> {
-    let line = nodes(cell)?.client(client);
-    let done = cell
-        .bed
-        .srun(
-            &cell.user,
-            &[arguments, &["/bin/sh", "-c", &line]].concat(),
-            LIMIT,
-        )?
-        .success()?;
-    records(&done.stdout, &done.stderr)
+    run(
+        cell,
+        &[&["srun"], arguments].concat(),
+        &nodes(cell)?.client(client),
+    )
 }
 
 /// The records in a command's output; an error shows what it said on stderr.
@@ -136,21 +149,11 @@ fn a_plain_job_is_untouched(cell: &Context) -> Result<()> {
 }
 
 fn srun_on_two_nodes(cell: &Context) -> Result<()> {
-    let arguments = [
-        "--mps",
-        "--mps-threads=50",
-        "--mps-mem=4G",
-        "-N2",
-        "--ntasks-per-node=2",
-        "--gres=gpu:2",
-        "/bin/sh",
-        "-c",
-    ];
     let simulated = nodes(cell)?;
+    let limits = ["srun", "--mps", "--mps-threads=50", "--mps-mem=4G"];
+    let shape = ["-N2", "--ntasks-per-node=2", "--gres=gpu:2"];
     let line = simulated.client("--hold 1");
-    let job = cell
-        .bed
-        .spawn(&cell.user, &[&["srun"], &arguments[..], &[&line]].concat())?;
+    let job = start(cell, &cell.user, &[&limits[..], &shape].concat(), &line)?;
     // While it runs: the compute mode of the job's GPUs, and whose the daemon is.
     cell.bed.wait_until("exclusive GPUs on both nodes", LIMIT, || {
         Ok(simulated
@@ -169,8 +172,7 @@ fn srun_on_two_nodes(cell: &Context) -> Result<()> {
             "daemons of another user: {daemons:?}"
         );
     }
-    let done = job.wait(LIMIT)?.success()?;
-    let records = records(&done.stdout, &done.stderr)?;
+    let records = ended(job)?;
     ensure!(records.len() == 4, "four clients expected: {records:?}");
     check_daemons(&records, cell.user.uid, 1)?;
     for record in &records {

@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::slurm::{Options, Record, User};
 
-use crate::mps::{LIMIT, check_daemons, clients, nodes, records, simulated};
+use crate::mps::{LIMIT, check_daemons, clients, ended, nodes, records, run, simulated, start};
 use crate::runner::{Context, Group};
 
 /// One bed for all of them.
@@ -50,23 +50,12 @@ fn two_jobs_of_one_user_on_one_node(cell: &Context) -> Result<()> {
 
 fn side_by_side(cell: &Context, users: [&User; 2]) -> Result<()> {
     let line = nodes(cell)?.client("--hold 1.5");
-    let argv = [
-        "srun",
-        "--mps",
-        "-w",
-        "node1",
-        "-n2",
-        "--gres=gpu:1",
-        "/bin/sh",
-        "-c",
-        &line,
-    ];
-    let jobs = users.map(|user| cell.bed.spawn(user, &argv));
+    let command = ["srun", "--mps", "-w", "node1", "-n2", "--gres=gpu:1"];
+    let jobs = users.map(|user| start(cell, user, &command, &line));
     let mut daemons = BTreeSet::new();
     let mut gpus = BTreeSet::new();
     for (job, user) in jobs.into_iter().zip(users) {
-        let done = job?.wait(LIMIT)?.success()?;
-        let records = records(&done.stdout, &done.stderr)?;
+        let records = ended(job?)?;
         ensure!(records.len() == 2, "two clients expected: {records:?}");
         check_daemons(&records, user.uid, 1)?;
         daemons.extend(records.iter().map(|record| record.daemon_pid));
@@ -127,17 +116,8 @@ fn a_cancelled_job(cell: &Context) -> Result<()> {
 
 fn one_step_opts_out(cell: &Context) -> Result<()> {
     let line = nodes(cell)?.client("");
-    let argv = [
-        "salloc",
-        "--mps",
-        "--gres=gpu:1",
-        "srun",
-        "--mps=off",
-        "/bin/sh",
-        "-c",
-        &line,
-    ];
-    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.exits(1)?;
+    let command = ["salloc", "--mps", "--gres=gpu:1", "srun", "--mps=off"];
+    let done = start(cell, &cell.user, &command, &line)?.wait(LIMIT)?.exits(1)?;
     ensure!(done.stdout.is_empty(), "the step ran: {}", done.stdout);
     let told = done.stderr.contains("--mps=off") && done.stderr.contains("EXCLUSIVE_PROCESS");
     ensure!(told, "no reason for the user: {}", done.stderr);
@@ -235,18 +215,7 @@ fn overlapping_steps(cell: &Context) -> Result<()> {
     let line = nodes(cell)?.client("--hold 0.5");
     let step = format!("srun --overlap -n2 --gres=gpu:2 /bin/sh -c '{line}'");
     let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
-    let argv = [
-        "salloc",
-        "--mps",
-        "-N1",
-        "-n2",
-        "--gres=gpu:2",
-        "/bin/sh",
-        "-c",
-        &shell,
-    ];
-    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.success()?;
-    let records = records(&done.stdout, &done.stderr)?;
+    let records = run(cell, &["salloc", "--mps", "-N1", "-n2", "--gres=gpu:2"], &shell)?;
     ensure!(records.len() == 4, "two steps of two clients: {records:?}");
     check_daemons(&records, cell.user.uid, 1)
 }
@@ -262,13 +231,7 @@ fn a_node_for_itself(cell: &Context) -> Result<()> {
 
 /// Two steps with `--mps` at the same time in a job without: a daemon each.
 fn two_steps_with_daemons_of_their_own(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 1");
-    let step = format!("srun --mps --exact -n1 --gres=gpu:1 /bin/sh -c '{line}'");
-    let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
-    let argv = ["salloc", "-N1", "-n2", "--gres=gpu:2", "/bin/sh", "-c", &shell];
-    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.success()?;
-    let records = records(&done.stdout, &done.stderr)?;
-    ensure!(records.len() == 2, "two clients expected: {records:?}");
+    let records = two_steps_with_mps(cell)?;
     check_daemons(&records[..1], cell.user.uid, 1)?;
     check_daemons(&records[1..], cell.user.uid, 1)?;
     ensure!(
@@ -278,20 +241,25 @@ fn two_steps_with_daemons_of_their_own(cell: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Two steps with `--mps` and a GPU each at the same time in a job without; their records.
+pub fn two_steps_with_mps(cell: &Context) -> Result<Vec<Record>> {
+    let line = nodes(cell)?.client("--hold 1");
+    let step = format!("srun --mps --exact -n1 --gres=gpu:1 /bin/sh -c '{line}'");
+    let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
+    let records = run(cell, &["salloc", "-N1", "-n2", "--gres=gpu:2"], &shell)?;
+    ensure!(records.len() == 2, "two clients expected: {records:?}");
+    Ok(records)
+}
+
 /// The step's own daemon, where nobody can call the step's exit callback: job_epilog cleans up.
 fn a_killed_slurmstepd(cell: &Context) -> Result<()> {
     let line = nodes(cell)?.client("--hold 3");
-    let argv = [
-        "salloc",
-        "-N1",
-        "--gres=gpu:1",
-        "srun",
-        "--mps",
-        "/bin/sh",
-        "-c",
+    let job = start(
+        cell,
+        &cell.user,
+        &["salloc", "-N1", "--gres=gpu:1", "srun", "--mps"],
         &line,
-    ];
-    let job = cell.bed.spawn(&cell.user, &argv)?;
+    )?;
     let simulated = nodes(cell)?;
     let clients = || {
         simulated

@@ -6,8 +6,9 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use tests::slurm::{Gpus, Options, Simulated};
 
-use crate::mps::{LIMIT, check_daemons, clients, nodes, records, simulated};
+use crate::mps::{LIMIT, check_daemons, clients, ended, nodes, simulated, start};
 use crate::runner::{Context, Group};
+use crate::shapes::two_steps_with_mps;
 
 /// Jobs that get a daemon because the site says so, and the prolog that waits.
 pub const AUTOMATIC: Group = Group {
@@ -147,18 +148,9 @@ fn the_user_may_say_no(cell: &Context) -> Result<()> {
 /// The compute mode stays: no job has the GPU for itself.
 fn two_jobs_on_one_gpu(cell: &Context) -> Result<()> {
     let line = nodes(cell)?.client("--hold 1.5");
-    let argv = [
-        "srun",
-        "--mps",
-        "-w",
-        "node1",
-        "--gres=shard:2",
-        "/bin/sh",
-        "-c",
-        &line,
-    ];
-    let mut first = cell.bed.spawn(&cell.user, &argv)?;
-    let mut second = cell.bed.spawn(&cell.other, &argv)?;
+    let command = ["srun", "--mps", "-w", "node1", "--gres=shard:2"];
+    let mut first = start(cell, &cell.user, &command, &line)?;
+    let mut second = start(cell, &cell.other, &command, &line)?;
     let mut together = 0;
     while first.runs()? || second.runs()? {
         for node in &nodes(cell)?.nodes {
@@ -181,8 +173,7 @@ fn two_jobs_on_one_gpu(cell: &Context) -> Result<()> {
     );
     let mut daemons = BTreeSet::new();
     for (job, user) in [(first, &cell.user), (second, &cell.other)] {
-        let done = job.wait(LIMIT)?.success()?;
-        let records = records(&done.stdout, &done.stderr)?;
+        let records = ended(job)?;
         check_daemons(&records, user.uid, 1)?;
         daemons.extend(records.iter().map(|record| record.daemon_pid));
     }
@@ -210,24 +201,11 @@ fn srun_with_a_private_tmp(cell: &Context) -> Result<()> {
 /// Two jobs, one GPU each: the second's is number 0 for its tasks, and number 1 on the node.
 fn the_second_gpu_is_the_second(cell: &Context) -> Result<()> {
     let line = nodes(cell)?.client("--hold 1.5");
-    let argv = [
-        "srun",
-        "--mps",
-        "-w",
-        "node1",
-        "--gres=gpu:1",
-        "/bin/sh",
-        "-c",
-        &line,
-    ];
-    let jobs = [
-        cell.bed.spawn(&cell.user, &argv)?,
-        cell.bed.spawn(&cell.other, &argv)?,
-    ];
+    let command = ["srun", "--mps", "-w", "node1", "--gres=gpu:1"];
+    let jobs = [&cell.user, &cell.other].map(|user| start(cell, user, &command, &line));
     let mut gpus = BTreeSet::new();
     for job in jobs {
-        let done = job.wait(LIMIT)?.success()?;
-        let records = records(&done.stdout, &done.stderr)?;
+        let records = ended(job?)?;
         ensure!(records.iter().all(|record| record.under_mps), "{records:?}");
         gpus.extend(records.into_iter().flat_map(|record| record.uuids));
     }
@@ -237,17 +215,9 @@ fn the_second_gpu_is_the_second(cell: &Context) -> Result<()> {
 }
 
 fn a_steps_own_daemon_has_its_gpu(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 1");
-    let step = format!("srun --mps --exact -n1 --gres=gpu:1 /bin/sh -c '{line}'");
-    let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
-    let argv = ["salloc", "-N1", "-n2", "--gres=gpu:2", "/bin/sh", "-c", &shell];
-    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.success()?;
-    let records = records(&done.stdout, &done.stderr)?;
+    let records = two_steps_with_mps(cell)?;
     let gpus: BTreeSet<_> = records.iter().flat_map(|record| &record.uuids).collect();
-    ensure!(
-        records.len() == 2 && records.iter().all(|record| record.under_mps),
-        "{records:?}"
-    );
+    ensure!(records.iter().all(|record| record.under_mps), "{records:?}");
     ensure!(gpus.len() == 2, "a GPU for each step: {records:?}");
     Ok(())
 }

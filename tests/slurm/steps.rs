@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use tests::slurm::{Finished, Options};
 
-use crate::mps::{LIMIT, check_daemons, nodes, records, simulated};
+use crate::mps::{LIMIT, check_daemons, clients, nodes, records, simulated, start};
 use crate::runner::{Context, Group};
 
 /// One bed for all of them.
@@ -48,8 +48,13 @@ pub const MEMORY: Group = Group {
 /// `salloc JOB srun STEP client`.
 fn step_in(cell: &Context, job: &[&str], step: &[&str]) -> Result<Finished> {
     let line = nodes(cell)?.client("--hold 0.1");
-    let argv = [&["salloc"], job, &["srun"], step, &["/bin/sh", "-c", &line]].concat();
-    cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)
+    start(
+        cell,
+        &cell.user,
+        &[&["salloc"], job, &["srun"], step].concat(),
+        &line,
+    )?
+    .wait(LIMIT)
 }
 
 const JOB: [&str; 5] = ["--mps", "--mps-threads=50", "--mps-mem=4G", "-n2", "--gres=gpu:1"];
@@ -112,11 +117,12 @@ fn components_with_limits_of_their_own(cell: &Context) -> Result<()> {
 }
 
 fn components(cell: &Context, first: &str, second: &str) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 0.2");
     let part = |threads| ["--mps", threads, "-N1", "-n1", "--gres=gpu:1"];
-    let arguments = [&part(first)[..], &[":"], &part(second), &["/bin/sh", "-c", &line]].concat();
-    let done = cell.bed.srun(&cell.user, &arguments, LIMIT)?.success()?;
-    let records = records(&done.stdout, &done.stderr)?;
+    let records = clients(
+        cell,
+        &[&part(first)[..], &[":"], &part(second)].concat(),
+        "--hold 0.2",
+    )?;
     check_daemons(&records, cell.user.uid, 1)?;
     let mut sms: Vec<_> = records.iter().map(|record| record.sms).collect();
     sms.sort_unstable();
@@ -135,17 +141,8 @@ fn a_step_without_gpus(cell: &Context) -> Result<()> {
         said == "looked\nlooked\n",
         "a step without GPUs was given some: {said}"
     );
-    let argv = [
-        "salloc",
-        "--mps",
-        "--gres=gpu:1",
-        "srun",
-        "--gres=none",
-        "/bin/sh",
-        "-c",
-        look,
-    ];
-    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.success()?;
+    let command = ["salloc", "--mps", "--gres=gpu:1", "srun", "--gres=none"];
+    let done = start(cell, &cell.user, &command, look)?.wait(LIMIT)?.success()?;
     ensure!(
         done.stdout == "looked\n",
         "a step without GPUs was given some: {}",
@@ -181,16 +178,8 @@ fn check_client(done: &Finished) -> Result<()> {
 
 fn a_job_killed_for_memory(cell: &Context) -> Result<()> {
     let line = glutton(cell)?;
-    let argv = [
-        "srun",
-        "--mps",
-        "--mem=60M",
-        "--gres=gpu:1",
-        "/bin/sh",
-        "-c",
-        &line,
-    ];
-    check_killed(&cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?)
+    let command = ["srun", "--mps", "--mem=60M", "--gres=gpu:1"];
+    check_killed(&start(cell, &cell.user, &command, &line)?.wait(LIMIT)?)
 }
 
 /// The step's own daemon goes with it, while the allocation stays and its next step runs.
@@ -202,16 +191,12 @@ fn a_step_killed_for_memory(cell: &Context) -> Result<()> {
         "srun --mps --mem=60M --gres=gpu:1 /bin/sh -c '{line}'; until [ -e {mark} ]; do sleep 0.1; done; srun /bin/echo next",
         mark = mark.display()
     );
-    let argv = [
-        "salloc",
-        "-N1",
-        "--mem=500M",
-        "--gres=gpu:1",
-        "/bin/sh",
-        "-c",
+    let job = start(
+        cell,
+        &cell.user,
+        &["salloc", "-N1", "--mem=500M", "--gres=gpu:1"],
         &shell,
-    ];
-    let job = cell.bed.spawn(&cell.user, &argv)?;
+    )?;
     let daemons = || {
         simulated
             .nodes

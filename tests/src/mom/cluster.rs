@@ -205,6 +205,30 @@ impl Cluster {
         (state.to_owned(), note.trim_end().to_owned())
     }
 
+    /// From the start of the job to its first process, as this cluster's moms do it.
+    pub fn begin(&mut self, job: &Job) -> Verdict {
+        match self.product {
+            Product::Torque => self.torque_begin(job),
+            Product::OpenPbs => self.openpbs_begin(job),
+        }
+    }
+
+    /// The job's main shell; `Err`: its launch was rejected.
+    pub fn shell(&mut self, job: &Job, script: &str) -> Result<Run, String> {
+        match self.product {
+            Product::Torque => Ok(self.torque_shell(job, script)),
+            Product::OpenPbs => self.openpbs_shell(job, script),
+        }
+    }
+
+    /// From the end of the job's last process.
+    pub fn end(&mut self, job: &Job, code: i32) {
+        match self.product {
+            Product::Torque => self.torque_end(job, code),
+            Product::OpenPbs => self.openpbs_end(job, code),
+        }
+    }
+
     /// Everything on every node that a job may not leave behind.
     pub fn leftovers(&mut self) -> Vec<(Vec<String>, Vec<String>, Vec<String>)> {
         let volatile = |line: &String| {
