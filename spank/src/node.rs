@@ -57,7 +57,7 @@ impl Node for ThisNode {
 
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
         match look(path)? {
-            Look::Seen(record) => Ok(Some(record)),
+            Look::Seen(record) => Ok(Some(*record)),
             Look::Absent => Ok(None),
             Look::Denied(why) => Err(why),
         }
@@ -104,11 +104,11 @@ impl Node for ThisNode {
             let (since, limit) = match &seen {
                 Look::Seen(record) if record.state == State::Starting => {
                     moving = None;
-                    starting = Some(record.clone());
+                    starting = Some(record.as_ref().clone());
                     let own = Duration::from_secs(record.deadline_s.into());
                     (begin, if own.is_zero() { deadline } else { own })
                 }
-                Look::Seen(record) => return Ok(Some(record.clone())),
+                Look::Seen(record) => return Ok(Some(record.as_ref().clone())),
                 Look::Absent if starting.is_none() => return Ok(None),
                 Look::Absent | Look::Denied(_) => (*moving.get_or_insert_with(Instant::now), MOVING),
             };
@@ -128,12 +128,12 @@ enum Look {
     Absent,
     /// The user may not pass the directory, at the moment.
     Denied(String),
-    Seen(Record),
+    Seen(Box<Record>),
 }
 
 fn look(path: &Path) -> Result<Look, String> {
     match open(path) {
-        Ok(file) => read(path, file).map(Look::Seen),
+        Ok(file) => read(path, file).map(|record| Look::Seen(Box::new(record))),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(Look::Absent),
         Err(e) => {
             let why = format!("cannot open '{}': {e}", path.display());

@@ -58,11 +58,10 @@ impl Starter {
 
 /// The first word after the last `name` of a mom's configuration.
 pub(super) fn last_value<'t>(config: &'t str, name: &str) -> Option<&'t str> {
-    let values = config.lines().filter_map(|line| {
+    config.lines().rev().find_map(|line| {
         let mut words = line.split_whitespace();
         (words.next() == Some(name)).then(|| words.next()).flatten()
-    });
-    values.last()
+    })
 }
 
 /// What surely means no: in doubt the starter would run as root.
