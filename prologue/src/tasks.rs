@@ -8,6 +8,7 @@ use mpsd::model::Failure;
 use mpsd::model::failure::{Evidence, Fault, Refusal};
 use mpsd::node::log::{Severity, line};
 use mpsd::scheduler::{self, Input, Phase, ThisHost};
+use std::path::{Path, PathBuf};
 
 /// Refuses a job whose TM tasks nothing of ours attaches, or says so in the job's own error file, as the site wants.
 ///
@@ -18,6 +19,9 @@ pub fn check(input: &Input<'_>, job: &Job) -> Result<(), Failure> {
     let submission = &job.asked.submission;
     let mut input = input.clone();
     input.site = job.site();
+    if input.site.home.is_none() {
+        input.site.home = home_of_caller();
+    }
     let Some(missing) = scheduler::unattached(submission, &input, &ThisHost) else {
         return Ok(());
     };
@@ -37,4 +41,11 @@ pub fn check(input: &Input<'_>, job: &Job) -> Result<(), Failure> {
     line(NAME, Severity::Warning, &text);
     complain(NAME, &text);
     Ok(())
+}
+
+/// The home of the mom that runs us, whose prologue starts in its `mom_priv` (facts: pbs-live, "Environment, identity,
+/// stdio").
+fn home_of_caller() -> Option<PathBuf> {
+    let here = std::env::current_dir().ok()?;
+    (here.file_name()? == "mom_priv").then(|| here.parent().map(Path::to_path_buf))?
 }

@@ -3,7 +3,7 @@
 use crate::assertions::{Before, attached, bare, client_words, shell_ends, torque_client};
 use std::time::{Duration, Instant};
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
-use tests::mom::wire::Ended;
+use tests::mom::wire::{Ended, Run, Stream};
 
 const CONFIG: &str = "/var/spool/torque/mom_priv/config";
 const STARTER: &str = "/var/spool/torque/mom_priv/mpsd-job-starter";
@@ -71,6 +71,34 @@ fn without_a_starter_the_job_is_refused_and_others_run() {
     assert_eq!(c.torque_begin(&plain), Verdict::Runs);
     torque_client(&mut c, &plain, 0, "", &[]);
     bare(&c.records(0)[0]);
+}
+
+#[test]
+fn a_mom_at_an_unusual_place_is_known_by_where_it_runs_us() {
+    let mut c = without_starter(&["nodea"], "");
+    c.nodes[0].sh("mv /var/spool/torque /var/spool/else");
+    let job = Job::new("61.vm", "MPS=true");
+    let run = c.torque_run(&job, 0, "prologue", None);
+    let elsewhere = |text: &str| text.replace("/var/spool/torque", "/var/spool/else");
+    c.nodes[0].write("/var/spool/else/aux/61.vmgpu", "nodea-gpu0\n", 0o644);
+    let run = Run {
+        argv: run.argv.iter().map(|word| elsewhere(word)).collect(),
+        env: run
+            .env
+            .iter()
+            .map(|(name, value)| (name.clone(), elsewhere(value)))
+            .collect(),
+        cwd: elsewhere(&run.cwd),
+        stdout: Stream::Null,
+        stderr: Stream::File("/tmp/told".into()),
+        ..run
+    };
+    assert_eq!(c.nodes[0].run(run), Ended::Code(1));
+    let told = c.nodes[0].read("/tmp/told").unwrap();
+    assert!(
+        told.contains("'/var/spool/else/mom_priv/config' has no $job_starter"),
+        "{told}"
+    );
 }
 
 #[test]

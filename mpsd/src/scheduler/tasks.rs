@@ -92,6 +92,10 @@ pub fn unattached(submission: &Submission, input: &Input<'_>, host: &dyn Host) -
 }
 
 fn under_torque(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
+    // Somebody runs the prologue by hand: only a mom starts tasks for TM.
+    if !pbs.mom_priv().is_dir() {
+        return None;
+    }
     let config = pbs.mom_config();
     let (config, install) = (config.display(), "'mpsctl pbs install' on the node");
     let (why, mend) = match Starter::of(pbs, host) {

@@ -54,7 +54,7 @@ impl Site {
     pub fn configure(&self, extra: &str) {
         let (home, bin) = (self.stage.path("pbs"), self.stage.path("pbs/bin"));
         let pbs = format!(
-            "[pbs]\nhome = \"{}\"\nexec = \"{}\"\n",
+            "[pbs]\nhome = \"{}\"\nexec = \"{}\"\nunattached_tasks = \"warn\"\n",
             home.display(),
             bin.display()
         );
