@@ -51,6 +51,21 @@ pub fn a_daemon_for_each_gpu_and_a_list_by_rank(c: &mut Cluster, id: &str, rank:
     job
 }
 
+/// A client that `mpsctl exec` does not start has no rank: it is attached, with the lowest limit of the list.
+pub fn a_rank_nobody_told_has_the_lowest_of_a_list(c: &mut Cluster, id: &str) {
+    let before = Before::of(c);
+    let job = Job::new(id, "MPS=true,MPS_THREADS=50:25,MPS_MEM=4G:2G");
+    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    let client = Cluster::client("");
+    let told = format!("OMPI_COMM_WORLD_LOCAL_RANK=0 mpsctl exec -- {client}");
+    shell(c, &job, &format!("{client}; {told}"), 0);
+    let records = c.records(0);
+    attached(&records[0], &job, "nodea", 32, Some(2048));
+    attached(&records[1], &job, "nodea", 66, Some(4096));
+    c.end(&job, 0);
+    before.holds(c);
+}
+
 /// Nothing that we started keeps the terminal, or a descriptor of the prologue's: `qsub -I` would hang.
 pub fn an_interactive_job_ends_with_its_user(c: &mut Cluster, job: &Job, prologue: Option<Run>) {
     let before = Before::of(c);

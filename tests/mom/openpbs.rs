@@ -278,3 +278,8 @@ fn queuejob_refuses_at_qsub_and_moves_our_words() {
     assert_eq!(left.account.as_deref(), Some("mps_physics"));
     assert_eq!(left.resources["mps"], None);
 }
+
+#[test]
+fn a_rank_nobody_told_has_the_lowest_of_a_list() {
+    both::a_rank_nobody_told_has_the_lowest_of_a_list(&mut cluster(&["nodea"]), "15.localhost");
+}

@@ -61,6 +61,11 @@ fn without_a_starter_the_job_is_refused_and_others_run() {
     assert_eq!(text.lines().count(), 1, "{text}");
     assert_eq!(c.state("nodea"), ("free".into(), String::new()));
     before.holds(&mut c);
+    let (code, text) = c.nodes[0].try_sh(
+        "mpsctl plan --scheduler torque --gpus 0 50.vm alice alice job1 nodes=1:gpus=1 batch MPS=true",
+    );
+    assert_eq!(code, Ended::Code(1), "the plan is the prologue's: {text}");
+    assert!(text.contains("has no $job_starter"), "{text}");
     let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
     assert_eq!(code, Ended::Code(1));
     assert!(

@@ -116,3 +116,8 @@ fn an_interactive_job_ends_with_its_user() {
 fn restarting_the_mom_leaves_a_running_job_attached() {
     both::restarting_the_mom_leaves_a_running_job_attached(&mut cluster(&["nodea"]), "8.vm");
 }
+
+#[test]
+fn a_rank_nobody_told_has_the_lowest_of_a_list() {
+    both::a_rank_nobody_told_has_the_lowest_of_a_list(&mut cluster(&["nodea"]), "9.vm");
+}

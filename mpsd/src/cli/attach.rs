@@ -6,7 +6,7 @@ use crate::model::environment::{
 };
 use crate::model::failure::{FailureKind, Undetermined};
 use crate::model::record::{LONGEST, Record, State};
-use crate::model::{Failure, Fault, JobId, Refusal};
+use crate::model::{Failure, Fault, GpuUuid, JobId, Refusal};
 use crate::scheduler::{Host, ThisHost};
 use crate::sys::deadline::Deadline;
 use crate::sys::trusted::open_trusted;
@@ -210,16 +210,22 @@ fn read(path: &Path) -> Result<Option<Record>, Failure> {
         .map_err(unreadable)?)
 }
 
-/// What a shell can have before its ranks are known: all but what depends on the rank. In per-gpu mode that is the
-/// daemon itself, unless the job has one GPU.
+/// What a shell can have before its ranks are known. Of a list by rank that is the lowest, so that a rank which is not
+/// started by 'mpsctl exec' has no more than any was given. In per-gpu mode the daemon itself depends on the rank, unless
+/// the job has one GPU.
 fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let shared = Record {
-        rank_threads: Vec::new(),
-        rank_memory: Vec::new(),
+        rank_threads: record.rank_threads.iter().min().copied().into_iter().collect(),
+        rank_memory: lowest(&record.rank_memory).into_iter().collect(),
         ..record.clone()
     };
-    match task_environment(&shared, task) {
-        Err(_) if record.per_gpu && record.gpus.len() > 1 => {
+    let several = record.per_gpu && record.gpus.len() > 1;
+    let any = Task {
+        local_rank: (!several).then_some(0),
+        ..task.clone()
+    };
+    match task_environment(&shared, &any) {
+        Err(_) if several => {
             let mut changes = vec![Change {
                 name: JOB,
                 value: Some(record.job.as_str().to_owned()),
@@ -237,9 +243,50 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     }
 }
 
+/// The lowest limit of each GPU among those of the ranks.
+fn lowest(ranks: &[Vec<(GpuUuid, u64)>]) -> Option<Vec<(GpuUuid, u64)>> {
+    let least = |gpu: &GpuUuid| {
+        let of_gpu = ranks.iter().flatten().filter(|(other, _)| other == gpu);
+        of_gpu.map(|(_, mib)| *mib).min()
+    };
+    let first = ranks.first()?.iter();
+    Some(
+        first
+            .filter_map(|(gpu, _)| Some((gpu.clone(), least(gpu)?)))
+            .collect(),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::record::{RecordDaemon, RecordGpu};
+
+    #[test]
+    fn a_shell_without_a_rank_has_the_lowest_of_a_list() {
+        let gpu = GpuUuid::parse("GPU-00000001").unwrap();
+        let mut record = Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new());
+        record.gpus = vec![RecordGpu {
+            index: 0,
+            uuid: gpu.clone(),
+        }];
+        record.daemons = vec![RecordDaemon {
+            gpus: vec![gpu.clone()],
+            pipe: "/p".into(),
+            log: "/l".into(),
+            threads: None,
+            memory: Vec::new(),
+        }];
+        record.rank_threads = ["70", "30"].map(|p| p.parse().unwrap()).to_vec();
+        record.rank_memory = vec![vec![(gpu.clone(), 4096)], vec![(gpu, 2048)]];
+        let changes = main_shell(&record, &Task::default()).unwrap();
+        let value = |name: &str| changes.iter().find(|c| c.name == name)?.value.clone();
+        assert_eq!(value("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").as_deref(), Some("30"));
+        assert_eq!(
+            value("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT").as_deref(),
+            Some("GPU-00000001=2048M")
+        );
+    }
 
     fn ids(job: Option<&str>, env: &[(&str, &str)]) -> Vec<String> {
         let lookup = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());

@@ -7,6 +7,7 @@ use crate::node::clean::site;
 use crate::node::user::find_user;
 use crate::node::worker::NvmlWorker;
 use crate::policy::decide::{Written, decide};
+use crate::policy::tasks;
 use crate::scheduler::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Phase, Scheduler, Submission, ThisHost, UserRef,
 };
@@ -58,6 +59,13 @@ impl PlanVerb {
         let Some(asked) = asked else {
             return Ok("MPS was not asked for: nothing is done\n".to_owned());
         };
+        let told = match &self.user {
+            Some(_) => None,
+            None => {
+                let missing = scheduler::unattached(&asked.submission, &input, &ThisHost);
+                tasks::decide(missing, asked.submission.phase, settings.pbs.unattached_tasks)?
+            }
+        };
         let devices = match &self.user {
             Some(_) => self.devices()?,
             None => scheduler::devices(&asked.submission, &input, &ThisHost)?,
@@ -84,8 +92,9 @@ impl PlanVerb {
             devices: &devices,
             inventory: &inventory,
         })?;
+        let told = told.map(|told| format!("note: {told}\n")).unwrap_or_default();
         Ok(format!(
-            "node {node} user {} request {request}\n{plan}",
+            "node {node} user {} request {request}\n{plan}{told}",
             user.name
         ))
     }

@@ -4,6 +4,7 @@ pub mod advertise;
 pub mod decide;
 pub mod gpus;
 pub mod share;
+pub mod tasks;
 
 use crate::config::{Cgroup, ComputeModeRule, GpusUnknown, Settings, TooManyTasks};
 use crate::model::plan::{DaemonPlan, Effect, Plan};
