@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         shapes::GROUP,
         steps::GROUP,
         steps::MEMORY,
+        steps::MEMORY_CGROUP,
         failures::OPTIONAL,
         failures::REQUIRED,
         sites::AUTOMATIC,

@@ -80,17 +80,20 @@ pub const CGROUP: Group = Group {
         ..Options::default()
     },
     prepare: simulated,
-    needs: || {
-        let there = ["devices", "freezer"]
-            .iter()
-            .all(|name| Path::new("/sys/fs/cgroup").join(name).is_dir());
-        (!there).then(|| "this machine has no cgroup v1 controllers 'devices' and 'freezer'".into())
-    },
+    needs: || no_cgroups(&["devices", "freezer"]),
     cells: &[
         ("the_second_gpu_is_the_second", the_second_gpu_is_the_second),
         ("a_steps_own_daemon_has_its_gpu", a_steps_own_daemon_has_its_gpu),
     ],
 };
+
+/// Why this machine cannot run what needs these controllers of cgroup v1.
+pub fn no_cgroups(names: &[&str]) -> Option<String> {
+    let there = |name: &&str| Path::new("/sys/fs/cgroup").join(name).is_dir();
+    let missing: Vec<&str> = names.iter().filter(|name| !there(name)).copied().collect();
+    let list = missing.join("' and '");
+    (!missing.is_empty()).then(|| format!("this machine has no cgroup v1 controller '{list}'"))
+}
 
 fn one_client(cell: &Context, arguments: &[&str]) -> Result<bool> {
     let records = clients(cell, arguments, "--hold 0.1")?;

@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use tests::slurm::{Finished, Options};
 
 use crate::mps::{LIMIT, check_daemons, clients, nodes, records, simulated, start};
-use crate::runner::{Context, Group};
+use crate::runner::{Cell, Context, Group};
+use crate::sites::no_cgroups;
 
 /// One bed for all of them.
 pub const GROUP: Group = Group {
@@ -39,11 +40,35 @@ pub const MEMORY: Group = Group {
     },
     prepare: simulated,
     needs: || None,
-    cells: &[
-        ("a_job_killed_for_memory", a_job_killed_for_memory),
-        ("a_step_killed_for_memory", a_step_killed_for_memory),
-    ],
+    cells: KILLED,
 };
+
+/// The same where the kernel kills: memory cgroups of the first kind.
+pub const MEMORY_CGROUP: Group = Group {
+    name: "memory_cgroup",
+    options: || Options {
+        slurm_lines: vec![
+            "ProctrackType=proctrack/cgroup".into(),
+            "TaskPlugin=task/cgroup".into(),
+            "SelectTypeParameters=CR_Core_Memory".into(),
+        ],
+        cgroup_lines: vec![
+            "CgroupAutomount=no".into(),
+            "CgroupMountpoint=/sys/fs/cgroup".into(),
+            "CgroupPlugin=cgroup/v1".into(),
+            "ConstrainRAMSpace=yes".into(),
+        ],
+        ..Options::default()
+    },
+    prepare: simulated,
+    needs: || no_cgroups(&["memory", "freezer"]),
+    cells: KILLED,
+};
+
+const KILLED: &[Cell] = &[
+    ("a_job_killed_for_memory", a_job_killed_for_memory),
+    ("a_step_killed_for_memory", a_step_killed_for_memory),
+];
 
 /// `salloc JOB srun STEP client`.
 fn step_in(cell: &Context, job: &[&str], step: &[&str]) -> Result<Finished> {
@@ -151,18 +176,24 @@ fn a_step_without_gpus(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Starts a client of the job's MPS beside a pipeline that keeps 400 MiB in memory.
+/// What Slurm says of a task that took too much, itself or with the kernel.
+fn tells_of_memory(said: &str) -> bool {
+    said.contains("exceeded memory limit") || said.contains("oom-kill event")
+}
+
+/// Starts a client of the job's MPS beside a program that keeps 400 MiB in memory, until its reader has read it all or it
+/// is killed.
 fn glutton(cell: &Context) -> Result<String> {
     let client = nodes(cell)?.client("--hold 20");
     Ok(format!(
-        "({client}) & head -c 400M /dev/zero | tail | sleep 20; echo survived"
+        "({client}) & head -c 400M /dev/zero | tail | (read -r all && echo survived); exit 9"
     ))
 }
 
 fn check_killed(done: &Finished) -> Result<()> {
     ensure!(!done.status.success(), "'{}' succeeded", done.command);
     ensure!(
-        done.stderr.contains("exceeded memory limit") && !done.stdout.contains("survived"),
+        tells_of_memory(&done.stderr) && !done.stdout.contains("survived"),
         "not killed for its memory: {}{}",
         done.stdout,
         done.stderr
@@ -217,7 +248,7 @@ fn a_step_killed_for_memory(cell: &Context) -> Result<()> {
     let done = done?.success()?;
     gone?;
     ensure!(
-        done.stderr.contains("exceeded memory limit") && done.stdout.ends_with("next\n"),
+        tells_of_memory(&done.stderr) && done.stdout.ends_with("next\n"),
         "{}{}",
         done.stdout,
         done.stderr

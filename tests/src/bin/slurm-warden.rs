@@ -269,6 +269,9 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
 
 /// A cgroup's files go with its directory, and cannot be removed one by one.
 fn remove_cgroup(cgroup: &Path) -> std::io::Result<()> {
+    if !cgroup.exists() {
+        return Ok(());
+    }
     for entry in std::fs::read_dir(cgroup)?.filter_map(std::io::Result::ok) {
         if entry.file_type()?.is_dir() {
             remove_cgroup(&entry.path())?;

@@ -12,7 +12,10 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use super::client::User;
 use super::conf::{self, Gpus};
-use super::host::{free_ports, fresh_cgroup, fresh_directory, program, program_beside, resolves_to_loopback};
+use super::host::{
+    cgroups_of_slurmd, free_ports, fresh_cgroup, fresh_directory, program, program_beside,
+    resolves_to_loopback,
+};
 use super::look::Snapshot;
 use super::options::Options;
 use super::warden::{Reply, Request, WARDEN, Warden};
@@ -55,6 +58,11 @@ impl Bed {
         let cgroup = fresh_cgroup(&run, options.nodes);
         if let Some(path) = &cgroup {
             warden.ask(&Request::RemoveCgroup { path: path.clone() })?;
+        }
+        if options.slurm_lines.iter().any(|line| line.ends_with("/cgroup")) {
+            for path in cgroups_of_slurmd(options.nodes) {
+                warden.ask(&Request::RemoveCgroup { path })?;
+            }
         }
         let host = nix::unistd::gethostname()?.to_string_lossy().into_owned();
         let bed = Bed {

@@ -19,6 +19,20 @@ pub(super) fn fresh_directory(base: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The cgroups that the slurmds of a bed will make and leave, in each hierarchy of cgroup v1: none that stands already.
+pub(super) fn cgroups_of_slurmd(nodes: usize) -> Vec<PathBuf> {
+    let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    let of_nodes = |hierarchy: fs::DirEntry| {
+        let name = |index| format!("slurm_{}", super::conf::node_name(index));
+        (1..=nodes).map(move |index| hierarchy.path().join(name(index)))
+    };
+    hierarchies
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .flat_map(of_nodes)
+        .filter(|path| !path.exists())
+        .collect()
+}
+
 /// A cgroup named as `run`, with one below it for each node, in the hierarchy without controllers; nothing where the machine
 /// has none or keeps it to itself.
 pub(super) fn fresh_cgroup(run: &Path, nodes: usize) -> Option<PathBuf> {
