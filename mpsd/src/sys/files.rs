@@ -59,14 +59,6 @@ impl FileError {
         }
     }
 
-    /// The error and its cause, for a line that a person reads.
-    pub fn with_cause(&self) -> String {
-        match self.errno() {
-            Some(errno) => format!("{self}: {errno}"),
-            None => self.to_string(),
-        }
-    }
-
     /// Whether the object was simply not there.
     pub fn is_absent(&self) -> bool {
         self.errno() == Some(Errno::ENOENT)
