@@ -6,7 +6,7 @@ use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::wire::Ended;
 
 fn cluster() -> Cluster {
-    classic(&["nodea"], "[pbs]\nunattached_tasks = \"warn\"\n")
+    classic(&["nodea"], "")
 }
 
 fn classic(names: &[&str], config: &str) -> Cluster {
@@ -86,7 +86,7 @@ fn an_interactive_job_ends_with_its_user() {
 fn a_pbs_at_an_unusual_place_is_found_by_the_configuration() {
     let mut c = cluster();
     c.nodes[0]
-        .sh("mv /opt/pbs /opt/else; rm /etc/pbs.conf; printf 'exec = \"/opt/else\"\n' >>/etc/mpsd/mpsd.toml");
+        .sh("mv /opt/pbs /opt/else; rm /etc/pbs.conf; printf '[pbs]\nexec = \"/opt/else\"\n' >>/etc/mpsd/mpsd.toml");
     let job = Job::new("34.localhost", "MPS=true");
     assert_eq!(c.openpbs_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
     assert_eq!(c.gpus[0].modes()[0], "exclusive_process");
@@ -114,18 +114,14 @@ fn without_printjob_the_job_waits_and_the_line_says_where_it_was_looked_for() {
 
 #[test]
 fn where_tasks_could_run_bare_the_job_is_refused() {
-    // By default, whatever the job starts; and on several nodes in any case, since the others have no daemon.
+    // Where the site wants it so; and on several nodes in any case, since the others have no daemon.
     for (names, config, word) in [
         (
             &["nodea"][..],
-            "",
+            "[pbs]\nunattached_tasks = \"refuse\"\n",
             "do not attach tasks started by TM; allowed: after the hook ('mpsctl pbs install')",
         ),
-        (
-            &["nodea", "nodeb"][..],
-            "[pbs]\nunattached_tasks = \"warn\"\n",
-            "it has 2 nodes",
-        ),
+        (&["nodea", "nodeb"][..], "", "it has 2 nodes"),
     ] {
         let mut c = classic(names, config);
         let before = Before::of(&mut c);
@@ -145,6 +141,6 @@ fn where_tasks_could_run_bare_the_job_is_refused() {
         let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
         let says = "the classic scripts do not attach tasks that TM starts";
         assert!(text.contains(says), "{text}");
-        assert_eq!(code, Ended::Code(i32::from(config.is_empty())), "{text}");
+        assert_eq!(code, Ended::Code(i32::from(!config.is_empty())), "{text}");
     }
 }

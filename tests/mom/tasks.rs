@@ -6,6 +6,8 @@ use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::wire::{Ended, Run, Stream};
 
 const CONFIG: &str = "/var/spool/torque/mom_priv/config";
+/// A site that lets no job start whose tasks could run outside its MPS.
+const STRICT: &str = "[pbs]\nunattached_tasks = \"refuse\"\n";
 const STARTER: &str = "/var/spool/torque/mom_priv/mpsd-job-starter";
 
 fn cluster(names: &[&str]) -> Cluster {
@@ -48,8 +50,8 @@ fn install_writes_the_line_once_and_uninstall_takes_it_back() {
 }
 
 #[test]
-fn without_a_starter_the_job_is_refused_and_others_run() {
-    let mut c = without_starter(&["nodea"], "");
+fn without_a_starter_a_strict_site_refuses_the_job_and_others_run() {
+    let mut c = without_starter(&["nodea"], STRICT);
     let before = Before::of(&mut c);
     let job = Job::new("50.vm", "MPS=true");
     assert_eq!(c.torque_begin(&job), Verdict::Aborted);
@@ -80,7 +82,7 @@ fn without_a_starter_the_job_is_refused_and_others_run() {
 
 #[test]
 fn a_mom_at_an_unusual_place_is_known_by_where_it_runs_us() {
-    let mut c = without_starter(&["nodea"], "");
+    let mut c = without_starter(&["nodea"], STRICT);
     c.nodes[0].sh("mv /var/spool/torque /var/spool/else");
     let job = Job::new("61.vm", "MPS=true");
     let run = c.torque_run(&job, 0, "prologue", None);
@@ -107,8 +109,8 @@ fn a_mom_at_an_unusual_place_is_known_by_where_it_runs_us() {
 }
 
 #[test]
-fn a_site_may_let_such_jobs_run_and_each_is_told() {
-    let mut c = without_starter(&["nodea"], "[pbs]\nunattached_tasks = \"warn\"\n");
+fn without_a_starter_the_job_runs_and_is_told_what_its_tasks_need() {
+    let mut c = without_starter(&["nodea"], "");
     let before = Before::of(&mut c);
     let job = Job::new("52.vm", "MPS=true");
     assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
@@ -138,7 +140,7 @@ fn a_sister_that_cannot_attach_keeps_the_job_from_starting() {
         Product::Torque,
         &["nodea", "nodeb"],
         |b| b.fast(),
-        "deadline_s = 3\n",
+        &format!("deadline_s = 3\n{STRICT}"),
     );
     let before = Before::of(&mut c);
     c.nodes[1].sh(&format!(
@@ -294,7 +296,7 @@ fn the_starter_leaves_other_jobs_as_they_were_whatever_is_wrong_here() {
 
 #[test]
 fn a_starter_of_the_sites_own_stays_and_may_call_ours() {
-    let mut c = without_starter(&["nodea"], "");
+    let mut c = without_starter(&["nodea"], STRICT);
     let node = &mut c.nodes[0];
     node.write(
         "/usr/local/sbin/starter",

@@ -115,11 +115,15 @@ pub fn run(verb: &Pbs, around: &Surroundings, host: &dyn Host, out: &mut dyn Wri
             };
             if pbs.scheduler == Scheduler::Torque {
                 done.add(starter::install(&pbs, !options.no_job_starter, around, host)?);
-            } else if !hook && around.unattached == UnattachedTasks::Refuse {
-                done.left(format!(
+            } else if !hook {
+                let text = format!(
                     "tasks that TM starts are not attached by the classic scripts: {}",
                     starter::consequence(around)
-                ));
+                );
+                match around.unattached {
+                    UnattachedTasks::Refuse => done.left(text),
+                    UnattachedTasks::Warn => done.did(text),
+                }
             }
             say(done.lines, out).map(|()| u8::from(!done.complete))
         }

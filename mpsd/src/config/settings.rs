@@ -348,7 +348,7 @@ impl Merge<'_> {
             unattached_tasks: self.value(
                 "pbs.unattached_tasks",
                 |f| &f.pbs.unattached_tasks,
-                UnattachedTasks::Refuse,
+                UnattachedTasks::Warn,
             ),
         }
     }

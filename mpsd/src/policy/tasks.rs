@@ -16,10 +16,10 @@ pub fn decide(
     phase: Phase,
     rule: UnattachedTasks,
 ) -> Result<Option<String>, Failure> {
-    let Some(Unattached { why, mend, no_daemon }) = missing else {
+    let Some(Unattached { why, mend, hopeless }) = missing else {
         return Ok(None);
     };
-    if rule == UnattachedTasks::Warn && !no_daemon {
+    if rule == UnattachedTasks::Warn && !hopeless {
         return Ok(Some(format!(
             "{why}: such a task runs outside MPS unless it is 'mpsctl exec -- COMMAND'"
         )));
@@ -35,11 +35,11 @@ pub fn decide(
 mod tests {
     use super::*;
 
-    fn missing(no_daemon: bool) -> Option<Unattached> {
+    fn missing(hopeless: bool) -> Option<Unattached> {
         Some(Unattached {
             why: "no starter".into(),
             mend: "'mpsctl pbs install'".into(),
-            no_daemon,
+            hopeless,
         })
     }
 

@@ -17,8 +17,8 @@ pub struct Unattached {
     pub why: String,
     /// What an administrator does about it.
     pub mend: String,
-    /// Other nodes of the job have no daemon at all.
-    pub no_daemon: bool,
+    /// Nothing that the user does attaches them: their nodes have no daemon, or the starter lets no task run.
+    pub hopeless: bool,
 }
 
 /// What a Torque mom's `$job_starter` is; the last line of its configuration counts.
@@ -98,7 +98,9 @@ fn under_torque(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     }
     let config = pbs.mom_config();
     let (config, install) = (config.display(), "'mpsctl pbs install' on the node");
-    let (why, mend) = match Starter::of(pbs, host) {
+    let starter = Starter::of(pbs, host);
+    let hopeless = matches!(starter, Starter::Privileged(_));
+    let (why, mend) = match starter {
         Starter::Ours(_) => return None,
         Starter::Absent => (
             format!("'{config}' has no $job_starter that attaches tasks started by TM"),
@@ -118,11 +120,7 @@ fn under_torque(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
             "that line is taken out".to_owned(),
         ),
     };
-    Some(Unattached {
-        why,
-        mend,
-        no_daemon: false,
-    })
+    Some(Unattached { why, mend, hopeless })
 }
 
 fn under_classic_scripts(nodes: usize) -> Unattached {
@@ -132,13 +130,13 @@ fn under_classic_scripts(nodes: usize) -> Unattached {
         return Unattached {
             why,
             mend: hook,
-            no_daemon: true,
+            hopeless: true,
         };
     }
     Unattached {
         why: "OpenPBS's classic scripts do not attach tasks started by TM".to_owned(),
         mend: hook,
-        no_daemon: false,
+        hopeless: false,
     }
 }
 
@@ -158,7 +156,7 @@ mod tests {
 
     #[test]
     fn several_nodes_under_the_classic_scripts_have_no_daemon() {
-        assert!(under_classic_scripts(2).no_daemon && !under_classic_scripts(1).no_daemon);
+        assert!(under_classic_scripts(2).hopeless && !under_classic_scripts(1).hopeless);
         assert!(under_classic_scripts(2).why.contains("it has 2 nodes"));
     }
 }

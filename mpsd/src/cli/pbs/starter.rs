@@ -145,7 +145,7 @@ pub(super) fn unattached(missing: &str, around: &Surroundings) -> Finding {
 pub(super) fn consequence(around: &Surroundings) -> &'static str {
     match around.unattached {
         UnattachedTasks::Refuse => {
-            "every job that asks for MPS is refused, unless [pbs] of mpsd.toml sets unattached_tasks = \"warn\""
+            "every job that asks for MPS is refused, as unattached_tasks under [pbs] of mpsd.toml wants"
         }
         UnattachedTasks::Warn => "tasks that TM starts run outside MPS unless they are 'mpsctl exec -- CMD'",
     }
