@@ -33,6 +33,14 @@ fn architecture(package: Package) -> &'static str {
     }
 }
 
+/// Debian's number of the packages: the first ones of a version have the version's own.
+fn version(release: &Release) -> String {
+    match release.revision {
+        1 => release.version.clone(),
+        revision => format!("{}-{revision}", release.version),
+    }
+}
+
 fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<PathBuf> {
     let dir = work.join("deb").join(package.name());
     fs::create_dir_all(&dir)?;
@@ -43,7 +51,7 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
     let file = out.join(format!(
         "{}_{}_{}.deb",
         package.name(),
-        release.version,
+        version(release),
         architecture(package)
     ));
     let mut command = Command::new("/usr/bin/dpkg-deb");
@@ -102,7 +110,7 @@ fn documents(release: &Release, package: Package, dir: &Path) -> Result<()> {
     )?;
     let changelog = format!(
         "mpsd ({}) unstable; urgency=medium\n\n  * See /usr/share/doc/mpsd/CHANGELOG.md.\n\n -- {MAINTAINER}  {}\n",
-        release.version,
+        version(release),
         date(release.epoch, "-R")?
     );
     let path = doc.join("changelog");
@@ -134,7 +142,7 @@ fn control(release: &Release, package: Package, dir: &Path) -> Result<()> {
     fs::create_dir_all(&into)?;
     let read = |name: &str| fs::read_to_string(recipes.join(format!("{}.{name}", package.name())));
     let control = read("control")?
-        .replace("@VERSION@", &release.version)
+        .replace("@VERSION@", &version(release))
         .replace("@ARCH@", architecture(package))
         .replace("@MAINTAINER@", MAINTAINER)
         .replace("@SIZE@", &size.to_string());

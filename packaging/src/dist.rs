@@ -20,6 +20,9 @@ pub struct Options {
     /// Pack the programs of this directory, which 'dist' left there before, instead of building them
     #[arg(long, value_name = "DIR")]
     pub programs: Option<PathBuf>,
+    /// Number of the packages among those of this version: higher where the same version is packed again
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub revision: u32,
 }
 
 impl Options {
@@ -28,6 +31,7 @@ impl Options {
         Options {
             out: dir.into(),
             programs: None,
+            revision: 1,
         }
     }
 }
@@ -37,6 +41,8 @@ impl Options {
 pub struct Release {
     /// The workspace's version.
     pub version: String,
+    /// Number of the packages among those of the version.
+    pub revision: u32,
     /// Seconds since 1970 that every file and package carries.
     pub epoch: u64,
     /// The staged tree.
@@ -51,14 +57,14 @@ pub fn run(options: &Options) -> Result<()> {
         Some(programs) => build::around(programs)?,
         None => build::everything(build::Profile::Portable)?,
     };
-    for package in pack(&built, &options.out)? {
+    for package in pack(&built, &options.out, options.revision)? {
         println!("{}", package.display());
     }
     Ok(())
 }
 
 /// Packs what was built into `out`, which is emptied first; the packages in order.
-pub fn pack(built: &build::Built, out: &Path) -> Result<Vec<PathBuf>> {
+pub fn pack(built: &build::Built, out: &Path, revision: u32) -> Result<Vec<PathBuf>> {
     if out.exists() {
         fs::remove_dir_all(out).with_context(|| format!("cannot empty '{}'", out.display()))?;
     }
@@ -69,6 +75,7 @@ pub fn pack(built: &build::Built, out: &Path) -> Result<Vec<PathBuf>> {
     let files = stage::stage(&tree, built)?;
     let release = Release {
         version: version()?,
+        revision,
         epoch: epoch()?,
         tree,
         files,

@@ -84,6 +84,7 @@ fn text(release: &Release, tree: &Path) -> Result<String> {
     let stage = tree.to_str().context("a path that is not text")?;
     Ok(spec
         .replace("@VERSION@", &release.version)
+        .replace("@REVISION@", &release.revision.to_string())
         .replace("@STAGE@", stage)
         .replace("@DATE@", &deb::date(release.epoch, "+%a %b %d %Y")?)
         .replace("@FILES_BASE@", &files(release, Package::Base))

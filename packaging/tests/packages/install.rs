@@ -1,11 +1,10 @@
 //! Installing, upgrading, removing, by the systems' own package managers.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::root::Root;
-use crate::{NAMES, package, run};
+use crate::{NAMES, newer, package, skip};
 
 /// Every program, by the path that people and schedulers use.
 const PROGRAMS: [&str; 7] = [
@@ -92,11 +91,10 @@ fn gone(root: &Root, but: &[&str]) {
 #[test]
 fn the_debian_packages_install_upgrade_and_leave() {
     if !Path::new("/var/lib/dpkg/status").exists() {
-        println!("skipped: Debian packages: this system is not Debian's");
-        return;
+        return skip("Debian packages", "this system is not Debian's");
     }
     let debs = NAMES.map(|name| package(name, ".deb"));
-    let newer = NAMES.map(newer);
+    let newer = NAMES.map(|name| newer(name, ".deb"));
     Root::with("deb", move |root| {
         put_foreign(root);
         dpkg(root, &debs);
@@ -150,46 +148,78 @@ pub fn dpkg(root: &Root, packages: &[PathBuf]) {
     root.run(&words);
 }
 
-/// The same package under a higher number.
-pub fn newer(name: &str) -> PathBuf {
-    let own = format!("newer-{name}-{:?}", std::thread::current().id());
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(own);
-    let _ = fs::remove_dir_all(&dir);
-    run(Command::new("dpkg-deb")
-        .arg("-R")
-        .arg(package(name, ".deb"))
-        .arg(&dir));
-    let control = dir.join("DEBIAN/control");
-    let version = env!("CARGO_PKG_VERSION");
-    let text = fs::read_to_string(&control)
-        .unwrap()
-        .replace(version, &format!("{version}+newer"));
-    fs::write(&control, text).unwrap();
-    let file = dir.with_extension("deb");
-    run(Command::new("dpkg-deb")
-        .args(["--root-owner-group", "-Znone", "--build"])
-        .arg(&dir)
-        .arg(&file));
-    file
+/// `rpm VERB FILES` with all dependencies resolved.
+pub fn rpm(root: &Root, verb: &str, packages: &[PathBuf]) {
+    let files: Vec<String> = packages.iter().map(|package| root.take(package)).collect();
+    let mut words = vec!["rpm", verb];
+    words.extend(files.iter().map(String::as_str));
+    root.run(&words);
+}
+
+/// What RPM's records on Debian lack, since the shell and the C library came by another package manager.
+pub fn distribution(root: &Root) {
+    let spec = "Name: distribution\nVersion: 1\nRelease: 1\nSummary: none\nLicense: none\nBuildArch: noarch\n\
+                Provides: /bin/sh, libc.so.6(GLIBC_2.28)(64bit)\n%description\nnone\n%files\n";
+    root.write("/root/distribution.spec", spec);
+    root.run(&[
+        "rpmbuild",
+        "-bb",
+        "--define",
+        "_topdir /root/rpm",
+        "/root/distribution.spec",
+    ]);
+    root.run(&[
+        "rpm",
+        "--install",
+        "/root/rpm/RPMS/noarch/distribution-1-1.noarch.rpm",
+    ]);
 }
 
 #[test]
-fn the_rpm_packages_install_and_leave() {
+fn the_rpm_packages_install_upgrade_and_leave() {
     let rpms = NAMES.map(|name| package(name, ".rpm"));
+    let newer = NAMES.map(|name| newer(name, ".rpm"));
     Root::with("rpm", move |root| {
         put_foreign(root);
-        let files: Vec<String> = rpms.iter().map(|package| root.take(package)).collect();
-        // The C library came by another package manager on Debian, so its name is not in this one's records.
-        let mut words = vec!["rpm", "--install", "--nodeps"];
-        words.extend(files.iter().map(String::as_str));
-        root.run(&words);
+        distribution(root);
+        rpm(root, "--install", &rpms);
         programs_run(root);
         nothing_is_active(root);
-        root.run(&["rpm", "--verify", "--nodeps", "mpsd", "mpsd-slurm", "mpsd-pbs"]);
-        root.write("/etc/mpsd/mpsd.toml", "deadline_s = 25\n");
-        root.run(&["rpm", "--erase", "--nodeps", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
+        root.run(&["rpm", "--verify", "mpsd", "mpsd-slurm", "mpsd-pbs"]);
+        let changed = "deadline_s = 25\n";
+        root.write("/etc/mpsd/mpsd.toml", changed);
+        root.write("/var/lib/mpsd/drains/gpu001", "ours\n");
+
+        rpm(root, "--upgrade", &newer);
+        let have = root.run(&[
+            "rpm",
+            "--query",
+            "--qf",
+            "%{NAME} %{RELEASE}\n",
+            "mpsd",
+            "mpsd-slurm",
+            "mpsd-pbs",
+        ]);
+        let have: Vec<&str> = have.lines().filter(|line| line.starts_with("mpsd")).collect();
+        assert_eq!(have, ["mpsd 2", "mpsd-slurm 2", "mpsd-pbs 2"]);
+        assert_eq!(
+            root.read("/etc/mpsd/mpsd.toml"),
+            changed,
+            "the administrator's configuration was replaced"
+        );
+        programs_run(root);
+        nothing_is_active(root);
+        // All but the file that was changed.
+        root.run(&["rpm", "--verify", "--noconfig", "mpsd", "mpsd-slurm", "mpsd-pbs"]);
+
+        root.run(&["rpm", "--erase", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
         foreign_is_as_it_was(root);
-        assert_eq!(root.read("/etc/mpsd/mpsd.toml.rpmsave"), "deadline_s = 25\n");
+        assert_eq!(root.read("/etc/mpsd/mpsd.toml.rpmsave"), changed);
+        assert_eq!(
+            root.read("/var/lib/mpsd/drains/gpu001"),
+            "ours\n",
+            "a drain of ours was forgotten"
+        );
         gone(root, &["/etc/mpsd", "/etc/mpsd/mpsd.toml.rpmsave"]);
     });
 }

@@ -1,5 +1,5 @@
-//! A copy of this machine's system to install into: the system below, read only, and a file system in memory over it, in a
-//! mount namespace of one thread. Nothing of it is left when the thread has ended, whatever happened.
+//! A copy of a system to install into: the system below, read only, and a file system in memory over it, in a mount
+//! namespace of one thread. Nothing of it is left when the thread has ended, whatever happened.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,17 +18,30 @@ pub struct Root {
 }
 
 impl Root {
-    /// Makes the copy and hands it to `body`, in a thread of its own.
+    /// Makes a copy of this machine's system, with its devices and processes, and hands it to `body`, in a thread of its
+    /// own.
     pub fn with(name: &str, body: impl FnOnce(&Root) + Send + 'static) {
+        Root::over(Path::new("/"), name, |root| {
+            const NONE: Option<&str> = None;
+            let (proc, dev) = (root.at("/proc"), root.at("/dev"));
+            mount(Some("proc"), &proc, Some("proc"), MsFlags::empty(), NONE).unwrap();
+            mount(Some("/dev"), &dev, NONE, MsFlags::MS_BIND, NONE).unwrap();
+            body(root);
+        });
+    }
+
+    /// Makes a copy of the system in `lower`, files alone, and hands it to `body`, in a thread of its own.
+    pub fn over(lower: &Path, name: &str, body: impl FnOnce(&Root) + Send + 'static) {
         let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("root-{name}"));
         fs::create_dir_all(&place).unwrap();
-        let thread = std::thread::spawn(move || body(&Root::make(&place)));
+        let lower = lower.to_owned();
+        let thread = std::thread::spawn(move || body(&Root::make(&lower, &place)));
         if let Err(panic) = thread.join() {
             std::panic::resume_unwind(panic);
         }
     }
 
-    fn make(place: &Path) -> Root {
+    fn make(lower: &Path, place: &Path) -> Root {
         const NONE: Option<&str> = None;
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).unwrap();
@@ -44,7 +57,11 @@ impl Root {
             fs::create_dir(place.join(part)).unwrap();
         }
         fs::set_permissions(place.join("upper"), fs::Permissions::from_mode(0o755)).unwrap();
-        let options = format!("lowerdir=/,upperdir={0}/upper,workdir={0}/work", place.display());
+        let options = format!(
+            "lowerdir={},upperdir={1}/upper,workdir={1}/work",
+            lower.display(),
+            place.display()
+        );
         let path = place.join("root");
         mount(
             Some("overlay"),
@@ -54,15 +71,6 @@ impl Root {
             Some(options.as_str()),
         )
         .unwrap();
-        mount(
-            Some("proc"),
-            &path.join("proc"),
-            Some("proc"),
-            MsFlags::empty(),
-            NONE,
-        )
-        .unwrap();
-        mount(Some("/dev"), &path.join("dev"), NONE, MsFlags::MS_BIND, NONE).unwrap();
         Root { path }
     }
 

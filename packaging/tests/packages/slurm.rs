@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::install::{dpkg, newer};
+use crate::install::{distribution, dpkg, rpm};
 use crate::root::Root;
-use crate::{NAMES, package, run, said};
+use crate::{NAMES, newer, package, run, said, skip};
 
 const SNIPPET: &str = "/etc/slurm/plugstack.conf.d/mpsd.conf";
 const STACK: (&str, &str) = (
@@ -67,11 +67,11 @@ fn outdate(root: &Root, release: &str) {
 #[test]
 fn the_debian_package_follows_slurm() {
     if !Path::new("/var/lib/dpkg/status").exists() {
-        println!("skipped: Debian's trigger: this system is not Debian's");
-        return;
+        return skip("Debian's trigger", "this system is not Debian's");
     }
     let debs = NAMES.map(|name| package(name, ".deb"));
-    let (newer, slurmd) = (newer_in(&["mpsd", "mpsd-pbs", "mpsd-slurm"]), slurm_of_tomorrow());
+    let newer = NAMES.map(|name| newer(name, ".deb"));
+    let slurmd = slurm_of_tomorrow();
     Root::with("slurm-deb", move |root| {
         site(root);
         dpkg(root, &debs);
@@ -106,31 +106,27 @@ fn the_debian_package_follows_slurm() {
 #[test]
 fn the_rpm_package_follows_slurm() {
     let rpms = NAMES.map(|name| package(name, ".rpm"));
+    let newer = NAMES.map(|name| newer(name, ".rpm"));
     Root::with("slurm-rpm", move |root| {
         site(root);
-        let files: Vec<String> = rpms.iter().map(|package| root.take(package)).collect();
-        for file in &files {
-            root.run(&["rpm", "--install", "--nodeps", file]);
-        }
+        distribution(root);
+        rpm(root, "--install", &rpms);
         site_is_as_it_was(root);
         let release = release(root);
         root.run(&["mpsctl", "slurm", "enable"]);
         assert!(names(root, &release) && is_loaded(root), "{}", root.read(SNIPPET));
         outdate(root, &release);
         // The same trigger as for slurmd's own file: a new file below one of its paths.
-        root.run(&["rpm", "--upgrade", "--replacepkgs", "--nodeps", &files[2]]);
+        rpm(root, "--upgrade", &newer);
         assert!(
-            names(root, &release),
+            names(root, &release) && is_loaded(root),
             "the trigger did not fire: {}",
             root.read(SNIPPET)
         );
-        root.run(&["rpm", "--erase", "--nodeps", "mpsd-slurm"]);
+        root.run(&["rpm", "--erase", "mpsd-slurm"]);
         site_is_as_it_was(root);
+        assert!(!is_loaded(root));
     });
-}
-
-fn newer_in(names: &[&str]) -> Vec<PathBuf> {
-    names.iter().map(|name| newer(name)).collect()
 }
 
 /// A package that brings a slurmd, as an upgrade of Slurm does.

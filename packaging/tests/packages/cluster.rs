@@ -1,0 +1,166 @@
+//! A cluster of one node that a site runs without us: Slurm as Debian ships it, two GPUs that are simulated, one user.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use tests::double::{NodeDouble, Programs};
+use tests::slurm::Record;
+
+use crate::machine::{HOST, Machine};
+use crate::root::Root;
+use crate::{run, said};
+
+/// Who submits.
+pub const USER: &str = "worker";
+/// The simulated vendor's directory.
+pub const VENDOR: &str = "/opt/vendor";
+/// What CUDA programs are on this cluster.
+pub const CLIENT: [&str; 3] = ["/opt/vendor/fake-cuda-client", "--node", VENDOR];
+
+/// Whatever is not said here is Debian's or Slurm's default. No cgroups for jobs: a systemd in a container gives none.
+const SLURM: &str = "\
+ClusterName=site
+SlurmctldHost=gpu001
+StateSaveLocation=/var/lib/slurm/slurmctld
+SlurmdSpoolDir=/var/lib/slurm/slurmd
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=bf_interval=1,batch_sched_delay=0
+SlurmdParameters=config_overrides
+ReturnToService=2
+PrologFlags=Alloc
+GresTypes=gpu
+NodeName=gpu001 CPUs=4 RealMemory=1000 Gres=gpu:2
+PartitionName=main Nodes=ALL Default=YES
+";
+
+/// Writes the site's files into a system that has not booted yet.
+pub fn configure(root: &Root) -> NodeDouble {
+    root.write("/etc/slurm/slurm.conf", SLURM);
+    root.write(
+        "/etc/slurm/gres.conf",
+        "AutoDetect=off\nName=gpu File=/dev/nvidia[0-1]\n",
+    );
+    // Slurm's plugin for v2 refuses to load where the machine below has v1 as well; nothing here uses either.
+    root.write("/etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\n");
+    root.write("/etc/hosts", &format!("127.0.0.1 localhost\n127.0.1.1 {HOST}\n"));
+    root.run(&["useradd", "--create-home", USER]);
+    root.run(&["install", "-d", "-o", "slurm", "/var/lib/slurm/slurmctld"]);
+    let vendor = NodeDouble::builder().name(HOST).gpus(2, "NVIDIA H200");
+    let vendor = vendor.at(root.at(VENDOR)).programs(doubles()).build().unwrap();
+    fs::set_permissions(root.at("/opt"), fs::Permissions::from_mode(0o755)).unwrap();
+    vendor
+}
+
+/// The doubles of this build; `cargo xtask test` has built them.
+fn doubles() -> Programs {
+    let dir = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
+    let of = || Programs::of(dir.join("fake-mps-control"), dir.join("fake-cuda-client"));
+    of().unwrap_or_else(|_| {
+        run(Command::new(env!("CARGO")).args(["build", "--workspace", "--lib", "--bins"]));
+        of().unwrap()
+    })
+}
+
+/// The cluster's node as it stands.
+#[derive(Debug)]
+pub struct Cluster {
+    pub machine: Machine,
+}
+
+impl Cluster {
+    /// Waits until the node takes jobs and none is on it.
+    #[track_caller]
+    pub fn idle(&mut self) {
+        self.machine.until("an idle node", |machine| {
+            let shown = machine.output(&["scontrol", "-o", "show", "node", HOST]);
+            String::from_utf8_lossy(&shown.stdout).contains(" State=IDLE ")
+        });
+    }
+
+    /// `srun WORDS` by the user, as a command of the test's.
+    pub fn srun(&self, words: &[&str]) -> Command {
+        self.machine
+            .command(&[&["runuser", "-u", USER, "--", "srun", "--chdir=/tmp"], words].concat())
+    }
+
+    /// `srun WORDS CLIENT` by the user, to its end; the clients' own records.
+    #[track_caller]
+    pub fn clients(&self, words: &[&str]) -> Vec<Record> {
+        let output = self.srun(&[words, &CLIENT].concat()).output().unwrap();
+        assert!(
+            output.status.success(),
+            "{words:?}: {}\n{}",
+            said(&output),
+            self.machine.journal()
+        );
+        Record::all(&String::from_utf8(output.stdout).unwrap()).unwrap()
+    }
+
+    /// Starts one client that holds on for a minute; the command and the client's record.
+    pub fn holding(&mut self, words: &[&str], note: &Path) -> (Child, Record) {
+        let file = File::create(note).unwrap();
+        let words = [words, &CLIENT, &["--hold", "60"]].concat();
+        let child = self.srun(&words).stdout(file).spawn().unwrap();
+        let mut records = Vec::new();
+        self.machine.until("a client's record", |_| {
+            records = Record::all(&fs::read_to_string(note).unwrap()).unwrap_or_default();
+            !records.is_empty()
+        });
+        (child, records.remove(0))
+    }
+
+    /// Says a line of an administrator's, as it stands in the guide, in the directory with the packages.
+    #[track_caller]
+    pub fn administrator(&self, line: &str) -> String {
+        self.machine
+            .run(&["sh", "-ec", &format!("cd /root/packages\n{line}")])
+    }
+
+    /// No job's MPS is on the node, whatever was there before: no process, no directory, no cgroup, no drain, and the GPUs
+    /// are in the mode they were in.
+    #[track_caller]
+    pub fn nothing_is_left(&mut self) {
+        self.idle();
+        let machine = &self.machine;
+        let programs = machine.run(&["sh", "-c", "readlink /proc/[0-9]*/exe || :"]);
+        let ours: Vec<&str> = programs
+            .lines()
+            .filter(|program| program.starts_with(VENDOR) || program.contains("/mpsd"))
+            .collect();
+        assert_eq!(ours, [""; 0], "processes");
+        for dir in ["/run/mpsd/jobs", "/run/mpsd/gpus", "/var/lib/mpsd/drains"] {
+            assert_eq!(listed(&machine.at(dir)), [""; 0], "{dir}");
+        }
+        let home = machine.at("/sys/fs/cgroup/system.slice/mpsd.service");
+        let cgroups: Vec<PathBuf> = fs::read_dir(&home)
+            .map(|all| {
+                all.flatten()
+                    .map(|entry| entry.path())
+                    .filter(|path| path.is_dir())
+                    .collect()
+            })
+            .unwrap_or_default();
+        assert!(cgroups.is_empty(), "{cgroups:?}");
+        for mode in listed(&machine.at(&format!("{VENDOR}/modes"))) {
+            let text = fs::read_to_string(machine.at(&format!("{VENDOR}/modes/{mode}"))).unwrap();
+            assert_eq!(text, "default\n", "{mode}");
+        }
+        let failed = machine.run(&["systemctl", "--failed", "--plain", "--no-legend"]);
+        assert!(!failed.contains("mps") && !failed.contains("slurm"), "{failed}");
+    }
+}
+
+/// Names in a directory, none where there is no directory.
+pub fn listed(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,222 @@
+//! A machine of its own that boots a system under its own systemd: processes, mounts, network, host name and cgroups are its
+//! own. It has two devices that pass for GPUs. When it is dropped, or the test dies, nothing of it is left.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::root::Root;
+use crate::said;
+
+/// Its host name.
+pub const HOST: &str = "gpu001";
+/// Longest that one command in it may take, in seconds.
+const LIMIT: &str = "120";
+/// Longest that it may take to boot, or to end.
+const BOOT: Duration = Duration::from_secs(60);
+/// What its cgroup's name begins with; the test's pid and the machine's name follow.
+const PREFIX: &str = "mpsd-packages.";
+
+/// In the cgroup first, so that the new cgroup namespace begins there. The devices are those that every container has.
+const START: &str = r#"
+echo $$ > "$CGROUP/cgroup.procs"
+exec unshare --mount --pid --fork --kill-child --net --uts --ipc --cgroup --propagation private /bin/sh -ec '
+    cd "$ROOT"
+    mount -t proc proc proc
+    mount -t sysfs -o ro sysfs sys
+    mount -t cgroup2 cgroup2 sys/fs/cgroup
+    mount -t tmpfs -o mode=755 tmpfs run
+    mount -t tmpfs -o mode=755 tmpfs dev
+    mkdir dev/pts dev/shm
+    mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
+    mount -t tmpfs -o mode=1777 tmpfs dev/shm
+    for node in null:1:3 zero:1:5 full:1:7 random:1:8 urandom:1:9 tty:5:0 nvidia0:240:0 nvidia1:240:1; do
+        IFS=: read -r name major minor <<END
+$node
+END
+        mknod -m 666 "dev/$name" c "$major" "$minor"
+    done
+    ln -s pts/ptmx dev/ptmx
+    ln -s /proc/self/fd dev/fd
+    hostname "$HOST"
+    # Where 127.0.0.1 is the only address there is, getaddrinfo(3) with AI_ADDRCONFIG, as Slurm has it, finds no name.
+    chroot . ip address add 127.0.1.1/8 dev lo
+    exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot . /lib/systemd/systemd
+'
+"#;
+
+/// The machine.
+#[derive(Debug)]
+pub struct Machine {
+    outer: Child,
+    init: i32,
+    // Removed last, when everything in it has ended.
+    _cgroup: Cgroup,
+}
+
+/// The cgroup that a machine has for itself, removed with all below it.
+#[derive(Debug)]
+pub struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes it; why a machine cannot boot here.
+    pub fn create(name: &str) -> Result<Cgroup, String> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "));
+        let mount = mount.and_then(|line| line.split(' ').nth(4)).map(PathBuf::from);
+        let mount = mount.ok_or("this machine has no cgroup v2 for a systemd of its own")?;
+        remove_stale(&mount);
+        let path = mount.join(format!("{PREFIX}{}.{name}", std::process::id()));
+        let why = |error| {
+            format!(
+                "no cgroup for a systemd of its own: '{}': {error}",
+                path.display()
+            )
+        };
+        fs::create_dir(&path).map_err(why)?;
+        Ok(Cgroup(path))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + BOOT;
+        while remove(&self.0).is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if self.0.exists() {
+            eprintln!("a machine left '{}'", self.0.display());
+        }
+    }
+}
+
+/// Those of tests that were killed.
+fn remove_stale(mount: &Path) {
+    for entry in fs::read_dir(mount).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let rest = name.strip_prefix(PREFIX);
+        let pid = rest.and_then(|rest| rest.split('.').next());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            let _ = remove(&entry.path());
+        }
+    }
+}
+
+fn remove(cgroup: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(cgroup)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove(&entry.path())?;
+        }
+    }
+    fs::remove_dir(cgroup)
+}
+
+impl Machine {
+    /// Boots `root` in `cgroup`; returns when all that it starts by itself has been started.
+    pub fn boot(root: &Root, cgroup: Cgroup) -> Machine {
+        root.write("/etc/hostname", &format!("{HOST}\n"));
+        let outer = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "/bin/sh", "-ec", START])
+            .env("CGROUP", &cgroup.0)
+            .env("ROOT", root.at("/"))
+            .env("HOST", HOST)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut machine = Machine {
+            outer,
+            init: 0,
+            _cgroup: cgroup,
+        };
+        let outer = machine.outer.id().cast_signed();
+        machine.until("its first process", |machine| {
+            let all = tests::slurm::processes();
+            let init = all
+                .iter()
+                .find(|process| process.parent == outer && process.name == "systemd");
+            machine.init = init.map_or(0, |process| process.pid);
+            machine.init != 0
+        });
+        machine.until("its boot", |machine| {
+            let state = machine.output(&["systemctl", "is-system-running"]);
+            ["running", "degraded"].contains(&String::from_utf8_lossy(&state.stdout).trim())
+        });
+        machine
+    }
+
+    /// Waits until `done`.
+    #[track_caller]
+    pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Machine) -> bool) {
+        let deadline = Instant::now() + BOOT;
+        while !done(self) {
+            assert!(
+                Instant::now() < deadline,
+                "{what}: not within {BOOT:?}\n{}",
+                self.journal()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A place in it, its own mounts included.
+    pub fn at(&self, path: &str) -> PathBuf {
+        Path::new(&format!("/proc/{}/root", self.init)).join(path.trim_start_matches('/'))
+    }
+
+    /// A command in it, as root.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .args(["-t", &self.init.to_string()])
+            .args(["-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w"])
+            .args(["timeout", "--kill-after=5", LIMIT])
+            .args(words)
+            .stdin(Stdio::null())
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", "/root")
+            .env("LC_ALL", "C.UTF-8")
+            .env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    }
+
+    /// Runs a command in it.
+    pub fn output(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    /// Runs a command in it that must succeed; what it wrote to standard output.
+    #[track_caller]
+    pub fn run(&self, words: &[&str]) -> String {
+        let output = self.output(words);
+        assert!(
+            output.status.success(),
+            "{words:?}: {}\n{}",
+            said(&output),
+            self.journal()
+        );
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The last lines of its journal.
+    pub fn journal(&self) -> String {
+        let output = self.output(&[
+            "journalctl",
+            "--no-pager",
+            "--lines=80",
+            "--output=short-monotonic",
+        ]);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.outer.kill();
+        let _ = self.outer.wait();
+    }
+}

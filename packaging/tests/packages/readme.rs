@@ -1,0 +1,296 @@
+//! From the packages to a user's job by the README's lines and nothing else, in a Debian made from nothing: real dpkg, real
+//! systemd, real Slurm; the GPUs alone are simulated. Then what an administrator does later: restart, upgrade, remove, purge.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use tests::slurm::Record;
+
+use crate::cluster::{self, Cluster, USER, VENDOR, listed};
+use crate::machine::{Cgroup, Machine};
+use crate::root::Root;
+use crate::{NAMES, debian, newer, package, said, skip};
+
+const README: &str = include_str!("../../../README.md");
+const CONFIG: &str = "/etc/mpsd/mpsd.toml";
+/// What changes by itself, or is the package manager's own memory.
+const OTHERS: [&str; 9] = [
+    "/var/lib/dpkg",
+    "/var/lib/apt",
+    "/var/lib/systemd",
+    "/var/lib/slurm",
+    "/var/cache",
+    "/var/log",
+    "/root",
+    "/tmp",
+    VENDOR,
+];
+
+/// The README's commands below a heading, without what it says of them.
+fn steps(heading: &str) -> Vec<&'static str> {
+    let (_, text) = README.split_once(&format!("\n## {heading}\n")).unwrap();
+    let text = text.split("\n## ").next().unwrap();
+    let lines = text.lines().filter_map(|line| line.strip_prefix("    "));
+    lines
+        .map(|line| line.split(" #").next().unwrap().trim())
+        .collect()
+}
+
+/// Slurm 22.05.
+#[test]
+fn a_job_runs_by_the_readme_on_a_fresh_debian_12() {
+    by_the_readme("bookworm");
+}
+
+/// Slurm 24.11.
+#[test]
+fn a_job_runs_by_the_readme_on_a_fresh_debian_13() {
+    by_the_readme("trixie");
+}
+
+fn by_the_readme(suite: &'static str) {
+    let (base, cgroup) = match (debian::base(suite), Cgroup::create(suite)) {
+        (Ok(base), Ok(cgroup)) => (base, cgroup),
+        (Err(why), _) | (_, Err(why)) => return skip(&format!("a job from the packages on {suite}"), &why),
+    };
+    let debs = NAMES.map(|name| package(name, ".deb"));
+    let newer = NAMES.map(|name| newer(name, ".deb"));
+    Root::over(&base, suite, move |root| {
+        let _vendor = cluster::configure(root);
+        for (dir, files) in [("packages", &debs), ("newer", &newer)] {
+            fs::create_dir_all(root.at(&format!("/root/{dir}"))).unwrap();
+            for (name, file) in NAMES.iter().zip(files) {
+                fs::copy(file, root.at(&format!("/root/{dir}/{name}_{dir}.deb"))).unwrap();
+            }
+        }
+        let mut cluster = Cluster {
+            machine: Machine::boot(root, cgroup),
+        };
+        cluster.idle();
+        let before = tree(root);
+
+        install(&cluster);
+        simulate(root);
+        jobs(&mut cluster);
+        let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("held-client-{suite}"));
+        restart_and_upgrade(&mut cluster, &note);
+        remove(root, &mut cluster, &before);
+    });
+}
+
+/// Installed and enabled by the README; in between, nothing has changed for a job.
+fn install(cluster: &Cluster) {
+    for step in steps("Install").iter().filter(|step| !step.starts_with("dnf ")) {
+        cluster.administrator(step);
+    }
+    for unit in ["mpsd.service", "mpsd-reconcile.timer"] {
+        cluster.machine.run(&["systemctl", "is-active", unit]);
+    }
+    assert!(!knows_the_flag(cluster), "installing was enough");
+    let help = cluster.administrator("man -w mpsd 2>/dev/null || ls /usr/share/man/man8/mpsd.8.gz");
+    assert!(help.contains("mpsd.8"), "{help}");
+    for step in steps("Slurm") {
+        cluster.administrator(step);
+    }
+    assert!(knows_the_flag(cluster));
+}
+
+/// Whether srun knows our options: only if Slurm itself has loaded the plugin.
+fn knows_the_flag(cluster: &Cluster) -> bool {
+    cluster.machine.run(&["srun", "--help"]).contains("--mps-threads")
+}
+
+/// The two keys that name the vendor's parts: the only difference to a node with GPUs.
+fn simulate(root: &Root) {
+    let shipped = root.read(CONFIG);
+    let keys =
+        format!("control = \"{VENDOR}/nvidia-cuda-mps-control\"\nnvml = \"{VENDOR}/libnvidia-ml.so.1\"\n");
+    root.write(CONFIG, &(keys + &shipped));
+}
+
+/// Under the MPS of their own job, as its user, with a quarter of the GPU.
+#[track_caller]
+fn are_under_mps(records: &[Record], uid: u32) {
+    for record in records {
+        assert!(record.under_mps && record.error.is_none(), "{record:?}");
+        assert_eq!((record.uid, record.sms), (Some(uid), Some(32)), "{record:?}");
+        assert_eq!(record.daemon_pid, records[0].daemon_pid, "{record:?}");
+        let job = record.job.as_deref().unwrap();
+        assert_eq!(
+            record.pipe_directory,
+            Some(format!("/run/mpsd/jobs/{job}/pipe")),
+            "{record:?}"
+        );
+        assert_eq!(
+            record.visible.as_deref(),
+            Some(record.uuids[0].as_str()),
+            "{record:?}"
+        );
+    }
+}
+
+fn uid(cluster: &Cluster) -> u32 {
+    cluster.machine.run(&["id", "-u", USER]).trim().parse().unwrap()
+}
+
+fn jobs(cluster: &mut Cluster) {
+    cluster.idle();
+    let plain = cluster.clients(&["--gres=gpu:1"]);
+    assert!(
+        !plain[0].under_mps && plain[0].pipe_directory.is_none() && plain[0].job.is_none(),
+        "{plain:?}"
+    );
+
+    let records = cluster.clients(&["--gres=gpu:1", "--mps", "--mps-threads=25", "-n2"]);
+    assert_eq!(records.len(), 2, "{records:?}");
+    are_under_mps(&records, uid(cluster));
+    cluster.nothing_is_left();
+
+    let refused = cluster
+        .srun(&["--gres=gpu:1", "--mps", "--mps-threads=300", "true"])
+        .output()
+        .unwrap();
+    let said = said(&refused);
+    assert!(
+        !refused.status.success() && said.contains("--mps-threads") && said.contains("300"),
+        "{said}"
+    );
+}
+
+/// A job lives through restarts of everything that root may restart, and through an upgrade, and its epilogue is then the
+/// newer one.
+fn restart_and_upgrade(cluster: &mut Cluster, note: &Path) {
+    let (mut srun, record) = cluster.holding(&["--gres=gpu:1", "--mps", "--mps-threads=25"], note);
+    are_under_mps(std::slice::from_ref(&record), uid(cluster));
+    let (job, daemon) = (record.job.clone().unwrap(), record.daemon_pid.unwrap());
+    let home = format!("/system.slice/mpsd.service/{job}");
+    let lives = |cluster: &Cluster, when: &str| {
+        let cgroup = cluster.machine.run(&["cat", &format!("/proc/{daemon}/cgroup")]);
+        assert!(
+            cgroup.lines().any(|line| line == format!("0::{home}")),
+            "{when}: '{cgroup}'"
+        );
+        let jobs = listed(&cluster.machine.at("/run/mpsd/jobs"));
+        assert!(jobs.contains(&job), "{when}: {jobs:?}");
+    };
+    lives(cluster, "before");
+    cluster.machine.run(&[
+        "systemctl",
+        "restart",
+        "slurmd",
+        "mpsd.service",
+        "mpsd-reconcile.timer",
+    ]);
+    cluster
+        .machine
+        .run(&["systemctl", "start", "mpsd-reconcile.service"]);
+    lives(cluster, "after the restarts");
+
+    let changed = fs::read_to_string(cluster.machine.at(CONFIG)).unwrap();
+    cluster.machine.run(&[
+        "sh",
+        "-ec",
+        "cd /root/newer\napt install ./mpsd_*.deb ./mpsd-slurm_*.deb",
+    ]);
+    assert_eq!(
+        fs::read_to_string(cluster.machine.at(CONFIG)).unwrap(),
+        changed,
+        "the upgrade took the configuration"
+    );
+    let versions = cluster
+        .machine
+        .run(&["dpkg-query", "-W", "-f", "${Version}\n", "mpsd", "mpsd-slurm"]);
+    assert!(
+        versions.lines().all(|version| version.ends_with("-2")),
+        "{versions}"
+    );
+    for unit in ["mpsd.service", "mpsd-reconcile.timer"] {
+        cluster.machine.run(&["systemctl", "is-enabled", unit]);
+        cluster.machine.run(&["systemctl", "is-active", unit]);
+    }
+    lives(cluster, "after the upgrade");
+    assert!(srun.try_wait().unwrap().is_none(), "the upgrade ended the job");
+
+    cluster.machine.run(&["scancel", &job]);
+    srun.wait().unwrap();
+    cluster.nothing_is_left();
+    are_under_mps(
+        &cluster.clients(&["--gres=gpu:1", "--mps", "--mps-threads=25", "-n2"]),
+        uid(cluster),
+    );
+    cluster.nothing_is_left();
+}
+
+/// Taken away by the guide, purged, and every file is as it was before.
+fn remove(root: &Root, cluster: &mut Cluster, before: &BTreeMap<String, String>) {
+    for step in [
+        "mpsctl slurm disable",
+        "apt-get remove -y mpsd mpsd-slurm",
+        "systemctl restart slurmd",
+    ] {
+        cluster.administrator(step);
+    }
+    assert!(!knows_the_flag(cluster));
+    assert!(
+        root.read(CONFIG).starts_with("control = "),
+        "removal took the configuration"
+    );
+    let units = cluster.machine.run(&[
+        "systemctl",
+        "list-units",
+        "--all",
+        "--plain",
+        "--no-legend",
+        "mps*",
+    ]);
+    assert_eq!(units, "", "units");
+    cluster.idle();
+    let plain = cluster.clients(&["--gres=gpu:1"]);
+    assert!(!plain[0].under_mps, "{plain:?}");
+
+    cluster.administrator("apt-get purge -y mpsd mpsd-slurm");
+    let after = tree(root);
+    let differing: Vec<(&String, Option<&String>)> = before
+        .keys()
+        .chain(after.keys())
+        .filter(|path| before.get(*path) != after.get(*path))
+        .map(|path| (path, after.get(path)))
+        .collect();
+    assert!(differing.is_empty(), "{differing:#?}");
+    assert!(
+        !cluster.machine.at("/run/mpsd").exists(),
+        "{:?}",
+        listed(&cluster.machine.at("/run/mpsd"))
+    );
+}
+
+/// Every file of the system with its mode and owner, and those below /etc with what is in them.
+fn tree(root: &Root) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    walk(&root.at("/"), "", &mut found);
+    found
+}
+
+fn walk(dir: &Path, path: &str, found: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        let path = format!("{path}/{}", entry.file_name().to_str().unwrap());
+        if OTHERS.contains(&path.as_str()) {
+            continue;
+        }
+        let meta = entry.metadata().unwrap();
+        let mut about = format!("{:o} {}:{}", meta.mode(), meta.uid(), meta.gid());
+        if meta.is_file() && path.starts_with("/etc/") {
+            let mut hasher = DefaultHasher::new();
+            fs::read(entry.path()).unwrap().hash(&mut hasher);
+            about += &format!(" {:x}", hasher.finish());
+        }
+        if meta.is_dir() {
+            walk(&entry.path(), &path, found);
+        }
+        found.insert(path, about);
+    }
+}
