@@ -23,6 +23,7 @@ pub const CLIENT: [&str; 3] = ["/opt/vendor/fake-cuda-client", "--node", VENDOR]
 const SLURM: &str = "\
 ClusterName=site
 SlurmctldHost=gpu001
+SlurmUser=slurm
 StateSaveLocation=/var/lib/slurm/slurmctld
 SlurmdSpoolDir=/var/lib/slurm/slurmd
 ProctrackType=proctrack/linuxproc
