@@ -79,6 +79,16 @@ enum Verb {
     Bench(Bench),
 }
 
+impl Verb {
+    /// Building and packing does not, unless a tool has to be installed first.
+    fn needs_root(&self) -> bool {
+        !matches!(
+            self,
+            Verb::Stage(_) | Verb::SpankVariants(_) | Verb::Dist(_) | Verb::ReleaseCheck(_)
+        )
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Bench {
     /// `srun true` with and without the plugin on the same Slurm, in turn.
@@ -123,7 +133,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
-    if !nix::unistd::geteuid().is_root() {
+    if arguments.verb.needs_root() && !nix::unistd::geteuid().is_root() {
         bail!(
             "this needs root: it starts a Slurm whose jobs run as other users; use 'sudo -E cargo xtask …'"
         );

@@ -228,8 +228,8 @@ fn restart_and_upgrade(cluster: &mut Cluster, note: &Path) {
 fn remove(root: &Root, cluster: &mut Cluster, before: &BTreeMap<String, String>) {
     for step in [
         "mpsctl slurm disable",
-        "apt-get remove -y mpsd mpsd-slurm",
         "systemctl restart slurmd",
+        "apt-get remove -y mpsd mpsd-slurm",
     ] {
         cluster.administrator(step);
     }
