@@ -102,10 +102,10 @@ impl Cluster {
         Record::all(&String::from_utf8(output.stdout).unwrap()).unwrap()
     }
 
-    /// Starts one client that holds on for a minute; the command and the client's record.
+    /// Starts one client that holds on until the job is ended; the command and the client's record.
     pub fn holding(&mut self, words: &[&str], note: &Path) -> (Child, Record) {
         let file = File::create(note).unwrap();
-        let words = [words, &CLIENT, &["--hold", "60"]].concat();
+        let words = [words, &CLIENT, &["--hold", "240"]].concat();
         let child = self.srun(&words).stdout(file).spawn().unwrap();
         let mut records = Vec::new();
         self.machine.until("a client's record", |_| {

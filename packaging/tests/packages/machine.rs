@@ -14,8 +14,8 @@ use crate::said;
 pub const HOST: &str = "gpu001";
 /// Longest that one command in it may take, in seconds.
 const LIMIT: &str = "120";
-/// Longest that it may take to boot, or to end.
-const BOOT: Duration = Duration::from_secs(60);
+/// Longest that it may take to boot, to end, or until a job begins or is gone.
+const BOOT: Duration = Duration::from_secs(120);
 /// What its cgroup's name begins with; the test's pid and the machine's name follow.
 const PREFIX: &str = "mpsd-packages.";
 
