@@ -3,12 +3,12 @@
 //! They are made once for all tests by `cargo xtask dist`. Installing happens in a copy of this machine's system, or of a
 //! Debian made from nothing, that is gone with the test: an overlay in a mount namespace of its own.
 
+mod admin;
 mod cluster;
 mod contents;
 mod debian;
 mod install;
 mod machine;
-mod readme;
 mod root;
 mod slurm;
 

@@ -12,7 +12,7 @@ use tests::slurm::Record;
 use crate::cluster::{self, Cluster, USER, VENDOR, listed};
 use crate::machine::{Cgroup, Machine};
 use crate::root::Root;
-use crate::{NAMES, debian, newer, package, said, skip};
+use crate::{NAMES, debian, newer, package, packages, said, skip};
 
 const README: &str = include_str!("../../../README.md");
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
@@ -48,6 +48,8 @@ fn a_job_runs_by_the_readme_on_a_fresh_debian_12() {
 /// Slurm 24.11.
 #[test]
 fn a_job_runs_by_the_readme_on_a_fresh_debian_13() {
+    // While the other one gets its Debian, on a machine with two cores.
+    packages();
     by_the_readme("trixie");
 }
 
