@@ -41,13 +41,14 @@ pub fn of_failure(job: &Job, failed: &Failed, deadline: Deadline) -> u8 {
     failed.failure.exit_code()
 }
 
-/// Whether this is a refusal on a Torque sister. A prologue.parallel that fails takes its node down and has the job
-/// requeued for ever (facts: pbs-live, "Sister nodes"), and no user's mistake may do that. The mother superior refuses the
-/// same request where its user reads it; what this node alone refuses, the tasks that come here learn from the record.
+/// Whether this is a refusal, or undetermined, on a Torque sister. A prologue.parallel that fails takes its node down and has
+/// the job requeued for ever (facts: pbs-live, "Sister nodes"), and no user's mistake or malice may do that. The mother
+/// superior refuses the same request where its user reads it; what went wrong on this node alone, the tasks that come here
+/// learn from the record.
 pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
     submission.scheduler == Scheduler::Torque
         && submission.phase == Phase::ParallelPrologue
-        && failure.kind() == FailureKind::Refusal
+        && failure.kind() != FailureKind::Fault
 }
 
 /// As [`of_failure`] for the process that goes on after the prologue returned: nobody reads its exit code.

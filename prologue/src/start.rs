@@ -21,6 +21,7 @@ use mpsd::policy::decide::{Written, decide};
 use mpsd::scheduler::{self, GpuSource, Input, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::detach::detach;
+use mpsd::sys::scarcity::is_scarcity;
 use mpsd::sys::trusted::open_trusted;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -116,11 +117,11 @@ impl<'a> Start<'a> {
             inventory: &inventory,
         })?;
         open_trusted(&settings.control).map_err(|e| {
-            Failure::from(Fault::new(
-                Evidence::VendorProgram,
-                "NVIDIA's MPS control daemon",
-                e.with_cause(),
-            ))
+            let (what, why) = ("NVIDIA's MPS control daemon", e.with_cause());
+            match e.errno().is_some_and(is_scarcity) {
+                true => Failure::from(Undetermined::new(what, why)),
+                false => Fault::new(Evidence::VendorProgram, what, why).into(),
+            }
         })?;
         let mut held = node.open_job(&submission.job)?;
         match earlier(&mut node, job)? {

@@ -141,6 +141,26 @@ fn a_start_that_hangs_ends_below_the_moms_limit() {
     before.holds(&mut c);
 }
 
+/// Torque takes a sister down whose prologue.parallel fails: whoever kills their own daemon there must not do that.
+#[test]
+fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_takes_it_not_down() {
+    let gpus = |builder: tests::double::Builder| builder.fast().fault(|faults| faults.start = "never".into());
+    let mut c = Cluster::with(Product::Torque, &["nodea", "nodeb"], gpus, "deadline_s = 3\n");
+    let before = Before::of(&mut c);
+    let job = Job::new("19.vm", "MPS=true").on(&[&[0], &[0]]);
+    c.torque_files(&job);
+    assert_eq!(
+        c.torque_script(&job, 1, "prologue.parallel", None),
+        Ended::Code(0)
+    );
+    assert_eq!(c.state("nodeb"), ("free".into(), String::new()));
+    assert_ne!(c.torque_task(&job, 1, &["/bin/true"]), Ended::Code(0));
+    let told = c.output(&job, 1).1;
+    assert!(told.contains("job 19.vm") && told.contains("MPS"), "{told}");
+    c.torque_script(&job, 1, "epilogue.parallel", Some(0));
+    before.holds(&mut c);
+}
+
 #[test]
 fn epilogues_without_a_prologue_and_twice() {
     let mut c = cluster(&["nodea"]);

@@ -314,7 +314,7 @@ fn nvml_worker(place: &Place) -> Option<u32> {
 
 #[test]
 fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used_up_the_memory() {
-    for (signal, drained) in [(Signal::SIGSEGV, 1), (Signal::SIGKILL, 0)] {
+    for (signal, drained) in [(Signal::SIGSEGV, 1), (Signal::SIGKILL, 0), (Signal::SIGABRT, 0)] {
         let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
         let mut prologue = place.start_torque("55.srv", ACCOUNT, "0");
         let mut worker = None;

@@ -240,12 +240,17 @@ impl NvmlWorker {
 }
 
 impl NvmlWorker {
-    /// Its end without an answer. A crash is the library's; SIGKILL comes from the kernel when a job has used up the memory.
+    /// Its end without an answer. A crash is the library's. But when a job has used up the memory the kernel sends SIGKILL,
+    /// an allocation that fails ends in SIGABRT, and the loader exits with 127.
     fn died(&mut self) -> Failure {
+        let scarce = |end: &Exit| match *end {
+            Exit::Signal(signal) => signal == Signal::SIGKILL as i32 || signal == Signal::SIGABRT as i32,
+            Exit::Code(code) => code == 127,
+        };
         match self.child.wait(Deadline::after(GRACE)) {
-            Some(Exit::Signal(signal)) if signal == Signal::SIGKILL as i32 => Undetermined::new(
+            Some(end) if scarce(&end) => Undetermined::new(
                 "NVML",
-                "the process that called it was killed: has memory run out?",
+                format!("the process that called it ended by {end}: has memory run out?"),
             )
             .into(),
             _ => Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into(),

@@ -156,7 +156,7 @@ fn a_process_lives_while_any_of_its_threads_does() {
     }
     let exe = process.executable().unwrap().unwrap();
     assert_eq!(exe.path, std::env::current_exe().unwrap());
-    assert!(!process.kernel_stack().unwrap().contains("fuse"));
+    assert!(!process.kernel_stacks().unwrap().contains("fuse"));
     assert!(!process.wait_gone(Deadline::after_ms(20)).unwrap());
     assert!(process.signal(Signal::SIGKILL).unwrap());
     assert!(process.wait_gone(deadline).unwrap());

@@ -24,16 +24,16 @@ impl Process {
         Ok(Some(self.living_thread()?.map_or(stat.state, |(_, state)| state)))
     }
 
-    /// The symbols on the kernel stack of what waits there, one line each; empty where the kernel does not tell.
-    pub fn kernel_stack(&self) -> Result<String, ProcessError> {
-        let file = match self.living_thread()? {
-            Some((thread, _)) => format!("task/{thread}/stack"),
-            None => "stack".to_owned(),
-        };
-        match super::read_at(&self.directory, &file, STACK) {
-            Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
-            Err(_) => Ok(String::new()),
+    /// The symbols on the kernel stacks of all its threads that have not ended, one line each; empty where the kernel does
+    /// not tell.
+    pub fn kernel_stacks(&self) -> Result<String, ProcessError> {
+        let mut all = String::new();
+        for (thread, _) in self.living_threads()? {
+            if let Ok(text) = super::read_at(&self.directory, &format!("task/{thread}/stack"), STACK) {
+                all.push_str(&String::from_utf8_lossy(&text));
+            }
         }
+        Ok(all)
     }
 
     /// Where its files are told: `""`, or `task/TID/` of a thread that has outlived the first.
@@ -47,14 +47,24 @@ impl Process {
 
     /// A thread that has not ended, one in state D before all others.
     fn living_thread(&self) -> Result<Option<(i32, State)>, ProcessError> {
+        let living = self.living_threads()?;
+        let waiting = living
+            .iter()
+            .find(|(_, state)| *state == State::Uninterruptible)
+            .copied();
+        Ok(waiting.or(living.last().copied()))
+    }
+
+    /// The threads that have not ended.
+    fn living_threads(&self) -> Result<Vec<(i32, State)>, ProcessError> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let listing = match openat(&self.directory, "task", flags, Mode::empty()) {
             Ok(fd) => nix::dir::Dir::from_fd(fd),
-            Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
+            Err(Errno::ENOENT | Errno::ESRCH) => return Ok(Vec::new()),
             Err(errno) => Err(errno),
         };
         let mut listing = listing.map_err(|errno| self.fail("list the threads of", errno))?;
-        let mut living = None;
+        let mut living = Vec::new();
         for entry in listing.iter().flatten().take(MOST) {
             let Some(thread) = entry.file_name().to_str().ok().and_then(|n| n.parse().ok()) else {
                 continue;
@@ -62,8 +72,7 @@ impl Process {
             let stat = super::read_at(&self.directory, &format!("task/{thread}/stat"), 4096);
             match stat.ok().and_then(|text| Stat::parse(&text)).map(|s| s.state) {
                 None | Some(State::Defunct | State::Dead) => {}
-                Some(State::Uninterruptible) => return Ok(Some((thread, State::Uninterruptible))),
-                Some(state) => living = Some((thread, state)),
+                Some(state) => living.push((thread, state)),
             }
         }
         Ok(living)

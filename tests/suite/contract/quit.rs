@@ -104,7 +104,7 @@ fn while_it_waits_new_clients_fail_with_805_and_new_sessions_with_1() {
     let bench = Bench::new();
     let mut daemon = bench.daemon();
     daemon.start_server();
-    let client = daemon.client().holding(2).hold();
+    let client = daemon.client().holding(4).hold();
     let quit = daemon.begin("quit");
     assert!(daemon.logs("Server will not shutdown"));
     assert_eq!(daemon.client().run().error(), Some(805));

@@ -5,6 +5,7 @@
 
 use super::{RealNode, processes};
 use crate::lifecycle::journal::Journal;
+use crate::model::Failure;
 use crate::model::Paths;
 use crate::node::Node;
 use crate::sys::deadline::Deadline;
@@ -41,11 +42,16 @@ fn is_full(paths: &Paths) -> bool {
 /// Somebody else has a context on a GPU of the job.
 fn gpu_is_held(node: &mut RealNode, journal: &Journal) -> bool {
     let own = processes::own_pids(node, journal);
-    journal.gpus.iter().any(|gpu| {
-        // A GPU that does not answer is evidence of another kind, for the rollback to find.
-        node.gpu_processes(&gpu.uuid)
-            .is_ok_and(|list| list.iter().any(|process| !own.contains(&process.pid)))
-    })
+    journal
+        .gpus
+        .iter()
+        .any(|gpu| match node.gpu_processes(&gpu.uuid) {
+            Ok(list) => list.iter().any(|process| !own.contains(&process.pid)),
+            // A GPU that does not answer is evidence of another kind, for the rollback to find.
+            Err(Failure::Fault(_)) => false,
+            // Not even the question could be asked: something ran out.
+            Err(_) => true,
+        })
 }
 
 /// Enters a failed start of `uid`; true when two or more users' failures lie within `window`.

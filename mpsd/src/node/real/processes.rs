@@ -208,7 +208,9 @@ pub fn user_is_here(node: &RealNode, journal: &Journal) -> bool {
     table
         .iter()
         .filter(|entry| entry.uid == journal.uid || entry.real_uid == journal.uid)
-        .any(|entry| entry.stat.state != State::Defunct && !own.contains(&entry.stat.id.pid))
+        // The first thread may have ended while another lives.
+        .filter(|entry| entry.stat.state != State::Defunct || entry.stat.threads > 1)
+        .any(|entry| !own.contains(&entry.stat.id.pid))
 }
 
 /// The pids of the job's own three.
@@ -225,20 +227,35 @@ pub fn held_by_user(member: &Member) -> Option<&'static str> {
     let process = held(member.process)?;
     match process.state().ok().flatten()? {
         State::Stopped => Some("a tracer holds it"),
-        State::Uninterruptible if waits_in_fuse(&process.kernel_stack().ok()?) => {
-            Some("it waits for a file system that a user's process serves (FUSE)")
-        }
-        _ => None,
+        _ => held_as_stacks_say(&process.kernel_stacks().ok()?),
     }
 }
 
-/// Whether one of these frames (`[<0>] fuse_simple_request+0x…`) is FUSE's. A request that its server has taken and does
-/// not answer is waited for without regard to signals (Linux, `fs/fuse/dev.c`, `request_wait_answer`).
-fn waits_in_fuse(stack: &str) -> bool {
-    stack
-        .lines()
-        .filter_map(|line| line.split_whitespace().nth(1))
-        .any(|frame| frame.starts_with("fuse_") || frame.starts_with("request_wait_answer+"))
+/// What these frames (`[<0>] fuse_simple_request+0x…`, a module's with its name behind) wait for that a user can withhold:
+/// an answer of FUSE's (which is waited for without regard to signals; Linux, `fs/fuse/dev.c`, `request_wait_answer`), a
+/// lock of a directory whose holder waits so, a request of io_uring's to such a file. A frame of the driver's is stronger:
+/// then the GPU is what keeps the process.
+fn held_as_stacks_say(stacks: &str) -> Option<&'static str> {
+    const FILE_SYSTEM: &str = "it waits for a file system that a user's process serves (FUSE)";
+    const LOCK: &str = "it waits for a lock or a request that a user's file system can withhold";
+    if stacks.contains("[nvidia") {
+        return None;
+    }
+    let frames = || stacks.lines().filter_map(|line| line.split_whitespace().nth(1));
+    let any = |starts: &[&str]| frames().any(|frame| starts.iter().any(|start| frame.starts_with(start)));
+    if any(&["fuse_", "request_wait_answer+"]) {
+        return Some(FILE_SYSTEM);
+    }
+    any(&[
+        "rwsem_down_",
+        "down_read",
+        "down_write",
+        "__mutex_lock",
+        "mutex_lock",
+        "io_uring_",
+        "io_wq_",
+    ])
+    .then_some(LOCK)
 }
 
 /// The effective user of a process that is there and has not ended.
@@ -285,16 +302,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_stack_with_a_frame_of_fuse_waits_in_it() {
+    fn what_a_user_can_withhold_is_told_from_the_driver_and_from_all_else() {
         let fuse = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] fuse_simple_request+0x18f/0x2f0\n";
-        assert!(waits_in_fuse(fuse));
+        assert!(held_as_stacks_say(fuse).is_some_and(|how| how.contains("FUSE")));
+        let lock = "[<0>] rwsem_down_write_slowpath+0x2a/0x5f0\n[<0>] down_write+0x5b/0x70\n[<0>] path_openat+0x1/0x2\n";
+        assert!(held_as_stacks_say(lock).is_some_and(|how| how.contains("lock")));
+        let ring = "[<0>] io_uring_cancel_generic+0x1/0x2\n[<0>] do_exit+0x1/0x2\n";
+        assert!(held_as_stacks_say(ring).is_some());
         for other in [
             "",
             "[<0>] __refrigerator+0x3c/0x120\n[<0>] get_signal+0x8f4/0x920\n",
             "[<0>] nv_fuse_x+0x1/0x2 [nvidia]\n",
-            "[<0>] rm_ioctl+0x1/0x2 [nvidia]\nfuse_\n",
+            "[<0>] down_write+0x5b/0x70\n[<0>] rm_ioctl+0x1/0x2 [nvidia]\n",
+            "[<0>] down_read+0x5b/0x70\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n[<0>] fuse_x+0x1/0x2\n",
         ] {
-            assert!(!waits_in_fuse(other), "{other}");
+            assert_eq!(held_as_stacks_say(other), None, "{other}");
         }
     }
 }
