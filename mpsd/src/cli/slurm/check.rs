@@ -237,17 +237,30 @@ fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
 }
 
 /// Under job_container/tmpfs the tasks have a /tmp and, unless job_container.conf says Dirs=/tmp, a /dev/shm of their
-/// own, and the daemon has the host's (facts: schedulers A; slurm-live).
+/// own. Client and server share nothing there (driver 580; the contract suite's `namespaces`), but the job's pipe must
+/// be in sight.
 fn container(run: &Path) -> Finding {
-    if run.starts_with("/tmp") || run.starts_with("/dev/shm") || run.starts_with("/var/tmp") {
+    if ["/tmp", "/dev/shm", "/var/tmp"]
+        .iter()
+        .any(|hidden| run.starts_with(hidden))
+    {
         return Wrong(format!(
             "run_dir '{}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd",
             run.display()
         ));
     }
-    Better(
-        "job_container/tmpfs gives tasks a /dev/shm of their own, and MPS clients and server share memory there: write \
-         Dirs=/tmp into job_container.conf"
-            .to_owned(),
-    )
+    Good("job_container/tmpfs: MPS needs no shared /tmp or /dev/shm (driver 580)".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_tmp_and_shm_hide_nothing_but_a_run_dir_in_them() {
+        assert!(matches!(container(Path::new("/run/mpsd")), Good(_)));
+        for hidden in ["/tmp/mpsd", "/dev/shm/mpsd", "/var/tmp/mpsd"] {
+            assert!(container(Path::new(hidden)).is_wrong(), "{hidden}");
+        }
+    }
 }
