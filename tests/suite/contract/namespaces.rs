@@ -103,7 +103,7 @@ fn a_user_namespace_that_maps_the_user_to_root_attaches() {
 }
 
 #[test]
-fn a_user_namespace_without_a_mapping_hangs_and_the_daemon_with_it() {
+fn a_user_namespace_without_a_mapping_hangs_and_the_daemon_answers_once_it_is_killed() {
     let bench = Bench::new();
     let daemon = daemon(&bench);
     let mut wrapper = drop_to_user();
