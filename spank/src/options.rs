@@ -39,7 +39,7 @@ pub static OPTIONS: [OptionSpec; COUNT] = [
         name: c"mps-mem",
         value: c"M",
         value_optional: false,
-        help: c"[mps] pinned device memory limit of each client: 4G, 900M, 25%, auto, or by GPU (0=4G:1=2G)",
+        help: c"[mps] pinned memory limit of each client: 4G, 900M, 25%, auto, by GPU (0=4G:1=2G), by local rank (2G:4G)",
     },
     OptionSpec {
         name: c"mps-replicas",
