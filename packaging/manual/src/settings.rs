@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 pub fn to_roff(file: &str) -> Result<String> {
     let mut text = String::new();
     // The first block speaks of the file as a whole: the page says it in its own words.
-    for block in file.split("\n\n").skip(2) {
+    for block in file.split("\n\n").skip(1) {
         text.push_str(&self::block(block)?);
     }
     Ok(text)
@@ -101,12 +101,15 @@ mod tests {
         let file = include_str!("../../../etc/mpsd/mpsd.toml");
         let page = &crate::pages::all().unwrap()["mpsd.toml.5"];
         let mut keys = 0;
-        for line in file.lines() {
+        // The example's keys stand in it as they are.
+        let (before, _) = file.split_once("#[[node]]").unwrap();
+        for line in before.lines() {
             let key = line
                 .strip_prefix('#')
                 .filter(|rest| rest.starts_with(|c: char| c.is_ascii_lowercase()));
             if let Some((key, _)) = key.and_then(|key| key.split_once(" = ")) {
-                assert!(page.contains(&key.replace('-', "\\-")), "{key}");
+                let bold = format!(".B {} ", key.replace('-', "\\-"));
+                assert!(page.contains(&bold), "{key}");
                 keys += 1;
             }
         }
