@@ -9,7 +9,8 @@ use anyhow::Result;
 use crate::tally::Tally;
 use crate::{cargo, setup, watch};
 
-/// Longest that one stage may take: CI gives forty minutes to all of them.
+/// Longest that one stage may take. All of them are to fit into forty minutes on two cores; the workflow gives ninety,
+/// for the first build and a slow network.
 const STAGE: Duration = Duration::from_secs(1500);
 
 /// What needs a GPU, and is a program of its own.
