@@ -208,9 +208,18 @@ impl Dir {
     /// stands under `.NAME.new` until it is complete and on disk; one left there by a crash is replaced. Two
     /// writers of one name must hold a lock.
     pub fn write_atomic(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
-        let (goal, path) = self.entry(name.as_ref())?;
+        self.replace(name.as_ref(), bytes, mode, true)
+    }
+
+    /// The same for what need not outlive the node's own end: in one step, and not waited for until it is on disk.
+    pub fn write_whole(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+        self.replace(name.as_ref(), bytes, mode, false)
+    }
+
+    fn replace(&self, name: &OsStr, bytes: &[u8], mode: u32, on_disk: bool) -> Result<(), FileError> {
+        let (goal, path) = self.entry(name)?;
         let mut hidden = OsString::from(".");
-        hidden.push(name.as_ref());
+        hidden.push(name);
         hidden.push(".new");
         let (hidden, _) = self.entry(&hidden)?;
         let fail = |act| FileError::io(act, &path);
@@ -228,14 +237,17 @@ impl Dir {
         .map_err(fail("write"))?;
         let written = write_all(&file, bytes)
             .and_then(|()| fchmod(&file, Mode::from_bits_truncate(mode)))
-            .and_then(|()| fsync(&file))
+            .and_then(|()| if on_disk { fsync(&file) } else { Ok(()) })
             .and_then(|()| renameat(&self.fd, hidden.as_c_str(), &self.fd, goal.as_c_str()));
         if let Err(errno) = written {
             // A full disk must not be made fuller by what did not fit.
             let _ = unlinkat(&self.fd, hidden.as_c_str(), UnlinkatFlags::NoRemoveDir);
             return Err(fail("write")(errno));
         }
-        fsync(self.listing()?).map_err(fail("write to disk"))
+        match on_disk {
+            true => fsync(self.listing()?).map_err(fail("write to disk")),
+            false => Ok(()),
+        }
     }
 
     /// The whole of a small regular file; None when there is none. A symbolic link, a FIFO, a device, anything of

@@ -142,13 +142,13 @@ pub fn write_journal(node: &RealNode, journal: &Journal) -> Result<(), Failure> 
         .map_err(|e| fault(&e))
 }
 
-/// Writes the record.
+/// Writes the record. With the node its readers end too, so nobody waits for the disk.
 pub fn write_record(node: &RealNode, record: &Record) -> Result<(), Failure> {
     let text = record
         .to_text()
         .map_err(|why| Fault::new(Evidence::Storage, "record", why))?;
     job_dir(node, &record.job)?
-        .write_atomic(RECORD, text.as_bytes(), READABLE)
+        .write_whole(RECORD, text.as_bytes(), READABLE)
         .map_err(|e| fault(&e))
 }
 
