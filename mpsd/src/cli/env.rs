@@ -13,7 +13,7 @@ pub struct Env {
     /// For whom to print
     #[arg(long, value_enum, default_value = "sh")]
     pub shell: Shell,
-    /// This is the job's main shell, which has no rank: leave what needs one to 'mpsctl exec'
+    /// This is the job's main shell, which has no rank: it gets the lowest limit of a list, and no GPU's own daemon
     #[arg(long)]
     pub main: bool,
 }

@@ -37,7 +37,9 @@ fn block(block: &str) -> Result<String> {
         }
     }
     if !keys.is_empty() {
-        let bold: Vec<String> = keys.iter().map(|key| format!(".B {}\n", escape(key))).collect();
+        // A request takes quotes for its own.
+        let bold = |key: &&str| format!(".B {}\n", escape(key).replace('"', "\\(dq"));
+        let bold: Vec<String> = keys.iter().map(bold).collect();
         let text = paragraph(&prose).replace(".PP\n", "");
         roff.push_str(&format!(".PP\n{}.RS 4\n{text}.RE\n", bold.join(".br\n")));
     } else if !example.is_empty() {
@@ -91,7 +93,7 @@ mod tests {
     fn a_table_begins_a_section() {
         let roff = block("# What no job may exceed.\n[ceilings]\n#mem = \"50%\"").unwrap();
         assert!(
-            roff.starts_with(".SS [ceilings]\n.PP\nWhat no job may exceed.\n.PP\n.B mem"),
+            roff.starts_with(".SS [ceilings]\n.PP\nWhat no job may exceed.\n.PP\n.B mem = \\(dq50%\\(dq\n"),
             "{roff}"
         );
     }
