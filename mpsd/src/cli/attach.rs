@@ -10,6 +10,7 @@ use crate::model::{Failure, Fault, GpuUuid, JobId, Refusal};
 use crate::scheduler::{Host, ThisHost};
 use crate::sys::deadline::Deadline;
 use crate::sys::trusted::open_trusted;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -55,6 +56,30 @@ impl Found {
     }
 }
 
+/// Why nothing is found for a caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    /// Something stands under the job's name that cannot be read, or cannot be trusted.
+    Unread(Undetermined),
+    /// The record was read and says so, or there is none and no usable configuration.
+    Told(Failure),
+}
+
+impl From<Stop> for Failure {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Unread(unread) => unread.into(),
+            Stop::Told(failure) => failure,
+        }
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Told(failure)
+    }
+}
+
 impl std::fmt::Debug for Caller<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Caller")
@@ -71,19 +96,27 @@ impl Caller<'_> {
     /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's part of it cannot be told
     /// (refusal), or neither a record nor a usable configuration is there (fault).
     pub fn find(&self) -> Result<Found, Failure> {
-        let ids = self.ids()?;
+        Ok(self.look()?)
+    }
+
+    /// The same, told apart by whether a record was read.
+    ///
+    /// # Errors
+    /// As [`Caller::find`].
+    pub fn look(&self) -> Result<Found, Stop> {
+        let ids = self.ids().map_err(Failure::from)?;
         let Some(job) = ids.last().cloned() else {
             return Ok(Found::NoJob);
         };
         let (settings, broken) = self.settings();
         for id in ids {
             if let Some(record) = settled(&settings, &id)? {
-                return self.attach(&record).map(Found::Attached);
+                return Ok(Found::Attached(self.attach(&record)?));
             }
         }
         // A shell that every job has is never stopped by it; who asks for variables must not be told "none" wrongly.
         if let (Some(error), false) = (broken, self.main) {
-            return Err(Fault::from(error).into());
+            return Err(Failure::from(Fault::from(error)).into());
         }
         Ok(Found::WithoutMps(strip_inherited(
             &settings.paths.jobs(),
@@ -180,15 +213,21 @@ impl Caller<'_> {
 }
 
 /// The record of `id` once it no longer stands at `starting`; `None`: no MPS here.
-fn settled(settings: &Settings, id: &JobId) -> Result<Option<Record>, Failure> {
-    let path = settings.paths.job(id).record();
-    let Some(mut record) = read(&path)? else {
+fn settled(settings: &Settings, id: &JobId) -> Result<Option<Record>, Stop> {
+    let job = settings.paths.job(id);
+    let path = job.record();
+    let read = || match read(&path) {
+        // Whatever is wrong on the way: a job that has no directory has no record.
+        Err(_) if is_absent(job.directory()) => Ok(None),
+        other => other.map_err(Stop::Unread),
+    };
+    let Some(mut record) = read()? else {
         return Ok(None);
     };
     let own = Duration::from_secs(record.deadline_s.into());
     let deadline = Deadline::after(if own.is_zero() { settings.deadline } else { own });
     while record.state == State::Starting && deadline.sleep(LOOK_AGAIN) {
-        match read(&path)? {
+        match read()? {
             Some(newer) => record = newer,
             None => return Ok(None),
         }
@@ -196,18 +235,25 @@ fn settled(settings: &Settings, id: &JobId) -> Result<Option<Record>, Failure> {
     Ok(Some(record))
 }
 
-fn read(path: &Path) -> Result<Option<Record>, Failure> {
+fn read(path: &Path) -> Result<Option<Record>, Undetermined> {
     let unreadable = |why: String| Undetermined::new(format!("record '{}'", path.display()), why);
     let file = match open_trusted(path) {
         Ok(file) => file,
         Err(error) if error.is_absent() => return Ok(None),
-        Err(error) => return Err(unreadable(error.to_string()).into()),
+        Err(error) => return Err(unreadable(error.with_cause())),
     };
     let most = usize::try_from(LONGEST).unwrap_or(usize::MAX);
-    let bytes = file.read(most).map_err(|e| unreadable(e.to_string()))?;
-    Ok(Record::parse(&String::from_utf8_lossy(&bytes))
+    let bytes = file.read(most).map_err(|e| unreadable(e.with_cause()))?;
+    Record::parse(&String::from_utf8_lossy(&bytes))
         .map(Some)
-        .map_err(unreadable)?)
+        .map_err(unreadable)
+}
+
+/// Whether nothing stands there for sure.
+fn is_absent(path: &Path) -> bool {
+    let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
+    path.symlink_metadata()
+        .is_err_and(|error| absent.contains(&error.kind()))
 }
 
 /// What a shell can have before its ranks are known. Of a list by rank that is the lowest, so that a rank which is not
