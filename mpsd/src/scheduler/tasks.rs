@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// What makes a starter one of ours: the shipped one, or a site's own that goes through `mpsctl exec`.
 const OURS: [&str; 2] = ["mpsctl exec", "mpsd/job-starter"];
+/// The line of a mom's configuration that names its starter.
+const STARTER: &str = "$job_starter";
 /// A starter is a script of some lines. Bytes.
 const MOST_STARTER: usize = 64 << 10;
 
@@ -30,45 +32,100 @@ pub enum Starter {
     Ours(PathBuf),
     /// It is the site's own and does not call us, or is not there.
     Foreign(PathBuf),
-    /// `$job_starter_run_privileged`: it would run every task as root.
-    Privileged(PathBuf),
+    /// `$job_starter_run_privileged` is not surely off: a starter would run every task as root.
+    Privileged {
+        /// The one that stands is ours, which then runs nothing.
+        ours: bool,
+    },
+    /// The mom's configuration cannot be read, which is why.
+    Unread(String),
 }
 
 impl Starter {
     /// The starter of the mom of `pbs`.
     pub fn of(pbs: &Installation, host: &dyn Host) -> Self {
-        let text = host
-            .read(&pbs.mom_config(), MOST_CONF)
-            .ok()
-            .flatten()
-            .unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        let Some(path) = last_value(&text, "$job_starter").map(PathBuf::from) else {
-            return Self::Absent;
+        let text = match host.read(&pbs.mom_config(), MOST_CONF) {
+            Ok(bytes) => bytes.unwrap_or_default(),
+            Err(error) => return Self::Unread(error.to_string()),
         };
-        if !is_ours(&path, host) {
-            return Self::Foreign(path);
-        }
-        match last_value(&text, "$job_starter_run_privileged") {
-            Some(word) if !is_no(word) => Self::Privileged(path),
-            _ => Self::Ours(path),
+        let text = String::from_utf8_lossy(&text);
+        let path = values(&text, STARTER)
+            .filter_map(first_word)
+            .last()
+            .map(PathBuf::from);
+        let ours = path.as_deref().is_some_and(|path| is_ours(path, host));
+        match path {
+            _ if may_be_privileged(&text) => Self::Privileged { ours },
+            None => Self::Absent,
+            Some(path) if ours => Self::Ours(path),
+            Some(path) => Self::Foreign(path),
         }
     }
 }
 
-/// The first word after the last `name` of a mom's configuration.
-pub(super) fn last_value<'t>(config: &'t str, name: &str) -> Option<&'t str> {
-    config.lines().rev().find_map(|line| {
-        let mut words = line.split_whitespace();
-        (words.next() == Some(name)).then(|| words.next()).flatten()
+/// Whether the mom of `pbs` may run its starter as root: in doubt, and where its configuration cannot be read.
+pub fn runs_as_root(pbs: &Installation, host: &dyn Host) -> bool {
+    match host.read(&pbs.mom_config(), MOST_CONF) {
+        Ok(Some(text)) => may_be_privileged(&String::from_utf8_lossy(&text)),
+        _ => true,
+    }
+}
+
+/// Whether a line of this configuration makes `starter` the mom's, however it is written.
+pub fn names(config: &str, starter: &Path) -> bool {
+    let starter = starter.to_string_lossy();
+    let is_it = |value: &str| {
+        let rest = value.strip_prefix(starter.as_ref());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
+    };
+    values(config, STARTER).any(is_it)
+}
+
+/// The line by which the mom starts a job's shell in a way that is lost with any starter: as no login shell, or with
+/// words before its script. A starter is not told of either.
+pub fn own_way_with_shells(pbs: &Installation, host: &dyn Host) -> Option<&'static str> {
+    let text = host.read(&pbs.mom_config(), MOST_CONF).ok().flatten()?;
+    let text = String::from_utf8_lossy(&text);
+    let off = |name: &&str| values(&text, name).filter_map(boolean).last() == Some(false);
+    let logins = ["$source_login_batch", "$source_login_interactive"];
+    let wrapped = values(&text, "$preexec")
+        .last()
+        .is_some_and(|value| !value.is_empty());
+    logins.into_iter().find(off).or(wrapped.then_some("$preexec"))
+}
+
+/// The last line counts, and one that the mom does not understand is no "no".
+fn may_be_privileged(config: &str) -> bool {
+    values(config, "$job_starter_run_privileged")
+        .last()
+        .is_some_and(|value| boolean(value) != Some(false))
+}
+
+/// What the lines of a mom's configuration say of `name`, in order. The mom's own reading (Torque 6.1, parse_config.c):
+/// the name in any case, '#' ends the line, and the value is all of its rest.
+fn values<'t>(config: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
+    config.lines().filter_map(move |line| {
+        let line = line.split('#').next()?.trim();
+        let in_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '_' | '$');
+        let end = line.find(|c| !in_name(c)).unwrap_or(line.len());
+        let (found, value) = line.split_at_checked(end)?;
+        found.eq_ignore_ascii_case(name).then(|| value.trim())
     })
 }
 
-/// What surely means no: in doubt the starter would run as root.
-fn is_no(word: &str) -> bool {
-    ["false", "f", "no", "n", "off", "0"]
-        .iter()
-        .any(|no| no.eq_ignore_ascii_case(word))
+fn first_word(value: &str) -> Option<&str> {
+    value.split_whitespace().next()
+}
+
+/// How the mom reads a boolean (`setbool` of the same file); `None`: it does not, and all stays as it was.
+fn boolean(value: &str) -> Option<bool> {
+    match value.as_bytes().first()?.to_ascii_lowercase() {
+        b't' | b'y' | b'1' => Some(true),
+        b'f' | b'n' | b'0' => Some(false),
+        b'o' if value.eq_ignore_ascii_case("on") => Some(true),
+        b'o' if value.eq_ignore_ascii_case("off") => Some(false),
+        _ => None,
+    }
 }
 
 fn is_ours(path: &Path, host: &dyn Host) -> bool {
@@ -99,7 +156,7 @@ fn under_torque(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     let config = pbs.mom_config();
     let (config, install) = (config.display(), "'mpsctl pbs install' on the node");
     let starter = Starter::of(pbs, host);
-    let hopeless = matches!(starter, Starter::Privileged(_));
+    let hopeless = starter == Starter::Privileged { ours: true };
     let (why, mend) = match starter {
         Starter::Ours(_) => return None,
         Starter::Absent => (
@@ -113,11 +170,15 @@ fn under_torque(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
             ),
             format!("{install}, which says how to add ours"),
         ),
-        Starter::Privileged(_) => (
+        Starter::Privileged { .. } => (
             format!(
                 "'{config}' has $job_starter_run_privileged, and our starter runs as the job's user only"
             ),
-            "that line is taken out".to_owned(),
+            "that line says false".to_owned(),
+        ),
+        Starter::Unread(why) => (
+            format!("'{config}' cannot be read ({why}), so tasks started by TM may not be attached"),
+            "that is mended".to_owned(),
         ),
     };
     Some(Unattached { why, mend, hopeless })
@@ -145,13 +206,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_word_of_the_configuration_counts() {
-        let config =
-            "$job_starter /a\n# $job_starter /b\n\t$job_starter /c d\n$job_starter_run_privileged True\n";
-        assert_eq!(last_value(config, "$job_starter"), Some("/c"));
-        assert_eq!(last_value(config, "$job_starter_run_privileged"), Some("True"));
-        assert_eq!(last_value("$job_starter\n", "$job_starter"), None);
-        assert!(is_no("False") && is_no("0") && !is_no("true") && !is_no("on"));
+    fn a_configuration_is_read_as_the_mom_reads_it() {
+        let config = "$job_starter /a\n# $job_starter /b\n\t$Job_Starter\t/c d # e\n$job_starter_x /f\n";
+        let all: Vec<&str> = values(config, STARTER).collect();
+        assert_eq!(all, ["/a", "/c d"]);
+        assert!(names(config, Path::new("/a")) && names(config, Path::new("/c")));
+        assert!(!names(config, Path::new("/b")) && !names("$job_starter /ab", Path::new("/a")));
+        for (word, privileged) in [
+            ("True", true),
+            ("", true),
+            ("maybe", true),
+            ("off", false),
+            ("0", false),
+        ] {
+            let line = format!("$job_starter_run_privileged {word}\n");
+            assert_eq!(may_be_privileged(&line), privileged, "{word}");
+        }
+        assert!(!may_be_privileged(""));
+        assert!(may_be_privileged(
+            "$job_starter_run_privileged no\n$job_starter_run_privileged"
+        ));
     }
 
     #[test]

@@ -12,8 +12,6 @@ use std::path::{Path, PathBuf};
 pub(super) const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
 const SCRIPT_MODE: u32 = 0o500;
-/// Where the package puts the `$job_starter` as shipped.
-pub(super) const JOB_STARTER: &str = "/usr/libexec/mpsd/job-starter";
 /// Where our programs stand in the shipped texts.
 const SHIPPED: &str = "/usr/bin/";
 
@@ -102,7 +100,7 @@ pub(super) fn install(pbs: &Installation, around: &Surroundings) -> Result<Done,
             }
             continue;
         }
-        place(&path, &render(shipped, around), SCRIPT_MODE)
+        place(&path, render(shipped, around), SCRIPT_MODE)
             .map_err(|e| format!("cannot write '{}': {e}", path.display()))?;
         done.did(format!("wrote '{}'", path.display()));
     }
@@ -177,7 +175,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// Writes a file whole: beside it, then over it.
-pub(super) fn place(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+pub(super) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".mpsd-new");
     let beside = PathBuf::from(name);
@@ -191,7 +189,7 @@ pub(super) fn place(path: &Path, text: &str, mode: u32) -> io::Result<()> {
         .mode(0o600)
         .open(&beside)?;
     let written = file
-        .write_all(text.as_bytes())
+        .write_all(text.as_ref())
         .and_then(|()| file.set_permissions(fs::Permissions::from_mode(mode)))
         .and_then(|()| file.sync_all());
     drop(file);

@@ -1,13 +1,14 @@
 //! Torque's `$job_starter`: the only thing that reaches tasks which TM starts. Ours stands beside the wrappers in
 //! `mom_priv`, so that it outlives our package: a mom whose starter is gone can start no job at all.
 
-use super::files::{self, JOB_STARTER, Owner};
+use super::files::{self, Owner};
 use super::{Done, Finding, Surroundings};
 use crate::config::UnattachedTasks;
 use crate::scheduler::Host;
 use crate::scheduler::pbs::Installation;
-use crate::scheduler::tasks::Starter;
+use crate::scheduler::tasks::{Starter, names, own_way_with_shells};
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -39,34 +40,29 @@ pub(super) fn install(
     let mut done = Done::new();
     let config = pbs.mom_config();
     let starter = Starter::of(pbs, host);
-    if !wanted && starter == Starter::Absent {
+    let none = matches!(starter, Starter::Absent | Starter::Privileged { ours: false });
+    if !wanted && none {
         done.did("no $job_starter, as wished:");
         done.did(format!("    {}", consequence(around)));
         return Ok(done);
     }
+    let own_way = own_way_with_shells(pbs, host);
     match starter {
-        Starter::Absent => {
-            write(pbs, around)?;
-            match append(&config, &config_line(pbs)) {
-                Ok(()) => done.did(format!(
-                    "wrote '{}' and its line in '{}'; {REREAD}",
-                    path(pbs).display(),
-                    config.display()
-                )),
-                Err(why) => {
-                    done.left(format!(
-                        "cannot change '{}' ({why}); add to it:",
-                        config.display()
-                    ));
-                    done.left(format!("    {}", config_line(pbs)));
-                }
-            }
-        }
+        Starter::Absent => match own_way.map(lost).or_else(|| closed(pbs)) {
+            Some(why) => left_out(&why, around, &mut done),
+            None => set(pbs, around, &mut done)?,
+        },
         Starter::Ours(at) => {
-            if at == path(pbs) {
-                write(pbs, around)?;
+            match closed(pbs).filter(|_| at == path(pbs)) {
+                Some(why) => done.left(format!("$job_starter '{}': {why}", at.display())),
+                None if at == path(pbs) => write(pbs, around)?,
+                None => {}
             }
             done.did(format!("$job_starter '{}' is ours", at.display()));
+            if let Some(line) = own_way {
+                let (what, config) = (lost(line), config.display());
+                done.left(format!("take it out of '{config}': {what}"));
+            }
         }
         Starter::Foreign(at) => {
             done.left(format!(
@@ -78,38 +74,85 @@ pub(super) fn install(
                 files::command(&around.programs.join("mpsctl"), around)
             ));
         }
-        Starter::Privileged(_) => done.left(format!(
-            "take $job_starter_run_privileged out of '{}': our starter runs as the job's user only",
-            config.display()
-        )),
+        Starter::Privileged { ours: true } => done.left(privileged(pbs)),
+        Starter::Privileged { ours: false } => left_out(&privileged(pbs), around, &mut done),
+        Starter::Unread(why) => {
+            let config = config.display();
+            left_out(&format!("'{config}' cannot be read ({why})"), around, &mut done);
+        }
     }
     Ok(done)
 }
 
-/// Takes our line out of the mom's configuration. The file goes only where no line names it any more: until its SIGHUP
-/// the mom starts every task through it.
+/// Our starter, and the line that names it.
+fn set(pbs: &Installation, around: &Surroundings, done: &mut Done) -> Result<(), String> {
+    let config = pbs.mom_config();
+    let config_name = config.display();
+    write(pbs, around)?;
+    match append(&config, &config_line(pbs)) {
+        Ok(()) => done.did(format!(
+            "wrote '{}' and its line in '{config_name}'; {REREAD}",
+            path(pbs).display()
+        )),
+        Err(why) => {
+            done.left(format!("cannot change '{config_name}' ({why}); add to it:"));
+            done.left(format!("    {}", config_line(pbs)));
+        }
+    }
+    Ok(())
+}
+
+fn left_out(why: &str, around: &Surroundings, done: &mut Done) {
+    done.left(format!("no $job_starter was set: {why}"));
+    done.left(format!("    {}", consequence(around)));
+}
+
+fn lost(line: &str) -> String {
+    format!("the mom has {line}, and under any $job_starter that is lost for every job")
+}
+
+/// The mom reads `$job_starter_run_privileged` anew by SIGHUP, but does not forget it (Torque 6.1, parse_config.c).
+fn privileged(pbs: &Installation) -> String {
+    format!(
+        "'{}' has $job_starter_run_privileged, and ours runs as the job's user only: set it to false (without the line \
+         the mom keeps it until its next start)",
+        pbs.mom_config().display()
+    )
+}
+
+/// Takes the lines that name our starter out of the mom's configuration. The file goes only where no line names it any
+/// more: until its SIGHUP the mom starts every task through it.
 pub(super) fn uninstall(pbs: &Installation) -> Result<Done, String> {
     let mut done = Done::new();
-    let config = pbs.mom_config();
-    let text = fs::read_to_string(&config).unwrap_or_default();
-    let ours = config_line(pbs);
-    let kept: Vec<&str> = text
-        .lines()
-        .filter(|line| *line != ABOVE && line.trim() != ours)
+    let (config, starter) = (pbs.mom_config(), path(pbs));
+    let (shown, ours) = (config.display(), starter.display());
+    let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
+    let is_ours = |line: &[u8]| {
+        let line = String::from_utf8_lossy(line);
+        line.trim() == ABOVE || names(&line, &starter)
+    };
+    let kept: Vec<&[u8]> = text
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(|line| !is_ours(line))
         .collect();
-    if kept.len() < text.lines().count() {
-        let kept: String = kept.iter().map(|line| format!("{line}\n")).collect();
-        replace(&config, &kept).map_err(|why| format!("cannot change '{}': {why}", config.display()))?;
-        done.left(format!("took '{ours}' out of '{}'; {REREAD}", config.display()));
-        done.left(format!(
-            "'{}' stays until then: run this again",
-            path(pbs).display()
-        ));
-    } else if files::owner(&path(pbs)) == Owner::Ours {
-        fs::remove_file(path(pbs)).map_err(|e| format!("cannot remove '{}': {e}", path(pbs).display()))?;
-        done.did(format!("removed '{}'", path(pbs).display()));
+    let kept = kept.concat();
+    if kept.len() < text.len() {
+        replace(&config, &kept).map_err(|why| format!("cannot change '{shown}': {why}"))?;
+        done.left(format!("took '{}' out of '{shown}'; {REREAD}", config_line(pbs)));
+        done.left(format!("'{ours}' stays until then: run this again"));
+    } else if files::owner(&starter) == Owner::Ours {
+        fs::remove_file(&starter).map_err(|e| format!("cannot remove '{ours}': {e}"))?;
+        done.did(format!("removed '{ours}'"));
     }
     Ok(done)
+}
+
+/// The bytes of a mom's configuration, in whatever encoding; none where there is no file.
+fn contents(config: &Path) -> io::Result<Vec<u8>> {
+    match fs::read(config) {
+        Err(gone) if gone.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        other => other,
+    }
 }
 
 /// Whether tasks that TM starts are attached, and what becomes of jobs where they are not.
@@ -118,15 +161,16 @@ pub(super) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) 
     let config = config.display();
     let missing = match Starter::of(pbs, host) {
         Starter::Ours(at) => {
-            return Finding::Good(format!("$job_starter '{}': every task has its MPS", at.display()));
+            return match own_way_with_shells(pbs, host) {
+                Some(line) => Finding::Better(format!("$job_starter '{}': {}", at.display(), lost(line))),
+                None => Finding::Good(format!("$job_starter '{}': every task has its MPS", at.display())),
+            };
         }
-        Starter::Privileged(_) => {
-            return Finding::Wrong(format!(
-                "'{config}' has $job_starter_run_privileged: our starter runs as the job's user only; take it out"
-            ));
-        }
+        Starter::Privileged { ours: true } => return Finding::Wrong(privileged(pbs)),
+        Starter::Privileged { ours: false } => format!("'{config}' has $job_starter_run_privileged"),
         Starter::Absent => format!("'{config}' has no $job_starter"),
         Starter::Foreign(at) => format!("$job_starter '{}' does not call mpsctl exec", at.display()),
+        Starter::Unread(why) => format!("'{config}' cannot be read ({why})"),
     };
     unattached(&missing, around)
 }
@@ -153,19 +197,15 @@ pub(super) fn consequence(around: &Surroundings) -> &'static str {
 
 fn write(pbs: &Installation, around: &Surroundings) -> Result<(), String> {
     let path = path(pbs);
-    if let Some(closed) = path.ancestors().skip(1).find(|dir| !may_pass(dir)) {
-        return Err(format!(
-            "users may not pass '{}': set '$job_starter {JOB_STARTER}' in '{}' by hand",
-            closed.display(),
-            pbs.mom_config().display()
-        ));
-    }
-    files::place(
-        &path,
-        &files::render(files::TORQUE_JOB_STARTER, around),
-        STARTER_MODE,
-    )
-    .map_err(|e| format!("cannot write '{}': {e}", path.display()))
+    let text = files::render(files::TORQUE_JOB_STARTER, around);
+    files::place(&path, text, STARTER_MODE).map_err(|e| format!("cannot write '{}': {e}", path.display()))
+}
+
+/// Why users cannot reach our starter, if they cannot. It has no other place: a package takes its own files with it.
+fn closed(pbs: &Installation) -> Option<String> {
+    let path = path(pbs);
+    let closed = path.ancestors().skip(1).find(|dir| !may_pass(dir))?;
+    Some(format!("users may not pass '{}'", closed.display()))
 }
 
 fn may_pass(directory: &Path) -> bool {
@@ -173,21 +213,16 @@ fn may_pass(directory: &Path) -> bool {
 }
 
 fn append(config: &Path, line: &str) -> Result<(), String> {
-    let old = match fs::read_to_string(config) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(e.to_string()),
-    };
-    let end = if old.is_empty() || old.ends_with('\n') {
-        ""
-    } else {
-        "\n"
-    };
-    replace(config, &format!("{old}{end}{ABOVE}\n{line}\n"))
+    let mut text = contents(config).map_err(|e| e.to_string())?;
+    if !text.is_empty() && !text.ends_with(b"\n") {
+        text.push(b'\n');
+    }
+    text.extend_from_slice(format!("{ABOVE}\n{line}\n").as_bytes());
+    replace(config, &text)
 }
 
 /// Writes the mom's configuration with its own mode; a link, or somebody else's file, is managed elsewhere.
-fn replace(config: &Path, text: &str) -> Result<(), String> {
+fn replace(config: &Path, text: &[u8]) -> Result<(), String> {
     let mode = match fs::symlink_metadata(config) {
         Ok(about) if !about.is_file() => return Err("it is no plain file".to_owned()),
         Ok(about) if about.uid() != 0 || about.gid() != 0 => return Err("it is not root's".to_owned()),
