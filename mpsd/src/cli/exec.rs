@@ -1,15 +1,21 @@
 //! `mpsctl exec -- COMMAND`: a task attached to its job's MPS, with its rank's limits, where no plugin or hook reaches.
 
-use super::attach::{Caller, Found};
+use super::attach::{Caller, Found, Lookup, Stop};
+use super::complain;
+use crate::config::{Config, Settings};
 use crate::model::failure::EXIT_REFUSED;
 use crate::model::{Failure, Refusal};
+use crate::node::clean;
+use crate::scheduler::pbs::Installation;
+use crate::scheduler::tasks::runs_as_root;
+use crate::scheduler::{Host, Scheduler, ThisHost};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Shells that Torque starts as login shells where it has no `$job_starter`.
+/// Shells that Torque starts as login shells where it has no `$job_starter`; the user's own is another.
 const SHELLS: [&str; 8] = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish"];
 /// What MPI's launchers start on a job's other nodes: it has no rank itself, its children have.
 const LAUNCHERS: [&str; 5] = [
@@ -62,7 +68,7 @@ impl From<Failure> for NotRun {
 
 impl Exec {
     /// Whether the command is the job's main shell or an MPI launcher's daemon, whose ranks come later.
-    pub fn is_main(&self) -> bool {
+    pub fn is_main(&self, env: Lookup<'_>) -> bool {
         let name = self
             .command
             .first()
@@ -70,7 +76,7 @@ impl Exec {
         let launcher = name
             .and_then(|name| name.to_str())
             .is_some_and(|name| LAUNCHERS.contains(&name));
-        self.starter && (launcher || self.lone_shell().is_some())
+        self.starter && (launcher || self.lone_shell(env).is_some())
     }
 
     /// Turns this process into the command; returns only when that cannot be done. The command is looked for in the
@@ -88,7 +94,7 @@ impl Exec {
         };
         let mut command = Command::new(program);
         command.args(arguments);
-        if let (true, Some(name)) = (self.starter, self.lone_shell()) {
+        if let (true, Some(name)) = (self.starter && !is_of_tm(caller.env), self.lone_shell(caller.env)) {
             command.arg0(format!("-{name}"));
         }
         for change in found.changes() {
@@ -109,7 +115,7 @@ impl Exec {
         })
     }
 
-    /// What attaches the command. A starter meets every task of the node: a job without MPS runs whatever is wrong here.
+    /// What attaches the command. A starter meets every task of the node: only a record that was read stops one.
     fn find(&self, caller: &Caller<'_>) -> Result<Found, Failure> {
         if !self.starter {
             return match caller.find()? {
@@ -117,27 +123,61 @@ impl Exec {
                 found => Ok(found),
             };
         }
-        let root = |name: &&str| (caller.env)(name).is_none_or(|user| user == "root");
-        if caller.uid == 0 && !["USER", "LOGNAME"].iter().all(root) {
-            let why = "it runs as root and the job is a user's";
-            return Err(Refusal::new("job starter", why, "no $job_starter_run_privileged").into());
+        if caller.uid == 0 {
+            as_root(caller)?;
         }
-        match caller.find() {
-            _ if caller.job().is_none() => Ok(Found::NoJob),
+        if caller.job().is_none() {
+            return Ok(Found::NoJob);
+        }
+        match caller.look() {
+            Err(Stop::Unread(unread)) => {
+                complain("mpsctl", &format!("{unread}; the task runs without MPS"));
+                Ok(Found::NoJob)
+            }
             // No record, and no configuration that could tell of one elsewhere.
-            Err(Failure::Fault(_)) => Ok(Found::NoJob),
-            found => found,
+            Err(Stop::Told(Failure::Fault(_))) => Ok(Found::NoJob),
+            found => Ok(found?),
         }
     }
 
     /// The name of the shell, when the command is a shell and nothing else.
-    fn lone_shell(&self) -> Option<String> {
+    fn lone_shell(&self, env: Lookup<'_>) -> Option<String> {
         let [only] = self.command.as_slice() else {
             return None;
         };
         let name = Path::new(only).file_name()?.to_str()?;
-        SHELLS.contains(&name).then(|| name.to_owned())
+        let own = || env("SHELL").is_some_and(|shell| Path::new(&shell) == Path::new(only));
+        (SHELLS.contains(&name) || own()).then(|| name.to_owned())
     }
+}
+
+/// Whether TM started this task: Torque gives number 1 to the job's own shell.
+fn is_of_tm(env: Lookup<'_>) -> bool {
+    env("PBS_TASKNUM").is_some_and(|number| number.trim().parse::<u32>().is_ok_and(|number| number > 1))
+}
+
+/// Lets root's own job through. A mom that may run its starter as root would have every user's task run so, and who the
+/// user is it says in variables that a task of TM can bring along: there nothing runs.
+fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
+    let refused = |why: String, allowed: &str| Err(Refusal::new("job starter", why, allowed));
+    let root = |name: &&str| (caller.env)(name).is_none_or(|user| user == "root");
+    let node = ThisHost.name();
+    let settings = Config::load(caller.config).and_then(|config| config.for_node(&node, &[]));
+    let settings = settings.unwrap_or_else(|_| Settings::usual(&node));
+    let pbs = Installation::find(Scheduler::Torque, &clean::site(&settings), &ThisHost);
+    if runs_as_root(&pbs, &ThisHost) {
+        let config = pbs.mom_config();
+        let why = format!(
+            "it runs as root, and '{}' may have $job_starter_run_privileged or cannot be read",
+            config.display()
+        );
+        return refused(why, "that line says false");
+    }
+    if !["USER", "LOGNAME"].iter().all(root) {
+        let why = "it runs as root and the job is a user's".to_owned();
+        return refused(why, "no $job_starter_run_privileged");
+    }
+    Ok(())
 }
 
 fn no_mps(caller: &Caller<'_>) -> Refusal {
@@ -189,10 +229,17 @@ mod tests {
 
     #[test]
     fn only_a_lone_shell_becomes_a_login_shell() {
-        assert_eq!(exec(true, &["/bin/bash"]).lone_shell().as_deref(), Some("bash"));
-        assert_eq!(exec(true, &["/bin/bash", "x"]).lone_shell(), None);
-        assert_eq!(exec(true, &["/usr/bin/python3"]).lone_shell(), None);
-        assert!(exec(true, &["zsh"]).is_main() && !exec(false, &["zsh"]).is_main());
-        assert!(exec(true, &["/opt/mpi/bin/orted", "-mca"]).is_main() && !exec(true, &["./app"]).is_main());
+        let shell = |words: &[&str]| exec(true, words).lone_shell(&|_| None);
+        assert_eq!(shell(&["/bin/bash"]).as_deref(), Some("bash"));
+        assert_eq!(shell(&["/bin/bash", "x"]), None);
+        assert_eq!(shell(&["/usr/bin/python3"]), None);
+        let own = |name: &str| (name == "SHELL").then(|| "/opt/nu".to_owned());
+        assert_eq!(exec(true, &["/opt/nu"]).lone_shell(&own).as_deref(), Some("nu"));
+        assert_eq!(exec(true, &["/usr/nu"]).lone_shell(&own), None);
+        let main = |starter: bool, words: &[&str]| exec(starter, words).is_main(&|_| None);
+        assert!(main(true, &["zsh"]) && !main(false, &["zsh"]));
+        assert!(main(true, &["/opt/mpi/bin/orted", "-mca"]) && !main(true, &["./app"]));
+        let task = |number: &'static str| is_of_tm(&move |_| Some(number.to_owned()));
+        assert!(task("2") && !task("1") && !task("x") && !is_of_tm(&|_| None));
     }
 }

@@ -161,11 +161,12 @@ fn env(config: &Path, verb: &Env) -> u8 {
 fn exec(config: &Path, verb: &Exec) -> u8 {
     let uid = nix::unistd::geteuid().as_raw();
     let job = verb.job.as_deref();
-    let main = verb.is_main();
+    let env = |name: &str| std::env::var(name).ok();
+    let main = verb.is_main(&env);
     match verb.run(&Caller {
         config,
         job,
-        env: &|name| std::env::var(name).ok(),
+        env: &env,
         uid,
         main,
     }) {
