@@ -6,6 +6,7 @@ mod both;
 mod classic;
 mod install;
 mod openpbs;
+mod starter;
 mod tasks;
 mod torque;
 mod torque_failures;

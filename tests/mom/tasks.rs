@@ -328,16 +328,3 @@ fn a_starter_of_the_sites_own_stays_and_may_call_ours() {
     attached(&c.records(0)[0], &job, "nodea", 132, None);
     c.torque_end(&job, 0);
 }
-
-#[test]
-fn a_starter_that_would_run_as_root_is_refused() {
-    let mut c = cluster(&["nodea"]);
-    c.nodes[0].sh(&format!("echo '$job_starter_run_privileged true' >>{CONFIG}"));
-    let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
-    assert_eq!(code, Ended::Code(1));
-    assert!(text.contains("has $job_starter_run_privileged"), "{text}");
-    assert_eq!(c.torque_begin(&Job::new("60.vm", "MPS=true")), Verdict::Aborted);
-    let (code, text) = c.nodes[0].try_sh(&format!("USER=alice LOGNAME=alice {STARTER} id -u"));
-    assert_eq!(code, Ended::Code(1));
-    assert!(text.contains("it runs as root and the job is a user's"), "{text}");
-}
