@@ -181,12 +181,13 @@ fn tells_of_memory(said: &str) -> bool {
     said.contains("exceeded memory limit") || said.contains("oom-kill event")
 }
 
-/// Starts a client of the job's MPS beside a program that keeps 400 MiB in memory, until its reader has read it all or it
-/// is killed.
+/// Starts a client of the job's MPS, and when that has written its record a program that keeps 400 MiB in memory, until its
+/// reader has read it all or it is killed.
 fn glutton(cell: &Context) -> Result<String> {
     let client = nodes(cell)?.client("--hold 20");
     Ok(format!(
-        "({client}) & head -c 400M /dev/zero | tail | (read -r all && echo survived); exit 9"
+        "r=$(mktemp); ({client}) >$r & i=0; until [ -s $r ] || [ $i -gt 150 ]; do sleep 0.1; i=$((i+1)); done; \
+         cat $r; rm $r; head -c 400M /dev/zero | tail | (read -r all && echo survived); exit 9"
     ))
 }
 
