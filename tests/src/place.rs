@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::double::look::{self, wait_until};
 use crate::double::{Builder, NodeDouble};
-use crate::stage::{Ran, Stage, USER};
+use crate::stage::{Ran, Stage, epilogue_args, prologue_args};
 
 /// How long what was ended may take to vanish.
 const MOMENT: Duration = Duration::from_secs(4);
@@ -225,6 +225,21 @@ impl Place {
         args.extend(epilogue_args(job));
         self.stage.epilogue(&args, &[])
     }
+
+    /// One epilogue, strict, and an independent look: nothing is left, nothing was drained.
+    #[track_caller]
+    pub fn assert_ends_clean(&self, job: &str, after: &str) {
+        let end = self.strict_end(job);
+        self.assert_not_drained(after);
+        assert_eq!(end.code, Some(0), "{after}: {end:?}");
+        self.assert_as_before(after);
+    }
+
+    /// What a client of `job` finds its daemon by.
+    pub fn pipe(&self, job: &str) -> (String, String) {
+        let pipe = self.stage.job(job).join("pipe").display().to_string();
+        ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)
+    }
 }
 
 impl Drop for Place {
@@ -291,39 +306,6 @@ impl Drop for Running {
 /// A signal to one process.
 pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal);
-}
-
-/// The arguments of a Torque prologue of [`USER`].
-pub fn prologue_args<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {
-    vec![
-        "--scheduler",
-        "torque",
-        job,
-        USER,
-        "nogroup",
-        "job1",
-        "nodes=1:gpus=1",
-        "batch",
-        account,
-    ]
-}
-
-/// The arguments of its epilogue.
-pub fn epilogue_args(job: &str) -> Vec<&str> {
-    vec![
-        "--scheduler",
-        "torque",
-        job,
-        USER,
-        "nogroup",
-        "job1",
-        "4242",
-        "nodes=1:gpus=1",
-        "cput=0",
-        "batch",
-        "x",
-        "0",
-    ]
 }
 
 /// A cgroup for one test, in the hierarchy that the suite itself would choose.

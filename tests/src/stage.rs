@@ -111,39 +111,14 @@ impl Stage {
 
     /// The same with these GPUs.
     pub fn torque_on(&self, job: &str, account: &str, gpus: &str) -> Ran {
-        let args = [
-            "--scheduler",
-            "torque",
-            "--gpus",
-            gpus,
-            job,
-            USER,
-            "nogroup",
-            "job1",
-            "nodes=1:gpus=1",
-            "batch",
-            account,
-        ];
+        let mut args = vec!["--gpus", gpus];
+        args.extend(prologue_args(job, account));
         self.prologue(&args, &[])
     }
 
     /// The Torque epilogue for `job`.
     pub fn torque_end(&self, job: &str) -> Ran {
-        let args = [
-            "--scheduler",
-            "torque",
-            job,
-            USER,
-            "nogroup",
-            "job1",
-            "4242",
-            "nodes=1:gpus=1",
-            "cput=0",
-            "batch",
-            "x",
-            "0",
-        ];
-        self.epilogue(&args, &[])
+        self.epilogue(&epilogue_args(job), &[])
     }
 
     /// A program of ours with our configuration.
@@ -286,4 +261,53 @@ pub fn finish(mut command: Command) -> Ran {
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
         took: began.elapsed(),
     }
+}
+
+/// The arguments of a Torque prologue of [`USER`].
+pub fn prologue_args<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {
+    vec![
+        "--scheduler",
+        "torque",
+        job,
+        USER,
+        "nogroup",
+        "job1",
+        "nodes=1:gpus=1",
+        "batch",
+        account,
+    ]
+}
+
+/// The arguments of its epilogue.
+pub fn epilogue_args(job: &str) -> Vec<&str> {
+    vec![
+        "--scheduler",
+        "torque",
+        job,
+        USER,
+        "nogroup",
+        "job1",
+        "4242",
+        "nodes=1:gpus=1",
+        "cput=0",
+        "batch",
+        "x",
+        "0",
+    ]
+}
+
+/// The arguments of an OpenPBS prologue on GPU 0: unlike Torque's, it does not hold its exit back where nothing could be
+/// drained.
+pub fn openpbs_args<'a>(job: &'a str, user: &'a str, account: &'a str) -> [&'a str; 9] {
+    [
+        "--scheduler",
+        "openpbs",
+        "--account",
+        account,
+        "--gpus",
+        "0",
+        job,
+        user,
+        "nogroup",
+    ]
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tests::stage::Ran;
 
-use tests::place::{Place, fast, prologue_args};
+use tests::place::{Place, fast};
+use tests::stage::prologue_args;
 
 /// A job without MPS may cost no more than this.
 const FREE: Duration = Duration::from_millis(5);

@@ -261,19 +261,25 @@ fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
         if !clean {
             let survivors = found.faults.iter().filter(|f| f.evidence == Evidence::Survivor);
             assert_eq!(survivors.count(), 3, "mpsd, control daemon, server: {found:?}");
-            assert!(
-                world.borrow().jobs.contains_key(&scenario.job()),
-                "the journal stays for the next look"
-            );
-            world.borrow_mut().processes.clear();
-            restored(
-                &world,
-                &before(&scenario),
-                &scenario.job(),
-                "the survivors ended at last",
-            );
+            the_next_look_finishes(&world, &scenario);
         }
     }
+}
+
+/// The journal stays while processes survive, and is replayed when they have ended.
+#[track_caller]
+fn the_next_look_finishes(world: &Rc<RefCell<World>>, scenario: &Scenario) {
+    assert!(
+        world.borrow().jobs.contains_key(&scenario.job()),
+        "the journal stays for the next look"
+    );
+    world.borrow_mut().processes.clear();
+    restored(
+        world,
+        &before(scenario),
+        &scenario.job(),
+        "the survivors ended at last",
+    );
 }
 
 #[test]
@@ -290,17 +296,7 @@ fn a_survivor_that_a_user_holds_is_no_evidence_and_stays_in_the_journal() {
         .iter()
         .filter(|u| u.why.contains("a tracer holds it"));
     assert_eq!(told.count(), 3, "mpsd, control daemon, server: {found:?}");
-    assert!(
-        world.borrow().jobs.contains_key(&scenario.job()),
-        "the journal stays for the next look"
-    );
-    world.borrow_mut().processes.clear();
-    restored(
-        &world,
-        &before(&scenario),
-        &scenario.job(),
-        "nobody holds them any more",
-    );
+    the_next_look_finishes(&world, &scenario);
 }
 
 #[test]

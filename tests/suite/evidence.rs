@@ -1,15 +1,15 @@
 //! Starts that fail for one user after another: evidence against the node where no user can have been the cause, and none
 //! where any could.
 
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use nix::unistd::{Uid, User};
 use tests::double::look::{self, wait_until};
 use tests::figures;
-use tests::place::{Place, fast};
+use tests::place::{Place, Running, fast};
 use tests::scarcity::{Small, alone};
-use tests::stage::{OTHER_USER, Ran, USER, as_user};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, openpbs_args};
 
 const CONFIG: &str = "deadline_s = 4\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -27,18 +27,7 @@ fn quiet_users() -> [String; 2] {
 }
 
 fn start(place: &Place, job: &str, user: &str) -> Ran {
-    let args = [
-        "--scheduler",
-        "openpbs",
-        "--account",
-        ACCOUNT,
-        "--gpus",
-        "0",
-        job,
-        user,
-        "nogroup",
-    ];
-    place.stage.prologue(&args, &[])
+    place.stage.prologue(&openpbs_args(job, user, ACCOUNT), &[])
 }
 
 /// A node on which no control daemon comes up.
@@ -63,30 +52,20 @@ fn no_evidence(place: &Place, users: &[String; 2], after: &str) {
     figures::tell("faults", 1);
 }
 
-struct Sleeper(Child);
-
-impl Sleeper {
-    fn of(user: &str) -> Self {
-        let mut command = as_user(user, "/bin/sleep");
-        let child = command
-            .arg("60")
-            .env_clear()
-            .stdin(Stdio::null())
-            .spawn()
-            .expect("sleeper");
-        let pid = child.id();
-        assert!(wait_until(Duration::from_secs(5), || {
-            look::process(pid).is_some_and(|p| p.uid != 0 && p.exe.ends_with("sleep"))
-        }));
-        Self(child)
-    }
-}
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A process of this user.
+fn asleep(user: &str) -> Running {
+    let mut command = as_user(user, "/bin/sleep");
+    let child = command
+        .arg("60")
+        .env_clear()
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("sleeper");
+    let pid = child.id();
+    assert!(wait_until(Duration::from_secs(5), || {
+        look::process(pid).is_some_and(|p| p.uid != 0 && p.exe.ends_with("sleep"))
+    }));
+    Running(child)
 }
 
 /// One test: the quiet users must stay so while it runs.
@@ -102,12 +81,12 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     place.assert_as_before("two users' starts");
 
     // The second user has a process here.
-    let sleeper = Sleeper::of(&users[1]);
+    let sleeper = asleep(&users[1]);
     no_evidence(&stillborn(), &users, "a process of the second user");
     drop(sleeper);
     // Or the first had one when theirs failed.
     let place = stillborn();
-    let sleeper = Sleeper::of(&users[0]);
+    let sleeper = asleep(&users[0]);
     let first = start(&place, "110.srv", &users[0]);
     assert_eq!(first.code, Some(2), "{first:?}");
     drop(sleeper);
@@ -132,7 +111,7 @@ fn held_by_somebody(users: &[String; 2]) {
         .env_clear();
     // No daemon where it looks: it runs outside MPS.
     command.env("CUDA_MPS_PIPE_DIRECTORY", place.stage.path("nowhere"));
-    let holder = Sleeper(
+    let holder = Running(
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

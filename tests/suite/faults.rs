@@ -9,7 +9,7 @@ use tests::double::look::{self, wait_until};
 use tests::double::node::{Description, Faults, NvmlFaults};
 use tests::figures;
 use tests::place::{Place, fast, kill, side_by_side};
-use tests::stage::Ran;
+use tests::stage::{Ran, USER, openpbs_args};
 
 /// The configured deadline of every row, and what a busy machine may add.
 const CONFIG: &str = "deadline_s = 4\n";
@@ -51,20 +51,8 @@ fn nvml(name: &str, comes: Comes, set: impl FnOnce(&mut NvmlFaults) + Send + 'st
     }
 }
 
-/// OpenPBS: unlike Torque's, its prologue does not hold its exit back where nothing could be drained.
 fn openpbs(place: &Place, job: &str) -> Ran {
-    let args = [
-        "--scheduler",
-        "openpbs",
-        "--account",
-        ACCOUNT,
-        "--gpus",
-        "0",
-        job,
-        "nobody",
-        "nogroup",
-    ];
-    place.stage.prologue(&args, &[])
+    place.stage.prologue(&openpbs_args(job, USER, ACCOUNT), &[])
 }
 
 #[track_caller]

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tests::double::copy_program;
 use tests::double::look::{self, wait_until};
 use tests::figures;
 use tests::fuse::Hung;
-use tests::place::{Place, fast, kill};
+use tests::place::{Place, Running, fast, kill};
 use tests::scarcity::{Small, alone};
 use tests::stage::{OTHER_USER, USER, as_user, finish};
 
@@ -29,16 +29,8 @@ fn served(job: &str) -> Place {
     place
 }
 
-#[track_caller]
-fn ends_clean(place: &Place, job: &str, after: &str) {
-    let end = place.strict_end(job);
-    assert_eq!(end.code, Some(0), "{after}: {end:?}");
-    place.assert_as_before(after);
-    place.assert_not_drained(after);
-}
-
 /// A process of the user that has nothing to do with MPS, with these variables; it is killed with the guard.
-struct Bystander(Child);
+struct Bystander(Running);
 
 impl Bystander {
     fn run(program: &Path, env: &[(&str, &Path)]) -> Self {
@@ -50,18 +42,11 @@ impl Bystander {
         assert!(wait_until(Duration::from_secs(5), || {
             look::process(pid).is_some_and(|p| p.uid != 0 && !p.exe.ends_with("setpriv"))
         }));
-        Self(child)
+        Self(Running(child))
     }
 
     fn lives(&self) -> bool {
-        look::alive(self.0.id())
-    }
-}
-
-impl Drop for Bystander {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        look::alive(self.0.0.id())
     }
 }
 
@@ -100,7 +85,7 @@ fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
         symlink(&dir, deep.join("link")).expect("symlink");
         fs::set_permissions(into.join("deep"), fs::Permissions::from_mode(0o000)).expect("chmod");
     }
-    ends_clean(&place, "80.srv", "links, FIFOs, deep trees");
+    place.assert_ends_clean("80.srv", "links, FIFOs, deep trees");
     assert_eq!(look(), before);
     fs::remove_dir_all(dir).expect("remove");
 }
@@ -133,7 +118,7 @@ fn swapping_a_directory_for_a_link_during_the_epilogue_leads_nowhere() {
             assert_eq!(end.code, Some(0), "{end:?}");
         });
         assert_eq!(look(), before, "round {round}");
-        ends_clean(&place, "81.srv", "swapping");
+        place.assert_ends_clean("81.srv", "swapping");
         fs::remove_dir_all(dir).expect("remove");
     }
 }
@@ -145,7 +130,7 @@ fn planted_pids_and_sockets_get_nobody_killed() {
     let pipe = place.stage.job("82.srv").join("pipe");
     fs::write(
         pipe.join("nvidia-cuda-mps-control.pid"),
-        bystander.0.id().to_string(),
+        bystander.0.0.id().to_string(),
     )
     .expect("pid file");
     // A socket that takes every conversation and never answers.
@@ -156,7 +141,7 @@ fn planted_pids_and_sockets_get_nobody_killed() {
         .iter()
         .map(|name| UnixListener::bind(pipe.join(name)).expect("socket"))
         .collect();
-    ends_clean(&place, "82.srv", "planted pids and sockets");
+    place.assert_ends_clean("82.srv", "planted pids and sockets");
     assert!(bystander.lives());
     drop(deaf);
 }
@@ -177,7 +162,7 @@ fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
         Bystander::run(Path::new("/bin/sleep"), &carries),
         Bystander::run(&copy, &carries),
     ];
-    ends_clean(&place, "83.srv", "processes with our variables");
+    place.assert_ends_clean("83.srv", "processes with our variables");
     assert!(two.iter().all(Bystander::lives));
 }
 
@@ -216,7 +201,7 @@ fn a_stranger_reaches_no_pipe_and_nobody_lists_the_jobs() {
     let mut away = as_user(USER, "/bin/mv");
     away.arg(job.join("pipe")).arg(job.join("elsewhere"));
     assert_ne!(finish(away).code, Some(0));
-    ends_clean(&place, "84.srv", "a stranger");
+    place.assert_ends_clean("84.srv", "a stranger");
 }
 
 #[test]
@@ -252,7 +237,7 @@ fn the_users_log_is_bounded_and_without_escapes_whatever_the_vendors_says() {
         "{} kB, was {before}",
         resident_kb(mpsd)
     );
-    ends_clean(&place, "85.srv", "a hostile log");
+    place.assert_ends_clean("85.srv", "a hostile log");
 }
 
 fn resident_kb(pid: u32) -> i64 {
@@ -271,7 +256,7 @@ fn stopped_processes_do_not_stop_the_epilogue() {
         }
     }
     let began = std::time::Instant::now();
-    ends_clean(&place, "89.srv", "all three stopped");
+    place.assert_ends_clean("89.srv", "all three stopped");
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
@@ -304,7 +289,7 @@ fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
         );
         place.assert_not_drained("a server in a user's file system");
         drop(hung);
-        ends_clean(&place, "89.srv", "a file system that was taken away");
+        place.assert_ends_clean("89.srv", "a file system that was taken away");
         figures::tell("faults", 1);
     });
 }

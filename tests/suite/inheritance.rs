@@ -5,22 +5,14 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 
-use tests::place::{Place, fast, prologue_args};
-use tests::stage::finish;
+use tests::place::{Place, fast};
+use tests::stage::{finish, prologue_args};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 /// The signals that end a program, as bits of the masks in `/proc/PID/status`: SIGHUP, SIGINT, SIGTERM.
 const ENDING: u64 = 1 << 0 | 1 << 1 | 1 << 14;
 const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
-
-#[track_caller]
-fn ends_clean(place: &Place, job: &str, after: &str) {
-    let end = place.strict_end(job);
-    assert_eq!(end.code, Some(0), "{after}: {end:?}");
-    place.assert_as_before(after);
-    place.assert_not_drained(after);
-}
 
 #[test]
 fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
@@ -77,7 +69,7 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
             assert!(fine, "{name} holds '{target}'");
         }
     }
-    ends_clean(&place, "86.srv", "privileges");
+    place.assert_ends_clean("86.srv", "privileges");
 }
 
 #[test]
@@ -143,7 +135,7 @@ fn the_environment_of_root_reaches_neither_mpsd_nor_the_vendors_programs_nor_a_d
         }
     }
     assert!(!owned.exists(), "something of the user's was run by root");
-    ends_clean(&place, "87.srv", "tricks with the environment");
+    place.assert_ends_clean("87.srv", "tricks with the environment");
 }
 
 #[test]
@@ -161,6 +153,6 @@ fn a_user_at_the_limit_of_their_processes_drains_nothing() {
             .env_clear();
         let ran = finish(command);
         assert!(ran.code == Some(0) || ran.code == Some(2), "{ran:?}");
-        ends_clean(&place, "88.srv", &format!("at most {most} processes"));
+        place.assert_ends_clean("88.srv", &format!("at most {most} processes"));
     }
 }

@@ -58,15 +58,6 @@ fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> O
     None
 }
 
-/// One epilogue, strict, and an independent look.
-#[track_caller]
-fn ends_clean(place: &Place, job: &str, after: &str) {
-    let ran = place.strict_end(job);
-    place.assert_not_drained(after);
-    assert_eq!(ran.code, Some(0), "{after}: {ran:?}");
-    place.assert_as_before(after);
-}
-
 /// Kills a prologue when its journal says `at` effects were begun; what it said when it was dead.
 fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) -> Option<usize> {
     let mut program = place.start_torque(job, ACCOUNT, "0");
@@ -94,7 +85,7 @@ fn prologue_matrix(place: &Place) {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let (_, all) = begun(place, "20.srv").expect("journal");
     assert_eq!(place.stage.node.modes(), ["exclusive_process"]);
-    ends_clean(place, "20.srv", "a whole job");
+    place.assert_ends_clean("20.srv", "a whole job");
     let mut seen: BTreeMap<usize, u32> = BTreeMap::new();
     for round in 0..4 {
         for at in 0..=all {
@@ -104,7 +95,7 @@ fn prologue_matrix(place: &Place) {
                 *seen.entry(state).or_default() += 1;
             }
             let after = format!("a prologue killed at {at} of {all} (whole {whole}, later {later})");
-            ends_clean(place, &job, &after);
+            place.assert_ends_clean(&job, &after);
         }
     }
     println!("prologues killed, by effects begun: {seen:?}");
@@ -136,7 +127,7 @@ fn a_prologue_killed_and_called_again_takes_its_own_remains_down_first() {
         let ran = place.torque("30.srv", ACCOUNT, "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert_eq!(place.pids(THREE[1]).len(), 1, "one control daemon");
-        ends_clean(&place, "30.srv", "a prologue killed and called again");
+        place.assert_ends_clean("30.srv", "a prologue killed and called again");
         figures::tell("real_kills", killed.map_or(0, |_| 1));
     }
 }
@@ -156,11 +147,7 @@ fn an_epilogue_killed_in_every_phase_is_finished_by_the_next() {
             killed += 1;
         }
         program.wait();
-        ends_clean(
-            &place,
-            &job,
-            &format!("an epilogue killed after {stride} strides"),
-        );
+        place.assert_ends_clean(&job, &format!("an epilogue killed after {stride} strides"));
         if hit.is_none() {
             break;
         }
@@ -200,7 +187,7 @@ fn whatever_a_user_does_to_the_three_while_they_start_is_not_the_nodes_fault() {
             let code = program.wait();
             // A killed server is started again by its first client; all else means that the job has no MPS.
             assert!(code == Some(2) || code == Some(0), "{after}: {code:?}");
-            ends_clean(&place, "40.srv", &after);
+            place.assert_ends_clean("40.srv", &after);
         }
     }
     assert_eq!(struck, 6);
@@ -215,7 +202,7 @@ fn whatever_a_user_does_to_the_three_while_they_serve_is_not_the_nodes_fault() {
             assert_eq!(place.torque("41.srv", ACCOUNT, "0").code, Some(0));
             let after = format!("{signal} to {name} while it serves");
             assert!(strike(&place, name, signal), "{after}");
-            ends_clean(&place, "41.srv", &after);
+            place.assert_ends_clean("41.srv", &after);
         }
     }
     // All of them at once, and a stopped one that is killed as well.
@@ -223,7 +210,7 @@ fn whatever_a_user_does_to_the_three_while_they_serve_is_not_the_nodes_fault() {
     for name in THREE {
         strike(&place, name, Signal::SIGSTOP);
     }
-    ends_clean(&place, "41.srv", "all three stopped");
+    place.assert_ends_clean("41.srv", "all three stopped");
     figures::tell("real_kills", 9);
 }
 
@@ -240,7 +227,7 @@ fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
                 let struck = strike(&place, name, signal);
                 let after = format!("{signal} to {name} {pause} ms after the epilogue began");
                 assert_eq!(program.wait(), Some(0), "{after}");
-                ends_clean(&place, "42.srv", &after);
+                place.assert_ends_clean("42.srv", &after);
                 figures::tell("real_kills", struck.into());
             }
         }

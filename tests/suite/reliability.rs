@@ -1,8 +1,9 @@
-//! README's reliability table shows the figures that the last recorded runs wrote, and nothing else.
+//! README's figures are those that recorded runs wrote.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use tests::fuzzing::TARGETS;
 use toml::Table;
 
@@ -82,4 +83,44 @@ fn the_recorded_runs_were_whole_and_lost_nothing() {
     assert!(fuzz("seconds_each") >= 60, "{figures}");
     let all: u64 = TARGETS.iter().map(|(name, _)| fuzz(name)).sum();
     assert_eq!(all, fuzz("executions"), "every target, and no other: {figures}");
+}
+
+#[test]
+fn readmes_measured_times_are_those_of_the_committed_results() {
+    let root = root();
+    let readme = fs::read_to_string(root.join("README.md")).expect("README.md");
+    let shows = |text: String| assert!(readme.contains(&text), "README.md does not say '{text}'");
+    let file = "tests/hardware/results/2026-11-21-nvidia-h200.toml";
+    let result: Table = toml::from_str(&fs::read_to_string(root.join(file)).expect(file)).expect("TOML");
+    let times = &result["times"];
+    // `median 264.91 ms, quartiles ...`
+    let median = |name: &str| {
+        let spread = times[name].as_str().expect("a spread");
+        let word = spread.split(' ').nth(1).expect("its median");
+        word.parse::<f64>().expect("milliseconds")
+    };
+    let ratio = times["ratio_of_medians"].as_float().expect("a ratio");
+    shows(format!(
+        "shortest possible means | {:.0} ms |",
+        median("floor_ms_spread")
+    ));
+    shows(format!(
+        "pairs | {:.0} ms, {ratio:.2} of that |",
+        median("prologue_ms_spread")
+    ));
+    shows(format!(
+        "gone and proved | {:.0} ms |",
+        median("epilogue_ms_spread")
+    ));
+    shows(format!("did not ask | {:.1} ms |", median("not_asked_ms_spread")));
+    let file = "tests/slurm/results/2026-11-21-bench-srun.json";
+    let bench: Value = serde_json::from_str(&fs::read_to_string(root.join(file)).expect(file)).expect("JSON");
+    let at = |place: &str| bench.pointer(place).and_then(Value::as_f64).expect("a median");
+    for setting in 0..2 {
+        let side = |side: &str| at(&format!("/settings/{setting}/{side}/median"));
+        shows(format!("| {:.0} ms | {:.0} ms |", side("without"), side("with")));
+    }
+    let waits = |name: &str| at(&format!("/mps/{name}/median"));
+    shows(format!("takes {:.0} ms where the tasks wait", waits("wait_task")));
+    shows(format!("{:.0} ms where the prolog does", waits("wait_prolog")));
 }

@@ -9,7 +9,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use tests::figures;
 use tests::place::{Place, fast};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, finish};
+use tests::stage::{Ran, USER, finish, openpbs_args};
 
 const CONFIG: &str = "deadline_s = 3\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
@@ -17,32 +17,8 @@ const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-se
 /// The kernel's words for a full file system.
 const FULL: &str = "No space left on device";
 
-/// OpenPBS: unlike Torque's, its prologue does not hold its exit back where nothing could be drained.
-const OPENPBS: [&str; 9] = [
-    "--scheduler",
-    "openpbs",
-    "--account",
-    ACCOUNT,
-    "--gpus",
-    "0",
-    "70.srv",
-    "nobody",
-    "nogroup",
-];
-
-#[track_caller]
-fn ends_clean(place: &Place, job: &str, after: &str) {
-    let end = place.strict_end(job);
-    assert_eq!(end.code, Some(0), "{after}: {end:?}");
-    place.assert_as_before(after);
-    place.assert_not_drained(after);
-}
-
 fn is_served(place: &Place, job: &str) -> bool {
-    let pipe = place.stage.job(job).join("pipe").display().to_string();
-    let ran = place
-        .stage
-        .client(&[] as &[&str], &[("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)]);
+    let ran = place.stage.client(&[] as &[&str], &[place.pipe(job)]);
     ran.code == Some(0) && ran.out.contains("\"under_mps\":true")
 }
 
@@ -68,10 +44,10 @@ fn a_file_system_that_is_full_at_any_moment_of_the_start_is_not_the_nodes_fault(
         loop {
             small.leave(pages);
             let after = format!("{pages} free pages");
-            let ran = place.stage.prologue(&OPENPBS, &[]);
+            let ran = place.stage.prologue(&openpbs_args("70.srv", USER, ACCOUNT), &[]);
             small.free();
             if ran.code == Some(0) {
-                ends_clean(&place, "70.srv", &after);
+                place.assert_ends_clean("70.srv", &after);
                 break;
             }
             println!("{after}: {}", ran.err.trim_end());
@@ -128,7 +104,7 @@ fn full_shared_memory_keeps_nobody_from_starting_or_being_served() {
         let ran = place.torque("73.srv", ACCOUNT, "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert!(is_served(&place, "73.srv"));
-        ends_clean(&place, "73.srv", "full shared memory");
+        place.assert_ends_clean("73.srv", "full shared memory");
         figures::tell("faults", 1);
     });
 }
@@ -141,7 +117,7 @@ fn with_descriptors(place: &Place, soft: u64, hard: u64) -> Ran {
         .arg(place.stage.program("mps-prologue"))
         .arg("--config")
         .arg(place.stage.config())
-        .args(OPENPBS)
+        .args(openpbs_args("70.srv", USER, ACCOUNT))
         .env_clear();
     finish(command)
 }
@@ -170,7 +146,7 @@ fn the_three_may_open_16384_files_or_as_many_as_the_hard_limit_allows() {
             let (now, most) = descriptors_of(place.pids(name)[0]);
             assert_eq!((now, most), (got, hard), "{name} of {soft}:{hard}");
         }
-        ends_clean(&place, "70.srv", &format!("{soft}:{hard} descriptors"));
+        place.assert_ends_clean("70.srv", &format!("{soft}:{hard} descriptors"));
     }
 }
 
@@ -188,7 +164,7 @@ fn a_start_without_descriptors_is_given_up_and_leaves_nothing() {
             given_up += 1;
         }
         place.assert_not_drained(&after);
-        ends_clean(&place, "70.srv", &after);
+        place.assert_ends_clean("70.srv", &after);
     }
     assert!(given_up >= 3, "only {given_up} starts lacked descriptors");
     figures::tell("faults", given_up);

@@ -3,15 +3,15 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::look::{self, wait_until};
 use tests::figures;
-use tests::place::{Place, fast, kill, prologue_args};
-use tests::stage::{Ran, USER, as_user, finish};
+use tests::place::{Place, Running, fast, kill};
+use tests::stage::{Ran, USER, as_user, finish, openpbs_args, prologue_args};
 
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
@@ -41,20 +41,12 @@ fn says(place: &Place, job: &str, words: &str) {
 
 #[track_caller]
 fn ends_clean(place: &Place, job: &str, after: &str) {
-    let end = place.strict_end(job);
-    assert_eq!(end.code, Some(0), "{after}: {end:?}");
-    place.assert_as_before(after);
-    place.assert_not_drained(after);
+    place.assert_ends_clean(job, after);
     figures::tell("faults", 1);
 }
 
-fn pipe(place: &Place, job: &str) -> (String, String) {
-    let pipe = place.stage.job(job).join("pipe").display().to_string();
-    ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)
-}
-
 fn client(place: &Place, job: &str) -> Ran {
-    place.stage.client(&[] as &[&str], &[pipe(place, job)])
+    place.stage.client(&[] as &[&str], &[place.pipe(job)])
 }
 
 fn error_of(text: &str) -> Option<u64> {
@@ -63,7 +55,7 @@ fn error_of(text: &str) -> Option<u64> {
 }
 
 /// A client of the job that runs until it is asked for.
-struct Client(Child);
+struct Client(Running);
 
 impl Client {
     fn start(place: &Place, job: &str, args: &[&str], env: &[(&str, &str)]) -> Self {
@@ -74,42 +66,35 @@ impl Client {
             .args(args)
             .env_clear();
         let child = command
-            .envs([pipe(place, job)])
+            .envs([place.pipe(job)])
             .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()
             .expect("client");
-        let client = Self(child);
+        let client = Self(Running(child));
         let attached = || {
             let contexts = place.stage.node.contexts();
-            contexts.iter().any(|(_, context)| context.pid == client.0.id())
+            contexts.iter().any(|(_, context)| context.pid == client.0.0.id())
         };
         assert!(wait_until(SOON, attached), "the client does not attach");
         client
     }
 
     fn pid(&self) -> u32 {
-        self.0.id()
+        self.0.0.id()
     }
 
     /// The error that it ended with, once it has.
     fn error(mut self) -> Option<u64> {
         let ended = wait_until(SOON * 2, || {
-            self.0.try_wait().is_ok_and(|status| status.is_some())
+            self.0.0.try_wait().is_ok_and(|status| status.is_some())
         });
         assert!(ended, "the client does not end");
         let mut text = String::new();
-        std::io::Read::read_to_string(&mut self.0.stdout.take().expect("stdout"), &mut text).expect("text");
+        std::io::Read::read_to_string(&mut self.0.0.stdout.take().expect("stdout"), &mut text).expect("text");
         error_of(&text)
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -150,18 +135,7 @@ fn a_hung_control_daemon_is_named_at_the_start_and_ended_at_the_end() {
     assert!(look::alive(control));
     ends_clean(&place, "92.srv", "a control daemon that hung in service");
     let hung = Place::new(fast(1).fault(|f| f.start = "hangs".into()), "deadline_s = 3\n");
-    let args = [
-        "--scheduler",
-        "openpbs",
-        "--account",
-        ACCOUNT,
-        "--gpus",
-        "0",
-        "93.srv",
-        USER,
-        "nogroup",
-    ];
-    let ran = hung.stage.prologue(&args, &[]);
+    let ran = hung.stage.prologue(&openpbs_args("93.srv", USER, ACCOUNT), &[]);
     assert_eq!(ran.code, Some(2), "{ran:?}");
     assert!(
         ran.err.contains("the control daemon or its server hangs"),

@@ -228,6 +228,17 @@ mod tests {
     }
 
     #[test]
+    fn the_hook_knows_the_same_launchers() {
+        let hook = include_str!("../../../etc/pbs/hooks/mpsd.py");
+        let line = hook
+            .lines()
+            .find(|line| line.starts_with("LAUNCHERS = "))
+            .unwrap();
+        let theirs: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
+        assert_eq!(theirs, LAUNCHERS);
+    }
+
+    #[test]
     fn only_a_lone_shell_becomes_a_login_shell() {
         let shell = |words: &[&str]| exec(true, words).lone_shell(&|_| None);
         assert_eq!(shell(&["/bin/bash"]).as_deref(), Some("bash"));

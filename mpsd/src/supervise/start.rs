@@ -180,7 +180,7 @@ fn advance(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, Str
     }
     match running.stage {
         Stage::Socket => ask(spec, running, end),
-        Stage::Asked => confirm(running),
+        Stage::Asked => confirm(running).map(|()| false),
         Stage::Ready(_) => Ok(false),
     }
 }
@@ -205,13 +205,13 @@ fn ask(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, String>
 
 /// The log's `NEW SERVER n: Ready` says what `get_server_status` would say by ACTIVE, and costs no session (facts:
 /// mps-control, `start_server`; the contract suite compares the two).
-fn confirm(running: &mut Running) -> Result<bool, String> {
+fn confirm(running: &mut Running) -> Result<(), String> {
     let Some(server) = running.proof.ready.filter(|_| running.proof.started) else {
-        return Ok(false);
+        return Ok(());
     };
     running.proof.confirms(&running.daemon)?;
     running.stage = Stage::Ready(server);
-    Ok(false)
+    Ok(())
 }
 
 fn text(error: SessionError) -> String {

@@ -43,6 +43,17 @@ fn foreign_is_as_it_was(root: &Root) {
     }
 }
 
+/// After an upgrade: the configuration is the administrator's, the programs run, nothing was started.
+fn upgraded(root: &Root, configuration: &str) {
+    assert_eq!(
+        root.read("/etc/mpsd/mpsd.toml"),
+        configuration,
+        "the administrator's configuration was replaced"
+    );
+    programs_run(root);
+    nothing_is_active(root);
+}
+
 fn programs_run(root: &Root) {
     for program in PROGRAMS {
         let said = root.run(&[program, "--version"]);
@@ -110,13 +121,7 @@ fn the_debian_packages_install_upgrade_and_leave() {
         root.write("/etc/mpsd/mpsd.toml", &changed);
 
         dpkg(root, &newer);
-        assert_eq!(
-            root.read("/etc/mpsd/mpsd.toml"),
-            changed,
-            "the administrator's configuration was replaced"
-        );
-        programs_run(root);
-        nothing_is_active(root);
+        upgraded(root, &changed);
 
         root.run(&["dpkg", "--remove", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
         assert_eq!(
@@ -202,13 +207,7 @@ fn the_rpm_packages_install_upgrade_and_leave() {
         ]);
         let have: Vec<&str> = have.lines().filter(|line| line.starts_with("mpsd")).collect();
         assert_eq!(have, ["mpsd 2", "mpsd-slurm 2", "mpsd-pbs 2"]);
-        assert_eq!(
-            root.read("/etc/mpsd/mpsd.toml"),
-            changed,
-            "the administrator's configuration was replaced"
-        );
-        programs_run(root);
-        nothing_is_active(root);
+        upgraded(root, changed);
         // All but the file that was changed.
         root.run(&["rpm", "--verify", "--noconfig", "mpsd", "mpsd-slurm", "mpsd-pbs"]);
 

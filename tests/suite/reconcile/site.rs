@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use tests::double::NodeDouble;
-use tests::stage::{Ran, Stage, USER};
+use tests::stage::{Ran, Stage, prologue_args};
 
 /// The node's name in the scheduler.
 pub const NODE: &str = "gpu001";
@@ -101,20 +101,10 @@ impl Site {
         fs::create_dir_all(&nodes).expect("directory");
         fs::write(nodes.join(format!("{job}gpu")), format!("{NODE}-gpu0\n")).expect("GPU file");
         let file = nodes.join(job).display().to_string();
-        let args = [
-            "--scheduler",
-            "torque",
-            job,
-            USER,
-            "nogroup",
-            "j",
-            "nodes=1:gpus=1",
-            "batch",
-            "MPS=true",
-        ];
-        let ran = self
-            .stage
-            .prologue(&args, &[("PBS_NODEFILE", &file), ("PBS_MSHOST", NODE)]);
+        let ran = self.stage.prologue(
+            &prologue_args(job, "MPS=true"),
+            &[("PBS_NODEFILE", &file), ("PBS_MSHOST", NODE)],
+        );
         assert_eq!(ran.code, Some(0), "{ran:?}");
     }
 
