@@ -10,11 +10,11 @@ pub mod teardown;
 use arguments::Arguments;
 use clap::Parser;
 use mpsd::cli::complain;
-use mpsd::config::{Config, Settings};
-use mpsd::model::{Failure, JobId};
 use mpsd::scheduler::{self, Given, Host, Input, Program, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{guard, stdio};
+use mpsd_core::config::{Config, Settings};
+use mpsd_core::{Failure, JobId};
 use std::path::Path;
 use std::time::Duration;
 

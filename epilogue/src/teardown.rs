@@ -2,12 +2,12 @@
 
 use crate::NAME;
 use mpsd::cli::complain;
-use mpsd::config::Settings;
-use mpsd::model::paths::JobPaths;
-use mpsd::model::{JobId, Paths};
 use mpsd::node::clean::{self, By};
 use mpsd::scheduler::{Scheduler, Submission};
 use mpsd::sys::deadline::Deadline;
+use mpsd_core::config::Settings;
+use mpsd_core::paths::JobPaths;
+use mpsd_core::{JobId, Paths};
 use std::path::Path;
 
 /// The job, and in Slurm its steps with daemons of their own, as far as they have a directory here.

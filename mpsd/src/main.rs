@@ -1,15 +1,15 @@
 //! `mpsd`: the daemon of one job on one node. Started by mps-prologue, never by hand.
 
 use clap::Parser as _;
-use mpsd::{cli::daemon::Arguments, node::worker, supervise};
+use mpsd::{cli::daemon::Arguments, daemon, node::worker};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match (&arguments.nvml, arguments.stop) {
         (Some(library), _) => worker::serve(library),
-        (None, true) => supervise::stop(),
-        (None, false) => supervise::run(),
+        (None, true) => daemon::stop(),
+        (None, false) => daemon::run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,14 +2,14 @@
 
 use crate::arguments::Arguments;
 use mpsd::cli::asking::Asked;
-use mpsd::config::{Config, Settings};
-use mpsd::model::Failure;
-use mpsd::model::failure::{Evidence, Fault};
 use mpsd::node::clean::site;
 use mpsd::node::real::Reach;
 use mpsd::node::user::{User, find_user};
 use mpsd::scheduler::pbs::Installation;
 use mpsd::scheduler::{Host, Scheduler, Site, ThisHost};
+use mpsd_core::Failure;
+use mpsd_core::config::{Config, Settings};
+use mpsd_core::failure::{Evidence, Fault};
 use std::time::Duration;
 
 /// The whole deadline where no configuration can be read.
@@ -54,7 +54,7 @@ impl Job {
     /// # Errors
     /// A fault for an unusable configuration; undetermined when the user is not known here.
     pub fn prepare(arguments: &Arguments, asked: Asked) -> Result<Self, Failure> {
-        let broken = |e: mpsd::config::ConfigError| {
+        let broken = |e: mpsd_core::config::ConfigError| {
             Fault::new(Evidence::Configuration, "configuration", e.to_string())
         };
         let config = Config::load(&arguments.config).map_err(broken)?;

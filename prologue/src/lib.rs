@@ -17,11 +17,11 @@ use arguments::Arguments;
 use clap::Parser;
 use mpsd::cli::asking::Asked;
 use mpsd::cli::complain;
-use mpsd::config::Config;
-use mpsd::model::Failure;
 use mpsd::scheduler::{self, Host, Input, Site, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{guard, stdio};
+use mpsd_core::Failure;
+use mpsd_core::config::Config;
 use std::io::IsTerminal;
 use std::time::Duration;
 

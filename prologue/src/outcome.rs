@@ -6,16 +6,16 @@ use crate::job::Job;
 use crate::start::Failed;
 use mpsd::cli::asking::Asked;
 use mpsd::cli::complain;
-use mpsd::config::Config;
-use mpsd::model::failure::{FailureKind, Undetermined};
-use mpsd::model::record::{Record, State};
-use mpsd::model::{Failure, Fault};
 use mpsd::node::Node;
 use mpsd::node::drain::{self, Place};
 use mpsd::node::log::{Severity, line};
 use mpsd::node::real::{Reach, RealNode};
 use mpsd::scheduler::{Host, Phase, Scheduler, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
+use mpsd_core::config::Config;
+use mpsd_core::failure::{FailureKind, Undetermined};
+use mpsd_core::record::{Record, State};
+use mpsd_core::{Failure, Fault};
 use std::time::Duration;
 
 /// How often a held prologue looks at its deadline.

@@ -2,27 +2,27 @@
 
 use crate::arguments::{Arguments, Wait};
 use crate::job::Job;
-use mpsd::config::{DeviceNames, LeftoverClients, MemoryOverLimit, Settings};
-use mpsd::lifecycle::Journal;
-use mpsd::lifecycle::journal::{DrainPolicy, JournalDaemon, VERSION};
-use mpsd::lifecycle::spec::{OverLimit, Spec, SpecDaemon};
-use mpsd::model::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
-use mpsd::model::failure::{Evidence, Fault, Undetermined};
-use mpsd::model::plan::{Effect, Plan};
-use mpsd::model::record::{self, Record, RecordDaemon, RecordGpu, State};
-use mpsd::model::{Failure, Inventory, Mode};
+use mpsd::job::Journal;
+use mpsd::job::journal::{DrainPolicy, JournalDaemon, VERSION};
+use mpsd::job::spec::{OverLimit, Spec, SpecDaemon};
 use mpsd::node::carry_out::{self, NotDone};
 use mpsd::node::drain::markers;
 use mpsd::node::real::RealNode;
 use mpsd::node::take_down::{self, Findings};
 use mpsd::node::{Held, Node, Role, verify};
-use mpsd::policy;
-use mpsd::policy::decide::{Written, decide};
+use mpsd::plan;
+use mpsd::plan::decide::{Written, decide};
+use mpsd::plan::effects::{Effect, Plan};
 use mpsd::scheduler::{self, GpuSource, Input, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::detach::detach;
 use mpsd::sys::scarcity::is_scarcity;
-use mpsd::sys::trusted::open_trusted;
+use mpsd_core::config::{DeviceNames, LeftoverClients, MemoryOverLimit, Settings};
+use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::record::{self, Record, RecordDaemon, RecordGpu, State};
+use mpsd_core::trusted::open_trusted;
+use mpsd_core::{Failure, Inventory, Mode};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A start that failed, with what its rollback found.
@@ -295,7 +295,7 @@ fn journal(job: &Job, settings: &Settings, plan: &Plan, inventory: &Inventory) -
         gid: job.user.gid,
         plan: plan.effects.clone(),
         begun: 0,
-        gpus: policy::indexed(plan, inventory)
+        gpus: plan::indexed(plan, inventory)
             .map(|(index, uuid)| RecordGpu {
                 index,
                 uuid: uuid.clone(),

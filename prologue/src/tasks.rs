@@ -3,16 +3,16 @@
 use crate::NAME;
 use crate::job::Job;
 use mpsd::cli::complain;
-use mpsd::model::Failure;
 use mpsd::node::log::{Severity, line};
-use mpsd::policy;
+use mpsd::plan;
 use mpsd::scheduler::{self, Input, ThisHost};
+use mpsd_core::Failure;
 use std::path::{Path, PathBuf};
 
 /// Refuses a job whose TM tasks nothing of ours attaches, or says so in the job's own error file, as the site wants.
 ///
 /// # Errors
-/// As [`policy::tasks::decide`].
+/// As [`plan::tasks::decide`].
 pub fn check(input: &Input<'_>, job: &Job) -> Result<(), Failure> {
     let submission = &job.asked.submission;
     let mut input = input.clone();
@@ -21,7 +21,7 @@ pub fn check(input: &Input<'_>, job: &Job) -> Result<(), Failure> {
         input.site.home = home_of_caller();
     }
     let missing = scheduler::unattached(submission, &input, &ThisHost);
-    if let Some(told) = policy::tasks::decide(missing, submission.phase, job.settings.pbs.unattached_tasks)? {
+    if let Some(told) = plan::tasks::decide(missing, submission.phase, job.settings.pbs.unattached_tasks)? {
         let text = format!("job {}: {told}", submission.job);
         line(NAME, Severity::Warning, &text);
         complain(NAME, &text);

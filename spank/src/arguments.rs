@@ -1,6 +1,6 @@
 //! The words after the plugin's path in plugstack.conf: `key=value`, strict.
 
-use mpsd::model::text::one_line;
+use mpsd_core::text::one_line;
 use std::path::PathBuf;
 
 /// Who may have a daemon of his own.

@@ -1,8 +1,8 @@
 //! What stands between the plugin and the world: Slurm on one side, this node's files and programs on the other.
 //! The real ones are in [`crate::sys`] and [`crate::node`]; unit tests bring their own.
 
-use mpsd::model::record::Record;
-use mpsd::model::{JobId, Paths};
+use mpsd_core::record::Record;
+use mpsd_core::{JobId, Paths};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

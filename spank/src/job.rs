@@ -6,10 +6,10 @@ use crate::arguments::Arguments;
 use crate::handle::{Ended, Item, Level, Node, Program, Settings, Slurm, Verdict};
 use crate::options::{Asked, Given, OPTIONS};
 use crate::plugin::{BY_SRUN, SUBMIT};
-use mpsd::model::JobId;
-use mpsd::model::failure::FailureKind;
-use mpsd::model::record::{Record, State};
-use mpsd::model::text::one_line;
+use mpsd_core::JobId;
+use mpsd_core::failure::FailureKind;
+use mpsd_core::record::{Record, State};
+use mpsd_core::text::one_line;
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! This node's files, as [`Node`].
 
 use crate::handle::{Automatic, Ended, Node, Program, Settings};
-use mpsd::config::{self, Config, Wait};
-use mpsd::model::JobId;
-use mpsd::model::record::{LONGEST, Record, State};
+use mpsd_core::JobId;
+use mpsd_core::config::{self, Config, Wait};
+use mpsd_core::record::{LONGEST, Record, State};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};

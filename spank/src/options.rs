@@ -3,8 +3,8 @@
 //! Slurm gives a flag without its value as NULL at submission, as the empty string on a node and as the text `(null)`
 //! in the prolog (facts: slurm-live, "Options"). Whatever arrives on a node is the user's text, checked or not.
 
-use mpsd::model::text::one_line;
-use mpsd::model::{Mode, Refusal, Request};
+use mpsd_core::text::one_line;
+use mpsd_core::{Mode, Refusal, Request};
 use std::ffi::CStr;
 
 /// One flag.

@@ -8,7 +8,7 @@ use crate::handle::{Item, Level, Node, Program, Settings, Slurm};
 use crate::job::{self, GRACE};
 use crate::options::Asked;
 use crate::plugin::State;
-use mpsd::model::JobId;
+use mpsd_core::JobId;
 use std::time::Duration;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option.

@@ -10,10 +10,10 @@ use crate::handle::{Item, Level, Node, Settings, Slurm, Verdict};
 use crate::options::Asked;
 use crate::plugin::State;
 use crate::step::{self, Kind};
-use mpsd::model::JobId;
-use mpsd::model::environment::{self, Change, Task};
-use mpsd::model::record::{Record, State as Progress};
-use mpsd::model::step::of_step;
+use mpsd_core::JobId;
+use mpsd_core::environment::{self, Change, Task};
+use mpsd_core::record::{Record, State as Progress};
+use mpsd_core::step::of_step;
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(

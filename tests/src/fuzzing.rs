@@ -2,14 +2,14 @@
 //! takes any bytes; what must hold of them is asserted. Used by `fuzz/` (cargo-fuzz) and by the suite, which replays the
 //! corpus and mutations of it. This file uses nothing but `mpsd` and `std`.
 
-use mpsd::config::Config;
-use mpsd::lifecycle::Journal;
-use mpsd::lifecycle::spec::SpecDaemon;
-use mpsd::model::record::Record;
-use mpsd::model::{GpuUuid, JobId, Request};
+use mpsd::daemon::dialogue::{Event, Proof, check};
+use mpsd::job::Journal;
+use mpsd::job::spec::SpecDaemon;
 use mpsd::scheduler::host::{Answer, Host};
 use mpsd::scheduler::{self, Given, GpuName, Input, Program, Scheduler, Site};
-use mpsd::supervise::dialogue::{Event, Proof, check};
+use mpsd_core::config::Config;
+use mpsd_core::record::Record;
+use mpsd_core::{GpuUuid, JobId, Request};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;

@@ -4,15 +4,15 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use mpsd::lifecycle::ladder::Rung;
-use mpsd::lifecycle::{Account, Journal};
-use mpsd::model::failure::Evidence;
-use mpsd::model::record::{Record, State};
-use mpsd::model::{ComputeMode, Failure, JobId};
+use mpsd::job::ladder::Rung;
+use mpsd::job::{Account, Journal};
 use mpsd::node::carry_out::{self, NotDone};
 use mpsd::node::take_down::{self, Findings};
 use mpsd::node::{Node, Role};
 use mpsd::scheduler::Exclusive;
+use mpsd_core::failure::Evidence;
+use mpsd_core::record::{Record, State};
+use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID, journal, spec};
 use tests::sim::{Living, Sim, Trouble, World, living, silence_kills};

@@ -1,7 +1,7 @@
 //! The plan of each scenario as text: whoever changes what root will do on a node changes a snapshot in the same commit.
 
-use mpsd::model::ComputeMode;
 use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
+use mpsd_core::ComputeMode;
 use tests::sim::scenario::Scenario;
 
 /// Every scenario whose plan is kept.
@@ -57,7 +57,7 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-fn old(gpu: &mut mpsd::model::Gpu) {
+fn old(gpu: &mut mpsd_core::Gpu) {
     gpu.name = "Tesla P100".to_owned();
     gpu.capability = (6, 0);
     gpu.memory_mib = 16_384;

@@ -1,9 +1,9 @@
 //! What a job asked for, in the words of `mps-prologue` and of `mpsctl plan`: one definition for both.
 
 use super::common::SchedulerName;
-use crate::model::request::Wording;
-use crate::model::{Failure, Request};
 use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submission};
+use mpsd_core::request::Wording;
+use mpsd_core::{Failure, Request};
 use std::ffi::OsString;
 
 /// The options and arguments that say what the job is and what it asked for.

@@ -1,15 +1,15 @@
 //! What attaches a process to its job's MPS, found from the scheduler's own variables and root's record.
 
-use crate::config::{Config, ConfigError, Settings};
-use crate::model::environment::{
-    Change, JOB, LOCAL_RANKS, Task, VISIBLE_DEVICES, strip_inherited, task_environment,
-};
-use crate::model::failure::{FailureKind, Undetermined};
-use crate::model::record::{LONGEST, Record, State};
-use crate::model::{Failure, Fault, GpuUuid, JobId, Refusal};
 use crate::scheduler::{Host, ThisHost};
 use crate::sys::deadline::Deadline;
-use crate::sys::trusted::open_trusted;
+use mpsd_core::config::{Config, ConfigError, Settings};
+use mpsd_core::environment::{
+    Change, JOB, LOCAL_RANKS, Task, VISIBLE_DEVICES, strip_inherited, task_environment,
+};
+use mpsd_core::failure::{FailureKind, Undetermined};
+use mpsd_core::record::{LONGEST, Record, State};
+use mpsd_core::trusted::open_trusted;
+use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
@@ -306,7 +306,7 @@ fn lowest(ranks: &[Vec<(GpuUuid, u64)>]) -> Option<Vec<(GpuUuid, u64)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::record::{RecordDaemon, RecordGpu};
+    use mpsd_core::record::{RecordDaemon, RecordGpu};
 
     #[test]
     fn a_shell_without_a_rank_has_the_lowest_of_a_list() {

@@ -1,7 +1,7 @@
 //! What the command lines of several programs share.
 
-use crate::model::Scheduler;
 use clap::ValueEnum;
+use mpsd_core::Scheduler;
 
 /// Where the administrator's configuration lies.
 pub const CONFIG: &str = "/etc/mpsd/mpsd.toml";

@@ -1,8 +1,8 @@
 //! `mpsctl env`: the variables that attach a shell to its job's MPS, for that shell to evaluate.
 
 use super::attach::Caller;
-use crate::model::Failure;
-use crate::model::environment::Change;
+use mpsd_core::Failure;
+use mpsd_core::environment::Change;
 
 /// `mpsctl env`.
 #[derive(Debug, Clone, clap::Args)]
@@ -82,7 +82,7 @@ impl Shell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::environment::{JOB, VISIBLE_DEVICES};
+    use mpsd_core::environment::{JOB, VISIBLE_DEVICES};
     use std::path::Path;
 
     #[test]

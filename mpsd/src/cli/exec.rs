@@ -2,13 +2,13 @@
 
 use super::attach::{Caller, Found, Lookup, Stop};
 use super::complain;
-use crate::config::{Config, Settings};
-use crate::model::failure::EXIT_REFUSED;
-use crate::model::{Failure, Refusal};
 use crate::node::clean;
 use crate::scheduler::pbs::Installation;
 use crate::scheduler::tasks::runs_as_root;
 use crate::scheduler::{Host, Scheduler, ThisHost};
+use mpsd_core::config::{Config, Settings};
+use mpsd_core::failure::EXIT_REFUSED;
+use mpsd_core::{Failure, Refusal};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,6 @@
 //! `mpsctl`, and what the programs share.
 
+pub mod advertise;
 pub mod asking;
 pub mod attach;
 pub mod common;
@@ -19,7 +20,7 @@ use std::io::Write;
 
 /// Prints `program: text` on standard error, on one line; a closed standard error loses it.
 pub fn complain(program: &str, text: &str) {
-    let line = format!("{program}: {}\n", crate::model::text::one_line(text, 2000));
+    let line = format!("{program}: {}\n", mpsd_core::text::one_line(text, 2000));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 

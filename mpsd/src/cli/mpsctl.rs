@@ -10,11 +10,11 @@ use super::reconcile::{Reconcile, Report, Undrain};
 use super::site::{Advertise, ConfigVerb};
 use super::slurm::{self, Slurm};
 use super::{complain, say};
-use crate::config::{Config, Settings};
-use crate::model::failure::{EXIT_NODE, EXIT_REFUSED};
-use crate::model::{Failure, Fault, Refusal, Undetermined};
 use crate::scheduler::{Host, ThisHost};
 use clap::{CommandFactory, Parser, Subcommand};
+use mpsd_core::config::{Config, Settings};
+use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
+use mpsd_core::{Failure, Fault, Refusal, Undetermined};
 use std::path::{Path, PathBuf};
 
 /// Name in messages.

@@ -7,9 +7,9 @@ mod request;
 mod starter;
 
 use crate::cli::finding::Finding;
-use crate::config::UnattachedTasks;
 use crate::scheduler::pbs::Installation;
 use crate::scheduler::{Host, Scheduler, Site};
+use mpsd_core::config::UnattachedTasks;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};

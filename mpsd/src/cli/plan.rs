@@ -1,16 +1,16 @@
 //! `mpsctl plan`: what root would do here for a job, printed and not done.
 
 use super::asking::{Asked, Asking};
-use crate::config::Config;
-use crate::model::{Failure, Fault, JobId, Refusal};
 use crate::node::clean::site;
 use crate::node::user::find_user;
 use crate::node::worker::NvmlWorker;
-use crate::policy::decide::{Written, decide};
-use crate::policy::tasks;
+use crate::plan::decide::{Written, decide};
+use crate::plan::tasks;
 use crate::scheduler::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Phase, Scheduler, Submission, ThisHost, UserRef,
 };
+use mpsd_core::config::Config;
+use mpsd_core::{Failure, Fault, JobId, Refusal};
 use std::path::Path;
 use std::time::Duration;
 

@@ -2,10 +2,7 @@
 //! the event. Run by the timer and at boot; what cannot be decided is left alone.
 
 use super::mpsctl::NAME;
-use crate::config::Settings;
-use crate::lifecycle::Journal;
-use crate::model::record::{LONGEST, Record};
-use crate::model::{Failure, JobId, Undetermined};
+use crate::job::Journal;
 use crate::node::clean::{self, By};
 use crate::node::drain::spool::{self, Recheck, Stand};
 use crate::node::drain::{Marker, Outcome, markers};
@@ -15,7 +12,10 @@ use crate::node::{Member, Node, sweep};
 use crate::scheduler::Scheduler;
 use crate::scheduler::standing::{Standing, Standings, is_slurms};
 use crate::sys::deadline::Deadline;
-use crate::sys::trusted::open_trusted;
+use mpsd_core::config::Settings;
+use mpsd_core::record::{LONGEST, Record};
+use mpsd_core::trusted::open_trusted;
+use mpsd_core::{Failure, JobId, Undetermined};
 use std::collections::BTreeSet;
 
 /// `mpsctl reconcile`.

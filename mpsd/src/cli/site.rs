@@ -1,10 +1,10 @@
 //! `mpsctl config show` and `mpsctl advertise`: what the site decided, and what a scheduler is to be told of it.
 
 use super::common::SchedulerName;
-use crate::config::{Config, Settings};
-use crate::model::{Failure, Fault, Inventory};
+use crate::cli::advertise::{Offer, advertise};
 use crate::node::worker::NvmlWorker;
-use crate::policy::advertise::{Offer, advertise};
+use mpsd_core::config::{Config, Settings};
+use mpsd_core::{Failure, Fault, Inventory};
 use std::path::Path;
 use std::time::Duration;
 
@@ -88,7 +88,7 @@ fn replicas(config: &Config, node: &str, inventory: &Inventory) -> Result<Vec<Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ComputeMode, Gpu, GpuUuid};
+    use mpsd_core::{ComputeMode, Gpu, GpuUuid};
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

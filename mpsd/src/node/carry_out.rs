@@ -2,12 +2,12 @@
 
 use super::Node;
 use super::take_down::{self, Findings};
-use crate::lifecycle::account::Account;
-use crate::lifecycle::journal::Journal;
-use crate::lifecycle::spec::{ReadyDaemon, Spec};
-use crate::model::failure::{Evidence, Fault};
-use crate::model::plan::Effect;
-use crate::model::{ComputeMode, Failure, GpuUuid};
+use crate::job::account::Account;
+use crate::job::journal::Journal;
+use crate::job::spec::{ReadyDaemon, Spec};
+use crate::plan::effects::Effect;
+use mpsd_core::failure::{Evidence, Fault};
+use mpsd_core::{ComputeMode, Failure, GpuUuid};
 
 /// A plan that was carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use super::drain::{self, Place};
 use super::log::{Severity, line};
 use super::real::{Reach, RealNode};
 use super::take_down::{self, Findings};
-use crate::config::Settings;
-use crate::lifecycle::Journal;
-use crate::model::{Failure, Fault, JobId};
+use crate::job::Journal;
 use crate::scheduler::{Scheduler, Site};
 use crate::sys::deadline::Deadline;
+use mpsd_core::config::Settings;
+use mpsd_core::{Failure, Fault, JobId};
 
 /// Who takes a job down, and what is in force.
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! Lines for the node's log: syslog, where there is one, without a library and without waiting.
 
-use crate::model::text::one_line;
+use mpsd_core::text::one_line;
 use std::os::unix::net::UnixDatagram;
 
 /// Facility `daemon`, severities of syslog(3).

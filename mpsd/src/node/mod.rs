@@ -3,24 +3,28 @@
 
 pub mod carry_out;
 pub mod clean;
+mod daemons;
 pub mod drain;
+mod failed_starts;
 pub mod log;
+mod members;
 pub mod nvml;
 pub mod pbsnodes;
 pub mod real;
+mod store;
 pub mod sweep;
 pub mod take_down;
 pub mod user;
 pub mod verify;
 pub mod worker;
 
-use crate::lifecycle::account::Account;
-use crate::lifecycle::journal::{Journal, ProcessRef};
-use crate::lifecycle::ladder::Rung;
-use crate::lifecycle::spec::{ReadyDaemon, Spec};
-use crate::model::gpu::GpuProcess;
-use crate::model::record::Record;
-use crate::model::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
+use crate::job::account::Account;
+use crate::job::journal::{Journal, ProcessRef};
+use crate::job::ladder::Rung;
+use crate::job::spec::{ReadyDaemon, Spec};
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::record::Record;
+use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::any::Any;
 use std::fmt;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! NVML, called directly. Every call may hang in the driver: [`super::worker`] calls it from a process of its own.
 
-use crate::model::failure::Evidence;
-use crate::model::gpu::GpuProcess;
-use crate::model::{ComputeMode, Gpu, GpuUuid, Inventory};
 use crate::sys::files::FileError;
-use crate::sys::trusted::open_trusted;
+use mpsd_core::failure::Evidence;
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::trusted::open_trusted;
+use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
 use nvml_wrapper::enum_wrappers::device::ComputeMode as WrappedMode;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError as Cause;
@@ -72,7 +72,7 @@ impl NvmlError {
     pub fn reason(&self) -> String {
         let cause = self.error.to_string();
         // The loader's messages have several lines.
-        format!("{}: {}", self.call, crate::model::text::one_line(&cause, 200))
+        format!("{}: {}", self.call, mpsd_core::text::one_line(&cause, 200))
     }
 
     /// What it proves about the node; `None` where another user of the GPU, or a missing permission, may be the cause.

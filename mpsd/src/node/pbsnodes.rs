@@ -3,9 +3,9 @@
 //! Torque's pbsnodes ends with 0 also when the server refused or does not know the node (facts: pbs-live,
 //! "pbsnodes"); so no exit code of it is looked at.
 
-use crate::model::text::one_line;
 use crate::scheduler::pbs::Installation;
 use crate::scheduler::{Host, Scheduler};
+use mpsd_core::text::one_line;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;

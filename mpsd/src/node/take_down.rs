@@ -1,11 +1,11 @@
 //! Takes a job's MPS down: the journal backwards. Goes on after errors, can be repeated, and says what it found.
 
 use super::{Member, Node};
-use crate::lifecycle::journal::Journal;
-use crate::lifecycle::ladder::{Ladder, Rung};
-use crate::model::failure::{Evidence, Fault, Undetermined};
-use crate::model::plan::Effect;
-use crate::model::{Failure, GpuUuid, JobId};
+use crate::job::journal::Journal;
+use crate::job::ladder::{Ladder, Rung};
+use crate::plan::effects::Effect;
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::{Failure, GpuUuid, JobId};
 
 /// What a teardown found.
 #[derive(Debug, Default)]

@@ -1,8 +1,8 @@
 //! The job's user as this node knows him.
 
-use crate::model::failure::Undetermined;
-use crate::model::{Failure, Refusal};
 use crate::scheduler::UserRef;
+use mpsd_core::failure::Undetermined;
+use mpsd_core::{Failure, Refusal};
 
 /// A user of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]

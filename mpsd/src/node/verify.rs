@@ -1,13 +1,13 @@
 //! `mps-probe` through a new daemon, before the job starts (`MPS_VERIFY`).
 
 use super::real::{RealNode, beside};
-use crate::lifecycle::Journal;
-use crate::model::Failure;
-use crate::model::failure::Undetermined;
-use crate::model::text::one_line;
+use crate::job::Journal;
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::spawn::{Identity, Spawn, Stdio};
+use mpsd_core::Failure;
+use mpsd_core::failure::Undetermined;
+use mpsd_core::text::one_line;
 use nix::fcntl::OFlag;
 use std::io::Read;
 

@@ -3,14 +3,14 @@
 //! `mpsd --nvml LIBRARY` loads NVML once and answers questions, one line of JSON each, until its descriptor closes.
 
 use super::nvml::{Nvml, NvmlError};
-use crate::model::failure::{Evidence, Fault, Undetermined};
-use crate::model::gpu::GpuProcess;
-use crate::model::{ComputeMode, Failure, GpuUuid, Inventory};
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
 use crate::sys::scarcity::is_scarcity;
 use crate::sys::spawn::{Child, Spawn};
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};

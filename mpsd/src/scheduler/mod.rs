@@ -21,11 +21,11 @@ mod golden_slurm;
 #[cfg(test)]
 mod paper;
 
-use crate::model::failure::{Failure, Refusal, Undetermined};
-use crate::model::job::JobId;
-pub use crate::model::job::Scheduler;
-use crate::model::text::one_line;
 pub use host::{Host, ThisHost};
+use mpsd_core::failure::{Failure, Refusal, Undetermined};
+use mpsd_core::job::JobId;
+pub use mpsd_core::job::Scheduler;
+use mpsd_core::text::one_line;
 pub use pbs::Site;
 use std::ffi::OsString;
 use std::fmt;

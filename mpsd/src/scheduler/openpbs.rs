@@ -8,8 +8,8 @@ use super::pbs::{Installation, same_node};
 use super::{
     Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
 };
-use crate::model::failure::{Failure, Undetermined};
-use crate::model::job::JobId;
+use mpsd_core::failure::{Failure, Undetermined};
+use mpsd_core::job::JobId;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;

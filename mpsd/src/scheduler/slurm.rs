@@ -7,8 +7,8 @@
 use super::{
     Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
 };
-use crate::model::failure::{Failure, Undetermined};
-use crate::model::job::JobId;
+use mpsd_core::failure::{Failure, Undetermined};
+use mpsd_core::job::JobId;
 use std::path::{Path, PathBuf};
 
 /// Most that slurm.conf or gres.conf is read. Bytes.

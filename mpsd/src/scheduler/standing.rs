@@ -6,8 +6,8 @@
 use super::host::run_with;
 use super::pbs::{Installation, Site, same_node};
 use super::{Host, Scheduler, ThisHost, pbs_status, slurm};
-use crate::model::JobId;
-use crate::model::text::one_line;
+use mpsd_core::JobId;
+use mpsd_core::text::one_line;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;

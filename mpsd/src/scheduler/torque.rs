@@ -7,8 +7,8 @@ use super::pbs::{Installation, same_node};
 use super::{
     Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
 };
-use crate::model::failure::Failure;
-use crate::model::job::JobId;
+use mpsd_core::failure::Failure;
+use mpsd_core::job::JobId;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -3,6 +3,8 @@
 
 use super::deadline::Deadline;
 use super::lock::{self, FileLock, LockError};
+pub use mpsd_core::file::FileError;
+use mpsd_core::file::{kind, read_regular};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat};
@@ -14,59 +16,6 @@ use std::path::{Component, Path, PathBuf};
 
 #[path = "files_replace.rs"]
 mod replace;
-
-/// What a file or directory did not let us do.
-#[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    /// The kernel said no.
-    #[error("cannot {act} '{path}'")]
-    Io {
-        /// "open", "create" …
-        act: &'static str,
-        /// The object.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        errno: Errno,
-    },
-    /// It is not what it has to be, or not whose it has to be: somebody else's doing.
-    #[error("'{path}' {what}")]
-    Unfit {
-        /// The object.
-        path: PathBuf,
-        /// "is not a regular file", "belongs to user 1001, not to 0" …
-        what: String,
-    },
-    /// A bound was reached: size, entries, time.
-    #[error("'{path}' {what}")]
-    Bound {
-        /// The object.
-        path: PathBuf,
-        /// Which bound.
-        what: String,
-    },
-}
-
-impl FileError {
-    pub(super) fn io(act: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(Errno) -> Self {
-        let path = path.into();
-        move |errno| Self::Io { act, path, errno }
-    }
-
-    /// The kernel's word, where it gave one.
-    pub fn errno(&self) -> Option<Errno> {
-        if let Self::Io { errno, .. } = self {
-            Some(*errno)
-        } else {
-            None
-        }
-    }
-
-    /// Whether the object was simply not there.
-    pub fn is_absent(&self) -> bool {
-        self.errno() == Some(Errno::ENOENT)
-    }
-}
 
 /// An open directory; holds it (not its name), needs no permission to list it.
 #[derive(Debug)]
@@ -306,46 +255,6 @@ impl Dir {
 
     pub(super) fn from_parts(fd: OwnedFd, path: PathBuf) -> Self {
         Self { fd, path }
-    }
-}
-
-/// "a directory", "a FIFO" …
-pub(super) fn kind(status: &FileStat) -> &'static str {
-    match SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT {
-        SFlag::S_IFREG => "a regular file",
-        SFlag::S_IFDIR => "a directory",
-        SFlag::S_IFLNK => "a symbolic link",
-        SFlag::S_IFIFO => "a FIFO",
-        SFlag::S_IFSOCK => "a socket",
-        _ => "a device",
-    }
-}
-
-/// Reads an open file that must be regular and of at most `max` bytes.
-pub(super) fn read_regular(file: &OwnedFd, path: &Path, max: usize) -> Result<Vec<u8>, FileError> {
-    let status = fstat(file).map_err(FileError::io("look at", path))?;
-    if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-        let what = format!("is {}, not a regular file", kind(&status));
-        return Err(FileError::Unfit {
-            path: path.into(),
-            what,
-        });
-    }
-    let mut bytes = Vec::new();
-    let mut some = [0u8; 8192];
-    loop {
-        match nix::unistd::read(file, &mut some) {
-            Ok(0) => return Ok(bytes),
-            Ok(got) => bytes.extend_from_slice(some.get(..got).unwrap_or_default()),
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(FileError::io("read", path)(errno)),
-        }
-        if bytes.len() > max {
-            return Err(FileError::Bound {
-                path: path.into(),
-                what: format!("has more than {max} bytes"),
-            });
-        }
     }
 }
 

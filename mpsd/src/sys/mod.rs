@@ -22,7 +22,6 @@ pub mod scarcity;
 pub mod signals;
 pub mod spawn;
 pub mod stdio;
-pub mod trusted;
 
 pub use raw::Exit;
 

@@ -1,7 +1,7 @@
 //! Runs a program of ours from slurmd's or slurmstepd's process, and waits no longer than told.
 
 use crate::handle::{Ended, Program};
-use mpsd::model::text::one_line;
+use mpsd_core::text::one_line;
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

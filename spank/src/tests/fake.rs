@@ -2,8 +2,8 @@
 
 use crate::handle::{Automatic, Context, Ended, Item, Level, Node, Program, Settings, Slurm};
 use crate::options::OPTIONS;
-use mpsd::model::record::{Record, RecordDaemon, RecordGpu, State};
-use mpsd::model::{GpuUuid, JobId, Paths};
+use mpsd_core::record::{Record, RecordDaemon, RecordGpu, State};
+use mpsd_core::{GpuUuid, JobId, Paths};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -3,8 +3,8 @@
 use super::fake::{FakeNode, FakeSlurm, ended, path_of, record};
 use crate::handle::{Automatic, Context, Ended, Verdict};
 use crate::plugin::{self, State};
-use mpsd::model::failure::FailureKind;
-use mpsd::model::record::{Record, State as Progress};
+use mpsd_core::failure::FailureKind;
+use mpsd_core::record::{Record, State as Progress};
 
 fn script() -> FakeSlurm {
     FakeSlurm::new(Context::JobScript)

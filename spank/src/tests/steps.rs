@@ -3,7 +3,7 @@
 use super::fake::{FakeNode, FakeSlurm, ended, number, record};
 use crate::handle::Verdict;
 use crate::plugin::{self, State};
-use mpsd::model::record::State as Progress;
+use mpsd_core::record::State as Progress;
 
 fn begin(slurm: &mut FakeSlurm, node: &FakeNode, line: &[&str], flags: &[(&str, Option<&str>)]) -> State {
     let line: Vec<String> = line.iter().map(|w| (*w).to_owned()).collect();

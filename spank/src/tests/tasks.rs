@@ -3,7 +3,7 @@
 use super::fake::{FakeNode, FakeSlurm, number, record};
 use crate::handle::Verdict;
 use crate::plugin::{self, State};
-use mpsd::model::record::{Record, State as Progress};
+use mpsd_core::record::{Record, State as Progress};
 
 const BATCH: u32 = 0xffff_fffb;
 

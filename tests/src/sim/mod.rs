@@ -10,8 +10,8 @@ mod world;
 
 pub use world::{Job, Living, World, reference};
 
-use mpsd::model::Failure;
-use mpsd::model::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::Failure;
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
 use std::rc::Rc;

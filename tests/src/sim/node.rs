@@ -1,16 +1,16 @@
 //! The calls of [`Node`], each in its smallest steps.
 
 use super::{Living, Sim, World, reference};
-use mpsd::lifecycle::account::Account;
-use mpsd::lifecycle::journal::{Journal, ProcessRef};
-use mpsd::lifecycle::ladder::Rung;
-use mpsd::lifecycle::spec::{ReadyDaemon, Spec};
-use mpsd::model::failure::{Evidence, Fault, Undetermined};
-use mpsd::model::gpu::GpuProcess;
-use mpsd::model::paths::JobPaths;
-use mpsd::model::record::Record;
-use mpsd::model::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
+use mpsd::job::account::Account;
+use mpsd::job::journal::{Journal, ProcessRef};
+use mpsd::job::ladder::Rung;
+use mpsd::job::spec::{ReadyDaemon, Spec};
 use mpsd::node::{Held, Member, Members, Node, Role};
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::paths::JobPaths;
+use mpsd_core::record::Record;
+use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;

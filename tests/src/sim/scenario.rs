@@ -1,15 +1,15 @@
 //! Scenarios: a node, a site's settings, a job. From them comes a plan, and from the plan everything else.
 
-use mpsd::config::{Asker, Config};
-use mpsd::lifecycle::Journal;
-use mpsd::lifecycle::journal::{DrainPolicy, JournalDaemon, VERSION};
-use mpsd::lifecycle::spec::{OverLimit, Spec, SpecDaemon};
-use mpsd::model::plan::Plan;
-use mpsd::model::record::RecordGpu;
-use mpsd::model::request::Wording;
-use mpsd::model::{ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Paths, Refusal, Request, Scheduler};
-use mpsd::policy::{self, Case};
+use mpsd::job::Journal;
+use mpsd::job::journal::{DrainPolicy, JournalDaemon, VERSION};
+use mpsd::job::spec::{OverLimit, Spec, SpecDaemon};
+use mpsd::plan::effects::Plan;
+use mpsd::plan::{self, Case};
 use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource};
+use mpsd_core::config::{Asker, Config};
+use mpsd_core::record::RecordGpu;
+use mpsd_core::request::Wording;
+use mpsd_core::{ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Paths, Refusal, Request, Scheduler};
 
 /// The user of every scenario.
 pub const UID: u32 = 1001;
@@ -106,15 +106,15 @@ impl Scenario {
         let asked = Request::from_account(self.account)?
             .ok_or_else(|| Refusal::new("scenario", "it does not ask for MPS", ""))?;
         let rules = (&settings).into();
-        let gpus = policy::gpus::of_job(&self.devices, &self.inventory, rules)?;
-        let tasks = policy::tasks_per_gpu(&self.devices, gpus.len());
+        let gpus = plan::gpus::of_job(&self.devices, &self.inventory, rules)?;
+        let tasks = plan::tasks_per_gpu(&self.devices, gpus.len());
         let asker = Asker {
             gpus: &gpus,
             tasks,
             wording: Wording::Account,
         };
         let request = settings.resolve(&asked, &asker)?;
-        policy::plan(&Case {
+        plan::plan(&Case {
             job: &self.job(),
             uid: UID,
             step: self.step,

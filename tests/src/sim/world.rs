@@ -1,11 +1,11 @@
 //! The node itself.
 
-use mpsd::lifecycle::account::Account;
-use mpsd::lifecycle::journal::{Journal, ProcessRef};
-use mpsd::lifecycle::ladder::Rung;
-use mpsd::model::record::Record;
-use mpsd::model::{ComputeMode, GpuUuid, Inventory, JobId};
+use mpsd::job::account::Account;
+use mpsd::job::journal::{Journal, ProcessRef};
+use mpsd::job::ladder::Rung;
 use mpsd::node::Role;
+use mpsd_core::record::Record;
+use mpsd_core::{ComputeMode, GpuUuid, Inventory, JobId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 

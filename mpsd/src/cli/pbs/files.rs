@@ -215,7 +215,7 @@ mod tests {
             config,
             state,
             deadline,
-            unattached: crate::config::UnattachedTasks::Refuse,
+            unattached: mpsd_core::config::UnattachedTasks::Refuse,
         }
     }
 

@@ -1,9 +1,9 @@
 //! The OpenPBS hook: our file in the lasting root, imported through qmgr and read back.
 
 use super::{Done, Install, Surroundings, config_option, files};
-use crate::model::text::one_line;
 use crate::scheduler::Host;
 use crate::scheduler::pbs::Installation;
+use mpsd_core::text::one_line;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -171,7 +171,7 @@ mod tests {
             config: Some("/etc/a \"b\".toml".into()),
             state: "/var/lib/mpsd".into(),
             deadline: Duration::from_secs(20),
-            unattached: crate::config::UnattachedTasks::Refuse,
+            unattached: mpsd_core::config::UnattachedTasks::Refuse,
         };
         let text = render(&around).unwrap();
         let changed: Vec<&str> = text

@@ -1,8 +1,8 @@
 //! What the queuejob hook asks: the request in the resource's words, and the account without it.
 
 use super::Asked;
-use crate::model::failure::Refusal;
-use crate::model::request::Request;
+use mpsd_core::failure::Refusal;
+use mpsd_core::request::Request;
 use std::os::unix::ffi::OsStrExt;
 
 /// One line of JSON: `resource` (empty: not asked) and `account`.

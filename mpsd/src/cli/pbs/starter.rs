@@ -3,10 +3,10 @@
 
 use super::files::{self, Owner};
 use super::{Done, Finding, Surroundings};
-use crate::config::UnattachedTasks;
 use crate::scheduler::Host;
 use crate::scheduler::pbs::Installation;
 use crate::scheduler::tasks::{Starter, names, own_way_with_shells};
+use mpsd_core::config::UnattachedTasks;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;

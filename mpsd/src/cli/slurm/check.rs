@@ -3,9 +3,9 @@
 use super::conf::Conf;
 use super::{Place, Surroundings, TAG, VERSION_PROGRAMS, is_foreign, stamp, version};
 use crate::cli::finding::Finding::{self, Better, Good, Wrong};
-use crate::config::Config;
 use crate::sys::process::Process;
-use crate::sys::trusted::open_trusted;
+use mpsd_core::config::Config;
+use mpsd_core::trusted::open_trusted;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

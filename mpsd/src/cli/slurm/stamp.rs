@@ -2,7 +2,7 @@
 //! Slurm compares (facts: schedulers, "Version rule"). 64-bit little endian ELF (System V gABI).
 
 use super::Release;
-use crate::sys::trusted::open_trusted;
+use mpsd_core::trusted::open_trusted;
 use std::path::Path;
 
 /// Largest plugin that is read, bytes; ours stays below 1 MiB stripped.

@@ -1,7 +1,7 @@
 //! Markers of our own drains, and the spool of those that were not delivered, in `/var/lib/mpsd/drains`.
 
-use crate::model::{Paths, Scheduler};
 use crate::sys::files::{Dir, FileError};
+use mpsd_core::{Paths, Scheduler};
 use std::path::Path;
 
 /// Version of the format.

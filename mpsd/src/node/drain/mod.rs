@@ -9,11 +9,11 @@ pub mod spool;
 pub use pbs::Pbs;
 pub use slurm::Slurm;
 
-use crate::model::text::one_line;
-use crate::model::{Fault, JobId, Paths};
 use crate::scheduler::slurm::commands;
 use crate::scheduler::{Scheduler, Site};
 pub use markers::Marker;
+use mpsd_core::text::one_line;
+use mpsd_core::{Fault, JobId, Paths};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest reason under PBS, bytes: OpenPBS keeps 79 (facts: pbs-live, "pbsnodes").
@@ -219,7 +219,7 @@ pub fn undrain(controller: &dyn Controller, reason: &str) -> Result<(), String> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::failure::Evidence;
+    use mpsd_core::failure::Evidence;
     use std::cell::RefCell;
 
     /// A controller that may take orders without obeying, as Torque's pbsnodes does.

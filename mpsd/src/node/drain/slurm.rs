@@ -1,9 +1,9 @@
 //! Takes a node out of a Slurm and back, with `sinfo` and `scontrol`, and reads it back.
 
 use super::{Controller, Shown};
-use crate::model::JobId;
-use crate::model::text::one_line;
 use crate::scheduler::host::run_with;
+use mpsd_core::JobId;
+use mpsd_core::text::one_line;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -2,11 +2,11 @@
 //! recheck.
 
 use super::{Controller, Marker, Outcome, Place, Shown, drain, markers, undrain};
-use crate::model::text::one_line;
-use crate::model::{GpuUuid, Paths};
 use crate::node::Node;
 use crate::scheduler::Site;
-use crate::sys::trusted::open_trusted;
+use mpsd_core::text::one_line;
+use mpsd_core::trusted::open_trusted;
+use mpsd_core::{GpuUuid, Paths};
 use std::path::Path;
 
 /// What is to be looked at again before a drain is lifted.

@@ -1,0 +1,261 @@
+use super::*;
+use std::time::Duration;
+
+const SHIPPED: &str = include_str!("../../../../etc/mpsd/mpsd.toml");
+
+fn settings(text: &str) -> Settings {
+    parsed(text).for_node("n1", &[]).unwrap()
+}
+
+fn parsed(text: &str) -> Config {
+    Config::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn error(text: &str) -> String {
+    match Config::parse(text) {
+        Err(error) => error.to_string(),
+        Ok(_) => panic!("accepted: {text}"),
+    }
+}
+
+/// The shipped file with its defaults, and below them its examples, made active.
+fn uncommented() -> String {
+    let active = |line: &str| match line.strip_prefix('#') {
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => rest.to_owned(),
+        _ => line.to_owned(),
+    };
+    SHIPPED.lines().map(active).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_shipped_file_changes_nothing_and_documents_every_key() {
+    let shipped = settings(SHIPPED);
+    assert_eq!(shipped.origins.iter().filter_map(|origin| origin.line).count(), 0);
+    let empty = settings("");
+    assert_eq!(shipped, empty);
+    for origin in &empty.origins {
+        let (text, key) = match origin.key.split_once('.') {
+            Some((table, key)) => (SHIPPED.split_once(&format!("\n[{table}]\n")).unwrap().1, key),
+            None => (SHIPPED, origin.key),
+        };
+        let documented = text.lines().find(|line| line.starts_with(&format!("#{key} = ")));
+        let line = documented.unwrap_or_else(|| panic!("{} is not in the shipped file", origin.key));
+        if let Some(value) = &origin.value {
+            assert_eq!(line, format!("#{key} = {value}"), "the documented default");
+        }
+    }
+}
+
+#[test]
+fn the_shipped_examples_are_what_they_say() {
+    let config = parsed(&uncommented());
+    let gpu = config.for_node("gpu042", &[]).unwrap();
+    assert_eq!(gpu.compute_mode, ComputeModeRule::Keep);
+    let h200 = config.for_node("other", &["NVIDIA H200"]).unwrap();
+    assert_eq!(
+        (h200.compute_mode, h200.replicas),
+        (ComputeModeRule::Exclusive, Some(7))
+    );
+    assert_eq!(h200.ceilings.memory, "70G".parse().ok());
+    assert_eq!(h200.slurm.auto_constraint.as_deref(), Some("mps"));
+}
+
+#[test]
+fn defaults() {
+    let settings = settings("");
+    assert_eq!(settings.paths, crate::Paths::new("/run/mpsd", "/var/lib/mpsd"));
+    assert_eq!(settings.control, Path::new("/usr/bin/nvidia-cuda-mps-control"));
+    assert_eq!(settings.nvml, "libnvidia-ml.so.1");
+    assert_eq!(
+        (settings.max_clients, settings.deadline),
+        (48, Duration::from_secs(20))
+    );
+    assert_eq!(
+        (settings.drain.enabled, settings.drain.auto_undrain),
+        (true, false)
+    );
+    assert_eq!(settings.drain.prefix, "mpsd:");
+    assert_eq!(
+        (settings.slurm.wait, settings.slurm.auto_gres),
+        (Wait::Task, false)
+    );
+    assert_eq!(settings.defaults, Defaults::default());
+    assert_eq!(settings.ceilings, Ceilings::default());
+}
+
+const SECTIONS: &str = r#"
+compute_mode = "keep"
+control = "/opt/%n/mps"
+max_clients = 60
+defaults.threads = 25
+
+[[node]]
+hosts = "gpu[001-100],x1"
+max_clients = 16
+run_dir = "/tmp/%n/run"
+
+[[node]]
+product = "nvidia h200"
+max_clients = 32
+defaults.threads = "30:70"
+
+[[node]]
+hosts = "gpu007"
+product = "NVIDIA H*"
+compute_mode = "exclusive"
+"#;
+
+#[test]
+fn later_sections_override_earlier_ones() {
+    let config = parsed(SECTIONS);
+    let clients = |node: &str, products: &[&str]| config.for_node(node, products).unwrap().max_clients;
+    assert_eq!(clients("login", &[]), 60);
+    assert_eq!(clients("gpu001", &[]), 16);
+    assert_eq!(clients("gpu001", &["NVIDIA A100", "NVIDIA H200"]), 32);
+    assert_eq!(clients("gpu001", &["NVIDIA H200 NVL"]), 16);
+    let mode = |node: &str, product: &str| config.for_node(node, &[product]).unwrap().compute_mode;
+    assert_eq!(mode("gpu007", "NVIDIA H200"), ComputeModeRule::Exclusive);
+    assert_eq!(mode("gpu008", "NVIDIA H200"), ComputeModeRule::Keep);
+    assert_eq!(mode("gpu007", "NVIDIA A100"), ComputeModeRule::Keep);
+}
+
+#[test]
+fn paths_take_the_nodes_name_and_values_tell_their_line() {
+    let settings = parsed(SECTIONS)
+        .for_node("gpu007.cluster.example", &["NVIDIA H200"])
+        .unwrap();
+    assert_eq!(settings.paths.run(), Path::new("/tmp/gpu007.cluster.example/run"));
+    assert_eq!(settings.control, Path::new("/opt/gpu007.cluster.example/mps"));
+    let of = |key: &str| settings.origins.iter().find(|origin| origin.key == key).unwrap();
+    let origin = |key: &'static str, value: &str, line| Origin {
+        key,
+        value: Some(value.to_owned()),
+        line,
+    };
+    assert_eq!(*of("max_clients"), origin("max_clients", "32", Some(14)));
+    assert_eq!(
+        *of("defaults.threads"),
+        origin("defaults.threads", "\"30:70\"", Some(15))
+    );
+    assert_eq!(
+        *of("compute_mode"),
+        origin("compute_mode", "\"exclusive\"", Some(20))
+    );
+    assert_eq!(*of("state_dir"), origin("state_dir", "\"/var/lib/mpsd\"", None));
+    let shown = settings.explain(Path::new("/etc/mpsd/mpsd.toml"));
+    assert!(
+        shown.contains("max_clients = 32 ") && shown.contains("# /etc/mpsd/mpsd.toml:14\n"),
+        "{shown}"
+    );
+    assert!(shown.contains("replicas is not set "), "{shown}");
+    for name in ["", ".", "..", "a/b", "-x", "n 1", "n\u{e9}", &"n".repeat(300)] {
+        assert!(parsed("").for_node(name, &[]).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn an_error_names_file_line_column_and_what_is_known() {
+    let cases = [
+        (
+            "max_client = 4",
+            "1:1: unknown key 'max_client'; known: run_dir, state_dir, control, nvml, compute_mode",
+        ),
+        (
+            "\n[slurm]\n  wiat = \"task\"",
+            "3:3: unknown key 'wiat'; known: wait, requeue, auto_gres, auto_constraint, auto_partitions",
+        ),
+        ("[slrum]", "1:2: unknown key 'slrum'; known: run_dir"),
+        (
+            "compute_mode = \"both\"",
+            "1:16: unknown variant 'both', expected 'exclusive' or 'keep'",
+        ),
+        (
+            "defaults.threads = 101",
+            "1:20: above 100; allowed: a number from 1 to 100",
+        ),
+        ("defaults.threads = nan", "1:20: not a plain decimal number"),
+        ("defaults.mem = 4", "1:16: a size needs a unit; allowed: 4G"),
+        ("defaults.mem = \"4GB\"", "1:16: decimal units are not accepted"),
+        ("ceilings.threads = \"30:70\"", "1:20: not a plain decimal number"),
+        ("max_clients = 0", "1:15: 0 is out of range; allowed: 1 to 1024"),
+        ("replicas = 49", "1:12: 49 is out of range; allowed: 1 to 48"),
+        (
+            "deadline_s = 2.5",
+            "1:14: invalid type: floating point '2.5', expected i64",
+        ),
+        ("run_dir = \"run\"", "1:11: not an absolute path without '..'"),
+        (
+            "run_dir = \"/run/../etc\"",
+            "1:11: not an absolute path without '..'",
+        ),
+        (
+            "run_dir = \"/run/%h\"",
+            "1:11: '%' is followed by something else than 'n'",
+        ),
+        (
+            "nvml = \"lib/x.so\"",
+            "1:8: not an absolute path without '..', nor a library's name",
+        ),
+        ("drain.prefix = \"a b\"", "1:16: not a prefix of 3 to 24"),
+        ("hosts = \"x\"", "1:9: belongs into a [[node]] section"),
+        (
+            "[[node]]\nreplicas = 4",
+            "1:1: a [[node]] section needs hosts, product or both",
+        ),
+        ("[[node]]\nhosts = \"a[\"", "2:9: 'a[' is no host list"),
+        ("[[node]]\nhosts = \"a\"\nthread = 1", "3:1: unknown key 'thread'"),
+        (
+            "[[node]]\nhosts = \"a\"\n[[node.node]]\nhosts=\"b\"",
+            "3:1: a [[node]] section within another",
+        ),
+        (
+            "[[node]]\nproduct = \"X\"\nslurm.wait = \"task\"",
+            "3:14: slurm.wait cannot depend on a GPU's product",
+        ),
+        ("max_clients = 4\nmax_clients = 5", "2:1: duplicate key"),
+        ("a b", "1:3: "),
+    ];
+    for (text, message) in cases {
+        let error = error(text);
+        let expected = format!("/etc/mpsd/mpsd.toml:{message}");
+        assert!(
+            error.starts_with(&expected) && !error.contains('\n'),
+            "{text}\n  is {error}\n not {expected}"
+        );
+    }
+}
+
+#[test]
+fn only_roots_file_is_obeyed() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mpsd.toml");
+    let missing = Config::load(&path).unwrap_err().to_string();
+    assert!(
+        missing.contains("mpsd.toml") && missing.contains("ENOENT"),
+        "{missing}"
+    );
+    std::fs::write(&path, "max_clients = 7").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(
+        Config::load(&path)
+            .unwrap()
+            .for_node("n", &[])
+            .unwrap()
+            .max_clients,
+        7
+    );
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o664)).unwrap();
+    assert!(Config::load(&path).is_err(), "writable by the group");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::fs::write(&path, "#".repeat(LONGEST + 1)).unwrap();
+    assert!(Config::load(&path).is_err(), "too long");
+    std::fs::write(&path, b"# \xff").unwrap();
+    assert!(
+        Config::load(&path)
+            .unwrap_err()
+            .to_string()
+            .ends_with("is not UTF-8 text")
+    );
+    assert!(Config::load(dir.path()).is_err(), "a directory");
+}

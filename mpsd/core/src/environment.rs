@@ -1,0 +1,373 @@
+//! The environment of the job's tasks, from the record. One place for every scheduler.
+
+use super::failure::Refusal;
+use super::gpu::GpuUuid;
+use super::record::{Record, RecordDaemon};
+use super::text::one_line;
+use std::path::Path;
+
+/// Where a client looks for its control daemon.
+pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// Where the vendor's programs log.
+pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
+/// Devices that a CUDA program sees.
+pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+/// A client's own thread percentage; it can only lower the daemon's (facts: mps-control, "Clients").
+pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+/// A client's own memory limit. A name of a GPU that the client does not see drops every limit (facts: mps-control).
+pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+/// The job whose MPS a task uses; tells variables inherited from another job.
+pub const JOB: &str = "MPSD_JOB";
+/// Variables with a launcher's local rank, in the order they are looked up.
+pub const LOCAL_RANKS: [&str; 4] = [
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PALS_LOCAL_RANKID",
+    "SLURM_LOCALID",
+];
+
+/// What is known of one task.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Task {
+    /// Its rank on this node, from the scheduler or the launcher.
+    pub local_rank: Option<u32>,
+    /// Its `CUDA_VISIBLE_DEVICES` as the scheduler set it: UUIDs, or indexes.
+    pub visible: Option<String>,
+    /// The node's indexes of the step's GPUs, where indexes in `visible` count within them from 0
+    /// (Slurm with `ConstrainDevices`); `None` where they are the node's own.
+    pub renumbered: Option<Vec<u32>>,
+    /// `MPSD_JOB` as inherited.
+    pub inherited_job: Option<String>,
+}
+
+/// One variable to set, or to remove.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Name of the variable.
+    pub name: &'static str,
+    /// Its value; `None` removes it.
+    pub value: Option<String>,
+}
+
+impl Change {
+    fn set(name: &'static str, value: impl Into<String>) -> Self {
+        Self {
+            name,
+            value: Some(value.into()),
+        }
+    }
+
+    fn unset(name: &'static str) -> Self {
+        Self { name, value: None }
+    }
+}
+
+/// The changes to a task's environment that attach it to the job's MPS.
+///
+/// # Errors
+/// A refusal when the task's GPU cannot be told (a list or per-gpu mode without a local rank, a device that is not
+/// the job's).
+pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
+    let gpus = visible_gpus(record, task)?;
+    let (daemon, gpus) = daemon_of(record, task, gpus)?;
+    let mut changes = vec![
+        Change::set(PIPE_DIRECTORY, daemon.pipe.to_string_lossy()),
+        Change::set(LOG_DIRECTORY, daemon.log.to_string_lossy()),
+        Change::set(JOB, record.job.as_str()),
+    ];
+    if record.uuids {
+        let list: Vec<&str> = gpus.iter().map(GpuUuid::as_str).collect();
+        changes.push(Change::set(VISIBLE_DEVICES, list.join(",")));
+    }
+    let foreign = task
+        .inherited_job
+        .as_deref()
+        .is_some_and(|job| job != record.job.as_str());
+    match by_rank(&record.rank_threads, task, "thread percentages")? {
+        Some(percent) => changes.push(Change::set(THREADS, percent.to_string())),
+        None if foreign => changes.push(Change::unset(THREADS)),
+        None => {}
+    }
+    match by_rank(&record.rank_memory, task, "memory limits")? {
+        // Only GPUs that this rank sees: any other name drops every limit.
+        Some(limits) => {
+            let seen: Vec<String> = limits
+                .iter()
+                .filter(|(g, _)| gpus.contains(g))
+                .map(|(g, mib)| format!("{g}={mib}M"))
+                .collect();
+            changes.push(Change::set(MEMORY, seen.join(",")));
+        }
+        None if foreign => changes.push(Change::unset(MEMORY)),
+        None => {}
+    }
+    Ok(changes)
+}
+
+/// The removals that free a task of variables which another job's MPS left in its environment
+/// (`sbatch` or `qsub -V` from inside a job). `jobs` is the directory of all jobs; nothing that is not ours is touched.
+pub fn strip_inherited(
+    jobs: &Path,
+    this_job: Option<&str>,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Vec<Change> {
+    let Some(inherited) = lookup(JOB) else {
+        return Vec::new();
+    };
+    if this_job == Some(inherited.as_str()) {
+        return Vec::new();
+    }
+    let mut changes = vec![Change::unset(JOB)];
+    for name in [PIPE_DIRECTORY, LOG_DIRECTORY] {
+        if lookup(name).is_some_and(|value| Path::new(&value).starts_with(jobs)) {
+            changes.push(Change::unset(name));
+        }
+    }
+    for name in [THREADS, MEMORY] {
+        if lookup(name).is_some() {
+            changes.push(Change::unset(name));
+        }
+    }
+    changes
+}
+
+fn by_rank<'a, T>(list: &'a [T], task: &Task, what: &str) -> Result<Option<&'a T>, Refusal> {
+    if list.is_empty() {
+        return Ok(None);
+    }
+    let rank = task.local_rank.ok_or_else(|| no_rank(what))? as usize;
+    Ok(list.get(rank % list.len()))
+}
+
+fn no_rank(what: &str) -> Refusal {
+    Refusal::new(
+        format!("{what} by local rank"),
+        "this process has no local rank",
+        format!("a launcher that sets one of {}", LOCAL_RANKS.join(", ")),
+    )
+}
+
+/// The job's GPUs that this task may see.
+fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
+    let all = || record.gpus.iter().map(|g| g.uuid.clone()).collect();
+    let Some(list) = task.visible.as_deref().filter(|v| !v.trim().is_empty()) else {
+        return Ok(all());
+    };
+    let mut gpus = Vec::new();
+    for entry in list.split(',').map(str::trim).filter(|e| !e.is_empty()) {
+        gpus.push(named_gpu(record, task, entry)?);
+    }
+    Ok(gpus)
+}
+
+fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refusal> {
+    let found = match entry.parse::<u32>() {
+        Ok(number) => {
+            let index = match &task.renumbered {
+                Some(step) => step.get(number as usize).copied(),
+                None => Some(number),
+            };
+            index.and_then(|index| record.gpus.iter().find(|g| g.index == index))
+        }
+        Err(_) => record.gpus.iter().find(|g| g.uuid.as_str() == entry),
+    };
+    found.map(|g| g.uuid.clone()).ok_or_else(|| {
+        let have: Vec<String> = record
+            .gpus
+            .iter()
+            .map(|g| format!("{} ({})", g.index, g.uuid))
+            .collect();
+        Refusal::new(
+            format!("{VISIBLE_DEVICES} names '{}'", one_line(entry, 60)),
+            "the job's MPS daemon does not serve that GPU",
+            have.join(", "),
+        )
+    })
+}
+
+/// The daemon of this task and the GPUs that it keeps: in per-gpu mode one process reaches one daemon only.
+fn daemon_of<'a>(
+    record: &'a Record,
+    task: &Task,
+    gpus: Vec<GpuUuid>,
+) -> Result<(&'a RecordDaemon, Vec<GpuUuid>), Refusal> {
+    let none = || {
+        Refusal::new(
+            format!("job {}", record.job),
+            "it has no MPS daemon on this node",
+            "",
+        )
+    };
+    if !record.per_gpu {
+        return Ok((record.daemons.first().ok_or_else(none)?, gpus));
+    }
+    let gpu = match gpus.as_slice() {
+        [one] => one.clone(),
+        [] => return Err(none()),
+        several => {
+            let rank = task
+                .local_rank
+                .ok_or_else(|| no_rank("one daemon for each GPU"))? as usize;
+            several[rank % several.len()].clone()
+        }
+    };
+    let daemon = record
+        .daemons
+        .iter()
+        .find(|d| d.gpus.contains(&gpu))
+        .ok_or_else(none)?;
+    Ok((daemon, vec![gpu]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::JobId;
+    use crate::record::{RecordGpu, State, VERSION};
+
+    fn uuid(n: u32) -> GpuUuid {
+        GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
+    }
+
+    fn record(per_gpu: bool) -> Record {
+        let daemon = |name: &str, gpus: Vec<GpuUuid>| RecordDaemon {
+            gpus,
+            pipe: format!("/run/mpsd/jobs/7/{name}").into(),
+            log: "/run/mpsd/jobs/7/log".into(),
+            threads: None,
+            memory: Vec::new(),
+        };
+        Record {
+            version: VERSION,
+            state: State::Ready,
+            reason: None,
+            per_gpu,
+            gpus: vec![
+                RecordGpu {
+                    index: 1,
+                    uuid: uuid(1),
+                },
+                RecordGpu {
+                    index: 2,
+                    uuid: uuid(2),
+                },
+            ],
+            daemons: if per_gpu {
+                vec![daemon("pipe-0", vec![uuid(1)]), daemon("pipe-1", vec![uuid(2)])]
+            } else {
+                vec![daemon("pipe", vec![uuid(1), uuid(2)])]
+            },
+            ..Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new())
+        }
+    }
+
+    fn value(changes: &[Change], name: &str) -> Option<String> {
+        changes
+            .iter()
+            .find(|c| c.name == name)
+            .and_then(|c| c.value.clone())
+    }
+
+    #[test]
+    fn devices_become_uuids_under_either_numbering() {
+        let global = Task {
+            visible: Some("2".into()),
+            ..Task::default()
+        };
+        let constrained = Task {
+            visible: Some("1".into()),
+            renumbered: Some(vec![1, 2]),
+            ..Task::default()
+        };
+        for task in [global, constrained] {
+            let changes = task_environment(&record(false), &task).unwrap();
+            assert_eq!(value(&changes, VISIBLE_DEVICES).as_deref(), Some("GPU-00000002"));
+        }
+    }
+
+    #[test]
+    fn a_foreign_device_is_refused_by_name() {
+        let task = Task {
+            visible: Some("3".into()),
+            ..Task::default()
+        };
+        let refusal = task_environment(&record(false), &task).unwrap_err();
+        assert!(refusal.to_string().contains("'3'"), "{refusal}");
+    }
+
+    #[test]
+    fn per_gpu_goes_by_the_tasks_own_device_then_by_rank() {
+        let own = Task {
+            visible: Some("2".into()),
+            local_rank: Some(0),
+            ..Task::default()
+        };
+        assert!(
+            value(&task_environment(&record(true), &own).unwrap(), PIPE_DIRECTORY)
+                .unwrap()
+                .ends_with("pipe-1")
+        );
+        let ranked = Task {
+            local_rank: Some(3),
+            ..Task::default()
+        };
+        let changes = task_environment(&record(true), &ranked).unwrap();
+        assert!(value(&changes, PIPE_DIRECTORY).unwrap().ends_with("pipe-1"));
+        assert_eq!(value(&changes, VISIBLE_DEVICES).as_deref(), Some("GPU-00000002"));
+        let refusal = task_environment(&record(true), &Task::default()).unwrap_err();
+        assert!(
+            refusal.to_string().contains("OMPI_COMM_WORLD_LOCAL_RANK"),
+            "{refusal}"
+        );
+    }
+
+    #[test]
+    fn a_ranks_memory_limit_names_only_gpus_it_sees() {
+        let mut record = record(false);
+        record.rank_memory = vec![vec![(uuid(1), 1024), (uuid(2), 1024)]];
+        let task = Task {
+            visible: Some("1".into()),
+            local_rank: Some(0),
+            ..Task::default()
+        };
+        let changes = task_environment(&record, &task).unwrap();
+        assert_eq!(value(&changes, MEMORY).as_deref(), Some("GPU-00000001=1024M"));
+    }
+
+    #[test]
+    fn another_jobs_variables_go_and_the_users_own_stay() {
+        let foreign = Task {
+            inherited_job: Some("6".into()),
+            ..Task::default()
+        };
+        let changes = task_environment(&record(false), &foreign).unwrap();
+        assert!(changes.contains(&Change::unset(THREADS)));
+        let own = Task {
+            inherited_job: Some("7".into()),
+            ..Task::default()
+        };
+        assert!(
+            !task_environment(&record(false), &own)
+                .unwrap()
+                .iter()
+                .any(|c| c.name == THREADS)
+        );
+    }
+
+    #[test]
+    fn a_job_without_mps_loses_only_what_another_jobs_mps_left() {
+        let env = |name: &str| match name {
+            JOB => Some("6".to_owned()),
+            PIPE_DIRECTORY => Some("/run/mpsd/jobs/6/pipe".to_owned()),
+            LOG_DIRECTORY => Some("/home/u/log".to_owned()),
+            _ => None,
+        };
+        let names: Vec<_> = strip_inherited(Path::new("/run/mpsd/jobs"), Some("8"), &env)
+            .iter()
+            .map(|c| c.name)
+            .collect();
+        assert_eq!(names, [JOB, PIPE_DIRECTORY]);
+        assert!(strip_inherited(Path::new("/run/mpsd/jobs"), Some("6"), &env).is_empty());
+        assert!(strip_inherited(Path::new("/run/mpsd/jobs"), None, &|_| None).is_empty());
+    }
+}

@@ -1,0 +1,27 @@
+//! What every program of the suite knows of a job, the Slurm plugin included: its request, the configuration, the
+//! record that root leaves for the job's tasks, job ids, paths, GPU names, and the three names of failure.
+//!
+//! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process, waits, or talks to a
+//! GPU. The only files it opens are the configuration and the record, through [`trusted`] and [`file`].
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod environment;
+pub mod failure;
+pub mod file;
+pub mod gpu;
+pub mod job;
+pub mod limits;
+pub mod paths;
+pub mod record;
+pub mod request;
+pub mod step;
+pub mod text;
+pub mod trusted;
+
+pub use failure::{Failure, Fault, Refusal, Undetermined};
+pub use gpu::{ComputeMode, Gpu, GpuUuid, Inventory};
+pub use job::{JobId, Scheduler};
+pub use limits::{Percent, Priority};
+pub use paths::{JobPaths, Paths};
+pub use request::{Mode, Request};

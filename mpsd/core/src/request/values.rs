@@ -1,0 +1,241 @@
+//! The values of the grammar that may be lists: threads and memory, by local rank or by GPU.
+
+use super::{MOST_REPLICAS, Refusal};
+use crate::gpu::GpuUuid;
+use crate::limits::{Amount, Invalid, Percent, carried_as_text, word};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// The active thread percentage that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Threads {
+    /// 100 / (n/2), n = the job's tasks on a GPU ([`Percent::auto`]).
+    Auto,
+    /// The same for every client.
+    Uniform(Percent),
+    /// One for each local rank, in order; at least two.
+    PerRank(Vec<Percent>),
+}
+
+impl Threads {
+    /// What [`Threads::from_str`] accepts.
+    pub const ALLOWED: &'static str =
+        "a number from 1 to 100, decimals allowed; auto; a list by local rank such as 30:70";
+}
+
+impl FromStr for Threads {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        if word(text) == "auto" {
+            return Ok(Threads::Auto);
+        }
+        match list::<Percent>(text, Self::ALLOWED)?.as_slice() {
+            [percent] => Ok(Threads::Uniform(*percent)),
+            percents => Ok(Threads::PerRank(percents.to_vec())),
+        }
+    }
+}
+
+impl fmt::Display for Threads {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Threads::Auto => out.write_str("auto"),
+            Threads::Uniform(percent) => percent.fmt(out),
+            Threads::PerRank(percents) => write_list(out, percents),
+        }
+    }
+}
+
+/// The pinned device memory limit of each client that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum MemoryLimit {
+    /// total / n, n = the job's tasks on a GPU.
+    Auto,
+    /// The same for every client, on every GPU.
+    Uniform(Amount),
+    /// One for each local rank, in order; at least two.
+    PerRank(Vec<Amount>),
+    /// One for each GPU that is named.
+    PerGpu(Vec<(GpuSelector, Amount)>),
+}
+
+impl MemoryLimit {
+    /// What [`MemoryLimit::from_str`] accepts.
+    pub const ALLOWED: &'static str =
+        "4G, 900M, 4GiB, 25%; auto; a list by local rank such as 2G:4G; by GPU such as 0=4G:1=2G";
+
+    fn per_gpu(text: &str) -> Result<Self, Invalid> {
+        let mut limits: Vec<(GpuSelector, Amount)> = Vec::new();
+        for element in text.split(':') {
+            let (gpu, amount) = element
+                .split_once('=')
+                .ok_or_else(|| Invalid::new("names a GPU for some limits only", Self::ALLOWED))?;
+            let gpu: GpuSelector = gpu.parse()?;
+            if limits.iter().any(|(named, _)| *named == gpu) {
+                return Err(Invalid::new(format!("names GPU {gpu} twice"), Self::ALLOWED));
+            }
+            limits.push((gpu, within(amount.parse(), Self::ALLOWED)?));
+        }
+        Ok(MemoryLimit::PerGpu(limits))
+    }
+}
+
+impl FromStr for MemoryLimit {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        if word(text) == "auto" {
+            return Ok(MemoryLimit::Auto);
+        }
+        if text.contains('=') {
+            return Self::per_gpu(text);
+        }
+        match list::<Amount>(text, Self::ALLOWED)?.as_slice() {
+            [amount] => Ok(MemoryLimit::Uniform(*amount)),
+            amounts => Ok(MemoryLimit::PerRank(amounts.to_vec())),
+        }
+    }
+}
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MemoryLimit::Auto => out.write_str("auto"),
+            MemoryLimit::Uniform(amount) => amount.fmt(out),
+            MemoryLimit::PerRank(amounts) => write_list(out, amounts),
+            MemoryLimit::PerGpu(limits) => {
+                let limits: Vec<String> = limits
+                    .iter()
+                    .map(|(gpu, amount)| format!("{gpu}={amount}"))
+                    .collect();
+                write_list(out, &limits)
+            }
+        }
+    }
+}
+
+/// How a request names a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum GpuSelector {
+    /// Its place among the job's GPUs on the node, from 0.
+    Index(u32),
+    /// Its UUID.
+    Uuid(GpuUuid),
+}
+
+impl GpuSelector {
+    const ALLOWED: &'static str = "the GPU's number within the job, from 0, or its UUID (GPU-...)";
+}
+
+impl FromStr for GpuSelector {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            let index = text
+                .parse()
+                .map_err(|_| Invalid::new("the GPU's number is too large", Self::ALLOWED))?;
+            return Ok(GpuSelector::Index(index));
+        }
+        let prefix = text.get(..4).unwrap_or("").to_ascii_uppercase();
+        if prefix == "MIG-" {
+            return Err(Invalid::new(
+                "names a MIG device, and MPS is given to whole GPUs",
+                Self::ALLOWED,
+            ));
+        }
+        // NVML prints the digits in lower case; the user's spelling must not hide the GPU.
+        let uuid = format!("{prefix}{}", text.get(4..).unwrap_or("").to_ascii_lowercase());
+        let uuid = GpuUuid::parse(&uuid).map_err(|_| Invalid::new("names no GPU", Self::ALLOWED))?;
+        Ok(GpuSelector::Uuid(uuid))
+    }
+}
+
+impl fmt::Display for GpuSelector {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GpuSelector::Index(index) => index.fmt(out),
+            GpuSelector::Uuid(uuid) => uuid.fmt(out),
+        }
+    }
+}
+
+carried_as_text!(Threads, MemoryLimit, GpuSelector);
+
+/// What [`boolean`] accepts.
+pub(super) const BOOLEAN: &str = "true, yes, on, 1; false, no, off, 0";
+
+/// A boolean in the words of the grammar.
+pub(super) fn boolean(text: &str) -> Option<bool> {
+    match word(text).as_str() {
+        "true" | "yes" | "on" | "1" => Some(true),
+        "false" | "no" | "off" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+/// What [`replicas`] accepts.
+pub(super) const REPLICAS: &str = "a whole number from 1 to 48";
+
+/// A number of shares of one GPU.
+pub(super) fn replicas(text: &str) -> Result<u32, Invalid> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(Invalid::new("not a whole number", REPLICAS));
+    }
+    match text.parse::<u32>() {
+        Ok(0) => Err(Invalid::new("below 1", REPLICAS)),
+        Ok(number) if number <= MOST_REPLICAS => Ok(number),
+        _ => Err(Invalid::new("above 48", REPLICAS)),
+    }
+}
+
+/// What both the account and the resource say.
+pub(super) fn same<T: PartialEq + fmt::Display>(
+    token: &str,
+    word: &str,
+    account: T,
+    resource: T,
+) -> Result<T, Refusal> {
+    if account == resource {
+        return Ok(account);
+    }
+    let what = format!("{token}={account} in the account");
+    let why = format!("contradicts {word}={resource} in the mps resource");
+    Err(Refusal::new(what, why, "the same in both, or only one of them"))
+}
+
+/// What the account or the resource says, or both say alike.
+pub(super) fn either<T: PartialEq + fmt::Display>(
+    token: &str,
+    word: &str,
+    account: Option<T>,
+    resource: Option<T>,
+) -> Result<Option<T>, Refusal> {
+    match (account, resource) {
+        (Some(account), Some(resource)) => same(token, word, account, resource).map(Some),
+        (account, resource) => Ok(account.or(resource)),
+    }
+}
+
+fn list<T: FromStr<Err = Invalid>>(text: &str, allowed: &'static str) -> Result<Vec<T>, Invalid> {
+    text.split(':')
+        .map(|element| within(element.parse(), allowed))
+        .collect()
+}
+
+/// A list's own "allowed" says more than its element's.
+fn within<T>(parsed: Result<T, Invalid>, allowed: &'static str) -> Result<T, Invalid> {
+    parsed.map_err(|invalid| Invalid::new(invalid.why, allowed))
+}
+
+fn write_list<T: fmt::Display>(out: &mut fmt::Formatter<'_>, elements: &[T]) -> fmt::Result {
+    for (at, element) in elements.iter().enumerate() {
+        write!(out, "{}{element}", if at == 0 { "" } else { ":" })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! A step that asks for other limits than its job: the job's daemon runs already, and a client can only lower what it
+//! gives (facts: mps-control, "Clients"). What that cannot carry out is refused.
+
+use super::failure::Refusal;
+use super::gpu::GpuUuid;
+use super::limits::{Amount, Percent};
+use super::record::Record;
+use super::request::{Key, MemoryLimit, Mode, Request, Threads, Wording};
+use super::text::one_line;
+
+/// Longest word that a refusal repeats. Characters.
+const SHOWN: usize = 60;
+
+/// The job's record as it holds for a step that asked for `step`: lower limits become those of its ranks. A word that
+/// says what the job said, as every step inherits it, changes nothing.
+///
+/// # Errors
+/// A refusal of a word that differs from the job's and cannot be carried out by its daemon.
+pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
+    let mut own = record.clone();
+    let Some(job) = &record.request else {
+        return Ok(own);
+    };
+    // `srun --mps` says no more than that it wants MPS.
+    if step.mode == Mode::PerGpu && !record.per_gpu {
+        let allowed = "per-gpu for the whole job";
+        return Err(refused(
+            Key::Mode,
+            step.mode.to_string(),
+            "the job has one daemon for its GPUs",
+            allowed,
+        ));
+    }
+    if let Some((key, value)) = unchangeable(step, job) {
+        let allowed = "--mps-threads and --mps-mem, lower than the job's";
+        return Err(refused(key, value, "the job's MPS runs already", allowed));
+    }
+    if let Some(threads) = changed(&step.threads, &job.threads) {
+        own.rank_threads = lower_threads(record, threads)?;
+    }
+    if let Some(memory) = changed(&step.memory, &job.memory) {
+        own.rank_memory = lower_memory(record, memory)?;
+    }
+    Ok(own)
+}
+
+fn changed<'a, T: PartialEq>(step: &'a Option<T>, job: &Option<T>) -> Option<&'a T> {
+    step.as_ref().filter(|value| job.as_ref() != Some(*value))
+}
+
+/// The first word of the step that no client can change by itself.
+fn unchangeable(step: &Request, job: &Request) -> Option<(Key, String)> {
+    changed(&step.replicas, &job.replicas)
+        .map(|value| (Key::Replicas, value.to_string()))
+        .or_else(|| changed(&step.priority, &job.priority).map(|value| (Key::Priority, value.to_string())))
+        .or_else(|| {
+            let verify = changed(&step.verify, &job.verify)?;
+            Some((Key::Verify, if *verify { "on" } else { "off" }.to_owned()))
+        })
+}
+
+fn refused(key: Key, value: String, why: &str, allowed: &str) -> Refusal {
+    let what = Wording::Options.token(key, Some(&value));
+    Refusal::new(one_line(&what, SHOWN), why, allowed)
+}
+
+fn lower_threads(record: &Record, threads: &Threads) -> Result<Vec<Percent>, Refusal> {
+    let wanted = match threads {
+        Threads::Uniform(percent) => vec![*percent],
+        Threads::PerRank(percents) => percents.clone(),
+        Threads::Auto => {
+            let why = "a step of a job with MPS takes a number";
+            return Err(refused(
+                Key::Threads,
+                threads.to_string(),
+                why,
+                "1 to 100, or a list by local rank",
+            ));
+        }
+    };
+    let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads).max();
+    let above = pairs(&wanted, &record.rank_threads).find_map(|(percent, of_rank)| {
+        let most = of_rank.copied().into_iter().chain(of_daemon).min()?;
+        (*percent > most).then_some(most)
+    });
+    match above {
+        Some(most) => Err(refused(
+            Key::Threads,
+            threads.to_string(),
+            &format!("the job's MPS gives {most}, and a step can only lower it"),
+            &format!("1 to {most}"),
+        )),
+        None => Ok(wanted),
+    }
+}
+
+fn lower_memory(record: &Record, memory: &MemoryLimit) -> Result<Vec<Vec<(GpuUuid, u64)>>, Refusal> {
+    let absolute = |amount: &Amount| match amount {
+        Amount::Mebibytes(mib) => Some(*mib),
+        Amount::Percent(_) => None,
+    };
+    let sizes = match memory {
+        MemoryLimit::Uniform(amount) => absolute(amount).map(|mib| vec![mib]),
+        MemoryLimit::PerRank(amounts) => amounts.iter().map(absolute).collect(),
+        MemoryLimit::Auto | MemoryLimit::PerGpu(_) => None,
+    };
+    let Some(sizes) = sizes else {
+        let why = "a step of a job with MPS takes a size";
+        return Err(refused(
+            Key::Mem,
+            memory.to_string(),
+            why,
+            "4G, 900M, or a list of sizes by local rank",
+        ));
+    };
+    let of_daemon = |gpu: &GpuUuid| limit(record.daemons.iter().flat_map(|daemon| &daemon.memory), gpu);
+    for gpu in &record.gpus {
+        let above = pairs(&sizes, &record.rank_memory).find_map(|(size, of_rank)| {
+            let of_rank = of_rank.and_then(|limits| limit(limits.iter(), &gpu.uuid));
+            let most = of_rank.into_iter().chain(of_daemon(&gpu.uuid)).min()?;
+            (*size > most).then_some(most)
+        });
+        if let Some(most) = above {
+            let why = format!(
+                "the job's MPS gives {most}M of GPU {}, and a step can only lower it",
+                gpu.index
+            );
+            return Err(refused(
+                Key::Mem,
+                memory.to_string(),
+                &why,
+                &format!("at most {most}M"),
+            ));
+        }
+    }
+    let on_all = |size: &u64| record.gpus.iter().map(|gpu| (gpu.uuid.clone(), *size)).collect();
+    Ok(sizes.iter().map(on_all).collect())
+}
+
+fn limit<'a>(mut limits: impl Iterator<Item = &'a (GpuUuid, u64)>, gpu: &GpuUuid) -> Option<u64> {
+    limits.find(|(uuid, _)| uuid == gpu).map(|(_, mib)| *mib)
+}
+
+/// Every pair that local ranks can meet: both lists start again when there are more ranks.
+fn pairs<'a, A, B>(step: &'a [A], job: &'a [B]) -> impl Iterator<Item = (&'a A, Option<&'a B>)> {
+    let count = step.len() * job.len().max(1);
+    (0..count).filter_map(move |rank| {
+        let own = step.get(rank % step.len())?;
+        Some((own, (!job.is_empty()).then(|| &job[rank % job.len()])))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::JobId;
+    use crate::record::{RecordDaemon, RecordGpu, State};
+
+    fn request(text: &str) -> Request {
+        text.parse().unwrap()
+    }
+
+    fn uuid(n: u32) -> GpuUuid {
+        GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
+    }
+
+    fn record(job: &str) -> Record {
+        let mut record = Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new());
+        record.request = Some(request(job));
+        record.gpus = vec![RecordGpu {
+            index: 1,
+            uuid: uuid(1),
+        }];
+        record.daemons = vec![RecordDaemon {
+            gpus: vec![uuid(1)],
+            pipe: "/run/mpsd/jobs/7/pipe".into(),
+            log: "/run/mpsd/jobs/7/log".into(),
+            threads: "50".parse().ok(),
+            memory: vec![(uuid(1), 4096)],
+        }];
+        record
+    }
+
+    const JOB: &str = "MPS=on,MPS_THREADS=50,MPS_MEM=4G";
+
+    #[test]
+    fn what_a_step_inherits_changes_nothing() {
+        for step in [JOB, "MPS=on", "MPS=on,MPS_MEM=4G"] {
+            assert_eq!(of_step(&record(JOB), &request(step)), Ok(record(JOB)), "{step}");
+        }
+    }
+
+    #[test]
+    fn lower_limits_are_those_of_the_steps_ranks() {
+        let own = of_step(&record(JOB), &request("MPS=on,MPS_THREADS=25,MPS_MEM=1G:2G")).unwrap();
+        assert_eq!(own.rank_threads, ["25".parse().unwrap()]);
+        assert_eq!(own.rank_memory, [vec![(uuid(1), 1024)], vec![(uuid(1), 2048)]]);
+        // No limit of the job's: any is lower.
+        let mut free = record("MPS=on");
+        free.daemons[0].threads = None;
+        free.daemons[0].memory.clear();
+        let own = of_step(&free, &request("MPS=on,MPS_THREADS=90,MPS_MEM=70G")).unwrap();
+        assert_eq!((own.rank_threads.len(), own.rank_memory.len()), (1, 1));
+    }
+
+    #[test]
+    fn what_the_jobs_daemon_cannot_give_is_refused_by_name() {
+        let mut ranked = record("MPS=on,MPS_THREADS=30:70");
+        ranked.daemons[0].threads = None;
+        ranked.rank_threads = vec!["30".parse().unwrap(), "70".parse().unwrap()];
+        let cases = [
+            (
+                record(JOB),
+                "MPS=on,MPS_THREADS=80",
+                "--mps-threads=80: the job's MPS gives 50",
+            ),
+            (
+                record(JOB),
+                "MPS=on,MPS_MEM=5G",
+                "--mps-mem=5G: the job's MPS gives 4096M of GPU 1",
+            ),
+            (record(JOB), "MPS=on,MPS_THREADS=auto", "--mps-threads=auto: "),
+            (record(JOB), "MPS=on,MPS_MEM=25%", "--mps-mem=25%: "),
+            (
+                record(JOB),
+                "MPS=per-gpu",
+                "--mps=per-gpu: the job has one daemon",
+            ),
+            (
+                record(JOB),
+                "MPS=on,MPS_REPLICAS=4",
+                "--mps-replicas=4: the job's MPS runs already",
+            ),
+            (
+                record(JOB),
+                "MPS=on,MPS_PRIORITY=below-normal",
+                "--mps-priority=below-normal: ",
+            ),
+            (record(JOB), "MPS=on,MPS_VERIFY=on", "--mps-verify=on: "),
+            (
+                ranked.clone(),
+                "MPS=on,MPS_THREADS=50",
+                "--mps-threads=50: the job's MPS gives 30",
+            ),
+            (
+                ranked.clone(),
+                "MPS=on,MPS_THREADS=20:60:40",
+                "the job's MPS gives 30",
+            ),
+        ];
+        for (record, step, told) in cases {
+            let refusal = of_step(&record, &request(step)).unwrap_err().to_string();
+            assert!(
+                refusal.contains(told) && refusal.contains("; allowed: "),
+                "{step}: {refusal}"
+            );
+        }
+        assert!(of_step(&ranked, &request("MPS=on,MPS_THREADS=20:60")).is_ok());
+    }
+}

@@ -1,0 +1,197 @@
+//! Files that only root can have put where they are: programs to run, libraries to load, configuration to obey.
+
+use crate::file::{FileError, kind, read_regular};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+
+/// A regular file, open for reading, that belongs to root, which neither group nor others may write, and of which
+/// the same is true for every directory (and symbolic link) on the way to it.
+#[derive(Debug)]
+pub struct TrustedFile {
+    /// The open file.
+    pub file: OwnedFd,
+    /// Its path without symbolic links.
+    pub path: PathBuf,
+    /// Device: with the inode, what `/proc/PID/exe` of a process that runs it shows.
+    pub device: u64,
+    /// Inode.
+    pub inode: u64,
+}
+
+impl TrustedFile {
+    /// The whole file, if it has at most `max` bytes.
+    pub fn read(&self, max: usize) -> Result<Vec<u8>, FileError> {
+        read_regular(&self.file, &self.path, max)
+    }
+}
+
+impl FileError {
+    /// The error and its cause, for a line that a person reads.
+    pub fn with_cause(&self) -> String {
+        self.errno()
+            .map_or_else(|| self.to_string(), |errno| format!("{self}: {errno}"))
+    }
+}
+
+/// More than any sane installation has; the kernel's own bound.
+const MAX_LINKS: usize = 40;
+
+/// Opens a file that can be trusted. Symbolic links are followed (`libnvidia-ml.so.1` is one), one at a time, as
+/// long as root owns them. A directory that all may write is trusted only with the sticky bit, as `/tmp`: an entry
+/// of root's stays root's there.
+pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
+    let unfit = |path: &Path, what: &str| FileError::Unfit {
+        path: path.into(),
+        what: what.to_owned(),
+    };
+    if !path.is_absolute() {
+        return Err(unfit(path, "is not an absolute path"));
+    }
+    let mut todo = pending(path);
+    let mut way = Vec::from([root()?]);
+    let mut here = PathBuf::from("/");
+    let mut links = 0;
+    while let Some(part) = todo.pop() {
+        let Some(parent) = way.last() else {
+            return Err(unfit(path, "leads above '/'"));
+        };
+        if part == ".." {
+            if way.len() > 1 {
+                way.pop();
+                here.pop();
+            }
+            continue;
+        }
+        let name = here.join(&part);
+        let status = fstatat(parent, part.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW)
+            .map_err(FileError::io("open", &name))?;
+        match SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT {
+            SFlag::S_IFLNK => {
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(unfit(path, "leads through too many symbolic links"));
+                }
+                if status.st_uid != 0 {
+                    return Err(not_roots(&name, &status));
+                }
+                let goal = PathBuf::from(
+                    readlinkat(parent, part.as_os_str()).map_err(FileError::io("follow", &name))?,
+                );
+                if goal.is_absolute() {
+                    way.truncate(1);
+                    here = PathBuf::from("/");
+                }
+                todo.extend(pending(&goal));
+            }
+            SFlag::S_IFDIR => {
+                let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+                let fd = openat(parent, part.as_os_str(), flags, Mode::empty())
+                    .map_err(FileError::io("open", &name))?;
+                check(&fd, &name)?;
+                way.push(fd);
+                here = name;
+            }
+            SFlag::S_IFREG if todo.is_empty() => return open_last(parent, &part, name),
+            _ => {
+                let wanted = if todo.is_empty() {
+                    "a regular file"
+                } else {
+                    "a directory"
+                };
+                return Err(unfit(&name, &format!("is {}, not {wanted}", kind(&status))));
+            }
+        }
+    }
+    Err(unfit(&here, "is a directory, not a regular file"))
+}
+
+/// Refuses a file that is not a regular one of root's, or that others may write: for a descriptor got elsewhere.
+pub fn check_root_owned(file: &OwnedFd, path: &Path) -> Result<FileStat, FileError> {
+    let status = check(file, path)?;
+    if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+        let what = format!("is {}, not a regular file", kind(&status));
+        return Err(FileError::Unfit {
+            path: path.into(),
+            what,
+        });
+    }
+    Ok(status)
+}
+
+/// The components of a path, last first.
+fn pending(path: &Path) -> Vec<OsString> {
+    let part = |component: Component<'_>| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some(OsString::from("..")),
+        _ => None,
+    };
+    let mut parts: Vec<_> = path.components().filter_map(part).collect();
+    parts.reverse();
+    parts
+}
+
+fn root() -> Result<OwnedFd, FileError> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let fd = open("/", flags, Mode::empty()).map_err(FileError::io("open", "/"))?;
+    check(&fd, Path::new("/"))?;
+    Ok(fd)
+}
+
+fn open_last(parent: &OwnedFd, part: &OsString, path: PathBuf) -> Result<TrustedFile, FileError> {
+    // A FIFO put there since would not block us, and is refused by its kind.
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let file = match openat(parent, part.as_os_str(), flags, Mode::empty()) {
+        // Programs may be executable only: what matters is who owns them.
+        Err(Errno::EACCES) => openat(
+            parent,
+            part.as_os_str(),
+            OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        ),
+        other => other,
+    }
+    .map_err(FileError::io("open", &path))?;
+    let status = check_root_owned(&file, &path)?;
+    Ok(TrustedFile {
+        file,
+        path,
+        device: status.st_dev,
+        inode: status.st_ino,
+    })
+}
+
+fn check(fd: &OwnedFd, path: &Path) -> Result<FileStat, FileError> {
+    let status = fstat(fd).map_err(FileError::io("look at", path))?;
+    let mode = Mode::from_bits_truncate(status.st_mode);
+    let is_dir = SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR;
+    if status.st_uid != 0 {
+        return Err(not_roots(path, &status));
+    }
+    let open_to_others = mode.intersects(Mode::S_IWGRP | Mode::S_IWOTH);
+    if open_to_others && !(is_dir && mode.contains(Mode::S_ISVTX)) {
+        let what = format!(
+            "may be written by group or others (mode {:04o}): chmod go-w",
+            status.st_mode & 0o7777
+        );
+        return Err(FileError::Unfit {
+            path: path.into(),
+            what,
+        });
+    }
+    Ok(status)
+}
+
+fn not_roots(path: &Path, status: &FileStat) -> FileError {
+    FileError::Unfit {
+        path: path.into(),
+        what: format!("belongs to user {}, not to root", status.st_uid),
+    }
+}
+
+#[cfg(test)]
+#[path = "trusted_tests.rs"]
+mod tests;

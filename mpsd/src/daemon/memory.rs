@@ -1,0 +1,178 @@
+//! Watches the memory of clients whose limit was asked for: a client can void the vendor's own limit
+//! (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=garbage`; facts: mps-control, "Clients").
+
+use super::journal::UserLog;
+use super::session;
+use super::start::Running;
+use crate::job::spec::{OverLimit, Spec};
+use crate::node::nvml::Nvml;
+use mpsd_core::GpuUuid;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// How often the clients are looked at while there are any; a look costs 0.1 ms a GPU (facts: mps-control).
+pub const PERIOD: Duration = Duration::from_secs(1);
+/// What NVML counts for a client beyond what its limit counts: its context and code, MiB. An H200 showed up to 316 MiB
+/// for a client that had allocated nothing (facts: transcript, 572 MiB with 256 MiB allocated).
+const OVERHEAD_MIB: u64 = 512;
+const MIB: u64 = 1 << 20;
+
+/// The watch of one job.
+#[derive(Debug)]
+pub struct MemoryWatch {
+    policy: OverLimit,
+    library: String,
+    limits: Vec<(GpuUuid, u64)>,
+    nvml: Option<Nvml>,
+    told: BTreeSet<(i32, GpuUuid)>,
+    active: bool,
+}
+
+impl MemoryWatch {
+    /// The watch that `spec` asks for; without a limit, or switched off, it never wakes.
+    pub fn new(spec: &Spec) -> Self {
+        let limits = spec
+            .daemons
+            .iter()
+            .flat_map(|daemon| daemon.memory.iter().cloned())
+            .collect();
+        Self {
+            policy: spec.over_limit,
+            library: spec.nvml.clone(),
+            limits,
+            nvml: None,
+            told: BTreeSet::new(),
+            active: false,
+        }
+    }
+
+    /// A client has come: look from now on.
+    pub fn wake(&mut self) {
+        self.active = self.policy != OverLimit::Off && !self.limits.is_empty();
+    }
+
+    /// How long to sleep; `None`: until something happens.
+    pub fn period(&self) -> Option<Duration> {
+        self.active.then_some(PERIOD)
+    }
+
+    /// Looks once; without a client left it goes to sleep.
+    pub fn look(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog) {
+        if !self.active {
+            return;
+        }
+        let Some(clients) = self.clients() else {
+            log.line("NVML does not answer: the clients' memory is not watched");
+            self.policy = OverLimit::Off;
+            self.active = false;
+            return;
+        };
+        self.active = !clients.is_empty();
+        for over in self.over(&clients) {
+            let (pid, gpu, mib, limit) = &over;
+            if !self.told.insert((*pid, gpu.clone())) {
+                continue;
+            }
+            log.line(&format!(
+                "client {pid} holds {mib} MiB on {gpu}, its limit is {limit} MiB"
+            ));
+            if self.policy == OverLimit::Terminate {
+                terminate(spec, running, *pid, log);
+            }
+        }
+    }
+
+    /// The MPS clients on the watched GPUs: pid, GPU, memory in MiB.
+    fn clients(&mut self) -> Option<Vec<(i32, GpuUuid, u64)>> {
+        if self.nvml.is_none() {
+            self.nvml = Nvml::load(&self.library).ok();
+        }
+        let nvml = self.nvml.as_ref()?;
+        let mut all = Vec::new();
+        for (gpu, _) in &self.limits {
+            let processes = nvml.processes(gpu).ok()?;
+            let clients = processes.into_iter().filter(|p| p.mps_client);
+            all.extend(clients.map(|p| (p.pid, gpu.clone(), p.memory.unwrap_or(0) / MIB)));
+        }
+        Some(all)
+    }
+
+    fn over(&self, clients: &[(i32, GpuUuid, u64)]) -> Vec<(i32, GpuUuid, u64, u64)> {
+        let limit_of = |gpu: &GpuUuid| {
+            self.limits
+                .iter()
+                .find(|(g, _)| g == gpu)
+                .map(|(_, limit)| *limit)
+        };
+        clients
+            .iter()
+            .filter_map(|(pid, gpu, mib)| {
+                let limit = limit_of(gpu)?;
+                (*mib > limit + OVERHEAD_MIB).then(|| (*pid, gpu.clone(), *mib, limit))
+            })
+            .collect()
+    }
+}
+
+/// Says `terminate_client` to the daemon whose server has the client; the others answer that they do not know it.
+fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
+    let limit = Duration::from_millis(spec.command_ms);
+    for daemon in running {
+        let servers =
+            session::say(&spec.control, &daemon.daemon, "get_server_list\n", limit).map(|a| a.numbers());
+        for server in servers.unwrap_or_default() {
+            let clients = format!("get_client_list {server}\n");
+            let has = session::say(&spec.control, &daemon.daemon, &clients, limit)
+                .is_ok_and(|answer| answer.numbers().contains(&client));
+            if has {
+                let order = format!("terminate_client {server} {client}\n");
+                let done = session::say(&spec.control, &daemon.daemon, &order, limit);
+                let how = done.map_or_else(|e| e.to_string(), |_| "it gets error 810".to_owned());
+                log.line(&format!(
+                    "client {client} is over its memory limit: terminate_client, {how}"
+                ));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watch(policy: OverLimit, limit: Option<u64>) -> MemoryWatch {
+        let gpu = GpuUuid::parse("GPU-01").unwrap();
+        MemoryWatch {
+            policy,
+            library: String::new(),
+            limits: limit.map(|l| (gpu, l)).into_iter().collect(),
+            nvml: None,
+            told: BTreeSet::new(),
+            active: false,
+        }
+    }
+
+    #[test]
+    fn only_what_no_context_explains_is_over() {
+        let watch = watch(OverLimit::Log, Some(4096));
+        let gpu = GpuUuid::parse("GPU-01").unwrap();
+        let clients = [
+            (1, gpu.clone(), 4096),
+            (2, gpu.clone(), 4096 + OVERHEAD_MIB),
+            (3, gpu.clone(), 9000),
+        ];
+        assert_eq!(watch.over(&clients), [(3, gpu, 9000, 4096)]);
+    }
+
+    #[test]
+    fn it_sleeps_without_a_limit_or_a_client() {
+        for mut asleep in [watch(OverLimit::Off, Some(1)), watch(OverLimit::Log, None)] {
+            asleep.wake();
+            assert_eq!(asleep.period(), None);
+        }
+        let mut awake = watch(OverLimit::Log, Some(1));
+        assert_eq!(awake.period(), None);
+        awake.wake();
+        assert_eq!(awake.period(), Some(PERIOD));
+    }
+}

@@ -1,0 +1,233 @@
+//! Starts the control daemons of a job and proves them ready.
+
+use super::dialogue::{self, Proof};
+use super::session::{self, SessionError};
+use super::tail::Tail;
+use super::watch::Events;
+use crate::job::spec::{ReadyDaemon, Spec, SpecDaemon};
+use mpsd_core::text::one_line;
+use std::fs::File;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// Between the socket's appearance and its answering lie a few milliseconds and no event.
+const RETRY: Duration = Duration::from_millis(1);
+/// A daemon that is not wanted gets this long to end by itself.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Why the job has no MPS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartFailed {
+    /// One line.
+    pub reason: String,
+    /// The end of the vendor's log.
+    pub tail: Vec<String>,
+}
+
+/// How far a daemon is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Its socket is not there, or does not answer yet.
+    Socket,
+    /// Limits set and read back, server asked for.
+    Asked,
+    /// The server is active and confirms the limits.
+    Ready(i32),
+}
+
+/// A control daemon that we started.
+#[derive(Debug)]
+pub struct Running {
+    /// What it was to be.
+    pub daemon: SpecDaemon,
+    /// The process.
+    pub child: Child,
+    /// Its log.
+    pub tail: Tail,
+    stage: Stage,
+    proof: Proof,
+}
+
+impl Running {
+    /// The two pids for the report.
+    pub fn ready(&self) -> ReadyDaemon {
+        let server = match self.stage {
+            Stage::Ready(server) => server,
+            Stage::Socket | Stage::Asked => 0,
+        };
+        ReadyDaemon {
+            control: i32::try_from(self.child.id()).unwrap_or(0),
+            server,
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        matches!(self.stage, Stage::Ready(_))
+    }
+}
+
+/// Starts every daemon of `spec` and returns when each has proved its limits. A failure goes to `tell` at once: a daemon
+/// that does not end when told to would keep it back past the time for which root listens.
+///
+/// # Errors
+/// The first failure, after all daemons were ended again.
+pub fn all(
+    spec: &Spec,
+    events: &mut Events,
+    tell: impl FnOnce(&StartFailed),
+) -> Result<Vec<Running>, StartFailed> {
+    let mut running = Vec::new();
+    let result = bring_up(spec, events, &mut running);
+    match result {
+        Ok(()) => Ok(running),
+        Err(reason) => {
+            let tail = running.iter_mut().flat_map(|r| {
+                r.tail.lines();
+                r.tail.last()
+            });
+            let tail: Vec<String> = tail.collect();
+            let failed = StartFailed {
+                reason: with_cause(reason, &tail),
+                tail,
+            };
+            tell(&failed);
+            running.iter_mut().for_each(end);
+            Err(failed)
+        }
+    }
+}
+
+fn with_cause(reason: String, tail: &[String]) -> String {
+    let cause = tail
+        .iter()
+        .rev()
+        .find(|l| l.contains("Failed") || l.contains("rror") || l.contains("fatal"));
+    match cause.and_then(|line| line.split_once("] ")) {
+        Some((_, message)) => format!("{reason} (its log: {})", one_line(message, 120)),
+        None => reason,
+    }
+}
+
+fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Result<(), String> {
+    let end = Instant::now() + Duration::from_millis(spec.start_ms);
+    for daemon in &spec.daemons {
+        running.push(spawn(spec, daemon, events)?);
+    }
+    loop {
+        let mut again = false;
+        for daemon in running.iter_mut() {
+            again |= advance(spec, daemon, end)?;
+        }
+        if running.iter().all(Running::is_ready) {
+            return Ok(());
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(format!(
+                "not ready after {} ms: {}",
+                spec.start_ms,
+                stuck(running)
+            ));
+        }
+        if events.wait(Some(if again { RETRY } else { left }))?.terminate {
+            return Err("ended by a signal while starting".to_owned());
+        }
+    }
+}
+
+fn stuck(running: &[Running]) -> &'static str {
+    match running.iter().find(|r| !r.is_ready()).map(|r| r.stage) {
+        Some(Stage::Socket) => "the control daemon's socket does not answer",
+        _ => "the server does not become active",
+    }
+}
+
+fn spawn(spec: &Spec, daemon: &SpecDaemon, events: &mut Events) -> Result<Running, String> {
+    let (writer, tail) = Tail::create(&daemon.log)
+        .map_err(|e| format!("cannot make the log in '{}': {e}", daemon.log.display()))?;
+    events.watch_start(&daemon.pipe, &daemon.log)?;
+    let child = spawn_control(spec, daemon, &writer).map_err(|e| {
+        format!(
+            "cannot start the control daemon '{}': {e}",
+            spec.control.display()
+        )
+    })?;
+    Ok(Running {
+        daemon: daemon.clone(),
+        child,
+        tail,
+        stage: Stage::Socket,
+        proof: Proof::default(),
+    })
+}
+
+fn spawn_control(spec: &Spec, daemon: &SpecDaemon, log: &File) -> std::io::Result<Child> {
+    session::command(&spec.control, daemon)
+        .arg("-f")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log.try_clone()?)
+        .spawn()
+}
+
+/// Takes a daemon as far as it will go now; true: look again soon, no event will tell.
+fn advance(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, String> {
+    for line in running.tail.lines() {
+        running.proof.take(&line);
+    }
+    if let Ok(Some(status)) = running.child.try_wait() {
+        return Err(format!("the control daemon ended ({status}) before it was ready"));
+    }
+    match running.stage {
+        Stage::Socket => ask(spec, running, end),
+        Stage::Asked => confirm(running).map(|()| false),
+        Stage::Ready(_) => Ok(false),
+    }
+}
+
+fn limit(spec: &Spec, end: Instant) -> Duration {
+    Duration::from_millis(spec.command_ms).min(end.saturating_duration_since(Instant::now()))
+}
+
+fn ask(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, String> {
+    if std::fs::symlink_metadata(running.daemon.pipe.join("control")).is_err() {
+        return Ok(false);
+    }
+    let commands = dialogue::configure(&running.daemon, spec.uid);
+    let answer = session::say(&spec.control, &running.daemon, &commands, limit(spec, end)).map_err(text)?;
+    if answer.nobody_listens() {
+        return Ok(true);
+    }
+    dialogue::check(&running.daemon, &answer.text)?;
+    running.stage = Stage::Asked;
+    Ok(true)
+}
+
+/// The log's `NEW SERVER n: Ready` says what `get_server_status` would say by ACTIVE, and costs no session (facts:
+/// mps-control, `start_server`; the contract suite compares the two).
+fn confirm(running: &mut Running) -> Result<(), String> {
+    let Some(server) = running.proof.ready.filter(|_| running.proof.started) else {
+        return Ok(());
+    };
+    running.proof.confirms(&running.daemon)?;
+    running.stage = Stage::Ready(server);
+    Ok(())
+}
+
+fn text(error: SessionError) -> String {
+    error.to_string()
+}
+
+/// Ends a daemon that is not wanted: SIGTERM takes its server along (facts: mps-control), else SIGKILL does.
+pub fn end(running: &mut Running) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(running.child.id()).unwrap_or(i32::MAX));
+    if matches!(running.child.try_wait(), Ok(None)) {
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+    }
+    let until = Instant::now() + GRACE;
+    while matches!(running.child.try_wait(), Ok(None)) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = running.child.kill();
+    let _ = running.child.wait();
+}

@@ -1,0 +1,152 @@
+//! The account of one GPU: which jobs use it, and the compute mode found before the first of them.
+
+use mpsd_core::{ComputeMode, JobId};
+use std::collections::BTreeSet;
+
+/// Version of the format.
+pub const VERSION: u32 = 1;
+
+/// `/run/mpsd/gpus/<uuid>`, root 0600, changed under its lock only.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Account {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The jobs that hold the GPU.
+    pub users: BTreeSet<JobId>,
+    /// The compute mode before the first of them.
+    pub found: ComputeMode,
+    /// The mode that we set, or were about to set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<ComputeMode>,
+}
+
+/// What leaving an account asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leave {
+    /// The account as it stands afterwards; `None`: remove it.
+    pub account: Option<Account>,
+    /// The mode to restore now.
+    pub restore: Option<ComputeMode>,
+    /// A line for the log.
+    pub note: Option<String>,
+}
+
+impl Account {
+    /// `job` enters; `now` is the mode that the GPU has.
+    pub fn join(existing: Option<Self>, job: &JobId, now: ComputeMode) -> Self {
+        let mut account = existing.unwrap_or(Self {
+            version: VERSION,
+            users: BTreeSet::new(),
+            found: now,
+            set: None,
+        });
+        account.users.insert(job.clone());
+        account
+    }
+
+    /// Whether `job` may set a mode: it is alone on the GPU, the mode found was DEFAULT and is still in force.
+    pub fn may_set(&self, job: &JobId, now: ComputeMode) -> Result<(), String> {
+        if self.users.iter().any(|user| user != job) {
+            return Err("another job uses the GPU".into());
+        }
+        if self.found != ComputeMode::Default || (now != ComputeMode::Default && self.set != Some(now)) {
+            return Err(format!("the mode found is {now}, not DEFAULT"));
+        }
+        Ok(())
+    }
+
+    /// `job` leaves; `now` is the mode that the GPU has. The last user restores what was found, unless somebody else
+    /// changed it meanwhile.
+    pub fn leave(mut self, job: &JobId, now: ComputeMode) -> Leave {
+        self.users.remove(job);
+        if !self.users.is_empty() {
+            return Leave {
+                account: Some(self),
+                restore: None,
+                note: None,
+            };
+        }
+        let (restore, note) = match self.set {
+            Some(set) if set == now && now != self.found => (Some(self.found), None),
+            Some(set) if now != self.found => {
+                let note = format!(
+                    "compute mode is {now}, we set {set} over {}: left as somebody made it",
+                    self.found
+                );
+                (None, Some(note))
+            }
+            _ => (None, None),
+        };
+        Leave {
+            account: None,
+            restore,
+            note,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ComputeMode::{Default, ExclusiveProcess, Prohibited};
+
+    fn job(id: &str) -> JobId {
+        JobId::parse(id).unwrap()
+    }
+
+    #[test]
+    fn the_last_user_restores_what_was_found() {
+        let mut account = Account::join(None, &job("1"), Default);
+        account.set = Some(ExclusiveProcess);
+        let account = Account::join(Some(account), &job("2"), ExclusiveProcess);
+        assert_eq!(account.found, Default);
+        let first = account.leave(&job("1"), ExclusiveProcess);
+        assert_eq!(first.restore, None);
+        let last = first.account.unwrap().leave(&job("2"), ExclusiveProcess);
+        assert_eq!((last.restore, last.account), (Some(Default), None));
+    }
+
+    #[test]
+    fn a_mode_that_somebody_else_changed_is_left_alone_and_said() {
+        let mut account = Account::join(None, &job("1"), Default);
+        account.set = Some(ExclusiveProcess);
+        let leave = account.leave(&job("1"), Prohibited);
+        assert_eq!(leave.restore, None);
+        assert!(leave.note.unwrap().contains("PROHIBITED"));
+    }
+
+    #[test]
+    fn an_intent_that_never_took_place_restores_nothing() {
+        let mut account = Account::join(None, &job("1"), Default);
+        account.set = Some(ExclusiveProcess);
+        assert_eq!(
+            account.leave(&job("1"), Default),
+            Leave {
+                account: None,
+                restore: None,
+                note: None
+            }
+        );
+    }
+
+    #[test]
+    fn only_a_lone_job_on_a_default_gpu_may_set() {
+        let alone = Account::join(None, &job("1"), Default);
+        assert!(alone.may_set(&job("1"), Default).is_ok());
+        assert!(alone.may_set(&job("1"), Prohibited).is_err());
+        let two = Account::join(Some(alone), &job("2"), Default);
+        assert!(two.may_set(&job("2"), Default).is_err());
+        assert!(
+            Account::join(None, &job("1"), ExclusiveProcess)
+                .may_set(&job("1"), ExclusiveProcess)
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn leaving_twice_is_leaving_once() {
+        let account = Account::join(Some(Account::join(None, &job("1"), Default)), &job("2"), Default);
+        let left = account.leave(&job("1"), Default).account.unwrap();
+        assert_eq!(left.clone().leave(&job("1"), Default).account, Some(left));
+    }
+}

@@ -1,0 +1,170 @@
+//! The journal: the plan as far as it was carried out, written before each effect.
+
+use crate::plan::effects::Effect;
+use mpsd_core::record::RecordGpu;
+use mpsd_core::{GpuUuid, JobId, Scheduler};
+use std::path::PathBuf;
+
+/// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
+pub const VERSION: u32 = 1;
+
+/// A process that cannot be mistaken for another one with the same number.
+pub use crate::sys::process::ProcessId as ProcessRef;
+
+/// A control daemon's place.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct JournalDaemon {
+    /// The GPUs it is confined to.
+    pub gpus: Vec<GpuUuid>,
+    /// Pipe directory.
+    pub pipe: PathBuf,
+    /// Log directory.
+    pub log: PathBuf,
+}
+
+/// How this node is drained, as configured when the job began: the epilogue may run with the configuration gone.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DrainPolicy {
+    /// Drain on a fault.
+    pub enabled: bool,
+    /// What our reasons begin with.
+    pub prefix: String,
+    /// A defunct process whose parent is gone also drains.
+    pub on_defunct: bool,
+    /// `SLURM_CONF`, where the prolog's environment named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_conf: Option<String>,
+}
+
+/// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration, request or scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Journal {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Whose it is.
+    pub job: JobId,
+    /// Who schedules it.
+    pub scheduler: Scheduler,
+    /// The node's name in the scheduler.
+    pub node: String,
+    /// User name, for messages.
+    pub user: String,
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// The effects, in order.
+    pub plan: Vec<Effect>,
+    /// How many of them were begun; the last of these may be undone half or whole, or not have happened.
+    pub begun: usize,
+    /// The job's GPUs.
+    pub gpus: Vec<RecordGpu>,
+    /// The control daemons.
+    pub daemons: Vec<JournalDaemon>,
+    /// The vendor's control program.
+    pub control: PathBuf,
+    /// The NVML library.
+    pub nvml: String,
+    /// The job's cgroup, once made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
+    /// The job's `mpsd`, once started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supervisor: Option<ProcessRef>,
+    /// How to drain.
+    pub drain: DrainPolicy,
+    /// SIGKILL a client of the job that stays on its GPU, where root proves that it is the job's.
+    #[serde(default)]
+    pub kill_clients: bool,
+    /// Seconds since 1970 at which the job began, for reports.
+    pub began: u64,
+}
+
+impl Journal {
+    /// Reads a journal's text.
+    ///
+    /// # Errors
+    /// One line: not a journal, or written by a newer release.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        #[derive(serde::Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let head: Head = serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))?;
+        if head.version > VERSION {
+            return Err(format!(
+                "written by a newer release (format {}, this one reads {VERSION})",
+                head.version
+            ));
+        }
+        serde_json::from_str(text).map_err(|e| format!("not a journal: {e}"))
+    }
+
+    /// The journal's text.
+    ///
+    /// # Errors
+    /// When a path is not UTF-8.
+    pub fn to_text(&self) -> Result<String, String> {
+        serde_json::to_string_pretty(self)
+            .map(|t| t + "\n")
+            .map_err(|e| e.to_string())
+    }
+
+    /// The effects that were begun, last first: what is to be undone.
+    pub fn to_undo(&self) -> impl Iterator<Item = &Effect> {
+        self.plan[..self.begun.min(self.plan.len())].iter().rev()
+    }
+
+    /// Whether `effect` was begun.
+    pub fn has_begun(&self, effect: &Effect) -> bool {
+        self.to_undo().any(|begun| begun == effect)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A job of release 0.1.0 under Torque, with every effect that there was, as its prologue left it. Such a file is
+    /// never changed: a format that cannot read it has its own number and keeps the reader of this one.
+    const RECORDED: &str = include_str!("recorded/journal-1.json");
+
+    #[test]
+    fn a_job_that_began_under_an_older_release_can_be_undone() {
+        let journal = Journal::parse(RECORDED).unwrap();
+        assert_eq!(journal.job.as_str(), "10.srv");
+        assert_eq!(
+            (journal.uid, journal.gid, journal.user.as_str()),
+            (65534, 65534, "nobody")
+        );
+        assert_eq!(
+            journal.supervisor,
+            Some(ProcessRef {
+                pid: 4198,
+                start_time: 354_802
+            })
+        );
+        let undo: Vec<String> = journal.to_undo().map(ToString::to_string).collect();
+        assert_eq!(undo.len(), 5, "{undo:?}");
+        assert!(undo[4].starts_with("claim GPU-85e8a6f0"), "{undo:?}");
+        assert_eq!(journal.daemons[0].pipe, PathBuf::from("/run/jobs/10.srv/pipe"));
+        assert!(journal.drain.enabled && journal.drain.prefix == "mpsd:");
+    }
+
+    #[test]
+    fn what_is_written_today_is_what_was_recorded() {
+        let journal = Journal::parse(RECORDED).unwrap();
+        assert_eq!(
+            journal.to_text().unwrap(),
+            RECORDED,
+            "a changed format needs a new number and a new recording"
+        );
+    }
+
+    #[test]
+    fn a_journal_of_a_newer_release_is_left_alone() {
+        let newer = RECORDED.replacen("\"version\": 1", "\"version\": 2", 1);
+        let why = Journal::parse(&newer).unwrap_err();
+        assert!(why.contains("newer release"), "{why}");
+    }
+}

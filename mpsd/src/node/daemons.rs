@@ -1,0 +1,207 @@
+//! `mpsd` as root sees it: started as the job's user, heard, never believed.
+
+use super::members as processes;
+use super::real::RealNode;
+use crate::job::journal::{Journal, ProcessRef};
+use crate::job::spec::{OverLimit, REPORT_FD, ReadyDaemon, Report, SPEC_FD, Spec, SpecDaemon};
+use crate::node::Role;
+use crate::sys::deadline::Deadline;
+use crate::sys::descriptors::readable;
+use crate::sys::spawn::{Child, Identity, Spawn, SpawnError};
+use mpsd_core::Failure;
+use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::text::one_line;
+use nix::fcntl::OFlag;
+use nix::unistd::pipe2;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// 48 clients need several descriptors each in the server (the vendor's guide asks for more than the usual 1024).
+const OPEN_FILES: u64 = 16_384;
+/// Longest report, bytes.
+const LONGEST_REPORT: usize = 64 * 1024;
+/// A control command's share of a polite stop.
+const COMMAND_MS: u64 = 2_000;
+
+/// What is known of a daemon that was started and not yet heard.
+#[derive(Debug)]
+pub struct Started {
+    child: Child,
+    report: OwnedFd,
+}
+
+/// Starts `mpsd` with `spec`.
+///
+/// # Errors
+/// Undetermined where the user's limits can be the cause (no process to be had), else a fault.
+pub fn start(node: &mut RealNode, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
+    let (report, theirs) =
+        pipe2(OFlag::O_CLOEXEC).map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
+    let mut spawn = as_user(node, journal, spec, &[])?;
+    spawn.inherit.push((theirs, REPORT_FD));
+    let child = spawn.start().map_err(|e| not_started(&e))?;
+    let process = child.id();
+    node.started = Some(Started { child, report });
+    Ok(process)
+}
+
+fn broken(what: &str, why: &str) -> Failure {
+    Fault::new(Evidence::Storage, what, why).into()
+}
+
+fn not_started(error: &SpawnError) -> Failure {
+    let why = error
+        .errno()
+        .map_or_else(|| "it went without a word".to_owned(), |e| e.desc().to_owned());
+    // A user at the limit of their processes, or a full process table, proves nothing against the node.
+    Undetermined::new(error.to_string(), why).into()
+}
+
+/// `mpsd` as the job's user, in the job's cgroup, with `spec` on its descriptor.
+fn as_user(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Result<Spawn, Failure> {
+    let text = serde_json::to_string(spec).map_err(|e| broken("specification", &e.to_string()))?;
+    let mut spawn = Spawn::new(&node.mpsd);
+    spawn.args = args.iter().map(Into::into).collect();
+    spawn.identity = Some(Identity {
+        uid: journal.uid,
+        gid: journal.gid,
+        groups: node.groups_of(journal),
+    });
+    spawn.session = true;
+    // It needs no variable. By this one it is known as the job's own where there is no cgroup and its starter was
+    // killed before its pid stood in the journal.
+    spawn.env = journal
+        .daemons
+        .first()
+        .map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()))
+        .into_iter()
+        .collect();
+    spawn.nofile = Some(OPEN_FILES);
+    spawn.cgroup = match node.cgroup_of(journal) {
+        Some(cgroup) => Some(
+            cgroup
+                .directory()
+                .map_err(|e| broken("the job's cgroup", &e.to_string()))?,
+        ),
+        None => None,
+    };
+    spawn.inherit = vec![(filled_pipe(&text)?, SPEC_FD)];
+    Ok(spawn)
+}
+
+/// A pipe that already holds all it will ever hold: specifications are far below a pipe's 64 KiB.
+fn filled_pipe(text: &str) -> Result<OwnedFd, Failure> {
+    let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
+        .map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
+    File::from(writer)
+        .write_all(text.as_bytes())
+        .map_err(|e| broken("specification", &e.to_string()))?;
+    let flags = nix::fcntl::FcntlArg::F_SETFL(OFlag::empty());
+    nix::fcntl::fcntl(&reader, flags).map_err(|e| broken("specification", &e.to_string()))?;
+    Ok(reader)
+}
+
+/// Waits for the report and checks what root can check: the processes are there, run the vendor's files, as this user.
+///
+/// # Errors
+/// Undetermined, whatever it is: the user owns these processes.
+pub fn await_ready(node: &mut RealNode, journal: &Journal, spec: &Spec) -> Result<Vec<ReadyDaemon>, Failure> {
+    let Some(mut started) = node.started.take() else {
+        return Err(Undetermined::new("mpsd", "it was not started by this program").into());
+    };
+    let deadline = Deadline::after(Duration::from_millis(spec.start_ms) + Duration::from_millis(500));
+    let report = hear(&started.report, deadline).ok_or_else(|| {
+        let how = match started.child.try_wait() {
+            Some(end) => format!("it ended without a report ({end:?})"),
+            None => format!("no report within {} ms", spec.start_ms),
+        };
+        Undetermined::new("mpsd", how)
+    })?;
+    node.dismiss_worker();
+    match report {
+        Report::Failed { reason, .. } => {
+            Err(Undetermined::new("MPS did not start", one_line(&reason, 300)).into())
+        }
+        Report::Ready { daemons, .. } => {
+            check(node, journal, spec, &daemons)?;
+            Ok(daemons)
+        }
+    }
+}
+
+fn hear(report: &OwnedFd, deadline: Deadline) -> Option<Report> {
+    let mut file = File::from(report.try_clone().ok()?);
+    let mut text = Vec::new();
+    let mut block = [0_u8; 4096];
+    while !text.contains(&b'\n') && text.len() < LONGEST_REPORT {
+        if !readable(report.as_fd(), deadline).ok()? {
+            return None;
+        }
+        match file.read(&mut block).ok()? {
+            0 => break,
+            n => text.extend_from_slice(&block[..n]),
+        }
+    }
+    let line = text.split(|b| *b == b'\n').next()?;
+    serde_json::from_slice(line).ok()
+}
+
+fn check(
+    node: &mut RealNode,
+    journal: &Journal,
+    spec: &Spec,
+    daemons: &[ReadyDaemon],
+) -> Result<(), Undetermined> {
+    let wrong = |why: String| Undetermined::new("mpsd's report does not hold", why);
+    if daemons.len() != spec.daemons.len() {
+        return Err(wrong(format!(
+            "{} daemons reported, {} asked for",
+            daemons.len(),
+            spec.daemons.len()
+        )));
+    }
+    for daemon in daemons {
+        for (pid, role) in [(daemon.control, Role::Control), (daemon.server, Role::Server)] {
+            if !processes::is_member(node, journal, pid, role) {
+                return Err(wrong(format!("process {pid} is not this job's {role}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The polite rung, by a process of the job's user: root does not talk to sockets that a user owns.
+pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
+    let per_command = (deadline.remaining() / 3).as_millis().min(u128::from(COMMAND_MS));
+    let spec = Spec {
+        job: journal.job.as_str().to_owned(),
+        uid: journal.uid,
+        control: journal.control.clone(),
+        nvml: journal.nvml.clone(),
+        daemons: journal.daemons.iter().map(nothing_to_set).collect(),
+        start_ms: 0,
+        command_ms: u64::try_from(per_command).unwrap_or(COMMAND_MS),
+        over_limit: OverLimit::Off,
+    };
+    let Ok(spawn) = as_user(node, journal, &spec, &["--stop"]) else {
+        return;
+    };
+    let Ok(mut child) = spawn.start() else { return };
+    if child.wait(deadline).is_none() {
+        child.kill(Deadline::after_ms(200));
+    }
+}
+
+fn nothing_to_set(daemon: &crate::job::journal::JournalDaemon) -> SpecDaemon {
+    SpecDaemon {
+        gpus: daemon.gpus.clone(),
+        pipe: daemon.pipe.clone(),
+        log: daemon.log.clone(),
+        threads: None,
+        memory: Vec::new(),
+        priority: None,
+    }
+}

@@ -1,0 +1,322 @@
+//! The job's own three processes: which they are, and what a rung of the ladder does to them.
+
+use super::real::RealNode;
+use crate::job::journal::{Journal, ProcessRef};
+use crate::job::ladder::Rung;
+use crate::node::{Member, Members, Role};
+use crate::sys::deadline::Deadline;
+use crate::sys::process::{Executable, Process, State};
+use crate::sys::process_table::ProcessTable;
+use mpsd_core::environment::PIPE_DIRECTORY;
+use nix::sys::signal::Signal;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// The vendor's server program.
+const SERVER: &str = "nvidia-cuda-mps-server";
+/// How often a node without a cgroup of ours is looked at while processes end.
+const PAUSE: Duration = Duration::from_millis(5);
+/// How much of a process's environment is read. Bytes.
+const MOST_ENVIRONMENT: usize = 256 * 1024;
+
+/// The job's own processes that are there, each once.
+pub fn members(node: &RealNode, journal: &Journal) -> Members {
+    let mut found: BTreeMap<i32, Member> = BTreeMap::new();
+    if let Some(process) = journal.supervisor.and_then(held) {
+        enter(&mut found, &process, Role::Supervisor);
+    }
+    for pid in node
+        .cgroup_of(journal)
+        .map(|cgroup| cgroup.procs().unwrap_or_default())
+        .unwrap_or_default()
+    {
+        if let Ok(Some(process)) = Process::find(pid) {
+            let role = role_of(node, journal, &process).unwrap_or(Role::Other);
+            enter(&mut found, &process, role);
+        }
+    }
+    // Where there is no cgroup, or somebody took a process out of it: the vendor's file, the user, the pipe directory.
+    let table = ProcessTable::scan().unwrap_or_default();
+    for entry in table.of_user(journal.uid) {
+        if found.contains_key(&entry.stat.id.pid) {
+            continue;
+        }
+        if let Some(process) = held(entry.stat.id)
+            && let Some(role) = role_of(node, journal, &process).filter(|_| is_ours(journal, &process))
+        {
+            enter(&mut found, &process, role);
+        }
+    }
+    found.into_values().collect()
+}
+
+/// Whether `pid` is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
+/// with its pipe directory, and has not ended.
+pub fn is_member(node: &RealNode, journal: &Journal, pid: i32, role: Role) -> bool {
+    let Some(process) = Process::find(pid).ok().flatten() else {
+        return false;
+    };
+    let in_group = || {
+        node.cgroup_of(journal)
+            .is_some_and(|cgroup| cgroup.procs().is_ok_and(|p| p.contains(&pid)))
+    };
+    uid_of(pid) == Some(journal.uid)
+        && role_of(node, journal, &process) == Some(role)
+        && (in_group() || is_ours(journal, &process))
+}
+
+fn held(id: ProcessRef) -> Option<Process> {
+    id.open().ok().flatten()
+}
+
+fn enter(found: &mut BTreeMap<i32, Member>, process: &Process, role: Role) {
+    if let Ok(Some(state)) = process.state() {
+        let known = found
+            .get(&process.id().pid)
+            .is_some_and(|m| m.role != Role::Other);
+        if !known {
+            found.insert(
+                process.id().pid,
+                Member {
+                    process: process.id(),
+                    role,
+                    state: state.letter(),
+                },
+            );
+        }
+    }
+}
+
+/// What a process is by the file that it runs. The name it gives itself proves nothing.
+fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
+    let runs = process.executable().ok().flatten()?;
+    if is_file(&runs, &node.mpsd) {
+        return Some(Role::Supervisor);
+    }
+    let control = journal.control.file_name()?.to_str()?;
+    let grouped = || {
+        node.cgroup_of(journal)
+            .is_some_and(|group| group.procs().is_ok_and(|p| p.contains(&process.id().pid)))
+    };
+    let wrapped = |name: &str| is_roots(&runs, name) && grouped();
+    if is_file(&runs, &journal.control) || wrapped(control) {
+        return Some(Role::Control);
+    }
+    let beside = journal.control.parent().map(|directory| directory.join(SERVER));
+    let server = beside.is_some_and(|path| is_file(&runs, &path)) || wrapped(SERVER);
+    server.then_some(Role::Server)
+}
+
+/// Whether it runs a file of root's with the vendor's `name` that others cannot write, wherever that stands: some
+/// installations have a wrapper at the usual path (seen on an H200 machine, the program itself in `/usr/local/nvidia`).
+/// Believed only of a process in the job's own cgroup, which holds nothing but what we started.
+fn is_roots(runs: &Executable, name: &str) -> bool {
+    let text = runs.path.to_string_lossy();
+    let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text));
+    let trusted = |m: &std::fs::Metadata| m.uid() == 0 && m.mode() & 0o022 == 0 && m.is_file();
+    let there = || {
+        std::fs::metadata(path).is_ok_and(|m| trusted(&m) && m.dev() == runs.device && m.ino() == runs.inode)
+    };
+    path.file_name().is_some_and(|file| file == name) && there()
+}
+
+fn is_file(runs: &Executable, path: &Path) -> bool {
+    let same = std::fs::metadata(path).is_ok_and(|m| m.dev() == runs.device && m.ino() == runs.inode);
+    // A file that an upgrade replaced under a running job.
+    same || runs
+        .path
+        .as_os_str()
+        .to_str()
+        .and_then(|p| p.strip_suffix(" (deleted)"))
+        .is_some_and(|p| Path::new(p) == path)
+}
+
+/// Whether it talks, or listens, in one of this job's pipe directories.
+fn is_ours(journal: &Journal, process: &Process) -> bool {
+    let pipe = process
+        .environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT)
+        .ok()
+        .flatten();
+    pipe.is_some_and(|pipe| {
+        journal
+            .daemons
+            .iter()
+            .any(|daemon| daemon.pipe.as_os_str() == pipe)
+    })
+}
+
+/// Does what the rung says and waits until nothing of the job's own is left alive, or `limit` has passed.
+pub fn climb(node: &mut RealNode, journal: &Journal, rung: Rung, limit: Duration) -> Members {
+    let deadline = Deadline::after(limit);
+    match rung {
+        Rung::Polite => super::daemons::ask_to_stop(node, journal, deadline),
+        Rung::Terminate => signal_all(node, journal, Signal::SIGTERM),
+        Rung::Kill => {
+            if let Some(cgroup) = node.cgroup_of(journal) {
+                // What it cannot kill is found below, by looking.
+                let _ = cgroup.kill(deadline);
+            }
+            signal_all(node, journal, Signal::SIGKILL);
+        }
+    }
+    wait_gone(node, journal, deadline)
+}
+
+fn signal_all(node: &RealNode, journal: &Journal, signal: Signal) {
+    for member in members(node, journal) {
+        if let Some(process) = held(member.process) {
+            let _ = process.signal(signal);
+        }
+    }
+}
+
+fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Members {
+    loop {
+        let left: Members = members(node, journal)
+            .into_iter()
+            .filter(|m| !m.is_defunct())
+            .collect();
+        if left.is_empty() || deadline.expired() {
+            return left;
+        }
+        for member in &left {
+            if let Some(process) = held(member.process) {
+                let _ = process.wait_gone(deadline);
+            }
+        }
+        // A process that is waited for by descriptor has ended; one without may not have.
+        deadline.sleep(PAUSE);
+    }
+}
+
+/// Whether the job's user has a process here besides the job's own three and what these start: it can kill, stop or
+/// starve them.
+pub fn user_is_here(node: &RealNode, journal: &Journal) -> bool {
+    // The table first: what has ended since is known by its parent.
+    let Ok(table) = ProcessTable::scan() else {
+        return true;
+    };
+    let mut own: BTreeSet<i32> = own_pids(node, journal);
+    let theirs: Vec<i32> = own
+        .iter()
+        .flat_map(|pid| table.descendants(*pid))
+        .map(|entry| entry.stat.id.pid)
+        .collect();
+    own.extend(theirs);
+    table
+        .iter()
+        .filter(|entry| entry.uid == journal.uid || entry.real_uid == journal.uid)
+        // The first thread may have ended while another lives.
+        .filter(|entry| entry.stat.state != State::Defunct || entry.stat.threads > 1)
+        .any(|entry| !own.contains(&entry.stat.id.pid))
+}
+
+/// The pids of the job's own three.
+pub fn own_pids(node: &RealNode, journal: &Journal) -> BTreeSet<i32> {
+    members(node, journal)
+        .iter()
+        .filter(|member| member.role != Role::Other)
+        .map(|member| member.process.pid)
+        .collect()
+}
+
+/// What a user keeps a process from ending with after SIGKILL, as the kernel tells it.
+pub fn held_by_user(member: &Member) -> Option<&'static str> {
+    let process = held(member.process)?;
+    match process.state().ok().flatten()? {
+        State::Stopped => Some("a tracer holds it"),
+        _ => held_as_stacks_say(&process.kernel_stacks().ok()?),
+    }
+}
+
+/// What these frames (`[<0>] fuse_simple_request+0x…`, a module's with its name behind) wait for that a user can withhold:
+/// an answer of FUSE's (which is waited for without regard to signals; Linux, `fs/fuse/dev.c`, `request_wait_answer`), a
+/// lock of a directory whose holder waits so, a request of io_uring's to such a file. A frame of the driver's is stronger:
+/// then the GPU is what keeps the process.
+fn held_as_stacks_say(stacks: &str) -> Option<&'static str> {
+    const FILE_SYSTEM: &str = "it waits for a file system that a user's process serves (FUSE)";
+    const LOCK: &str = "it waits for a lock or a request that a user's file system can withhold";
+    if stacks.contains("[nvidia") {
+        return None;
+    }
+    let frames = || stacks.lines().filter_map(|line| line.split_whitespace().nth(1));
+    let any = |starts: &[&str]| frames().any(|frame| starts.iter().any(|start| frame.starts_with(start)));
+    if any(&["fuse_", "request_wait_answer+"]) {
+        return Some(FILE_SYSTEM);
+    }
+    any(&[
+        "rwsem_down_",
+        "down_read",
+        "down_write",
+        "__mutex_lock",
+        "mutex_lock",
+        "io_uring_",
+        "io_wq_",
+    ])
+    .then_some(LOCK)
+}
+
+/// The effective user of a process that is there and has not ended.
+pub fn uid_of(pid: i32) -> Option<u32> {
+    let process = Process::find(pid).ok().flatten()?;
+    match process.state().ok().flatten()? {
+        State::Defunct | State::Dead => None,
+        _ => process.uids().ok().flatten().map(|uids| uids.effective),
+    }
+}
+
+/// Whether the scheduler's own cgroup of the job holds `pid`: a directory named after the job and nothing else.
+/// The job's user cannot move a process into one (Slurm's and pbs_cgroups' are root's).
+pub fn is_in_jobs_cgroup(journal: &Journal, pid: i32) -> bool {
+    let Some(process) = Process::find(pid).ok().flatten() else {
+        return false;
+    };
+    if process
+        .uids()
+        .ok()
+        .flatten()
+        .is_none_or(|uids| uids.effective != journal.uid)
+    {
+        return false;
+    }
+    let id = journal.job.as_str();
+    let job = id.split('.').next().unwrap_or(id);
+    let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
+    process
+        .cgroups()
+        .ok()
+        .flatten()
+        .unwrap_or_default()
+        .iter()
+        .any(|membership| {
+            Path::new(&membership.path)
+                .components()
+                .any(|part| names.iter().any(|name| part.as_os_str() == name.as_str()))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_user_can_withhold_is_told_from_the_driver_and_from_all_else() {
+        let fuse = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] fuse_simple_request+0x18f/0x2f0\n";
+        assert!(held_as_stacks_say(fuse).is_some_and(|how| how.contains("FUSE")));
+        let lock = "[<0>] rwsem_down_write_slowpath+0x2a/0x5f0\n[<0>] down_write+0x5b/0x70\n[<0>] path_openat+0x1/0x2\n";
+        assert!(held_as_stacks_say(lock).is_some_and(|how| how.contains("lock")));
+        let ring = "[<0>] io_uring_cancel_generic+0x1/0x2\n[<0>] do_exit+0x1/0x2\n";
+        assert!(held_as_stacks_say(ring).is_some());
+        for other in [
+            "",
+            "[<0>] __refrigerator+0x3c/0x120\n[<0>] get_signal+0x8f4/0x920\n",
+            "[<0>] nv_fuse_x+0x1/0x2 [nvidia]\n",
+            "[<0>] down_write+0x5b/0x70\n[<0>] rm_ioctl+0x1/0x2 [nvidia]\n",
+            "[<0>] down_read+0x5b/0x70\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n[<0>] fuse_x+0x1/0x2\n",
+        ] {
+            assert_eq!(held_as_stacks_say(other), None, "{other}");
+        }
+    }
+}

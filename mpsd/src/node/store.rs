@@ -1,0 +1,292 @@
+//! Directories, journals, records and accounts on disk.
+
+use super::real::RealNode;
+use crate::job::account::Account;
+use crate::job::journal::Journal;
+use crate::node::Held;
+use crate::sys::deadline::Deadline;
+use crate::sys::files::{Dir, FileError};
+use crate::sys::lock::LockError;
+use crate::sys::remove::Bounds;
+use crate::sys::scarcity::is_scarcity;
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::paths::{JOURNAL, JobPaths, RECORD};
+use mpsd_core::record::Record;
+use mpsd_core::{Failure, GpuUuid, JobId};
+use std::path::Path;
+
+/// Our own directories: anyone may pass through to a pipe that is theirs, nobody may list.
+const PASSABLE: u32 = 0o711;
+/// The user's directories: whoever reaches a pipe can shut its owner's server down (facts: mps-control, "Clients").
+const PRIVATE: u32 = 0o700;
+/// Journals and accounts.
+const SECRET: u32 = 0o600;
+/// The record is for the job's tasks.
+const READABLE: u32 = 0o644;
+/// Longest journal or account that is read, bytes.
+const LONGEST: usize = 1 << 20;
+/// Entries that a user may leave behind before their removal is given up.
+const MOST_ENTRIES: u64 = 1_000_000;
+/// Root.
+const ROOT: (u32, u32) = (0, 0);
+
+/// A failure of root's in a place that only root can write is the node's, unless something ran out: the users' pipe and
+/// log directories lie in the same file system.
+fn fault(error: &FileError) -> Failure {
+    if let Some(errno) = error.errno().filter(|errno| is_scarcity(*errno)) {
+        return Undetermined::new(error.to_string(), errno.desc()).into();
+    }
+    let why = error
+        .errno()
+        .map_or_else(|| "it is not as we left it".to_owned(), |e| e.desc().to_owned());
+    Fault::new(Evidence::Storage, error.to_string(), why).into()
+}
+
+fn lock_failed(error: LockError) -> Failure {
+    match error {
+        LockError::File(error) => fault(&error),
+        other => Undetermined::new("lock", other.to_string()).into(),
+    }
+}
+
+/// Opens `path`, making its last two components if need be: `/run/mpsd/jobs` after a boot without tmpfiles.
+fn make(path: &Path) -> Result<Dir, Failure> {
+    match Dir::open(path) {
+        Err(error) if error.is_absent() => {}
+        other => return other.map_err(|e| fault(&e)),
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Fault::new(
+            Evidence::Configuration,
+            path.display().to_string(),
+            "it has no parent",
+        )
+        .into());
+    };
+    let above = match Dir::open(parent) {
+        Err(error) if error.is_absent() => make(parent)?,
+        other => other.map_err(|e| fault(&e))?,
+    };
+    above
+        .create_dir(name, PASSABLE, ROOT)
+        .map(|(dir, _)| dir)
+        .map_err(|e| fault(&e))
+}
+
+/// `path`, if it is there.
+fn find(path: &Path) -> Result<Option<Dir>, Failure> {
+    match Dir::open(path) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(error) if error.is_absent() => Ok(None),
+        Err(error) => Err(fault(&error)),
+    }
+}
+
+/// Makes the job's directory and takes its lock, which stands beside it: a lock inside would vanish with it.
+pub fn open_job(node: &RealNode, job: &JobId) -> Result<Held, Failure> {
+    let jobs = make(&node.paths.jobs())?;
+    let held = jobs
+        .lock(JobPaths::lock_name(job), Deadline::after(node.lock_time))
+        .map_err(lock_failed)?;
+    jobs.create_dir(job.directory_name(), PASSABLE, ROOT)
+        .map_err(|e| fault(&e))?;
+    Ok(Box::new(held))
+}
+
+/// Takes the lock of a job that has a directory.
+pub fn find_job(node: &RealNode, job: &JobId) -> Result<Option<Held>, Failure> {
+    let Some(jobs) = find(&node.paths.jobs())? else {
+        return Ok(None);
+    };
+    let there = |name: String| jobs.status_of(name).map(|s| s.is_some()).map_err(|e| fault(&e));
+    // The lock alone is left where somebody was killed between removing the one and the other.
+    if !there(job.directory_name())? && !there(JobPaths::lock_name(job))? {
+        return Ok(None);
+    }
+    let held = jobs
+        .lock(JobPaths::lock_name(job), Deadline::after(node.lock_time))
+        .map_err(lock_failed)?;
+    if !there(job.directory_name())? {
+        // The lock file goes too.
+        jobs.remove_file(JobPaths::lock_name(job))
+            .map_err(|e| fault(&e))?;
+        return Ok(None);
+    }
+    Ok(Some(Box::new(held)))
+}
+
+fn job_dir(node: &RealNode, job: &JobId) -> Result<Dir, Failure> {
+    Dir::open(node.paths.job(job).directory()).map_err(|e| fault(&e))
+}
+
+/// The job's journal.
+pub fn read_journal(node: &RealNode, job: &JobId) -> Result<Option<Journal>, Failure> {
+    let Some(dir) = find(node.paths.job(job).directory())? else {
+        return Ok(None);
+    };
+    let Some(bytes) = dir.read_limited(JOURNAL, LONGEST).map_err(|e| fault(&e))? else {
+        return Ok(None);
+    };
+    Journal::parse(&String::from_utf8_lossy(&bytes))
+        .map(Some)
+        .map_err(|why| Fault::new(Evidence::Storage, format!("journal of job {job}"), why).into())
+}
+
+/// Writes the journal.
+pub fn write_journal(node: &RealNode, journal: &Journal) -> Result<(), Failure> {
+    let text = journal
+        .to_text()
+        .map_err(|why| Fault::new(Evidence::Storage, "journal", why))?;
+    job_dir(node, &journal.job)?
+        .write_atomic(JOURNAL, text.as_bytes(), SECRET)
+        .map_err(|e| fault(&e))
+}
+
+/// Writes the record. With the node its readers end too, so nobody waits for the disk.
+pub fn write_record(node: &RealNode, record: &Record) -> Result<(), Failure> {
+    let text = record
+        .to_text()
+        .map_err(|why| Fault::new(Evidence::Storage, "record", why))?;
+    job_dir(node, &record.job)?
+        .write_whole(RECORD, text.as_bytes(), READABLE)
+        .map_err(|e| fault(&e))
+}
+
+/// Makes pipe and log directory of daemon `n`.
+pub fn make_directories(node: &RealNode, journal: &Journal, n: usize) -> Result<(), Failure> {
+    let dir = job_dir(node, &journal.job)?;
+    let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
+    for name in [pipe, log] {
+        dir.create_dir(name, PRIVATE, (journal.uid, journal.gid))
+            .map_err(|e| fault(&e))?;
+    }
+    Ok(())
+}
+
+/// Removes them, with all that the user put there: nothing is followed, nothing is waited for without a bound.
+pub fn remove_directories(node: &RealNode, journal: &Journal, n: usize) -> Result<(), Failure> {
+    let Some(dir) = find(node.paths.job(&journal.job).directory())? else {
+        return Ok(());
+    };
+    let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
+    for name in [pipe, log] {
+        let removed = dir.remove_tree(
+            &name,
+            Bounds {
+                entries: MOST_ENTRIES,
+                deadline: Deadline::after(node.remove_time),
+            },
+        );
+        // The user owns what is in there, and may still be at it.
+        removed.map_err(|e| Undetermined::new("cannot clean the user's directory", e.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Removes what is left of the job, its lock last.
+pub fn remove_job(node: &RealNode, job: &JobId) -> Result<(), Failure> {
+    let Some(jobs) = find(&node.paths.jobs())? else {
+        return Ok(());
+    };
+    let bounds = Bounds {
+        entries: MOST_ENTRIES,
+        deadline: Deadline::after(node.remove_time),
+    };
+    jobs.remove_tree(job.directory_name(), bounds)
+        .map_err(|e| fault(&e))?;
+    jobs.remove_file(JobPaths::lock_name(job))
+        .map_err(|e| fault(&e))?;
+    Ok(())
+}
+
+/// The jobs that have a directory, by their directories' names.
+pub fn job_directories(node: &RealNode) -> Result<Vec<String>, Failure> {
+    let mut names = names(&node.paths.jobs())?;
+    names.retain(|name| !name.starts_with('.'));
+    Ok(names)
+}
+
+/// The jobs of which nothing but the lock is left, by their directories' names.
+pub fn job_locks(node: &RealNode) -> Result<Vec<String>, Failure> {
+    let all = names(&node.paths.jobs())?;
+    let alone = |name: &&str| !all.iter().any(|other| other == name);
+    Ok(all
+        .iter()
+        .filter_map(|name| locked(name))
+        .filter(alone)
+        .map(str::to_owned)
+        .collect())
+}
+
+/// The GPUs that have an account, or a lock for one.
+pub fn gpus_with_files(node: &RealNode) -> Result<Vec<GpuUuid>, Failure> {
+    let all = names(&node.paths.gpus())?;
+    let mut gpus: Vec<GpuUuid> = all
+        .iter()
+        .filter_map(|name| GpuUuid::parse(locked(name).unwrap_or(name)).ok())
+        .collect();
+    gpus.sort();
+    gpus.dedup();
+    Ok(gpus)
+}
+
+/// `x` of `.x.lock`.
+fn locked(name: &str) -> Option<&str> {
+    name.strip_prefix('.')?.strip_suffix(".lock")
+}
+
+fn names(path: &Path) -> Result<Vec<String>, Failure> {
+    let Some(dir) = find(path)? else {
+        return Ok(Vec::new());
+    };
+    let names = dir.names(MOST_JOBS).map_err(|e| fault(&e))?;
+    let mut names: Vec<String> = names.into_iter().filter_map(|n| n.into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// More jobs than a node ever has at once.
+const MOST_JOBS: usize = 10_000;
+
+/// Locks a GPU's account. The lock file stands beside it and goes with it.
+pub fn lock_gpu(node: &RealNode, gpu: &GpuUuid) -> Result<Held, Failure> {
+    let gpus = make(&node.paths.gpus())?;
+    let name = format!(".{gpu}.lock");
+    let held = gpus
+        .lock(&name, Deadline::after(node.lock_time))
+        .map_err(lock_failed)?;
+    Ok(Box::new(held))
+}
+
+/// A GPU's account.
+pub fn read_account(node: &RealNode, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
+    let Some(gpus) = find(&node.paths.gpus())? else {
+        return Ok(None);
+    };
+    // What somebody killed while writing the account left: the lock is ours now.
+    gpus.remove_file(format!(".{gpu}.new")).map_err(|e| fault(&e))?;
+    let Some(bytes) = gpus.read_limited(gpu.as_str(), LONGEST).map_err(|e| fault(&e))? else {
+        return Ok(None);
+    };
+    serde_json::from_slice(&bytes)
+        .map(Some)
+        .map_err(|e| Fault::new(Evidence::Storage, format!("account of {gpu}"), e.to_string()).into())
+}
+
+/// Writes a GPU's account, or removes it with its lock, which the caller holds.
+pub fn write_account(node: &RealNode, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure> {
+    let gpus = make(&node.paths.gpus())?;
+    match account {
+        Some(account) => {
+            let text = serde_json::to_vec_pretty(account)
+                .map_err(|e| Fault::new(Evidence::Storage, format!("account of {gpu}"), e.to_string()))?;
+            gpus.write_atomic(gpu.as_str(), &text, SECRET)
+                .map_err(|e| fault(&e))
+        }
+        None => {
+            gpus.remove_file(gpu.as_str()).map_err(|e| fault(&e))?;
+            gpus.remove_file(format!(".{gpu}.lock")).map_err(|e| fault(&e))?;
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The plan: every privileged effect for one job, in order, each with its inverse. Its printed form is a snapshot.
+
+use mpsd_core::gpu::{ComputeMode, GpuUuid};
+use mpsd_core::job::JobId;
+use mpsd_core::limits::{Percent, Priority};
+use std::fmt;
+
+/// One thing that root does to the node for the job. Undone in reverse order; each inverse copes with an effect
+/// that was begun and not finished, or never begun.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(tag = "effect", rename_all = "kebab-case")]
+pub enum Effect {
+    /// Enter the job into the GPU's account, with the compute mode found. Inverse: leave it.
+    ClaimGpu {
+        /// Which GPU.
+        gpu: GpuUuid,
+    },
+    /// Set the compute mode. Inverse: what the account says was found, when the last user leaves.
+    SetComputeMode {
+        /// Which GPU.
+        gpu: GpuUuid,
+        /// The mode to set.
+        mode: ComputeMode,
+    },
+    /// Make the job's cgroup. Inverse: prove it empty, remove it.
+    MakeCgroup,
+    /// Make pipe and log directory of daemon `n`, the user's, 0700. Inverse: remove both.
+    MakeDirectories {
+        /// Number of the daemon, from 0.
+        daemon: usize,
+    },
+    /// Start `mpsd` as the job's user and have it prove every daemon ready. Inverse: the teardown ladder.
+    StartDaemon,
+}
+
+impl Effect {
+    /// What undoes it, in words, for the printed plan.
+    pub fn inverse(&self) -> &'static str {
+        match self {
+            Self::ClaimGpu { .. } => "leave the account, remove it after the last user",
+            Self::SetComputeMode { .. } => "restore the mode found, after the last user",
+            Self::MakeCgroup => "prove it empty, remove it",
+            Self::MakeDirectories { .. } => "remove both",
+            Self::StartDaemon => "terminate_client, quit, quit -t, SIGTERM, SIGKILL, proof",
+        }
+    }
+}
+
+impl fmt::Display for Effect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClaimGpu { gpu } => write!(f, "claim {gpu}"),
+            Self::SetComputeMode { gpu, mode } => write!(f, "set compute mode of {gpu} to {mode}"),
+            Self::MakeCgroup => f.write_str("make the job's cgroup"),
+            Self::MakeDirectories { daemon } => write!(f, "make pipe and log directory of daemon {daemon}"),
+            Self::StartDaemon => f.write_str("start mpsd as the job's user"),
+        }
+    }
+}
+
+/// One control daemon of the job and the limits it is to apply.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DaemonPlan {
+    /// The GPUs it is confined to, in NVML's order.
+    pub gpus: Vec<GpuUuid>,
+    /// Default active thread percentage of its clients.
+    pub threads: Option<Percent>,
+    /// Default pinned device memory limit of each client, MiB, by GPU.
+    pub memory: Vec<(GpuUuid, u64)>,
+    /// Default priority of its clients.
+    pub priority: Option<Priority>,
+}
+
+/// Everything that is to be done for one job on one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Whose plan it is.
+    pub job: JobId,
+    /// The user's numeric id.
+    pub uid: u32,
+    /// The daemons, one, or one a GPU.
+    pub daemons: Vec<DaemonPlan>,
+    /// Thread percentage by local rank; empty where every task has the daemon's.
+    pub rank_threads: Vec<Percent>,
+    /// Memory limits by local rank, MiB by GPU; empty where every task has the daemon's.
+    pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
+    /// The effects, in order.
+    pub effects: Vec<Effect>,
+    /// What the log should say of decisions taken, one line each (a mode that stays, for example).
+    pub notes: Vec<String>,
+    /// Run `mps-probe` through the new daemon before the job starts.
+    pub verify: bool,
+}
+
+impl Plan {
+    /// All GPUs of the plan, each once, in the order of the daemons.
+    pub fn gpus(&self) -> impl Iterator<Item = &GpuUuid> {
+        self.daemons.iter().flat_map(|d| d.gpus.iter())
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "job {} uid {}", self.job, self.uid)?;
+        for (n, daemon) in self.daemons.iter().enumerate() {
+            write!(f, "daemon {n}:")?;
+            for gpu in &daemon.gpus {
+                write!(f, " {gpu}")?;
+            }
+            if let Some(threads) = daemon.threads {
+                write!(f, " threads {threads}")?;
+            }
+            for (gpu, mib) in &daemon.memory {
+                write!(f, " memory {gpu}={mib}M")?;
+            }
+            if let Some(priority) = daemon.priority {
+                write!(f, " priority {priority}")?;
+            }
+            writeln!(f)?;
+        }
+        for (rank, threads) in self.rank_threads.iter().enumerate() {
+            writeln!(f, "rank {rank}: threads {threads}")?;
+        }
+        for (rank, memory) in self.rank_memory.iter().enumerate() {
+            write!(f, "rank {rank}: memory")?;
+            for (gpu, mib) in memory {
+                write!(f, " {gpu}={mib}M")?;
+            }
+            writeln!(f)?;
+        }
+        for (n, effect) in self.effects.iter().enumerate() {
+            writeln!(f, "{:2}. {effect}  [undo: {}]", n + 1, effect.inverse())?;
+        }
+        if self.verify {
+            writeln!(f, "then verify with mps-probe")?;
+        }
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! Which GPUs of the node are the job's.
+
+use super::Rules;
+use crate::scheduler::{Devices, GpuName, GpuSource};
+use mpsd_core::failure::{Evidence, Fault};
+use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
+
+/// The job's GPUs, in NVML's order, each once. Never silently all of the node's.
+///
+/// # Errors
+/// A refusal when the job has none, when nobody names them, or for a MIG device; a fault when a GPU that the scheduler
+/// gave is not in NVML.
+pub fn of_job<'a>(
+    devices: &Devices,
+    inventory: &'a Inventory,
+    rules: Rules,
+) -> Result<Vec<&'a Gpu>, Failure> {
+    let mut gpus = match &devices.gpus {
+        GpuSource::Listed(names) => names
+            .iter()
+            .map(|name| find(name, inventory))
+            .collect::<Result<Vec<_>, _>>()?,
+        GpuSource::None => {
+            return Err(Refusal::new("MPS", "the job has no GPU on this node", "a request with GPUs").into());
+        }
+        GpuSource::Unknown { why } => whole_node(why, devices, inventory, rules)?,
+    };
+    gpus.sort_by_key(|gpu| gpu.index);
+    gpus.dedup_by_key(|gpu| gpu.index);
+    if let Some(mig) = gpus.iter().find(|gpu| gpu.mig) {
+        let what = format!("GPU {} ({})", mig.index, mig.uuid);
+        return Err(Refusal::new(
+            what,
+            "MIG mode is on, and this suite gives MPS to whole GPUs",
+            "a GPU without MIG",
+        )
+        .into());
+    }
+    Ok(gpus)
+}
+
+fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure> {
+    let (found, text) = match name {
+        GpuName::Index(index) => (inventory.by_index(*index), index.to_string()),
+        GpuName::Uuid(uuid) => (inventory.by_uuid(&GpuUuid::parse(uuid)?), uuid.clone()),
+    };
+    found.ok_or_else(|| {
+        let why = format!(
+            "the scheduler gave it to the job, and NVML lists {} others",
+            inventory.gpus.len()
+        );
+        Fault::new(Evidence::GpuLost, format!("GPU {text}"), why).into()
+    })
+}
+
+fn whole_node<'a>(
+    why: &str,
+    devices: &Devices,
+    inventory: &'a Inventory,
+    rules: Rules,
+) -> Result<Vec<&'a Gpu>, Failure> {
+    if !rules.whole_node_if_exclusive {
+        let allowed =
+            "GPUs that the scheduler assigns, or gpus_unknown = \"whole-node-if-exclusive\" in mpsd.toml";
+        return Err(Refusal::new(
+            "MPS",
+            format!("the job's GPUs on this node are not known: {why}"),
+            allowed,
+        )
+        .into());
+    }
+    if !devices.whole_node {
+        let why =
+            format!("the job's GPUs on this node are not known ({why}), and the node is not the job's alone");
+        return Err(Refusal::new("MPS", why, "a job that holds the whole node").into());
+    }
+    if inventory.gpus.is_empty() {
+        return Err(Refusal::new("MPS", "this node has no GPU", "a node with GPUs").into());
+    }
+    Ok(inventory.gpus.iter().collect())
+}

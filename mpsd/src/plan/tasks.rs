@@ -1,0 +1,74 @@
+//! A job whose tasks could run outside its MPS without a word.
+
+use crate::scheduler::Phase;
+use crate::scheduler::tasks::Unattached;
+use mpsd_core::Failure;
+use mpsd_core::config::UnattachedTasks;
+use mpsd_core::failure::{Evidence, Fault, Refusal};
+
+/// Whether such a job gets its MPS; then the line for its own error file, if anything is missing.
+///
+/// # Errors
+/// A refusal on the job's first node, where its user reads it. On a Torque sister it is the configuration's fault: a
+/// sister has nobody to tell, and tasks that TM starts there would run bare.
+pub fn decide(
+    missing: Option<Unattached>,
+    phase: Phase,
+    rule: UnattachedTasks,
+) -> Result<Option<String>, Failure> {
+    let Some(Unattached { why, mend, hopeless }) = missing else {
+        return Ok(None);
+    };
+    if rule == UnattachedTasks::Warn && !hopeless {
+        return Ok(Some(format!(
+            "{why}: such a task runs outside MPS unless it is 'mpsctl exec -- COMMAND'"
+        )));
+    }
+    if phase == Phase::ParallelPrologue {
+        let why = format!("{why}; it needs {mend}");
+        return Err(Fault::new(Evidence::Configuration, "tasks started by TM", why).into());
+    }
+    Err(Refusal::new("MPS", why, format!("after {mend}")).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing(hopeless: bool) -> Option<Unattached> {
+        Some(Unattached {
+            why: "no starter".into(),
+            mend: "'mpsctl pbs install'".into(),
+            hopeless,
+        })
+    }
+
+    #[test]
+    fn refused_where_the_user_reads_it_and_told_where_the_site_lets_it_run() {
+        use UnattachedTasks::{Refuse, Warn};
+        assert_eq!(decide(None, Phase::Prologue, Refuse), Ok(None));
+        let refused = decide(missing(false), Phase::Prologue, Refuse).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "MPS: no starter; allowed: after 'mpsctl pbs install'"
+        );
+        let told = decide(missing(false), Phase::Prologue, Warn).unwrap();
+        assert!(told.unwrap().starts_with("no starter: "));
+        // Where other nodes have no daemon there is nothing to attach to.
+        assert_eq!(
+            decide(missing(true), Phase::Prologue, Warn)
+                .unwrap_err()
+                .exit_code(),
+            1
+        );
+    }
+
+    #[test]
+    fn a_sister_has_nobody_to_tell_and_takes_nobody_out_of_service() {
+        let failure = decide(missing(false), Phase::ParallelPrologue, UnattachedTasks::Refuse).unwrap_err();
+        assert!(
+            matches!(&failure, Failure::Fault(fault) if !fault.drains()),
+            "{failure}"
+        );
+    }
+}
