@@ -3,12 +3,12 @@
 use crate::arguments::{Arguments, Wait};
 use crate::job::Job;
 use mpsd::job::Journal;
+use mpsd::job::carry_out::{self, NotDone};
 use mpsd::job::journal::{DrainPolicy, JournalDaemon, VERSION};
 use mpsd::job::spec::{OverLimit, Spec, SpecDaemon};
-use mpsd::node::carry_out::{self, NotDone};
+use mpsd::job::undo::{self, Findings};
 use mpsd::node::drain::markers;
 use mpsd::node::real::RealNode;
-use mpsd::node::take_down::{self, Findings};
 use mpsd::node::{Held, Node, Role, verify};
 use mpsd::plan;
 use mpsd::plan::decide::{Written, decide};
@@ -186,7 +186,7 @@ impl<'a> Start<'a> {
 
     /// Undoes all that was begun, the job's directory too.
     fn undone(&mut self, failure: Failure) -> Failed {
-        let findings = take_down::undo(&mut self.node, &self.journal);
+        let findings = undo::undo(&mut self.node, &self.journal);
         self.failed(NotDone { failure, findings })
     }
 
@@ -267,7 +267,7 @@ fn earlier(node: &mut RealNode, job: &Job) -> Result<Earlier, Failed> {
     node.log(&format!(
         "job {id}: an earlier prologue left its MPS: taken down first"
     ));
-    let findings = take_down::undo(node, &journal);
+    let findings = undo::undo(node, &journal);
     if findings.is_clean() {
         return Ok(Earlier::TakenDown);
     }

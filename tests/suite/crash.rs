@@ -4,10 +4,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use mpsd::job::carry_out::{self, NotDone};
 use mpsd::job::ladder::Rung;
+use mpsd::job::undo::{self, Findings};
 use mpsd::job::{Account, Journal};
-use mpsd::node::carry_out::{self, NotDone};
-use mpsd::node::take_down::{self, Findings};
 use mpsd::node::{Node, Role};
 use mpsd::scheduler::Exclusive;
 use mpsd_core::failure::Evidence;
@@ -78,7 +78,7 @@ fn prologue(node: &mut Sim, scenario: &Scenario) -> Result<(), Box<NotDone>> {
 /// The record, or all that was begun is undone.
 fn written(node: &mut Sim, record: &Record, journal: &Journal) -> Result<(), Box<NotDone>> {
     node.write_record(record).map_err(|failure| {
-        let findings = take_down::undo(node, journal);
+        let findings = undo::undo(node, journal);
         Box::new(NotDone { failure, findings })
     })
 }
@@ -92,7 +92,7 @@ fn epilogue(node: &mut Sim, job: &JobId) -> Result<Findings, Failure> {
         node.remove_job(job)?;
         return Ok(Findings::default());
     };
-    Ok(take_down::undo(node, &journal))
+    Ok(undo::undo(node, &journal))
 }
 
 /// An epilogue without trouble leaves the node as `before`, and says so; so does one more.

@@ -1,9 +1,9 @@
 //! Watches the memory of clients whose limit was asked for: a client can void the vendor's own limit
 //! (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=garbage`; facts: mps-control, "Clients").
 
-use super::journal::UserLog;
 use super::session;
 use super::start::Running;
+use super::user_log::UserLog;
 use crate::job::spec::{OverLimit, Spec};
 use crate::node::nvml::Nvml;
 use mpsd_core::GpuUuid;

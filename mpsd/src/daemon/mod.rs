@@ -5,12 +5,12 @@
 //! nothing of it.
 
 pub mod dialogue;
-pub mod journal;
 pub mod memory;
 pub mod session;
 pub mod start;
 pub mod stop;
 pub mod tail;
+pub mod user_log;
 pub mod watch;
 
 use crate::job::spec::{REPORT_FD, Report, SPEC_FD, Spec};
@@ -31,7 +31,7 @@ pub fn run() -> Result<(), String> {
     let spec = read_spec()?;
     let mut report = report_file()?;
     let mut events = watch::Events::new()?;
-    let mut log = journal::UserLog::open(&spec);
+    let mut log = user_log::UserLog::open(&spec);
     let tell = |failed: &start::StartFailed| {
         let said = Report::Failed {
             reason: failed.reason.clone(),

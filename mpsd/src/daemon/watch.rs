@@ -1,10 +1,10 @@
 //! Waits for events, and for nothing else: signals, ended children, log lines.
 
 use super::dialogue::Event;
-use super::journal::UserLog;
 use super::memory::MemoryWatch;
 use super::start::{self, Running};
 use super::tail::CONTROL_LOG;
+use super::user_log::UserLog;
 use crate::job::spec::Spec;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};

@@ -5,8 +5,8 @@ use super::Node;
 use super::drain::{self, Place};
 use super::log::{Severity, line};
 use super::real::{Reach, RealNode};
-use super::take_down::{self, Findings};
 use crate::job::Journal;
+use crate::job::undo::{self, Findings};
 use crate::scheduler::{Scheduler, Site};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
@@ -112,7 +112,7 @@ fn attempt(job: &JobId, by: &By<'_>, judged: Option<Option<&Journal>>) -> Result
         }));
     };
     node.use_nvml(&journal.nvml);
-    let findings = take_down::undo(&mut node, &journal);
+    let findings = undo::undo(&mut node, &journal);
     Ok(Some(Done {
         findings,
         journal: Some(journal),

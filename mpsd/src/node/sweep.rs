@@ -2,7 +2,7 @@
 
 use super::Node;
 use super::real::RealNode;
-use super::take_down::leave_account;
+use crate::job::undo::leave_account;
 use mpsd_core::{Failure, GpuUuid, JobId};
 
 /// What stands on a GPU in the name of jobs that have no directory.

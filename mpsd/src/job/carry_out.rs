@@ -1,10 +1,10 @@
 //! Carries a plan out: the journal first, then the effect, one after another; on failure, backwards.
 
-use super::Node;
-use super::take_down::{self, Findings};
-use crate::job::account::Account;
-use crate::job::journal::Journal;
-use crate::job::spec::{ReadyDaemon, Spec};
+use super::account::Account;
+use super::journal::Journal;
+use super::node::Node;
+use super::spec::{ReadyDaemon, Spec};
+use super::undo::{self, Findings};
 use crate::plan::effects::Effect;
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::{ComputeMode, Failure, GpuUuid};
@@ -68,7 +68,7 @@ fn weigh(node: &mut impl Node, journal: &Journal, failure: Failure) -> Failure {
 }
 
 fn roll_back(node: &mut impl Node, journal: &Journal, failure: Failure) -> Box<NotDone> {
-    let findings = take_down::undo(node, journal);
+    let findings = undo::undo(node, journal);
     Box::new(NotDone { failure, findings })
 }
 

@@ -1,8 +1,8 @@
 //! Takes a job's MPS down: the journal backwards. Goes on after errors, can be repeated, and says what it found.
 
-use super::{Member, Node};
-use crate::job::journal::Journal;
-use crate::job::ladder::{Ladder, Rung};
+use super::journal::Journal;
+use super::ladder::{Ladder, Rung};
+use super::node::{Member, Node, Role};
 use crate::plan::effects::Effect;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::{Failure, GpuUuid, JobId};
@@ -83,7 +83,7 @@ fn stop_daemons(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
     let ladder = Ladder::within(node.teardown_time());
     let mut left = living(node.members(journal));
-    let control = left.iter().any(|m| m.role == super::Role::Control);
+    let control = left.iter().any(|m| m.role == Role::Control);
     let mut rung = Some(Ladder::first(control));
     while let Some(now) = rung {
         if left.is_empty() {
