@@ -12,7 +12,7 @@ use clap::Parser;
 use mpsd::cli::complain;
 use mpsd::scheduler::{self, Given, Host, Input, Program, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
-use mpsd::sys::{guard, stdio};
+use mpsd::sys::{descriptors, guard};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::{Failure, JobId};
 use std::path::Path;
@@ -28,10 +28,10 @@ const PARENT_GRACE: Duration = Duration::from_secs(3);
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
     guard::install_panic_exit(NAME, BROKEN);
-    if stdio::fix_standard_descriptors().is_err() {
+    if descriptors::fix_standard_descriptors().is_err() {
         return BROKEN;
     }
-    stdio::close_inherited();
+    descriptors::close_inherited();
     let arguments = Arguments::parse();
     let env = |name: &str| std::env::var(name).ok();
     let input = Input {

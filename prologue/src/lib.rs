@@ -19,7 +19,7 @@ use mpsd::cli::asking::Asked;
 use mpsd::cli::complain;
 use mpsd::scheduler::{self, Host, Input, Site, ThisHost};
 use mpsd::sys::deadline::Deadline;
-use mpsd::sys::{guard, stdio};
+use mpsd::sys::{descriptors, guard};
 use mpsd_core::Failure;
 use mpsd_core::config::Config;
 use std::io::IsTerminal;
@@ -35,10 +35,10 @@ const PARENT_GRACE: Duration = Duration::from_secs(3);
 /// Runs the program; returns its exit code. Nothing in here ends it by a signal: Torque would take that for success.
 pub fn main() -> u8 {
     guard::install_panic_exit(NAME, BROKEN);
-    if stdio::fix_standard_descriptors().is_err() {
+    if descriptors::fix_standard_descriptors().is_err() {
         return BROKEN;
     }
-    stdio::close_inherited();
+    descriptors::close_inherited();
     let arguments = Arguments::parse();
     let env = |name: &str| std::env::var(name).ok();
     let input = arguments

@@ -6,7 +6,7 @@ use super::nvml::{Nvml, NvmlError};
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
-use crate::sys::scarcity::is_scarcity;
+use crate::sys::is_scarcity;
 use crate::sys::spawn::{Child, Spawn};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;

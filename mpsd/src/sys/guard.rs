@@ -5,11 +5,11 @@
 //! or in a vendor's library (NVML on a dead GPU).
 
 use super::deadline::Deadline;
-use super::process::{Process, State, poll_readable};
+use super::descriptors;
+use super::process::{Process, State};
 use super::raw::{self, Exit};
 use super::signals::{Signals, default_action};
 use super::spawn::Child;
-use super::stdio;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -219,7 +219,7 @@ pub fn isolate_keeping(
 }
 
 fn in_isolation(kept: &[i32], question: OwnedFd, call: impl FnOnce() -> Vec<u8>) -> ! {
-    if stdio::all_to_null().is_err() || raw::reset_signals().is_err() {
+    if descriptors::all_to_null().is_err() || raw::reset_signals().is_err() {
         raw::exit_now(FAULT);
     }
     raw::close_all_except(kept);
@@ -236,7 +236,9 @@ fn collect(answer: &OwnedFd, deadline: Deadline) -> Result<Vec<u8>, Option<Isola
     let mut bytes = Vec::new();
     let mut some = [0u8; 16_384];
     loop {
-        if !poll_readable(answer.as_fd(), deadline).map_err(|errno| Some(Isolated::NotStarted(errno)))? {
+        if !descriptors::readable(answer.as_fd(), deadline)
+            .map_err(|errno| Some(Isolated::NotStarted(errno)))?
+        {
             return Err(None);
         }
         match nix::unistd::read(answer, &mut some) {
@@ -268,6 +270,25 @@ fn abandon(child: &mut Child) -> Isolated {
     Isolated::Deadline { hangs: !gone, pid }
 }
 
+/// Runs `work` in a process of its own session with standard streams on `/dev/null`, and returns in this one at once.
+/// The child keeps this program's descriptors that close on exec (locks, pipes); what was inherited from the scheduler
+/// must have been closed before ([`descriptors::close_inherited`]), or somebody waits for it.
+///
+/// # Errors
+/// As fork(2).
+pub fn detach(work: impl FnOnce()) -> Result<(), Errno> {
+    match raw::fork()? {
+        Some(_) => Ok(()),
+        None => {
+            let ready = nix::unistd::setsid().is_ok() && descriptors::all_to_null().is_ok();
+            if ready {
+                let _ = catch_unwind(AssertUnwindSafe(work));
+            }
+            raw::exit_now(0)
+        }
+    }
+}
+
 /// From now on a panic, on any thread, writes one line and ends the process with `code`: never by a signal, never with
 /// a thread left behind. Where a panic is to be caught ([`guarded`]) it is caught by the parent, as this code.
 pub fn install_panic_exit(program: &'static str, code: u8) {
@@ -287,5 +308,4 @@ pub fn install_panic_exit(program: &'static str, code: u8) {
 }
 
 #[cfg(test)]
-#[path = "guard_tests.rs"]
 mod tests;

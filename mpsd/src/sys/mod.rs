@@ -6,24 +6,46 @@
 //! twice by name.
 
 pub mod cgroup;
-pub mod child;
 pub mod deadline;
 pub mod descriptors;
-pub mod detach;
 pub mod files;
 pub mod guard;
-pub mod inotify;
-pub mod lock;
 pub mod process;
-pub mod process_table;
 mod raw;
-pub mod remove;
-pub mod scarcity;
 pub mod signals;
 pub mod spawn;
-pub mod stdio;
 
 pub use raw::Exit;
 
 #[cfg(test)]
 mod testing;
+
+use nix::errno::Errno;
+
+/// Whether `errno` says that room, memory, processes or descriptors ran out: any user can fill a file system or a table
+/// of the kernel, so it is no evidence against the node.
+pub fn is_scarcity(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ENOSPC
+            | Errno::EDQUOT
+            | Errno::ENOMEM
+            | Errno::ENOBUFS
+            | Errno::EAGAIN
+            | Errno::EMFILE
+            | Errno::ENFILE
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_scarcity_and_a_broken_one_is_not() {
+        assert!(is_scarcity(Errno::ENOSPC) && is_scarcity(Errno::ENFILE));
+        for broken in [Errno::EIO, Errno::EROFS, Errno::EACCES, Errno::ENOENT] {
+            assert!(!is_scarcity(broken), "{broken}");
+        }
+    }
+}

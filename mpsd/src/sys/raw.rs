@@ -359,5 +359,4 @@ pub(super) fn complain(bytes: &[u8]) {
 }
 
 #[cfg(test)]
-#[path = "raw_tests.rs"]
 pub(super) mod tests;

@@ -114,7 +114,7 @@ pub fn ignore(signals: &[Signal]) -> Result<(), Errno> {
 mod tests {
     use super::*;
     use crate::sys::deadline::Deadline;
-    use crate::sys::process::poll_readable;
+    use crate::sys::descriptors::readable;
     use crate::sys::testing::alone;
 
     #[test]
@@ -124,7 +124,7 @@ mod tests {
         let signals = Signals::block(&[Signal::SIGUSR1]).unwrap();
         assert_eq!(signals.read().unwrap(), None);
         nix::sys::signal::raise(Signal::SIGUSR1).unwrap();
-        assert!(poll_readable(signals.as_fd(), Deadline::after_ms(5000)).unwrap());
+        assert!(readable(signals.as_fd(), Deadline::after_ms(5000)).unwrap());
         let received = signals.read().unwrap().unwrap();
         assert_eq!(received.signal(), Some(Signal::SIGUSR1));
         assert_eq!(received.pid, nix::unistd::getpid().as_raw());

@@ -1,5 +1,4 @@
 use super::*;
-use crate::sys::process_table::ProcessTable;
 use crate::sys::spawn::{Identity, Spawn};
 use crate::sys::testing::{STRANGER, alone};
 

@@ -4,8 +4,8 @@
 //! a tree of any depth. Nothing is ever looked up twice by name, no link is followed, no mount is entered, and each
 //! directory is taken from its owner before it is listed, so that nothing can be added to it behind our back.
 
-use super::deadline::Deadline;
-use super::files::{Dir, FileError};
+use super::{Dir, FileError};
+use crate::sys::deadline::Deadline;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fchmod};
@@ -250,5 +250,4 @@ fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
 }
 
 #[cfg(test)]
-#[path = "remove_tests.rs"]
 mod tests;

@@ -41,7 +41,7 @@ fn every_end_of_a_worker_becomes_a_code() {
         Guarded::Returned(FAULT)
     );
     let hook = || {
-        let _ = stdio::all_to_null();
+        let _ = descriptors::all_to_null();
         install_panic_exit("test", FAULT);
         panic!("worker")
     };
@@ -88,7 +88,7 @@ fn guard_in_child(worker: impl FnOnce() -> u8) -> (Child, i32) {
         Some(pid) => pid,
     };
     let mut word = [0u8; 4];
-    assert!(poll_readable(told.as_fd(), soon()).unwrap());
+    assert!(descriptors::readable(told.as_fd(), soon()).unwrap());
     nix::unistd::read(&told, &mut word).unwrap();
     (Child::adopt(pid), i32::from_ne_bytes(word))
 }
@@ -113,7 +113,7 @@ fn sigterm_reaches_the_worker_who_decides() {
     // Blocked before the guard, hence still blocked in the worker, which reads it.
     let signals = Signals::block(&[Signal::SIGTERM]).unwrap();
     let (mut guard, _) = guard_in_child(|| {
-        let got = poll_readable(signals.as_fd(), soon()) == Ok(true);
+        let got = descriptors::readable(signals.as_fd(), soon()) == Ok(true);
         let term = signals.read().ok().flatten().and_then(|r| r.signal());
         if got && term == Some(Signal::SIGTERM) {
             7
@@ -213,7 +213,7 @@ fn a_call_in_state_d_is_left_behind_in_bounded_time() {
     let Err(Isolated::Deadline { pid, hangs }) = outcome else {
         panic!("{outcome:?}")
     };
-    let stopped = crate::sys::process_table::ProcessTable::scan().unwrap();
+    let stopped = crate::sys::process::ProcessTable::scan().unwrap();
     for entry in stopped.descendants(pid) {
         if let Some(process) = entry.stat.id.open().unwrap() {
             process.signal(Signal::SIGKILL).unwrap();

@@ -2,10 +2,9 @@
 //! used again is never taken for the process that had it.
 
 use super::deadline::Deadline;
-use super::raw;
+use super::{descriptors, raw};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
-use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
@@ -15,12 +14,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-#[path = "process_threads.rs"]
+mod stat;
+mod table;
 mod threads;
-#[path = "process_words.rs"]
-mod words;
-pub(super) use words::parse_uids;
-pub use words::{Executable, Membership, Stat, State, Uids};
+pub use stat::{Executable, Membership, Stat, State, Uids};
+pub use table::{Entry, ProcessTable};
 
 /// What cannot be learnt of a process, or done to it.
 #[derive(Debug, thiserror::Error)]
@@ -145,7 +143,7 @@ impl Process {
         let Some(text) = self.read("status", 65_536)? else {
             return Ok(None);
         };
-        parse_uids(&text)
+        stat::parse_uids(&text)
             .map(Some)
             .ok_or(self.fail("understand the user of", Errno::EINVAL))
     }
@@ -212,7 +210,8 @@ impl Process {
     /// passes first.
     pub fn wait_gone(&self, deadline: Deadline) -> Result<bool, ProcessError> {
         if let Some(pidfd) = &self.pidfd {
-            return poll_readable(pidfd.as_fd(), deadline).map_err(|errno| self.fail("wait for", errno));
+            return descriptors::readable(pidfd.as_fd(), deadline)
+                .map_err(|errno| self.fail("wait for", errno));
         }
         loop {
             if matches!(self.state()?, None | Some(State::Defunct | State::Dead)) {
@@ -242,18 +241,6 @@ impl Process {
     }
 }
 
-/// Polls until `fd` is readable (or at its end); false at the deadline.
-pub(super) fn poll_readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool, Errno> {
-    loop {
-        match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], deadline.poll_timeout()) {
-            Ok(0) if deadline.expired() => return Ok(false),
-            Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(true),
-            Err(errno) => return Err(errno),
-        }
-    }
-}
-
 /// Up to `cap` bytes of a file of `/proc`.
 pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Vec<u8>, Errno> {
     let fd = openat(
@@ -277,5 +264,4 @@ pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Ve
 }
 
 #[cfg(test)]
-#[path = "process_tests.rs"]
 mod tests;

@@ -1,21 +1,22 @@
 //! Files reached by descriptor, component by component, following no symbolic link: what root may do in places
 //! where a user can put things.
 
-use super::deadline::Deadline;
-use super::lock::{self, FileLock, LockError};
 pub use mpsd_core::file::FileError;
 use mpsd_core::file::{kind, read_regular};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat};
+use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-#[path = "files_replace.rs"]
+mod lock;
+mod remove;
 mod replace;
+pub use lock::{FileLock, LockError};
+pub use remove::{Bounds, Removed};
 
 /// An open directory; holds it (not its name), needs no permission to list it.
 #[derive(Debug)]
@@ -196,38 +197,6 @@ impl Dir {
         }
     }
 
-    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. A holder may remove the file
-    /// while it holds it: whoever waited then takes the next file of that name.
-    pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, LockError> {
-        let (c_name, path) = self.entry(name.as_ref())?;
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        loop {
-            let file = openat(
-                &self.fd,
-                c_name.as_c_str(),
-                flags,
-                Mode::from_bits_truncate(0o600),
-            )
-            .map_err(FileError::io("open", &path))?;
-            let held = fstat(&file).map_err(FileError::io("look at", &path))?;
-            if SFlag::from_bits_truncate(held.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-                return Err(FileError::Unfit {
-                    what: self.kind_of(&c_name),
-                    path,
-                }
-                .into());
-            }
-            let locked = lock::acquire(file, &path, deadline)?;
-            let named = self.status_of(name.as_ref())?;
-            if named.is_some_and(|s| (s.st_dev, s.st_ino) == (held.st_dev, held.st_ino)) {
-                return Ok(locked);
-            }
-            if deadline.expired() {
-                return Err(LockError::Deadline { path });
-            }
-        }
-    }
-
     /// A descriptor that can be listed, synced and changed, of the very directory held.
     pub(super) fn listing(&self) -> Result<OwnedFd, FileError> {
         openat(&self.fd, ".", LIST | OFlag::O_RDONLY, Mode::empty())
@@ -259,5 +228,4 @@ impl Dir {
 }
 
 #[cfg(test)]
-#[path = "files_tests.rs"]
 mod tests;

@@ -1,8 +1,7 @@
 //! Starting a program: exact environment, exact descriptors, identity dropped for good and proved gone.
 
-pub use super::child::Child;
 use super::deadline::Deadline;
-use super::process::poll_readable;
+use super::descriptors;
 use super::raw::{self, Exit, Pointers};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -13,9 +12,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-#[path = "spawn_child.rs"]
-mod half;
-pub use half::Stage;
+mod child;
+mod exec;
+pub use child::Child;
+pub use exec::Stage;
 
 /// Who the program is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,7 +214,7 @@ impl Spawn {
     /// One start by one kind of fork; the child enters the cgroup by `procs` where there is one.
     fn attempt(
         &self,
-        plan: &half::Plan,
+        plan: &exec::Plan,
         procs: Option<&OwnedFd>,
         fork: impl FnOnce() -> Result<Option<i32>, Errno>,
     ) -> Result<Child, SpawnError> {
@@ -226,7 +226,7 @@ impl Spawn {
         .map_err(self.parent("'/dev/null' does not open"))?;
         let (report, answer) =
             nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(self.parent("no pipe to be had"))?;
-        let wires = half::Wires {
+        let wires = exec::Wires {
             standard: [&self.stdin, &self.stdout, &self.stderr].map(|one| match one {
                 Stdio::Null => null.as_raw_fd(),
                 Stdio::Fd(fd) => fd.as_raw_fd(),
@@ -239,11 +239,11 @@ impl Spawn {
             cgroup: procs.map(AsRawFd::as_raw_fd),
             report: answer.as_raw_fd(),
         };
-        let mut room = half::Room::new(plan, &wires);
+        let mut room = exec::Room::new(plan, &wires);
         // No signal may run a handler of ours in the child, or find it half made.
         let mask = raw::block_all().map_err(self.parent("signals cannot be blocked"))?;
         let forked = match fork() {
-            Ok(None) => half::run(plan, &wires, &mut room),
+            Ok(None) => exec::run(plan, &wires, &mut room),
             Ok(Some(pid)) => Ok(pid),
             Err(errno) => Err(errno),
         };
@@ -271,7 +271,7 @@ impl Spawn {
     }
 
     /// Everything that needs memory, before the fork.
-    fn prepare(&self) -> Result<half::Plan, String> {
+    fn prepare(&self) -> Result<exec::Plan, String> {
         let text =
             |what: &str, bytes: Vec<u8>| CString::new(bytes).map_err(|_| format!("{what} holds a NUL byte"));
         if !self.program.is_absolute() {
@@ -300,7 +300,7 @@ impl Spawn {
             entry.extend_from_slice(value.as_bytes());
             environment.push(text("a variable", entry)?);
         }
-        Ok(half::Plan {
+        Ok(exec::Plan {
             program,
             arguments: Pointers::new(arguments),
             environment: Pointers::new(environment),
@@ -342,7 +342,7 @@ fn follow(
         started.kill(Deadline::after_ms(500));
         return Err(lost(Fate::Late));
     };
-    if let Some((stage, errno)) = half::failure(&words) {
+    if let Some((stage, errno)) = exec::failure(&words) {
         started.wait(Deadline::after_ms(500));
         return Err(SpawnError::Child {
             program: program.to_owned(),
@@ -366,7 +366,7 @@ fn read_report(report: &OwnedFd, deadline: Deadline) -> Option<Vec<u8>> {
     let mut words = Vec::new();
     loop {
         let mut some = [0u8; 16];
-        if !poll_readable(report.as_fd(), deadline).ok()? {
+        if !descriptors::readable(report.as_fd(), deadline).ok()? {
             return None;
         }
         match nix::unistd::read(report, &mut some) {
@@ -379,5 +379,4 @@ fn read_report(report: &OwnedFd, deadline: Deadline) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
-#[path = "spawn_tests.rs"]
 mod tests;

@@ -1,6 +1,7 @@
 //! All processes at one glance.
 
-use super::process::{Process, ProcessError, ProcessId, Stat, parse_uids, read_at};
+use super::stat::parse_uids;
+use super::{Process, ProcessError, ProcessId, Stat, read_at};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;

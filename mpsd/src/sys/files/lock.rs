@@ -1,9 +1,11 @@
 //! Locks with a deadline, of files held open: the kernel releases them however their holder ends.
 
-use super::deadline::Deadline;
-use super::files::FileError;
+use super::{Dir, FileError};
+use crate::sys::deadline::Deadline;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag, openat};
+use nix::sys::stat::{Mode, SFlag, fstat};
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,9 +56,43 @@ impl Drop for FileLock {
     }
 }
 
+impl Dir {
+    /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. A holder may remove the file
+    /// while it holds it: whoever waited then takes the next file of that name.
+    pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, LockError> {
+        let (c_name, path) = self.entry(name.as_ref())?;
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        loop {
+            let file = openat(
+                &self.fd,
+                c_name.as_c_str(),
+                flags,
+                Mode::from_bits_truncate(0o600),
+            )
+            .map_err(FileError::io("open", &path))?;
+            let held = fstat(&file).map_err(FileError::io("look at", &path))?;
+            if SFlag::from_bits_truncate(held.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+                return Err(FileError::Unfit {
+                    what: self.kind_of(&c_name),
+                    path,
+                }
+                .into());
+            }
+            let locked = acquire(file, &path, deadline)?;
+            let named = self.status_of(name.as_ref())?;
+            if named.is_some_and(|s| (s.st_dev, s.st_ino) == (held.st_dev, held.st_ino)) {
+                return Ok(locked);
+            }
+            if deadline.expired() {
+                return Err(LockError::Deadline { path });
+            }
+        }
+    }
+}
+
 /// Takes the exclusive lock of an open file; `path` is for messages. Tries again after 1, 2, 4 … 20 ms: flock(2)
 /// itself can only wait for ever.
-pub fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, LockError> {
+fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, LockError> {
     let mut file = file;
     let mut pause = Duration::from_millis(1);
     loop {
@@ -79,9 +115,9 @@ pub fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLoc
 
 #[cfg(test)]
 mod tests {
+    use super::LockError;
     use crate::sys::deadline::Deadline;
     use crate::sys::files::Dir;
-    use crate::sys::lock::LockError;
     use crate::sys::spawn::Child;
     use crate::sys::testing::alone;
     use std::time::Duration;

@@ -1,8 +1,9 @@
 //! Children of ours: waited for with a deadline, reaped always.
 
-use super::deadline::Deadline;
-use super::process::{Process, ProcessId, poll_readable};
-use super::raw::{self, Exit};
+use crate::sys::deadline::Deadline;
+use crate::sys::descriptors;
+use crate::sys::process::{Process, ProcessId};
+use crate::sys::raw::{self, Exit};
 use nix::sys::signal::Signal;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -18,7 +19,7 @@ pub struct Child {
 
 impl Child {
     /// A child just forked: until we reap it, its pid cannot pass to another.
-    pub(super) fn adopt(pid: i32) -> Self {
+    pub(in crate::sys) fn adopt(pid: i32) -> Self {
         let process = Process::find(pid).ok().flatten();
         let start_time = process.map_or(0, |process| process.id().start_time);
         Self {
@@ -71,7 +72,7 @@ impl Child {
                 return Some(end);
             }
             let waited = match &self.pidfd {
-                Some(pidfd) => poll_readable(pidfd.as_fd(), deadline) == Ok(true),
+                Some(pidfd) => descriptors::readable(pidfd.as_fd(), deadline) == Ok(true),
                 None => deadline.sleep(Duration::from_millis(3)),
             };
             if !waited && deadline.expired() {
@@ -97,7 +98,7 @@ impl Child {
 #[cfg(test)]
 impl Child {
     /// As on a kernel without pidfds.
-    pub(super) fn without_pidfd(&mut self) {
+    pub(in crate::sys) fn without_pidfd(&mut self) {
         self.pidfd = None;
     }
 }

@@ -18,7 +18,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-#[path = "cgroup_mounts.rs"]
 mod mounts;
 use mounts::Version;
 
@@ -351,5 +350,4 @@ fn remove_base(base: &Dir) {
 }
 
 #[cfg(test)]
-#[path = "cgroup_tests.rs"]
 mod tests;
