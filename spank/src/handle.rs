@@ -32,7 +32,7 @@ pub enum Item {
     JobGid,
     /// The job, for a het job the component.
     JobId,
-    /// The step; see [`crate::step`] for those that are none.
+    /// The step; see [`crate::stepd`] for those that are none.
     StepId,
     /// Tasks of the step on this node.
     LocalTasks,

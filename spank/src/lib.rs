@@ -7,8 +7,8 @@
 //! | `arguments` | the `key=value` words of the line in plugstack.conf |
 //! | `options` | `--mps…`: table, check at submission, values as they arrive on a node |
 //! | `plugin` | one function a callback, a match on the context |
-//! | `job` | `job_prolog`, `job_epilog`: a process of its own, root |
-//! | `step` | a step's own daemon: slurmstepd, root |
+//! | `job_script` | `job_prolog`, `job_epilog`: a process of its own, root |
+//! | `stepd` | a step's own daemon: slurmstepd, root |
 //! | `task` | `task_init`: the forked child, the user |
 //! | `node` | files of this node, as `handle::Node` |
 //!
@@ -18,11 +18,11 @@
 
 mod arguments;
 mod handle;
-mod job;
+mod job_script;
 mod node;
 mod options;
 mod plugin;
-mod step;
+mod stepd;
 #[allow(unsafe_code)]
 mod sys;
 mod task;

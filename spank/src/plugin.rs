@@ -3,7 +3,7 @@
 use crate::arguments::{Arguments, Scope};
 use crate::handle::{Context, Level, Node, Settings, Slurm, Verdict};
 use crate::options::{self, Asked, Given, OPTIONS};
-use crate::{job, step, task};
+use crate::{job_script, stepd, task};
 
 /// What the callbacks of one process share. Made by `init`; a task's forked child inherits slurmstepd's.
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ pub fn init_post_opt(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, 
         Context::Allocator => submission(slurm, state, BY_ALLOCATOR),
         Context::Remote => {
             if let Ok(arguments) = Arguments::parse(words) {
-                step::begin(slurm, node, state, &arguments);
+                stepd::begin(slurm, node, state, &arguments);
             }
             Verdict::Continue
         }
@@ -100,7 +100,7 @@ fn submission(slurm: &mut dyn Slurm, state: &State, by: &str) -> Verdict {
 /// `slurm_spank_job_prolog`: `init` has not run.
 pub fn job_prolog(slurm: &mut dyn Slurm, node: &dyn Node, _: &mut State, words: &[String]) -> Verdict {
     match Arguments::parse(words) {
-        Ok(arguments) if arguments.scope != Scope::Step => job::prolog(slurm, node, &arguments),
+        Ok(arguments) if arguments.scope != Scope::Step => job_script::prolog(slurm, node, &arguments),
         _ => Verdict::Continue,
     }
 }
@@ -109,7 +109,7 @@ pub fn job_prolog(slurm: &mut dyn Slurm, node: &dyn Node, _: &mut State, words: 
 pub fn job_epilog(slurm: &mut dyn Slurm, node: &dyn Node, _: &mut State, words: &[String]) -> Verdict {
     // Also under scope=step: a slurmstepd that was killed left its step's daemon. And also with a broken line, by the
     // defaults: a line that was changed under running jobs leaves none of them behind.
-    job::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default())
+    job_script::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default())
 }
 
 /// `slurm_spank_task_init`.
@@ -124,7 +124,7 @@ pub fn task_init(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, word
 pub fn exit(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
     if slurm.context() == Context::Remote && state.own_daemon {
         let arguments = Arguments::parse(words).unwrap_or_default();
-        step::end(slurm, node, state, &arguments);
+        stepd::end(slurm, node, state, &arguments);
     }
     Verdict::Continue
 }

@@ -9,7 +9,7 @@ use crate::arguments::{Arguments, Scope};
 use crate::handle::{Item, Level, Node, Settings, Slurm, Verdict};
 use crate::options::Asked;
 use crate::plugin::State;
-use crate::step::{self, Kind};
+use crate::stepd::{self, Kind};
 use mpsd_core::JobId;
 use mpsd_core::environment::{self, Change, Task};
 use mpsd_core::record::{Record, State as Progress};
@@ -22,7 +22,7 @@ pub fn begin(
     state: &State,
     arguments: &Result<Arguments, String>,
 ) -> Verdict {
-    let (Some(kind), Some(job)) = (step::kind(slurm), step::job_id(slurm)) else {
+    let (Some(kind), Some(job)) = (stepd::kind(slurm), stepd::job_id(slurm)) else {
         return Verdict::Continue;
     };
     match changes(slurm, node, state, arguments, kind, &job) {

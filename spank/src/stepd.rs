@@ -5,7 +5,7 @@
 
 use crate::arguments::{Arguments, Scope};
 use crate::handle::{Item, Level, Node, Program, Settings, Slurm};
-use crate::job::{self, GRACE};
+use crate::job_script::{self, GRACE};
 use crate::options::Asked;
 use crate::plugin::State;
 use mpsd_core::JobId;
@@ -84,7 +84,7 @@ fn own_daemon(
             Some("this cluster gives MPS to whole jobs only: give --mps to sbatch or salloc".into());
         return;
     }
-    let program = job::prologue(
+    let program = job_script::prologue(
         arguments,
         &request,
         true,
@@ -97,10 +97,10 @@ fn own_daemon(
 
 fn finish(slurm: &dyn Slurm, node: &dyn Node, state: &mut State, whose: &str, program: &Program) {
     let ended = node.run(program);
-    job::report(slurm, whose, &ended);
+    job_script::report(slurm, whose, &ended);
     state.failure = match &ended.code {
         Ok(0) => None,
-        Ok(_) => ended.lines.last().map(|line| job::said(line).to_owned()),
+        Ok(_) => ended.lines.last().map(|line| job_script::said(line).to_owned()),
         Err(why) => Some(why.clone()),
     };
 }
@@ -113,10 +113,10 @@ pub fn end(slurm: &mut dyn Slurm, node: &dyn Node, state: &State, arguments: &Ar
     let Some(Ok(settings)) = &state.settings else {
         return;
     };
-    let mut program = job::epilogue(arguments, environment(slurm, &job, number), limit(settings));
+    let mut program = job_script::epilogue(arguments, environment(slurm, &job, number), limit(settings));
     program.detached = true;
     let ended = node.run(&program);
-    job::report(slurm, &format!("step {job}.{number}"), &ended);
+    job_script::report(slurm, &format!("step {job}.{number}"), &ended);
 }
 
 fn limit(settings: &Settings) -> Duration {
