@@ -4,7 +4,7 @@ use super::attach::{Caller, Found, Lookup, Stop};
 use super::complain;
 use crate::node::clean;
 use crate::scheduler::pbs::Installation;
-use crate::scheduler::tasks::runs_as_root;
+use crate::scheduler::unattached::runs_as_root;
 use crate::scheduler::{Host, Scheduler, ThisHost};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::failure::EXIT_REFUSED;

@@ -1,20 +1,16 @@
 //! `mpsctl`, and what the programs share.
 
-pub mod advertise;
 pub mod asking;
 pub mod attach;
 pub mod common;
 pub mod daemon;
 pub mod env;
 pub mod exec;
-pub mod finding;
 pub mod mpsctl;
-pub mod pbs;
 pub mod plan;
 pub mod probe;
 pub mod reconcile;
 pub mod site;
-pub mod slurm;
 
 use std::io::Write;
 

@@ -4,13 +4,15 @@
 use super::mpsctl::NAME;
 use crate::job::Journal;
 use crate::node::clean::{self, By};
-use crate::node::drain::spool::{self, Recheck, Stand};
-use crate::node::drain::{Marker, Outcome, markers};
 use crate::node::log::{Severity, line};
 use crate::node::real::{Reach, RealNode};
+use crate::node::recheck::{Recheck, recheck};
 use crate::node::{Member, Node, sweep};
 use crate::scheduler::Scheduler;
-use crate::scheduler::standing::{Standing, Standings, is_slurms};
+use crate::scheduler::drain::spool::{self, Stand};
+use crate::scheduler::drain::{Marker, Outcome, markers};
+use crate::scheduler::host::boot_time;
+use crate::scheduler::known_jobs::{Standing, Standings, is_slurms};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::record::{LONGEST, Record};
@@ -352,7 +354,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn crate::node::drain::Controller) {
+    fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn crate::scheduler::drain::Controller) {
         if self.dry {
             return self
                 .report
@@ -364,7 +366,7 @@ impl<'a> Run<'a> {
             control: &self.settings.control,
             left: &left,
         };
-        if let Err(why) = spool::recheck(&mut self.node, marker, &check) {
+        if let Err(why) = recheck(&mut self.node, marker, &check) {
             return self.report.left(format!("{what}: stays: {why}"));
         }
         match spool::lift(&self.settings.paths, marker, controller) {
@@ -381,14 +383,4 @@ fn guess(job: &JobId) -> Scheduler {
     } else {
         Scheduler::Torque
     }
-}
-
-/// When this node was started, seconds since 1970 (`btime`, proc(5)).
-pub(super) fn boot_time() -> Option<u64> {
-    let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    stat.lines()
-        .find_map(|line| line.strip_prefix("btime "))?
-        .trim()
-        .parse()
-        .ok()
 }

@@ -1,8 +1,8 @@
 //! `mpsctl config show` and `mpsctl advertise`: what the site decided, and what a scheduler is to be told of it.
 
 use super::common::SchedulerName;
-use crate::cli::advertise::{Offer, advertise};
 use crate::node::worker::NvmlWorker;
+use crate::scheduler::advertise::{Offer, advertise};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::{Failure, Fault, Inventory};
 use std::path::Path;

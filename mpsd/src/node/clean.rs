@@ -2,11 +2,11 @@
 //! has forgotten it. The journal backwards, the log lines, the drain on proof.
 
 use super::Node;
-use super::drain::{self, Place};
 use super::log::{Severity, line};
 use super::real::{Reach, RealNode};
 use crate::job::Journal;
 use crate::job::undo::{self, Findings};
+use crate::scheduler::drain::{self, Place};
 use crate::scheduler::{Scheduler, Site};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;

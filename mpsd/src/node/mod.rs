@@ -2,13 +2,12 @@
 
 pub mod clean;
 mod daemons;
-pub mod drain;
 mod failed_starts;
 pub mod log;
 mod members;
 pub mod nvml;
-pub mod pbsnodes;
 pub mod real;
+pub mod recheck;
 mod store;
 pub mod sweep;
 pub mod user;

@@ -1,7 +1,7 @@
 //! A job whose tasks could run outside its MPS without a word.
 
 use crate::scheduler::Phase;
-use crate::scheduler::tasks::Unattached;
+use crate::scheduler::unattached::Unattached;
 use mpsd_core::Failure;
 use mpsd_core::config::UnattachedTasks;
 use mpsd_core::failure::{Evidence, Fault, Refusal};

@@ -87,6 +87,16 @@ impl Host for ThisHost {
     }
 }
 
+/// When this node was started, seconds since 1970 (`btime`, proc(5)).
+pub(crate) fn boot_time() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    stat.lines()
+        .find_map(|line| line.strip_prefix("btime "))?
+        .trim()
+        .parse()
+        .ok()
+}
+
 /// As [`Host::run`] of this machine, with `environment` besides `PATH` and `LC_ALL`.
 ///
 /// # Errors

@@ -6,20 +6,19 @@
 //!
 //! Argument vectors, environments and files: recorded on OpenPBS 23.06.06, Torque 6.1.3 and Slurm 22.05.8.
 
+pub mod advertise;
+pub mod drain;
+pub mod finding;
 pub mod host;
+pub mod known_jobs;
 pub mod openpbs;
 pub mod pbs;
 pub mod slurm;
-pub mod standing;
-pub mod tasks;
 pub mod torque;
+pub mod unattached;
 
 #[cfg(test)]
-mod golden;
-#[cfg(test)]
-mod golden_slurm;
-#[cfg(test)]
-mod paper;
+mod testing;
 
 pub use host::{Host, ThisHost};
 use mpsd_core::failure::{Failure, Refusal, Undetermined};
@@ -30,7 +29,7 @@ pub use pbs::Site;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
-pub use tasks::unattached;
+pub use unattached::unattached;
 
 /// Which of our two programs reads the vector: prologue and epilogue have different ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -307,9 +306,9 @@ pub fn detect(arguments: usize, env: Lookup<'_>) -> Option<Scheduler> {
 /// scheduler writes is a refusal.
 pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     match scheduler_of(input)? {
-        Scheduler::Slurm => slurm::read(input),
-        Scheduler::Torque => torque::read(input),
-        Scheduler::OpenPbs => openpbs::read(input, host),
+        Scheduler::Slurm => slurm::submission::read(input),
+        Scheduler::Torque => torque::submission::read(input),
+        Scheduler::OpenPbs => openpbs::submission::read(input, host),
     }
 }
 
@@ -320,9 +319,9 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
 pub fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<Devices, Failure> {
     let given = input.given_gpus()?;
     let mut found = match submission.scheduler {
-        Scheduler::Slurm => slurm::devices(input, host),
-        Scheduler::Torque => torque::devices(submission, input, host),
-        Scheduler::OpenPbs => openpbs::devices(submission, input, host),
+        Scheduler::Slurm => slurm::submission::devices(input, host),
+        Scheduler::Torque => torque::submission::devices(submission, input, host),
+        Scheduler::OpenPbs => openpbs::submission::devices(submission, input, host),
     };
     if let Some(gpus) = given {
         found.gpus = gpus;

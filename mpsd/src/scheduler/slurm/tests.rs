@@ -1,7 +1,7 @@
 //! The recorded environments of Slurm, and what we make of them.
 
-use super::paper::{Call, Paper};
-use super::*;
+use crate::scheduler::testing::{Call, Paper};
+use crate::scheduler::*;
 
 #[test]
 fn slurm_prolog_epilog_and_step() {

@@ -1,7 +1,7 @@
 //! Torque's and OpenPBS's nodes, as a [`Controller`].
 
-use super::{Controller, Shown};
-use crate::node::pbsnodes::{Drained, Pbsnodes};
+use super::pbsnodes::{Drained, Pbsnodes};
+use crate::scheduler::drain::{Controller, Shown};
 use crate::scheduler::pbs::Installation;
 use crate::scheduler::{Scheduler, Site, ThisHost};
 

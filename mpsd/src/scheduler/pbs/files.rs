@@ -1,6 +1,6 @@
 //! The classic scripts in `mom_priv`: written where none stands, replaced where ours stands, else left alone.
 
-use super::{Done, Surroundings, config_option};
+use super::setup::{Done, Surroundings, config_option};
 use crate::scheduler::Scheduler;
 use crate::scheduler::pbs::Installation;
 use std::fs;
@@ -9,20 +9,20 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The line that makes a script ours.
-pub(super) const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
+pub(crate) const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
 const SCRIPT_MODE: u32 = 0o500;
 /// Where our programs stand in the shipped texts.
 const SHIPPED: &str = "/usr/bin/";
 
 const TORQUE_PROLOGUE: &str = include_str!("../../../../etc/pbs/torque/prologue");
-pub(super) const TORQUE_JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
+pub(crate) const TORQUE_JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
 const TORQUE_EPILOGUE: &str = include_str!("../../../../etc/pbs/torque/epilogue");
 const OPENPBS_PROLOGUE: &str = include_str!("../../../../etc/pbs/openpbs/prologue");
 const OPENPBS_EPILOGUE: &str = include_str!("../../../../etc/pbs/openpbs/epilogue");
 
 /// The scripts of `scheduler`: name in `mom_priv`, text as shipped, lines for a site that has its own.
-pub(super) fn scripts(scheduler: Scheduler) -> Vec<(&'static str, &'static str, &'static [&'static str])> {
+pub(crate) fn scripts(scheduler: Scheduler) -> Vec<(&'static str, &'static str, &'static [&'static str])> {
     const TORQUE_LINES: &[&str] = &[
         "case $7 in *[Mm][Pp][Ss]*) PROGRAM --scheduler torque \"$@\" </dev/null || exit $? ;; esac",
         "# (near its end, after everything that can fail)",
@@ -55,13 +55,13 @@ pub(super) fn scripts(scheduler: Scheduler) -> Vec<(&'static str, &'static str, 
 
 /// Whether a script is ours, a stranger's, or not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(crate) enum Owner {
     Nobody,
     Ours,
     Foreign,
 }
 
-pub(super) fn owner(path: &Path) -> Owner {
+pub(crate) fn owner(path: &Path) -> Owner {
     match fs::read(path) {
         Ok(bytes)
             if String::from_utf8_lossy(&bytes)
@@ -78,7 +78,7 @@ pub(super) fn owner(path: &Path) -> Owner {
     }
 }
 
-pub(super) fn install(pbs: &Installation, around: &Surroundings) -> Result<Done, String> {
+pub(crate) fn install(pbs: &Installation, around: &Surroundings) -> Result<Done, String> {
     let mut done = Done::new();
     for (name, shipped, lines) in scripts(pbs.scheduler) {
         let path = pbs.mom_priv().join(name);
@@ -107,7 +107,7 @@ pub(super) fn install(pbs: &Installation, around: &Surroundings) -> Result<Done,
     Ok(done)
 }
 
-pub(super) fn uninstall(pbs: &Installation) -> Result<Done, String> {
+pub(crate) fn uninstall(pbs: &Installation) -> Result<Done, String> {
     let mut done = Done::new();
     for (name, _, _) in scripts(pbs.scheduler) {
         let path = pbs.mom_priv().join(name);
@@ -130,7 +130,7 @@ pub(super) fn uninstall(pbs: &Installation) -> Result<Done, String> {
 }
 
 /// Whether a script names one of our programs.
-pub(super) fn calls_us(path: &Path) -> bool {
+pub(crate) fn calls_us(path: &Path) -> bool {
     fs::read(path).is_ok_and(|bytes| {
         let text = String::from_utf8_lossy(&bytes).into_owned();
         text.contains("mps-prologue") || text.contains("mps-epilogue")
@@ -138,7 +138,7 @@ pub(super) fn calls_us(path: &Path) -> bool {
 }
 
 /// A program and its configuration, as a shell reads them.
-pub(super) fn command(program: &Path, around: &Surroundings) -> String {
+pub(crate) fn command(program: &Path, around: &Surroundings) -> String {
     let mut words = vec![quoted(&program.display().to_string())];
     words.extend(
         config_option(around.config.as_deref())
@@ -149,7 +149,7 @@ pub(super) fn command(program: &Path, around: &Surroundings) -> String {
 }
 
 /// The shipped text with this installation's programs and configuration.
-pub(super) fn render(shipped: &str, around: &Surroundings) -> String {
+pub(crate) fn render(shipped: &str, around: &Surroundings) -> String {
     let mut directory = around.programs.display().to_string();
     if !directory.ends_with('/') {
         directory.push('/');
@@ -175,7 +175,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// Writes a file whole: beside it, then over it.
-pub(super) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> io::Result<()> {
+pub(crate) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".mpsd-new");
     let beside = PathBuf::from(name);

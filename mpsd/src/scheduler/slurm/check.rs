@@ -1,8 +1,11 @@
 //! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what of its configuration MPS depends on.
 
 use super::conf::Conf;
-use super::{Place, Surroundings, TAG, VERSION_PROGRAMS, is_foreign, stamp, version};
-use crate::cli::finding::Finding::{self, Better, Good, Wrong};
+use super::setup::{
+    Place, Release, Surroundings, TAG, USUAL_PROGRAMS, VERSION_PROGRAMS, is_foreign, version,
+};
+use super::stamp;
+use crate::scheduler::finding::Finding::{self, Better, Good, Wrong};
 use crate::sys::process::Process;
 use mpsd_core::config::Config;
 use mpsd_core::trusted::open_trusted;
@@ -44,8 +47,8 @@ pub(super) fn check(place: &Place, conf: &Conf, around: &Surroundings<'_>) -> Ve
 }
 
 /// The installed release; programs that differ are two installations.
-fn releases(around: &Surroundings<'_>, all: &mut Vec<Finding>) -> Option<super::Release> {
-    let mut said: Vec<super::Release> = VERSION_PROGRAMS
+fn releases(around: &Surroundings<'_>, all: &mut Vec<Finding>) -> Option<Release> {
+    let mut said: Vec<Release> = VERSION_PROGRAMS
         .iter()
         .filter_map(|name| version(name, around))
         .collect();
@@ -109,7 +112,7 @@ fn line(snippet: &Path) -> Result<(String, Vec<String>), String> {
     }
 }
 
-fn plugin(rest: &[String], installed: Option<super::Release>, all: &mut Vec<Finding>) {
+fn plugin(rest: &[String], installed: Option<Release>, all: &mut Vec<Finding>) {
     let Some(file) = rest.first().map(Path::new) else {
         return all.push(Wrong("our line names no plugin".to_owned()));
     };
@@ -132,7 +135,7 @@ fn files(rest: &[String], around: &Surroundings<'_>) -> Vec<Finding> {
     };
     let mut all = Vec::new();
     for (key, name) in [("prologue", "mps-prologue"), ("epilogue", "mps-epilogue")] {
-        let file = given(key).unwrap_or_else(|| Path::new(super::USUAL_PROGRAMS).join(name));
+        let file = given(key).unwrap_or_else(|| Path::new(USUAL_PROGRAMS).join(name));
         if around.host.executable(&file) {
             all.push(Good(format!("'{}' is a program of root's", file.display())));
         } else {
@@ -142,7 +145,7 @@ fn files(rest: &[String], around: &Surroundings<'_>) -> Vec<Finding> {
             )));
         }
     }
-    let config = given("config").unwrap_or_else(|| PathBuf::from(crate::cli::common::CONFIG));
+    let config = given("config").unwrap_or_else(|| PathBuf::from(mpsd_core::config::DEFAULT_PATH));
     all.push(match Config::load(&config) {
         Ok(_) => Good(format!("'{}' can be used", config.display())),
         Err(error) => Wrong(error.to_string()),
@@ -183,7 +186,7 @@ fn began(ticks: u64) -> Option<i64> {
     let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
         .ok()
         .flatten()?;
-    let boot = i64::try_from(crate::cli::reconcile::boot_time()?).ok()?;
+    let boot = i64::try_from(crate::scheduler::host::boot_time()?).ok()?;
     // Rounded up: the file's time has no fraction either.
     i64::try_from(ticks)
         .ok()?

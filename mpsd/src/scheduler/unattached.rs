@@ -1,8 +1,9 @@
 //! Tasks that TM starts (`pbsdsh`, an MPI launcher): they read no profile, so what attaches them to their job's MPS is
 //! OpenPBS's hook on execjob_launch or Torque's `$job_starter` (facts: pbs-live, "Environment into the job").
 
+use super::openpbs::submission as openpbs;
 use super::pbs::{Installation, MOST_CONF};
-use super::{Host, Input, Scheduler, Submission, openpbs};
+use super::{Host, Input, Scheduler, Submission};
 use std::path::{Path, PathBuf};
 
 /// What makes a starter one of ours: the shipped one, or a site's own that goes through `mpsctl exec`.

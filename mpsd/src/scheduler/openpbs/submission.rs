@@ -4,8 +4,8 @@
 //! `printjob` on the mom's own job file, which needs no server; the classic epilogue (10) has the account as its
 //! ninth argument, "null" when there was none. Both run on the job's first node only; the hook on all.
 
-use super::pbs::{Installation, same_node};
-use super::{
+use crate::scheduler::pbs::{Installation, same_node};
+use crate::scheduler::{
     Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
 };
 use mpsd_core::failure::{Failure, Undetermined};
@@ -32,7 +32,7 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
         Program::Epilogue => matches!(input.arguments.len(), 3 | 10),
     };
     if !classic {
-        return Err(super::wrong_vector(input, Scheduler::OpenPbs));
+        return Err(crate::scheduler::wrong_vector(input, Scheduler::OpenPbs));
     }
     let job = JobId::parse(&input.text(1, "job id")?)?;
     let asked = match input.program {
@@ -69,14 +69,14 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
 }
 
 /// Whether our hook called, which tells account and resource by options, and not the classic prologue.
-pub(super) fn is_hooked(input: &Input<'_>) -> bool {
+pub(crate) fn is_hooked(input: &Input<'_>) -> bool {
     input.given.account.is_some() || input.given.resource.is_some()
 }
 
 /// On how many hosts the job runs, as far as the mom's job file tells: `exec_host = nodea/0*8+nodeb/0`, else its vnodes.
-pub(super) fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
+pub(crate) fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
     let file = job_file(job, input, host).unwrap_or_default();
-    let value = |name: &str| super::pbs_status(&file, name);
+    let value = |name: &str| crate::scheduler::pbs_status(&file, name);
     let list = value("exec_host")
         .or_else(|| value("exec_vnode"))
         .unwrap_or_default();
@@ -99,8 +99,8 @@ fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<Asked, Fa
         Err(why) => return Err(Undetermined::new(format!("account of job '{job}'"), why).into()),
     };
     Ok(Asked {
-        account: super::pbs_status(&text, "Account_Name").map(String::into_bytes),
-        resource: super::pbs_status(&text, "Resource_List.mps"),
+        account: crate::scheduler::pbs_status(&text, "Account_Name").map(String::into_bytes),
+        resource: crate::scheduler::pbs_status(&text, "Resource_List.mps"),
     })
 }
 
@@ -131,7 +131,7 @@ fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, S
     }
     Err(format!(
         "'printjob {shown}' failed: {}",
-        super::one_line(answer.text.trim(), 120)
+        crate::scheduler::one_line(answer.text.trim(), 120)
     ))
 }
 
@@ -215,7 +215,7 @@ impl Described {
         let Ok(file) = job_file(&submission.job, input, host) else {
             return Self::default();
         };
-        let value = |name: &str| super::pbs_status(&file, name);
+        let value = |name: &str| crate::scheduler::pbs_status(&file, name);
         Self {
             select: value("schedselect")
                 .or_else(|| value("Resource_List.select"))

@@ -1,11 +1,11 @@
 //! Where a PBS lives on this node, and how long its mom waits.
 
-use super::{Host, Scheduler};
+use crate::scheduler::{Host, Scheduler};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Most that a PBS configuration file is read. Bytes.
-pub(super) const MOST_CONF: usize = 256 << 10;
+pub(crate) const MOST_CONF: usize = 256 << 10;
 /// Where Torque's and OpenPBS's packages and builds keep the mom's files, most usual first.
 const TORQUE_HOMES: [&str; 2] = ["/var/spool/torque", "/var/lib/torque"];
 const OPENPBS_HOMES: [&str; 2] = ["/var/spool/pbs", "/var/spool/PBS"];

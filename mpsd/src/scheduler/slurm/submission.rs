@@ -4,7 +4,7 @@
 //! PrologFlags say, and both absent when the job has no GPU. A step has `SLURM_STEP_GPUS`; its
 //! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
 
-use super::{
+use crate::scheduler::{
     Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
 };
 use mpsd_core::failure::{Failure, Undetermined};
@@ -35,7 +35,7 @@ pub fn commands() -> PathBuf {
 /// Slurm does not write: refusal.
 pub fn read(input: &Input<'_>) -> Result<Submission, Failure> {
     if !input.arguments.is_empty() {
-        return Err(super::wrong_vector(input, Scheduler::Slurm));
+        return Err(crate::scheduler::wrong_vector(input, Scheduler::Slurm));
     }
     let var = |name: &str| (input.env)(name).filter(|v| !v.is_empty());
     let id = var("SLURM_JOB_ID").ok_or_else(|| missing("SLURM_JOB_ID"))?;
@@ -115,7 +115,7 @@ fn gpus(input: &Input<'_>, scope: &str) -> GpuSource {
         Ok(names) if names.is_empty() => GpuSource::None,
         Ok(names) => GpuSource::Listed(names),
         Err(why) => GpuSource::Unknown {
-            why: format!("{scope}={}: {why}", super::one_line(&text, 80)),
+            why: format!("{scope}={}: {why}", crate::scheduler::one_line(&text, 80)),
         },
     }
 }

@@ -1,15 +1,16 @@
 //! The OpenPBS hook: our file in the lasting root, imported through qmgr and read back.
 
-use super::{Done, Install, Surroundings, config_option, files};
 use crate::scheduler::Host;
 use crate::scheduler::pbs::Installation;
+use crate::scheduler::pbs::files;
+use crate::scheduler::pbs::setup::{Done, Install, Surroundings, config_option};
 use mpsd_core::text::one_line;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The hook's name in PBS.
-pub(super) const NAME: &str = "mpsd";
+pub(crate) const NAME: &str = "mpsd";
 /// What the hook gives our programs beyond their own deadline, to end by themselves. Seconds.
 const GRACE_S: u64 = 5;
 /// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up behind itself. Seconds.
@@ -21,7 +22,7 @@ const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 /// qmgr talks to the server, which may be busy.
 const QMGR_DEADLINE: Duration = Duration::from_secs(10);
 
-pub(super) fn install(
+pub(crate) fn install(
     pbs: &Installation,
     options: &Install,
     around: &Surroundings,
@@ -66,7 +67,7 @@ pub(super) fn install(
     Ok(done)
 }
 
-pub(super) fn uninstall(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Result<Done, String> {
+pub(crate) fn uninstall(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Result<Done, String> {
     let mut done = Done::new();
     if ask(pbs, host, &format!("list hook {NAME}")).is_ok() {
         match ask(pbs, host, &format!("delete hook {NAME}")) {
@@ -90,7 +91,7 @@ fn limit_s(around: &Surroundings) -> u64 {
 }
 
 /// When PBS may kill the hook. Seconds.
-pub(super) fn alarm_s(around: &Surroundings) -> u64 {
+pub(crate) fn alarm_s(around: &Surroundings) -> u64 {
     2 * limit_s(around) + ALARM_MARGIN_S
 }
 
@@ -132,7 +133,7 @@ fn commands(file: &Path, events: &str, alarm: u64, create: bool) -> Vec<String> 
 }
 
 /// One qmgr command a call: of several `-c` only the last counts (recorded).
-pub(super) fn ask(pbs: &Installation, host: &dyn Host, line: &str) -> Result<String, String> {
+pub(crate) fn ask(pbs: &Installation, host: &dyn Host, line: &str) -> Result<String, String> {
     let qmgr = pbs.command("qmgr", host)?;
     let answer = host.run(&qmgr, &["-c", line], QMGR_DEADLINE)?;
     match answer.code {

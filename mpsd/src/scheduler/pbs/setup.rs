@@ -1,13 +1,10 @@
 //! `mpsctl pbs install | uninstall | check | request`: our files in a PBS, and nobody else's touched.
 
-mod check;
-mod files;
-mod hook;
-mod request;
-mod starter;
-
-use crate::cli::finding::Finding;
+use super::{check, files, request};
+use crate::scheduler::finding::Finding;
+use crate::scheduler::openpbs::hook;
 use crate::scheduler::pbs::Installation;
+use crate::scheduler::torque::starter;
 use crate::scheduler::{Host, Scheduler, Site};
 use mpsd_core::config::UnattachedTasks;
 use std::ffi::OsString;
@@ -146,29 +143,29 @@ pub fn run(verb: &Pbs, around: &Surroundings, host: &dyn Host, out: &mut dyn Wri
 
 /// What a verb did, line by line, and whether nothing is left to do by hand.
 #[derive(Debug, Default)]
-struct Done {
-    lines: Vec<String>,
-    complete: bool,
+pub(crate) struct Done {
+    pub lines: Vec<String>,
+    pub complete: bool,
 }
 
 impl Done {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             lines: Vec::new(),
             complete: true,
         }
     }
 
-    fn did(&mut self, line: impl Into<String>) {
+    pub fn did(&mut self, line: impl Into<String>) {
         self.lines.push(line.into());
     }
 
-    fn left(&mut self, line: impl Into<String>) {
+    pub fn left(&mut self, line: impl Into<String>) {
         self.lines.push(line.into());
         self.complete = false;
     }
 
-    fn add(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         self.lines.extend(other.lines);
         self.complete &= other.complete;
     }
@@ -198,7 +195,7 @@ fn find(place: &Where, around: &Surroundings, host: &dyn Host) -> Result<Install
 }
 
 /// The arguments that our programs need to find their configuration.
-fn config_option(config: Option<&Path>) -> Vec<String> {
+pub(crate) fn config_option(config: Option<&Path>) -> Vec<String> {
     config
         .map(|path| vec!["--config".to_owned(), path.display().to_string()])
         .unwrap_or_default()

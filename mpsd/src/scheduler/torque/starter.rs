@@ -1,11 +1,12 @@
 //! Torque's `$job_starter`: the only thing that reaches tasks which TM starts. Ours stands beside the wrappers in
 //! `mom_priv`, so that it outlives our package: a mom whose starter is gone can start no job at all.
 
-use super::files::{self, Owner};
-use super::{Done, Finding, Surroundings};
 use crate::scheduler::Host;
+use crate::scheduler::finding::Finding;
 use crate::scheduler::pbs::Installation;
-use crate::scheduler::tasks::{Starter, names, own_way_with_shells};
+use crate::scheduler::pbs::files::{self, Owner};
+use crate::scheduler::pbs::setup::{Done, Surroundings};
+use crate::scheduler::unattached::{Starter, names, own_way_with_shells};
 use mpsd_core::config::UnattachedTasks;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -31,7 +32,7 @@ fn config_line(pbs: &Installation) -> String {
 }
 
 /// Writes our starter, and the line that makes the mom use it where no other stands.
-pub(super) fn install(
+pub(crate) fn install(
     pbs: &Installation,
     wanted: bool,
     around: &Surroundings,
@@ -122,7 +123,7 @@ fn privileged(pbs: &Installation) -> String {
 
 /// Takes the lines that name our starter out of the mom's configuration. The file goes only where no line names it any
 /// more: until its SIGHUP the mom starts every task through it.
-pub(super) fn uninstall(pbs: &Installation) -> Result<Done, String> {
+pub(crate) fn uninstall(pbs: &Installation) -> Result<Done, String> {
     let mut done = Done::new();
     let (config, starter) = (pbs.mom_config(), path(pbs));
     let (shown, ours) = (config.display(), starter.display());
@@ -156,7 +157,7 @@ fn contents(config: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Whether tasks that TM starts are attached, and what becomes of jobs where they are not.
-pub(super) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Finding {
+pub(crate) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Finding {
     let config = pbs.mom_config();
     let config = config.display();
     let missing = match Starter::of(pbs, host) {
@@ -176,7 +177,7 @@ pub(super) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) 
 }
 
 /// What is missing, and what follows of it here.
-pub(super) fn unattached(missing: &str, around: &Surroundings) -> Finding {
+pub(crate) fn unattached(missing: &str, around: &Surroundings) -> Finding {
     let text = format!("{missing}: {}; see 'mpsctl pbs install'", consequence(around));
     if around.unattached == UnattachedTasks::Refuse {
         Finding::Wrong(text)
@@ -186,7 +187,7 @@ pub(super) fn unattached(missing: &str, around: &Surroundings) -> Finding {
 }
 
 /// What a job is told where its TM tasks are not attached.
-pub(super) fn consequence(around: &Surroundings) -> &'static str {
+pub(crate) fn consequence(around: &Surroundings) -> &'static str {
     match around.unattached {
         UnattachedTasks::Refuse => {
             "every job that asks for MPS is refused, as unattached_tasks under [pbs] of mpsd.toml wants"

@@ -1,7 +1,7 @@
 //! The recorded argument vectors and environments of the three products, and what we make of them.
 
-use super::paper::{Call, Paper};
-use super::*;
+use crate::scheduler::testing::{Call, Paper};
+use crate::scheduler::*;
 
 const TORQUE_LIST: &str = "nodes=1:gpus=1,neednodes=1:gpus=1,walltime=01:00:00";
 const TORQUE_PROLOGUE: [&str; 8] = [

@@ -1,7 +1,11 @@
 //! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, what the time limits leave us.
 
-use super::{Finding, Surroundings, files, hook, starter};
+use super::files;
+use super::setup::Surroundings;
+use crate::scheduler::finding::Finding;
+use crate::scheduler::openpbs::hook;
 use crate::scheduler::pbs::{Installation, same_node};
+use crate::scheduler::torque::starter;
 use crate::scheduler::{Host, Scheduler};
 use std::fs;
 use std::os::unix::fs::MetadataExt;

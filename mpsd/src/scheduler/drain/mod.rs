@@ -2,14 +2,11 @@
 //! delivered.
 
 pub mod markers;
-mod pbs;
-mod slurm;
 pub mod spool;
 
-pub use pbs::Pbs;
-pub use slurm::Slurm;
-
+use crate::scheduler::pbs::control::Pbs;
 use crate::scheduler::slurm::commands;
+use crate::scheduler::slurm::control::Slurm;
 use crate::scheduler::{Scheduler, Site};
 pub use markers::Marker;
 use mpsd_core::text::one_line;

@@ -3,8 +3,8 @@
 //! Recorded on 6.1.3: 8 arguments to a prologue (7 before 5.x, 9 to a presetup one), 11 to an epilogue (10 before
 //! 5.x). The account is argument 7 of the one, 9 of the other, "" when there was no `-A`, verbatim otherwise.
 
-use super::pbs::{Installation, same_node};
-use super::{
+use crate::scheduler::pbs::{Installation, same_node};
+use crate::scheduler::{
     Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
 };
 use mpsd_core::failure::Failure;
@@ -29,7 +29,7 @@ pub fn read(input: &Input<'_>) -> Result<Submission, Failure> {
         Program::Epilogue => (10..=11, 9),
     };
     if !known.contains(&input.arguments.len()) {
-        return Err(super::wrong_vector(input, Scheduler::Torque));
+        return Err(crate::scheduler::wrong_vector(input, Scheduler::Torque));
     }
     let sister = is_sister(input);
     let mother = if sister {
@@ -154,13 +154,13 @@ fn from_qstat(submission: &Submission, input: &Input<'_>, here: &str, host: &dyn
         Ok(answer) => answer,
         Err(why) => return unknown(why),
     };
-    let Some(text) = super::pbs_status(&answer.text, "exec_gpus") else {
+    let Some(text) = crate::scheduler::pbs_status(&answer.text, "exec_gpus") else {
         return unknown(format!("'qstat -f {}' shows no exec_gpus", submission.job));
     };
     listed(text.split('+').map(|part| part.trim().rsplit_once("-gpu/")), here).unwrap_or_else(|| {
         unknown(format!(
             "exec_gpus '{}' names no GPU of '{here}'",
-            super::one_line(&text, 80)
+            crate::scheduler::one_line(&text, 80)
         ))
     })
 }

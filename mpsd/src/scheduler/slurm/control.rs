@@ -1,6 +1,6 @@
 //! Takes a node out of a Slurm and back, with `sinfo` and `scontrol`, and reads it back.
 
-use super::{Controller, Shown};
+use crate::scheduler::drain::{Controller, Shown};
 use crate::scheduler::host::run_with;
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;

@@ -1,7 +1,7 @@
 //! `mpsctl slurm enable --refresh`: after an upgrade of Slurm our line names the plugin for the release that is here now.
 //! The packages run it, so a host without our line is left as it is, without a word.
 
-use super::{Done, Enable, PLUGIN, Surroundings, find, installed, is_foreign, plugin, write};
+use super::setup::{Done, Enable, PLUGIN, Surroundings, find, installed, is_foreign, plugin, write};
 use std::fs;
 use std::path::Path;
 

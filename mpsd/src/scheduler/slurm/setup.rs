@@ -1,29 +1,25 @@
 //! `mpsctl slurm enable | disable | check`: our line in a Slurm's plugin stack, and nobody else's file touched.
 
-mod check;
-mod conf;
-mod refresh;
-mod stamp;
-
-use super::finding::Finding;
-use crate::scheduler::{Host, slurm};
-use conf::Conf;
+use super::conf::Conf;
+use super::{check, commands, refresh, stamp};
+use crate::scheduler::Host;
+use crate::scheduler::finding::Finding;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Where the package puts the plugin for each release.
-const PLUGINS: &str = "/usr/lib/mpsd/spank";
+pub(super) const PLUGINS: &str = "/usr/lib/mpsd/spank";
 /// Where the plugin looks for its programs and its configuration by itself (spank: `arguments`).
-const USUAL_PROGRAMS: &str = "/usr/libexec/mpsd";
+pub(super) const USUAL_PROGRAMS: &str = "/usr/libexec/mpsd";
 /// The plugin's file.
-const PLUGIN: &str = "spank_mps.so";
+pub(super) const PLUGIN: &str = "spank_mps.so";
 /// The first line of our files.
-const TAG: &str = "# mpsd: written by 'mpsctl slurm enable', removed by 'mpsctl slurm disable'";
+pub(super) const TAG: &str = "# mpsd: written by 'mpsctl slurm enable', removed by 'mpsctl slurm disable'";
 /// A local program that prints its version.
-const VERSION_DEADLINE: Duration = Duration::from_secs(5);
+pub(super) const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 /// Where slurmd is, and then the commands that every host of a cluster has.
-const VERSION_PROGRAMS: [&str; 4] = ["../sbin/slurmd", "slurmd", "sinfo", "srun"];
+pub(super) const VERSION_PROGRAMS: [&str; 4] = ["../sbin/slurmd", "slurmd", "sinfo", "srun"];
 
 /// The verbs of `mpsctl slurm`.
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -73,8 +69,8 @@ pub struct Enable {
 /// A release of Slurm as far as a plugin depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
-    major: u8,
-    minor: u8,
+    pub(super) major: u8,
+    pub(super) minor: u8,
 }
 
 impl Release {
@@ -163,7 +159,7 @@ pub fn run(verb: &Slurm, around: &Surroundings<'_>) -> Result<Done, String> {
     }
 }
 
-fn find(place: &Place, around: &Surroundings<'_>) -> Result<Conf, String> {
+pub(super) fn find(place: &Place, around: &Surroundings<'_>) -> Result<Conf, String> {
     Conf::find(place.slurm_conf.as_deref().or(around.slurm_conf))
 }
 
@@ -217,12 +213,12 @@ fn enable(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
 }
 
 /// The installed release, from the first program that says one.
-fn installed(around: &Surroundings<'_>) -> Option<Release> {
+pub(super) fn installed(around: &Surroundings<'_>) -> Option<Release> {
     VERSION_PROGRAMS.iter().find_map(|name| version(name, around))
 }
 
-fn version(name: &str, around: &Surroundings<'_>) -> Option<Release> {
-    let program = slurm::commands().join(name);
+pub(super) fn version(name: &str, around: &Surroundings<'_>) -> Option<Release> {
+    let program = commands().join(name);
     let answer = program
         .exists()
         .then(|| around.host.run(&program, &["-V"], VERSION_DEADLINE).ok())??;
@@ -230,7 +226,7 @@ fn version(name: &str, around: &Surroundings<'_>) -> Option<Release> {
 }
 
 /// The plugin for `release`, with its stamp looked at.
-fn plugin(plugins: &Path, release: Release) -> Result<PathBuf, String> {
+pub(super) fn plugin(plugins: &Path, release: Release) -> Result<PathBuf, String> {
     let file = plugins.join(release.to_string()).join(PLUGIN);
     if !file.exists() {
         let names = fs::read_dir(plugins).into_iter().flatten().flatten();
@@ -299,7 +295,7 @@ fn disable(conf: &Conf) -> Result<Done, String> {
 }
 
 /// Whether a file is there that we did not write.
-fn is_foreign(file: &Path) -> bool {
+pub(super) fn is_foreign(file: &Path) -> bool {
     match fs::read_to_string(file) {
         Ok(text) => !text.starts_with(TAG),
         Err(error) => error.kind() != std::io::ErrorKind::NotFound,
@@ -307,7 +303,7 @@ fn is_foreign(file: &Path) -> bool {
 }
 
 /// Writes `text` whole, readable by all, making the directory if need be.
-fn write(file: &Path, text: &str) -> Result<(), String> {
+pub(super) fn write(file: &Path, text: &str) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
     let failed = |e: std::io::Error| format!("cannot write '{}': {e}", file.display());
     let directory = file.parent().unwrap_or(Path::new("/"));
