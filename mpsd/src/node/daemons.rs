@@ -53,11 +53,8 @@ fn broken(what: &str, why: &str) -> Failure {
 }
 
 fn not_started(error: &SpawnError) -> Failure {
-    let why = error
-        .errno()
-        .map_or_else(|| "it went without a word".to_owned(), |e| e.desc().to_owned());
     // A user at the limit of their processes, or a full process table, proves nothing against the node.
-    Undetermined::new(error.to_string(), why).into()
+    Undetermined::new("the job's daemon", error.to_string()).into()
 }
 
 /// `mpsd` as the job's user, in the job's cgroup, with `spec` on its descriptor.

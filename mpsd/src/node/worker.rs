@@ -109,11 +109,10 @@ impl NvmlWorker {
     /// # Errors
     /// A fault: root could not start its own program. Undetermined where processes or descriptors ran out.
     pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
-        let broken = |what: String, errno: Option<Errno>| -> Failure {
-            let why = errno.map_or("it went without a word", |errno| errno.desc());
+        let broken = |why: String, errno: Option<Errno>| -> Failure {
             match errno.filter(|errno| is_scarcity(*errno)) {
-                Some(_) => Undetermined::new(what, why).into(),
-                None => Fault::new(Evidence::Storage, what, why).into(),
+                Some(_) => Undetermined::new("NVML worker", why).into(),
+                None => Fault::new(Evidence::Storage, "NVML worker", why).into(),
             }
         };
         let (ours, theirs) = socketpair(
@@ -122,7 +121,7 @@ impl NvmlWorker {
             None,
             SockFlag::SOCK_CLOEXEC,
         )
-        .map_err(|e| broken("NVML worker: no socket to be had".to_owned(), Some(e)))?;
+        .map_err(|e| broken(format!("no socket to be had: {e}"), Some(e)))?;
         let mut spawn = Spawn::new(program);
         spawn.args = vec!["--nvml".into(), library.into()];
         spawn.inherit = vec![(theirs, WORKER_FD)];

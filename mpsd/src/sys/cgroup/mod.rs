@@ -32,14 +32,13 @@ const MOST: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The kernel said no.
-    #[error("cannot {act} cgroup '{path}'")]
+    #[error("cannot {act} cgroup '{path}': {errno}")]
     Io {
         /// "create", "kill" …
         act: &'static str,
         /// The cgroup's directory.
         path: PathBuf,
         /// Why.
-        #[source]
         errno: Errno,
     },
     /// The directory is not to be had.

@@ -20,12 +20,11 @@ pub enum LockError {
         path: PathBuf,
     },
     /// flock(2) failed, on a file system without locks for one.
-    #[error("cannot lock '{path}'")]
+    #[error("cannot lock '{path}': {errno}")]
     Io {
         /// The file.
         path: PathBuf,
         /// Why.
-        #[source]
         errno: Errno,
     },
     /// The file itself could not be opened.

@@ -22,14 +22,13 @@ pub use table::{Entry, ProcessTable};
 
 /// What cannot be learnt of a process, or done to it.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {act} process {pid}")]
+#[error("cannot {act} process {pid}: {errno}")]
 pub struct ProcessError {
     /// "read", "signal" …
     pub act: &'static str,
     /// The process.
     pub pid: i32,
     /// The kernel's word.
-    #[source]
     pub errno: Errno,
 }
 

@@ -4,7 +4,9 @@ use crate::sys::deadline::Deadline;
 use crate::sys::descriptors;
 use crate::sys::process::{Process, ProcessId};
 use crate::sys::raw::{self, Exit};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -65,6 +67,22 @@ impl Child {
         self.end
     }
 
+    /// Whether it has ended; does not reap it, so that its pid and its session's number stay its own.
+    pub(super) fn has_ended(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        // An end by a real-time signal has no name in nix, and is an error here.
+        self.end.is_some() || waitid(Id::Pid(Pid::from_raw(self.pid)), flags) != Ok(WaitStatus::StillAlive)
+    }
+
+    /// SIGKILL to the session that it leads, itself included, then waits for its end; None when it survives `deadline`.
+    pub(super) fn kill_session(&mut self, deadline: Deadline) -> Option<Exit> {
+        if self.end.is_none() {
+            // Not reaped yet, so the number is not another group's. ESRCH: nobody is left to be signalled.
+            let _ = killpg(Pid::from_raw(self.pid), Signal::SIGKILL);
+        }
+        self.wait(deadline)
+    }
+
     /// Waits for its end; None when `deadline` passes first.
     pub fn wait(&mut self, deadline: Deadline) -> Option<Exit> {
         loop {
@@ -84,8 +102,7 @@ impl Child {
     /// Sends a signal; false when it has ended.
     pub fn signal(&mut self, signal: Signal) -> bool {
         // Not reaped yet, so the pid is its own, though it be a defunct process.
-        self.try_wait().is_none()
-            && nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), signal).is_ok()
+        self.try_wait().is_none() && kill(Pid::from_raw(self.pid), signal).is_ok()
     }
 
     /// SIGKILL, then waits; None when it survives `deadline` (state D).

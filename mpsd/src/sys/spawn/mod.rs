@@ -3,19 +3,23 @@
 use super::deadline::Deadline;
 use super::descriptors;
 use super::raw::{self, Exit, Pointers};
+use mpsd_core::file::FileError;
+use mpsd_core::trusted::open_trusted;
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 mod child;
 mod exec;
+mod run;
 pub use child::Child;
 pub use exec::Stage;
+pub use run::{Ended, RunError};
 
 /// Who the program is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +40,21 @@ pub enum Stdio {
     Null,
     /// This descriptor.
     Fd(OwnedFd),
+}
+
+impl Stdio {
+    /// Something to read: these bytes, then the end.
+    ///
+    /// # Errors
+    /// EAGAIN when they do not fit into a pipe, which holds 4,096 at least.
+    pub fn bytes(bytes: &[u8]) -> Result<Self, Errno> {
+        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        match nix::unistd::write(&writer, bytes)? {
+            all if all == bytes.len() => Ok(Self::Fd(reader)),
+            _ => Err(Errno::EAGAIN),
+        }
+    }
 }
 
 /// A program to start. Fields not set: no identity change, no session, descriptors 0–2 on `/dev/null`, umask
@@ -88,25 +107,23 @@ pub enum SpawnError {
         what: String,
     },
     /// The parent's half failed: a pipe, the cgroup's file, the fork.
-    #[error("cannot start '{program}': {act}")]
+    #[error("cannot start '{program}': {act}: {errno}")]
     Parent {
         /// The program.
         program: String,
         /// What failed.
         act: &'static str,
         /// Why.
-        #[source]
         errno: Errno,
     },
     /// The child failed before exec, or in it.
-    #[error("cannot start '{program}': {stage}")]
+    #[error("cannot start '{program}': {stage}: {errno}")]
     Child {
         /// The program.
         program: String,
         /// How far the child had come.
         stage: Stage,
         /// Why.
-        #[source]
         errno: Errno,
     },
     /// The child ended before exec without a word, or was still at it at the end of its time (then it was killed).
@@ -183,6 +200,15 @@ impl Spawn {
             parent_death_signal: None,
             start_within: Duration::from_secs(10),
         }
+    }
+
+    /// A program that only root can have put where it is (see [`open_trusted`]). It is checked by descriptor and started by
+    /// name: nobody but root can exchange what stands under that name, and a script must know its own.
+    ///
+    /// # Errors
+    /// It is not there, or somebody else could have put it there.
+    pub fn trusted(program: &Path) -> Result<Self, FileError> {
+        open_trusted(program).map(|_| Self::new(program))
     }
 
     /// Starts it; returns after exec has succeeded. The child's steps, in order, are those of [`Stage`].

@@ -59,7 +59,7 @@ fn the_ways_to_end_differ() {
     );
     assert_eq!(
         missing.to_string(),
-        "cannot start '/nowhere/program': it cannot be executed"
+        "cannot start '/nowhere/program': it cannot be executed: ENOENT: No such file or directory"
     );
     let directory = Spawn::new("/etc").start().unwrap_err();
     assert_eq!(
@@ -270,4 +270,104 @@ fn dropping_an_ended_child_leaves_no_zombie() {
     assert!(id.open().unwrap().is_some(), "defunct until reaped");
     drop(child);
     assert!(id.open().unwrap().is_none());
+}
+
+fn run(line: &str, deadline: Deadline, change: impl FnOnce(&mut Spawn)) -> Result<Ended, RunError> {
+    let mut spawn = Spawn::trusted(Path::new("/bin/sh")).unwrap();
+    spawn.args = vec!["-c".into(), line.into()];
+    change(&mut spawn);
+    spawn.run(deadline, 4096)
+}
+
+#[test]
+fn a_program_run_to_its_end_tells_its_end_and_both_outputs() {
+    let _alone = alone();
+    let ended = run("cat; echo no >&2; exit 3", soon(), |s| {
+        s.stdin = Stdio::bytes(b"said\n").unwrap();
+    })
+    .unwrap();
+    assert_eq!(ended.exit, Exit::Code(3));
+    assert_eq!((&*ended.out, &*ended.err), (&b"said\n"[..], &b"no\n"[..]));
+    assert_eq!(ended.text(), "said\nno\n");
+    assert_eq!(run("kill -40 $$", soon(), |_| ()).unwrap().exit, Exit::Signal(40));
+    let quiet = run("exec >&- 2>&-; sleep 0.1; exit 4", soon(), |_| ()).unwrap();
+    assert_eq!(quiet.exit, Exit::Code(4));
+    let mut missing = Spawn::new("/nowhere/program");
+    missing.stdin = Stdio::Null;
+    assert!(matches!(missing.run(soon(), 10), Err(RunError::Start(_))));
+}
+
+#[test]
+fn a_program_run_past_its_deadline_is_killed_with_what_it_started() {
+    let _alone = alone();
+    let place = tempfile::tempdir().unwrap();
+    let told = place.path().join("pid");
+    let line = format!("sleep 600 & echo $! > '{}'; wait", told.display());
+    let began = std::time::Instant::now();
+    let error = run(&line, Deadline::after_ms(300), |_| ()).unwrap_err();
+    assert!(
+        matches!(error, RunError::Deadline { survives: None, .. }),
+        "{error}"
+    );
+    assert!((300..5000).contains(&began.elapsed().as_millis()));
+    let pid: i32 = std::fs::read_to_string(told).unwrap().trim().parse().unwrap();
+    gone(pid);
+}
+
+/// Waits until `pid` has ended; init may not have reaped it.
+fn gone(pid: i32) {
+    if let Some(process) = Process::find(pid).unwrap() {
+        assert!(process.wait_gone(soon()).unwrap(), "{pid} is still there");
+    }
+}
+
+#[test]
+fn a_program_that_leaves_another_behind_with_its_pipe_ends_all_the_same() {
+    let _alone = alone();
+    let began = std::time::Instant::now();
+    let ended = run("sleep 600 & echo $!", soon(), |_| ()).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(5), "it waited for the pipe");
+    assert_eq!(ended.exit, Exit::Code(0));
+    gone(ended.text().trim().parse().unwrap());
+}
+
+#[test]
+fn an_answer_without_end_is_no_answer() {
+    let _alone = alone();
+    let error = run("while :; do echo more; done", soon(), |_| ()).unwrap_err();
+    assert_eq!(error.to_string(), "'/bin/sh' wrote more than 4096 bytes");
+    let at_its_end = run("head -c 5000 /dev/zero", soon(), |_| ()).unwrap_err();
+    assert!(matches!(at_its_end, RunError::TooMuch { most: 4096, .. }));
+    let just = run("head -c 4096 /dev/zero", soon(), |_| ()).unwrap();
+    assert_eq!(just.out.len(), 4096);
+}
+
+#[test]
+fn a_program_that_somebody_else_could_have_put_there_is_not_started() {
+    let place = tempfile::tempdir().unwrap();
+    let program = place.path().join("squeue");
+    std::fs::write(&program, "#!/bin/sh\necho $0\n").unwrap();
+    let mode = |mode| {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(0o775);
+    let error = Spawn::trusted(&program).unwrap_err();
+    assert!(
+        error.to_string().contains("may be written by group or others"),
+        "{error}"
+    );
+    mode(0o755);
+    let _alone = alone();
+    let ended = Spawn::trusted(&program).unwrap().run(soon(), 4096).unwrap();
+    assert_eq!(
+        ended.text().trim(),
+        program.display().to_string(),
+        "a script knows its name"
+    );
+}
+
+#[test]
+fn what_does_not_fit_into_a_pipe_is_not_cut() {
+    assert_eq!(Stdio::bytes(&vec![0; 1 << 21]).unwrap_err(), Errno::EAGAIN);
 }
