@@ -3,6 +3,7 @@
 use crate::assertions::{Before, attached, bare, shell_ends};
 use std::collections::BTreeSet;
 use std::time::Duration;
+use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, Verdict};
 use tests::mom::wire::{Ended, Run, Stream};
 
@@ -104,7 +105,11 @@ pub fn restarting_the_mom_leaves_a_running_job_attached(c: &mut Cluster, id: &st
     let script = format!("{}; {}", Cluster::client("--busy --hold 1"), Cluster::client(""));
     let run = c.shell(&job, &script).unwrap();
     let shell = c.nodes[0].start(run).unwrap();
-    std::thread::sleep(Duration::from_millis(400));
+    let runs = || c.nodes[0].sh("ps -e -o args=").contains("--busy --hold 1");
+    assert!(
+        wait_until(Duration::from_secs(10), runs),
+        "the job does not begin"
+    );
     c.nodes[0].kill_mom();
     assert_eq!(
         c.nodes[0].wait(shell, 20_000),

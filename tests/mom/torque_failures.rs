@@ -2,6 +2,7 @@
 
 use crate::assertions::{Before, attached, shell_ends};
 use std::time::{Duration, Instant};
+use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::wire::{Ended, Run};
 
@@ -100,12 +101,17 @@ fn a_worker_that_dies_of_a_signal_is_no_success() {
     c.torque_files(&job);
     let run = c.torque_run(&job, 0, "prologue", None);
     let prologue = c.nodes[0].start(run).unwrap();
-    std::thread::sleep(Duration::from_millis(700));
     // The parent is the process that the mom waits for; its worker is its child.
-    let worker = c.nodes[0].sh(&format!(
-        "ps --ppid {prologue} -o pid= -o comm= | grep mps-prologue"
-    ));
-    let worker: i32 = worker.split_whitespace().next().unwrap().parse().unwrap();
+    let mut worker: Option<i32> = None;
+    let begun = wait_until(Duration::from_secs(10), || {
+        let shown = c.nodes[0].sh(&format!(
+            "ps --ppid {prologue} -o pid= -o comm= | grep mps-prologue || :"
+        ));
+        worker = shown.split_whitespace().next().and_then(|pid| pid.parse().ok());
+        worker.is_some() && c.nodes[0].sh("ls /run/mpsd/jobs || :").contains(&job.id)
+    });
+    assert!(begun, "the start does not begin");
+    let worker = worker.unwrap();
     c.nodes[0].signal(worker, 9);
     assert_eq!(
         c.nodes[0].wait(prologue, 30_000),

@@ -17,5 +17,7 @@ mod reliability;
 mod scarce;
 mod slurm_stack;
 mod soak;
+mod sources;
 mod supervision;
+mod threats;
 mod whole;

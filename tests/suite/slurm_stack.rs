@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::time::{Duration, SystemTime};
 use tests::double::{NodeDouble, copy_program};
 use tests::stage::{Ran, Stage, USER, as_user, built, finish};
 
@@ -201,16 +202,21 @@ fn the_plugin_must_fit_the_installed_slurm() {
 #[test]
 fn a_slurmd_that_began_before_our_line_is_told_of() {
     let cluster = Cluster::new(GOOD);
-    let early = cluster.slurmd();
-    std::thread::sleep(std::time::Duration::from_millis(2200));
+    let _slurmd = cluster.slurmd();
+    let began = SystemTime::now();
     assert_eq!(cluster.enable().code, Some(0));
+    let line_is_of = |when: SystemTime| {
+        let line = cluster.path("etc/plugstack.conf.d/mpsd.conf");
+        let line = fs::OpenOptions::new().write(true).open(line).expect("our line");
+        line.set_modified(when).expect("its time");
+    };
+    line_is_of(began + Duration::from_secs(3));
     let ran = cluster.slurm("check", &[]);
     assert!(
         ran.code == Some(1) && ran.out.contains("restart slurmd"),
         "{ran:?}"
     );
-    drop(early);
-    let _late = cluster.slurmd();
+    line_is_of(began - Duration::from_secs(3));
     let ran = cluster.slurm("check", &[]);
     assert!(
         ran.code == Some(0) && ran.out.contains("began after our line was written"),

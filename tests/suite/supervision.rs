@@ -216,7 +216,9 @@ fn the_end_of_the_daemon_that_ran_the_prologue_leaves_the_job_in_service() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     // As 'systemctl restart slurmd' with KillMode=control-group.
     fs::write(parent.0.join("cgroup.kill"), "1").expect("cgroup.kill");
-    std::thread::sleep(Duration::from_millis(300));
+    let is_empty =
+        || fs::read_to_string(parent.0.join("cgroup.events")).is_ok_and(|e| e.contains("populated 0"));
+    assert!(wait_until(SOON, is_empty), "the daemon's cgroup does not end");
     for name in ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
         assert_eq!(place.pids(name).len(), 1, "{name}");
     }
@@ -229,47 +231,79 @@ fn greedy(place: &Place, job: &str) -> Client {
     Client::start(
         place,
         job,
-        &["--alloc", "4096", "--hold", "8", "--busy"],
+        &["--alloc", "4096", "--hold", "20", "--busy"],
         &[(LIMIT, "garbage")],
     )
 }
 
-#[test]
-fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
-    for (policy, told, error) in [("ignore", 0, None), ("log", 1, None), ("terminate", 1, Some(810))] {
+/// A job under one policy, with a client that keeps its limit and one that does not.
+struct Watched {
+    place: Place,
+    honest: Client,
+    over: Client,
+}
+
+impl Watched {
+    fn new(policy: &str) -> Self {
         let place = served("96.srv", &format!("memory_over_limit = \"{policy}\"\n"));
         let honest = Client::start(
             &place,
             "96.srv",
-            &["--alloc", "256", "--hold", "8", "--busy"],
+            &["--alloc", "256", "--hold", "20", "--busy"],
             &[],
         );
         let over = greedy(&place, "96.srv");
-        let line = format!("client {} holds ", over.pid());
-        let lines = || {
-            log_of(&place, "96.srv")
-                .lines()
-                .filter(|l| l.contains(&line))
-                .count()
-        };
-        // Twice its period: told once, whatever the number of looks.
-        std::thread::sleep(Duration::from_millis(2500));
-        let log = log_of(&place, "96.srv");
-        assert_eq!(lines(), told, "{policy}:\n{log}");
-        assert!(
-            told == 0 || log.contains("its limit is 1024 MiB"),
-            "{policy}:\n{log}"
-        );
-        let innocent = format!("client {} ", honest.pid());
-        assert!(!log.contains(&innocent), "{policy}:\n{log}");
-        if error.is_some() {
-            assert_eq!(over.error(), error, "{policy}:\n{log}");
-            says(&place, "96.srv", "terminate_client, it gets error 810");
-        } else {
-            assert!(look::alive(over.pid()), "{policy}");
-            drop(over);
-        }
-        drop(honest);
-        ends_clean(&place, "96.srv", policy);
+        Self { place, honest, over }
     }
+
+    /// Lines of the job's log that say of this client that it holds too much.
+    fn lines(&self, client: &Client) -> usize {
+        let line = format!("client {} holds ", client.pid());
+        let log = log_of(&self.place, "96.srv");
+        log.lines().filter(|l| l.contains(&line)).count()
+    }
+
+    #[track_caller]
+    fn told(&self, client: &Client) {
+        let told = wait_until(SOON, || self.lines(client) > 0);
+        assert!(told, "not told in:\n{}", log_of(&self.place, "96.srv"));
+    }
+
+    #[track_caller]
+    fn ends(self, after: &str) {
+        let log = log_of(&self.place, "96.srv");
+        let innocent = format!("client {} ", self.honest.pid());
+        assert!(!log.contains(&innocent), "{after}:\n{log}");
+        drop((self.honest, self.over));
+        ends_clean(&self.place, "96.srv", after);
+    }
+}
+
+#[test]
+fn a_client_over_its_memory_limit_is_told_or_ended_as_the_site_says() {
+    let ignored = Watched::new("ignore");
+    let logged = Watched::new("log");
+    logged.told(&logged.over);
+    // A line about a second one proves another look: the first was told once, whatever the number of looks, and where
+    // nobody looks that long was enough.
+    let second = greedy(&logged.place, "96.srv");
+    logged.told(&second);
+    drop(second);
+    assert_eq!(logged.lines(&logged.over), 1, "log");
+    assert!(log_of(&logged.place, "96.srv").contains("its limit is 1024 MiB"));
+    assert_eq!(ignored.lines(&ignored.over), 0, "ignore");
+    for watched in [&ignored, &logged] {
+        assert!(look::alive(watched.over.pid()), "it is left alone");
+    }
+    ignored.ends("ignore");
+    logged.ends("log");
+
+    let Watched { place, honest, over } = Watched::new("terminate");
+    let pid = over.pid();
+    assert_eq!(over.error(), Some(810), "{}", log_of(&place, "96.srv"));
+    says(&place, "96.srv", &format!("client {pid} holds "));
+    says(&place, "96.srv", "terminate_client, it gets error 810");
+    assert!(look::alive(honest.pid()), "the other one goes on");
+    drop(honest);
+    ends_clean(&place, "96.srv", "terminate");
 }

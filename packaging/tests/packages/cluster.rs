@@ -122,18 +122,30 @@ impl Cluster {
             .run(&["sh", "-ec", &format!("cd /root/packages\n{line}")])
     }
 
+    /// The files whose processes a job's MPS consists of: what our packages installed, and the vendor's.
+    fn programs(&self) -> Vec<String> {
+        let installed = self
+            .machine
+            .run(&["dpkg-query", "--listfiles", "mpsd", "mpsd-slurm"]);
+        let mut files: Vec<String> = installed
+            .lines()
+            .filter(|path| self.machine.at(path).is_file())
+            .map(str::to_owned)
+            .collect();
+        let vendors = listed(&self.machine.at(VENDOR));
+        files.extend(vendors.iter().map(|name| format!("{VENDOR}/{name}")));
+        assert!(files.iter().any(|file| file.ends_with("/mpsd")), "{files:?}");
+        files
+    }
+
     /// No job's MPS is on the node, whatever was there before: no process, no directory, no cgroup, no drain, and the GPUs
     /// are in the mode they were in.
     #[track_caller]
     pub fn nothing_is_left(&mut self) {
         self.idle();
         let machine = &self.machine;
-        let programs = machine.run(&["sh", "-c", "readlink /proc/[0-9]*/exe || :"]);
-        let ours: Vec<&str> = programs
-            .lines()
-            .filter(|program| program.starts_with(VENDOR) || program.contains("/mpsd"))
-            .collect();
-        assert_eq!(ours, [""; 0], "processes");
+        let running = machine.run(&["sh", "-c", "readlink /proc/[0-9]*/exe || :"]);
+        assert_eq!(running_of(&self.programs(), &running), [""; 0], "processes");
         for dir in ["/run/mpsd/jobs", "/run/mpsd/gpus", "/var/lib/mpsd/drains"] {
             assert_eq!(listed(&machine.at(dir)), [""; 0], "{dir}");
         }
@@ -154,6 +166,34 @@ impl Cluster {
         let failed = machine.run(&["systemctl", "--failed", "--plain", "--no-legend"]);
         assert!(!failed.contains("mps") && !failed.contains("slurm"), "{failed}");
     }
+}
+
+/// Those of the running files, a path a line, that are among `programs`.
+///
+/// The kernel shows the file of a process with mounts of its own, as systemd's services have, by its path on the machine
+/// below: that path ends in the program's own, and all before it may be anything. An upgrade leaves ` (deleted)` behind.
+fn running_of<'a>(programs: &[String], running: &'a str) -> Vec<&'a str> {
+    let is_one = |file: &&str| {
+        let file = file.strip_suffix(" (deleted)").unwrap_or(file);
+        programs.iter().any(|program| file.ends_with(program.as_str()))
+    };
+    running.lines().filter(is_one).collect()
+}
+
+#[test]
+fn a_process_is_ours_by_the_whole_path_of_its_program() {
+    let programs = ["/usr/libexec/mpsd/mpsd", "/opt/vendor/nvidia-cuda-mps-control"].map(str::to_owned);
+    let below = "/home/user/mpsd/target/tmp/root-bookworm/root";
+    let running = format!(
+        "{below}/usr/lib/systemd/systemd-journald\n{below}/usr/libexec/mpsd/mpsd\n/usr/libexec/mpsd/mpsd (deleted)\n\
+         /usr/sbin/slurmd\n{below}/mpsd/other\n/opt/vendor/nvidia-cuda-mps-control\n/opt/vendor\n/home/mpsd\n"
+    );
+    let ours = [
+        &format!("{below}/usr/libexec/mpsd/mpsd"),
+        "/usr/libexec/mpsd/mpsd (deleted)",
+        "/opt/vendor/nvidia-cuda-mps-control",
+    ];
+    assert_eq!(running_of(&programs, &running), ours);
 }
 
 /// Names in a directory, none where there is no directory.
