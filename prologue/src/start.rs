@@ -117,7 +117,7 @@ impl<'a> Start<'a> {
             inventory: &inventory,
         })?;
         open_trusted(&settings.control).map_err(|e| {
-            let (what, why) = ("NVIDIA's MPS control daemon", e.with_cause());
+            let (what, why) = ("NVIDIA's MPS control daemon", e.to_string());
             match e.errno().is_some_and(is_scarcity) {
                 true => Failure::from(Undetermined::new(what, why)),
                 false => Fault::new(Evidence::VendorProgram, what, why).into(),

@@ -3,23 +3,19 @@
 use crate::handle::{Automatic, Ended, Node, Program, Settings};
 use mpsd_core::JobId;
 use mpsd_core::config::{self, Config, Wait};
-use mpsd_core::record::{LONGEST, Record, State};
+use mpsd_core::record::{self, Look, Record, Step, Waiting};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long a change may stay unseen if the kernel does not tell (no inotify instance left for this user).
 const LOOK: Duration = Duration::from_millis(250);
-
-/// How long a record may be away: a start that fails is undone, directory and all, before the record that says so is
-/// written.
-const MOVING: Duration = Duration::from_secs(3);
 
 /// The real node.
 pub struct ThisNode;
@@ -56,8 +52,8 @@ impl Node for ThisNode {
     }
 
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
-        match look(path)? {
-            Look::Seen(record) => Ok(Some(*record)),
+        match record::look(path)? {
+            Look::Found(record) => Ok(Some(*record)),
             Look::Absent => Ok(None),
             Look::Denied(why) => Err(why),
         }
@@ -95,52 +91,15 @@ impl Node for ThisNode {
 
     fn settled_record(&self, path: &Path, deadline: Duration) -> Result<Option<Record>, String> {
         let begin = Instant::now();
-        let mut starting = None;
-        let mut moving = None;
+        let mut waiting = Waiting::new(deadline);
         loop {
             // Watched before it is read, so that no change falls between.
             let watch = watch(path);
-            let seen = look(path)?;
-            let (since, limit) = match &seen {
-                Look::Seen(record) if record.state == State::Starting => {
-                    moving = None;
-                    starting = Some(record.as_ref().clone());
-                    let own = Duration::from_secs(record.deadline_s.into());
-                    (begin, if own.is_zero() { deadline } else { own })
-                }
-                Look::Seen(record) => return Ok(Some(record.as_ref().clone())),
-                Look::Absent if starting.is_none() => return Ok(None),
-                Look::Absent | Look::Denied(_) => (*moving.get_or_insert_with(Instant::now), MOVING),
-            };
-            let Some(left) = limit.checked_sub(since.elapsed()) else {
-                return match seen {
-                    Look::Denied(why) => Err(why),
-                    Look::Seen(_) | Look::Absent => Ok(starting),
-                };
-            };
-            wait(watch.as_ref(), left);
-        }
-    }
-}
-
-/// What stands at a record's path.
-enum Look {
-    Absent,
-    /// The user may not pass the directory, at the moment.
-    Denied(String),
-    Seen(Box<Record>),
-}
-
-fn look(path: &Path) -> Result<Look, String> {
-    match open(path) {
-        Ok(file) => read(path, file).map(|record| Look::Seen(Box::new(record))),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(Look::Absent),
-        Err(e) => {
-            let why = format!("cannot open '{}': {e}", path.display());
-            if e.kind() == ErrorKind::PermissionDenied {
-                Ok(Look::Denied(why))
-            } else {
-                Err(why)
+            match waiting.step(record::look(path)?, begin.elapsed()) {
+                Step::Without => return Ok(None),
+                Step::Settled(record) => return Ok(Some(*record)),
+                Step::Denied(why) => return Err(why),
+                Step::Wait(left) => wait(watch.as_ref(), left),
             }
         }
     }
@@ -166,27 +125,6 @@ fn ours(settings: config::Settings) -> Settings {
     }
 }
 
-fn open(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits())
-        .open(path)
-}
-
-/// Reads a record that only root can have written.
-fn read(path: &Path, file: File) -> Result<Record, String> {
-    let broken = |why: String| format!("'{}': {why}", path.display());
-    let about = file.metadata().map_err(|e| broken(e.to_string()))?;
-    if !about.is_file() || about.uid() != 0 || about.mode() & 0o022 != 0 {
-        return Err(broken("not a file that only root can write".into()));
-    }
-    let mut text = String::new();
-    file.take(LONGEST)
-        .read_to_string(&mut text)
-        .map_err(|e| broken(e.to_string()))?;
-    Record::parse(&text).map_err(broken)
-}
-
 /// A watch on the file itself: it is replaced by rename, which takes the old one's last name. Its directory cannot be
 /// watched, since the user may pass it (0711) but not read it.
 fn watch(path: &Path) -> Option<Inotify> {
@@ -209,6 +147,7 @@ fn wait(watch: Option<&Inotify>, left: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mpsd_core::record::State;
     use std::sync::mpsc;
 
     /// A job's directory of the test's own, removed at the end.
@@ -254,7 +193,7 @@ mod tests {
             ThisNode
                 .record(&place.record())
                 .unwrap_err()
-                .contains("only root can write")
+                .contains("may be written by group or others")
         );
         std::fs::remove_file(place.record()).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", place.record()).unwrap();

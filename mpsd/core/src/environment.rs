@@ -18,13 +18,21 @@ pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The job whose MPS a task uses; tells variables inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
-/// Variables with a launcher's local rank, in the order they are looked up.
+/// Variables with a launcher's local rank, in the order they are looked up: an MPI launcher inside a Slurm step inherits
+/// the step's own.
 pub const LOCAL_RANKS: [&str; 4] = [
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
     "PALS_LOCAL_RANKID",
     "SLURM_LOCALID",
 ];
+
+/// The rank on its node of the process with this environment, as the launchers name it.
+pub fn local_rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<u32> {
+    LOCAL_RANKS
+        .iter()
+        .find_map(|name| lookup(name)?.trim().parse().ok())
+}
 
 /// What is known of one task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -352,6 +360,24 @@ mod tests {
                 .iter()
                 .any(|c| c.name == THREADS)
         );
+    }
+
+    #[test]
+    fn every_program_looks_for_the_same_ranks_in_the_same_order() {
+        let both = |name: &str| match name {
+            "PALS_LOCAL_RANKID" => Some(" 3\n".to_owned()),
+            "SLURM_LOCALID" => Some("0".to_owned()),
+            "MPI_LOCALRANKID" => Some("none".to_owned()),
+            _ => None,
+        };
+        assert_eq!(local_rank(&both), Some(3));
+        let hook = include_str!("../../../etc/pbs/hooks/mpsd.py");
+        let listed = format!("RANKS = (\"{}\")", LOCAL_RANKS.join("\", \""));
+        assert!(hook.contains(&listed), "the hook of OpenPBS has not {listed}");
+        let page = include_str!("../../../packaging/man/mpsctl.1");
+        let (last, others) = LOCAL_RANKS.split_last().unwrap();
+        let listed = format!("{} or {last}", others.join(", "));
+        assert!(page.contains(&listed), "mpsctl(1) has not {listed}");
     }
 
     #[test]

@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The kernel said no.
-    #[error("cannot {act} '{path}'")]
+    #[error("cannot {act} '{path}': {errno}")]
     Io {
         /// "open", "create" …
         act: &'static str,
         /// The object.
         path: PathBuf,
-        /// Why.
-        #[source]
+        /// Why; part of the message, so that no caller has to ask for it.
         errno: Errno,
     },
     /// It is not what it has to be, or not whose it has to be: somebody else's doing.

@@ -8,12 +8,19 @@ use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::limits::Percent;
 use super::request::Request;
-use std::path::PathBuf;
+use super::trusted::open_trusted;
+use nix::errno::Errno;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Version of the format; a reader refuses any other.
 pub const VERSION: u32 = 1;
 /// Longest record that a reader takes, bytes.
-pub const LONGEST: u64 = 1 << 20;
+const LONGEST: usize = 1 << 20;
+/// How long a record may be away while its job starts: a start that fails is undone, directory and all, before the record
+/// that says so is written.
+const AWAY: Duration = Duration::from_secs(3);
 
 /// How far the job's MPS is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -155,5 +162,187 @@ impl Record {
         serde_json::to_string_pretty(self)
             .map(|t| t + "\n")
             .map_err(|e| format!("unwritable record: {e}"))
+    }
+}
+
+/// What stands at a record's path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Look {
+    /// No record.
+    Absent,
+    /// This user may not pass the directory at the moment, and why.
+    Denied(String),
+    /// A record that only root can have written.
+    Found(Box<Record>),
+}
+
+/// Reads the record at `path`, once.
+///
+/// # Errors
+/// One line: something stands there that cannot be trusted or understood. A job whose directory is not there has no
+/// record, whatever else is wrong on the way: no job that did not ask may be stopped by it.
+pub fn look(path: &Path) -> Result<Look, String> {
+    let file = match open_trusted(path) {
+        Ok(file) => file,
+        Err(error) if error.is_absent() || path.parent().is_some_and(is_absent) => return Ok(Look::Absent),
+        Err(error) if error.errno() == Some(Errno::EACCES) => return Ok(Look::Denied(error.to_string())),
+        Err(error) => return Err(error.to_string()),
+    };
+    let bytes = file.read(LONGEST).map_err(|error| error.to_string())?;
+    let record = Record::parse(&String::from_utf8_lossy(&bytes));
+    let record = record.map_err(|why| format!("'{}': {why}", path.display()))?;
+    Ok(Look::Found(Box::new(record)))
+}
+
+/// Whether nothing stands there for sure.
+fn is_absent(path: &Path) -> bool {
+    let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
+    path.symlink_metadata()
+        .is_err_and(|error| absent.contains(&error.kind()))
+}
+
+/// One reader's wait for a record that may still be `starting`. It decides and does nothing else: the reader looks,
+/// tells what it saw and when, and sleeps where it is told to.
+#[derive(Debug)]
+pub struct Waiting {
+    limit: Duration,
+    starting: Option<Box<Record>>,
+    away_since: Option<Duration>,
+}
+
+/// What a reader is to do after a look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Look again, within this time.
+    Wait(Duration),
+    /// There is no MPS.
+    Without,
+    /// This is the record. One that is still `starting` was not ready in time, or went away for good.
+    Settled(Box<Record>),
+    /// The directory stayed closed to this user: why.
+    Denied(String),
+}
+
+impl Waiting {
+    /// For a record that does not say itself how long it may be `starting`, `limit` holds.
+    pub fn new(limit: Duration) -> Self {
+        Self {
+            limit,
+            starting: None,
+            away_since: None,
+        }
+    }
+
+    /// What follows from `seen`, `elapsed` after the reader began.
+    pub fn step(&mut self, seen: Look, elapsed: Duration) -> Step {
+        let end = match &seen {
+            Look::Found(record) if record.state != State::Starting => {
+                return Step::Settled(record.clone());
+            }
+            Look::Found(record) => {
+                self.away_since = None;
+                self.starting = Some(record.clone());
+                match record.deadline_s {
+                    0 => self.limit,
+                    own => Duration::from_secs(own.into()),
+                }
+            }
+            Look::Absent if self.starting.is_none() => return Step::Without,
+            Look::Absent | Look::Denied(_) => *self.away_since.get_or_insert(elapsed) + AWAY,
+        };
+        match (end.checked_sub(elapsed), seen, self.starting.take()) {
+            (Some(left), _, starting) if !left.is_zero() => {
+                self.starting = starting;
+                Step::Wait(left)
+            }
+            (_, Look::Denied(why), _) => Step::Denied(why),
+            (_, _, starting) => starting.map_or(Step::Without, Step::Settled),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(state: State, deadline_s: u32) -> Look {
+        let job = JobId::parse("4711").unwrap();
+        let mut record = Record::closed(job, 1000, state, "why".to_owned());
+        record.deadline_s = deadline_s;
+        Look::Found(Box::new(record))
+    }
+
+    fn denied() -> Look {
+        Look::Denied("closed".to_owned())
+    }
+
+    /// What comes of looks at these seconds.
+    fn steps(looks: &[(u64, Look)]) -> Vec<String> {
+        let mut waiting = Waiting::new(Duration::from_secs(20));
+        let mut short = |(at, look): &(u64, Look)| match waiting.step(look.clone(), Duration::from_secs(*at))
+        {
+            Step::Wait(left) => format!("wait {}", left.as_secs()),
+            Step::Without => "without".to_owned(),
+            Step::Settled(record) => format!("{:?}", record.state),
+            Step::Denied(why) => why,
+        };
+        looks.iter().map(&mut short).collect()
+    }
+
+    #[test]
+    fn a_start_is_waited_for_as_long_as_its_record_says_and_through_a_gap() {
+        let starting = |own| record(State::Starting, own);
+        assert_eq!(steps(&[(0, Look::Absent)]), ["without"]);
+        assert_eq!(steps(&[(0, record(State::Refused, 9))]), ["Refused"]);
+        assert_eq!(
+            steps(&[(0, starting(0)), (19, starting(0)), (20, starting(0))]),
+            ["wait 20", "wait 1", "Starting"]
+        );
+        assert_eq!(
+            steps(&[(0, starting(5)), (2, record(State::Ready, 5))]),
+            ["wait 5", "Ready"]
+        );
+        assert_eq!(
+            steps(&[
+                (0, starting(9)),
+                (8, Look::Absent),
+                (10, record(State::Failed, 0))
+            ]),
+            ["wait 9", "wait 3", "Failed"]
+        );
+        assert_eq!(
+            steps(&[(0, starting(9)), (1, Look::Absent), (4, Look::Absent)]),
+            ["wait 9", "wait 3", "Starting"]
+        );
+        assert_eq!(
+            steps(&[(0, denied()), (2, denied()), (3, denied())]),
+            ["wait 3", "wait 1", "closed"]
+        );
+        assert_eq!(steps(&[(0, denied()), (1, starting(9))]), ["wait 3", "wait 8"]);
+    }
+
+    #[test]
+    fn only_roots_record_is_read_and_no_directory_means_no_record() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("4711/record");
+        assert_eq!(look(&path), Ok(Look::Absent));
+        std::fs::create_dir(path.parent().unwrap()).unwrap();
+        assert_eq!(look(&path), Ok(Look::Absent));
+        let Look::Found(written) = record(State::Ready, 0) else {
+            panic!()
+        };
+        std::fs::write(&path, written.to_text().unwrap()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(look(&path), Ok(Look::Found(written)));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(
+            look(&path)
+                .unwrap_err()
+                .contains("may be written by group or others")
+        );
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
+        assert!(look(&path).unwrap_err().contains("unreadable record"));
     }
 }

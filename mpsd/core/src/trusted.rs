@@ -29,14 +29,6 @@ impl TrustedFile {
     }
 }
 
-impl FileError {
-    /// The error and its cause, for a line that a person reads.
-    pub fn with_cause(&self) -> String {
-        self.errno()
-            .map_or_else(|| self.to_string(), |errno| format!("{self}: {errno}"))
-    }
-}
-
 /// More than any sane installation has; the kernel's own bound.
 const MAX_LINKS: usize = 40;
 

@@ -1,18 +1,15 @@
 //! What attaches a process to its job's MPS, found from the scheduler's own variables and root's record.
 
 use crate::scheduler::{Host, ThisHost};
-use crate::sys::deadline::Deadline;
 use mpsd_core::config::{Config, ConfigError, Settings};
 use mpsd_core::environment::{
-    Change, JOB, LOCAL_RANKS, Task, VISIBLE_DEVICES, strip_inherited, task_environment,
+    Change, JOB, Task, VISIBLE_DEVICES, local_rank, strip_inherited, task_environment,
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
-use mpsd_core::record::{LONGEST, Record, State};
-use mpsd_core::trusted::open_trusted;
+use mpsd_core::record::{self, Record, State, Step, Waiting};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
-use std::io::ErrorKind;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a record that stands at `starting` is read again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -177,9 +174,8 @@ impl Caller<'_> {
     }
 
     fn ready(&self, record: &Record) -> Result<Vec<Change>, Refusal> {
-        let number = |name: &&str| (self.env)(name).and_then(|rank| rank.trim().parse().ok());
         let task = Task {
-            local_rank: LOCAL_RANKS.iter().find_map(number),
+            local_rank: local_rank(self.env),
             visible: self.visible().filter(|list| !self.is_another_nodes(list, record)),
             renumbered: None,
             inherited_job: (self.env)(JOB),
@@ -214,46 +210,19 @@ impl Caller<'_> {
 
 /// The record of `id` once it no longer stands at `starting`; `None`: no MPS here.
 fn settled(settings: &Settings, id: &JobId) -> Result<Option<Record>, Stop> {
-    let job = settings.paths.job(id);
-    let path = job.record();
-    let read = || match read(&path) {
-        // Whatever is wrong on the way: a job that has no directory has no record.
-        Err(_) if is_absent(job.directory()) => Ok(None),
-        other => other.map_err(Stop::Unread),
-    };
-    let Some(mut record) = read()? else {
-        return Ok(None);
-    };
-    let own = Duration::from_secs(record.deadline_s.into());
-    let deadline = Deadline::after(if own.is_zero() { settings.deadline } else { own });
-    while record.state == State::Starting && deadline.sleep(LOOK_AGAIN) {
-        match read()? {
-            Some(newer) => record = newer,
-            None => return Ok(None),
+    let path = settings.paths.job(id).record();
+    let unread = |why| Stop::Unread(Undetermined::new(format!("record '{}'", path.display()), why));
+    let begin = Instant::now();
+    let mut waiting = Waiting::new(settings.deadline);
+    loop {
+        let seen = record::look(&path).map_err(unread)?;
+        match waiting.step(seen, begin.elapsed()) {
+            Step::Without => return Ok(None),
+            Step::Settled(record) => return Ok(Some(*record)),
+            Step::Denied(why) => return Err(unread(why)),
+            Step::Wait(left) => std::thread::sleep(left.min(LOOK_AGAIN)),
         }
     }
-    Ok(Some(record))
-}
-
-fn read(path: &Path) -> Result<Option<Record>, Undetermined> {
-    let unreadable = |why: String| Undetermined::new(format!("record '{}'", path.display()), why);
-    let file = match open_trusted(path) {
-        Ok(file) => file,
-        Err(error) if error.is_absent() => return Ok(None),
-        Err(error) => return Err(unreadable(error.with_cause())),
-    };
-    let most = usize::try_from(LONGEST).unwrap_or(usize::MAX);
-    let bytes = file.read(most).map_err(|e| unreadable(e.with_cause()))?;
-    Record::parse(&String::from_utf8_lossy(&bytes))
-        .map(Some)
-        .map_err(unreadable)
-}
-
-/// Whether nothing stands there for sure.
-fn is_absent(path: &Path) -> bool {
-    let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
-    path.symlink_metadata()
-        .is_err_and(|error| absent.contains(&error.kind()))
 }
 
 /// What a shell can have before its ranks are known. Of a list by rank that is the lowest, so that a rank which is not

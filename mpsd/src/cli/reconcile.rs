@@ -15,8 +15,7 @@ use crate::scheduler::host::boot_time;
 use crate::scheduler::known_jobs::{Standing, Standings, is_slurms};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
-use mpsd_core::record::{LONGEST, Record};
-use mpsd_core::trusted::open_trusted;
+use mpsd_core::record::{self, Look};
 use mpsd_core::{Failure, JobId, Undetermined};
 use std::collections::BTreeSet;
 
@@ -178,9 +177,9 @@ impl<'a> Run<'a> {
     }
 
     fn recorded(&self, named: &JobId) -> Option<JobId> {
-        let file = open_trusted(&self.settings.paths.job(named).record()).ok()?;
-        let bytes = file.read(usize::try_from(LONGEST).ok()?).ok()?;
-        let record = Record::parse(&String::from_utf8_lossy(&bytes)).ok()?;
+        let Ok(Look::Found(record)) = record::look(&self.settings.paths.job(named).record()) else {
+            return None;
+        };
         (record.job.directory_name() == named.as_str()).then_some(record.job)
     }
 

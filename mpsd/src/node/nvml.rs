@@ -34,7 +34,7 @@ pub struct NvmlError {
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// The configured file is missing, or not one that root may load.
-    #[error("'{path}': {}", .error.with_cause())]
+    #[error("'{path}': {error}")]
     Untrusted {
         /// The configured path.
         path: String,

@@ -29,7 +29,7 @@ pub fn recheck(node: &mut impl Node, marker: &Marker, check: &Recheck<'_>) -> Re
             check.left.join(", ")
         ));
     }
-    open_trusted(check.control).map_err(|e| format!("NVIDIA's MPS control daemon: {}", e.with_cause()))?;
+    open_trusted(check.control).map_err(|e| format!("NVIDIA's MPS control daemon: {e}"))?;
     let inventory = node.inventory().map_err(|e| e.to_string())?;
     for name in &marker.gpus {
         let uuid = GpuUuid::parse(name).map_err(|e| e.to_string())?;

@@ -33,13 +33,14 @@ const ROOT: (u32, u32) = (0, 0);
 /// A failure of root's in a place that only root can write is the node's, unless something ran out: the users' pipe and
 /// log directories lie in the same file system.
 fn fault(error: &FileError) -> Failure {
-    if let Some(errno) = error.errno().filter(|errno| is_scarcity(*errno)) {
-        return Undetermined::new(error.to_string(), errno.desc()).into();
+    let (what, why) = match error {
+        FileError::Io { act, path, errno } => (format!("cannot {act} '{}'", path.display()), errno.desc()),
+        FileError::Unfit { .. } | FileError::Bound { .. } => (error.to_string(), "it is not as we left it"),
+    };
+    match error.errno().is_some_and(is_scarcity) {
+        true => Undetermined::new(what, why).into(),
+        false => Fault::new(Evidence::Storage, what, why).into(),
     }
-    let why = error
-        .errno()
-        .map_or_else(|| "it is not as we left it".to_owned(), |e| e.desc().to_owned());
-    Fault::new(Evidence::Storage, error.to_string(), why).into()
 }
 
 fn lock_failed(error: LockError) -> Failure {

@@ -46,10 +46,9 @@ impl Config {
     /// # Errors
     /// The file cannot be trusted, read or understood.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let unreadable = |error: crate::file::FileError| ConfigError::whole(path, error.with_cause());
         let bytes = open_trusted(path)
             .and_then(|file| file.read(LONGEST))
-            .map_err(unreadable)?;
+            .map_err(|error| ConfigError::whole(path, error.to_string()))?;
         let text = String::from_utf8(bytes).map_err(|_| ConfigError::whole(path, "is not UTF-8 text"))?;
         Self::parse_as(path, text)
     }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use clap::Parser as _;
 use cuda::{CudaFailure, Device, MIB};
 use mpsd::cli::probe::Options;
+use mpsd_core::environment::local_rank;
 use nix::unistd;
 use report::{Expectation, GpuReport, Report};
 use witness::Witness;
@@ -188,7 +189,7 @@ fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Res
             .unwrap_or_default(),
         pid: std::process::id(),
         uid: unistd::getuid().as_raw(),
-        local_rank: local_rank(),
+        local_rank: local_rank(&|name| std::env::var(name).ok()),
         pipe_directory: std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")
             .map(|path| path.to_string_lossy().into_owned()),
         under_mps: gpus.iter().all(GpuReport::under_mps),
@@ -222,18 +223,6 @@ fn look(options: &Options, index: u32, device: &Device, witness: &Witness) -> Re
         allocation_capped: allocated.is_some_and(|a| a.capped),
         memset_ok,
     })
-}
-
-/// The rank on this node as the launchers name it (design, chapter on requests).
-fn local_rank() -> Option<u32> {
-    [
-        "SLURM_LOCALID",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "MPI_LOCALRANKID",
-        "PALS_LOCAL_RANKID",
-    ]
-    .iter()
-    .find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
 
 fn show(options: &Options, report: &Report) -> io::Result<()> {

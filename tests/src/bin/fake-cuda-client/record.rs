@@ -12,13 +12,6 @@ use tests::double::wire::CudaError;
 
 use crate::attach::{Running, variable};
 
-const RANKS: [&str; 4] = [
-    "SLURM_LOCALID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "PALS_LOCAL_RANKID",
-];
-
 /// Writes what a program got.
 pub fn write(file: Option<&Path>, node: &Node, running: &Running, allocatable: Option<u64>, took: Duration) {
     let mps = running.mps.as_ref();
@@ -36,7 +29,7 @@ pub fn write(file: Option<&Path>, node: &Node, running: &Running, allocatable: O
     let first = running.gpus.iter().find(|g| g.taken > 0);
     let record = json!({
         "pid": std::process::id(), "uid": nix::unistd::getuid().as_raw(), "node": node.is.name, "host": host(),
-        "local_rank": RANKS.iter().find_map(|name| variable(name)?.parse::<u32>().ok()),
+        "local_rank": mpsd_core::environment::local_rank(&variable),
         "pipe_directory": variable("CUDA_MPS_PIPE_DIRECTORY"), "visible": variable("CUDA_VISIBLE_DEVICES"),
         "job": variable("MPSD_JOB"), "under_mps": mps.is_some(),
         "daemon_pid": mps.map(|m| m.daemon), "server_pid": mps.map(|m| m.server),
