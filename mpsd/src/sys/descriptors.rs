@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::stat::Mode;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Opens `/dev/null` on each of 0, 1, 2 that is closed, so that nothing opened later lands there: Slurm runs
 /// `job_prolog` with descriptor 0 closed. The first thing that a program does.
@@ -63,6 +63,22 @@ pub fn take(number: RawFd) -> Result<OwnedFd, Errno> {
     Ok(owned)
 }
 
+/// Up to `cap` bytes of a file that does not wait for what it has not got, as those of `/proc`.
+pub(super) fn read_up_to(fd: impl AsFd, cap: usize) -> Result<Vec<u8>, Errno> {
+    let mut bytes = vec![0; cap];
+    let mut length = 0;
+    while length < cap {
+        match nix::unistd::read(&fd, bytes.get_mut(length..).unwrap_or_default()) {
+            Ok(0) => break,
+            Ok(got) => length += got,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
 /// Waits until `fd` is readable or at its end; false at the deadline.
 ///
 /// # Errors
@@ -79,58 +95,4 @@ pub fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool, Errno> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sys::deadline::Deadline;
-    use crate::sys::raw::Exit;
-    use crate::sys::spawn::Child;
-    use crate::sys::testing::alone;
-
-    /// In a child, since these are the test program's own descriptors.
-    fn in_child(work: impl FnOnce() -> bool) {
-        let pid = match raw::fork().unwrap() {
-            None => raw::exit_now(if work() { 0 } else { 1 }),
-            Some(pid) => pid,
-        };
-        assert_eq!(
-            Child::adopt(pid).wait(Deadline::after_ms(5000)),
-            Some(Exit::Code(0))
-        );
-    }
-
-    fn is_null(fd: i32) -> bool {
-        let null = nix::sys::stat::stat("/dev/null").map(|s| s.st_rdev);
-        nix::sys::stat::fstat(raw::borrow(fd)).map(|s| s.st_rdev) == null
-    }
-
-    #[test]
-    fn closed_ones_are_reopened_and_open_ones_left() {
-        let _alone = alone();
-        for closed in [vec![0], vec![1], vec![0, 2], vec![0, 1, 2], vec![]] {
-            in_child(|| {
-                let pipe = nix::unistd::pipe()
-                    .map(|(read, _)| read.into_raw_fd())
-                    .unwrap_or(-1);
-                let mut good = (0..3).all(|fd| raw::duplicate_to(pipe, fd).is_ok());
-                for fd in &closed {
-                    good = good && nix::unistd::close(*fd).is_ok();
-                }
-                good = good && fix_standard_descriptors().is_ok();
-                good && (0..3).all(|fd| raw::is_open(fd) && is_null(fd) == closed.contains(&fd))
-            });
-        }
-    }
-
-    #[test]
-    fn all_three_go_to_null() {
-        let _alone = alone();
-        // And nothing else is left open by it.
-        let clean = || {
-            raw::close_all_except(&[]);
-            let good = all_to_null().is_ok() && (0..3).all(is_null);
-            good && !(3..64).any(raw::is_open)
-        };
-        in_child(clean);
-        in_child(|| nix::unistd::close(0).is_ok() && nix::unistd::close(2).is_ok() && clean());
-    }
-}
+mod tests;

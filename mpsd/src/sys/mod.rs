@@ -5,12 +5,12 @@
 //! Every wait takes a [`deadline::Deadline`]; everything that a user can touch is reached by descriptor, never
 //! twice by name.
 
-pub mod cgroup;
+pub(crate) mod cgroup;
 pub mod deadline;
 pub mod descriptors;
-pub mod files;
+pub(crate) mod files;
 pub mod guard;
-pub mod process;
+pub(crate) mod process;
 mod raw;
 pub mod signals;
 pub mod spawn;
@@ -38,14 +38,4 @@ pub fn is_scarcity(errno: Errno) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_full_disk_is_scarcity_and_a_broken_one_is_not() {
-        assert!(is_scarcity(Errno::ENOSPC) && is_scarcity(Errno::ENFILE));
-        for broken in [Errno::EIO, Errno::EROFS, Errno::EACCES, Errno::ENOENT] {
-            assert!(!is_scarcity(broken), "{broken}");
-        }
-    }
-}
+mod tests;

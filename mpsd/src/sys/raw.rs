@@ -57,28 +57,45 @@ pub(super) fn fork() -> Result<Option<i32>, Errno> {
     }
 }
 
+/// The kernel's `struct clone_args` (clone3(2), Linux 5.7), of which all fields that are not named are 0 here.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
 /// [`fork`] with the child born in the cgroup v2 whose directory is `cgroup`: moving it there afterwards waits for all
-/// CPUs (17 ms on 16 of them, measured), this does not. An error where the kernel (before Linux 5.7) or the directory's
-/// hierarchy (v1) has no such thing; no child was made then.
+/// CPUs (17 ms on 16 of them, measured), this does not. Fails, and makes no child, where the kernel is older than Linux
+/// 5.7 (ENOSYS, E2BIG, EINVAL) or the directory's hierarchy is v1 (EBADF).
 ///
-/// The child must keep to calls that take no lock: none of the C library's own preparations for a fork is made.
+/// The child may call nothing that takes a lock: the C library does not prepare for this fork.
 pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
-    const INTO_CGROUP: u64 = 0x2_0000_0000;
-    // struct clone_args (clone3(2)): flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
-    // set_tid_size, cgroup.
-    let mut arguments = [0u64; 11];
-    arguments[0] = INTO_CGROUP;
-    arguments[4] = libc::SIGCHLD as u64;
-    arguments[10] = u64::try_from(cgroup.as_raw_fd()).map_err(|_| Errno::EBADF)?;
-    let size = size_of_val(&arguments);
-    // SAFETY: the array has the layout and the size of the kernel's structure; without CLONE_VM and without a stack of
-    // its own the child goes on here on its copy of our memory, as after fork(2).
-    let pid = Errno::result(unsafe { libc::syscall(libc::SYS_clone3, arguments.as_ptr(), size) })?;
+    const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+    let arguments = CloneArgs {
+        flags: CLONE_INTO_CGROUP,
+        exit_signal: libc::SIGCHLD as u64,
+        cgroup: cgroup.as_raw_fd() as u64,
+        ..CloneArgs::default()
+    };
+    let size = size_of::<CloneArgs>();
+    // SAFETY: the structure has the kernel's layout and size; without CLONE_VM and without a stack of its own the child
+    // goes on here on its copy of our memory, as after fork(2).
+    let pid = Errno::result(unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) })?;
     Ok((pid != 0).then_some(pid as i32))
 }
 
-/// Sets real, effective and saved user id of this thread, straight at the kernel: the C library would ask the other
-/// threads to follow, and a forked child has none.
+/// Sets real, effective and saved user id of this thread by the system call itself: the C library's function would ask
+/// all other threads to follow, and a forked child has none.
 pub(super) fn set_user(uid: u32) -> Result<(), Errno> {
     // SAFETY: integers only.
     Errno::result(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
@@ -119,7 +136,7 @@ pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Err
     Errno::result(done).map(drop)
 }
 
-/// Every signal blocked in this thread; returns the mask found.
+/// Blocks every signal in this thread; returns the mask that was set before.
 pub(super) fn block_all() -> Result<SigSet, Errno> {
     SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK)
 }
@@ -167,14 +184,14 @@ pub(super) fn set_action(signal: nix::sys::signal::Signal, action: Action) -> Re
     }
 }
 
-/// The mask that [`block_all`] found, again.
+/// Sets the mask again that [`block_all`] returned.
 pub(super) fn restore_mask(found: &SigSet) {
     // Setting a valid mask has no way to fail.
     let _ = found.thread_set_mask();
 }
 
-/// Closes every descriptor from `low` to `high`, both included. Returns false where the kernel has no such call
-/// (before Linux 5.9; RHEL 8's answers ENOSYS or EINVAL).
+/// Closes every descriptor from `low` to `high`, both included. Returns false where the kernel lacks the call: before
+/// Linux 5.9; RHEL 8's kernel answers ENOSYS or EINVAL.
 fn close_range(low: u32, high: u32) -> bool {
     // SAFETY: only called in a child that owns nothing but its copies and in which no destructor runs.
     unsafe { libc::syscall(libc::SYS_close_range, low, high, 0) == 0 }
@@ -196,7 +213,8 @@ pub(super) fn close_all_except(keep: &[RawFd]) {
     }
 }
 
-/// The same by the list in `/proc/self/fd`, or by number up to the limit if that is not to be had.
+/// [`close_all_except`] by the list in `/proc/self/fd`; where that cannot be read, each number up to the limit of open
+/// files.
 fn close_listed(keep: &[RawFd]) {
     const RECORD: usize = 19; // offset of d_name in struct linux_dirent64
     // SAFETY: a constant string that ends in NUL.
@@ -260,7 +278,7 @@ pub(super) fn duplicate_to(source: RawFd, target: RawFd) -> Result<(), Errno> {
     Errno::result(unsafe { libc::dup2(source, target) }).map(drop)
 }
 
-/// A copy of `source` numbered `lowest` or more, closed at exec; -1-free, the caller's to keep track of.
+/// Copies descriptor `source` to the lowest free number that is at least `lowest`, closed at exec. The caller closes it.
 pub(super) fn duplicate_above(source: RawFd, lowest: RawFd) -> Result<RawFd, Errno> {
     // SAFETY: integers only; an invalid source is refused by EBADF.
     Errno::result(unsafe { libc::fcntl(source, libc::F_DUPFD_CLOEXEC, lowest) })

@@ -12,24 +12,6 @@ pub struct Signals {
     found: SigSet,
 }
 
-/// One signal received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// Its number.
-    pub number: i32,
-    /// Who sent it; 0 for the kernel.
-    pub pid: i32,
-    /// As whom.
-    pub uid: u32,
-}
-
-impl Received {
-    /// The signal, unless it is a real-time one.
-    pub fn signal(self) -> Option<Signal> {
-        Signal::try_from(self.number).ok()
-    }
-}
-
 /// The program of `command` begins with the default action for every signal and none blocked, whatever this process
 /// blocks or ignores: the standard library hands both down, and the vendor's programs then cannot be told to end.
 pub fn start_fresh(command: &mut std::process::Command) {
@@ -61,15 +43,14 @@ impl Signals {
     ///
     /// # Errors
     /// The kernel's, interruption excepted.
-    pub fn read(&self) -> Result<Option<Received>, Errno> {
+    pub fn read(&self) -> Result<Option<Signal>, Errno> {
         loop {
             match self.fd.read_signal() {
-                Ok(info) => {
-                    return Ok(info.map(|info| Received {
-                        number: i32::try_from(info.ssi_signo).unwrap_or(0),
-                        pid: i32::try_from(info.ssi_pid).unwrap_or(0),
-                        uid: info.ssi_uid,
-                    }));
+                Ok(None) => return Ok(None),
+                // A number without a name is a real-time signal's, and none of those is in the set.
+                Ok(Some(info)) => {
+                    let number = i32::try_from(info.ssi_signo).unwrap_or(0);
+                    return Signal::try_from(number).map(Some);
                 }
                 Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
@@ -111,37 +92,4 @@ pub fn ignore(signals: &[Signal]) -> Result<(), Errno> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sys::deadline::Deadline;
-    use crate::sys::descriptors::readable;
-    use crate::sys::testing::alone;
-
-    #[test]
-    fn a_blocked_signal_is_read_with_its_sender_and_the_mask_comes_back() {
-        let _alone = alone();
-        let before = SigSet::thread_get_mask().unwrap();
-        let signals = Signals::block(&[Signal::SIGUSR1]).unwrap();
-        assert_eq!(signals.read().unwrap(), None);
-        nix::sys::signal::raise(Signal::SIGUSR1).unwrap();
-        assert!(readable(signals.as_fd(), Deadline::after_ms(5000)).unwrap());
-        let received = signals.read().unwrap().unwrap();
-        assert_eq!(received.signal(), Some(Signal::SIGUSR1));
-        assert_eq!(received.pid, nix::unistd::getpid().as_raw());
-        assert_eq!(signals.read().unwrap(), None);
-        drop(signals);
-        assert_eq!(SigSet::thread_get_mask().unwrap(), before);
-        let nameless = Received {
-            number: 40,
-            pid: 1,
-            uid: 0,
-        };
-        assert_eq!(nameless.signal(), None);
-    }
-
-    #[test]
-    fn actions_that_cannot_be_set_are_refused() {
-        assert_eq!(ignore(&[Signal::SIGKILL]), Err(Errno::EINVAL));
-        assert_eq!(default_action(&[Signal::SIGCHLD]), Ok(()));
-    }
-}
+mod tests;

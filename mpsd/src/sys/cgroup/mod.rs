@@ -6,26 +6,25 @@
 //! `Documentation/admin-guide/cgroup-v2.rst`.
 
 use super::deadline::Deadline;
+use super::descriptors::read_up_to;
 use super::files::{Dir, FileError};
 use super::process::Process;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
-use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 mod mounts;
-use mounts::Version;
 
 /// Our unit, in whose cgroup the jobs' are where systemd has one for services.
 const UNIT: &str = "mpsd.service";
 /// Our directory where it has none.
 const PLAIN: &str = "mpsd";
-/// Most processes that one job's cgroup is read for.
+/// Most that is read of a cgroup's file: the numbers of 100,000 processes and more. Bytes.
 const MOST: usize = 1 << 20;
 
 /// What a cgroup did not let us do.
@@ -73,7 +72,6 @@ impl CgroupError {
 #[derive(Debug)]
 pub struct Cgroup {
     dir: Dir,
-    version: Version,
 }
 
 impl Cgroup {
@@ -86,7 +84,7 @@ impl Cgroup {
                 Ok(slice) => (slice, UNIT),
                 Err(_) => (Dir::open(&mount.path)?, PLAIN),
             };
-            match Self::make(&top, Some(base), job, mount.version) {
+            match Self::make(&top, Some(base), job) {
                 Ok(cgroup) => return Ok(Some(cgroup)),
                 // Read-only or not ours, as in a container: perhaps the next one is.
                 Err(error) if matches!(error.errno(), Some(Errno::EROFS | Errno::EACCES | Errno::EPERM)) => {}
@@ -99,11 +97,10 @@ impl Cgroup {
     /// The same in a directory of the site's choice, which must exist in a cgroup hierarchy.
     pub fn create_under(base: &Path, job: &str) -> Result<Option<Self>, CgroupError> {
         let top = Dir::open(base)?;
-        let version = mounts::version_at(&top).ok_or(CgroupError::Unfit {
-            path: base.into(),
-            what: "is not in a cgroup hierarchy",
-        })?;
-        Self::make(&top, None, job, version).map(Some)
+        if !mounts::is_cgroup(&top) {
+            return Err(unfit(base, "is not in a cgroup hierarchy"));
+        }
+        Self::make(&top, None, job).map(Some)
     }
 
     /// The cgroup that [`Cgroup::create`] made for a job: for a maker that ended before it could write the path down.
@@ -124,23 +121,21 @@ impl Cgroup {
             Err(error) if error.is_absent() => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let unfit = |what| CgroupError::Unfit {
-            path: path.into(),
-            what,
-        };
-        let version = mounts::version_at(&dir).ok_or(unfit("is not in a cgroup hierarchy"))?;
-        let parent = path.parent().and_then(|parent| Dir::open(parent).ok());
-        if parent.as_ref().and_then(mounts::version_at).is_none() {
-            return Err(unfit("is the root of a cgroup hierarchy"));
+        if !mounts::is_cgroup(&dir) {
+            return Err(unfit(path, "is not in a cgroup hierarchy"));
         }
-        let cgroup = Self { dir, version };
+        let parent = path.parent().and_then(|parent| Dir::open(parent).ok());
+        if !parent.as_ref().is_some_and(mounts::is_cgroup) {
+            return Err(unfit(path, "is the root of a cgroup hierarchy"));
+        }
+        let cgroup = Self { dir };
         if cgroup.procs()?.contains(&nix::unistd::getpid().as_raw()) {
-            return Err(unfit("holds this very process"));
+            return Err(unfit(path, "holds this very process"));
         }
         Ok(Some(cgroup))
     }
 
-    fn make(top: &Dir, base: Option<&str>, job: &str, version: Version) -> Result<Self, CgroupError> {
+    fn make(top: &Dir, base: Option<&str>, job: &str) -> Result<Self, CgroupError> {
         // The last job's end may take the base away between our two steps.
         const TRIES: usize = 10;
         let mut outcome = Err(FileError::Unfit {
@@ -160,10 +155,7 @@ impl Cgroup {
                 _ => break,
             }
         }
-        Ok(Self {
-            dir: outcome?,
-            version,
-        })
+        Ok(Self { dir: outcome? })
     }
 
     /// Its directory's path, for the journal.
@@ -176,7 +168,7 @@ impl Cgroup {
         Ok(self.dir.listing()?)
     }
 
-    /// The processes in it, defunct ones not counted. None when it is gone is an empty list.
+    /// The processes in it, defunct ones not counted; none when it is gone.
     pub fn procs(&self) -> Result<Vec<i32>, CgroupError> {
         let text = match self.read("cgroup.procs") {
             Err(Errno::ENOENT | Errno::ENODEV) => return Ok(Vec::new()),
@@ -187,18 +179,6 @@ impl Cgroup {
             .filter_map(|line| line.trim().parse().ok())
             .filter(|pid| *pid > 0)
             .collect())
-    }
-
-    /// Whether a process is in it, or in a cgroup below.
-    pub fn populated(&self) -> Result<bool, CgroupError> {
-        if self.version == Version::Named {
-            return Ok(!self.procs()?.is_empty());
-        }
-        match self.read("cgroup.events") {
-            Ok(text) => Ok(!text.lines().any(|line| line.trim() == "populated 0")),
-            Err(Errno::ENOENT | Errno::ENODEV) => Ok(false),
-            Err(errno) => Err(self.fail("read")(errno)),
-        }
     }
 
     /// SIGKILL to every process in it; does not wait for their end. Stops early, without error, at the deadline.
@@ -247,37 +227,6 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Waits until no process is in it; false at the deadline.
-    pub fn wait_empty(&self, deadline: Deadline) -> Result<bool, CgroupError> {
-        // v2 reports a change as an exceptional condition on the file; between two looks no more than this passes in
-        // any case.
-        const LOOK: Duration = Duration::from_millis(100);
-        const LOOK_V1: Duration = Duration::from_millis(5);
-        let events = self.open_file("cgroup.events", OFlag::O_RDONLY).ok();
-        loop {
-            // Reading arms the notification, and only on this descriptor.
-            if let Some(events) = &events {
-                let _ = nix::unistd::lseek(events, 0, nix::unistd::Whence::SeekSet);
-                let _ = nix::unistd::read(events, &mut [0u8; 256]);
-            }
-            if !self.populated()? {
-                return Ok(true);
-            }
-            if deadline.expired() {
-                return Ok(false);
-            }
-            match &events {
-                Some(events) => {
-                    let mut watched = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
-                    let _ = poll(&mut watched, deadline.within(LOOK).poll_timeout());
-                }
-                None => {
-                    deadline.sleep(LOOK_V1);
-                }
-            }
-        }
-    }
-
     /// Removes it, and the directory above it if that is ours and this was the last. False when it was gone already;
     /// EBUSY when processes are still in it.
     pub fn remove(&self) -> Result<bool, CgroupError> {
@@ -313,16 +262,7 @@ impl Cgroup {
 
     fn read(&self, name: &str) -> Result<String, Errno> {
         let file = self.open_file(name, OFlag::O_RDONLY)?;
-        let mut bytes = Vec::new();
-        let mut some = [0u8; 8192];
-        while bytes.len() < MOST {
-            match nix::unistd::read(&file, &mut some) {
-                Ok(0) => break,
-                Ok(got) => bytes.extend_from_slice(some.get(..got).unwrap_or_default()),
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
+        let bytes = read_up_to(&file, MOST)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -335,6 +275,11 @@ impl Cgroup {
         let path = self.path().to_owned();
         move |errno| CgroupError::Io { act, path, errno }
     }
+}
+
+fn unfit(path: &Path, what: &'static str) -> CgroupError {
+    let path = path.into();
+    CgroupError::Unfit { path, what }
 }
 
 /// Takes our own directory away when the last job has gone; one in use stays, as the kernel sees to it.

@@ -103,46 +103,11 @@ fn unescape(text: &[u8]) -> PathBuf {
     OsString::from_vec(plain).into()
 }
 
-/// What kind of hierarchy a directory lies in, by its file system.
-pub(super) fn version_at(dir: &Dir) -> Option<Version> {
-    match fstatfs(dir.as_fd()).ok()?.filesystem_type() {
-        CGROUP2_SUPER_MAGIC => Some(Version::Unified),
-        CGROUP_SUPER_MAGIC => Some(Version::Named),
-        _ => None,
-    }
+/// Whether a directory lies in a cgroup hierarchy, by its file system.
+pub(super) fn is_cgroup(dir: &Dir) -> bool {
+    fstatfs(dir.as_fd())
+        .is_ok_and(|found| [CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC].contains(&found.filesystem_type()))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_three_layouts_of_the_world() {
-        let unified = b"29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        assert_eq!(
-            parse(unified),
-            [Mount {
-                path: "/sys/fs/cgroup".into(),
-                version: Version::Unified
-            }]
-        );
-        let hybrid = b"31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
-            35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
-            40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,xattr,name=systemd\n\
-            41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n\
-            42 31 0:38 / /mnt/again rw,relatime - cgroup2 cgroup2 rw\n";
-        let found: Vec<_> = parse(hybrid).into_iter().map(|mount| mount.path).collect();
-        assert_eq!(
-            found,
-            [
-                PathBuf::from("/sys/fs/cgroup/unified"),
-                "/sys/fs/cgroup/systemd".into()
-            ]
-        );
-        let v1 = b"35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
-        assert_eq!(parse(v1), []);
-        assert_eq!(parse(b"garbage\n\n1 2 3\n"), []);
-        let odd = b"29 22 0:26 / /mnt/a\\040b\\ rw - cgroup2 none rw\n";
-        assert_eq!(parse(odd)[0].path, PathBuf::from("/mnt/a b\\"));
-    }
-}
+mod tests;

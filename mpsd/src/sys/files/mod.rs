@@ -15,8 +15,8 @@ use std::path::{Component, Path, PathBuf};
 mod lock;
 mod remove;
 mod replace;
-pub use lock::{FileLock, LockError};
-pub use remove::{Bounds, Removed};
+pub use lock::LockError;
+pub use remove::Bounds;
 
 /// An open directory; holds it (not its name), needs no permission to list it.
 #[derive(Debug)]

@@ -23,20 +23,14 @@ pub struct Bounds {
     pub deadline: Deadline,
 }
 
-/// What was done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// Entries removed, the tree's own name included; 0 when there was none.
-    pub entries: u64,
-}
-
 impl Dir {
     /// Removes the entry `name` and, if it is a directory, all below it. Stops at the first thing it cannot
-    /// remove (a mount, a bound); what it has removed by then stays removed, and it may be called again.
-    pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<Removed, FileError> {
+    /// remove (a mount, a bound); what it has removed by then stays removed, and it may be called again. Returns the number of
+    /// entries removed, the tree's own name included; 0 when there was none.
+    pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<u64, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
         let mut removal = Removal {
-            removed: Removed::default(),
+            removed: 0,
             moved: 0,
             bounds,
         };
@@ -56,7 +50,7 @@ impl Dir {
                 Err(errno) => return Err(FileError::io("remove", path)(errno)),
             }
         }
-        removal.removed.entries += 1;
+        removal.removed += 1;
         Ok(removal.removed)
     }
 }
@@ -70,7 +64,7 @@ enum Fate {
 }
 
 struct Removal {
-    removed: Removed,
+    removed: u64,
     moved: u64,
     bounds: Bounds,
 }
@@ -94,7 +88,7 @@ impl Removal {
         };
         match outcome {
             Ok(()) => {
-                self.removed.entries += 1;
+                self.removed += 1;
                 Ok(Fate::Gone)
             }
             Err(Errno::ENOENT) => Ok(Fate::Gone),
@@ -169,7 +163,7 @@ impl Removal {
                 what,
             })
         };
-        if self.removed.entries + self.moved > self.bounds.entries {
+        if self.removed + self.moved > self.bounds.entries {
             return bound(format!("holds more than {} entries", self.bounds.entries));
         }
         if self.bounds.deadline.expired() {

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,9 +18,9 @@ mod stat;
 mod table;
 mod threads;
 pub use stat::{Executable, Membership, Stat, State, Uids};
-pub use table::{Entry, ProcessTable};
+pub use table::ProcessTable;
 
-/// What cannot be learnt of a process, or done to it.
+/// What could not be read of a process, or done to it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {act} process {pid}: {errno}")]
 pub struct ProcessError {
@@ -122,11 +122,6 @@ impl Process {
         self.id
     }
 
-    /// The pidfd, to poll: readable when the process has ended. None before Linux 5.3.
-    pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
-        self.pidfd.as_ref().map(AsFd::as_fd)
-    }
-
     /// `/proc/PID/stat`; None when the process is gone.
     pub fn stat(&self) -> Result<Option<Stat>, ProcessError> {
         let Some(text) = self.read("stat", 4096)? else {
@@ -149,7 +144,7 @@ impl Process {
 
     /// The file it runs; None when the process is gone, defunct or a kernel thread.
     pub fn executable(&self) -> Result<Option<Executable>, ProcessError> {
-        let exe = self.told_in()? + "exe";
+        let exe = self.thread_prefix()? + "exe";
         let status = match nix::sys::stat::fstatat(&self.directory, exe.as_str(), AtFlags::empty()) {
             Ok(status) => status,
             Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
@@ -168,10 +163,10 @@ impl Process {
     }
 
     /// The value of one variable in its first environment, which the process may have overwritten: a hint, never
-    /// proof. None when unset, gone, or beyond the first `cap` bytes. May hang with the process if the process is
-    /// in state D inside its memory map: call it under [`super::guard::isolate`] where that matters.
+    /// proof. None when unset, gone, or beyond the first `cap` bytes. Hangs for as long as a thread of the process hangs
+    /// with the lock of its memory map held, which a user can bring about: see [`super::guard::ask()`].
     pub fn environment_variable(&self, name: &str, cap: usize) -> Result<Option<OsString>, ProcessError> {
-        let Some(block) = self.read(&(self.told_in()? + "environ"), cap)? else {
+        let Some(block) = self.read(&(self.thread_prefix()? + "environ"), cap)? else {
             return Ok(None);
         };
         let found = block.split(|byte| *byte == 0).find_map(|entry| {
@@ -248,18 +243,7 @@ pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Ve
         OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW,
         Mode::empty(),
     )?;
-    let mut bytes = vec![0; cap];
-    let mut length = 0;
-    while length < cap {
-        match nix::unistd::read(&fd, bytes.get_mut(length..).unwrap_or_default()) {
-            Ok(0) => break,
-            Ok(got) => length += got,
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    bytes.truncate(length);
-    Ok(bytes)
+    descriptors::read_up_to(&fd, cap)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What `/proc` says of a process, in our words (proc_pid_stat(5), proc_pid_status(5), cgroups(7)).
+//! What `/proc` says of a process (proc_pid_stat(5), proc_pid_status(5), cgroups(7)).
 
 use super::ProcessId;
 use std::ffi::OsString;
@@ -60,10 +60,6 @@ pub struct Stat {
     pub threads: i32,
     /// Parent's pid.
     pub parent: i32,
-    /// Process group.
-    pub group: i32,
-    /// Session.
-    pub session: i32,
 }
 
 impl Stat {
@@ -87,8 +83,6 @@ impl Stat {
             state: State::from_letter(*rest.first()?.as_bytes().first()?),
             threads: field(20)?,
             parent: field(4)?,
-            group: field(5)?,
-            session: field(6)?,
         })
     }
 }
@@ -100,8 +94,6 @@ pub struct Uids {
     pub real: u32,
     /// Effective.
     pub effective: u32,
-    /// Saved.
-    pub saved: u32,
 }
 
 /// The file a process runs: proof of what it is where `device` and `inode` are those of a root-owned file.
@@ -127,7 +119,6 @@ pub(in crate::sys) fn parse_uids(status: &[u8]) -> Option<Uids> {
     Some(Uids {
         real: next()?,
         effective: next()?,
-        saved: next()?,
     })
 }
 

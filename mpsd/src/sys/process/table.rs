@@ -1,7 +1,7 @@
 //! All processes at one glance.
 
 use super::stat::parse_uids;
-use super::{Process, ProcessError, ProcessId, Stat, read_at};
+use super::{ProcessError, Stat, read_at};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
@@ -17,7 +17,7 @@ pub struct Entry {
     pub real_uid: u32,
 }
 
-/// The processes that were there while it was made; each may be gone since (see [`ProcessId::open`]).
+/// The processes that were there while it was made; each may be gone since (see [`super::ProcessId::open`]).
 #[derive(Clone, Debug, Default)]
 pub struct ProcessTable(Vec<Entry>);
 
@@ -87,13 +87,5 @@ impl ProcessTable {
             at += 1;
         }
         found
-    }
-
-    /// Takes hold of the entries that are still there.
-    pub fn open(entries: impl IntoIterator<Item = ProcessId>) -> Result<Vec<Process>, ProcessError> {
-        entries
-            .into_iter()
-            .filter_map(|id| id.open().transpose())
-            .collect()
     }
 }

@@ -36,8 +36,9 @@ impl Process {
         Ok(all)
     }
 
-    /// Where its files are told: `""`, or `task/TID/` of a thread that has outlived the first.
-    pub(super) fn told_in(&self) -> Result<String, ProcessError> {
+    /// What its files in `/proc/PID` are reached by: `""`, or `task/TID/` where the first thread has ended and another
+    /// lives: the first thread's `exe` and `environ` are empty then.
+    pub(super) fn thread_prefix(&self) -> Result<String, ProcessError> {
         let outlived = self
             .stat()?
             .is_some_and(|stat| stat.state == State::Defunct && stat.threads > 1);

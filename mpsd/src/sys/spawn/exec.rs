@@ -5,9 +5,8 @@ use crate::sys::raw::{self, Pointers};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
-use nix::unistd::{Gid, Pid, Uid};
+use nix::unistd::{Gid, Uid};
 use std::ffi::CString;
 use std::os::fd::RawFd;
 
@@ -37,8 +36,6 @@ pub enum Stage {
     User,
     /// The proof that the former identity is gone.
     Proof,
-    /// To end with its parent.
-    ParentDeath,
     /// exec itself. EAGAIN: the user has too many processes.
     Exec,
     /// A number that is no stage.
@@ -47,7 +44,7 @@ pub enum Stage {
 
 impl Stage {
     pub(super) fn from_number(number: i32) -> Self {
-        const ALL: [Stage; 13] = [
+        const ALL: [Stage; 12] = [
             Stage::Signals,
             Stage::Session,
             Stage::Cgroup,
@@ -59,7 +56,6 @@ impl Stage {
             Stage::Group,
             Stage::User,
             Stage::Proof,
-            Stage::ParentDeath,
             Stage::Exec,
         ];
         ALL.into_iter()
@@ -82,7 +78,6 @@ impl std::fmt::Display for Stage {
             Self::Group => "its group cannot be set",
             Self::User => "its user cannot be set",
             Self::Proof => "the former identity is not gone",
-            Self::ParentDeath => "it cannot be tied to its parent",
             Self::Exec => "it cannot be executed",
             Self::Unknown => "it failed before exec",
         })
@@ -101,8 +96,6 @@ pub(super) struct Plan {
     pub directory: CString,
     pub nofile: Option<u64>,
     pub oom_reset: bool,
-    pub death: Option<Signal>,
-    pub parent: Pid,
 }
 
 /// The descriptors it needs, by the parent's numbers.
@@ -209,13 +202,6 @@ fn steps(
     nix::unistd::chdir(plan.directory.as_c_str()).map_err(at(Stage::Directory))?;
     if let Some(identity) = &plan.identity {
         become_user(identity, room)?;
-    }
-    if let Some(signal) = plan.death {
-        // After the change of identity, which clears it.
-        nix::sys::prctl::set_pdeathsig(signal).map_err(at(Stage::ParentDeath))?;
-        if nix::unistd::getppid() != plan.parent {
-            return Err((Stage::ParentDeath, Errno::ESRCH));
-        }
     }
     Ok(())
 }

@@ -7,7 +7,6 @@ use mpsd_core::file::FileError;
 use mpsd_core::trusted::open_trusted;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::signal::Signal;
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -19,7 +18,8 @@ mod exec;
 mod run;
 pub use child::Child;
 pub use exec::Stage;
-pub use run::{Ended, RunError};
+pub use run::{Ended, RunError, Unheard};
+pub(super) use run::{Output, listen};
 
 /// Who the program is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +89,6 @@ pub struct Spawn {
     pub nofile: Option<u64>,
     /// A negative out-of-memory score (slurmd's and pbs_mom's own protection) becomes 0.
     pub oom_reset: bool,
-    /// Signal that the kernel sends it when the process that started it ends.
-    pub parent_death_signal: Option<Signal>,
     /// Time for everything up to exec: a program on a dead network file system would block us for ever.
     pub start_within: Duration,
 }
@@ -170,7 +168,8 @@ impl SpawnError {
     }
 
     /// Where the child failed.
-    pub fn stage(&self) -> Option<Stage> {
+    #[cfg(test)]
+    pub(super) fn stage(&self) -> Option<Stage> {
         if let Self::Child { stage, .. } = self {
             Some(*stage)
         } else {
@@ -197,7 +196,6 @@ impl Spawn {
             working_directory: PathBuf::from("/"),
             nofile: None,
             oom_reset: true,
-            parent_death_signal: None,
             start_within: Duration::from_secs(10),
         }
     }
@@ -221,8 +219,8 @@ impl Spawn {
             return self.attempt(&plan, None, raw::fork);
         };
         match self.attempt(&plan, None, || raw::fork_into(directory.as_fd())) {
-            // An older kernel, a v1 hierarchy; or a kernel that kills at birth what is born in a cgroup in which
-            // something was killed before (seen on Linux 6.18): nothing of the program has run.
+            // An older kernel, or a v1 hierarchy; or a kernel that kills a child born in a cgroup in which something was
+            // killed before (seen on Linux 6.18). Nothing of the program has run: the child enters the cgroup itself.
             Err(
                 SpawnError::Parent { .. }
                 | SpawnError::Lost {
@@ -339,8 +337,6 @@ impl Spawn {
             )?,
             nofile: self.nofile,
             oom_reset: self.oom_reset,
-            death: self.parent_death_signal,
-            parent: nix::unistd::getpid(),
         })
     }
 }

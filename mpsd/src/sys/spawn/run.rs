@@ -1,16 +1,19 @@
 //! A program run to its end: a deadline, bounded output, and nothing of it left behind.
 
 use super::{Child, Spawn, SpawnError, Stdio};
+use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
-use crate::sys::raw::Exit;
+use crate::sys::process::{Process, State};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, poll};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// How long a program that was killed may take to be gone; longer is state D, which no waiting ends.
-const AFTER_KILL: Duration = Duration::from_millis(500);
+/// How long a process that was killed may take to be gone, on a node that is busy.
+const AFTER_KILL: Duration = Duration::from_secs(1);
+/// After this time one that is in state D is left alone: no waiting ends it.
+const SOON: Duration = Duration::from_millis(100);
 /// How often the end is looked for where the kernel has no pidfds (before Linux 5.3).
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -38,82 +41,106 @@ pub enum RunError {
     /// It was not started.
     #[error(transparent)]
     Start(#[from] SpawnError),
-    /// It had not ended at the deadline; it was killed.
-    #[error("'{program}' did not end within {} ms", limit.as_millis())]
-    Deadline {
+    /// It was started, and killed before it had answered.
+    #[error("'{program}' {why}")]
+    Killed {
         /// The program.
         program: String,
-        /// The time it was given.
+        /// What was wrong.
+        why: Unheard,
+    },
+}
+
+/// Why a process was killed before it had answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unheard {
+    /// It had not ended at the deadline.
+    Late {
+        /// The time it had been given.
         limit: Duration,
-        /// Its pid, if it is still there: then nothing ends it (state D).
-        survives: Option<i32>,
+        /// Its pid, if it is still there: state D, which SIGKILL does not end.
+        survivor: Option<i32>,
     },
-    /// It wrote more than it may; it was killed. No part of such an answer is used: a list that is cut off would say that
-    /// the rest does not exist.
-    #[error("'{program}' wrote more than {most} bytes")]
-    TooMuch {
-        /// The program.
-        program: String,
-        /// The most it may write to each of its two outputs.
-        most: usize,
-    },
+    /// It wrote more than so many bytes. No part of such an answer is used: a list that is cut off would say that the rest
+    /// does not exist.
+    TooMuch(usize),
+}
+
+impl std::fmt::Display for Unheard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Late { limit, survivor } => {
+                write!(f, "did not end within {} ms", limit.as_millis())?;
+                survivor.map_or(Ok(()), |pid| {
+                    write!(f, ", and SIGKILL does not end its process {pid}")
+                })
+            }
+            Self::TooMuch(most) => write!(f, "wrote more than {most} bytes"),
+        }
+    }
 }
 
 impl Spawn {
     /// Starts the program in a session of its own and waits for its end, reading at most `most` bytes of each output.
-    /// Whatever it leaves running in that session is killed, so that nobody waits for a copy of a pipe. `stdout` and
-    /// `stderr` are set here.
+    /// Whatever it leaves running in that session is killed, so that nobody waits for a copy of a pipe. `session`,
+    /// `stdout` and `stderr` are set here.
     pub fn run(mut self, deadline: Deadline, most: usize) -> Result<Ended, RunError> {
-        let limit = deadline.remaining();
         let program = self.name();
-        let pipe = || -> Result<(Output, OwnedFd), Errno> {
-            let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-            fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-            let output = Output {
-                pipe: Some(reader),
-                bytes: Vec::new(),
-            };
-            Ok((output, writer))
-        };
-        let (mut out, stdout) = pipe().map_err(self.parent("no pipe to be had"))?;
-        let (mut err, stderr) = pipe().map_err(self.parent("no pipe to be had"))?;
+        let (mut out, stdout) = Output::pipe().map_err(self.parent("no pipe to be had"))?;
+        let (mut err, stderr) = Output::pipe().map_err(self.parent("no pipe to be had"))?;
         self.session = true;
         self.stdout = Stdio::Fd(stdout);
         self.stderr = Stdio::Fd(stderr);
-        self.start_within = self.start_within.min(limit);
+        self.start_within = self.start_within.min(deadline.remaining());
         let mut child = self.start()?;
-        let mut full = false;
-        while !child.has_ended() && !full && !deadline.expired() {
-            wait(&child, [&out, &err], deadline);
-            full = !(out.read(most) && err.read(most));
+        match listen(&mut child, &mut [&mut out, &mut err], deadline, most) {
+            Ok(exit) => Ok(Ended {
+                exit,
+                out: out.bytes,
+                err: err.bytes,
+            }),
+            Err(why) => Err(RunError::Killed { program, why }),
         }
-        let late = !full && !child.has_ended();
-        let Some(exit) = child.kill_session(Deadline::after(AFTER_KILL)) else {
-            let survives = Some(child.pid());
-            return Err(RunError::Deadline {
-                program,
-                limit,
-                survives,
-            });
-        };
-        if late {
-            return Err(RunError::Deadline {
-                program,
-                limit,
-                survives: None,
-            });
-        }
-        if full || !(out.read(most) && err.read(most)) {
-            return Err(RunError::TooMuch { program, most });
-        }
-        let (out, err) = (out.bytes, err.bytes);
-        Ok(Ended { exit, out, err })
     }
 }
 
-/// Waits until there is something to read, or the program has ended, or the deadline.
-fn wait(child: &Child, outputs: [&Output; 2], deadline: Deadline) {
-    let pipes = outputs.into_iter().filter_map(|output| output.pipe.as_ref());
+/// Reads the outputs of `child`, which leads a session or is about to, until it ends; then kills what is left of the
+/// session, and reaps.
+pub(in crate::sys) fn listen(
+    child: &mut Child,
+    outputs: &mut [&mut Output],
+    deadline: Deadline,
+    most: usize,
+) -> Result<Exit, Unheard> {
+    let limit = deadline.remaining();
+    let mut fits = true;
+    while fits && !child.has_ended() && !deadline.expired() {
+        wait(child, outputs, deadline);
+        fits = outputs.iter_mut().all(|output| output.read(most));
+    }
+    let late = fits && !child.has_ended();
+    let exit = put_down(child);
+    // What it wrote just before its end.
+    fits = fits && outputs.iter_mut().all(|output| output.read(most));
+    let survivor = exit.is_none().then_some(child.pid());
+    match exit {
+        Some(_) if !fits => Err(Unheard::TooMuch(most)),
+        Some(exit) if !late => Ok(exit),
+        _ => Err(Unheard::Late { limit, survivor }),
+    }
+}
+
+fn put_down(child: &mut Child) -> Option<Exit> {
+    child.kill_session(Deadline::after(SOON)).or_else(|| {
+        let state = Process::find(child.pid()).ok()??.state().ok()?;
+        let ends = state != Some(State::Uninterruptible);
+        ends.then(|| child.wait(Deadline::after(AFTER_KILL)))?
+    })
+}
+
+/// Waits until there is something to read, or the child has ended, or the deadline.
+fn wait(child: &Child, outputs: &[&mut Output], deadline: Deadline) {
+    let pipes = outputs.iter().filter_map(|output| output.pipe.as_ref());
     let watched = pipes.map(AsFd::as_fd).chain(child.pidfd());
     let mut watched: Vec<_> = watched.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     let turn = match child.pidfd() {
@@ -124,14 +151,28 @@ fn wait(child: &Child, outputs: [&Output; 2], deadline: Deadline) {
     let _ = poll(&mut watched, turn.poll_timeout());
 }
 
-/// One of the two outputs; no pipe after its end.
-struct Output {
+/// What a child writes, read without waiting.
+#[derive(Debug)]
+pub(in crate::sys) struct Output {
+    /// None after its end.
     pipe: Option<OwnedFd>,
-    bytes: Vec<u8>,
+    /// All that was read.
+    pub(in crate::sys) bytes: Vec<u8>,
 }
 
 impl Output {
-    /// Reads what is there without waiting; false when there is more than `most`.
+    /// An output, and the end to write to.
+    pub(in crate::sys) fn pipe() -> Result<(Self, OwnedFd), Errno> {
+        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        let output = Self {
+            pipe: Some(reader),
+            bytes: Vec::new(),
+        };
+        Ok((output, writer))
+    }
+
+    /// Reads what is there; false when it is more than `most` bytes in all.
     fn read(&mut self, most: usize) -> bool {
         let mut some = [0u8; 8192];
         while let Some(pipe) = &self.pipe {

@@ -2,6 +2,7 @@ use super::*;
 use crate::sys::process::Process;
 use crate::sys::raw::Exit;
 use crate::sys::testing::{STRANGER, alone};
+use nix::sys::signal::Signal;
 use std::io::Read;
 
 fn soon() -> Deadline {
@@ -180,32 +181,6 @@ fn a_protected_score_is_reset_and_a_positive_one_stays() {
 }
 
 #[test]
-fn a_child_tied_to_its_parent_ends_with_it() {
-    let _alone = alone();
-    let pipe = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
-    let middle = match raw::fork().unwrap() {
-        None => {
-            let mut spawn = Spawn::new("/bin/sleep");
-            spawn.args = vec!["60".into()];
-            spawn.identity = stranger(&[]);
-            spawn.parent_death_signal = Some(Signal::SIGKILL);
-            let pid = spawn.start().map_or(0, |child| child.pid());
-            let _ = nix::unistd::write(&pipe.1, &pid.to_ne_bytes());
-            raw::exit_now(0);
-        }
-        Some(pid) => pid,
-    };
-    let mut word = [0u8; 4];
-    nix::unistd::read(&pipe.0, &mut word).unwrap();
-    Child::adopt(middle).wait(soon()).unwrap();
-    let tied = i32::from_ne_bytes(word);
-    assert!(tied > 0);
-    if let Some(process) = Process::find(tied).unwrap() {
-        assert!(process.wait_gone(soon()).unwrap());
-    }
-}
-
-#[test]
 fn a_user_with_too_many_processes_is_named_as_the_cause() {
     let _alone = alone();
     let uid = STRANGER + 1;
@@ -306,7 +281,13 @@ fn a_program_run_past_its_deadline_is_killed_with_what_it_started() {
     let began = std::time::Instant::now();
     let error = run(&line, Deadline::after_ms(300), |_| ()).unwrap_err();
     assert!(
-        matches!(error, RunError::Deadline { survives: None, .. }),
+        matches!(
+            error,
+            RunError::Killed {
+                why: Unheard::Late { survivor: None, .. },
+                ..
+            }
+        ),
         "{error}"
     );
     assert!((300..5000).contains(&began.elapsed().as_millis()));
@@ -337,7 +318,13 @@ fn an_answer_without_end_is_no_answer() {
     let error = run("while :; do echo more; done", soon(), |_| ()).unwrap_err();
     assert_eq!(error.to_string(), "'/bin/sh' wrote more than 4096 bytes");
     let at_its_end = run("head -c 5000 /dev/zero", soon(), |_| ()).unwrap_err();
-    assert!(matches!(at_its_end, RunError::TooMuch { most: 4096, .. }));
+    assert!(matches!(
+        at_its_end,
+        RunError::Killed {
+            why: Unheard::TooMuch(4096),
+            ..
+        }
+    ));
     let just = run("head -c 4096 /dev/zero", soon(), |_| ()).unwrap();
     assert_eq!(just.out.len(), 4096);
 }

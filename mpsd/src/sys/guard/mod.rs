@@ -1,21 +1,21 @@
 //! Work that may die or hang, done in a child: whatever becomes of it, we go on and say so.
 //!
-//! Two uses. [`run_guarded`] is around a whole program, since Torque counts a prologue that a signal ended as
-//! success: here any death becomes exit code 2. [`isolate`] is around one call that may hang for ever in the kernel
-//! or in a vendor's library (NVML on a dead GPU).
+//! [`run_guarded`] is around a whole program, since Torque counts a prologue that a signal ended as success: here any
+//! death becomes exit code 2. [`ask()`] is around one question that may hang for ever in the kernel. [`detach`] is for work
+//! that goes on after the program has ended.
+
+mod ask;
+pub use ask::{NoAnswer, ask};
 
 use super::deadline::Deadline;
 use super::descriptors;
-use super::process::{Process, State};
 use super::raw::{self, Exit};
 use super::signals::{Signals, default_action};
 use super::spawn::Child;
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -24,9 +24,6 @@ pub const FAULT: u8 = 2;
 
 /// Time left to a process after SIGKILL. Longer is state D, which no waiting ends.
 const AFTER_KILL: Duration = Duration::from_secs(1);
-
-/// Most that an isolated call may answer.
-pub const MAX_ANSWER: usize = 1 << 20;
 
 /// What became of a guarded worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,10 +129,8 @@ fn watch(child: &mut Child, signals: &Signals, deadline: Deadline) -> Option<Exi
         // An error here can only be an interruption or want of memory: the loop is bounded by the deadline.
         let _ = poll(&mut watched, turn.poll_timeout());
         drop(watched);
-        while let Ok(Some(received)) = signals.read() {
-            if let Some(signal) = received.signal() {
-                child.signal(signal);
-            }
+        while let Ok(Some(signal)) = signals.read() {
+            child.signal(signal);
         }
     }
 }
@@ -144,130 +139,6 @@ fn watch(child: &mut Child, signals: &Signals, deadline: Deadline) -> Option<Exi
 fn leave(code: u8) -> ! {
     let _ = std::io::stdout().flush();
     raw::exit_now(code)
-}
-
-/// Why an isolated call has no answer.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Isolated {
-    /// Nothing within its time. It was killed; `hangs` if it is still there (state D: a dead driver or file system).
-    #[error("no answer in time{}", if *.hangs { ", and its process survives SIGKILL" } else { "" })]
-    Deadline {
-        /// Whether it survived SIGKILL.
-        hangs: bool,
-        /// Its pid.
-        pid: i32,
-    },
-    /// A signal ended it: a crash in the vendor's library.
-    #[error("its process was ended by signal {0}")]
-    Died(i32),
-    /// It panicked, or the library called exit.
-    #[error("its process ended with exit code {0}")]
-    Exited(u8),
-    /// More than [`MAX_ANSWER`] bytes.
-    #[error("its answer is too long")]
-    TooLong,
-    /// No process or pipe to be had.
-    #[error("no process to be had: {0}")]
-    NotStarted(Errno),
-}
-
-/// Runs `call` in a child and returns its bytes. The child has standard streams on `/dev/null` and **none of our other
-/// descriptors**: should it hang for ever, it holds nothing that somebody waits to see closed (slurmd and qsub wait so).
-pub fn isolate(deadline: Deadline, call: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, Isolated> {
-    isolate_keeping(&[], deadline, call)
-}
-
-/// [`isolate`] for a call that uses these descriptors.
-pub fn isolate_keeping(
-    keep: &[BorrowedFd<'_>],
-    deadline: Deadline,
-    call: impl FnOnce() -> Vec<u8>,
-) -> Result<Vec<u8>, Isolated> {
-    let (answer, question) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(Isolated::NotStarted)?;
-    let mut kept: Vec<i32> = keep
-        .iter()
-        .map(AsRawFd::as_raw_fd)
-        .chain([question.as_raw_fd()])
-        .collect();
-    kept.sort_unstable();
-    let mask = raw::block_all().map_err(Isolated::NotStarted)?;
-    let mut child = match raw::fork() {
-        Ok(Some(pid)) => Child::adopt(pid),
-        Ok(None) => in_isolation(&kept, question, call),
-        Err(errno) => {
-            raw::restore_mask(&mask);
-            return Err(Isolated::NotStarted(errno));
-        }
-    };
-    raw::restore_mask(&mask);
-    drop(question);
-    let outcome = collect(&answer, deadline);
-    match outcome {
-        Ok(bytes) => match child.wait(deadline.within(AFTER_KILL).max(Deadline::after_ms(50))) {
-            Some(Exit::Code(0)) => Ok(bytes),
-            Some(Exit::Code(code)) => Err(Isolated::Exited(code)),
-            Some(Exit::Signal(signal)) => Err(Isolated::Died(signal)),
-            // It has answered, and then hangs in its own end: a driver that does not close. No answer to rely on.
-            None => Err(abandon(&mut child)),
-        },
-        Err(None) => Err(abandon(&mut child)),
-        Err(Some(error)) => {
-            child.kill(Deadline::after(AFTER_KILL));
-            Err(error)
-        }
-    }
-}
-
-fn in_isolation(kept: &[i32], question: OwnedFd, call: impl FnOnce() -> Vec<u8>) -> ! {
-    if descriptors::all_to_null().is_err() || raw::reset_signals().is_err() {
-        raw::exit_now(FAULT);
-    }
-    raw::close_all_except(kept);
-    let Ok(bytes) = catch_unwind(AssertUnwindSafe(call)) else {
-        raw::exit_now(FAULT)
-    };
-    let mut pipe = std::fs::File::from(question);
-    let written = pipe.write_all(&bytes);
-    raw::exit_now(if written.is_ok() { 0 } else { FAULT })
-}
-
-/// Everything up to the end of the pipe; `Err(None)` at the deadline.
-fn collect(answer: &OwnedFd, deadline: Deadline) -> Result<Vec<u8>, Option<Isolated>> {
-    let mut bytes = Vec::new();
-    let mut some = [0u8; 16_384];
-    loop {
-        if !descriptors::readable(answer.as_fd(), deadline)
-            .map_err(|errno| Some(Isolated::NotStarted(errno)))?
-        {
-            return Err(None);
-        }
-        match nix::unistd::read(answer, &mut some) {
-            Ok(0) => return Ok(bytes),
-            Ok(got) => bytes.extend_from_slice(some.get(..got).unwrap_or_default()),
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(Some(Isolated::NotStarted(errno))),
-        }
-        if bytes.len() > MAX_ANSWER {
-            return Err(Some(Isolated::TooLong));
-        }
-    }
-}
-
-/// SIGKILL, and a short look whether that ended it.
-fn abandon(child: &mut Child) -> Isolated {
-    let pid = child.pid();
-    child.signal(Signal::SIGKILL);
-    // One in state D stays so: waiting the whole time for it would only cost ours.
-    let hopeless = || {
-        Process::find(pid)
-            .ok()
-            .flatten()
-            .and_then(|p| p.state().ok().flatten())
-    };
-    let soon = Deadline::after_ms(100);
-    let gone = child.wait(soon).is_some()
-        || (hopeless() != Some(State::Uninterruptible) && child.wait(Deadline::after(AFTER_KILL)).is_some());
-    Isolated::Deadline { hangs: !gone, pid }
 }
 
 /// Runs `work` in a process of its own session with standard streams on `/dev/null`, and returns in this one at once.

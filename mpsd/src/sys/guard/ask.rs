@@ -1,0 +1,64 @@
+//! A question whose answer may hang for ever in the kernel, asked in a child.
+
+use crate::sys::Exit;
+use crate::sys::deadline::Deadline;
+use crate::sys::spawn::{Child, Output, Unheard, listen};
+use crate::sys::{descriptors, raw};
+use nix::errno::Errno;
+use std::io::Write as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Most that a question may be answered with. Bytes.
+pub const MOST_ANSWER: usize = 64 << 10;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NoAnswer {
+    /// It hung, or answered without end, and was killed.
+    #[error("the process asked {0}")]
+    Killed(Unheard),
+    /// It ended in another way than by an answer: a panic, a signal.
+    #[error("the process asked ended by {0}")]
+    Ended(Exit),
+    /// There was no process or pipe to be had.
+    #[error("no process to be had: {0}")]
+    NotStarted(Errno),
+}
+
+/// Runs `question` in a child and returns its bytes. The child has standard streams on `/dev/null` and **none of our other
+/// descriptors**: should it hang for ever, it holds nothing that somebody waits to see closed (slurmd and qsub wait so).
+/// `question` opens itself what it looks at.
+pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, NoAnswer> {
+    let (mut answer, writer) = Output::pipe().map_err(NoAnswer::NotStarted)?;
+    let mask = raw::block_all().map_err(NoAnswer::NotStarted)?;
+    let forked = match raw::fork() {
+        Ok(None) => in_child(writer, question),
+        Ok(Some(pid)) => Ok(Child::adopt(pid)),
+        Err(errno) => Err(NoAnswer::NotStarted(errno)),
+    };
+    raw::restore_mask(&mask);
+    drop(writer);
+    let mut child = forked?;
+    match listen(&mut child, &mut [&mut answer], deadline, MOST_ANSWER).map_err(NoAnswer::Killed)? {
+        Exit::Code(0) => Ok(answer.bytes),
+        other => Err(NoAnswer::Ended(other)),
+    }
+}
+
+fn in_child(writer: OwnedFd, question: impl FnOnce() -> Vec<u8>) -> ! {
+    // The session is what the parent kills, with whatever the question has started.
+    let ready =
+        nix::unistd::setsid().is_ok() && descriptors::all_to_null().is_ok() && raw::reset_signals().is_ok();
+    if ready {
+        raw::close_all_except(&[writer.as_raw_fd()]);
+        if let Ok(bytes) = catch_unwind(AssertUnwindSafe(question)) {
+            let written = std::fs::File::from(writer).write_all(&bytes);
+            raw::exit_now(u8::from(written.is_err()));
+        }
+    }
+    raw::exit_now(super::FAULT)
+}
+
+#[cfg(test)]
+mod tests;
