@@ -6,6 +6,7 @@ mod bad_input;
 mod corpus;
 mod crash;
 mod evidence;
+mod facts;
 mod faults;
 mod hostile;
 mod inheritance;

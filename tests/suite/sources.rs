@@ -33,7 +33,8 @@ pub fn files(dir: &str, end: &str) -> Vec<(String, String)> {
 /// The text of a file that is named from the workspace's root.
 pub fn text(name: impl AsRef<Path>) -> String {
     let path = root().join(name);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("'{}': {error}", path.display()))
+    let bytes = fs::read(&path).unwrap_or_else(|error| panic!("'{}': {error}", path.display()));
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// What of a source is kept.
