@@ -75,6 +75,9 @@ pub struct Gpu {
     /// Minor number of `/dev/nvidia<minor>`; by default the position in the list.
     #[serde(default)]
     pub minor: Option<u32>,
+    /// Its device file; a program that may not open it does not see this GPU. None: every program sees it.
+    #[serde(default)]
+    pub device: Option<PathBuf>,
     /// MIG instances (their UUIDs, `MIG-…`); any entry means that MIG is on.
     #[serde(default)]
     pub mig: Vec<String>,

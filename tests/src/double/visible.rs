@@ -5,6 +5,28 @@ use super::node::{Gpu, MIB};
 /// A limit as it was set: the device (an index or a UUID) and the value as typed.
 pub type MemoryLimit = (String, String);
 
+/// The GPUs in the order in which CUDA counts them: `CUDA_DEVICE_ORDER=PCI_BUS_ID`, else the fastest first. Those that this
+/// process may not open do not count.
+pub fn counted<'a>(gpus: &[&'a Gpu], order: Option<&str>) -> Vec<&'a Gpu> {
+    let mut counted: Vec<&Gpu> = gpus.iter().filter(|gpu| may_open(gpu)).copied().collect();
+    if order != Some("PCI_BUS_ID") {
+        counted.sort_by_key(|gpu| std::cmp::Reverse(gpu.sms));
+    }
+    counted
+}
+
+/// Whether this process may open the GPU's device file. No driver stands behind a simulated one: ENXIO means that it may.
+pub fn may_open(gpu: &Gpu) -> bool {
+    const ENXIO: i32 = 6;
+    let Some(file) = &gpu.device else {
+        return true;
+    };
+    match std::fs::OpenOptions::new().read(true).write(true).open(file) {
+        Ok(_) => true,
+        Err(error) => error.raw_os_error() == Some(ENXIO),
+    }
+}
+
 /// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order. The first name that fits no GPU ends the list.
 pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let Some(list) = variable else {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use super::client::User;
-use super::conf::{self, Gpus};
+use super::conf;
 use super::host::{
     cgroups_of_slurmd, free_ports, fresh_cgroup, fresh_directory, program, program_beside,
     resolves_to_loopback,
@@ -212,7 +212,8 @@ impl Bed {
             self.slurm_conf()
         };
         let argv = ["-D", "-N", node, "-f", &conf].map(str::to_owned);
-        let argv = [vec![program(&["slurmd", "slurmd-wlm"])?], argv.to_vec()].concat();
+        let slurmd = vec![program(&["slurmd", "slurmd-wlm"])?];
+        let argv = [self.with_private_dev(node)?, slurmd, argv.to_vec()].concat();
         let mut env = self.environment(&User::root());
         env.insert("SLURM_CONF".into(), conf);
         self.start_daemon(node, argv, env)
@@ -244,31 +245,74 @@ impl Bed {
     }
 
     fn make_devices(&self) -> Result<()> {
-        let Gpus::Simulated(count) = self.options.gpus else {
-            return Ok(());
-        };
-        for (index, node) in self.nodes().iter().enumerate() {
-            fs::create_dir(self.dir.join("dev").join(node))?;
-            for gpu in 0..count {
-                let file = conf::simulated_gpu(&self.dir, node, gpu);
-                let minor = index as u64 * 16 + u64::from(gpu);
-                mknod(
-                    &file,
-                    SFlag::S_IFCHR,
-                    Mode::empty(),
-                    makedev(conf::SIMULATED_MAJOR, minor),
-                )
-                .with_context(|| format!("cannot make device '{}'", file.display()))?;
-                fs::set_permissions(&file, fs::Permissions::from_mode(0o666))?;
+        for (index, node) in (1..).zip(self.nodes()) {
+            let dev = conf::private_dev(&self.dir, &node);
+            fs::create_dir(&dev)?;
+            for device in conf::devices(&self.dir, &self.options, index) {
+                let name = device.file.file_name().context("a device file has a name")?;
+                make_device(&dev.join(name), conf::SIMULATED_MAJOR, device.minor.into())?;
+            }
+            if self.options.minors.is_empty() {
+                continue;
+            }
+            for (name, major, minor) in USUAL_DEVICES {
+                make_device(&dev.join(name), major, minor)?;
+            }
+            for name in ["pts", "shm"] {
+                fs::create_dir(dev.join(name))?;
+            }
+            for (link, to) in [("fd", "/proc/self/fd"), ("ptmx", "pts/ptmx")] {
+                std::os::unix::fs::symlink(to, dev.join(link))?;
             }
         }
         Ok(())
+    }
+
+    /// What comes before a node's slurmd so that it, its steps and its prologs see the node's own `/dev`.
+    fn with_private_dev(&self, node: &str) -> Result<Vec<String>> {
+        if self.options.minors.is_empty() {
+            return Ok(Vec::new());
+        }
+        let dev = conf::private_dev(&self.dir, node);
+        let dev = dev.display();
+        let script = format!(
+            "/bin/mount --bind /dev/pts {dev}/pts && /bin/mount --bind /dev/shm {dev}/shm && \
+             /bin/mount --rbind {dev} /dev && exec \"$@\""
+        );
+        let unshare = program(&["unshare"])?;
+        let before = [
+            &unshare,
+            "--mount",
+            "--propagation",
+            "private",
+            "/bin/sh",
+            "-c",
+            &script,
+            "sh",
+        ];
+        Ok(before.map(str::to_owned).to_vec())
     }
 
     /// Ends it now and says what had to be forced: nothing, when all went well.
     pub fn end(&self) -> Result<Vec<String>> {
         self.warden.end()
     }
+}
+
+/// What every `/dev` has: name, major and minor number.
+const USUAL_DEVICES: [(&str, u64, u64); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
+
+fn make_device(file: &Path, major: u64, minor: u64) -> Result<()> {
+    mknod(file, SFlag::S_IFCHR, Mode::empty(), makedev(major, minor))
+        .with_context(|| format!("cannot make device '{}'", file.display()))?;
+    Ok(fs::set_permissions(file, fs::Permissions::from_mode(0o666))?)
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -1,7 +1,7 @@
 //! The text of the bed's configuration files: pure functions of the options.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::options::Options;
 
@@ -42,9 +42,38 @@ pub fn node_name(index: usize) -> String {
     format!("node{index}")
 }
 
-/// Device file of a simulated GPU.
-pub fn simulated_gpu(dir: &Path, node: &str, gpu: u32) -> std::path::PathBuf {
-    dir.join("dev").join(node).join(format!("gpu{gpu}"))
+/// The device file of a simulated GPU, and its minor number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// The path by which the node knows it.
+    pub file: PathBuf,
+    /// Its minor number, which NVML gives too.
+    pub minor: u32,
+}
+
+/// The devices of node `index` (from 1) in the order of the bus.
+pub fn devices(dir: &Path, options: &Options, index: usize) -> Vec<Device> {
+    let Gpus::Simulated(count) = options.gpus else {
+        return Vec::new();
+    };
+    let own = |gpu: u32| Device {
+        file: private_dev(dir, &node_name(index)).join(format!("gpu{gpu}")),
+        minor: index as u32 * 16 + gpu,
+    };
+    let real = |minor: &u32| Device {
+        file: format!("/dev/nvidia{minor}").into(),
+        minor: *minor,
+    };
+    if options.minors.is_empty() {
+        (0..count).map(own).collect()
+    } else {
+        options.minors.iter().map(real).collect()
+    }
+}
+
+/// The directory with a node's device files; with `Options::minors` it becomes the node's `/dev`.
+pub fn private_dev(dir: &Path, node: &str) -> PathBuf {
+    dir.join("dev").join(node)
 }
 
 /// `slurm.conf` for `host` with the controller's port first in `ports`, then one port a node.
@@ -108,10 +137,10 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
     }
     for (index, port) in (1..=options.nodes).zip(&ports[1..]) {
         let gpus = gpus_of(options, index);
-        let mut gres = if gpus == 0 {
-            String::new()
-        } else {
-            format!(" Gres=gpu:{gpus}")
+        let mut gres = match &options.gres {
+            Some(gres) => format!(" Gres={gres}"),
+            None if gpus == 0 => String::new(),
+            None => format!(" Gres=gpu:{gpus}"),
         };
         for name in &options.gres_types {
             let lead = if gres.is_empty() { " Gres=" } else { "," };
@@ -156,14 +185,16 @@ pub fn gpus_of(options: &Options, index: usize) -> usize {
 
 /// `gres.conf`: one line a GPU, so that a device keeps its index whatever its file is called.
 pub fn gres_conf(dir: &Path, options: &Options) -> String {
+    if let Some(text) = &options.gres_conf {
+        return text.clone();
+    }
     let mut text = String::from("AutoDetect=off\n");
     for index in 1..=options.nodes {
         let node = node_name(index);
         match &options.gpus {
-            Gpus::Simulated(count) => {
-                for gpu in 0..*count {
-                    let file = simulated_gpu(dir, &node, gpu);
-                    let _ = writeln!(text, "NodeName={node} Name=gpu File={}", file.display());
+            Gpus::Simulated(_) => {
+                for device in devices(dir, options, index) {
+                    let _ = writeln!(text, "NodeName={node} Name=gpu File={}", device.file.display());
                 }
             }
             Gpus::Real(numbers) if index == 1 => {

@@ -13,6 +13,13 @@ pub struct Options {
     pub cpus: u32,
     /// The nodes' GPUs.
     pub gpus: Gpus,
+    /// Minor numbers of the nodes' GPUs in the order of the bus. Each node then has a `/dev` of its own with
+    /// `/dev/nvidia<minor>`; empty: files of the bed's own, `Gpus::Simulated` of them.
+    pub minors: Vec<u32>,
+    /// `gres.conf` instead of a line for each GPU.
+    pub gres_conf: Option<String>,
+    /// What `slurm.conf` says of each node's GPUs instead of `gpu:COUNT`.
+    pub gres: Option<String>,
     /// Further kinds of gres beside `gpu` (`mps`, `shard`), `gres_count` of each on every node.
     pub gres_types: Vec<String>,
     /// See `gres_types`.
@@ -45,6 +52,9 @@ impl Default for Options {
             nodes: 2,
             cpus: 8,
             gpus: Gpus::Simulated(2),
+            minors: Vec::new(),
+            gres_conf: None,
+            gres: None,
             gres_types: Vec::new(),
             gres_count: 0,
             node_words: None,

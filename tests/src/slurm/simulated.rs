@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 
 use super::bed::Bed;
-use super::conf::Gpus;
+use super::conf::{self, Gpus};
 use super::product::Product;
 use crate::double::node::Description;
 use crate::double::{Builder, NodeDouble};
@@ -104,13 +104,20 @@ impl Simulated {
         let Gpus::Simulated(gpus) = bed.options_mut().gpus else {
             bail!("the bed's GPUs are real");
         };
+        let options = bed.options_mut().clone();
         let root = bed.dir().join("nodes");
         std::fs::create_dir(&root)?;
         let mut nodes = Vec::new();
-        for name in bed.nodes() {
+        for (index, name) in (1..).zip(bed.nodes()) {
+            let devices = conf::devices(bed.dir(), &options, index);
             let builder = NodeDouble::builder()
                 .name(&name)
                 .gpus(gpus as usize, MODEL)
+                .describe(|node| {
+                    for (gpu, device) in node.gpu.iter_mut().zip(devices) {
+                        (gpu.minor, gpu.device) = (Some(device.minor), Some(device.file));
+                    }
+                })
                 .at(root.join(&name));
             nodes.push(shape(builder).build().map_err(|why| anyhow!(why))?);
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tests::double::node::Node;
+use tests::double::visible::may_open;
 use tests::double::wire::{self, Attach, CudaError, Granted, Reply};
 
 use crate::bare::Bare;
@@ -74,12 +75,25 @@ pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
             Ok(()) => {}
         }
         match wire::recv_fd(&connection) {
-            Some((packet, Some(server))) => return ask(&packet, server, gpu),
+            Some((packet, Some(server))) => {
+                let running = ask(&packet, server, gpu)?;
+                return if all_open(node, &running.gpus) {
+                    Ok(running)
+                } else {
+                    Err(CudaError::of(100))
+                };
+            }
             Some((packet, None)) if packet == b"RETRY" => {}
             _ => return Err(CudaError::of(805)),
         }
     }
     Err(CudaError::of(805))
+}
+
+/// Whether this program may open the device of every GPU that it got: a client needs it beside its server.
+fn all_open(node: &Node, gpus: &[Granted]) -> bool {
+    let got = |uuid: &str| gpus.iter().any(|granted| granted.uuid == uuid);
+    node.is.gpu.iter().filter(|gpu| got(&gpu.uuid)).all(may_open)
 }
 
 fn ask(names: &[u8], connection: OwnedFd, gpu: Option<usize>) -> Result<Running, CudaError> {

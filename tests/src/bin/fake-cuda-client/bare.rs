@@ -18,6 +18,7 @@ impl Bare {
     pub fn open(node: &Node, only: Option<usize>) -> Result<(Bare, Vec<Granted>), CudaError> {
         let all: Vec<&Gpu> = node.is.gpu.iter().collect();
         let list = variable("CUDA_VISIBLE_DEVICES");
+        let all = visible::counted(&all, variable("CUDA_DEVICE_ORDER").as_deref());
         let seen = visible::visible(&all, list.as_deref());
         if seen.is_empty() {
             return Err(CudaError::of(100));
