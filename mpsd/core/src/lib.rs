@@ -14,6 +14,7 @@ pub mod job;
 pub mod limits;
 pub mod paths;
 pub mod record;
+pub mod replace;
 pub mod request;
 pub mod step;
 pub mod text;

@@ -253,7 +253,7 @@ impl Cgroup {
 
     fn open_file(&self, name: &str, flags: OFlag) -> Result<OwnedFd, Errno> {
         openat(
-            self.dir.as_fd(),
+            &self.dir,
             name,
             flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW,
             Mode::empty(),

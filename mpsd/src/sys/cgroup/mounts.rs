@@ -105,7 +105,7 @@ fn unescape(text: &[u8]) -> PathBuf {
 
 /// Whether a directory lies in a cgroup hierarchy, by its file system.
 pub(super) fn is_cgroup(dir: &Dir) -> bool {
-    fstatfs(dir.as_fd())
+    fstatfs(dir)
         .is_ok_and(|found| [CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC].contains(&found.filesystem_type()))
 }
 

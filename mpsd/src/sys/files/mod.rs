@@ -3,6 +3,7 @@
 
 pub use mpsd_core::file::FileError;
 use mpsd_core::file::{kind, read_regular};
+use mpsd_core::replace::{Until, replace_at};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat, mkdirat};
@@ -14,7 +15,6 @@ use std::path::{Component, Path, PathBuf};
 
 mod lock;
 mod remove;
-mod replace;
 pub use lock::LockError;
 pub use remove::Bounds;
 
@@ -65,11 +65,6 @@ impl Dir {
     /// The path under which it was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// The descriptor (O_PATH).
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 
     /// Owner, mode, device of the directory held.
@@ -177,6 +172,22 @@ impl Dir {
         read_regular(&file, &path, max).map(Some)
     }
 
+    /// Replaces (or makes) a file in one step: after a crash of the node there is the old file or the new, whole. Two writers
+    /// of one name must hold a lock.
+    pub fn write_atomic(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+        self.replace(name.as_ref(), bytes, mode, Until::OnDisk)
+    }
+
+    /// [`Dir::write_atomic`] for what need not outlive the node's own end: it does not wait for the disk.
+    pub fn write_whole(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+        self.replace(name.as_ref(), bytes, mode, Until::Placed)
+    }
+
+    fn replace(&self, name: &OsStr, bytes: &[u8], mode: u32, until: Until) -> Result<(), FileError> {
+        let (_, path) = self.entry(name)?;
+        replace_at(self, name, bytes, mode, until).map_err(FileError::io("write", path))
+    }
+
     /// Removes a file, a symbolic link, a socket; false when there was none. (Trees: [`super::remove`].)
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
@@ -224,6 +235,13 @@ impl Dir {
 
     pub(super) fn from_parts(fd: OwnedFd, path: PathBuf) -> Self {
         Self { fd, path }
+    }
+}
+
+/// The descriptor (O_PATH).
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

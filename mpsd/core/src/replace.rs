@@ -1,0 +1,89 @@
+//! A file replaced in one step: whoever reads it finds the old one or the new one, whole.
+
+use crate::file::FileError;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat, renameat};
+use nix::sys::stat::{Mode, fchmod};
+use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+/// How far the new file must have come when the call returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// It stands under its name; it need not outlive the node's own end.
+    Placed,
+    /// It is on disk, and so is its name.
+    OnDisk,
+}
+
+/// Replaces, or makes, the file `path` with this mode, whatever the umask. Symbolic links on the way to it are followed, so
+/// that this is for places where only root can put things.
+///
+/// # Errors
+/// What failed; the old file is as it was.
+pub fn replace(path: &Path, bytes: &[u8], mode: u32, until: Until) -> Result<(), FileError> {
+    let fail = |errno| FileError::io("write", path)(errno);
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(fail(Errno::EISDIR));
+    };
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let parent = open(parent, flags, Mode::empty()).map_err(fail)?;
+    replace_at(&parent, name, bytes, mode, until).map_err(fail)
+}
+
+/// Replaces, or makes, the entry `name` of an open directory; no symbolic link is followed. The new file stands under
+/// `.NAME.new` until it is complete; one left there by a crash is removed. Two writers of one name must hold a lock.
+///
+/// # Errors
+/// As open(2), write(2), fsync(2) and rename(2).
+pub fn replace_at(
+    directory: impl AsFd,
+    name: &OsStr,
+    bytes: &[u8],
+    mode: u32,
+    until: Until,
+) -> Result<(), Errno> {
+    let directory = directory.as_fd();
+    let hidden = [OsStr::new("."), name, OsStr::new(".new")];
+    let hidden: OsString = hidden.into_iter().collect();
+    let remove = || unlinkat(directory, hidden.as_os_str(), UnlinkatFlags::NoRemoveDir);
+    match remove() {
+        Ok(()) | Err(Errno::ENOENT) => {}
+        Err(errno) => return Err(errno),
+    }
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let private = Mode::S_IRUSR | Mode::S_IWUSR;
+    let file = openat(directory, hidden.as_os_str(), flags, private)?;
+    let on_disk = until == Until::OnDisk;
+    let placed = write_all(&file, bytes)
+        .and_then(|()| fchmod(&file, Mode::from_bits_truncate(mode)))
+        .and_then(|()| if on_disk { fsync(&file) } else { Ok(()) })
+        .and_then(|()| renameat(directory, hidden.as_os_str(), directory, name));
+    if placed.is_err() {
+        // A full disk must not be made fuller by what did not fit.
+        let _ = remove();
+        return placed;
+    }
+    if on_disk {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        return fsync(openat(directory, ".", flags, Mode::empty())?);
+    }
+    Ok(())
+}
+
+fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match nix::unistd::write(file, bytes) {
+            Ok(0) => return Err(Errno::EIO),
+            Ok(put) => bytes = bytes.get(put..).unwrap_or_default(),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
