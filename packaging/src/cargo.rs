@@ -46,6 +46,15 @@ pub fn metadata() -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("'cargo metadata' gave no JSON")
 }
 
+/// Cargo's target directory.
+pub fn target_directory() -> Result<PathBuf> {
+    let metadata = metadata()?;
+    let target = metadata["target_directory"]
+        .as_str()
+        .context("no target directory")?;
+    Ok(target.into())
+}
+
 /// Names of the `[[test]]` targets of package `package`.
 pub fn test_targets(metadata: &Value, package: &str) -> Vec<String> {
     let empty = Vec::new();
@@ -63,16 +72,13 @@ pub fn test_targets(metadata: &Value, package: &str) -> Vec<String> {
 /// Turns this process into a program of the build, so that a signal reaches it and nothing stands between. It lies in the
 /// profile's directory: `release` for the benchmark, `debug` else.
 pub fn become_program(name: &str, arguments: &[&str]) -> Result<ExitCode> {
-    let target = metadata()?["target_directory"]
-        .as_str()
-        .context("no target directory")?
-        .to_owned();
+    let target = target_directory()?;
     let profile = if name.starts_with("bench") {
         "release"
     } else {
         "debug"
     };
-    let program = PathBuf::from(target).join(profile).join(name);
+    let program = target.join(profile).join(name);
     let error = Command::new(&program).args(arguments).exec();
     Err(error).with_context(|| format!("cannot run '{}'", program.display()))
 }

@@ -15,32 +15,23 @@
 //! | `release-check` | what must hold before a version gets its tag |
 //! | `bench srun` | what the plugin costs a job that did not ask for it |
 
-mod build;
 mod cargo;
-mod check;
-mod deb;
-mod dist;
-mod elf;
-mod figures;
-mod fuzz;
-mod hardware;
-mod layout;
-mod matrices;
-mod plugin;
+mod checks;
+mod command;
+mod install;
+mod package;
 mod progress;
-mod rpm;
-mod setup;
-mod soak;
-mod stage;
-mod tally;
-mod test;
-mod tools;
-mod watch;
+mod reliability;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
+
+use checks::{hardware, release, test};
+use install::slurm;
+use package::{plugin, stage};
+use reliability::{fuzz, matrices, soak};
 
 /// Builds, shows, tests and measures mpsd.
 #[derive(Debug, Parser)]
@@ -71,9 +62,9 @@ enum Verb {
     /// Stamp one linked plugin for each release of Slurm.
     SpankVariants(plugin::Options),
     /// Make the packages for Debian and RPM systems.
-    Dist(dist::Options),
+    Dist(package::Options),
     /// Check what must hold before a version gets its tag.
-    ReleaseCheck(check::Options),
+    ReleaseCheck(release::Options),
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
@@ -140,23 +131,23 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     std::env::set_current_dir(cargo::root()?)?;
     match &arguments.verb {
-        Verb::Setup => setup::run().map(|()| ExitCode::SUCCESS),
+        Verb::Setup => slurm::run().map(|()| ExitCode::SUCCESS),
         Verb::Test => test::run(),
         Verb::Matrices(options) => matrices::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Soak(options) => soak::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Fuzz(options) => fuzz::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Stage(options) => stage::run(options).map(|()| ExitCode::SUCCESS),
         Verb::SpankVariants(options) => plugin::run(options).map(|()| ExitCode::SUCCESS),
-        Verb::Dist(options) => dist::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::Dist(options) => package::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Hardware(options) => hardware::run(&cargo::root()?, options).map(|()| ExitCode::SUCCESS),
-        Verb::ReleaseCheck(options) => check::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::ReleaseCheck(options) => release::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Demo => {
-            setup::run()?;
+            slurm::run()?;
             cargo::build(&["build", "--workspace"])?;
             cargo::become_program("demo", &[])
         }
         Verb::Bench(Bench::Srun { pairs, out }) => {
-            setup::run()?;
+            slurm::run()?;
             cargo::build(MEASURED)?;
             let out = out.display().to_string();
             cargo::become_program("bench-srun", &["--pairs", &pairs.to_string(), "--out", &out])

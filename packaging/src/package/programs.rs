@@ -6,11 +6,14 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::stage::GLIBC;
-use crate::{cargo, tools};
+use super::zig::Zig;
+use crate::cargo::{self, target_directory};
 
 /// The shipped crates.
 const SHIPPED: [&str; 8] = ["-p", "mpsd", "-p", "prologue", "-p", "epilogue", "-p", "spank"];
+
+/// Newest version of the C library that a program may ask for: RHEL 8's, older than Debian 11's and Ubuntu 20.04's.
+pub const GLIBC: (u32, u32) = (2, 28);
 
 /// How the programs are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,21 +70,12 @@ fn around_programs(profile: Profile, programs: PathBuf) -> Result<Built> {
     })
 }
 
-/// Cargo's target directory.
-pub fn target_directory() -> Result<PathBuf> {
-    let metadata = cargo::metadata()?;
-    let target = metadata["target_directory"]
-        .as_str()
-        .context("no target directory")?;
-    Ok(target.into())
-}
-
 fn triple() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
 }
 
 fn portable() -> Result<()> {
-    let zig = tools::Zig::find_or_install()?;
+    let zig = Zig::find_or_install()?;
     let target = format!("{}.{}.{}", triple(), GLIBC.0, GLIBC.1);
     let mut command = cargo::command(&["zigbuild", "--release", "--locked", "--target", &target]);
     command

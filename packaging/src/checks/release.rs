@@ -6,7 +6,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{build, cargo, dist, tools};
+use crate::command::quietly;
+use crate::package::{self, release};
+use crate::{cargo, install};
 
 /// `release-check`'s options.
 #[derive(Debug, clap::Args)]
@@ -37,7 +39,7 @@ pub fn run(options: &Options) -> Result<()> {
     check("licences and dependencies", deny());
     check("man pages and completions", manual());
     if !options.quick {
-        let packages = dist::run(&dist::Options::into_dir("target/packages"));
+        let packages = package::run(&package::Options::into_dir("target/packages"));
         let made = packages.is_ok();
         check("packages", packages);
         if made {
@@ -54,7 +56,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// The version stands in one place, and the tag says it.
 fn version(tag: Option<&str>) -> Result<()> {
-    let version = dist::version()?;
+    let version = release::version()?;
     let metadata = cargo::metadata()?;
     for package in metadata["packages"].as_array().context("no packages")? {
         if package["version"] != version.as_str() {
@@ -77,11 +79,11 @@ fn version(tag: Option<&str>) -> Result<()> {
 
 /// The newest entry is this version's, and says something.
 fn changelog() -> Result<()> {
-    let version = dist::version()?;
+    let version = release::version()?;
     let text =
         fs::read_to_string(cargo::root()?.join("CHANGELOG.md")).context("cannot read 'CHANGELOG.md'")?;
     newest_entry(&text, &version)?;
-    if dist::notes(&version)?.trim().is_empty() {
+    if release::notes(&version)?.trim().is_empty() {
         bail!("the entry of {version} is empty");
     }
     Ok(())
@@ -105,17 +107,17 @@ fn deny() -> Result<()> {
         .output()
         .is_ok_and(|output| output.status.success())
     {
-        tools::quietly(&mut cargo::command(&[
+        quietly(&mut cargo::command(&[
             "install",
             "--locked",
             "--debug",
             "cargo-deny",
         ]))?;
     }
-    tools::quietly(&mut cargo::command(&[
+    quietly(&mut cargo::command(&[
         "deny", "check", "licenses", "bans", "sources",
     ]))?;
-    if let Err(error) = tools::quietly(&mut cargo::command(&["deny", "check", "advisories"])) {
+    if let Err(error) = quietly(&mut cargo::command(&["deny", "check", "advisories"])) {
         let why = format!("{error:#}");
         if !why.contains("failed to fetch advisory database") {
             return Err(error);
@@ -126,7 +128,7 @@ fn deny() -> Result<()> {
 }
 
 fn manual() -> Result<()> {
-    tools::quietly(&mut cargo::command(&["test", "--locked", "-p", "manual"]))
+    quietly(&mut cargo::command(&["test", "--locked", "-p", "manual"]))
 }
 
 fn made(extension: &str) -> Result<Vec<PathBuf>> {
@@ -141,9 +143,9 @@ fn made(extension: &str) -> Result<Vec<PathBuf>> {
 }
 
 fn lintian() -> Result<()> {
-    tools::program("/usr/bin/lintian", "lintian", "lintian")?;
+    install::program("/usr/bin/lintian", "lintian", "lintian")?;
     for package in made("deb")? {
-        tools::quietly(
+        quietly(
             Command::new("/usr/bin/lintian")
                 .args(["--fail-on", "error,warning"])
                 .arg(package),
@@ -153,7 +155,7 @@ fn lintian() -> Result<()> {
 }
 
 fn rpmlint() -> Result<()> {
-    tools::program("/usr/bin/rpmlint", "rpmlint", "rpmlint")?;
+    install::program("/usr/bin/rpmlint", "rpmlint", "rpmlint")?;
     let config = "packaging/rpm/rpmlint.toml";
     let mut command = Command::new("/usr/bin/rpmlint");
     command.args(["-c", config]).args(made("rpm")?);
@@ -174,11 +176,11 @@ fn reproducible() -> Result<()> {
     let own = std::env::current_exe().context("cannot tell this program's file")?;
     let target = cargo::root()?.join(AGAIN);
     // Zig is no part of what is compared: the second build takes the first one's.
-    let tools = build::target_directory()?.join("tools");
+    let tools = cargo::target_directory()?.join("tools");
     fs::create_dir_all(&target)?;
     std::os::unix::fs::symlink(&tools, target.join("tools"))?;
     let out = target.join("packages");
-    tools::quietly(
+    quietly(
         Command::new(own)
             .arg("dist")
             .arg("--out")

@@ -1,4 +1,4 @@
-//! One command whose output is shown and read at the same time, with a deadline.
+//! One command with a deadline: its output read while it runs, or shown only when it fails.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read};
@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+/// Longest that a command may take that shows nothing: an installation, a build.
+const QUIET: Duration = Duration::from_secs(600);
 
 /// Runs `command`, hands every line of both its streams to `each`, and returns how it ended. After `limit` it is killed with
 /// all its descendants, and that is an error. It stays in this process group: Ctrl-C ends it too.
@@ -37,6 +40,17 @@ pub fn lines(command: &mut Command, limit: Duration, mut each: impl FnMut(&str))
         }
     }
     Ok(child.wait()?)
+}
+
+/// Runs a command that says something only when it fails.
+pub fn quietly(command: &mut Command) -> Result<()> {
+    let mut said = Vec::new();
+    let status = lines(command, QUIET, |line| said.push(line.to_owned()))?;
+    if !status.success() {
+        let tail = said[said.len().saturating_sub(25)..].join("\n");
+        bail!("'{command:?}' failed ({status}):\n{tail}");
+    }
+    Ok(())
 }
 
 /// Kills a child and whatever it started.

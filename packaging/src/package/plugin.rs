@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::elf::Elf;
-use crate::layout::SLURM;
+use super::elf::Elf;
+use super::layout::SLURM;
 
 /// `spank-variants`' options.
 #[derive(Debug, clap::Args)]

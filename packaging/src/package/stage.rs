@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::layout::{self, Entry, Package, Source};
-use crate::{build, cargo, elf, plugin};
+use super::layout::{self, Entry, Package, Source};
+use super::programs::{self, GLIBC};
+use super::{elf, plugin};
+use crate::cargo;
 
 /// A file as it lies in the tree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,17 +32,14 @@ pub struct Options {
     debug: bool,
 }
 
-/// Newest version of the C library that a program may ask for: RHEL 8's, older than Debian 11's and Ubuntu 20.04's.
-pub const GLIBC: (u32, u32) = (2, 28);
-
 /// Builds, then lays out the tree.
 pub fn run(options: &Options) -> Result<()> {
     let profile = if options.debug {
-        build::Profile::Debug
+        programs::Profile::Debug
     } else {
-        build::Profile::Portable
+        programs::Profile::Portable
     };
-    let built = build::everything(profile)?;
+    let built = programs::everything(profile)?;
     let files = stage(&options.dir, &built)?;
     println!("{} files below '{}'", files.len(), options.dir.display());
     Ok(())
@@ -50,7 +49,7 @@ pub fn run(options: &Options) -> Result<()> {
 ///
 /// # Errors
 /// A file that is missing or cannot be written; a program of the portable build that needs a newer C library.
-pub fn stage(dir: &Path, built: &build::Built) -> Result<Vec<Staged>> {
+pub fn stage(dir: &Path, built: &programs::Built) -> Result<Vec<Staged>> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make '{}'", dir.display()))?;
     if fs::read_dir(dir)?.next().is_some() {
         bail!(
@@ -69,7 +68,7 @@ pub fn stage(dir: &Path, built: &build::Built) -> Result<Vec<Staged>> {
     Ok(files)
 }
 
-fn one(dir: &Path, entry: &Entry, built: &build::Built) -> Result<Staged> {
+fn one(dir: &Path, entry: &Entry, built: &programs::Built) -> Result<Staged> {
     let root = cargo::root()?;
     let name = entry.to.rsplit('/').next().unwrap_or_default();
     let bytes = match entry.from {
@@ -87,9 +86,9 @@ fn one(dir: &Path, entry: &Entry, built: &build::Built) -> Result<Staged> {
     put(dir, entry.to, entry.mode, entry.package, &bytes)
 }
 
-fn program(built: &build::Built, name: &str) -> Result<Vec<u8>> {
+fn program(built: &programs::Built, name: &str) -> Result<Vec<u8>> {
     let bytes = read(&built.programs.join(name))?;
-    if built.profile == build::Profile::Portable {
+    if built.profile == programs::Profile::Portable {
         old_enough(name, &bytes)?;
     }
     Ok(bytes)

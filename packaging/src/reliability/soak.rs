@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::figures::Figures;
-use crate::{cargo, watch};
+use super::figures::Figures;
+use crate::{cargo, command};
 
 /// Time for one job, with all that is repeated for it; a loaded machine of two cores needs a sixth of a second.
 const CYCLE: Duration = Duration::from_secs(2);
@@ -47,7 +47,7 @@ pub fn run(options: &Options) -> Result<()> {
     ]);
     let mut figures = Figures::default();
     let limit = CYCLE * options.cycles + MARGIN;
-    let status = watch::lines(&mut command, limit, |line| {
+    let status = command::lines(&mut command, limit, |line| {
         println!("{line}");
         figures.line(line);
     })?;

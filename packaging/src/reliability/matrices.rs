@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::figures::Figures;
-use crate::{cargo, watch};
+use super::figures::Figures;
+use crate::{cargo, command};
 
 /// Longest that all of them may take.
 const LONGEST: Duration = Duration::from_secs(1500);
@@ -35,7 +35,7 @@ pub fn run(options: &Options) -> Result<()> {
     arguments.extend(MODULES);
     arguments.push("--nocapture");
     let mut figures = Figures::default();
-    let status = watch::lines(&mut cargo::command(&arguments), LONGEST, |line| {
+    let status = command::lines(&mut cargo::command(&arguments), LONGEST, |line| {
         println!("{line}");
         figures.line(line);
     })?;

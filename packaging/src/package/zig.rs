@@ -1,22 +1,18 @@
-//! What the packages are made with, installed when it is missing: Zig as the linker against an old C library, and the two
-//! formats' own programs.
+//! Zig, as the linker against an old C library; installed when it is missing.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::build::target_directory;
+use crate::cargo::target_directory;
+use crate::command::quietly;
+use crate::install;
 use crate::progress::Progress;
-use crate::watch;
 
 /// From Python's package index, where Zig is a package.
 const ZIG: [&str; 2] = ["cargo-zigbuild==0.24.0", "ziglang==0.17.0"];
-
-/// Longest that one installation may take.
-const LIMIT: Duration = Duration::from_secs(600);
 
 /// Where cargo-zigbuild and Zig are.
 #[derive(Debug)]
@@ -72,53 +68,5 @@ fn python() -> Result<()> {
     if there.is_ok_and(|output| output.status.success()) {
         return Ok(());
     }
-    packages(&["python3-venv"], &["python3"])
-}
-
-/// A program that is there, or that the system's package manager brings: its path, its package on Debian, its package on RPM
-/// systems.
-pub fn program(path: &str, deb: &str, rpm: &str) -> Result<()> {
-    if Path::new(path).exists() {
-        return Ok(());
-    }
-    let progress = Progress::start(&format!("installing {deb}"));
-    packages(&[deb], &[rpm])?;
-    if !Path::new(path).exists() {
-        bail!("'{path}' is still missing");
-    }
-    progress.end("done");
-    Ok(())
-}
-
-fn packages(deb: &[&str], rpm: &[&str]) -> Result<()> {
-    let mut command = if Path::new("/usr/bin/apt-get").exists() {
-        let mut update = Command::new("/usr/bin/apt-get");
-        quietly(update.args(["update", "-q"]))?;
-        let mut command = Command::new("/usr/bin/apt-get");
-        command
-            .args(["install", "-y", "-q", "--no-install-recommends"])
-            .args(deb);
-        command
-    } else if Path::new("/usr/bin/dnf").exists() {
-        let mut command = Command::new("/usr/bin/dnf");
-        command.args(["install", "-y", "-q"]).args(rpm);
-        command
-    } else {
-        bail!(
-            "cannot install {}: neither apt-get nor dnf is here",
-            deb.join(", ")
-        );
-    };
-    quietly(command.env("DEBIAN_FRONTEND", "noninteractive"))
-}
-
-/// Runs a command that says something only when it fails.
-pub fn quietly(command: &mut Command) -> Result<()> {
-    let mut said = Vec::new();
-    let status = watch::lines(command, LIMIT, |line| said.push(line.to_owned()))?;
-    if !status.success() {
-        let tail = said[said.len().saturating_sub(25)..].join("\n");
-        bail!("'{command:?}' failed ({status}):\n{tail}");
-    }
-    Ok(())
+    install::packages(&["python3-venv"], &["python3"])
 }

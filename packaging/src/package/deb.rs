@@ -7,16 +7,17 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::dist::Release;
-use crate::layout::Package;
-use crate::{cargo, tools};
+use super::layout::Package;
+use super::release::{Release, date, gzip};
+use crate::command::quietly;
+use crate::{cargo, install};
 
 /// No person, and no host that takes mail: reports go to the repository.
 const MAINTAINER: &str = "The mpsd authors <mpsd@mpsd.invalid>";
 
 /// Makes the packages in `out`, working below `work`.
 pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
-    tools::program("/usr/bin/dpkg-deb", "dpkg", "dpkg")?;
+    install::program("/usr/bin/dpkg-deb", "dpkg", "dpkg")?;
     Package::ALL
         .iter()
         .map(|package| one(release, *package, work, out))
@@ -59,7 +60,7 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
         .args(["--root-owner-group", "-Zxz", "--build"])
         .arg(&dir)
         .arg(&file);
-    tools::quietly(command.env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
+    quietly(command.env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
     Ok(file)
 }
 
@@ -79,11 +80,6 @@ fn copy(release: &Release, package: Package, dir: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Without name and time, so that the same text gives the same bytes.
-pub fn gzip(path: &Path) -> Result<()> {
-    tools::quietly(Command::new("gzip").args(["-9n"]).arg(path))
 }
 
 /// What Debian wants of every package: copyright, changelog, and why lintian is overridden.
@@ -123,16 +119,6 @@ fn documents(release: &Release, package: Package, dir: &Path) -> Result<()> {
         file(&to.join(package.name()), &fs::read_to_string(overrides)?, 0o644)?;
     }
     Ok(())
-}
-
-/// A time in a format of date(1)'s.
-pub fn date(epoch: u64, format: &str) -> Result<String> {
-    let output = Command::new("date")
-        .args(["--utc", format, "-d", &format!("@{epoch}")])
-        .env("LC_ALL", "C")
-        .output()
-        .context("cannot start date")?;
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 fn control(release: &Release, package: Package, dir: &Path) -> Result<()> {

@@ -7,9 +7,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::dist::Release;
-use crate::layout::Package;
-use crate::{cargo, deb, tools};
+use super::layout::Package;
+use super::release::{Release, date, gzip};
+use crate::command::quietly;
+use crate::{cargo, install};
 
 /// Where Debian's and the RPM systems' shells look for completions that packages bring.
 const SHELLS: [(&str, &str); 1] = [(
@@ -22,18 +23,18 @@ const MAN: &str = "/usr/share/man/";
 
 /// Makes the packages in `out`, working below `work`.
 pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> {
-    tools::program("/usr/bin/rpmbuild", "rpm", "rpm-build")?;
+    install::program("/usr/bin/rpmbuild", "rpm", "rpm-build")?;
     let top = work.join("rpm");
     let tree = top.join("tree");
     fs::create_dir_all(&top)?;
-    tools::quietly(Command::new("cp").arg("-a").arg(&release.tree).arg(&tree))?;
+    quietly(Command::new("cp").arg("-a").arg(&release.tree).arg(&tree))?;
     for (debian, here) in SHELLS {
         let (from, to) = (inside(&tree, debian), inside(&tree, here));
         fs::create_dir_all(to.parent().context("no parent")?)?;
         fs::rename(&from, &to).with_context(|| format!("cannot move '{}'", from.display()))?;
     }
     for page in release.files.iter().filter(|file| file.path.starts_with(MAN)) {
-        deb::gzip(&inside(&tree, &page.path))?;
+        gzip(&inside(&tree, &page.path))?;
     }
     let spec = top.join("mpsd.spec");
     fs::write(&spec, text(release, &tree)?)?;
@@ -53,7 +54,7 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
     for line in &macros {
         command.args(["--define", line]);
     }
-    tools::quietly(command.arg(&spec))?;
+    quietly(command.arg(&spec))?;
     collect(&top.join("made"), out)
 }
 
@@ -86,7 +87,7 @@ fn text(release: &Release, tree: &Path) -> Result<String> {
         .replace("@VERSION@", &release.version)
         .replace("@REVISION@", &release.revision.to_string())
         .replace("@STAGE@", stage)
-        .replace("@DATE@", &deb::date(release.epoch, "+%a %b %d %Y")?)
+        .replace("@DATE@", &date(release.epoch, "+%a %b %d %Y")?)
         .replace("@FILES_BASE@", &files(release, Package::Base))
         .replace("@FILES_PBS@", &files(release, Package::Pbs))
         .replace("@FILES_SLURM@", &files(release, Package::Slurm)))

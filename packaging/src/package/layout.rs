@@ -302,7 +302,7 @@ mod tests {
     /// The plugin's defaults are where the programs are put.
     #[test]
     fn the_plugin_looks_where_the_programs_are() {
-        let plugin = include_str!("../../spank/src/arguments.rs");
+        let plugin = include_str!("../../../spank/src/arguments.rs");
         for program in [
             "/usr/libexec/mpsd/mps-prologue",
             "/usr/libexec/mpsd/mps-epilogue",

@@ -1,4 +1,4 @@
-//! Installs what the throw-away Slurm needs, and nothing if it is there.
+//! What the throw-away Slurm needs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::command::{lines, quietly};
 use crate::progress::Progress;
-use crate::watch;
 
 /// Programs that the bed starts, each by one of its names (Debian's alternatives).
 const PROGRAMS: [&[&str]; 9] = [
@@ -23,9 +23,6 @@ const PROGRAMS: [&[&str]; 9] = [
     &["scontrol"],
     &["sinfo"],
 ];
-
-/// Longest that one package manager's command may take.
-const LIMIT: Duration = Duration::from_secs(600);
 
 /// Services of the packages: the bed has its own, so these must not run.
 const SERVICES: [&str; 3] = ["slurmctld", "slurmd", "munge"];
@@ -87,7 +84,8 @@ pub fn run() -> Result<()> {
     let progress = Progress::start("installing Slurm and munge");
     let quiet_services = NoServices::start()?;
     for arguments in manager.commands {
-        install(manager.program, arguments)?;
+        let mut command = Command::new(manager.program);
+        quietly(command.args(*arguments).env("DEBIAN_FRONTEND", "noninteractive"))?;
     }
     drop(quiet_services);
     stop_services();
@@ -111,18 +109,6 @@ fn missing() -> Vec<&'static str> {
         .filter(|names| !names.iter().any(there))
         .map(|names| names[0])
         .collect()
-}
-
-fn install(program: &str, arguments: &[&str]) -> Result<()> {
-    let mut said = Vec::new();
-    let mut command = Command::new(program);
-    command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
-    let status = watch::lines(&mut command, LIMIT, |line| said.push(line.to_owned()))?;
-    if !status.success() {
-        let tail = said[said.len().saturating_sub(20)..].join("\n");
-        bail!("'{program} {}' failed ({status}):\n{tail}", arguments.join(" "));
-    }
-    Ok(())
 }
 
 /// Debian's packages ask `/usr/sbin/policy-rc.d` before they start a service: 101 means no. A machine that has such a file
@@ -160,7 +146,7 @@ fn stop_services() {
     for service in SERVICES {
         let mut command = Command::new("/usr/bin/systemctl");
         command.args(["disable", "--now", "--quiet", service]);
-        if let Err(error) = watch::lines(&mut command, Duration::from_secs(60), |_| {}) {
+        if let Err(error) = lines(&mut command, Duration::from_secs(60), |_| {}) {
             eprintln!("xtask: cannot disable service '{service}': {error:#}");
         }
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use toml::Table;
 
-use crate::figures::Figures;
-use crate::{cargo, watch};
+use super::figures::Figures;
+use crate::{cargo, command};
 
 /// Time to build all targets.
 const BUILD: Duration = Duration::from_secs(1200);
@@ -83,7 +83,7 @@ fn chosen(wanted: &[String], all: Vec<String>) -> Result<Vec<String>> {
 fn build() -> Result<()> {
     let mut command = cargo::command(&["fuzz", "build", "--sanitizer", "none"]);
     command.env("RUSTC_BOOTSTRAP", "1");
-    let status = watch::lines(&mut command, BUILD, |line| println!("{line}"))?;
+    let status = command::lines(&mut command, BUILD, |line| println!("{line}"))?;
     if !status.success() {
         bail!(
             "the fuzz targets cannot be built ({status}); 'cargo install cargo-fuzz' if cargo knows no command 'fuzz'"
@@ -153,7 +153,7 @@ fn one(root: &Path, built: &Built, target: &str, seconds: u64) -> Result<u64> {
         .args(["-print_final_stats=1", "-verbosity=0"]);
     let mut count = None;
     let mut said = Vec::new();
-    let status = watch::lines(&mut command, Duration::from_secs(seconds) + MARGIN, |line| {
+    let status = command::lines(&mut command, Duration::from_secs(seconds) + MARGIN, |line| {
         count = executions(line).or(count);
         said.push(line.to_owned());
     })?;

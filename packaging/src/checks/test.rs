@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::tally::Tally;
-use crate::{cargo, setup, watch};
+use super::tally::Tally;
+use crate::install::slurm;
+use crate::{cargo, command};
 
 /// Longest that one stage may take. All of them are to fit into forty minutes on two cores; the workflow gives ninety,
 /// for the first build and a slow network.
@@ -32,7 +33,7 @@ struct Report {
 pub fn run() -> Result<ExitCode> {
     let mut report = Report::default();
     let started = Instant::now();
-    setup::run()?;
+    slurm::run()?;
     report.note("setup", started, true);
     report.cargo("fmt", &["fmt", "--all", "--check"], &[]);
     report.cargo(
@@ -79,7 +80,7 @@ impl Report {
         let mut command: Command = cargo::command(arguments);
         command.envs(env.iter().copied());
         let mut tally = Tally::default();
-        let outcome = watch::lines(&mut command, STAGE, |line| {
+        let outcome = command::lines(&mut command, STAGE, |line| {
             println!("{line}");
             tally.line(line);
         });

@@ -3,13 +3,23 @@
 //! dpkg-deb and rpmbuild make them, each from the files as they lie: both run on Debian and on RPM systems. (cargo-generate-rpm
 //! knows neither links nor file triggers, and Slurm's upgrade needs a trigger.)
 
+mod deb;
+mod elf;
+mod layout;
+pub mod plugin;
+mod programs;
+pub mod release;
+mod rpm;
+pub mod stage;
+mod zig;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::{build, cargo, deb, rpm, stage};
+use release::{Release, epoch, notes, version};
 
 /// `dist`'s options.
 #[derive(Debug, clap::Args)]
@@ -36,26 +46,11 @@ impl Options {
     }
 }
 
-/// What both formats need to know.
-#[derive(Debug)]
-pub struct Release {
-    /// The workspace's version.
-    pub version: String,
-    /// Number of the packages among those of the version.
-    pub revision: u32,
-    /// Seconds since 1970 that every file and package carries.
-    pub epoch: u64,
-    /// The staged tree.
-    pub tree: PathBuf,
-    /// Its files.
-    pub files: Vec<stage::Staged>,
-}
-
 /// Builds and packs.
 pub fn run(options: &Options) -> Result<()> {
     let built = match &options.programs {
-        Some(programs) => build::around(programs)?,
-        None => build::everything(build::Profile::Portable)?,
+        Some(programs) => programs::around(programs)?,
+        None => programs::everything(programs::Profile::Portable)?,
     };
     for package in pack(&built, &options.out, options.revision)? {
         println!("{}", package.display());
@@ -64,7 +59,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// Packs what was built into `out`, which is emptied first; the packages in order.
-pub fn pack(built: &build::Built, out: &Path, revision: u32) -> Result<Vec<PathBuf>> {
+pub fn pack(built: &programs::Built, out: &Path, revision: u32) -> Result<Vec<PathBuf>> {
     if out.exists() {
         fs::remove_dir_all(out).with_context(|| format!("cannot empty '{}'", out.display()))?;
     }
@@ -89,27 +84,6 @@ pub fn pack(built: &build::Built, out: &Path, revision: u32) -> Result<Vec<PathB
     Ok(packages)
 }
 
-/// The workspace's version: it stands in `Cargo.toml` alone.
-pub fn version() -> Result<String> {
-    let text = fs::read_to_string(cargo::root()?.join("Cargo.toml")).context("cannot read 'Cargo.toml'")?;
-    let manifest: toml::Value = toml::from_str(&text)?;
-    let version = manifest["workspace"]["package"]["version"].as_str();
-    Ok(version.context("'Cargo.toml' has no version")?.to_owned())
-}
-
-/// `SOURCE_DATE_EPOCH`, or the time of the commit, or of a source without a repository the first moment of 2026.
-fn epoch() -> Result<u64> {
-    if let Ok(given) = std::env::var("SOURCE_DATE_EPOCH") {
-        return given
-            .parse()
-            .with_context(|| format!("SOURCE_DATE_EPOCH '{given}' is no number of seconds"));
-    }
-    let output = Command::new("git").args(["log", "-1", "--format=%ct"]).output();
-    let commit = output.ok().filter(|output| output.status.success());
-    let time = commit.and_then(|output| String::from_utf8(output.stdout).ok()?.trim().parse().ok());
-    Ok(time.unwrap_or(1_767_225_600))
-}
-
 fn sums(out: &Path, packages: &[PathBuf]) -> Result<()> {
     let names = packages.iter().filter_map(|package| package.file_name());
     let output = Command::new("sha256sum")
@@ -119,17 +93,4 @@ fn sums(out: &Path, packages: &[PathBuf]) -> Result<()> {
         .context("cannot start sha256sum")?;
     fs::write(out.join("SHA256SUMS"), output.stdout)?;
     Ok(())
-}
-
-/// The entry of `version` in CHANGELOG.md.
-pub fn notes(version: &str) -> Result<String> {
-    let text =
-        fs::read_to_string(cargo::root()?.join("CHANGELOG.md")).context("cannot read 'CHANGELOG.md'")?;
-    let heading = format!("## [{version}]");
-    let (_, after) = text
-        .split_once(&heading)
-        .with_context(|| format!("'CHANGELOG.md' has no '{heading}'"))?;
-    let body = after.split_once('\n').map_or("", |(_, body)| body);
-    let end = body.find("\n## [").unwrap_or(body.len());
-    Ok(format!("{}\n", body[..end].trim()))
 }
