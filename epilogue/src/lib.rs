@@ -1,20 +1,21 @@
 //! `mps-epilogue`: the journal backwards, then one look whether the node is as it was.
 //!
 //! It needs no request, no user and no GPU list: the journal has all. Where there is no directory of the job it ends at
-//! once; so it runs after every job.
+//! once; so it runs after every job. What it does to the node, and in which order, is [`mpsd::job::end`].
 #![forbid(unsafe_code)]
 
 pub mod arguments;
-pub mod teardown;
 
 use arguments::Arguments;
 use clap::Parser;
-use mpsd::cli::complain;
+use mpsd::job::{self, Ending};
+use mpsd::node::log::complain;
+use mpsd::node::real::RealNode;
 use mpsd::scheduler::{self, Given, Host, Input, Program, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard};
+use mpsd_core::Failure;
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::{Failure, JobId};
 use std::path::Path;
 use std::time::Duration;
 
@@ -62,22 +63,29 @@ fn named(arguments: &Arguments, input: &Input<'_>) -> Result<Submission, Failure
 }
 
 fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
-    let node = submission
-        .node
-        .clone()
-        .filter(|n| !n.is_empty())
-        .unwrap_or_else(|| ThisHost.name());
-    let settings = settings(&arguments.config, &node);
-    let jobs = teardown::jobs_of(&settings.paths, submission);
+    let named = submission.node.clone().filter(|n| !n.is_empty());
+    let name = named.unwrap_or_else(|| ThisHost.name());
+    let settings = settings(&arguments.config, &name);
+    let limit = settings.deadline;
+    let node = |limit: Duration| RealNode::new(NAME, &settings, limit, limit / 2);
+    let jobs = job::jobs_of(&node(limit), submission);
     if jobs.is_empty() {
         return 0;
     }
-    let limit = settings.deadline;
     let code = guard::run_guarded(NAME, Deadline::after(limit + PARENT_GRACE), || {
         let deadline = Deadline::after(limit);
-        let clean = jobs
-            .iter()
-            .all(|job: &JobId| teardown::job(job, &settings, submission, &node, deadline));
+        let ending = Ending {
+            settings: &settings,
+            scheduler: submission.scheduler,
+            node: &name,
+            slurm_conf: std::env::var("SLURM_CONF").ok(),
+        };
+        let mut clean = true;
+        for id in &jobs {
+            let ended = job::end(&mut node(deadline.remaining()), id, &ending);
+            ended.lines.iter().for_each(|line| complain(NAME, line));
+            clean &= ended.findings.is_clean();
+        }
         if clean { 0 } else { BROKEN }
     });
     if arguments.strict { code } else { 0 }

@@ -1,28 +1,27 @@
 //! `mps-prologue`: from what the scheduler says to a proved daemon, or to one clear line and an exit code.
 //!
-//! 1. [`mpsd::cli::asking`]: did the job ask? If not, exit 0, nothing touched, nothing read.
-//! 2. [`job`]: configuration, user, settings of this node.
-//! 3. [`tasks`]: can every task of it be attached?
-//! 4. [`start`]: GPUs, plan, effects, proof.
-//! 5. [`outcome`]: what is said, recorded, drained.
+//! What it does to the node, and in which order, is [`mpsd::job::begin`].
 #![forbid(unsafe_code)]
 
 pub mod arguments;
-pub mod job;
-pub mod outcome;
-pub mod start;
-pub mod tasks;
 
-use arguments::Arguments;
+use arguments::{Arguments, Wait};
 use clap::Parser;
-use mpsd::cli::asking::Asked;
-use mpsd::cli::complain;
-use mpsd::scheduler::{self, Host, Input, Site, ThisHost};
+use mpsd::job::{self, Job, Scheduled, Until, outcome};
+use mpsd::node::log::complain;
+use mpsd::node::real::RealNode;
+use mpsd::node::user::find_user;
+use mpsd::plan::Asked;
+use mpsd::scheduler::pbs::Installation;
+use mpsd::scheduler::unattached::{Unattached, unattached};
+use mpsd::scheduler::{self, Devices, Host, Input, Scheduler, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard};
 use mpsd_core::Failure;
-use mpsd_core::config::Config;
+use mpsd_core::config::{Config, ConfigError, Settings};
+use mpsd_core::failure::{Evidence, Fault};
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Name in messages.
@@ -31,6 +30,12 @@ pub const NAME: &str = "mps-prologue";
 const BROKEN: u8 = guard::FAULT;
 /// Beyond the configured deadline, the parent waits this long before it kills the worker, which has deadlines of its own.
 const PARENT_GRACE: Duration = Duration::from_secs(3);
+/// The whole deadline where no configuration can be read.
+const USUAL_LIMIT: Duration = Duration::from_secs(20);
+/// What the mom's own limit must leave us: it kills without a word.
+const MOM_MARGIN: Duration = Duration::from_secs(4);
+/// Time to leave a record where there was no job to speak of.
+const RECORD_LIMIT: Duration = Duration::from_secs(5);
 
 /// Runs the program; returns its exit code. Nothing in here ends it by a signal: Torque would take that for success.
 pub fn main() -> u8 {
@@ -46,7 +51,7 @@ pub fn main() -> u8 {
         .input(&env, site(&arguments), std::io::stdout().is_terminal());
     match arguments.asking.asked(&input, &ThisHost) {
         Ok(None) => 0,
-        Ok(Some(asked)) => guarded(&arguments, &input, asked),
+        Ok(Some(asked)) => guarded(&arguments, input, asked),
         Err(failure) => fail_early(&arguments, &input, &failure),
     }
 }
@@ -59,36 +64,135 @@ fn site(arguments: &Arguments) -> Site {
     if !classic {
         return Site::default();
     }
-    let settings = Config::load(&arguments.config).and_then(|config| config.for_node(&ThisHost.name(), &[]));
-    settings
-        .map(|settings| mpsd::node::clean::site(&settings))
-        .unwrap_or_default()
+    let settings = load(arguments, &ThisHost.name()).map(|(_, settings)| settings);
+    settings.as_ref().map(Site::from).unwrap_or_default()
 }
 
 /// All further work is done by a child, so that whatever becomes of it ends as an exit code.
-fn guarded(arguments: &Arguments, input: &Input<'_>, asked: Asked) -> u8 {
-    let limit = job::Job::limit(arguments, &asked);
+fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
+    let limit = limit(arguments, &asked.submission);
     guard::run_guarded(NAME, Deadline::after(limit + PARENT_GRACE), || {
         let deadline = Deadline::after(limit);
-        match job::Job::prepare(arguments, asked.clone()) {
-            Ok(job) => match start::run(arguments, input, &job, deadline) {
-                Ok(()) => 0,
-                Err(failed) => outcome::of_failure(&job, &failed, deadline),
-            },
-            Err(failure) => outcome::of_unprepared(arguments, &asked, &failure),
+        let submission = asked.submission.clone();
+        match prepare(arguments, asked, deadline) {
+            Ok(job) => {
+                // A rollback must fit behind a start that took its whole time.
+                let mut node = RealNode::new(NAME, &job.settings, limit, limit / 3);
+                let until = match arguments.wait {
+                    Wait::Ready => Until::Ready,
+                    Wait::Started => Until::Started,
+                };
+                job::begin(&mut node, &job, &Told::of(input, &job), until).code
+            }
+            Err(failure) => fail_unprepared(arguments, &submission, &failure),
         }
     })
 }
 
-/// A failure before it was known whose node this is: said, never recorded or drained.
+/// The time for the whole prologue: the configured one, but below the mom's own, which ends with SIGKILL.
+fn limit(arguments: &Arguments, submission: &Submission) -> Duration {
+    let settings = load(arguments, &node_name(submission)).ok().map(|(_, s)| s);
+    let own = settings.as_ref().map_or(USUAL_LIMIT, |s| s.deadline);
+    if submission.scheduler == Scheduler::Slurm || arguments.record {
+        return own;
+    }
+    let site = settings.as_ref().map(Site::from).unwrap_or_default();
+    let mom = Installation::find(submission.scheduler, &site, &ThisHost).mom_limit(&ThisHost);
+    own.min(mom.saturating_sub(MOM_MARGIN).max(Duration::from_secs(1)))
+}
+
+/// Reads the configuration and looks the user up: a fault for an unusable one, undetermined when he is not known here.
+fn prepare(arguments: &Arguments, asked: Asked, deadline: Deadline) -> Result<Job, Failure> {
+    let node = node_name(&asked.submission);
+    let (config, settings) = load(arguments, &node)
+        .map_err(|e| Fault::new(Evidence::Configuration, "configuration", e.to_string()))?;
+    let user = find_user(&asked.submission.user)?;
+    Ok(Job {
+        asked,
+        config,
+        settings,
+        user,
+        node,
+        slurm_conf: std::env::var("SLURM_CONF").ok(),
+        record: arguments.record,
+        deadline,
+    })
+}
+
+fn load(arguments: &Arguments, node: &str) -> Result<(Config, Settings), ConfigError> {
+    let config = Config::load(&arguments.config)?;
+    let settings = config.for_node(node, &[])?;
+    Ok((config, settings))
+}
+
+fn node_name(submission: &Submission) -> String {
+    let named = submission.node.clone().filter(|n| !n.is_empty());
+    named.unwrap_or_else(|| ThisHost.name())
+}
+
+/// The scheduler's words, to be asked for more.
+struct Told<'a> {
+    submission: &'a Submission,
+    input: Input<'a>,
+}
+
+impl<'a> Told<'a> {
+    fn of(mut input: Input<'a>, job: &'a Job) -> Self {
+        input.site = (&job.settings).into();
+        let submission = &job.asked.submission;
+        Self { submission, input }
+    }
+}
+
+impl Scheduled for Told<'_> {
+    fn unattached(&self) -> Option<Unattached> {
+        let mut input = self.input.clone();
+        input.site.home = input.site.home.or_else(home_of_caller);
+        unattached(self.submission, &input, &ThisHost)
+    }
+
+    fn devices(&self) -> Result<Devices, Failure> {
+        scheduler::devices(self.submission, &self.input, &ThisHost)
+    }
+}
+
+/// The home of the mom that runs us, whose prologue starts in its `mom_priv` (facts: pbs-live, "Environment, identity,
+/// stdio").
+fn home_of_caller() -> Option<PathBuf> {
+    let here = std::env::current_dir().ok()?;
+    (here.file_name()? == "mom_priv").then(|| here.parent().map(PathBuf::from))?
+}
+
+/// A failure before there was a job to speak of, an unusable configuration or an unknown user: said, recorded, not drained.
+fn fail_unprepared(arguments: &Arguments, submission: &Submission, failure: &Failure) -> u8 {
+    let settings = load(arguments, &node_name(submission)).ok().map(|(_, s)| s);
+    let usual = || Settings::usual(&node_name(submission));
+    let known = settings.is_some();
+    let settings = settings.unwrap_or_else(usual);
+    let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
+    outcome::say(&mut node, &submission.job, failure);
+    if arguments.record && known {
+        outcome::leave_record(&mut node, &submission.job, 0, failure);
+    }
+    failure.exit_code()
+}
+
+/// A failure before it was known whose node this is: said, never drained; a refusal is recorded.
 fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8 {
     complain(NAME, &failure.to_string());
-    let submission = scheduler::read(input, &ThisHost);
-    if let (true, Failure::Refusal(_), Ok(submission)) = (arguments.record, failure, &submission) {
-        outcome::record_unprepared(arguments, submission, failure);
+    let Ok(submission) = scheduler::read(input, &ThisHost) else {
+        return failure.exit_code();
+    };
+    if let (true, Failure::Refusal(_), Ok((_, settings))) = (
+        arguments.record,
+        failure,
+        load(arguments, &node_name(&submission)),
+    ) {
+        let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
+        outcome::leave_record(&mut node, &submission.job, 0, failure);
     }
     // What was refused before any node was looked at, the mother superior refuses too.
-    if submission.is_ok_and(|submission| outcome::is_left_to_tasks(&submission, failure)) {
+    if outcome::is_left_to_tasks(&submission, failure) {
         return 0;
     }
     failure.exit_code()

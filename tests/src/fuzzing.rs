@@ -4,10 +4,10 @@
 
 use mpsd::daemon::dialogue::{Event, Proof, check};
 use mpsd::job::Journal;
-use mpsd::job::spec::SpecDaemon;
 use mpsd::scheduler::host::{Answer, Host};
 use mpsd::scheduler::{self, Given, GpuName, Input, Program, Scheduler, Site};
 use mpsd_core::config::Config;
+use mpsd_core::record::Daemon;
 use mpsd_core::record::Record;
 use mpsd_core::{GpuUuid, JobId, Request};
 use std::ffi::OsString;
@@ -79,9 +79,9 @@ pub fn configuration(bytes: &[u8]) {
     }
 }
 
-fn daemon() -> SpecDaemon {
+fn daemon() -> Daemon {
     let gpu = GpuUuid::parse("GPU-200b4359-5562-4e0e-ed46-88b581af6524").expect("uuid");
-    SpecDaemon {
+    Daemon {
         gpus: vec![gpu.clone()],
         pipe: "/p".into(),
         log: "/l".into(),

@@ -4,17 +4,16 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use mpsd::job::carry_out::{self, NotDone};
+use mpsd::job::evidence::{Sample, State as ProcessState};
 use mpsd::job::ladder::Rung;
-use mpsd::job::undo::{self, Findings};
-use mpsd::job::{Account, Journal};
-use mpsd::node::{Node, Role};
-use mpsd::scheduler::Exclusive;
+use mpsd::job::node::Role;
+use mpsd::job::{self, Account, Failed, Findings, Until};
+use mpsd::scheduler::{Exclusive, Phase, Scheduler};
 use mpsd_core::failure::Evidence;
-use mpsd_core::record::{Record, State};
+use mpsd_core::record::State;
 use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
-use tests::sim::scenario::{Scenario, UID, journal, spec};
+use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Living, Sim, Trouble, World, living, silence_kills};
 
 /// The scenarios whose every crash is tried. More GPUs or daemons add points, not kinds of them.
@@ -26,6 +25,8 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
         Scenario::new("no cgroup", "MPS=true", 1).config("cgroup = \"none\""),
         Scenario::new("step", "MPS=true", 1).step(),
+        Scenario::new("verified by its tasks' record", "MPS=true,MPS_VERIFY=true", 1).recorded(),
+        Scenario::new("detached", "MPS=true,MPS_VERIFY=true", 1).detached(),
         Scenario::new("exclusive found", "MPS=true", 1)
             .gpus(|gpus| gpus[0].mode = ComputeMode::ExclusiveProcess),
     ]
@@ -57,50 +58,31 @@ fn shared(world: &World) -> Rc<RefCell<World>> {
     Rc::new(RefCell::new(world.clone()))
 }
 
-/// The prologue's own order of calls.
-fn prologue(node: &mut Sim, scenario: &Scenario) -> Result<(), Box<NotDone>> {
-    let plan = scenario.plan().expect("plan");
-    let _held = node.open_job(&plan.job).map_err(|failure| {
-        Box::new(NotDone {
-            failure,
-            findings: Findings::default(),
-        })
-    })?;
-    let mut journal = journal(&plan);
-    let spec = spec(&plan, &journal);
-    let record = Record::closed(plan.job.clone(), UID, State::Starting, String::new());
-    written(node, &record, &journal)?;
-    carry_out::begin(node, &mut journal, &spec)?;
-    carry_out::prove(node, &journal, &spec)?;
-    written(node, &record, &journal)
+/// What the program `mps-prologue` does.
+fn prologue(node: &mut Sim, scenario: &Scenario) -> Result<(), Failed> {
+    let job = scenario.job().expect("job");
+    let begun = job::begin(node, &job, scenario, scenario.until);
+    match begun.failed {
+        Some(failed) => Err(failed),
+        None => {
+            assert_eq!(begun.code, 0);
+            Ok(())
+        }
+    }
 }
 
-/// The record, or all that was begun is undone.
-fn written(node: &mut Sim, record: &Record, journal: &Journal) -> Result<(), Box<NotDone>> {
-    node.write_record(record).map_err(|failure| {
-        let findings = undo::undo(node, journal);
-        Box::new(NotDone { failure, findings })
-    })
-}
-
-/// The epilogue's own order of calls.
-fn epilogue(node: &mut Sim, job: &JobId) -> Result<Findings, Failure> {
-    let Some(_held) = node.find_job(job)? else {
-        return Ok(Findings::default());
-    };
-    let Some(journal) = node.read_journal(job)? else {
-        node.remove_job(job)?;
-        return Ok(Findings::default());
-    };
-    Ok(undo::undo(node, &journal))
+/// What the program `mps-epilogue` does.
+fn epilogue(node: &mut Sim, scenario: &Scenario) -> Findings {
+    let settings = scenario.settings();
+    job::end(node, &scenario.id(), &scenario.ending(&settings)).findings
 }
 
 /// An epilogue without trouble leaves the node as `before`, and says so; so does one more.
 #[track_caller]
-fn restored(world: &Rc<RefCell<World>>, before: &World, job: &JobId, after: &str) {
+fn restored(world: &Rc<RefCell<World>>, scenario: &Scenario, after: &str) {
+    let before = before(scenario);
     for turn in ["first", "second"] {
-        let found =
-            epilogue(&mut Sim::new(world, Trouble::None), job).unwrap_or_else(|e| panic!("{after}: {e}"));
+        let found = epilogue(&mut Sim::new(world, Trouble::None), scenario);
         assert!(found.is_clean(), "{after}, {turn} epilogue: {found:?}");
         world.borrow_mut().settle();
         assert_eq!(
@@ -154,7 +136,7 @@ fn a_prologue_killed_anywhere_is_undone_whole() {
     let mut tried = 0;
     for scenario in scenarios() {
         for (name, left) in killed_prologues(&scenario) {
-            restored(&shared(&left), &before(&scenario), &scenario.job(), &name);
+            restored(&shared(&left), &scenario, &name);
             tried += 1;
         }
     }
@@ -173,15 +155,10 @@ fn an_epilogue_killed_anywhere_is_finished_by_the_next() {
             for at in 0.. {
                 let world = shared(&left);
                 let mut node = Sim::new(&world, Trouble::KillAt(at));
-                if living(|| epilogue(&mut node, &scenario.job()).map(drop)).is_some() {
+                if living(|| epilogue(&mut node, &scenario)).is_some() {
                     break;
                 }
-                restored(
-                    &world,
-                    &before(&scenario),
-                    &scenario.job(),
-                    &format!("{name}, epilogue killed at {at}"),
-                );
+                restored(&world, &scenario, &format!("{name}, epilogue killed at {at}"));
                 tried += 1;
             }
         }
@@ -191,33 +168,89 @@ fn an_epilogue_killed_anywhere_is_finished_by_the_next() {
 }
 
 #[test]
+fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
+    silence_kills();
+    let mut tried = 0;
+    for scenario in scenarios() {
+        for (name, left) in killed_prologues(&scenario) {
+            let world = shared(&left);
+            prologue(&mut Sim::new(&world, Trouble::None), &scenario)
+                .unwrap_or_else(|e| panic!("{name}: {e:?}"));
+            let control = |world: &World| {
+                let own = |p: &&Living| p.job == scenario.id() && p.role == Role::Control;
+                world.processes.values().filter(own).count()
+            };
+            assert_eq!(control(&world.borrow()), 1, "{name}: control daemons");
+            // A step whose daemon lives is the same start called twice: it stands as the first call left it.
+            if !scenario.step {
+                let ready = world.borrow().jobs[&scenario.id()].record.clone();
+                assert_eq!(ready.map(|r| r.state), Some(State::Ready), "{name}");
+            }
+            restored(&world, &scenario, &name);
+            tried += 1;
+        }
+    }
+    figures::tell("crash_points", tried);
+}
+
+/// Whether the job's directory is there and nothing is in it.
+fn is_bare(world: &World, job: &JobId) -> bool {
+    let bare = |j: &tests::sim::Job| j.journal.is_none() && j.record.is_none() && j.directories.is_empty();
+    world.jobs.get(job).is_some_and(bare)
+}
+
+#[test]
 fn a_prologue_whose_call_fails_undoes_itself_whole() {
     let mut tried = 0;
     for scenario in scenarios() {
         let (_, _, calls) = running(&scenario);
         for at in 0..calls {
             for trouble in [Trouble::FaultAt(at), Trouble::UndeterminedAt(at)] {
-                let world = shared(&before(&scenario));
-                let name = format!("{}, {trouble:?}", scenario.name);
-                let failed = prologue(&mut Sim::new(&world, trouble), &scenario).expect_err(&name);
-                let injected = match trouble {
-                    Trouble::FaultAt(_) => matches!(&failed.failure, Failure::Fault(_)),
-                    _ => matches!(&failed.failure, Failure::Undetermined(_)),
-                };
-                assert!(injected, "{name}: its kind was changed: {failed:?}");
-                assert!(failed.findings.is_clean(), "{name}: {failed:?}");
-                world.borrow_mut().settle();
-                assert_eq!(
-                    world.borrow().picture(),
-                    before(&scenario).picture(),
-                    "{name}: a failed start leaves something to the epilogue"
-                );
-                restored(&world, &before(&scenario), &scenario.job(), &name);
+                a_failed_call(&scenario, trouble);
                 tried += 1;
             }
         }
     }
     figures::tell("failed_calls", tried);
+}
+
+fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
+    let world = shared(&before(scenario));
+    let name = format!("{}, {trouble:?}", scenario.name);
+    let fault = matches!(trouble, Trouble::FaultAt(_));
+    match prologue(&mut Sim::new(&world, trouble), scenario) {
+        Err(failed) => {
+            let kept = match &failed.failure {
+                Failure::Fault(_) => fault,
+                Failure::Undetermined(_) => !fault,
+                Failure::Refusal(_) => false,
+            };
+            assert!(kept, "{name}: its kind was changed: {failed:?}");
+            assert!(failed.findings.is_clean(), "{name}: {failed:?}");
+        }
+        // The prologue had returned; the other process says it.
+        Ok(()) => assert_eq!(scenario.until, Until::Started, "{name}: it says nothing"),
+    }
+    assert!(!world.borrow().complaints.is_empty(), "{name}: nobody is told");
+    assert_eq!(world.borrow().drains.len(), usize::from(fault), "{name}: drains");
+    world.borrow_mut().settle();
+    let mut left = world.borrow().picture();
+    let id = scenario.id();
+    if scenario.record {
+        let record = left.jobs.get_mut(&id).and_then(|job| job.record.take());
+        assert_eq!(record.map(|r| r.state), Some(State::Failed), "{name}: no record");
+    }
+    // The journal that could not be read may be an earlier prologue's: its directory stays.
+    if is_bare(&left, &id) {
+        left.jobs.remove(&id);
+        left.job_locks.remove(&id);
+    }
+    assert_eq!(
+        left,
+        before(scenario).picture(),
+        "{name}: a failed start leaves something to the epilogue"
+    );
+    restored(&world, scenario, &name);
 }
 
 #[test]
@@ -226,17 +259,14 @@ fn an_epilogue_whose_call_fails_says_so_and_the_next_one_finishes() {
     for scenario in scenarios() {
         let (left, ..) = running(&scenario);
         let mut node = Sim::new(&shared(&left), Trouble::None);
-        epilogue(&mut node, &scenario.job()).expect("epilogue");
+        epilogue(&mut node, &scenario);
         for at in 0..node.calls() {
             for trouble in [Trouble::FaultAt(at), Trouble::UndeterminedAt(at)] {
                 let world = shared(&left);
                 let name = format!("{}, {trouble:?} in the epilogue", scenario.name);
-                let said = epilogue(&mut Sim::new(&world, trouble), &scenario.job());
-                assert!(
-                    !said.is_ok_and(|found| found.is_clean()),
-                    "{name}: it says that all is well"
-                );
-                restored(&world, &before(&scenario), &scenario.job(), &name);
+                let said = epilogue(&mut Sim::new(&world, trouble), &scenario);
+                assert!(!said.is_clean(), "{name}: it says that all is well");
+                restored(&world, &scenario, &name);
                 tried += 1;
             }
         }
@@ -256,7 +286,7 @@ fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
         let world = shared(&before(&scenario));
         world.borrow_mut().stubborn = upto;
         prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
-        let found = epilogue(&mut Sim::new(&world, Trouble::None), &scenario.job()).expect("epilogue");
+        let found = epilogue(&mut Sim::new(&world, Trouble::None), &scenario);
         assert_eq!(found.is_clean(), clean, "{upto:?}: {found:?}");
         if !clean {
             let survivors = found.faults.iter().filter(|f| f.evidence == Evidence::Survivor);
@@ -270,16 +300,11 @@ fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
 #[track_caller]
 fn the_next_look_finishes(world: &Rc<RefCell<World>>, scenario: &Scenario) {
     assert!(
-        world.borrow().jobs.contains_key(&scenario.job()),
+        world.borrow().jobs.contains_key(&scenario.id()),
         "the journal stays for the next look"
     );
     world.borrow_mut().processes.clear();
-    restored(
-        world,
-        &before(scenario),
-        &scenario.job(),
-        "the survivors ended at last",
-    );
+    restored(world, scenario, "the survivors ended at last");
 }
 
 #[test]
@@ -287,9 +312,12 @@ fn a_survivor_that_a_user_holds_is_no_evidence_and_stays_in_the_journal() {
     let scenario = Scenario::new("held", "MPS=true", 1);
     let world = shared(&before(&scenario));
     world.borrow_mut().stubborn = Some(Rung::Kill);
-    world.borrow_mut().held_by_user = Some("a tracer holds it");
+    world.borrow_mut().sample = Some(Sample {
+        state: ProcessState::Stopped,
+        stacks: None,
+    });
     prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
-    let found = epilogue(&mut Sim::new(&world, Trouble::None), &scenario.job()).expect("epilogue");
+    let found = epilogue(&mut Sim::new(&world, Trouble::None), &scenario);
     assert!(found.faults.is_empty(), "{found:?}");
     let told = found
         .undetermined
@@ -314,7 +342,7 @@ fn a_start_that_fails_for_two_users_is_evidence_and_for_one_is_not() {
         matches!(&failed.failure, Failure::Fault(f) if f.evidence == Evidence::RepeatedStarts),
         "{failed:?}"
     );
-    restored(&world, &before(&scenario), &scenario.job(), "failed starts");
+    restored(&world, &scenario, "failed starts");
 }
 
 #[test]
@@ -324,7 +352,7 @@ fn a_mode_that_somebody_changed_during_the_job_stays_theirs() {
     let world = shared(&before(&scenario));
     prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
     world.borrow_mut().set_mode(&gpu, ComputeMode::Prohibited);
-    let found = epilogue(&mut Sim::new(&world, Trouble::None), &scenario.job()).expect("epilogue");
+    let found = epilogue(&mut Sim::new(&world, Trouble::None), &scenario);
     assert!(found.is_clean(), "{found:?}");
     assert!(found.notes.iter().any(|n| n.contains("PROHIBITED")), "{found:?}");
     let mut expected = before(&scenario);
@@ -345,4 +373,59 @@ fn a_foreign_context_keeps_the_mode_as_it_is() {
         "{:?}",
         world.borrow().log
     );
+}
+
+#[test]
+fn a_start_that_cannot_be_divided_is_finished_by_the_prologue_itself() {
+    let scenario = Scenario::new("undivided", "MPS=true", 1).detached();
+    let world = shared(&before(&scenario));
+    world.borrow_mut().undivided = true;
+    prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
+    let record = world.borrow().jobs[&scenario.id()].record.clone();
+    assert_eq!(record.map(|r| r.state), Some(State::Ready));
+    restored(&world, &scenario, "an undivided start");
+}
+
+#[test]
+fn a_node_whose_drain_waits_takes_no_job_and_is_not_drained_again() {
+    let scenario = Scenario::new("waiting drain", "MPS=true", 1);
+    let world = shared(&before(&scenario));
+    world.borrow_mut().undelivered = Some("mpsd: job 1: NVML".to_owned());
+    let failed = prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect_err("a waiting drain");
+    assert!(
+        failed.failure.to_string().contains("waits for its scheduler"),
+        "{failed:?}"
+    );
+    assert!(matches!(failed.failure, Failure::Undetermined(_)), "{failed:?}");
+    assert_eq!(world.borrow().drains, Vec::<String>::new());
+    assert_eq!(world.borrow().requeued, [scenario.id()]);
+    assert_eq!(world.borrow().picture(), before(&scenario).picture());
+}
+
+#[test]
+fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
+    for (trouble, deaf, phase, code, waits) in [
+        (Trouble::UndeterminedAt(0), false, Phase::Prologue, 2, 1),
+        (Trouble::FaultAt(0), false, Phase::Prologue, 2, 0),
+        (Trouble::FaultAt(0), true, Phase::Prologue, 2, 1),
+        // A sister that fails takes its node down: its tasks are told instead.
+        (Trouble::UndeterminedAt(0), false, Phase::ParallelPrologue, 0, 0),
+        (Trouble::FaultAt(0), false, Phase::ParallelPrologue, 2, 0),
+    ] {
+        let scenario = Scenario::new("torque", "MPS=true", 1).of(Scheduler::Torque, phase);
+        let world = shared(&before(&scenario));
+        world.borrow_mut().deaf = deaf;
+        let job = scenario.job().expect("job");
+        let begun = job::begin(&mut Sim::new(&world, trouble), &job, &scenario, Until::Ready);
+        let case = format!("{trouble:?}, deaf {deaf}, {phase:?}");
+        assert_eq!(begun.code, code, "{case}");
+        assert_eq!(world.borrow().waits, waits, "{case}");
+        let told = world
+            .borrow()
+            .jobs
+            .get(&scenario.id())
+            .is_some_and(|job| job.record.is_some());
+        assert_eq!(told, code == 0, "{case}: a record for the tasks");
+        assert_eq!(world.borrow().requeued, Vec::<JobId>::new(), "{case}");
+    }
 }

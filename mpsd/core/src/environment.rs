@@ -2,7 +2,7 @@
 
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
-use super::record::{Record, RecordDaemon};
+use super::record::{Daemon, Record};
 use super::text::one_line;
 use std::path::Path;
 
@@ -198,7 +198,7 @@ fn daemon_of<'a>(
     record: &'a Record,
     task: &Task,
     gpus: Vec<GpuUuid>,
-) -> Result<(&'a RecordDaemon, Vec<GpuUuid>), Refusal> {
+) -> Result<(&'a Daemon, Vec<GpuUuid>), Refusal> {
     let none = || {
         Refusal::new(
             format!("job {}", record.job),
@@ -238,12 +238,13 @@ mod tests {
     }
 
     fn record(per_gpu: bool) -> Record {
-        let daemon = |name: &str, gpus: Vec<GpuUuid>| RecordDaemon {
+        let daemon = |name: &str, gpus: Vec<GpuUuid>| Daemon {
             gpus,
             pipe: format!("/run/mpsd/jobs/7/{name}").into(),
             log: "/run/mpsd/jobs/7/log".into(),
             threads: None,
             memory: Vec::new(),
+            priority: None,
         };
         Record {
             version: VERSION,

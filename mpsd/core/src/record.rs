@@ -6,7 +6,7 @@
 use super::failure::FailureKind;
 use super::gpu::GpuUuid;
 use super::job::JobId;
-use super::limits::Percent;
+use super::limits::{Percent, Priority};
 use super::request::Request;
 use super::trusted::open_trusted;
 use nix::errno::Errno;
@@ -45,21 +45,39 @@ pub struct RecordGpu {
     pub uuid: GpuUuid,
 }
 
-/// A control daemon of the job.
+/// A control daemon of the job: its GPUs, its place, and what it gives to each of its clients. The same value stands in
+/// plan, journal, record and the specification of `mpsd`.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct RecordDaemon {
-    /// Its GPUs.
+pub struct Daemon {
+    /// The GPUs it is confined to, in NVML's order.
     pub gpus: Vec<GpuUuid>,
     /// Its pipe directory.
     pub pipe: PathBuf,
     /// Its log directory.
     pub log: PathBuf,
-    /// What it gives to each client; `None`: all.
+    /// Default active thread percentage; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<Percent>,
-    /// Its limit for each client, MiB by GPU.
+    /// Default pinned device memory limit, MiB by GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<(GpuUuid, u64)>,
+    /// Default client priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<Priority>,
+}
+
+impl Daemon {
+    /// One with these GPUs and directories that limits nothing.
+    pub fn unlimited(gpus: Vec<GpuUuid>, pipe: PathBuf, log: PathBuf) -> Self {
+        Self {
+            gpus,
+            pipe,
+            log,
+            threads: None,
+            memory: Vec::new(),
+            priority: None,
+        }
+    }
 }
 
 /// What the job's tasks need to know.
@@ -100,7 +118,7 @@ pub struct Record {
     pub gpus: Vec<RecordGpu>,
     /// The daemons.
     #[serde(default)]
-    pub daemons: Vec<RecordDaemon>,
+    pub daemons: Vec<Daemon>,
     /// Thread percentage by local rank, repeated when there are more ranks; empty: the daemon's.
     #[serde(default)]
     pub rank_threads: Vec<Percent>,

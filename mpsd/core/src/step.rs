@@ -154,7 +154,7 @@ fn pairs<'a, A, B>(step: &'a [A], job: &'a [B]) -> impl Iterator<Item = (&'a A, 
 mod tests {
     use super::*;
     use crate::job::JobId;
-    use crate::record::{RecordDaemon, RecordGpu, State};
+    use crate::record::{Daemon, RecordGpu, State};
 
     fn request(text: &str) -> Request {
         text.parse().unwrap()
@@ -171,12 +171,13 @@ mod tests {
             index: 1,
             uuid: uuid(1),
         }];
-        record.daemons = vec![RecordDaemon {
+        record.daemons = vec![Daemon {
             gpus: vec![uuid(1)],
             pipe: "/run/mpsd/jobs/7/pipe".into(),
             log: "/run/mpsd/jobs/7/log".into(),
             threads: "50".parse().ok(),
             memory: vec![(uuid(1), 4096)],
+            priority: None,
         }];
         record
     }

@@ -1,6 +1,7 @@
 //! What a job asked for, in the words of `mps-prologue` and of `mpsctl plan`: one definition for both.
 
 use super::common::SchedulerName;
+pub use crate::plan::Asked;
 use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submission};
 use mpsd_core::request::Wording;
 use mpsd_core::{Failure, Request};
@@ -42,17 +43,6 @@ pub struct Asking {
     /// The scheduler's own arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     pub positional: Vec<OsString>,
-}
-
-/// A job that asked.
-#[derive(Debug, Clone)]
-pub struct Asked {
-    /// What it asked for, as written.
-    pub request: Request,
-    /// How the user wrote it, for messages.
-    pub wording: Wording,
-    /// What the scheduler says of it.
-    pub submission: Submission,
 }
 
 impl Asking {

@@ -275,7 +275,7 @@ fn lowest(ranks: &[Vec<(GpuUuid, u64)>]) -> Option<Vec<(GpuUuid, u64)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::record::{RecordDaemon, RecordGpu};
+    use mpsd_core::record::{Daemon, RecordGpu};
 
     #[test]
     fn a_shell_without_a_rank_has_the_lowest_of_a_list() {
@@ -285,12 +285,13 @@ mod tests {
             index: 0,
             uuid: gpu.clone(),
         }];
-        record.daemons = vec![RecordDaemon {
+        record.daemons = vec![Daemon {
             gpus: vec![gpu.clone()],
             pipe: "/p".into(),
             log: "/l".into(),
             threads: None,
             memory: Vec::new(),
+            priority: None,
         }];
         record.rank_threads = ["70", "30"].map(|p| p.parse().unwrap()).to_vec();
         record.rank_memory = vec![vec![(gpu.clone(), 4096)], vec![(gpu, 2048)]];

@@ -2,7 +2,6 @@
 
 use super::attach::{Caller, Found, Lookup, Stop};
 use super::complain;
-use crate::node::clean;
 use crate::scheduler::pbs::Installation;
 use crate::scheduler::unattached::runs_as_root;
 use crate::scheduler::{Host, Scheduler, ThisHost};
@@ -164,7 +163,7 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let node = ThisHost.name();
     let settings = Config::load(caller.config).and_then(|config| config.for_node(&node, &[]));
     let settings = settings.unwrap_or_else(|_| Settings::usual(&node));
-    let pbs = Installation::find(Scheduler::Torque, &clean::site(&settings), &ThisHost);
+    let pbs = Installation::find(Scheduler::Torque, &(&settings).into(), &ThisHost);
     if runs_as_root(&pbs, &ThisHost) {
         let config = pbs.mom_config();
         let why = format!(

@@ -14,11 +14,7 @@ pub mod site;
 
 use std::io::Write;
 
-/// Prints `program: text` on standard error, on one line; a closed standard error loses it.
-pub fn complain(program: &str, text: &str) {
-    let line = format!("{program}: {}\n", mpsd_core::text::one_line(text, 2000));
-    let _ = std::io::stderr().write_all(line.as_bytes());
-}
+pub use crate::node::log::complain;
 
 /// Prints `text` on standard output; a closed one loses it.
 pub fn say(text: &str) {

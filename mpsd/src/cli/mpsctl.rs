@@ -250,7 +250,7 @@ fn slurm(config: &Path, verb: &Slurm) -> u8 {
 fn surroundings(config: &Path) -> Result<Surroundings, Failure> {
     let settings = settings(config, &ThisHost.name())?;
     Ok(Surroundings {
-        site: crate::node::clean::site(&settings),
+        site: (&settings).into(),
         programs: programs()?,
         config: (config != Path::new(CONFIG)).then(|| config.to_path_buf()),
         state: settings.paths.state().to_path_buf(),

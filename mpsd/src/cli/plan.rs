@@ -1,11 +1,9 @@
 //! `mpsctl plan`: what root would do here for a job, printed and not done.
 
-use super::asking::{Asked, Asking};
-use crate::node::clean::site;
+use super::asking::Asking;
 use crate::node::user::find_user;
 use crate::node::worker::NvmlWorker;
-use crate::plan::decide::{Written, decide};
-use crate::plan::tasks;
+use crate::plan::{Case, decide, tasks};
 use crate::scheduler::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Phase, Scheduler, Submission, ThisHost, UserRef,
 };
@@ -51,7 +49,7 @@ impl PlanVerb {
         let file = Config::load(config).map_err(Fault::from)?;
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
         let settings = file.for_node(&host, &[]).map_err(Fault::from)?;
-        let input = self.asking.input(env, site(&settings), false);
+        let input = self.asking.input(env, (&settings).into(), false);
         let asked = match &self.user {
             Some(user) => self.asking.asked_by(self.submission(user)?)?,
             None => self.asking.asked(&input, &ThisHost)?,
@@ -77,25 +75,18 @@ impl PlanVerb {
             .unwrap_or(host);
         let inventory = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?.inventory()?;
         let user = find_user(&asked.submission.user)?;
-        let Asked {
-            request,
-            wording,
-            submission,
-        } = &asked;
-        let (_, plan) = decide(&Written {
+        let (_, plan) = decide(&Case {
             config: &file,
             node: &node,
-            submission,
+            asked: &asked,
             uid: user.uid,
-            request,
-            wording: *wording,
             devices: &devices,
             inventory: &inventory,
         })?;
         let told = told.map(|told| format!("note: {told}\n")).unwrap_or_default();
         Ok(format!(
-            "node {node} user {} request {request}\n{plan}{told}",
-            user.name
+            "node {node} user {} request {}\n{plan}{told}",
+            user.name, asked.request
         ))
     }
 

@@ -2,18 +2,16 @@
 //! the event. Run by the timer and at boot; what cannot be decided is left alone.
 
 use super::mpsctl::NAME;
-use crate::job::Journal;
-use crate::node::clean::{self, By};
-use crate::node::log::{Severity, line};
-use crate::node::real::{Reach, RealNode};
+use crate::job::node::{Member, Members, Severity, Store};
+use crate::job::{self, Ending, Journal, sweep};
+use crate::node::log::line;
+use crate::node::real::RealNode;
 use crate::node::recheck::{Recheck, recheck};
-use crate::node::{Member, Node, sweep};
 use crate::scheduler::Scheduler;
 use crate::scheduler::drain::spool::{self, Stand};
 use crate::scheduler::drain::{Marker, Outcome, markers};
 use crate::scheduler::host::boot_time;
 use crate::scheduler::known_jobs::{Standing, Standings, is_slurms};
-use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::record::{self, Look};
 use mpsd_core::{Failure, JobId, Undetermined};
@@ -92,7 +90,7 @@ impl Reconcile {
     /// # Errors
     /// Our own directories cannot be read at all.
     pub fn run(&self, settings: &Settings, name: &str) -> Result<Report, Failure> {
-        let mut run = Run::new(settings, name, self.dry_run, self.boot)?;
+        let mut run = Run::new(settings, name, self.dry_run, self.boot);
         run.jobs()?;
         run.locks()?;
         run.gpus();
@@ -111,7 +109,7 @@ impl Undrain {
     pub fn run(&self, settings: &Settings, name: &str) -> Result<Report, Failure> {
         let mut run = Run {
             undrain: true,
-            ..Run::new(settings, name, false, false)?
+            ..Run::new(settings, name, false, false)
         };
         run.jobs()?;
         let ours: Vec<Marker> = markers::all(&settings.paths)
@@ -128,10 +126,10 @@ impl Undrain {
 }
 
 impl<'a> Run<'a> {
-    fn new(settings: &'a Settings, name: &'a str, dry: bool, boot: bool) -> Result<Self, Failure> {
+    fn new(settings: &'a Settings, name: &'a str, dry: bool, boot: bool) -> Self {
         let limit = settings.deadline;
-        let node = RealNode::new(Reach::of(NAME, settings, limit, limit / 2))?;
-        Ok(Self {
+        let node = RealNode::new(NAME, settings, limit, limit / 2);
+        Self {
             settings,
             name,
             dry,
@@ -140,7 +138,7 @@ impl<'a> Run<'a> {
             node,
             report: Report::default(),
             unfinished: BTreeSet::new(),
-        })
+        }
     }
 
     /// Every job that has a directory. All journals are read before any scheduler is asked: a job that came later is
@@ -157,7 +155,7 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        let mut standings = Standings::new(clean::site(self.settings));
+        let mut standings = Standings::new(self.settings.into());
         for Judged { job, journal } in judged {
             let standing = self.standing(&mut standings, &job, journal.as_ref());
             self.job(&job, journal.as_ref(), &standing);
@@ -237,16 +235,16 @@ impl<'a> Run<'a> {
     }
 
     fn take_down(&mut self, job: &JobId, journal: Option<&Journal>, why: &str) {
-        let by = By {
-            program: NAME,
+        let limit = self.settings.deadline;
+        let mut node = RealNode::new(NAME, self.settings, limit, limit / 2);
+        let ending = Ending {
             settings: self.settings,
             scheduler: journal.map_or_else(|| guess(job), |journal| journal.scheduler),
             node: journal.map_or(self.name, |journal| &journal.node),
             slurm_conf: std::env::var("SLURM_CONF").ok(),
-            deadline: Deadline::after(self.settings.deadline),
         };
-        let ended = clean::job_as_judged(job, &by, journal);
-        if ended.clean {
+        let ended = job::end_as_judged(&mut node, job, &ending, journal);
+        if ended.findings.is_clean() {
             self.report.did(format!("job {job}: gone ({why}): taken down"));
         } else {
             self.unfinished.insert(job.to_string());
@@ -309,7 +307,7 @@ impl<'a> Run<'a> {
 
     fn drain(&mut self, marker: &Marker, lift: bool) {
         let what = format!("drain of node '{}' ({})", marker.node, marker.reason);
-        let site = clean::site(self.settings);
+        let site = self.settings.into();
         let controller = spool::place(marker, &site).controller();
         match spool::stand(marker, controller.as_ref()) {
             Err(why) if marker.delivered => self

@@ -4,8 +4,8 @@
 //! commands answer nothing (facts: mps-control, "The command session"). So every setting is read back, and every
 //! reading that may be empty is followed by one that never is.
 
-use crate::job::spec::SpecDaemon;
 use mpsd_core::limits::{Percent, Priority};
+use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 
 /// The command that always answers, with one number; it brackets those that may not.
@@ -16,7 +16,7 @@ const NO_LIMIT: f64 = 100.0;
 const PRECISION: f64 = 0.05;
 
 /// The session that sets every limit of `daemon`, reads each back, and starts the server of `uid`.
-pub fn configure(daemon: &SpecDaemon, uid: u32) -> String {
+pub fn configure(daemon: &Daemon, uid: u32) -> String {
     let mut lines = Vec::new();
     if let Some(threads) = daemon.threads {
         lines.push(format!("set_default_active_thread_percentage {threads}"));
@@ -52,7 +52,7 @@ fn level(priority: Priority) -> u8 {
 ///
 /// # Errors
 /// The first limit that is not in force, and what the daemon said instead.
-pub fn check(daemon: &SpecDaemon, answers: &str) -> Result<(), String> {
+pub fn check(daemon: &Daemon, answers: &str) -> Result<(), String> {
     let mut answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let wanted = daemon.threads.map_or(NO_LIMIT, |p| f64::from(p.tenths()) / 10.0);
     if daemon.threads.is_some() {
@@ -143,7 +143,7 @@ impl Proof {
     ///
     /// # Errors
     /// The limit that the server does not have.
-    pub fn confirms(&self, daemon: &SpecDaemon) -> Result<(), String> {
+    pub fn confirms(&self, daemon: &Daemon) -> Result<(), String> {
         let wanted = daemon
             .threads
             .map_or(NO_LIMIT, |p: Percent| f64::from(p.tenths()) / 10.0);
@@ -243,9 +243,9 @@ mod tests {
 
     const GPU: &str = "GPU-200b4359-5562-4e0e-ed46-88b581af6524";
 
-    fn daemon(threads: Option<&str>, memory: Option<u64>) -> SpecDaemon {
+    fn daemon(threads: Option<&str>, memory: Option<u64>) -> Daemon {
         let gpu = GpuUuid::parse(GPU).unwrap();
-        SpecDaemon {
+        Daemon {
             gpus: vec![gpu.clone()],
             pipe: "/p".into(),
             log: "/l".into(),

@@ -1,8 +1,8 @@
 //! One session with a control daemon: the vendor's own program, commands on its standard input, a deadline.
 
-use crate::job::spec::SpecDaemon;
 use crate::sys::signals::start_fresh;
 use mpsd_core::environment::{LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
+use mpsd_core::record::Daemon;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -53,7 +53,7 @@ pub enum SessionError {
 
 /// The vendor's program, made ready to talk to, or be, the control daemon of `daemon`. Its environment is written
 /// from nothing; it looks for the server's program beside itself.
-pub fn command(control: &Path, daemon: &SpecDaemon) -> Command {
+pub fn command(control: &Path, daemon: &Daemon) -> Command {
     let beside = control.parent().unwrap_or(Path::new("/usr/bin")).display();
     let gpus: Vec<&str> = daemon.gpus.iter().map(mpsd_core::GpuUuid::as_str).collect();
     let mut command = Command::new(control);
@@ -75,12 +75,7 @@ pub fn command(control: &Path, daemon: &SpecDaemon) -> Command {
 ///
 /// # Errors
 /// [`SessionError`]; at the deadline the program is killed and reaped.
-pub fn say(
-    control: &Path,
-    daemon: &SpecDaemon,
-    commands: &str,
-    limit: Duration,
-) -> Result<Answer, SessionError> {
+pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> Result<Answer, SessionError> {
     let first = commands.lines().next().unwrap_or("").to_owned();
     let end = Instant::now() + limit;
     let mut child = command(control, daemon)

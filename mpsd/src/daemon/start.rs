@@ -4,7 +4,8 @@ use super::dialogue::{self, Proof};
 use super::session::{self, SessionError};
 use super::tail::Tail;
 use super::watch::Events;
-use crate::job::spec::{ReadyDaemon, Spec, SpecDaemon};
+use crate::job::spec::{ReadyDaemon, Spec};
+use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use std::fs::File;
 use std::process::{Child, Stdio};
@@ -39,7 +40,7 @@ enum Stage {
 #[derive(Debug)]
 pub struct Running {
     /// What it was to be.
-    pub daemon: SpecDaemon,
+    pub daemon: Daemon,
     /// The process.
     pub child: Child,
     /// Its log.
@@ -142,7 +143,7 @@ fn stuck(running: &[Running]) -> &'static str {
     }
 }
 
-fn spawn(spec: &Spec, daemon: &SpecDaemon, events: &mut Events) -> Result<Running, String> {
+fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, String> {
     let (writer, tail) = Tail::create(&daemon.log)
         .map_err(|e| format!("cannot make the log in '{}': {e}", daemon.log.display()))?;
     events.watch_start(&daemon.pipe, &daemon.log)?;
@@ -161,7 +162,7 @@ fn spawn(spec: &Spec, daemon: &SpecDaemon, events: &mut Events) -> Result<Runnin
     })
 }
 
-fn spawn_control(spec: &Spec, daemon: &SpecDaemon, log: &File) -> std::io::Result<Child> {
+fn spawn_control(spec: &Spec, daemon: &Daemon, log: &File) -> std::io::Result<Child> {
     session::command(&spec.control, daemon)
         .arg("-f")
         .stdin(Stdio::null())

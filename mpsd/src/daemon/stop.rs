@@ -5,7 +5,8 @@
 //! (facts: mps-control).
 
 use super::session;
-use crate::job::spec::{Spec, SpecDaemon};
+use crate::job::spec::Spec;
+use mpsd_core::record::Daemon;
 use std::time::Duration;
 
 /// Seconds that `quit -t` gives the server.
@@ -28,7 +29,7 @@ pub fn all(spec: &Spec) -> Result<(), String> {
     }
 }
 
-fn one(spec: &Spec, daemon: &SpecDaemon) -> Result<(), String> {
+fn one(spec: &Spec, daemon: &Daemon) -> Result<(), String> {
     let limit = Duration::from_millis(spec.command_ms);
     let say = |commands: &str, limit: Duration| {
         session::say(&spec.control, daemon, commands, limit).map_err(|e| e.to_string())

@@ -1,8 +1,8 @@
 //! The journal: the plan as far as it was carried out, written before each effect.
 
 use crate::plan::effects::Effect;
-use mpsd_core::record::RecordGpu;
-use mpsd_core::{GpuUuid, JobId, Scheduler};
+use mpsd_core::record::{Daemon, RecordGpu};
+use mpsd_core::{JobId, Scheduler};
 use std::path::PathBuf;
 
 /// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
@@ -11,17 +11,6 @@ pub const VERSION: u32 = 1;
 /// A process that cannot be mistaken for another one with the same number.
 pub use crate::sys::process::ProcessId as ProcessRef;
 
-/// A control daemon's place.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct JournalDaemon {
-    /// The GPUs it is confined to.
-    pub gpus: Vec<GpuUuid>,
-    /// Pipe directory.
-    pub pipe: PathBuf,
-    /// Log directory.
-    pub log: PathBuf,
-}
-
 /// How this node is drained, as configured when the job began: the epilogue may run with the configuration gone.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DrainPolicy {
@@ -29,11 +18,24 @@ pub struct DrainPolicy {
     pub enabled: bool,
     /// What our reasons begin with.
     pub prefix: String,
-    /// A defunct process whose parent is gone also drains.
-    pub on_defunct: bool,
+    /// Decides nothing any more: release 0.1.0 cannot read a journal without it.
+    #[serde(default)]
+    on_defunct: bool,
     /// `SLURM_CONF`, where the prolog's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
+}
+
+impl DrainPolicy {
+    /// Drains, if `enabled`, with reasons that begin with `prefix`.
+    pub fn new(enabled: bool, prefix: String, slurm_conf: Option<String>) -> Self {
+        Self {
+            enabled,
+            prefix,
+            on_defunct: false,
+            slurm_conf,
+        }
+    }
 }
 
 /// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration, request or scheduler.
@@ -60,7 +62,7 @@ pub struct Journal {
     /// The job's GPUs.
     pub gpus: Vec<RecordGpu>,
     /// The control daemons.
-    pub daemons: Vec<JournalDaemon>,
+    pub daemons: Vec<Daemon>,
     /// The vendor's control program.
     pub control: PathBuf,
     /// The NVML library.
@@ -113,6 +115,12 @@ impl Journal {
     /// The effects that were begun, last first: what is to be undone.
     pub fn to_undo(&self) -> impl Iterator<Item = &Effect> {
         self.plan[..self.begun.min(self.plan.len())].iter().rev()
+    }
+
+    /// The UUIDs of the job's GPUs, for the marker of a drain.
+    pub fn gpu_names(&self) -> Vec<String> {
+        let names = self.gpus.iter().map(|gpu| gpu.uuid.as_str().to_owned());
+        names.collect()
     }
 
     /// Whether `effect` was begun.

@@ -1,12 +1,21 @@
-//! The life of a job: what is remembered of it, and how it begins and ends.
+//! The life of a job: [`begin`] and [`end`] are the only orders in which things happen to a node. Both, and all that they
+//! call, are generic over it ([`node`]): the programs run them on this one, the tests on one in memory.
 
 pub mod account;
-pub mod carry_out;
+mod begin;
+mod effects;
+mod end;
+pub mod evidence;
 pub mod journal;
 pub mod ladder;
 pub mod node;
+pub mod outcome;
 pub mod spec;
-pub mod undo;
+pub mod sweep;
+mod undo;
 
 pub use account::Account;
+pub use begin::{Begun, Failed, Job, Scheduled, Until, User, begin};
+pub use end::{Ended, Ending, end, end_as_judged, jobs_of};
 pub use journal::Journal;
+pub use undo::Findings;

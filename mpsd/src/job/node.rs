@@ -1,14 +1,20 @@
 //! What a job's life needs of a node. The suite's programs do it to this node ([`crate::node`]), the tests to one in memory.
+//! One method is one effect or one question; no order is built in.
 
 use super::account::Account;
+use super::evidence::Sample;
 use super::journal::{Journal, ProcessRef};
 use super::ladder::Rung;
-use super::spec::{ReadyDaemon, Spec};
+use super::spec::Spec;
+use crate::scheduler::drain::Place;
+use crate::sys::deadline::Deadline;
+use mpsd_core::failure::Fault;
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::Record;
+use mpsd_core::record::{Daemon, Record};
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::any::Any;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A lock that is held until it is dropped.
@@ -63,11 +69,10 @@ impl fmt::Display for Member {
     }
 }
 
-/// Whose processes are asked for at the rungs of the ladder.
-pub type Members = Vec<Member>;
-
-/// Everything that root can do to, or ask of, a node. One method is one effect or one question; no order is built in.
-pub trait Node {
+/// The node's GPUs, through NVML.
+pub trait Gpus {
+    /// From now on NVML is this library: the one that the job's journal names.
+    fn use_nvml(&mut self, library: &str);
     /// All GPUs with their compute modes.
     ///
     /// # Errors
@@ -76,21 +81,22 @@ pub trait Node {
     /// The compute mode of `gpu`.
     ///
     /// # Errors
-    /// As [`Node::inventory`]; a fault when the GPU is lost.
+    /// As [`Gpus::inventory`]; a fault when the GPU is lost.
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure>;
     /// Sets the compute mode and reads it back.
     ///
     /// # Errors
-    /// As [`Node::compute_mode`]; undetermined when the driver refuses.
+    /// As [`Gpus::compute_mode`]; undetermined when the driver refuses.
     fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure>;
     /// The processes with a context on `gpu`, without those that are gone already.
     ///
     /// # Errors
-    /// As [`Node::compute_mode`].
+    /// As [`Gpus::compute_mode`].
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure>;
-    /// The user id of a process, if it is there.
-    fn uid_of(&mut self, pid: i32) -> Option<u32>;
+}
 
+/// What root remembers on the node: accounts of the GPUs, directories, journals and records of the jobs.
+pub trait Store {
     /// Locks the account of `gpu`, with a deadline.
     ///
     /// # Errors
@@ -106,6 +112,11 @@ pub trait Node {
     /// # Errors
     /// A fault.
     fn write_account(&mut self, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure>;
+    /// The GPUs that have an account, or a lock for one.
+    ///
+    /// # Errors
+    /// A fault.
+    fn gpus_with_files(&mut self) -> Result<Vec<GpuUuid>, Failure>;
 
     /// Makes the job's directory if need be and locks it: one prologue or epilogue of a job at a time.
     ///
@@ -115,8 +126,17 @@ pub trait Node {
     /// Locks the job's directory if it is there.
     ///
     /// # Errors
-    /// As [`Node::open_job`].
+    /// As [`Store::open_job`].
     fn find_job(&mut self, job: &JobId) -> Result<Option<Held>, Failure>;
+    /// Whether the job has a directory.
+    fn has_directory(&self, job: &JobId) -> bool;
+    /// Whether the job has a lock file: somebody was killed between removing the directory and this.
+    fn has_lock(&self, job: &JobId) -> bool;
+    /// The directories' names of all jobs that have one.
+    ///
+    /// # Errors
+    /// A fault.
+    fn job_directories(&self) -> Result<Vec<String>, Failure>;
     /// The job's journal.
     ///
     /// # Errors
@@ -148,17 +168,31 @@ pub trait Node {
     /// A fault.
     fn remove_job(&mut self, job: &JobId) -> Result<(), Failure>;
 
+    /// Whether the file system of the users' directories has no room for a start.
+    fn is_full(&self) -> bool;
+    /// Remembers that a start of `uid` failed; true when starts of two or more users failed within the window.
+    fn note_failed_start(&mut self, uid: u32) -> bool;
+    /// Forgets failed starts: one worked.
+    fn forget_failed_starts(&mut self);
+}
+
+/// The job's `mpsd`, its cgroup, and the vendor's programs.
+pub trait Daemons {
+    /// Checks that the vendor's control program is root's and can be run.
+    ///
+    /// # Errors
+    /// A fault; undetermined where descriptors or memory ran out.
+    fn check_control(&mut self, control: &Path) -> Result<(), Failure>;
     /// Makes the job's cgroup; `None` where the node has none that we can use.
     ///
     /// # Errors
     /// A fault.
-    fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<std::path::PathBuf>, Failure>;
+    fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
     /// Removes the job's cgroup, and the one above it when it was the last.
     ///
     /// # Errors
     /// Undetermined when it is not empty.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
-
     /// Starts `mpsd` as the job's user.
     ///
     /// # Errors
@@ -168,27 +202,82 @@ pub trait Node {
     ///
     /// # Errors
     /// Undetermined: the user's own processes could be the cause.
-    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ReadyDaemon>, Failure>;
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<(), Failure>;
+    /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
+    ///
+    /// # Errors
+    /// Undetermined: what the probe said.
+    fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure>;
+    /// Does `rest` in a process of its own, which outlives this program. False: there is none to be had, and nothing was
+    /// done. The node is the other process's from then on.
+    fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool
+    where
+        Self: Sized;
+}
+
+/// The processes of a job's MPS, and of its user.
+pub trait Members {
     /// Our own three of this job that are there.
-    fn members(&mut self, journal: &Journal) -> Members;
+    fn members(&mut self, journal: &Journal) -> Vec<Member>;
     /// Does what the rung says, within `limit`, and returns who is left. Whoever is left is not believed gone before
     /// the kernel says so.
-    fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Members;
-    /// What a user keeps a process from ending with that was sent SIGKILL: a file system that a process of theirs serves, or
-    /// a tracer. `None`: nothing of the kind, the kernel alone keeps it.
-    fn held_by_user(&mut self, member: &Member) -> Option<&'static str>;
+    fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
+    /// How a process stands now; `None`: it is gone, or its state cannot be read.
+    fn sample(&mut self, member: &Member) -> Option<Sample>;
+    /// Whether the job's user has a process here besides the job's own three and what these started.
+    fn user_is_here(&mut self, journal: &Journal) -> bool;
+    /// The user id of a process, if it is there.
+    fn uid_of(&mut self, pid: i32) -> Option<u32>;
     /// Whether root proves that `pid` belongs to this job (its scheduler's cgroup or the job's own processes).
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool;
-    /// SIGKILL to a client of the job that [`Node::is_of_job`] proved.
+    /// SIGKILL to a client of the job that [`Members::is_of_job`] proved.
     fn kill_client(&mut self, pid: i32);
+}
 
-    /// Enters the failed start of this job if no user can have been its cause; true when such starts of two or more users
-    /// failed within the window.
-    fn note_failed_start(&mut self, journal: &Journal) -> bool;
-    /// Forgets failed starts: one worked.
-    fn note_good_start(&mut self);
+/// The node's scheduler, as far as root tells it something.
+pub trait Drains {
+    /// The reason of a drain of `node` that its scheduler has not got yet.
+    fn undelivered(&mut self, node: &str) -> Option<String>;
+    /// Drains the node for `fault` of `job` and remembers it. Returns a line for the log, and whether the scheduler has it.
+    fn drain(
+        &mut self,
+        place: &Place<'_>,
+        prefix: &str,
+        job: &JobId,
+        fault: &Fault,
+        gpus: Vec<String>,
+    ) -> (String, bool);
+    /// Puts a batch job of Slurm's back into the queue.
+    ///
+    /// # Errors
+    /// One line.
+    fn requeue(&mut self, place: &Place<'_>, job: &JobId) -> Result<(), String>;
+}
+
+/// How grave a line is; the numbers are syslog's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// The node is broken.
+    Error = 3,
+    /// Something did not work, and nothing is proved.
+    Warning = 4,
+    /// What was done.
+    Info = 6,
+}
+
+/// Where lines go, and how much time there is.
+pub trait Console {
     /// One line to the node's log.
-    fn log(&mut self, line: &str);
+    fn log(&mut self, severity: Severity, line: &str);
+    /// One line to whoever started the program.
+    fn complain(&mut self, line: &str);
     /// Time for the whole teardown.
     fn teardown_time(&self) -> Duration;
+    /// Does nothing until `end`.
+    fn wait_until(&mut self, end: Deadline);
 }
+
+/// All of it.
+pub trait Node: Gpus + Store + Daemons + Members + Drains + Console {}
+
+impl<N: Gpus + Store + Daemons + Members + Drains + Console> Node for N {}

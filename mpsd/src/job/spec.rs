@@ -1,7 +1,6 @@
 //! What root tells the job's `mpsd`, and what it reports.
 
-use mpsd_core::GpuUuid;
-use mpsd_core::limits::{Percent, Priority};
+use mpsd_core::record::Daemon;
 use std::path::PathBuf;
 
 /// The descriptor on which `mpsd` finds its [`Spec`].
@@ -22,23 +21,6 @@ pub enum OverLimit {
     Terminate,
 }
 
-/// One control daemon to supervise.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct SpecDaemon {
-    /// The GPUs it is confined to.
-    pub gpus: Vec<GpuUuid>,
-    /// Pipe directory.
-    pub pipe: PathBuf,
-    /// Log directory.
-    pub log: PathBuf,
-    /// Default active thread percentage.
-    pub threads: Option<Percent>,
-    /// Default pinned memory limit, MiB by GPU.
-    pub memory: Vec<(GpuUuid, u64)>,
-    /// Default client priority.
-    pub priority: Option<Priority>,
-}
-
 /// All that `mpsd` needs; nothing of it is secret, and root believes none of it back.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Spec {
@@ -51,7 +33,7 @@ pub struct Spec {
     /// The NVML library, for the memory watch.
     pub nvml: String,
     /// The daemons.
-    pub daemons: Vec<SpecDaemon>,
+    pub daemons: Vec<Daemon>,
     /// Time for all of them to be ready, milliseconds.
     pub start_ms: u64,
     /// Time for one control command, milliseconds.

@@ -3,20 +3,27 @@
 use super::members as processes;
 use super::real::RealNode;
 use crate::job::journal::{Journal, ProcessRef};
-use crate::job::spec::{OverLimit, REPORT_FD, ReadyDaemon, Report, SPEC_FD, Spec, SpecDaemon};
-use crate::node::Role;
+use crate::job::node::{Console, Daemons, Role, Severity};
+use crate::job::spec::{OverLimit, REPORT_FD, ReadyDaemon, Report, SPEC_FD, Spec};
+use crate::sys::cgroup::Cgroup;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
-use crate::sys::spawn::{Child, Identity, Spawn, SpawnError};
+use crate::sys::guard::detach;
+use crate::sys::is_scarcity;
+use crate::sys::spawn::{Child, Spawn, SpawnError};
 use mpsd_core::Failure;
+use mpsd_core::config::Cgroup as CgroupRule;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
+use mpsd_core::trusted::open_trusted;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// 48 clients need several descriptors each in the server (the vendor's guide asks for more than the usual 1024).
@@ -33,19 +40,92 @@ pub struct Started {
     report: OwnedFd,
 }
 
-/// Starts `mpsd` with `spec`.
-///
-/// # Errors
-/// Undetermined where the user's limits can be the cause (no process to be had), else a fault.
-pub fn start(node: &mut RealNode, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
-    let (report, theirs) =
-        pipe2(OFlag::O_CLOEXEC).map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
-    let mut spawn = as_user(node, journal, spec, &[])?;
-    spawn.inherit.push((theirs, REPORT_FD));
-    let child = spawn.start().map_err(|e| not_started(&e))?;
-    let process = child.id();
-    node.started = Some(Started { child, report });
-    Ok(process)
+impl Daemons for RealNode {
+    fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
+        match open_trusted(control) {
+            Ok(_) => Ok(()),
+            Err(e) => {
+                let (what, why) = ("NVIDIA's MPS control daemon", e.to_string());
+                Err(match e.errno().is_some_and(is_scarcity) {
+                    true => Undetermined::new(what, why).into(),
+                    false => Fault::new(Evidence::VendorProgram, what, why).into(),
+                })
+            }
+        }
+    }
+
+    fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
+        let name = journal.job.directory_name();
+        let made = match &self.cgroup {
+            CgroupRule::None => return Ok(None),
+            CgroupRule::Auto => Cgroup::create(&name),
+            CgroupRule::Below(base) => Cgroup::create_under(base, &name),
+        };
+        // Without one, processes are told by pid, start time and file; a line in the log is all that is lost.
+        match made {
+            Ok(cgroup) => Ok(cgroup.map(|c| c.path().to_path_buf())),
+            Err(error) => {
+                let line = format!("job {}: no cgroup: {error}", journal.job);
+                self.log(Severity::Info, &line);
+                Ok(None)
+            }
+        }
+    }
+
+    fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
+        let Some(cgroup) = self.cgroup_of(journal) else {
+            return Ok(());
+        };
+        cgroup
+            .remove()
+            .map(|_| ())
+            .map_err(|e| Undetermined::new("the job's cgroup stays", e.to_string()).into())
+    }
+
+    fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
+        let (report, theirs) =
+            pipe2(OFlag::O_CLOEXEC).map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
+        let mut spawn = with_spec(self, journal, spec, &[])?;
+        spawn.inherit.push((theirs, REPORT_FD));
+        let child = spawn.start().map_err(|e| not_started(&e))?;
+        let process = child.id();
+        self.started = Some(Started { child, report });
+        Ok(process)
+    }
+
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<(), Failure> {
+        let Some(mut started) = self.started.take() else {
+            return Err(Undetermined::new("mpsd", "it was not started by this program").into());
+        };
+        let deadline = Deadline::after(Duration::from_millis(spec.start_ms) + Duration::from_millis(500));
+        let report = hear(&started.report, deadline).ok_or_else(|| {
+            let how = match started.child.try_wait() {
+                Some(end) => format!("it ended without a report ({end:?})"),
+                None => format!("no report within {} ms", spec.start_ms),
+            };
+            Undetermined::new("mpsd", how)
+        })?;
+        self.dismiss_worker();
+        match report {
+            Report::Failed { reason, .. } => {
+                Err(Undetermined::new("MPS did not start", one_line(&reason, 300)).into())
+            }
+            Report::Ready { daemons, .. } => Ok(check(self, journal, spec, &daemons)?),
+        }
+    }
+
+    fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {
+        super::probe::probe(self, journal, daemon, deadline)
+    }
+
+    fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
+        if detach(|| rest(self)).is_err() {
+            return false;
+        }
+        // The other process uses the NVML worker and the daemon's report from now on.
+        std::mem::forget((self.worker.take(), self.leaving.take(), self.started.take()));
+        true
+    }
 }
 
 fn broken(what: &str, why: &str) -> Failure {
@@ -58,16 +138,10 @@ fn not_started(error: &SpawnError) -> Failure {
 }
 
 /// `mpsd` as the job's user, in the job's cgroup, with `spec` on its descriptor.
-fn as_user(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Result<Spawn, Failure> {
+fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Result<Spawn, Failure> {
     let text = serde_json::to_string(spec).map_err(|e| broken("specification", &e.to_string()))?;
-    let mut spawn = Spawn::new(&node.mpsd);
+    let mut spawn = node.as_user(journal, "mpsd")?;
     spawn.args = args.iter().map(Into::into).collect();
-    spawn.identity = Some(Identity {
-        uid: journal.uid,
-        gid: journal.gid,
-        groups: node.groups_of(journal),
-    });
-    spawn.session = true;
     // It needs no variable. By this one it is known as the job's own where there is no cgroup and its starter was
     // killed before its pid stood in the journal.
     spawn.env = journal
@@ -99,34 +173,6 @@ fn filled_pipe(text: &str) -> Result<OwnedFd, Failure> {
     let flags = nix::fcntl::FcntlArg::F_SETFL(OFlag::empty());
     nix::fcntl::fcntl(&reader, flags).map_err(|e| broken("specification", &e.to_string()))?;
     Ok(reader)
-}
-
-/// Waits for the report and checks what root can check: the processes are there, run the vendor's files, as this user.
-///
-/// # Errors
-/// Undetermined, whatever it is: the user owns these processes.
-pub fn await_ready(node: &mut RealNode, journal: &Journal, spec: &Spec) -> Result<Vec<ReadyDaemon>, Failure> {
-    let Some(mut started) = node.started.take() else {
-        return Err(Undetermined::new("mpsd", "it was not started by this program").into());
-    };
-    let deadline = Deadline::after(Duration::from_millis(spec.start_ms) + Duration::from_millis(500));
-    let report = hear(&started.report, deadline).ok_or_else(|| {
-        let how = match started.child.try_wait() {
-            Some(end) => format!("it ended without a report ({end:?})"),
-            None => format!("no report within {} ms", spec.start_ms),
-        };
-        Undetermined::new("mpsd", how)
-    })?;
-    node.dismiss_worker();
-    match report {
-        Report::Failed { reason, .. } => {
-            Err(Undetermined::new("MPS did not start", one_line(&reason, 300)).into())
-        }
-        Report::Ready { daemons, .. } => {
-            check(node, journal, spec, &daemons)?;
-            Ok(daemons)
-        }
-    }
 }
 
 fn hear(report: &OwnedFd, deadline: Deadline) -> Option<Report> {
@@ -178,27 +224,16 @@ pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
         uid: journal.uid,
         control: journal.control.clone(),
         nvml: journal.nvml.clone(),
-        daemons: journal.daemons.iter().map(nothing_to_set).collect(),
+        daemons: journal.daemons.clone(),
         start_ms: 0,
         command_ms: u64::try_from(per_command).unwrap_or(COMMAND_MS),
         over_limit: OverLimit::Off,
     };
-    let Ok(spawn) = as_user(node, journal, &spec, &["--stop"]) else {
+    let Ok(spawn) = with_spec(node, journal, &spec, &["--stop"]) else {
         return;
     };
     let Ok(mut child) = spawn.start() else { return };
     if child.wait(deadline).is_none() {
         child.kill(Deadline::after_ms(200));
-    }
-}
-
-fn nothing_to_set(daemon: &crate::job::journal::JournalDaemon) -> SpecDaemon {
-    SpecDaemon {
-        gpus: daemon.gpus.clone(),
-        pipe: daemon.pipe.clone(),
-        log: daemon.log.clone(),
-        threads: None,
-        memory: Vec::new(),
-        priority: None,
     }
 }

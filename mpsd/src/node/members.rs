@@ -1,9 +1,10 @@
 //! The job's own three processes: which they are, and what a rung of the ladder does to them.
 
 use super::real::RealNode;
+use crate::job::evidence::Sample;
 use crate::job::journal::{Journal, ProcessRef};
 use crate::job::ladder::Rung;
-use crate::node::{Member, Members, Role};
+use crate::job::node::{Member, Members, Role};
 use crate::sys::deadline::Deadline;
 use crate::sys::process::ProcessTable;
 use crate::sys::process::{Executable, Process, State};
@@ -21,8 +22,56 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// How much of a process's environment is read. Bytes.
 const MOST_ENVIRONMENT: usize = 256 * 1024;
 
+impl Members for RealNode {
+    fn members(&mut self, journal: &Journal) -> Vec<Member> {
+        members(self, journal)
+    }
+
+    fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member> {
+        let deadline = Deadline::after(limit);
+        match rung {
+            Rung::Polite => super::daemons::ask_to_stop(self, journal, deadline),
+            Rung::Terminate => signal_all(self, journal, Signal::SIGTERM),
+            Rung::Kill => {
+                if let Some(cgroup) = self.cgroup_of(journal) {
+                    // What it cannot kill is found below, by looking.
+                    let _ = cgroup.kill(deadline);
+                }
+                signal_all(self, journal, Signal::SIGKILL);
+            }
+        }
+        wait_gone(self, journal, deadline)
+    }
+
+    fn sample(&mut self, member: &Member) -> Option<Sample> {
+        let process = held(member.process)?;
+        Some(Sample {
+            state: process.state().ok().flatten()?,
+            stacks: process.kernel_stacks().ok(),
+        })
+    }
+
+    fn user_is_here(&mut self, journal: &Journal) -> bool {
+        user_is_here(self, journal)
+    }
+
+    fn uid_of(&mut self, pid: i32) -> Option<u32> {
+        uid_of(pid)
+    }
+
+    fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
+        is_in_jobs_cgroup(journal, pid)
+    }
+
+    fn kill_client(&mut self, pid: i32) {
+        if let Ok(Some(process)) = Process::find(pid) {
+            let _ = process.signal(Signal::SIGKILL);
+        }
+    }
+}
+
 /// The job's own processes that are there, each once.
-pub fn members(node: &RealNode, journal: &Journal) -> Members {
+fn members(node: &RealNode, journal: &Journal) -> Vec<Member> {
     let mut found: BTreeMap<i32, Member> = BTreeMap::new();
     if let Some(process) = journal.supervisor.and_then(held) {
         enter(&mut found, &process, Role::Supervisor);
@@ -147,23 +196,6 @@ fn is_ours(journal: &Journal, process: &Process) -> bool {
     })
 }
 
-/// Does what the rung says and waits until nothing of the job's own is left alive, or `limit` has passed.
-pub fn climb(node: &mut RealNode, journal: &Journal, rung: Rung, limit: Duration) -> Members {
-    let deadline = Deadline::after(limit);
-    match rung {
-        Rung::Polite => super::daemons::ask_to_stop(node, journal, deadline),
-        Rung::Terminate => signal_all(node, journal, Signal::SIGTERM),
-        Rung::Kill => {
-            if let Some(cgroup) = node.cgroup_of(journal) {
-                // What it cannot kill is found below, by looking.
-                let _ = cgroup.kill(deadline);
-            }
-            signal_all(node, journal, Signal::SIGKILL);
-        }
-    }
-    wait_gone(node, journal, deadline)
-}
-
 fn signal_all(node: &RealNode, journal: &Journal, signal: Signal) {
     for member in members(node, journal) {
         if let Some(process) = held(member.process) {
@@ -172,12 +204,10 @@ fn signal_all(node: &RealNode, journal: &Journal, signal: Signal) {
     }
 }
 
-fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Members {
+fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Vec<Member> {
     loop {
-        let left: Members = members(node, journal)
-            .into_iter()
-            .filter(|m| !m.is_defunct())
-            .collect();
+        let mut left = members(node, journal);
+        left.retain(|m| !m.is_defunct());
         if left.is_empty() || deadline.expired() {
             return left;
         }
@@ -193,12 +223,16 @@ fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Members 
 
 /// Whether the job's user has a process here besides the job's own three and what these start: it can kill, stop or
 /// starve them.
-pub fn user_is_here(node: &RealNode, journal: &Journal) -> bool {
+fn user_is_here(node: &RealNode, journal: &Journal) -> bool {
     // The table first: what has ended since is known by its parent.
     let Ok(table) = ProcessTable::scan() else {
         return true;
     };
-    let mut own: BTreeSet<i32> = own_pids(node, journal);
+    let mut own: BTreeSet<i32> = members(node, journal)
+        .iter()
+        .filter(|member| member.role != Role::Other)
+        .map(|member| member.process.pid)
+        .collect();
     let theirs: Vec<i32> = own
         .iter()
         .flat_map(|pid| table.descendants(*pid))
@@ -213,51 +247,6 @@ pub fn user_is_here(node: &RealNode, journal: &Journal) -> bool {
         .any(|entry| !own.contains(&entry.stat.id.pid))
 }
 
-/// The pids of the job's own three.
-pub fn own_pids(node: &RealNode, journal: &Journal) -> BTreeSet<i32> {
-    members(node, journal)
-        .iter()
-        .filter(|member| member.role != Role::Other)
-        .map(|member| member.process.pid)
-        .collect()
-}
-
-/// What a user keeps a process from ending with after SIGKILL, as the kernel tells it.
-pub fn held_by_user(member: &Member) -> Option<&'static str> {
-    let process = held(member.process)?;
-    match process.state().ok().flatten()? {
-        State::Stopped => Some("a tracer holds it"),
-        _ => held_as_stacks_say(&process.kernel_stacks().ok()?),
-    }
-}
-
-/// What these frames (`[<0>] fuse_simple_request+0x…`, a module's with its name behind) wait for that a user can withhold:
-/// an answer of FUSE's (which is waited for without regard to signals; Linux, `fs/fuse/dev.c`, `request_wait_answer`), a
-/// lock of a directory whose holder waits so, a request of io_uring's to such a file. A frame of the driver's is stronger:
-/// then the GPU is what keeps the process.
-fn held_as_stacks_say(stacks: &str) -> Option<&'static str> {
-    const FILE_SYSTEM: &str = "it waits for a file system that a user's process serves (FUSE)";
-    const LOCK: &str = "it waits for a lock or a request that a user's file system can withhold";
-    if stacks.contains("[nvidia") {
-        return None;
-    }
-    let frames = || stacks.lines().filter_map(|line| line.split_whitespace().nth(1));
-    let any = |starts: &[&str]| frames().any(|frame| starts.iter().any(|start| frame.starts_with(start)));
-    if any(&["fuse_", "request_wait_answer+"]) {
-        return Some(FILE_SYSTEM);
-    }
-    any(&[
-        "rwsem_down_",
-        "down_read",
-        "down_write",
-        "__mutex_lock",
-        "mutex_lock",
-        "io_uring_",
-        "io_wq_",
-    ])
-    .then_some(LOCK)
-}
-
 /// The effective user of a process that is there and has not ended.
 pub fn uid_of(pid: i32) -> Option<u32> {
     let process = Process::find(pid).ok().flatten()?;
@@ -269,7 +258,7 @@ pub fn uid_of(pid: i32) -> Option<u32> {
 
 /// Whether the scheduler's own cgroup of the job holds `pid`: a directory named after the job and nothing else.
 /// The job's user cannot move a process into one (Slurm's and pbs_cgroups' are root's).
-pub fn is_in_jobs_cgroup(journal: &Journal, pid: i32) -> bool {
+fn is_in_jobs_cgroup(journal: &Journal, pid: i32) -> bool {
     let Some(process) = Process::find(pid).ok().flatten() else {
         return false;
     };
@@ -295,28 +284,4 @@ pub fn is_in_jobs_cgroup(journal: &Journal, pid: i32) -> bool {
                 .components()
                 .any(|part| names.iter().any(|name| part.as_os_str() == name.as_str()))
         })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_user_can_withhold_is_told_from_the_driver_and_from_all_else() {
-        let fuse = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] fuse_simple_request+0x18f/0x2f0\n";
-        assert!(held_as_stacks_say(fuse).is_some_and(|how| how.contains("FUSE")));
-        let lock = "[<0>] rwsem_down_write_slowpath+0x2a/0x5f0\n[<0>] down_write+0x5b/0x70\n[<0>] path_openat+0x1/0x2\n";
-        assert!(held_as_stacks_say(lock).is_some_and(|how| how.contains("lock")));
-        let ring = "[<0>] io_uring_cancel_generic+0x1/0x2\n[<0>] do_exit+0x1/0x2\n";
-        assert!(held_as_stacks_say(ring).is_some());
-        for other in [
-            "",
-            "[<0>] __refrigerator+0x3c/0x120\n[<0>] get_signal+0x8f4/0x920\n",
-            "[<0>] nv_fuse_x+0x1/0x2 [nvidia]\n",
-            "[<0>] down_write+0x5b/0x70\n[<0>] rm_ioctl+0x1/0x2 [nvidia]\n",
-            "[<0>] down_read+0x5b/0x70\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n[<0>] fuse_x+0x1/0x2\n",
-        ] {
-            assert_eq!(held_as_stacks_say(other), None, "{other}");
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! What is looked at before a drain of ours is lifted.
 
-use super::Node;
+use crate::job::node::Gpus;
 use crate::scheduler::drain::{Marker, markers};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{GpuUuid, Paths};
@@ -22,7 +22,7 @@ pub struct Recheck<'a> {
 ///
 /// # Errors
 /// One line: what is still wrong.
-pub fn recheck(node: &mut impl Node, marker: &Marker, check: &Recheck<'_>) -> Result<(), String> {
+pub fn recheck(node: &mut impl Gpus, marker: &Marker, check: &Recheck<'_>) -> Result<(), String> {
     if !check.left.is_empty() {
         return Err(format!(
             "jobs that are gone, or may be, have left something: {}",

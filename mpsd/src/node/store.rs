@@ -1,9 +1,10 @@
 //! Directories, journals, records and accounts on disk.
 
+use super::failed_starts;
 use super::real::RealNode;
 use crate::job::account::Account;
 use crate::job::journal::Journal;
-use crate::node::Held;
+use crate::job::node::{Held, Store};
 use crate::sys::deadline::Deadline;
 use crate::sys::files::Bounds;
 use crate::sys::files::LockError;
@@ -14,6 +15,7 @@ use mpsd_core::paths::{JOURNAL, JobPaths, RECORD};
 use mpsd_core::record::Record;
 use mpsd_core::{Failure, GpuUuid, JobId};
 use std::path::Path;
+use std::time::Duration;
 
 /// Our own directories: anyone may pass through to a pipe that is theirs, nobody may list.
 const PASSABLE: u32 = 0o711;
@@ -27,6 +29,12 @@ const READABLE: u32 = 0o644;
 const LONGEST: usize = 1 << 20;
 /// Entries that a user may leave behind before their removal is given up.
 const MOST_ENTRIES: u64 = 1_000_000;
+/// Time to remove what a user left in a job's directories.
+const REMOVE_TIME: Duration = Duration::from_secs(5);
+/// A start needs less room than this. Bytes.
+const ROOM: u64 = 1 << 20;
+/// And fewer files.
+const FILES: u64 = 64;
 /// Root.
 const ROOT: (u32, u32) = (0, 0);
 
@@ -83,152 +91,8 @@ fn find(path: &Path) -> Result<Option<Dir>, Failure> {
     }
 }
 
-/// Makes the job's directory and takes its lock, which stands beside it: a lock inside would vanish with it.
-pub fn open_job(node: &RealNode, job: &JobId) -> Result<Held, Failure> {
-    let jobs = make(&node.paths.jobs())?;
-    let held = jobs
-        .lock(JobPaths::lock_name(job), Deadline::after(node.lock_time))
-        .map_err(lock_failed)?;
-    jobs.create_dir(job.directory_name(), PASSABLE, ROOT)
-        .map_err(|e| fault(&e))?;
-    Ok(Box::new(held))
-}
-
-/// Takes the lock of a job that has a directory.
-pub fn find_job(node: &RealNode, job: &JobId) -> Result<Option<Held>, Failure> {
-    let Some(jobs) = find(&node.paths.jobs())? else {
-        return Ok(None);
-    };
-    let there = |name: String| jobs.status_of(name).map(|s| s.is_some()).map_err(|e| fault(&e));
-    // The lock alone is left where somebody was killed between removing the one and the other.
-    if !there(job.directory_name())? && !there(JobPaths::lock_name(job))? {
-        return Ok(None);
-    }
-    let held = jobs
-        .lock(JobPaths::lock_name(job), Deadline::after(node.lock_time))
-        .map_err(lock_failed)?;
-    if !there(job.directory_name())? {
-        // The lock file goes too.
-        jobs.remove_file(JobPaths::lock_name(job))
-            .map_err(|e| fault(&e))?;
-        return Ok(None);
-    }
-    Ok(Some(Box::new(held)))
-}
-
 fn job_dir(node: &RealNode, job: &JobId) -> Result<Dir, Failure> {
     Dir::open(node.paths.job(job).directory()).map_err(|e| fault(&e))
-}
-
-/// The job's journal.
-pub fn read_journal(node: &RealNode, job: &JobId) -> Result<Option<Journal>, Failure> {
-    let Some(dir) = find(node.paths.job(job).directory())? else {
-        return Ok(None);
-    };
-    let Some(bytes) = dir.read_limited(JOURNAL, LONGEST).map_err(|e| fault(&e))? else {
-        return Ok(None);
-    };
-    Journal::parse(&String::from_utf8_lossy(&bytes))
-        .map(Some)
-        .map_err(|why| Fault::new(Evidence::Storage, format!("journal of job {job}"), why).into())
-}
-
-/// Writes the journal.
-pub fn write_journal(node: &RealNode, journal: &Journal) -> Result<(), Failure> {
-    let text = journal
-        .to_text()
-        .map_err(|why| Fault::new(Evidence::Storage, "journal", why))?;
-    job_dir(node, &journal.job)?
-        .write_atomic(JOURNAL, text.as_bytes(), SECRET)
-        .map_err(|e| fault(&e))
-}
-
-/// Writes the record. With the node its readers end too, so nobody waits for the disk.
-pub fn write_record(node: &RealNode, record: &Record) -> Result<(), Failure> {
-    let text = record
-        .to_text()
-        .map_err(|why| Fault::new(Evidence::Storage, "record", why))?;
-    job_dir(node, &record.job)?
-        .write_whole(RECORD, text.as_bytes(), READABLE)
-        .map_err(|e| fault(&e))
-}
-
-/// Makes pipe and log directory of daemon `n`.
-pub fn make_directories(node: &RealNode, journal: &Journal, n: usize) -> Result<(), Failure> {
-    let dir = job_dir(node, &journal.job)?;
-    let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
-    for name in [pipe, log] {
-        dir.create_dir(name, PRIVATE, (journal.uid, journal.gid))
-            .map_err(|e| fault(&e))?;
-    }
-    Ok(())
-}
-
-/// Removes them, with all that the user put there: nothing is followed, nothing is waited for without a bound.
-pub fn remove_directories(node: &RealNode, journal: &Journal, n: usize) -> Result<(), Failure> {
-    let Some(dir) = find(node.paths.job(&journal.job).directory())? else {
-        return Ok(());
-    };
-    let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
-    for name in [pipe, log] {
-        let removed = dir.remove_tree(
-            &name,
-            Bounds {
-                entries: MOST_ENTRIES,
-                deadline: Deadline::after(node.remove_time),
-            },
-        );
-        // The user owns what is in there, and may still be at it.
-        removed.map_err(|e| Undetermined::new("cannot clean the user's directory", e.to_string()))?;
-    }
-    Ok(())
-}
-
-/// Removes what is left of the job, its lock last.
-pub fn remove_job(node: &RealNode, job: &JobId) -> Result<(), Failure> {
-    let Some(jobs) = find(&node.paths.jobs())? else {
-        return Ok(());
-    };
-    let bounds = Bounds {
-        entries: MOST_ENTRIES,
-        deadline: Deadline::after(node.remove_time),
-    };
-    jobs.remove_tree(job.directory_name(), bounds)
-        .map_err(|e| fault(&e))?;
-    jobs.remove_file(JobPaths::lock_name(job))
-        .map_err(|e| fault(&e))?;
-    Ok(())
-}
-
-/// The jobs that have a directory, by their directories' names.
-pub fn job_directories(node: &RealNode) -> Result<Vec<String>, Failure> {
-    let mut names = names(&node.paths.jobs())?;
-    names.retain(|name| !name.starts_with('.'));
-    Ok(names)
-}
-
-/// The jobs of which nothing but the lock is left, by their directories' names.
-pub fn job_locks(node: &RealNode) -> Result<Vec<String>, Failure> {
-    let all = names(&node.paths.jobs())?;
-    let alone = |name: &&str| !all.iter().any(|other| other == name);
-    Ok(all
-        .iter()
-        .filter_map(|name| locked(name))
-        .filter(alone)
-        .map(str::to_owned)
-        .collect())
-}
-
-/// The GPUs that have an account, or a lock for one.
-pub fn gpus_with_files(node: &RealNode) -> Result<Vec<GpuUuid>, Failure> {
-    let all = names(&node.paths.gpus())?;
-    let mut gpus: Vec<GpuUuid> = all
-        .iter()
-        .filter_map(|name| GpuUuid::parse(locked(name).unwrap_or(name)).ok())
-        .collect();
-    gpus.sort();
-    gpus.dedup();
-    Ok(gpus)
 }
 
 /// `x` of `.x.lock`.
@@ -249,45 +113,214 @@ fn names(path: &Path) -> Result<Vec<String>, Failure> {
 /// More jobs than a node ever has at once.
 const MOST_JOBS: usize = 10_000;
 
-/// Locks a GPU's account. The lock file stands beside it and goes with it.
-pub fn lock_gpu(node: &RealNode, gpu: &GpuUuid) -> Result<Held, Failure> {
-    let gpus = make(&node.paths.gpus())?;
-    let name = format!(".{gpu}.lock");
-    let held = gpus
-        .lock(&name, Deadline::after(node.lock_time))
-        .map_err(lock_failed)?;
-    Ok(Box::new(held))
+impl RealNode {
+    /// The jobs of which nothing but the lock is left, by their directories' names.
+    ///
+    /// # Errors
+    /// A fault.
+    pub fn job_locks(&self) -> Result<Vec<String>, Failure> {
+        let all = names(&self.paths.jobs())?;
+        let alone = |name: &&str| !all.iter().any(|other| other == name);
+        Ok(all
+            .iter()
+            .filter_map(|name| locked(name))
+            .filter(alone)
+            .map(str::to_owned)
+            .collect())
+    }
 }
 
-/// A GPU's account.
-pub fn read_account(node: &RealNode, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
-    let Some(gpus) = find(&node.paths.gpus())? else {
-        return Ok(None);
-    };
-    // What somebody killed while writing the account left: the lock is ours now.
-    gpus.remove_file(format!(".{gpu}.new")).map_err(|e| fault(&e))?;
-    let Some(bytes) = gpus.read_limited(gpu.as_str(), LONGEST).map_err(|e| fault(&e))? else {
-        return Ok(None);
-    };
-    serde_json::from_slice(&bytes)
-        .map(Some)
-        .map_err(|e| Fault::new(Evidence::Storage, format!("account of {gpu}"), e.to_string()).into())
-}
+impl Store for RealNode {
+    /// Locks a GPU's account. The lock file stands beside it and goes with it.
+    fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<Held, Failure> {
+        let gpus = make(&self.paths.gpus())?;
+        let name = format!(".{gpu}.lock");
+        let held = gpus
+            .lock(&name, Deadline::after(self.lock_time))
+            .map_err(lock_failed)?;
+        Ok(Box::new(held))
+    }
 
-/// Writes a GPU's account, or removes it with its lock, which the caller holds.
-pub fn write_account(node: &RealNode, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure> {
-    let gpus = make(&node.paths.gpus())?;
-    match account {
-        Some(account) => {
-            let text = serde_json::to_vec_pretty(account)
-                .map_err(|e| Fault::new(Evidence::Storage, format!("account of {gpu}"), e.to_string()))?;
-            gpus.write_atomic(gpu.as_str(), &text, SECRET)
-                .map_err(|e| fault(&e))
+    fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
+        let Some(gpus) = find(&self.paths.gpus())? else {
+            return Ok(None);
+        };
+        // What somebody killed while writing the account left: the lock is ours now.
+        gpus.remove_file(format!(".{gpu}.new")).map_err(|e| fault(&e))?;
+        let Some(bytes) = gpus.read_limited(gpu.as_str(), LONGEST).map_err(|e| fault(&e))? else {
+            return Ok(None);
+        };
+        serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|e| Fault::new(Evidence::Storage, format!("account of {gpu}"), e.to_string()).into())
+    }
+
+    /// Writes a GPU's account, or removes it with its lock, which the caller holds.
+    fn write_account(&mut self, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure> {
+        let gpus = make(&self.paths.gpus())?;
+        match account {
+            Some(account) => {
+                let text = serde_json::to_vec_pretty(account)
+                    .map_err(|e| Fault::new(Evidence::Storage, format!("account of {gpu}"), e.to_string()))?;
+                gpus.write_atomic(gpu.as_str(), &text, SECRET)
+                    .map_err(|e| fault(&e))
+            }
+            None => {
+                gpus.remove_file(gpu.as_str()).map_err(|e| fault(&e))?;
+                gpus.remove_file(format!(".{gpu}.lock")).map_err(|e| fault(&e))?;
+                Ok(())
+            }
         }
-        None => {
-            gpus.remove_file(gpu.as_str()).map_err(|e| fault(&e))?;
-            gpus.remove_file(format!(".{gpu}.lock")).map_err(|e| fault(&e))?;
-            Ok(())
+    }
+    fn gpus_with_files(&mut self) -> Result<Vec<GpuUuid>, Failure> {
+        let all = names(&self.paths.gpus())?;
+        let mut gpus: Vec<GpuUuid> = all
+            .iter()
+            .filter_map(|name| GpuUuid::parse(locked(name).unwrap_or(name)).ok())
+            .collect();
+        gpus.sort();
+        gpus.dedup();
+        Ok(gpus)
+    }
+
+    /// Makes the job's directory and takes its lock, which stands beside it: a lock inside would vanish with it.
+    fn open_job(&mut self, job: &JobId) -> Result<Held, Failure> {
+        let jobs = make(&self.paths.jobs())?;
+        let held = jobs
+            .lock(JobPaths::lock_name(job), Deadline::after(self.lock_time))
+            .map_err(lock_failed)?;
+        jobs.create_dir(job.directory_name(), PASSABLE, ROOT)
+            .map_err(|e| fault(&e))?;
+        Ok(Box::new(held))
+    }
+
+    fn find_job(&mut self, job: &JobId) -> Result<Option<Held>, Failure> {
+        let Some(jobs) = find(&self.paths.jobs())? else {
+            return Ok(None);
+        };
+        let there = |name: String| jobs.status_of(name).map(|s| s.is_some()).map_err(|e| fault(&e));
+        // The lock alone is left where somebody was killed between removing the one and the other.
+        if !there(job.directory_name())? && !there(JobPaths::lock_name(job))? {
+            return Ok(None);
         }
+        let held = jobs
+            .lock(JobPaths::lock_name(job), Deadline::after(self.lock_time))
+            .map_err(lock_failed)?;
+        if !there(job.directory_name())? {
+            // The lock file goes too.
+            jobs.remove_file(JobPaths::lock_name(job))
+                .map_err(|e| fault(&e))?;
+            return Ok(None);
+        }
+        Ok(Some(Box::new(held)))
+    }
+
+    fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
+        let Some(dir) = find(self.paths.job(job).directory())? else {
+            return Ok(None);
+        };
+        let Some(bytes) = dir.read_limited(JOURNAL, LONGEST).map_err(|e| fault(&e))? else {
+            return Ok(None);
+        };
+        Journal::parse(&String::from_utf8_lossy(&bytes))
+            .map(Some)
+            .map_err(|why| Fault::new(Evidence::Storage, format!("journal of job {job}"), why).into())
+    }
+
+    fn write_journal(&mut self, journal: &Journal) -> Result<(), Failure> {
+        let text = journal
+            .to_text()
+            .map_err(|why| Fault::new(Evidence::Storage, "journal", why))?;
+        job_dir(self, &journal.job)?
+            .write_atomic(JOURNAL, text.as_bytes(), SECRET)
+            .map_err(|e| fault(&e))
+    }
+
+    /// Writes the record. With the node its readers end too, so nobody waits for the disk.
+    fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
+        let text = record
+            .to_text()
+            .map_err(|why| Fault::new(Evidence::Storage, "record", why))?;
+        job_dir(self, &record.job)?
+            .write_whole(RECORD, text.as_bytes(), READABLE)
+            .map_err(|e| fault(&e))
+    }
+
+    fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
+        let dir = job_dir(self, &journal.job)?;
+        let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
+        for name in [pipe, log] {
+            dir.create_dir(name, PRIVATE, (journal.uid, journal.gid))
+                .map_err(|e| fault(&e))?;
+        }
+        Ok(())
+    }
+
+    /// Removes them, with all that the user put there: nothing is followed, nothing is waited for without a bound.
+    fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
+        let Some(dir) = find(self.paths.job(&journal.job).directory())? else {
+            return Ok(());
+        };
+        let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
+        for name in [pipe, log] {
+            let removed = dir.remove_tree(
+                &name,
+                Bounds {
+                    entries: MOST_ENTRIES,
+                    deadline: Deadline::after(REMOVE_TIME),
+                },
+            );
+            // The user owns what is in there, and may still be at it.
+            removed.map_err(|e| Undetermined::new("cannot clean the user's directory", e.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what is left of the job, its lock last.
+    fn remove_job(&mut self, job: &JobId) -> Result<(), Failure> {
+        let Some(jobs) = find(&self.paths.jobs())? else {
+            return Ok(());
+        };
+        let bounds = Bounds {
+            entries: MOST_ENTRIES,
+            deadline: Deadline::after(REMOVE_TIME),
+        };
+        jobs.remove_tree(job.directory_name(), bounds)
+            .map_err(|e| fault(&e))?;
+        jobs.remove_file(JobPaths::lock_name(job))
+            .map_err(|e| fault(&e))?;
+        Ok(())
+    }
+
+    fn has_directory(&self, job: &JobId) -> bool {
+        self.paths.job(job).directory().symlink_metadata().is_ok()
+    }
+
+    fn has_lock(&self, job: &JobId) -> bool {
+        let lock = self.paths.jobs().join(JobPaths::lock_name(job));
+        lock.symlink_metadata().is_ok()
+    }
+
+    fn job_directories(&self) -> Result<Vec<String>, Failure> {
+        let mut names = names(&self.paths.jobs())?;
+        names.retain(|name| !name.starts_with('.'));
+        Ok(names)
+    }
+
+    fn is_full(&self) -> bool {
+        nix::sys::statvfs::statvfs(self.paths.run()).is_ok_and(|about| {
+            let room = about.blocks_available().saturating_mul(about.fragment_size());
+            // A file system without a number of files says 0 for it.
+            let files = about.files() > 0 && about.files_available() < FILES;
+            room < ROOM || files
+        })
+    }
+
+    fn note_failed_start(&mut self, uid: u32) -> bool {
+        failed_starts::note(&self.paths, uid, self.failed_starts_window)
+    }
+
+    fn forget_failed_starts(&mut self) {
+        failed_starts::forget(&self.paths);
     }
 }

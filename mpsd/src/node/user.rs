@@ -1,19 +1,9 @@
 //! The job's user as this node knows him.
 
+use crate::job::User;
 use crate::scheduler::UserRef;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::{Failure, Refusal};
-
-/// A user of this node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct User {
-    /// Login name.
-    pub name: String,
-    /// User id.
-    pub uid: u32,
-    /// Primary group.
-    pub gid: u32,
-}
 
 /// Looks `user` up in the directory service.
 ///

@@ -2,7 +2,8 @@
 
 use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::job::JobId;
-use mpsd_core::limits::{Percent, Priority};
+use mpsd_core::limits::Percent;
+use mpsd_core::record::{Daemon, RecordGpu};
 use std::fmt;
 
 /// One thing that root does to the node for the job. Undone in reverse order; each inverse copes with an effect
@@ -58,19 +59,6 @@ impl fmt::Display for Effect {
     }
 }
 
-/// One control daemon of the job and the limits it is to apply.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct DaemonPlan {
-    /// The GPUs it is confined to, in NVML's order.
-    pub gpus: Vec<GpuUuid>,
-    /// Default active thread percentage of its clients.
-    pub threads: Option<Percent>,
-    /// Default pinned device memory limit of each client, MiB, by GPU.
-    pub memory: Vec<(GpuUuid, u64)>,
-    /// Default priority of its clients.
-    pub priority: Option<Priority>,
-}
-
 /// Everything that is to be done for one job on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -78,8 +66,10 @@ pub struct Plan {
     pub job: JobId,
     /// The user's numeric id.
     pub uid: u32,
+    /// The job's GPUs, each once, in NVML's order.
+    pub gpus: Vec<RecordGpu>,
     /// The daemons, one, or one a GPU.
-    pub daemons: Vec<DaemonPlan>,
+    pub daemons: Vec<Daemon>,
     /// Thread percentage by local rank; empty where every task has the daemon's.
     pub rank_threads: Vec<Percent>,
     /// Memory limits by local rank, MiB by GPU; empty where every task has the daemon's.
@@ -90,13 +80,6 @@ pub struct Plan {
     pub notes: Vec<String>,
     /// Run `mps-probe` through the new daemon before the job starts.
     pub verify: bool,
-}
-
-impl Plan {
-    /// All GPUs of the plan, each once, in the order of the daemons.
-    pub fn gpus(&self) -> impl Iterator<Item = &GpuUuid> {
-        self.daemons.iter().flat_map(|d| d.gpus.iter())
-    }
 }
 
 impl fmt::Display for Plan {

@@ -1,7 +1,7 @@
 //! Which GPUs of the node are the job's.
 
-use super::Rules;
 use crate::scheduler::{Devices, GpuName, GpuSource};
+use mpsd_core::config::GpusUnknown;
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
 
@@ -13,7 +13,7 @@ use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
 pub fn of_job<'a>(
     devices: &Devices,
     inventory: &'a Inventory,
-    rules: Rules,
+    unknown: GpusUnknown,
 ) -> Result<Vec<&'a Gpu>, Failure> {
     let mut gpus = match &devices.gpus {
         GpuSource::Listed(names) => names
@@ -23,7 +23,7 @@ pub fn of_job<'a>(
         GpuSource::None => {
             return Err(Refusal::new("MPS", "the job has no GPU on this node", "a request with GPUs").into());
         }
-        GpuSource::Unknown { why } => whole_node(why, devices, inventory, rules)?,
+        GpuSource::Unknown { why } => whole_node(why, devices, inventory, unknown)?,
     };
     gpus.sort_by_key(|gpu| gpu.index);
     gpus.dedup_by_key(|gpu| gpu.index);
@@ -57,9 +57,9 @@ fn whole_node<'a>(
     why: &str,
     devices: &Devices,
     inventory: &'a Inventory,
-    rules: Rules,
+    unknown: GpusUnknown,
 ) -> Result<Vec<&'a Gpu>, Failure> {
-    if !rules.whole_node_if_exclusive {
+    if unknown != GpusUnknown::WholeNodeIfExclusive {
         let allowed =
             "GPUs that the scheduler assigns, or gpus_unknown = \"whole-node-if-exclusive\" in mpsd.toml";
         return Err(Refusal::new(

@@ -1,9 +1,10 @@
 //! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own GPUs.
 
-use crate::plan::effects::DaemonPlan;
 use mpsd_core::limits::{Amount, Percent, Priority};
+use mpsd_core::record::Daemon;
 use mpsd_core::request::{GpuSelector, MemoryLimit, Request, Threads};
 use mpsd_core::{Gpu, GpuUuid, Refusal};
+use std::path::PathBuf;
 
 /// The limits of one job on its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,10 +35,12 @@ impl Share {
         })
     }
 
-    /// What the daemon of `gpus` is to apply.
-    pub fn daemon(&self, gpus: &[&Gpu]) -> DaemonPlan {
-        DaemonPlan {
+    /// The daemon of `gpus` with these directories.
+    pub fn daemon(&self, gpus: &[&Gpu], pipe: PathBuf, log: PathBuf) -> Daemon {
+        Daemon {
             gpus: gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
+            pipe,
+            log,
             threads: self.threads,
             memory: self
                 .memory

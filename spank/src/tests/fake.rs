@@ -2,7 +2,7 @@
 
 use crate::handle::{Automatic, Context, Ended, Item, Level, Node, Program, Settings, Slurm};
 use crate::options::OPTIONS;
-use mpsd_core::record::{Record, RecordDaemon, RecordGpu, State};
+use mpsd_core::record::{Daemon, Record, RecordGpu, State};
 use mpsd_core::{GpuUuid, JobId, Paths};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -230,12 +230,13 @@ pub fn record(job: &str, state: State) -> Record {
         })
         .to_vec();
     let pipe = format!("/run/mpsd/jobs/{job}/pipe").into();
-    record.daemons = vec![RecordDaemon {
+    record.daemons = vec![Daemon {
         gpus: vec![uuid(2), uuid(3)],
         pipe,
         log: format!("/run/mpsd/jobs/{job}/log").into(),
         threads: "50".parse().ok(),
         memory: Vec::new(),
+        priority: None,
     }];
     record
 }

@@ -1,18 +1,22 @@
-//! The calls of [`Node`], each in its smallest steps.
+//! The calls of [`mpsd::job::node`], each in its smallest steps.
 
 use super::{Living, Sim, World, reference};
 use mpsd::job::account::Account;
+use mpsd::job::evidence::Sample;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::ladder::Rung;
-use mpsd::job::spec::{ReadyDaemon, Spec};
-use mpsd::node::{Held, Member, Members, Node, Role};
+use mpsd::job::node::{Console, Daemons, Drains, Gpus, Held, Member, Members, Role, Severity, Store};
+use mpsd::job::spec::Spec;
+use mpsd::scheduler::drain::Place;
+use mpsd::sys::deadline::Deadline;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::paths::JobPaths;
-use mpsd_core::record::Record;
+use mpsd_core::record::{Daemon, Record, State};
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -42,6 +46,21 @@ impl Sim {
         Fault::new(Evidence::GpuLost, format!("GPU {gpu}"), "it is not there").into()
     }
 
+    /// Tasks believe this record: root has proved the daemons, and probed them where the job asked for that.
+    fn assert_proved(&self, record: &Record) {
+        let world = self.world.borrow();
+        let job = &record.job;
+        assert!(
+            world.proved.contains(job),
+            "job {job} is called ready and not proved"
+        );
+        let verify = record.request.as_ref().is_some_and(|r| r.verify == Some(true));
+        assert!(
+            !verify || world.probed.contains(job),
+            "job {job} is called ready and not verified"
+        );
+    }
+
     /// The pids of a job's own processes.
     fn own(&self, job: &JobId) -> Vec<i32> {
         let world = self.world.borrow();
@@ -54,7 +73,9 @@ impl Sim {
     }
 }
 
-impl Node for Sim {
+impl Gpus for Sim {
+    fn use_nvml(&mut self, _: &str) {}
+
     fn inventory(&mut self) -> Result<Inventory, Failure> {
         self.call("inventory")?;
         Ok(self.world.borrow().inventory.clone())
@@ -92,11 +113,9 @@ impl Node for Sim {
         };
         Ok(own.chain(foreign).map(process).collect())
     }
+}
 
-    fn uid_of(&mut self, pid: i32) -> Option<u32> {
-        self.world.borrow().processes.get(&pid).map(|p| p.uid)
-    }
-
+impl Store for Sim {
     fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<Held, Failure> {
         self.call("lock_gpu")?;
         let held = self.hold(format!("gpu {gpu}"));
@@ -136,6 +155,12 @@ impl Node for Sim {
         Ok(())
     }
 
+    fn gpus_with_files(&mut self) -> Result<Vec<GpuUuid>, Failure> {
+        let world = self.world.borrow();
+        let all: BTreeSet<&GpuUuid> = world.accounts.keys().chain(&world.gpu_locks).collect();
+        Ok(all.into_iter().cloned().collect())
+    }
+
     fn open_job(&mut self, job: &JobId) -> Result<Held, Failure> {
         self.call("open_job")?;
         let held = self.hold(format!("job {job}"));
@@ -164,6 +189,19 @@ impl Node for Sim {
         Ok(Some(held))
     }
 
+    fn has_directory(&self, job: &JobId) -> bool {
+        self.world.borrow().jobs.contains_key(job)
+    }
+
+    fn has_lock(&self, job: &JobId) -> bool {
+        self.world.borrow().job_locks.contains(job)
+    }
+
+    fn job_directories(&self) -> Result<Vec<String>, Failure> {
+        let world = self.world.borrow();
+        Ok(world.jobs.keys().map(JobId::directory_name).collect())
+    }
+
     fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
         self.call("read_journal")?;
         Ok(self.world.borrow().jobs.get(job).and_then(|j| j.journal.clone()))
@@ -181,6 +219,10 @@ impl Node for Sim {
     fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
         self.call("write_record")?;
         let record = record.clone();
+        match record.state {
+            State::Ready => self.assert_proved(&record),
+            _ => self.world.borrow_mut().forget_proof(&record.job),
+        }
         self.step(|world| {
             world
                 .jobs
@@ -225,6 +267,27 @@ impl Node for Sim {
         Ok(())
     }
 
+    fn is_full(&self) -> bool {
+        false
+    }
+
+    fn note_failed_start(&mut self, uid: u32) -> bool {
+        self.point();
+        let mut world = self.world.borrow_mut();
+        world.failed_starts.insert(uid);
+        world.failed_starts.len() >= 2
+    }
+
+    fn forget_failed_starts(&mut self) {
+        self.step(|world| world.failed_starts.clear());
+    }
+}
+
+impl Daemons for Sim {
+    fn check_control(&mut self, _: &Path) -> Result<(), Failure> {
+        self.call("check_control")
+    }
+
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
         self.call("make_cgroup")?;
         if !self.world.borrow().has_cgroups {
@@ -260,28 +323,44 @@ impl Node for Sim {
         Ok(reference(pid))
     }
 
-    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ReadyDaemon>, Failure> {
+    fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<(), Failure> {
         self.call("await_ready")?;
         self.step(World::settle);
-        let world = self.world.borrow();
-        let pid = |role| {
+        let mut world = self.world.borrow_mut();
+        let has = |role| {
             world
                 .processes
-                .iter()
-                .find(|(_, p)| p.role == role && p.job == journal.job)
-                .map(|(pid, _)| *pid)
+                .values()
+                .any(|p| p.role == role && p.job == journal.job)
         };
-        match (pid(Role::Control), pid(Role::Server)) {
-            (Some(control), Some(server)) => Ok(spec
-                .daemons
-                .iter()
-                .map(|_| ReadyDaemon { control, server })
-                .collect()),
-            _ => Err(Undetermined::new("mpsd", "it ended without a report").into()),
+        if !has(Role::Control) || !has(Role::Server) {
+            return Err(Undetermined::new("mpsd", "it ended without a report").into());
         }
+        world.proved.insert(journal.job.clone());
+        Ok(())
     }
 
-    fn members(&mut self, journal: &Journal) -> Members {
+    fn probe(&mut self, journal: &Journal, _: &Daemon, _: Deadline) -> Result<(), Failure> {
+        self.call("probe")?;
+        let proved = self.world.borrow().proved.contains(&journal.job);
+        assert!(proved, "mps-probe runs before there is anything to probe");
+        self.world.borrow_mut().probed.insert(journal.job.clone());
+        Ok(())
+    }
+
+    /// Two processes are one here: what is tried is what the second one does, and its death at every point.
+    fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
+        self.point();
+        let divided = !self.world.borrow().undivided;
+        if divided {
+            rest(self);
+        }
+        divided
+    }
+}
+
+impl Members for Sim {
+    fn members(&mut self, journal: &Journal) -> Vec<Member> {
         self.point();
         let world = self.world.borrow();
         world
@@ -296,7 +375,7 @@ impl Node for Sim {
             .collect()
     }
 
-    fn climb(&mut self, journal: &Journal, rung: Rung, _limit: Duration) -> Members {
+    fn climb(&mut self, journal: &Journal, rung: Rung, _limit: Duration) -> Vec<Member> {
         self.point();
         for pid in self.own(&journal.job) {
             self.step(|world| {
@@ -311,9 +390,18 @@ impl Node for Sim {
         self.members(journal)
     }
 
-    fn held_by_user(&mut self, _: &Member) -> Option<&'static str> {
+    fn sample(&mut self, _: &Member) -> Option<Sample> {
         self.point();
-        self.world.borrow().held_by_user
+        self.world.borrow().sample.clone()
+    }
+
+    fn user_is_here(&mut self, _: &Journal) -> bool {
+        self.point();
+        false
+    }
+
+    fn uid_of(&mut self, pid: i32) -> Option<u32> {
+        self.world.borrow().processes.get(&pid).map(|p| p.uid)
     }
 
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
@@ -328,24 +416,48 @@ impl Node for Sim {
     fn kill_client(&mut self, pid: i32) {
         self.step(|world| world.processes.remove(&pid));
     }
+}
 
-    fn note_failed_start(&mut self, journal: &Journal) -> bool {
+impl Drains for Sim {
+    fn undelivered(&mut self, _: &str) -> Option<String> {
         self.point();
-        let mut world = self.world.borrow_mut();
-        world.failed_starts.insert(journal.uid);
-        world.failed_starts.len() >= 2
+        self.world.borrow().undelivered.clone()
     }
 
-    fn note_good_start(&mut self) {
-        self.step(|world| world.failed_starts.clear());
+    fn drain(
+        &mut self,
+        _: &Place<'_>,
+        prefix: &str,
+        job: &JobId,
+        fault: &Fault,
+        _: Vec<String>,
+    ) -> (String, bool) {
+        let reason = format!("{prefix} job {job}: {fault}");
+        self.step(|world| world.drains.push(reason.clone()));
+        (reason, !self.world.borrow().deaf)
     }
 
-    fn log(&mut self, line: &str) {
+    fn requeue(&mut self, _: &Place<'_>, job: &JobId) -> Result<(), String> {
+        self.step(|world| world.requeued.push(job.clone()));
+        Ok(())
+    }
+}
+
+impl Console for Sim {
+    fn log(&mut self, _: Severity, line: &str) {
         self.step(|world| world.log.push(line.to_owned()));
+    }
+
+    fn complain(&mut self, line: &str) {
+        self.step(|world| world.complaints.push(line.to_owned()));
     }
 
     fn teardown_time(&self) -> Duration {
         Duration::from_secs(10)
+    }
+
+    fn wait_until(&mut self, _: Deadline) {
+        self.step(|world| world.waits += 1);
     }
 }
 

@@ -1,16 +1,18 @@
 //! Scenarios: a node, a site's settings, a job. From them comes a plan, and from the plan everything else.
 
-use mpsd::job::Journal;
-use mpsd::job::journal::{DrainPolicy, JournalDaemon, VERSION};
-use mpsd::job::spec::{OverLimit, Spec, SpecDaemon};
+use mpsd::job::{Ending, Job, Scheduled, Until, User};
 use mpsd::plan::effects::Plan;
-use mpsd::plan::{self, Case};
-use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource};
-use mpsd_core::config::{Asker, Config};
-use mpsd_core::record::RecordGpu;
+use mpsd::plan::{Asked, Case, decide};
+use mpsd::scheduler::unattached::Unattached;
+use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Phase, Submission, UserRef};
+use mpsd::sys::deadline::Deadline;
+use mpsd_core::config::{Config, Settings};
 use mpsd_core::request::Wording;
-use mpsd_core::{ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Paths, Refusal, Request, Scheduler};
+use mpsd_core::{ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Refusal, Request, Scheduler};
+use std::time::Duration;
 
+/// The node of every scenario.
+const NODE: &str = "gpu001";
 /// The user of every scenario.
 pub const UID: u32 = 1001;
 
@@ -29,6 +31,14 @@ pub struct Scenario {
     pub devices: Devices,
     /// A Slurm step's own daemon.
     pub step: bool,
+    /// Who schedules it.
+    pub scheduler: Scheduler,
+    /// On which of the job's nodes.
+    pub phase: Phase,
+    /// When the prologue returns.
+    pub until: Until,
+    /// Failures are left for the tasks to read.
+    pub record: bool,
 }
 
 /// A GPU of the H200's kind.
@@ -62,6 +72,10 @@ impl Scenario {
                 tasks_on_node: None,
             },
             step: false,
+            scheduler: Scheduler::Slurm,
+            phase: Phase::Prologue,
+            until: Until::Ready,
+            record: false,
         }
     }
 
@@ -89,112 +103,112 @@ impl Scenario {
         self
     }
 
-    /// The job.
-    pub fn job(&self) -> JobId {
+    /// For another scheduler, on this one of the job's nodes.
+    pub fn of(mut self, scheduler: Scheduler, phase: Phase) -> Self {
+        (self.scheduler, self.phase) = (scheduler, phase);
+        self
+    }
+
+    /// As Slurm's plugin calls us: a process of its own finishes the start, and failures are left for the tasks to read.
+    pub fn detached(mut self) -> Self {
+        self.until = Until::Started;
+        self.recorded()
+    }
+
+    /// Failures are left for the tasks to read.
+    pub fn recorded(mut self) -> Self {
+        self.record = true;
+        self
+    }
+
+    /// The job's id.
+    pub fn id(&self) -> JobId {
         JobId::parse(if self.step { "4711.3" } else { "4711" }).expect("job id")
     }
 
-    /// The plan, made in the prologue's own order: settings of the node's products, GPUs, defaults and ceilings, plan.
+    /// What is in force on the node, whatever its GPUs are.
+    pub fn settings(&self) -> Settings {
+        let config = Config::parse(self.config).expect("the scenario's configuration");
+        config.for_node(NODE, &[]).expect("its settings")
+    }
+
+    /// The job as its prologue knows it.
+    ///
+    /// # Errors
+    /// A refusal for its words.
+    pub fn job(&self) -> Result<Job, Failure> {
+        let request = Request::from_account(self.account)?
+            .ok_or_else(|| Refusal::new("scenario", "it does not ask for MPS", ""))?;
+        Ok(Job {
+            asked: Asked {
+                request,
+                wording: Wording::Account,
+                submission: self.submission(),
+            },
+            config: Config::parse(self.config).expect("the scenario's configuration"),
+            settings: self.settings(),
+            user: User {
+                name: "alice".to_owned(),
+                uid: UID,
+                gid: UID,
+            },
+            node: NODE.to_owned(),
+            slurm_conf: None,
+            record: self.record,
+            deadline: Deadline::after(Duration::from_secs(20)),
+        })
+    }
+
+    fn submission(&self) -> Submission {
+        Submission {
+            scheduler: self.scheduler,
+            phase: self.phase,
+            job: self.id(),
+            user: UserRef::Uid(UID),
+            group: None,
+            account: None,
+            resource: None,
+            node: None,
+            interactive: false,
+            restart: None,
+            step: self.step,
+        }
+    }
+
+    /// How the job ends.
+    pub fn ending<'a>(&self, settings: &'a Settings) -> Ending<'a> {
+        Ending {
+            settings,
+            scheduler: self.scheduler,
+            node: NODE,
+            slurm_conf: None,
+        }
+    }
+
+    /// The plan.
     ///
     /// # Errors
     /// As the prologue's.
     pub fn plan(&self) -> Result<Plan, Failure> {
-        let products: Vec<&str> = self.inventory.gpus.iter().map(|g| g.name.as_str()).collect();
-        let settings = Config::parse(self.config)
-            .and_then(|c| c.for_node("gpu001", &products))
-            .expect("the scenario's configuration");
-        let asked = Request::from_account(self.account)?
-            .ok_or_else(|| Refusal::new("scenario", "it does not ask for MPS", ""))?;
-        let rules = (&settings).into();
-        let gpus = plan::gpus::of_job(&self.devices, &self.inventory, rules)?;
-        let tasks = plan::tasks_per_gpu(&self.devices, gpus.len());
-        let asker = Asker {
-            gpus: &gpus,
-            tasks,
-            wording: Wording::Account,
-        };
-        let request = settings.resolve(&asked, &asker)?;
-        plan::plan(&Case {
-            job: &self.job(),
+        let job = self.job()?;
+        let case = Case {
+            config: &job.config,
+            node: &job.node,
+            asked: &job.asked,
             uid: UID,
-            step: self.step,
-            request: &request,
             devices: &self.devices,
             inventory: &self.inventory,
-            rules,
-        })
+        };
+        decide(&case).map(|(_, plan)| plan)
     }
 }
 
-/// The journal with which a prologue begins `plan`.
-pub fn journal(plan: &Plan) -> Journal {
-    let paths = Paths::new("/run/mpsd", "/var/lib/mpsd").job(&plan.job);
-    let count = plan.daemons.len();
-    Journal {
-        version: VERSION,
-        job: plan.job.clone(),
-        scheduler: Scheduler::Slurm,
-        node: "gpu001".to_owned(),
-        user: "alice".to_owned(),
-        uid: plan.uid,
-        gid: plan.uid,
-        plan: plan.effects.clone(),
-        begun: 0,
-        gpus: plan
-            .gpus()
-            .zip(0..)
-            .map(|(uuid, index)| RecordGpu {
-                index,
-                uuid: uuid.clone(),
-            })
-            .collect(),
-        daemons: plan
-            .daemons
-            .iter()
-            .enumerate()
-            .map(|(n, d)| JournalDaemon {
-                gpus: d.gpus.clone(),
-                pipe: paths.pipe(n, count),
-                log: paths.log(n, count),
-            })
-            .collect(),
-        control: "/usr/bin/nvidia-cuda-mps-control".into(),
-        nvml: "libnvidia-ml.so.1".to_owned(),
-        cgroup: None,
-        supervisor: None,
-        drain: DrainPolicy {
-            enabled: true,
-            prefix: "mpsd:".to_owned(),
-            on_defunct: false,
-            slurm_conf: None,
-        },
-        kill_clients: false,
-        began: 0,
+impl Scheduled for Scenario {
+    fn unattached(&self) -> Option<Unattached> {
+        None
     }
-}
 
-/// What `mpsd` is told for `plan`.
-pub fn spec(plan: &Plan, journal: &Journal) -> Spec {
-    Spec {
-        job: plan.job.as_str().to_owned(),
-        uid: plan.uid,
-        control: journal.control.clone(),
-        nvml: journal.nvml.clone(),
-        daemons: plan
-            .daemons
-            .iter()
-            .zip(&journal.daemons)
-            .map(|(plan, place)| SpecDaemon {
-                gpus: plan.gpus.clone(),
-                pipe: place.pipe.clone(),
-                log: place.log.clone(),
-                threads: plan.threads,
-                memory: plan.memory.clone(),
-                priority: plan.priority,
-            })
-            .collect(),
-        start_ms: 1000,
-        command_ms: 1000,
-        over_limit: OverLimit::Off,
+    fn devices(&self) -> Result<Devices, Failure> {
+        Ok(self.devices.clone())
     }
 }

@@ -1,9 +1,10 @@
 //! The node itself.
 
 use mpsd::job::account::Account;
+use mpsd::job::evidence::Sample;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::ladder::Rung;
-use mpsd::node::Role;
+use mpsd::job::node::Role;
 use mpsd_core::record::Record;
 use mpsd_core::{ComputeMode, GpuUuid, Inventory, JobId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,12 +61,30 @@ pub struct World {
     pub foreign: Vec<(GpuUuid, i32)>,
     /// What the next process of a job survives.
     pub stubborn: Option<Rung>,
-    /// What a user holds those with that survive.
-    pub held_by_user: Option<&'static str>,
+    /// How those stand that survive.
+    pub sample: Option<Sample>,
     /// Nobody starts processes on this node: `mpsd` ends at once.
     pub stillborn: bool,
     /// This node has cgroups.
     pub has_cgroups: bool,
+    /// No process of its own is to be had for the rest of a start.
+    pub undivided: bool,
+    /// A drain of this node that its scheduler has not got.
+    pub undelivered: Option<String>,
+    /// The scheduler takes no drain now.
+    pub deaf: bool,
+    /// The drains ordered.
+    pub drains: Vec<String>,
+    /// The jobs put back into the queue.
+    pub requeued: Vec<JobId>,
+    /// The jobs whose daemons root proved.
+    pub proved: BTreeSet<JobId>,
+    /// The jobs through whose daemons `mps-probe` ran.
+    pub probed: BTreeSet<JobId>,
+    /// How often a prologue held its exit back.
+    pub waits: u32,
+    /// What was said to the caller.
+    pub complaints: Vec<String>,
     /// Lines logged.
     pub log: Vec<String>,
     /// The locks that are held now.
@@ -141,16 +160,26 @@ impl World {
         }
     }
 
-    /// What a reviewer compares: everything but pids given out, log lines and the evidence of failed starts.
+    /// A start of `job` begins or has failed: what was proved of an earlier one does not count.
+    pub fn forget_proof(&mut self, job: &JobId) {
+        self.proved.remove(job);
+        self.probed.remove(job);
+    }
+
+    /// What a reviewer compares: what a job may change on the node.
     pub fn picture(&self) -> Self {
         Self {
-            log: Vec::new(),
-            failed_starts: BTreeSet::new(),
-            next_pid: 0,
-            stubborn: None,
-            held_by_user: None,
-            stillborn: false,
-            ..self.clone()
+            inventory: self.inventory.clone(),
+            accounts: self.accounts.clone(),
+            half_written: self.half_written.clone(),
+            gpu_locks: self.gpu_locks.clone(),
+            jobs: self.jobs.clone(),
+            job_locks: self.job_locks.clone(),
+            cgroups: self.cgroups.clone(),
+            processes: self.processes.clone(),
+            foreign: self.foreign.clone(),
+            held: self.held.clone(),
+            ..Self::default()
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Where a PBS lives on this node, and how long its mom waits.
 
 use crate::scheduler::{Host, Scheduler};
+use mpsd_core::config::Settings;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -28,6 +29,16 @@ pub struct Site {
     pub exec: Option<PathBuf>,
     /// This node's name in PBS, where it is not the host's.
     pub node: Option<String>,
+}
+
+impl From<&Settings> for Site {
+    fn from(settings: &Settings) -> Self {
+        Self {
+            home: settings.pbs.home.clone(),
+            exec: settings.pbs.exec.clone(),
+            node: settings.pbs.node.clone(),
+        }
+    }
 }
 
 /// A PBS on this node.

@@ -1,8 +1,7 @@
 //! What jobs left that are gone altogether: users of a GPU without a directory, locks without an owner.
 
-use super::Node;
-use super::real::RealNode;
-use crate::job::undo::leave_account;
+use super::account;
+use super::node::Node;
 use mpsd_core::{Failure, GpuUuid, JobId};
 
 /// What stands on a GPU in the name of jobs that have no directory.
@@ -20,26 +19,19 @@ pub struct Stale {
 ///
 /// # Errors
 /// A fault when our own directory cannot be read; undetermined when a lock is not to be had.
-pub fn stale(node: &mut RealNode) -> Result<Vec<Stale>, Failure> {
+pub fn stale(node: &mut impl Node) -> Result<Vec<Stale>, Failure> {
     let mut found = Vec::new();
     for gpu in node.gpus_with_files()? {
         let _held = node.lock_gpu(&gpu)?;
         let account = node.read_account(&gpu)?;
         let lock_alone = account.is_none();
         // Under the lock: whoever enters an account has made the job's directory before, and removes it after leaving.
-        let users: Vec<JobId> = account
-            .map(|account| {
-                account
-                    .users
-                    .into_iter()
-                    .filter(|job| !has_directory(node, job))
-                    .collect()
-            })
-            .unwrap_or_default();
+        let mut users = account.map(|account| account.users).unwrap_or_default();
+        users.retain(|job| !node.has_directory(job));
         if lock_alone || !users.is_empty() {
             found.push(Stale {
                 gpu,
-                users,
+                users: users.into_iter().collect(),
                 lock_alone,
             });
         }
@@ -50,25 +42,17 @@ pub fn stale(node: &mut RealNode) -> Result<Vec<Stale>, Failure> {
 /// Removes it, and restores the mode found when no user is left. Returns lines for the log.
 ///
 /// # Errors
-/// As [`leave_account`].
-pub fn sweep(node: &mut RealNode, stale: &Stale) -> Result<Vec<String>, Failure> {
+/// As [`account::leave`].
+pub fn sweep(node: &mut impl Node, stale: &Stale) -> Result<Vec<String>, Failure> {
     let mut notes = Vec::new();
-    for job in stale
-        .users
-        .iter()
-        .filter(|job| !has_directory(node, job))
-        .cloned()
-        .collect::<Vec<_>>()
-    {
-        leave_account(node, &job, &stale.gpu, &mut notes)?;
+    for job in &stale.users {
+        if !node.has_directory(job) {
+            notes.extend(account::leave(node, job, &stale.gpu)?);
+        }
     }
     let _held = node.lock_gpu(&stale.gpu)?;
     if node.read_account(&stale.gpu)?.is_none() {
         node.write_account(&stale.gpu, None)?;
     }
     Ok(notes)
-}
-
-fn has_directory(node: &RealNode, job: &JobId) -> bool {
-    node.paths().job(job).directory().symlink_metadata().is_ok()
 }

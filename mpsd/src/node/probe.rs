@@ -1,47 +1,41 @@
 //! `mps-probe` through a new daemon, before the job starts (`MPS_VERIFY`).
 
-use super::real::{RealNode, beside};
+use super::real::RealNode;
 use crate::job::Journal;
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
-use crate::sys::spawn::{Identity, Spawn, Stdio};
-use mpsd_core::Failure;
+use crate::sys::spawn::Stdio;
+use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::failure::Undetermined;
+use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
+use mpsd_core::{Failure, GpuUuid};
 use nix::fcntl::OFlag;
 use std::io::Read;
 
 /// Most that is read of the probe's words, bytes.
 const LONGEST: u64 = 16 * 1024;
 
-/// Runs `mps-probe` as the job's user with `variables`; it must find itself under MPS.
+/// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
 ///
 /// # Errors
 /// Undetermined: what the probe said.
-pub fn probe(
-    node: &RealNode,
-    journal: &Journal,
-    variables: &[(&str, String)],
-    deadline: Deadline,
-) -> Result<(), Failure> {
+pub fn probe(node: &RealNode, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {
     let failed = |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
     let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|e| failed(e.to_string()))?;
-    let mut spawn = Spawn::new(beside("mps-probe")?);
+    let gpus: Vec<&str> = daemon.gpus.iter().map(GpuUuid::as_str).collect();
+    let mut spawn = node.as_user(journal, "mps-probe")?;
     spawn.args = vec![
         "--require-mps".into(),
         "--deadline-s".into(),
         seconds(deadline).into(),
     ];
-    spawn.env = variables
-        .iter()
-        .map(|(name, value)| (name.into(), value.into()))
-        .collect();
-    spawn.identity = Some(Identity {
-        uid: journal.uid,
-        gid: journal.gid,
-        groups: node.groups_of(journal),
-    });
-    spawn.session = true;
+    spawn.env = vec![
+        (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
+        (LOG_DIRECTORY.into(), daemon.log.clone().into()),
+        (VISIBLE_DEVICES.into(), gpus.join(",").into()),
+        (JOB.into(), journal.job.as_str().into()),
+    ];
     spawn.stdout = Stdio::Fd(writer.try_clone().map_err(|e| failed(e.to_string()))?);
     spawn.stderr = Stdio::Fd(writer);
     let mut child = spawn.start().map_err(|e| failed(e.to_string()))?;

@@ -1,0 +1,37 @@
+//! The effects of a plan, one after another: the journal first, then the effect.
+
+use super::account;
+use super::journal::Journal;
+use super::node::Node;
+use super::spec::Spec;
+use crate::plan::effects::Effect;
+use mpsd_core::Failure;
+
+/// Carries the plan of `journal` out; after the last effect `mpsd` is starting.
+///
+/// # Errors
+/// The first failure. What was begun stands in the journal, for [`super::undo`].
+pub fn carry_out(node: &mut impl Node, journal: &mut Journal, spec: &Spec) -> Result<(), Failure> {
+    for number in 0..journal.plan.len() {
+        journal.begun = number + 1;
+        node.write_journal(journal)?;
+        perform(node, journal, number, spec)?;
+    }
+    Ok(())
+}
+
+fn perform(node: &mut impl Node, journal: &mut Journal, number: usize, spec: &Spec) -> Result<(), Failure> {
+    match journal.plan[number].clone() {
+        Effect::ClaimGpu { gpu } => account::enter(node, &journal.job, &gpu),
+        Effect::SetComputeMode { gpu, mode } => account::set_mode(node, &journal.job, &gpu, mode),
+        Effect::MakeCgroup => {
+            journal.cgroup = node.make_cgroup(journal)?;
+            node.write_journal(journal)
+        }
+        Effect::MakeDirectories { daemon } => node.make_directories(journal, daemon),
+        Effect::StartDaemon => {
+            journal.supervisor = Some(node.start_daemon(journal, spec)?);
+            node.write_journal(journal)
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What a failed start leads to: one line, a record for the job's tasks, a drain on proof, an exit code.
+
+use super::begin::{Failed, Job};
+use super::node::{Node, Severity};
+use crate::scheduler::drain::Place;
+use crate::scheduler::{Phase, Scheduler, Submission};
+use mpsd_core::failure::{FailureKind, Fault, Undetermined};
+use mpsd_core::record::{Record, State};
+use mpsd_core::{Failure, JobId};
+use std::time::Duration;
+
+/// What a held prologue keeps of its time, to end by itself.
+const HOLD_MARGIN: Duration = Duration::from_secs(1);
+
+/// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code. `awaited`: somebody waits for
+/// that code; nobody does in the process that goes on after the prologue returned.
+pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: bool) -> u8 {
+    let (submission, failure) = (&job.asked.submission, &failed.failure);
+    let id = &submission.job;
+    say(node, id, failure);
+    for note in &failed.findings.notes {
+        node.log(Severity::Info, &format!("job {id}: {note}"));
+    }
+    let drained = drain_for(node, job, failed);
+    let to_tasks = is_left_to_tasks(submission, failure);
+    if job.record || to_tasks {
+        leave_record(node, id, job.user.uid, failure);
+    }
+    if to_tasks {
+        return 0;
+    }
+    requeue(node, job, failure);
+    if awaited && failure.kind() != FailureKind::Refusal && !drained {
+        hold(node, job);
+    }
+    failure.exit_code()
+}
+
+/// Whether this is a refusal, or undetermined, on a Torque sister. A prologue.parallel that fails takes its node down and has
+/// the job requeued for ever (facts: pbs-live, "Sister nodes"), and no user's mistake or malice may do that. The mother
+/// superior refuses the same request where its user reads it; what went wrong on this node alone, the tasks that come here
+/// learn from the record.
+pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
+    submission.scheduler == Scheduler::Torque
+        && submission.phase == Phase::ParallelPrologue
+        && failure.kind() != FailureKind::Fault
+}
+
+/// Says why `job` has no MPS, to the caller and in the node's log.
+pub fn say(node: &mut impl Node, job: &JobId, failure: &Failure) {
+    let severity = match failure.kind() {
+        FailureKind::Refusal => Severity::Info,
+        FailureKind::Undetermined => Severity::Warning,
+        FailureKind::Fault => Severity::Error,
+    };
+    let text = format!("job {job}: {failure}");
+    node.complain(&text);
+    node.log(severity, &format!("{}: {text}", failure.kind()));
+}
+
+/// Whether the node is drained now, for the failure itself or for what its rollback found.
+fn drain_for(node: &mut impl Node, job: &Job, failed: &Failed) -> bool {
+    let own = match &failed.failure {
+        Failure::Fault(fault) => Some(fault),
+        Failure::Refusal(_) | Failure::Undetermined(_) => None,
+    };
+    let faults = own.into_iter().chain(&failed.findings.faults);
+    let policy = &job.settings.drain;
+    let prefix = policy.enabled.then_some(policy.prefix.as_str());
+    let id = &job.asked.submission.job;
+    match drain(node, &job.place(), prefix, id, faults, failed.gpus.clone()) {
+        Some((line, delivered)) => {
+            node.complain(&line);
+            delivered
+        }
+        None => false,
+    }
+}
+
+/// Drains for the first fault that does, with a reason that begins with `prefix`; a line for who called us, and whether the
+/// scheduler has it. `None`: there is nothing to drain for, or the site drains nothing (no `prefix`).
+pub(super) fn drain<'a>(
+    node: &mut impl Node,
+    place: &Place<'_>,
+    prefix: Option<&str>,
+    job: &JobId,
+    mut faults: impl Iterator<Item = &'a Fault>,
+    gpus: Vec<String>,
+) -> Option<(String, bool)> {
+    let fault = faults.find(|fault| fault.drains())?;
+    let (line, delivered) = node.drain(place, prefix?, job, fault, gpus);
+    node.log(Severity::Error, &line);
+    Some((line, delivered))
+}
+
+/// Slurm drains a node whose prolog fails, and nothing proves that this one is broken: so the prolog succeeds, and the batch
+/// job is put back into the queue from here. A job of srun or salloc cannot be; its tasks are refused by the record.
+fn requeue(node: &mut impl Node, job: &Job, failure: &Failure) {
+    let submission = &job.asked.submission;
+    let ours = submission.scheduler == Scheduler::Slurm && !submission.step && job.settings.slurm.requeue;
+    if !ours || failure.kind() != FailureKind::Undetermined {
+        return;
+    }
+    let id = &submission.job;
+    let text = match node.requeue(&job.place(), id) {
+        Ok(()) => format!("job {id}: put back into the queue"),
+        Err(why) => format!("job {id}: not put back into the queue: {why}"),
+    };
+    node.log(Severity::Info, &text);
+}
+
+/// Torque requeues a job whose prologue exits 2 four times a second, for ever (facts: pbs-live, "What bites"). Where
+/// the node could not be taken out of service, the only brake left is to end late.
+fn hold(node: &mut impl Node, job: &Job) {
+    let submission = &job.asked.submission;
+    if submission.scheduler != Scheduler::Torque || submission.interactive {
+        return;
+    }
+    let line = "the exit is held back until the deadline, or Torque would try again at once";
+    node.log(Severity::Warning, line);
+    node.wait_until(job.deadline.less(HOLD_MARGIN));
+}
+
+/// Leaves the failure for the job's tasks.
+pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failure) {
+    let state = match failure {
+        Failure::Refusal(_) => State::Refused,
+        Failure::Fault(_) | Failure::Undetermined(_) => State::Failed,
+    };
+    let mut record = Record::closed(job.clone(), uid, state, failure.to_string());
+    // Slurm's plugin fails a prolog, and so drains, on the kind `fault`; an unusable configuration does not drain.
+    record.kind = Some(match failure {
+        Failure::Fault(fault) if !fault.drains() => FailureKind::Undetermined,
+        other => other.kind(),
+    });
+    let written = node.open_job(job).and_then(|_held| node.write_record(&record));
+    if let Err(error) = written {
+        let lost = Undetermined::new("record for the job's tasks", error.to_string());
+        node.log(Severity::Warning, &lost.to_string());
+    }
+}

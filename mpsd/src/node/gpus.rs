@@ -1,0 +1,65 @@
+//! The node's GPUs: root asks NVML through a process of its own.
+
+use super::members::uid_of;
+use super::real::{RealNode, beside};
+use super::worker::NvmlWorker;
+use crate::job::node::Gpus;
+use mpsd_core::failure::Undetermined;
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory};
+
+impl RealNode {
+    /// Asks the worker, which is started at the first question; after a failure the next question starts a new one.
+    fn ask<T>(&mut self, question: impl FnOnce(&mut NvmlWorker) -> Result<T, Failure>) -> Result<T, Failure> {
+        let mut worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => NvmlWorker::start(&beside("mpsd")?, &self.nvml, self.nvml_time)?,
+        };
+        let answer = question(&mut worker)?;
+        self.worker = Some(worker);
+        Ok(answer)
+    }
+
+    /// Lets the worker end while other things are done; it is waited for when this node is dropped. It stays until the
+    /// servers are ready: a GPU that nobody holds open is shut down by a driver without persistence mode.
+    pub(super) fn dismiss_worker(&mut self) {
+        if let Some(mut worker) = self.worker.take() {
+            worker.dismiss();
+            self.leaving = Some(worker);
+        }
+    }
+}
+
+impl Gpus for RealNode {
+    fn use_nvml(&mut self, library: &str) {
+        if self.nvml != library {
+            library.clone_into(&mut self.nvml);
+            self.worker = None;
+        }
+    }
+
+    fn inventory(&mut self) -> Result<Inventory, Failure> {
+        self.ask(NvmlWorker::inventory)
+    }
+
+    fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
+        self.ask(|worker| worker.compute_mode(gpu))
+    }
+
+    fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
+        self.ask(|worker| worker.set_compute_mode(gpu, mode))?;
+        let now = self.compute_mode(gpu)?;
+        if now == mode {
+            return Ok(());
+        }
+        let why = format!("set to {mode}, and it is {now}");
+        Err(Undetermined::new(format!("compute mode of {gpu}"), why).into())
+    }
+
+    fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
+        let mut processes = self.ask(|worker| worker.processes(gpu))?;
+        // NVML goes on listing processes that are gone, or that live in another namespace (facts: peers, (c) 19).
+        processes.retain(|process| uid_of(process.pid).is_some());
+        Ok(processes)
+    }
+}
