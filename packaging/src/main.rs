@@ -9,6 +9,7 @@
 //! | `soak` | 2,000 jobs, 16 at once, with random kills |
 //! | `fuzz` | a minute of libFuzzer on each place where foreign text comes in |
 //! | `hardware` | the project against a real GPU, or a package for a machine without cargo |
+//! | `texts` | writes README's table of options and the commented mpsd.toml from the tables in `mpsd/core` |
 //! | `stage DIR` | the tree that is installed |
 //! | `spank-variants` | one linked plugin, stamped for each release of Slurm |
 //! | `dist` | the packages for Debian and RPM systems, from that tree |
@@ -57,6 +58,8 @@ enum Verb {
     Fuzz(fuzz::Options),
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
     Hardware(hardware::Options),
+    /// Write what the tables of options and keys say into README.md and etc/mpsd/mpsd.toml.
+    Texts,
     /// Lay out the tree that is installed, below a directory.
     Stage(stage::Options),
     /// Stamp one linked plugin for each release of Slurm.
@@ -75,7 +78,7 @@ impl Verb {
     fn needs_root(&self) -> bool {
         !matches!(
             self,
-            Verb::Stage(_) | Verb::SpankVariants(_) | Verb::Dist(_) | Verb::ReleaseCheck(_)
+            Verb::Texts | Verb::Stage(_) | Verb::SpankVariants(_) | Verb::Dist(_) | Verb::ReleaseCheck(_)
         )
     }
 }
@@ -136,6 +139,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Verb::Matrices(options) => matrices::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Soak(options) => soak::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Fuzz(options) => fuzz::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::Texts => {
+            cargo::build(&["run", "--package", "manual", "--", "--texts", "."]).map(|()| ExitCode::SUCCESS)
+        }
         Verb::Stage(options) => stage::run(options).map(|()| ExitCode::SUCCESS),
         Verb::SpankVariants(options) => plugin::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Dist(options) => package::run(options).map(|()| ExitCode::SUCCESS),

@@ -1,8 +1,10 @@
 //! What stands between the plugin and the world: Slurm on one side, this node's files and programs on the other.
 //! The real ones are in [`crate::sys`] and [`crate::node`]; unit tests bring their own.
 
+use mpsd_core::JobId;
+use mpsd_core::config::Settings;
 use mpsd_core::record::Record;
-use mpsd_core::{JobId, Paths};
+use mpsd_core::request::Key;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -69,12 +71,17 @@ pub trait Slurm {
     fn unset_job_env(&mut self, name: &str) -> bool;
     /// Sets `SPANK_<name>` for job_prolog and job_epilog; local and allocator context only.
     fn set_script_env(&mut self, name: &str, value: &str) -> bool;
-    /// Registers option `number` of [`crate::options::OPTIONS`].
-    fn register(&mut self, number: usize) -> bool;
-    /// Whether option `number` was given, and with what argument, where callbacks do not run.
-    fn option(&self, number: usize) -> Option<Option<String>>;
+    /// Registers the flag of an option.
+    fn register(&mut self, key: Key) -> bool;
+    /// Whether the flag of an option was given, and with what argument, where callbacks do not run.
+    fn option(&self, key: Key) -> Option<Option<String>>;
     /// One line.
     fn log(&self, level: Level, line: &str);
+
+    /// The job of this process; for a het job the component.
+    fn job(&self) -> Option<JobId> {
+        JobId::parse(&self.item(Item::JobId)?.to_string()).ok()
+    }
 }
 
 /// A program of ours to run as root.
@@ -100,32 +107,6 @@ pub struct Ended {
     pub code: Result<i32, String>,
     /// What it wrote, in lines, made printable.
     pub lines: Vec<String>,
-}
-
-/// What the plugin needs of `mpsd.toml`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
-    /// Where the records are.
-    pub paths: Paths,
-    /// What `mps-prologue` and `mps-epilogue` give themselves.
-    pub deadline: Duration,
-    /// `slurm.wait = "task"`: a job that srun started waits for its daemon in task_init.
-    pub wait_in_task: bool,
-    /// `drain.enabled`: a fault takes the node out of service.
-    pub drains: bool,
-    /// Which jobs get a daemon without having asked.
-    pub automatic: Automatic,
-}
-
-/// `slurm.auto_*`: jobs that get a daemon without having asked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Automatic {
-    /// Those with `--gres=mps:N`.
-    pub gres: bool,
-    /// Those with this feature in their `--constraint`.
-    pub constraint: Option<String>,
-    /// Those in one of these partitions.
-    pub partitions: Vec<String>,
 }
 
 /// This node.

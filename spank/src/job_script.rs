@@ -3,12 +3,13 @@
 //! it, one file read.
 
 use crate::arguments::Arguments;
-use crate::handle::{Ended, Item, Level, Node, Program, Settings, Slurm, Verdict};
-use crate::options::{Asked, Given, OPTIONS};
-use crate::plugin::{BY_SRUN, SUBMIT};
+use crate::handle::{Ended, Item, Level, Node, Program, Slurm, Verdict};
+use crate::submission::Submitter;
 use mpsd_core::JobId;
+use mpsd_core::config::{Settings, Wait};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::{Record, State};
+use mpsd_core::request::{Demand, Flags, Key};
 use mpsd_core::text::one_line;
 use std::path::Path;
 use std::time::Duration;
@@ -21,26 +22,26 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 /// `job_prolog`. A refusal never fails it, nor does anything that the user's processes could have caused: Slurm drains
 /// the node on any prolog failure. Both are recorded, and `task_init` tells the user.
 pub fn prolog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verdict {
-    let given = flags(slurm);
-    let asked = given.asked();
-    if asked == Asked::Off {
+    let flags = flags(slurm);
+    let demand = flags.demand();
+    if demand == Demand::Off {
         return Verdict::Continue;
     }
     let name = slurm.process_env("SLURMD_NODENAME");
     let settings = node.settings(&arguments.config, name.as_deref());
-    let request = match &asked {
-        Asked::On(request) => request.to_string(),
-        Asked::Wrong(_) => given.raw(),
-        Asked::Nothing | Asked::Off => match automatic(slurm, settings.as_ref().ok()) {
-            Some(request) => request,
-            None => return Verdict::Continue,
+    let request = match demand {
+        Demand::On(request) => request.to_string(),
+        Demand::Wrong(_) => flags.raw(),
+        Demand::Nothing | Demand::Off => match &settings {
+            Ok(settings) if is_automatic(slurm, settings) => "MPS=on".to_owned(),
+            _ => return Verdict::Continue,
         },
     };
-    let Some(job) = job_id(slurm) else {
+    let Some(job) = slurm.job() else {
         return Verdict::Continue;
     };
-    let by_srun = slurm.process_env(&format!("SPANK_{SUBMIT}")).as_deref() == Some(BY_SRUN);
-    let in_task = by_srun && settings.as_ref().is_ok_and(|s| s.wait_in_task);
+    let in_task =
+        Submitter::Srun.submitted(slurm) && settings.as_ref().is_ok_and(|s| s.slurm.wait == Wait::Task);
     let program = prologue(arguments, &request, in_task, environment(slurm), limit(&settings));
     let ended = node.run(&program);
     report(slurm, &format!("job {job}"), &ended);
@@ -53,7 +54,7 @@ pub fn prolog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> 
     match &ended.code {
         // mps-prologue has drained the node with its own reason, which Slurm's "Prolog error" does not replace. A site
         // that wants no drains gets none from us this way either.
-        Ok(2) if kind == Some(FailureKind::Fault) && settings.drains => return Verdict::Leave,
+        Ok(2) if kind == Some(FailureKind::Fault) && settings.drain.enabled => return Verdict::Leave,
         Ok(0) => {}
         Ok(_) if record.is_some() => {}
         _ => no_record(slurm, node, &path, job, &ended),
@@ -79,7 +80,7 @@ fn no_record(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, ended:
 
 /// `job_epilog`: cleans every directory of the job, whatever its options were; one without any costs one look.
 pub fn epilog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verdict {
-    let Some(job) = job_id(slurm) else {
+    let Some(job) = slurm.job() else {
         return Verdict::Continue;
     };
     let name = slurm.process_env("SLURMD_NODENAME");
@@ -98,39 +99,34 @@ pub fn epilog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> 
     Verdict::Continue
 }
 
-fn flags(slurm: &dyn Slurm) -> Given {
-    let mut given = Given::default();
-    for number in 0..OPTIONS.len() {
-        if let Some(argument) = slurm.option(number) {
-            given.take(number, argument);
+fn flags(slurm: &dyn Slurm) -> Flags {
+    let mut flags = Flags::default();
+    for key in Key::ALL {
+        if let Some(argument) = slurm.option(key) {
+            // A wrong one is refused with the others.
+            let _ = flags.take(key, argument.as_deref());
         }
     }
-    given
+    flags
 }
 
-/// The request that the configuration makes for this job, if any.
-fn automatic(slurm: &dyn Slurm, settings: Option<&Settings>) -> Option<String> {
-    let automatic = &settings?.automatic;
+/// Whether the configuration asks for this job.
+fn is_automatic(slurm: &dyn Slurm, settings: &Settings) -> bool {
+    let site = &settings.slurm;
     // Slurm sets it in the prolog of jobs with gres/mps only (src/plugins/gres/mps, 22.05).
-    let gres = automatic.gres && slurm.process_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").is_some();
+    let gres = site.auto_gres && slurm.process_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").is_some();
     let partition = || {
         let of_job = slurm.process_env("SLURM_JOB_PARTITION").unwrap_or_default();
-        automatic.partitions.contains(&of_job)
+        site.auto_partitions.contains(&of_job)
     };
     let constraint = || {
-        let wanted = automatic.constraint.as_deref().filter(|c| !c.is_empty())?;
+        let wanted = site.auto_constraint.as_deref()?;
         let of_job = slurm.process_env("SLURM_JOB_CONSTRAINTS")?;
         // An expression like "[a*2&b*1]|c": features stand between operators.
-        of_job
-            .split(|c: char| "&|[](),*".contains(c))
-            .any(|feature| feature.trim() == wanted)
-            .then_some(())
+        let mut features = of_job.split(|c: char| "&|[](),*".contains(c));
+        Some(features.any(|feature| feature.trim() == wanted))
     };
-    (gres || partition() || constraint().is_some()).then(|| "MPS=on".to_owned())
-}
-
-fn job_id(slurm: &dyn Slurm) -> Option<JobId> {
-    JobId::parse(&slurm.item(Item::JobId)?.to_string()).ok()
+    gres || partition() || constraint() == Some(true)
 }
 
 fn limit(settings: &Result<Settings, String>) -> Duration {

@@ -5,11 +5,11 @@
 //! | `sys` | Slurm's ABI and fork/exec; the only `unsafe` of this crate |
 //! | `handle` | the traits `handle::Slurm` and `handle::Node` between the ABI and everything else |
 //! | `arguments` | the `key=value` words of the line in plugstack.conf |
-//! | `options` | `--mps…`: table, check at submission, values as they arrive on a node |
-//! | `plugin` | one function a callback, a match on the context |
-//! | `job_script` | `job_prolog`, `job_epilog`: a process of its own, root |
-//! | `stepd` | a step's own daemon: slurmstepd, root |
-//! | `task` | `task_init`: the forked child, the user |
+//! | `plugin` | one function a callback: it chooses by the program that Slurm runs |
+//! | `submission` | srun, sbatch, salloc |
+//! | `job_script` | `job_prolog`, `job_epilog`: `slurmstepd spank prolog`, a process of its own, root |
+//! | `stepd` | slurmstepd, root: a step's own daemon |
+//! | `task` | `task_init`: the forked child of slurmstepd, the user |
 //! | `node` | files of this node, as `handle::Node` |
 //!
 //! No NVML, no CUDA, no threads. Nothing lives outside what `slurm_spank_init` makes: one process may load, unload
@@ -20,9 +20,9 @@ mod arguments;
 mod handle;
 mod job_script;
 mod node;
-mod options;
 mod plugin;
 mod stepd;
+mod submission;
 #[allow(unsafe_code)]
 mod sys;
 mod task;

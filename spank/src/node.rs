@@ -1,8 +1,8 @@
 //! This node's files, as [`Node`].
 
-use crate::handle::{Automatic, Ended, Node, Program, Settings};
+use crate::handle::{Ended, Node, Program};
 use mpsd_core::JobId;
-use mpsd_core::config::{self, Config, Wait};
+use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{self, Look, Record, Step, Waiting};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -24,14 +24,11 @@ impl Node for ThisNode {
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String> {
         let config = Config::load(path).map_err(|e| e.to_string())?;
         // No GPU's product is known here, and nothing that we need may depend on it.
-        config
-            .for_node(&node_name(name), &[])
-            .map(ours)
-            .map_err(|e| e.to_string())
+        config.for_node(&node_name(name), &[]).map_err(|e| e.to_string())
     }
 
     fn usual(&self, name: Option<&str>) -> Settings {
-        ours(config::Settings::usual(&node_name(name)))
+        Settings::usual(&node_name(name))
     }
 
     fn run(&self, program: &Program) -> Ended {
@@ -109,20 +106,6 @@ impl Node for ThisNode {
 fn node_name(name: Option<&str>) -> String {
     let host = || nix::unistd::gethostname().ok()?.into_string().ok();
     name.map(str::to_owned).or_else(host).unwrap_or_default()
-}
-
-fn ours(settings: config::Settings) -> Settings {
-    Settings {
-        paths: settings.paths,
-        deadline: settings.deadline,
-        wait_in_task: settings.slurm.wait == Wait::Task,
-        drains: settings.drain.enabled,
-        automatic: Automatic {
-            gres: settings.slurm.auto_gres,
-            constraint: settings.slurm.auto_constraint,
-            partitions: settings.slurm.auto_partitions,
-        },
-    }
 }
 
 /// A watch on the file itself: it is replaced by rename, which takes the old one's last name. Its directory cannot be

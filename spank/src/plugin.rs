@@ -1,17 +1,21 @@
-//! One function a callback, each a match on the context.
+//! The way in of each callback: it chooses by the program that Slurm runs, and does nothing else.
 
 use crate::arguments::{Arguments, Scope};
-use crate::handle::{Context, Level, Node, Settings, Slurm, Verdict};
-use crate::options::{self, Asked, Given, OPTIONS};
+use crate::handle::{Context, Level, Node, Slurm, Verdict};
+use crate::submission::{self, Submitter};
 use crate::{job_script, stepd, task};
+use mpsd_core::config::Settings;
+use mpsd_core::request::{Demand, Flags, Key};
 
 /// What the callbacks of one process share. Made by `init`; a task's forked child inherits slurmstepd's.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct State {
-    /// The flags as they arrived.
-    pub given: Given,
-    /// Why the line in plugstack.conf is unusable: nothing is done then, and who asks is told.
-    pub broken: Option<String>,
+    /// The line in plugstack.conf, or why it is unusable: nothing is done then, and who asks is told.
+    pub line: Result<Arguments, String>,
+    /// The flags as they arrive.
+    pub flags: Flags,
+    /// What they come to, once all are there.
+    pub demand: Demand,
     /// The configuration, read by slurmstepd as root; `None` in the steps that have no use for it.
     pub settings: Option<Result<Settings, String>>,
     /// The step's own daemon was asked of `mps-prologue`.
@@ -20,81 +24,58 @@ pub struct State {
     pub failure: Option<String>,
 }
 
-/// Tells job_prolog, as `SPANK_MPS_SUBMIT`, which command submitted the job. The user can write it too; neither value
-/// does harm.
-pub const SUBMIT: &str = "MPS_SUBMIT";
-/// The value of [`SUBMIT`] where srun submitted.
-pub const BY_SRUN: &str = "srun";
-/// The value of [`SUBMIT`] where sbatch or salloc did.
-pub const BY_ALLOCATOR: &str = "allocator";
+impl State {
+    fn new(words: &[String]) -> Self {
+        Self {
+            line: Arguments::parse(words),
+            flags: Flags::default(),
+            demand: Demand::Nothing,
+            settings: None,
+            own_daemon: false,
+            failure: None,
+        }
+    }
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::new(&[])
+    }
+}
 
 /// `slurm_spank_init`.
 pub fn init(slurm: &mut dyn Slurm, _: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
-    *state = State {
-        broken: Arguments::parse(words).err(),
-        ..State::default()
-    };
-    match slurm.context() {
-        Context::Local | Context::Allocator | Context::Remote => {
-            // Also with a broken line: an unknown flag would not tell the user why.
-            for number in 0..OPTIONS.len() {
-                slurm.register(number);
+    *state = State::new(words);
+    match (slurm.context(), &state.line) {
+        // Also with a broken line: an unknown flag would not tell the user why.
+        (Context::Local | Context::Allocator | Context::Remote, _) => {
+            for key in Key::ALL {
+                slurm.register(key);
             }
         }
         // The one place where a broken line is said unasked: once, in slurmd's log.
-        Context::Slurmd => {
-            if let Some(why) = &state.broken {
-                slurm.log(Level::Error, &format!("inert: {why}"));
-            }
-        }
-        Context::JobScript | Context::Unknown => {}
+        (Context::Slurmd, Err(why)) => slurm.log(Level::Error, &format!("inert: {why}")),
+        (Context::Slurmd | Context::JobScript | Context::Unknown, _) => {}
     }
     Verdict::Continue
 }
 
-/// An option's callback; what comes back is a refusal to be told.
-pub fn option(state: &mut State, number: usize, argument: Option<String>, remote: bool) -> Option<String> {
-    let checked = if remote {
-        Ok(())
-    } else {
-        options::check(number, argument.as_deref())
-    };
-    state.given.take(number, argument);
-    checked.err()
+/// An option's callback; what comes back is a refusal to be told. On a node it is too late for that: the prolog and the
+/// task say it.
+pub fn option(state: &mut State, key: Key, argument: Option<&str>, remote: bool) -> Option<String> {
+    let refusal = state.flags.take(key, argument).err()?;
+    (!remote).then(|| refusal.to_string())
 }
 
 /// `slurm_spank_init_post_opt`.
-pub fn init_post_opt(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
+pub fn init_post_opt(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, _: &[String]) -> Verdict {
+    state.demand = state.flags.demand();
     match slurm.context() {
-        Context::Local => submission(slurm, state, BY_SRUN),
-        Context::Allocator => submission(slurm, state, BY_ALLOCATOR),
-        Context::Remote => {
-            if let Ok(arguments) = Arguments::parse(words) {
-                stepd::begin(slurm, node, state, &arguments);
-            }
-            Verdict::Continue
-        }
+        Context::Local => submission::check(slurm, state, Submitter::Srun),
+        Context::Allocator => submission::check(slurm, state, Submitter::Allocator),
+        Context::Remote => stepd::begin(slurm, node, state),
         Context::Slurmd | Context::JobScript | Context::Unknown => Verdict::Continue,
     }
-}
-
-/// All flags together, in the submitting command. It leaves by itself on a refusal, since under `optional` Slurm would
-/// go on and submit; nothing is submitted yet.
-fn submission(slurm: &mut dyn Slurm, state: &State, by: &str) -> Verdict {
-    // A het job comes here once a component. Slurm hands the flags of one on to those after it, and so do we.
-    let asked = state.given.asked();
-    let refusal = match (&asked, &state.broken) {
-        (Asked::Nothing, _) => return Verdict::Continue,
-        (Asked::Wrong(refusal), _) => Some(refusal.to_string()),
-        (Asked::Off | Asked::On(_), Some(why)) => Some(format!("--mps cannot be given here: {why}")),
-        (Asked::Off | Asked::On(_), None) => None,
-    };
-    if let Some(line) = refusal {
-        slurm.log(Level::Error, &line);
-        return Verdict::Leave;
-    }
-    slurm.set_script_env(SUBMIT, by);
-    Verdict::Continue
 }
 
 /// `slurm_spank_job_prolog`: `init` has not run.
@@ -113,18 +94,17 @@ pub fn job_epilog(slurm: &mut dyn Slurm, node: &dyn Node, _: &mut State, words: 
 }
 
 /// `slurm_spank_task_init`.
-pub fn task_init(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
+pub fn task_init(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, _: &[String]) -> Verdict {
     match slurm.context() {
-        Context::Remote => task::begin(slurm, node, state, &Arguments::parse(words)),
+        Context::Remote => task::begin(slurm, node, state),
         _ => Verdict::Continue,
     }
 }
 
 /// `slurm_spank_exit`.
-pub fn exit(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
-    if slurm.context() == Context::Remote && state.own_daemon {
-        let arguments = Arguments::parse(words).unwrap_or_default();
-        stepd::end(slurm, node, state, &arguments);
+pub fn exit(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, _: &[String]) -> Verdict {
+    match slurm.context() {
+        Context::Remote => stepd::end(slurm, node, state),
+        _ => Verdict::Continue,
     }
-    Verdict::Continue
 }

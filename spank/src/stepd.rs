@@ -4,11 +4,12 @@
 //! job_epilog cleans up.
 
 use crate::arguments::{Arguments, Scope};
-use crate::handle::{Item, Level, Node, Program, Settings, Slurm};
+use crate::handle::{Item, Level, Node, Program, Slurm, Verdict};
 use crate::job_script::{self, GRACE};
-use crate::options::Asked;
 use crate::plugin::State;
 use mpsd_core::JobId;
+use mpsd_core::config::Settings;
+use mpsd_core::request::Demand;
 use std::time::Duration;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option.
@@ -38,46 +39,44 @@ pub fn kind(slurm: &dyn Slurm) -> Option<Kind> {
     })
 }
 
-/// The job of this process; for a het job the component.
-pub fn job_id(slurm: &dyn Slurm) -> Option<JobId> {
-    JobId::parse(&slurm.item(Item::JobId)?.to_string()).ok()
-}
-
 /// `init_post_opt` in slurmstepd: reads the configuration while still root, and starts the step's daemon if it asked
 /// for one and its job has none.
-pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, arguments: &Arguments) {
-    let Some(kind) = kind(slurm) else { return };
+pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) -> Verdict {
+    let (Some(kind), Ok(arguments)) = (kind(slurm), state.line.clone()) else {
+        return Verdict::Continue;
+    };
     if kind == Kind::Extern {
-        return;
+        return Verdict::Continue;
     }
     let name = slurm.process_env("SLURMD_NODENAME");
     let settings = node.settings(&arguments.config, name.as_deref());
     if let (Kind::Step(number), Ok(settings)) = (kind, &settings) {
-        own_daemon(slurm, node, state, arguments, settings, number);
+        own_daemon(slurm, node, state, &arguments, settings, number);
     }
     state.settings = Some(settings);
+    Verdict::Continue
 }
 
 fn own_daemon(
-    slurm: &mut dyn Slurm,
+    slurm: &dyn Slurm,
     node: &dyn Node,
     state: &mut State,
     arguments: &Arguments,
     settings: &Settings,
     number: u32,
 ) {
-    let Some(job) = job_id(slurm) else { return };
+    let Some(job) = slurm.job() else { return };
     // Whatever the job's own record says goes for its steps, also that it was refused.
     if !matches!(node.record(&settings.paths.job(&job).record()), Ok(None)) {
         return;
     }
-    let request = match state.given.asked() {
-        Asked::On(request) => request.to_string(),
-        Asked::Wrong(refusal) => {
+    let request = match &state.demand {
+        Demand::On(request) => request.to_string(),
+        Demand::Wrong(refusal) => {
             state.failure = Some(refusal.to_string());
             return;
         }
-        Asked::Off | Asked::Nothing => return,
+        Demand::Off | Demand::Nothing => return,
     };
     if arguments.scope == Scope::Job {
         state.failure =
@@ -106,17 +105,21 @@ fn finish(slurm: &dyn Slurm, node: &dyn Node, state: &mut State, whose: &str, pr
 }
 
 /// `exit` in slurmstepd: ends the step's own daemon.
-pub fn end(slurm: &mut dyn Slurm, node: &dyn Node, state: &State, arguments: &Arguments) {
-    let (Some(job), Some(Kind::Step(number))) = (job_id(slurm), kind(slurm)) else {
-        return;
-    };
-    let Some(Ok(settings)) = &state.settings else {
-        return;
-    };
-    let mut program = job_script::epilogue(arguments, environment(slurm, &job, number), limit(settings));
-    program.detached = true;
-    let ended = node.run(&program);
-    job_script::report(slurm, &format!("step {job}.{number}"), &ended);
+pub fn end(slurm: &dyn Slurm, node: &dyn Node, state: &State) -> Verdict {
+    if let (true, Some(job), Some(Kind::Step(number)), Ok(arguments), Some(Ok(settings))) = (
+        state.own_daemon,
+        slurm.job(),
+        kind(slurm),
+        &state.line,
+        &state.settings,
+    ) {
+        let environment = environment(slurm, &job, number);
+        let mut program = job_script::epilogue(arguments, environment, limit(settings));
+        program.detached = true;
+        let ended = node.run(&program);
+        job_script::report(slurm, &format!("step {job}.{number}"), &ended);
+    }
+    Verdict::Continue
 }
 
 fn limit(settings: &Settings) -> Duration {

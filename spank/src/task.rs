@@ -5,27 +5,23 @@
 //! `optional` Slurm ignores the return value, and a failing init or user_init would end the job COMPLETED without
 //! having run (facts: slurm-live, "Failures").
 
-use crate::arguments::{Arguments, Scope};
-use crate::handle::{Item, Level, Node, Settings, Slurm, Verdict};
-use crate::options::Asked;
+use crate::arguments::Scope;
+use crate::handle::{Item, Level, Node, Slurm, Verdict};
 use crate::plugin::State;
 use crate::stepd::{self, Kind};
 use mpsd_core::JobId;
+use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
 use mpsd_core::record::{Record, State as Progress};
+use mpsd_core::request::Demand;
 use mpsd_core::step::of_step;
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
-pub fn begin(
-    slurm: &mut dyn Slurm,
-    node: &dyn Node,
-    state: &State,
-    arguments: &Result<Arguments, String>,
-) -> Verdict {
-    let (Some(kind), Some(job)) = (stepd::kind(slurm), stepd::job_id(slurm)) else {
+pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &State) -> Verdict {
+    let (Some(kind), Some(job)) = (stepd::kind(slurm), slurm.job()) else {
         return Verdict::Continue;
     };
-    match changes(slurm, node, state, arguments, kind, &job) {
+    match changes(slurm, node, state, kind, &job) {
         Ok(changes) => apply(slurm, &job, &changes),
         Err(why) => {
             slurm.log(Level::Error, &format!("job {job}: not started: {why}"));
@@ -56,33 +52,32 @@ fn changes(
     slurm: &dyn Slurm,
     node: &dyn Node,
     state: &State,
-    arguments: &Result<Arguments, String>,
     kind: Kind,
     job: &JobId,
 ) -> Result<Vec<Change>, String> {
-    let asked = state.given.asked();
-    let (arguments, settings) = match (arguments, &state.settings) {
+    let demand = &state.demand;
+    let (arguments, settings) = match (&state.line, &state.settings) {
         (Ok(arguments), Some(Ok(settings))) => (arguments, settings),
         // A plugin in trouble stops only who asked.
-        (Err(why), _) | (_, Some(Err(why))) => return unusable(&asked, why),
+        (Err(why), _) | (_, Some(Err(why))) => {
+            return match demand {
+                Demand::On(_) | Demand::Wrong(_) => Err(why.clone()),
+                Demand::Off | Demand::Nothing => Ok(Vec::new()),
+            };
+        }
         (Ok(_), None) => return Ok(Vec::new()),
     };
     let record = find(node, settings, kind, job)?;
-    match (record, asked) {
-        (Some(record), Asked::Off) => opted_out(slurm, settings, &record),
+    match (record, demand) {
+        (Some(record), Demand::Off) => opted_out(slurm, settings, &record),
         (Some(record), _) if has_no_gpu(slurm, &record, kind) => Ok(strip(slurm, settings, None)),
-        (Some(record), asked) => attach(slurm, &record, kind, &asked),
-        (None, Asked::On(_) | Asked::Wrong(_)) if !(arguments.scope == Scope::Step && kind == Kind::Job) => {
+        (Some(record), demand) => attach(slurm, &record, kind, demand),
+        (None, Demand::On(_) | Demand::Wrong(_))
+            if !(arguments.scope == Scope::Step && kind == Kind::Job) =>
+        {
             Err(no_daemon(slurm, state))
         }
         (None, _) => Ok(strip(slurm, settings, Some(job))),
-    }
-}
-
-fn unusable(asked: &Asked, why: &str) -> Result<Vec<Change>, String> {
-    match asked {
-        Asked::On(_) | Asked::Wrong(_) => Err(why.to_owned()),
-        Asked::Off | Asked::Nothing => Ok(Vec::new()),
     }
 }
 
@@ -130,7 +125,7 @@ fn has_no_gpu(slurm: &dyn Slurm, record: &Record, kind: Kind) -> bool {
     ready && kind != Kind::Job && none("SLURM_STEP_GPUS") && none(environment::VISIBLE_DEVICES)
 }
 
-fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, asked: &Asked) -> Result<Vec<Change>, String> {
+fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, demand: &Demand) -> Result<Vec<Change>, String> {
     let reason = || {
         record
             .reason
@@ -143,8 +138,8 @@ fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, asked: &Asked) -> Resu
             record.job
         )),
         Progress::Ready => {
-            let attached = match asked {
-                Asked::On(request) if !is_component(slurm) => of_step(record, request)
+            let attached = match demand {
+                Demand::On(request) if !is_component(slurm) => of_step(record, request)
                     .and_then(|own| environment::task_environment(&own, &task(slurm, kind))),
                 // What root left is in force, not what somebody forged.
                 _ => environment::task_environment(record, &task(slurm, kind)),

@@ -1,18 +1,22 @@
 //! What a user asks for: one grammar for every scheduler.
 //!
-//! [`Request::from_account`] reads the tokens of a PBS account string, [`Request::from_options`] Slurm's flags,
-//! [`Request::from_resource`] OpenPBS's `mps` resource; all three end in the same value parsers (`values`) and the
-//! same check of the whole. The text is hostile wherever it arrives: a Slurm user can put any bytes into the variable
+//! [`Request::from_account`] reads the tokens of a PBS account string, [`Flags`] Slurm's flags,
+//! [`Request::from_resource`] OpenPBS's `mps` resource; all three go by the table of `options` and end in the same
+//! check of the whole. The text is hostile wherever it arrives: a Slurm user can put any bytes into the variable
 //! that root's prolog reads (facts: slurm-live, "Options").
 
+mod flags;
+mod options;
 mod values;
 mod words;
 
+pub use flags::{Demand, Flags};
+pub use options::{Key, Request, Row};
 pub use values::{GpuSelector, MemoryLimit, Threads};
-pub use words::{Key, Wording};
+pub use words::Wording;
 
 use super::failure::Refusal;
-use super::limits::{Invalid, Priority, carried_as_text, word};
+use super::limits::{Invalid, carried_as_text, word};
 use super::text::one_line;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -26,10 +30,11 @@ pub const MOST_REPLICAS: u32 = 48;
 const SHOWN: usize = 60;
 
 /// How a job's GPUs are given to control daemons.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Mode {
     /// No MPS, said explicitly.
+    #[default]
     Off,
     /// One daemon for all GPUs of the job on the node.
     PerNode,
@@ -50,9 +55,9 @@ impl FromStr for Mode {
             "per-node" => Ok(Mode::PerNode),
             "per-gpu" => Ok(Mode::PerGpu),
             other => match values::boolean(other) {
-                Some(true) => Ok(Mode::PerNode),
-                Some(false) => Ok(Mode::Off),
-                None => Err(Invalid::new("unknown word", Self::ALLOWED)),
+                Ok(true) => Ok(Mode::PerNode),
+                Ok(false) => Ok(Mode::Off),
+                Err(invalid) => Err(Invalid::new(invalid.why, Self::ALLOWED)),
             },
         }
     }
@@ -68,37 +73,12 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A request, checked as far as it can be without knowing the node.
-///
-/// `Display` gives the canonical account tokens (`MPS=per-node,MPS_THREADS=30:70`), which
-/// [`Request::from_account`] reads back to the same value; serde carries that text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Request {
-    /// Off, or how the GPUs are given to daemons.
-    pub mode: Mode,
-    /// Active thread percentage.
-    pub threads: Option<Threads>,
-    /// Pinned device memory limit of each client.
-    pub memory: Option<MemoryLimit>,
-    /// Shorthand for 100/N threads and total/N memory; excludes both.
-    pub replicas: Option<u32>,
-    /// Client priority hint.
-    pub priority: Option<Priority>,
-    /// Prove the daemon with `mps-probe` before the job starts.
-    pub verify: Option<bool>,
-}
-
 impl Request {
     /// A request for `mode` and no limits.
     pub fn new(mode: Mode) -> Self {
         Self {
             mode,
-            threads: None,
-            memory: None,
-            replicas: None,
-            priority: None,
-            verify: None,
+            ..Self::default()
         }
     }
 
@@ -126,17 +106,6 @@ impl Request {
         words::from_account(&String::from_utf8_lossy(account), account.len())
     }
 
-    /// Reads flags as Slurm's plugin sees them: `("mps", None)`, `("mps-threads", Some("25"))`. `None`: no flags.
-    ///
-    /// Lists may use `,` as well as `:`. A flag whose value is optional counts as given without one when the value is
-    /// empty or `(null)`: that is what Slurm makes of it on its way (facts: slurm-live, "Options").
-    ///
-    /// # Errors
-    /// A refusal that names the flag.
-    pub fn from_options(options: &[(&str, Option<&str>)]) -> Result<Option<Self>, Refusal> {
-        words::from_options(options)
-    }
-
     /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
     ///
     /// # Errors
@@ -150,20 +119,48 @@ impl Request {
     /// # Errors
     /// A refusal that names both words where they differ.
     pub fn merge(account: Self, resource: Self) -> Result<Self, Refusal> {
-        let merged = Self {
-            mode: values::same("MPS", "mps", account.mode, resource.mode)?,
-            threads: values::either("MPS_THREADS", "threads", account.threads, resource.threads)?,
-            memory: values::either("MPS_MEM", "mem", account.memory, resource.memory)?,
-            replicas: values::either("MPS_REPLICAS", "replicas", account.replicas, resource.replicas)?,
-            priority: values::either("MPS_PRIORITY", "priority", account.priority, resource.priority)?,
-            verify: values::either("MPS_VERIFY", "verify", account.verify, resource.verify)?,
-        };
-        merged.check(&Wording::Account)?;
+        for key in Key::ALL {
+            if let (Some(one), Some(other)) = (account.value(key), resource.value(key))
+                && one != other
+            {
+                let row = key.row();
+                let word = if row.name.is_empty() { "mps" } else { row.name };
+                let what = format!("{}={one} in the account", row.token());
+                let why = format!("contradicts {word}={other} in the mps resource");
+                return Err(Refusal::new(what, why, "the same in both, or only one of them"));
+            }
+        }
+        let mut merged = account;
+        merged.fill(&resource);
+        merged.check(Wording::Account)?;
         Ok(merged)
     }
 
+    /// The request in the words of OpenPBS's resource: `per-node+threads=25`.
+    pub fn in_resource_words(&self) -> String {
+        let word = |key: Key| {
+            let value = self.value(key)?;
+            let name = key.row().name;
+            Some(if name.is_empty() {
+                value
+            } else {
+                format!("{name}={value}")
+            })
+        };
+        Key::ALL
+            .into_iter()
+            .filter_map(word)
+            .collect::<Vec<_>>()
+            .join("+")
+    }
+
+    /// What the options add to the printed plan, one line each.
+    pub fn plan_lines(&self) -> impl Iterator<Item = &'static str> {
+        Key::ALL.into_iter().filter_map(|key| (key.row().plan)(self))
+    }
+
     /// The rules that bind several words together.
-    fn check(&self, source: &Wording) -> Result<(), Refusal> {
+    fn check(&self, source: Wording) -> Result<(), Refusal> {
         let excluded = match (&self.threads, &self.memory) {
             (Some(threads), _) => Some((Key::Threads, threads.to_string())),
             (_, Some(memory)) => Some((Key::Mem, memory.to_string())),
@@ -194,22 +191,17 @@ impl Request {
 
 impl fmt::Display for Request {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "MPS={}", self.mode)?;
-        let limits: [(Key, Option<&dyn fmt::Display>); 4] = [
-            (Key::Threads, self.threads.as_ref().map(|value| value as _)),
-            (Key::Mem, self.memory.as_ref().map(|value| value as _)),
-            (Key::Replicas, self.replicas.as_ref().map(|value| value as _)),
-            (Key::Priority, self.priority.as_ref().map(|value| value as _)),
-        ];
-        for (key, value) in limits {
-            if let Some(value) = value {
-                write!(out, ",{}={value}", key.account_name())?;
+        for (n, key) in Key::ALL.into_iter().enumerate() {
+            if let Some(value) = self.value(key) {
+                write!(
+                    out,
+                    "{}{}={value}",
+                    if n == 0 { "" } else { "," },
+                    key.row().token()
+                )?;
             }
         }
-        match self.verify {
-            Some(verify) => write!(out, ",MPS_VERIFY={}", if verify { "on" } else { "off" }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 

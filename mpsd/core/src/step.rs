@@ -32,8 +32,11 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
         ));
     }
     if let Some((key, value)) = unchangeable(step, job) {
-        let allowed = "--mps-threads and --mps-mem, lower than the job's";
-        return Err(refused(key, value, "the job's MPS runs already", allowed));
+        let lower: Vec<String> = lowered_by_steps()
+            .map(|key| Wording::Options.token(key, None))
+            .collect();
+        let allowed = format!("{}, lower than the job's", lower.join(" and "));
+        return Err(refused(key, value, "the job's MPS runs already", &allowed));
     }
     if let Some(threads) = changed(&step.threads, &job.threads) {
         own.rank_threads = lower_threads(record, threads)?;
@@ -48,15 +51,21 @@ fn changed<'a, T: PartialEq>(step: &'a Option<T>, job: &Option<T>) -> Option<&'a
     step.as_ref().filter(|value| job.as_ref() != Some(*value))
 }
 
+fn lowered_by_steps() -> impl Iterator<Item = Key> {
+    Key::ALL.into_iter().filter(|key| key.row().lowered_by_steps)
+}
+
 /// The first word of the step that no client can change by itself.
 fn unchangeable(step: &Request, job: &Request) -> Option<(Key, String)> {
-    changed(&step.replicas, &job.replicas)
-        .map(|value| (Key::Replicas, value.to_string()))
-        .or_else(|| changed(&step.priority, &job.priority).map(|value| (Key::Priority, value.to_string())))
-        .or_else(|| {
-            let verify = changed(&step.verify, &job.verify)?;
-            Some((Key::Verify, if *verify { "on" } else { "off" }.to_owned()))
-        })
+    let fixed = |key: &Key| *key != Key::Mode && !key.row().lowered_by_steps;
+    let other = |key: Key| {
+        Some((
+            key,
+            step.value(key)
+                .filter(|value| job.value(key).as_ref() != Some(value))?,
+        ))
+    };
+    Key::ALL.into_iter().filter(fixed).find_map(other)
 }
 
 fn refused(key: Key, value: String, why: &str, allowed: &str) -> Refusal {

@@ -3,9 +3,11 @@
 use super::common::SchedulerName;
 pub use crate::plan::Asked;
 use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submission};
-use mpsd_core::request::Wording;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Command, Error};
+use mpsd_core::request::{Key, Wording};
 use mpsd_core::{Failure, Request};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 /// The options and arguments that say what the job is and what it asked for.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -14,7 +16,7 @@ pub struct Asking {
     #[arg(long, value_enum)]
     pub scheduler: Option<SchedulerName>,
     /// The request, in the words of the account tokens (Slurm's plugin).
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = Tokens, hide_possible_values = true)]
     pub request: Option<String>,
     /// The job's account string (OpenPBS's hook).
     #[arg(long, value_name = "TEXT")]
@@ -43,6 +45,24 @@ pub struct Asking {
     /// The scheduler's own arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     pub positional: Vec<OsString>,
+}
+
+/// Any text, of which a shell completes the request's tokens: what is wrong with it is a refusal, not an error of the
+/// command line.
+#[derive(Debug, Clone, Copy)]
+struct Tokens;
+
+impl TypedValueParser for Tokens {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let tokens = Key::ALL.into_iter().flat_map(|key| key.row().completions());
+        Some(Box::new(tokens.map(PossibleValue::new)))
+    }
 }
 
 impl Asking {

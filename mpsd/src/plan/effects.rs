@@ -80,6 +80,8 @@ pub struct Plan {
     pub notes: Vec<String>,
     /// Run `mps-probe` through the new daemon before the job starts.
     pub verify: bool,
+    /// What the request's options add to the printed plan, one line each.
+    pub then: Vec<&'static str>,
 }
 
 impl fmt::Display for Plan {
@@ -114,8 +116,8 @@ impl fmt::Display for Plan {
         for (n, effect) in self.effects.iter().enumerate() {
             writeln!(f, "{:2}. {effect}  [undo: {}]", n + 1, effect.inverse())?;
         }
-        if self.verify {
-            writeln!(f, "then verify with mps-probe")?;
+        for line in &self.then {
+            writeln!(f, "{line}")?;
         }
         for note in &self.notes {
             writeln!(f, "note: {note}")?;

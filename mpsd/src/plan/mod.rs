@@ -82,6 +82,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         rank_memory: share.rank_memory,
         notes,
         verify: request.verify == Some(true),
+        then: request.plan_lines().collect(),
     };
     Ok((settings, plan))
 }

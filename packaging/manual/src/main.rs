@@ -1,9 +1,12 @@
 //! Writes the man pages and the completions: OPTIONS from the same definitions as `--help`, the keys of mpsd.toml from the
 //! shipped file's own comments, the prose from `packaging/man`.
 //!
+//! `manual --texts REPOSITORY` writes what the tables of options and keys say into the repository's own texts.
+//!
 //! `manual DIR` makes `DIR/man/NAME.SECTION` and `DIR/completions/{bash,zsh,fish}/…`. A crate of its own, so that `cargo
 //! xtask` itself is built without the suite.
 
+mod options;
 mod pages;
 mod programs;
 mod settings;
@@ -15,7 +18,15 @@ use anyhow::{Context as _, Result};
 use clap_complete::Shell;
 
 fn main() -> Result<()> {
-    let dir = std::env::args_os().nth(1).context("usage: manual DIR")?;
+    let mut arguments = std::env::args_os().skip(1);
+    let dir = arguments
+        .next()
+        .context("usage: manual DIR, or manual --texts REPOSITORY")?;
+    if dir == "--texts" {
+        return texts(Path::new(
+            &arguments.next().context("usage: manual --texts REPOSITORY")?,
+        ));
+    }
     let dir = Path::new(&dir);
     let man = dir.join("man");
     fs::create_dir_all(&man).with_context(|| format!("cannot make '{}'", man.display()))?;
@@ -24,6 +35,14 @@ fn main() -> Result<()> {
         fs::write(&path, text).with_context(|| format!("cannot write '{}'", path.display()))?;
     }
     completions(&dir.join("completions"))
+}
+
+/// Writes the generated parts of the repository's texts.
+fn texts(repository: &Path) -> Result<()> {
+    let path = repository.join("README.md");
+    let readme = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
+    fs::write(&path, options::in_readme(&readme)?)
+        .with_context(|| format!("cannot write '{}'", path.display()))
 }
 
 fn completions(dir: &Path) -> Result<()> {

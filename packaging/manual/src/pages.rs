@@ -7,7 +7,7 @@ use clap::Command;
 use clap_mangen::Man;
 
 use crate::programs::{self, Program};
-use crate::settings;
+use crate::{options, settings};
 
 /// Prose of the programs' pages: sections that follow the options.
 const PROSE: [(&str, &str); 5] = [
@@ -20,8 +20,10 @@ const PROSE: [(&str, &str); 5] = [
 const SPANK: &str = include_str!("../../man/spank_mps.8");
 const SETTINGS: &str = include_str!("../../man/mpsd.toml.5");
 const SHIPPED: &str = include_str!("../../../etc/mpsd/mpsd.toml");
-/// Stands in mpsd.toml(5) where the keys go.
+/// Lines of the prose in whose place something generated goes.
 const KEYS: &str = ".\\\" KEYS\n";
+const FLAGS: &str = ".\\\" FLAGS\n";
+const TOKENS: &str = ".\\\" TOKENS\n";
 
 /// Every page by its file's name.
 pub fn all() -> Result<BTreeMap<String, String>> {
@@ -30,22 +32,25 @@ pub fn all() -> Result<BTreeMap<String, String>> {
         let file = format!("{}.{}", program.name, program.section);
         let prose = PROSE.iter().find(|(name, _)| *name == program.name);
         let (_, prose) = prose.with_context(|| format!("no prose for '{}'", program.name))?;
-        pages.insert(file, page(&program, prose)?);
+        let prose = match program.name {
+            "mpsctl" => filled(prose, TOKENS, &options::tokens())?,
+            _ => (*prose).to_owned(),
+        };
+        pages.insert(file, page(&program, &prose)?);
     }
-    let head = |name: &str, section: &str| title(name, section);
-    pages.insert(
-        "spank_mps.8".to_owned(),
-        format!("{}{SPANK}", head("spank_mps", "8")),
-    );
-    let (before, after) = SETTINGS
-        .split_once(KEYS)
-        .context("'mpsd.toml.5' has no place for the keys")?;
-    let keys = settings::to_roff(SHIPPED)?;
-    pages.insert(
-        "mpsd.toml.5".to_owned(),
-        format!("{}{before}{keys}{after}", head("mpsd.toml", "5")),
-    );
+    let spank = filled(SPANK, FLAGS, &options::flags())?;
+    pages.insert("spank_mps.8".to_owned(), title("spank_mps", "8") + &spank);
+    let settings = filled(SETTINGS, KEYS, &settings::to_roff(SHIPPED)?)?;
+    pages.insert("mpsd.toml.5".to_owned(), title("mpsd.toml", "5") + &settings);
     Ok(pages)
+}
+
+/// `prose` with `text` in the place of `line`.
+fn filled(prose: &str, line: &str, text: &str) -> Result<String> {
+    let (before, after) = prose
+        .split_once(line)
+        .with_context(|| format!("no line '{}'", line.trim_end()))?;
+    Ok(format!("{before}{text}{after}"))
 }
 
 fn version() -> &'static str {
@@ -105,16 +110,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_plugin_page_names_every_flag_of_the_plugin() {
-        let source = include_str!("../../../spank/src/options.rs");
-        let names: Vec<&str> = source
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("name: c\"")?.strip_suffix("\","))
-            .collect();
-        assert_eq!(names.len(), 6, "{names:?}");
-        for name in names {
-            let roff = format!("--{name}").replace('-', "\\-");
-            assert!(SPANK.contains(&roff), "spank_mps(8) has no {roff}");
+    fn each_option_is_on_the_page_of_the_plugin_and_of_the_users_tool() {
+        let pages = all().unwrap();
+        for row in mpsd_core::request::Key::ALL.map(mpsd_core::request::Key::row) {
+            let flag = format!("\n.B \\-\\-{}\\fR", row.flag().replace('-', "\\-"));
+            assert!(pages["spank_mps.8"].contains(&flag), "spank_mps(8) has no {flag}");
+            let token = format!("\n.B {}\\fR", row.token());
+            assert!(pages["mpsctl.1"].contains(&token), "mpsctl(1) has no {token}");
         }
     }
 

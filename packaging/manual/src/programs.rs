@@ -105,6 +105,25 @@ mod tests {
     }
 
     #[test]
+    fn a_shell_completes_the_tokens_of_a_request() {
+        let programs = all();
+        for program in programs
+            .iter()
+            .filter(|program| ["mpsctl", "mps-prologue"].contains(&program.name))
+        {
+            for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+                let text = String::from_utf8(completion(shell, program)).unwrap();
+                for token in mpsd_core::request::Key::ALL
+                    .iter()
+                    .flat_map(|key| key.row().completions())
+                {
+                    assert!(text.contains(&token), "{shell}: no {token} of {}", program.name);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn every_verb_has_a_heading_of_its_own() {
         let page = &crate::pages::all().unwrap()["mpsctl.1"];
         let commands = with_subcommands(&all()[0].command);

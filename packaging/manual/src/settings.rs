@@ -70,7 +70,8 @@ fn guarded(line: &str) -> String {
     }
 }
 
-fn escape(text: &str) -> String {
+/// Text that roff prints as it is.
+pub fn escape(text: &str) -> String {
     text.replace('\\', "\\e")
         .replace('-', "\\-")
         .replace('\'', "\\(aq")

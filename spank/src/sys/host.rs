@@ -2,7 +2,7 @@
 
 use super::abi::{self, RawOption, Spank};
 use crate::handle::{Context, Item, Level, Slurm};
-use crate::options::{OPTIONS, OptionSpec};
+use mpsd_core::request::Key;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 
@@ -49,15 +49,27 @@ pub fn log(level: Level, line: &str) {
     }
 }
 
-fn raw_option(number: usize, spec: &OptionSpec, cb: Option<abi::OptionCallback>) -> RawOption {
+/// An option's flag as Slurm takes it; the pointers are those of `texts`.
+fn raw_option(key: Key, texts: &[CString; 3], cb: Option<abi::OptionCallback>) -> RawOption {
+    let [name, value, usage] = texts;
     RawOption {
-        name: spec.name.as_ptr(),
-        arginfo: spec.value.as_ptr(),
-        usage: spec.help.as_ptr(),
-        has_arg: if spec.value_optional { 2 } else { 1 },
-        val: c_int::try_from(number).unwrap_or(c_int::MAX),
+        name: name.as_ptr(),
+        arginfo: value.as_ptr(),
+        usage: usage.as_ptr(),
+        has_arg: if key.row().bare.is_some() { 2 } else { 1 },
+        val: key as c_int,
         cb,
     }
+}
+
+fn texts(key: Key) -> Option<[CString; 3]> {
+    let row = key.row();
+    let value = match row.bare {
+        Some(_) => format!("[{}]", row.value),
+        None => row.value.to_owned(),
+    };
+    let text = |text: String| CString::new(text).ok();
+    Some([text(row.flag())?, text(value)?, text(row.usage())?])
 }
 
 /// Text of the C string at `text`; `None` for NULL. Bytes that are no UTF-8 become replacement characters, which no
@@ -141,20 +153,20 @@ impl Slurm for Handle {
         unsafe { abi::spank_job_control_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) == abi::SUCCESS }
     }
 
-    fn register(&mut self, number: usize) -> bool {
-        let Some(spec) = OPTIONS.get(number) else {
+    fn register(&mut self, key: Key) -> bool {
+        let Some(texts) = texts(key) else {
             return false;
         };
-        let mut option = raw_option(number, spec, Some(super::option_callback));
-        // SAFETY: the handle is this callback's; Slurm copies the option.
+        let mut option = raw_option(key, &texts, Some(super::option_callback));
+        // SAFETY: the handle is this callback's; Slurm copies the option with its texts, which live until the call returns.
         unsafe { abi::spank_option_register(self.raw, &raw mut option) == abi::SUCCESS }
     }
 
-    fn option(&self, number: usize) -> Option<Option<String>> {
-        let spec = OPTIONS.get(number)?;
-        let mut option = raw_option(number, spec, None);
+    fn option(&self, key: Key) -> Option<Option<String>> {
+        let texts = texts(key)?;
+        let mut option = raw_option(key, &texts, None);
         let mut argument: *mut c_char = ptr::null_mut();
-        // SAFETY: the handle is this callback's; Slurm copies the option and keeps the argument it points to.
+        // SAFETY: the handle is this callback's; Slurm copies the option with its texts and keeps the argument it points to.
         let rc = unsafe { abi::spank_option_getopt(self.raw, &raw mut option, &raw mut argument) };
         if rc != abi::SUCCESS {
             return None;

@@ -15,6 +15,7 @@ pub use spawn::run;
 use crate::handle::{Context, Level, Verdict};
 use crate::plugin::{self, State};
 use host::Handle;
+use mpsd_core::request::Key;
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -169,8 +170,10 @@ pub extern "C" fn option_callback(number: c_int, argument: *const c_char, remote
     // SAFETY: Slurm passes NULL or the option's argument, alive during the callback.
     let argument = unsafe { host::text(argument) };
     guard(|state| {
-        let number = usize::try_from(number).unwrap_or(usize::MAX);
-        let refused = plugin::option(state, number, argument, remote != 0);
+        let key = usize::try_from(number)
+            .ok()
+            .and_then(|number| Key::ALL.get(number));
+        let refused = key.and_then(|key| plugin::option(state, *key, argument.as_deref(), remote != 0));
         refused.map_or(Verdict::Continue, |line| {
             host::log(Level::Error, &line);
             match host::context() {

@@ -1,8 +1,9 @@
 //! A Slurm and a node that remember what was asked of them.
 
-use crate::handle::{Automatic, Context, Ended, Item, Level, Node, Program, Settings, Slurm};
-use crate::options::OPTIONS;
+use crate::handle::{Context, Ended, Item, Level, Node, Program, Slurm};
+use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{Daemon, Record, RecordGpu, State};
+use mpsd_core::request::Key;
 use mpsd_core::{GpuUuid, JobId, Paths};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,8 +19,8 @@ pub struct FakeSlurm {
     pub job_env: Env,
     pub process_env: Env,
     pub script_env: Env,
-    pub registered: Vec<usize>,
-    pub options: Vec<(usize, Option<String>)>,
+    pub registered: Vec<Key>,
+    pub options: Vec<(Key, Option<String>)>,
     pub lines: RefCell<Vec<(Level, String)>>,
 }
 
@@ -52,7 +53,7 @@ impl FakeSlurm {
     }
 
     pub fn with_option(mut self, name: &str, value: Option<&str>) -> Self {
-        self.options.push((number(name), value.map(str::to_owned)));
+        self.options.push((key(name), value.map(str::to_owned)));
         self
     }
 
@@ -81,12 +82,10 @@ impl FakeSlurm {
     }
 }
 
-/// The number of a flag.
-pub fn number(name: &str) -> usize {
-    OPTIONS
-        .iter()
-        .position(|spec| spec.name.to_str() == Ok(name))
-        .expect("a flag of ours")
+/// The option of a flag.
+pub fn key(flag: &str) -> Key {
+    let ours = |key: &Key| key.row().flag() == flag;
+    Key::ALL.into_iter().find(ours).expect("a flag of ours")
 }
 
 impl Slurm for FakeSlurm {
@@ -125,15 +124,15 @@ impl Slurm for FakeSlurm {
         self.script_env.insert(name.into(), value.into());
         true
     }
-    fn register(&mut self, number: usize) -> bool {
-        self.registered.push(number);
+    fn register(&mut self, key: Key) -> bool {
+        self.registered.push(key);
         true
     }
-    fn option(&self, number: usize) -> Option<Option<String>> {
+    fn option(&self, key: Key) -> Option<Option<String>> {
         assert_eq!(self.context, Context::JobScript, "getopt answers N/A elsewhere");
         self.options
             .iter()
-            .find(|(n, _)| *n == number)
+            .find(|(k, _)| *k == key)
             .map(|(_, argument)| argument.clone())
     }
     fn log(&self, level: Level, line: &str) {
@@ -156,7 +155,7 @@ pub struct FakeNode {
 impl FakeNode {
     pub fn new() -> Self {
         Self {
-            settings: Ok(usual()),
+            settings: Ok(Settings::usual("n1")),
             records: RefCell::default(),
             answer: ended(0, ""),
             leaves: None,
@@ -176,11 +175,13 @@ impl FakeNode {
         self
     }
 
-    pub fn automatic(mut self, automatic: Automatic) -> Self {
-        if let Ok(settings) = &mut self.settings {
-            settings.automatic = automatic;
+    /// A node whose configuration holds `keys` of `[slurm]`.
+    pub fn under(keys: &str) -> Self {
+        let config = Config::parse(&format!("[slurm]\n{keys}")).unwrap();
+        Self {
+            settings: Ok(config.for_node("n1", &[]).unwrap()),
+            ..Self::new()
         }
-        self
     }
 
     /// The words of the only program that ran.
@@ -192,16 +193,6 @@ impl FakeNode {
 
     pub fn nothing_ran(&self) -> bool {
         self.ran.borrow().is_empty()
-    }
-}
-
-fn usual() -> Settings {
-    Settings {
-        paths: Paths::new("/run/mpsd", "/var/lib/mpsd"),
-        deadline: Duration::from_secs(20),
-        wait_in_task: true,
-        drains: true,
-        automatic: Automatic::default(),
     }
 }
 
@@ -247,7 +238,7 @@ impl Node for FakeNode {
         self.settings.clone()
     }
     fn usual(&self, _: Option<&str>) -> Settings {
-        usual()
+        Settings::usual("n1")
     }
     fn run(&self, program: &Program) -> Ended {
         self.ran.borrow_mut().push(program.clone());

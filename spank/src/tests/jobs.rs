@@ -1,8 +1,9 @@
 //! job_prolog and job_epilog.
 
 use super::fake::{FakeNode, FakeSlurm, ended, path_of, record};
-use crate::handle::{Automatic, Context, Ended, Verdict};
+use crate::handle::{Context, Ended, Verdict};
 use crate::plugin::{self, State};
+use mpsd_core::config::Wait;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::{Record, State as Progress};
 
@@ -71,7 +72,7 @@ fn only_a_job_of_srun_is_waited_for_in_its_task() {
         ("allocator", true, "ready"),
     ] {
         let mut node = FakeNode::new();
-        node.settings.as_mut().unwrap().wait_in_task = in_task;
+        node.settings.as_mut().unwrap().slurm.wait = if in_task { Wait::Task } else { Wait::Prolog };
         prolog(&mut asking().with_process_env("SPANK_MPS_SUBMIT", by), &node);
         assert!(node.words().ends_with(&format!("--wait {wait}")), "{by}");
     }
@@ -131,7 +132,7 @@ fn only_a_fault_fails_the_prolog() {
 #[test]
 fn where_the_site_drains_nothing_a_fault_does_not_either() {
     let mut node = FakeNode::new().answering(ended(2, "NVML is dead"), Some(failed(FailureKind::Fault)));
-    node.settings.as_mut().unwrap().drains = false;
+    node.settings.as_mut().unwrap().drain.enabled = false;
     assert_eq!(prolog(&mut asking(), &node), Verdict::Continue);
 }
 
@@ -177,31 +178,22 @@ fn a_program_that_was_killed_is_not_waited_for_by_the_tasks() {
 
 #[test]
 fn the_configuration_asks_for_jobs_of_its_choice() {
-    let gres = Automatic {
-        gres: true,
-        ..Automatic::default()
-    };
-    let constraint = Automatic {
-        constraint: Some("mps".into()),
-        ..Automatic::default()
-    };
-    let partitions = Automatic {
-        partitions: vec!["shared".into()],
-        ..Automatic::default()
-    };
+    let gres = "auto_gres = true";
+    let constraint = "auto_constraint = \"mps\"";
+    let partitions = "auto_partitions = [\"shared\"]";
     for (automatic, name, value, asked) in [
-        (&gres, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50", true),
-        (&gres, "SLURM_JOB_PARTITION", "shared", false),
-        (&constraint, "SLURM_JOB_CONSTRAINTS", "[a100*2&mps*1]|h100", true),
-        (&constraint, "SLURM_JOB_CONSTRAINTS", "mps2&nomps", false),
-        (&partitions, "SLURM_JOB_PARTITION", "shared", true),
-        (&partitions, "SLURM_JOB_PARTITION", "share", false),
+        (gres, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50", true),
+        (gres, "SLURM_JOB_PARTITION", "shared", false),
+        (constraint, "SLURM_JOB_CONSTRAINTS", "[a100*2&mps*1]|h100", true),
+        (constraint, "SLURM_JOB_CONSTRAINTS", "mps2&nomps", false),
+        (partitions, "SLURM_JOB_PARTITION", "shared", true),
+        (partitions, "SLURM_JOB_PARTITION", "share", false),
     ] {
-        let node = FakeNode::new().automatic(automatic.clone());
+        let node = FakeNode::under(automatic);
         prolog(&mut script().with_process_env(name, value), &node);
         assert_eq!(!node.nothing_ran(), asked, "{name}={value}");
         // Said by the user, it is not overruled.
-        let node = FakeNode::new().automatic(automatic.clone());
+        let node = FakeNode::under(automatic);
         prolog(
             &mut script()
                 .with_process_env(name, value)

@@ -1,6 +1,6 @@
 //! A step's own daemon.
 
-use super::fake::{FakeNode, FakeSlurm, ended, number, record};
+use super::fake::{FakeNode, FakeSlurm, ended, key, record};
 use crate::handle::Verdict;
 use crate::plugin::{self, State};
 use mpsd_core::record::State as Progress;
@@ -12,7 +12,7 @@ fn begin(slurm: &mut FakeSlurm, node: &FakeNode, line: &[&str], flags: &[(&str, 
     for (name, value) in flags {
         // Before Slurm 24.05 an option's callback runs twice on a node.
         for _ in 0..2 {
-            plugin::option(&mut state, number(name), value.map(str::to_owned), true);
+            plugin::option(&mut state, key(name), *value, true);
         }
     }
     assert_eq!(

@@ -1,9 +1,9 @@
 //! srun, sbatch, salloc.
 
-use super::fake::{FakeNode, FakeSlurm, number};
+use super::fake::{FakeNode, FakeSlurm, key};
 use crate::handle::{Context, Verdict};
-use crate::options::COUNT;
 use crate::plugin::{self, State};
+use mpsd_core::request::{Flags, Key};
 
 const SUBMITTERS: [(Context, &str); 2] = [(Context::Local, "srun"), (Context::Allocator, "allocator")];
 
@@ -15,10 +15,7 @@ fn submit(context: Context, line: &[&str], flags: &[(&str, Option<&str>)]) -> (V
         Verdict::Continue
     );
     for (name, value) in flags {
-        assert_eq!(
-            plugin::option(&mut state, number(name), value.map(str::to_owned), false),
-            None
-        );
+        assert_eq!(plugin::option(&mut state, key(name), *value, false), None);
     }
     let verdict = plugin::init_post_opt(&mut slurm, &node, &mut state, &line);
     assert!(node.nothing_ran());
@@ -28,9 +25,9 @@ fn submit(context: Context, line: &[&str], flags: &[(&str, Option<&str>)]) -> (V
 #[test]
 fn the_flags_are_offered_where_options_are_read() {
     for (context, count) in [
-        (Context::Local, COUNT),
-        (Context::Allocator, COUNT),
-        (Context::Remote, COUNT),
+        (Context::Local, Key::ALL.len()),
+        (Context::Allocator, Key::ALL.len()),
+        (Context::Remote, Key::ALL.len()),
         (Context::Slurmd, 0),
         (Context::JobScript, 0),
     ] {
@@ -98,21 +95,11 @@ fn slurmd_says_once_that_its_line_is_broken() {
 
 #[test]
 fn a_wrong_value_is_refused_by_the_options_callback() {
-    let refused = plugin::option(
-        &mut State::default(),
-        number("mps-threads"),
-        Some("NaN".into()),
-        false,
-    );
+    let refused = plugin::option(&mut State::default(), key("mps-threads"), Some("NaN"), false);
     assert!(refused.unwrap().starts_with("--mps-threads=NaN: "));
     // On a node it is too late for that: the prolog and the task say it.
     assert_eq!(
-        plugin::option(
-            &mut State::default(),
-            number("mps-threads"),
-            Some("NaN".into()),
-            true
-        ),
+        plugin::option(&mut State::default(), key("mps-threads"), Some("NaN"), true),
         None
     );
 }
@@ -120,12 +107,12 @@ fn a_wrong_value_is_refused_by_the_options_callback() {
 #[test]
 fn a_second_load_begins_anew() {
     let mut state = State::default();
-    plugin::option(&mut state, number("mps"), None, false);
+    plugin::option(&mut state, key("mps"), None, false);
     plugin::init(
         &mut FakeSlurm::new(Context::Local),
         &FakeNode::new(),
         &mut state,
         &[],
     );
-    assert_eq!(state.given, crate::options::Given::default());
+    assert_eq!(state.flags, Flags::default());
 }

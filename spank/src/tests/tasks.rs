@@ -1,6 +1,6 @@
 //! task_init.
 
-use super::fake::{FakeNode, FakeSlurm, number, record};
+use super::fake::{FakeNode, FakeSlurm, key, record};
 use crate::handle::Verdict;
 use crate::plugin::{self, State};
 use mpsd_core::record::{Record, State as Progress};
@@ -15,7 +15,7 @@ fn task(slurm: &mut FakeSlurm, node: &FakeNode, line: &str, flags: Flags) -> Ver
     let mut state = State::default();
     plugin::init(slurm, node, &mut state, &line);
     for (name, value) in flags {
-        plugin::option(&mut state, number(name), value.map(str::to_owned), true);
+        plugin::option(&mut state, key(name), *value, true);
     }
     plugin::init_post_opt(slurm, node, &mut state, &line);
     plugin::task_init(slurm, node, &mut state, &line)

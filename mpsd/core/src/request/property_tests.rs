@@ -1,5 +1,5 @@
 use super::*;
-use crate::limits::{Amount, Percent};
+use crate::limits::{Amount, Percent, Priority};
 
 fn percent(text: &str) -> Percent {
     text.parse().unwrap()

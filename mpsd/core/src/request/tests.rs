@@ -194,76 +194,195 @@ fn a_message_is_one_short_printable_line() {
     assert!(bytes.contains("not a plain decimal number"), "{bytes}");
 }
 
+type Given<'a> = &'a [(Key, Option<&'a str>)];
+
+/// The flags as they arrive, and what they come to.
+fn flags(given: Given<'_>) -> (Result<(), Refusal>, Flags) {
+    let mut flags = Flags::default();
+    let taken = given.iter().map(|(key, value)| flags.take(*key, *value));
+    (taken.fold(Ok(()), Result::and), flags)
+}
+
 #[test]
-fn flags_are_named_as_flags() {
+fn a_wrong_flag_is_refused_by_name_when_it_arrives_and_with_all_the_others() {
     let threads = Threads::ALLOWED;
     let cases = [
-        (vec![("mps", None), ("mps-threads", Some("101"))], format!("--mps-threads=101: above 100; allowed: {threads}")),
-        (vec![("mps", None), ("mps-threads", Some(""))], format!("--mps-threads=: not a plain decimal number; allowed: {threads}")),
-        (vec![("mps", None), ("mps-threads", None)], format!("--mps-threads: needs a value; allowed: {threads}")),
-        (vec![("mps", Some("maybe"))], format!("--mps=maybe: unknown word; allowed: {}", Mode::ALLOWED)),
-        (vec![("mps-mem", Some("4G"))], "--mps-mem=4G: MPS itself is not asked for; allowed: --mps beside it".to_owned()),
-        (vec![("mps-verify", None)], "--mps-verify: MPS itself is not asked for; allowed: --mps beside it".to_owned()),
         (
-            vec![("mps", None), ("mps-mems", Some("4G"))],
-            "--mps-mems: unknown flag; allowed: --mps, --mps-threads, --mps-mem, --mps-replicas, --mps-priority, --mps-verify"
-                .to_owned(),
+            Key::Threads,
+            Some("101"),
+            format!("--mps-threads=101: above 100; allowed: {threads}"),
         ),
-        (vec![("mps", Some("on")), ("mps", Some("off"))], "--mps=off: given twice with different values; allowed: one value".to_owned()),
+        (
+            Key::Threads,
+            None,
+            format!("--mps-threads: needs a value; allowed: {threads}"),
+        ),
+        (
+            Key::Threads,
+            Some(""),
+            format!("--mps-threads: needs a value; allowed: {threads}"),
+        ),
+        (
+            Key::Mode,
+            Some("maybe"),
+            format!("--mps=maybe: unknown word; allowed: {}", Mode::ALLOWED),
+        ),
+        (
+            Key::Mem,
+            Some("4"),
+            format!(
+                "--mps-mem=4: a size needs a unit; allowed: {}",
+                MemoryLimit::ALLOWED
+            ),
+        ),
+        (
+            Key::Replicas,
+            Some("49"),
+            "--mps-replicas=49: above 48; allowed: a whole number from 1 to 48".to_owned(),
+        ),
+        (
+            Key::Verify,
+            Some("perhaps"),
+            "--mps-verify=perhaps: unknown word; allowed: true, yes, on, 1; false, no, off, 0".to_owned(),
+        ),
     ];
-    for (options, message) in cases {
+    for (key, value, message) in cases {
+        let mut all = flags(&[(Key::Mode, None), (Key::Verify, Some("off"))]).1;
         assert_eq!(
-            Request::from_options(&options).unwrap_err().to_string(),
+            all.take(key, value).unwrap_err().to_string(),
             message,
-            "{options:?}"
+            "{key:?} {value:?}"
         );
+        let Demand::Wrong(again) = all.demand() else {
+            panic!("{key:?} {value:?}")
+        };
+        assert_eq!(again.to_string(), message);
     }
+    for (key, value, word) in [
+        (Key::Mem, Some("4G"), "--mps-mem=4G"),
+        (Key::Verify, None, "--mps-verify"),
+    ] {
+        let (taken, flags) = flags(&[(key, value)]);
+        assert_eq!(taken, Ok(()), "alone it is right: the others may follow");
+        let Demand::Wrong(refusal) = flags.demand() else {
+            panic!()
+        };
+        let message = format!("{word}: MPS itself is not asked for; allowed: --mps beside it");
+        assert_eq!(refusal.to_string(), message);
+    }
+}
+
+#[test]
+fn flags_are_bounded_each_and_together() {
     let long = "1:".repeat(600);
-    let refusal = Request::from_options(&[("mps", None), ("mps-threads", Some(&long))]).unwrap_err();
+    let (taken, _) = flags(&[(Key::Mode, None), (Key::Threads, Some(&long))]);
+    assert!(
+        taken
+            .unwrap_err()
+            .to_string()
+            .starts_with("the --mps flags: 1213 bytes long")
+    );
+    let half = format!("1{}", ":1".repeat(300));
+    let (taken, both) = flags(&[
+        (Key::Mode, None),
+        (Key::Threads, Some(&half)),
+        (Key::Mem, Some(&"1G:".repeat(200))),
+    ]);
+    assert!(taken.is_err() && matches!(both.demand(), Demand::Wrong(_)));
+    let many = format!("1G{}", ":1G".repeat(180));
+    let (taken, both) = flags(&[
+        (Key::Mode, None),
+        (Key::Threads, Some(&half)),
+        (Key::Mem, Some(&many)),
+    ]);
+    assert_eq!(taken, Ok(()));
+    let Demand::Wrong(refusal) = both.demand() else {
+        panic!()
+    };
     assert!(
         refusal
             .to_string()
-            .starts_with("the --mps flags: 1214 bytes long"),
+            .starts_with("the --mps flags: 1164 bytes long"),
         "{refusal}"
     );
 }
 
 #[test]
 fn flags_and_the_shapes_slurm_gives_them() {
-    let cases = [
-        (vec![("mps", None)], "MPS=per-node"),
-        (vec![("mps", Some("(null)"))], "MPS=per-node"),
-        (vec![("mps", Some(""))], "MPS=per-node"),
+    let cases: [(Given<'_>, &str); 11] = [
+        (&[(Key::Mode, None)], "MPS=per-node"),
+        (&[(Key::Mode, Some("(null)"))], "MPS=per-node"),
+        (&[(Key::Mode, Some(""))], "MPS=per-node"),
         (
-            vec![("mps", Some("per_gpu")), ("mps-threads", Some("30,70"))],
+            &[(Key::Mode, Some("per_gpu")), (Key::Threads, Some("30,70"))],
             "MPS=per-gpu,MPS_THREADS=30:70",
         ),
         (
-            vec![("mps-mem", Some("0=4G,1=2G:2=1G")), ("mps", None)],
+            &[(Key::Mem, Some("0=4G,1=2G:2=1G")), (Key::Mode, None)],
             "MPS=per-node,MPS_MEM=0=4G:1=2G:2=1G",
         ),
         (
-            vec![("mps", Some("off")), ("mps-threads", Some("5"))],
-            "MPS=off,MPS_THREADS=5",
-        ),
-        (
-            vec![("mps", None), ("mps-verify", Some("(null)"))],
+            &[(Key::Mode, None), (Key::Verify, Some("(null)"))],
             "MPS=per-node,MPS_VERIFY=on",
         ),
         (
-            vec![("mps", None), ("mps-verify", Some("no"))],
+            &[(Key::Verify, None), (Key::Mode, None)],
+            "MPS=per-node,MPS_VERIFY=on",
+        ),
+        (
+            &[(Key::Mode, None), (Key::Verify, Some("no"))],
             "MPS=per-node,MPS_VERIFY=off",
         ),
         (
-            vec![("mps", None), ("mps_replicas", Some("8"))],
+            &[(Key::Mode, None), (Key::Replicas, Some("8"))],
             "MPS=per-node,MPS_REPLICAS=8",
         ),
+        (
+            &[
+                (Key::Mode, None),
+                (Key::Threads, Some("5")),
+                (Key::Threads, Some("6")),
+            ],
+            "MPS=per-node,MPS_THREADS=6",
+        ),
+        (
+            &[(Key::Mode, Some("maybe")), (Key::Mode, Some("per-gpu"))],
+            "MPS=per-gpu",
+        ),
     ];
-    for (options, canonical) in cases {
-        let request = Request::from_options(&options).unwrap().unwrap();
-        assert_eq!(request.to_string(), canonical, "{options:?}");
+    for (given, canonical) in cases {
+        let Demand::On(request) = flags(given).1.demand() else {
+            panic!("{given:?}")
+        };
+        assert_eq!(request.to_string(), canonical, "{given:?}");
     }
-    assert_eq!(Request::from_options(&[]), Ok(None));
+    let off: [Given<'_>; 2] = [
+        &[(Key::Mode, Some("off")), (Key::Threads, Some("5"))],
+        &[(Key::Mode, None), (Key::Mode, Some("off"))],
+    ];
+    for given in off {
+        assert_eq!(flags(given).1.demand(), Demand::Off);
+    }
+    assert_eq!(Flags::default().demand(), Demand::Nothing);
+}
+
+#[test]
+fn hostile_flags_reach_the_program_as_tokens_it_refuses() {
+    let hostile: [Given<'_>; 6] = [
+        &[(Key::Mode, None), (Key::Threads, Some("101"))],
+        &[(Key::Mode, None), (Key::Threads, None)],
+        &[(Key::Mode, None), (Key::Mem, Some("4G,MPS=off"))],
+        &[(Key::Mode, Some("on;MPS_THREADS=1 \n\u{202e}x"))],
+        &[(Key::Mode, Some(&"x".repeat(5000)))],
+        &[(Key::Threads, Some("50"))],
+    ];
+    for given in hostile {
+        let flags = flags(given).1;
+        assert!(matches!(flags.demand(), Demand::Wrong(_)), "{flags:?}");
+        let raw = flags.raw();
+        assert!(raw.is_ascii() && !raw.contains([' ', '\n', ';']), "{raw}");
+        assert!(Request::from_account(&raw).is_err(), "{raw}");
+    }
 }
 
 #[test]

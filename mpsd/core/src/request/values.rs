@@ -1,6 +1,6 @@
 //! The values of the grammar that may be lists: threads and memory, by local rank or by GPU.
 
-use super::{MOST_REPLICAS, Refusal};
+use super::MOST_REPLICAS;
 use crate::gpu::GpuUuid;
 use crate::limits::{Amount, Invalid, Percent, carried_as_text, word};
 use serde::{Deserialize, Serialize};
@@ -171,11 +171,11 @@ carried_as_text!(Threads, MemoryLimit, GpuSelector);
 pub(super) const BOOLEAN: &str = "true, yes, on, 1; false, no, off, 0";
 
 /// A boolean in the words of the grammar.
-pub(super) fn boolean(text: &str) -> Option<bool> {
+pub(super) fn boolean(text: &str) -> Result<bool, Invalid> {
     match word(text).as_str() {
-        "true" | "yes" | "on" | "1" => Some(true),
-        "false" | "no" | "off" | "0" => Some(false),
-        _ => None,
+        "true" | "yes" | "on" | "1" => Ok(true),
+        "false" | "no" | "off" | "0" => Ok(false),
+        _ => Err(Invalid::new("unknown word", BOOLEAN)),
     }
 }
 
@@ -191,34 +191,6 @@ pub(super) fn replicas(text: &str) -> Result<u32, Invalid> {
         Ok(0) => Err(Invalid::new("below 1", REPLICAS)),
         Ok(number) if number <= MOST_REPLICAS => Ok(number),
         _ => Err(Invalid::new("above 48", REPLICAS)),
-    }
-}
-
-/// What both the account and the resource say.
-pub(super) fn same<T: PartialEq + fmt::Display>(
-    token: &str,
-    word: &str,
-    account: T,
-    resource: T,
-) -> Result<T, Refusal> {
-    if account == resource {
-        return Ok(account);
-    }
-    let what = format!("{token}={account} in the account");
-    let why = format!("contradicts {word}={resource} in the mps resource");
-    Err(Refusal::new(what, why, "the same in both, or only one of them"))
-}
-
-/// What the account or the resource says, or both say alike.
-pub(super) fn either<T: PartialEq + fmt::Display>(
-    token: &str,
-    word: &str,
-    account: Option<T>,
-    resource: Option<T>,
-) -> Result<Option<T>, Refusal> {
-    match (account, resource) {
-        (Some(account), Some(resource)) => same(token, word, account, resource).map(Some),
-        (account, resource) => Ok(account.or(resource)),
     }
 }
 

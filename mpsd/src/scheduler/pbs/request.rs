@@ -24,25 +24,13 @@ pub(super) fn read(asked: &Asked) -> Result<String, Refusal> {
         .filter(|token| !token.is_empty() && is_the_sites(token));
     let rest: Vec<&str> = rest.collect();
     let resource = request
-        .map(|request| in_resource_words(&request))
+        .map(|request| request.in_resource_words())
         .unwrap_or_default();
     Ok(serde_json::json!({ "resource": resource, "account": rest.join(",") }).to_string())
 }
 
 fn is_the_sites(token: &str) -> bool {
     matches!(Request::from_account(token), Ok(None))
-}
-
-/// `MPS=per-node,MPS_THREADS=25` as `per-node+threads=25`; a value (a unit, a UUID) stays as it is.
-fn in_resource_words(request: &Request) -> String {
-    let tokens = request.to_string();
-    let words = tokens.split(',').map(|token| {
-        match token.strip_prefix("MPS_").and_then(|limit| limit.split_once('=')) {
-            Some((key, value)) => format!("{}={value}", key.to_ascii_lowercase()),
-            None => token.trim_start_matches("MPS=").to_owned(),
-        }
-    });
-    words.collect::<Vec<_>>().join("+")
 }
 
 #[cfg(test)]

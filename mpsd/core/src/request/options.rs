@@ -1,0 +1,239 @@
+//! The options of a request: one row each. From its row come an option's field in [`Request`], its account token, its
+//! word in the resource of OpenPBS, its flag in Slurm with the line in `--help`, what a refusal allows, the printed
+//! request and plan, the manual pages, the completions and the table in the README.
+
+use super::Mode;
+use super::values::{self, MemoryLimit, Threads};
+use crate::limits::{Invalid, Priority};
+
+/// What is said of an option. In the texts, words that a user types stand between backquotes.
+#[derive(Debug)]
+pub struct Row {
+    /// Its word in the resource; `--mps-` and `MPS_` go before it in a flag and a token. Empty: MPS itself.
+    pub name: &'static str,
+    /// What stands for its value in help and manual.
+    pub value: &'static str,
+    /// The value that it has where it is given without one.
+    pub bare: Option<&'static str>,
+    /// Whether the value is a list: Slurm's flags take `,` in it as well as `:`.
+    pub list: bool,
+    /// What is allowed, in the words of a refusal.
+    pub allowed: &'static str,
+    /// Values that a shell can complete.
+    pub words: &'static [&'static str],
+    /// One line, which fits into `--help`.
+    pub help: &'static str,
+    /// What the manual adds to it; may be empty.
+    pub more: &'static str,
+    /// Whether a step may ask for another, lower value than its job.
+    pub lowered_by_steps: bool,
+    /// A line of the printed plan, for what neither its daemons nor its ranks show.
+    pub plan: fn(&Request) -> Option<&'static str>,
+}
+
+impl Row {
+    const PLAIN: Self = Self {
+        name: "",
+        value: "",
+        bare: None,
+        list: false,
+        allowed: "",
+        words: &[],
+        help: "",
+        more: "",
+        lowered_by_steps: false,
+        plan: |_| None,
+    };
+
+    /// Slurm's flag without its dashes: `mps-threads`.
+    pub fn flag(&self) -> String {
+        match self.name {
+            "" => "mps".to_owned(),
+            name => format!("mps-{name}"),
+        }
+    }
+
+    /// The key of the account token: `MPS_THREADS`.
+    pub fn token(&self) -> String {
+        self.flag().to_ascii_uppercase().replace('-', "_")
+    }
+
+    /// Tokens that a shell can complete: with each value of `words`, else up to the `=`.
+    pub fn completions(&self) -> impl Iterator<Item = String> {
+        let open = self.words.is_empty().then_some(&"");
+        self.words
+            .iter()
+            .chain(open)
+            .map(|word| format!("{}={word}", self.token()))
+    }
+
+    /// The line in `--help`, which begins `[mps]`, as it stands among other plugins' flags.
+    pub fn usage(&self) -> String {
+        format!("[mps] {}", self.help.replace('`', ""))
+    }
+}
+
+/// `Key field: Type, row, parser, printer;` for each option but MPS itself.
+macro_rules! options {
+    ($($(#[$doc:meta])* $key:ident $field:ident: $type:ty, $row:expr, $read:expr, $write:expr;)+) => {
+        /// The options, in the order in which they are listed and printed.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Key {
+            /// MPS itself.
+            Mode,
+            $($(#[$doc])* $key,)+
+        }
+
+        impl Key {
+            /// All of them.
+            pub const ALL: [Self; ROWS.len()] = [Self::Mode, $(Self::$key),+];
+
+            /// Its row.
+            pub fn row(self) -> &'static Row {
+                &ROWS[self as usize]
+            }
+        }
+
+        static ROWS: [Row; 1 + [$(stringify!($key)),+].len()] = [MODE, $($row),+];
+
+        /// A request, checked as far as it can be without knowing the node.
+        ///
+        /// `Display` gives the canonical account tokens (`MPS=per-node,MPS_THREADS=30:70`), which
+        /// [`Request::from_account`] reads back to the same value; serde carries that text.
+        #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct Request {
+            /// Off, or how the GPUs are given to daemons.
+            pub mode: Mode,
+            $($(#[$doc])* pub $field: Option<$type>,)+
+        }
+
+        impl Request {
+            /// The canonical text of an option's value, where it is given.
+            pub fn value(&self, key: Key) -> Option<String> {
+                match key {
+                    Key::Mode => Some(self.mode.to_string()),
+                    $(Key::$key => self.$field.as_ref().map($write),)+
+                }
+            }
+
+            /// Puts the value that `text` spells into its place; false if another one stood there.
+            pub(super) fn put(&mut self, key: Key, text: &str) -> Result<bool, Invalid> {
+                match key {
+                    Key::Mode => text.parse().map(|mode| std::mem::replace(&mut self.mode, mode) == mode),
+                    $(Key::$key => {
+                        let value: $type = $read(text)?;
+                        Ok(*self.$field.get_or_insert_with(|| value.clone()) == value)
+                    })+
+                }
+            }
+
+            /// Takes over what `other` says and this does not; the mode stays.
+            pub(super) fn fill(&mut self, other: &Self) {
+                $(if self.$field.is_none() {
+                    self.$field.clone_from(&other.$field);
+                })+
+            }
+        }
+    };
+}
+
+const MODE: Row = Row {
+    value: "MODE",
+    bare: Some("on"),
+    allowed: Mode::ALLOWED,
+    words: &["per-node", "per-gpu", "off"],
+    help: "give the job its own NVIDIA MPS: `on` (or `per-node`), `per-gpu`, `off`",
+    more: "`per-node` is one daemon for the job's GPUs of each node, `per-gpu` one for each GPU.",
+    ..Row::PLAIN
+};
+
+options! {
+    /// Active thread percentage.
+    Threads threads: Threads, Row {
+        name: "threads",
+        value: "P",
+        list: true,
+        allowed: Threads::ALLOWED,
+        words: &["auto"],
+        help: "active thread percentage of each client: 1 to 100, `auto`, or a list by local rank (`30:70`)",
+        more: "Decimals are allowed. `auto` is 100 / (n/2), at most 100, for n tasks of the job on a GPU.",
+        lowered_by_steps: true,
+        ..Row::PLAIN
+    }, str::parse, ToString::to_string;
+
+    /// Pinned device memory limit of each client.
+    Mem memory: MemoryLimit, Row {
+        name: "mem",
+        value: "M",
+        list: true,
+        allowed: MemoryLimit::ALLOWED,
+        words: &["auto"],
+        help: "pinned memory limit of each client: `4G`, `900M`, `25%`, `auto`, by GPU (`0=4G:1=2G`), by local rank \
+               (`2G:4G`)",
+        more: "Units are binary. `auto` is the GPU's memory / n for n tasks of the job on it. A GPU is named by its \
+               number within the job, from 0, or by its UUID.",
+        lowered_by_steps: true,
+        ..Row::PLAIN
+    }, str::parse, ToString::to_string;
+
+    /// Shorthand for 100/N threads and total/N memory; excludes both.
+    Replicas replicas: u32, Row {
+        name: "replicas",
+        value: "N",
+        allowed: values::REPLICAS,
+        help: "an N-th of each GPU for each client: threads 100/N, memory total/N; 1 to 48",
+        more: "Excludes threads and memory.",
+        ..Row::PLAIN
+    }, values::replicas, ToString::to_string;
+
+    /// Client priority hint.
+    Priority priority: Priority, Row {
+        name: "priority",
+        value: "L",
+        allowed: Priority::ALLOWED,
+        words: &["normal", "below-normal"],
+        help: "priority hint of the clients: `normal`, `below-normal`",
+        ..Row::PLAIN
+    }, str::parse, ToString::to_string;
+
+    /// Prove the daemon with `mps-probe` before the job starts.
+    Verify verify: bool, Row {
+        name: "verify",
+        value: "B",
+        bare: Some("on"),
+        allowed: values::BOOLEAN,
+        words: &["on", "off"],
+        help: "prove the new MPS with a CUDA client before the job starts",
+        plan: |request| (request.verify == Some(true)).then_some("then verify with mps-probe"),
+        ..Row::PLAIN
+    }, values::boolean, |verify: &bool| if *verify { "on" } else { "off" }.to_owned();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_says_what_its_parser_does() {
+        for key in Key::ALL {
+            let row = key.row();
+            let read = |text: &str| Request::default().put(key, text);
+            for word in row.words.iter().chain(&row.bare) {
+                assert!(read(word).is_ok(), "{}: {word}", row.flag());
+            }
+            // The examples of the help line: what stands between backquotes.
+            for word in row.help.split('`').skip(1).step_by(2) {
+                assert!(read(word).is_ok(), "{}: {word}", row.flag());
+            }
+            assert!(!row.value.is_empty() && row.help.matches('`').count() % 2 == 0);
+            assert!(row.more.is_empty() || row.more.ends_with('.'), "{}", row.more);
+            let Err(invalid) = read("\u{1}") else {
+                panic!("{}", row.flag())
+            };
+            assert_eq!(invalid.allowed, row.allowed, "{}", row.flag());
+            // Slurm cuts longer names (spank.h, SPANK_OPTION_MAXLEN).
+            assert!(row.flag().len() <= 75 && row.usage().starts_with("[mps] "));
+        }
+    }
+}
