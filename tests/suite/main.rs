@@ -3,6 +3,7 @@
 mod accounts;
 mod architecture;
 mod bad_input;
+mod circles;
 mod corpus;
 mod crash;
 mod evidence;

@@ -1,6 +1,5 @@
 //! Where the cgroup hierarchies are mounted.
 
-use super::CgroupError;
 use crate::sys::files::{Dir, FileError};
 use crate::sys::process::read_at;
 use nix::errno::Errno;
@@ -28,7 +27,7 @@ pub(super) struct Mount {
 }
 
 /// The hierarchies of this node, the better one first.
-pub(super) fn usable() -> Result<Vec<Mount>, CgroupError> {
+pub(super) fn usable() -> Result<Vec<Mount>, FileError> {
     const CAP: usize = 16 << 20;
     let path = "/proc/self";
     let text = open(
@@ -40,7 +39,7 @@ pub(super) fn usable() -> Result<Vec<Mount>, CgroupError> {
     match text {
         Ok(text) => Ok(parse(&text)),
         Err(Errno::ENOENT) => Ok(Vec::new()),
-        Err(errno) => Err(FileError::io("read", "/proc/self/mountinfo")(errno).into()),
+        Err(errno) => Err(FileError::io("read", "/proc/self/mountinfo")(errno)),
     }
 }
 

@@ -7,7 +7,6 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
-use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -17,7 +16,7 @@ use std::time::Duration;
 mod stat;
 mod table;
 mod threads;
-pub use stat::{Executable, Membership, Stat, State, Uids};
+pub use stat::{Executable, Membership, ProcessId, Stat, State, Uids};
 pub use table::ProcessTable;
 
 /// What could not be read of a process, or done to it.
@@ -32,36 +31,7 @@ pub struct ProcessError {
     pub errno: Errno,
 }
 
-/// One process for ever: the kernel uses pids again, but not together with the same start time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ProcessId {
-    /// Process id in our pid namespace.
-    pub pid: i32,
-    /// Clock ticks after boot (field 22 of `/proc/PID/stat`, proc_pid_stat(5)).
-    pub start_time: u64,
-}
-
-impl std::fmt::Display for ProcessId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.pid)
-    }
-}
-
 impl ProcessId {
-    /// This very process.
-    pub fn own() -> Result<Self, ProcessError> {
-        Self::of(nix::unistd::getpid().as_raw())?.ok_or(ProcessError {
-            act: "read",
-            pid: 0,
-            errno: Errno::ESRCH,
-        })
-    }
-
-    /// The process that has this pid now, if there is one.
-    pub fn of(pid: i32) -> Result<Option<Self>, ProcessError> {
-        Ok(Process::find(pid)?.map(|process| process.id))
-    }
-
     /// Takes hold of this process; None if it is gone, or its pid has passed to another.
     pub fn open(self) -> Result<Option<Process>, ProcessError> {
         Ok(Process::find(self.pid)?.filter(|process| process.id == self))

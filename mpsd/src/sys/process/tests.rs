@@ -90,11 +90,14 @@ fn a_live_process_is_read_and_a_recycled_pid_is_not() {
 
 #[test]
 fn ids_travel_as_json() {
-    let id = ProcessId::own().unwrap();
+    let id = Process::find(nix::unistd::getpid().as_raw())
+        .unwrap()
+        .unwrap()
+        .id();
     let text = serde_json::to_string(&id).unwrap();
     assert_eq!(serde_json::from_str::<ProcessId>(&text).unwrap(), id);
-    assert_eq!(ProcessId::of(-1).unwrap(), None);
-    assert_eq!(ProcessId::of(0).unwrap(), None);
+    assert!(Process::find(-1).unwrap().is_none());
+    assert!(Process::find(0).unwrap().is_none());
 }
 
 /// As on kernels before 5.3, RHEL 8's for one.

@@ -1,6 +1,5 @@
 //! The child's half of a start, between fork and exec: nothing here allocates or takes a lock.
 
-use super::Identity;
 use crate::sys::raw::{self, Pointers};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -9,6 +8,17 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Uid};
 use std::ffi::CString;
 use std::os::fd::RawFd;
+
+/// Who the program is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Real, effective and saved user id.
+    pub uid: u32,
+    /// Real, effective and saved group id.
+    pub gid: u32,
+    /// Supplementary groups, all of them and no others.
+    pub groups: Vec<u32>,
+}
 
 /// The steps of the child, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,20 +17,9 @@ mod child;
 mod exec;
 mod run;
 pub use child::Child;
-pub use exec::Stage;
+pub use exec::{Identity, Stage};
 pub use run::{Ended, RunError, Unheard};
 pub(super) use run::{Output, listen};
-
-/// Who the program is to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// Real, effective and saved user id.
-    pub uid: u32,
-    /// Real, effective and saved group id.
-    pub gid: u32,
-    /// Supplementary groups, all of them and no others.
-    pub groups: Vec<u32>,
-}
 
 /// One of the program's three standard descriptors.
 #[derive(Debug, Default)]
