@@ -1,7 +1,7 @@
 //! Cargo itself, and the programs it built.
 
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, bail};
@@ -23,6 +23,47 @@ pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).stdin(Stdio::null());
     command
+}
+
+/// The same by another toolchain; none where rustup does not have it.
+pub fn by_toolchain(name: &str, arguments: &[&str]) -> Option<Command> {
+    let rustup = |words: &[&str]| {
+        let mut command = Command::new("rustup");
+        command.args(words).stdin(Stdio::null());
+        command
+    };
+    let there = rustup(&["which", "--toolchain", name, "cargo"]).output();
+    there.is_ok_and(|output| output.status.success()).then(|| {
+        let mut command = rustup(&["run", name, "cargo"]);
+        command.args(arguments);
+        command
+    })
+}
+
+/// The oldest Rust that Cargo.toml promises to build with.
+pub fn oldest_rust() -> Result<String> {
+    let metadata = metadata()?;
+    let own = metadata["packages"]
+        .as_array()
+        .and_then(|all| all.first()?["rust_version"].as_str());
+    Ok(own.context("Cargo.toml names no rust-version")?.to_owned())
+}
+
+/// Whether the standard library for `target` is installed.
+pub fn has_target(target: &str) -> bool {
+    let mut command = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    let output = command
+        .args(["--print", "target-libdir", "--target", target])
+        .stdin(Stdio::null())
+        .output();
+    output.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
+}
+
+/// Whether this command of cargo's works.
+pub fn is_there(arguments: &[&str]) -> bool {
+    command(arguments)
+        .output()
+        .is_ok_and(|output| output.status.success())
 }
 
 /// Builds with cargo's own progress on the terminal.

@@ -14,6 +14,7 @@
 //! | `spank-variants` | one linked plugin, stamped for each release of Slurm |
 //! | `dist` | the packages for Debian and RPM systems, from that tree |
 //! | `release-check` | what must hold before a version gets its tag |
+//! | `readme` | README's figures, from the results of recorded runs |
 //! | `bench srun` | what the plugin costs a job that did not ask for it |
 
 mod cargo;
@@ -32,7 +33,7 @@ use clap::{Parser, Subcommand};
 use checks::{hardware, release, test};
 use install::slurm;
 use package::{plugin, stage};
-use reliability::{fuzz, matrices, soak};
+use reliability::{fuzz, matrices, readme, soak};
 
 /// Builds, shows, tests and measures mpsd.
 #[derive(Debug, Parser)]
@@ -68,6 +69,8 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release::Options),
+    /// Write README's figures from the results of recorded runs.
+    Readme(readme::Options),
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
@@ -78,7 +81,12 @@ impl Verb {
     fn needs_root(&self) -> bool {
         !matches!(
             self,
-            Verb::Texts | Verb::Stage(_) | Verb::SpankVariants(_) | Verb::Dist(_) | Verb::ReleaseCheck(_)
+            Verb::Texts
+                | Verb::Stage(_)
+                | Verb::SpankVariants(_)
+                | Verb::Dist(_)
+                | Verb::ReleaseCheck(_)
+                | Verb::Readme(_)
         )
     }
 }
@@ -147,6 +155,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Verb::Dist(options) => package::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Hardware(options) => hardware::run(&cargo::root()?, options).map(|()| ExitCode::SUCCESS),
         Verb::ReleaseCheck(options) => release::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::Readme(options) => readme::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Demo => {
             slurm::run()?;
             cargo::build(&["build", "--workspace"])?;

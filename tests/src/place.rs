@@ -81,7 +81,7 @@ impl Place {
         self.stage.configure(&format!("cgroup = \"{choice}\"\n{extra}"));
     }
 
-    /// A Torque prologue for `job` of [`USER`], which alone holds these GPUs (numbers with commas).
+    /// A Torque prologue for `job` of [`crate::stage::USER`], which alone holds these GPUs (numbers with commas).
     pub fn torque(&self, job: &str, account: &str, gpus: &str) -> Ran {
         let env = self.gpu_file(job, gpus);
         let env: Vec<(&str, &str)> = env.iter().map(|(k, v)| (*k, v.as_str())).collect();

@@ -12,6 +12,7 @@ mod faults;
 mod hostile;
 mod inheritance;
 mod kills;
+mod known_gaps;
 mod mpsctl;
 mod plans;
 mod reconcile;

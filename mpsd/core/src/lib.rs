@@ -2,7 +2,7 @@
 //! record that root leaves for the job's tasks, job ids, paths, GPU names, and the three names of failure.
 //!
 //! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process, waits, or talks to a
-//! GPU. The only files it opens are the configuration and the record, through [`trusted`] and [`file`].
+//! GPU. The only files it opens are the configuration and the record, through [`trusted`] and [`mod@file`].
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -136,7 +136,7 @@ impl NvmlWorker {
     /// All GPUs.
     ///
     /// # Errors
-    /// A fault when NVML does not answer; see [`Reply::Failed`] otherwise.
+    /// A fault when NVML does not answer; else the failure that its process reports.
     pub fn inventory(&mut self) -> Result<Inventory, Failure> {
         match self.ask(&Question::Inventory)? {
             Reply::Inventory(inventory) => Ok(inventory),

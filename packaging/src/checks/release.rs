@@ -103,10 +103,7 @@ fn newest_entry(text: &str, version: &str) -> Result<()> {
 
 /// `deny.toml`; the advisories' database is asked for over the network, and without one they are not judged.
 fn deny() -> Result<()> {
-    if !cargo::command(&["deny", "--version"])
-        .output()
-        .is_ok_and(|output| output.status.success())
-    {
+    if !cargo::is_there(&["deny", "--version"]) {
         quietly(&mut cargo::command(&[
             "install",
             "--locked",

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::tally::Tally;
+use super::tally::{Gaps, Tally};
 use crate::install::slurm;
 use crate::{cargo, command};
 
@@ -16,6 +16,12 @@ const STAGE: Duration = Duration::from_secs(1500);
 
 /// What needs a GPU, and is a program of its own.
 const HARDWARE: &str = "hardware: NVIDIA's own programs and a real GPU";
+
+/// Every target of the workspace, with the dependencies of Cargo.lock.
+const ALL: &[&str] = &["--locked", "--workspace", "--all-targets"];
+
+/// The other architecture that the packages are made for.
+const ARM: &str = "aarch64-unknown-linux-gnu";
 
 struct Stage {
     name: String,
@@ -36,26 +42,97 @@ pub fn run() -> Result<ExitCode> {
     slurm::run()?;
     report.note("setup", started, true);
     report.cargo("fmt", &["fmt", "--all", "--check"], &[]);
-    report.cargo(
-        "clippy",
-        &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
-        &[],
-    );
+    let clippy = [&["clippy"], ALL, &["--", "-D", "warnings"]].concat();
+    report.cargo("clippy", &clippy, &[]);
+    let doc = [
+        "doc",
+        "--locked",
+        "--workspace",
+        "--no-deps",
+        "--document-private-items",
+    ];
+    report.cargo("doc", &doc, &[("RUSTDOCFLAGS", "-D warnings")]);
+    report.elsewhere()?;
     // The programs under test: the suites start them from the target directory.
-    if report.cargo("build", &["build", "--workspace", "--all-targets"], &[]) {
-        report.cargo("unit tests", &["test", "--workspace", "--lib", "--bins"], &[]);
+    if report.cargo("build", &[&["build"], ALL].concat(), &[]) {
+        report.cargo(
+            "unit tests",
+            &["test", "--locked", "--workspace", "--lib", "--bins"],
+            &[],
+        );
         report.suites()?;
+        report.known_gaps();
     }
     Ok(report.end())
 }
 
 impl Report {
+    /// What needs a part of the toolchain that not every machine has; CI has all of them, each in a job of its own.
+    fn elsewhere(&mut self) -> Result<()> {
+        let oldest = cargo::oldest_rust()?;
+        let target = cargo::target_directory()?
+            .join("oldest-rust")
+            .display()
+            .to_string();
+        match cargo::by_toolchain(&oldest, &[&["check"], ALL].concat()) {
+            // A directory of its own: what another compiler built is of no use to this one.
+            Some(command) => {
+                self.command("oldest rust", command, &[("CARGO_TARGET_DIR", &target)]);
+            }
+            None => self.skip(&format!("oldest rust: toolchain {oldest} is not installed")),
+        }
+        if cargo::has_target(ARM) {
+            let check = [&["check"], ALL, &["--target", ARM]].concat();
+            self.cargo("aarch64", &check, &[]);
+        } else {
+            self.skip(&format!("aarch64: the target {ARM} is not installed"));
+        }
+        if cargo::is_there(&["deny", "--version"]) {
+            // Advisories change by themselves: CI looks at them.
+            self.cargo("deny", &["deny", "check", "licenses", "bans", "sources"], &[]);
+        } else {
+            self.skip("deny: cargo-deny is not installed");
+        }
+        Ok(())
+    }
+
+    /// Tests of what is not done yet: `#[ignore = "known gap: ..."]`. Each must fail, or it is no gap any more.
+    fn known_gaps(&mut self) {
+        let arguments = [
+            "test",
+            "--locked",
+            "--package",
+            "tests",
+            "--test",
+            "suite",
+            "--",
+            "--ignored",
+        ];
+        println!("\n=== known gaps: cargo {}", arguments.join(" "));
+        let started = Instant::now();
+        let mut gaps = Gaps::default();
+        let outcome = command::lines(&mut cargo::command(&arguments), STAGE, |line| gaps.line(line));
+        let verdict = outcome.and_then(|_| gaps.verdict());
+        match &verdict {
+            Ok(open) => println!("{open} open"),
+            Err(error) => {
+                println!("{error:#}");
+                self.tally.failed += 1;
+            }
+        }
+        self.note("known gaps", started, verdict.is_ok());
+    }
+
+    fn skip(&mut self, what: &str) {
+        self.tally.skipped.push(what.to_owned());
+    }
+
     fn suites(&mut self) -> Result<()> {
         let why = match Path::new("/dev/nvidia0").exists() {
             true => "not part of this: run 'cargo xtask hardware'",
             false => "no /dev/nvidia0 on this machine; elsewhere: 'cargo xtask hardware'",
         };
-        self.tally.skipped.push(format!("{HARDWARE}: {why}"));
+        self.skip(&format!("{HARDWARE}: {why}"));
         for target in cargo::test_targets(&cargo::metadata()?, "tests") {
             // The contract is tested on our double here, and on NVIDIA's program by `cargo xtask hardware`.
             let env: &[_] = if target == "contract" {
@@ -63,11 +140,15 @@ impl Report {
             } else {
                 &[]
             };
-            self.cargo(&target, &["test", "--package", "tests", "--test", &target], env);
+            self.cargo(
+                &target,
+                &["test", "--locked", "--package", "tests", "--test", &target],
+                env,
+            );
         }
         self.cargo(
             "packages",
-            &["test", "--package", "xtask", "--test", "packages"],
+            &["test", "--locked", "--package", "xtask", "--test", "packages"],
             &[],
         );
         Ok(())
@@ -75,9 +156,17 @@ impl Report {
 
     /// Runs one stage and shows it; whether it passed.
     fn cargo(&mut self, name: &str, arguments: &[&str], env: &[(&str, &str)]) -> bool {
-        println!("\n=== {name}: cargo {}", arguments.join(" "));
+        self.command(name, cargo::command(arguments), env)
+    }
+
+    fn command(&mut self, name: &str, mut command: Command, env: &[(&str, &str)]) -> bool {
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        let words = words.join(" ");
+        println!(
+            "\n=== {name}: cargo {}",
+            words.rsplit(" cargo ").next().unwrap_or_default()
+        );
         let started = Instant::now();
-        let mut command: Command = cargo::command(arguments);
         command.envs(env.iter().copied());
         let mut tally = Tally::default();
         let outcome = command::lines(&mut command, STAGE, |line| {

@@ -1,4 +1,4 @@
-//! What the reliability runs say of themselves, `figure: NAME = COUNT`, and the file that README's table is held to.
+//! What the reliability runs say of themselves, `figure: NAME = COUNT`, and the file that README's table is made from.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use toml::Table;
 
 use super::figures::Figures;
+use super::readme;
 use crate::{cargo, command};
 
 /// Time to build all targets.
@@ -53,7 +54,7 @@ pub fn run(options: &Options) -> Result<()> {
     if options.record {
         figures.add("executions", all);
         figures.add("seconds_each", options.seconds);
-        figures.record(&root, "fuzz")?;
+        readme::publish(&figures, &root, "fuzz")?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use super::figures::Figures;
+use super::readme;
 use crate::{cargo, command};
 
 /// Longest that all of them may take.
@@ -44,7 +45,7 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("a matrix failed ({status})");
     }
     if options.record {
-        figures.record(&cargo::root()?, "matrices")?;
+        readme::publish(&figures, &cargo::root()?, "matrices")?;
     }
     Ok(())
 }

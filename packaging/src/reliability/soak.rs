@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::figures::Figures;
+use super::readme;
 use crate::{cargo, command};
 
 /// Time for one job, with all that is repeated for it; a loaded machine of two cores needs a sixth of a second.
@@ -55,7 +56,7 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("something was lost ({status})");
     }
     if options.record {
-        figures.record(&cargo::root()?, "soak")?;
+        readme::publish(&figures, &cargo::root()?, "soak")?;
     }
     Ok(())
 }

@@ -50,9 +50,9 @@ pub enum Order {
 /// A process as a mom starts one.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
-    /// Program (absolute), its argv[0] and arguments.
+    /// Program (absolute), its `argv[0]` and arguments.
     pub argv: Vec<String>,
-    /// The file to execute, where it is not argv[0].
+    /// The file to execute, where it is not `argv[0]`.
     pub program: Option<String>,
     /// Its whole environment.
     pub env: BTreeMap<String, String>,

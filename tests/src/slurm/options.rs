@@ -32,7 +32,7 @@ pub struct Options {
     pub plugin: Option<PathBuf>,
     /// Arguments on the plugin's line.
     pub plugin_arguments: Vec<String>,
-    /// Nodes whose slurmd is started without the plugin, on the same cluster: see [`Bed::plain_conf`].
+    /// Nodes whose slurmd is started without the plugin, on the same cluster: see [`crate::slurm::Bed::plain_conf`].
     pub plain_nodes: Vec<String>,
     /// `PrologFlags`; empty: none.
     pub prolog_flags: String,

@@ -78,7 +78,7 @@ pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
 /// Removes `marker`.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn remove(paths: &Paths, marker: &Marker) -> Result<(), String> {
     directory(paths)
         .and_then(|dir| dir.remove_file(marker.file()))

@@ -268,7 +268,7 @@ fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
     each.filter(|n| *n > 0)?.checked_mul(chunks)
 }
 
-/// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host are host[0], host[1].
+/// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host are `host[0]`, `host[1]`.
 fn members(vnodes: &str) -> impl Iterator<Item = &str> {
     vnodes
         .split(['+', '(', ')'])

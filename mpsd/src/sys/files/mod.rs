@@ -188,7 +188,7 @@ impl Dir {
         replace_at(self, name, bytes, mode, until).map_err(FileError::io("write", path))
     }
 
-    /// Removes a file, a symbolic link, a socket; false when there was none. (Trees: [`super::remove`].)
+    /// Removes a file, a symbolic link, a socket; false when there was none.
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
         match unlinkat(&self.fd, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {

@@ -60,7 +60,7 @@ pub struct Spawn {
     pub identity: Option<Identity>,
     /// A session of its own, so that the kill of the caller's group or terminal does not reach it.
     pub session: bool,
-    /// Directory of the cgroup to enter before exec (see [`super::cgroup::Cgroup::directory`]).
+    /// Directory of the cgroup to enter before exec.
     pub cgroup: Option<OwnedFd>,
     /// Descriptor 0.
     pub stdin: Stdio,
