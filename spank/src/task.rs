@@ -140,9 +140,9 @@ fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, demand: &Demand) -> Re
         Progress::Ready => {
             let attached = match demand {
                 Demand::On(request) if !is_component(slurm) => of_step(record, request)
-                    .and_then(|own| environment::task_environment(&own, &task(slurm, kind))),
+                    .and_then(|own| environment::task_environment(&own, &task(slurm, record, kind))),
                 // What root left is in force, not what somebody forged.
-                _ => environment::task_environment(record, &task(slurm, kind)),
+                _ => environment::task_environment(record, &task(slurm, record, kind)),
             };
             attached.map_err(|refusal| refusal.to_string())
         }
@@ -157,20 +157,22 @@ fn is_component(slurm: &dyn Slurm) -> bool {
     slurm.job_env("SLURM_HET_SIZE").is_some()
 }
 
-/// What Slurm says of this task. `SLURM_STEP_GPUS` holds the task's own GPUs here, by the node's numbers, also under
-/// ConstrainDevices and with GPUs bound to tasks: slurmstepd writes both variables anew for each task just before
-/// task_init (gres_common_gpu_set_env, 22.05).
-fn task(slurm: &dyn Slurm, kind: Kind) -> Task {
-    let gpus = if kind == Kind::Job {
-        "SLURM_JOB_GPUS"
-    } else {
-        "SLURM_STEP_GPUS"
+/// What Slurm says of this task. Its GPUs are those that `CUDA_VISIBLE_DEVICES` names among those that it may open:
+/// slurmstepd confines each task and writes the variable anew for it before task_init. `SLURM_STEP_GPUS` is no help: under
+/// ConstrainDevices it has the step's first GPUs for every task with GPUs of its own (common_gres_set_env, 22.05 to 26.05).
+fn task(slurm: &dyn Slurm, record: &Record, kind: Kind) -> Task {
+    let counted = environment::counted(record);
+    // A record of an earlier release names no files; its numbers are the node's.
+    let gpus = match kind {
+        _ if counted.is_some() => environment::VISIBLE_DEVICES,
+        Kind::Job => "SLURM_JOB_GPUS",
+        _ => "SLURM_STEP_GPUS",
     };
     let rank = || slurm.job_env("SLURM_LOCALID")?.trim().parse().ok();
     Task {
         local_rank: slurm.item(Item::TaskId).or_else(rank),
         visible: slurm.job_env(gpus),
-        renumbered: None,
+        counted,
         inherited_job: slurm.job_env(environment::JOB),
     }
 }

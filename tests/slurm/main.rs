@@ -4,6 +4,7 @@
 //! `cargo test -p tests --test slurm [WORD…]` runs the cells whose `group::name` holds one of the words.
 
 mod burst;
+mod devices;
 mod failures;
 mod leftovers;
 mod matrix;
@@ -35,6 +36,13 @@ fn main() -> ExitCode {
         sites::SHARED,
         sites::CONTAINER,
         sites::CGROUP,
+        devices::MINORS,
+        devices::MINORS_FREE,
+        devices::REVERSED,
+        devices::REVERSED_FREE,
+        devices::PARTIAL,
+        devices::PARTIAL_FREE,
+        devices::FIRST,
         stack::GROUP,
         leftovers::GROUP,
         burst::GROUP,

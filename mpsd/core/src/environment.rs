@@ -2,8 +2,9 @@
 
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
-use super::record::{Daemon, Record};
+use super::record::{Daemon, Record, RecordDevice};
 use super::text::one_line;
+use nix::unistd::{AccessFlags, access};
 use std::path::Path;
 
 /// Where a client looks for its control daemon.
@@ -41,11 +42,20 @@ pub struct Task {
     pub local_rank: Option<u32>,
     /// Its `CUDA_VISIBLE_DEVICES` as the scheduler set it: UUIDs, or indexes.
     pub visible: Option<String>,
-    /// The node's indexes of the step's GPUs, where indexes in `visible` count within them from 0
-    /// (Slurm with `ConstrainDevices`); `None` where they are the node's own.
-    pub renumbered: Option<Vec<u32>>,
+    /// The GPUs that it may open, in the order in which CUDA counts them: indexes in `visible` are places here. None: they
+    /// are the node's own indexes.
+    pub counted: Option<Vec<GpuUuid>>,
     /// `MPSD_JOB` as inherited.
     pub inherited_job: Option<String>,
+}
+
+/// The GPUs of the node that this process may open, in the order of the bus; `None` where the record does not name them.
+/// The device cgroup answers access(2) as it would answer open(2) (Linux: `inode_permission`), and nothing is opened.
+pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
+    let flags = AccessFlags::R_OK | AccessFlags::W_OK;
+    let open = |device: &&RecordDevice| access(&device.file, flags).is_ok();
+    let open = record.devices.iter().filter(open);
+    (!record.devices.is_empty()).then(|| open.map(|device| device.uuid.clone()).collect())
 }
 
 /// One variable to set, or to remove.
@@ -157,7 +167,11 @@ fn no_rank(what: &str) -> Refusal {
 
 /// The job's GPUs that this task may see.
 fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
-    let all = || record.gpus.iter().map(|g| g.uuid.clone()).collect();
+    let open = |gpu: &GpuUuid| task.counted.as_ref().is_none_or(|counted| counted.contains(gpu));
+    let all = || {
+        let uuids = record.gpus.iter().map(|g| g.uuid.clone());
+        uuids.filter(open).collect()
+    };
     let Some(list) = task.visible.as_deref().filter(|v| !v.trim().is_empty()) else {
         return Ok(all());
     };
@@ -169,14 +183,12 @@ fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
 }
 
 fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refusal> {
+    let of_job = |uuid: &GpuUuid| record.gpus.iter().find(|g| g.uuid == *uuid);
     let found = match entry.parse::<u32>() {
-        Ok(number) => {
-            let index = match &task.renumbered {
-                Some(step) => step.get(number as usize).copied(),
-                None => Some(number),
-            };
-            index.and_then(|index| record.gpus.iter().find(|g| g.index == index))
-        }
+        Ok(number) => match &task.counted {
+            None => record.gpus.iter().find(|g| g.index == number),
+            Some(counted) => counted.get(number as usize).and_then(of_job),
+        },
         Err(_) => record.gpus.iter().find(|g| g.uuid.as_str() == entry),
     };
     found.map(|g| g.uuid.clone()).ok_or_else(|| {
@@ -185,8 +197,13 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
             .iter()
             .map(|g| format!("{} ({})", g.index, g.uuid))
             .collect();
+        let number = entry.parse::<usize>().ok();
+        let meant = number.and_then(|number| task.counted.as_ref()?.get(number));
+        let meant = meant
+            .map(|uuid| format!(", which is {uuid} here"))
+            .unwrap_or_default();
         Refusal::new(
-            format!("{VISIBLE_DEVICES} names '{}'", one_line(entry, 60)),
+            format!("{VISIBLE_DEVICES} names '{}'{meant}", one_line(entry, 60)),
             "the job's MPS daemon does not serve that GPU",
             have.join(", "),
         )
@@ -285,7 +302,7 @@ mod tests {
         };
         let constrained = Task {
             visible: Some("1".into()),
-            renumbered: Some(vec![1, 2]),
+            counted: Some(vec![uuid(1), uuid(2)]),
             ..Task::default()
         };
         for task in [global, constrained] {

@@ -45,6 +45,15 @@ pub struct RecordGpu {
     pub uuid: GpuUuid,
 }
 
+/// A GPU of the node and its device file.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RecordDevice {
+    /// Its UUID.
+    pub uuid: GpuUuid,
+    /// `/dev/nvidiaN`.
+    pub file: PathBuf,
+}
+
 /// A control daemon of the job: its GPUs, its place, and what it gives to each of its clients. The same value stands in
 /// plan, journal, record and the specification of `mpsd`.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -116,6 +125,10 @@ pub struct Record {
     /// The job's GPUs on this node.
     #[serde(default)]
     pub gpus: Vec<RecordGpu>,
+    /// All GPUs of the node in the order of the bus, where a task must count as CUDA does: it sees those whose file it may
+    /// open, and the numbers in its `CUDA_VISIBLE_DEVICES` are places among them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<RecordDevice>,
     /// The daemons.
     #[serde(default)]
     pub daemons: Vec<Daemon>,
@@ -150,6 +163,7 @@ impl Record {
             request: None,
             named: false,
             gpus: Vec::new(),
+            devices: Vec::new(),
             daemons: Vec::new(),
             rank_threads: Vec::new(),
             rank_memory: Vec::new(),

@@ -3,7 +3,7 @@
 use crate::scheduler::{Host, ThisHost};
 use mpsd_core::config::{Config, ConfigError, Settings};
 use mpsd_core::environment::{
-    Change, JOB, Task, VISIBLE_DEVICES, local_rank, strip_inherited, task_environment,
+    Change, JOB, Task, VISIBLE_DEVICES, counted, local_rank, strip_inherited, task_environment,
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::record::{self, Record, State, Step, Waiting};
@@ -174,10 +174,13 @@ impl Caller<'_> {
     }
 
     fn ready(&self, record: &Record) -> Result<Vec<Change>, Refusal> {
+        let counted = counted(record);
         let task = Task {
             local_rank: local_rank(self.env),
-            visible: self.visible().filter(|list| !self.is_another_nodes(list, record)),
-            renumbered: None,
+            visible: self
+                .visible(counted.is_some())
+                .filter(|list| !self.is_another_nodes(list, record)),
+            counted,
             inherited_job: (self.env)(JOB),
         };
         if self.main && task.local_rank.is_none() {
@@ -195,11 +198,11 @@ impl Caller<'_> {
         of_job && entries().all(|entry| entry.starts_with("GPU-") && !here(entry))
     }
 
-    /// The devices by UUID, or by the node's own numbers. Under Slurm's ConstrainDevices `CUDA_VISIBLE_DEVICES` counts
-    /// from 0 within the step, and `SLURM_STEP_GPUS` has the node's numbers (scheduler::slurm).
-    fn visible(&self) -> Option<String> {
+    /// The devices by UUID, or by number: as CUDA counts what this process may open if that is known, else the node's own,
+    /// which under Slurm's ConstrainDevices stand in `SLURM_STEP_GPUS` only.
+    fn visible(&self, counted: bool) -> Option<String> {
         let own = self.var(VISIBLE_DEVICES)?;
-        if own.contains("GPU-") || self.var("SLURM_JOB_ID").is_none() {
+        if counted || own.contains("GPU-") || self.var("SLURM_JOB_ID").is_none() {
             return Some(own);
         }
         self.var("SLURM_STEP_GPUS")
@@ -339,7 +342,7 @@ mod tests {
                 uid: 1000,
                 main: false,
             }
-            .visible()
+            .visible(false)
         };
         let slurm = [
             ("SLURM_JOB_ID", "8"),

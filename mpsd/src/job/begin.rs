@@ -144,7 +144,9 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
     let Some(held) = take_over(node, job)? else {
         return Ok(());
     };
-    let mut start = Start::new(job, &settings, &plan, &devices, held);
+    let mut start = Start::new(job, &settings, &plan, held);
+    start.record.named = matches!(devices.gpus, GpuSource::Listed(_) | GpuSource::Numbered(_));
+    start.record.devices = devices.gpus.to_count(&inventory);
     start.say_notes(node, &plan.notes);
     start.or_undo(node, |start, node| {
         start.tell_tasks(node, State::Starting)?;
@@ -222,11 +224,11 @@ struct Start {
 }
 
 impl Start {
-    fn new(job: &Job, settings: &Settings, plan: &Plan, devices: &Devices, held: Held) -> Self {
+    fn new(job: &Job, settings: &Settings, plan: &Plan, held: Held) -> Self {
         Self {
             journal: journal(job, settings, plan),
             spec: spec(settings, plan, job.deadline),
-            record: record(job, settings, plan, matches!(devices.gpus, GpuSource::Listed(_))),
+            record: record(job, settings, plan),
             verify: plan.verify,
             deadline: job.deadline,
             _held: held,
@@ -346,7 +348,7 @@ fn journal(job: &Job, settings: &Settings, plan: &Plan) -> Journal {
     }
 }
 
-fn record(job: &Job, settings: &Settings, plan: &Plan, named: bool) -> Record {
+fn record(job: &Job, settings: &Settings, plan: &Plan) -> Record {
     let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
     Record {
         version: record::VERSION,
@@ -359,8 +361,9 @@ fn record(job: &Job, settings: &Settings, plan: &Plan, named: bool) -> Record {
         deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
         per_gpu: job.asked.request.mode == Mode::PerGpu,
         request: Some(job.asked.request.clone()),
-        named,
+        named: false,
         gpus: plan.gpus.clone(),
+        devices: Vec::new(),
         daemons: plan.daemons.clone(),
         rank_threads: plan.rank_threads.clone(),
         rank_memory: plan.rank_memory.clone(),

@@ -20,6 +20,7 @@ pub fn of_job<'a>(
             .iter()
             .map(|name| find(name, inventory))
             .collect::<Result<Vec<_>, _>>()?,
+        GpuSource::Numbered(numbers) => numbers.gpus(inventory)?,
         GpuSource::None => {
             return Err(Refusal::new("MPS", "the job has no GPU on this node", "a request with GPUs").into());
         }

@@ -1,10 +1,10 @@
 //! The only door of the dialects to the machine: bounded reads, and the scheduler's own commands with a deadline.
 
 use crate::sys::signals::start_fresh;
-use std::fs::OpenOptions;
+use std::fs::{Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -33,6 +33,31 @@ pub trait Host {
     /// Anything but absence, and a file that is not root's or that others may write.
     fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>>;
 
+    /// A file of the scheduler's own configuration, at most `most` bytes of it; `None` when there is none. Links are followed
+    /// and any owner will do: the scheduler's daemon, which is root, obeys the same file.
+    ///
+    /// # Errors
+    /// Anything but absence, and what is no regular file.
+    fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+        self.read(path, most)
+    }
+
+    /// The minor number of a device file.
+    ///
+    /// # Errors
+    /// It is not there, or no character device.
+    fn minor(&self, path: &Path) -> io::Result<u32> {
+        let about = std::fs::metadata(path)?;
+        if !about.file_type().is_char_device() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a character device",
+            ));
+        }
+        let minor = nix::sys::stat::minor(about.rdev());
+        u32::try_from(minor).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
     /// Whether `path` is a regular file that root owns, others cannot write, and its owner may execute.
     fn executable(&self, path: &Path) -> bool;
 
@@ -52,21 +77,13 @@ pub struct ThisHost;
 
 impl Host for ThisHost {
     fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
-        let no_links = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK | nix::libc::O_CLOEXEC;
-        let file = match OpenOptions::new().read(true).custom_flags(no_links).open(path) {
-            Ok(file) => file,
-            Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(other) => return Err(other),
-        };
-        let about = file.metadata()?;
-        if !about.is_file() || about.uid() != 0 || about.mode() & 0o022 != 0 {
-            let why = "not a regular file of root's that others cannot write";
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-        }
-        let mut bytes = Vec::new();
-        file.take(u64::try_from(most).unwrap_or(u64::MAX))
-            .read_to_end(&mut bytes)?;
-        Ok(Some(bytes))
+        let roots = |about: &Metadata| about.uid() == 0 && about.mode() & 0o022 == 0;
+        let why = "not a regular file of root's that others cannot write";
+        regular(path, nix::libc::O_NOFOLLOW, most, why, roots)
+    }
+
+    fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+        regular(path, 0, most, "not a regular file", |_| true)
     }
 
     fn executable(&self, path: &Path) -> bool {
@@ -95,6 +112,30 @@ pub(crate) fn boot_time() -> Option<u64> {
         .trim()
         .parse()
         .ok()
+}
+
+/// The first `most` bytes of a regular file that is `fit`, else the error `why`.
+fn regular(
+    path: &Path,
+    flags: i32,
+    most: usize,
+    why: &'static str,
+    fit: impl Fn(&Metadata) -> bool,
+) -> io::Result<Option<Vec<u8>>> {
+    let flags = flags | nix::libc::O_NONBLOCK | nix::libc::O_CLOEXEC;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(other) => return Err(other),
+    };
+    let about = file.metadata()?;
+    if !about.is_file() || !fit(&about) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    let mut bytes = Vec::new();
+    file.take(u64::try_from(most).unwrap_or(u64::MAX))
+        .read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
 }
 
 /// As [`Host::run`] of this machine, with `environment` besides `PATH` and `LC_ALL`.

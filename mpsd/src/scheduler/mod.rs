@@ -11,6 +11,7 @@ pub mod drain;
 pub mod finding;
 pub mod host;
 pub mod known_jobs;
+pub mod numbers;
 pub mod openpbs;
 pub mod pbs;
 pub mod slurm;
@@ -21,10 +22,13 @@ pub mod unattached;
 mod testing;
 
 pub use host::{Host, ThisHost};
+use mpsd_core::Inventory;
 use mpsd_core::failure::{Failure, Refusal, Undetermined};
 use mpsd_core::job::JobId;
 pub use mpsd_core::job::Scheduler;
+use mpsd_core::record::RecordDevice;
 use mpsd_core::text::one_line;
+pub use numbers::Numbers;
 pub use pbs::Site;
 use std::ffi::OsString;
 use std::fmt;
@@ -119,6 +123,8 @@ impl GpuName {
 pub enum GpuSource {
     /// These; never empty.
     Listed(Vec<GpuName>),
+    /// These, by numbers of its own.
+    Numbered(Numbers),
     /// The scheduler does not say; the setting `gpus_unknown` decides.
     Unknown {
         /// What was looked for, where.
@@ -126,6 +132,16 @@ pub enum GpuSource {
     },
     /// None: the job has no GPU here.
     None,
+}
+
+impl GpuSource {
+    /// The node's GPUs, where a task must count those that it may open to know its own.
+    pub fn to_count(&self, inventory: &Inventory) -> Vec<RecordDevice> {
+        match self {
+            Self::Numbered(numbers) => numbers.devices(inventory),
+            Self::Listed(_) | Self::Unknown { .. } | Self::None => Vec::new(),
+        }
+    }
 }
 
 /// Whether the scheduler proves that this job alone holds its GPUs.

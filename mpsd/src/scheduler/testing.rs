@@ -39,6 +39,16 @@ impl Host for Paper {
             .get(&path.display().to_string())
             .map(|text| text.clone().into_bytes()))
     }
+    fn minor(&self, path: &Path) -> io::Result<u32> {
+        let name = path.to_str().unwrap_or_default();
+        let digits = name
+            .rsplit(|c: char| !c.is_ascii_digit())
+            .next()
+            .unwrap_or_default();
+        digits
+            .parse()
+            .map_err(|_| io::Error::from(io::ErrorKind::NotFound))
+    }
     fn executable(&self, path: &Path) -> bool {
         self.answers
             .keys()

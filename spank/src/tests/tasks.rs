@@ -3,7 +3,8 @@
 use super::fake::{FakeNode, FakeSlurm, key, record};
 use crate::handle::Verdict;
 use crate::plugin::{self, State};
-use mpsd_core::record::{Record, State as Progress};
+use mpsd_core::GpuUuid;
+use mpsd_core::record::{Record, RecordDevice, State as Progress};
 
 const BATCH: u32 = 0xffff_fffb;
 
@@ -48,6 +49,48 @@ fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
         assert_eq!(slurm.job_env["MPSD_JOB"], "4711");
         assert!(slurm.is_silent());
     }
+}
+
+/// The task's own view decides: of the node's GPUs the first is closed to it, so that its number 0 is the second one.
+#[test]
+fn a_number_is_a_place_among_what_the_task_may_open() {
+    let device = |n: u32, file: &str| RecordDevice {
+        uuid: GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap(),
+        file: file.into(),
+    };
+    let node = |files: [&str; 3]| {
+        let mut record = record("4711", Progress::Ready);
+        record.devices = (1..).zip(files).map(|(n, file)| device(n, file)).collect();
+        FakeNode::new().with_record(record)
+    };
+    let closed = "/nonexistent/nvidia0";
+    let mut slurm = FakeSlurm::step(0).with_job_env("SLURM_STEP_GPUS", "0");
+    assert_eq!(
+        task(&mut slurm, &node([closed, "/dev/null", "/dev/zero"]), "", ON),
+        Verdict::Continue
+    );
+    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002");
+    let mut slurm = FakeSlurm::step(BATCH).with_job_env("CUDA_VISIBLE_DEVICES", "2,1");
+    assert_eq!(
+        task(&mut slurm, &node(["/dev/null", "/dev/null", "/dev/zero"]), "", ON),
+        Verdict::Continue
+    );
+    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000003,GPU-00000002");
+    // Slurm says that it confines tasks, and this one can open a GPU that is not its job's: CUDA would take that one.
+    let told = refused(
+        &mut FakeSlurm::step(0),
+        &node(["/dev/null", "/dev/null", "/dev/zero"]),
+        "",
+        ON,
+    );
+    assert!(told.contains("'0', which is GPU-00000001 here"), "{told}");
+    // Without a number it has those of the job's that it may open.
+    let mut slurm = FakeSlurm::step(BATCH).with_job_env("CUDA_VISIBLE_DEVICES", "");
+    assert_eq!(
+        task(&mut slurm, &node(["/dev/null", closed, "/dev/zero"]), "", ON),
+        Verdict::Continue
+    );
+    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000003");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 mod check;
 mod conf;
 pub mod control;
+pub mod gres;
+mod lines;
 mod refresh;
 pub mod setup;
 mod stamp;

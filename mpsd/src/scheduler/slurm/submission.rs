@@ -4,15 +4,15 @@
 //! PrologFlags say, and both absent when the job has no GPU. A step has `SLURM_STEP_GPUS`; its
 //! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
 
+use super::gres::Gres;
+use crate::scheduler::numbers::{List, Number};
 use crate::scheduler::{
-    Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
+    Devices, Exclusive, GpuName, GpuSource, Host, Input, Numbers, Phase, Program, Scheduler, Submission,
+    UserRef,
 };
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::JobId;
 use std::path::{Path, PathBuf};
-
-/// Most that slurm.conf or gres.conf is read. Bytes.
-const MOST_CONF: usize = 1 << 20;
 
 /// Where a Slurm's commands are, most usual first.
 const COMMANDS: [&str; 4] = [
@@ -89,78 +89,74 @@ pub fn devices(input: &Input<'_>, host: &dyn Host) -> Devices {
     } else {
         "SLURM_JOB_GPUS"
     };
-    let gpus = gpus(input, scope);
-    let exclusive = if gpus == GpuSource::None {
-        Exclusive::Unknown
-    } else {
-        exclusive(input, host)
-    };
+    let conf = (input.env)("SLURM_CONF").map(PathBuf::from);
+    let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
+    let gres = conf.map(|conf| Gres::read(&conf, &node, host));
+    let exclusive = exclusive(input, gres.as_ref());
+    let gpus = gpus(input, scope, gres);
     Devices {
+        exclusive: if gpus == GpuSource::None {
+            Exclusive::Unknown
+        } else {
+            exclusive
+        },
         gpus,
-        exclusive,
         whole_node: false,
         tasks_on_node: tasks(input),
     }
 }
 
-fn gpus(input: &Input<'_>, scope: &str) -> GpuSource {
+fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>) -> GpuSource {
     let visible = (input.env)("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     // A MIG device has no number of its own in SLURM_JOB_GPUS; only here does Slurm give its name.
-    let text = if visible.contains("MIG-") {
-        visible
+    let mig = visible.contains("MIG-");
+    let text = if mig {
+        visible.clone()
     } else {
         (input.env)(scope).unwrap_or_default()
     };
     match GpuName::parse_list(&text) {
         Ok(names) if names.is_empty() => GpuSource::None,
-        Ok(names) => GpuSource::Listed(names),
+        Ok(names) if mig => GpuSource::Listed(names),
+        Ok(names) => GpuSource::Numbered(numbers(&names, &visible, gres)),
         Err(why) => GpuSource::Unknown {
             why: format!("{scope}={}: {why}", crate::scheduler::one_line(&text, 80)),
         },
     }
 }
 
+/// The numbers with the UUIDs that the prolog of Slurm 25.11 and later has beside them under AutoDetect=nvml.
+fn numbers(names: &[GpuName], visible: &str, gres: Option<Gres>) -> Numbers {
+    let mut uuids: Vec<Option<String>> = visible
+        .split(',')
+        .map(|entry| entry.starts_with("GPU-").then(|| entry.to_owned()))
+        .collect();
+    uuids.resize(names.len(), None);
+    let number = |(name, uuid): (&GpuName, Option<String>)| match name {
+        GpuName::Index(place) => Some(Number { place: *place, uuid }),
+        GpuName::Uuid(_) => None,
+    };
+    let unknown = || List::Unknown("Slurm did not say where its configuration is (SLURM_CONF)".to_owned());
+    Numbers {
+        numbers: names.iter().zip(uuids).filter_map(number).collect(),
+        confined: gres.as_ref().and_then(|gres| gres.confined),
+        by_uuid: gres.as_ref().is_some_and(|gres| gres.by_uuid),
+        list: gres.map_or_else(unknown, |gres| gres.list),
+    }
+}
+
 /// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it, and the prolog is not told which of
 /// the three the job has. So a cluster that has one of them proves nothing.
-fn exclusive(input: &Input<'_>, host: &dyn Host) -> Exclusive {
+fn exclusive(input: &Input<'_>, gres: Option<&Gres>) -> Exclusive {
     let shares = ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "SLURM_SHARDS_ON_NODE"];
     if shares.iter().any(|name| (input.env)(name).is_some()) {
         return Exclusive::Shared;
     }
-    let Some(conf) = (input.env)("SLURM_CONF").map(PathBuf::from) else {
-        return Exclusive::Unknown;
-    };
-    let Some(text) = load(&conf, host) else {
-        return Exclusive::Unknown;
-    };
-    let gres = conf
-        .parent()
-        .map(|dir| dir.join("gres.conf"))
-        .and_then(|path| load(&path, host));
-    if names_a_share(&text, "GresTypes") || gres.is_some_and(|text| names_a_share(&text, "Name")) {
-        Exclusive::Unknown
-    } else {
+    if gres.is_some_and(|gres| gres.unshared) {
         Exclusive::GpusAlone
+    } else {
+        Exclusive::Unknown
     }
-}
-
-fn load(path: &Path, host: &dyn Host) -> Option<String> {
-    let bytes = host.read(path, MOST_CONF).ok().flatten()?;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Whether a word `key=` of a Slurm configuration lists `shard` or `mps`.
-fn names_a_share(text: &str, key: &str) -> bool {
-    let lines = text
-        .lines()
-        .map(|line| line.split('#').next().unwrap_or_default());
-    lines
-        .flat_map(str::split_whitespace)
-        .filter_map(|word| word.split_once('='))
-        .any(|(k, value)| {
-            let share = |v: &str| v.eq_ignore_ascii_case("shard") || v.eq_ignore_ascii_case("mps");
-            k.eq_ignore_ascii_case(key) && value.split(',').any(share)
-        })
 }
 
 /// Tasks on this node: exact where Slurm says so for the node, else the even share, rounded up.

@@ -2,6 +2,14 @@
 
 use crate::scheduler::testing::{Call, Paper};
 use crate::scheduler::*;
+use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
+
+fn places(devices: &Devices) -> Vec<u32> {
+    match &devices.gpus {
+        GpuSource::Numbered(numbers) => numbers.numbers.iter().map(|number| number.place).collect(),
+        other => panic!("{other:?}"),
+    }
+}
 
 #[test]
 fn slurm_prolog_epilog_and_step() {
@@ -28,10 +36,7 @@ fn slurm_prolog_epilog_and_step() {
         .file("/etc/slurm/slurm.conf", "GresTypes=gpu\n")
         .file("/etc/slurm/gres.conf", "Name=gpu File=/dev/nvidia0\n");
     let d = call.devices();
-    assert_eq!(
-        d.gpus,
-        GpuSource::Listed(vec![GpuName::Index(1), GpuName::Index(2)])
-    );
+    assert_eq!(places(&d), [1, 2]);
     assert_eq!((d.exclusive, d.tasks_on_node), (Exclusive::GpusAlone, Some(3)));
     call.host = Paper::default().file("/etc/slurm/slurm.conf", "gresTypes=gpu,Shard # both\n");
     assert_eq!(call.devices().exclusive, Exclusive::Unknown);
@@ -48,7 +53,7 @@ fn slurm_prolog_epilog_and_step() {
     let call = Call::new(Program::Prologue, &[], &step);
     let s = call.read().unwrap();
     assert_eq!((s.job.as_str(), s.step), ("47.3", true));
-    assert_eq!(call.devices().gpus, GpuSource::Listed(vec![GpuName::Index(2)]));
+    assert_eq!(places(&call.devices()), [2]);
     assert_eq!(call.devices().tasks_on_node, Some(4));
 }
 
@@ -67,4 +72,279 @@ fn no_gpu_and_mig_in_slurm() {
     ];
     let d = Call::new(Program::Prologue, &[], &mig).devices();
     assert_eq!(d.gpus, GpuSource::Listed(vec![GpuName::Uuid("MIG-abc".into())]));
+}
+
+/// A node whose bus order is that of `minors`; GPU `n` of the bus has the UUID `GPU-0000000n`.
+fn node(minors: &[u32]) -> Inventory {
+    let gpu = |(index, minor): (u32, &u32)| Gpu {
+        index,
+        uuid: uuid(index),
+        name: "NVIDIA H200".to_owned(),
+        memory_mib: 143_771,
+        mode: ComputeMode::Default,
+        mig: false,
+        capability: (9, 0),
+        minor: Some(*minor),
+    };
+    Inventory {
+        gpus: (0..).zip(minors).map(gpu).collect(),
+    }
+}
+
+fn uuid(index: u32) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap()
+}
+
+/// A job's prolog on a node: what its files say, and its two variables.
+struct Case {
+    gres: &'static str,
+    granted: &'static str,
+    jobs: &'static str,
+    cuda: &'static str,
+    minors: &'static [u32],
+}
+
+const CONFINED: &str = "TaskPlugin=task/affinity,task/cgroup\n";
+const FREE: &str = "TaskPlugin=task/affinity\n";
+
+impl Case {
+    /// The job's GPUs by their place on the bus, or the refusal.
+    fn gpus(&self, task: &str, inventory: &Inventory) -> Result<Vec<u32>, String> {
+        let env = [
+            ("CUDA_VISIBLE_DEVICES", self.cuda),
+            ("SLURM_JOB_GPUS", self.jobs),
+            ("SLURMD_NODENAME", "n1"),
+            ("SLURM_JOB_ID", "47"),
+            ("SLURM_JOB_UID", "1000"),
+            ("SLURM_CONF", "/etc/slurm/slurm.conf"),
+            ("SLURM_SCRIPT_CONTEXT", "prolog_slurmd"),
+        ];
+        let mut call = Call::new(Program::Prologue, &[], &env);
+        let slurm = format!(
+            "{task}GresTypes=gpu\nNodeName=DEFAULT CPUs=8\nNodeName=n[1-4] Gres={}\n",
+            self.granted
+        );
+        call.host = Paper::default()
+            .file("/etc/slurm/slurm.conf", &slurm)
+            .file("/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n")
+            .file("/etc/slurm/gres.conf", self.gres);
+        let GpuSource::Numbered(numbers) = call.devices().gpus else {
+            panic!("numbers expected");
+        };
+        match numbers.gpus(inventory) {
+            Ok(gpus) => Ok(gpus.iter().map(|gpu| gpu.index).collect()),
+            Err(Failure::Refusal(refusal)) => Err(refusal.to_string()),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Under ConstrainDevices the GPUs `confined`, without it `free`.
+    fn is(&self, confined: &[u32], free: &[u32]) {
+        for (task, expected) in [(CONFINED, confined), (FREE, free)] {
+            let got = self.gpus(task, &node(self.minors));
+            assert_eq!(got.as_deref(), Ok(expected), "{task}{}", self.gres);
+        }
+    }
+
+    /// Refused both ways, each time with all of `words`.
+    fn is_refused(&self, words: &[&str]) {
+        for task in [CONFINED, FREE] {
+            let why = self.gpus(task, &node(self.minors)).unwrap_err();
+            assert!(
+                words.iter().all(|word| why.contains(word)),
+                "{task}{}: {why}",
+                self.gres
+            );
+        }
+    }
+}
+
+/// `File=/dev/nvidia[0-3]` where the buses 07, 0b, 48, 4c have the minors 2, 3, 0, 1 (as a public page shows it).
+const SITE: Case = Case {
+    gres: "Name=gpu File=/dev/nvidia[0-3]\n",
+    granted: "gpu:4",
+    jobs: "1",
+    cuda: "1",
+    minors: &[2, 3, 0, 1],
+};
+
+#[test]
+fn a_place_in_a_complete_list() {
+    SITE.is(&[3], &[1]);
+    Case {
+        jobs: "0,2,3",
+        ..SITE
+    }
+    .is(&[2, 0, 1], &[0, 2, 3]);
+    Case {
+        minors: &[0, 1, 2, 3],
+        ..SITE
+    }
+    .is(&[1], &[1]);
+    let lines = "NodeName=n[2-4] Name=gpu File=/dev/nvidia9\n\
+                 nodename=n1 name=gpu file=/dev/nvidia3,/dev/nvidia[0-1] \\\n cores=0-3\n\
+                 Name=gpu File=/dev/nvidia2 # Name comes before NodeName\nName=mps Count=200\n";
+    Case {
+        gres: lines,
+        jobs: "0",
+        ..SITE
+    }
+    .is(&[0], &[0]);
+    Case {
+        gres: lines,
+        jobs: "1",
+        ..SITE
+    }
+    .is(&[1], &[1]);
+}
+
+#[test]
+fn types_in_the_order_of_slurm_conf() {
+    let lines = "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n";
+    let case = Case {
+        gres: lines,
+        granted: "gpu:b:1,gpu:A:1(S:0),shard:4",
+        jobs: "1",
+        cuda: "1",
+        minors: &[0, 1],
+    };
+    case.is(&[0], &[1]);
+    Case {
+        granted: "gpu:a:1,gpu:b:1",
+        ..case
+    }
+    .is(&[1], &[1]);
+    let untyped = Case {
+        granted: "gpu:2",
+        gres: "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n",
+        ..SITE
+    };
+    Case {
+        jobs: "0",
+        cuda: "0",
+        minors: &[0, 1],
+        ..untyped
+    }
+    .is(&[1], &[0]);
+}
+
+#[test]
+fn a_gpu_that_slurm_does_not_list() {
+    let case = Case {
+        gres: "\nName=gpu File=/dev/nvidia1\n",
+        granted: "gpu:1",
+        jobs: "0",
+        cuda: "0",
+        minors: &[0, 1],
+    };
+    case.is_refused(&[
+        "'/dev/nvidia1' ('/etc/slurm/gres.conf' line 2)",
+        "'/dev/nvidia0', which gres.conf does not list",
+        "allowed: ",
+    ]);
+    // Slurm takes no more files than slurm.conf grants.
+    let cut = Case {
+        gres: "Name=gpu File=/dev/nvidia[0-1]\n",
+        ..case
+    };
+    cut.is(&[0], &[0]);
+    Case {
+        jobs: "1",
+        cuda: "1",
+        ..cut
+    }
+    .is_refused(&["GPU 1 of Slurm"]);
+    // The last of the bus is in nobody's way.
+    Case {
+        gres: "Name=gpu File=/dev/nvidia0\n",
+        ..case
+    }
+    .is(&[0], &[0]);
+}
+
+#[test]
+fn what_slurm_finds_by_itself() {
+    let bus = Case {
+        gres: "AutoDetect=nvml\n",
+        ..SITE
+    };
+    bus.is(&[1], &[1]);
+    let uuids = Case {
+        cuda: "GPU-00000001",
+        ..bus
+    };
+    uuids.is(&[1], &[1]);
+    Case {
+        gres: "AutoDetect=nvidia\n",
+        ..SITE
+    }
+    .is(&[3], &[1]);
+    Case {
+        gres: "AutoDetect=nvml\nNodeName=n1 AutoDetect=off Name=gpu File=/dev/nvidia[0-3]\n",
+        ..SITE
+    }
+    .is(&[3], &[1]);
+    // Two sources that name different GPUs.
+    Case {
+        cuda: "GPU-00000002",
+        ..bus
+    }
+    .is_refused(&["GPU-00000002"]);
+    // Some of them: which ones is not known, unless Slurm says so.
+    let some = Case {
+        granted: "gpu:2",
+        ..bus
+    };
+    assert!(
+        some.gpus(CONFINED, &node(SITE.minors))
+            .unwrap_err()
+            .contains("line 1")
+    );
+    let said = Case {
+        cuda: "GPU-00000003",
+        ..some
+    };
+    assert_eq!(said.gpus(CONFINED, &node(SITE.minors)), Ok(vec![3]));
+    Case {
+        gres: "AutoDetect=nvml\nName=gpu File=/dev/nvidia[2-3]\n",
+        ..some
+    }
+    .is(&[1], &[1]);
+    // Tasks that get the UUIDs too go where these say.
+    let by_uuid = "AutoDetect=nvml\nName=gpu Flags=nvidia_gpu_env,env_uuid\n";
+    Case {
+        gres: by_uuid,
+        cuda: "GPU-00000003",
+        ..some
+    }
+    .is(&[3], &[3]);
+}
+
+#[test]
+fn what_cannot_be_read_is_no_guess() {
+    let lost = "Name=gpu File=/dev/nvidia\n";
+    let case = Case { gres: lost, ..SITE };
+    assert!(
+        case.gpus(CONFINED, &node(SITE.minors))
+            .unwrap_err()
+            .contains("/dev/nvidia")
+    );
+    // Every GPU is open to the task: the number is CUDA's whatever the list says.
+    assert_eq!(case.gpus(FREE, &node(SITE.minors)), Ok(vec![1]));
+    let mut mixed = node(SITE.minors);
+    mixed.gpus[0].name = "NVIDIA A100".to_owned();
+    // CUDA counts the faster GPUs first, and which ones those are is its secret.
+    assert!(SITE.gpus(FREE, &mixed).unwrap_err().contains("leads CUDA to"));
+    assert_eq!(SITE.gpus(CONFINED, &mixed), Ok(vec![3]));
+    for gres in [
+        "Name=gpu MultipleFiles=/dev/nvidia[0-1]\n",
+        "AutoDetect=rsmi\n",
+        "include more.conf\n",
+        "",
+    ] {
+        assert!(
+            Case { gres, ..SITE }.gpus(CONFINED, &node(SITE.minors)).is_err(),
+            "{gres}"
+        );
+    }
 }

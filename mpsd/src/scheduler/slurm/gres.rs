@@ -1,0 +1,284 @@
+//! The node's GPUs as Slurm lists them: gres.conf within what slurm.conf grants, and whether tasks are confined to theirs.
+//!
+//! Read in Slurm's sources (22.05.8 to 26.05.3: `gres_node_config_load`, `_merge_gres2`, `_merge_system_gres_conf`,
+//! `gres_use_local_device_index`) and compared with `slurmd -G` by the cells `slurm::devices_list`.
+
+use super::lines::{self, Line, last};
+use crate::scheduler::Host;
+use crate::scheduler::numbers::{DeviceFile, List, Order};
+use mpsd_core::config::HostList;
+use std::path::{Path, PathBuf};
+
+/// Most files that one pattern may stand for; Slurm's own bound.
+const MOST_FILES: usize = 1024;
+
+/// What Slurm's configuration says of this node's GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gres {
+    /// The list in which a job's numbers are places.
+    pub list: List,
+    /// Whether a task can open only its own GPUs; `None`: not known.
+    pub confined: Option<bool>,
+    /// Tasks get UUIDs in `CUDA_VISIBLE_DEVICES`.
+    pub by_uuid: bool,
+    /// A GPU belongs to one job: no gres/shard or gres/mps lets several share it.
+    pub unshared: bool,
+}
+
+/// One kind of GPU that slurm.conf grants to a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Granted {
+    kind: Option<String>,
+    count: usize,
+}
+
+impl Gres {
+    /// Reads the files beside `conf`, the slurm.conf, for the node that it calls `node`.
+    pub fn read(conf: &Path, node: &str, host: &dyn Host) -> Self {
+        let beside = |name: &str| lines::read(&conf.with_file_name(name), host);
+        let slurm =
+            lines::read(conf, host).and_then(|lines| lines.ok_or_else(|| format!("no '{}'", conf.display())));
+        let gres = beside("gres.conf");
+        let names = |lines: &[Line], key: &str| {
+            lines
+                .iter()
+                .any(|line| line.value(key).is_some_and(names_a_share))
+        };
+        let shared = slurm.as_ref().is_ok_and(|lines| names(lines, "GresTypes"))
+            || gres
+                .as_ref()
+                .is_ok_and(|lines| lines.as_ref().is_some_and(|lines| names(lines, "Name")));
+        let flags = |lines: &Vec<Line>| {
+            lines.iter().any(|line| {
+                line.value("Flags")
+                    .is_some_and(|flags| flags.contains("env_uuid"))
+            })
+        };
+        Self {
+            confined: slurm
+                .as_ref()
+                .ok()
+                .and_then(|slurm| confined(slurm, &beside("cgroup.conf"))),
+            by_uuid: gres.as_ref().is_ok_and(|lines| lines.as_ref().is_some_and(flags)),
+            unshared: slurm.is_ok() && gres.is_ok() && !shared,
+            list: slurm
+                .and_then(|slurm| list(&slurm, &gres?.unwrap_or_default(), node, host))
+                .unwrap_or_else(List::Unknown),
+        }
+    }
+}
+
+fn names_a_share(value: &str) -> bool {
+    value.split(',').any(|name| {
+        ["shard", "mps"]
+            .iter()
+            .any(|share| name.eq_ignore_ascii_case(share))
+    })
+}
+
+/// As Slurm itself decides it.
+fn confined(slurm: &[Line], cgroup: &Result<Option<Vec<Line>>, String>) -> Option<bool> {
+    let plugin = last(slurm, "TaskPlugin").unwrap_or_default();
+    if !plugin.contains("cgroup") {
+        return Some(false);
+    }
+    let cgroup = cgroup.as_ref().ok()?.as_deref().unwrap_or_default();
+    let constrain = last(cgroup, "ConstrainDevices").unwrap_or("no");
+    Some(
+        ["yes", "true", "on", "1"]
+            .iter()
+            .any(|word| constrain.eq_ignore_ascii_case(word)),
+    )
+}
+
+fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<List, String> {
+    let mut granted = granted(slurm, node)?;
+    // Lines that begin with Name come before those that begin with NodeName, whatever their order in the file.
+    let named = gres.iter().filter(|line| line.is_about("Name"));
+    let ours = gres.iter().filter(|line| {
+        line.is_about("NodeName") && line.value("NodeName").is_some_and(|list| contains(list, node))
+    });
+    let own_detection = ours
+        .clone()
+        .find_map(|line| Some((line, line.value("AutoDetect")?)));
+    let mut global = gres.iter().filter(|line| line.is_about("AutoDetect"));
+    let detection = own_detection.or_else(|| {
+        let line = global.next_back()?;
+        Some((line, line.value("AutoDetect")?))
+    });
+    let lines: Vec<&Line> = named
+        .chain(ours)
+        .filter(|line| {
+            line.value("Name")
+                .is_some_and(|name| name.eq_ignore_ascii_case("gpu"))
+        })
+        .collect();
+    if let Some(line) = lines.iter().find(|line| line.value("MultipleFiles").is_some()) {
+        return Err(format!("{} has MultipleFiles", line.place()));
+    }
+    let order = detection.map(|(line, how)| (line, how.to_ascii_lowercase()));
+    match order {
+        Some((line, how)) if how == "nvml" || how == "nvidia" => {
+            let order = if how == "nvml" { Order::Bus } else { Order::Minor };
+            detected(&granted, &lines, order, line.place(), host)
+        }
+        Some((line, how)) if how != "off" => Err(format!("{} has AutoDetect={how}", line.place())),
+        _ => Ok(List::Files(merged(&mut granted, &lines, host)?)),
+    }
+}
+
+/// What Slurm finds by itself; lines with files name some of it, other lines only its types.
+fn detected(
+    granted: &[Granted],
+    lines: &[&Line],
+    order: Order,
+    said: String,
+    host: &dyn Host,
+) -> Result<List, String> {
+    let mut only = Vec::new();
+    for line in lines.iter().filter(|line| line.value("File").is_some()) {
+        only.extend(files(line, host)?);
+    }
+    let count = granted.iter().map(|granted| granted.count).sum();
+    let partly = !only.is_empty() && only.len() == count;
+    Ok(List::Found {
+        count,
+        order,
+        only: partly.then_some(only),
+        said,
+    })
+}
+
+/// For each kind that slurm.conf grants, the files of gres.conf's lines of that kind, in their order, until its count is
+/// reached. Without a type any line will do.
+fn merged(granted: &mut [Granted], lines: &[&Line], host: &dyn Host) -> Result<Vec<DeviceFile>, String> {
+    let mut left: Vec<(&Line, Vec<DeviceFile>)> = Vec::new();
+    for line in lines {
+        left.push((line, files(line, host)?));
+    }
+    let mut all = Vec::new();
+    for kind in granted {
+        let fits = |line: &Line| {
+            let kind = kind.kind.as_deref();
+            kind.is_none_or(|kind| {
+                line.value("Type")
+                    .is_some_and(|own| own.eq_ignore_ascii_case(kind))
+            })
+        };
+        while kind.count > 0 {
+            let Some(at) = left.iter().position(|(line, _)| fits(line)) else {
+                break;
+            };
+            let (_, mut files) = left.remove(at);
+            files.truncate(kind.count);
+            kind.count -= files.len();
+            all.extend(files);
+        }
+    }
+    if all.is_empty() {
+        return Err("gres.conf lists no device file of a GPU of this node".to_owned());
+    }
+    Ok(all)
+}
+
+/// `Gres=gpu:a100:4(S:0),gpu:2` of the node's line in slurm.conf.
+fn granted(slurm: &[Line], node: &str) -> Result<Vec<Granted>, String> {
+    let mut default = None;
+    let mut found = None;
+    for line in slurm.iter().filter(|line| line.is_about("NodeName")) {
+        let names = line.value("NodeName").unwrap_or_default();
+        let gres = line.value("Gres");
+        if names.eq_ignore_ascii_case("DEFAULT") {
+            default = gres.or(default);
+        } else if contains(names, node) {
+            found = Some(gres.or(default));
+        }
+    }
+    let gres = found.ok_or_else(|| format!("slurm.conf has no line for node '{node}'"))?;
+    let gres = gres.ok_or_else(|| format!("slurm.conf grants node '{node}' no Gres"))?;
+    let mut all: Vec<Granted> = Vec::new();
+    for entry in split_outside(gres, '(', ')') {
+        let entry = entry.split('(').next().unwrap_or_default();
+        let mut parts = entry
+            .split(':')
+            .filter(|part| !part.eq_ignore_ascii_case("no_consume"));
+        if !parts
+            .next()
+            .is_some_and(|name| name.trim().eq_ignore_ascii_case("gpu"))
+        {
+            continue;
+        }
+        let parts: Vec<&str> = parts.collect();
+        let (kind, count) = match parts[..] {
+            [] => (None, 1),
+            [one] => one.parse().map_or((Some(one), 1), |count| (None, count)),
+            [kind, count] => (
+                Some(kind),
+                count
+                    .parse()
+                    .map_err(|_| format!("Gres={gres} of node '{node}'"))?,
+            ),
+            _ => return Err(format!("Gres={gres} of node '{node}'")),
+        };
+        let kind = kind.map(str::to_owned);
+        match all.iter_mut().find(|other| other.kind == kind) {
+            Some(same) => same.count += count,
+            None => all.push(Granted { kind, count }),
+        }
+    }
+    Ok(all)
+}
+
+fn contains(list: &str, node: &str) -> bool {
+    HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node))
+}
+
+/// The device files of one line.
+fn files(line: &Line, host: &dyn Host) -> Result<Vec<DeviceFile>, String> {
+    let list = line.value("File").or_else(|| line.value("Files"));
+    let list = list.ok_or_else(|| format!("{} has no File", line.place()))?;
+    let mut all = Vec::new();
+    for path in expanded(list).ok_or_else(|| format!("{}: File={list}", line.place()))? {
+        let minor = host
+            .minor(&path)
+            .map_err(|e| format!("{}: '{}': {e}", line.place(), path.display()))?;
+        all.push(DeviceFile {
+            path,
+            minor,
+            said: line.place(),
+        });
+    }
+    Ok(all)
+}
+
+/// `/dev/nvidia[0-3,5],/dev/nvidia7`.
+fn expanded(list: &str) -> Option<Vec<PathBuf>> {
+    let mut all = Vec::new();
+    for part in split_outside(list, '[', ']') {
+        let Some((head, tail)) = part.split_once('[') else {
+            all.push(part.into());
+            continue;
+        };
+        let (numbers, tail) = tail.split_once(']')?;
+        for range in numbers.split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let width = first.len();
+            let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+            if last < first || last - first + all.len() > MOST_FILES || tail.contains('[') {
+                return None;
+            }
+            all.extend((first..=last).map(|n| PathBuf::from(format!("{head}{n:0width$}{tail}"))));
+        }
+    }
+    Some(all)
+}
+
+/// The parts between commas that stand in no brackets.
+fn split_outside(text: &str, open: char, close: char) -> Vec<&str> {
+    let mut inside = false;
+    let parts = text.split(|c| {
+        inside = (inside || c == open) && c != close;
+        c == ',' && !inside
+    });
+    parts.map(str::trim).filter(|part| !part.is_empty()).collect()
+}

@@ -1,0 +1,302 @@
+//! Nodes whose GPUs are listed otherwise than NVML counts them: MPS is on the GPU that the same job has without it.
+//!
+//! The oracle of every cell is the job without `--mps`: a client that counts, as CUDA does, the GPUs whose device files it
+//! may open, in the order of the bus, and takes those that `CUDA_VISIBLE_DEVICES` names.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+use tests::slurm::{Bed, Gpus, Options, Simulated};
+
+use crate::mps::{LIMIT, check_daemons, clients, nodes, start};
+use crate::runner::{Context, Group};
+use crate::sites::no_cgroups;
+
+/// `File=/dev/nvidia[0-3]` on a node whose bus order is 2, 3, 0, 1, as sites show it.
+pub const MINORS: Group = Group {
+    name: "devices_minors",
+    options: || constrained(&[2, 3, 0, 1], "gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n"),
+    prepare,
+    needs: || no_cgroups(&["devices", "freezer"]),
+    cells: &[
+        ("one_gpu", one_gpu),
+        ("three_gpus", three_gpus),
+        ("a_gpu_for_each_task", a_gpu_for_each_task),
+        ("a_gpu_bound_to_each_task", a_gpu_bound_to_each_task),
+        ("a_steps_own_daemon", a_steps_own_daemon),
+        ("a_batch_job", a_batch_job),
+    ],
+};
+
+/// The same where the numbers confine nothing.
+pub const MINORS_FREE: Group = Group {
+    name: "devices_minors_free",
+    options: || free(&[2, 3, 0, 1], "gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n"),
+    prepare,
+    needs: || None,
+    cells: &[
+        ("one_gpu", one_gpu),
+        ("three_gpus", three_gpus),
+        ("a_gpu_for_each_task", a_gpu_for_each_task),
+        ("a_steps_own_daemon", a_steps_own_daemon),
+    ],
+};
+
+const REVERSED_LINES: &str = "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n";
+
+/// Types listed against the order of the bus.
+pub const REVERSED: Group = Group {
+    name: "devices_reversed",
+    options: || constrained(&[0, 1], "gpu:b:1,gpu:a:1", REVERSED_LINES),
+    prepare,
+    needs: || no_cgroups(&["devices", "freezer"]),
+    cells: &[("each_type", each_type), ("both_types", both_types)],
+};
+
+/// The same where the numbers confine nothing.
+pub const REVERSED_FREE: Group = Group {
+    name: "devices_reversed_free",
+    options: || free(&[0, 1], "gpu:b:1,gpu:a:1", REVERSED_LINES),
+    prepare,
+    needs: || None,
+    cells: &[("each_type", each_type), ("both_types", both_types)],
+};
+
+/// A GPU that Slurm does not know: it confines nobody there, and number 0 leads CUDA to it.
+pub const PARTIAL: Group = Group {
+    name: "devices_partial",
+    options: || constrained(&[0, 1], "gpu:1", "Name=gpu File=/dev/nvidia1\n"),
+    prepare,
+    needs: || no_cgroups(&["devices", "freezer"]),
+    cells: &[(
+        "a_gpu_that_slurm_does_not_manage",
+        a_gpu_that_slurm_does_not_manage,
+    )],
+};
+
+/// The same where the numbers confine nothing.
+pub const PARTIAL_FREE: Group = Group {
+    name: "devices_partial_free",
+    options: || free(&[0, 1], "gpu:1", "Name=gpu File=/dev/nvidia1\n"),
+    prepare,
+    needs: || None,
+    cells: &[(
+        "a_gpu_that_slurm_does_not_manage",
+        a_gpu_that_slurm_does_not_manage,
+    )],
+};
+
+/// A list that leaves out the last GPU of the bus is no reason to refuse anybody.
+pub const FIRST: Group = Group {
+    name: "devices_first",
+    options: || constrained(&[0, 1, 2], "gpu:2", "Name=gpu File=/dev/nvidia[0-1]\n"),
+    prepare,
+    needs: || no_cgroups(&["devices", "freezer"]),
+    cells: &[("one_gpu", one_gpu), ("two_gpus", two_gpus)],
+};
+
+fn free(minors: &[u32], gres: &str, gres_conf: &str) -> Options {
+    Options {
+        nodes: 1,
+        gpus: Gpus::Simulated(minors.len() as u32),
+        minors: minors.to_vec(),
+        gres: Some(gres.to_owned()),
+        gres_conf: Some(gres_conf.to_owned()),
+        ..Options::default()
+    }
+}
+
+fn constrained(minors: &[u32], gres: &str, gres_conf: &str) -> Options {
+    let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
+    Options {
+        slurm_lines: lines(&["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"]),
+        cgroup_lines: lines(&[
+            "CgroupAutomount=no",
+            "CgroupMountpoint=/sys/fs/cgroup",
+            "CgroupPlugin=cgroup/v1",
+            "ConstrainDevices=yes",
+        ]),
+        ..free(minors, gres, gres_conf)
+    }
+}
+
+fn prepare(bed: &mut Bed) -> Result<Option<Simulated>> {
+    Simulated::install(bed, "", |node| node.fast()).map(Some)
+}
+
+/// The GPUs of each task, by local rank, of a job with these words.
+fn gpus(cell: &Context, words: &[&str]) -> Result<Vec<Vec<String>>> {
+    let mut records = clients(cell, words, "--hold 0.1")?;
+    let asked = words.contains(&"--mps");
+    if asked {
+        check_daemons(&records, cell.user.uid, 1)?;
+    } else {
+        ensure!(records.iter().all(|record| !record.under_mps), "{records:?}");
+    }
+    records.sort_by_key(|record| record.local_rank);
+    Ok(records.into_iter().map(|record| record.uuids).collect())
+}
+
+/// The job has the same GPUs with and without MPS, task by task.
+fn same(cell: &Context, words: &[&str]) -> Result<Vec<Vec<String>>> {
+    let without = gpus(cell, words)?;
+    let with = gpus(cell, &[&["--mps"], words].concat())?;
+    ensure!(
+        with == without,
+        "{words:?}: with MPS on {with:?}, without on {without:?}"
+    );
+    Ok(without)
+}
+
+fn one_gpu(cell: &Context) -> Result<()> {
+    same(cell, &["--gres=gpu:1"])?;
+    only_own_gpus_are_exclusive(cell, &["--gres=gpu:1"])
+}
+
+fn two_gpus(cell: &Context) -> Result<()> {
+    same(cell, &["--gres=gpu:2"]).map(drop)
+}
+
+fn three_gpus(cell: &Context) -> Result<()> {
+    let tasks = same(cell, &["-n2", "--gres=gpu:3"])?;
+    ensure!(tasks.len() == 2 && tasks[0].len() == 3, "{tasks:?}");
+    only_own_gpus_are_exclusive(cell, &["--gres=gpu:3"])
+}
+
+/// No other GPU of the node changes its compute mode while the job runs.
+fn only_own_gpus_are_exclusive(cell: &Context, words: &[&str]) -> Result<()> {
+    let node = &nodes(cell)?.nodes[0];
+    let own: BTreeSet<String> = gpus(cell, words)?.concat().into_iter().collect();
+    let line = nodes(cell)?.client("--hold 2");
+    let job = start(cell, &cell.user, &[&["srun", "--mps"], words].concat(), &line)?;
+    let exclusive = || -> BTreeSet<String> {
+        let modes = node.uuids().into_iter().zip(node.modes());
+        modes
+            .filter(|(_, mode)| mode == "exclusive_process")
+            .map(|(uuid, _)| uuid)
+            .collect()
+    };
+    let seen = cell
+        .bed
+        .wait_until("an exclusive GPU", LIMIT, || Ok(exclusive().len() == own.len()));
+    let then = exclusive();
+    job.wait(LIMIT)?.success()?;
+    seen?;
+    ensure!(then == own, "{words:?}: exclusive {then:?}, the job's {own:?}");
+    Ok(())
+}
+
+fn a_gpu_for_each_task(cell: &Context) -> Result<()> {
+    let tasks = same(cell, &["-n3", "--gpus-per-task=1"])?;
+    let all: BTreeSet<_> = tasks.iter().flatten().collect();
+    ensure!(
+        tasks.len() == 3 && all.len() == 3,
+        "a GPU for each task: {tasks:?}"
+    );
+    Ok(())
+}
+
+fn a_gpu_bound_to_each_task(cell: &Context) -> Result<()> {
+    let tasks = same(cell, &["-n2", "--gres=gpu:3", "--gpu-bind=map_gpu:2,0"])?;
+    let all: BTreeSet<_> = tasks.iter().flatten().collect();
+    ensure!(all.len() == 2, "a GPU for each task: {tasks:?}");
+    Ok(())
+}
+
+/// Two steps at once in an allocation without MPS, each with a daemon on its own GPU.
+fn a_steps_own_daemon(cell: &Context) -> Result<()> {
+    let of = |mps: &str| -> Result<BTreeSet<String>> {
+        let line = nodes(cell)?.client("--hold 1");
+        let step = format!("srun {mps} -n1 --gres=gpu:1 --exact /bin/sh -c '{line}'");
+        let shell = format!("{step} & {step} & wait");
+        let command = ["salloc", "-n2", "--gres=gpu:2"];
+        let done = start(cell, &cell.user, &command, &shell)?
+            .wait(LIMIT)?
+            .success()?;
+        let records = crate::mps::records(&done.stdout, &done.stderr)?;
+        ensure!(
+            records.len() == 2 && records.iter().all(|record| record.under_mps != mps.is_empty()),
+            "{records:?}"
+        );
+        Ok(records.into_iter().flat_map(|record| record.uuids).collect())
+    };
+    let (without, with) = (of("")?, of("--mps")?);
+    ensure!(with == without, "with MPS on {with:?}, without on {without:?}");
+    Ok(())
+}
+
+/// The script itself, and a step in it.
+fn a_batch_job(cell: &Context) -> Result<()> {
+    let of = |mps: &[&str]| -> Result<Vec<Vec<String>>> {
+        let line = nodes(cell)?.client("--hold 0.1");
+        let script = format!("({line})\nsrun /bin/sh -c '{line}'");
+        let words = [mps, &["--gres=gpu:2"]].concat();
+        let job = cell.bed.sbatch(&cell.user, &words, &script)?;
+        cell.bed
+            .wait_job(job, &["COMPLETED", "FAILED", "CANCELLED"], LIMIT)?;
+        let said = cell.bed.output(&cell.user, job);
+        let records = crate::mps::records(&said, "")?;
+        ensure!(
+            records.len() == 2 && records.iter().all(|record| record.under_mps != mps.is_empty()),
+            "{said}"
+        );
+        Ok(records.into_iter().map(|record| record.uuids).collect())
+    };
+    let (without, with) = (of(&[])?, of(&["--mps"])?);
+    ensure!(with == without, "with MPS on {with:?}, without on {without:?}");
+    Ok(())
+}
+
+fn each_type(cell: &Context) -> Result<()> {
+    let mut all = BTreeSet::new();
+    for gres in ["--gres=gpu:a:1", "--gres=gpu:b:1"] {
+        all.extend(same(cell, &[gres])?.concat());
+        only_own_gpus_are_exclusive(cell, &[gres])?;
+    }
+    ensure!(all.len() == 2, "two types, two GPUs: {all:?}");
+    Ok(())
+}
+
+/// Slurm tells the prolog the GPUs of one of the types only, so that the daemon lacks the other: the task is told so.
+fn both_types(cell: &Context) -> Result<()> {
+    let words = ["srun", "--mps", "--gres=gpu:a:1,gpu:b:1"];
+    let done = start(cell, &cell.user, &words, &nodes(cell)?.client(""))?
+        .wait(LIMIT)?
+        .exits(1)?;
+    ensure!(
+        done.stdout.is_empty() && done.stderr.contains("does not serve that GPU"),
+        "{}{}",
+        done.stdout,
+        done.stderr
+    );
+    Ok(())
+}
+
+/// Slurm gives the job `/dev/nvidia1`, and CUDA would lead it to the other GPU: refused in one line that says so, and
+/// nothing is done to either.
+fn a_gpu_that_slurm_does_not_manage(cell: &Context) -> Result<()> {
+    let node = &nodes(cell)?.nodes[0];
+    let [unmanaged, _] = &node.uuids()[..] else {
+        anyhow::bail!("two GPUs expected")
+    };
+    let without = gpus(cell, &["--gres=gpu:1"])?;
+    ensure!(without == [[unmanaged.clone()]], "CUDA's own choice: {without:?}");
+    let line = nodes(cell)?.client("");
+    let done = start(cell, &cell.user, &["srun", "--mps", "--gres=gpu:1"], &line)?
+        .wait(LIMIT)?
+        .exits(1)?;
+    ensure!(done.stdout.is_empty(), "the task ran: {}", done.stdout);
+    for word in ["/dev/nvidia1", "/dev/nvidia0", "gres.conf"] {
+        ensure!(
+            done.stderr.contains(word),
+            "'{word}' is not said: {}",
+            done.stderr
+        );
+    }
+    ensure!(
+        node.modes().iter().all(|mode| mode == "default"),
+        "{:?}",
+        node.modes()
+    );
+    Ok(())
+}
