@@ -1,4 +1,4 @@
-//! The life of a job: [`begin`] and [`end`] are the only orders in which things happen to a node. Both, and all that they
+//! The life of a job: [`begin()`] and [`end()`] are the only orders in which things happen to a node. Both, and all that they
 //! call, are generic over it ([`node`]): the programs run them on this one, the tests on one in memory.
 
 pub mod account;
