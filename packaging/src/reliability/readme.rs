@@ -118,8 +118,8 @@ fn hardware(root: &Path) -> Result<String> {
          | `mps-prologue` of a job that did not ask | {not_asked:.1} ms |\n\
          | multiprocessors that each of eight clients sees at 25 % | {multiprocessors} of {all} |\n\
          | memory that each may allocate under `MPS_MEM=4G` | {memory} MiB |\n\
-         | beliefs about NVIDIA's control daemon, tested on it, {two} of them on two GPUs (`…-x2-contract.toml`) | {tried}, none wrong; \
-         {documented} more (compute modes, a fatal fault, MIG and others) are documented only |\n",
+         | facts about NVIDIA's control daemon, tested on it, {two} of them on two GPUs (`…-x2-contract.toml`) | {tried}, none wrong; \
+         {documented} more (compute modes, a fatal fault, MIG and others) are known from the manual only |\n",
         floor = times("floor_ms_spread")?,
         prologue = times("prologue_ms_spread")?,
         epilogue = times("epilogue_ms_spread")?,
