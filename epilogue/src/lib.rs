@@ -99,7 +99,7 @@ fn settings(config: &Path, node: &str) -> Settings {
         Ok(settings) => settings,
         Err(error) => {
             complain(NAME, &format!("{error}; going on with the usual directories"));
-            Settings::usual(node)
+            Settings::usual()
         }
     }
 }

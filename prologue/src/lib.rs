@@ -166,7 +166,7 @@ fn home_of_caller() -> Option<PathBuf> {
 /// A failure before there was a job to speak of, an unusable configuration or an unknown user: said, recorded, not drained.
 fn fail_unprepared(arguments: &Arguments, submission: &Submission, failure: &Failure) -> u8 {
     let settings = load(arguments, &node_name(submission)).ok().map(|(_, s)| s);
-    let usual = || Settings::usual(&node_name(submission));
+    let usual = || Settings::usual();
     let known = settings.is_some();
     let settings = settings.unwrap_or_else(usual);
     let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);

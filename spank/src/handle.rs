@@ -113,8 +113,6 @@ pub struct Ended {
 pub trait Node {
     /// The configuration at `path`, for the node that Slurm calls `name`.
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String>;
-    /// What is in force there without any file: an epilog goes on when the file is gone.
-    fn usual(&self, name: Option<&str>) -> Settings;
     /// Runs a program and waits for it.
     fn run(&self, program: &Program) -> Ended;
     /// Whether there is a directory in `jobs` of this job or of one of its steps.

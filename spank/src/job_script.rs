@@ -86,7 +86,7 @@ pub fn epilog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> 
     let name = slurm.process_env("SLURMD_NODENAME");
     let settings = node
         .settings(&arguments.config, name.as_deref())
-        .unwrap_or_else(|_| node.usual(name.as_deref()));
+        .unwrap_or_else(|_| Settings::usual());
     if node.has_directories(&settings.paths.jobs(), &job) {
         let ended = node.run(&epilogue(
             arguments,

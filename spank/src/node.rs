@@ -27,10 +27,6 @@ impl Node for ThisNode {
         config.for_node(&node_name(name), &[]).map_err(|e| e.to_string())
     }
 
-    fn usual(&self, name: Option<&str>) -> Settings {
-        Settings::usual(&node_name(name))
-    }
-
     fn run(&self, program: &Program) -> Ended {
         crate::sys::run(program)
     }

@@ -162,7 +162,7 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let root = |name: &&str| (caller.env)(name).is_none_or(|user| user == "root");
     let node = ThisHost.name();
     let settings = Config::load(caller.config).and_then(|config| config.for_node(&node, &[]));
-    let settings = settings.unwrap_or_else(|_| Settings::usual(&node));
+    let settings = settings.unwrap_or_else(|_| Settings::usual());
     let pbs = Installation::find(Scheduler::Torque, &(&settings).into(), &ThisHost);
     if runs_as_root(&pbs, &ThisHost) {
         let config = pbs.mom_config();

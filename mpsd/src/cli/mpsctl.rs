@@ -131,7 +131,7 @@ fn as_root(
     let name = node.unwrap_or(&host);
     let settings = settings(config, name).unwrap_or_else(|failure| {
         complain(NAME, &format!("{failure}; going on with the usual directories"));
-        Settings::usual(name)
+        Settings::usual()
     });
     match verb(&settings, name) {
         Ok(report) => {
@@ -192,7 +192,7 @@ fn programs() -> Result<PathBuf, Failure> {
 /// everything.
 fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
     if config == Path::new(CONFIG) && !config.exists() {
-        return Ok(Settings::usual(node));
+        return Ok(Settings::usual());
     }
     let read = Config::load(config).and_then(|file| file.for_node(node, &[]));
     Ok(read.map_err(Fault::from)?)
@@ -225,7 +225,7 @@ fn slurm(config: &Path, verb: &Slurm) -> u8 {
         Err(failure) => return failed(&failure),
     };
     // A file that cannot be used is one of the findings.
-    let settings = settings(config, &ThisHost.name()).unwrap_or_else(|_| Settings::usual(&ThisHost.name()));
+    let settings = settings(config, &ThisHost.name()).unwrap_or_else(|_| Settings::usual());
     let conf = std::env::var_os("SLURM_CONF").map(PathBuf::from);
     let around = slurm::Surroundings {
         config: (config != Path::new(CONFIG)).then_some(config),

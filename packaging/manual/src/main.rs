@@ -39,10 +39,13 @@ fn main() -> Result<()> {
 
 /// Writes the generated parts of the repository's texts.
 fn texts(repository: &Path) -> Result<()> {
-    let path = repository.join("README.md");
-    let readme = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
-    fs::write(&path, options::in_readme(&readme)?)
-        .with_context(|| format!("cannot write '{}'", path.display()))
+    let readme = repository.join("README.md");
+    let text = fs::read_to_string(&readme).with_context(|| format!("cannot read '{}'", readme.display()))?;
+    let keys = repository.join("etc/mpsd/mpsd.toml");
+    for (path, text) in [(readme, options::in_readme(&text)?), (keys, settings::to_toml())] {
+        fs::write(&path, text).with_context(|| format!("cannot write '{}'", path.display()))?;
+    }
+    Ok(())
 }
 
 fn completions(dir: &Path) -> Result<()> {

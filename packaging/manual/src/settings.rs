@@ -1,9 +1,69 @@
-//! mpsd.toml(5): the keys, their defaults and their meaning, out of the shipped file's comments.
+//! The shipped mpsd.toml, out of the table of keys; and mpsd.toml(5) out of that file's comments.
 //!
 //! The shipped file has a comment above each key, a single `#` before a key that stands at its default, a table's line, and
 //! an example of `[[node]]`; blocks stand between empty lines.
 
 use anyhow::{Result, bail};
+use mpsd_core::config::{Row, SECTIONS, Settings};
+
+/// The file's first block.
+const HEAD: &str = "\
+# mpsd.toml: what this site decides about MPS for batch jobs.
+#
+# Every line below that is commented out by a single '#' is the default, or an example where the text says 'Not set'
+# or 'found by looking', and in [[node]]. The file must belong to root and be writable by nobody else, and so must
+# every directory above it. An unknown key is an error, and an error anywhere stops every job that asks for MPS on
+# the node; 'mpsctl config show --node NAME' checks the file and says what is in force on a node, and from which
+# line. A change takes effect with the next job; a running job keeps its own.
+#
+# Who wins: what the job asks for, then the last [[node]] section that fits, then the keys outside of sections.
+# [ceilings] bind all of them.
+";
+/// Its last: the sections for some nodes.
+const TAIL: &str = "\
+# Sections for some nodes: every key above may stand in one, tables as 'defaults.threads = 25'. A section needs
+# hosts (names and ranges), product (as 'nvidia-smi -L' prints it, any case, '*' at the end stands for the rest), or
+# both, and then both must fit. A section with product cannot set run_dir, state_dir, nvml, or anything of [slurm]
+# and [pbs]: these are needed before the GPUs are known.
+#
+#[[node]]
+#hosts = \"gpu[001-100],login1\"
+#compute_mode = \"keep\"
+#
+#[[node]]
+#product = \"NVIDIA H200\"
+#replicas = 7
+#ceilings.mem = \"70G\"
+";
+
+/// The shipped file: every key with its meaning, commented out at its default.
+pub fn to_toml() -> String {
+    let usual = Settings::usual();
+    let default = |row: &Row| {
+        usual
+            .origins
+            .iter()
+            .find(|origin| origin.key == row.name)?
+            .value
+            .clone()
+    };
+    let comment = |text: &[&str]| -> String { text.iter().map(|line| format!("#{line}\n")).collect() };
+    let mut file = HEAD.to_owned();
+    for section in SECTIONS {
+        if !section.name.is_empty() {
+            file += &format!("\n{}[{}]\n", comment(section.text), section.name);
+        }
+        for (n, row) in section.rows.iter().enumerate() {
+            let apart = !row.text.is_empty() && (n > 0 || section.name.is_empty());
+            let value = default(row)
+                .or_else(|| row.example.map(str::to_owned))
+                .unwrap_or_default();
+            let space = if apart { "\n" } else { "" };
+            file += &format!("{space}{}#{} = {value}\n", comment(row.text), row.key);
+        }
+    }
+    file + "\n" + TAIL
+}
 
 /// The sections and keys of `file` as roff.
 ///
@@ -97,6 +157,12 @@ mod tests {
             roff.starts_with(".SS [ceilings]\n.PP\nWhat no job may exceed.\n.PP\n.B mem = \\(dq50%\\(dq\n"),
             "{roff}"
         );
+    }
+
+    #[test]
+    fn the_shipped_file_is_what_the_table_of_keys_says() {
+        let shipped = include_str!("../../../etc/mpsd/mpsd.toml");
+        assert!(to_toml() == shipped, "run 'cargo xtask texts'");
     }
 
     #[test]

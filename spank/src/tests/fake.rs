@@ -155,7 +155,7 @@ pub struct FakeNode {
 impl FakeNode {
     pub fn new() -> Self {
         Self {
-            settings: Ok(Settings::usual("n1")),
+            settings: Ok(Settings::usual()),
             records: RefCell::default(),
             answer: ended(0, ""),
             leaves: None,
@@ -236,9 +236,6 @@ impl Node for FakeNode {
     fn settings(&self, _: &Path, name: Option<&str>) -> Result<Settings, String> {
         assert_eq!(name, Some("n1"));
         self.settings.clone()
-    }
-    fn usual(&self, _: Option<&str>) -> Settings {
-        Settings::usual("n1")
     }
     fn run(&self, program: &Program) -> Ended {
         self.ran.borrow_mut().push(program.clone());

@@ -6,6 +6,9 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+/// Longest reason that is told. Characters.
+const LONGEST: usize = 600;
+
 /// A configuration that cannot be used: the node's fault, told to the administrator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct ConfigError {
@@ -15,6 +18,29 @@ pub struct ConfigError {
     pub at: Option<(usize, usize)>,
     /// What is wrong, and what is allowed.
     pub why: String,
+}
+
+/// What is wrong with a part of the file.
+#[derive(Debug)]
+pub struct Wrong {
+    /// The part.
+    pub(super) span: Range<usize>,
+    /// What is wrong, and what is allowed.
+    pub(super) why: String,
+}
+
+impl Wrong {
+    pub(super) fn at(span: Range<usize>, why: impl AsRef<str>) -> Self {
+        let why = one_line(why.as_ref(), LONGEST);
+        Self { span, why }
+    }
+
+    /// What serde and the TOML parser say of the part, or of a part of it.
+    pub(super) fn toml(error: &toml::de::Error, part: Range<usize>) -> Self {
+        let message = error.message().trim_end();
+        let why = message.replace('\n', "; ").replace('`', "'");
+        Self::at(error.span().unwrap_or(part), why)
+    }
 }
 
 impl ConfigError {
@@ -27,21 +53,12 @@ impl ConfigError {
         }
     }
 
-    /// The part `span` of `text` is at fault.
-    pub(super) fn part(file: &Path, text: &str, span: &Range<usize>, why: impl Into<String>) -> Self {
+    /// A part of `text` is at fault.
+    pub(super) fn part(file: &Path, text: &str, wrong: Wrong) -> Self {
         Self {
             file: file.to_owned(),
-            at: Some(position(text, span.start)),
-            why: why.into(),
-        }
-    }
-
-    /// What serde and the TOML parser say.
-    pub(super) fn toml(file: &Path, text: &str, error: &toml::de::Error) -> Self {
-        let why = reworded(error.message());
-        match error.span() {
-            Some(span) => Self::part(file, text, &span, why),
-            None => Self::whole(file, why),
+            at: Some(position(text, wrong.span.start)),
+            why: wrong.why,
         }
     }
 }
@@ -72,23 +89,4 @@ pub(super) fn position(text: &str, offset: usize) -> (usize, usize) {
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
     (line, before[line_start..].chars().count() + 1)
-}
-
-/// Serde's words in ours, on one line.
-fn reworded(message: &str) -> String {
-    const LONGEST: usize = 600;
-    let message = message.trim_end().replace('\n', "; ");
-    let message = match message
-        .strip_prefix("unknown field `")
-        .and_then(|rest| rest.split_once('`'))
-    {
-        Some((key, rest)) => {
-            let known = rest
-                .trim_start_matches(", expected one of ")
-                .trim_start_matches(", expected ");
-            format!("unknown key '{key}'; known: {}", known.replace('`', ""))
-        }
-        None => message.replace('`', "'"),
-    };
-    one_line(&message, LONGEST)
 }

@@ -1,12 +1,11 @@
 //! `mpsd.toml`: what the site decides.
 //!
-//! Three types, in the order in which a value passes them: `Fragment` (the file as written, all optional, no unknown
-//! key), [`Config`] (the file, checked as a whole), [`Settings`] (what is in force on one node). Every program of the
-//! suite, the plugin included, reads the file through here; it takes less than a millisecond.
+//! [`Config`] is the file, checked as a whole by the rows of [`SECTIONS`]; [`Settings`] is what is in force on one node.
+//! Every program of the suite, the plugin included, reads the file through here; it takes less than a millisecond.
 
 mod error;
-mod fragment;
 mod hosts;
+mod layer;
 mod resolve;
 mod settings;
 mod values;
@@ -14,16 +13,19 @@ mod values;
 pub use error::ConfigError;
 pub use hosts::HostList;
 pub use resolve::Asker;
-pub use settings::{Ceilings, Cgroup, Defaults, Drain, Origin, Pbs, Settings, Slurm};
+pub use settings::{Ceilings, Defaults, Drain, Origin, Pbs, Row, SECTIONS, Section, Settings, Slurm};
 pub use values::{
-    ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks,
+    Cgroup, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks,
     UnattachedTasks, Wait,
 };
 
 use crate::text::one_line;
 use crate::trusted::open_trusted;
-use fragment::Fragment;
+use error::position;
+use layer::layers;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use values::Given;
 
 /// Where the file is unless `--config` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/mpsd/mpsd.toml";
@@ -35,7 +37,6 @@ const LONGEST: usize = 1 << 20;
 pub struct Config {
     file: PathBuf,
     text: String,
-    base: Fragment,
 }
 
 impl Config {
@@ -62,42 +63,11 @@ impl Config {
     }
 
     fn parse_as(file: &Path, text: String) -> Result<Self, ConfigError> {
-        let base: Fragment = toml::from_str(&text).map_err(|error| ConfigError::toml(file, &text, &error))?;
-        let config = Self {
+        layers(&text).map_err(|wrong| ConfigError::part(file, &text, wrong))?;
+        Ok(Self {
             file: file.to_owned(),
             text,
-            base,
-        };
-        config.check()?;
-        Ok(config)
-    }
-
-    fn check(&self) -> Result<(), ConfigError> {
-        let wrong = |span: std::ops::Range<usize>, why: String| {
-            Err(ConfigError::part(&self.file, &self.text, &span, why))
-        };
-        let astray = self.base.hosts.as_ref().map(toml::Spanned::span);
-        if let Some(span) = astray.or_else(|| self.base.product.as_ref().map(toml::Spanned::span)) {
-            return wrong(span, "belongs into a [[node]] section".to_owned());
-        }
-        for section in &self.base.node {
-            let inner = section.get_ref();
-            if let Some(nested) = inner.node.first() {
-                return wrong(nested.span(), "a [[node]] section within another".to_owned());
-            }
-            if inner.hosts.is_none() && inner.product.is_none() {
-                return wrong(
-                    section.span(),
-                    "a [[node]] section needs hosts, product or both".to_owned(),
-                );
-            }
-            if let (Some(_), Some((key, span))) = (&inner.product, inner.early_key()) {
-                let why =
-                    format!("{key} cannot depend on a GPU's product; allowed: a section with hosts only");
-                return wrong(span, why);
-            }
-        }
-        Ok(())
+        })
     }
 
     /// The file's path.
@@ -121,19 +91,20 @@ impl Config {
             );
             return Err(ConfigError::whole(&self.file, why));
         }
-        let fits = |section: &&Fragment| {
-            let host = section
-                .hosts
-                .as_ref()
-                .is_none_or(|hosts| hosts.get_ref().contains(node));
-            let is = |product: &toml::Spanned<values::Product>| {
-                products.iter().any(|name| product.get_ref().is(name))
-            };
-            host && section.product.as_ref().is_none_or(is)
-        };
-        let sections = self.base.node.iter().map(toml::Spanned::get_ref).filter(fits);
-        let layers = std::iter::once(&self.base).chain(sections).collect();
-        Ok(settings::merge(&self.text, layers, node))
+        let wrong = |wrong| ConfigError::part(&self.file, &self.text, wrong);
+        let mut settings = Settings::defaults();
+        let mut lines = BTreeMap::new();
+        for layer in layers(&self.text)
+            .map_err(wrong)?
+            .iter()
+            .filter(|layer| layer.fits(node, products))
+        {
+            for (row, value) in &layer.values {
+                (row.read)(&mut settings, &Given { value, node }).map_err(wrong)?;
+                lines.insert(row.name, position(&self.text, value.span().start).0);
+            }
+        }
+        Ok(settings.with_origins(&lines))
     }
 }
 

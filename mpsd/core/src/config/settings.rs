@@ -1,134 +1,268 @@
-//! What is in force on one node, and from which line of the file each value comes.
+//! The keys of `mpsd.toml`, one row each: name, type, default, parser with its range, and the text that the shipped file
+//! and mpsd.toml(5) print. What is read, what is in force and what `mpsctl config show` prints come from these rows.
 
-use super::error::position;
-use super::fragment::Fragment;
+use super::error::Wrong;
 use super::values::{
-    Bounded, CgroupRule, Clients, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, Library,
-    MemoryOverLimit, Name, PathPattern, Prefix, Seconds, TooManyTasks, UnattachedTasks, Wait, Window, Worded,
-    Written,
+    Cgroup, ComputeModeRule, DeviceNames, Given, GpusUnknown, LeftoverClients, MemoryOverLimit, Read,
+    TooManyTasks, UnattachedTasks, Wait, Written,
 };
 use crate::limits::{Amount, Percent, Priority};
 use crate::paths::Paths;
 use crate::request::{MemoryLimit, Threads};
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-use toml::Spanned;
 
-/// What is in force on one node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
-    /// Volatile and lasting directories (`run_dir`, `state_dir`).
-    pub paths: Paths,
-    /// NVIDIA's control daemon.
-    pub control: PathBuf,
-    /// NVML: a name for the system's loader, or an absolute path.
-    pub nvml: String,
-    /// Whether compute modes are set.
-    pub compute_mode: ComputeModeRule,
-    /// What a job gets whose GPUs the scheduler does not tell.
-    pub gpus_unknown: GpusUnknown,
-    /// More tasks on a GPU than it takes clients.
-    pub too_many_tasks: TooManyTasks,
-    /// Clients that a GPU takes.
-    pub max_clients: u32,
-    /// Shares that each GPU of the node is advertised as.
-    pub replicas: Option<u32>,
-    /// How `CUDA_VISIBLE_DEVICES` is written.
-    pub cuda_visible_devices: DeviceNames,
-    /// Where the daemons live.
-    pub cgroup: Cgroup,
-    /// Time for a whole prologue, and for a whole epilogue.
-    pub deadline: Duration,
-    /// What happens to a client of the job that stays on its GPU.
-    pub leftover_clients: LeftoverClients,
-    /// What happens to a client that holds more memory than its limit.
-    pub memory_over_limit: MemoryOverLimit,
-    /// What a request means that does not say.
-    pub defaults: Defaults,
-    /// What no request may exceed.
-    pub ceilings: Ceilings,
-    /// Slurm.
-    pub slurm: Slurm,
-    /// Torque and OpenPBS.
-    pub pbs: Pbs,
-    /// Taking the node out of service.
-    pub drain: Drain,
-    /// Every key with its value in force and its line, in the order of the file's documentation.
-    pub origins: Vec<Origin>,
+/// One key.
+#[derive(Debug)]
+pub struct Row {
+    /// `wait`
+    pub key: &'static str,
+    /// `slurm.wait`
+    pub name: &'static str,
+    /// What the file says of it, a line each; empty: the text above it holds for it too.
+    pub text: &'static [&'static str],
+    /// A value for the file's comment, where there is no default.
+    pub example: Option<&'static str>,
+    /// It is needed before a GPU can be looked at, so that it cannot depend on a GPU's product.
+    pub(super) early: bool,
+    pub(super) read: fn(&mut Settings, &Given<'_>) -> Result<(), Wrong>,
+    written: fn(&Settings) -> Option<String>,
 }
 
-/// `cgroup`, for this node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cgroup {
-    /// Found by looking at the node.
-    Auto,
-    /// None of our own.
-    None,
-    /// Below this directory.
-    Below(PathBuf),
+/// The keys outside of tables, or those of one table.
+#[derive(Debug)]
+pub struct Section {
+    /// Empty: outside of tables.
+    pub name: &'static str,
+    /// What the file says above the table.
+    pub text: &'static [&'static str],
+    /// Its keys.
+    pub rows: &'static [Row],
 }
 
-/// `[defaults]`
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Defaults {
-    /// Active thread percentage.
-    pub threads: Option<Threads>,
-    /// Memory limit of each client.
-    pub memory: Option<MemoryLimit>,
-    /// Client priority.
-    pub priority: Option<Priority>,
-    /// Whether `mps-probe` proves each daemon.
-    pub verify: Option<bool>,
+/// `[early] field as "key": Type = default => example, parser;` where `[early]`, `as "key"`, the example and the parser may
+/// be left out: a type without a parser of its own has one in `values`.
+macro_rules! settings {
+    ({
+        $($(#[doc = $text:literal])* $([$early:ident])? $field:ident $(as $key:literal)?: $type:ty
+            = $default:expr $(=> $example:literal)? $(, $read:path)?;)+
+    } $(
+        $(#[doc = $about:literal])* [$section:ident] $name:ident {
+            $($(#[doc = $text2:literal])* $([$early2:ident])? $field2:ident $(as $key2:literal)?: $type2:ty
+                = $default2:expr $(=> $example2:literal)? $(, $read2:path)?;)+
+        }
+    )+) => {
+        /// What is in force on one node.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        #[allow(rustdoc::broken_intra_doc_links)]
+        pub struct Settings {
+            $(
+                #[doc = concat!("`", settings!(@key $field $($key)?), "`")]
+                #[doc = ""]
+                $(#[doc = $text])*
+                pub $field: $type,
+            )+
+            $(
+                #[doc = concat!("`[", stringify!($section), "]`")]
+                pub $section: $name,
+            )+
+            /// `run_dir` and `state_dir`.
+            pub paths: Paths,
+            /// Every key with its value in force and its line, in the order of the file's documentation.
+            pub origins: Vec<Origin>,
+        }
+        $(
+            #[doc = concat!("`[", stringify!($section), "]`")]
+            #[doc = ""]
+            $(#[doc = $about])*
+            #[derive(Debug, Clone, PartialEq, Eq)]
+            #[allow(rustdoc::broken_intra_doc_links)]
+            pub struct $name {
+                $(
+                    #[doc = concat!("`", stringify!($section), ".", settings!(@key $field2 $($key2)?), "`")]
+                    #[doc = ""]
+                    $(#[doc = $text2])*
+                    pub $field2: $type2,
+                )+
+            }
+        )+
+
+        impl Settings {
+            pub(super) fn defaults() -> Self {
+                Self {
+                    $($field: $default,)+
+                    $($section: $name { $($field2: $default2,)+ },)+
+                    paths: Paths::new("", ""),
+                    origins: Vec::new(),
+                }
+            }
+        }
+
+        /// The keys outside of tables, then the tables.
+        pub static SECTIONS: &[Section] = &[
+            Section {
+                name: "",
+                text: &[],
+                rows: &[$(Row {
+                    key: settings!(@key $field $($key)?),
+                    name: settings!(@key $field $($key)?),
+                    text: &[$($text),*],
+                    example: settings!(@some $($example)?),
+                    early: settings!(@early $($early)?),
+                    read: |settings, given| {
+                        settings.$field = settings!(@read given $($read)?)?;
+                        Ok(())
+                    },
+                    written: |settings| settings.$field.written(),
+                }),+],
+            },
+            $(Section {
+                name: stringify!($section),
+                text: &[$($about),*],
+                rows: &[$(Row {
+                    key: settings!(@key $field2 $($key2)?),
+                    name: concat!(stringify!($section), ".", settings!(@key $field2 $($key2)?)),
+                    text: &[$($text2),*],
+                    example: settings!(@some $($example2)?),
+                    early: settings!(@early $($early2)?),
+                    read: |settings, given| {
+                        settings.$section.$field2 = settings!(@read given $($read2)?)?;
+                        Ok(())
+                    },
+                    written: |settings| settings.$section.$field2.written(),
+                }),+],
+            }),+
+        ];
+    };
+    (@key $field:ident) => { stringify!($field) };
+    (@key $field:ident $key:literal) => { $key };
+    (@some) => { None };
+    (@some $example:literal) => { Some(stringify!($example)) };
+    (@early) => { false };
+    (@early early) => { true };
+    (@read $given:ident) => { Read::read($given) };
+    (@read $given:ident $read:path) => { $read($given) };
 }
 
-/// `[ceilings]`
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Ceilings {
-    /// Highest active thread percentage.
-    pub threads: Option<Percent>,
-    /// Highest memory limit of a client.
-    pub memory: Option<Amount>,
-}
+settings! {
+    {
+        /// Directories of the suite: what is gone after a reboot, and what stays. In these two, in control, nvml and cgroup,
+        /// and in home and exec of [pbs], '%n' stands for the node's name as the scheduler gives it, else the host's: needed
+        /// where several nodes run on one host. With another run_dir, change it in /etc/profile.d/mpsd.{sh,csh} too: they look
+        /// there.
+        [early] run_dir: PathBuf = "/run/mpsd".into();
+        [early] state_dir: PathBuf = "/var/lib/mpsd".into();
 
-/// `[slurm]`
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slurm {
-    /// Who waits for readiness in a job that srun started.
-    pub wait: Wait,
-    /// Whether a batch job whose MPS did not start, for a cause not proved, is requeued.
-    pub requeue: bool,
-    /// Jobs with `--gres=mps:N` get a daemon without having asked.
-    pub auto_gres: bool,
-    /// Jobs with this feature among their constraints do.
-    pub auto_constraint: Option<String>,
-    /// Jobs in these partitions do.
-    pub auto_partitions: Vec<String>,
-}
+        /// NVIDIA's control daemon. Root's file, not writable by others.
+        control: PathBuf = "/usr/bin/nvidia-cuda-mps-control".into();
 
-/// `[pbs]`: places are found by looking where not given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pbs {
-    /// `PBS_HOME`, or Torque's server home.
-    pub home: Option<PathBuf>,
-    /// The directory with `bin` and `sbin`.
-    pub exec: Option<PathBuf>,
-    /// This node's name in PBS.
-    pub node: Option<String>,
-    /// A job whose TM tasks nothing of ours attaches.
-    pub unattached_tasks: UnattachedTasks,
-}
+        /// NVIDIA's management library: a name for the system's loader, or the absolute path of a file of root's.
+        [early] nvml: String = "libnvidia-ml.so.1".to_owned(), Given::library;
 
-/// `[drain]`
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Drain {
-    /// Whether a fault takes the node out of service.
-    pub enabled: bool,
-    /// What our reasons begin with, and so what we may lift.
-    pub prefix: String,
-    /// Whether the timer lifts our own drains after a clean recheck.
-    pub auto_undrain: bool,
-    /// Failed starts of several users within this time are evidence against the node.
-    pub failed_starts_window: Duration,
+        /// "exclusive": a GPU that the job is proved to hold alone, that is in mode DEFAULT and free of foreign contexts, is
+        /// set to EXCLUSIVE_PROCESS for the job, so that a client which misses the daemon fails instead of running outside of
+        /// MPS without a word. The mode found is restored after the last user of the GPU.
+        /// "keep": no compute mode is ever changed.
+        compute_mode: ComputeModeRule = ComputeModeRule::Exclusive;
+
+        /// A job whose GPUs the scheduler does not name.
+        /// "refuse": it gets no MPS and is told so.
+        /// "whole-node-if-exclusive": all GPUs of the node, if the scheduler proves that the node is the job's alone.
+        gpus_unknown: GpusUnknown = GpusUnknown::Refuse;
+
+        /// More tasks on a GPU than it takes MPS clients: "warn" (not every task is a client), or "refuse".
+        too_many_tasks: TooManyTasks = TooManyTasks::Warn;
+
+        /// Clients that one GPU takes: 48 with driver 580, 60 with newer ones by their documentation. GPUs before Volta take
+        /// 16, whatever stands here.
+        max_clients: u32 = 48, Given::whole::<1, 1024, _>;
+
+        /// Into how many shares the GPUs of a node are advertised to the scheduler ('mpsctl advertise'); 1 to 48. It limits no
+        /// job. Not set: none are advertised.
+        replicas: Option<u32> = None => 4, Given::whole::<1, 48, _>;
+
+        /// "uuid": tasks find their GPUs in CUDA_VISIBLE_DEVICES by UUID, since a daemon that sees some of the node's GPUs
+        /// numbers them anew. "keep": the variable stays as the scheduler set it.
+        cuda_visible_devices: DeviceNames = DeviceNames::Uuid;
+
+        /// Where the daemons live, so that a restart of the scheduler's own daemon leaves running jobs attached: "auto" finds a
+        /// place, "none" uses no cgroup of our own, a path is a directory of the cgroup file system.
+        cgroup: Cgroup = Cgroup::Auto;
+
+        /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Keep it below the scheduler's own limit
+        /// (OpenPBS: 30 s).
+        deadline as "deadline_s": Duration = Duration::from_secs(20), Given::seconds::<3600>;
+
+        /// A client of the job that stays on its GPU after the daemon was asked to terminate it: "report" it in the log, or
+        /// "kill" it as well (SIGKILL), if root can prove that it belongs to this job.
+        leftover_clients: LeftoverClients = LeftoverClients::Report;
+
+        /// A client that holds more GPU memory than the limit asked for; NVIDIA's limit binds only programs that cooperate.
+        /// "log": a line in the job's own log. "terminate": and terminate_client. "ignore": nothing is looked at. Looked at
+        /// once a second while the job has clients, and only where a memory limit was asked for.
+        memory_over_limit: MemoryOverLimit = MemoryOverLimit::Log;
+    }
+
+    /// What a job that asks for MPS gets where it does not say. The words are those of the request: threads 25, 12.5,
+    /// "auto", "30:70"; mem "4G", "25%", "auto"; priority "normal", "below-normal". Not set: no limit, normal priority,
+    /// no probe.
+    [defaults] Defaults {
+        threads: Option<Threads> = None => "auto";
+        memory as "mem": Option<MemoryLimit> = None => "auto";
+        priority: Option<Priority> = None => "normal";
+        verify: Option<bool> = None => false;
+    }
+
+    /// What no job may exceed. A number above it is refused; a job that gives no number gets the ceiling. Not set: none.
+    [ceilings] Ceilings {
+        threads: Option<Percent> = None => 50;
+        memory as "mem": Option<Amount> = None => "50%";
+    }
+
+    [slurm] Slurm {
+        /// Who waits until a job's MPS is proved ready. "task": the task itself, just before it starts, for srun; the prolog
+        /// comes back at once, and srun starts earlier. "prolog": the prolog always waits. For sbatch and salloc it always
+        /// does.
+        [early] wait: Wait = Wait::Task;
+
+        /// A batch job whose MPS did not start, for a cause that is not proved to be the node's, is requeued.
+        [early] requeue: bool = true;
+
+        /// Jobs that get MPS without having asked: those with --gres=mps:N; those with this feature among their constraints;
+        /// those in one of these partitions. Not set: none.
+        [early] auto_gres: bool = false;
+        [early] auto_constraint: Option<String> = None => "mps", Given::name;
+        [early] auto_partitions: Vec<String> = Vec::new(), Given::names;
+    }
+
+    /// Where PBS lives; home, exec and node are found by looking if not set.
+    [pbs] Pbs {
+        [early] home: Option<PathBuf> = None => "/var/spool/pbs";
+        [early] exec: Option<PathBuf> = None => "/opt/pbs";
+        [early] node: Option<String> = None => "node17", Given::name;
+
+        /// A job whose tasks could run outside its MPS without a word, because TM starts them (pbsdsh, mpirun on several nodes)
+        /// and nothing of ours does: on Torque without our $job_starter, on OpenPBS with the classic scripts.
+        /// "warn": a line in the job's error file says that such tasks need 'mpsctl exec -- COMMAND'. "refuse": it gets no MPS and
+        /// is told so. 'mpsctl pbs check' tells which nodes this concerns.
+        [early] unattached_tasks: UnattachedTasks = UnattachedTasks::Warn;
+    }
+
+    [drain] Drain {
+        /// A node that is proved broken is taken out of service.
+        enabled: bool = true;
+
+        /// What our reasons begin with. We lift only drains whose reason begins so.
+        prefix: String = "mpsd:".to_owned(), Given::prefix;
+
+        /// The timer lifts our own drains after a clean recheck; else only 'mpsctl undrain' does.
+        auto_undrain: bool = false;
+
+        /// Starts that fail for two or more users within this time (seconds) are evidence against the node. A start does not count
+        /// where its user had another process on the node, somebody else held its GPU, or run_dir was full.
+        failed_starts_window as "failed_starts_window_s": Duration = Duration::from_secs(600), Given::seconds::<86_400>;
+    }
 }
 
 /// Where a value in force comes from.
@@ -144,12 +278,25 @@ pub struct Origin {
 
 impl Settings {
     /// What is in force without any file, for a teardown that must go on when the file is gone.
-    pub fn usual(node: &str) -> Self {
-        merge("", Vec::new(), node)
+    pub fn usual() -> Self {
+        Self::defaults().with_origins(&BTreeMap::new())
+    }
+
+    /// Completed by what follows from the keys; `lines` has those that the file sets, by name.
+    pub(super) fn with_origins(mut self, lines: &BTreeMap<&'static str, usize>) -> Self {
+        self.paths = Paths::new(&self.run_dir, &self.state_dir);
+        let rows = SECTIONS.iter().flat_map(|section| section.rows);
+        let origins = rows.map(|row| Origin {
+            key: row.name,
+            value: (row.written)(&self),
+            line: lines.get(row.name).copied(),
+        });
+        self.origins = origins.collect();
+        self
     }
 
     /// The value of every key in force on the node, one a line, with the line of the file it comes from.
-    pub fn explain(&self, file: &std::path::Path) -> String {
+    pub fn explain(&self, file: &Path) -> String {
         let line = |origin: &Origin| {
             let value = match &origin.value {
                 Some(value) => format!("{} = {value}", origin.key),
@@ -161,215 +308,5 @@ impl Settings {
             }
         };
         self.origins.iter().map(line).collect()
-    }
-}
-
-/// The layers put together, each over the ones before it.
-pub(super) fn merge(text: &str, layers: Vec<&Fragment>, node: &str) -> Settings {
-    let mut m = Merge {
-        text,
-        layers,
-        node,
-        origins: Vec::new(),
-    };
-    let run = m.path("run_dir", |f| &f.run_dir, "/run/mpsd");
-    let state = m.path("state_dir", |f| &f.state_dir, "/var/lib/mpsd");
-    let mut settings = Settings {
-        paths: Paths::new(run, state),
-        control: m.path("control", |f| &f.control, "/usr/bin/nvidia-cuda-mps-control"),
-        nvml: m.library("nvml", |f| &f.nvml, "libnvidia-ml.so.1"),
-        compute_mode: m.value("compute_mode", |f| &f.compute_mode, ComputeModeRule::Exclusive),
-        gpus_unknown: m.value("gpus_unknown", |f| &f.gpus_unknown, GpusUnknown::Refuse),
-        too_many_tasks: m.value("too_many_tasks", |f| &f.too_many_tasks, TooManyTasks::Warn),
-        max_clients: m
-            .value("max_clients", |f| &f.max_clients, Bounded(48) as Clients)
-            .0,
-        replicas: m.optional("replicas", |f| &f.replicas).map(|replicas| replicas.0),
-        cuda_visible_devices: m.value(
-            "cuda_visible_devices",
-            |f| &f.cuda_visible_devices,
-            DeviceNames::Uuid,
-        ),
-        cgroup: m.cgroup(),
-        deadline: m.seconds("deadline_s", |f| &f.deadline_s, 20),
-        leftover_clients: m.value(
-            "leftover_clients",
-            |f| &f.leftover_clients,
-            LeftoverClients::Report,
-        ),
-        memory_over_limit: m.value(
-            "memory_over_limit",
-            |f| &f.memory_over_limit,
-            MemoryOverLimit::Log,
-        ),
-        defaults: m.defaults(),
-        ceilings: m.ceilings(),
-        slurm: m.slurm(),
-        pbs: m.pbs(),
-        drain: m.drain(),
-        origins: Vec::new(),
-    };
-    settings.origins = m.origins;
-    settings
-}
-
-struct Merge<'a> {
-    text: &'a str,
-    layers: Vec<&'a Fragment>,
-    node: &'a str,
-    origins: Vec<Origin>,
-}
-
-/// Where a fragment keeps a key.
-type Place<T> = fn(&Fragment) -> &Option<Spanned<T>>;
-
-impl Merge<'_> {
-    /// The last layer's word on a key, and its line.
-    fn last<T: Clone>(&self, place: Place<T>) -> Option<(T, usize)> {
-        let spanned = self.layers.iter().rev().find_map(|layer| place(layer).as_ref())?;
-        Some((
-            spanned.get_ref().clone(),
-            position(self.text, spanned.span().start).0,
-        ))
-    }
-
-    fn note(&mut self, key: &'static str, value: Option<String>, line: Option<usize>) {
-        self.origins.push(Origin { key, value, line });
-    }
-
-    fn optional<T: Clone + Written>(&mut self, key: &'static str, place: Place<T>) -> Option<T> {
-        let found = self.last(place);
-        self.note(
-            key,
-            found.as_ref().map(|(value, _)| value.written()),
-            found.as_ref().map(|(_, line)| *line),
-        );
-        found.map(|(value, _)| value)
-    }
-
-    fn value<T: Clone + Written>(&mut self, key: &'static str, place: Place<T>, default: T) -> T {
-        let found = self.last(place);
-        let line = found.as_ref().map(|(_, line)| *line);
-        let value = found.map_or(default, |(value, _)| value);
-        self.note(key, Some(value.written()), line);
-        value
-    }
-
-    fn text_on_node(&mut self, key: &'static str, found: Option<(String, usize)>, default: &str) -> String {
-        let line = found.as_ref().map(|(_, line)| *line);
-        let value = found.map_or_else(|| default.to_owned(), |(value, _)| value);
-        self.note(key, Some(value.written()), line);
-        value
-    }
-
-    fn path(&mut self, key: &'static str, place: Place<PathPattern>, default: &str) -> PathBuf {
-        let found = self
-            .last(place)
-            .map(|(pattern, line)| (pattern.on(self.node), line));
-        self.text_on_node(key, found, default).into()
-    }
-
-    fn library(&mut self, key: &'static str, place: Place<Library>, default: &str) -> String {
-        let found = self
-            .last(place)
-            .map(|(pattern, line)| (pattern.on(self.node), line));
-        self.text_on_node(key, found, default)
-    }
-
-    fn optional_path(&mut self, key: &'static str, place: Place<PathPattern>) -> Option<PathBuf> {
-        let found = self
-            .last(place)
-            .map(|(pattern, line)| (pattern.on(self.node), line));
-        self.note(
-            key,
-            found.as_ref().map(|(path, _)| path.written()),
-            found.as_ref().map(|(_, line)| *line),
-        );
-        found.map(|(path, _)| path.into())
-    }
-
-    fn seconds(&mut self, key: &'static str, place: Place<Seconds>, default: u32) -> Duration {
-        Duration::from_secs(self.value(key, place, Bounded(default)).0.into())
-    }
-
-    fn cgroup(&mut self) -> Cgroup {
-        match self.value("cgroup", |f| &f.cgroup, CgroupRule::Auto) {
-            CgroupRule::Auto => Cgroup::Auto,
-            CgroupRule::None => Cgroup::None,
-            CgroupRule::Below(path) => Cgroup::Below(path.on(self.node).into()),
-        }
-    }
-
-    fn defaults(&mut self) -> Defaults {
-        Defaults {
-            threads: self.worded("defaults.threads", |f| &f.defaults.threads),
-            memory: self.worded("defaults.mem", |f| &f.defaults.mem),
-            priority: self.worded("defaults.priority", |f| &f.defaults.priority),
-            verify: self.optional("defaults.verify", |f| &f.defaults.verify),
-        }
-    }
-
-    fn ceilings(&mut self) -> Ceilings {
-        Ceilings {
-            threads: self.worded("ceilings.threads", |f| &f.ceilings.threads),
-            memory: self.worded("ceilings.mem", |f| &f.ceilings.mem),
-        }
-    }
-
-    fn worded<T>(&mut self, key: &'static str, place: Place<Worded<T>>) -> Option<T>
-    where
-        Worded<T>: Clone + Written,
-    {
-        self.optional(key, place).map(|value| value.0)
-    }
-
-    fn slurm(&mut self) -> Slurm {
-        let names = |names: Vec<Name>| names.into_iter().map(|name| name.0).collect();
-        Slurm {
-            wait: self.value("slurm.wait", |f| &f.slurm.wait, Wait::Task),
-            requeue: self.value("slurm.requeue", |f| &f.slurm.requeue, true),
-            auto_gres: self.value("slurm.auto_gres", |f| &f.slurm.auto_gres, false),
-            auto_constraint: self
-                .optional("slurm.auto_constraint", |f| &f.slurm.auto_constraint)
-                .map(|name| name.0),
-            auto_partitions: names(self.value(
-                "slurm.auto_partitions",
-                |f| &f.slurm.auto_partitions,
-                Vec::new(),
-            )),
-        }
-    }
-
-    fn pbs(&mut self) -> Pbs {
-        Pbs {
-            home: self.optional_path("pbs.home", |f| &f.pbs.home),
-            exec: self.optional_path("pbs.exec", |f| &f.pbs.exec),
-            node: self.optional("pbs.node", |f| &f.pbs.node).map(|name| name.0),
-            unattached_tasks: self.value(
-                "pbs.unattached_tasks",
-                |f| &f.pbs.unattached_tasks,
-                UnattachedTasks::Warn,
-            ),
-        }
-    }
-
-    fn drain(&mut self) -> Drain {
-        let window: Window = Bounded(600);
-        let window = |m: &mut Self| {
-            m.value(
-                "drain.failed_starts_window_s",
-                |f| &f.drain.failed_starts_window_s,
-                window,
-            )
-            .0
-        };
-        Drain {
-            enabled: self.value("drain.enabled", |f| &f.drain.enabled, true),
-            prefix: self
-                .value("drain.prefix", |f| &f.drain.prefix, Prefix("mpsd:".to_owned()))
-                .0,
-            auto_undrain: self.value("drain.auto_undrain", |f| &f.drain.auto_undrain, false),
-            failed_starts_window: Duration::from_secs(window(self).into()),
-        }
     }
 }

@@ -79,8 +79,18 @@ fn defaults() {
         (settings.slurm.wait, settings.slurm.auto_gres),
         (Wait::Task, false)
     );
-    assert_eq!(settings.defaults, Defaults::default());
-    assert_eq!(settings.ceilings, Ceilings::default());
+    let unset = |origin: &&Origin| origin.value.is_none();
+    let unset: Vec<&str> = settings
+        .origins
+        .iter()
+        .filter(unset)
+        .map(|origin| origin.key)
+        .collect();
+    assert_eq!(
+        unset.join(" "),
+        "replicas defaults.threads defaults.mem defaults.priority defaults.verify ceilings.threads ceilings.mem \
+         slurm.auto_constraint pbs.home pbs.exec pbs.node"
+    );
 }
 
 const SECTIONS: &str = r#"
@@ -214,6 +224,25 @@ fn an_error_names_file_line_column_and_what_is_known() {
         ),
         ("max_clients = 4\nmax_clients = 5", "2:1: duplicate key"),
         ("a b", "1:3: "),
+        ("slurm = 3", "1:9: slurm is a table"),
+        ("[node]\nhosts = \"a\"", "1:2: node is written as [[node]]"),
+        ("node = [3]", "1:9: [[node]] is a table"),
+        ("\"\".run_dir = \"/x\"", "1:1: unknown key ''"),
+        ("\"a\\u001b[2J\" = 1", "1:1: unknown key 'a?[2J'"),
+        (
+            "slurm.auto_partitions = [\"a\", \"b c\"]",
+            "1:31: not a name; allowed: letters",
+        ),
+        (
+            "slurm.auto_partitions = \"a\"",
+            "1:25: invalid type: string \"a\", expected a sequence",
+        ),
+        // Of several errors the first in the file, whatever the keys are called.
+        (
+            "wrong = 1\ndeadline_s = 0\n[ceilings]\nmem = 4",
+            "1:1: unknown key 'wrong'",
+        ),
+        ("replicas = 0\ndeadline_s = 0", "1:12: 0 is out of range"),
     ];
     for (text, message) in cases {
         let error = error(text);

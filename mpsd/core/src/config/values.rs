@@ -1,92 +1,140 @@
 //! The values of `mpsd.toml`, each checked where it is read, so that an error points at its line and column.
 
+use super::error::Wrong;
 use crate::limits::{Amount, Invalid, Percent, Priority};
-use crate::request::{MOST_REPLICAS, Threads};
-use serde::de::{self, Deserialize, Deserializer, Visitor};
+use crate::request::{MemoryLimit, Threads};
+use serde::de::{self, Deserialize, Deserializer, IntoDeserializer as _, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
+use toml::Spanned;
+use toml::de::DeValue;
 
-/// An absolute path in which `%n` stands for the node's name.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
-#[serde(try_from = "String")]
-pub struct PathPattern(String);
-
-impl PathPattern {
-    /// The path on `node`, a checked name.
-    pub(super) fn on(&self, node: &str) -> String {
-        self.0.replace("%n", node)
-    }
+/// The value of a key, and the name of the node that it is read for.
+#[derive(Debug)]
+pub struct Given<'a> {
+    pub(super) value: &'a Spanned<DeValue<'a>>,
+    pub(super) node: &'a str,
 }
 
-impl TryFrom<String> for PathPattern {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let path = Path::new(&text);
-        let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
-        if !path.is_absolute() || !path.components().all(plain) || text.chars().any(char::is_control) {
-            return Err("not an absolute path without '..'".to_owned());
-        }
-        if text.replace("%n", "").contains('%') {
-            return Err("'%' is followed by something else than 'n' (the node's name)".to_owned());
-        }
-        Ok(Self(text))
-    }
+/// A type with one way to read it.
+pub(super) trait Read: Sized {
+    fn read(given: &Given<'_>) -> Result<Self, Wrong>;
 }
 
-/// A shared library: a name for the system's loader, or an absolute path as in [`PathPattern`].
-#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
-#[serde(try_from = "String")]
-pub struct Library(PathPattern);
-
-impl Library {
-    pub(super) fn on(&self, node: &str) -> String {
-        self.0.on(node)
-    }
+/// A value as it would be written in the file; `None`: not set.
+pub(super) trait Written {
+    fn written(&self) -> Option<String>;
 }
 
-impl TryFrom<String> for Library {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
-        if !text.is_empty() && text.bytes().all(good) {
-            return Ok(Self(PathPattern(text)));
-        }
-        PathPattern::try_from(text)
-            .map(Self)
-            .map_err(|why| format!("{why}, nor a library's name"))
+impl Given<'_> {
+    fn get<T: for<'de> Deserialize<'de>>(&self) -> Result<T, Wrong> {
+        let value = self.value.clone();
+        let span = value.span();
+        T::deserialize(value.into_deserializer()).map_err(|error| Wrong::toml(&error, span))
     }
-}
 
-/// A whole number from `LEAST` to `MOST`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
-#[serde(try_from = "i64")]
-pub struct Bounded<const LEAST: u32, const MOST: u32>(pub(super) u32);
+    fn checked<T>(&self, check: impl FnOnce(String) -> Result<T, String>) -> Result<T, Wrong> {
+        check(self.get()?).map_err(|why| Wrong::at(self.value.span(), why))
+    }
 
-impl<const LEAST: u32, const MOST: u32> TryFrom<i64> for Bounded<LEAST, MOST> {
-    type Error = String;
+    /// A path on this node.
+    fn path(&self) -> Result<String, Wrong> {
+        self.checked(|text| on_node(&text, self.node))
+    }
 
-    fn try_from(number: i64) -> Result<Self, String> {
+    /// A whole number.
+    pub(super) fn whole<const LEAST: u32, const MOST: u32, T: From<u32>>(&self) -> Result<T, Wrong> {
+        let number: i64 = self.get()?;
         let within = u32::try_from(number)
             .ok()
             .filter(|number| (LEAST..=MOST).contains(number));
+        let why = || format!("{number} is out of range; allowed: {LEAST} to {MOST}");
         within
-            .map(Self)
-            .ok_or_else(|| format!("{number} is out of range; allowed: {LEAST} to {MOST}"))
+            .map(T::from)
+            .ok_or_else(|| Wrong::at(self.value.span(), why()))
+    }
+
+    /// From a second to `MOST`.
+    pub(super) fn seconds<const MOST: u32>(&self) -> Result<Duration, Wrong> {
+        self.whole::<1, MOST, u64>().map(Duration::from_secs)
+    }
+
+    /// A shared library: a name for the system's loader, or an absolute path.
+    pub(super) fn library(&self) -> Result<String, Wrong> {
+        self.checked(|text| {
+            if is_made_of(&text, b"._+-") {
+                return Ok(text);
+            }
+            on_node(&text, self.node).map_err(|why| format!("{why}, nor a library's name"))
+        })
+    }
+
+    /// What our drains' reasons begin with: short and printable, for schedulers cut and print them.
+    pub(super) fn prefix(&self) -> Result<String, Wrong> {
+        self.checked(
+            |text| match (3..=24).contains(&text.len()) && is_made_of(&text, b"._:/-") {
+                true => Ok(text),
+                false => Err("not a prefix of 3 to 24 letters, digits or any of '._:/-'".to_owned()),
+            },
+        )
+    }
+
+    /// A word that goes into a comparison with what a scheduler says: a feature, a partition, a node.
+    pub(super) fn name<T: From<String>>(&self) -> Result<T, Wrong> {
+        self.checked(|text| match is_made_of(&text, b"._-") {
+            true => Ok(text.into()),
+            false => Err("not a name; allowed: letters, digits and any of '._-'".to_owned()),
+        })
+    }
+
+    /// A list of names.
+    pub(super) fn names(&self) -> Result<Vec<String>, Wrong> {
+        let DeValue::Array(list) = self.value.get_ref() else {
+            return self.get();
+        };
+        let node = self.node;
+        list.iter().map(|value| Given { value, node }.name()).collect()
     }
 }
 
-/// `max_clients`: newer drivers take 60 (documented), none takes more than a few.
-pub type Clients = Bounded<1, 1024>;
-/// `replicas`.
-pub type Replicas = Bounded<1, MOST_REPLICAS>;
-/// `deadline_s` and other times that a person waits for, seconds.
-pub type Seconds = Bounded<1, 3600>;
-/// The window in which failed starts of several users count together, seconds.
-pub type Window = Bounded<1, 86_400>;
+fn is_made_of(text: &str, others: &[u8]) -> bool {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || others.contains(&byte);
+    !text.is_empty() && text.bytes().all(good)
+}
+
+/// An absolute path in which `%n` stands for the node's name.
+fn on_node(text: &str, node: &str) -> Result<String, String> {
+    let path = Path::new(text);
+    let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+    if !path.is_absolute() || !path.components().all(plain) || text.chars().any(char::is_control) {
+        return Err("not an absolute path without '..'".to_owned());
+    }
+    if text.replace("%n", "").contains('%') {
+        return Err("'%' is followed by something else than 'n' (the node's name)".to_owned());
+    }
+    Ok(text.replace("%n", node))
+}
+
+impl<T: Read> Read for Option<T> {
+    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
+        T::read(given).map(Some)
+    }
+}
+
+impl Read for bool {
+    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
+        given.get()
+    }
+}
+
+impl Read for PathBuf {
+    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
+        given.path().map(Self::from)
+    }
+}
 
 /// One of a few words.
 macro_rules! words {
@@ -96,9 +144,14 @@ macro_rules! words {
         pub enum $name {
             $($(#[$doc])* #[serde(rename = $word)] $variant,)+
         }
-        impl fmt::Display for $name {
-            fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str(match self { $($name::$variant => $word,)+ })
+        impl Read for $name {
+            fn read(given: &Given<'_>) -> Result<Self, Wrong> {
+                given.get()
+            }
+        }
+        impl Written for $name {
+            fn written(&self) -> Option<String> {
+                quoted(match self { $($name::$variant => $word,)+ })
             }
         }
     };
@@ -180,65 +233,26 @@ words! {
 }
 
 /// `cgroup`: where the daemons live.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
-#[serde(try_from = "String")]
-pub enum CgroupRule {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cgroup {
     /// Found by looking at the node.
     Auto,
-    /// No cgroup of our own.
+    /// None of our own.
     None,
     /// Below this directory of the cgroup file system.
-    Below(PathPattern),
+    Below(PathBuf),
 }
 
-impl TryFrom<String> for CgroupRule {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        match text.as_str() {
+impl Read for Cgroup {
+    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
+        given.checked(|text| match text.as_str() {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
-            _ => PathPattern::try_from(text)
-                .map(Self::Below)
-                .map_err(|why| format!("{why}, nor auto, nor none")),
-        }
-    }
-}
-
-/// What our drains' reasons begin with: short and printable, for schedulers cut and print them.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
-#[serde(try_from = "String")]
-pub struct Prefix(pub(super) String);
-
-impl TryFrom<String> for Prefix {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/-".contains(&byte);
-        if (3..=24).contains(&text.len()) && text.bytes().all(good) {
-            return Ok(Self(text));
-        }
-        Err("not a prefix of 3 to 24 letters, digits or any of '._:/-'".to_owned())
-    }
-}
-
-/// A word that goes into a comparison with what a scheduler says: a feature, a partition, a node.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
-#[serde(try_from = "String")]
-pub struct Name(pub(super) String);
-
-impl TryFrom<String> for Name {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        let allowed = "letters, digits and any of '._-'";
-        let named = !text.is_empty() && text.bytes().all(good);
-        if named {
-            Ok(Self(text))
-        } else {
-            Err(format!("not a name; allowed: {allowed}"))
-        }
+            _ => match on_node(&text, given.node) {
+                Ok(path) => Ok(Self::Below(path.into())),
+                Err(why) => Err(format!("{why}, nor auto, nor none")),
+            },
+        })
     }
 }
 
@@ -270,15 +284,8 @@ impl TryFrom<String> for Product {
     }
 }
 
-impl fmt::Display for Product {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
-}
-
 /// A value of the request's grammar: `"30:70"`, and for plain numbers `25` and `12.5` without quotes too.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Worded<T>(pub(super) T);
+struct Worded<T>(T);
 
 impl<'de, T: FromStr<Err = Invalid>> Deserialize<'de> for Worded<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -308,74 +315,62 @@ impl<T: FromStr<Err = Invalid>> Visitor<'_> for WordedVisitor<T> {
     }
 }
 
-/// A value as it would be written in the file.
-pub(super) trait Written {
-    fn written(&self) -> String;
-}
-
-macro_rules! written_quoted {
+macro_rules! written {
     ($($type:ty => $text:expr),+ $(,)?) => {$(
         impl Written for $type {
-            fn written(&self) -> String {
-                let text: fn(&$type) -> String = $text;
-                format!("\"{}\"", text(self))
+            fn written(&self) -> Option<String> {
+                let text: fn(&Self) -> Option<String> = $text;
+                text(self)
             }
         }
     )+};
 }
 
-written_quoted! {
-    String => String::clone,
-    ComputeModeRule => ToString::to_string,
-    GpusUnknown => ToString::to_string,
-    TooManyTasks => ToString::to_string,
-    DeviceNames => ToString::to_string,
-    MemoryOverLimit => ToString::to_string,
-    LeftoverClients => ToString::to_string,
-    UnattachedTasks => ToString::to_string,
-    Wait => ToString::to_string,
-    Worded<Amount> => |value| value.0.to_string(),
-    Worded<Priority> => |value| value.0.to_string(),
-    Worded<crate::request::MemoryLimit> => |value| value.0.to_string(),
-    Prefix => |value| value.0.clone(),
-    Name => |value| value.0.clone(),
-    CgroupRule => |value| match value {
-        CgroupRule::Auto => "auto".to_owned(),
-        CgroupRule::None => "none".to_owned(),
-        CgroupRule::Below(path) => path.0.clone(),
+macro_rules! worded {
+    ($($type:ty => $text:expr),+ $(,)?) => {$(
+        impl Read for $type {
+            fn read(given: &Given<'_>) -> Result<Self, Wrong> {
+                given.get::<Worded<Self>>().map(|worded| worded.0)
+            }
+        }
+        written! { $type => $text }
+    )+};
+}
+
+worded! {
+    Percent => |percent| Some(percent.to_string()),
+    Amount => |amount| quoted(&amount.to_string()),
+    Priority => |priority| quoted(&priority.to_string()),
+    MemoryLimit => |limit| quoted(&limit.to_string()),
+    Threads => |threads| match threads {
+        Threads::Uniform(percent) => Some(percent.to_string()),
+        other => quoted(&other.to_string()),
     },
 }
 
-impl Written for bool {
-    fn written(&self) -> String {
-        self.to_string()
+written! {
+    bool => |value| Some(value.to_string()),
+    u32 => |number| Some(number.to_string()),
+    Duration => |time| Some(time.as_secs().to_string()),
+    String => |text| quoted(text),
+    PathBuf => |path| quoted(&path.to_string_lossy()),
+    Vec<String> => |names| {
+        let names: Vec<String> = names.iter().filter_map(|name| quoted(name)).collect();
+        Some(format!("[{}]", names.join(", ")))
+    },
+    Cgroup => |rule| match rule {
+        Cgroup::Auto => quoted("auto"),
+        Cgroup::None => quoted("none"),
+        Cgroup::Below(path) => path.written(),
+    },
+}
+
+impl<T: Written> Written for Option<T> {
+    fn written(&self) -> Option<String> {
+        self.as_ref()?.written()
     }
 }
 
-impl<const LEAST: u32, const MOST: u32> Written for Bounded<LEAST, MOST> {
-    fn written(&self) -> String {
-        self.0.to_string()
-    }
-}
-
-impl Written for Worded<Percent> {
-    fn written(&self) -> String {
-        self.0.to_string()
-    }
-}
-
-impl Written for Worded<Threads> {
-    fn written(&self) -> String {
-        match &self.0 {
-            Threads::Uniform(percent) => percent.to_string(),
-            other => format!("\"{other}\""),
-        }
-    }
-}
-
-impl Written for Vec<Name> {
-    fn written(&self) -> String {
-        let names: Vec<String> = self.iter().map(Written::written).collect();
-        format!("[{}]", names.join(", "))
-    }
+fn quoted(text: &str) -> Option<String> {
+    Some(format!("\"{text}\""))
 }

@@ -1,0 +1,170 @@
+//! The file as it is written: the keys outside of sections, and each `[[node]]` section.
+
+use super::error::Wrong;
+use super::hosts::HostList;
+use super::settings::{Row, SECTIONS, Section, Settings};
+use super::values::{Given, Product};
+use serde::de::{DeserializeOwned, IntoDeserializer as _};
+use std::ops::Range;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// A name in place of the node's while the file is checked for all of them.
+const ANY_NODE: &str = "node";
+
+type Value<'a> = Spanned<DeValue<'a>>;
+
+/// What one part of the file sets, and on which nodes.
+#[derive(Debug, Default)]
+pub(super) struct Layer<'a> {
+    hosts: Option<HostList>,
+    product: Option<Product>,
+    pub(super) values: Vec<(&'static Row, Value<'a>)>,
+}
+
+impl Layer<'_> {
+    pub(super) fn fits(&self, node: &str, products: &[&str]) -> bool {
+        let is = |product: &Product| products.iter().any(|name| product.is(name));
+        self.hosts.as_ref().is_none_or(|hosts| hosts.contains(node)) && self.product.as_ref().is_none_or(is)
+    }
+}
+
+/// The parts of the file, later ones over earlier ones, each key read once with all its checks.
+///
+/// # Errors
+/// What is wrong, the first in the file where it is several things.
+pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, Wrong> {
+    let file = DeTable::parse(text).map_err(|error| Wrong::toml(&error, 0..0))?;
+    let mut reader = Reader {
+        scratch: Settings::defaults(),
+        wrong: Vec::new(),
+    };
+    let (top, nodes) = reader.layer(file.into_inner(), None);
+    let mut layers = vec![top];
+    for node in nodes {
+        let span = node.span();
+        let Some(table) = reader.table("[[node]]", node) else {
+            continue;
+        };
+        let (layer, nested) = reader.layer(table, Some(span));
+        for nested in nested {
+            reader.say(nested.span(), "a [[node]] section within another");
+        }
+        layers.push(layer);
+    }
+    match reader.wrong.into_iter().min_by_key(|wrong| wrong.span.start) {
+        None => Ok(layers),
+        Some(wrong) => Err(wrong),
+    }
+}
+
+struct Reader {
+    scratch: Settings,
+    wrong: Vec<Wrong>,
+}
+
+impl Reader {
+    fn say(&mut self, span: Range<usize>, why: impl AsRef<str>) {
+        self.wrong.push(Wrong::at(span, why));
+    }
+
+    /// The file's top, or the `[[node]]` section that stands at `section`; and the sections within it.
+    fn layer<'a>(
+        &mut self,
+        table: DeTable<'a>,
+        section: Option<Range<usize>>,
+    ) -> (Layer<'a>, Vec<Value<'a>>) {
+        let mut layer = Layer::default();
+        let mut nodes = Vec::new();
+        let mut fits_some = false;
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "hosts" | "product" if section.is_none() => {
+                    self.say(value.span(), "belongs into a [[node]] section");
+                }
+                "hosts" => {
+                    fits_some = true;
+                    layer.hosts = self.get(value);
+                }
+                "product" => {
+                    fits_some = true;
+                    layer.product = self.get(value);
+                }
+                "node" => match value.into_inner() {
+                    DeValue::Array(sections) => nodes.extend(sections),
+                    _ => self.say(key.span(), "node is written as [[node]], once for each section"),
+                },
+                name => match SECTIONS[1..].iter().find(|section| section.name == name) {
+                    Some(section) => {
+                        for (key, value) in self.table(name, value).unwrap_or_default() {
+                            self.key(section, &key, value, &mut layer);
+                        }
+                    }
+                    None => self.key(&SECTIONS[0], &key, value, &mut layer),
+                },
+            }
+        }
+        if let (Some(span), false) = (section, fits_some) {
+            self.say(span, "a [[node]] section needs hosts, product or both");
+        }
+        if layer.product.is_some() {
+            for (row, value) in layer.values.iter().filter(|(row, _)| row.early) {
+                let name = row.name;
+                let why =
+                    format!("{name} cannot depend on a GPU's product; allowed: a section with hosts only");
+                self.say(value.span(), why);
+            }
+        }
+        (layer, nodes)
+    }
+
+    fn key<'a>(
+        &mut self,
+        section: &'static Section,
+        key: &Spanned<impl AsRef<str>>,
+        value: Value<'a>,
+        layer: &mut Layer<'a>,
+    ) {
+        let name = key.get_ref().as_ref();
+        let Some(row) = section.rows.iter().find(|row| row.key == name) else {
+            let why = format!("unknown key '{name}'; known: {}", known(section).join(", "));
+            return self.say(key.span(), why);
+        };
+        let given = Given {
+            value: &value,
+            node: ANY_NODE,
+        };
+        if let Err(wrong) = (row.read)(&mut self.scratch, &given) {
+            self.wrong.push(wrong);
+        }
+        layer.values.push((row, value));
+    }
+
+    fn get<T: DeserializeOwned>(&mut self, value: Value<'_>) -> Option<T> {
+        let span = value.span();
+        let read = T::deserialize(value.into_deserializer());
+        read.map_err(|error| self.wrong.push(Wrong::toml(&error, span)))
+            .ok()
+    }
+
+    fn table<'a>(&mut self, name: &str, value: Value<'a>) -> Option<DeTable<'a>> {
+        let span = value.span();
+        match value.into_inner() {
+            DeValue::Table(table) => Some(table),
+            _ => {
+                self.say(span, format!("{name} is a table"));
+                None
+            }
+        }
+    }
+}
+
+/// The keys that may stand there.
+fn known(section: &Section) -> Vec<&'static str> {
+    let mut names: Vec<&str> = section.rows.iter().map(|row| row.key).collect();
+    if section.name.is_empty() {
+        names.extend(SECTIONS[1..].iter().map(|section| section.name));
+        names.extend(["hosts", "product", "node"]);
+    }
+    names
+}
