@@ -137,42 +137,4 @@ fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn watch(policy: OverLimit, limit: Option<u64>) -> MemoryWatch {
-        let gpu = GpuUuid::parse("GPU-01").unwrap();
-        MemoryWatch {
-            policy,
-            library: String::new(),
-            limits: limit.map(|l| (gpu, l)).into_iter().collect(),
-            nvml: None,
-            told: BTreeSet::new(),
-            active: false,
-        }
-    }
-
-    #[test]
-    fn only_what_no_context_explains_is_over() {
-        let watch = watch(OverLimit::Log, Some(4096));
-        let gpu = GpuUuid::parse("GPU-01").unwrap();
-        let clients = [
-            (1, gpu.clone(), 4096),
-            (2, gpu.clone(), 4096 + OVERHEAD_MIB),
-            (3, gpu.clone(), 9000),
-        ];
-        assert_eq!(watch.over(&clients), [(3, gpu, 9000, 4096)]);
-    }
-
-    #[test]
-    fn it_sleeps_without_a_limit_or_a_client() {
-        for mut asleep in [watch(OverLimit::Off, Some(1)), watch(OverLimit::Log, None)] {
-            asleep.wake();
-            assert_eq!(asleep.period(), None);
-        }
-        let mut awake = watch(OverLimit::Log, Some(1));
-        assert_eq!(awake.period(), None);
-        awake.wake();
-        assert_eq!(awake.period(), Some(PERIOD));
-    }
-}
+mod tests;

@@ -5,13 +5,13 @@
 //! nothing of it.
 
 pub mod dialogue;
-pub mod memory;
-pub mod session;
-pub mod start;
-pub mod stop;
-pub mod tail;
-pub mod user_log;
-pub mod watch;
+mod memory;
+mod session;
+mod start;
+mod stop;
+mod tail;
+mod user_log;
+mod watch;
 
 use crate::job::spec::{REPORT_FD, Report, SPEC_FD, Spec};
 use crate::sys::descriptors;

@@ -11,7 +11,7 @@ pub mod ladder;
 pub mod node;
 pub mod outcome;
 pub mod spec;
-pub mod sweep;
+pub(crate) mod sweep;
 mod undo;
 
 pub use account::Account;

@@ -4,17 +4,14 @@ use super::real::RealNode;
 use crate::job::Journal;
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
-use crate::sys::spawn::Stdio;
 use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use mpsd_core::{Failure, GpuUuid};
-use nix::fcntl::OFlag;
-use std::io::Read;
 
 /// Most that is read of the probe's words, bytes.
-const LONGEST: u64 = 16 * 1024;
+const LONGEST: usize = 16 * 1024;
 
 /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
 ///
@@ -22,7 +19,6 @@ const LONGEST: u64 = 16 * 1024;
 /// Undetermined: what the probe said.
 pub fn probe(node: &RealNode, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {
     let failed = |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
-    let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|e| failed(e.to_string()))?;
     let gpus: Vec<&str> = daemon.gpus.iter().map(GpuUuid::as_str).collect();
     let mut spawn = node.as_user(journal, "mps-probe")?;
     spawn.args = vec![
@@ -36,26 +32,16 @@ pub fn probe(node: &RealNode, journal: &Journal, daemon: &Daemon, deadline: Dead
         (VISIBLE_DEVICES.into(), gpus.join(",").into()),
         (JOB.into(), journal.job.as_str().into()),
     ];
-    spawn.stdout = Stdio::Fd(writer.try_clone().map_err(|e| failed(e.to_string()))?);
-    spawn.stderr = Stdio::Fd(writer);
-    let mut child = spawn.start().map_err(|e| failed(e.to_string()))?;
-    let end = child.wait(deadline);
-    if end.is_none() {
-        child.kill(Deadline::after_ms(200));
-        return Err(failed("no answer before the deadline".to_owned()));
-    }
-    if end == Some(Exit::Code(0)) {
+    let ended = spawn.run(deadline, LONGEST).map_err(|e| failed(e.to_string()))?;
+    if ended.exit == Exit::Code(0) {
         return Ok(());
     }
-    let mut text = String::new();
-    let _ = std::fs::File::from(reader)
-        .take(LONGEST)
-        .read_to_string(&mut text);
+    let text = ended.text();
     let last = text
         .lines()
         .rfind(|line| !line.trim().is_empty())
         .unwrap_or("it said nothing");
-    Err(failed(format!("{} ({end:?})", one_line(last, 200))))
+    Err(failed(format!("{} ({:?})", one_line(last, 200), ended.exit)))
 }
 
 /// Whole seconds left, at least one.

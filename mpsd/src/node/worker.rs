@@ -14,6 +14,7 @@ use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
@@ -36,18 +37,12 @@ enum Question {
     Processes(GpuUuid),
 }
 
+/// Why there is no answer, and whether that proves the node broken.
 #[derive(Debug, Serialize, Deserialize)]
-enum Reply {
-    Inventory(Inventory),
-    Mode(ComputeMode),
-    Set,
-    Processes(Vec<GpuProcess>),
-    /// What failed, and whether it proves the node broken.
-    Failed {
-        what: String,
-        why: String,
-        evidence: Option<Evidence>,
-    },
+struct Unanswered {
+    what: String,
+    why: String,
+    evidence: Option<Evidence>,
 }
 
 /// The worker's side: answers until nobody asks.
@@ -62,37 +57,35 @@ pub fn serve(library: &str) -> Result<(), String> {
     for line in reader.lines() {
         let line = line.map_err(|e| e.to_string())?;
         let question = serde_json::from_str(&line).map_err(|e| format!("not a question: {e}"))?;
-        let mut answer =
-            serde_json::to_string(&answer(&mut nvml, library, question)).map_err(|e| e.to_string())?;
+        let mut answer = answer(&mut nvml, library, question).map_err(|e| e.to_string())?;
         answer.push('\n');
         stream.write_all(answer.as_bytes()).map_err(|e| e.to_string())?;
     }
     Ok(())
 }
 
-fn answer(nvml: &mut Option<Nvml>, library: &str, question: Question) -> Reply {
+fn answer(nvml: &mut Option<Nvml>, library: &str, question: Question) -> serde_json::Result<String> {
     let loaded = match nvml {
         Some(loaded) => loaded,
         None => match Nvml::load(library) {
             Ok(loaded) => nvml.insert(loaded),
-            Err(error) => return failed(&error),
+            Err(error) => return text::<()>(Err(error)),
         },
     };
-    let result = match question {
-        Question::Inventory => loaded.inventory().map(Reply::Inventory),
-        Question::Mode(gpu) => loaded.compute_mode(&gpu).map(Reply::Mode),
-        Question::SetMode(gpu, mode) => loaded.set_compute_mode(&gpu, mode).map(|()| Reply::Set),
-        Question::Processes(gpu) => loaded.processes(&gpu).map(Reply::Processes),
-    };
-    result.unwrap_or_else(|error| failed(&error))
+    match question {
+        Question::Inventory => text(loaded.inventory()),
+        Question::Mode(gpu) => text(loaded.compute_mode(&gpu)),
+        Question::SetMode(gpu, mode) => text(loaded.set_compute_mode(&gpu, mode)),
+        Question::Processes(gpu) => text(loaded.processes(&gpu)),
+    }
 }
 
-fn failed(error: &NvmlError) -> Reply {
-    Reply::Failed {
+fn text<T: Serialize>(answer: Result<T, NvmlError>) -> serde_json::Result<String> {
+    serde_json::to_string(&answer.map_err(|error| Unanswered {
         what: error.object(),
         why: error.reason(),
         evidence: error.evidence(),
-    }
+    }))
 }
 
 /// The asker's side.
@@ -136,45 +129,24 @@ impl NvmlWorker {
     /// All GPUs.
     ///
     /// # Errors
-    /// A fault when NVML does not answer; else the failure that its process reports.
+    /// A fault when NVML does not answer, or answers what proves the node broken; else undetermined.
     pub fn inventory(&mut self) -> Result<Inventory, Failure> {
-        match self.ask(&Question::Inventory)? {
-            Reply::Inventory(inventory) => Ok(inventory),
-            other => Err(unexpected(&other)),
-        }
+        self.ask(&Question::Inventory)
     }
 
-    /// The compute mode of `gpu`.
-    ///
-    /// # Errors
-    /// As [`NvmlWorker::inventory`].
+    /// The compute mode of `gpu`; errors as [`NvmlWorker::inventory`].
     pub fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
-        match self.ask(&Question::Mode(gpu.clone()))? {
-            Reply::Mode(mode) => Ok(mode),
-            other => Err(unexpected(&other)),
-        }
+        self.ask(&Question::Mode(gpu.clone()))
     }
 
-    /// Sets the compute mode of `gpu`.
-    ///
-    /// # Errors
-    /// As [`NvmlWorker::inventory`].
+    /// Sets the compute mode of `gpu`; errors as [`NvmlWorker::inventory`].
     pub fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
-        match self.ask(&Question::SetMode(gpu.clone(), mode))? {
-            Reply::Set => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        self.ask(&Question::SetMode(gpu.clone(), mode))
     }
 
-    /// The processes on `gpu`.
-    ///
-    /// # Errors
-    /// As [`NvmlWorker::inventory`].
+    /// The processes on `gpu`; errors as [`NvmlWorker::inventory`].
     pub fn processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
-        match self.ask(&Question::Processes(gpu.clone()))? {
-            Reply::Processes(list) => Ok(list),
-            other => Err(unexpected(&other)),
-        }
+        self.ask(&Question::Processes(gpu.clone()))
     }
 
     /// Kills it without waiting for its end: the driver needs some milliseconds to let go of it. Dropping it waits.
@@ -182,7 +154,7 @@ impl NvmlWorker {
         self.child.signal(Signal::SIGKILL);
     }
 
-    fn ask(&mut self, question: &Question) -> Result<Reply, Failure> {
+    fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let lost = |why: String| Failure::from(Undetermined::new("NVML worker", why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;
         line.push('\n');
@@ -191,19 +163,15 @@ impl NvmlWorker {
             .write_all(line.as_bytes())
             .map_err(|e| lost(format!("it has gone: {e}")))?;
         let text = self.hear()?;
-        match serde_json::from_str(&text).map_err(|e| lost(format!("unreadable answer: {e}")))? {
-            Reply::Failed {
-                what,
-                why,
-                evidence: Some(evidence),
-            } => Err(Fault::new(evidence, what, why).into()),
-            Reply::Failed {
-                what,
-                why,
-                evidence: None,
-            } => Err(Undetermined::new(what, why).into()),
-            reply => Ok(reply),
-        }
+        let answer: Result<T, Unanswered> =
+            serde_json::from_str(&text).map_err(|e| lost(format!("unreadable answer: {e}")))?;
+        answer.map_err(|unanswered| {
+            let Unanswered { what, why, evidence } = unanswered;
+            match evidence {
+                Some(evidence) => Fault::new(evidence, what, why).into(),
+                None => Undetermined::new(what, why).into(),
+            }
+        })
     }
 
     fn hear(&mut self) -> Result<String, Failure> {
@@ -236,9 +204,7 @@ impl NvmlWorker {
             }
         }
     }
-}
 
-impl NvmlWorker {
     /// Its end without an answer. A crash is the library's. But when a job has used up the memory the kernel sends SIGKILL,
     /// an allocation that fails ends in SIGABRT, and the loader exits with 127.
     fn died(&mut self) -> Failure {
@@ -262,8 +228,4 @@ impl Drop for NvmlWorker {
         // It has nothing to lose: NVML's own shutdown would cost its caller some milliseconds.
         self.child.kill(Deadline::after(GRACE));
     }
-}
-
-fn unexpected(reply: &Reply) -> Failure {
-    Undetermined::new("NVML worker", format!("it answered another question: {reply:?}")).into()
 }

@@ -1,9 +1,9 @@
 //! Request + settings + inventory → plan, or the reason why not. Pure: no I/O, no clock.
 
 pub mod effects;
-pub mod gpus;
-pub mod share;
-pub mod tasks;
+mod gpus;
+mod share;
+pub(crate) mod tasks;
 
 use crate::plan::effects::{Effect, Plan};
 use crate::scheduler::{Devices, Exclusive, Submission};

@@ -1,0 +1,70 @@
+use super::*;
+
+fn process(pid: u32, memory: UsedGpuMemory) -> ProcessInfo {
+    ProcessInfo {
+        pid,
+        used_gpu_memory: memory,
+        gpu_instance_id: None,
+        compute_instance_id: None,
+    }
+}
+
+#[test]
+fn a_client_in_both_lists_is_one_process() {
+    let server = process(7, UsedGpuMemory::Used(66 << 20));
+    let client = process(8, UsedGpuMemory::Used(3 << 30));
+    let list = merged(
+        &[server, client.clone()],
+        &[client, process(9, UsedGpuMemory::Unavailable)],
+    );
+    let of = |pid, memory, mps_client| GpuProcess {
+        pid,
+        memory,
+        mps_client,
+    };
+    assert_eq!(
+        list,
+        [
+            of(7, Some(66 << 20), false),
+            of(8, Some(3 << 30), true),
+            of(9, None, true)
+        ]
+    );
+}
+
+#[test]
+fn what_an_error_proves() {
+    let about = |cause| NvmlError::gpu("nvmlDeviceGetComputeMode", "GPU 3", cause);
+    assert_eq!(about(Cause::GpuLost).evidence(), Some(Evidence::GpuLost));
+    assert_eq!(about(Cause::DriverNotLoaded).evidence(), Some(Evidence::Nvml));
+    assert_eq!(about(Cause::InUse).evidence(), None);
+    let message = about(Cause::GpuLost).to_string();
+    assert!(
+        message.starts_with("GPU 3: nvmlDeviceGetComputeMode: device fell off the bus"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_library_that_is_not_there_or_not_roots_is_named() {
+    let missing = Nvml::load("/nonexistent/libnvidia-ml.so.1").unwrap_err();
+    assert_eq!(missing.evidence(), Some(Evidence::VendorProgram));
+    assert!(
+        missing.to_string().contains("'/nonexistent/libnvidia-ml.so.1'"),
+        "{missing}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libnvidia-ml.so.1");
+    std::fs::write(&path, "not a library").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    std::fs::set_permissions(&path, mode).unwrap();
+    let refused = Nvml::load(path.to_str().unwrap()).unwrap_err();
+    assert!(refused.to_string().contains("libnvidia-ml.so.1' "), "{refused}");
+}
+
+#[test]
+fn a_name_that_the_loader_does_not_know_is_one_line() {
+    let error = Nvml::load("libnvidia-ml-that-is-not-there.so.1").unwrap_err();
+    assert_eq!(error.evidence(), Some(Evidence::VendorProgram));
+    assert!(!error.to_string().contains('\n'), "{error}");
+}
