@@ -37,7 +37,7 @@ pub fn close_inherited() {
 /// # Errors
 /// The kernel's, when `/dev/null` does not open.
 pub fn all_to_null() -> Result<(), Errno> {
-    let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
+    let null = null()?;
     let high = raw::duplicate_above(null.as_raw_fd(), 3)?;
     // Where one of the three was closed, it has that number: about to be replaced, not to be closed.
     if null.as_raw_fd() < 3 {
@@ -46,6 +46,11 @@ pub fn all_to_null() -> Result<(), Errno> {
     let done = (0..3).try_for_each(|fd| raw::duplicate_to(high, fd));
     nix::unistd::close(high)?;
     done
+}
+
+/// `/dev/null`, to read and to write.
+pub(super) fn null() -> Result<OwnedFd, Errno> {
+    open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
 }
 
 /// Takes possession of descriptor `number`, which whoever started this program left open for it. Call once a number,

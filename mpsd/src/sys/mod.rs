@@ -6,6 +6,7 @@
 //! twice by name.
 
 pub(crate) mod cgroup;
+pub mod confine;
 pub mod deadline;
 pub mod descriptors;
 pub(crate) mod files;

@@ -327,6 +327,64 @@ pub(super) fn drop_capabilities() -> Result<(), Errno> {
     }
 }
 
+/// Empties the bounding set: no program that is executed from now on gets a capability from its file. Needs CAP_SETPCAP.
+pub(super) fn empty_bounding_set() -> Result<(), Errno> {
+    for capability in 0..64 {
+        // SAFETY: integers only.
+        match unsafe { libc::prctl(libc::PR_CAPBSET_READ, capability, 0, 0, 0) } {
+            0 => {}
+            1 => {
+                // SAFETY: integers only.
+                Errno::result(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) })?;
+            }
+            // The kernel knows no capability of this number, nor of a higher one.
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
+/// Number of resource limits (`RLIM_NLIMITS`).
+pub(super) const LIMITS: usize = 16;
+
+/// Reads one resource limit of a process (prlimit(2)), by the limit's number.
+pub(super) fn limit_of(pid: i32, number: usize) -> Result<libc::rlimit64, Errno> {
+    let mut found = libc::rlimit64 {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let none = std::ptr::null::<libc::rlimit64>();
+    // SAFETY: no limit is set; the kernel writes the structure, which lives for the whole call.
+    Errno::result(unsafe { libc::syscall(libc::SYS_prlimit64, pid, number, none, &raw mut found) })?;
+    Ok(found)
+}
+
+/// Sets one resource limit of this process, by the limit's number.
+pub(super) fn set_limit(number: usize, wanted: &libc::rlimit64) -> Result<(), Errno> {
+    let none = std::ptr::null_mut::<libc::rlimit64>();
+    let wanted = std::ptr::from_ref(wanted);
+    // SAFETY: the structure lives for the whole call; nothing is written.
+    Errno::result(unsafe { libc::syscall(libc::SYS_prlimit64, 0, number, wanted, none) }).map(drop)
+}
+
+/// Installs a filter of system calls for this process, and all that it starts, for good (seccomp(2)). Needs no_new_privs.
+pub(super) fn filter_calls(program: &[libc::sock_filter]) -> Result<(), Errno> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(|_| Errno::EINVAL)?,
+        filter: program.as_ptr().cast_mut(),
+    };
+    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, 0);
+    // SAFETY: the kernel reads as many instructions as the length says, and checks each.
+    Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) }).map(drop)
+}
+
+/// Whether the kernel has such filters.
+pub(super) fn has_call_filters() -> bool {
+    let (mode, action) = (libc::SECCOMP_GET_ACTION_AVAIL, libc::SECCOMP_RET_ERRNO);
+    // SAFETY: the kernel reads one number that lives for the whole call.
+    unsafe { libc::syscall(libc::SYS_seccomp, mode, 0, &raw const action) == 0 }
+}
+
 /// Reads this process's supplementary groups into `buffer`: how many there are.
 pub(super) fn groups_into(buffer: &mut [libc::gid_t]) -> Result<usize, Errno> {
     let room = i32::try_from(buffer.len()).map_err(|_| Errno::EINVAL)?;

@@ -17,6 +17,8 @@ mod stat;
 mod table;
 mod threads;
 pub use stat::{Executable, Membership, ProcessId, Stat, State, Uids};
+#[cfg(test)]
+pub(super) use table::Entry;
 pub use table::ProcessTable;
 
 /// What could not be read of a process, or done to it.

@@ -1,5 +1,6 @@
 //! The child's half of a start, between fork and exec: nothing here allocates or takes a lock.
 
+use crate::sys::confine::Confinement;
 use crate::sys::raw::{self, Pointers};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -20,79 +21,8 @@ pub struct Identity {
     pub groups: Vec<u32>,
 }
 
-/// The steps of the child, in their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub enum Stage {
-    /// Default actions, nothing blocked.
-    Signals = 1,
-    /// A session of its own.
-    Session,
-    /// Into its cgroup.
-    Cgroup,
-    /// Its descriptors in place, every other one closed.
-    Descriptors,
-    /// No protection against the out-of-memory killer.
-    OutOfMemory,
-    /// Its limit of open files.
-    Limits,
-    /// Its mask and working directory.
-    Directory,
-    /// Its supplementary groups.
-    Groups,
-    /// Its group.
-    Group,
-    /// Its user. EAGAIN: the user has too many processes.
-    User,
-    /// The proof that the former identity is gone.
-    Proof,
-    /// exec itself. EAGAIN: the user has too many processes.
-    Exec,
-    /// A number that is no stage.
-    Unknown,
-}
-
-impl Stage {
-    pub(super) fn from_number(number: i32) -> Self {
-        const ALL: [Stage; 12] = [
-            Stage::Signals,
-            Stage::Session,
-            Stage::Cgroup,
-            Stage::Descriptors,
-            Stage::OutOfMemory,
-            Stage::Limits,
-            Stage::Directory,
-            Stage::Groups,
-            Stage::Group,
-            Stage::User,
-            Stage::Proof,
-            Stage::Exec,
-        ];
-        ALL.into_iter()
-            .find(|stage| *stage as i32 == number)
-            .unwrap_or(Self::Unknown)
-    }
-}
-
-impl std::fmt::Display for Stage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Signals => "signals cannot be reset",
-            Self::Session => "no session of its own (setsid)",
-            Self::Cgroup => "it cannot enter its cgroup",
-            Self::Descriptors => "its descriptors cannot be set up",
-            Self::OutOfMemory => "its out-of-memory score cannot be reset",
-            Self::Limits => "its limit of open files cannot be set",
-            Self::Directory => "its working directory cannot be entered",
-            Self::Groups => "its groups cannot be set",
-            Self::Group => "its group cannot be set",
-            Self::User => "its user cannot be set",
-            Self::Proof => "the former identity is not gone",
-            Self::Exec => "it cannot be executed",
-            Self::Unknown => "it failed before exec",
-        })
-    }
-}
+/// A step that failed, in words for the message, and why.
+pub(super) type Failed = (&'static str, Errno);
 
 /// What the child does, ready made.
 #[derive(Debug)]
@@ -102,10 +32,8 @@ pub(super) struct Plan {
     pub environment: Pointers,
     pub identity: Option<Identity>,
     pub session: bool,
-    pub umask: u32,
-    pub directory: CString,
     pub nofile: Option<u64>,
-    pub oom_reset: bool,
+    pub confinement: Option<Confinement>,
 }
 
 /// The descriptors it needs, by the parent's numbers.
@@ -153,65 +81,83 @@ pub(super) fn run(plan: &Plan, wires: &Wires, room: &mut Room) -> ! {
     let above = room.keep.iter().copied().max().unwrap_or(2).max(2) + 1;
     let report = match raw::duplicate_above(wires.report, above) {
         Ok(fd) => fd,
-        Err(errno) => give_up(wires.report, Stage::Descriptors, errno),
+        Err(errno) => give_up(wires.report, (DESCRIPTORS, errno)),
     };
-    if let Err((stage, errno)) = steps(plan, wires, room, report, above) {
-        give_up(report, stage, errno);
+    if let Err(failed) = steps(plan, wires, room, report, above) {
+        give_up(report, failed);
     }
     // From here on a closed pipe means exec, or a death in it.
     let _ = nix::unistd::write(raw::borrow(report), &[REACHED]);
     let errno = raw::exec(&plan.program, &plan.arguments, &plan.environment);
-    give_up(report, Stage::Exec, errno)
+    give_up(report, ("it cannot be executed", errno))
 }
 
+/// What the child writes just before exec.
 const REACHED: u8 = b'!';
+/// What it writes before the number and the words of a failure.
+const FAILED: u8 = b'-';
+const DESCRIPTORS: &str = "its descriptors cannot be set up";
 
-fn give_up(report: RawFd, stage: Stage, errno: Errno) -> ! {
-    let mut words = [0u8; 8];
-    let (first, second) = words.split_at_mut(4);
-    first.copy_from_slice(&(stage as i32).to_ne_bytes());
-    second.copy_from_slice(&(errno as i32).to_ne_bytes());
-    // The parent reads "lost" if even this fails.
-    let _ = nix::unistd::write(raw::borrow(report), &words);
+fn give_up(report: RawFd, (step, errno): Failed) -> ! {
+    let mut words = [FAILED; 96];
+    let number = (errno as i32).to_ne_bytes();
+    let text = number.iter().chain(step.as_bytes());
+    let length = words
+        .iter_mut()
+        .skip(1)
+        .zip(text)
+        .fold(1, |length, (word, byte)| {
+            *word = *byte;
+            length + 1
+        });
+    // Where even this fails the parent sees a child that ended without a word.
+    let _ = nix::unistd::write(raw::borrow(report), words.get(..length).unwrap_or_default());
     raw::exit_now(127)
 }
 
-/// The failure that [`give_up`] wrote, if the child's words hold one.
-pub(super) fn failure(words: &[u8]) -> Option<(Stage, Errno)> {
-    let words: &[u8; 8] = words.strip_prefix(&[REACHED]).unwrap_or(words).try_into().ok()?;
-    let [a, b, c, d, errno @ ..] = *words;
-    Some((
-        Stage::from_number(i32::from_ne_bytes([a, b, c, d])),
-        Errno::from_raw(i32::from_ne_bytes(errno)),
-    ))
+/// The failure that [`give_up`] wrote, if the child's words hold one: the step and why.
+pub(super) fn failure(words: &[u8]) -> Option<(String, Errno)> {
+    let words = words
+        .strip_prefix(&[REACHED])
+        .unwrap_or(words)
+        .strip_prefix(&[FAILED])?;
+    let (number, step) = words.split_first_chunk()?;
+    let errno = Errno::from_raw(i32::from_ne_bytes(*number));
+    Some((String::from_utf8_lossy(step).into_owned(), errno))
 }
 
-fn steps(
-    plan: &Plan,
-    wires: &Wires,
-    room: &mut Room,
-    report: RawFd,
-    above: RawFd,
-) -> Result<(), (Stage, Errno)> {
-    let at = |stage: Stage| move |errno: Errno| (stage, errno);
-    raw::reset_signals().map_err(at(Stage::Signals))?;
+fn steps(plan: &Plan, wires: &Wires, room: &mut Room, report: RawFd, above: RawFd) -> Result<(), Failed> {
+    let at = |step: &'static str| move |errno: Errno| (step, errno);
+    raw::reset_signals().map_err(at("signals cannot be reset"))?;
     if plan.session {
-        nix::unistd::setsid().map_err(at(Stage::Session))?;
+        nix::unistd::setsid().map_err(at("no session of its own (setsid)"))?;
     }
     if let Some(cgroup) = wires.cgroup {
-        nix::unistd::write(raw::borrow(cgroup), b"0").map_err(at(Stage::Cgroup))?;
+        nix::unistd::write(raw::borrow(cgroup), b"0").map_err(at("it cannot enter its cgroup"))?;
     }
-    descriptors(wires, room, report, above).map_err(at(Stage::Descriptors))?;
-    if plan.oom_reset {
-        reset_out_of_memory_score().map_err(at(Stage::OutOfMemory))?;
+    descriptors(wires, room, report, above).map_err(at(DESCRIPTORS))?;
+    reset_out_of_memory_score().map_err(at("its out-of-memory score cannot be reset"))?;
+    if let Some(confinement) = &plan.confinement {
+        confinement
+            .limits()
+            .map_err(at("the job's limits cannot be set"))?;
     }
     if let Some(wanted) = plan.nofile {
-        raise_open_files(wanted).map_err(at(Stage::Limits))?;
+        raise_open_files(wanted).map_err(at("its limit of open files cannot be set"))?;
     }
-    nix::sys::stat::umask(Mode::from_bits_truncate(plan.umask));
-    nix::unistd::chdir(plan.directory.as_c_str()).map_err(at(Stage::Directory))?;
+    nix::sys::stat::umask(Mode::S_IRWXG | Mode::S_IRWXO);
+    nix::unistd::chdir(c"/").map_err(at("'/' cannot be entered"))?;
     if let Some(identity) = &plan.identity {
+        // While it may still be done.
+        if plan.confinement.is_some() {
+            raw::empty_bounding_set().map_err(at("its capabilities cannot be bounded"))?;
+        }
         become_user(identity, room)?;
+    }
+    if let Some(confinement) = &plan.confinement {
+        confinement
+            .enter()
+            .map_err(at("it cannot be confined (seccomp)"))?;
     }
     Ok(())
 }
@@ -265,13 +211,13 @@ fn raise_open_files(wanted: u64) -> Result<(), Errno> {
     }
 }
 
-/// Groups, then group, then user; then the proof.
-fn become_user(identity: &Identity, room: &mut Room) -> Result<(), (Stage, Errno)> {
-    let at = |stage: Stage| move |errno: Errno| (stage, errno);
-    raw::set_groups(&room.groups).map_err(at(Stage::Groups))?;
-    raw::set_group(identity.gid).map_err(at(Stage::Group))?;
-    raw::set_user(identity.uid).map_err(at(Stage::User))?;
-    prove(identity, room).map_err(at(Stage::Proof))
+/// Groups, then group, then user; then the proof. EAGAIN for the user: they have too many processes.
+fn become_user(identity: &Identity, room: &mut Room) -> Result<(), Failed> {
+    let at = |step: &'static str| move |errno: Errno| (step, errno);
+    raw::set_groups(&room.groups).map_err(at("its groups cannot be set"))?;
+    raw::set_group(identity.gid).map_err(at("its group cannot be set"))?;
+    raw::set_user(identity.uid).map_err(at("its user cannot be set"))?;
+    prove(identity, room).map_err(at("the former identity is not gone"))
 }
 
 fn prove(identity: &Identity, room: &mut Room) -> Result<(), Errno> {

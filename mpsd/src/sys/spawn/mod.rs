@@ -1,15 +1,17 @@
 //! Starting a program: exact environment, exact descriptors, identity dropped for good and proved gone.
 
+use super::confine::Confinement;
 use super::deadline::Deadline;
 use super::descriptors;
 use super::raw::{self, Exit, Pointers};
 use mpsd_core::file::FileError;
 use mpsd_core::trusted::open_trusted;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, fcntl, openat};
+use nix::sys::stat::Mode;
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ mod child;
 mod exec;
 mod run;
 pub use child::Child;
-pub use exec::{Identity, Stage};
+pub use exec::Identity;
 pub use run::{Ended, RunError, Unheard};
 pub(super) use run::{Output, listen};
 
@@ -46,8 +48,9 @@ impl Stdio {
     }
 }
 
-/// A program to start. Fields not set: no identity change, no session, descriptors 0–2 on `/dev/null`, umask
-/// 0077, working directory `/`.
+/// A program to start: with umask 0077, working directory `/`, signals as new, no descriptors but those named, and no
+/// protection against the out-of-memory killer (slurmd and pbs_mom have one). A field not set: no identity change, no
+/// session of its own, `/dev/null`.
 #[derive(Debug)]
 pub struct Spawn {
     /// Absolute path; no search path is ever looked at.
@@ -70,62 +73,42 @@ pub struct Spawn {
     pub stderr: Stdio,
     /// Further descriptors, each with its number there (3 or more); all others are closed.
     pub inherit: Vec<(OwnedFd, RawFd)>,
-    /// File mode mask.
-    pub umask: u32,
-    /// Working directory.
-    pub working_directory: PathBuf,
     /// Raise the soft limit of open files to this, or to the hard limit if that is lower; never lowers it.
     pub nofile: Option<u64>,
-    /// A negative out-of-memory score (slurmd's and pbs_mom's own protection) becomes 0.
-    pub oom_reset: bool,
+    /// What it, and all that it starts, may do no more.
+    pub confinement: Option<Confinement>,
     /// Time for everything up to exec: a program on a dead network file system would block us for ever.
     pub start_within: Duration,
 }
 
-/// Why a program was not started. None of these means that the program ran.
+/// A program that was not started; nothing of it has run.
 #[derive(Debug, thiserror::Error)]
-pub enum SpawnError {
-    /// Something in the description cannot be.
-    #[error("cannot start '{program}': {what}")]
-    Invalid {
-        /// The program.
-        program: String,
-        /// What is wrong with the description.
-        what: String,
-    },
+#[error("cannot start '{program}': {why}")]
+pub struct SpawnError {
+    program: String,
+    why: Why,
+}
+
+/// Why a program was not started.
+#[derive(Debug, thiserror::Error)]
+enum Why {
+    /// Something in its description cannot be.
+    #[error("{0}")]
+    Invalid(String),
     /// The parent's half failed: a pipe, the cgroup's file, the fork.
-    #[error("cannot start '{program}': {act}: {errno}")]
-    Parent {
-        /// The program.
-        program: String,
-        /// What failed.
-        act: &'static str,
-        /// Why.
-        errno: Errno,
-    },
-    /// The child failed before exec, or in it.
-    #[error("cannot start '{program}': {stage}: {errno}")]
-    Child {
-        /// The program.
-        program: String,
-        /// How far the child had come.
-        stage: Stage,
-        /// Why.
-        errno: Errno,
-    },
-    /// The child ended before exec without a word, or was still at it at the end of its time (then it was killed).
-    #[error("cannot start '{program}': its process {how}")]
-    Lost {
-        /// The program.
-        program: String,
-        /// What became of it.
-        how: Fate,
-    },
+    #[error("{0}: {1}")]
+    Parent(&'static str, Errno),
+    /// The child failed at this step.
+    #[error("{0}: {1}")]
+    Child(String, Errno),
+    /// The child was not heard of again.
+    #[error("its process {0}")]
+    Lost(Fate),
 }
 
 /// What became of a child that never said that it reached exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+enum Fate {
     /// It was still at it at the end of its time.
     Late,
     /// It ended.
@@ -150,19 +133,9 @@ impl std::fmt::Display for Fate {
 impl SpawnError {
     /// The kernel's word, where it gave one.
     pub fn errno(&self) -> Option<Errno> {
-        match self {
-            Self::Parent { errno, .. } | Self::Child { errno, .. } => Some(*errno),
-            Self::Invalid { .. } | Self::Lost { .. } => None,
-        }
-    }
-
-    /// Where the child failed.
-    #[cfg(test)]
-    pub(super) fn stage(&self) -> Option<Stage> {
-        if let Self::Child { stage, .. } = self {
-            Some(*stage)
-        } else {
-            None
+        match self.why {
+            Why::Parent(_, errno) | Why::Child(_, errno) => Some(errno),
+            Why::Invalid(_) | Why::Lost(_) => None,
         }
     }
 }
@@ -181,10 +154,8 @@ impl Spawn {
             stdout: Stdio::Null,
             stderr: Stdio::Null,
             inherit: Vec::new(),
-            umask: 0o077,
-            working_directory: PathBuf::from("/"),
             nofile: None,
-            oom_reset: true,
+            confinement: None,
             start_within: Duration::from_secs(10),
         }
     }
@@ -198,30 +169,25 @@ impl Spawn {
         open_trusted(program).map(|_| Self::new(program))
     }
 
-    /// Starts it; returns after exec has succeeded. The child's steps, in order, are those of [`Stage`].
+    /// Starts it; returns after exec has succeeded.
     pub fn start(self) -> Result<Child, SpawnError> {
-        let plan = self.prepare().map_err(|what| SpawnError::Invalid {
-            program: self.name(),
-            what,
-        })?;
+        let plan = self.prepare().map_err(|what| self.failed(Why::Invalid(what)))?;
         let Some(directory) = &self.cgroup else {
             return self.attempt(&plan, None, raw::fork);
         };
         match self.attempt(&plan, None, || raw::fork_into(directory.as_fd())) {
             // An older kernel, or a v1 hierarchy; or a kernel that kills a child born in a cgroup in which something was
             // killed before (seen on Linux 6.18). Nothing of the program has run: the child enters the cgroup itself.
-            Err(
-                SpawnError::Parent { .. }
-                | SpawnError::Lost {
-                    how: Fate::Ended(_), ..
-                },
-            ) => {}
+            Err(SpawnError {
+                why: Why::Parent(..) | Why::Lost(Fate::Ended(_)),
+                ..
+            }) => {}
             outcome => return outcome,
         }
-        let procs = self
-            .open_cgroup()
+        let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let procs = openat(directory, "cgroup.procs", flags, Mode::empty())
             .map_err(self.parent("its cgroup does not open"))?;
-        self.attempt(&plan, procs.as_ref(), raw::fork)
+        self.attempt(&plan, Some(&procs), raw::fork)
     }
 
     /// One start by one kind of fork; the child enters the cgroup by `procs` where there is one.
@@ -231,12 +197,7 @@ impl Spawn {
         procs: Option<&OwnedFd>,
         fork: impl FnOnce() -> Result<Option<i32>, Errno>,
     ) -> Result<Child, SpawnError> {
-        let null = nix::fcntl::open(
-            "/dev/null",
-            OFlag::O_RDWR | OFlag::O_CLOEXEC,
-            nix::sys::stat::Mode::empty(),
-        )
-        .map_err(self.parent("'/dev/null' does not open"))?;
+        let null = descriptors::null().map_err(self.parent("'/dev/null' does not open"))?;
         let (report, answer) =
             nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(self.parent("no pipe to be had"))?;
         let wires = exec::Wires {
@@ -273,14 +234,15 @@ impl Spawn {
 
     fn parent(&self, act: &'static str) -> impl FnOnce(Errno) -> SpawnError {
         let program = self.name();
-        move |errno| SpawnError::Parent { program, act, errno }
+        move |errno| SpawnError {
+            program,
+            why: Why::Parent(act, errno),
+        }
     }
 
-    fn open_cgroup(&self) -> Result<Option<OwnedFd>, Errno> {
-        let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-        let file =
-            |directory| nix::fcntl::openat(directory, "cgroup.procs", flags, nix::sys::stat::Mode::empty());
-        self.cgroup.as_ref().map(file).transpose()
+    fn failed(&self, why: Why) -> SpawnError {
+        let program = self.name();
+        SpawnError { program, why }
     }
 
     /// Everything that needs memory, before the fork.
@@ -299,33 +261,25 @@ impl Spawn {
             return Err("two descriptors have the same number".to_owned());
         }
         let program = text("its path", self.program.as_os_str().as_bytes().to_vec())?;
-        let mut arguments = vec![program.clone()];
-        for argument in &self.args {
-            arguments.push(text("an argument", argument.as_bytes().to_vec())?);
-        }
-        let mut environment = Vec::new();
-        for (name, value) in &self.env {
+        let arguments = self
+            .args
+            .iter()
+            .map(|word| text("an argument", word.as_bytes().to_vec()));
+        let arguments = std::iter::once(Ok(program.clone())).chain(arguments);
+        let variable = |(name, value): &(OsString, OsString)| {
             if name.is_empty() || name.as_bytes().contains(&b'=') {
                 return Err(format!("'{}' is no name of a variable", name.display()));
             }
-            let mut entry = name.clone().into_vec();
-            entry.push(b'=');
-            entry.extend_from_slice(value.as_bytes());
-            environment.push(text("a variable", entry)?);
-        }
+            text("a variable", [name.as_bytes(), b"=", value.as_bytes()].concat())
+        };
         Ok(exec::Plan {
+            arguments: Pointers::new(arguments.collect::<Result<_, _>>()?),
             program,
-            arguments: Pointers::new(arguments),
-            environment: Pointers::new(environment),
+            environment: Pointers::new(self.env.iter().map(variable).collect::<Result<_, _>>()?),
             identity: self.identity.clone().map(sorted),
             session: self.session,
-            umask: self.umask & 0o777,
-            directory: text(
-                "its directory",
-                self.working_directory.as_os_str().as_bytes().to_vec(),
-            )?,
             nofile: self.nofile,
-            oom_reset: self.oom_reset,
+            confinement: self.confinement.clone(),
         })
     }
 }
@@ -337,37 +291,35 @@ fn sorted(mut identity: Identity) -> Identity {
     identity
 }
 
-/// Reads the child's report to its end, which exec makes by closing the pipe: nothing is a child that died on
-/// its way, one byte is exec reached, nine are that byte or a failure's.
+/// How long a child that failed, or was killed, may take to be gone.
+const REAP: Duration = Duration::from_millis(500);
+
+/// Reads the child's report to its end, which exec makes by closing the pipe: no byte is a child that died on its way.
 fn follow(
     mut started: Child,
     program: &str,
     report: &OwnedFd,
     deadline: Deadline,
 ) -> Result<Child, SpawnError> {
-    let lost = |how| SpawnError::Lost {
-        program: program.to_owned(),
-        how,
+    let failed = |why| {
+        let program = program.to_owned();
+        SpawnError { program, why }
     };
     let Some(words) = read_report(report, deadline) else {
-        started.kill(Deadline::after_ms(500));
-        return Err(lost(Fate::Late));
+        started.kill(Deadline::after(REAP));
+        return Err(failed(Why::Lost(Fate::Late)));
     };
-    if let Some((stage, errno)) = exec::failure(&words) {
-        started.wait(Deadline::after_ms(500));
-        return Err(SpawnError::Child {
-            program: program.to_owned(),
-            stage,
-            errno,
-        });
+    if let Some((step, errno)) = exec::failure(&words) {
+        started.wait(Deadline::after(REAP));
+        return Err(failed(Why::Child(step, errno)));
     }
     if words.is_empty() {
-        let end = started.kill(Deadline::after_ms(500));
-        return Err(lost(end.map_or(Fate::Hangs, Fate::Ended)));
+        let end = started.kill(Deadline::after(REAP));
+        return Err(failed(Why::Lost(end.map_or(Fate::Hangs, Fate::Ended))));
     }
     if started.start_time() == 0 {
-        started.kill(Deadline::after_ms(500));
-        return Err(lost(Fate::Unreadable));
+        started.kill(Deadline::after(REAP));
+        return Err(failed(Why::Lost(Fate::Unreadable)));
     }
     Ok(started)
 }

@@ -1,0 +1,154 @@
+//! Programs for the kernel's filter of system calls (seccomp(2), `Documentation/userspace-api/seccomp_filter.rst`).
+
+use nix::libc::{self, sock_filter};
+
+/// Offsets in the kernel's `struct seccomp_data`: number, architecture, low half of the first argument.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const FIRST_ARGUMENT: u32 = 16;
+
+#[cfg(target_arch = "x86_64")]
+const OWN_ARCHITECTURE: u32 = 0xC000_003E; // AUDIT_ARCH_X86_64
+#[cfg(target_arch = "aarch64")]
+const OWN_ARCHITECTURE: u32 = 0xC000_00B7; // AUDIT_ARCH_AARCH64
+
+/// From this number on lie the calls of the x32 ABI, under the same architecture. No kernel has so many own ones.
+const X32: u32 = 0x4000_0000;
+
+/// Ways to look into, or change, another process.
+const OTHERS: [i64; 4] = [
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_kcmp,
+];
+/// Ways to change what the process sees of the system.
+const SURROUNDINGS: [i64; 13] = [
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+];
+/// Wide or old doors of the kernel that nothing of MPS goes through.
+const KERNEL: [i64; 18] = [
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_swapon,
+    libc::SYS_reboot,
+    libc::SYS_quotactl,
+];
+/// Starting another program.
+const PROGRAMS: [i64; 2] = [libc::SYS_execve, libc::SYS_execveat];
+
+/// Namespaces of any kind (clone(2)).
+const NAMESPACES: i32 = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP;
+
+/// Which program is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// Programs of the job's user: all is allowed but what no part of MPS needs. A list of what the vendor's programs call
+    /// would have to change with each of their releases.
+    User,
+    /// The NVML worker: no other program, and no network, besides.
+    Worker,
+}
+
+/// The filter; what it denies fails with EPERM.
+pub(super) fn program(whom: For) -> Vec<sock_filter> {
+    let mut denied = [&OTHERS[..], &SURROUNDINGS, &KERNEL].concat();
+    let mut all = vec![
+        load(ARCHITECTURE),
+        skip_if(libc::BPF_JEQ, OWN_ARCHITECTURE, 1),
+        fail(libc::EPERM),
+        load(NUMBER),
+    ];
+    if cfg!(target_arch = "x86_64") {
+        all.extend([skip_unless(libc::BPF_JGE, X32, 1), fail(libc::EPERM)]);
+    }
+    // Its flags lie in memory, where a filter cannot look; "no such call" makes the C library take clone(2).
+    all.extend([
+        skip_unless(libc::BPF_JEQ, number(libc::SYS_clone3), 1),
+        fail(libc::ENOSYS),
+    ]);
+    if whom == For::Worker {
+        denied.extend(PROGRAMS);
+        all.extend([
+            skip_unless(libc::BPF_JEQ, number(libc::SYS_socket), 4),
+            load(FIRST_ARGUMENT),
+            skip_if(libc::BPF_JEQ, libc::AF_UNIX as u32, 1),
+            fail(libc::EPERM),
+            allow(),
+        ]);
+    }
+    for call in denied {
+        all.extend([skip_unless(libc::BPF_JEQ, number(call), 1), fail(libc::EPERM)]);
+    }
+    all.extend([
+        skip_unless(libc::BPF_JEQ, number(libc::SYS_clone), 3),
+        load(FIRST_ARGUMENT),
+        skip_unless(libc::BPF_JSET, NAMESPACES as u32, 1),
+        fail(libc::EPERM),
+        allow(),
+    ]);
+    all
+}
+
+fn number(call: i64) -> u32 {
+    u32::try_from(call).unwrap_or(u32::MAX)
+}
+
+fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
+    let code = code as u16;
+    sock_filter { code, jt, jf, k }
+}
+
+fn load(offset: u32) -> sock_filter {
+    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset)
+}
+
+/// Leaves out the next `count` instructions where the loaded word compares with `k`.
+fn skip_if(compare: u32, k: u32, count: u8) -> sock_filter {
+    instruction(libc::BPF_JMP | compare | libc::BPF_K, count, 0, k)
+}
+
+/// Leaves them out where it does not.
+fn skip_unless(compare: u32, k: u32, count: u8) -> sock_filter {
+    instruction(libc::BPF_JMP | compare | libc::BPF_K, 0, count, k)
+}
+
+fn fail(errno: i32) -> sock_filter {
+    let value = libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA);
+    instruction(libc::BPF_RET | libc::BPF_K, 0, 0, value)
+}
+
+fn allow() -> sock_filter {
+    instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW)
+}

@@ -1,0 +1,221 @@
+use super::*;
+use crate::sys::Exit;
+use crate::sys::deadline::Deadline;
+use crate::sys::guard::ask;
+use crate::sys::process::{Entry, ProcessTable, State};
+use crate::sys::spawn::{Identity, Spawn};
+use crate::sys::testing::{STRANGER, alone};
+use nix::libc;
+use std::time::Duration;
+
+fn soon() -> Deadline {
+    Deadline::after_ms(10_000)
+}
+
+/// Runs a shell line as the job's user, confined.
+fn confined(line: &str, limits: Option<Limits>) -> (String, Exit) {
+    let mut spawn = Spawn::new("/bin/sh");
+    spawn.args = vec!["-c".into(), line.into()];
+    spawn.env = vec![("PATH".into(), "/usr/bin:/bin".into())];
+    spawn.identity = Some(Identity {
+        uid: STRANGER,
+        gid: STRANGER,
+        groups: vec![],
+    });
+    spawn.confinement = Some(Confinement::new(limits));
+    let ended = spawn.run(soon(), 1 << 16).unwrap();
+    (ended.text(), ended.exit)
+}
+
+#[test]
+fn a_confined_program_has_no_capability_to_come_by_and_a_filter() {
+    let _alone = alone();
+    let (text, _) = confined("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status", None);
+    let zero = "0000000000000000";
+    let want = format!(
+        "CapInh:\t{zero}\nCapPrm:\t{zero}\nCapEff:\t{zero}\nCapBnd:\t{zero}\nCapAmb:\t{zero}\nNoNewPrivs:\t1\nSeccomp:\t2\n"
+    );
+    assert_eq!(text, want);
+}
+
+#[test]
+fn a_confined_program_makes_no_namespace_and_starts_others_as_confined_as_itself() {
+    let _alone = alone();
+    let line = "unshare --user true 2>/dev/null || echo none; unshare --mount true 2>/dev/null || echo none; \
+                sh -c 'grep Seccomp: /proc/self/status'; echo one | cat | cat; sleep 0.01 & wait; echo end";
+    assert_eq!(confined(line, None).0, "none\nnone\nSeccomp:\t2\none\nend\n");
+}
+
+/// What `calls` return in a child with this filter: 0, or the number of the error.
+fn under(whom: For, calls: fn() -> Vec<i32>) -> Vec<i32> {
+    let program = filter::program(whom);
+    let answer = ask(soon(), || {
+        prctl::set_no_new_privs().unwrap();
+        raw::filter_calls(&program).unwrap();
+        calls().iter().flat_map(|number| number.to_ne_bytes()).collect()
+    });
+    let bytes = answer.unwrap();
+    let (words, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty());
+    words.iter().map(|word| i32::from_ne_bytes(*word)).collect()
+}
+
+#[test]
+fn what_is_denied_is_denied_to_root_as_well() {
+    let _alone = alone();
+    let denied = || {
+        raw::tests::calls(&[
+            (libc::SYS_ptrace, 0),
+            (libc::SYS_process_vm_readv, 0),
+            (libc::SYS_mount, 0),
+            (libc::SYS_umount2, 0),
+            (libc::SYS_setns, -1),
+            (libc::SYS_unshare, 0),
+            (libc::SYS_bpf, 0),
+            (libc::SYS_keyctl, 0),
+            (libc::SYS_perf_event_open, 0),
+            (libc::SYS_userfaultfd, 0),
+            (libc::SYS_io_uring_setup, 0),
+            (libc::SYS_finit_module, -1),
+            (libc::SYS_kexec_load, 0),
+            (libc::SYS_clone, i64::from(libc::CLONE_NEWUSER)),
+            (libc::SYS_clone, i64::from(libc::CLONE_NEWNS | libc::SIGCHLD)),
+        ])
+    };
+    assert_eq!(under(For::User, denied), [libc::EPERM; 15]);
+    // So that the C library falls back on clone(2), whose flags a filter can see.
+    assert_eq!(
+        under(For::User, || raw::tests::calls(&[(libc::SYS_clone3, 0)])),
+        [libc::ENOSYS]
+    );
+}
+
+/// Most of what the vendor's programs do besides reading and writing: threads, shared memory, descriptors of all kinds,
+/// sockets, scheduling, ioctl on a device, a program.
+#[test]
+fn what_a_daemon_needs_is_allowed() {
+    let _alone = alone();
+    let needed = || {
+        let thread = std::thread::spawn(|| 7).join().is_ok_and(|seven| seven == 7);
+        let map = || {
+            let length = std::num::NonZeroUsize::new(4096)?;
+            let file = nix::sys::memfd::memfd_create(c"x", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).ok()?;
+            nix::unistd::ftruncate(&file, 4096).ok()?;
+            std::fs::File::from(file).set_len(4096 + length.get() as u64).ok()
+        };
+        let abstract_socket = || {
+            use std::os::linux::net::SocketAddrExt as _;
+            use std::os::unix::net::{SocketAddr, UnixListener};
+            UnixListener::bind_addr(&SocketAddr::from_abstract_name(b"mpsd-unit-test").ok()?).ok()
+        };
+        let program = std::process::Command::new("/bin/true")
+            .status()
+            .is_ok_and(|end| end.success());
+        let answers = [
+            thread,
+            map().is_some(),
+            abstract_socket().is_some(),
+            program,
+            std::net::TcpListener::bind("127.0.0.1:0").is_ok(),
+            nix::sys::eventfd::EventFd::from_value(0).is_ok(),
+            nix::sys::epoll::Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).is_ok(),
+            nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).is_ok(),
+            nix::sys::socket::socketpair(
+                nix::sys::socket::AddressFamily::Unix,
+                nix::sys::socket::SockType::SeqPacket,
+                None,
+                nix::sys::socket::SockFlag::empty(),
+            )
+            .is_ok(),
+        ];
+        answers.map(i32::from).to_vec()
+    };
+    assert_eq!(under(For::User, needed), [1; 9]);
+}
+
+#[test]
+fn the_worker_starts_no_program_and_has_no_network() {
+    let _alone = alone();
+    let tried = || {
+        let program = std::process::Command::new("/bin/true").status();
+        let code = |error: std::io::Error| error.raw_os_error().unwrap_or(-1);
+        vec![
+            program.map_or_else(code, |_| 0),
+            std::net::TcpListener::bind("127.0.0.1:0").map_or_else(code, |_| 0),
+            std::net::UdpSocket::bind("[::1]:0").map_or_else(code, |_| 0),
+            std::os::unix::net::UnixDatagram::unbound().map_or_else(code, |_| 0),
+            raw::tests::calls(&[(libc::SYS_ptrace, 0)])[0],
+            i32::from(std::thread::spawn(|| ()).join().is_err()),
+        ]
+    };
+    let eperm = libc::EPERM;
+    assert_eq!(under(For::Worker, tried), [eperm, eperm, eperm, 0, eperm, 0]);
+}
+
+#[test]
+fn the_jobs_limits_are_those_of_the_program() {
+    let _alone = alone();
+    let mut job = Spawn::new("/bin/sh");
+    job.args = vec![
+        "-c".into(),
+        "ulimit -p 77; ulimit -c 0; ulimit -Sn 99; ulimit -t 600; echo set; sleep 60".into(),
+    ];
+    job.env = vec![("PATH".into(), "/usr/bin:/bin".into())];
+    let mut job = job.start().unwrap();
+    let deadline = soon();
+    let limits = loop {
+        let limits = Limits::of(job.pid()).unwrap();
+        if limits.0[libc::RLIMIT_CPU as usize].rlim_cur == 600 {
+            break limits;
+        }
+        assert!(deadline.sleep(Duration::from_millis(2)));
+    };
+    job.kill(soon()).unwrap();
+    let (text, _) = confined("ulimit -p; ulimit -c; ulimit -Sn; ulimit -t", Some(limits));
+    assert_eq!(text, "77\n0\n99\n600\n");
+    assert_eq!(Limits::of(job.pid()).unwrap_err(), Errno::ESRCH);
+}
+
+/// A user who takes the program over can start no more processes than their job may.
+#[test]
+fn a_fork_bomb_ends_at_the_jobs_limit() {
+    let _alone = alone();
+    let mut limits = Limits::of(0).unwrap();
+    limits.0[libc::RLIMIT_NPROC as usize] = rlimit64 {
+        rlim_cur: 20,
+        rlim_max: 20,
+    };
+    let line = "i=0; while [ $i -lt 60 ] && sleep 5 & do i=$((i+1)); done; echo $i";
+    let (text, _) = confined(&format!("{{ {line}; }} 2>&1"), Some(limits));
+    assert!(text.contains("fork"), "{text}");
+    let left = || {
+        let table = ProcessTable::scan().unwrap();
+        let lives = |entry: &&Entry| entry.stat.name == "sleep" && entry.stat.state != State::Defunct;
+        table.of_user(STRANGER).filter(lives).count()
+    };
+    let deadline = soon();
+    while left() > 0 {
+        assert!(
+            deadline.sleep(Duration::from_millis(5)),
+            "the session was not killed"
+        );
+    }
+}
+
+#[test]
+fn a_process_that_is_not_dumpable_is_nobodys_to_debug() {
+    let _alone = alone();
+    let answer = ask(soon(), || {
+        // As the user's own process, and another of the same user's.
+        let open = |pid: i32| std::fs::File::open(format!("/proc/{pid}/mem")).is_ok();
+        raw::set_user(STRANGER).unwrap();
+        // Changing the user has made it undumpable already; exec would have ended that.
+        prctl::set_dumpable(true).unwrap();
+        let own = nix::unistd::getpid().as_raw();
+        let ask_other = || ask(soon(), || vec![u8::from(open(own))]).map_or(9, |answer| answer[0]);
+        let before = ask_other();
+        undumpable().unwrap();
+        vec![before, ask_other()]
+    });
+    assert_eq!(answer.unwrap(), [1, 0]);
+}
