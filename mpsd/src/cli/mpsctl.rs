@@ -51,7 +51,7 @@ enum Verb {
     Plan(Box<PlanVerb>),
     /// Take down what jobs left that their scheduler no longer has here, and deliver or lift our own drains (root)
     ///
-    /// Run by mpsd-reconcile.timer and, with --boot, by mpsd.service. A job whose scheduler does not answer is left
+    /// Run by mpsd-reconcile.timer and, with --boot, by mpsd-boot.service. A job whose scheduler does not answer is left
     /// alone. Exit status: 2 when something is left that should not be.
     Reconcile(Reconcile),
     /// Lift our own drain of this node after a clean recheck (root)

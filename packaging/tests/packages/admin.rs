@@ -12,7 +12,7 @@ use tests::slurm::Record;
 use crate::cluster::{self, Cluster, USER, VENDOR, listed};
 use crate::machine::{Cgroup, Machine};
 use crate::root::Root;
-use crate::{NAMES, debian, newer, package, packages, said, skip};
+use crate::{NAMES, debian, newer, package, packages, said, skip, units};
 
 const README: &str = include_str!("../../../README.md");
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
@@ -78,6 +78,9 @@ fn by_the_readme(suite: &'static str) {
         simulate(root);
         jobs(&mut cluster);
         let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("held-client-{suite}"));
+        units::are_rated(&cluster.machine);
+        units::reconcile_in_their_sandbox(&mut cluster, &note);
+        units::look_again_once(&mut cluster.machine);
         restart_and_upgrade(&mut cluster, &note);
         remove(root, &mut cluster, &before);
     });
@@ -162,9 +165,10 @@ fn jobs(cluster: &mut Cluster) {
     );
 }
 
-/// A job lives through restarts of everything that root may restart, and through an upgrade, and its epilogue is then the
-/// newer one.
+/// A job lives through restarts of everything that root may restart, and through an upgrade from the units of 0.1.0, and its
+/// epilogue is then the newer one.
 fn restart_and_upgrade(cluster: &mut Cluster, note: &Path) {
+    units::have_been_those_of_0_1_0(&cluster.machine);
     let (mut srun, record) = cluster.holding(&["--gres=gpu:1", "--mps", "--mps-threads=25"], note);
     are_under_mps(std::slice::from_ref(&record), uid(cluster));
     let (job, daemon) = (record.job.clone().unwrap(), record.daemon_pid.unwrap());
@@ -214,6 +218,11 @@ fn restart_and_upgrade(cluster: &mut Cluster, note: &Path) {
         cluster.machine.run(&["systemctl", "is-active", unit]);
     }
     lives(cluster, "after the upgrade");
+    units::are_complete_after_the_upgrade(&cluster.machine);
+    cluster
+        .machine
+        .run(&["systemctl", "start", "mpsd-reconcile.service"]);
+    lives(cluster, "after a restart of the newer units");
     assert!(srun.try_wait().unwrap().is_none(), "the upgrade ended the job");
 
     cluster.machine.run(&["scancel", &job]);

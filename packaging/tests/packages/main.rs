@@ -11,6 +11,7 @@ mod install;
 mod machine;
 mod root;
 mod slurm;
+mod units;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
