@@ -13,7 +13,7 @@ use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
 use mpsd::scheduler::{self, Given, Host, Input, Program, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
-use mpsd::sys::{descriptors, guard};
+use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, Settings};
 use std::path::Path;
@@ -28,6 +28,7 @@ const PARENT_GRACE: Duration = Duration::from_secs(3);
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
+    priority::raise();
     guard::install_panic_exit(NAME, BROKEN);
     if descriptors::fix_standard_descriptors().is_err() {
         return BROKEN;

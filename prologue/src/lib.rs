@@ -16,7 +16,7 @@ use mpsd::scheduler::pbs::Installation;
 use mpsd::scheduler::unattached::{Unattached, unattached};
 use mpsd::scheduler::{self, Devices, Host, Input, Scheduler, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
-use mpsd::sys::{descriptors, guard};
+use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, ConfigError, Settings};
 use mpsd_core::failure::{Evidence, Fault};
@@ -39,6 +39,7 @@ const RECORD_LIMIT: Duration = Duration::from_secs(5);
 
 /// Runs the program; returns its exit code. Nothing in here ends it by a signal: Torque would take that for success.
 pub fn main() -> u8 {
+    priority::raise();
     guard::install_panic_exit(NAME, BROKEN);
     if descriptors::fix_standard_descriptors().is_err() {
         return BROKEN;

@@ -11,6 +11,7 @@ use super::{complain, say};
 use crate::scheduler::pbs::setup::{self as pbs, Surroundings};
 use crate::scheduler::slurm::setup::{self as slurm, Slurm};
 use crate::scheduler::{Host, ThisHost};
+use crate::sys::priority;
 use clap::{CommandFactory, Parser, Subcommand};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
@@ -127,6 +128,7 @@ fn as_root(
     if !nix::unistd::geteuid().is_root() {
         return failed(&Refusal::new("this verb", "it changes the node", "root").into());
     }
+    priority::raise();
     let host = ThisHost.name();
     let name = node.unwrap_or(&host);
     let settings = settings(config, name).unwrap_or_else(|failure| {

@@ -11,6 +11,7 @@ pub mod deadline;
 pub mod descriptors;
 pub(crate) mod files;
 pub mod guard;
+pub mod priority;
 pub(crate) mod process;
 mod raw;
 pub mod signals;

@@ -429,6 +429,29 @@ impl Pointers {
     }
 }
 
+/// Sets the scheduling policy and the real-time priority of a thread (0: the calling one); 0 is the priority of every policy
+/// that is not real-time.
+pub(super) fn set_scheduler(thread: i32, policy: i32, priority: i32) -> Result<(), Errno> {
+    let parameters = libc::sched_param {
+        sched_priority: priority,
+    };
+    // SAFETY: the structure lives for the whole call and is only read.
+    Errno::result(unsafe { libc::sched_setscheduler(thread, policy, &raw const parameters) }).map(drop)
+}
+
+/// The scheduling policy of a thread (0: the calling one), with its flag SCHED_RESET_ON_FORK.
+pub(super) fn scheduler(thread: i32) -> Result<i32, Errno> {
+    // SAFETY: an integer goes in, an integer comes out.
+    Errno::result(unsafe { libc::sched_getscheduler(thread) })
+}
+
+/// Sets the nice value of a thread (0: the calling one).
+pub(super) fn set_nice(thread: i32, nice: i32) -> Result<(), Errno> {
+    let thread = libc::id_t::try_from(thread).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: integers only.
+    Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) }).map(drop)
+}
+
 /// Writes all of `bytes` to standard error without taking a lock, as far as it goes.
 pub(super) fn complain(bytes: &[u8]) {
     let _ = nix::unistd::write(borrow(2).as_fd(), bytes);

@@ -34,7 +34,7 @@ pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec
     let mask = raw::block_all().map_err(NoAnswer::NotStarted)?;
     let forked = match raw::fork() {
         Ok(None) => in_child(writer, question),
-        Ok(Some(pid)) => Ok(Child::adopt(pid)),
+        Ok(Some(pid)) => Ok(Child::adopt_as_ours(pid)),
         Err(errno) => Err(NoAnswer::NotStarted(errno)),
     };
     raw::restore_mask(&mask);

@@ -9,6 +9,7 @@ pub use ask::{NoAnswer, ask};
 
 use super::deadline::Deadline;
 use super::descriptors;
+use super::priority;
 use super::raw::{self, Exit};
 use super::signals::{Signals, default_action};
 use super::spawn::Child;
@@ -80,7 +81,7 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Guarded {
     let parent = nix::unistd::getpid();
     let mut child = match raw::fork() {
         Err(errno) => return Guarded::NotStarted(errno),
-        Ok(Some(pid)) => Child::adopt(pid),
+        Ok(Some(pid)) => Child::adopt_as_ours(pid),
         Ok(None) => {
             signals.restore();
             let tied = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
@@ -149,7 +150,10 @@ fn leave(code: u8) -> ! {
 /// As fork(2).
 pub fn detach(work: impl FnOnce()) -> Result<(), Errno> {
     match raw::fork()? {
-        Some(_) => Ok(()),
+        Some(pid) => {
+            priority::hand_down(pid);
+            Ok(())
+        }
         None => {
             let ready = nix::unistd::setsid().is_ok() && descriptors::all_to_null().is_ok();
             if ready {

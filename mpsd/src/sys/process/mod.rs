@@ -198,6 +198,17 @@ impl Process {
         }
     }
 
+    /// Writes a file of its `/proc` directory.
+    pub(super) fn write(&self, file: &str, text: &str) -> Result<(), Errno> {
+        let file = openat(
+            &self.directory,
+            file,
+            OFlag::O_WRONLY | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )?;
+        nix::unistd::write(&file, text.as_bytes()).map(drop)
+    }
+
     fn fail(&self, act: &'static str, errno: Errno) -> ProcessError {
         ProcessError {
             act,

@@ -57,7 +57,7 @@ impl Process {
     }
 
     /// The threads that have not ended.
-    fn living_threads(&self) -> Result<Vec<(i32, State)>, ProcessError> {
+    pub(in crate::sys) fn living_threads(&self) -> Result<Vec<(i32, State)>, ProcessError> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let listing = match openat(&self.directory, "task", flags, Mode::empty()) {
             Ok(fd) => nix::dir::Dir::from_fd(fd),

@@ -2,6 +2,7 @@
 
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors;
+use crate::sys::priority;
 use crate::sys::process::{Process, ProcessId};
 use crate::sys::raw::{self, Exit};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -30,6 +31,12 @@ impl Child {
             pidfd: raw::pidfd_open(pid).ok(),
             end: None,
         }
+    }
+
+    /// [`Child::adopt`] for a child that does root's work: as urgent as its parent.
+    pub(in crate::sys) fn adopt_as_ours(pid: i32) -> Self {
+        priority::hand_down(pid);
+        Self::adopt(pid)
     }
 
     /// Its pid.

@@ -225,7 +225,11 @@ impl Spawn {
         let pid = forked.map_err(self.parent("no process to be had (fork)"))?;
         drop(answer);
         let deadline = Deadline::after(self.start_within);
-        follow(Child::adopt(pid), &self.name(), &report, deadline)
+        let child = match self.identity {
+            Some(_) => Child::adopt(pid),
+            None => Child::adopt_as_ours(pid),
+        };
+        follow(child, &self.name(), &report, deadline)
     }
 
     fn name(&self) -> String {
