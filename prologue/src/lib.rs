@@ -157,8 +157,8 @@ impl Scheduled for Told<'_> {
     }
 }
 
-/// The home of the mom that runs us, whose prologue starts in its `mom_priv` (facts: pbs-live, "Environment, identity,
-/// stdio").
+/// The home of the mom that runs us, whose prologue starts in its `mom_priv`
+/// (docs/facts/pbs.md#environment-identity-and-descriptors).
 fn home_of_caller() -> Option<PathBuf> {
     let here = std::env::current_dir().ok()?;
     (here.file_name()? == "mom_priv").then(|| here.parent().map(PathBuf::from))?

@@ -3,7 +3,7 @@
 //! Decided by what root left on this node, not by the flags: they are lost on some ways (`sbatch --export=NONE`). What
 //! keeps a task from running is said here, where it reaches the user's terminal, and by `_exit(1)` of the child: under
 //! `optional` Slurm ignores the return value, and a failing init or user_init would end the job COMPLETED without
-//! having run (facts: slurm-live, "Failures").
+//! having run (docs/facts/slurm.md#failures).
 
 use crate::arguments::Scope;
 use crate::handle::{Item, Level, Node, Slurm, Verdict};

@@ -13,9 +13,10 @@ pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
 /// Devices that a CUDA program sees.
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// A client's own thread percentage; it can only lower the daemon's (facts: mps-control, "Clients").
+/// A client's own thread percentage; it can only lower the daemon's (docs/facts/mps-control.md#clients).
 pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// A client's own memory limit. A name of a GPU that the client does not see drops every limit (facts: mps-control).
+/// A client's own memory limit. A name of a GPU that the client does not see drops every limit
+/// (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The job whose MPS a task uses; tells variables inherited from another job.
 pub const JOB: &str = "MPSD_JOB";

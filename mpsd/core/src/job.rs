@@ -7,7 +7,7 @@ use std::fmt;
 /// Longest job id that a scheduler of ours writes, with room; longer is no job id. Bytes.
 const LONGEST_ID: usize = 255;
 /// Longest id that is used as a directory name as it is: NVIDIA's daemon fails silently on pipe paths over about
-/// 100 bytes (facts: mps-control, "Starting"). Bytes.
+/// 100 bytes (docs/facts/mps-control.md#starting). Bytes.
 const LONGEST_NAME: usize = 40;
 /// How much of a longer id stays readable in the directory name. Bytes.
 const READABLE_PART: usize = 24;

@@ -188,7 +188,7 @@ impl Priority {
     /// What [`Priority::from_str`] accepts, in any case, `_` for `-`.
     pub const ALLOWED: &'static str = "normal, below-normal";
 
-    /// The number that the control daemon takes (facts: mps-control, "must be 0 or 1").
+    /// The number that the control daemon takes (docs/facts/mps-control.md#the-command-session).
     pub fn number(self) -> u8 {
         match self {
             Priority::Normal => 0,

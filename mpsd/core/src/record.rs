@@ -1,7 +1,7 @@
 //! The record: what root leaves on the node for the job's tasks to read.
 //!
 //! `/run/mpsd/jobs/<job>/record`, root 0644. The plugin's `task_init`, `mpsctl env` and `mpsctl exec` decide by it and
-//! by nothing else: an option may be lost on the way (`sbatch --export=NONE`; facts: slurm-live, "Options").
+//! by nothing else: an option may be lost on the way (`sbatch --export=NONE`; docs/facts/slurm.md#options).
 
 use super::failure::FailureKind;
 use super::gpu::GpuUuid;

@@ -3,7 +3,7 @@
 //! [`Request::from_account`] reads the tokens of a PBS account string, [`Flags`] Slurm's flags,
 //! [`Request::from_resource`] OpenPBS's `mps` resource; all three go by the table of `options` and end in the same
 //! check of the whole. The text is hostile wherever it arrives: a Slurm user can put any bytes into the variable
-//! that root's prolog reads (facts: slurm-live, "Options").
+//! that root's prolog reads (docs/facts/slurm.md#options).
 
 mod flags;
 mod options;
@@ -24,7 +24,7 @@ use std::str::FromStr;
 
 /// Longest text with a token of ours, bytes.
 pub const LONGEST: usize = 1024;
-/// Most shares of one GPU: the clients that a server takes (facts: mps-control, "48 clients").
+/// Most shares of one GPU: the clients that a server takes (docs/facts/mps-control.md#clients).
 pub const MOST_REPLICAS: u32 = 48;
 /// How much of a user's text a message repeats, characters.
 const SHOWN: usize = 60;

@@ -1,5 +1,5 @@
 //! A step that asks for other limits than its job: the job's daemon runs already, and a client can only lower what it
-//! gives (facts: mps-control, "Clients"). What that cannot carry out is refused.
+//! gives (docs/facts/mps-control.md#clients). What that cannot carry out is refused.
 
 use super::failure::Refusal;
 use super::gpu::GpuUuid;

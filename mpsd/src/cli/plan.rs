@@ -12,7 +12,7 @@ use mpsd_core::{Failure, Fault, JobId, Refusal};
 use std::path::Path;
 use std::time::Duration;
 
-/// NVML's start takes 12 ms (facts: mps-control, "Times"); an administrator waits longer than a prologue may.
+/// NVML's start takes 12 ms (docs/facts/mps-control.md#times); an administrator waits longer than a prologue may.
 const NVML_DEADLINE: Duration = Duration::from_secs(10);
 /// The job's id where nobody gives one.
 const NO_JOB: &str = "0";

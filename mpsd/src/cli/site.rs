@@ -8,7 +8,7 @@ use mpsd_core::{Failure, Fault, Inventory};
 use std::path::Path;
 use std::time::Duration;
 
-/// NVML's start takes 12 ms (facts: mps-control, "Times"); an administrator waits longer than a prologue may.
+/// NVML's start takes 12 ms (docs/facts/mps-control.md#times); an administrator waits longer than a prologue may.
 const NVML_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The verbs of `mpsctl config`.

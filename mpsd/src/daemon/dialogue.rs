@@ -1,7 +1,7 @@
 //! What is said to a control daemon, and what its answers must be. Pure.
 //!
 //! The daemon answers exit 0 to nearly everything, refusals included; answers come without delimiters and some
-//! commands answer nothing (facts: mps-control, "The command session"). So every setting is read back, and every
+//! commands answer nothing (docs/facts/mps-control.md#the-command-session). So every setting is read back, and every
 //! reading that may be empty is followed by one that never is.
 
 use mpsd_core::limits::{Percent, Priority};

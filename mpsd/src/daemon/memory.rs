@@ -1,5 +1,5 @@
 //! Watches the memory of clients whose limit was asked for: a client can void the vendor's own limit
-//! (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=garbage`; facts: mps-control, "Clients").
+//! (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=garbage`; docs/facts/mps-control.md#memory-limits).
 
 use super::session;
 use super::start::Running;
@@ -10,10 +10,10 @@ use mpsd_core::GpuUuid;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How often the clients are looked at while there are any; a look costs 0.1 ms a GPU (facts: mps-control).
+/// How often the clients are looked at while there are any; a look costs 0.1 ms a GPU (docs/facts/mps-control.md#nvml).
 pub const PERIOD: Duration = Duration::from_secs(1);
 /// What NVML counts for a client beyond what its limit counts: its context and code, MiB. An H200 showed up to 316 MiB
-/// for a client that had allocated nothing (facts: transcript, 572 MiB with 256 MiB allocated).
+/// for a client that had allocated nothing (docs/facts/mps-control.md#nvml, 572 MiB with 256 MiB allocated).
 const OVERHEAD_MIB: u64 = 512;
 const MIB: u64 = 1 << 20;
 

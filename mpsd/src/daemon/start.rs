@@ -204,8 +204,8 @@ fn ask(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, String>
     Ok(true)
 }
 
-/// The log's `NEW SERVER n: Ready` says what `get_server_status` would say by ACTIVE, and costs no session (facts:
-/// mps-control, `start_server`; the contract suite compares the two).
+/// The log's `NEW SERVER n: Ready` says what `get_server_status` would say by ACTIVE, and costs no session
+/// (docs/facts/mps-control.md#when-a-server-is-ready; the contract suite compares the two).
 fn confirm(running: &mut Running) -> Result<(), String> {
     let Some(server) = running.proof.ready.filter(|_| running.proof.started) else {
         return Ok(());
@@ -219,7 +219,8 @@ fn text(error: SessionError) -> String {
     error.to_string()
 }
 
-/// Ends a daemon that is not wanted: SIGTERM takes its server along (facts: mps-control), else SIGKILL does.
+/// Ends a daemon that is not wanted: SIGTERM takes its server along (docs/facts/mps-control.md#crashes-and-hangs), else
+/// SIGKILL does.
 pub fn end(running: &mut Running) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(running.child.id()).unwrap_or(i32::MAX));
     if matches!(running.child.try_wait(), Ok(None)) {

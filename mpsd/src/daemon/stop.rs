@@ -2,7 +2,7 @@
 //!
 //! Killing a client with work in flight is undefined for every other client (the vendor's guide), so
 //! `terminate_client` comes first; `quit` waits for clients for ever, so it comes after and with a deadline
-//! (facts: mps-control).
+//! (docs/facts/mps-control.md#crashes-and-hangs).
 
 use super::session;
 use crate::job::spec::Spec;

@@ -17,7 +17,7 @@ pub enum Rung {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ladder {
     /// For all polite commands together: each may hang for ever behind a stopped server
-    /// (facts: mps-control, "Crashes and hangs").
+    /// (docs/facts/mps-control.md#crashes-and-hangs).
     pub polite: Duration,
     /// For SIGTERM to work; the control daemon needs less than 100 ms (same place).
     pub terminate: Duration,

@@ -36,10 +36,10 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     failure.exit_code()
 }
 
-/// Whether this is a refusal, or undetermined, on a Torque sister. A prologue.parallel that fails takes its node down and has
-/// the job requeued for ever (facts: pbs-live, "Sister nodes"), and no user's mistake or malice may do that. The mother
-/// superior refuses the same request where its user reads it; what went wrong on this node alone, the tasks that come here
-/// learn from the record.
+/// Whether this is a refusal, or undetermined, on a Torque sister. A prologue.parallel that fails takes its node down
+/// and has the job requeued for ever (docs/facts/pbs.md#sister-nodes), and no user's mistake or malice may do that. The
+/// mother superior refuses the same request where its user reads it; what went wrong on this node alone, the tasks that
+/// come here learn from the record.
 pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
     submission.scheduler == Scheduler::Torque
         && submission.phase == Phase::ParallelPrologue
@@ -109,8 +109,9 @@ fn requeue(node: &mut impl Node, job: &Job, failure: &Failure) {
     node.log(Severity::Info, &text);
 }
 
-/// Torque requeues a job whose prologue exits 2 four times a second, for ever (facts: pbs-live, "What bites"). Where
-/// the node could not be taken out of service, the only brake left is to end late.
+/// Torque requeues a job whose prologue exits 2 four times a second, for ever
+/// (docs/facts/pbs.md#results-of-a-prologue). Where the node could not be taken out of service, the only brake left is
+/// to end late.
 fn hold(node: &mut impl Node, job: &Job) {
     let submission = &job.asked.submission;
     if submission.scheduler != Scheduler::Torque || submission.interactive {

@@ -58,7 +58,8 @@ impl Gpus for RealNode {
 
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
         let mut processes = self.ask(|worker| worker.processes(gpu))?;
-        // NVML goes on listing processes that are gone, or that live in another namespace (facts: peers, (c) 19).
+        // NVML goes on listing processes that are gone, or that live in another namespace
+        // (docs/facts/mps-control.md#nvml).
         processes.retain(|process| uid_of(process.pid).is_some());
         Ok(processes)
     }

@@ -94,7 +94,7 @@ impl NvmlError {
     }
 }
 
-/// NVML, loaded and initialised (12 ms; facts: mps-control, "Times").
+/// NVML, loaded and initialised (12 ms; docs/facts/mps-control.md#times).
 #[derive(Debug)]
 pub struct Nvml {
     library: Library,

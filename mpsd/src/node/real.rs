@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Time for a lock on a GPU or a job: a prologue or an epilogue may be at work still.
 const LOCK_TIME: Duration = Duration::from_secs(5);
-/// Time for one answer of NVML; the first needs 12 ms (facts: mps-control, "Times"), more with many GPUs.
+/// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
 /// How often a waiting program looks at its deadline.
 const WAIT_STEP: Duration = Duration::from_millis(200);

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// Our own directories: anyone may pass through to a pipe that is theirs, nobody may list.
 const PASSABLE: u32 = 0o711;
-/// The user's directories: whoever reaches a pipe can shut its owner's server down (facts: mps-control, "Clients").
+/// The user's directories: whoever reaches a pipe can shut its owner's server down (docs/facts/mps-control.md#clients).
 const PRIVATE: u32 = 0o700;
 /// Journals and accounts.
 const SECRET: u32 = 0o600;

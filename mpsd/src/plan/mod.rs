@@ -13,7 +13,7 @@ use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::request::{Mode, Request, Wording};
 use mpsd_core::{ComputeMode, Failure, Fault, Gpu, Inventory, Refusal};
 
-/// Most clients on a GPU before Volta (facts: peers, §8).
+/// Most clients on a GPU before Volta (docs/facts/mps-control.md#clients).
 const CLIENTS_BEFORE_VOLTA: u32 = 16;
 
 /// A job that asked for MPS.
@@ -144,7 +144,8 @@ fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'s
     }
 }
 
-/// A daemon that sees GPUs of mixed generation serves the newer ones only, and says nothing (facts: peers, (c) 4).
+/// A daemon that sees GPUs of mixed generation serves the newer ones only, and says nothing
+/// (docs/facts/mps-control.md#which-gpus-a-client-sees).
 fn check_generations(mode: Mode, gpus: &[&Gpu]) -> Result<(), Refusal> {
     let Some(old) = gpus.iter().find(|gpu| !gpu.is_volta_or_later()) else {
         return Ok(());

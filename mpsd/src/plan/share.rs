@@ -64,7 +64,8 @@ fn known(tasks: Option<u32>, what: &str) -> Result<u32, Refusal> {
     })
 }
 
-/// A client can only lower the daemon's percentage (facts: mps-control, "Clients"): the daemon gets the largest of a list.
+/// A client can only lower the daemon's percentage (docs/facts/mps-control.md#clients): the daemon gets the largest of
+/// a list.
 fn threads(request: &Request, tasks: Option<u32>) -> Result<(Option<Percent>, Vec<Percent>), Refusal> {
     if let Some(replicas) = request.replicas {
         return Ok((Some(Percent::part_of(replicas)), Vec::new()));

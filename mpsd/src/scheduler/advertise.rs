@@ -5,7 +5,7 @@
 
 use mpsd_core::{Gpu, Refusal, Scheduler};
 
-/// Clients, and so shares, of a GPU before Volta (facts: peers, §8).
+/// Clients, and so shares, of a GPU before Volta (docs/facts/mps-control.md#clients).
 const SHARES_BEFORE_VOLTA: u32 = 16;
 
 /// A GPU and the shares it is to be offered as.

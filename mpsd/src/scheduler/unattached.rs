@@ -1,5 +1,5 @@
 //! Tasks that TM starts (`pbsdsh`, an MPI launcher): they read no profile, so what attaches them to their job's MPS is
-//! OpenPBS's hook on execjob_launch or Torque's `$job_starter` (facts: pbs-live, "Environment into the job").
+//! OpenPBS's hook on execjob_launch or Torque's `$job_starter` (docs/facts/pbs.md#environment-into-the-job).
 
 use super::openpbs::submission as openpbs;
 use super::pbs::{Installation, MOST_CONF};

@@ -27,7 +27,8 @@ pub fn fix_standard_descriptors() -> Result<(), Errno> {
 }
 
 /// Closes every descriptor from 3 on. Only at a program's start, when it has opened nothing itself: what is there came
-/// from the scheduler (qsub's socket, spool files, pipes; facts: pbs-live), which waits for its end.
+/// from the scheduler (qsub's socket, spool files, pipes; docs/facts/pbs.md#daemons-left-behind), which waits for its
+/// end.
 pub fn close_inherited() {
     raw::close_all_except(&[]);
 }

@@ -62,8 +62,9 @@ unsafe extern "C" {
     pub fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int) -> c_int;
     pub fn spank_setenv(spank: Spank, name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
     pub fn spank_unsetenv(spank: Spank, name: *const c_char) -> c_int;
-    /// Crashes Slurm in the job_script context, and in local_user_init of a het job (facts: slurm-live,
-    /// "Environment"): only for init and init_post_opt of the local and allocator contexts.
+    /// Crashes Slurm in the job_script context, and in local_user_init of a het job
+    /// (docs/facts/slurm.md#calls-that-crash-slurm): only for init and init_post_opt of the local and allocator
+    /// contexts.
     pub fn spank_job_control_setenv(
         spank: Spank,
         name: *const c_char,

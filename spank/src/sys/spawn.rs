@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// Runs `program` in a session of its own, with no descriptor of ours but 0, 1 and 2, and with the signals of a fresh
 /// process: slurmstepd blocks TERM and others in itself, and slurmd kills the process group of a prolog that has ended
-/// (facts: slurm-live, "Processes a callback starts"). What it writes is kept; past its limit the group is killed.
+/// (docs/facts/slurm.md#processes-that-a-callback-starts). What it writes is kept; past its limit the group is killed.
 pub fn run(program: &Program) -> Ended {
     let mut output = Vec::new();
     let code = start(program).and_then(|(mut child, mut pipe)| {

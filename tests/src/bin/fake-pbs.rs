@@ -1,6 +1,6 @@
 //! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `printjob`, `qmgr`, `momctl`, by
 //! the name it is called. One directory, `/srv/pbs`, is the server; what was recorded of refusals, exit codes and
-//! texts is kept (facts: pbs-live), above all that Torque's pbsnodes ends with 0 when it was refused.
+//! texts is kept (docs/facts/pbs.md#pbsnodes), above all that Torque's pbsnodes ends with 0 when it was refused.
 
 use std::fs;
 use std::io::Write;

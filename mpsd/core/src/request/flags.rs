@@ -1,7 +1,7 @@
 //! Slurm's flags: each value is parsed once, when the flag arrives.
 //!
 //! Slurm gives a flag without its value as NULL at submission, as the empty string on a node and as the text `(null)`
-//! in the prolog (facts: slurm-live, "Options"). Whatever arrives on a node is the user's text, checked or not.
+//! in the prolog (docs/facts/slurm.md#options). Whatever arrives on a node is the user's text, checked or not.
 
 use super::words::{Words, refuse_if_long};
 use super::{Key, Request, Wording};

@@ -13,7 +13,7 @@ use mpsd_core::text::one_line;
 use mpsd_core::{Fault, JobId, Paths};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Longest reason under PBS, bytes: OpenPBS keeps 79 (facts: pbs-live, "pbsnodes").
+/// Longest reason under PBS, bytes: OpenPBS keeps 79 (docs/facts/pbs.md#pbsnodes).
 const LONGEST_PBS: usize = 79;
 /// Longest reason under Slurm, bytes, which keeps them whole: enough for two paths and an error.
 const LONGEST_SLURM: usize = 400;

@@ -1,7 +1,7 @@
 //! Takes a node out of a PBS and back, with `pbsnodes`, and believes only what it reads back.
 //!
-//! Torque's pbsnodes ends with 0 also when the server refused or does not know the node (facts: pbs-live,
-//! "pbsnodes"); so no exit code of it is looked at.
+//! Torque's pbsnodes ends with 0 also when the server refused or does not know the node (docs/facts/pbs.md#pbsnodes);
+//! so no exit code of it is looked at.
 
 use crate::scheduler::pbs::Installation;
 use crate::scheduler::{Host, Scheduler};

@@ -1,5 +1,5 @@
 //! The release that a plugin is stamped for: the four bytes of its dynamic symbol `plugin_version`, which is all that
-//! Slurm compares (facts: schedulers, "Version rule"). 64-bit little endian ELF (System V gABI).
+//! Slurm compares (docs/facts/slurm.md#version-of-a-plugin). 64-bit little endian ELF (System V gABI).
 
 use super::setup::Release;
 use mpsd_core::trusted::open_trusted;
