@@ -1,7 +1,8 @@
 //! The command line of `mps-epilogue`.
 
 use clap::Parser;
-use mpsd::cli::common::{CONFIG, SchedulerName};
+use mpsd::scheduler::{self, Scheduler};
+use mpsd_core::config::DEFAULT_PATH;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -15,10 +16,10 @@ use std::path::PathBuf;
 #[command(name = "mps-epilogue", version)]
 pub struct Arguments {
     /// The batch system; without it, found from the number of arguments and the environment.
-    #[arg(long, value_enum)]
-    pub scheduler: Option<SchedulerName>,
+    #[arg(long, value_parser = scheduler::by_name())]
+    pub scheduler: Option<Scheduler>,
     /// Configuration; a file of root's. Only its directories are needed: the job's journal has the rest.
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_PATH)]
     pub config: PathBuf,
     /// Exit 2 when something of the job is left.
     #[arg(long)]

@@ -11,7 +11,7 @@ use clap::Parser;
 use mpsd::job::{self, Ending};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
-use mpsd::scheduler::{self, Given, Host, Input, Program, Site, Submission, ThisHost};
+use mpsd::scheduler::{self, Given, Input, Program, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
@@ -38,7 +38,7 @@ pub fn main() -> u8 {
     let env = |name: &str| std::env::var(name).ok();
     let input = Input {
         program: Program::Epilogue,
-        scheduler: arguments.scheduler.map(Into::into),
+        scheduler: arguments.scheduler,
         arguments: &arguments.positional,
         env: &env,
         given: Given::default(),
@@ -55,17 +55,12 @@ pub fn main() -> u8 {
 }
 
 fn named(arguments: &Arguments, input: &Input<'_>) -> Result<Submission, Failure> {
-    let mut submission = scheduler::read(input, &ThisHost)?;
-    if let Some(step) = arguments.step.as_deref().filter(|_| !submission.step) {
-        submission.job = submission.job.step(step)?;
-        submission.step = true;
-    }
-    Ok(submission)
+    let submission = scheduler::read(input, &ThisHost)?;
+    Ok(submission.of_step(arguments.step.as_deref())?)
 }
 
 fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
-    let named = submission.node.clone().filter(|n| !n.is_empty());
-    let name = named.unwrap_or_else(|| ThisHost.name());
+    let name = submission.node_name(&ThisHost);
     let settings = settings(&arguments.config, &name);
     let limit = settings.deadline;
     let node = |limit: Duration| RealNode::new(NAME, &settings, limit, limit / 2);
@@ -79,7 +74,7 @@ fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
             settings: &settings,
             scheduler: submission.scheduler,
             node: &name,
-            slurm_conf: std::env::var("SLURM_CONF").ok(),
+            site: Site::of(&settings),
         };
         let mut clean = true;
         for id in &jobs {

@@ -2,7 +2,7 @@
 
 use clap::{Parser, ValueEnum};
 use mpsd::cli::asking::Asking;
-use mpsd::cli::common::CONFIG;
+use mpsd_core::config::DEFAULT_PATH;
 use std::path::PathBuf;
 
 /// Starts a job's own NVIDIA MPS before the job runs.
@@ -19,7 +19,7 @@ pub struct Arguments {
     #[command(flatten)]
     pub asking: Asking,
     /// Configuration; a file of root's.
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_PATH)]
     pub config: PathBuf,
     /// Return when the daemon is proved ready, or as soon as it is being started.
     #[arg(long, value_enum, default_value = "ready")]

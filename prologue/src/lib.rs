@@ -12,9 +12,7 @@ use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
 use mpsd::node::user::find_user;
 use mpsd::plan::Asked;
-use mpsd::scheduler::pbs::Installation;
-use mpsd::scheduler::unattached::{Unattached, unattached};
-use mpsd::scheduler::{self, Devices, Host, Input, Scheduler, Site, Submission, ThisHost};
+use mpsd::scheduler::{self, Devices, Host, Input, Site, Submission, ThisHost, Unattached};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
@@ -66,7 +64,7 @@ fn site(arguments: &Arguments) -> Site {
         return Site::default();
     }
     let settings = load(arguments, &ThisHost.name()).map(|(_, settings)| settings);
-    settings.as_ref().map(Site::from).unwrap_or_default()
+    settings.as_ref().map(Site::of).unwrap_or_default()
 }
 
 /// All further work is done by a child, so that whatever becomes of it ends as an exit code.
@@ -92,29 +90,33 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
 
 /// The time for the whole prologue: the configured one, but below the mom's own, which ends with SIGKILL.
 fn limit(arguments: &Arguments, submission: &Submission) -> Duration {
-    let settings = load(arguments, &node_name(submission)).ok().map(|(_, s)| s);
+    let settings = load(arguments, &submission.node_name(&ThisHost))
+        .ok()
+        .map(|(_, s)| s);
     let own = settings.as_ref().map_or(USUAL_LIMIT, |s| s.deadline);
-    if submission.scheduler == Scheduler::Slurm || arguments.record {
+    if arguments.record {
         return own;
     }
-    let site = settings.as_ref().map(Site::from).unwrap_or_default();
-    let mom = Installation::find(submission.scheduler, &site, &ThisHost).mom_limit(&ThisHost);
-    own.min(mom.saturating_sub(MOM_MARGIN).max(Duration::from_secs(1)))
+    let site = settings.as_ref().map(Site::of).unwrap_or_default();
+    match scheduler::of(submission.scheduler).time_limit(&site, &ThisHost) {
+        Some(its) => own.min(its.saturating_sub(MOM_MARGIN).max(Duration::from_secs(1))),
+        None => own,
+    }
 }
 
 /// Reads the configuration and looks the user up: a fault for an unusable one, undetermined when he is not known here.
 fn prepare(arguments: &Arguments, asked: Asked, deadline: Deadline) -> Result<Job, Failure> {
-    let node = node_name(&asked.submission);
+    let node = asked.submission.node_name(&ThisHost);
     let (config, settings) = load(arguments, &node)
         .map_err(|e| Fault::new(Evidence::Configuration, "configuration", e.to_string()))?;
     let user = find_user(&asked.submission.user)?;
     Ok(Job {
         asked,
         config,
+        site: Site::of(&settings),
         settings,
         user,
         node,
-        slurm_conf: std::env::var("SLURM_CONF").ok(),
         record: arguments.record,
         deadline,
     })
@@ -126,11 +128,6 @@ fn load(arguments: &Arguments, node: &str) -> Result<(Config, Settings), ConfigE
     Ok((config, settings))
 }
 
-fn node_name(submission: &Submission) -> String {
-    let named = submission.node.clone().filter(|n| !n.is_empty());
-    named.unwrap_or_else(|| ThisHost.name())
-}
-
 /// The scheduler's words, to be asked for more.
 struct Told<'a> {
     submission: &'a Submission,
@@ -139,7 +136,7 @@ struct Told<'a> {
 
 impl<'a> Told<'a> {
     fn of(mut input: Input<'a>, job: &'a Job) -> Self {
-        input.site = (&job.settings).into();
+        input.site = job.site.clone();
         let submission = &job.asked.submission;
         Self { submission, input }
     }
@@ -149,7 +146,7 @@ impl Scheduled for Told<'_> {
     fn unattached(&self) -> Option<Unattached> {
         let mut input = self.input.clone();
         input.site.home = input.site.home.or_else(home_of_caller);
-        unattached(self.submission, &input, &ThisHost)
+        scheduler::of(self.submission.scheduler).unattached(self.submission, &input, &ThisHost)
     }
 
     fn devices(&self) -> Result<Devices, Failure> {
@@ -166,8 +163,9 @@ fn home_of_caller() -> Option<PathBuf> {
 
 /// A failure before there was a job to speak of, an unusable configuration or an unknown user: said, recorded, not drained.
 fn fail_unprepared(arguments: &Arguments, submission: &Submission, failure: &Failure) -> u8 {
-    let settings = load(arguments, &node_name(submission)).ok().map(|(_, s)| s);
-    let usual = || Settings::usual();
+    let name = submission.node_name(&ThisHost);
+    let settings = load(arguments, &name).ok().map(|(_, s)| s);
+    let usual = Settings::usual;
     let known = settings.is_some();
     let settings = settings.unwrap_or_else(usual);
     let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
@@ -187,7 +185,7 @@ fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8
     if let (true, Failure::Refusal(_), Ok((_, settings))) = (
         arguments.record,
         failure,
-        load(arguments, &node_name(&submission)),
+        load(arguments, &submission.node_name(&ThisHost)),
     ) {
         let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
         outcome::leave_record(&mut node, &submission.job, 0, failure);

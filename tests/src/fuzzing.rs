@@ -128,7 +128,7 @@ impl Host for Nothing {
     fn executable(&self, _: &Path) -> bool {
         false
     }
-    fn run(&self, _: &Path, _: &[&str], _: Duration) -> Result<Answer, String> {
+    fn run(&self, _: &Path, _: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
         Err("there is nothing to run".to_owned())
     }
     fn name(&self) -> String {

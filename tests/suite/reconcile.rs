@@ -213,6 +213,26 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
 }
 
 #[test]
+fn a_node_with_an_administrators_note_is_taken_out_and_comes_back_with_it() {
+    let site = Site::new("");
+    let memo = "new fans on Monday";
+    site.server("note", memo);
+    site.marker("mpsd: job 1.srv: NVML: no answer within 5 s", false);
+    let ran = site.reconcile();
+    assert!(ran.code == Some(0) && ran.out.contains(": delivered"), "{ran:?}");
+    assert_eq!(site.note(), ("offline".to_owned(), memo.to_owned()));
+    let ran = site.reconcile();
+    assert!(ran.out.contains("'mpsctl undrain' lifts it"), "{ran:?}");
+    let ran = site.mpsctl(&["undrain"]);
+    assert!(
+        ran.code == Some(0) && ran.out.contains("lifted after a clean recheck"),
+        "{ran:?}"
+    );
+    assert_eq!(site.note(), ("free".to_owned(), memo.to_owned()));
+    assert_eq!(site.marked(), None);
+}
+
+#[test]
 fn the_timer_lifts_only_where_the_site_wants_it_and_nothing_is_wrong() {
     let mut site = Site::new("[drain]\nauto_undrain = true\n");
     let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";

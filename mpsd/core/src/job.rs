@@ -24,13 +24,20 @@ pub enum Scheduler {
     OpenPbs,
 }
 
-impl fmt::Display for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Scheduler {
+    /// Its name in journals, markers and `--scheduler`.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Slurm => "slurm",
             Self::Torque => "torque",
             Self::OpenPbs => "openpbs",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

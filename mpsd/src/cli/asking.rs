@@ -1,11 +1,10 @@
 //! What a job asked for, in the words of `mps-prologue` and of `mpsctl plan`: one definition for both.
 
-use super::common::SchedulerName;
 pub use crate::plan::Asked;
 use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
-use mpsd_core::request::{Key, Wording};
+use mpsd_core::request::Key;
 use mpsd_core::{Failure, Request};
 use std::ffi::{OsStr, OsString};
 
@@ -13,8 +12,8 @@ use std::ffi::{OsStr, OsString};
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Asking {
     /// The batch system; without it, found from the number of arguments and the environment.
-    #[arg(long, value_enum)]
-    pub scheduler: Option<SchedulerName>,
+    #[arg(long, value_parser = scheduler::by_name())]
+    pub scheduler: Option<Scheduler>,
     /// The request, in the words of the account tokens (Slurm's plugin).
     #[arg(long, value_name = "TEXT", value_parser = Tokens, hide_possible_values = true)]
     pub request: Option<String>,
@@ -70,7 +69,7 @@ impl Asking {
     pub fn input<'a>(&'a self, env: scheduler::Lookup<'a>, site: Site, terminal: bool) -> Input<'a> {
         Input {
             program: Program::Prologue,
-            scheduler: self.scheduler.map(Into::into),
+            scheduler: self.scheduler,
             arguments: &self.positional,
             env,
             given: Given {
@@ -92,12 +91,8 @@ impl Asking {
     /// # Errors
     /// A refusal for what it asked; undetermined when the scheduler called us with a vector that it never uses.
     pub fn asked(&self, input: &Input<'_>, host: &dyn Host) -> Result<Option<Asked>, Failure> {
-        let mut submission = scheduler::read(input, host)?;
-        if let Some(step) = self.step.as_deref().filter(|_| !submission.step) {
-            submission.job = submission.job.step(step)?;
-            submission.step = true;
-        }
-        self.asked_by(submission)
+        let submission = scheduler::read(input, host)?;
+        self.asked_by(submission.of_step(self.step.as_deref())?)
     }
 
     /// The same for a job that is known already.
@@ -106,11 +101,9 @@ impl Asking {
     /// A refusal for what it asked.
     pub fn asked_by(&self, submission: Submission) -> Result<Option<Asked>, Failure> {
         let request = self.written(&submission)?;
-        let slurm = submission.scheduler == Scheduler::Slurm;
-        let wording = if slurm { Wording::Options } else { Wording::Account };
         Ok(request.filter(Request::is_on).map(|request| Asked {
             request,
-            wording,
+            wording: scheduler::of(submission.scheduler).wording(),
             submission,
         }))
     }

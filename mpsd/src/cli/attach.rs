@@ -1,6 +1,6 @@
 //! What attaches a process to its job's MPS, found from the scheduler's own variables and root's record.
 
-use crate::scheduler::{Host, ThisHost};
+use crate::scheduler::{Host, Lookup, ThisHost};
 use mpsd_core::config::{Config, ConfigError, Settings};
 use mpsd_core::environment::{
     Change, JOB, Task, VISIBLE_DEVICES, counted, local_rank, strip_inherited, task_environment,
@@ -13,9 +13,6 @@ use std::time::{Duration, Instant};
 
 /// How often a record that stands at `starting` is read again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-
-/// A variable of the caller's environment.
-pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The process that asks: its environment, and what its command line says of it.
 #[derive(Clone, Copy)]

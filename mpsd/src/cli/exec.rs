@@ -1,10 +1,9 @@
 //! `mpsctl exec -- COMMAND`: a task attached to its job's MPS, with its rank's limits, where no plugin or hook reaches.
 
-use super::attach::{Caller, Found, Lookup, Stop};
-use super::complain;
-use crate::scheduler::pbs::Installation;
-use crate::scheduler::unattached::runs_as_root;
-use crate::scheduler::{Host, Scheduler, ThisHost};
+use super::attach::{Caller, Found, Stop};
+use super::{NAME, complain};
+use crate::scheduler::setup::Stopped;
+use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::{Failure, Refusal};
@@ -47,24 +46,6 @@ pub struct Exec {
     pub command: Vec<OsString>,
 }
 
-/// Why the command does not run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotRun {
-    /// One line.
-    pub line: String,
-    /// 1 or 2 for a failure of the job's MPS, 127 or 126 for the command itself.
-    pub code: u8,
-}
-
-impl From<Failure> for NotRun {
-    fn from(failure: Failure) -> Self {
-        Self {
-            line: failure.to_string(),
-            code: failure.exit_code(),
-        }
-    }
-}
-
 impl Exec {
     /// Whether the command is the job's main shell or an MPI launcher's daemon, whose ranks come later.
     pub fn is_main(&self, env: Lookup<'_>) -> bool {
@@ -83,10 +64,10 @@ impl Exec {
     ///
     /// # Errors
     /// The job has no MPS here, or it was refused or failed, or the command cannot be run.
-    pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, NotRun> {
+    pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, Stopped> {
         let found = self.find(caller)?;
         let Some((program, arguments)) = self.command.split_first() else {
-            return Err(NotRun {
+            return Err(Stopped {
                 line: "no command".to_owned(),
                 code: EXIT_REFUSED,
             });
@@ -108,7 +89,7 @@ impl Exec {
         } else {
             NOT_RUN
         };
-        Err(NotRun {
+        Err(Stopped {
             line: format!("cannot run '{}': {error}", program.to_string_lossy()),
             code,
         })
@@ -130,7 +111,7 @@ impl Exec {
         }
         match caller.look() {
             Err(Stop::Unread(unread)) => {
-                complain("mpsctl", &format!("{unread}; the task runs without MPS"));
+                complain(NAME, &format!("{unread}; the task runs without MPS"));
                 Ok(Found::NoJob)
             }
             // No record, and no configuration that could tell of one elsewhere.
@@ -163,9 +144,7 @@ fn as_root(caller: &Caller<'_>) -> Result<(), Refusal> {
     let node = ThisHost.name();
     let settings = Config::load(caller.config).and_then(|config| config.for_node(&node, &[]));
     let settings = settings.unwrap_or_else(|_| Settings::usual());
-    let pbs = Installation::find(Scheduler::Torque, &(&settings).into(), &ThisHost);
-    if runs_as_root(&pbs, &ThisHost) {
-        let config = pbs.mom_config();
+    if let Some(config) = may_run_as_root(&Site::of(&settings), &ThisHost) {
         let why = format!(
             "it runs as root, and '{}' may have $job_starter_run_privileged or cannot be read",
             config.display()

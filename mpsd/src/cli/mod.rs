@@ -2,19 +2,20 @@
 
 pub mod asking;
 pub mod attach;
-pub mod common;
-pub mod daemon;
 pub mod env;
 pub mod exec;
 pub mod mpsctl;
 pub mod plan;
-pub mod probe;
+pub mod programs;
 pub mod reconcile;
 pub mod site;
 
 use std::io::Write;
 
 pub use crate::node::log::complain;
+
+/// Name of `mpsctl` in messages.
+pub const NAME: &str = "mpsctl";
 
 /// Prints `text` on standard output; a closed one loses it.
 pub fn say(text: &str) {

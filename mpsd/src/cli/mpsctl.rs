@@ -1,25 +1,20 @@
 //! The command line of `mpsctl`.
 
 use super::attach::Caller;
-use super::common::CONFIG;
 use super::env::Env;
 use super::exec::Exec;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::site::{Advertise, ConfigVerb};
-use super::{complain, say};
-use crate::scheduler::pbs::setup::{self as pbs, Surroundings};
-use crate::scheduler::slurm::setup::{self as slurm, Slurm};
-use crate::scheduler::{Host, ThisHost};
+use super::{NAME, complain, say};
+use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
+use crate::scheduler::{Host, SET_UPS, ThisHost};
 use crate::sys::priority;
-use clap::{CommandFactory, Parser, Subcommand};
-use mpsd_core::config::{Config, Settings};
-use mpsd_core::failure::{EXIT_NODE, EXIT_REFUSED};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
+use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::{Failure, Fault, Refusal, Undetermined};
 use std::path::{Path, PathBuf};
-
-/// Name in messages.
-pub const NAME: &str = "mpsctl";
 
 /// The user's and the administrator's tool for jobs with an NVIDIA MPS of their own.
 ///
@@ -28,7 +23,7 @@ pub const NAME: &str = "mpsctl";
 #[command(name = "mpsctl", version)]
 struct Arguments {
     /// The configuration
-    #[arg(long, global = true, value_name = "FILE", default_value = CONFIG)]
+    #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_PATH)]
     config: PathBuf,
     #[command(subcommand)]
     verb: Verb,
@@ -65,22 +60,33 @@ enum Verb {
     Config(ConfigVerb),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
-    /// Our plugin in a Slurm
-    #[command(subcommand)]
-    Slurm(Slurm),
-    /// Torque and OpenPBS
-    #[command(subcommand)]
-    Pbs(pbs::Pbs),
 }
 
 /// The command line's definition: for help, manual pages and completions alike.
 pub fn command() -> clap::Command {
-    Arguments::command()
+    let of_schedulers = SET_UPS.map(SetUp::command);
+    Arguments::command().subcommands(of_schedulers)
 }
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
-    let Arguments { config, verb } = Arguments::parse();
+    let matches = command().get_matches();
+    if let Some((name, below)) = matches.subcommand()
+        && let Some(verbs) = SET_UPS
+            .into_iter()
+            .find(|verbs| verbs.command().get_name() == name)
+        && let Some(config) = below.get_one::<PathBuf>("config")
+    {
+        return match set_up(config, verbs, below) {
+            Ok(done) => {
+                done.lines.iter().for_each(|line| say(&format!("{line}\n")));
+                u8::from(!done.complete)
+            }
+            Err(stopped) => stop(&stopped),
+        };
+    }
+    let Arguments { config, verb } =
+        Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match verb {
         Verb::Env(verb) => env(&config, &verb),
         Verb::Exec(verb) => exec(&config, &verb),
@@ -98,8 +104,6 @@ pub fn main() -> u8 {
         Verb::Advertise(verb) => {
             print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
         }
-        Verb::Slurm(verb) => slurm(&config, &verb),
-        Verb::Pbs(verb) => pbs(&config, &verb),
     }
 }
 
@@ -114,8 +118,12 @@ fn print(text: Result<String, Failure>) -> u8 {
 }
 
 fn failed(failure: &Failure) -> u8 {
-    complain(NAME, &failure.to_string());
-    failure.exit_code()
+    stop(&failure.clone().into())
+}
+
+fn stop(stopped: &Stopped) -> u8 {
+    complain(NAME, &stopped.line);
+    stopped.code
 }
 
 /// What only root can do. A configuration that cannot be read must not keep what a job left alive: the usual directories
@@ -173,10 +181,7 @@ fn exec(config: &Path, verb: &Exec) -> u8 {
         main,
     }) {
         Ok(never) => match never {},
-        Err(not) => {
-            complain(NAME, &not.line);
-            not.code
-        }
+        Err(stopped) => stop(&stopped),
     }
 }
 
@@ -193,70 +198,27 @@ fn programs() -> Result<PathBuf, Failure> {
 /// What is in force on `node`. No configuration at all is fine for an administrator's verb: there are defaults for
 /// everything.
 fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
-    if config == Path::new(CONFIG) && !config.exists() {
+    if config == Path::new(DEFAULT_PATH) && !config.exists() {
         return Ok(Settings::usual());
     }
     let read = Config::load(config).and_then(|file| file.for_node(node, &[]));
     Ok(read.map_err(Fault::from)?)
 }
 
-fn pbs(config: &Path, verb: &pbs::Pbs) -> u8 {
-    let around = match surroundings(config) {
-        Ok(around) => around,
-        Err(failure) => {
-            failed(&failure);
-            return EXIT_NODE;
-        }
+/// The verbs that stand in a scheduler's folder.
+fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<Done, Stopped> {
+    let programs = programs()?;
+    let host = ThisHost.name();
+    let (settings, broken) = match settings(config, &host) {
+        Ok(settings) => (settings, None),
+        Err(failure) => (Settings::usual(), Some(failure)),
     };
-    let mut out = std::io::stdout().lock();
-    match pbs::run(verb, &around, &ThisHost, &mut out) {
-        Ok(code) => code,
-        Err(why) => {
-            complain(NAME, &why);
-            EXIT_REFUSED
-        }
-    }
-}
-
-fn slurm(config: &Path, verb: &Slurm) -> u8 {
-    if !matches!(verb, Slurm::Check(_)) && !nix::unistd::geteuid().is_root() {
-        return failed(&Refusal::new("this verb", "it changes Slurm's configuration", "root").into());
-    }
-    let programs = match programs() {
-        Ok(programs) => programs,
-        Err(failure) => return failed(&failure),
-    };
-    // A file that cannot be used is one of the findings.
-    let settings = settings(config, &ThisHost.name()).unwrap_or_else(|_| Settings::usual());
-    let conf = std::env::var_os("SLURM_CONF").map(PathBuf::from);
-    let around = slurm::Surroundings {
-        config: (config != Path::new(CONFIG)).then_some(config),
+    let around = Surroundings {
+        config: (config != Path::new(DEFAULT_PATH)).then_some(config),
+        settings,
+        broken,
         programs: &programs,
-        slurm_conf: conf.as_deref(),
-        run: settings.paths.run(),
         host: &ThisHost,
     };
-    match slurm::run(verb, &around) {
-        Ok(done) => {
-            done.lines.iter().for_each(|line| say(&format!("{line}\n")));
-            u8::from(!done.complete)
-        }
-        Err(why) => {
-            complain(NAME, &why);
-            EXIT_REFUSED
-        }
-    }
-}
-
-/// Where PBS is and where we are.
-fn surroundings(config: &Path) -> Result<Surroundings, Failure> {
-    let settings = settings(config, &ThisHost.name())?;
-    Ok(Surroundings {
-        site: (&settings).into(),
-        programs: programs()?,
-        config: (config != Path::new(CONFIG)).then(|| config.to_path_buf()),
-        state: settings.paths.state().to_path_buf(),
-        deadline: settings.deadline,
-        unattached: settings.pbs.unattached_tasks,
-    })
+    verbs.run(matches, &around)
 }

@@ -5,7 +5,7 @@ use crate::node::user::find_user;
 use crate::node::worker::NvmlWorker;
 use crate::plan::{Case, decide, tasks};
 use crate::scheduler::{
-    self, Devices, Exclusive, GpuName, GpuSource, Host, Phase, Scheduler, Submission, ThisHost, UserRef,
+    self, Devices, Exclusive, GpuName, GpuSource, Host, Phase, Site, Submission, ThisHost, UserRef,
 };
 use mpsd_core::config::Config;
 use mpsd_core::{Failure, Fault, JobId, Refusal};
@@ -49,7 +49,7 @@ impl PlanVerb {
         let file = Config::load(config).map_err(Fault::from)?;
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
         let settings = file.for_node(&host, &[]).map_err(Fault::from)?;
-        let input = self.asking.input(env, (&settings).into(), false);
+        let input = self.asking.input(env, Site::of(&settings), false);
         let asked = match &self.user {
             Some(user) => self.asking.asked_by(self.submission(user)?)?,
             None => self.asking.asked(&input, &ThisHost)?,
@@ -60,7 +60,11 @@ impl PlanVerb {
         let told = match &self.user {
             Some(_) => None,
             None => {
-                let missing = scheduler::unattached(&asked.submission, &input, &ThisHost);
+                let missing = scheduler::of(asked.submission.scheduler).unattached(
+                    &asked.submission,
+                    &input,
+                    &ThisHost,
+                );
                 tasks::decide(missing, asked.submission.phase, settings.pbs.unattached_tasks)?
             }
         };
@@ -68,11 +72,8 @@ impl PlanVerb {
             Some(_) => self.devices()?,
             None => scheduler::devices(&asked.submission, &input, &ThisHost)?,
         };
-        let node = self
-            .node
-            .clone()
-            .or_else(|| asked.submission.node.clone())
-            .unwrap_or(host);
+        let node = self.node.clone().or_else(|| asked.submission.node.clone());
+        let node = node.unwrap_or(host);
         let inventory = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?.inventory()?;
         let user = find_user(&asked.submission.user)?;
         let (_, plan) = decide(&Case {
@@ -92,19 +93,14 @@ impl PlanVerb {
 
     fn submission(&self, user: &str) -> Result<Submission, Failure> {
         let job = JobId::parse(self.job.as_deref().unwrap_or(NO_JOB))?;
-        let job = match &self.asking.step {
-            Some(step) => job.step(step)?,
-            None => job,
-        };
         let named = user
             .parse()
             .map_or_else(|_| UserRef::Name(user.to_owned()), UserRef::Uid);
-        Ok(Submission {
-            scheduler: self.asking.scheduler.map_or(Scheduler::Slurm, Into::into),
+        let submission = Submission {
+            scheduler: self.asking.scheduler.unwrap_or(scheduler::ALL[0].scheduler()),
             phase: Phase::Prologue,
             job,
             user: named,
-            group: None,
             account: self
                 .asking
                 .account
@@ -113,9 +109,9 @@ impl PlanVerb {
             resource: self.asking.resource.clone(),
             node: None,
             interactive: false,
-            restart: None,
-            step: self.asking.step.is_some(),
-        })
+            step: false,
+        };
+        Ok(submission.of_step(self.asking.step.as_deref())?)
     }
 
     fn devices(&self) -> Result<Devices, Failure> {

@@ -1,21 +1,21 @@
 //! `mpsctl reconcile` and `mpsctl undrain`: what jobs left that their scheduler has let go, and our own drains after
 //! the event. Run by the timer and at boot; what cannot be decided is left alone.
 
-use super::mpsctl::NAME;
+use super::NAME;
 use crate::job::node::{Member, Members, Severity, Store};
 use crate::job::{self, Ending, Journal, sweep};
 use crate::node::log::line;
 use crate::node::real::RealNode;
 use crate::node::recheck::{Recheck, recheck};
-use crate::scheduler::Scheduler;
-use crate::scheduler::drain::spool::{self, Stand};
-use crate::scheduler::drain::{Marker, Outcome, markers};
+use crate::scheduler::control::Controller;
+use crate::scheduler::drain::{self, DrainState, Marker, Outcome, Place, markers};
 use crate::scheduler::host::boot_time;
-use crate::scheduler::known_jobs::{Standing, Standings, is_slurms};
+use crate::scheduler::known_jobs::{JobState, KnownJobs};
+use crate::scheduler::{self, Scheduler, Site};
 use mpsd_core::config::Settings;
 use mpsd_core::record::{self, Look};
 use mpsd_core::{Failure, JobId, Undetermined};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 /// `mpsctl reconcile`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -74,6 +74,8 @@ struct Run<'a> {
     undrain: bool,
     node: RealNode,
     report: Report,
+    /// What each scheduler answered: one answer may cover all its jobs.
+    asked: HashMap<(Scheduler, String, Option<String>), Box<dyn KnownJobs>>,
     /// Jobs that are gone, or may be, and have something left.
     unfinished: BTreeSet<String>,
 }
@@ -137,6 +139,7 @@ impl<'a> Run<'a> {
             undrain: false,
             node,
             report: Report::default(),
+            asked: HashMap::new(),
             unfinished: BTreeSet::new(),
         }
     }
@@ -155,10 +158,9 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        let mut standings = Standings::new(self.settings.into());
         for Judged { job, journal } in judged {
-            let standing = self.standing(&mut standings, &job, journal.as_ref());
-            self.job(&job, journal.as_ref(), &standing);
+            let state = self.state(&job, journal.as_ref());
+            self.job(&job, journal.as_ref(), &state);
         }
         Ok(())
     }
@@ -181,23 +183,44 @@ impl<'a> Run<'a> {
         (record.job.directory_name() == named.as_str()).then_some(record.job)
     }
 
-    fn standing(&mut self, standings: &mut Standings, job: &JobId, journal: Option<&Journal>) -> Standing {
+    /// What the job's scheduler says of it.
+    fn state(&mut self, job: &JobId, journal: Option<&Journal>) -> JobState {
         let Some(journal) = journal else {
-            let conf = std::env::var("SLURM_CONF").ok();
-            return standings.of_unknown(self.name, conf.as_deref(), job);
+            return self.state_by_id(job);
         };
         if self.boot
             && boot_time().is_some_and(|boot| journal.began < boot)
             && self.living(journal).is_empty()
         {
-            return Standing::Gone("it began before this boot, and no process of it is left".to_owned());
+            return JobState::Gone("it began before this boot, and no process of it is left".to_owned());
         }
-        standings.of(
-            journal.scheduler,
-            &journal.node,
-            journal.drain.slurm_conf.as_deref(),
-            job,
-        )
+        let site = Site {
+            slurm_conf: journal.drain.slurm_conf.clone(),
+            ..Site::of(self.settings)
+        };
+        self.ask(journal.scheduler, &site, &journal.node, job)
+    }
+
+    /// The same for a job of which only the id is known: every scheduler that may have it must have let it go.
+    fn state_by_id(&mut self, job: &JobId) -> JobState {
+        let site = Site::of(self.settings);
+        let node = self.name.to_owned();
+        let mut gone = JobState::Undecided("no scheduler that writes such ids is installed here".to_owned());
+        for system in scheduler::owners(job, &site) {
+            match self.ask(system.scheduler(), &site, &node, job) {
+                JobState::Gone(why) => gone = JobState::Gone(why),
+                other => return other,
+            }
+        }
+        gone
+    }
+
+    fn ask(&mut self, scheduler: Scheduler, site: &Site, node: &str, job: &JobId) -> JobState {
+        let key = (scheduler, node.to_owned(), site.slurm_conf.clone());
+        let asked = self.asked.entry(key);
+        asked
+            .or_insert_with(|| scheduler::of(scheduler).known_jobs(site, node))
+            .state_of(job)
     }
 
     fn living(&mut self, journal: &Journal) -> Vec<Member> {
@@ -208,17 +231,17 @@ impl<'a> Run<'a> {
             .collect()
     }
 
-    fn job(&mut self, job: &JobId, journal: Option<&Journal>, standing: &Standing) {
-        match standing {
-            Standing::Here => self
+    fn job(&mut self, job: &JobId, journal: Option<&Journal>, state: &JobState) {
+        match state {
+            JobState::Here => self
                 .report
                 .say(format!("job {job}: its scheduler has it here: left alone")),
-            Standing::Undecided(why) => {
+            JobState::Undecided(why) => {
                 self.unfinished.insert(job.to_string());
                 self.report
                     .say(format!("job {job}: left alone, undecided: {why}"));
             }
-            Standing::Gone(why) if self.dry => {
+            JobState::Gone(why) if self.dry => {
                 let living = journal.map(|journal| self.living(journal)).unwrap_or_default();
                 let list: Vec<String> = living.iter().map(ToString::to_string).collect();
                 let list = if list.is_empty() {
@@ -230,7 +253,7 @@ impl<'a> Run<'a> {
                 self.report
                     .left(format!("job {job}: gone ({why}): would be taken down ({list})"));
             }
-            Standing::Gone(why) => self.take_down(job, journal, why),
+            JobState::Gone(why) => self.take_down(job, journal, why),
         }
     }
 
@@ -239,9 +262,9 @@ impl<'a> Run<'a> {
         let mut node = RealNode::new(NAME, self.settings, limit, limit / 2);
         let ending = Ending {
             settings: self.settings,
-            scheduler: journal.map_or_else(|| guess(job), |journal| journal.scheduler),
+            scheduler: journal.map_or_else(|| self.owner(job), |journal| journal.scheduler),
             node: journal.map_or(self.name, |journal| &journal.node),
-            slurm_conf: std::env::var("SLURM_CONF").ok(),
+            site: Site::of(self.settings),
         };
         let ended = job::end_as_judged(&mut node, job, &ending, journal);
         if ended.findings.is_clean() {
@@ -252,6 +275,13 @@ impl<'a> Run<'a> {
                 .left(format!("job {job}: gone ({why}): could not be taken down"));
         }
         self.report.lines.extend(ended.lines);
+    }
+
+    /// Whose a job is of which only the id is known. Where nobody may have it, it is never gone, and not taken down.
+    fn owner(&self, job: &JobId) -> Scheduler {
+        let site = Site::of(self.settings);
+        let mut owners = scheduler::owners(job, &site);
+        owners.next().unwrap_or(scheduler::ALL[0]).scheduler()
     }
 
     /// Locks of jobs that have nothing else any more.
@@ -307,21 +337,22 @@ impl<'a> Run<'a> {
 
     fn drain(&mut self, marker: &Marker, lift: bool) {
         let what = format!("drain of node '{}' ({})", marker.node, marker.reason);
-        let site = self.settings.into();
-        let controller = spool::place(marker, &site).controller();
-        match spool::stand(marker, controller.as_ref()) {
+        let controller = Place::of(marker, &Site::of(self.settings)).controller();
+        match drain::state(marker, controller.as_ref()) {
             Err(why) if marker.delivered => self
                 .report
                 .say(format!("{what}: its scheduler does not answer: {why}")),
             Err(why) => self.report.left(format!("{what}: not delivered: {why}")),
-            Ok(Stand::Over(why)) => self.forget(marker, &what, &why),
-            Ok(Stand::Undelivered) if self.undrain => self.lift(marker, &what, controller.as_ref()),
-            Ok(Stand::Undelivered) if self.dry => self
+            Ok(DrainState::Over(why)) => self.forget(marker, &what, &why),
+            Ok(DrainState::Undelivered) if self.undrain => self.lift(marker, &what, controller.as_ref()),
+            Ok(DrainState::Undelivered) if self.dry => self
                 .report
                 .left(format!("{what}: not delivered: would be tried again")),
-            Ok(Stand::Undelivered) => {
+            Ok(DrainState::Undelivered) => {
                 let prefix = self.settings.drain.prefix.as_str();
-                match spool::deliver(&self.settings.paths, prefix, marker, controller.as_ref()) {
+                let (outcome, remembered) =
+                    drain::hand_over(&self.settings.paths, prefix, marker, controller.as_ref());
+                match outcome.and_then(|outcome| remembered.map(|()| outcome)) {
                     Ok(Outcome::Ours(_)) => self.report.did(format!("{what}: delivered")),
                     Ok(Outcome::Others(other)) => {
                         self.report
@@ -330,10 +361,10 @@ impl<'a> Run<'a> {
                     Err(why) => self.report.left(format!("{what}: not delivered: {why}")),
                 }
             }
-            Ok(Stand::Stands) if !lift => self.report.say(format!(
+            Ok(DrainState::Stands) if !lift => self.report.say(format!(
                 "{what}: stands; 'mpsctl undrain' lifts it after a clean recheck"
             )),
-            Ok(Stand::Stands) => self.lift(marker, &what, controller.as_ref()),
+            Ok(DrainState::Stands) => self.lift(marker, &what, controller.as_ref()),
         }
     }
 
@@ -351,7 +382,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn crate::scheduler::drain::Controller) {
+    fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn Controller) {
         if self.dry {
             return self
                 .report
@@ -366,18 +397,9 @@ impl<'a> Run<'a> {
         if let Err(why) = recheck(&mut self.node, marker, &check) {
             return self.report.left(format!("{what}: stays: {why}"));
         }
-        match spool::lift(&self.settings.paths, marker, controller) {
+        match drain::lift(&self.settings.paths, marker, controller) {
             Ok(()) => self.report.did(format!("{what}: lifted after a clean recheck")),
             Err(why) => self.report.left(format!("{what}: not lifted: {why}")),
         }
-    }
-}
-
-/// Whose a job is of which only the id is known; asked only where a fault without a journal is to drain.
-fn guess(job: &JobId) -> Scheduler {
-    if is_slurms(job) {
-        Scheduler::Slurm
-    } else {
-        Scheduler::Torque
     }
 }

@@ -1,8 +1,9 @@
 //! `mpsctl config show` and `mpsctl advertise`: what the site decided, and what a scheduler is to be told of it.
 
-use super::common::SchedulerName;
 use crate::node::worker::NvmlWorker;
-use crate::scheduler::advertise::{Offer, advertise};
+use crate::scheduler::advertise::advertise;
+use crate::scheduler::batch_system::Offer;
+use crate::scheduler::{self, Scheduler};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::{Failure, Fault, Inventory};
 use std::path::Path;
@@ -47,7 +48,8 @@ impl Show {
 #[derive(Debug, Clone, clap::Args)]
 pub struct Advertise {
     /// Whose configuration to print lines for
-    pub scheduler: SchedulerName,
+    #[arg(value_parser = scheduler::by_name())]
+    pub scheduler: Scheduler,
     /// This node's name in the scheduler; the host's if not given
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
@@ -70,7 +72,7 @@ impl Advertise {
             .zip(replicas)
             .map(|(gpu, replicas)| Offer { gpu, replicas })
             .collect();
-        Ok(advertise(self.scheduler.into(), node, &offers)?)
+        Ok(advertise(scheduler::of(self.scheduler), node, &offers)?)
     }
 }
 

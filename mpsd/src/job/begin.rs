@@ -10,8 +10,7 @@ use super::undo::{self, Findings};
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::{Asked, Case, decide, tasks};
 use crate::scheduler::drain::Place;
-use crate::scheduler::unattached::Unattached;
-use crate::scheduler::{Devices, GpuSource};
+use crate::scheduler::{Devices, GpuSource, Site, Unattached};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::{Config, DeviceNames, LeftoverClients, MemoryOverLimit, Settings};
 use mpsd_core::failure::Undetermined;
@@ -43,8 +42,8 @@ pub struct Job {
     pub user: User,
     /// The node's name in the scheduler.
     pub node: String,
-    /// `SLURM_CONF`, where the prolog's environment names one.
-    pub slurm_conf: Option<String>,
+    /// Where its scheduler lives.
+    pub site: Site,
     /// A refusal or a failure is left on the node for the job's tasks to read.
     pub record: bool,
     /// The whole start must have ended by then.
@@ -56,9 +55,8 @@ impl Job {
     pub fn place(&self) -> Place<'_> {
         Place {
             scheduler: self.asked.submission.scheduler,
-            site: (&self.settings).into(),
+            site: self.site.clone(),
             node: &self.node,
-            slurm_conf: self.slurm_conf.clone(),
         }
     }
 }
@@ -338,7 +336,7 @@ fn journal(job: &Job, settings: &Settings, plan: &Plan) -> Journal {
         drain: DrainPolicy::new(
             settings.drain.enabled,
             settings.drain.prefix.clone(),
-            job.slurm_conf.clone(),
+            job.site.slurm_conf.clone(),
         ),
         kill_clients: settings.leftover_clients == LeftoverClients::Kill,
         began: SystemTime::now()

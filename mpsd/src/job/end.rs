@@ -6,7 +6,7 @@ use super::node::{Node, Severity};
 use super::outcome;
 use super::undo::{self, Findings};
 use crate::scheduler::drain::Place;
-use crate::scheduler::{Scheduler, Submission};
+use crate::scheduler::{self, Scheduler, Site, Submission};
 use mpsd_core::config::Settings;
 use mpsd_core::{Failure, JobId};
 
@@ -19,8 +19,8 @@ pub struct Ending<'a> {
     pub scheduler: Scheduler,
     /// The node's name in the scheduler.
     pub node: &'a str,
-    /// `SLURM_CONF`, where this program's environment names one.
-    pub slurm_conf: Option<String>,
+    /// Where its scheduler lives.
+    pub site: Site,
 }
 
 /// What became of it.
@@ -32,14 +32,14 @@ pub struct Ended {
     pub lines: Vec<String>,
 }
 
-/// The job, and in Slurm its steps with daemons of their own, as far as something of them is here.
+/// The job, and its steps with daemons of their own, as far as something of them is here.
 pub fn jobs_of(node: &impl Node, submission: &Submission) -> Vec<JobId> {
     let own = &submission.job;
     let mut jobs = Vec::new();
     if node.has_directory(own) || node.has_lock(own) {
         jobs.push(own.clone());
     }
-    if submission.scheduler == Scheduler::Slurm && !submission.step {
+    if scheduler::of(submission.scheduler).has_steps() && !submission.step {
         let names = node.job_directories().unwrap_or_default();
         let ids = names.iter().filter_map(|name| JobId::parse(name).ok());
         jobs.extend(ids.filter(|id| id != own && id.belongs_to(own)));
@@ -143,12 +143,12 @@ fn drain(
         Some(journal) => (journal.drain.enabled, &journal.drain.prefix),
         None => (settings.drain.enabled, &settings.drain.prefix),
     };
-    let conf = || journal?.drain.slurm_conf.clone();
+    let mut site = ending.site.clone();
+    site.slurm_conf = site.slurm_conf.or_else(|| journal?.drain.slurm_conf.clone());
     let place = Place {
         scheduler: ending.scheduler,
-        site: settings.into(),
+        site,
         node: ending.node,
-        slurm_conf: ending.slurm_conf.clone().or_else(conf),
     };
     let gpus = journal.map(Journal::gpu_names).unwrap_or_default();
     let prefix = enabled.then_some(prefix.as_str());

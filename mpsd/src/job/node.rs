@@ -247,7 +247,7 @@ pub trait Drains {
         fault: &Fault,
         gpus: Vec<String>,
     ) -> (String, bool);
-    /// Puts a batch job of Slurm's back into the queue.
+    /// Puts a job back into its queue.
     ///
     /// # Errors
     /// One line.

@@ -3,7 +3,7 @@
 use super::begin::{Failed, Job};
 use super::node::{Node, Severity};
 use crate::scheduler::drain::Place;
-use crate::scheduler::{Phase, Scheduler, Submission};
+use crate::scheduler::{self, ExitPolicy, Submission};
 use mpsd_core::failure::{FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, State};
 use mpsd_core::{Failure, JobId};
@@ -36,14 +36,13 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     failure.exit_code()
 }
 
-/// Whether this is a refusal, or undetermined, on a Torque sister. A prologue.parallel that fails takes its node down
-/// and has the job requeued for ever (docs/facts/pbs.md#sister-nodes), and no user's mistake or malice may do that. The
-/// mother superior refuses the same request where its user reads it; what went wrong on this node alone, the tasks that
-/// come here learn from the record.
+/// Whether the job's tasks are told instead of its scheduler (see [`ExitPolicy::left_to_tasks`]).
 pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
-    submission.scheduler == Scheduler::Torque
-        && submission.phase == Phase::ParallelPrologue
-        && failure.kind() != FailureKind::Fault
+    policy(submission).left_to_tasks && failure.kind() != FailureKind::Fault
+}
+
+fn policy(submission: &Submission) -> ExitPolicy {
+    scheduler::of(submission.scheduler).exit_policy(submission)
 }
 
 /// Says why `job` has no MPS, to the caller and in the node's log.
@@ -93,11 +92,10 @@ pub(super) fn drain<'a>(
     Some((line, delivered))
 }
 
-/// Slurm drains a node whose prolog fails, and nothing proves that this one is broken: so the prolog succeeds, and the batch
-/// job is put back into the queue from here. A job of srun or salloc cannot be; its tasks are refused by the record.
+/// Puts the job back into its queue where that is for us to do (see [`ExitPolicy::requeue`]).
 fn requeue(node: &mut impl Node, job: &Job, failure: &Failure) {
     let submission = &job.asked.submission;
-    let ours = submission.scheduler == Scheduler::Slurm && !submission.step && job.settings.slurm.requeue;
+    let ours = policy(submission).requeue && job.settings.slurm.requeue;
     if !ours || failure.kind() != FailureKind::Undetermined {
         return;
     }
@@ -109,15 +107,12 @@ fn requeue(node: &mut impl Node, job: &Job, failure: &Failure) {
     node.log(Severity::Info, &text);
 }
 
-/// Torque requeues a job whose prologue exits 2 four times a second, for ever
-/// (docs/facts/pbs.md#results-of-a-prologue). Where the node could not be taken out of service, the only brake left is
-/// to end late.
+/// Ends late where nothing else keeps the scheduler from trying again at once (see [`ExitPolicy::hold`]).
 fn hold(node: &mut impl Node, job: &Job) {
-    let submission = &job.asked.submission;
-    if submission.scheduler != Scheduler::Torque || submission.interactive {
+    if !policy(&job.asked.submission).hold {
         return;
     }
-    let line = "the exit is held back until the deadline, or Torque would try again at once";
+    let line = "the exit is held back until the deadline, or the scheduler would try again at once";
     node.log(Severity::Warning, line);
     node.wait_until(job.deadline.less(HOLD_MARGIN));
 }

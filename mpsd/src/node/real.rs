@@ -125,7 +125,7 @@ impl Drains for RealNode {
     }
 
     fn requeue(&mut self, place: &Place<'_>, job: &JobId) -> Result<(), String> {
-        place.slurm().requeue(job)
+        place.controller().requeue(job)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A job whose tasks could run outside its MPS without a word.
 
 use crate::scheduler::Phase;
-use crate::scheduler::unattached::Unattached;
+use crate::scheduler::Unattached;
 use mpsd_core::Failure;
 use mpsd_core::config::UnattachedTasks;
 use mpsd_core::failure::{Evidence, Fault, Refusal};
@@ -16,30 +16,35 @@ pub fn decide(
     phase: Phase,
     rule: UnattachedTasks,
 ) -> Result<Option<String>, Failure> {
-    let Some(Unattached { why, mend, hopeless }) = missing else {
+    let Some(Unattached {
+        why,
+        remedy,
+        no_way_round,
+    }) = missing
+    else {
         return Ok(None);
     };
-    if rule == UnattachedTasks::Warn && !hopeless {
+    if rule == UnattachedTasks::Warn && !no_way_round {
         return Ok(Some(format!(
             "{why}: such a task runs outside MPS unless it is 'mpsctl exec -- COMMAND'"
         )));
     }
     if phase == Phase::ParallelPrologue {
-        let why = format!("{why}; it needs {mend}");
+        let why = format!("{why}; it needs {remedy}");
         return Err(Fault::new(Evidence::Configuration, "tasks started by TM", why).into());
     }
-    Err(Refusal::new("MPS", why, format!("after {mend}")).into())
+    Err(Refusal::new("MPS", why, format!("after {remedy}")).into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn missing(hopeless: bool) -> Option<Unattached> {
+    fn missing(no_way_round: bool) -> Option<Unattached> {
         Some(Unattached {
             why: "no starter".into(),
-            mend: "'mpsctl pbs install'".into(),
-            hopeless,
+            remedy: "'mpsctl pbs install'".into(),
+            no_way_round,
         })
     }
 

@@ -3,37 +3,14 @@
 //! What the Kubernetes device plugin does by itself, an administrator does here by pasting: a scheduler's
 //! configuration is the site's. Pure: a node in, text out.
 
-use mpsd_core::{Gpu, Refusal, Scheduler};
+use super::batch_system::{BatchSystem, Offer, SHARES_BEFORE_VOLTA};
+use mpsd_core::Refusal;
 
-/// Clients, and so shares, of a GPU before Volta (docs/facts/mps-control.md#clients).
-const SHARES_BEFORE_VOLTA: u32 = 16;
-
-/// A GPU and the shares it is to be offered as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Offer<'a> {
-    /// The GPU.
-    pub gpu: &'a Gpu,
-    /// `replicas` for its product on its node; `None`: it is not offered in shares.
-    pub replicas: Option<u32>,
-}
-
-impl Offer<'_> {
-    fn shares(&self) -> u32 {
-        match self.replicas {
-            // MPS is given to whole GPUs only.
-            None => 0,
-            Some(_) if self.gpu.mig => 0,
-            Some(replicas) if self.gpu.is_volta_or_later() => replicas,
-            Some(replicas) => replicas.min(SHARES_BEFORE_VOLTA),
-        }
-    }
-}
-
-/// What the administrator adds to `scheduler`'s configuration so that `node` offers its shares.
+/// What the administrator adds to the configuration of `system` so that `node` offers its shares.
 ///
 /// # Errors
 /// A refusal when nothing is to be offered.
-pub fn advertise(scheduler: Scheduler, node: &str, offers: &[Offer<'_>]) -> Result<String, Refusal> {
+pub fn advertise(system: &dyn BatchSystem, node: &str, offers: &[Offer<'_>]) -> Result<String, Refusal> {
     let total: u32 = offers.iter().map(Offer::shares).sum();
     if total == 0 {
         let why = if offers.is_empty() {
@@ -47,11 +24,7 @@ pub fn advertise(scheduler: Scheduler, node: &str, offers: &[Offer<'_>]) -> Resu
         return Err(Refusal::new(format!("shares of node '{node}'"), why, allowed));
     }
     let mut text = left_out(offers);
-    text += &match scheduler {
-        Scheduler::Slurm => slurm(node, offers, total),
-        Scheduler::OpenPbs => openpbs(node, total),
-        Scheduler::Torque => torque(node, total),
-    };
+    text += &system.shares(node, offers, total);
     Ok(text)
 }
 
@@ -70,65 +43,11 @@ fn left_out(offers: &[Offer<'_>]) -> String {
     offers.iter().filter_map(line).collect()
 }
 
-/// `gres/shard`: it counts and does not limit; the limits are ours. A GPU's lines name its device file, so that the
-/// shares of each GPU are its own.
-fn slurm(node: &str, offers: &[Offer<'_>], total: u32) -> String {
-    let file = |gpu: &Gpu| format!("/dev/nvidia{}", gpu.minor.unwrap_or(gpu.index));
-    let gpus: String = offers
-        .iter()
-        .map(|offer| format!("NodeName={node} Name=gpu File={}\n", file(offer.gpu)))
-        .collect();
-    let shards: String = offers
-        .iter()
-        .filter(|offer| offer.shares() > 0)
-        .map(|offer| {
-            format!(
-                "NodeName={node} Name=shard Count={} File={}\n",
-                offer.shares(),
-                file(offer.gpu)
-            )
-        })
-        .collect();
-    let count = offers.len();
-    format!(
-        "# slurm.conf: these words in the lines that are there\n\
-         GresTypes=gpu,shard\n\
-         NodeName={node} Gres=gpu:{count},shard:{total}\n\
-         # gres.conf: leave the gpu lines out where AutoDetect or other lines describe the GPUs\n\
-         {gpus}{shards}\
-         # a job asks: --gres=shard:1 --mps --mps-replicas=N\n"
-    )
-}
-
-fn openpbs(node: &str, total: u32) -> String {
-    format!(
-        "# once a cluster\n\
-         qmgr -c 'create resource mps_shares type=long,flag=nh'\n\
-         # once a cluster: add mps_shares to the line 'resources:' of PBS_HOME/sched_priv/sched_config, then\n\
-         # send the scheduler a SIGHUP\n\
-         # this node\n\
-         qmgr -c 'set node {node} resources_available.mps_shares = {total}'\n\
-         # a job asks: -l select=1:mps_shares=1 -A MPS=on,MPS_REPLICAS=N\n\
-         # OpenPBS counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
-    )
-}
-
-/// Torque's own scheduler counts no generic resource of a node; Maui and Moab do.
-fn torque(node: &str, total: u32) -> String {
-    format!(
-        "# mom_priv/config of this node, for Moab, which hears it from the mom; then restart the mom\n\
-         mps_shares {total}\n\
-         # maui.cfg, for Maui\n\
-         NODECFG[{node}] GRES=mps_shares:{total}\n\
-         # a job asks: -W x=GRES:mps_shares@1 -A MPS=on,MPS_REPLICAS=N\n\
-         # the scheduler counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsd_core::{ComputeMode, GpuUuid};
+    use crate::scheduler::{openpbs::OpenPbs, slurm::Slurm, torque::Torque};
+    use mpsd_core::{ComputeMode, Gpu, GpuUuid};
 
     fn gpu(index: u32, capability: (u32, u32), mig: bool) -> Gpu {
         Gpu {
@@ -150,7 +69,7 @@ mod tests {
             gpu,
             replicas: Some(20),
         });
-        let text = advertise(Scheduler::Slurm, "gpu1", &offers).unwrap();
+        let text = advertise(&Slurm, "gpu1", &offers).unwrap();
         let expected = "\
 # GPU 1 'NVIDIA X' is in MIG mode
 # GPU 2 'NVIDIA X' takes 16 clients, not 20: it is older than Volta
@@ -181,19 +100,19 @@ NodeName=gpu1 Name=shard Count=16 File=/dev/nvidia6
                 replicas: Some(4),
             },
         ];
-        let openpbs = advertise(Scheduler::OpenPbs, "n1", &offers).unwrap();
+        let openpbs = advertise(&OpenPbs, "n1", &offers).unwrap();
         assert!(
             openpbs.contains("'set node n1 resources_available.mps_shares = 8'"),
             "{openpbs}"
         );
-        let torque = advertise(Scheduler::Torque, "n1", &offers).unwrap();
+        let torque = advertise(&Torque, "n1", &offers).unwrap();
         assert!(torque.contains("\nNODECFG[n1] GRES=mps_shares:8\n"), "{torque}");
     }
 
     #[test]
     fn nothing_to_offer_is_said() {
         let (plain, mig) = (gpu(0, (9, 0), false), gpu(1, (9, 0), true));
-        let refused = |offers: &[Offer<'_>]| advertise(Scheduler::Slurm, "n1", offers).unwrap_err().why;
+        let refused = |offers: &[Offer<'_>]| advertise(&Slurm, "n1", offers).unwrap_err().why;
         assert_eq!(refused(&[]), "it has no GPU");
         assert_eq!(
             refused(&[Offer {

@@ -1,9 +1,14 @@
 //! A node and a call of ours on paper, for the golden tests.
 
-use super::host::Answer;
-use super::*;
+use super::call::{Given, Input, Program, Submission};
+use super::devices::Devices;
+use super::host::{Answer, Host};
+use super::site::Site;
+use super::{devices, read};
+use mpsd_core::failure::Failure;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -54,7 +59,13 @@ impl Host for Paper {
             .keys()
             .any(|line| line.split(' ').next() == path.to_str())
     }
-    fn run(&self, program: &Path, arguments: &[&str], _deadline: Duration) -> Result<Answer, String> {
+    fn run(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        _: &[(&str, &str)],
+        _: Duration,
+    ) -> Result<Answer, String> {
         let line = format!("{} {}", program.display(), arguments.join(" "));
         self.ran.borrow_mut().push(line.clone());
         self.answers
@@ -98,7 +109,7 @@ impl<'c> Call<'c> {
         let site = Site {
             home: Some("/var/spool/x".into()),
             exec: Some("/opt/x".into()),
-            node: None,
+            ..Site::default()
         };
         let given = self.given.clone();
         let input = Input {

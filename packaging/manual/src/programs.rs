@@ -22,10 +22,10 @@ pub fn all() -> Vec<Program> {
     };
     vec![
         program("mpsctl", "1", mpsd::cli::mpsctl::command()),
-        program("mps-probe", "1", mpsd::cli::probe::Options::command()),
+        program("mps-probe", "1", mpsd::cli::programs::Probe::command()),
         program("mps-prologue", "8", prologue::arguments::Arguments::command()),
         program("mps-epilogue", "8", epilogue::arguments::Arguments::command()),
-        program("mpsd", "8", mpsd::cli::daemon::Arguments::command()),
+        program("mpsd", "8", mpsd::cli::programs::Daemon::command()),
     ]
 }
 

@@ -3,8 +3,7 @@
 use mpsd::job::{Ending, Job, Scheduled, Until, User};
 use mpsd::plan::effects::Plan;
 use mpsd::plan::{Asked, Case, decide};
-use mpsd::scheduler::unattached::Unattached;
-use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Phase, Submission, UserRef};
+use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Phase, Site, Submission, Unattached, UserRef};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::request::Wording;
@@ -153,7 +152,7 @@ impl Scenario {
                 gid: UID,
             },
             node: NODE.to_owned(),
-            slurm_conf: None,
+            site: Site::default(),
             record: self.record,
             deadline: Deadline::after(Duration::from_secs(20)),
         })
@@ -165,12 +164,10 @@ impl Scenario {
             phase: self.phase,
             job: self.id(),
             user: UserRef::Uid(UID),
-            group: None,
             account: None,
             resource: None,
             node: None,
             interactive: false,
-            restart: None,
             step: self.step,
         }
     }
@@ -181,7 +178,7 @@ impl Scenario {
             settings,
             scheduler: self.scheduler,
             node: NODE,
-            slurm_conf: None,
+            site: Site::default(),
         }
     }
 

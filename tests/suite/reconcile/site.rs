@@ -41,8 +41,8 @@ impl Site {
         site.command("pbsnodes", &format!(
             "[ -e {server}/away ] && {{ echo 'pbsnodes: cannot connect to server' >&2; exit 1; }}\n\
              case $1 in\n\
-             -o) echo offline >{server}/state; echo \"$3\" >{server}/note ;;\n\
-             -c) echo free >{server}/state; echo '' >{server}/note ;;\n\
+             -o|-c) case $1 in -o) echo offline ;; *) echo free ;; esac >{server}/state\n\
+             case $2,$3 in -N,n) echo >{server}/note ;; -N,*) echo \"$3\" >{server}/note ;; esac ;;\n\
              *) echo \"$1\"; echo \"     state = $(cat {server}/state)\"; echo \"     note = $(cat {server}/note)\" ;;\n\
              esac\n",
         ));

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser as _;
 use cuda::{CudaFailure, Device, MIB};
-use mpsd::cli::probe::Options;
+use mpsd::cli::programs::Probe as Options;
 use mpsd_core::environment::local_rank;
 use nix::unistd;
 use report::{Expectation, GpuReport, Report};

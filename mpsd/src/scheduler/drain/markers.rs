@@ -18,8 +18,11 @@ pub struct Marker {
     pub scheduler: Scheduler,
     /// The node's name there.
     pub node: String,
-    /// The reason, to the byte.
+    /// Our reason, to the byte.
     pub reason: String,
+    /// What stands there instead of it: the note that an administrator had left on the node while it was in service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// The job that showed it.
     pub job: String,
     /// The GPUs to look at again before the drain is lifted.
@@ -35,6 +38,11 @@ pub struct Marker {
 }
 
 impl Marker {
+    /// What the scheduler shows on the node while this drain stands.
+    pub fn shown(&self) -> &str {
+        self.note.as_deref().unwrap_or(&self.reason)
+    }
+
     fn file(&self) -> String {
         let node: String = self
             .node
@@ -102,7 +110,16 @@ pub fn all(paths: &Paths) -> Vec<Marker> {
 
 /// A drain of this node that the scheduler has not got yet.
 pub fn undelivered(paths: &Paths, node: &str) -> Option<Marker> {
-    all(paths)
-        .into_iter()
-        .find(|marker| !marker.delivered && marker.node == node)
+    of_node(paths, node, false)
+}
+
+/// A drain of this node that the scheduler has got.
+pub fn delivered(paths: &Paths, node: &str) -> Option<Marker> {
+    of_node(paths, node, true)
+}
+
+fn of_node(paths: &Paths, node: &str, delivered: bool) -> Option<Marker> {
+    let all = all(paths).into_iter();
+    all.filter(|marker| marker.node == node)
+        .find(|marker| marker.delivered == delivered)
 }

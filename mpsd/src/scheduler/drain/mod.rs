@@ -1,68 +1,72 @@
 //! Drains and undrains: with our own prefix, on proof, never over another's reason, read back, and remembered until
-//! delivered.
+//! delivered. The one order of questions and orders for every scheduler; what they are is its [`Controller`]'s.
 
 pub mod markers;
-pub mod spool;
 
-use crate::scheduler::pbs::control::Pbs;
-use crate::scheduler::slurm::commands;
-use crate::scheduler::slurm::control::Slurm;
-use crate::scheduler::{Scheduler, Site};
+use super::control::Controller;
+use super::of;
+use super::site::Site;
 pub use markers::Marker;
 use mpsd_core::text::one_line;
-use mpsd_core::{Fault, JobId, Paths};
+use mpsd_core::{Fault, JobId, Paths, Scheduler};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Longest reason under PBS, bytes: OpenPBS keeps 79 (docs/facts/pbs.md#pbsnodes).
-const LONGEST_PBS: usize = 79;
-/// Longest reason under Slurm, bytes, which keeps them whole: enough for two paths and an error.
-const LONGEST_SLURM: usize = 400;
-
-/// A node as its scheduler shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shown {
-    /// It takes no new jobs because somebody said so.
-    pub drained: bool,
-    /// It is down.
-    pub down: bool,
-    /// The reason or note.
-    pub reason: Option<String>,
-}
-
-/// A scheduler's way to take one node out of service.
-pub trait Controller {
-    /// The node as it stands.
-    ///
-    /// # Errors
-    /// One line: the controller does not answer, or does not know the node.
-    fn shown(&self) -> Result<Shown, String>;
-    /// Drains it.
-    ///
-    /// # Errors
-    /// One line.
-    fn set_drained(&self, reason: &str) -> Result<(), String>;
-    /// Puts it back and clears the reason.
-    ///
-    /// # Errors
-    /// One line.
-    fn lift(&self) -> Result<(), String>;
-}
+/// Longest reason of somebody else's that a message repeats. Characters.
+const SHOWN: usize = 80;
 
 /// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node is drained with a reason of ours, read back: this one, which may be an earlier drain's.
+    /// The node is out of service, read back, and for us to put back. It shows this: our reason, an earlier drain's of ours,
+    /// or the note of an administrator that was there while the node was in service.
     Ours(String),
     /// Somebody drained it before us: left as it was.
     Others(String),
 }
 
-/// The reason for `fault`: `mpsd: job 4711: mps-server 691: state D after 20 s`.
-pub fn reason(scheduler: Scheduler, prefix: &str, job: &JobId, fault: &Fault) -> String {
-    let longest = match scheduler {
-        Scheduler::Slurm => LONGEST_SLURM,
-        Scheduler::Torque | Scheduler::OpenPbs => LONGEST_PBS,
-    };
+/// How a marker and the scheduler's view of its node go together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DrainState {
+    /// The scheduler has not got it yet.
+    Undelivered,
+    /// It stands, ours to the byte.
+    Stands,
+    /// Somebody lifted it, or put a reason of their own in its place: the marker is of no use any more.
+    Over(String),
+}
+
+/// A node in its scheduler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// Who schedules it.
+    pub scheduler: Scheduler,
+    /// Where that lives.
+    pub site: Site,
+    /// The node's name there.
+    pub node: &'a str,
+}
+
+impl<'a> Place<'a> {
+    /// The place that `marker` names.
+    pub fn of(marker: &'a Marker, site: &Site) -> Self {
+        Self {
+            scheduler: marker.scheduler,
+            site: Site {
+                slurm_conf: marker.slurm_conf.clone(),
+                ..site.clone()
+            },
+            node: &marker.node,
+        }
+    }
+
+    /// The way to take it out of service.
+    pub fn controller(&self) -> Box<dyn Controller> {
+        of(self.scheduler).controller(&self.site, self.node)
+    }
+}
+
+/// The reason for `fault`, at most `longest` bytes: `mpsd: job 4711: mps-server 691: state D after 20 s`.
+fn reason(longest: usize, prefix: &str, job: &JobId, fault: &Fault) -> String {
     let text = format!("{prefix} job {job}: {fault}");
     // Quotes at the ends are eaten by Slurm, and no scheduler wants anything but ASCII.
     let plain: String = text
@@ -74,68 +78,37 @@ pub fn reason(scheduler: Scheduler, prefix: &str, job: &JobId, fault: &Fault) ->
     line.trim_end().to_owned()
 }
 
-/// Drains the node for `reason`, unless it is drained already, and reads it back.
+/// Takes the node of `marker` out of service, unless it is already, and reads it back.
 ///
 /// # Errors
-/// One line: it is not drained now.
-pub fn drain(controller: &dyn Controller, prefix: &str, reason: &str) -> Result<Outcome, String> {
+/// One line: it is in service still.
+fn drain(controller: &dyn Controller, prefix: &str, marker: &Marker) -> Result<Outcome, String> {
     let before = controller.shown()?;
+    let note = before.reason.unwrap_or_default();
+    let ours = note.starts_with(prefix);
     if before.drained {
-        let shown = before.reason.unwrap_or_default();
-        return Ok(if shown.starts_with(prefix) {
-            Outcome::Ours(shown)
+        let is_ours = ours || marker.note.as_ref() == Some(&note);
+        return Ok(if is_ours {
+            Outcome::Ours(note)
         } else {
-            Outcome::Others(shown)
+            Outcome::Others(note)
         });
     }
-    controller.set_drained(reason)?;
+    // A note of ours on a node in service is left from a drain that somebody lifted by hand; another's is a memo and stays.
+    let free = ours || note.is_empty();
+    let said = controller.take_out(free.then_some(&marker.reason))?;
+    let expected = if free { &marker.reason } else { &note };
     let after = controller.shown()?;
     let found = after.reason.unwrap_or_default();
-    match (after.drained, found == reason) {
+    match (after.drained, found == *expected) {
         (true, true) => Ok(Outcome::Ours(found)),
         (true, false) => Ok(Outcome::Others(found)),
-        (false, _) => Err("the scheduler accepted the drain, and the node is not drained".to_owned()),
+        (false, _) => Err(controller.not_obeyed(&said)),
     }
 }
 
-/// A node in its scheduler.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place<'a> {
-    /// Who schedules it.
-    pub scheduler: Scheduler,
-    /// Where PBS lives.
-    pub site: Site,
-    /// The node's name there.
-    pub node: &'a str,
-    /// `SLURM_CONF`, where the prolog's environment names one.
-    pub slurm_conf: Option<String>,
-}
-
-impl Place<'_> {
-    /// The node as one of a Slurm.
-    pub fn slurm(&self) -> Slurm {
-        Slurm {
-            programs: commands(),
-            conf: self.slurm_conf.clone(),
-            node: self.node.to_owned(),
-        }
-    }
-
-    /// The way to take it out of service.
-    pub fn controller(&self) -> Box<dyn Controller> {
-        match self.scheduler {
-            Scheduler::Slurm => Box::new(self.slurm()),
-            Scheduler::Torque | Scheduler::OpenPbs => Box::new(Pbs {
-                scheduler: self.scheduler,
-                site: self.site.clone(),
-                node: self.node.to_owned(),
-            }),
-        }
-    }
-}
-
-/// Drains the node for `fault` of `job` and remembers it; a drain that cannot be delivered is spooled. Returns a line
-/// for the log, and whether the scheduler has it.
+/// Drains the node for `fault` of `job` and remembers it; a drain that cannot be delivered waits for the timer. Returns a
+/// line for the log, and whether the scheduler has it.
 pub fn deliver(
     paths: &Paths,
     place: &Place<'_>,
@@ -144,167 +117,116 @@ pub fn deliver(
     fault: &Fault,
     gpus: Vec<String>,
 ) -> (String, bool) {
-    let reason = reason(place.scheduler, prefix, job, fault);
-    let mut marker = Marker {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    let marker = Marker {
         version: markers::VERSION,
         scheduler: place.scheduler,
         node: place.node.to_owned(),
-        reason: reason.clone(),
+        reason: reason(of(place.scheduler).longest_reason(), prefix, job, fault),
+        // A drain of ours that stands under an administrator's note is known by this alone.
+        note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
         job: job.as_str().to_owned(),
         gpus,
         delivered: false,
-        slurm_conf: place.slurm_conf.clone(),
-        when: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs(),
+        slurm_conf: place.site.slurm_conf.clone(),
+        when: since_1970.unwrap_or_default().as_secs(),
     };
     // The marker first: a drain that nobody remembers could never be lifted.
-    let remembered = markers::write(paths, &marker);
-    let node = place.node;
-    let (line, delivered) = match drain(place.controller().as_ref(), prefix, &reason) {
-        Ok(Outcome::Ours(shown)) => {
-            // What is to be lifted later is what stands now, to the byte.
-            marker.reason = shown;
-            marker.delivered = true;
-            (format!("node '{node}' drained: {reason}"), true)
-        }
+    let waiting = markers::write(paths, &marker);
+    let (outcome, remembered) = hand_over(paths, prefix, &marker, place.controller().as_ref());
+    let (node, reason) = (place.node, &marker.reason);
+    let (line, delivered) = match outcome {
+        Ok(Outcome::Ours(_)) => (format!("node '{node}' drained: {reason}"), true),
         Ok(Outcome::Others(other)) => {
-            let _ = markers::remove(paths, &marker);
-            let other = one_line(&other, 80);
-            return (
-                format!("node '{node}' was drained already ('{other}'), left so: {reason}"),
-                true,
-            );
+            let other = one_line(&other, SHOWN);
+            let line = format!("node '{node}' was drained already ('{other}'), left so: {reason}");
+            (line, true)
         }
-        Err(why) => (
-            format!("node '{node}' cannot be drained now ({why}), tried again later: {reason}"),
-            false,
-        ),
+        Err(why) => {
+            let line = format!("node '{node}' cannot be drained now ({why}), tried again later: {reason}");
+            (line, false)
+        }
     };
-    let remembered = remembered.and_then(|()| markers::write(paths, &marker));
-    match remembered {
+    match waiting.and(remembered) {
         Ok(()) => (line, delivered),
         Err(why) => (format!("{line} (not remembered: {why})"), delivered),
     }
 }
 
-/// Lifts a drain of ours: the reason shown is `reason` to the byte.
+/// Tries to deliver the drain of `marker`; returns what became of it, and whether that is remembered.
+pub fn hand_over(
+    paths: &Paths,
+    prefix: &str,
+    marker: &Marker,
+    controller: &dyn Controller,
+) -> (Result<Outcome, String>, Result<(), String>) {
+    let outcome = drain(controller, prefix, marker);
+    let remembered = match &outcome {
+        Ok(Outcome::Ours(shown)) => {
+            // What is to be lifted later is what stands now, to the byte.
+            let mut delivered = Marker {
+                delivered: true,
+                ..marker.clone()
+            };
+            if shown.starts_with(prefix) {
+                delivered.reason.clone_from(shown);
+                delivered.note = None;
+            } else {
+                delivered.note = Some(shown.clone());
+            }
+            markers::write(paths, &delivered)
+        }
+        Ok(Outcome::Others(_)) => markers::remove(paths, marker),
+        Err(_) => Ok(()),
+    };
+    (outcome, remembered)
+}
+
+/// How the drain of `marker` stands.
 ///
 /// # Errors
-/// One line: it is another's, or the node stays drained.
-pub fn undrain(controller: &dyn Controller, reason: &str) -> Result<(), String> {
+/// One line: the controller does not answer.
+pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState, String> {
+    let shown = controller.shown()?;
+    let reason = shown.reason.unwrap_or_default();
+    Ok(match (marker.delivered, shown.drained) {
+        (_, true) if reason == marker.shown() => DrainState::Stands,
+        (false, false) => DrainState::Undelivered,
+        (true, false) => DrainState::Over("it was lifted".to_owned()),
+        (_, true) => {
+            let reason = one_line(&reason, SHOWN);
+            DrainState::Over(format!("the node is drained for another reason ('{reason}')"))
+        }
+    })
+}
+
+/// Lifts the drain of `marker` and forgets it. The recheck of the node comes first.
+///
+/// # Errors
+/// One line: it is another's, or the node stays out of service.
+pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Result<(), String> {
+    undrain(controller, marker)?;
+    markers::remove(paths, marker)
+}
+
+fn undrain(controller: &dyn Controller, marker: &Marker) -> Result<(), String> {
     let before = controller.shown()?;
-    let shown = before.reason.unwrap_or_default();
     if !before.drained {
         return Ok(());
     }
-    if shown != reason {
+    let reason = before.reason.unwrap_or_default();
+    if reason != marker.shown() {
+        let reason = one_line(&reason, SHOWN);
         return Err(format!(
-            "the reason shown is '{}', which is not ours: left as it is",
-            one_line(&shown, 80)
+            "the reason shown is '{reason}', which is not ours: left as it is"
         ));
     }
-    controller.lift()?;
-    if controller.shown()?.drained {
-        Err("the node is drained still".to_owned())
-    } else {
-        Ok(())
+    let said = controller.put_back(marker.note.is_none())?;
+    match controller.shown()?.drained {
+        true => Err(controller.not_obeyed(&said)),
+        false => Ok(()),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use mpsd_core::failure::Evidence;
-    use std::cell::RefCell;
-
-    /// A controller that may take orders without obeying, as Torque's pbsnodes does.
-    struct Fake {
-        shown: RefCell<Shown>,
-        obeys: bool,
-    }
-
-    fn fake(drained: bool, reason: Option<&str>, obeys: bool) -> Fake {
-        Fake {
-            shown: RefCell::new(Shown {
-                drained,
-                down: false,
-                reason: reason.map(str::to_owned),
-            }),
-            obeys,
-        }
-    }
-
-    impl Controller for Fake {
-        fn shown(&self) -> Result<Shown, String> {
-            Ok(self.shown.borrow().clone())
-        }
-        fn set_drained(&self, reason: &str) -> Result<(), String> {
-            if self.obeys {
-                *self.shown.borrow_mut() = Shown {
-                    drained: true,
-                    down: false,
-                    reason: Some(reason.to_owned()),
-                };
-            }
-            Ok(())
-        }
-        fn lift(&self) -> Result<(), String> {
-            if self.obeys {
-                *self.shown.borrow_mut() = Shown {
-                    drained: false,
-                    down: false,
-                    reason: None,
-                };
-            }
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn anothers_reason_is_never_written_over() {
-        let node = fake(true, Some("bad disk"), true);
-        assert_eq!(
-            drain(&node, "mpsd:", "mpsd: job 1: x"),
-            Ok(Outcome::Others("bad disk".into()))
-        );
-        assert_eq!(node.shown.borrow().reason.as_deref(), Some("bad disk"));
-        assert!(undrain(&node, "mpsd: job 1: x").is_err());
-        assert!(node.shown.borrow().drained);
-    }
-
-    #[test]
-    fn an_order_that_was_not_obeyed_is_seen() {
-        let node = fake(false, None, false);
-        assert!(drain(&node, "mpsd:", "mpsd: job 1: x").is_err());
-        let node = fake(true, Some("mpsd: job 1: x"), false);
-        assert!(undrain(&node, "mpsd: job 1: x").is_err());
-    }
-
-    #[test]
-    fn our_own_goes_on_and_off() {
-        let node = fake(false, None, true);
-        let ours = Outcome::Ours("mpsd: job 1: x".to_owned());
-        assert_eq!(drain(&node, "mpsd:", "mpsd: job 1: x"), Ok(ours.clone()));
-        assert_eq!(drain(&node, "mpsd:", "mpsd: job 2: y"), Ok(ours));
-        assert_eq!(undrain(&node, "mpsd: job 1: x"), Ok(()));
-        assert!(!node.shown.borrow().drained);
-    }
-
-    #[test]
-    fn reasons_fit_the_schedulers_field() {
-        let job = JobId::parse("4711").unwrap();
-        let fault = Fault::new(Evidence::Survivor, "mps-server 691", "state D after 20 s");
-        assert_eq!(
-            reason(Scheduler::Slurm, "mpsd:", &job, &fault),
-            "mpsd: job 4711: mps-server 691: state D after 20 s"
-        );
-        let long = Fault::new(Evidence::Nvml, "NVML", "\"é\n".repeat(800));
-        for (scheduler, most) in [(Scheduler::Slurm, 400), (Scheduler::OpenPbs, 79)] {
-            let text = reason(scheduler, "mpsd:", &job, &long);
-            assert!(text.len() <= most && text.len() > most - 8, "{text}");
-            assert!(text.is_ascii() && !text.contains('\n'), "{text}");
-        }
-    }
-}
+mod tests;

@@ -1,4 +1,121 @@
 //! OpenPBS and PBS Professional: our hook, or the classic scripts.
 
-pub(crate) mod hook;
-pub mod submission;
+pub(crate) mod product;
+pub(crate) mod setup;
+mod submission;
+
+use super::batch_system::{BatchSystem, ExitPolicy, Offer, Unattached};
+use super::call::{Input, Lookup, Program, Submission};
+use super::control::Controller;
+use super::devices::Devices;
+use super::host::{Host, ThisHost};
+use super::known_jobs::KnownJobs;
+use super::pbs::control::{LONGEST_REASON, Node};
+use super::pbs::installation::Installation;
+use super::pbs::known_jobs::Jobs;
+use super::site::Site;
+use mpsd_core::failure::Failure;
+use mpsd_core::job::{JobId, Scheduler};
+use product::PRODUCT;
+use std::time::Duration;
+
+/// The batch system OpenPBS, also PBS Professional.
+#[derive(Debug, Clone, Copy)]
+pub struct OpenPbs;
+
+impl BatchSystem for OpenPbs {
+    fn scheduler(&self) -> Scheduler {
+        PRODUCT.scheduler
+    }
+
+    fn title(&self) -> &'static str {
+        "OpenPBS or PBS Professional"
+    }
+
+    /// 3 arguments are the classic prologue; 10 are the epilogue, or that of a Torque before 5, which Torque's own
+    /// environment tells apart.
+    fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
+        let torque = || {
+            ["PBS_NODENUM", "PBS_RESOURCE_NODES"]
+                .iter()
+                .any(|name| env(name).is_some())
+        };
+        arguments == 3 || (arguments == 10 && !torque())
+    }
+
+    fn vectors(&self, program: Program) -> &'static str {
+        submission::vectors(program)
+    }
+
+    fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
+        submission::read(input, host)
+    }
+
+    fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
+        submission::devices(submission, input, host)
+    }
+
+    fn unattached(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
+        let classic = !submission::is_hooked(input);
+        classic.then(|| under_classic_scripts(submission::nodes(&submission.job, input, host)))
+    }
+
+    fn time_limit(&self, site: &Site, host: &dyn Host) -> Option<Duration> {
+        Some(Installation::find(&PRODUCT, site, host).time_limit(host))
+    }
+
+    /// A job whose prologue fails is requeued once a second and held after 21 tries
+    /// (docs/facts/pbs.md#results-of-a-prologue): nothing is needed from us.
+    fn exit_policy(&self, _: &Submission) -> ExitPolicy {
+        ExitPolicy::default()
+    }
+
+    fn may_own(&self, job: &JobId, site: &Site, host: &dyn Host) -> bool {
+        Installation::find(&PRODUCT, site, host).may_own(job)
+    }
+
+    fn known_jobs(&self, site: &Site, node: &str) -> Box<dyn KnownJobs> {
+        Box::new(Jobs {
+            pbs: Installation::find(&PRODUCT, site, &ThisHost),
+            node: node.to_owned(),
+        })
+    }
+
+    fn controller(&self, site: &Site, node: &str) -> Box<dyn Controller> {
+        let pbs = Installation::find(&PRODUCT, site, &ThisHost);
+        Box::new(Node::new(pbs, node, &ThisHost))
+    }
+
+    fn longest_reason(&self) -> usize {
+        LONGEST_REASON
+    }
+
+    fn shares(&self, node: &str, _: &[Offer<'_>], total: u32) -> String {
+        format!(
+            "# once a cluster\n\
+             qmgr -c 'create resource mps_shares type=long,flag=nh'\n\
+             # once a cluster: add mps_shares to the line 'resources:' of PBS_HOME/sched_priv/sched_config, then\n\
+             # send the scheduler a SIGHUP\n\
+             # this node\n\
+             qmgr -c 'set node {node} resources_available.mps_shares = {total}'\n\
+             # a job asks: -l select=1:mps_shares=1 -A MPS=on,MPS_REPLICAS=N\n\
+             # OpenPBS counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
+        )
+    }
+}
+
+/// The classic scripts reach no task that TM starts, and run on the job's first node only.
+fn under_classic_scripts(nodes: usize) -> Unattached {
+    let why = match nodes {
+        0 | 1 => "OpenPBS's classic scripts do not attach tasks started by TM".to_owned(),
+        _ => format!("it has {nodes} nodes, and OpenPBS runs its classic prologue on the first only"),
+    };
+    Unattached {
+        why,
+        remedy: "the hook ('mpsctl pbs install')".to_owned(),
+        no_way_round: nodes > 1,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -4,12 +4,14 @@
 //! `printjob` on the mom's own job file, which needs no server; the classic epilogue (10) has the account as its
 //! ninth argument, "null" when there was none. Both run on the job's first node only; the hook on all.
 
-use crate::scheduler::pbs::{Installation, same_node};
-use crate::scheduler::{
-    Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
-};
+use super::product::PRODUCT;
+use crate::scheduler::call::{Input, Phase, Program, Submission, UserRef};
+use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
+use crate::scheduler::host::Host;
+use crate::scheduler::pbs::installation::{Installation, same_node};
+use crate::scheduler::pbs::status::status;
 use mpsd_core::failure::{Failure, Undetermined};
-use mpsd_core::job::JobId;
+use mpsd_core::job::{JobId, Scheduler};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,18 +23,26 @@ const MOST_JOB_FILE: usize = 4 << 20;
 /// `printjob` reads one small file.
 const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
 
+/// The arguments that it gives.
+pub(super) fn vectors(program: Program) -> &'static str {
+    match program {
+        Program::Prologue => "JOB USER GROUP",
+        Program::Epilogue => "JOB USER GROUP [NAME SESSION RESOURCES USED QUEUE ACCOUNT CODE]",
+    }
+}
+
 /// The job that OpenPBS's arguments, or the hook's options, name.
 ///
 /// # Errors
 /// A vector that OpenPBS does not write, or a job file that cannot be read: undetermined. An id that it does not
 /// write: refusal.
-pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
+pub(super) fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     let classic = match input.program {
         Program::Prologue => input.arguments.len() == 3,
         Program::Epilogue => matches!(input.arguments.len(), 3 | 10),
     };
     if !classic {
-        return Err(crate::scheduler::wrong_vector(input, Scheduler::OpenPbs));
+        return Err(input.wrong_vector(Scheduler::OpenPbs, vectors(input.program)));
     }
     let job = JobId::parse(&input.text(1, "job id")?)?;
     let asked = match input.program {
@@ -42,15 +52,9 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     let null = |account: &Vec<u8>| input.given.account.is_none() && account == b"null";
     Ok(Submission {
         scheduler: Scheduler::OpenPbs,
-        phase: match (input.program, input.given.sister) {
-            (Program::Prologue, false) => Phase::Prologue,
-            (Program::Prologue, true) => Phase::ParallelPrologue,
-            (Program::Epilogue, false) => Phase::Epilogue,
-            (Program::Epilogue, true) => Phase::ParallelEpilogue,
-        },
+        phase: Phase::of(input.program, input.given.sister),
         job,
         user: UserRef::Name(input.text(2, "user")?),
-        group: input.text(3, "group").ok(),
         account: input
             .account((input.arguments.len() == 10).then_some(9))
             .filter(|a| !null(a))
@@ -63,20 +67,19 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
             .filter(|text| !text.is_empty()),
         node: input.site.node.clone(),
         interactive: input.terminal,
-        restart: None,
         step: false,
     })
 }
 
 /// Whether our hook called, which tells account and resource by options, and not the classic prologue.
-pub(crate) fn is_hooked(input: &Input<'_>) -> bool {
+pub(super) fn is_hooked(input: &Input<'_>) -> bool {
     input.given.account.is_some() || input.given.resource.is_some()
 }
 
 /// On how many hosts the job runs, as far as the mom's job file tells: `exec_host = nodea/0*8+nodeb/0`, else its vnodes.
-pub(crate) fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
+pub(super) fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
     let file = job_file(job, input, host).unwrap_or_default();
-    let value = |name: &str| crate::scheduler::pbs_status(&file, name);
+    let value = |name: &str| status(&file, name);
     let list = value("exec_host")
         .or_else(|| value("exec_vnode"))
         .unwrap_or_default();
@@ -99,15 +102,15 @@ fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<Asked, Fa
         Err(why) => return Err(Undetermined::new(format!("account of job '{job}'"), why).into()),
     };
     Ok(Asked {
-        account: crate::scheduler::pbs_status(&text, "Account_Name").map(String::into_bytes),
-        resource: crate::scheduler::pbs_status(&text, "Resource_List.mps"),
+        account: status(&text, "Account_Name").map(String::into_bytes),
+        resource: status(&text, "Resource_List.mps"),
     })
 }
 
 /// Whether the job file does not hold the letters "mps" at all: neither the account nor the name of our resource. The
 /// attributes stand in it as plain text between binary fields.
 fn cannot_have_asked(job: &JobId, input: &Input<'_>, host: &dyn Host) -> bool {
-    let file = saved(&Installation::find(Scheduler::OpenPbs, &input.site, host), job);
+    let file = Installation::find(&PRODUCT, &input.site, host).job_file(job);
     let whole = |bytes: &Vec<u8>| !bytes.is_empty() && bytes.len() < MOST_JOB_FILE;
     let Some(bytes) = host.read(&file, MOST_JOB_FILE).ok().flatten().filter(whole) else {
         return false;
@@ -115,28 +118,17 @@ fn cannot_have_asked(job: &JobId, input: &Input<'_>, host: &dyn Host) -> bool {
     !bytes.windows(3).any(|window| window.eq_ignore_ascii_case(b"mps"))
 }
 
-fn saved(installed: &Installation, job: &JobId) -> PathBuf {
-    installed.mom_priv().join("jobs").join(format!("{job}.JB"))
-}
-
 /// `printjob $PBS_HOME/mom_priv/jobs/JOB.JB`: every attribute, no server.
 fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, String> {
-    let installed = Installation::find(Scheduler::OpenPbs, &input.site, host);
-    let printjob = installed.command("printjob", host)?;
-    let file = saved(&installed, job);
+    let pbs = Installation::find(&PRODUCT, &input.site, host);
+    let file = pbs.job_file(job);
     let shown = file.to_string_lossy();
-    let answer = host.run(&printjob, &[&shown], PRINTJOB_DEADLINE)?;
-    if answer.code == Some(0) {
-        return Ok(answer.text);
-    }
-    Err(format!(
-        "'printjob {shown}' failed: {}",
-        crate::scheduler::one_line(answer.text.trim(), 120)
-    ))
+    let answer = pbs.run("printjob", &[&shown], PRINTJOB_DEADLINE, host)?;
+    answer.accepted(&format!("'printjob {shown}'"))
 }
 
 /// The job's GPUs: pbs_cgroups' `aux/JOB.env`, where there is one; a bare count of GPUs names none.
-pub fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
+pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
     let described = Described::of(submission, input, host);
     let gpus = from_cgroups(submission, input, host).unwrap_or_else(|| described.without_cgroups());
     let exclusive = if matches!(gpus, GpuSource::Listed(_)) {
@@ -186,7 +178,7 @@ fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> 
 }
 
 fn cgroups_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> PathBuf {
-    Installation::find(Scheduler::OpenPbs, &input.site, host)
+    Installation::find(&PRODUCT, &input.site, host)
         .home
         .join("aux")
         .join(format!("{job}.env"))
@@ -215,7 +207,7 @@ impl Described {
         let Ok(file) = job_file(&submission.job, input, host) else {
             return Self::default();
         };
-        let value = |name: &str| crate::scheduler::pbs_status(&file, name);
+        let value = |name: &str| status(&file, name);
         Self {
             select: value("schedselect")
                 .or_else(|| value("Resource_List.select"))

@@ -1,12 +1,11 @@
 //! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, what the time limits leave us.
 
 use super::files;
-use super::setup::Surroundings;
-use crate::scheduler::finding::Finding;
-use crate::scheduler::openpbs::hook;
-use crate::scheduler::pbs::{Installation, same_node};
-use crate::scheduler::torque::starter;
-use crate::scheduler::{Host, Scheduler};
+use super::installation::{Installation, same_node};
+use super::qmgr::qmgr;
+use super::status::status;
+use super::verbs::OwnSteps;
+use crate::scheduler::setup::{Finding, Surroundings};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -15,98 +14,36 @@ use std::time::Duration;
 /// What the mom's limit must leave above our own deadline, for the start of our programs and the drain.
 const MARGIN: Duration = Duration::from_secs(2);
 
-pub(super) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Vec<Finding> {
+pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &Surroundings<'_>) -> Vec<Finding> {
+    let (scheduler, mom) = (pbs.product.scheduler, pbs.mom_priv());
     let mut all = vec![Finding::Good(format!(
-        "{} with its mom in '{}'",
-        pbs.scheduler,
-        pbs.mom_priv().display()
+        "{scheduler} with its mom in '{}'",
+        mom.display()
     ))];
-    all.extend(
-        ["mps-prologue", "mps-epilogue", "mpsctl"].map(|name| program(&around.programs.join(name), host)),
-    );
-    let hooked =
-        pbs.scheduler == Scheduler::OpenPbs && hook_state(pbs, hook::alarm_s(around), host, &mut all);
-    for (name, _, _) in files::scripts(pbs.scheduler) {
-        all.push(script(&pbs.mom_priv().join(name), pbs.scheduler, hooked));
+    let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
+    all.extend(programs.map(|name| Finding::program(&around.programs.join(name), around.host)));
+    let hooked = steps.check_hook(pbs, around, &mut all);
+    for script in steps.scripts() {
+        let path = mom.join(script.name);
+        let found = fs::metadata(&path);
+        all.push(match &found {
+            Ok(about) => check_script(&path, about, hooked),
+            Err(_) if hooked => Finding::Good(format!("no '{}': the hook does it", path.display())),
+            Err(_) => steps.check_absent(&path.display().to_string()),
+        });
     }
     if !hooked {
-        all.push(time_limit(pbs, around, host));
+        all.push(time_limit(pbs, around));
     }
-    all.push(operators(pbs, around, host));
-    if pbs.scheduler == Scheduler::Torque {
-        all.push(starter::check(pbs, around, host));
-    } else if !hooked && files::calls_us(&pbs.mom_priv().join("prologue")) {
-        all.push(starter::unattached(
-            "the classic scripts do not attach tasks that TM starts",
-            around,
-        ));
-    }
+    all.push(operators(pbs, around));
+    all.extend(steps.check_tasks(pbs, hooked, around));
     all
-}
-
-fn program(path: &Path, host: &dyn Host) -> Finding {
-    let shown = path.display();
-    if host.executable(path) {
-        Finding::Good(format!("'{shown}'"))
-    } else {
-        Finding::Wrong(format!(
-            "'{shown}' is not there, not executable, not root's, or others may write it"
-        ))
-    }
-}
-
-/// Whether our hook is there; says so.
-fn hook_state(pbs: &Installation, needed: u64, host: &dyn Host, all: &mut Vec<Finding>) -> bool {
-    let text = match hook::ask(pbs, host, &format!("list hook {}", hook::NAME)) {
-        Ok(text) => text.to_lowercase(),
-        Err(why) => {
-            all.push(Finding::Better(format!(
-                "hook '{}' not seen ({why}); run 'mpsctl pbs install' as a manager",
-                hook::NAME
-            )));
-            return false;
-        }
-    };
-    if !text.contains("enabled = true") {
-        all.push(Finding::Wrong(format!(
-            "hook '{0}' is not enabled: qmgr -c 'set hook {0} enabled = True'",
-            hook::NAME
-        )));
-        return true;
-    }
-    let alarm = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse::<u64>().ok());
-    all.push(match alarm {
-        Some(seconds) if seconds < needed => {
-            let set = format!("qmgr -c 'set hook {} alarm = {}'", hook::NAME, needed);
-            Finding::Wrong(format!(
-                "hook '{}' is killed after {seconds} s, before our own deadline: {set}",
-                hook::NAME
-            ))
-        }
-        _ => Finding::Good(format!("hook '{}' is enabled", hook::NAME)),
-    });
-    true
 }
 
 /// Owner root, a regular file (a link to one is fine), u+rx, not writable by group and others; a missing file counts
 /// as success for the mom (recorded), so nothing else would tell.
-fn script(path: &Path, scheduler: Scheduler, hooked: bool) -> Finding {
+fn check_script(path: &Path, about: &fs::Metadata, hooked: bool) -> Finding {
     let shown = path.display();
-    let Ok(about) = fs::metadata(path) else {
-        return if hooked {
-            Finding::Good(format!("no '{shown}': the hook does it"))
-        } else if scheduler == Scheduler::OpenPbs {
-            Finding::Better(format!(
-                "no '{shown}': neither hook nor script; run 'mpsctl pbs install'"
-            ))
-        } else {
-            Finding::Wrong(format!(
-                "no '{shown}': jobs run without MPS; run 'mpsctl pbs install'"
-            ))
-        };
-    };
     let mode = about.mode();
     if !about.is_file() || about.uid() != 0 || mode & 0o022 != 0 || mode & 0o500 != 0o500 {
         let what = format!(
@@ -134,12 +71,11 @@ fn script(path: &Path, scheduler: Scheduler, hooked: bool) -> Finding {
     }
 }
 
-fn time_limit(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Finding {
-    let (limit, ours) = (pbs.mom_limit(host), around.deadline);
-    let early = if pbs.scheduler == Scheduler::Torque {
-        " (Torque fires 10 s before $prologalarm)"
-    } else {
-        ""
+fn time_limit(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
+    let (limit, ours) = (pbs.time_limit(around.host), around.settings.deadline);
+    let early = match pbs.product.early_s {
+        0 => String::new(),
+        s => format!(" ({} fires {s} s before $prologalarm)", pbs.product.scheduler),
     };
     let text = format!(
         "the mom kills a prologue after {} s{early}, our deadline is {} s",
@@ -147,21 +83,26 @@ fn time_limit(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Fin
         ours.as_secs()
     );
     if limit >= ours + MARGIN {
-        Finding::Good(text)
-    } else {
-        let more = if pbs.scheduler == Scheduler::Torque { 10 } else { 0 } + (ours + MARGIN).as_secs();
-        Finding::Wrong(format!(
-            "{text}: set '$prologalarm {more}' in '{}'",
-            pbs.mom_priv().join("config").display()
-        ))
+        return Finding::Good(text);
     }
+    let needed = pbs.product.early_s + (ours + MARGIN).as_secs();
+    let config = pbs.mom_config();
+    Finding::Wrong(format!(
+        "{text}: set '$prologalarm {needed}' in '{}'",
+        config.display()
+    ))
 }
 
 /// Draining needs root of this node among the server's operators or managers; Torque's pbsnodes says nothing when not.
-fn operators(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Finding {
-    let node = around.site.node.clone().unwrap_or_else(|| host.name());
+fn operators(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
+    let node = around
+        .settings
+        .pbs
+        .node
+        .clone()
+        .unwrap_or_else(|| around.host.name());
     let line = format!("qmgr -c 'set server operators += root@{node}'");
-    match hook::ask(pbs, host, "list server") {
+    match qmgr(pbs, "list server", around.host) {
         Err(why) => Finding::Better(format!(
             "the server's operators are not known ({why}); draining needs {line}"
         )),
@@ -175,15 +116,14 @@ fn operators(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Find
 fn may_drain(server: &str, node: &str) -> bool {
     // Root on the server's own host needs no word of it.
     let first = server.lines().find_map(|line| line.strip_prefix("Server "));
-    if crate::scheduler::pbs_status(server, "server_host")
+    if status(server, "server_host")
         .as_deref()
         .or(first)
         .is_some_and(|host| same_node(host.trim(), node))
     {
         return true;
     }
-    let lists =
-        ["operators", "managers"].map(|name| crate::scheduler::pbs_status(server, name).unwrap_or_default());
+    let lists = ["operators", "managers"].map(|name| status(server, name).unwrap_or_default());
     lists
         .iter()
         .flat_map(|list| list.split(','))

@@ -1,46 +1,137 @@
-//! Torque's and OpenPBS's nodes, as a [`Controller`].
+//! Takes a node out of a PBS and back, with `pbsnodes`.
+//!
+//! Torque's pbsnodes ends with 0 also when the server refused or does not know the node
+//! (docs/facts/pbs.md#pbsnodes); so no exit code of it is looked at.
 
-use super::pbsnodes::{Drained, Pbsnodes};
-use crate::scheduler::drain::{Controller, Shown};
-use crate::scheduler::pbs::Installation;
-use crate::scheduler::{Scheduler, Site, ThisHost};
+use super::installation::Installation;
+use crate::scheduler::control::{Controller, Shown};
+use crate::scheduler::host::Host;
+use mpsd_core::text::one_line;
+use std::time::Duration;
 
-/// One node of a PBS.
-#[derive(Debug, Clone)]
-pub struct Pbs {
-    /// Torque or OpenPBS.
-    pub scheduler: Scheduler,
-    /// Where PBS lives.
-    pub site: Site,
-    /// The node's name in PBS.
-    pub node: String,
+/// What PBS keeps of a reason; OpenPBS cuts there (source: pbsnodes.c). Bytes.
+pub(crate) const LONGEST_REASON: usize = 79;
+/// A call took 5 to 11 ms; a busy server gets this.
+const CALL_DEADLINE: Duration = Duration::from_secs(3);
+/// Longest answer that a message repeats. Characters.
+const SHOWN: usize = 120;
+
+/// One node of one PBS.
+pub(crate) struct Node<'h> {
+    host: &'h dyn Host,
+    pbs: Installation,
+    names: Vec<String>,
 }
 
-impl Pbs {
-    fn with<T>(&self, act: impl FnOnce(&Pbsnodes<'_>) -> Result<T, String>) -> Result<T, String> {
-        let installation = Installation::find(self.scheduler, &self.site, &ThisHost);
-        act(&Pbsnodes::new(installation, Some(&self.node), &ThisHost))
+/// A node's paragraph of `pbsnodes`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Paragraph {
+    name: String,
+    state: String,
+    note: Option<String>,
+}
+
+impl<'h> Node<'h> {
+    /// This node, in `pbs`. `name` is what the scheduler or the administrator calls it; the host's own name, whole
+    /// and up to its first dot, is tried after it: Torque wants the exact name.
+    pub fn new(pbs: Installation, name: &str, host: &'h dyn Host) -> Self {
+        let own = host.name();
+        let short = own.split('.').next().unwrap_or_default().to_owned();
+        let mut names: Vec<String> = Vec::new();
+        for candidate in [name.to_owned(), own, short] {
+            let usable = !candidate.is_empty() && !candidate.starts_with('-');
+            if usable && !names.contains(&candidate) {
+                names.push(candidate);
+            }
+        }
+        Self { host, pbs, names }
+    }
+
+    fn call(&self, arguments: &[&str]) -> Result<String, String> {
+        let answer = self.pbs.run("pbsnodes", arguments, CALL_DEADLINE, self.host);
+        answer.map(|answer| answer.text)
+    }
+
+    /// The node under the first name that PBS knows.
+    fn find(&self) -> Result<Paragraph, String> {
+        let mut last = format!("this node has no name in {}", self.pbs.product.scheduler);
+        for name in &self.names {
+            let text = self.call(&[name])?;
+            match parse(&text, name) {
+                Some(found) => return Ok(found),
+                None => {
+                    let said = one_line(text.trim(), SHOWN);
+                    last = format!("'pbsnodes {name}' shows no such node: {said}");
+                }
+            }
+        }
+        Err(last)
+    }
+
+    /// An order with the note that goes with it.
+    fn order(&self, order: &str, note: Option<&str>) -> Result<String, String> {
+        let name = self.find()?.name;
+        match note {
+            Some(note) => self.call(&[order, self.pbs.product.note_option, note, &name]),
+            None => self.call(&[order, &name]),
+        }
     }
 }
 
-impl Controller for Pbs {
+impl Controller for Node<'_> {
     fn shown(&self) -> Result<Shown, String> {
-        let shown = self.with(|node| node.shown())?;
+        let found = self.find()?;
         Ok(Shown {
-            drained: shown.is_offline(),
-            down: shown.state.contains("down"),
-            reason: shown.reason,
+            drained: found.state.split(',').any(|word| word.trim() == "offline"),
+            reason: found.note,
         })
     }
 
-    fn set_drained(&self, reason: &str) -> Result<(), String> {
-        match self.with(|node| node.drain(reason))? {
-            Drained::Ours(_) | Drained::Others(_) | Drained::WithoutReason => Ok(()),
-        }
+    fn take_out(&self, reason: Option<&str>) -> Result<String, String> {
+        self.order("-o", reason)
     }
 
-    fn lift(&self) -> Result<(), String> {
-        let reason = self.shown()?.reason.unwrap_or_default();
-        self.with(|node| node.undrain(&reason))
+    fn put_back(&self, clear: bool) -> Result<String, String> {
+        let product = self.pbs.product;
+        self.order(product.online_option, clear.then_some(product.no_note))
+    }
+
+    fn not_obeyed(&self, said: &str) -> String {
+        let said = match one_line(said.trim(), SHOWN) {
+            empty if empty.is_empty() => "pbsnodes said nothing".to_owned(),
+            text => format!("pbsnodes said: {text}"),
+        };
+        let state = self.find().map_or_else(
+            |why| why,
+            |found| format!("node '{}' is in state '{}' still", found.name, found.state),
+        );
+        let operators = format!("qmgr -c 'set server operators += root@{}'", self.host.name());
+        format!("{state}; {said}; if root is no operator there: {operators}")
     }
 }
+
+/// The node's paragraph: its name alone at the beginning of a line, then ` NAME = VALUE` lines.
+fn parse(text: &str, name: &str) -> Option<Paragraph> {
+    let mut lines = text.lines().skip_while(|line| line.trim_end() != name);
+    lines.next()?;
+    let mut found = Paragraph {
+        name: name.to_owned(),
+        state: String::new(),
+        note: None,
+    };
+    for line in lines.take_while(|line| line.starts_with([' ', '\t'])) {
+        match line
+            .split_once('=')
+            .map(|(key, value)| (key.trim(), value.trim()))
+        {
+            Some(("state", value)) => found.state = value.to_owned(),
+            Some(("note" | "comment", value)) if !value.is_empty() => found.note = Some(value.to_owned()),
+            _ => {}
+        }
+    }
+    (!found.state.is_empty()).then_some(found)
+}
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

@@ -1,12 +1,10 @@
 //! The classic scripts in `mom_priv`: written where none stands, replaced where ours stands, else left alone.
 
-use super::setup::{Done, Surroundings, config_option};
-use crate::scheduler::Scheduler;
-use crate::scheduler::pbs::Installation;
+use super::installation::Installation;
+use crate::scheduler::setup::{Done, Surroundings, place, remove};
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 /// The line that makes a script ours.
 pub(crate) const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
@@ -15,42 +13,17 @@ const SCRIPT_MODE: u32 = 0o500;
 /// Where our programs stand in the shipped texts.
 const SHIPPED: &str = "/usr/bin/";
 
-const TORQUE_PROLOGUE: &str = include_str!("../../../../etc/pbs/torque/prologue");
-pub(crate) const TORQUE_JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
-const TORQUE_EPILOGUE: &str = include_str!("../../../../etc/pbs/torque/epilogue");
-const OPENPBS_PROLOGUE: &str = include_str!("../../../../etc/pbs/openpbs/prologue");
-const OPENPBS_EPILOGUE: &str = include_str!("../../../../etc/pbs/openpbs/epilogue");
-
-/// The scripts of `scheduler`: name in `mom_priv`, text as shipped, lines for a site that has its own.
-pub(crate) fn scripts(scheduler: Scheduler) -> Vec<(&'static str, &'static str, &'static [&'static str])> {
-    const TORQUE_LINES: &[&str] = &[
-        "case $7 in *[Mm][Pp][Ss]*) PROGRAM --scheduler torque \"$@\" </dev/null || exit $? ;; esac",
-        "# (near its end, after everything that can fail)",
-    ];
-    const OPENPBS_LINES: &[&str] = &[
-        "PROGRAM --scheduler openpbs \"$@\" </dev/null || exit $?",
-        "# (near its end, after everything that can fail)",
-    ];
-    const TORQUE_END: &[&str] = &[
-        "PROGRAM --scheduler torque \"$@\" </dev/null",
-        "# (near its beginning, whatever the rest does)",
-    ];
-    const OPENPBS_END: &[&str] = &[
-        "PROGRAM --scheduler openpbs \"$@\" </dev/null",
-        "# (near its beginning, whatever the rest does)",
-    ];
-    match scheduler {
-        Scheduler::Torque => vec![
-            ("prologue", TORQUE_PROLOGUE, TORQUE_LINES),
-            ("prologue.parallel", TORQUE_PROLOGUE, TORQUE_LINES),
-            ("epilogue", TORQUE_EPILOGUE, TORQUE_END),
-            ("epilogue.parallel", TORQUE_EPILOGUE, TORQUE_END),
-        ],
-        _ => vec![
-            ("prologue", OPENPBS_PROLOGUE, OPENPBS_LINES),
-            ("epilogue", OPENPBS_EPILOGUE, OPENPBS_END),
-        ],
-    }
+/// A script of ours for a mom.
+#[derive(Debug)]
+pub(crate) struct Script {
+    /// Its name in `mom_priv`.
+    pub name: &'static str,
+    /// Its text as shipped.
+    pub text: &'static str,
+    /// The program that it calls.
+    pub program: &'static str,
+    /// The line for a site that has a script of its own, with `PROGRAM` for the program, and where it belongs.
+    pub lines: [&'static str; 2],
 }
 
 /// Whether a script is ours, a stranger's, or not there.
@@ -78,52 +51,42 @@ pub(crate) fn owner(path: &Path) -> Owner {
     }
 }
 
-pub(crate) fn install(pbs: &Installation, around: &Surroundings) -> Result<Done, String> {
-    let mut done = Done::new();
-    for (name, shipped, lines) in scripts(pbs.scheduler) {
-        let path = pbs.mom_priv().join(name);
-        let program = around.programs.join(if name.starts_with("prologue") {
-            "mps-prologue"
-        } else {
-            "mps-epilogue"
-        });
+/// Writes `scripts`, where no other stands.
+pub(crate) fn install(
+    pbs: &Installation,
+    scripts: &[Script],
+    around: &Surroundings<'_>,
+) -> Result<Done, String> {
+    let mut done = Done::default();
+    for script in scripts {
+        let path = pbs.mom_priv().join(script.name);
+        let shown = path.display();
         if owner(&path) == Owner::Foreign {
-            done.left(format!(
-                "'{}' is the site's own and stays; add to it:",
-                path.display()
-            ));
-            for line in lines {
-                done.left(format!(
-                    "    {}",
-                    line.replace("PROGRAM", &command(&program, around))
-                ));
+            let call = command(&around.programs.join(script.program), around);
+            done.left(format!("'{shown}' is the site's own and stays; add to it:"));
+            for line in script.lines {
+                done.left(format!("    {}", line.replace("PROGRAM", &call)));
             }
             continue;
         }
-        place(&path, render(shipped, around), SCRIPT_MODE)
-            .map_err(|e| format!("cannot write '{}': {e}", path.display()))?;
-        done.did(format!("wrote '{}'", path.display()));
+        place(&path, render(script.text, around), SCRIPT_MODE)
+            .map_err(|e| format!("cannot write '{shown}': {e}"))?;
+        done.did(format!("wrote '{shown}'"));
     }
     Ok(done)
 }
 
-pub(crate) fn uninstall(pbs: &Installation) -> Result<Done, String> {
-    let mut done = Done::new();
-    for (name, _, _) in scripts(pbs.scheduler) {
-        let path = pbs.mom_priv().join(name);
+/// Removes those that are ours.
+pub(crate) fn uninstall(pbs: &Installation, scripts: &[Script]) -> Result<Done, String> {
+    let mut done = Done::default();
+    for path in scripts.iter().map(|script| pbs.mom_priv().join(script.name)) {
         match owner(&path) {
-            Owner::Nobody => {}
+            Owner::Ours => remove(&path, &mut done)?,
             Owner::Foreign if calls_us(&path) => {
-                done.left(format!(
-                    "'{}' is the site's own: take our lines out of it",
-                    path.display()
-                ));
+                let shown = path.display();
+                done.left(format!("'{shown}' is the site's own: take our lines out of it"));
             }
-            Owner::Foreign => {}
-            Owner::Ours => {
-                fs::remove_file(&path).map_err(|e| format!("cannot remove '{}': {e}", path.display()))?;
-                done.did(format!("removed '{}'", path.display()));
-            }
+            Owner::Foreign | Owner::Nobody => {}
         }
     }
     Ok(done)
@@ -138,23 +101,19 @@ pub(crate) fn calls_us(path: &Path) -> bool {
 }
 
 /// A program and its configuration, as a shell reads them.
-pub(crate) fn command(program: &Path, around: &Surroundings) -> String {
+pub(crate) fn command(program: &Path, around: &Surroundings<'_>) -> String {
     let mut words = vec![quoted(&program.display().to_string())];
-    words.extend(
-        config_option(around.config.as_deref())
-            .iter()
-            .map(|word| quoted(word)),
-    );
+    words.extend(config_option(around).iter().map(|word| quoted(word)));
     words.join(" ")
 }
 
 /// The shipped text with this installation's programs and configuration.
-pub(crate) fn render(shipped: &str, around: &Surroundings) -> String {
+pub(crate) fn render(shipped: &str, around: &Surroundings<'_>) -> String {
     let mut directory = around.programs.display().to_string();
     if !directory.ends_with('/') {
         directory.push('/');
     }
-    let option: String = config_option(around.config.as_deref())
+    let option: String = config_option(around)
         .iter()
         .map(|word| format!(" {}", quoted(word)))
         .collect();
@@ -174,65 +133,42 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Writes a file whole: beside it, then over it.
-pub(crate) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".mpsd-new");
-    let beside = PathBuf::from(name);
-    match fs::remove_file(&beside) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&beside)?;
-    let written = file
-        .write_all(text.as_ref())
-        .and_then(|()| file.set_permissions(fs::Permissions::from_mode(mode)))
-        .and_then(|()| file.sync_all());
-    drop(file);
-    let placed = written.and_then(|()| fs::rename(&beside, path));
-    if placed.is_err() {
-        // Half a script helps nobody; the error that is told is the first one.
-        let _ = fs::remove_file(&beside);
-    }
-    placed
+/// The arguments that our programs need to find their configuration.
+pub(crate) fn config_option(around: &Surroundings<'_>) -> Vec<String> {
+    let option = |path: &Path| vec!["--config".to_owned(), path.display().to_string()];
+    around.config.map(option).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use crate::scheduler::host::ThisHost;
+    use crate::scheduler::{openpbs, torque};
+    use std::os::unix::fs::PermissionsExt;
 
-    fn around(programs: &str, config: Option<&str>) -> Surroundings {
-        let config = config.map(PathBuf::from);
-        let (state, deadline) = (PathBuf::from("/var/lib/mpsd"), Duration::from_secs(20));
+    fn around<'a>(programs: &'a str, config: Option<&'a str>) -> Surroundings<'a> {
         Surroundings {
-            site: Default::default(),
-            programs: programs.into(),
-            config,
-            state,
-            deadline,
-            unattached: mpsd_core::config::UnattachedTasks::Refuse,
+            config: config.map(Path::new),
+            settings: mpsd_core::config::Settings::usual(),
+            broken: None,
+            programs: Path::new(programs),
+            host: &ThisHost,
         }
     }
 
     #[test]
     fn shipped_scripts_are_ours_and_usual_places_change_nothing() {
-        for scheduler in [Scheduler::Torque, Scheduler::OpenPbs] {
-            for (name, text, _) in scripts(scheduler) {
-                assert!(text.lines().nth(1).unwrap().starts_with(TAG), "{name}");
-                assert_eq!(render(text, &around("/usr/bin", None)), text, "{name}");
-            }
+        for script in torque::setup::SCRIPTS.iter().chain(&openpbs::setup::SCRIPTS) {
+            let (name, text) = (script.name, script.text);
+            assert!(text.lines().nth(1).unwrap().starts_with(TAG), "{name}");
+            assert_eq!(render(text, &around("/usr/bin", None)), text, "{name}");
         }
     }
 
     #[test]
     fn other_places_are_filled_in_and_quoted() {
         let text = render(
-            TORQUE_PROLOGUE,
+            torque::setup::SCRIPTS[0].text,
             &around("/opt/mpsd/bin", Some("/etc/my site.toml")),
         );
         assert!(text.contains(
@@ -248,7 +184,7 @@ mod tests {
         assert_eq!(owner(&path), Owner::Nobody);
         fs::write(&path, "#!/bin/sh\nexit 0\n").unwrap();
         assert_eq!(owner(&path), Owner::Foreign);
-        place(&path, TORQUE_PROLOGUE, SCRIPT_MODE).unwrap();
+        place(&path, torque::setup::SCRIPTS[0].text, SCRIPT_MODE).unwrap();
         assert_eq!(owner(&path), Owner::Ours);
         assert_eq!(
             fs::metadata(&path).unwrap().permissions().mode() & 0o7777,

@@ -1,51 +1,42 @@
-//! Where a PBS lives on this node, and how long its mom waits.
+//! Where a PBS lives on this node, how long its mom waits, and its commands.
 
-use crate::scheduler::{Host, Scheduler};
-use mpsd_core::config::Settings;
+use crate::scheduler::host::{Answer, Host};
+use crate::scheduler::site::Site;
+use mpsd_core::job::{JobId, Scheduler};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Most that a PBS configuration file is read. Bytes.
 pub(crate) const MOST_CONF: usize = 256 << 10;
-/// Where Torque's and OpenPBS's packages and builds keep the mom's files, most usual first.
-const TORQUE_HOMES: [&str; 2] = ["/var/spool/torque", "/var/lib/torque"];
-const OPENPBS_HOMES: [&str; 2] = ["/var/spool/pbs", "/var/spool/PBS"];
-/// Where their commands are.
-const TORQUE_COMMANDS: [&str; 5] = [
-    "/usr/local/bin",
-    "/usr/bin",
-    "/opt/torque/bin",
-    "/usr/local/sbin",
-    "/usr/sbin",
-];
-const OPENPBS_COMMANDS: [&str; 3] = ["/opt/pbs/bin", "/usr/bin", "/opt/pbs/sbin"];
 
-/// Where PBS lives, as the administrator says; empty: found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Site {
-    /// `PBS_HOME` or Torque's server home, the directory with `mom_priv`.
-    pub home: Option<PathBuf>,
-    /// The directory with `bin` and `sbin`, or the one with the commands themselves.
-    pub exec: Option<PathBuf>,
-    /// This node's name in PBS, where it is not the host's.
-    pub node: Option<String>,
-}
-
-impl From<&Settings> for Site {
-    fn from(settings: &Settings) -> Self {
-        Self {
-            home: settings.pbs.home.clone(),
-            exec: settings.pbs.exec.clone(),
-            node: settings.pbs.node.clone(),
-        }
-    }
+/// What differs between the products of the PBS family, as far as it is a value.
+#[derive(Debug)]
+pub struct Product {
+    /// Its name.
+    pub scheduler: Scheduler,
+    /// Where its packages and builds keep the mom's files, most usual first.
+    pub homes: [&'static str; 2],
+    /// Where its commands are.
+    pub commands: &'static [&'static str],
+    /// The file that says both, where it has one.
+    pub conf: Option<&'static str>,
+    /// `$prologalarm` where the mom's configuration does not say. Seconds.
+    pub alarm_s: u64,
+    /// How much earlier the mom kills where the alarm is above this. Seconds.
+    pub early_s: u64,
+    /// pbsnodes: the option before a note.
+    pub note_option: &'static str,
+    /// pbsnodes: the note that removes one.
+    pub no_note: &'static str,
+    /// pbsnodes: back into service.
+    pub online_option: &'static str,
 }
 
 /// A PBS on this node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Installation {
-    /// Torque or OpenPBS.
-    pub scheduler: Scheduler,
+    /// Which one.
+    pub product: &'static Product,
     /// The directory with `mom_priv` and `aux`.
     pub home: PathBuf,
     /// Directories with commands, in order.
@@ -53,63 +44,53 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// The installation of `scheduler`, from `site`, else `/etc/pbs.conf` (OpenPBS), else the usual places.
-    pub fn find(scheduler: Scheduler, site: &Site, host: &dyn Host) -> Self {
-        let conf = if scheduler == Scheduler::OpenPbs {
-            Conf::load(host)
-        } else {
-            Conf::default()
+    /// The installation of `product`, from `site`, else its configuration, else the usual places.
+    pub fn find(product: &'static Product, site: &Site, host: &dyn Host) -> Self {
+        let conf = product.conf.map(|file| Conf::load(Path::new(file), host));
+        let conf = conf.unwrap_or_default();
+        let has_mom = |home: &&&str| Path::new(home).join("mom_priv").is_dir();
+        let usual = || {
+            product
+                .homes
+                .iter()
+                .find(has_mom)
+                .unwrap_or(&product.homes[0])
+                .into()
         };
-        let usual = if scheduler == Scheduler::OpenPbs {
-            OPENPBS_HOMES
-        } else {
-            TORQUE_HOMES
-        };
-        let home = site
-            .home
-            .clone()
-            .or(conf.home)
-            .unwrap_or_else(|| first_mom(&usual));
-        let exec = site.exec.clone().or(conf.exec);
         let mut commands: Vec<PathBuf> = Vec::new();
-        if let Some(exec) = exec {
+        if let Some(exec) = site.exec.clone().or(conf.exec) {
             commands.extend([exec.join("bin"), exec.join("sbin"), exec]);
         }
         if site.exec.is_none() {
-            let more: &[&str] = if scheduler == Scheduler::OpenPbs {
-                &OPENPBS_COMMANDS
-            } else {
-                &TORQUE_COMMANDS
-            };
-            commands.extend(more.iter().map(PathBuf::from));
+            commands.extend(product.commands.iter().map(PathBuf::from));
         }
         Self {
-            scheduler,
-            home,
+            product,
+            home: site.home.clone().or(conf.home).unwrap_or_else(usual),
             commands,
         }
     }
 
-    /// A command of the scheduler: root's, not writable by others.
+    /// Runs a command of the PBS.
     ///
     /// # Errors
-    /// Where it was looked for.
-    pub fn command(&self, name: &str, host: &dyn Host) -> Result<PathBuf, String> {
-        let candidates = self.commands.iter().map(|dir| dir.join(name));
-        candidates
-            .into_iter()
-            .find(|path| host.executable(path))
-            .ok_or_else(|| {
-                let places: Vec<String> = self
-                    .commands
-                    .iter()
-                    .map(|dir| dir.display().to_string())
-                    .collect();
-                format!(
-                    "no '{name}' in {} that is root's; set exec under [pbs]",
-                    places.join(", ")
-                )
-            })
+    /// Where it was looked for, or what kept it from running or ending.
+    pub fn run(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        deadline: Duration,
+        host: &dyn Host,
+    ) -> Result<Answer, String> {
+        let mut candidates = self.commands.iter().map(|dir| dir.join(name));
+        let Some(program) = candidates.find(|path| host.executable(path)) else {
+            let places: Vec<_> = self.commands.iter().map(|dir| dir.to_string_lossy()).collect();
+            let places = places.join(", ");
+            return Err(format!(
+                "no '{name}' in {places} that is root's; set exec under [pbs]"
+            ));
+        };
+        host.run(&program, arguments, &[], deadline)
     }
 
     /// `mom_priv`.
@@ -117,28 +98,35 @@ impl Installation {
         self.home.join("mom_priv")
     }
 
+    /// Whether a mom is installed here.
+    pub fn is_here(&self) -> bool {
+        self.mom_priv().is_dir()
+    }
+
+    /// Whether a job of which only the id is known may be one of this PBS: its ids have a server's name in them.
+    pub fn may_own(&self, job: &JobId) -> bool {
+        self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')
+    }
+
     /// The mom's own configuration.
     pub fn mom_config(&self) -> PathBuf {
         self.mom_priv().join("config")
     }
 
-    /// How long the mom lets a prologue or an epilogue run before it kills it: `$prologalarm`. Torque fires 10 s
-    /// early when the value is above 10 (recorded: 15 kills at 5 s, the default of 300 at 290).
-    pub fn mom_limit(&self, host: &dyn Host) -> Duration {
-        let text = host
-            .read(&self.mom_config(), MOST_CONF)
-            .ok()
-            .flatten()
-            .unwrap_or_default();
-        let set = prolog_alarm(&String::from_utf8_lossy(&text));
-        let seconds = match self.scheduler {
-            Scheduler::Torque => match set.unwrap_or(300) {
-                long if long > 10 => long - 10,
-                short => short,
-            },
-            _ => set.unwrap_or(30),
-        };
-        Duration::from_secs(seconds)
+    /// The mom's own file of a job.
+    pub fn job_file(&self, job: &JobId) -> PathBuf {
+        self.mom_priv().join("jobs").join(format!("{job}.JB"))
+    }
+
+    /// How long the mom lets a prologue or an epilogue run before it kills it.
+    pub fn time_limit(&self, host: &dyn Host) -> Duration {
+        let text = host.read(&self.mom_config(), MOST_CONF).ok().flatten();
+        let set = prolog_alarm(&String::from_utf8_lossy(&text.unwrap_or_default()));
+        let early = self.product.early_s;
+        Duration::from_secs(match set.unwrap_or(self.product.alarm_s) {
+            long if long > early => long - early,
+            short => short,
+        })
     }
 }
 
@@ -153,15 +141,7 @@ fn prolog_alarm(config: &str) -> Option<u64> {
     values.rfind(|seconds| *seconds > 0)
 }
 
-fn first_mom(usual: &[&str; 2]) -> PathBuf {
-    let found = usual
-        .iter()
-        .map(Path::new)
-        .find(|home| home.join("mom_priv").is_dir());
-    found.unwrap_or(Path::new(usual[0])).to_owned()
-}
-
-/// What we need of `/etc/pbs.conf`.
+/// What we need of OpenPBS's `/etc/pbs.conf`.
 #[derive(Debug, Default)]
 struct Conf {
     home: Option<PathBuf>,
@@ -169,12 +149,8 @@ struct Conf {
 }
 
 impl Conf {
-    fn load(host: &dyn Host) -> Self {
-        let bytes = host
-            .read(Path::new("/etc/pbs.conf"), MOST_CONF)
-            .ok()
-            .flatten()
-            .unwrap_or_default();
+    fn load(file: &Path, host: &dyn Host) -> Self {
+        let bytes = host.read(file, MOST_CONF).ok().flatten().unwrap_or_default();
         Self::parse(&String::from_utf8_lossy(&bytes))
     }
 

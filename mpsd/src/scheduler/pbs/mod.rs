@@ -1,15 +1,12 @@
-//! What Torque and OpenPBS share: where a PBS lives, pbsnodes, and the verbs of `mpsctl pbs`.
+//! What Torque and OpenPBS share: where a PBS lives, `pbsnodes`, `qstat`, and the verbs of `mpsctl pbs`.
 
 mod check;
-pub mod control;
+pub(crate) mod control;
 pub(crate) mod files;
-pub mod installation;
-pub mod pbsnodes;
+pub(crate) mod installation;
+pub(crate) mod known_jobs;
+pub(crate) mod qmgr;
 mod request;
-pub mod setup;
-
-pub(crate) use installation::MOST_CONF;
-pub use installation::{Installation, Site, same_node};
-
-#[cfg(test)]
-mod tests;
+pub(crate) mod setup;
+pub(crate) mod status;
+pub(crate) mod verbs;

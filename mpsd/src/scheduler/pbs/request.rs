@@ -1,6 +1,6 @@
 //! What the queuejob hook asks: the request in the resource's words, and the account without it.
 
-use super::setup::Asked;
+use super::verbs::Asked;
 use mpsd_core::failure::Refusal;
 use mpsd_core::request::Request;
 use std::os::unix::ffi::OsStrExt;

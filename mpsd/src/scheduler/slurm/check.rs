@@ -1,11 +1,11 @@
 //! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what of its configuration MPS depends on.
 
 use super::conf::Conf;
-use super::setup::{
-    Place, Release, Surroundings, TAG, USUAL_PROGRAMS, VERSION_PROGRAMS, is_foreign, version,
-};
-use super::stamp;
-use crate::scheduler::finding::Finding::{self, Better, Good, Wrong};
+use super::line::{TAG, USUAL_PROGRAMS, is_foreign};
+use super::release::{Release, all_installed, stamp_of};
+use crate::scheduler::host::boot_time;
+use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
+use crate::scheduler::setup::Surroundings;
 use crate::sys::process::Process;
 use mpsd_core::config::Config;
 use mpsd_core::trusted::open_trusted;
@@ -18,7 +18,7 @@ const PID_FILES: [&str; 3] = ["/run/slurmd.pid", "/run/slurm/slurmd.pid", "/var/
 /// What the plugin's line may say, apart from paths of ours.
 const WORDS: [&str; 2] = ["optional", "required"];
 
-pub(super) fn check(place: &Place, conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
+pub(super) fn check(plugins: &Path, conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
     let mut all = vec![Good(format!(
         "Slurm's configuration is '{}'",
         conf.file.display()
@@ -36,36 +36,29 @@ pub(super) fn check(place: &Place, conf: &Conf, around: &Surroundings<'_>) -> Ve
     }
     all.push(started(conf, &snippet));
     all.extend(settings(conf, around));
-    if place.plugins.is_dir() {
-        return all;
+    if !plugins.is_dir() {
+        let plugins = plugins.display();
+        all.push(Wrong(format!(
+            "no '{plugins}': install the package with the plugins"
+        )));
     }
-    all.push(Wrong(format!(
-        "no '{}': install the package with the plugins",
-        place.plugins.display()
-    )));
     all
 }
 
 /// The installed release; programs that differ are two installations.
 fn releases(around: &Surroundings<'_>, all: &mut Vec<Finding>) -> Option<Release> {
-    let mut said: Vec<Release> = VERSION_PROGRAMS
-        .iter()
-        .filter_map(|name| version(name, around))
-        .collect();
-    said.dedup();
-    match said.as_slice() {
-        [] => all.push(Better(
-            "no slurmd, sinfo or srun here says its version".to_owned(),
-        )),
-        [one] => all.push(Good(format!("Slurm {one} is installed"))),
+    let said = all_installed(around.host);
+    all.push(match said.as_slice() {
+        [] => Better("no slurmd, sinfo or srun here says its version".to_owned()),
+        [one] => Good(format!("Slurm {one} is installed")),
         several => {
             let list: Vec<String> = several.iter().map(ToString::to_string).collect();
-            all.push(Wrong(format!(
-                "slurmd and the commands are of different releases: {}",
-                list.join(", ")
-            )));
+            let list = list.join(", ");
+            Wrong(format!(
+                "slurmd and the commands are of different releases: {list}"
+            ))
         }
-    }
+    });
     said.first().copied()
 }
 
@@ -116,7 +109,7 @@ fn plugin(rest: &[String], installed: Option<Release>, all: &mut Vec<Finding>) {
     let Some(file) = rest.first().map(Path::new) else {
         return all.push(Wrong("our line names no plugin".to_owned()));
     };
-    all.push(match (stamp::of(file), installed) {
+    all.push(match (stamp_of(file), installed) {
         (Err(why), _) => Wrong(why),
         (Ok(stamp), Some(release)) if stamp != release => Wrong(format!(
             "'{}' is for Slurm {stamp}, and {release} is installed: run 'mpsctl slurm enable' again",
@@ -136,14 +129,7 @@ fn files(rest: &[String], around: &Surroundings<'_>) -> Vec<Finding> {
     let mut all = Vec::new();
     for (key, name) in [("prologue", "mps-prologue"), ("epilogue", "mps-epilogue")] {
         let file = given(key).unwrap_or_else(|| Path::new(USUAL_PROGRAMS).join(name));
-        if around.host.executable(&file) {
-            all.push(Good(format!("'{}' is a program of root's", file.display())));
-        } else {
-            all.push(Wrong(format!(
-                "'{}': no program of root's that others cannot write",
-                file.display()
-            )));
-        }
+        all.push(Finding::program(&file, around.host));
     }
     let config = given("config").unwrap_or_else(|| PathBuf::from(mpsd_core::config::DEFAULT_PATH));
     all.push(match Config::load(&config) {
@@ -186,7 +172,7 @@ fn began(ticks: u64) -> Option<i64> {
     let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
         .ok()
         .flatten()?;
-    let boot = i64::try_from(crate::scheduler::host::boot_time()?).ok()?;
+    let boot = i64::try_from(boot_time()?).ok()?;
     // Rounded up: the file's time has no fraction either.
     i64::try_from(ticks)
         .ok()?
@@ -234,7 +220,7 @@ fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
         .value("JobContainerType")
         .is_some_and(|kind| kind.ends_with("tmpfs"))
     {
-        all.push(container(around.run));
+        all.push(container(around.settings.paths.run()));
     }
     all
 }

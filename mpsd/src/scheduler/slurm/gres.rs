@@ -4,7 +4,7 @@
 //! `gres_use_local_device_index`) and compared with `slurmd -G` by the cells `slurm::devices_list`.
 
 use super::lines::{self, Line, last};
-use crate::scheduler::Host;
+use crate::scheduler::host::Host;
 use crate::scheduler::numbers::{DeviceFile, List, Order};
 use mpsd_core::config::HostList;
 use std::path::{Path, PathBuf};

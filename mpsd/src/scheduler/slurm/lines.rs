@@ -1,6 +1,6 @@
 //! Slurm's configuration files, as lines of words `Key=value`.
 
-use crate::scheduler::Host;
+use crate::scheduler::host::Host;
 use std::path::{Path, PathBuf};
 
 /// Most that one file is read. Bytes.

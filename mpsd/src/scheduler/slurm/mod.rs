@@ -1,16 +1,125 @@
-//! Slurm: what the plugin's job_prolog and job_epilog say of a job, and the verbs of `mpsctl slurm`.
+//! Slurm: the plugin's job_prolog and job_epilog, `squeue`, `sinfo` and `scontrol`, and the verbs of `mpsctl slurm`.
 
 mod check;
+mod commands;
 mod conf;
-pub mod control;
-pub mod gres;
+mod control;
+mod gres;
+mod known_jobs;
+mod line;
 mod lines;
-mod refresh;
-pub mod setup;
-mod stamp;
-pub mod submission;
+mod release;
+pub(crate) mod setup;
+mod submission;
 
-pub use submission::commands;
+use super::batch_system::{BatchSystem, ExitPolicy, Offer};
+use super::call::{Input, Lookup, Program, Submission};
+use super::control::Controller;
+use super::devices::Devices;
+use super::host::Host;
+use super::known_jobs::KnownJobs;
+use super::site::Site;
+use mpsd_core::Gpu;
+use mpsd_core::failure::Failure;
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::request::Wording;
+use std::time::Duration;
+
+/// The batch system Slurm.
+#[derive(Debug, Clone, Copy)]
+pub struct Slurm;
+
+impl BatchSystem for Slurm {
+    fn scheduler(&self) -> Scheduler {
+        Scheduler::Slurm
+    }
+
+    fn title(&self) -> &'static str {
+        "Slurm, through the plugin"
+    }
+
+    fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
+        arguments == 0 && env("SLURM_JOB_ID").is_some()
+    }
+
+    fn vectors(&self, _: Program) -> &'static str {
+        submission::VECTORS
+    }
+
+    fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
+        submission::read(input)
+    }
+
+    fn devices(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
+        submission::devices(input, host)
+    }
+
+    fn wording(&self) -> Wording {
+        Wording::Options
+    }
+
+    fn has_steps(&self) -> bool {
+        true
+    }
+
+    fn time_limit(&self, _: &Site, _: &dyn Host) -> Option<Duration> {
+        None
+    }
+
+    /// Slurm drains a node whose prolog fails, and an undetermined failure proves nothing about the node: so the prolog
+    /// succeeds, and the batch job is put back into the queue from here. A job of srun or salloc cannot be; its tasks are
+    /// refused by the record.
+    fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
+        ExitPolicy {
+            requeue: !submission.step,
+            ..ExitPolicy::default()
+        }
+    }
+
+    /// The id of a job or a step of Slurm's is made of numbers; every PBS's has a server's name in it.
+    fn may_own(&self, job: &JobId, _: &Site, _: &dyn Host) -> bool {
+        job.as_str().bytes().all(|b| b.is_ascii_digit() || b == b'.')
+    }
+
+    fn known_jobs(&self, site: &Site, node: &str) -> Box<dyn KnownJobs> {
+        Box::new(known_jobs::ask(site.slurm_conf.as_deref(), node))
+    }
+
+    fn controller(&self, site: &Site, node: &str) -> Box<dyn Controller> {
+        Box::new(control::Node {
+            conf: site.slurm_conf.clone(),
+            name: node.to_owned(),
+        })
+    }
+
+    /// Slurm keeps reasons whole; this is enough for two paths and an error.
+    fn longest_reason(&self) -> usize {
+        400
+    }
+
+    /// `gres/shard`: it counts and does not limit; the limits are ours. A GPU's lines name its device file, so that the
+    /// shares of each GPU are its own.
+    fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String {
+        let file = |gpu: &Gpu| format!("/dev/nvidia{}", gpu.minor.unwrap_or(gpu.index));
+        let mut lines = String::new();
+        for offer in offers {
+            lines += &format!("NodeName={node} Name=gpu File={}\n", file(offer.gpu));
+        }
+        for offer in offers.iter().filter(|offer| offer.shares() > 0) {
+            let (count, file) = (offer.shares(), file(offer.gpu));
+            lines += &format!("NodeName={node} Name=shard Count={count} File={file}\n");
+        }
+        let count = offers.len();
+        format!(
+            "# slurm.conf: these words in the lines that are there\n\
+             GresTypes=gpu,shard\n\
+             NodeName={node} Gres=gpu:{count},shard:{total}\n\
+             # gres.conf: leave the gpu lines out where AutoDetect or other lines describe the GPUs\n\
+             {lines}\
+             # a job asks: --gres=shard:1 --mps --mps-replicas=N\n"
+        )
+    }
+}
 
 #[cfg(test)]
 mod tests;

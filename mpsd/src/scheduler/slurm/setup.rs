@@ -1,29 +1,22 @@
 //! `mpsctl slurm enable | disable | check`: our line in a Slurm's plugin stack, and nobody else's file touched.
 
+use super::check::check;
 use super::conf::Conf;
-use super::{check, commands, refresh, stamp};
-use crate::scheduler::Host;
-use crate::scheduler::finding::Finding;
+use super::line::{PLUGIN, TAG, USUAL_PROGRAMS, is_foreign};
+use super::release::{Release, installed, stamp_of};
+use crate::scheduler::setup::{self, Done, SetUp, Stopped, Surroundings};
+use crate::scheduler::site::Site;
+use clap::{FromArgMatches, Subcommand};
+use mpsd_core::{Failure, Refusal};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Where the package puts the plugin for each release.
-pub(super) const PLUGINS: &str = "/usr/lib/mpsd/spank";
-/// Where the plugin looks for its programs and its configuration by itself (spank: `arguments`).
-pub(super) const USUAL_PROGRAMS: &str = "/usr/libexec/mpsd";
-/// The plugin's file.
-pub(super) const PLUGIN: &str = "spank_mps.so";
-/// The first line of our files.
-pub(super) const TAG: &str = "# mpsd: written by 'mpsctl slurm enable', removed by 'mpsctl slurm disable'";
-/// A local program that prints its version.
-pub(super) const VERSION_DEADLINE: Duration = Duration::from_secs(5);
-/// Where slurmd is, and then the commands that every host of a cluster has.
-pub(super) const VERSION_PROGRAMS: [&str; 4] = ["../sbin/slurmd", "slurmd", "sinfo", "srun"];
-
+const PLUGINS: &str = "/usr/lib/mpsd/spank";
 /// The verbs of `mpsctl slurm`.
 #[derive(Debug, Clone, clap::Subcommand)]
-pub enum Slurm {
+enum Slurm {
     /// Write our line for the plugin that fits the installed Slurm (root)
     ///
     /// On every host where users submit or jobs run. Only plugstack.conf.d/mpsd.conf beside slurm.conf is written, and
@@ -37,7 +30,7 @@ pub enum Slurm {
 
 /// Which Slurm.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct Place {
+struct Place {
     /// slurm.conf; from SLURM_CONF or the usual places if not given
     #[arg(long, value_name = "FILE")]
     pub slurm_conf: Option<PathBuf>,
@@ -48,7 +41,7 @@ pub struct Place {
 
 /// `mpsctl slurm enable`.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct Enable {
+struct Enable {
     /// Which Slurm
     #[command(flatten)]
     pub place: Place,
@@ -66,101 +59,34 @@ pub struct Enable {
     pub refresh: bool,
 }
 
-/// A release of Slurm as far as a plugin depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Release {
-    pub(super) major: u8,
-    pub(super) minor: u8,
-}
+/// The verbs, as `mpsctl` offers them.
+pub(crate) struct Verbs;
 
-impl Release {
-    /// Reads `23.11`, `23.11.5` or `23.11.0-1rc1`.
-    ///
-    /// # Errors
-    /// One line.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is no release; allowed: 22.05 and the like");
-        let mut parts = text.split('.');
-        let mut number = || parts.next().filter(|part| part.len() == 2)?.parse().ok();
-        let release = Self {
-            major: number().ok_or_else(wrong)?,
-            minor: number().ok_or_else(wrong)?,
-        };
-        if (20..100).contains(&release.major) && (1..=12).contains(&release.minor) {
-            Ok(release)
-        } else {
-            Err(wrong())
+impl SetUp for Verbs {
+    fn command(&self) -> clap::Command {
+        Slurm::augment_subcommands(clap::Command::new("slurm").about("Our plugin in a Slurm"))
+            .subcommand_required(true)
+            .arg_required_else_help(true)
+    }
+
+    fn run(&self, matches: &clap::ArgMatches, around: &Surroundings<'_>) -> Result<Done, Stopped> {
+        let verb = Slurm::from_arg_matches(matches).map_err(|error| error.to_string())?;
+        if !matches!(verb, Slurm::Check(_)) && !nix::unistd::geteuid().is_root() {
+            let refused = Refusal::new("this verb", "it changes Slurm's configuration", "root");
+            return Err(Failure::from(refused).into());
         }
-    }
-
-    /// The release that `slurm-wlm 22.05.8` names.
-    fn said(text: &str) -> Option<Self> {
-        text.split_whitespace()
-            .nth(1)
-            .and_then(|word| Self::parse(word).ok())
-    }
-}
-
-impl std::fmt::Display for Release {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:02}.{:02}", self.major, self.minor)
+        Ok(match &verb {
+            Slurm::Enable(options) if options.refresh => refresh(options, around),
+            Slurm::Enable(options) => enable(options, around),
+            Slurm::Disable(place) => disable(&find(place, around)?),
+            Slurm::Check(place) => Ok(check(&place.plugins, &find(place, around)?, around).into()),
+        }?)
     }
 }
 
-/// What the verbs need to know of this host.
-#[derive(Clone, Copy)]
-pub struct Surroundings<'a> {
-    /// Our configuration, where it is not the usual file.
-    pub config: Option<&'a Path>,
-    /// The directory with our programs.
-    pub programs: &'a Path,
-    /// `SLURM_CONF`.
-    pub slurm_conf: Option<&'a Path>,
-    /// The volatile root of our directories.
-    pub run: &'a Path,
-    /// The machine.
-    pub host: &'a dyn Host,
-}
-
-impl std::fmt::Debug for Surroundings<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Surroundings")
-            .field("programs", &self.programs)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What a verb printed, and whether nothing is left to do or wrong.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Done {
-    /// Lines.
-    pub lines: Vec<String>,
-    /// Nothing is left to do by hand.
-    pub complete: bool,
-}
-
-/// Carries out a verb.
-///
-/// # Errors
-/// One line: what cannot be done on which object, why, what to do.
-pub fn run(verb: &Slurm, around: &Surroundings<'_>) -> Result<Done, String> {
-    match verb {
-        Slurm::Enable(options) if options.refresh => refresh::refresh(options, around),
-        Slurm::Enable(options) => enable(options, around),
-        Slurm::Disable(place) => disable(&find(place, around)?),
-        Slurm::Check(place) => {
-            let found = check::check(place, &find(place, around)?, around);
-            let complete = !found.iter().any(Finding::is_wrong);
-            Ok(Done {
-                lines: found.iter().map(ToString::to_string).collect(),
-                complete,
-            })
-        }
-    }
-}
-
-pub(super) fn find(place: &Place, around: &Surroundings<'_>) -> Result<Conf, String> {
-    Conf::find(place.slurm_conf.as_deref().or(around.slurm_conf))
+fn find(place: &Place, around: &Surroundings<'_>) -> Result<Conf, String> {
+    let of_environment = Site::of(&around.settings).slurm_conf.map(PathBuf::from);
+    Conf::find(place.slurm_conf.as_deref().or(of_environment.as_deref()))
 }
 
 fn enable(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
@@ -174,7 +100,7 @@ fn enable(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
     }
     let release = match options.release {
         Some(release) => release,
-        None => installed(around)
+        None => installed(around.host)
             .ok_or("no slurmd, sinfo or srun here says its version; name it with --release")?,
     };
     let plugin = plugin(&options.place.plugins, release)?;
@@ -185,48 +111,25 @@ fn enable(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
             snippet.display()
         ));
     }
-    let mut done = Done {
-        lines: Vec::new(),
-        complete: true,
-    };
+    let mut done = Done::default();
     write(&snippet, &line(options, &plugin, around))?;
-    done.lines
-        .push(format!("wrote '{}' for Slurm {release}", snippet.display()));
+    done.did(format!("wrote '{}' for Slurm {release}", snippet.display()));
     let stack = conf.stack();
     if !stack.exists() {
         write(&stack, &format!("{TAG}\n{}\n", conf.include()))?;
-        done.lines
-            .push(format!("wrote '{}', which includes it", stack.display()));
+        done.did(format!("wrote '{}', which includes it", stack.display()));
     } else if !conf.includes_snippet() {
-        done.complete = false;
-        done.lines.push(format!(
-            "add this line to '{}': {}",
-            stack.display(),
-            conf.include()
-        ));
+        let (stack, line) = (stack.display(), conf.include());
+        done.left(format!("add this line to '{stack}': {line}"));
     }
-    done.lines.push(
-        "restart slurmd on the nodes: it reads the plugin stack when it starts, and no 'reconfigure' helps"
-            .to_owned(),
+    done.did(
+        "restart slurmd on the nodes: it reads the plugin stack when it starts, and no 'reconfigure' helps",
     );
     Ok(done)
 }
 
-/// The installed release, from the first program that says one.
-pub(super) fn installed(around: &Surroundings<'_>) -> Option<Release> {
-    VERSION_PROGRAMS.iter().find_map(|name| version(name, around))
-}
-
-pub(super) fn version(name: &str, around: &Surroundings<'_>) -> Option<Release> {
-    let program = commands().join(name);
-    let answer = program
-        .exists()
-        .then(|| around.host.run(&program, &["-V"], VERSION_DEADLINE).ok())??;
-    Release::said(&answer.text)
-}
-
 /// The plugin for `release`, with its stamp looked at.
-pub(super) fn plugin(plugins: &Path, release: Release) -> Result<PathBuf, String> {
+fn plugin(plugins: &Path, release: Release) -> Result<PathBuf, String> {
     let file = plugins.join(release.to_string()).join(PLUGIN);
     if !file.exists() {
         let names = fs::read_dir(plugins).into_iter().flatten().flatten();
@@ -244,7 +147,7 @@ pub(super) fn plugin(plugins: &Path, release: Release) -> Result<PathBuf, String
             file.display()
         ));
     }
-    match stamp::of(&file)? {
+    match stamp_of(&file)? {
         stamp if stamp == release => Ok(file),
         other => Err(format!(
             "'{}' is stamped for Slurm {other}, not {release}",
@@ -269,56 +172,75 @@ fn line(options: &Enable, plugin: &Path, around: &Surroundings<'_>) -> String {
     format!("{TAG}\n{line}\n")
 }
 
-fn disable(conf: &Conf) -> Result<Done, String> {
-    let mut done = Done {
-        lines: Vec::new(),
-        complete: true,
+/// After an upgrade of Slurm our line names the plugin for the release that is here now. The packages run it, so a host
+/// without our line is left as it is, without a word.
+fn refresh(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
+    let mut done = Done::default();
+    let Ok(conf) = find(&options.place, around) else {
+        return Ok(done);
     };
-    let (snippet, stack) = (conf.snippet(), conf.stack());
-    for file in [&snippet, &stack] {
-        if file.exists() && !is_foreign(file) {
-            fs::remove_file(file).map_err(|e| format!("cannot remove '{}': {e}", file.display()))?;
-            done.lines.push(format!("removed '{}'", file.display()));
-        }
+    let snippet = conf.snippet();
+    if conf.is_cached() || !snippet.exists() || is_foreign(&snippet) {
+        return Ok(done);
     }
-    if snippet.exists() {
-        done.complete = false;
-        done.lines
-            .push(format!("'{}' is not ours: left as it is", snippet.display()));
-    } else if done.lines.is_empty() {
-        done.lines.push("nothing of ours is there".to_owned());
-    } else {
-        done.lines
-            .push("restart slurmd on the nodes: it keeps the plugin until then".to_owned());
+    let release = options.release.or_else(|| installed(around.host));
+    let release = release.ok_or("no slurmd, sinfo or srun here says its version; name it with --release")?;
+    let plugin = plugin(&options.place.plugins, release)?;
+    let old =
+        fs::read_to_string(&snippet).map_err(|e| format!("cannot read '{}': {e}", snippet.display()))?;
+    let new = renamed(&old, &plugin);
+    if new != old {
+        write(&snippet, &new)?;
+        done.did(format!(
+            "'{}' now names the plugin for Slurm {release}",
+            snippet.display()
+        ));
+        done.did("restart slurmd on the nodes: it reads the plugin stack when it starts");
     }
     Ok(done)
 }
 
-/// Whether a file is there that we did not write.
-pub(super) fn is_foreign(file: &Path) -> bool {
-    match fs::read_to_string(file) {
-        Ok(text) => !text.starts_with(TAG),
-        Err(error) => error.kind() != std::io::ErrorKind::NotFound,
-    }
+/// The text with `plugin` in the place of ours; the words before and after it are the administrator's choice.
+fn renamed(text: &str, plugin: &Path) -> String {
+    let line = |line: &str| {
+        let mut words: Vec<&str> = line.split(' ').collect();
+        let ours = |word: &&str| Path::new(word).file_name().is_some_and(|name| name == PLUGIN);
+        let plugin = plugin.display().to_string();
+        if matches!(words[0], "optional" | "required") && words.get(1).is_some_and(ours) {
+            words[1] = &plugin;
+        }
+        words.join(" ") + "\n"
+    };
+    text.lines().map(line).collect()
 }
 
-/// Writes `text` whole, readable by all, making the directory if need be.
-pub(super) fn write(file: &Path, text: &str) -> Result<(), String> {
-    use std::os::unix::fs::PermissionsExt;
+fn disable(conf: &Conf) -> Result<Done, String> {
+    let mut done = Done::default();
+    let (snippet, stack) = (conf.snippet(), conf.stack());
+    for file in [&snippet, &stack] {
+        if file.exists() && !is_foreign(file) {
+            setup::remove(file, &mut done)?;
+        }
+    }
+    if snippet.exists() {
+        done.left(format!("'{}' is not ours: left as it is", snippet.display()));
+    } else if done.lines.is_empty() {
+        done.did("nothing of ours is there");
+    } else {
+        done.did("restart slurmd on the nodes: it keeps the plugin until then");
+    }
+    Ok(done)
+}
+
+/// Writes a file that all may read, making its directory if need be.
+fn write(file: &Path, text: &str) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("cannot write '{}': {e}", file.display());
     let directory = file.parent().unwrap_or(Path::new("/"));
     if !directory.exists() {
         fs::create_dir(directory).map_err(failed)?;
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).map_err(failed)?;
     }
-    let new = file.with_extension("mpsd-new");
-    let written = fs::write(&new, text)
-        .and_then(|()| fs::set_permissions(&new, fs::Permissions::from_mode(0o644)))
-        .and_then(|()| fs::rename(&new, file));
-    written.map_err(|error| {
-        let _ = fs::remove_file(&new);
-        failed(error)
-    })
+    setup::place(file, text, 0o644).map_err(failed)
 }
 
 #[cfg(test)]
@@ -326,27 +248,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_are_read_as_slurm_writes_them() {
-        for (text, release) in [
-            ("slurm-wlm 22.05.8\n", "22.05"),
-            ("slurm 23.11.10-1", "23.11"),
-            ("slurm 25.05.0-0rc1", "25.05"),
-        ] {
-            assert_eq!(Release::said(text).unwrap().to_string(), release);
-        }
-        for text in ["2205", "22.5", "22.13", "19.05", "a.b", ""] {
-            assert!(Release::parse(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
     fn only_what_is_unusual_stands_in_the_line() {
         let around = |config, programs| Surroundings {
             config,
+            settings: mpsd_core::config::Settings::usual(),
+            broken: None,
             programs: Path::new(programs),
-            slurm_conf: None,
-            run: Path::new("/run/mpsd"),
-            host: &crate::scheduler::ThisHost,
+            host: &crate::scheduler::host::ThisHost,
         };
         let plugin = Path::new("/usr/lib/mpsd/spank/22.05/spank_mps.so");
         let usual = line(&Enable::default(), plugin, &around(None, USUAL_PROGRAMS));
@@ -367,5 +275,18 @@ mod tests {
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn only_the_plugins_place_changes() {
+        let old = "# ours\nrequired /usr/lib/mpsd/spank/22.05/spank_mps.so config=/x scope=job\n";
+        let new = renamed(old, Path::new("/usr/lib/mpsd/spank/23.11/spank_mps.so"));
+        assert_eq!(new, old.replace("22.05", "23.11"));
+    }
+
+    #[test]
+    fn another_plugins_line_stays() {
+        let old = "optional /usr/lib/slurm/spank_pyxis.so\n";
+        assert_eq!(renamed(old, Path::new("/p/spank_mps.so")), old);
     }
 }

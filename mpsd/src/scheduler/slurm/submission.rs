@@ -5,37 +5,26 @@
 //! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
 
 use super::gres::Gres;
-use crate::scheduler::numbers::{List, Number};
-use crate::scheduler::{
-    Devices, Exclusive, GpuName, GpuSource, Host, Input, Numbers, Phase, Program, Scheduler, Submission,
-    UserRef,
-};
+use crate::scheduler::call::{Input, Phase, Submission, UserRef};
+use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
+use crate::scheduler::host::Host;
+use crate::scheduler::numbers::{List, Number, Numbers};
 use mpsd_core::failure::{Failure, Undetermined};
-use mpsd_core::job::JobId;
-use std::path::{Path, PathBuf};
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::text::one_line;
+use std::path::PathBuf;
 
-/// Where a Slurm's commands are, most usual first.
-const COMMANDS: [&str; 4] = [
-    "/usr/bin",
-    "/usr/local/bin",
-    "/opt/slurm/bin",
-    "/usr/local/slurm/bin",
-];
-
-/// The directory of Slurm's commands; the most usual one where there is no Slurm.
-pub fn commands() -> PathBuf {
-    let has = |dir: &&&str| Path::new(dir).join("scontrol").exists();
-    COMMANDS.iter().find(has).unwrap_or(&COMMANDS[0]).into()
-}
+/// How it calls us.
+pub(super) const VECTORS: &str = "none and Slurm's environment";
 
 /// The job or step that Slurm's environment names.
 ///
 /// # Errors
 /// A positional argument, or a variable that Slurm always sets and that is not there: undetermined. A job id that
 /// Slurm does not write: refusal.
-pub fn read(input: &Input<'_>) -> Result<Submission, Failure> {
+pub(super) fn read(input: &Input<'_>) -> Result<Submission, Failure> {
     if !input.arguments.is_empty() {
-        return Err(crate::scheduler::wrong_vector(input, Scheduler::Slurm));
+        return Err(input.wrong_vector(Scheduler::Slurm, VECTORS));
     }
     let var = |name: &str| (input.env)(name).filter(|v| !v.is_empty());
     let id = var("SLURM_JOB_ID").ok_or_else(|| missing("SLURM_JOB_ID"))?;
@@ -51,14 +40,9 @@ pub fn read(input: &Input<'_>) -> Result<Submission, Failure> {
     };
     Ok(Submission {
         scheduler: Scheduler::Slurm,
-        phase: if input.program == Program::Prologue {
-            Phase::Prologue
-        } else {
-            Phase::Epilogue
-        },
+        phase: Phase::of(input.program, false),
         job,
         user: UserRef::Uid(uid),
-        group: var("SLURM_JOB_GID"),
         account: input
             .given
             .account
@@ -67,7 +51,6 @@ pub fn read(input: &Input<'_>) -> Result<Submission, Failure> {
         resource: None,
         node: var("SLURMD_NODENAME"),
         interactive: false,
-        restart: input.number("SLURM_JOB_RESTART_COUNT"),
         step: step.is_some(),
     })
 }
@@ -83,7 +66,7 @@ fn step(input: &Input<'_>) -> Option<String> {
 }
 
 /// The GPUs and tasks of the job, or of the step.
-pub fn devices(input: &Input<'_>, host: &dyn Host) -> Devices {
+pub(super) fn devices(input: &Input<'_>, host: &dyn Host) -> Devices {
     let scope = if step(input).is_some() {
         "SLURM_STEP_GPUS"
     } else {
@@ -120,7 +103,7 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>) -> GpuSource {
         Ok(names) if mig => GpuSource::Listed(names),
         Ok(names) => GpuSource::Numbered(numbers(&names, &visible, gres)),
         Err(why) => GpuSource::Unknown {
-            why: format!("{scope}={}: {why}", crate::scheduler::one_line(&text, 80)),
+            why: format!("{scope}={}: {why}", one_line(&text, 80)),
         },
     }
 }

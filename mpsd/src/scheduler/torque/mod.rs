@@ -1,4 +1,111 @@
 //! Torque: `prologue` and `epilogue` of its mom, and its `$job_starter`.
 
+pub(crate) mod product;
+pub(crate) mod setup;
 pub(crate) mod starter;
-pub mod submission;
+mod submission;
+
+use super::batch_system::{BatchSystem, ExitPolicy, Offer, Unattached};
+use super::call::{Input, Lookup, Phase, Program, Submission};
+use super::control::Controller;
+use super::devices::Devices;
+use super::host::{Host, ThisHost};
+use super::known_jobs::KnownJobs;
+use super::pbs::control::{LONGEST_REASON, Node};
+use super::pbs::installation::Installation;
+use super::pbs::known_jobs::Jobs;
+use super::site::Site;
+use mpsd_core::failure::Failure;
+use mpsd_core::job::{JobId, Scheduler};
+use product::PRODUCT;
+use std::time::Duration;
+
+/// The batch system Torque.
+#[derive(Debug, Clone, Copy)]
+pub struct Torque;
+
+impl BatchSystem for Torque {
+    fn scheduler(&self) -> Scheduler {
+        PRODUCT.scheduler
+    }
+
+    fn title(&self) -> &'static str {
+        "Torque"
+    }
+
+    /// 7 to 9 arguments are a prologue, 11 an epilogue, and 10 one before Torque 5, which its environment tells from
+    /// OpenPBS's.
+    fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
+        let of_torque = || env("PBS_NODENUM").is_some() || env("PBS_RESOURCE_NODES").is_some();
+        matches!(arguments, 7..=9 | 11) || (arguments == 10 && of_torque())
+    }
+
+    fn vectors(&self, program: Program) -> &'static str {
+        submission::vectors(program)
+    }
+
+    fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
+        submission::read(input)
+    }
+
+    fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
+        submission::devices(submission, input, host)
+    }
+
+    fn unattached(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
+        starter::unattached(&Installation::find(&PRODUCT, &input.site, host), host)
+    }
+
+    fn time_limit(&self, site: &Site, host: &dyn Host) -> Option<Duration> {
+        Some(Installation::find(&PRODUCT, site, host).time_limit(host))
+    }
+
+    /// A prologue.parallel that fails takes its node down and has the job requeued for ever
+    /// (docs/facts/pbs.md#sister-nodes), and no user's mistake or malice may do that. The mother superior refuses the same request where its user
+    /// reads it; what went wrong on a sister alone, the tasks that come here learn from the record.
+    ///
+    /// A job whose prologue exits 2 is requeued four times a second, for ever (docs/facts/pbs.md#results-of-a-prologue).
+    /// Where the node could not be taken out of service, the only brake left is to end late. An interactive job is aborted instead.
+    fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
+        ExitPolicy {
+            left_to_tasks: submission.phase == Phase::ParallelPrologue,
+            requeue: false,
+            hold: !submission.interactive,
+        }
+    }
+
+    fn may_own(&self, job: &JobId, site: &Site, host: &dyn Host) -> bool {
+        Installation::find(&PRODUCT, site, host).may_own(job)
+    }
+
+    fn known_jobs(&self, site: &Site, node: &str) -> Box<dyn KnownJobs> {
+        Box::new(Jobs {
+            pbs: Installation::find(&PRODUCT, site, &ThisHost),
+            node: node.to_owned(),
+        })
+    }
+
+    fn controller(&self, site: &Site, node: &str) -> Box<dyn Controller> {
+        let pbs = Installation::find(&PRODUCT, site, &ThisHost);
+        Box::new(Node::new(pbs, node, &ThisHost))
+    }
+
+    fn longest_reason(&self) -> usize {
+        LONGEST_REASON
+    }
+
+    /// Torque's own scheduler counts no generic resource of a node; Maui and Moab do.
+    fn shares(&self, node: &str, _: &[Offer<'_>], total: u32) -> String {
+        format!(
+            "# mom_priv/config of this node, for Moab, which hears it from the mom; then restart the mom\n\
+             mps_shares {total}\n\
+             # maui.cfg, for Maui\n\
+             NODECFG[{node}] GRES=mps_shares:{total}\n\
+             # a job asks: -W x=GRES:mps_shares@1 -A MPS=on,MPS_REPLICAS=N\n\
+             # the scheduler counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,236 +1,172 @@
-//! Torque's `$job_starter`: the only thing that reaches tasks which TM starts. Ours stands beside the wrappers in
-//! `mom_priv`, so that it outlives our package: a mom whose starter is gone can start no job at all.
+//! What a Torque mom's configuration says of `$job_starter`, which alone reaches the tasks that TM starts (`pbsdsh`, an MPI
+//! launcher): they read no profile (docs/facts/pbs.md#environment-into-the-job).
 
-use crate::scheduler::Host;
-use crate::scheduler::finding::Finding;
-use crate::scheduler::pbs::Installation;
-use crate::scheduler::pbs::files::{self, Owner};
-use crate::scheduler::pbs::setup::{Done, Surroundings};
-use crate::scheduler::unattached::{Starter, names, own_way_with_shells};
-use mpsd_core::config::UnattachedTasks;
-use std::fs;
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
+use super::product::PRODUCT;
+use crate::scheduler::batch_system::Unattached;
+use crate::scheduler::host::Host;
+use crate::scheduler::pbs::installation::{Installation, MOST_CONF};
+use crate::scheduler::site::Site;
 use std::path::{Path, PathBuf};
 
-/// The line above ours in the mom's configuration.
-const ABOVE: &str = "# mpsd: written by 'mpsctl pbs install': tasks that TM starts get their job's MPS";
-/// Every user's tasks go through it.
-const STARTER_MODE: u32 = 0o755;
-/// The mom's own files, where there is none yet.
-const CONFIG_MODE: u32 = 0o644;
-/// What the mom needs to read its configuration again.
-const REREAD: &str = "the mom reads it at its next start, or by SIGHUP";
+/// What makes a starter one of ours, or a site's own that attaches tasks.
+const OURS: &str = "mpsctl exec";
+/// The line of a mom's configuration that names its starter.
+const STARTER: &str = "$job_starter";
+/// A starter is a script of some lines. Bytes.
+const MOST_STARTER: usize = 64 << 10;
 
-/// Our starter in this installation.
-fn path(pbs: &Installation) -> PathBuf {
-    pbs.mom_priv().join("mpsd-job-starter")
+/// What a Torque mom's `$job_starter` is; the last line of its configuration counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Starter {
+    /// There is none: the mom executes tasks itself.
+    Absent,
+    /// Tasks go through `mpsctl exec`.
+    Ours(PathBuf),
+    /// It is the site's own and does not call us, or is not there.
+    Foreign(PathBuf),
+    /// `$job_starter_run_privileged` is not surely off: a starter would run every task as root.
+    Privileged {
+        /// The one that stands is ours, which then runs nothing.
+        ours: bool,
+    },
+    /// The mom's configuration cannot be read, which is why.
+    Unread(String),
 }
 
-fn config_line(pbs: &Installation) -> String {
-    format!("$job_starter {}", path(pbs).display())
+impl Starter {
+    /// The starter of the mom of `pbs`.
+    pub fn of(pbs: &Installation, host: &dyn Host) -> Self {
+        let text = match host.read(&pbs.mom_config(), MOST_CONF) {
+            Ok(bytes) => bytes.unwrap_or_default(),
+            Err(error) => return Self::Unread(error.to_string()),
+        };
+        let text = String::from_utf8_lossy(&text);
+        let path = values(&text, STARTER)
+            .filter_map(first_word)
+            .last()
+            .map(PathBuf::from);
+        let ours = path.as_deref().is_some_and(|path| is_ours(path, host));
+        match path {
+            _ if may_be_privileged(&text) => Self::Privileged { ours },
+            None => Self::Absent,
+            Some(path) if ours => Self::Ours(path),
+            Some(path) => Self::Foreign(path),
+        }
+    }
 }
 
-/// Writes our starter, and the line that makes the mom use it where no other stands.
-pub(crate) fn install(
-    pbs: &Installation,
-    wanted: bool,
-    around: &Surroundings,
-    host: &dyn Host,
-) -> Result<Done, String> {
-    let mut done = Done::new();
+/// The configuration of Torque's mom here, where it may run its starter as root: in doubt, and where it cannot be read.
+pub fn may_run_as_root(site: &Site, host: &dyn Host) -> Option<PathBuf> {
+    let config = Installation::find(&PRODUCT, site, host).mom_config();
+    let safe = match host.read(&config, MOST_CONF) {
+        Ok(Some(text)) => !may_be_privileged(&String::from_utf8_lossy(&text)),
+        _ => false,
+    };
+    (!safe).then_some(config)
+}
+
+/// Whether a line of this configuration makes `starter` the mom's, however it is written.
+pub fn names(config: &str, starter: &Path) -> bool {
+    let starter = starter.to_string_lossy();
+    let is_it = |value: &str| {
+        let rest = value.strip_prefix(starter.as_ref());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
+    };
+    values(config, STARTER).any(is_it)
+}
+
+/// The line by which the mom starts a job's shell in a way that is lost with any starter: as no login shell, or with
+/// words before its script. A starter is not told of either.
+pub fn own_way_with_shells(pbs: &Installation, host: &dyn Host) -> Option<&'static str> {
+    let text = host.read(&pbs.mom_config(), MOST_CONF).ok().flatten()?;
+    let text = String::from_utf8_lossy(&text);
+    let off = |name: &&str| values(&text, name).filter_map(boolean).last() == Some(false);
+    let logins = ["$source_login_batch", "$source_login_interactive"];
+    let wrapped = values(&text, "$preexec")
+        .last()
+        .is_some_and(|value| !value.is_empty());
+    logins.into_iter().find(off).or(wrapped.then_some("$preexec"))
+}
+
+/// The last line counts, and one that the mom does not understand is no "no".
+fn may_be_privileged(config: &str) -> bool {
+    values(config, "$job_starter_run_privileged")
+        .last()
+        .is_some_and(|value| boolean(value) != Some(false))
+}
+
+/// What the lines of a mom's configuration say of `name`, in order. The mom's own reading (Torque 6.1, parse_config.c):
+/// the name in any case, '#' ends the line, and the value is all of its rest.
+fn values<'t>(config: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
+    config.lines().filter_map(move |line| {
+        let line = line.split('#').next()?.trim();
+        let in_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '_' | '$');
+        let end = line.find(|c| !in_name(c)).unwrap_or(line.len());
+        let (found, value) = line.split_at_checked(end)?;
+        found.eq_ignore_ascii_case(name).then(|| value.trim())
+    })
+}
+
+fn first_word(value: &str) -> Option<&str> {
+    value.split_whitespace().next()
+}
+
+/// How the mom reads a boolean (`setbool` of the same file); `None`: it does not, and all stays as it was.
+fn boolean(value: &str) -> Option<bool> {
+    match value.as_bytes().first()?.to_ascii_lowercase() {
+        b't' | b'y' | b'1' => Some(true),
+        b'f' | b'n' | b'0' => Some(false),
+        b'o' if value.eq_ignore_ascii_case("on") => Some(true),
+        b'o' if value.eq_ignore_ascii_case("off") => Some(false),
+        _ => None,
+    }
+}
+
+fn is_ours(path: &Path, host: &dyn Host) -> bool {
+    let text = host.read(path, MOST_STARTER).ok().flatten().unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    host.executable(path) && text.contains(OURS)
+}
+
+/// Why tasks of a job of this mom that TM starts cannot be attached; `None`: they are.
+pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
+    // Somebody runs the prologue by hand: only a mom starts tasks for TM.
+    if !pbs.is_here() {
+        return None;
+    }
     let config = pbs.mom_config();
+    let (config, install) = (config.display(), "'mpsctl pbs install' on the node");
     let starter = Starter::of(pbs, host);
-    let none = matches!(starter, Starter::Absent | Starter::Privileged { ours: false });
-    if !wanted && none {
-        done.did("no $job_starter, as wished:");
-        done.did(format!("    {}", consequence(around)));
-        return Ok(done);
-    }
-    let own_way = own_way_with_shells(pbs, host);
-    match starter {
-        Starter::Absent => match own_way.map(lost).or_else(|| closed(pbs)) {
-            Some(why) => left_out(&why, around, &mut done),
-            None => set(pbs, around, &mut done)?,
-        },
-        Starter::Ours(at) => {
-            match closed(pbs).filter(|_| at == path(pbs)) {
-                Some(why) => done.left(format!("$job_starter '{}': {why}", at.display())),
-                None if at == path(pbs) => write(pbs, around)?,
-                None => {}
-            }
-            done.did(format!("$job_starter '{}' is ours", at.display()));
-            if let Some(line) = own_way {
-                let (what, config) = (lost(line), config.display());
-                done.left(format!("take it out of '{config}': {what}"));
-            }
-        }
-        Starter::Foreign(at) => {
-            done.left(format!(
-                "$job_starter '{}' is the site's own and stays; let its last line be:",
-                at.display()
-            ));
-            done.left(format!(
-                "    exec {} exec --starter -- \"$@\"",
-                files::command(&around.programs.join("mpsctl"), around)
-            ));
-        }
-        Starter::Privileged { ours: true } => done.left(privileged(pbs)),
-        Starter::Privileged { ours: false } => left_out(&privileged(pbs), around, &mut done),
-        Starter::Unread(why) => {
-            let config = config.display();
-            left_out(&format!("'{config}' cannot be read ({why})"), around, &mut done);
-        }
-    }
-    Ok(done)
-}
-
-/// Our starter, and the line that names it.
-fn set(pbs: &Installation, around: &Surroundings, done: &mut Done) -> Result<(), String> {
-    let config = pbs.mom_config();
-    let config_name = config.display();
-    write(pbs, around)?;
-    match append(&config, &config_line(pbs)) {
-        Ok(()) => done.did(format!(
-            "wrote '{}' and its line in '{config_name}'; {REREAD}",
-            path(pbs).display()
-        )),
-        Err(why) => {
-            done.left(format!("cannot change '{config_name}' ({why}); add to it:"));
-            done.left(format!("    {}", config_line(pbs)));
-        }
-    }
-    Ok(())
-}
-
-fn left_out(why: &str, around: &Surroundings, done: &mut Done) {
-    done.left(format!("no $job_starter was set: {why}"));
-    done.left(format!("    {}", consequence(around)));
-}
-
-fn lost(line: &str) -> String {
-    format!("the mom has {line}, and under any $job_starter that is lost for every job")
-}
-
-/// The mom reads `$job_starter_run_privileged` anew by SIGHUP, but does not forget it (Torque 6.1, parse_config.c).
-fn privileged(pbs: &Installation) -> String {
-    format!(
-        "'{}' has $job_starter_run_privileged, and ours runs as the job's user only: set it to false (without the line \
-         the mom keeps it until its next start)",
-        pbs.mom_config().display()
-    )
-}
-
-/// Takes the lines that name our starter out of the mom's configuration. The file goes only where no line names it any
-/// more: until its SIGHUP the mom starts every task through it.
-pub(crate) fn uninstall(pbs: &Installation) -> Result<Done, String> {
-    let mut done = Done::new();
-    let (config, starter) = (pbs.mom_config(), path(pbs));
-    let (shown, ours) = (config.display(), starter.display());
-    let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
-    let is_ours = |line: &[u8]| {
-        let line = String::from_utf8_lossy(line);
-        line.trim() == ABOVE || names(&line, &starter)
+    let no_way_round = starter == Starter::Privileged { ours: true };
+    let (why, remedy) = match starter {
+        Starter::Ours(_) => return None,
+        Starter::Absent => (
+            format!("'{config}' has no $job_starter that attaches tasks started by TM"),
+            install.to_owned(),
+        ),
+        Starter::Foreign(path) => (
+            format!(
+                "the $job_starter '{}' of '{config}' does not attach tasks started by TM",
+                path.display()
+            ),
+            format!("{install}, which says how to add ours"),
+        ),
+        Starter::Privileged { .. } => (
+            format!(
+                "'{config}' has $job_starter_run_privileged, and our starter runs as the job's user only"
+            ),
+            "that line says false".to_owned(),
+        ),
+        Starter::Unread(why) => (
+            format!("'{config}' cannot be read ({why}), so tasks started by TM may not be attached"),
+            "that file to be readable".to_owned(),
+        ),
     };
-    let kept: Vec<&[u8]> = text
-        .split_inclusive(|byte| *byte == b'\n')
-        .filter(|line| !is_ours(line))
-        .collect();
-    let kept = kept.concat();
-    if kept.len() < text.len() {
-        replace(&config, &kept).map_err(|why| format!("cannot change '{shown}': {why}"))?;
-        done.left(format!("took '{}' out of '{shown}'; {REREAD}", config_line(pbs)));
-        done.left(format!("'{ours}' stays until then: run this again"));
-    } else if files::owner(&starter) == Owner::Ours {
-        fs::remove_file(&starter).map_err(|e| format!("cannot remove '{ours}': {e}"))?;
-        done.did(format!("removed '{ours}'"));
-    }
-    Ok(done)
-}
-
-/// The bytes of a mom's configuration, in whatever encoding; none where there is no file.
-fn contents(config: &Path) -> io::Result<Vec<u8>> {
-    match fs::read(config) {
-        Err(gone) if gone.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        other => other,
-    }
-}
-
-/// Whether tasks that TM starts are attached, and what becomes of jobs where they are not.
-pub(crate) fn check(pbs: &Installation, around: &Surroundings, host: &dyn Host) -> Finding {
-    let config = pbs.mom_config();
-    let config = config.display();
-    let missing = match Starter::of(pbs, host) {
-        Starter::Ours(at) => {
-            return match own_way_with_shells(pbs, host) {
-                Some(line) => Finding::Better(format!("$job_starter '{}': {}", at.display(), lost(line))),
-                None => Finding::Good(format!("$job_starter '{}': every task has its MPS", at.display())),
-            };
-        }
-        Starter::Privileged { ours: true } => return Finding::Wrong(privileged(pbs)),
-        Starter::Privileged { ours: false } => format!("'{config}' has $job_starter_run_privileged"),
-        Starter::Absent => format!("'{config}' has no $job_starter"),
-        Starter::Foreign(at) => format!("$job_starter '{}' does not call mpsctl exec", at.display()),
-        Starter::Unread(why) => format!("'{config}' cannot be read ({why})"),
-    };
-    unattached(&missing, around)
-}
-
-/// What is missing, and what follows of it here.
-pub(crate) fn unattached(missing: &str, around: &Surroundings) -> Finding {
-    let text = format!("{missing}: {}; see 'mpsctl pbs install'", consequence(around));
-    if around.unattached == UnattachedTasks::Refuse {
-        Finding::Wrong(text)
-    } else {
-        Finding::Better(text)
-    }
-}
-
-/// What a job is told where its TM tasks are not attached.
-pub(crate) fn consequence(around: &Surroundings) -> &'static str {
-    match around.unattached {
-        UnattachedTasks::Refuse => {
-            "every job that asks for MPS is refused, as unattached_tasks under [pbs] of mpsd.toml wants"
-        }
-        UnattachedTasks::Warn => "tasks that TM starts run outside MPS unless they are 'mpsctl exec -- CMD'",
-    }
-}
-
-fn write(pbs: &Installation, around: &Surroundings) -> Result<(), String> {
-    let path = path(pbs);
-    let text = files::render(files::TORQUE_JOB_STARTER, around);
-    files::place(&path, text, STARTER_MODE).map_err(|e| format!("cannot write '{}': {e}", path.display()))
-}
-
-/// Why users cannot reach our starter, if they cannot. It has no other place: a package takes its own files with it.
-fn closed(pbs: &Installation) -> Option<String> {
-    let path = path(pbs);
-    let closed = path.ancestors().skip(1).find(|dir| !may_pass(dir))?;
-    Some(format!("users may not pass '{}'", closed.display()))
-}
-
-fn may_pass(directory: &Path) -> bool {
-    fs::metadata(directory).is_ok_and(|about| about.mode() & 0o001 != 0)
-}
-
-fn append(config: &Path, line: &str) -> Result<(), String> {
-    let mut text = contents(config).map_err(|e| e.to_string())?;
-    if !text.is_empty() && !text.ends_with(b"\n") {
-        text.push(b'\n');
-    }
-    text.extend_from_slice(format!("{ABOVE}\n{line}\n").as_bytes());
-    replace(config, &text)
-}
-
-/// Writes the mom's configuration with its own mode; a link, or somebody else's file, is managed elsewhere.
-fn replace(config: &Path, text: &[u8]) -> Result<(), String> {
-    let mode = match fs::symlink_metadata(config) {
-        Ok(about) if !about.is_file() => return Err("it is no plain file".to_owned()),
-        Ok(about) if about.uid() != 0 || about.gid() != 0 => return Err("it is not root's".to_owned()),
-        Ok(about) => about.mode() & 0o777,
-        Err(_) => CONFIG_MODE,
-    };
-    files::place(config, text, mode).map_err(|e| e.to_string())
+    Some(Unattached {
+        why,
+        remedy,
+        no_way_round,
+    })
 }
 
 #[cfg(test)]
@@ -238,20 +174,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_added_once_behind_what_stands_and_taken_out_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let config = dir.path().join("config");
-        fs::write(&config, "$logevent 255").unwrap();
-        assert_eq!(
-            append(&config, "$job_starter /x"),
-            Ok(()),
-            "run as root, as CI does"
-        );
-        assert_eq!(
-            fs::read_to_string(&config).unwrap(),
-            format!("$logevent 255\n{ABOVE}\n$job_starter /x\n")
-        );
-        std::os::unix::fs::symlink(&config, dir.path().join("link")).unwrap();
-        assert!(append(&dir.path().join("link"), "$job_starter /x").is_err());
+    fn a_configuration_is_read_as_the_mom_reads_it() {
+        let config = "$job_starter /a\n# $job_starter /b\n\t$Job_Starter\t/c d # e\n$job_starter_x /f\n";
+        let all: Vec<&str> = values(config, STARTER).collect();
+        assert_eq!(all, ["/a", "/c d"]);
+        assert!(names(config, Path::new("/a")) && names(config, Path::new("/c")));
+        assert!(!names(config, Path::new("/b")) && !names("$job_starter /ab", Path::new("/a")));
+        for (word, privileged) in [
+            ("True", true),
+            ("", true),
+            ("maybe", true),
+            ("off", false),
+            ("0", false),
+        ] {
+            let line = format!("$job_starter_run_privileged {word}\n");
+            assert_eq!(may_be_privileged(&line), privileged, "{word}");
+        }
+        assert!(!may_be_privileged(""));
+        assert!(may_be_privileged(
+            "$job_starter_run_privileged no\n$job_starter_run_privileged"
+        ));
     }
 }

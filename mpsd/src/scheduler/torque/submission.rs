@@ -3,12 +3,15 @@
 //! Recorded on 6.1.3: 8 arguments to a prologue (7 before 5.x, 9 to a presetup one), 11 to an epilogue (10 before
 //! 5.x). The account is argument 7 of the one, 9 of the other, "" when there was no `-A`, verbatim otherwise.
 
-use crate::scheduler::pbs::{Installation, same_node};
-use crate::scheduler::{
-    Devices, Exclusive, GpuName, GpuSource, Host, Input, Phase, Program, Scheduler, Submission, UserRef,
-};
+use super::product::PRODUCT;
+use crate::scheduler::call::{Input, Phase, Program, Submission, UserRef};
+use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
+use crate::scheduler::host::Host;
+use crate::scheduler::pbs::installation::{Installation, same_node};
+use crate::scheduler::pbs::status::status;
 use mpsd_core::failure::Failure;
-use mpsd_core::job::JobId;
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::text::one_line;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,17 +22,25 @@ const QSTAT_DEADLINE: Duration = Duration::from_secs(4);
 /// Words of the resource list that let jobs share a GPU.
 const SHARED_WORDS: [&str; 2] = ["shared", "default"];
 
+/// The arguments that it gives.
+pub(super) fn vectors(program: Program) -> &'static str {
+    match program {
+        Program::Prologue => "JOB USER GROUP NAME RESOURCES QUEUE ACCOUNT [SCRIPT [HOSTS]]",
+        Program::Epilogue => "JOB USER GROUP NAME SESSION RESOURCES USED QUEUE ACCOUNT CODE [SCRIPT]",
+    }
+}
+
 /// The job that Torque's arguments name.
 ///
 /// # Errors
 /// A vector that Torque does not write is undetermined; an id that it does not write is a refusal.
-pub fn read(input: &Input<'_>) -> Result<Submission, Failure> {
+pub(super) fn read(input: &Input<'_>) -> Result<Submission, Failure> {
     let (known, account) = match input.program {
         Program::Prologue => (7..=9, 7),
         Program::Epilogue => (10..=11, 9),
     };
     if !known.contains(&input.arguments.len()) {
-        return Err(crate::scheduler::wrong_vector(input, Scheduler::Torque));
+        return Err(input.wrong_vector(Scheduler::Torque, vectors(input.program)));
     }
     let sister = is_sister(input);
     let mother = if sister {
@@ -39,20 +50,13 @@ pub fn read(input: &Input<'_>) -> Result<Submission, Failure> {
     };
     Ok(Submission {
         scheduler: Scheduler::Torque,
-        phase: match (input.program, sister) {
-            (Program::Prologue, false) => Phase::Prologue,
-            (Program::Prologue, true) => Phase::ParallelPrologue,
-            (Program::Epilogue, false) => Phase::Epilogue,
-            (Program::Epilogue, true) => Phase::ParallelEpilogue,
-        },
+        phase: Phase::of(input.program, sister),
         job: JobId::parse(&input.text(1, "job id")?)?,
         user: UserRef::Name(input.text(2, "user")?),
-        group: input.text(3, "group").ok(),
         account: input.account(Some(account)),
         resource: None,
         node: input.site.node.clone().or(mother),
         interactive: input.terminal,
-        restart: None,
         step: false,
     })
 }
@@ -63,7 +67,7 @@ fn is_sister(input: &Input<'_>) -> bool {
 }
 
 /// The job's GPUs: `${PBS_NODEFILE}gpu` on the mother superior, `qstat`'s `exec_gpus` elsewhere.
-pub fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
+pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
     let wanted = resources(input);
     let here = submission.node.clone().unwrap_or_else(|| host.name());
     let gpus = if !asks_for_gpus(&wanted) {
@@ -146,21 +150,18 @@ fn from_file(path: &std::path::Path, here: &str, host: &dyn Host) -> GpuSource {
 /// `exec_gpus = vm-gpu/0+vm-gpu/1`, of which only this node's count.
 fn from_qstat(submission: &Submission, input: &Input<'_>, here: &str, host: &dyn Host) -> GpuSource {
     let unknown = |why: String| GpuSource::Unknown { why };
-    let qstat = match Installation::find(Scheduler::Torque, &input.site, host).command("qstat", host) {
-        Ok(path) => path,
-        Err(why) => return unknown(why),
-    };
-    let answer = match host.run(&qstat, &["-f", submission.job.as_str()], QSTAT_DEADLINE) {
+    let pbs = Installation::find(&PRODUCT, &input.site, host);
+    let answer = match pbs.run("qstat", &["-f", submission.job.as_str()], QSTAT_DEADLINE, host) {
         Ok(answer) => answer,
         Err(why) => return unknown(why),
     };
-    let Some(text) = crate::scheduler::pbs_status(&answer.text, "exec_gpus") else {
+    let Some(text) = status(&answer.text, "exec_gpus") else {
         return unknown(format!("'qstat -f {}' shows no exec_gpus", submission.job));
     };
     listed(text.split('+').map(|part| part.trim().rsplit_once("-gpu/")), here).unwrap_or_else(|| {
         unknown(format!(
             "exec_gpus '{}' names no GPU of '{here}'",
-            crate::scheduler::one_line(&text, 80)
+            one_line(&text, 80)
         ))
     })
 }

@@ -1,7 +1,21 @@
-//! The command line of `mps-probe`.
+//! The command lines of `mpsd` and `mps-probe`.
 
 use clap::Parser;
 use std::ffi::OsString;
+
+/// Supervises the NVIDIA MPS control daemons of one batch job.
+///
+/// Started by mps-prologue as the job's user, with its specification on descriptor 3; it is of no use by hand.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "mpsd", version)]
+pub struct Daemon {
+    /// Ask the job's control daemons to end, then end (used by the teardown).
+    #[arg(long, conflicts_with = "nvml")]
+    pub stop: bool,
+    /// Answer questions about the node's GPUs through this NVML library, on descriptor 3 (used by root's programs).
+    #[arg(long, value_name = "LIBRARY")]
+    pub nvml: Option<String>,
+}
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -17,7 +31,7 @@ ended by SIGALRM.";
 /// got: whether it is under MPS, multiprocessors, memory it may allocate, and one memset that was read back.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "mps-probe", version, after_help = EXIT_CODES)]
-pub struct Options {
+pub struct Probe {
     /// One JSON object on one line instead of the table
     #[arg(long)]
     pub json: bool,

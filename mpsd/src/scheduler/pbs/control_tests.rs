@@ -1,45 +1,47 @@
-//! pbsnodes against a server of paper, in both products.
+//! The orders to pbsnodes against a server of paper, in both products.
 
 use super::*;
 use crate::scheduler::host::Answer;
+use crate::scheduler::pbs::installation::Product;
+use crate::scheduler::{openpbs, torque};
 use std::cell::RefCell;
 use std::io;
 use std::path::Path;
 
 /// A server with one node `vm`, which keeps what pbsnodes tells it, or refuses it.
 struct Server {
-    scheduler: Scheduler,
+    product: &'static Product,
     operator: bool,
     node: RefCell<(bool, String)>,
     ran: RefCell<Vec<String>>,
 }
 
 impl Server {
-    fn new(scheduler: Scheduler, operator: bool, offline: bool, note: &str) -> Self {
+    fn new(product: &'static Product, operator: bool, offline: bool, note: &str) -> Self {
         Self {
-            scheduler,
+            product,
             operator,
             node: RefCell::new((offline, note.to_owned())),
             ran: RefCell::default(),
         }
     }
 
-    fn pbsnodes(&self) -> Pbsnodes<'_> {
+    fn node(&self) -> Node<'_> {
         let pbs = Installation {
-            scheduler: self.scheduler,
+            product: self.product,
             home: "/x".into(),
             commands: vec!["/x/bin".into()],
         };
-        Pbsnodes::new(pbs, None, self)
+        Node::new(pbs, "", self)
+    }
+
+    fn is_torque(&self) -> bool {
+        self.product.no_note == "n"
     }
 
     fn show(&self, name: &str) -> String {
         let (offline, note) = self.node.borrow().clone();
-        let key = if self.scheduler == Scheduler::Torque {
-            "note"
-        } else {
-            "comment"
-        };
+        let key = if self.is_torque() { "note" } else { "comment" };
         let note = if note.is_empty() {
             String::new()
         } else {
@@ -66,7 +68,7 @@ impl Host for Server {
     fn name(&self) -> String {
         "vm.example.org".to_owned()
     }
-    fn run(&self, _: &Path, arguments: &[&str], _: Duration) -> Result<Answer, String> {
+    fn run(&self, _: &Path, arguments: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
         self.ran.borrow_mut().push(arguments.join(" "));
         if let [name] = arguments {
             return Ok(Answer {
@@ -74,7 +76,7 @@ impl Host for Server {
                 text: self.show(name),
             });
         }
-        let torque = self.scheduler == Scheduler::Torque;
+        let torque = self.is_torque();
         if !self.operator {
             let code = if torque { 0 } else { 1 };
             return Ok(Answer {
@@ -110,64 +112,42 @@ impl Host for Server {
 const WHY: &str = "mpsd: job 4711: mps-server 691 state D after 20 s";
 
 #[test]
-fn drained_with_our_note_and_back_in_both_products() {
-    for scheduler in [Scheduler::Torque, Scheduler::OpenPbs] {
-        let server = Server::new(scheduler, true, false, "");
-        let node = server.pbsnodes();
-        assert_eq!(node.drain(WHY), Ok(Drained::Ours(WHY.to_owned())));
-        assert_eq!(
-            node.drain(WHY),
-            Ok(Drained::Ours(WHY.to_owned())),
-            "twice is once"
-        );
-        assert_eq!(*server.node.borrow(), (true, WHY.to_owned()));
-        assert_eq!(node.undrain(WHY), Ok(()));
+fn out_of_service_with_our_note_and_back_in_both_products() {
+    for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
+        let server = Server::new(product, true, false, "");
+        let node = server.node();
+        node.take_out(Some(WHY)).unwrap();
+        let shown = node.shown().unwrap();
+        assert_eq!((shown.drained, shown.reason.as_deref()), (true, Some(WHY)));
+        node.put_back(true).unwrap();
+        assert_eq!(node.shown(), Ok(Shown::default()));
         assert_eq!(*server.node.borrow(), (false, String::new()));
     }
 }
 
 #[test]
+fn a_note_that_is_to_stay_is_not_touched() {
+    for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
+        let server = Server::new(product, true, false, "new fans on Monday");
+        server.node().take_out(None).unwrap();
+        assert_eq!(*server.node.borrow(), (true, "new fans on Monday".to_owned()));
+        server.node().put_back(false).unwrap();
+        assert_eq!(*server.node.borrow(), (false, "new fans on Monday".to_owned()));
+    }
+}
+
+#[test]
 fn a_refusal_is_seen_although_torque_answers_0() {
-    for scheduler in [Scheduler::Torque, Scheduler::OpenPbs] {
-        let server = Server::new(scheduler, false, false, "");
-        let why = server.pbsnodes().drain(WHY).unwrap_err();
+    for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
+        let server = Server::new(product, false, false, "");
+        let node = server.node();
+        let said = node.take_out(Some(WHY)).unwrap();
+        assert!(!node.shown().unwrap().drained);
+        let why = node.not_obeyed(&said);
         assert!(
             why.contains("'free' still; pbsnodes said: pbsnodes: Unauthorized Request"),
             "{why}"
         );
         assert!(why.contains("operators += root@vm.example.org"), "{why}");
     }
-}
-
-#[test]
-fn anothers_note_is_never_written_over_or_cleared() {
-    let server = Server::new(Scheduler::Torque, true, true, "NHC: disk");
-    assert_eq!(
-        server.pbsnodes().drain(WHY),
-        Ok(Drained::Others("NHC: disk".to_owned()))
-    );
-    assert!(
-        server
-            .pbsnodes()
-            .undrain(WHY)
-            .unwrap_err()
-            .contains("which is not ours")
-    );
-    assert_eq!(*server.node.borrow(), (true, "NHC: disk".to_owned()));
-    let memo = Server::new(Scheduler::OpenPbs, true, false, "new fans on Monday");
-    assert_eq!(memo.pbsnodes().drain(WHY), Ok(Drained::WithoutReason));
-    assert_eq!(*memo.node.borrow(), (true, "new fans on Monday".to_owned()));
-    let empty = Server::new(Scheduler::Torque, true, true, "");
-    assert_eq!(empty.pbsnodes().drain(WHY), Ok(Drained::Others(String::new())));
-    assert!(empty.ran.borrow().iter().all(|line| !line.starts_with('-')));
-}
-
-#[test]
-fn reasons_fit() {
-    assert_eq!(fit(WHY), WHY);
-    let long = fit(&"mpsd: x\u{1b}é ".repeat(20));
-    assert!(
-        long.len() <= LONGEST_REASON && long.ends_with("...") && long.is_ascii(),
-        "{long}"
-    );
 }

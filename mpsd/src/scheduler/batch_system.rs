@@ -1,0 +1,118 @@
+//! What the suite asks of a batch system. A folder implements it; `scheduler::ALL` registers it.
+
+use super::call::{Input, Lookup, Program, Submission};
+use super::control::Controller;
+use super::devices::Devices;
+use super::host::Host;
+use super::known_jobs::KnownJobs;
+use super::site::Site;
+use mpsd_core::Gpu;
+use mpsd_core::failure::Failure;
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::request::Wording;
+use std::time::Duration;
+
+/// Clients, and so shares, of a GPU before Volta (docs/facts/mps-control.md#clients).
+pub(crate) const SHARES_BEFORE_VOLTA: u32 = 16;
+
+/// A batch system: its calls, its jobs, its way to take a node out of service.
+pub trait BatchSystem: Sync {
+    /// Its name, as it stands in journals, markers and `--scheduler`.
+    fn scheduler(&self) -> Scheduler;
+    /// What `--help` says beside the name.
+    fn title(&self) -> &'static str;
+
+    // How it calls us.
+
+    /// Whether a call without `--scheduler`, with so many positional arguments and this environment, is its.
+    fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool;
+    /// The argument vectors that it gives `program`, for the message about one that nobody gives.
+    fn vectors(&self, program: Program) -> &'static str;
+    /// Who the job is and what it asked for. Reads nothing that a job without MPS would have to pay for.
+    ///
+    /// # Errors
+    /// A vector that it never writes is undetermined: somebody wired us up wrongly. An id or a name that it never writes
+    /// is a refusal.
+    fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure>;
+    /// The job's GPUs and tasks on this node. For a job that asked for MPS only: it may ask the scheduler.
+    fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
+    /// Why tasks of this job cannot be attached to its MPS; `None`: they are. For a job that asked for MPS only.
+    fn unattached(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Option<Unattached> {
+        None
+    }
+    /// How its users write a request, for messages.
+    fn wording(&self) -> Wording {
+        Wording::Account
+    }
+    /// Whether a step of a job can have a daemon of its own, under the job's id and its own.
+    fn has_steps(&self) -> bool {
+        false
+    }
+
+    // What it makes of a failure.
+
+    /// How long it lets a prologue run before it kills it; `None`: no shorter than our own deadline.
+    fn time_limit(&self, site: &Site, host: &dyn Host) -> Option<Duration>;
+    /// What the prologue does with a failure, so that this scheduler harms neither the node nor the job.
+    fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
+
+    // Its jobs and its nodes.
+
+    /// Whether a job of which only the id is known may be one of its jobs on this node.
+    fn may_own(&self, job: &JobId, site: &Site, host: &dyn Host) -> bool;
+    /// What it knows of the jobs on `node`. It may be asked at once.
+    fn known_jobs(&self, site: &Site, node: &str) -> Box<dyn KnownJobs>;
+    /// The way to take `node` out of service and back.
+    fn controller(&self, site: &Site, node: &str) -> Box<dyn Controller>;
+    /// Longest reason that it keeps whole. Bytes.
+    fn longest_reason(&self) -> usize;
+
+    // The administrator's configuration.
+
+    /// The lines that make it offer `total` shares of the GPUs of `node`.
+    fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;
+}
+
+/// What the prologue does with a failure beyond its exit code.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExitPolicy {
+    /// All but a fault of the node is left to the job's tasks, which read it in the record; the exit is 0.
+    pub left_to_tasks: bool,
+    /// A job whose failure is undetermined is put back into the queue by us, where the site allows it.
+    pub requeue: bool,
+    /// The exit is held back until the deadline where the node could not be taken out of service.
+    pub hold: bool,
+}
+
+/// Why a task of a job could run outside its MPS without a word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unattached {
+    /// What is missing.
+    pub why: String,
+    /// What an administrator does about it.
+    pub remedy: String,
+    /// Nothing that the user does attaches them: their nodes have no daemon, or the starter lets no task run.
+    pub no_way_round: bool,
+}
+
+/// A GPU and the shares it is to be offered as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer<'a> {
+    /// The GPU.
+    pub gpu: &'a Gpu,
+    /// `replicas` for its product on its node; `None`: it is not offered in shares.
+    pub replicas: Option<u32>,
+}
+
+impl Offer<'_> {
+    /// The shares that it is offered as; none where MPS cannot be given to it.
+    pub(crate) fn shares(&self) -> u32 {
+        match self.replicas {
+            // MPS is given to whole GPUs only.
+            None => 0,
+            Some(_) if self.gpu.mig => 0,
+            Some(replicas) if self.gpu.is_volta_or_later() => replicas,
+            Some(replicas) => replicas.min(SHARES_BEFORE_VOLTA),
+        }
+    }
+}

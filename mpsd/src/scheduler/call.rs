@@ -1,0 +1,217 @@
+//! How a scheduler calls the prologue and the epilogue, and what such a call says of a job.
+
+use super::devices::{GpuName, GpuSource};
+use super::host::Host;
+use super::site::Site;
+use mpsd_core::failure::{Failure, Refusal, Undetermined};
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::text::one_line;
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+
+/// Which of our two programs reads the vector: prologue and epilogue have different ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// `mps-prologue`.
+    Prologue,
+    /// `mps-epilogue`.
+    Epilogue,
+}
+
+/// When in the job's life the scheduler calls us, and on which of its nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Before the job: its first node, or any node where the scheduler makes no difference.
+    Prologue,
+    /// After the job, same node.
+    Epilogue,
+    /// Before the job on a Torque sister (`prologue.parallel`), or on a node that is not OpenPBS's first.
+    ParallelPrologue,
+    /// After the job on such a node.
+    ParallelEpilogue,
+}
+
+impl Phase {
+    /// The phase of `program` on the job's first node, or (`other`) on another one.
+    pub(crate) fn of(program: Program, other: bool) -> Self {
+        match (program, other) {
+            (Program::Prologue, false) => Self::Prologue,
+            (Program::Prologue, true) => Self::ParallelPrologue,
+            (Program::Epilogue, false) => Self::Epilogue,
+            (Program::Epilogue, true) => Self::ParallelEpilogue,
+        }
+    }
+}
+
+/// The job's user as the scheduler names him; whether he is known on this node is asked later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UserRef {
+    /// A login name (PBS).
+    Name(String),
+    /// A numeric user id (Slurm).
+    Uid(u32),
+}
+
+impl fmt::Display for UserRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Uid(uid) => write!(f, "{uid}"),
+        }
+    }
+}
+
+/// What the scheduler said of a job when it called us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Submission {
+    /// Who said it.
+    pub scheduler: Scheduler,
+    /// When and where.
+    pub phase: Phase,
+    /// The job, or `JOB.STEP`.
+    pub job: JobId,
+    /// Its user.
+    pub user: UserRef,
+    /// The account string byte for byte, where there is one; the user's text.
+    pub account: Option<Vec<u8>>,
+    /// OpenPBS's string resource `mps`; the user's text.
+    pub resource: Option<String>,
+    /// This node in the scheduler's words, where it says.
+    pub node: Option<String>,
+    /// An interactive PBS job, whose prologue talks to the user's terminal: aborted, never requeued, on any code.
+    pub interactive: bool,
+    /// A step of a Slurm job, which keeps the compute mode as it is.
+    pub step: bool,
+}
+
+impl Submission {
+    /// The same for the step `step` of the job, where one is named and this is none yet.
+    ///
+    /// # Errors
+    /// As [`JobId::parse`].
+    pub fn of_step(mut self, step: Option<&str>) -> Result<Self, Refusal> {
+        if let Some(step) = step.filter(|_| !self.step) {
+            self.job = self.job.step(step)?;
+            self.step = true;
+        }
+        Ok(self)
+    }
+
+    /// This node's name: the scheduler's, else the machine's.
+    pub fn node_name(&self, host: &dyn Host) -> String {
+        let named = self.node.clone().filter(|name| !name.is_empty());
+        named.unwrap_or_else(|| host.name())
+    }
+}
+
+/// What our own options say; they go before what the scheduler says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Given {
+    /// `--account`: the hook's.
+    pub account: Option<OsString>,
+    /// `--resource`: the hook's.
+    pub resource: Option<String>,
+    /// `--gpus`: `GPU-…,GPU-…`, or numbers.
+    pub gpus: Option<String>,
+    /// `--select`: OpenPBS's `Resource_List.select` or `schedselect`, as it stands.
+    pub select: Option<String>,
+    /// `--place`: OpenPBS's `Resource_List.place`.
+    pub place: Option<String>,
+    /// `--vnodes`: OpenPBS's `exec_vnode`.
+    pub vnodes: Option<String>,
+    /// `--sister`: this is not the job's first node (hook).
+    pub sister: bool,
+}
+
+/// A variable of the environment that the scheduler gave us.
+pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Everything that a dialect may look at.
+#[derive(Clone)]
+pub struct Input<'a> {
+    /// Which program reads.
+    pub program: Program,
+    /// `--scheduler`.
+    pub scheduler: Option<Scheduler>,
+    /// The scheduler's positional arguments, without the program's name.
+    pub arguments: &'a [OsString],
+    /// The environment.
+    pub env: Lookup<'a>,
+    /// Our own options.
+    pub given: Given,
+    /// Where PBS lives.
+    pub site: Site,
+    /// Whether standard output is a terminal.
+    pub terminal: bool,
+}
+
+impl fmt::Debug for Input<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Input")
+            .field("program", &self.program)
+            .field("arguments", &self.arguments)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Input<'_> {
+    pub(crate) fn argument(&self, number: usize) -> Option<&OsString> {
+        number.checked_sub(1).and_then(|at| self.arguments.get(at))
+    }
+
+    /// An argument that must be text; `$1` is number 1.
+    pub(crate) fn text(&self, number: usize, name: &str) -> Result<String, Failure> {
+        let raw = self.argument(number).map(|a| a.as_bytes()).unwrap_or_default();
+        match std::str::from_utf8(raw) {
+            Ok(text) if !text.is_empty() => Ok(text.to_owned()),
+            Ok(_) => Err(Undetermined::new(
+                format!("argument {number} ({name})"),
+                "the scheduler left it empty",
+            )
+            .into()),
+            Err(_) => {
+                let shown = one_line(&String::from_utf8_lossy(raw), 40);
+                Err(Refusal::new(
+                    format!("argument {number} ({name}) '{shown}'"),
+                    "it is not UTF-8",
+                    "plain text",
+                )
+                .into())
+            }
+        }
+    }
+
+    /// The account: the option's, else argument `number`; empty is none.
+    pub(crate) fn account(&self, number: Option<usize>) -> Option<Vec<u8>> {
+        let raw = match &self.given.account {
+            Some(given) => Some(given),
+            None => number.and_then(|n| self.argument(n)),
+        };
+        raw.map(|a| a.as_bytes().to_vec()).filter(|a| !a.is_empty())
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Option<u32> {
+        (self.env)(name).and_then(|text| text.trim().parse().ok())
+    }
+
+    /// `--gpus`, where given.
+    pub(crate) fn given_gpus(&self) -> Result<Option<GpuSource>, Failure> {
+        let Some(text) = &self.given.gpus else {
+            return Ok(None);
+        };
+        let names = GpuName::parse_list(text)
+            .map_err(|why| Undetermined::new(format!("--gpus '{}'", one_line(text, 80)), why))?;
+        Ok(Some(if names.is_empty() {
+            GpuSource::None
+        } else {
+            GpuSource::Listed(names)
+        }))
+    }
+
+    /// The failure of a call that `scheduler` never makes; `vectors` are those that it does make.
+    pub(crate) fn wrong_vector(&self, scheduler: Scheduler, vectors: &str) -> Failure {
+        let what = format!("{} arguments from {scheduler}", self.arguments.len());
+        Undetermined::new(what, format!("expected: {vectors}")).into()
+    }
+}

@@ -1,0 +1,42 @@
+//! One node of a scheduler, as it is taken out of service and back.
+
+use mpsd_core::JobId;
+
+/// A node as its scheduler shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// It takes no new jobs because somebody said so.
+    pub drained: bool,
+    /// The reason of the drain, or the note that an administrator left on a node in service.
+    pub reason: Option<String>,
+}
+
+/// A scheduler's way to take one node out of service: single orders and questions, of which [`super::drain`] makes a drain.
+pub trait Controller {
+    /// The node as it stands.
+    ///
+    /// # Errors
+    /// One line: the controller does not answer, or does not know the node.
+    fn shown(&self) -> Result<Shown, String>;
+    /// Takes it out of service for `reason`, or, with `None`, without touching its note. Returns what the command said.
+    ///
+    /// # Errors
+    /// One line.
+    fn take_out(&self, reason: Option<&str>) -> Result<String, String>;
+    /// Puts it back, and removes the reason with `clear`. Returns what the command said.
+    ///
+    /// # Errors
+    /// One line.
+    fn put_back(&self, clear: bool) -> Result<String, String>;
+    /// The line about an order that was accepted and not obeyed, after which the command said `said`.
+    fn not_obeyed(&self, said: &str) -> String {
+        format!("the scheduler accepted the order and did nothing ({said})")
+    }
+    /// Puts a job of this node back into the queue.
+    ///
+    /// # Errors
+    /// One line.
+    fn requeue(&self, _: &JobId) -> Result<(), String> {
+        Err("this scheduler does not do that for us".to_owned())
+    }
+}

@@ -1,0 +1,99 @@
+//! A job's GPUs and tasks on this node, in its scheduler's words.
+
+use super::numbers::Numbers;
+use mpsd_core::Inventory;
+use mpsd_core::record::RecordDevice;
+use mpsd_core::text::one_line;
+
+/// A GPU in the scheduler's words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GpuName {
+    /// The scheduler's number: gres.conf's index, Torque's `-gpuN`.
+    Index(u32),
+    /// What the vendor calls a UUID: `GPU-…`, or `MIG-…` (which is refused later).
+    Uuid(String),
+}
+
+impl GpuName {
+    /// Reads `3`, `GPU-…` or `MIG-…`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let uuid = text.starts_with("GPU-") || text.starts_with("MIG-");
+        if uuid
+            && text.len() <= 96
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'/'))
+        {
+            return Some(Self::Uuid(text.to_owned()));
+        }
+        let number = !text.is_empty() && text.len() <= 4 && text.bytes().all(|b| b.is_ascii_digit());
+        if number {
+            text.parse().ok().map(Self::Index)
+        } else {
+            None
+        }
+    }
+
+    /// Reads a list with commas; blank entries are left out.
+    ///
+    /// # Errors
+    /// The entry that is neither a number nor a UUID.
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, String> {
+        text.split(',')
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty())
+            .map(|entry| Self::parse(entry).ok_or_else(|| format!("'{}' is no GPU", one_line(entry, 40))))
+            .collect()
+    }
+}
+
+/// Which GPUs of this node the scheduler gave to the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GpuSource {
+    /// These; never empty.
+    Listed(Vec<GpuName>),
+    /// These, by numbers of its own.
+    Numbered(Numbers),
+    /// The scheduler does not say; the setting `gpus_unknown` decides.
+    Unknown {
+        /// What was looked for, where.
+        why: String,
+    },
+    /// None: the job has no GPU here.
+    None,
+}
+
+impl GpuSource {
+    /// The node's GPUs, where a task must count those that it may open to know its own.
+    pub fn to_count(&self, inventory: &Inventory) -> Vec<RecordDevice> {
+        match self {
+            Self::Numbered(numbers) => numbers.devices(inventory),
+            Self::Listed(_) | Self::Unknown { .. } | Self::None => Vec::new(),
+        }
+    }
+}
+
+/// Whether the scheduler proves that this job alone holds its GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exclusive {
+    /// It gave them to this job alone.
+    GpusAlone,
+    /// It lets several jobs share them.
+    Shared,
+    /// It does not say.
+    Unknown,
+}
+
+/// The job's devices and tasks on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Devices {
+    /// Its GPUs.
+    pub gpus: GpuSource,
+    /// Whether they are its alone.
+    pub exclusive: Exclusive,
+    /// Whether the whole node is its alone.
+    pub whole_node: bool,
+    /// Its tasks on this node, for `auto`; none: unknown.
+    pub tasks_on_node: Option<u32>,
+}

@@ -1,0 +1,283 @@
+//! `mpsctl pbs` in an OpenPBS: our hook, a file in the lasting root that is imported through qmgr and read back, or the
+//! classic scripts.
+
+use super::product::PRODUCT;
+use crate::scheduler::pbs::files::{self, Script, config_option};
+use crate::scheduler::pbs::installation::{Installation, Product};
+use crate::scheduler::pbs::qmgr::qmgr;
+use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
+use crate::scheduler::setup::{Done, Finding, Surroundings, place, remove};
+use mpsd_core::config::UnattachedTasks;
+use mpsd_core::text::one_line;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The classic scripts.
+pub(crate) static SCRIPTS: [Script; 2] = [
+    Script {
+        name: "prologue",
+        text: include_str!("../../../../etc/pbs/openpbs/prologue"),
+        program: "mps-prologue",
+        lines: [
+            "PROGRAM --scheduler openpbs \"$@\" </dev/null || exit $?",
+            "# (near its end, after everything that can fail)",
+        ],
+    },
+    Script {
+        name: "epilogue",
+        text: include_str!("../../../../etc/pbs/openpbs/epilogue"),
+        program: "mps-epilogue",
+        lines: [
+            "PROGRAM --scheduler openpbs \"$@\" </dev/null",
+            "# (near its beginning, whatever the rest does)",
+        ],
+    },
+];
+
+/// The hook's name in PBS.
+pub(crate) const NAME: &str = "mpsd";
+/// What the hook gives our programs beyond their own deadline, to end by themselves. Seconds.
+const GRACE_S: u64 = 5;
+/// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up behind itself. Seconds.
+const ALARM_MARGIN_S: u64 = 10;
+/// After pbs_cgroups (100), whose file names the job's GPUs.
+const ORDER: u32 = 110;
+const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
+const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
+
+/// The steps of `mpsctl pbs` that are OpenPBS's own.
+pub(crate) struct Steps;
+
+impl OwnSteps for Steps {
+    fn product(&self) -> &'static Product {
+        &PRODUCT
+    }
+
+    fn scripts(&self) -> &'static [Script] {
+        &SCRIPTS
+    }
+
+    fn install(
+        &self,
+        pbs: &Installation,
+        options: &Install,
+        around: &Surroundings<'_>,
+    ) -> Result<Done, String> {
+        if !options.classic {
+            return install(pbs, options, around);
+        }
+        let mut done = files::install(pbs, &SCRIPTS, around)?;
+        let left = consequence(around);
+        let text = format!("tasks that TM starts are not attached by the classic scripts: {left}");
+        match around.settings.pbs.unattached_tasks {
+            UnattachedTasks::Refuse => done.left(text),
+            UnattachedTasks::Warn => done.did(text),
+        }
+        Ok(done)
+    }
+
+    fn uninstall(&self, pbs: &Installation, around: &Surroundings<'_>) -> Result<Done, String> {
+        uninstall(pbs, around)
+    }
+
+    fn check_hook(&self, pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
+        check(pbs, around, all)
+    }
+
+    fn check_tasks(&self, pbs: &Installation, hooked: bool, around: &Surroundings<'_>) -> Option<Finding> {
+        let classic = !hooked && files::calls_us(&pbs.mom_priv().join("prologue"));
+        classic.then(|| unattached("the classic scripts do not attach tasks that TM starts", around))
+    }
+
+    fn check_absent(&self, shown: &str) -> Finding {
+        Finding::Better(format!(
+            "no '{shown}': neither hook nor script; run 'mpsctl pbs install'"
+        ))
+    }
+}
+
+fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> Result<Done, String> {
+    let ask = |line: &str| qmgr(pbs, line, around.host);
+    let mut done = Done::default();
+    let file = file(around);
+    let directory = around.settings.paths.state();
+    fs::create_dir_all(directory).map_err(|e| format!("cannot make '{}': {e}", directory.display()))?;
+    place(&file, &render(around)?, 0o644).map_err(|e| format!("cannot write '{}': {e}", file.display()))?;
+    done.did(format!("wrote '{}'", file.display()));
+    let events = if options.queuejob {
+        format!("{EVENTS},queuejob")
+    } else {
+        EVENTS.to_owned()
+    };
+    let commands = commands(
+        &file,
+        &events,
+        alarm_s(around),
+        ask(&format!("list hook {NAME}")).is_err(),
+    );
+    match commands.iter().try_for_each(|line| ask(line).map(|_| ())) {
+        Ok(()) => done.add(read_back(
+            ask(&format!("list hook {NAME}")),
+            &events,
+            alarm_s(around),
+        )),
+        Err(why) => {
+            done.left(format!(
+                "qmgr did not take the hook ({why}); a manager of PBS runs:"
+            ));
+            commands
+                .iter()
+                .for_each(|line| done.left(format!("    qmgr -c '{line}'")));
+        }
+    }
+    if ask("list resource mps").is_err() {
+        done.did("optional, so that accounts stay clean (qsub -l mps=on+threads=25), a manager of PBS runs:");
+        done.did("    qmgr -c 'create resource mps type=string,flag=m'");
+    }
+    Ok(done)
+}
+
+fn uninstall(pbs: &Installation, around: &Surroundings<'_>) -> Result<Done, String> {
+    let ask = |line: &str| qmgr(pbs, line, around.host);
+    let mut done = Done::default();
+    if ask(&format!("list hook {NAME}")).is_ok() {
+        match ask(&format!("delete hook {NAME}")) {
+            Ok(_) => done.did(format!("deleted hook '{NAME}'")),
+            Err(why) => done.left(format!(
+                "cannot delete the hook ({why}); a manager of PBS runs: qmgr -c 'delete hook {NAME}'"
+            )),
+        }
+    }
+    let file = file(around);
+    if file.exists() {
+        remove(&file, &mut done)?;
+    }
+    Ok(done)
+}
+
+/// How long the hook waits for one of our programs. Seconds.
+fn limit_s(around: &Surroundings<'_>) -> u64 {
+    around.settings.deadline.as_secs() + GRACE_S
+}
+
+/// When PBS may kill the hook. Seconds.
+fn alarm_s(around: &Surroundings<'_>) -> u64 {
+    2 * limit_s(around) + ALARM_MARGIN_S
+}
+
+fn file(around: &Surroundings<'_>) -> PathBuf {
+    around.settings.paths.state().join("mpsd.py")
+}
+
+/// The hook with this installation's programs and configuration.
+fn render(around: &Surroundings<'_>) -> Result<String, String> {
+    let literal = |value: &serde_json::Value| value.to_string();
+    let programs = literal(&serde_json::json!(around.programs.display().to_string()));
+    let options = literal(&serde_json::json!(config_option(around)));
+    let filled: Vec<String> = HOOK
+        .lines()
+        .map(|line| match line.split(' ').next() {
+            Some("PROGRAMS") => format!("PROGRAMS = {programs}"),
+            Some("OPTIONS") => format!("OPTIONS = {options}"),
+            Some("LIMIT_S") => format!("LIMIT_S = {}", limit_s(around)),
+            _ => line.to_owned(),
+        })
+        .collect();
+    Ok(filled.join("\n") + "\n")
+}
+
+fn commands(file: &Path, events: &str, alarm: u64, create: bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    if create {
+        lines.push(format!("create hook {NAME}"));
+    }
+    lines.push(format!(
+        "import hook {NAME} application/x-python default {}",
+        file.display()
+    ));
+    lines.push(format!("set hook {NAME} event = \"{events}\""));
+    lines.push(format!("set hook {NAME} order = {ORDER}"));
+    lines.push(format!("set hook {NAME} alarm = {alarm}"));
+    lines.push(format!("set hook {NAME} enabled = True"));
+    lines
+}
+
+/// Whether our hook is there; says so.
+fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
+    let needed = alarm_s(around);
+    let text = match qmgr(pbs, &format!("list hook {NAME}"), around.host) {
+        Ok(text) => text.to_lowercase(),
+        Err(why) => {
+            all.push(Finding::Better(format!(
+                "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
+            )));
+            return false;
+        }
+    };
+    if !text.contains("enabled = true") {
+        all.push(Finding::Wrong(format!(
+            "hook '{NAME}' is not enabled: qmgr -c 'set hook {NAME} enabled = True'"
+        )));
+        return true;
+    }
+    let alarm = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse::<u64>().ok());
+    all.push(match alarm {
+        Some(seconds) if seconds < needed => {
+            let set = format!("qmgr -c 'set hook {NAME} alarm = {needed}'");
+            Finding::Wrong(format!(
+                "hook '{NAME}' is killed after {seconds} s, before our own deadline: {set}"
+            ))
+        }
+        _ => Finding::Good(format!("hook '{NAME}' is enabled")),
+    });
+    true
+}
+
+fn read_back(shown: Result<String, String>, events: &str, alarm: u64) -> Done {
+    let mut done = Done::default();
+    match shown {
+        Ok(text)
+            if events.split(',').all(|event| text.contains(event))
+                && text.to_lowercase().contains("enabled = true") =>
+        {
+            done.did(format!("imported hook '{NAME}': {events}, order {ORDER}, alarm {alarm} s; moms have it within seconds"));
+        }
+        Ok(text) => done.left(format!(
+            "qmgr took the hook, but shows it otherwise: {}",
+            one_line(text.trim(), 200)
+        )),
+        Err(why) => done.left(format!("qmgr took the hook, but does not show it: {why}")),
+    }
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hook_is_filled_in_and_nothing_else_changes() {
+        let around = Surroundings {
+            config: Some(Path::new("/etc/a \"b\".toml")),
+            settings: mpsd_core::config::Settings::usual(),
+            broken: None,
+            programs: Path::new("/opt/m/bin"),
+            host: &crate::scheduler::host::ThisHost,
+        };
+        let text = render(&around).unwrap();
+        let changed: Vec<&str> = text
+            .lines()
+            .filter(|line| !HOOK.lines().any(|other| other == *line))
+            .collect();
+        assert_eq!(
+            changed,
+            [
+                "PROGRAMS = \"/opt/m/bin\"",
+                "OPTIONS = [\"--config\",\"/etc/a \\\"b\\\".toml\"]",
+                "LIMIT_S = 25"
+            ]
+        );
+    }
+}

@@ -1,0 +1,180 @@
+//! What `mpsctl` does for an administrator in a scheduler's configuration: its verbs, what they say, how they write files.
+
+use super::host::Host;
+use mpsd_core::Failure;
+use mpsd_core::config::Settings;
+use mpsd_core::failure::EXIT_REFUSED;
+use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The verbs of one scheduler, or of several that share them: `mpsctl slurm …`.
+pub(crate) trait SetUp: Sync {
+    /// The command line below `mpsctl`.
+    fn command(&self) -> clap::Command;
+    /// Carries out the verb of `matches`, which [`SetUp::command`] made.
+    ///
+    /// # Errors
+    /// What cannot be done on which object, why, what to do.
+    fn run(&self, matches: &clap::ArgMatches, around: &Surroundings<'_>) -> Result<Done, Stopped>;
+}
+
+/// What the verbs need to know of this host.
+pub(crate) struct Surroundings<'a> {
+    /// Our configuration, where it is not the usual file.
+    pub config: Option<&'a Path>,
+    /// What it says; the usual settings where it cannot be used.
+    pub settings: Settings,
+    /// Why it cannot be used.
+    pub broken: Option<Failure>,
+    /// The directory with our programs.
+    pub programs: &'a Path,
+    /// The machine.
+    pub host: &'a dyn Host,
+}
+
+/// What a verb did, line by line, and whether nothing is left to do by hand or wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// Lines.
+    pub lines: Vec<String>,
+    /// Nothing is left to do.
+    pub complete: bool,
+}
+
+impl Default for Done {
+    fn default() -> Self {
+        Self {
+            lines: Vec::new(),
+            complete: true,
+        }
+    }
+}
+
+impl Done {
+    pub(crate) fn did(&mut self, line: impl Into<String>) {
+        self.lines.push(line.into());
+    }
+
+    pub(crate) fn left(&mut self, line: impl Into<String>) {
+        self.lines.push(line.into());
+        self.complete = false;
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.lines.extend(other.lines);
+        self.complete &= other.complete;
+    }
+}
+
+impl From<Vec<Finding>> for Done {
+    fn from(found: Vec<Finding>) -> Self {
+        Self {
+            lines: found.iter().map(ToString::to_string).collect(),
+            complete: !found.iter().any(Finding::is_wrong),
+        }
+    }
+}
+
+/// Why a command of `mpsctl` did not do its work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stopped {
+    /// One line.
+    pub line: String,
+    /// The exit code.
+    pub code: u8,
+}
+
+impl From<String> for Stopped {
+    fn from(line: String) -> Self {
+        let code = EXIT_REFUSED;
+        Self { line, code }
+    }
+}
+
+impl From<Failure> for Stopped {
+    fn from(failure: Failure) -> Self {
+        Self {
+            line: failure.to_string(),
+            code: failure.exit_code(),
+        }
+    }
+}
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finding {
+    /// As it should be.
+    Good(String),
+    /// It works, and could be better.
+    Better(String),
+    /// It does not work, and what to do.
+    Wrong(String),
+}
+
+impl Finding {
+    /// Whether something is wrong.
+    pub fn is_wrong(&self) -> bool {
+        matches!(self, Self::Wrong(_))
+    }
+
+    /// Whether `path` is a program of ours that root may trust.
+    pub(crate) fn program(path: &Path, host: &dyn Host) -> Self {
+        let shown = path.display();
+        match host.executable(path) {
+            true => Self::Good(format!("'{shown}' is a program of root's")),
+            false => Self::Wrong(format!(
+                "'{shown}' is not there, not executable, or others than root may put it there"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Good(text) => write!(f, "OK    {text}"),
+            Self::Better(text) => write!(f, "WARN  {text}"),
+            Self::Wrong(text) => write!(f, "FAIL  {text}"),
+        }
+    }
+}
+
+/// Writes a file whole: beside it, then over it. The directory may be reached through links: it is the administrator's.
+pub(crate) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".mpsd-new");
+    let beside = PathBuf::from(name);
+    match fs::remove_file(&beside) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&beside)?;
+    let written = file
+        .write_all(text.as_ref())
+        .and_then(|()| file.set_permissions(fs::Permissions::from_mode(mode)))
+        .and_then(|()| file.sync_all());
+    drop(file);
+    let placed = written.and_then(|()| fs::rename(&beside, path));
+    if placed.is_err() {
+        // Half a file helps nobody; the error that is told is the first one.
+        let _ = fs::remove_file(&beside);
+    }
+    placed
+}
+
+/// Removes a file that is there.
+///
+/// # Errors
+/// One line.
+pub(crate) fn remove(path: &Path, done: &mut Done) -> Result<(), String> {
+    fs::remove_file(path).map_err(|e| format!("cannot remove '{}': {e}", path.display()))?;
+    done.did(format!("removed '{}'", path.display()));
+    Ok(())
+}

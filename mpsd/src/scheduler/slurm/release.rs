@@ -1,0 +1,161 @@
+//! The release of the Slurm that is here, and the one that a plugin is stamped for: the four bytes of its dynamic symbol
+//! `plugin_version`, which is all that Slurm compares (docs/facts/slurm.md#version-of-a-plugin). 64-bit little endian ELF
+//! (System V gABI).
+
+use super::commands::directory;
+use crate::scheduler::host::Host;
+use mpsd_core::trusted::open_trusted;
+use std::path::Path;
+use std::time::Duration;
+
+/// A local program that prints its version.
+const VERSION_DEADLINE: Duration = Duration::from_secs(5);
+/// Where slurmd is, and then the commands that every host of a cluster has.
+const VERSION_PROGRAMS: [&str; 4] = ["../sbin/slurmd", "slurmd", "sinfo", "srun"];
+
+/// Largest plugin that is read, bytes; ours stays below 1 MiB stripped.
+const LARGEST: usize = 64 << 20;
+const SYMBOL: &[u8] = b"plugin_version\0";
+const SHT_DYNSYM: usize = 11;
+/// Size of an entry of the dynamic symbol table.
+const ENTRY: usize = 24;
+
+/// A release of Slurm as far as a plugin depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Release {
+    major: u8,
+    minor: u8,
+}
+
+impl Release {
+    /// Reads `23.11`, `23.11.5` or `23.11.0-1rc1`.
+    ///
+    /// # Errors
+    /// One line.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("'{text}' is no release; allowed: 22.05 and the like");
+        let mut parts = text.split('.');
+        let mut number = || parts.next().filter(|part| part.len() == 2)?.parse().ok();
+        let release = Self {
+            major: number().ok_or_else(wrong)?,
+            minor: number().ok_or_else(wrong)?,
+        };
+        if (20..100).contains(&release.major) && (1..=12).contains(&release.minor) {
+            Ok(release)
+        } else {
+            Err(wrong())
+        }
+    }
+
+    /// The release that `slurm-wlm 22.05.8` names.
+    fn said(text: &str) -> Option<Self> {
+        text.split_whitespace()
+            .nth(1)
+            .and_then(|word| Self::parse(word).ok())
+    }
+}
+
+impl std::fmt::Display for Release {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:02}.{:02}", self.major, self.minor)
+    }
+}
+
+/// The installed release, from the first program that says one.
+pub(super) fn installed(host: &dyn Host) -> Option<Release> {
+    VERSION_PROGRAMS.iter().find_map(|name| version(name, host))
+}
+
+fn version(name: &str, host: &dyn Host) -> Option<Release> {
+    let program = directory().join(name);
+    let answer = program
+        .exists()
+        .then(|| host.run(&program, &["-V"], &[], VERSION_DEADLINE).ok())??;
+    Release::said(&answer.text)
+}
+
+/// The release that each of the programs says, one after the other where they differ.
+pub(super) fn all_installed(host: &dyn Host) -> Vec<Release> {
+    let mut said: Vec<Release> = VERSION_PROGRAMS
+        .iter()
+        .filter_map(|name| version(name, host))
+        .collect();
+    said.dedup();
+    said
+}
+
+/// The release of the plugin in `file`, which must be root's: slurmd loads it.
+///
+/// # Errors
+/// One line.
+pub(super) fn stamp_of(file: &Path) -> Result<Release, String> {
+    let bytes = open_trusted(file)
+        .and_then(|file| file.read(LARGEST))
+        .map_err(|e| e.to_string())?;
+    let stamp = stamp(&bytes).ok_or_else(|| format!("'{}' is no Slurm plugin", file.display()))?;
+    let byte = |shift: usize| u8::try_from(stamp >> shift & 0xff).unwrap_or(0);
+    Ok(Release {
+        major: byte(16),
+        minor: byte(8),
+    })
+}
+
+fn stamp(bytes: &[u8]) -> Option<usize> {
+    if bytes.get(..6)? != b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let (at, each, count) = (word(bytes, 40, 8)?, word(bytes, 58, 2)?, word(bytes, 60, 2)?);
+    let section = |number: usize| at.checked_add(number.checked_mul(each)?);
+    let table = (0..count)
+        .filter_map(section)
+        .find(|head| word(bytes, head + 4, 4) == Some(SHT_DYNSYM))?;
+    let strings = word(bytes, section(word(bytes, table + 40, 4)?)? + 24, 8)?;
+    let (first, size) = (word(bytes, table + 24, 8)?, word(bytes, table + 32, 8)?);
+    let symbol = (0..size / ENTRY)
+        .map(|number| first + number * ENTRY)
+        .find(|symbol| {
+            let name = word(bytes, *symbol, 4).and_then(|name| bytes.get(strings.checked_add(name)?..));
+            word(bytes, symbol + 6, 2) != Some(0) && name.is_some_and(|name| name.starts_with(SYMBOL))
+        })?;
+    let home = section(word(bytes, symbol + 6, 2)?)?;
+    let within = word(bytes, symbol + 8, 8)?.checked_sub(word(bytes, home + 16, 8)?)?;
+    word(bytes, word(bytes, home + 24, 8)?.checked_add(within)?, 4)
+}
+
+/// The little endian number of `size` bytes at `at`.
+fn word(bytes: &[u8], at: usize, size: usize) -> Option<usize> {
+    let part = bytes.get(at..at.checked_add(size)?)?;
+    part.iter().rev().try_fold(0_usize, |number, byte| {
+        number.checked_mul(256)?.checked_add(usize::from(*byte))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_read_as_slurm_writes_them() {
+        for (text, release) in [
+            ("slurm-wlm 22.05.8\n", "22.05"),
+            ("slurm 23.11.10-1", "23.11"),
+            ("slurm 25.05.0-0rc1", "25.05"),
+        ] {
+            assert_eq!(Release::said(text).unwrap().to_string(), release);
+        }
+        for text in ["2205", "22.5", "22.13", "19.05", "a.b", ""] {
+            assert!(Release::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_plugin_is_told_and_never_read_past_its_end() {
+        assert_eq!(stamp(b""), None);
+        assert_eq!(stamp(b"#!/bin/sh\n"), None);
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        assert_eq!(stamp(&own), None, "a program has no such symbol");
+        for cut in [64, 100, own.len() / 2] {
+            assert_eq!(stamp(&own[..cut]), None, "{cut}");
+        }
+    }
+}
