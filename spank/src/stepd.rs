@@ -6,7 +6,7 @@
 use crate::arguments::{Arguments, Scope};
 use crate::handle::{Item, Level, Node, Program, Slurm, Verdict};
 use crate::job_script::{self, GRACE};
-use crate::plugin::State;
+use crate::state::State;
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_core::request::Demand;

@@ -1,7 +1,7 @@
 //! srun, sbatch and salloc: all flags together, before anything is submitted.
 
 use crate::handle::{Level, Slurm, Verdict};
-use crate::plugin::State;
+use crate::state::State;
 use mpsd_core::request::Demand;
 
 /// Tells job_prolog, as `SPANK_MPS_SUBMIT`, which command submitted the job. The user can write it too; neither value

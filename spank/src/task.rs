@@ -7,7 +7,7 @@
 
 use crate::arguments::Scope;
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
-use crate::plugin::State;
+use crate::state::State;
 use crate::stepd::{self, Kind};
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;

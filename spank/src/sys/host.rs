@@ -1,6 +1,7 @@
 //! [`Slurm`] over the real ABI.
 
 use super::abi::{self, RawOption, Spank};
+use super::process::{self, context, text};
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -18,34 +19,6 @@ impl Handle {
     /// Only an entry point has such a pointer, and only while it runs.
     pub fn new(raw: Spank) -> Self {
         Self { raw }
-    }
-}
-
-/// The context of this process.
-pub fn context() -> Context {
-    match abi::spank_context() {
-        abi::context::LOCAL => Context::Local,
-        abi::context::ALLOCATOR => Context::Allocator,
-        abi::context::REMOTE => Context::Remote,
-        abi::context::SLURMD => Context::Slurmd,
-        abi::context::JOB_SCRIPT => Context::JobScript,
-        _ => Context::Unknown,
-    }
-}
-
-/// One line to the place where this process's messages go.
-pub fn log(level: Level, line: &str) {
-    let Ok(line) = CString::new(format!("mps: {}", line.replace('\0', "?"))) else {
-        return;
-    };
-    let format = c"%s".as_ptr();
-    match level {
-        // SAFETY: the format takes one string, which lives until the call returns.
-        Level::Error => unsafe { abi::slurm_error(format, line.as_ptr()) },
-        // SAFETY: as above.
-        Level::Info => unsafe { abi::slurm_info(format, line.as_ptr()) },
-        // SAFETY: as above.
-        Level::Verbose => unsafe { abi::slurm_verbose(format, line.as_ptr()) },
     }
 }
 
@@ -70,19 +43,6 @@ fn texts(key: Key) -> Option<[CString; 3]> {
     };
     let text = |text: String| CString::new(text).ok();
     Some([text(row.flag())?, text(value)?, text(row.usage())?])
-}
-
-/// Text of the C string at `text`; `None` for NULL. Bytes that are no UTF-8 become replacement characters, which no
-/// parser of ours accepts.
-///
-/// # Safety
-/// `text` is NULL or a C string that lives until this returns.
-pub unsafe fn text(text: *const c_char) -> Option<String> {
-    if text.is_null() {
-        return None;
-    }
-    // SAFETY: not NULL, and a C string by the caller's promise.
-    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
 impl Slurm for Handle {
@@ -157,7 +117,7 @@ impl Slurm for Handle {
         let Some(texts) = texts(key) else {
             return false;
         };
-        let mut option = raw_option(key, &texts, Some(super::option_callback));
+        let mut option = raw_option(key, &texts, Some(super::guard::option_callback));
         // SAFETY: the handle is this callback's; Slurm copies the option with its texts, which live until the call returns.
         unsafe { abi::spank_option_register(self.raw, &raw mut option) == abi::SUCCESS }
     }
@@ -176,6 +136,6 @@ impl Slurm for Handle {
     }
 
     fn log(&self, level: Level, line: &str) {
-        log(level, line);
+        process::log(level, line);
     }
 }

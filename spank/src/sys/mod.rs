@@ -7,19 +7,17 @@
 #![allow(non_upper_case_globals)]
 
 mod abi;
+mod guard;
 mod host;
+mod process;
 mod spawn;
 
 pub use spawn::run;
 
-use crate::handle::{Context, Level, Verdict};
-use crate::plugin::{self, State};
+use crate::plugin;
+use guard::guard;
 use host::Handle;
-use mpsd_core::request::Key;
 use std::ffi::{c_char, c_int};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, TryLockError};
 
 /// `[a-z0-9_]`, part of the options' names in the environment (`_SLURM_SPANK_OPTION_mps_…`): never to be renamed.
 #[used]
@@ -58,55 +56,6 @@ const fn pair(tens: u8, ones: u8) -> u32 {
     (tens - b'0') as u32 * 10 + (ones - b'0') as u32
 }
 
-/// What `slurm_spank_init` made, and what the options' callbacks added. Only ever tried, never waited for: a task's
-/// forked child may find it taken by a thread that it does not have.
-static STATE: Mutex<Option<State>> = Mutex::new(None);
-
-/// Runs `body` on the state. A panic that ended an earlier callback leaves it usable.
-fn with_state<T>(body: impl FnOnce(&mut State) -> T) -> Option<T> {
-    let mut state = match STATE.try_lock() {
-        Ok(state) => state,
-        Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
-        Err(TryLockError::WouldBlock) => return None,
-    };
-    Some(body(state.get_or_insert_with(State::default)))
-}
-
-/// Makes a panic one line of Slurm's log instead of a backtrace on the user's terminal.
-fn quiet_panics() {
-    static DONE: AtomicBool = AtomicBool::new(false);
-    if DONE.swap(true, Ordering::Relaxed) {
-        return;
-    }
-    std::panic::set_hook(Box::new(|info| {
-        let place = info
-            .location()
-            .map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
-        host::log(Level::Error, &format!("internal error{place}; please report it"));
-    }));
-}
-
-/// One callback: no panic leaves it, and a failure is exactly -1 (up to Slurm 24.11 only negative values count,
-/// later every non-zero one does).
-fn guard(callback: impl FnOnce(&mut State) -> Verdict) -> c_int {
-    quiet_panics();
-    match contain(callback) {
-        Verdict::Continue => 0,
-        Verdict::Fail => -1,
-        // SAFETY: ends this process, which is the callback's own (see `Verdict::Leave`), without running the exit
-        // handlers that it inherited from slurmstepd.
-        Verdict::Leave => unsafe { nix::libc::_exit(1) },
-    }
-}
-
-/// Runs a callback on the state; a panic, or a state that is taken, is a failure.
-fn contain(callback: impl FnOnce(&mut State) -> Verdict) -> Verdict {
-    catch_unwind(AssertUnwindSafe(|| with_state(callback)))
-        .ok()
-        .flatten()
-        .unwrap_or(Verdict::Fail)
-}
-
 /// The words after the plugin's path in plugstack.conf.
 ///
 /// # Safety
@@ -121,7 +70,7 @@ unsafe fn words(count: c_int, words: *const *const c_char) -> Vec<String> {
     // SAFETY: each is NULL, or a C string by the caller's promise.
     words
         .iter()
-        .filter_map(|word| unsafe { host::text(*word) })
+        .filter_map(|word| unsafe { process::text(*word) })
         .collect()
 }
 
@@ -165,56 +114,9 @@ callback! {
     slurm_spank_exit => plugin::exit
 }
 
-/// One option was given: at submission (`remote` 0), or as it arrives on a node.
-pub extern "C" fn option_callback(number: c_int, argument: *const c_char, remote: c_int) -> c_int {
-    // SAFETY: Slurm passes NULL or the option's argument, alive during the callback.
-    let argument = unsafe { host::text(argument) };
-    guard(|state| {
-        let key = usize::try_from(number)
-            .ok()
-            .and_then(|number| Key::ALL.get(number));
-        let refused = key.and_then(|key| plugin::option(state, *key, argument.as_deref(), remote != 0));
-        refused.map_or(Verdict::Continue, |line| {
-            host::log(Level::Error, &line);
-            match host::context() {
-                // A refusal of the user's command line: `optional` does not ignore an option's callback.
-                Context::Local | Context::Allocator | Context::Remote => Verdict::Fail,
-                _ => Verdict::Continue,
-            }
-        })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_panic_fails_its_own_callback_and_no_later_one() {
-        let taken = contain(|state| {
-            state.own_daemon = true;
-            // As in a task's child that was forked while another thread had the state.
-            contain(|_| Verdict::Continue)
-        });
-        assert_eq!(taken, Verdict::Fail);
-        assert_eq!(
-            contain(|state| if state.own_daemon {
-                Verdict::Continue
-            } else {
-                Verdict::Leave
-            }),
-            Verdict::Continue
-        );
-        assert_eq!(contain(|_| panic!("on purpose")), Verdict::Fail);
-        assert_eq!(
-            contain(|state| if state.own_daemon {
-                Verdict::Continue
-            } else {
-                Verdict::Leave
-            }),
-            Verdict::Continue
-        );
-    }
 
     #[test]
     fn the_stamp_is_major_and_minor() {

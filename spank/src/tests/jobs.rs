@@ -2,7 +2,8 @@
 
 use super::fake::{FakeNode, FakeSlurm, ended, path_of, record};
 use crate::handle::{Context, Ended, Verdict};
-use crate::plugin::{self, State};
+use crate::plugin;
+use crate::state::State;
 use mpsd_core::config::Wait;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::{Record, State as Progress};

@@ -2,7 +2,8 @@
 
 use super::fake::{FakeNode, FakeSlurm, ended, key, record};
 use crate::handle::Verdict;
-use crate::plugin::{self, State};
+use crate::plugin;
+use crate::state::State;
 use mpsd_core::record::State as Progress;
 
 fn begin(slurm: &mut FakeSlurm, node: &FakeNode, line: &[&str], flags: &[(&str, Option<&str>)]) -> State {

@@ -2,7 +2,8 @@
 
 use super::fake::{FakeNode, FakeSlurm, key};
 use crate::handle::{Context, Verdict};
-use crate::plugin::{self, State};
+use crate::plugin;
+use crate::state::State;
 use mpsd_core::request::{Flags, Key};
 
 const SUBMITTERS: [(Context, &str); 2] = [(Context::Local, "srun"), (Context::Allocator, "allocator")];

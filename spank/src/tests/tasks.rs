@@ -2,7 +2,8 @@
 
 use super::fake::{FakeNode, FakeSlurm, key, record};
 use crate::handle::Verdict;
-use crate::plugin::{self, State};
+use crate::plugin;
+use crate::state::State;
 use mpsd_core::GpuUuid;
 use mpsd_core::record::{Record, RecordDevice, State as Progress};
 

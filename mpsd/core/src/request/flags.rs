@@ -3,8 +3,8 @@
 //! Slurm gives a flag without its value as NULL at submission, as the empty string on a node and as the text `(null)`
 //! in the prolog (docs/facts/slurm.md#options). Whatever arrives on a node is the user's text, checked or not.
 
-use super::words::{Words, refuse_if_long};
-use super::{Key, Request, Wording};
+use super::options::{Key, Request};
+use super::words::{Wording, Words, refuse_if_long};
 use crate::failure::Refusal;
 
 /// Longest value that goes on in the raw form. Characters.

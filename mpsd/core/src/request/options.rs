@@ -2,9 +2,9 @@
 //! word in the resource of OpenPBS, its flag in Slurm with the line in `--help`, what a refusal allows, the printed
 //! request and plan, the manual pages, the completions and the table in the README.
 
-use super::Mode;
-use super::values::{self, MemoryLimit, Threads};
+use super::values::{self, MemoryLimit, Mode, Threads};
 use crate::limits::{Invalid, Priority};
+use std::fmt;
 
 /// What is said of an option. In the texts, words that a user types stand between backquotes.
 #[derive(Debug)]
@@ -208,6 +208,60 @@ options! {
         plan: |request| (request.verify == Some(true)).then_some("then verify with mps-probe"),
         ..Row::PLAIN
     }, values::boolean, |verify: &bool| if *verify { "on" } else { "off" }.to_owned();
+}
+
+impl Request {
+    /// A request for `mode` and no limits.
+    pub fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            ..Self::default()
+        }
+    }
+
+    /// Whether MPS is asked for at all.
+    pub fn is_on(&self) -> bool {
+        self.mode != Mode::Off
+    }
+
+    /// The request in the words of OpenPBS's resource: `per-node+threads=25`.
+    pub fn in_resource_words(&self) -> String {
+        let word = |key: Key| {
+            let value = self.value(key)?;
+            let name = key.row().name;
+            Some(if name.is_empty() {
+                value
+            } else {
+                format!("{name}={value}")
+            })
+        };
+        Key::ALL
+            .into_iter()
+            .filter_map(word)
+            .collect::<Vec<_>>()
+            .join("+")
+    }
+
+    /// What the options add to the printed plan, one line each.
+    pub fn plan_lines(&self) -> impl Iterator<Item = &'static str> {
+        Key::ALL.into_iter().filter_map(|key| (key.row().plan)(self))
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, key) in Key::ALL.into_iter().enumerate() {
+            if let Some(value) = self.value(key) {
+                write!(
+                    out,
+                    "{}{}={value}",
+                    if n == 0 { "" } else { "," },
+                    key.row().token()
+                )?;
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
+use super::words::LONGEST;
 use super::*;
+use crate::failure::Refusal;
+use crate::text::one_line;
 
 fn account(text: &str) -> Request {
     Request::from_account(text)

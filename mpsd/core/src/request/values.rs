@@ -1,11 +1,57 @@
-//! The values of the grammar that may be lists: threads and memory, by local rank or by GPU.
+//! The values of the grammar that are no plain limits: the mode, and what may be a list by local rank or by GPU.
 
-use super::MOST_REPLICAS;
 use crate::gpu::GpuUuid;
 use crate::limits::{Amount, Invalid, Percent, carried_as_text, word};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+
+/// Most shares of one GPU: the clients that a server takes (docs/facts/mps-control.md#clients).
+const MOST_REPLICAS: u32 = 48;
+
+/// How a job's GPUs are given to control daemons.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Mode {
+    /// No MPS, said explicitly.
+    #[default]
+    Off,
+    /// One daemon for all GPUs of the job on the node.
+    PerNode,
+    /// One daemon for each GPU.
+    PerGpu,
+}
+
+impl Mode {
+    /// What [`Mode::from_str`] accepts, in any case, `_` for `-`.
+    pub const ALLOWED: &'static str = "true, yes, on, 1, per-node; per-gpu; false, no, off, 0";
+}
+
+impl FromStr for Mode {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match word(text).as_str() {
+            "per-node" => Ok(Mode::PerNode),
+            "per-gpu" => Ok(Mode::PerGpu),
+            other => match boolean(other) {
+                Ok(true) => Ok(Mode::PerNode),
+                Ok(false) => Ok(Mode::Off),
+                Err(invalid) => Err(Invalid::new(invalid.why, Self::ALLOWED)),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Mode::Off => "off",
+            Mode::PerNode => "per-node",
+            Mode::PerGpu => "per-gpu",
+        })
+    }
+}
 
 /// The active thread percentage that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -165,7 +211,7 @@ impl fmt::Display for GpuSelector {
     }
 }
 
-carried_as_text!(Threads, MemoryLimit, GpuSelector);
+carried_as_text!(Mode, Threads, MemoryLimit, GpuSelector);
 
 /// What [`boolean`] accepts.
 pub(super) const BOOLEAN: &str = "true, yes, on, 1; false, no, off, 0";

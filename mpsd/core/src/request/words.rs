@@ -1,9 +1,15 @@
 //! How the words are spelled in an account and a resource, and how they are put together.
 
-use super::{Key, LONGEST, Request, SHOWN};
+use super::options::{Key, Request};
 use crate::failure::Refusal;
 use crate::limits::Invalid;
 use crate::text::one_line;
+use std::str::FromStr;
+
+/// Longest text with a token of ours, bytes.
+pub(super) const LONGEST: usize = 1024;
+/// How much of a user's text a message repeats, characters.
+const SHOWN: usize = 60;
 
 impl Key {
     /// The option whose token or flag is `name`, in any case, `-` for `_`.
@@ -58,7 +64,116 @@ impl Wording {
     }
 }
 
-pub(super) fn from_account(account: &str, bytes: usize) -> Result<Option<Request>, Refusal> {
+impl Request {
+    /// Reads an account string such as `proj1,MPS=true,MPS_THREADS=25`. `None`: no token is ours.
+    ///
+    /// Tokens stand between commas, semicolons and blanks. One is ours if it has `=` and its key, in any case, is
+    /// `MPS` or `MPS_` and letters; all others are the site's account and are not looked at.
+    ///
+    /// # Errors
+    /// A refusal that names the token, the reason and what is allowed.
+    pub fn from_account(account: &str) -> Result<Option<Self>, Refusal> {
+        from_account(account, account.len())
+    }
+
+    /// [`Request::from_account`] for bytes of unknown encoding, as arguments and environments hold them.
+    ///
+    /// # Errors
+    /// As [`Request::from_account`].
+    pub fn from_account_bytes(account: &[u8]) -> Result<Option<Self>, Refusal> {
+        from_account(&String::from_utf8_lossy(account), account.len())
+    }
+
+    /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
+    ///
+    /// # Errors
+    /// A refusal that names the word as `mps=…`.
+    pub fn from_resource(resource: &str) -> Result<Self, Refusal> {
+        from_resource(resource)
+    }
+
+    /// One request out of an account's and a resource's: what either says, and no contradiction.
+    ///
+    /// # Errors
+    /// A refusal that names both words where they differ.
+    pub fn merge(account: Self, resource: Self) -> Result<Self, Refusal> {
+        for key in Key::ALL {
+            if let (Some(one), Some(other)) = (account.value(key), resource.value(key))
+                && one != other
+            {
+                let row = key.row();
+                let word = if row.name.is_empty() { "mps" } else { row.name };
+                let what = format!("{}={one} in the account", row.token());
+                let why = format!("contradicts {word}={other} in the mps resource");
+                return Err(Refusal::new(what, why, "the same in both, or only one of them"));
+            }
+        }
+        let mut merged = account;
+        merged.fill(&resource);
+        merged.check(Wording::Account)?;
+        Ok(merged)
+    }
+
+    /// The rules that bind several words together.
+    fn check(&self, source: Wording) -> Result<(), Refusal> {
+        let excluded = match (&self.threads, &self.memory) {
+            (Some(threads), _) => Some((Key::Threads, threads.to_string())),
+            (_, Some(memory)) => Some((Key::Mem, memory.to_string())),
+            _ => None,
+        };
+        if let (Some(replicas), Some((key, value))) = (self.replicas, excluded) {
+            let what = source.token(Key::Replicas, Some(&replicas.to_string()));
+            let why = format!("excludes {}", source.token(key, Some(&value)));
+            let allowed = "replicas alone (threads = 100/N, memory = total/N), or threads and memory";
+            return Err(Refusal::new(
+                one_line(&what, SHOWN),
+                one_line(&why, SHOWN + 10),
+                allowed,
+            ));
+        }
+        let length = self.to_string().len();
+        if length > LONGEST {
+            let why = format!("{length} bytes in their plain form");
+            return Err(Refusal::new(
+                "the words for MPS",
+                why,
+                format!("at most {LONGEST} bytes"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Request {
+    type Err = Refusal;
+
+    fn from_str(text: &str) -> Result<Self, Refusal> {
+        let none = || {
+            Refusal::new(
+                format!("'{}'", one_line(text, SHOWN)),
+                "holds no word for MPS",
+                "MPS=on,MPS_THREADS=25",
+            )
+        };
+        Self::from_account(text)?.ok_or_else(none)
+    }
+}
+
+impl TryFrom<String> for Request {
+    type Error = Refusal;
+
+    fn try_from(text: String) -> Result<Self, Refusal> {
+        text.parse()
+    }
+}
+
+impl From<Request> for String {
+    fn from(request: Request) -> String {
+        request.to_string()
+    }
+}
+
+fn from_account(account: &str, bytes: usize) -> Result<Option<Request>, Refusal> {
     let source = Wording::Account;
     let ours: Vec<(&str, &str)> = account
         .split(|c: char| c == ',' || c == ';' || c.is_ascii_whitespace())
@@ -85,7 +200,7 @@ fn is_ours(key: &str) -> bool {
     key == "MPS" || key.strip_prefix("MPS_").is_some_and(letters)
 }
 
-pub(super) fn from_resource(resource: &str) -> Result<Request, Refusal> {
+fn from_resource(resource: &str) -> Result<Request, Refusal> {
     let source = Wording::Resource;
     refuse_if_long("the mps resource", resource.len())?;
     let mut words = Words::default();

@@ -1,0 +1,42 @@
+//! What the callbacks of one process share.
+
+use crate::arguments::Arguments;
+use mpsd_core::config::Settings;
+use mpsd_core::request::{Demand, Flags};
+
+/// Made by `init`; a task's forked child inherits slurmstepd's.
+#[derive(Debug)]
+pub struct State {
+    /// The line in plugstack.conf, or why it is unusable: nothing is done then, and who asks is told.
+    pub line: Result<Arguments, String>,
+    /// The flags as they arrive.
+    pub flags: Flags,
+    /// What they come to, once all are there.
+    pub demand: Demand,
+    /// The configuration, read by slurmstepd as root; `None` in the steps that have no use for it.
+    pub settings: Option<Result<Settings, String>>,
+    /// The step's own daemon was asked of `mps-prologue`.
+    pub own_daemon: bool,
+    /// Why the step has none.
+    pub failure: Option<String>,
+}
+
+impl State {
+    /// Before any flag has arrived; `words` are those of plugstack.conf.
+    pub fn new(words: &[String]) -> Self {
+        Self {
+            line: Arguments::parse(words),
+            flags: Flags::default(),
+            demand: Demand::Nothing,
+            settings: None,
+            own_daemon: false,
+            failure: None,
+        }
+    }
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::new(&[])
+    }
+}
