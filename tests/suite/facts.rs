@@ -121,6 +121,28 @@ fn every_link_of_a_page_leads_somewhere() {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
+/// The paths that a page names in backquotes, from the workspace's root: a file or, with a slash at its end, a folder.
+fn paths(page: &str) -> Vec<&str> {
+    let quoted = page.split('`').skip(1).step_by(2);
+    let is_path = |word: &&str| {
+        let file = [".rs", ".md", ".toml"].iter().any(|end| word.ends_with(end)) && word.contains('/');
+        let plain = word.chars().all(|c| c.is_alphanumeric() || "/._-".contains(c));
+        plain && !word.starts_with('/') && (file || word.ends_with('/'))
+    };
+    quoted.filter(is_path).collect()
+}
+
+#[test]
+fn every_file_that_the_map_names_is_there() {
+    for page in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let text = text(page);
+        let named = paths(&text);
+        let missing: Vec<&&str> = named.iter().filter(|path| !root().join(path).exists()).collect();
+        assert!(missing.is_empty(), "{page} names {missing:?}");
+        assert!(named.len() >= 5, "{page}: only {named:?}");
+    }
+}
+
 #[test]
 fn what_leads_nowhere_is_found() {
     assert_eq!(anchor("Environment of job_prolog"), "environment-of-job_prolog");
@@ -141,5 +163,9 @@ fn what_leads_nowhere_is_found() {
     );
     let broken: Vec<bool> = found.iter().map(|target| broken(target).is_some()).collect();
     assert_eq!(broken, [false, true, true, false]);
+    assert_eq!(
+        paths("`a/b.rs` `c/` `d.rs` `/e/f.md` x `g/*.rs` `h/i`"),
+        ["a/b.rs", "c/"]
+    );
     assert_eq!(links("[a](b.md) [c](https://x.y) [d](#e)"), ["b.md", "#e"]);
 }
