@@ -59,7 +59,8 @@ pub fn main() -> u8 {
 /// no other job pays for reading the configuration.
 fn site(arguments: &Arguments) -> Site {
     let asking = &arguments.asking;
-    let classic = asking.positional.len() == 3 && asking.account.is_none() && asking.resource.is_none();
+    let classic =
+        asking.positional.len() == 3 && asking.given.account.is_none() && asking.given.resource.is_none();
     if !classic {
         return Site::default();
     }

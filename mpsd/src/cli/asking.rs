@@ -17,27 +17,9 @@ pub struct Asking {
     /// The request, in the words of the account tokens (Slurm's plugin).
     #[arg(long, value_name = "TEXT", value_parser = Tokens, hide_possible_values = true)]
     pub request: Option<String>,
-    /// The job's account string (OpenPBS's hook).
-    #[arg(long, value_name = "TEXT")]
-    pub account: Option<OsString>,
-    /// The job's string resource `mps` (OpenPBS's hook).
-    #[arg(long, value_name = "TEXT")]
-    pub resource: Option<String>,
-    /// The job's GPUs on this node, UUIDs or indexes with commas.
-    #[arg(long, value_name = "LIST")]
-    pub gpus: Option<String>,
-    /// OpenPBS's Resource_List.select.
-    #[arg(long, value_name = "TEXT")]
-    pub select: Option<String>,
-    /// OpenPBS's Resource_List.place.
-    #[arg(long, value_name = "TEXT")]
-    pub place: Option<String>,
-    /// OpenPBS's exec_vnode.
-    #[arg(long, value_name = "TEXT")]
-    pub vnodes: Option<String>,
-    /// This is not the job's first node.
-    #[arg(long)]
-    pub sister: bool,
+    /// What goes before the scheduler's own words.
+    #[command(flatten)]
+    pub given: Given,
     /// A daemon for this step of the job alone (Slurm); the compute mode stays.
     #[arg(long, value_name = "STEP")]
     pub step: Option<String>,
@@ -72,15 +54,7 @@ impl Asking {
             scheduler: self.scheduler,
             arguments: &self.positional,
             env,
-            given: Given {
-                account: self.account.clone(),
-                resource: self.resource.clone(),
-                gpus: self.gpus.clone(),
-                select: self.select.clone(),
-                place: self.place.clone(),
-                vnodes: self.vnodes.clone(),
-                sister: self.sister,
-            },
+            given: self.given.clone(),
             site,
             terminal,
         }

@@ -103,10 +103,11 @@ impl PlanVerb {
             user: named,
             account: self
                 .asking
+                .given
                 .account
                 .as_ref()
                 .map(|account| account.as_encoded_bytes().to_vec()),
-            resource: self.asking.resource.clone(),
+            resource: self.asking.given.resource.clone(),
             node: None,
             interactive: false,
             step: false,
@@ -115,7 +116,14 @@ impl PlanVerb {
     }
 
     fn devices(&self) -> Result<Devices, Failure> {
-        let gpus = match self.asking.gpus.as_deref().map(GpuName::parse_list).transpose() {
+        let gpus = match self
+            .asking
+            .given
+            .gpus
+            .as_deref()
+            .map(GpuName::parse_list)
+            .transpose()
+        {
             Ok(Some(names)) if !names.is_empty() => GpuSource::Listed(names),
             Ok(_) => GpuSource::Unknown {
                 why: "no --gpus".to_owned(),

@@ -105,22 +105,29 @@ impl Submission {
     }
 }
 
-/// What our own options say; they go before what the scheduler says.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// What our own options say; it goes before what the scheduler says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct Given {
-    /// `--account`: the hook's.
+    /// The job's account string (OpenPBS's hook).
+    #[arg(long, value_name = "TEXT")]
     pub account: Option<OsString>,
-    /// `--resource`: the hook's.
+    /// The job's string resource `mps` (OpenPBS's hook).
+    #[arg(long, value_name = "TEXT")]
     pub resource: Option<String>,
-    /// `--gpus`: `GPU-…,GPU-…`, or numbers.
+    /// The job's GPUs on this node, UUIDs or indexes with commas.
+    #[arg(long, value_name = "LIST")]
     pub gpus: Option<String>,
-    /// `--select`: OpenPBS's `Resource_List.select` or `schedselect`, as it stands.
+    /// OpenPBS's Resource_List.select.
+    #[arg(long, value_name = "TEXT")]
     pub select: Option<String>,
-    /// `--place`: OpenPBS's `Resource_List.place`.
+    /// OpenPBS's Resource_List.place.
+    #[arg(long, value_name = "TEXT")]
     pub place: Option<String>,
-    /// `--vnodes`: OpenPBS's `exec_vnode`.
+    /// OpenPBS's exec_vnode.
+    #[arg(long, value_name = "TEXT")]
     pub vnodes: Option<String>,
-    /// `--sister`: this is not the job's first node (hook).
+    /// This is not the job's first node.
+    #[arg(long)]
     pub sister: bool,
 }
 

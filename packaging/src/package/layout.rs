@@ -181,7 +181,7 @@ const BASE: [Entry; 20] = {
     ]
 };
 
-const PBS: [Entry; 8] = {
+const PBS: [Entry; 7] = {
     use Package::Pbs;
     use Source::{Rendered, Repository};
     [
@@ -196,12 +196,6 @@ const PBS: [Entry; 8] = {
             "/etc/profile.d/mpsd.csh",
             FILE,
             Repository("etc/profile.d/mpsd.csh"),
-        ),
-        entry(
-            Pbs,
-            "/usr/libexec/mpsd/job-starter",
-            PROGRAM,
-            Repository("etc/pbs/torque/job-starter"),
         ),
         entry(
             Pbs,

@@ -175,11 +175,6 @@ impl Cluster {
         for (name, mode) in [("profile.d/mpsd.sh", 0o644), ("profile.d/mpsd.csh", 0o644)] {
             node.write(&format!("/etc/{name}"), &shipped(name), mode);
         }
-        node.write(
-            "/usr/libexec/mpsd/job-starter",
-            &shipped("pbs/torque/job-starter"),
-            0o755,
-        );
         let text = format!(
             "control = \"{gpu}/nvidia-cuda-mps-control\"\nnvml = \"{gpu}/libnvidia-ml.so.1\"\n{config}"
         );

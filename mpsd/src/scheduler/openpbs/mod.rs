@@ -29,7 +29,7 @@ impl BatchSystem for OpenPbs {
     }
 
     fn title(&self) -> &'static str {
-        "OpenPBS or PBS Professional"
+        PRODUCT.title
     }
 
     /// 3 arguments are the classic prologue; 10 are the epilogue, or that of a Torque before 5, which Torque's own

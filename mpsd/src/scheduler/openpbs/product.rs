@@ -6,6 +6,7 @@ use mpsd_core::job::Scheduler;
 /// OpenPBS and PBS Professional.
 pub(crate) static PRODUCT: Product = Product {
     scheduler: Scheduler::OpenPbs,
+    title: "OpenPBS or PBS Professional",
     homes: ["/var/spool/pbs", "/var/spool/PBS"],
     commands: &["/opt/pbs/bin", "/usr/bin", "/opt/pbs/sbin"],
     conf: Some("/etc/pbs.conf"),

@@ -75,7 +75,7 @@ fn time_limit(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
     let (limit, ours) = (pbs.time_limit(around.host), around.settings.deadline);
     let early = match pbs.product.early_s {
         0 => String::new(),
-        s => format!(" ({} fires {s} s before $prologalarm)", pbs.product.scheduler),
+        s => format!(" ({} fires {s} s before $prologalarm)", pbs.product.title),
     };
     let text = format!(
         "the mom kills a prologue after {} s{early}, our deadline is {} s",

@@ -14,6 +14,8 @@ pub(crate) const MOST_CONF: usize = 256 << 10;
 pub struct Product {
     /// Its name.
     pub scheduler: Scheduler,
+    /// Its name as people write it.
+    pub title: &'static str,
     /// Where its packages and builds keep the mom's files, most usual first.
     pub homes: [&'static str; 2],
     /// Where its commands are.

@@ -1,5 +1,7 @@
 //! As much of slurm.conf and plugstack.conf as our line in the stack depends on.
 
+use super::lines::{Line, last, read};
+use crate::scheduler::host::Host;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,16 +14,14 @@ const USUAL: [&str; 5] = [
     CACHED,
 ];
 const CACHED: &str = "/run/slurm/conf/slurm.conf";
-/// Files that include one another at most this deep.
-const DEEPEST: usize = 4;
 
 /// A slurm.conf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Conf {
     /// The file.
     pub file: PathBuf,
-    /// Its words `key=value`, those of included files too, in order.
-    words: Vec<(String, String)>,
+    /// Its lines, those of included files too, in order.
+    lines: Vec<Line>,
 }
 
 impl Conf {
@@ -29,7 +29,7 @@ impl Conf {
     ///
     /// # Errors
     /// One line: there is none, or it cannot be read.
-    pub fn find(named: Option<&Path>) -> Result<Self, String> {
+    pub fn find(named: Option<&Path>, host: &dyn Host) -> Result<Self, String> {
         let usual = || USUAL.iter().map(Path::new).find(|path| path.exists());
         let file = named.or_else(usual).ok_or_else(|| {
             format!(
@@ -37,12 +37,10 @@ impl Conf {
                 USUAL.join(", ")
             )
         })?;
-        let text = fs::read_to_string(file).map_err(|e| format!("cannot read '{}': {e}", file.display()))?;
-        let mut words = Vec::new();
-        collect(&text, file, DEEPEST, &mut words);
+        let lines = read(file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
         Ok(Self {
             file: file.to_owned(),
-            words,
+            lines,
         })
     }
 
@@ -53,11 +51,7 @@ impl Conf {
 
     /// The last value of a key, which Slurm reads in any case.
     pub fn value(&self, key: &str) -> Option<&str> {
-        self.words
-            .iter()
-            .rev()
-            .find(|(name, _)| name.eq_ignore_ascii_case(key))
-            .map(|(_, value)| value.as_str())
+        last(&self.lines, key)
     }
 
     /// Whether the list with commas under `key` has `item`, in any case.
@@ -130,66 +124,5 @@ fn fits(pattern: &str, name: &str) -> bool {
     }
 }
 
-fn collect(text: &str, file: &Path, depth: usize, words: &mut Vec<(String, String)>) {
-    let directory = file.parent().unwrap_or(Path::new("/"));
-    for line in text
-        .lines()
-        .map(|line| line.split('#').next().unwrap_or_default().trim())
-    {
-        let mut parts = line.split_whitespace();
-        if let (Some(first), Some(path)) = (parts.next(), parts.next())
-            && first.eq_ignore_ascii_case("include")
-            && depth > 0
-        {
-            let path = directory.join(path);
-            let text = fs::read_to_string(&path).unwrap_or_default();
-            collect(&text, &path, depth - 1, words);
-            continue;
-        }
-        let pairs = line.split_whitespace().filter_map(|word| word.split_once('='));
-        words.extend(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())));
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_in_any_case_and_the_last_one_counts() {
-        let mut words = Vec::new();
-        let text = "PrologFlags=Alloc # PrologFlags=X\nNodeName=n Gres=gpu:1\nprologflags=Contain,NoHold\n";
-        collect(text, Path::new("/x/slurm.conf"), 1, &mut words);
-        let conf = Conf {
-            file: "/x/slurm.conf".into(),
-            words,
-        };
-        assert!(conf.lists("PrologFlags", "contain") && !conf.lists("PrologFlags", "Alloc"));
-        assert_eq!(conf.snippet(), Path::new("/x/plugstack.conf.d/mpsd.conf"));
-        assert_eq!(conf.include(), "include /x/plugstack.conf.d/*.conf");
-    }
-
-    #[test]
-    fn an_include_is_found_as_slurm_would() {
-        let (base, snippet) = (
-            Path::new("/etc/slurm/"),
-            Path::new("/etc/slurm/plugstack.conf.d/mpsd.conf"),
-        );
-        for text in [
-            "include /etc/slurm/plugstack.conf.d/*.conf",
-            "include plugstack.conf.d/*.conf # ours too",
-            "optional x.so\ninclude\t/etc/slurm/plugstack.conf.d/*\n",
-            "include /etc/slurm/plugstack.conf.d/mpsd.conf",
-        ] {
-            assert!(includes(text, base, snippet), "{text}");
-        }
-        for text in [
-            "",
-            "#include plugstack.conf.d/*.conf",
-            "include /etc/other.d/*.conf",
-            "include plugstack.conf.d/pyxis.conf",
-        ] {
-            assert!(!includes(text, base, snippet), "{text}");
-        }
-    }
-}
+mod tests;

@@ -30,7 +30,7 @@ impl BatchSystem for Torque {
     }
 
     fn title(&self) -> &'static str {
-        "Torque"
+        PRODUCT.title
     }
 
     /// 7 to 9 arguments are a prologue, 11 an epilogue, and 10 one before Torque 5, which its environment tells from

@@ -7,6 +7,7 @@ use mpsd_core::job::Scheduler;
 /// at 290). `-r` would show a node down until the mom's next status; `-c` does not (recorded).
 pub(crate) static PRODUCT: Product = Product {
     scheduler: Scheduler::Torque,
+    title: "Torque",
     homes: ["/var/spool/torque", "/var/lib/torque"],
     commands: &[
         "/usr/local/bin",
