@@ -5,6 +5,7 @@
 //! nothing of it.
 
 pub mod dialogue;
+pub mod events;
 mod memory;
 mod session;
 mod start;
@@ -30,7 +31,7 @@ pub fn run() -> Result<(), String> {
     let began = Instant::now();
     let spec = read_spec()?;
     let mut report = report_file()?;
-    let mut events = watch::Events::new()?;
+    let mut events = events::Events::new()?;
     let mut log = user_log::UserLog::open(&spec);
     let tell = |failed: &start::StartFailed| {
         let said = Report::Failed {

@@ -1,14 +1,16 @@
 //! Starts the control daemons of a job and proves them ready.
 
 use super::dialogue::{self, Proof};
+use super::events::Events;
 use super::session::{self, SessionError};
 use super::tail::Tail;
-use super::watch::Events;
 use crate::job::spec::{ReadyDaemon, Spec};
+use crate::sys::deadline::Deadline;
+use crate::sys::spawn::{Child, Stdio};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
+use nix::sys::signal::Signal;
 use std::fs::File;
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// Between the socket's appearance and its answering lie a few milliseconds and no event.
@@ -57,7 +59,7 @@ impl Running {
             Stage::Socket | Stage::Asked => 0,
         };
         ReadyDaemon {
-            control: i32::try_from(self.child.id()).unwrap_or(0),
+            control: self.child.pid(),
             server,
         }
     }
@@ -147,12 +149,8 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
     let (writer, tail) = Tail::create(&daemon.log)
         .map_err(|e| format!("cannot make the log in '{}': {e}", daemon.log.display()))?;
     events.watch_start(&daemon.pipe, &daemon.log)?;
-    let child = spawn_control(spec, daemon, &writer).map_err(|e| {
-        format!(
-            "cannot start the control daemon '{}': {e}",
-            spec.control.display()
-        )
-    })?;
+    let child =
+        spawn_control(spec, daemon, writer).map_err(|e| format!("the control daemon does not start: {e}"))?;
     Ok(Running {
         daemon: daemon.clone(),
         child,
@@ -162,13 +160,12 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
     })
 }
 
-fn spawn_control(spec: &Spec, daemon: &Daemon, log: &File) -> std::io::Result<Child> {
-    session::command(&spec.control, daemon)
-        .arg("-f")
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log.try_clone()?)
-        .spawn()
+fn spawn_control(spec: &Spec, daemon: &Daemon, log: File) -> Result<Child, String> {
+    let mut program = session::program(&spec.control, daemon);
+    program.args = vec!["-f".into()];
+    program.stderr = Stdio::Fd(log.try_clone().map_err(|e| e.to_string())?.into());
+    program.stdout = Stdio::Fd(log.into());
+    program.start().map_err(|e| e.to_string())
 }
 
 /// Takes a daemon as far as it will go now; true: look again soon, no event will tell.
@@ -176,8 +173,8 @@ fn advance(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, Str
     for line in running.tail.lines() {
         running.proof.take(&line);
     }
-    if let Ok(Some(status)) = running.child.try_wait() {
-        return Err(format!("the control daemon ended ({status}) before it was ready"));
+    if let Some(end) = running.child.try_wait() {
+        return Err(format!("the control daemon ended ({end}) before it was ready"));
     }
     match running.stage {
         Stage::Socket => ask(spec, running, end),
@@ -222,14 +219,8 @@ fn text(error: SessionError) -> String {
 /// Ends a daemon that is not wanted: SIGTERM takes its server along (docs/facts/mps-control.md#crashes-and-hangs), else
 /// SIGKILL does.
 pub fn end(running: &mut Running) {
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(running.child.id()).unwrap_or(i32::MAX));
-    if matches!(running.child.try_wait(), Ok(None)) {
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+    running.child.signal(Signal::SIGTERM);
+    if running.child.wait(Deadline::after(GRACE)).is_none() {
+        running.child.kill(Deadline::after(GRACE));
     }
-    let until = Instant::now() + GRACE;
-    while matches!(running.child.try_wait(), Ok(None)) && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let _ = running.child.kill();
-    let _ = running.child.wait();
 }

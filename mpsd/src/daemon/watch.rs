@@ -1,94 +1,12 @@
-//! Waits for events, and for nothing else: signals, ended children, log lines.
+//! Watches over ready daemons: what happens to them goes into the user's log.
 
 use super::dialogue::Event;
+use super::events::Events;
 use super::memory::MemoryWatch;
 use super::start::{self, Running};
-use super::tail::CONTROL_LOG;
 use super::user_log::UserLog;
 use crate::job::spec::Spec;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
-use std::os::fd::AsFd;
-use std::path::Path;
-use std::time::Duration;
-
-/// What woke us.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Woken {
-    /// SIGTERM, SIGINT or SIGHUP.
-    pub terminate: bool,
-}
-
-/// The descriptors that are waited on.
-#[derive(Debug)]
-pub struct Events {
-    signals: SignalFd,
-    inotify: Inotify,
-}
-
-impl Events {
-    /// Blocks the signals that come through a descriptor from now on.
-    ///
-    /// # Errors
-    /// One line: the system has no descriptor left.
-    pub fn new() -> Result<Self, String> {
-        let mut set = SigSet::empty();
-        for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD] {
-            set.add(signal);
-        }
-        set.thread_block()
-            .map_err(|e| format!("cannot block signals: {e}"))?;
-        let signals = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
-            .map_err(|e| format!("cannot make a signal descriptor: {e}"))?;
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
-            .map_err(|e| format!("cannot watch files: {e}"))?;
-        Ok(Self { signals, inotify })
-    }
-
-    /// Watches for a daemon's socket and its log.
-    ///
-    /// # Errors
-    /// One line: the directory is gone, or the user's watches are used up.
-    pub fn watch_start(&mut self, pipe: &Path, log: &Path) -> Result<(), String> {
-        let say = |path: &Path| format!("cannot watch '{}'", path.display());
-        self.inotify
-            .add_watch(pipe, AddWatchFlags::IN_CREATE)
-            .map_err(|e| format!("{}: {e}", say(pipe)))?;
-        let file = log.join(CONTROL_LOG);
-        self.inotify
-            .add_watch(&file, AddWatchFlags::IN_MODIFY)
-            .map_err(|e| format!("{}: {e}", say(&file)))?;
-        Ok(())
-    }
-
-    /// Waits for an event, `limit` at most; `None`: for ever.
-    ///
-    /// # Errors
-    /// One line when the system refuses to wait.
-    pub fn wait(&mut self, limit: Option<Duration>) -> Result<Woken, String> {
-        // Rounded up: a limit below a millisecond must not become a busy loop.
-        let timeout = limit.map_or(PollTimeout::NONE, |d| {
-            PollTimeout::try_from(d + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
-        });
-        let mut fds = [
-            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
-        ];
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(e) => return Err(format!("cannot wait: {e}")),
-        }
-        // What changed is looked at afresh by the caller; the events themselves only wake.
-        while self.inotify.read_events().is_ok_and(|events| !events.is_empty()) {}
-        let mut woken = Woken::default();
-        while let Ok(Some(info)) = self.signals.read_signal() {
-            woken.terminate |= info.ssi_signo != Signal::SIGCHLD as u32;
-        }
-        Ok(woken)
-    }
-}
+use crate::sys::Exit;
 
 /// Watches over ready daemons until a signal ends us or the last of them has ended.
 pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events, log: &mut UserLog) {
@@ -118,19 +36,18 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
 
 fn has_ended(daemon: &mut Running, log: &mut UserLog) -> bool {
     match daemon.child.try_wait() {
-        Ok(Some(status)) => {
-            let what = if status.success() || status.code() == Some(1) {
-                "was told to quit"
-            } else {
-                "died"
+        Some(end) => {
+            let what = match end {
+                Exit::Code(0 | 1) => "was told to quit",
+                _ => "died",
             };
             log.line(&format!(
-                "control daemon {} {what} ({status}); clients that start from now on run without MPS",
-                daemon.child.id()
+                "control daemon {} {what} ({end}); clients that start from now on run without MPS",
+                daemon.child.pid()
             ));
             true
         }
-        _ => false,
+        None => false,
     }
 }
 

@@ -7,7 +7,7 @@ use crate::job::node::{Console, Daemons, Role, Severity};
 use crate::job::spec::{OverLimit, REPORT_FD, ReadyDaemon, Report, SPEC_FD, Spec};
 use crate::sys::cgroup::Cgroup;
 use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::readable;
+use crate::sys::descriptors::{holding, readable};
 use crate::sys::guard::detach;
 use crate::sys::is_scarcity;
 use crate::sys::spawn::{Child, Spawn, SpawnError};
@@ -21,7 +21,7 @@ use mpsd_core::trusted::open_trusted;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -87,8 +87,11 @@ impl Daemons for RealNode {
             pipe2(OFlag::O_CLOEXEC).map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
         let mut spawn = with_spec(self, journal, spec, &[])?;
         spawn.inherit.push((theirs, REPORT_FD));
-        let child = spawn.start().map_err(|e| not_started(&e))?;
-        let process = child.id();
+        let mut child = spawn.start().map_err(|e| not_started(&e))?;
+        let Some(process) = child.id() else {
+            child.kill(Deadline::after_ms(COMMAND_MS));
+            return Err(broken("mpsd", "'/proc' does not show it"));
+        };
         self.started = Some(Started { child, report });
         Ok(process)
     }
@@ -159,20 +162,10 @@ fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> 
         ),
         None => None,
     };
-    spawn.inherit = vec![(filled_pipe(&text)?, SPEC_FD)];
+    let text = holding(text.as_bytes());
+    let text = text.map_err(|e| Undetermined::new("mpsd's specification", e.desc()))?;
+    spawn.inherit = vec![(text, SPEC_FD)];
     Ok(spawn)
-}
-
-/// A pipe that already holds all it will ever hold: specifications are far below a pipe's 64 KiB.
-fn filled_pipe(text: &str) -> Result<OwnedFd, Failure> {
-    let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
-        .map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
-    File::from(writer)
-        .write_all(text.as_bytes())
-        .map_err(|e| broken("specification", &e.to_string()))?;
-    let flags = nix::fcntl::FcntlArg::F_SETFL(OFlag::empty());
-    nix::fcntl::fcntl(&reader, flags).map_err(|e| broken("specification", &e.to_string()))?;
-    Ok(reader)
 }
 
 fn hear(report: &OwnedFd, deadline: Deadline) -> Option<Report> {

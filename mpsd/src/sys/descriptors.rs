@@ -54,6 +54,19 @@ pub(super) fn null() -> Result<OwnedFd, Errno> {
     open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
 }
 
+/// A pipe that holds these bytes, and then its end, to be read.
+///
+/// # Errors
+/// EAGAIN when they do not fit; a pipe holds 4,096 at least, and 65,536 where the user has not opened very many.
+pub fn holding(bytes: &[u8]) -> Result<OwnedFd, Errno> {
+    let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    match nix::unistd::write(&writer, bytes)? {
+        all if all == bytes.len() => Ok(reader),
+        _ => Err(Errno::EAGAIN),
+    }
+}
+
 /// Takes possession of descriptor `number`, which whoever started this program left open for it. Call once a number,
 /// before anything else is opened. Closed on exec from now on.
 ///

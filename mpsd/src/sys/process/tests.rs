@@ -35,7 +35,7 @@ fn a_name_with_parentheses_does_not_shift_the_fields() {
 fn a_live_process_is_read_and_a_recycled_pid_is_not() {
     let _alone = alone();
     let mut child = sleeper();
-    let process = child.id().open().unwrap().unwrap();
+    let process = child.id().unwrap().open().unwrap().unwrap();
     assert_eq!(
         process.uids().unwrap().unwrap(),
         Uids {
@@ -54,8 +54,8 @@ fn a_live_process_is_read_and_a_recycled_pid_is_not() {
     assert_eq!((exe.device, exe.inode), (file.dev(), file.ino()));
     assert!(!process.cgroups().unwrap().unwrap().is_empty());
     let other = ProcessId {
-        start_time: child.start_time() + 1,
-        ..child.id()
+        start_time: child.id().unwrap().start_time + 1,
+        ..child.id().unwrap()
     };
     assert!(other.open().unwrap().is_none(), "same pid, another process");
 
@@ -64,10 +64,10 @@ fn a_live_process_is_read_and_a_recycled_pid_is_not() {
     assert!(
         table
             .children(own)
-            .any(|e| e.stat.id == child.id() && e.uid == STRANGER)
+            .any(|e| Some(e.stat.id) == child.id() && e.uid == STRANGER)
     );
-    assert!(table.of_user(STRANGER).any(|e| e.stat.id == child.id()));
-    assert!(table.descendants(1).iter().any(|e| e.stat.id == child.id()));
+    assert!(table.of_user(STRANGER).any(|e| Some(e.stat.id) == child.id()));
+    assert!(table.descendants(1).iter().any(|e| Some(e.stat.id) == child.id()));
 
     assert!(!process.wait_gone(Deadline::after_ms(20)).unwrap());
     assert!(process.signal(Signal::SIGSTOP).unwrap());
@@ -105,7 +105,7 @@ fn ids_travel_as_json() {
 fn without_pidfds_the_answers_are_the_same() {
     let _alone = alone();
     let mut child = sleeper();
-    let mut process = child.id().open().unwrap().unwrap();
+    let mut process = child.id().unwrap().open().unwrap().unwrap();
     process.pidfd = None;
     assert!(!process.wait_gone(Deadline::after_ms(20)).unwrap());
     assert!(process.signal(Signal::SIGKILL).unwrap());

@@ -23,13 +23,22 @@ pub struct Child {
 impl Child {
     /// A child just forked: until we reap it, its pid cannot pass to another.
     pub(in crate::sys) fn adopt(pid: i32) -> Self {
-        let process = Process::find(pid).ok().flatten();
-        let start_time = process.map_or(0, |process| process.id().start_time);
-        Self {
+        let mut child = Self {
             pid,
-            start_time,
+            start_time: 0,
             pidfd: raw::pidfd_open(pid).ok(),
             end: None,
+        };
+        child.look();
+        child
+    }
+
+    /// Reads its start time, if that is not known yet: before exec the child of a process that nobody may look into is
+    /// hidden where `/proc` hides processes (`hidepid`).
+    pub(super) fn look(&mut self) {
+        if self.start_time == 0 {
+            let process = Process::find(self.pid).ok().flatten();
+            self.start_time = process.map_or(0, |process| process.id().start_time);
         }
     }
 
@@ -44,17 +53,12 @@ impl Child {
         self.pid
     }
 
-    /// Clock ticks after boot at which it started (`/proc/PID/stat`).
-    pub fn start_time(&self) -> u64 {
-        self.start_time
-    }
-
-    /// Pid and start time, for the journal.
-    pub fn id(&self) -> ProcessId {
-        ProcessId {
+    /// Pid and start time, for the journal; None where `/proc` does not show it.
+    pub fn id(&self) -> Option<ProcessId> {
+        (self.start_time != 0).then_some(ProcessId {
             pid: self.pid,
             start_time: self.start_time,
-        }
+        })
     }
 
     /// Readable when it has ended; None before Linux 5.3.

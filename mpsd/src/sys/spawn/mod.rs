@@ -7,7 +7,7 @@ use super::raw::{self, Exit, Pointers};
 use mpsd_core::file::FileError;
 use mpsd_core::trusted::open_trusted;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl, openat};
+use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -31,21 +31,6 @@ pub enum Stdio {
     Null,
     /// This descriptor.
     Fd(OwnedFd),
-}
-
-impl Stdio {
-    /// Something to read: these bytes, then the end.
-    ///
-    /// # Errors
-    /// EAGAIN when they do not fit into a pipe, which holds 4,096 at least.
-    pub fn bytes(bytes: &[u8]) -> Result<Self, Errno> {
-        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        match nix::unistd::write(&writer, bytes)? {
-            all if all == bytes.len() => Ok(Self::Fd(reader)),
-            _ => Err(Errno::EAGAIN),
-        }
-    }
 }
 
 /// A program to start: with umask 0077, working directory `/`, signals as new, no descriptors but those named, and no
@@ -115,8 +100,6 @@ enum Fate {
     Ended(Exit),
     /// It closed its pipe and does not end, SIGKILL or not.
     Hangs,
-    /// It started, and nothing of it stands in `/proc`.
-    Unreadable,
 }
 
 impl std::fmt::Display for Fate {
@@ -125,7 +108,6 @@ impl std::fmt::Display for Fate {
             Self::Late => f.write_str("was not ready in time"),
             Self::Ended(end) => write!(f, "was ended by {end}"),
             Self::Hangs => f.write_str("hangs"),
-            Self::Unreadable => f.write_str("cannot be read in '/proc'"),
         }
     }
 }
@@ -167,6 +149,12 @@ impl Spawn {
     /// It is not there, or somebody else could have put it there.
     pub fn trusted(program: &Path) -> Result<Self, FileError> {
         open_trusted(program).map(|_| Self::new(program))
+    }
+
+    /// Gives it these bytes to read, and then the end. EAGAIN when they do not fit into a pipe, which holds 4,096 at least.
+    pub fn input(&mut self, bytes: &[u8]) -> Result<(), SpawnError> {
+        self.stdin = Stdio::Fd(descriptors::holding(bytes).map_err(self.parent("its input does not fit"))?);
+        Ok(())
     }
 
     /// Starts it; returns after exec has succeeded.
@@ -321,10 +309,7 @@ fn follow(
         let end = started.kill(Deadline::after(REAP));
         return Err(failed(Why::Lost(end.map_or(Fate::Hangs, Fate::Ended))));
     }
-    if started.start_time() == 0 {
-        started.kill(Deadline::after(REAP));
-        return Err(failed(Why::Lost(Fate::Unreadable)));
-    }
+    started.look();
     Ok(started)
 }
 

@@ -227,7 +227,7 @@ fn a_child_that_cannot_be_ready_in_time_is_given_up() {
 fn dropping_an_ended_child_leaves_no_zombie() {
     let _alone = alone();
     let child = Spawn::new("/bin/true").start().unwrap();
-    let id = child.id();
+    let id = child.id().unwrap();
     id.open().unwrap().unwrap().wait_gone(soon()).unwrap();
     assert!(id.open().unwrap().is_some(), "defunct until reaped");
     drop(child);
@@ -245,7 +245,7 @@ fn run(line: &str, deadline: Deadline, change: impl FnOnce(&mut Spawn)) -> Resul
 fn a_program_run_to_its_end_tells_its_end_and_both_outputs() {
     let _alone = alone();
     let ended = run("cat; echo no >&2; exit 3", soon(), |s| {
-        s.stdin = Stdio::bytes(b"said\n").unwrap();
+        s.input(b"said\n").unwrap();
     })
     .unwrap();
     assert_eq!(ended.exit, Exit::Code(3));
@@ -343,5 +343,6 @@ fn a_program_that_somebody_else_could_have_put_there_is_not_started() {
 
 #[test]
 fn what_does_not_fit_into_a_pipe_is_not_cut() {
-    assert_eq!(Stdio::bytes(&vec![0; 1 << 21]).unwrap_err(), Errno::EAGAIN);
+    let error = Spawn::new("/bin/cat").input(&vec![0; 1 << 21]).unwrap_err();
+    assert_eq!(error.errno(), Some(Errno::EAGAIN));
 }

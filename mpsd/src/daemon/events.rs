@@ -1,0 +1,80 @@
+//! What the daemon waits for: signals, ended children, and files that change.
+
+use super::tail::CONTROL_LOG;
+use crate::sys::signals::Signals;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::signal::Signal;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+/// What woke us.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Woken {
+    /// SIGTERM, SIGINT or SIGHUP.
+    pub terminate: bool,
+}
+
+/// The descriptors that are waited on.
+#[derive(Debug)]
+pub struct Events {
+    signals: Signals,
+    inotify: Inotify,
+}
+
+impl Events {
+    /// Blocks the signals that come through a descriptor from now on.
+    ///
+    /// # Errors
+    /// One line: the system has no descriptor left.
+    pub fn new() -> Result<Self, String> {
+        let wanted = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD];
+        let signals = Signals::block(&wanted).map_err(|e| format!("cannot make a signal descriptor: {e}"))?;
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
+            .map_err(|e| format!("cannot watch files: {e}"))?;
+        Ok(Self { signals, inotify })
+    }
+
+    /// Watches for a daemon's socket and its log.
+    ///
+    /// # Errors
+    /// One line: the directory is gone, or the user's watches are used up.
+    pub fn watch_start(&mut self, pipe: &Path, log: &Path) -> Result<(), String> {
+        let say = |path: &Path| format!("cannot watch '{}'", path.display());
+        self.inotify
+            .add_watch(pipe, AddWatchFlags::IN_CREATE)
+            .map_err(|e| format!("{}: {e}", say(pipe)))?;
+        let file = log.join(CONTROL_LOG);
+        self.inotify
+            .add_watch(&file, AddWatchFlags::IN_MODIFY)
+            .map_err(|e| format!("{}: {e}", say(&file)))?;
+        Ok(())
+    }
+
+    /// Waits for an event, `limit` at most; `None`: for ever.
+    ///
+    /// # Errors
+    /// One line when the system refuses to wait.
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<Woken, String> {
+        // Rounded up: a limit below a millisecond must not become a busy loop.
+        let timeout = limit.map_or(PollTimeout::NONE, |d| {
+            PollTimeout::try_from(d + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
+        });
+        let mut fds = [
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(e) => return Err(format!("cannot wait: {e}")),
+        }
+        // What changed is looked at afresh by the caller; the events themselves only wake.
+        while self.inotify.read_events().is_ok_and(|events| !events.is_empty()) {}
+        let mut woken = Woken::default();
+        while let Ok(Some(signal)) = self.signals.read() {
+            woken.terminate |= signal != Signal::SIGCHLD;
+        }
+        Ok(woken)
+    }
+}
