@@ -17,13 +17,7 @@ const PRODUCT: [&str; 6] = [
     "packaging/src",
 ];
 /// Circles of today, each by its files; to be emptied, and never to grow.
-const KNOWN: [&[&str]; 9] = [
-    &["mpsd/src/cli/mpsctl.rs", "mpsd/src/cli/reconcile.rs"],
-    &[
-        "mpsd/src/daemon/memory.rs",
-        "mpsd/src/daemon/start.rs",
-        "mpsd/src/daemon/watch.rs",
-    ],
+const KNOWN: [&[&str]; 3] = [
     &[
         "mpsd/src/job/account.rs",
         "mpsd/src/job/evidence.rs",
@@ -35,31 +29,6 @@ const KNOWN: [&[&str]; 9] = [
         "mpsd/src/node/members.rs",
         "mpsd/src/node/probe.rs",
         "mpsd/src/node/real.rs",
-    ],
-    &[
-        "mpsd/src/scheduler/drain/mod.rs",
-        "mpsd/src/scheduler/pbs/control.rs",
-        "mpsd/src/scheduler/slurm/control.rs",
-    ],
-    &[
-        "mpsd/src/scheduler/mod.rs",
-        "mpsd/src/scheduler/openpbs/submission.rs",
-        "mpsd/src/scheduler/slurm/submission.rs",
-        "mpsd/src/scheduler/torque/submission.rs",
-    ],
-    &[
-        "mpsd/src/scheduler/openpbs/hook.rs",
-        "mpsd/src/scheduler/pbs/check.rs",
-        "mpsd/src/scheduler/pbs/files.rs",
-        "mpsd/src/scheduler/pbs/request.rs",
-        "mpsd/src/scheduler/pbs/setup.rs",
-        "mpsd/src/scheduler/torque/starter.rs",
-    ],
-    &[
-        "mpsd/src/scheduler/slurm/check.rs",
-        "mpsd/src/scheduler/slurm/refresh.rs",
-        "mpsd/src/scheduler/slurm/setup.rs",
-        "mpsd/src/scheduler/slurm/stamp.rs",
     ],
 ];
 
