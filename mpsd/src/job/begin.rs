@@ -68,7 +68,7 @@ pub trait Scheduled {
     /// Its GPUs and tasks on this node.
     ///
     /// # Errors
-    /// As [`crate::scheduler::devices`].
+    /// As [`crate::scheduler::devices()`].
     fn devices(&self) -> Result<Devices, Failure>;
 }
 
