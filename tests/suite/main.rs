@@ -9,6 +9,7 @@ mod crash;
 mod evidence;
 mod facts;
 mod faults;
+mod flood;
 mod hostile;
 mod inheritance;
 mod kills;
