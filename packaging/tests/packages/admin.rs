@@ -78,6 +78,7 @@ fn by_the_readme(suite: &'static str) {
         simulate(root);
         jobs(&mut cluster);
         let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("held-client-{suite}"));
+        units::reach_the_simulated_gpus(&cluster.machine);
         units::are_rated(&cluster.machine);
         units::reconcile_in_their_sandbox(&mut cluster, &note);
         units::look_again_once(&mut cluster.machine);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cluster::{Cluster, listed};
+use crate::cluster::{Cluster, VENDOR, listed};
 use crate::machine::{HOST, Machine};
 use crate::{said, skip};
 
@@ -112,6 +112,20 @@ pub fn have_been_those_of_0_1_0(machine: &Machine) {
     machine.run(&["systemctl", "restart", "mpsd.service", "mpsd-reconcile.timer"]);
 }
 
+/// The simulated GPUs keep their modes in files, where real ones have a driver.
+pub fn reach_the_simulated_gpus(machine: &Machine) {
+    for unit in ["mpsd-reconcile", "mpsd-boot"] {
+        let dir = machine.at(&format!("/run/systemd/system/{unit}.service.d"));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(
+            dir.join("vendor.conf"),
+            format!("[Service]\nReadWritePaths={VENDOR}\n"),
+        )
+        .unwrap();
+    }
+    machine.run(&["systemctl", "daemon-reload"]);
+}
+
 /// After an upgrade from them nobody has to enable anything.
 pub fn are_complete_after_the_upgrade(machine: &Machine) {
     machine.run(&["systemctl", "is-active", "mpsd-look-again.path"]);
@@ -187,12 +201,12 @@ pub fn reconcile_in_their_sandbox(cluster: &mut Cluster, note: &Path) {
 /// A drop-in for what the sandbox lets a command do, written down by that command.
 fn probe(machine: &Machine) {
     const PROBE: &str = "[Service]\nExecStartPost=/bin/sh -c '\
-        { grep -E \"^(CapBnd|Seccomp|NoNewPrivs):\" /proc/self/status; nice; \
+        { grep -E \"^(CapBnd|Seccomp|NoNewPrivs):\" /proc/self/status; cut -d\" \" -f19 /proc/$$$$/stat; \
         for file in /etc/hole /usr/hole /var/hole /sys/fs/cgroup/hole /proc/sys/kernel/core_pattern; do \
-        if ( : >>$file ) 2>/dev/null; then echo wrote $file; fi; done; \
+        if ( : >>$$file ) 2>/dev/null; then echo wrote $$file; fi; done; \
         if test -e /tmp/trqauthd-unix; then echo torque; fi; if test -e /tmp/other; then echo other; fi; \
         } >/run/mpsd/probe'\n";
-    let dir = machine.at("/etc/systemd/system/mpsd-reconcile.service.d");
+    let dir = machine.at("/run/systemd/system/mpsd-reconcile.service.d");
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("probe.conf"), PROBE).unwrap();
     for file in ["/tmp/trqauthd-unix", "/tmp/other"] {
@@ -221,7 +235,7 @@ fn is_confined(machine: &Machine) {
         "the sandbox has a hole: {found}"
     );
     fs::remove_file(probed).unwrap();
-    fs::remove_dir_all(machine.at("/etc/systemd/system/mpsd-reconcile.service.d")).unwrap();
+    fs::remove_file(machine.at("/run/systemd/system/mpsd-reconcile.service.d/probe.conf")).unwrap();
     machine.run(&["systemctl", "daemon-reload"]);
 }
 
@@ -242,7 +256,7 @@ pub fn look_again_once(machine: &mut Machine) {
     };
     let shipped = show(machine, "TimersMonotonic");
     assert!(shipped.contains("OnActiveUSec=1min"), "{shipped}");
-    let dir = machine.at("/etc/systemd/system/mpsd-look-again.timer.d");
+    let dir = machine.at("/run/systemd/system/mpsd-look-again.timer.d");
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("soon.conf"), "[Timer]\nOnActiveSec=\nOnActiveSec=3s\n").unwrap();
     machine.run(&["systemctl", "daemon-reload"]);
