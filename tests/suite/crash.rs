@@ -4,9 +4,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use mpsd::job::evidence::{Sample, State as ProcessState};
 use mpsd::job::ladder::Rung;
-use mpsd::job::node::Role;
+use mpsd::job::node::{Role, Sample, State as ProcessState};
 use mpsd::job::{self, Account, Failed, Findings, Until};
 use mpsd::scheduler::{Exclusive, Phase, Scheduler};
 use mpsd_core::failure::Evidence;

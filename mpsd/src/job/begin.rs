@@ -1,76 +1,18 @@
 //! The begin of a job: [`start`] is all that a prologue does, a step a line.
 
+use super::case::{Job, Scheduled};
 use super::effects;
 use super::evidence;
-use super::journal::{DrainPolicy, Journal, VERSION};
+use super::journal::Journal;
 use super::node::{Held, Node, Role, Severity};
 use super::outcome;
-use super::spec::{OverLimit, Spec};
-use super::undo::{self, Findings};
-use crate::plan::effects::{Effect, Plan};
-use crate::plan::{Asked, Case, decide, tasks};
-use crate::scheduler::drain::Place;
-use crate::scheduler::{Devices, GpuSource, Site, Unattached};
+use super::spec::Spec;
+use super::undo::{self, Failed};
+use crate::plan::{Case, decide, tasks};
 use crate::sys::deadline::Deadline;
-use mpsd_core::config::{Config, DeviceNames, LeftoverClients, MemoryOverLimit, Settings};
+use mpsd_core::Failure;
 use mpsd_core::failure::Undetermined;
-use mpsd_core::record::{self, Record, State};
-use mpsd_core::{Failure, Mode};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// A user of this node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct User {
-    /// Login name.
-    pub name: String,
-    /// User id.
-    pub uid: u32,
-    /// Primary group.
-    pub gid: u32,
-}
-
-/// A job that asked, with all that is known before its GPUs are looked at.
-#[derive(Debug, Clone)]
-pub struct Job {
-    /// What it asked for.
-    pub asked: Asked,
-    /// The file with the settings.
-    pub config: Config,
-    /// What is in force on this node, whatever its GPUs are.
-    pub settings: Settings,
-    /// Its user.
-    pub user: User,
-    /// The node's name in the scheduler.
-    pub node: String,
-    /// Where its scheduler lives.
-    pub site: Site,
-    /// A refusal or a failure is left on the node for the job's tasks to read.
-    pub record: bool,
-    /// The whole start must have ended by then.
-    pub deadline: Deadline,
-}
-
-impl Job {
-    /// Its node in the scheduler.
-    pub fn place(&self) -> Place<'_> {
-        Place {
-            scheduler: self.asked.submission.scheduler,
-            site: self.site.clone(),
-            node: &self.node,
-        }
-    }
-}
-
-/// What the scheduler says of the job's tasks and devices when it is asked.
-pub trait Scheduled {
-    /// Why tasks of the job could run outside its MPS, if they could.
-    fn unattached(&self) -> Option<Unattached>;
-    /// Its GPUs and tasks on this node.
-    ///
-    /// # Errors
-    /// As [`crate::scheduler::devices()`].
-    fn devices(&self) -> Result<Devices, Failure>;
-}
+use mpsd_core::record::{Record, State};
 
 /// When the prologue returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,27 +30,6 @@ pub struct Begun {
     pub code: u8,
     /// The failure that it stands for.
     pub failed: Option<Failed>,
-}
-
-/// A start that failed, with what its rollback found.
-#[derive(Debug)]
-pub struct Failed {
-    /// Why.
-    pub failure: Failure,
-    /// What the rollback found; faults in here drain as well.
-    pub findings: Findings,
-    /// The job's GPUs, as far as they were known.
-    pub gpus: Vec<String>,
-}
-
-impl<F: Into<Failure>> From<F> for Failed {
-    fn from(failure: F) -> Self {
-        Self {
-            failure: failure.into(),
-            findings: Findings::default(),
-            gpus: Vec::new(),
-        }
-    }
 }
 
 /// Gives the job its MPS; where that fails, does what the failure leads to.
@@ -142,9 +63,14 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
     let Some(held) = take_over(node, job)? else {
         return Ok(());
     };
-    let mut start = Start::new(job, &settings, &plan, held);
-    start.record.named = matches!(devices.gpus, GpuSource::Listed(_) | GpuSource::Numbered(_));
-    start.record.devices = devices.gpus.to_count(&inventory);
+    let mut start = Start {
+        journal: Journal::new(job, &settings, &plan),
+        spec: Spec::new(&settings, &plan, job.deadline),
+        record: job.record(&settings, &plan, &devices, &inventory),
+        verify: plan.verify,
+        deadline: job.deadline,
+        _held: held,
+    };
     start.say_notes(node, &plan.notes);
     start.or_undo(node, |start, node| {
         start.tell_tasks(node, State::Starting)?;
@@ -222,17 +148,6 @@ struct Start {
 }
 
 impl Start {
-    fn new(job: &Job, settings: &Settings, plan: &Plan, held: Held) -> Self {
-        Self {
-            journal: journal(job, settings, plan),
-            spec: spec(settings, plan, job.deadline),
-            record: record(job, settings, plan),
-            verify: plan.verify,
-            deadline: job.deadline,
-            _held: held,
-        }
-    }
-
     fn say_notes(&self, node: &mut impl Node, notes: &[String]) {
         for note in notes {
             node.log(Severity::Info, &format!("job {}: {note}", self.journal.job));
@@ -313,81 +228,5 @@ impl Start {
     fn tell_tasks(&mut self, node: &mut impl Node, state: State) -> Result<(), Failure> {
         self.record.state = state;
         node.write_record(&self.record)
-    }
-}
-
-fn journal(job: &Job, settings: &Settings, plan: &Plan) -> Journal {
-    Journal {
-        version: VERSION,
-        job: plan.job.clone(),
-        scheduler: job.asked.submission.scheduler,
-        node: job.node.clone(),
-        user: job.user.name.clone(),
-        uid: job.user.uid,
-        gid: job.user.gid,
-        plan: plan.effects.clone(),
-        begun: 0,
-        gpus: plan.gpus.clone(),
-        daemons: plan.daemons.clone(),
-        control: settings.control.clone(),
-        nvml: settings.nvml.clone(),
-        cgroup: None,
-        supervisor: None,
-        drain: DrainPolicy::new(
-            settings.drain.enabled,
-            settings.drain.prefix.clone(),
-            job.site.slurm_conf.clone(),
-        ),
-        kill_clients: settings.leftover_clients == LeftoverClients::Kill,
-        began: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs(),
-    }
-}
-
-fn record(job: &Job, settings: &Settings, plan: &Plan) -> Record {
-    let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
-    Record {
-        version: record::VERSION,
-        job: plan.job.clone(),
-        uid: job.user.uid,
-        state: State::Starting,
-        reason: None,
-        kind: None,
-        exclusive: plan.effects.iter().any(exclusive),
-        deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
-        per_gpu: job.asked.request.mode == Mode::PerGpu,
-        request: Some(job.asked.request.clone()),
-        named: false,
-        gpus: plan.gpus.clone(),
-        devices: Vec::new(),
-        daemons: plan.daemons.clone(),
-        rank_threads: plan.rank_threads.clone(),
-        rank_memory: plan.rank_memory.clone(),
-        uuids: settings.cuda_visible_devices == DeviceNames::Uuid,
-    }
-}
-
-fn spec(settings: &Settings, plan: &Plan, deadline: Deadline) -> Spec {
-    // A third of the whole is kept for the rollback.
-    let start = deadline
-        .remaining()
-        .saturating_sub(settings.deadline / 3)
-        .max(Duration::from_secs(1));
-    let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-    Spec {
-        job: plan.job.as_str().to_owned(),
-        uid: plan.uid,
-        control: settings.control.clone(),
-        nvml: settings.nvml.clone(),
-        daemons: plan.daemons.clone(),
-        start_ms: ms(start),
-        command_ms: ms(start / 2),
-        over_limit: match settings.memory_over_limit {
-            MemoryOverLimit::Ignore => OverLimit::Off,
-            MemoryOverLimit::Log => OverLimit::Log,
-            MemoryOverLimit::Terminate => OverLimit::Terminate,
-        },
     }
 }

@@ -1,6 +1,6 @@
 //! The effects of a plan, one after another: the journal first, then the effect.
 
-use super::account;
+use super::claim;
 use super::journal::Journal;
 use super::node::Node;
 use super::spec::Spec;
@@ -22,8 +22,8 @@ pub fn carry_out(node: &mut impl Node, journal: &mut Journal, spec: &Spec) -> Re
 
 fn perform(node: &mut impl Node, journal: &mut Journal, number: usize, spec: &Spec) -> Result<(), Failure> {
     match journal.plan[number].clone() {
-        Effect::ClaimGpu { gpu } => account::enter(node, &journal.job, &gpu),
-        Effect::SetComputeMode { gpu, mode } => account::set_mode(node, &journal.job, &gpu, mode),
+        Effect::ClaimGpu { gpu } => claim::enter(node, &journal.job, &gpu),
+        Effect::SetComputeMode { gpu, mode } => claim::set_mode(node, &journal.job, &gpu, mode),
         Effect::MakeCgroup => {
             journal.cgroup = node.make_cgroup(journal)?;
             node.write_journal(journal)

@@ -1,8 +1,7 @@
 //! What counts against the node: the one place where a failed start, or a process that is left over, becomes a fault.
 
 use super::journal::Journal;
-use super::node::{Member, Node, Role};
-pub use crate::sys::process::State;
+use super::node::{Member, Node, Role, Sample, State};
 use mpsd_core::Failure;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use std::collections::BTreeSet;
@@ -50,23 +49,11 @@ fn gpu_is_held(node: &mut impl Node, journal: &Journal) -> bool {
         })
 }
 
-/// How a process stands at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
-    /// Its state.
-    pub state: State,
-    /// The symbols on the kernel stacks of its threads, one a line (`[<0>] fuse_simple_request+0x…`, a module's with its
-    /// name behind); `None`: the kernel does not tell.
-    pub stacks: Option<String>,
-}
-
-impl Sample {
-    /// What a user keeps the process from ending with.
-    fn held_by_user(&self) -> Option<&'static str> {
-        match self.state {
-            State::Stopped => Some("a tracer holds it"),
-            _ => self.stacks.as_deref().and_then(held_as_stacks_say),
-        }
+/// What a user keeps the process from ending with.
+fn held_by_user(sample: &Sample) -> Option<&'static str> {
+    match sample.state {
+        State::Stopped => Some("a tracer holds it"),
+        _ => sample.stacks.as_deref().and_then(held_as_stacks_say),
     }
 }
 
@@ -74,7 +61,7 @@ impl Sample {
 pub fn of_survivor(member: &Member, sample: Option<&Sample>, time: Duration) -> Failure {
     let what = format!("{} {}", member.role, member.process.pid);
     let why = format!("state {} after {} s", member.state, time.as_secs());
-    match sample.and_then(Sample::held_by_user) {
+    match sample.and_then(held_by_user) {
         Some(how) => Undetermined::new(what, format!("{why}: {how}")).into(),
         None => Fault::new(Evidence::Survivor, what, why).into(),
     }

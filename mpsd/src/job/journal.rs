@@ -1,9 +1,12 @@
 //! The journal: the plan as far as it was carried out, written before each effect.
 
-use crate::plan::effects::Effect;
+use super::case::Job;
+use crate::plan::effects::{Effect, Plan};
+use mpsd_core::config::{LeftoverClients, Settings};
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::{JobId, Scheduler};
 use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
 pub const VERSION: u32 = 1;
@@ -28,7 +31,7 @@ pub struct DrainPolicy {
 
 impl DrainPolicy {
     /// Drains, if `enabled`, with reasons that begin with `prefix`.
-    pub fn new(enabled: bool, prefix: String, slurm_conf: Option<String>) -> Self {
+    fn new(enabled: bool, prefix: String, slurm_conf: Option<String>) -> Self {
         Self {
             enabled,
             prefix,
@@ -83,6 +86,37 @@ pub struct Journal {
 }
 
 impl Journal {
+    /// The journal of a job of which nothing was begun.
+    pub fn new(job: &Job, settings: &Settings, plan: &Plan) -> Self {
+        Self {
+            version: VERSION,
+            job: plan.job.clone(),
+            scheduler: job.asked.submission.scheduler,
+            node: job.node.clone(),
+            user: job.user.name.clone(),
+            uid: job.user.uid,
+            gid: job.user.gid,
+            plan: plan.effects.clone(),
+            begun: 0,
+            gpus: plan.gpus.clone(),
+            daemons: plan.daemons.clone(),
+            control: settings.control.clone(),
+            nvml: settings.nvml.clone(),
+            cgroup: None,
+            supervisor: None,
+            drain: DrainPolicy::new(
+                settings.drain.enabled,
+                settings.drain.prefix.clone(),
+                job.site.slurm_conf.clone(),
+            ),
+            kill_clients: settings.leftover_clients == LeftoverClients::Kill,
+            began: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs(),
+        }
+    }
+
     /// Reads a journal's text.
     ///
     /// # Errors

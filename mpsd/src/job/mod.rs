@@ -3,6 +3,8 @@
 
 pub mod account;
 mod begin;
+mod case;
+mod claim;
 mod effects;
 mod end;
 pub mod evidence;
@@ -15,7 +17,8 @@ pub(crate) mod sweep;
 mod undo;
 
 pub use account::Account;
-pub use begin::{Begun, Failed, Job, Scheduled, Until, User, begin};
+pub use begin::{Begun, Until, begin};
+pub use case::{Job, Scheduled, User};
 pub use end::{Ended, Ending, end, end_as_judged, jobs_of};
 pub use journal::Journal;
-pub use undo::Findings;
+pub use undo::{Failed, Findings};

@@ -2,12 +2,12 @@
 //! One method is one effect or one question; no order is built in.
 
 use super::account::Account;
-use super::evidence::Sample;
 use super::journal::{Journal, ProcessRef};
 use super::ladder::Rung;
 use super::spec::Spec;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
+pub use crate::sys::process::State;
 use mpsd_core::failure::Fault;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record};
@@ -67,6 +67,16 @@ impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} state {}", self.role, self.process.pid, self.state)
     }
+}
+
+/// How a process stands at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// Its state.
+    pub state: State,
+    /// The symbols on the kernel stacks of its threads, one a line (`[<0>] fuse_simple_request+0x…`, a module's with its
+    /// name behind); `None`: the kernel does not tell.
+    pub stacks: Option<String>,
 }
 
 /// The node's GPUs, through NVML.

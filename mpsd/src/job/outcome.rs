@@ -1,7 +1,8 @@
 //! What a failed start leads to: one line, a record for the job's tasks, a drain on proof, an exit code.
 
-use super::begin::{Failed, Job};
+use super::case::Job;
 use super::node::{Node, Severity};
+use super::undo::Failed;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, ExitPolicy, Submission};
 use mpsd_core::failure::{FailureKind, Fault, Undetermined};

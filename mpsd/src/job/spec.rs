@@ -1,7 +1,11 @@
 //! What root tells the job's `mpsd`, and what it reports.
 
+use crate::plan::effects::Plan;
+use crate::sys::deadline::Deadline;
+use mpsd_core::config::{MemoryOverLimit, Settings};
 use mpsd_core::record::Daemon;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The descriptor on which `mpsd` finds its [`Spec`].
 pub const SPEC_FD: i32 = 3;
@@ -40,6 +44,32 @@ pub struct Spec {
     pub command_ms: u64,
     /// What to do with a client over its memory limit.
     pub over_limit: OverLimit,
+}
+
+impl Spec {
+    /// What `mpsd` is told for `plan`; the whole start must have ended by `deadline`.
+    pub fn new(settings: &Settings, plan: &Plan, deadline: Deadline) -> Self {
+        // A third of the whole is kept for the rollback.
+        let start = deadline
+            .remaining()
+            .saturating_sub(settings.deadline / 3)
+            .max(Duration::from_secs(1));
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            job: plan.job.as_str().to_owned(),
+            uid: plan.uid,
+            control: settings.control.clone(),
+            nvml: settings.nvml.clone(),
+            daemons: plan.daemons.clone(),
+            start_ms: ms(start),
+            command_ms: ms(start / 2),
+            over_limit: match settings.memory_over_limit {
+                MemoryOverLimit::Ignore => OverLimit::Off,
+                MemoryOverLimit::Log => OverLimit::Log,
+                MemoryOverLimit::Terminate => OverLimit::Terminate,
+            },
+        }
+    }
 }
 
 /// One daemon as `mpsd` saw it become ready. Root checks the pids itself.

@@ -1,6 +1,6 @@
 //! What jobs left that are gone altogether: users of a GPU without a directory, locks without an owner.
 
-use super::account;
+use super::claim;
 use super::node::Node;
 use mpsd_core::{Failure, GpuUuid, JobId};
 
@@ -42,12 +42,12 @@ pub fn stale(node: &mut impl Node) -> Result<Vec<Stale>, Failure> {
 /// Removes it, and restores the mode found when no user is left. Returns lines for the log.
 ///
 /// # Errors
-/// As [`account::leave`].
+/// As [`claim::leave`].
 pub fn sweep(node: &mut impl Node, stale: &Stale) -> Result<Vec<String>, Failure> {
     let mut notes = Vec::new();
     for job in &stale.users {
         if !node.has_directory(job) {
-            notes.extend(account::leave(node, job, &stale.gpu)?);
+            notes.extend(claim::leave(node, job, &stale.gpu)?);
         }
     }
     let _held = node.lock_gpu(&stale.gpu)?;

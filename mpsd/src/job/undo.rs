@@ -1,6 +1,6 @@
 //! A job's MPS taken down: the journal backwards. Goes on after errors, can be repeated, and says what it found.
 
-use super::account;
+use super::claim;
 use super::evidence;
 use super::journal::Journal;
 use super::ladder::{Ladder, Rung};
@@ -37,6 +37,27 @@ impl Findings {
     }
 }
 
+/// A start that failed, with what its rollback found.
+#[derive(Debug)]
+pub struct Failed {
+    /// Why.
+    pub failure: Failure,
+    /// What the rollback found; faults in here drain as well.
+    pub findings: Findings,
+    /// The job's GPUs, as far as they were known.
+    pub gpus: Vec<String>,
+}
+
+impl<F: Into<Failure>> From<F> for Failed {
+    fn from(failure: F) -> Self {
+        Self {
+            failure: failure.into(),
+            findings: Findings::default(),
+            gpus: Vec::new(),
+        }
+    }
+}
+
 /// Undoes what `journal` says was begun, and removes the job's directory when all of it is undone. The caller holds
 /// the job's lock.
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
@@ -48,7 +69,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
             Effect::MakeCgroup => findings.take(node.remove_cgroup(journal)),
             // The account says what to restore, for this effect and for the claim before it.
             Effect::SetComputeMode { .. } => {}
-            Effect::ClaimGpu { gpu } => match account::leave(node, &journal.job, gpu) {
+            Effect::ClaimGpu { gpu } => match claim::leave(node, &journal.job, gpu) {
                 Ok(note) => findings.notes.extend(note),
                 Err(failure) => findings.take(Err(failure)),
             },

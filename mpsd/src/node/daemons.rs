@@ -1,19 +1,19 @@
 //! `mpsd` as root sees it: started as the job's user, heard, never believed.
 
+use super::launch::with_spec;
 use super::members as processes;
-use super::real::RealNode;
+use super::real::{RealNode, Started};
 use crate::job::journal::{Journal, ProcessRef};
 use crate::job::node::{Console, Daemons, Role, Severity};
-use crate::job::spec::{OverLimit, REPORT_FD, ReadyDaemon, Report, SPEC_FD, Spec};
+use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, Spec};
 use crate::sys::cgroup::Cgroup;
 use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::{holding, readable};
+use crate::sys::descriptors::readable;
 use crate::sys::guard::detach;
 use crate::sys::is_scarcity;
-use crate::sys::spawn::{Child, Spawn, SpawnError};
+use crate::sys::spawn::SpawnError;
 use mpsd_core::Failure;
 use mpsd_core::config::Cgroup as CgroupRule;
-use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
@@ -26,20 +26,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// 48 clients need several descriptors each in the server (the vendor's guide asks for more than the usual 1024).
-const OPEN_FILES: u64 = 16_384;
+/// Time for a process that was killed to go.
+const KILL_MS: u64 = 2_000;
 /// Longest report, bytes.
 const LONGEST_REPORT: usize = 64 * 1024;
-/// A control command's share of a polite stop.
-const COMMAND_MS: u64 = 2_000;
-
-/// What is known of a daemon that was started and not yet heard.
-#[derive(Debug)]
-pub struct Started {
-    child: Child,
-    report: OwnedFd,
-}
-
 impl Daemons for RealNode {
     fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
         match open_trusted(control) {
@@ -89,8 +79,8 @@ impl Daemons for RealNode {
         spawn.inherit.push((theirs, REPORT_FD));
         let mut child = spawn.start().map_err(|e| not_started(&e))?;
         let Some(process) = child.id() else {
-            child.kill(Deadline::after_ms(COMMAND_MS));
-            return Err(broken("mpsd", "'/proc' does not show it"));
+            child.kill(Deadline::after_ms(KILL_MS));
+            return Err(Fault::new(Evidence::Storage, "mpsd", "'/proc' does not show it").into());
         };
         self.started = Some(Started { child, report });
         Ok(process)
@@ -131,41 +121,9 @@ impl Daemons for RealNode {
     }
 }
 
-fn broken(what: &str, why: &str) -> Failure {
-    Fault::new(Evidence::Storage, what, why).into()
-}
-
 fn not_started(error: &SpawnError) -> Failure {
     // A user at the limit of their processes, or a full process table, proves nothing against the node.
     Undetermined::new("the job's daemon", error.to_string()).into()
-}
-
-/// `mpsd` as the job's user, in the job's cgroup, with `spec` on its descriptor.
-fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Result<Spawn, Failure> {
-    let text = serde_json::to_string(spec).map_err(|e| broken("specification", &e.to_string()))?;
-    let mut spawn = node.as_user(journal, "mpsd")?;
-    spawn.args = args.iter().map(Into::into).collect();
-    // It needs no variable. By this one it is known as the job's own where there is no cgroup and its starter was
-    // killed before its pid stood in the journal.
-    spawn.env = journal
-        .daemons
-        .first()
-        .map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()))
-        .into_iter()
-        .collect();
-    spawn.nofile = Some(OPEN_FILES);
-    spawn.cgroup = match node.cgroup_of(journal) {
-        Some(cgroup) => Some(
-            cgroup
-                .directory()
-                .map_err(|e| broken("the job's cgroup", &e.to_string()))?,
-        ),
-        None => None,
-    };
-    let text = holding(text.as_bytes());
-    let text = text.map_err(|e| Undetermined::new("mpsd's specification", e.desc()))?;
-    spawn.inherit = vec![(text, SPEC_FD)];
-    Ok(spawn)
 }
 
 fn hear(report: &OwnedFd, deadline: Deadline) -> Option<Report> {
@@ -207,26 +165,4 @@ fn check(
         }
     }
     Ok(())
-}
-
-/// The polite rung, by a process of the job's user: root does not talk to sockets that a user owns.
-pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
-    let per_command = (deadline.remaining() / 3).as_millis().min(u128::from(COMMAND_MS));
-    let spec = Spec {
-        job: journal.job.as_str().to_owned(),
-        uid: journal.uid,
-        control: journal.control.clone(),
-        nvml: journal.nvml.clone(),
-        daemons: journal.daemons.clone(),
-        start_ms: 0,
-        command_ms: u64::try_from(per_command).unwrap_or(COMMAND_MS),
-        over_limit: OverLimit::Off,
-    };
-    let Ok(spawn) = with_spec(node, journal, &spec, &["--stop"]) else {
-        return;
-    };
-    let Ok(mut child) = spawn.start() else { return };
-    if child.wait(deadline).is_none() {
-        child.kill(Deadline::after_ms(200));
-    }
 }

@@ -1,10 +1,9 @@
 //! The job's own three processes: which they are, and what a rung of the ladder does to them.
 
 use super::real::RealNode;
-use crate::job::evidence::Sample;
 use crate::job::journal::{Journal, ProcessRef};
 use crate::job::ladder::Rung;
-use crate::job::node::{Member, Members, Role};
+use crate::job::node::{Member, Members, Role, Sample};
 use crate::sys::deadline::Deadline;
 use crate::sys::process::ProcessTable;
 use crate::sys::process::{Executable, Process, State};
@@ -30,7 +29,7 @@ impl Members for RealNode {
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member> {
         let deadline = Deadline::after(limit);
         match rung {
-            Rung::Polite => super::daemons::ask_to_stop(self, journal, deadline),
+            Rung::Polite => super::launch::ask_to_stop(self, journal, deadline),
             Rung::Terminate => signal_all(self, journal, Signal::SIGTERM),
             Rung::Kill => {
                 if let Some(cgroup) = self.cgroup_of(journal) {

@@ -3,6 +3,7 @@
 mod daemons;
 mod failed_starts;
 mod gpus;
+mod launch;
 pub mod log;
 mod members;
 pub(crate) mod nvml;

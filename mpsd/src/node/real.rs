@@ -1,17 +1,18 @@
 //! This node, as root changes it. What it does stands in its neighbours, a trait of [`crate::job::node`] each.
 
+use super::log;
 use super::worker::NvmlWorker;
-use super::{daemons, log};
 use crate::job::Journal;
 use crate::job::node::{Console, Drains, Severity};
 use crate::plan::effects::Effect;
 use crate::scheduler::drain::{self, Place, markers};
 use crate::sys::cgroup::Cgroup;
 use crate::sys::deadline::Deadline;
-use crate::sys::spawn::{Identity, Spawn};
+use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::{Failure, JobId, Paths};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,6 +22,13 @@ const LOCK_TIME: Duration = Duration::from_secs(5);
 const NVML_TIME: Duration = Duration::from_secs(5);
 /// How often a waiting program looks at its deadline.
 const WAIT_STEP: Duration = Duration::from_millis(200);
+
+/// What is known of a daemon that was started and not yet heard.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) child: Child,
+    pub(super) report: OwnedFd,
+}
 
 /// This node.
 #[derive(Debug)]
@@ -41,7 +49,7 @@ pub struct RealNode {
     pub(super) failed_starts_window: Duration,
     pub(super) worker: Option<NvmlWorker>,
     pub(super) leaving: Option<NvmlWorker>,
-    pub(super) started: Option<daemons::Started>,
+    pub(super) started: Option<Started>,
 }
 
 impl RealNode {

@@ -2,10 +2,9 @@
 
 use super::{Living, Sim, World, reference};
 use mpsd::job::account::Account;
-use mpsd::job::evidence::Sample;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::ladder::Rung;
-use mpsd::job::node::{Console, Daemons, Drains, Gpus, Held, Member, Members, Role, Severity, Store};
+use mpsd::job::node::{Console, Daemons, Drains, Gpus, Held, Member, Members, Role, Sample, Severity, Store};
 use mpsd::job::spec::Spec;
 use mpsd::scheduler::drain::Place;
 use mpsd::sys::deadline::Deadline;

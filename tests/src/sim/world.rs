@@ -1,10 +1,9 @@
 //! The node itself.
 
 use mpsd::job::account::Account;
-use mpsd::job::evidence::Sample;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::ladder::Rung;
-use mpsd::job::node::Role;
+use mpsd::job::node::{Role, Sample};
 use mpsd_core::record::Record;
 use mpsd_core::{ComputeMode, GpuUuid, Inventory, JobId};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,0 +1,94 @@
+//! A job before its start: all that is known of it then.
+
+use crate::plan::Asked;
+use crate::plan::effects::{Effect, Plan};
+use crate::scheduler::drain::Place;
+use crate::scheduler::{Devices, GpuSource, Site, Unattached};
+use crate::sys::deadline::Deadline;
+use mpsd_core::config::{Config, DeviceNames, Settings};
+use mpsd_core::record::{self, Record, State};
+use mpsd_core::{Failure, Inventory, Mode};
+
+/// A user of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Login name.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+}
+
+/// A job that asked, with all that is known before its GPUs are looked at.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// What it asked for.
+    pub asked: Asked,
+    /// The file with the settings.
+    pub config: Config,
+    /// What is in force on this node, whatever its GPUs are.
+    pub settings: Settings,
+    /// Its user.
+    pub user: User,
+    /// The node's name in the scheduler.
+    pub node: String,
+    /// Where its scheduler lives.
+    pub site: Site,
+    /// A refusal or a failure is left on the node for the job's tasks to read.
+    pub record: bool,
+    /// The whole start must have ended by then.
+    pub deadline: Deadline,
+}
+
+impl Job {
+    /// Its node in the scheduler.
+    pub fn place(&self) -> Place<'_> {
+        Place {
+            scheduler: self.asked.submission.scheduler,
+            site: self.site.clone(),
+            node: &self.node,
+        }
+    }
+
+    /// What its tasks are told while it starts.
+    pub fn record(
+        &self,
+        settings: &Settings,
+        plan: &Plan,
+        devices: &Devices,
+        inventory: &Inventory,
+    ) -> Record {
+        let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
+        Record {
+            version: record::VERSION,
+            job: plan.job.clone(),
+            uid: self.user.uid,
+            state: State::Starting,
+            reason: None,
+            kind: None,
+            exclusive: plan.effects.iter().any(exclusive),
+            deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
+            per_gpu: self.asked.request.mode == Mode::PerGpu,
+            request: Some(self.asked.request.clone()),
+            named: matches!(devices.gpus, GpuSource::Listed(_) | GpuSource::Numbered(_)),
+            gpus: plan.gpus.clone(),
+            devices: devices.gpus.to_count(inventory),
+            daemons: plan.daemons.clone(),
+            rank_threads: plan.rank_threads.clone(),
+            rank_memory: plan.rank_memory.clone(),
+            uuids: settings.cuda_visible_devices == DeviceNames::Uuid,
+        }
+    }
+}
+
+/// What the scheduler says of the job's tasks and devices when it is asked.
+pub trait Scheduled {
+    /// Why tasks of the job could run outside its MPS, if they could.
+    fn unattached(&self) -> Option<Unattached>;
+    /// Its GPUs and tasks on this node.
+    ///
+    /// # Errors
+    /// As [`crate::scheduler::devices()`].
+    fn devices(&self) -> Result<Devices, Failure>;
+}

@@ -1,0 +1,70 @@
+//! `mpsd` run as the job's user, with its specification.
+
+use super::real::RealNode;
+use crate::job::Journal;
+use crate::job::spec::{OverLimit, SPEC_FD, Spec};
+use crate::sys::deadline::Deadline;
+use crate::sys::descriptors::holding;
+use crate::sys::spawn::Spawn;
+use mpsd_core::Failure;
+use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+
+/// 48 clients need several descriptors each in the server (the vendor's guide asks for more than the usual 1024).
+const OPEN_FILES: u64 = 16_384;
+/// A control command's share of a polite stop.
+const COMMAND_MS: u64 = 2_000;
+
+/// `mpsd` as the job's user, in the job's cgroup, with `spec` on its descriptor.
+pub fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Result<Spawn, Failure> {
+    let text = serde_json::to_string(spec).map_err(|e| broken("specification", &e.to_string()))?;
+    let mut spawn = node.as_user(journal, "mpsd")?;
+    spawn.args = args.iter().map(Into::into).collect();
+    // It needs no variable. By this one it is known as the job's own where there is no cgroup and its starter was
+    // killed before its pid stood in the journal.
+    spawn.env = journal
+        .daemons
+        .first()
+        .map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()))
+        .into_iter()
+        .collect();
+    spawn.nofile = Some(OPEN_FILES);
+    spawn.cgroup = match node.cgroup_of(journal) {
+        Some(cgroup) => Some(
+            cgroup
+                .directory()
+                .map_err(|e| broken("the job's cgroup", &e.to_string()))?,
+        ),
+        None => None,
+    };
+    let text = holding(text.as_bytes());
+    let text = text.map_err(|e| Undetermined::new("mpsd's specification", e.desc()))?;
+    spawn.inherit = vec![(text, SPEC_FD)];
+    Ok(spawn)
+}
+
+/// The polite rung, by a process of the job's user: root does not talk to sockets that a user owns.
+pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
+    let per_command = (deadline.remaining() / 3).as_millis().min(u128::from(COMMAND_MS));
+    let spec = Spec {
+        job: journal.job.as_str().to_owned(),
+        uid: journal.uid,
+        control: journal.control.clone(),
+        nvml: journal.nvml.clone(),
+        daemons: journal.daemons.clone(),
+        start_ms: 0,
+        command_ms: u64::try_from(per_command).unwrap_or(COMMAND_MS),
+        over_limit: OverLimit::Off,
+    };
+    let Ok(spawn) = with_spec(node, journal, &spec, &["--stop"]) else {
+        return;
+    };
+    let Ok(mut child) = spawn.start() else { return };
+    if child.wait(deadline).is_none() {
+        child.kill(Deadline::after_ms(200));
+    }
+}
+
+fn broken(what: &str, why: &str) -> Failure {
+    Fault::new(Evidence::Storage, what, why).into()
+}
