@@ -4,8 +4,16 @@
 //! may open, in the order of the bus, and takes those that `CUDA_VISIBLE_DEVICES` names.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use mpsd::scheduler::host::Answer;
+use mpsd::scheduler::numbers::List;
+use mpsd::scheduler::slurm::gres::Gres;
+use mpsd::scheduler::{Host, ThisHost};
 use tests::slurm::{Bed, Gpus, Options, Simulated};
 
 use crate::mps::{LIMIT, check_daemons, clients, nodes, start};
@@ -25,6 +33,7 @@ pub const MINORS: Group = Group {
         ("a_gpu_bound_to_each_task", a_gpu_bound_to_each_task),
         ("a_steps_own_daemon", a_steps_own_daemon),
         ("a_batch_job", a_batch_job),
+        ("the_list_is_slurmds_own", the_list_is_slurmds_own),
     ],
 };
 
@@ -299,4 +308,120 @@ fn a_gpu_that_slurm_does_not_manage(cell: &Context) -> Result<()> {
         node.modes()
     );
     Ok(())
+}
+
+/// What slurm.conf grants the node, and a gres.conf.
+const LISTS: [(&str, &str); 9] = [
+    ("gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n"),
+    ("gpu:2", "Name=gpu File=/dev/nvidia[2-3,0-1]\n"),
+    ("gpu:3", "Name=gpu File=/dev/nvidia3,/dev/nvidia[0-1]\n"),
+    (
+        "gpu:b:2,gpu:a:2",
+        "Name=gpu Type=a File=/dev/nvidia[0-1]\nName=gpu Type=b File=/dev/nvidia[2-3]\n",
+    ),
+    (
+        "gpu:a:2(S:0),gpu:b:1",
+        "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=A File=/dev/nvidia0\nName=gpu Type=a File=/dev/nvidia3\n",
+    ),
+    (
+        "gpu:2",
+        "NAME=gpu TYPE=b FILE=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n",
+    ),
+    (
+        "gpu:4",
+        "NodeName=node[1-2] Name=gpu File=/dev/nvidia2\nNodeName=other Name=gpu File=/dev/nvidia3\nName=gpu File=\"/dev/nvidia[0-1]\" # last\n",
+    ),
+    (
+        "gpu:2",
+        "AutoDetect=off\nName=gpu \\\nFile=/dev/nvidia2\nInclude more.conf\n",
+    ),
+    ("gpu", "Name=gpu File=/dev/nvidia3\n"),
+];
+
+/// This host, where a device's minor number is the one in its name: the node's own `/dev` is not ours.
+struct ByName;
+
+impl Host for ByName {
+    fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+        ThisHost.read(path, most)
+    }
+    fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+        ThisHost.configuration(path, most)
+    }
+    fn minor(&self, path: &Path) -> io::Result<u32> {
+        let name = path.to_str().and_then(|path| path.strip_prefix("/dev/nvidia"));
+        name.and_then(|number| number.parse().ok())
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+    fn executable(&self, path: &Path) -> bool {
+        ThisHost.executable(path)
+    }
+    fn run(&self, program: &Path, arguments: &[&str], deadline: Duration) -> Result<Answer, String> {
+        ThisHost.run(program, arguments, deadline)
+    }
+    fn name(&self) -> String {
+        ThisHost.name()
+    }
+}
+
+/// For many a gres.conf the list that we read is the one that `slurmd -G` prints, in its order.
+fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
+    let bed = &cell.bed;
+    let conf = fs::read_to_string(bed.dir().join("etc/slurm.conf"))?;
+    let slurmd = bed.daemon("node1").context("slurmd runs")?.to_string();
+    for (number, (granted, gres)) in LISTS.iter().enumerate() {
+        let dir = bed.dir().join(format!("list-{number}"));
+        fs::create_dir(&dir)?;
+        let file = dir.join("slurm.conf");
+        fs::write(&file, conf.replace("Gres=gpu:4", &format!("Gres={granted}")))?;
+        fs::write(
+            dir.join("cgroup.conf"),
+            "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n",
+        )?;
+        fs::write(dir.join("gres.conf"), gres)?;
+        fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia0\n")?;
+        let ours = match Gres::read(&file, "node1", &ByName).list {
+            List::Files(files) => files.into_iter().map(|file| file.path).collect::<Vec<_>>(),
+            other => anyhow::bail!("{granted} {gres}: {other:?}"),
+        };
+        let enter = [
+            "nsenter", "--mount", "--target", &slurmd, "slurmd", "-G", "-N", "node1", "-f",
+        ];
+        let command = [&enter[..], &[file.to_str().context("a path of ours")?]].concat();
+        let said = bed.root(&command)?.success()?;
+        let theirs = files_of(&format!("{}{}", said.stdout, said.stderr));
+        ensure!(ours == theirs, "{granted} {gres}: {ours:?}, slurmd {theirs:?}");
+    }
+    Ok(())
+}
+
+/// The files in `slurmd -G`'s lines, ranges spelled out.
+fn files_of(said: &str) -> Vec<PathBuf> {
+    let files = said
+        .lines()
+        .filter(|line| line.contains("Gres Name=gpu"))
+        .filter_map(|line| {
+            let (_, rest) = line.split_once("File=")?;
+            rest.split(' ').next()
+        });
+    let mut all = Vec::new();
+    for list in files {
+        let mut inside = false;
+        let parts = list.split(|c| {
+            inside = (inside || c == '[') && c != ']';
+            c == ',' && !inside
+        });
+        for part in parts {
+            let Some((head, numbers)) = part.trim_end_matches(']').split_once('[') else {
+                all.push(part.into());
+                continue;
+            };
+            for range in numbers.split(',') {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                let (first, last): (u32, u32) = (first.parse().unwrap_or(0), last.parse().unwrap_or(0));
+                all.extend((first..=last).map(|number| PathBuf::from(format!("{head}{number}"))));
+            }
+        }
+    }
+    all
 }
