@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use mpsd::scheduler::host::Answer;
-use mpsd::scheduler::numbers::List;
-use mpsd::scheduler::slurm::gres::Gres;
-use mpsd::scheduler::{Host, ThisHost};
+use mpsd::scheduler::{self, Given, GpuSource, Host, Input, Program, Site, ThisHost};
+use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
 use tests::slurm::{Bed, Gpus, Options, Simulated};
 
 use crate::mps::{LIMIT, check_daemons, clients, nodes, start};
@@ -34,6 +33,7 @@ pub const MINORS: Group = Group {
         ("a_steps_own_daemon", a_steps_own_daemon),
         ("a_batch_job", a_batch_job),
         ("the_list_is_slurmds_own", the_list_is_slurmds_own),
+        ("the_check_is_content", the_check_is_content),
     ],
 };
 
@@ -48,6 +48,7 @@ pub const MINORS_FREE: Group = Group {
         ("three_gpus", three_gpus),
         ("a_gpu_for_each_task", a_gpu_for_each_task),
         ("a_steps_own_daemon", a_steps_own_daemon),
+        ("the_check_warns", the_check_warns),
     ],
 };
 
@@ -256,6 +257,47 @@ fn a_batch_job(cell: &Context) -> Result<()> {
     Ok(())
 }
 
+/// What `mpsctl slurm check` says of this node's GPUs: the lines about gres.conf.
+fn check(cell: &Context) -> Result<String> {
+    let bed = &cell.bed;
+    let product = &nodes(cell)?.product;
+    let slurmd = bed.daemon("node1").context("slurmd runs")?.to_string();
+    let path = |path: PathBuf| path.display().to_string();
+    let (mpsctl, config) = (path(product.libexec.join("mpsctl")), path(product.config.clone()));
+    let conf = path(bed.dir().join("etc/slurm.conf"));
+    let enter = [
+        "nsenter", "--mount", "--target", &slurmd, &mpsctl, "--config", &config,
+    ];
+    let verb = ["slurm", "check", "--node", "node1", "--slurm-conf", &conf];
+    let said = bed.root(&[&enter[..], &verb].concat())?.stdout;
+    let about = said
+        .lines()
+        .filter(|line| line.contains("gres.conf") || line.contains("/dev/nvidia"));
+    Ok(about.map(|line| format!("{line}\n")).collect())
+}
+
+/// Every number leads to its own GPU, and the check says so.
+fn the_check_is_content(cell: &Context) -> Result<()> {
+    let said = check(cell)?;
+    ensure!(
+        said.starts_with("OK    each of the ") && said.lines().count() == 1,
+        "{said}"
+    );
+    Ok(())
+}
+
+/// The check names the lines whose numbers lead to other GPUs.
+fn the_check_warns(cell: &Context) -> Result<()> {
+    let said = check(cell)?;
+    ensure!(
+        said.lines()
+            .all(|line| line.starts_with("WARN  ") && line.contains("gres.conf' line "))
+            && !said.is_empty(),
+        "{said}"
+    );
+    Ok(())
+}
+
 fn each_type(cell: &Context) -> Result<()> {
     let mut all = BTreeSet::new();
     for gres in ["--gres=gpu:a:1", "--gres=gpu:b:1"] {
@@ -307,6 +349,11 @@ fn a_gpu_that_slurm_does_not_manage(cell: &Context) -> Result<()> {
         "{:?}",
         node.modes()
     );
+    let said = check(cell)?;
+    ensure!(
+        said.starts_with("FAIL  ") && said.contains("gres.conf' line 1)") && said.lines().count() == 1,
+        "{said}"
+    );
     Ok(())
 }
 
@@ -356,8 +403,14 @@ impl Host for ByName {
     fn executable(&self, path: &Path) -> bool {
         ThisHost.executable(path)
     }
-    fn run(&self, program: &Path, arguments: &[&str], deadline: Duration) -> Result<Answer, String> {
-        ThisHost.run(program, arguments, deadline)
+    fn run(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        env: &[(&str, &str)],
+        deadline: Duration,
+    ) -> Result<Answer, String> {
+        ThisHost.run(program, arguments, env, deadline)
     }
     fn name(&self) -> String {
         ThisHost.name()
@@ -376,23 +429,76 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
         fs::write(&file, conf.replace("Gres=gpu:4", &format!("Gres={granted}")))?;
         fs::write(
             dir.join("cgroup.conf"),
-            "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n",
+            "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\nConstrainDevices=yes\n",
         )?;
         fs::write(dir.join("gres.conf"), gres)?;
         fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia0\n")?;
-        let ours = match Gres::read(&file, "node1", &ByName).list {
-            List::Files(files) => files.into_iter().map(|file| file.path).collect::<Vec<_>>(),
-            other => anyhow::bail!("{granted} {gres}: {other:?}"),
-        };
         let enter = [
             "nsenter", "--mount", "--target", &slurmd, "slurmd", "-G", "-N", "node1", "-f",
         ];
         let command = [&enter[..], &[file.to_str().context("a path of ours")?]].concat();
         let said = bed.root(&command)?.success()?;
         let theirs = files_of(&format!("{}{}", said.stdout, said.stderr));
+        let ours = ours(&file, &theirs).with_context(|| format!("{granted} {gres}: slurmd {theirs:?}"))?;
         ensure!(ours == theirs, "{granted} {gres}: {ours:?}, slurmd {theirs:?}");
     }
     Ok(())
+}
+
+/// The files of a job with every place of the list, on a node with just these GPUs.
+fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let places: Vec<String> = (0..files.len()).map(|place| place.to_string()).collect();
+    let (conf, places) = (conf.display().to_string(), places.join(","));
+    let env = |name: &str| {
+        let value = match name {
+            "SLURM_CONF" => conf.as_str(),
+            "SLURM_JOB_GPUS" | "CUDA_VISIBLE_DEVICES" => &places,
+            "SLURMD_NODENAME" => "node1",
+            "SLURM_JOB_ID" | "SLURM_JOB_UID" => "7",
+            "SLURM_SCRIPT_CONTEXT" => "prolog_slurmd",
+            _ => return None,
+        };
+        Some(value.to_owned())
+    };
+    let input = Input {
+        program: Program::Prologue,
+        scheduler: None,
+        arguments: &[],
+        env: &env,
+        given: Given::default(),
+        site: Site::default(),
+        terminal: false,
+    };
+    let mut minors = files
+        .iter()
+        .map(|file| ByName.minor(file))
+        .collect::<io::Result<Vec<_>>>()?;
+    minors.sort_unstable();
+    let gpu = |(index, minor): (u32, u32)| -> Result<Gpu> {
+        Ok(Gpu {
+            index,
+            uuid: GpuUuid::parse(&format!("GPU-0000000{minor}"))?,
+            name: "NVIDIA H200".to_owned(),
+            memory_mib: 143_771,
+            mode: ComputeMode::Default,
+            mig: false,
+            capability: (9, 0),
+            minor: Some(minor),
+        })
+    };
+    let inventory = Inventory {
+        gpus: (0..).zip(minors).map(gpu).collect::<Result<_>>()?,
+    };
+    let submission = scheduler::read(&input, &ByName)?;
+    let GpuSource::Numbered(numbers) = scheduler::devices(&submission, &input, &ByName)?.gpus else {
+        anyhow::bail!("Slurm gives numbers");
+    };
+    let gpus = numbers.gpus(&inventory)?;
+    Ok(gpus
+        .iter()
+        .filter_map(|gpu| gpu.minor)
+        .map(|minor| format!("/dev/nvidia{minor}").into())
+        .collect())
 }
 
 /// The files in `slurmd -G`'s lines, ranges spelled out.

@@ -5,7 +5,7 @@ use super::env::Env;
 use super::exec::Exec;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
-use super::site::{Advertise, ConfigVerb};
+use super::site::{Advertise, ConfigVerb, inventory};
 use super::{NAME, complain, say};
 use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
 use crate::scheduler::{Host, SET_UPS, ThisHost};
@@ -219,6 +219,10 @@ fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<Done
         broken,
         programs: &programs,
         host: &ThisHost,
+        inventory: &|node| {
+            let nvml = self::settings(config, node).ok()?.nvml;
+            inventory(&programs.join("mpsd"), &nvml).ok()
+        },
     };
     verbs.run(matches, &around)
 }

@@ -1,8 +1,8 @@
 //! `mpsctl plan`: what root would do here for a job, printed and not done.
 
 use super::asking::Asking;
+use super::site::inventory;
 use crate::node::user::find_user;
-use crate::node::worker::NvmlWorker;
 use crate::plan::{Case, decide, tasks};
 use crate::scheduler::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Phase, Site, Submission, ThisHost, UserRef,
@@ -10,10 +10,7 @@ use crate::scheduler::{
 use mpsd_core::config::Config;
 use mpsd_core::{Failure, Fault, JobId, Refusal};
 use std::path::Path;
-use std::time::Duration;
 
-/// NVML's start takes 12 ms (docs/facts/mps-control.md#times); an administrator waits longer than a prologue may.
-const NVML_DEADLINE: Duration = Duration::from_secs(10);
 /// The job's id where nobody gives one.
 const NO_JOB: &str = "0";
 
@@ -74,7 +71,7 @@ impl PlanVerb {
         };
         let node = self.node.clone().or_else(|| asked.submission.node.clone());
         let node = node.unwrap_or(host);
-        let inventory = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?.inventory()?;
+        let inventory = inventory(worker, &settings.nvml)?;
         let user = find_user(&asked.submission.user)?;
         let (_, plan) = decide(&Case {
             config: &file,

@@ -12,6 +12,11 @@ use std::time::Duration;
 /// NVML's start takes 12 ms (docs/facts/mps-control.md#times); an administrator waits longer than a prologue may.
 const NVML_DEADLINE: Duration = Duration::from_secs(10);
 
+/// The node's GPUs; `worker` is the program `mpsd`, which asks NVML.
+pub(super) fn inventory(worker: &Path, nvml: &str) -> Result<Inventory, Failure> {
+    NvmlWorker::start(worker, nvml, NVML_DEADLINE)?.inventory()
+}
+
 /// The verbs of `mpsctl config`.
 #[derive(Debug, clap::Subcommand)]
 pub enum ConfigVerb {
@@ -64,7 +69,7 @@ impl Advertise {
         let config = Config::load(file).map_err(Fault::from)?;
         let node = self.node.as_deref().unwrap_or(host);
         let settings = config.for_node(node, &[]).map_err(Fault::from)?;
-        let inventory = NvmlWorker::start(worker, &settings.nvml, NVML_DEADLINE)?.inventory()?;
+        let inventory = inventory(worker, &settings.nvml)?;
         let replicas = replicas(&config, node, &inventory)?;
         let offers: Vec<Offer<'_>> = inventory
             .gpus

@@ -1,9 +1,9 @@
 //! What `mpsctl` does for an administrator in a scheduler's configuration: its verbs, what they say, how they write files.
 
 use super::host::Host;
-use mpsd_core::Failure;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
+use mpsd_core::{Failure, Inventory};
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
@@ -33,6 +33,8 @@ pub(crate) struct Surroundings<'a> {
     pub programs: &'a Path,
     /// The machine.
     pub host: &'a dyn Host,
+    /// The GPUs of this node, given its name in the scheduler; none where NVML does not answer.
+    pub inventory: &'a dyn Fn(&str) -> Option<Inventory>,
 }
 
 /// What a verb did, line by line, and whether nothing is left to do by hand or wrong.

@@ -265,6 +265,7 @@ mod tests {
             broken: None,
             programs: Path::new("/opt/m/bin"),
             host: &crate::scheduler::host::ThisHost,
+            inventory: &|_| None,
         };
         let text = render(&around).unwrap();
         let changed: Vec<&str> = text

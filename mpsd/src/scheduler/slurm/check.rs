@@ -1,24 +1,23 @@
 //! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what of its configuration MPS depends on.
 
 use super::conf::Conf;
+use super::gres::Gres;
 use super::line::{TAG, USUAL_PROGRAMS, is_foreign};
 use super::release::{Release, all_installed, stamp_of};
-use crate::scheduler::host::boot_time;
+use super::slurmd;
+use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::scheduler::setup::Surroundings;
-use crate::sys::process::Process;
 use mpsd_core::config::Config;
 use mpsd_core::trusted::open_trusted;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Where slurmd writes its pid unless slurm.conf says so.
-const PID_FILES: [&str; 3] = ["/run/slurmd.pid", "/run/slurm/slurmd.pid", "/var/run/slurmd.pid"];
 /// What the plugin's line may say, apart from paths of ours.
 const WORDS: [&str; 2] = ["optional", "required"];
 
-pub(super) fn check(plugins: &Path, conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
+pub(super) fn check(plugins: &Path, conf: &Conf, node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     let mut all = vec![Good(format!(
         "Slurm's configuration is '{}'",
         conf.file.display()
@@ -34,8 +33,9 @@ pub(super) fn check(plugins: &Path, conf: &Conf, around: &Surroundings<'_>) -> V
         }
         Err(why) => all.push(Wrong(format!("'{}': {why}", snippet.display()))),
     }
-    all.push(started(conf, &snippet));
+    all.push(started(conf, &snippet, node));
     all.extend(settings(conf, around));
+    all.extend(gpus(conf, node, around));
     if !plugins.is_dir() {
         let plugins = plugins.display();
         all.push(Wrong(format!(
@@ -140,8 +140,8 @@ fn files(rest: &[String], around: &Surroundings<'_>) -> Vec<Finding> {
 }
 
 /// Whether slurmd began after our line was written.
-fn started(conf: &Conf, snippet: &Path) -> Finding {
-    let Some((pid, began)) = slurmd(conf) else {
+fn started(conf: &Conf, snippet: &Path, node: &str) -> Finding {
+    let Some((pid, began)) = slurmd::running(conf.value("SlurmdPidFile"), node) else {
         return Good("no slurmd runs here: nothing to restart".to_owned());
     };
     let written = fs::metadata(snippet).map_or(0, |about| about.mtime());
@@ -151,33 +151,6 @@ fn started(conf: &Conf, snippet: &Path) -> Finding {
         ));
     }
     Good(format!("slurmd (pid {pid}) began after our line was written"))
-}
-
-/// The running slurmd and when it began, seconds since 1970.
-fn slurmd(conf: &Conf) -> Option<(i32, i64)> {
-    let named = conf
-        .value("SlurmdPidFile")
-        .filter(|path| !path.contains('%'))
-        .map(PathBuf::from);
-    let files = named.into_iter().chain(PID_FILES.map(PathBuf::from));
-    files.into_iter().find_map(|file| {
-        let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
-        let stat = Process::find(pid).ok().flatten()?.stat().ok().flatten()?;
-        (stat.name == "slurmd").then_some(())?;
-        Some((pid, began(stat.id.start_time)?))
-    })
-}
-
-fn began(ticks: u64) -> Option<i64> {
-    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
-        .ok()
-        .flatten()?;
-    let boot = i64::try_from(boot_time()?).ok()?;
-    // Rounded up: the file's time has no fraction either.
-    i64::try_from(ticks)
-        .ok()?
-        .checked_div(per_second)?
-        .checked_add(boot + 1)
 }
 
 fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
@@ -239,6 +212,59 @@ fn container(run: &Path) -> Finding {
         ));
     }
     Good("job_container/tmpfs: MPS needs no shared /tmp or /dev/shm (driver 580)".to_owned())
+}
+
+/// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf where it does not.
+fn gpus(conf: &Conf, node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+    let gres = Gres::read(&conf.file, node, around.host);
+    if !gres.grants {
+        return Vec::new();
+    }
+    let Some(inventory) = (around.inventory)(node) else {
+        return vec![Better(
+            "NVML does not answer: which GPUs gres.conf lists is not known".to_owned(),
+        )];
+    };
+    let outdated = gres
+        .outdated
+        .map(|why| Better(format!("{why}; until it is restarted no compute mode is changed")));
+    let mut all: Vec<Finding> = outdated.into_iter().collect();
+    let listed = match gres.list.resolve(&inventory) {
+        Ok(listed) => listed,
+        Err(why) => {
+            let why = format!("which GPU each number of Slurm means is not known: {why}");
+            all.push(match gres.confined {
+                Some(false) => Better(why),
+                _ => Wrong(format!("{why}; jobs are refused MPS")),
+            });
+            return all;
+        }
+    };
+    let before = all.len();
+    for (place, (file, gpu)) in (0..).zip(&listed) {
+        let numbers = Numbers {
+            numbers: vec![Number { place, uuid: None }],
+            list: List::Files(listed.iter().map(|(file, _)| file.clone()).collect()),
+            confined: gres.confined,
+            by_uuid: gres.by_uuid,
+        };
+        let (path, said) = (file.path.display(), &file.said);
+        match numbers.gpus(&inventory) {
+            Err(why) => all.push(Wrong(format!("a job with '{path}' is refused MPS: {why}"))),
+            Ok(found) if found.first().copied() != *gpu => all.push(Better(format!(
+                "{said}: '{path}' is number {place} of Slurm, and a job with it computes on another GPU; with \
+                 ConstrainDevices=yes, or files in the order of the bus, it is the same one"
+            ))),
+            Ok(_) => {}
+        }
+    }
+    if all.len() == before {
+        let count = listed.len();
+        all.push(Good(format!(
+            "each of the {count} GPUs of gres.conf is the one that a job with it computes on"
+        )));
+    }
+    all
 }
 
 #[cfg(test)]

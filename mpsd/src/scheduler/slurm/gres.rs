@@ -4,9 +4,11 @@
 //! `gres_use_local_device_index`) and compared with `slurmd -G` by the cells `slurm::devices_list`.
 
 use super::lines::{self, Line, last};
+use super::slurmd;
 use crate::scheduler::host::Host;
 use crate::scheduler::numbers::{DeviceFile, List, Order};
 use mpsd_core::config::HostList;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Most files that one pattern may stand for; Slurm's own bound.
@@ -21,6 +23,10 @@ pub struct Gres {
     pub confined: Option<bool>,
     /// Tasks get UUIDs in `CUDA_VISIBLE_DEVICES`.
     pub by_uuid: bool,
+    /// slurm.conf has a line for this node, with GPUs.
+    pub grants: bool,
+    /// gres.conf was changed since slurmd began, which may know another list.
+    pub outdated: Option<String>,
     /// A GPU belongs to one job: no gres/shard or gres/mps lets several share it.
     pub unshared: bool,
 }
@@ -35,37 +41,52 @@ struct Granted {
 impl Gres {
     /// Reads the files beside `conf`, the slurm.conf, for the node that it calls `node`.
     pub fn read(conf: &Path, node: &str, host: &dyn Host) -> Self {
-        let beside = |name: &str| lines::read(&conf.with_file_name(name), host);
+        let beside =
+            |name: &str| lines::read(&conf.with_file_name(name), host).map(Option::unwrap_or_default);
         let slurm =
             lines::read(conf, host).and_then(|lines| lines.ok_or_else(|| format!("no '{}'", conf.display())));
-        let gres = beside("gres.conf");
-        let names = |lines: &[Line], key: &str| {
-            lines
-                .iter()
-                .any(|line| line.value(key).is_some_and(names_a_share))
+        let (slurm, gres, cgroup) = match (slurm, beside("gres.conf"), beside("cgroup.conf")) {
+            (Ok(slurm), Ok(gres), cgroup) => (slurm, gres, cgroup.ok()),
+            (Err(why), ..) | (_, Err(why), _) => return Self::unknown(why),
         };
-        let shared = slurm.as_ref().is_ok_and(|lines| names(lines, "GresTypes"))
-            || gres
-                .as_ref()
-                .is_ok_and(|lines| lines.as_ref().is_some_and(|lines| names(lines, "Name")));
-        let flags = |lines: &Vec<Line>| {
-            lines.iter().any(|line| {
-                line.value("Flags")
-                    .is_some_and(|flags| flags.contains("env_uuid"))
-            })
+        let any = |lines: &[Line], key: &str, fits: fn(&str) -> bool| {
+            let mut values = lines.iter().filter_map(|line| line.value(key));
+            values.any(fits)
         };
+        let outdated = outdated(conf, &slurm, node);
         Self {
-            confined: slurm
-                .as_ref()
-                .ok()
-                .and_then(|slurm| confined(slurm, &beside("cgroup.conf"))),
-            by_uuid: gres.as_ref().is_ok_and(|lines| lines.as_ref().is_some_and(flags)),
-            unshared: slurm.is_ok() && gres.is_ok() && !shared,
-            list: slurm
-                .and_then(|slurm| list(&slurm, &gres?.unwrap_or_default(), node, host))
-                .unwrap_or_else(List::Unknown),
+            confined: confined(&slurm, cgroup.as_deref()),
+            by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
+            grants: granted(&slurm, node).is_ok_and(|granted| !granted.is_empty()),
+            unshared: outdated.is_none()
+                && !any(&slurm, "GresTypes", names_a_share)
+                && !any(&gres, "Name", names_a_share),
+            list: list(&slurm, &gres, node, host).unwrap_or_else(List::Unknown),
+            outdated,
         }
     }
+
+    fn unknown(why: String) -> Self {
+        Self {
+            list: List::Unknown(why),
+            confined: None,
+            by_uuid: false,
+            grants: false,
+            outdated: None,
+            unshared: false,
+        }
+    }
+}
+
+/// Whether gres.conf was changed after slurmd began. A copy that slurmd itself fetched is what it has read.
+fn outdated(conf: &Path, slurm: &[Line], node: &str) -> Option<String> {
+    let file = conf.with_file_name("gres.conf");
+    let fetched = conf
+        .parent()
+        .is_some_and(|dir| dir.ends_with("conf-cache") || dir == Path::new("/run/slurm/conf"));
+    let (pid, began) = slurmd::running(last(slurm, "SlurmdPidFile"), node).filter(|_| !fetched)?;
+    let changed = std::fs::metadata(&file).ok()?.mtime();
+    (changed > began).then(|| format!("'{}' was changed after slurmd (pid {pid}) began", file.display()))
 }
 
 fn names_a_share(value: &str) -> bool {
@@ -77,12 +98,12 @@ fn names_a_share(value: &str) -> bool {
 }
 
 /// As Slurm itself decides it.
-fn confined(slurm: &[Line], cgroup: &Result<Option<Vec<Line>>, String>) -> Option<bool> {
+fn confined(slurm: &[Line], cgroup: Option<&[Line]>) -> Option<bool> {
     let plugin = last(slurm, "TaskPlugin").unwrap_or_default();
     if !plugin.contains("cgroup") {
         return Some(false);
     }
-    let cgroup = cgroup.as_ref().ok()?.as_deref().unwrap_or_default();
+    let cgroup = cgroup?;
     let constrain = last(cgroup, "ConstrainDevices").unwrap_or("no");
     Some(
         ["yes", "true", "on", "1"]

@@ -10,6 +10,7 @@ mod line;
 mod lines;
 mod release;
 pub(crate) mod setup;
+mod slurmd;
 mod submission;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Offer};

@@ -34,6 +34,9 @@ struct Place {
     /// slurm.conf; from SLURM_CONF or the usual places if not given
     #[arg(long, value_name = "FILE")]
     pub slurm_conf: Option<PathBuf>,
+    /// This node's name in Slurm; the host's if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
     /// The directory with a plugin for each release
     #[arg(long, value_name = "DIR", default_value = PLUGINS)]
     pub plugins: PathBuf,
@@ -79,7 +82,10 @@ impl SetUp for Verbs {
             Slurm::Enable(options) if options.refresh => refresh(options, around),
             Slurm::Enable(options) => enable(options, around),
             Slurm::Disable(place) => disable(&find(place, around)?),
-            Slurm::Check(place) => Ok(check(&place.plugins, &find(place, around)?, around).into()),
+            Slurm::Check(place) => {
+                let node = place.node.clone().unwrap_or_else(|| around.host.name());
+                Ok(check(&place.plugins, &find(place, around)?, &node, around).into())
+            }
         }?)
     }
 }

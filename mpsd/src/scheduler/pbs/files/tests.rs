@@ -12,6 +12,7 @@ fn around<'a>(programs: &'a str, config: Option<&'a str>) -> Surroundings<'a> {
         broken: None,
         programs: Path::new(programs),
         host: &ThisHost,
+        inventory: &|_| None,
     }
 }
 

@@ -10,6 +10,7 @@ fn only_what_is_unusual_stands_in_the_line() {
         broken: None,
         programs: Path::new(programs),
         host: &crate::scheduler::host::ThisHost,
+        inventory: &|_| None,
     };
     let plugin = Path::new("/usr/lib/mpsd/spank/22.05/spank_mps.so");
     let usual = line(&Enable::default(), plugin, &around(None, USUAL_PROGRAMS));
