@@ -344,6 +344,14 @@ pub(super) fn empty_bounding_set() -> Result<(), Errno> {
     Ok(())
 }
 
+/// Whether the kernel has Landlock, and it is switched on.
+pub(super) fn has_landlock() -> bool {
+    const VERSION: u32 = 1;
+    let none = std::ptr::null::<libc::c_void>();
+    // SAFETY: with this flag the kernel takes no structure and answers with a number.
+    unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0, VERSION) > 0 }
+}
+
 /// Number of resource limits (`RLIM_NLIMITS`).
 pub(super) const LIMITS: usize = 16;
 

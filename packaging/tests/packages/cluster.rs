@@ -15,9 +15,9 @@ use crate::{run, said};
 /// Who submits.
 pub const USER: &str = "worker";
 /// The simulated vendor's directory.
-pub const VENDOR: &str = "/opt/vendor";
+pub const VENDOR: &str = "/var/opt/vendor";
 /// What CUDA programs are on this cluster.
-pub const CLIENT: [&str; 3] = ["/opt/vendor/fake-cuda-client", "--node", VENDOR];
+pub const CLIENT: [&str; 3] = ["/var/opt/vendor/fake-cuda-client", "--node", VENDOR];
 
 /// Whatever is not said here is Debian's or Slurm's default. No cgroups for jobs: a systemd in a container gives none.
 const SLURM: &str = "\
@@ -182,16 +182,20 @@ fn running_of<'a>(programs: &[String], running: &'a str) -> Vec<&'a str> {
 
 #[test]
 fn a_process_is_ours_by_the_whole_path_of_its_program() {
-    let programs = ["/usr/libexec/mpsd/mpsd", "/opt/vendor/nvidia-cuda-mps-control"].map(str::to_owned);
+    let programs = [
+        "/usr/libexec/mpsd/mpsd",
+        "/var/opt/vendor/nvidia-cuda-mps-control",
+    ]
+    .map(str::to_owned);
     let below = "/home/user/mpsd/target/tmp/root-bookworm/root";
     let running = format!(
         "{below}/usr/lib/systemd/systemd-journald\n{below}/usr/libexec/mpsd/mpsd\n/usr/libexec/mpsd/mpsd (deleted)\n\
-         /usr/sbin/slurmd\n{below}/mpsd/other\n/opt/vendor/nvidia-cuda-mps-control\n/opt/vendor\n/home/mpsd\n"
+         /usr/sbin/slurmd\n{below}/mpsd/other\n/var/opt/vendor/nvidia-cuda-mps-control\n/var/opt/vendor\n/home/mpsd\n"
     );
     let ours = [
         &format!("{below}/usr/libexec/mpsd/mpsd"),
         "/usr/libexec/mpsd/mpsd (deleted)",
-        "/opt/vendor/nvidia-cuda-mps-control",
+        "/var/opt/vendor/nvidia-cuda-mps-control",
     ];
     assert_eq!(running_of(&programs, &running), ours);
 }

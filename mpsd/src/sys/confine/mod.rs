@@ -8,6 +8,10 @@ mod filter;
 
 use super::raw;
 use filter::For;
+use landlock::{
+    ABI, Access as _, AccessFs, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
+    RulesetStatus, Scope, path_beneath_rules,
+};
 use nix::errno::Errno;
 use nix::libc::{rlimit64, sock_filter};
 use nix::sys::prctl;
@@ -59,7 +63,7 @@ impl Confinement {
     /// Confines this process; allocates nothing.
     pub(super) fn enter(&self) -> Result<(), Errno> {
         prctl::set_no_new_privs()?;
-        // A kernel that was built without filters refuses this by EINVAL or ENOSYS: see `has_filters`.
+        // A kernel that was built without filters goes without: see [`lacking`].
         match raw::has_call_filters() {
             true => raw::filter_calls(&self.filter),
             false => Ok(()),
@@ -67,9 +71,46 @@ impl Confinement {
     }
 }
 
-/// Whether this kernel filters system calls; where it does not, the rest of a [`Confinement`] holds all the same.
-pub fn has_filters() -> bool {
-    raw::has_call_filters()
+/// Below these directories the NVML worker may write: devices, and what a library may leave behind. Nothing of the system's
+/// programs and settings, and nobody's home.
+const WORKERS_DIRECTORIES: [&str; 5] = ["/dev", "/proc", "/run", "/tmp", "/var"];
+
+/// Confines this process, which is to run NVML: a vendor's library as root. It executes nothing, has no network, signals
+/// nobody, and writes in few places. What is executed for NVML elsewhere, `nvidia-modprobe`, has to be done before.
+///
+/// # Errors
+/// One line; a kernel without one of the two means (seccomp, Landlock before Linux 5.13) is none, see [`lacking`].
+pub fn nvml_worker() -> Result<(), String> {
+    landlocked().map_err(|e| format!("Landlock: {e}"))?;
+    prctl::set_no_new_privs().map_err(|e| format!("no_new_privs: {e}"))?;
+    match raw::has_call_filters() {
+        true => raw::filter_calls(&filter::program(For::Worker)).map_err(|e| format!("seccomp: {e}")),
+        false => Ok(()),
+    }
+}
+
+/// Restricts this process as far as the kernel can; false where it cannot.
+fn landlocked() -> Result<bool, RulesetError> {
+    let newest = ABI::V6;
+    let read = AccessFs::from_read(newest) & !AccessFs::Execute;
+    let write = AccessFs::from_all(newest) & !AccessFs::Execute;
+    let status = Ruleset::default()
+        .handle_access(AccessFs::from_all(newest))?
+        .scope(Scope::Signal)?
+        .create()?
+        .add_rules(path_beneath_rules(["/"], read))?
+        .add_rules(path_beneath_rules(WORKERS_DIRECTORIES, write))?
+        .restrict_self()?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// What this kernel does not have of the means above; for the node's log.
+pub fn lacking() -> Vec<&'static str> {
+    let filters = (!raw::has_call_filters()).then_some("seccomp");
+    filters
+        .into_iter()
+        .chain((!raw::has_landlock()).then_some("Landlock"))
+        .collect()
 }
 
 /// Lets no process of the same user look into this one, or take it over: ptrace(2), `/proc/PID/mem`, a core dump.

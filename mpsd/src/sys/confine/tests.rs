@@ -49,9 +49,17 @@ fn a_confined_program_makes_no_namespace_and_starts_others_as_confined_as_itself
 /// What `calls` return in a child with this filter: 0, or the number of the error.
 fn under(whom: For, calls: fn() -> Vec<i32>) -> Vec<i32> {
     let program = filter::program(whom);
-    let answer = ask(soon(), || {
+    let confine = move || {
         prctl::set_no_new_privs().unwrap();
         raw::filter_calls(&program).unwrap();
+    };
+    after(confine, calls)
+}
+
+/// What `calls` return in a child that has done `first`.
+fn after(first: impl FnOnce(), calls: fn() -> Vec<i32>) -> Vec<i32> {
+    let answer = ask(soon(), || {
+        first();
         calls().iter().flat_map(|number| number.to_ne_bytes()).collect()
     });
     let bytes = answer.unwrap();
@@ -134,22 +142,37 @@ fn what_a_daemon_needs_is_allowed() {
 }
 
 #[test]
-fn the_worker_starts_no_program_and_has_no_network() {
+fn the_worker_executes_nothing_has_no_network_and_writes_in_few_places() {
     let _alone = alone();
+    assert_eq!(lacking(), Vec::<&str>::new(), "this machine cannot test it");
+    fn code<T>(result: std::io::Result<T>) -> i32 {
+        result.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |_| 0)
+    }
+    fn write(path: &str) -> i32 {
+        code(std::fs::OpenOptions::new().append(true).open(path))
+    }
     let tried = || {
-        let program = std::process::Command::new("/bin/true").status();
-        let code = |error: std::io::Error| error.raw_os_error().unwrap_or(-1);
         vec![
-            program.map_or_else(code, |_| 0),
-            std::net::TcpListener::bind("127.0.0.1:0").map_or_else(code, |_| 0),
-            std::net::UdpSocket::bind("[::1]:0").map_or_else(code, |_| 0),
-            std::os::unix::net::UnixDatagram::unbound().map_or_else(code, |_| 0),
+            code(std::process::Command::new("/bin/true").status()),
+            code(std::net::TcpListener::bind("127.0.0.1:0")),
+            code(std::net::UdpSocket::bind("[::1]:0")),
+            code(std::os::unix::net::UnixDatagram::unbound()),
             raw::tests::calls(&[(libc::SYS_ptrace, 0)])[0],
             i32::from(std::thread::spawn(|| ()).join().is_err()),
+            code(std::fs::File::create("/etc/mpsd-unit-test")),
+            write("/etc/passwd"),
+            code(std::fs::read("/etc/passwd")),
+            write("/dev/null"),
+            code(tempfile::tempfile()),
+            nix::sys::signal::kill(nix::unistd::getppid(), None).map_or_else(|errno| errno as i32, |()| 0),
         ]
     };
-    let eperm = libc::EPERM;
-    assert_eq!(under(For::Worker, tried), [eperm, eperm, eperm, 0, eperm, 0]);
+    let (eperm, eacces) = (libc::EPERM, libc::EACCES);
+    let want = [eperm, eperm, eperm, 0, eperm, 0, eacces, eacces, 0, 0, 0, eperm];
+    assert_eq!(after(|| nvml_worker().unwrap(), tried), want);
+    // Landlock by itself keeps it from executing, too.
+    let execute = || vec![code(std::process::Command::new("/bin/true").status())];
+    assert_eq!(after(|| assert!(landlocked().unwrap()), execute), [eacces]);
 }
 
 #[test]
