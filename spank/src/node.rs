@@ -4,13 +4,12 @@ use crate::handle::{Ended, Node, Program};
 use mpsd_core::JobId;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{self, Look, Record, Step, Waiting};
-use nix::fcntl::OFlag;
+use mpsd_core::replace::{Until, replace};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use std::fs::OpenOptions;
-use std::io::Write;
+use std::fs::DirBuilder;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -53,33 +52,13 @@ impl Node for ThisNode {
     }
 
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
-        let failed = |what: &str, e: std::io::Error| format!("cannot {what} '{}': {e}", path.display());
         let text = record.to_text()?;
         if let Some(directory) = path.parent() {
             // Every directory on the way is root's, or mps-prologue and the tasks would not trust it either.
-            let mut builder = std::fs::DirBuilder::new();
-            builder
-                .recursive(true)
-                .mode(0o711)
-                .create(directory)
-                .map_err(|e| failed("make the directory of", e))?;
+            let made = DirBuilder::new().recursive(true).mode(0o711).create(directory);
+            made.map_err(|e| format!("cannot make '{}': {e}", directory.display()))?;
         }
-        let new = path.with_extension("new");
-        let mut options = OpenOptions::new();
-        options
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o644)
-            .custom_flags(OFlag::O_NOFOLLOW.bits());
-        let written = options.open(&new).and_then(|mut file| {
-            // Slurm's umask is not ours to know.
-            file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
-            file.write_all(text.as_bytes())
-        });
-        written
-            .and_then(|()| std::fs::rename(&new, path))
-            .map_err(|e| failed("write", e))
+        replace(path, text.as_bytes(), 0o644, Until::Placed).map_err(|e| e.to_string())
     }
 
     fn settled_record(&self, path: &Path, deadline: Duration) -> Result<Option<Record>, String> {
@@ -124,122 +103,4 @@ fn wait(watch: Option<&Inotify>, left: Duration) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use mpsd_core::record::State;
-    use std::sync::mpsc;
-
-    /// A job's directory of the test's own, removed at the end.
-    struct Place(std::path::PathBuf);
-
-    impl Place {
-        fn new(name: &str) -> Self {
-            let place = std::env::temp_dir().join(format!("spank-node-{}-{name}", std::process::id()));
-            std::fs::create_dir_all(&place).unwrap();
-            Self(place)
-        }
-
-        fn record(&self) -> std::path::PathBuf {
-            self.0.join("4711/record")
-        }
-    }
-
-    impl Drop for Place {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn record(state: State) -> Record {
-        let mut record = Record::closed(JobId::parse("4711").unwrap(), 1000, state, "why".into());
-        record.deadline_s = 20;
-        record
-    }
-
-    /// Whether the tests run as root, as CI does; a record of another owner is not read.
-    fn is_root() -> bool {
-        nix::unistd::geteuid().is_root()
-    }
-
-    #[test]
-    fn a_record_that_others_could_have_written_is_not_read() {
-        let place = Place::new("foreign");
-        ThisNode
-            .leave_record(&place.record(), &record(State::Ready))
-            .unwrap();
-        std::fs::set_permissions(place.record(), std::fs::Permissions::from_mode(0o666)).unwrap();
-        assert!(
-            ThisNode
-                .record(&place.record())
-                .unwrap_err()
-                .contains("may be written by group or others")
-        );
-        std::fs::remove_file(place.record()).unwrap();
-        std::os::unix::fs::symlink("/etc/passwd", place.record()).unwrap();
-        assert!(ThisNode.record(&place.record()).is_err());
-        assert_eq!(ThisNode.record(&place.0.join("none/record")), Ok(None));
-    }
-
-    #[test]
-    fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
-        assert!(is_root(), "run as root, as CI does");
-        for gap in [false, true] {
-            let place = Place::new(if gap { "gap" } else { "settles" });
-            let path = place.record();
-            ThisNode.leave_record(&path, &record(State::Starting)).unwrap();
-            let (tell, told) = mpsc::channel();
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    tell.send(ThisNode.settled_record(&path, Duration::from_secs(20)))
-                        .unwrap()
-                });
-                assert!(
-                    told.recv_timeout(Duration::from_millis(100)).is_err(),
-                    "it waits while starting"
-                );
-                if gap {
-                    std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
-                    assert!(
-                        told.recv_timeout(Duration::from_millis(100)).is_err(),
-                        "it waits for what follows"
-                    );
-                }
-                let begin = Instant::now();
-                ThisNode.leave_record(&path, &record(State::Failed)).unwrap();
-                let settled = told.recv_timeout(Duration::from_secs(5)).unwrap().unwrap();
-                assert_eq!(settled.map(|r| r.state), Some(State::Failed));
-                assert!(
-                    gap || begin.elapsed() < LOOK,
-                    "the kernel tells, nobody asks: {:?}",
-                    begin.elapsed()
-                );
-            });
-        }
-    }
-
-    #[test]
-    fn a_start_that_never_settles_is_given_up_at_the_records_own_deadline() {
-        assert!(is_root(), "run as root, as CI does");
-        let place = Place::new("never");
-        let mut never = record(State::Starting);
-        never.deadline_s = 1;
-        ThisNode.leave_record(&place.record(), &never).unwrap();
-        let begin = Instant::now();
-        let given_up = ThisNode
-            .settled_record(&place.record(), Duration::from_secs(60))
-            .unwrap();
-        assert_eq!(given_up.map(|r| r.state), Some(State::Starting));
-        assert!((Duration::from_secs(1)..Duration::from_secs(3)).contains(&begin.elapsed()));
-    }
-
-    #[test]
-    fn a_steps_directory_counts_as_its_jobs() {
-        let place = Place::new("steps");
-        let job = JobId::parse("47").unwrap();
-        for (name, counts) in [("471", false), (".47.lock", false), ("47.0", true)] {
-            std::fs::create_dir(place.0.join(name)).unwrap();
-            assert_eq!(ThisNode.has_directories(&place.0, &job), counts, "{name}");
-        }
-        assert!(!ThisNode.has_directories(&place.0.join("none"), &job));
-    }
-}
+mod tests;

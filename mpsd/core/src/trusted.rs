@@ -101,19 +101,6 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     Err(unfit(&here, "is a directory, not a regular file"))
 }
 
-/// Refuses a file that is not a regular one of root's, or that others may write: for a descriptor got elsewhere.
-pub fn check_root_owned(file: &OwnedFd, path: &Path) -> Result<FileStat, FileError> {
-    let status = check(file, path)?;
-    if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-        let what = format!("is {}, not a regular file", kind(&status));
-        return Err(FileError::Unfit {
-            path: path.into(),
-            what,
-        });
-    }
-    Ok(status)
-}
-
 /// The components of a path, last first.
 fn pending(path: &Path) -> Vec<OsString> {
     let part = |component: Component<'_>| match component {
@@ -147,7 +134,11 @@ fn open_last(parent: &OwnedFd, part: &OsString, path: PathBuf) -> Result<Trusted
         other => other,
     }
     .map_err(FileError::io("open", &path))?;
-    let status = check_root_owned(&file, &path)?;
+    let status = check(&file, &path)?;
+    if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+        let what = format!("is {}, not a regular file", kind(&status));
+        return Err(FileError::Unfit { path, what });
+    }
     Ok(TrustedFile {
         file,
         path,

@@ -1,0 +1,106 @@
+use super::*;
+use crate::job::JobId;
+use crate::record::{Daemon, RecordGpu, State};
+
+fn request(text: &str) -> Request {
+    text.parse().unwrap()
+}
+
+fn uuid(n: u32) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
+}
+
+fn record(job: &str) -> Record {
+    let mut record = Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new());
+    record.request = Some(request(job));
+    record.gpus = vec![RecordGpu {
+        index: 1,
+        uuid: uuid(1),
+    }];
+    record.daemons = vec![Daemon {
+        gpus: vec![uuid(1)],
+        pipe: "/run/mpsd/jobs/7/pipe".into(),
+        log: "/run/mpsd/jobs/7/log".into(),
+        threads: "50".parse().ok(),
+        memory: vec![(uuid(1), 4096)],
+        priority: None,
+    }];
+    record
+}
+
+const JOB: &str = "MPS=on,MPS_THREADS=50,MPS_MEM=4G";
+
+#[test]
+fn what_a_step_inherits_changes_nothing() {
+    for step in [JOB, "MPS=on", "MPS=on,MPS_MEM=4G"] {
+        assert_eq!(of_step(&record(JOB), &request(step)), Ok(record(JOB)), "{step}");
+    }
+}
+
+#[test]
+fn lower_limits_are_those_of_the_steps_ranks() {
+    let own = of_step(&record(JOB), &request("MPS=on,MPS_THREADS=25,MPS_MEM=1G:2G")).unwrap();
+    assert_eq!(own.rank_threads, ["25".parse().unwrap()]);
+    assert_eq!(own.rank_memory, [vec![(uuid(1), 1024)], vec![(uuid(1), 2048)]]);
+    // No limit of the job's: any is lower.
+    let mut free = record("MPS=on");
+    free.daemons[0].threads = None;
+    free.daemons[0].memory.clear();
+    let own = of_step(&free, &request("MPS=on,MPS_THREADS=90,MPS_MEM=70G")).unwrap();
+    assert_eq!((own.rank_threads.len(), own.rank_memory.len()), (1, 1));
+}
+
+#[test]
+fn what_the_jobs_daemon_cannot_give_is_refused_by_name() {
+    let mut ranked = record("MPS=on,MPS_THREADS=30:70");
+    ranked.daemons[0].threads = None;
+    ranked.rank_threads = vec!["30".parse().unwrap(), "70".parse().unwrap()];
+    let cases = [
+        (
+            record(JOB),
+            "MPS=on,MPS_THREADS=80",
+            "--mps-threads=80: the job's MPS gives 50",
+        ),
+        (
+            record(JOB),
+            "MPS=on,MPS_MEM=5G",
+            "--mps-mem=5G: the job's MPS gives 4096M of GPU 1",
+        ),
+        (record(JOB), "MPS=on,MPS_THREADS=auto", "--mps-threads=auto: "),
+        (record(JOB), "MPS=on,MPS_MEM=25%", "--mps-mem=25%: "),
+        (
+            record(JOB),
+            "MPS=per-gpu",
+            "--mps=per-gpu: the job has one daemon",
+        ),
+        (
+            record(JOB),
+            "MPS=on,MPS_REPLICAS=4",
+            "--mps-replicas=4: the job's MPS runs already",
+        ),
+        (
+            record(JOB),
+            "MPS=on,MPS_PRIORITY=below-normal",
+            "--mps-priority=below-normal: ",
+        ),
+        (record(JOB), "MPS=on,MPS_VERIFY=on", "--mps-verify=on: "),
+        (
+            ranked.clone(),
+            "MPS=on,MPS_THREADS=50",
+            "--mps-threads=50: the job's MPS gives 30",
+        ),
+        (
+            ranked.clone(),
+            "MPS=on,MPS_THREADS=20:60:40",
+            "the job's MPS gives 30",
+        ),
+    ];
+    for (record, step, told) in cases {
+        let refusal = of_step(&record, &request(step)).unwrap_err().to_string();
+        assert!(
+            refusal.contains(told) && refusal.contains("; allowed: "),
+            "{step}: {refusal}"
+        );
+    }
+    assert!(of_step(&ranked, &request("MPS=on,MPS_THREADS=20:60")).is_ok());
+}

@@ -1,0 +1,118 @@
+use super::*;
+use mpsd_core::record::State;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::mpsc;
+
+/// A job's directory of the test's own, removed at the end.
+struct Place(std::path::PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let place = std::env::temp_dir().join(format!("spank-node-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        Self(place)
+    }
+
+    fn record(&self) -> std::path::PathBuf {
+        self.0.join("4711/record")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn record(state: State) -> Record {
+    let mut record = Record::closed(JobId::parse("4711").unwrap(), 1000, state, "why".into());
+    record.deadline_s = 20;
+    record
+}
+
+/// Whether the tests run as root, as CI does; a record of another owner is not read.
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+#[test]
+fn a_record_that_others_could_have_written_is_not_read() {
+    let place = Place::new("foreign");
+    ThisNode
+        .leave_record(&place.record(), &record(State::Ready))
+        .unwrap();
+    std::fs::set_permissions(place.record(), std::fs::Permissions::from_mode(0o666)).unwrap();
+    assert!(
+        ThisNode
+            .record(&place.record())
+            .unwrap_err()
+            .contains("may be written by group or others")
+    );
+    std::fs::remove_file(place.record()).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", place.record()).unwrap();
+    assert!(ThisNode.record(&place.record()).is_err());
+    assert_eq!(ThisNode.record(&place.0.join("none/record")), Ok(None));
+}
+
+#[test]
+fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
+    assert!(is_root(), "run as root, as CI does");
+    for gap in [false, true] {
+        let place = Place::new(if gap { "gap" } else { "settles" });
+        let path = place.record();
+        ThisNode.leave_record(&path, &record(State::Starting)).unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                tell.send(ThisNode.settled_record(&path, Duration::from_secs(20)))
+                    .unwrap()
+            });
+            assert!(
+                told.recv_timeout(Duration::from_millis(100)).is_err(),
+                "it waits while starting"
+            );
+            if gap {
+                std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+                assert!(
+                    told.recv_timeout(Duration::from_millis(100)).is_err(),
+                    "it waits for what follows"
+                );
+            }
+            let begin = Instant::now();
+            ThisNode.leave_record(&path, &record(State::Failed)).unwrap();
+            let settled = told.recv_timeout(Duration::from_secs(5)).unwrap().unwrap();
+            assert_eq!(settled.map(|r| r.state), Some(State::Failed));
+            assert!(
+                gap || begin.elapsed() < LOOK,
+                "the kernel tells, nobody asks: {:?}",
+                begin.elapsed()
+            );
+        });
+    }
+}
+
+#[test]
+fn a_start_that_never_settles_is_given_up_at_the_records_own_deadline() {
+    assert!(is_root(), "run as root, as CI does");
+    let place = Place::new("never");
+    let mut never = record(State::Starting);
+    never.deadline_s = 1;
+    ThisNode.leave_record(&place.record(), &never).unwrap();
+    let begin = Instant::now();
+    let given_up = ThisNode
+        .settled_record(&place.record(), Duration::from_secs(60))
+        .unwrap();
+    assert_eq!(given_up.map(|r| r.state), Some(State::Starting));
+    assert!((Duration::from_secs(1)..Duration::from_secs(3)).contains(&begin.elapsed()));
+}
+
+#[test]
+fn a_steps_directory_counts_as_its_jobs() {
+    let place = Place::new("steps");
+    let job = JobId::parse("47").unwrap();
+    for (name, counts) in [("471", false), (".47.lock", false), ("47.0", true)] {
+        std::fs::create_dir(place.0.join(name)).unwrap();
+        assert_eq!(ThisNode.has_directories(&place.0, &job), counts, "{name}");
+    }
+    assert!(!ThisNode.has_directories(&place.0.join("none"), &job));
+}
