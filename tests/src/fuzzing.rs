@@ -5,7 +5,7 @@
 use mpsd::daemon::dialogue::{Event, Proof, check};
 use mpsd::job::Journal;
 use mpsd::scheduler::host::{Answer, Host};
-use mpsd::scheduler::{self, Given, GpuName, Input, Program, Scheduler, Site};
+use mpsd::scheduler::{self, Given, GpuName, Input, Program, Site};
 use mpsd_core::config::Config;
 use mpsd_core::record::Daemon;
 use mpsd_core::record::Record;
@@ -149,12 +149,8 @@ pub fn scheduler_input(bytes: &[u8]) {
         value.to_str().map(str::to_owned)
     };
     for program in [Program::Prologue, Program::Epilogue] {
-        for scheduler in [
-            None,
-            Some(Scheduler::Slurm),
-            Some(Scheduler::Torque),
-            Some(Scheduler::OpenPbs),
-        ] {
+        let named = scheduler::ALL.map(|system| Some(system.scheduler()));
+        for scheduler in named.into_iter().chain([None]) {
             let input = Input {
                 program,
                 scheduler,

@@ -191,3 +191,30 @@ fn nothing_shipped_has_a_switch_for_tests() {
         }
     }
 }
+
+/// What one scheduler does differently is an answer of its folder to `BatchSystem`, so that a new one is a folder and a line.
+#[test]
+fn only_a_schedulers_folder_names_it() {
+    let mut strays = Vec::new();
+    let mut homes = BTreeSet::new();
+    for krate in SHIPPED {
+        for (name, text) in sources(krate, Strings::Emptied) {
+            // The names themselves.
+            if name == "mpsd/core/src/job.rs" || name.contains("test") {
+                continue;
+            }
+            for scheduler in ["Slurm", "Torque", "OpenPbs"] {
+                if !text.contains(&format!("Scheduler::{scheduler}")) {
+                    continue;
+                }
+                let home = format!("mpsd/src/scheduler/{}/", scheduler.to_lowercase());
+                match name.starts_with(&home) {
+                    true => drop(homes.insert(home)),
+                    false => strays.push(format!("{name} names {scheduler}")),
+                }
+            }
+        }
+    }
+    assert_eq!(strays, Vec::<String>::new());
+    assert_eq!(homes.len(), 3, "folders that name their scheduler: {homes:?}");
+}
