@@ -36,6 +36,8 @@ fn worker(parent: u32) -> Option<u32> {
 
 /// Lets the worker of `program` run in strides until `enough` or it ends; it is stopped when `enough` looks.
 fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> Option<u32> {
+    // Root's programs come first on a CPU: who steps them has to come as soon.
+    mpsd::sys::priority::raise();
     let parent = program.0.id();
     let end = Instant::now() + Duration::from_secs(20);
     let mut found = None;
