@@ -7,6 +7,7 @@ mod child;
 mod clients;
 mod contract;
 mod debs;
+mod devices;
 mod job;
 mod look;
 mod probe;
@@ -66,6 +67,8 @@ enum Part {
     Pairs,
     /// The same job through a real Slurm: srun --mps
     Slurm,
+    /// Two GPUs, listed partly and against the order of the bus: MPS on the GPU that the job has without it
+    Devices,
     /// Whether a real Slurm comes up on this machine, without the plugin
     SlurmAlone,
 }
@@ -157,6 +160,10 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
         step(outcome, "slurm", |section| {
             slurm::run(section, place, gpu, minor, &limits, &debs)
         })?;
+    }
+    if part.takes(Part::Devices) {
+        let debs = package(options)?.join("debs");
+        step(outcome, "devices", |section| devices::run(section, place, &debs))?;
     }
     if part.takes(Part::Contract) {
         step(outcome, "contract", |section| contract::run(section, place))?;

@@ -33,7 +33,7 @@ pub fn run(
     let slurm = Debs::install(debs)?;
     let slice = Slice::make();
     section.fact("files_brought", slurm.count() as i64);
-    let bed = with_plugin(place, minor)?;
+    let bed = with_plugin(place, options(vec![minor]))?;
     start(section, &bed)?;
     let user = User::named(&place.user.name)?;
     let outcome = (0..RUNS).try_for_each(|number| one(section, place, &bed, &user, limits, number));
@@ -73,7 +73,7 @@ pub fn alone(section: &mut Section, place: &Place, minor: u32, debs: &Path) -> R
     let slurm = Debs::install(debs)?;
     let _slice = Slice::make();
     section.fact("files_brought", slurm.count() as i64);
-    let bed = Bed::create(options(minor))?;
+    let bed = Bed::create(options(vec![minor]))?;
     start(section, &bed)?;
     let probe = place.staged("mps-probe")?.display().to_string();
     let user = User::named(&place.user.name)?;
@@ -88,7 +88,7 @@ pub fn alone(section: &mut Section, place: &Place, minor: u32, debs: &Path) -> R
     Ok(())
 }
 
-fn start(section: &mut Section, bed: &Bed) -> Result<()> {
+pub fn start(section: &mut Section, bed: &Bed) -> Result<()> {
     let begin = std::time::Instant::now();
     let up = bed.start();
     if up.is_err() {
@@ -102,11 +102,11 @@ fn start(section: &mut Section, bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn options(minor: u32) -> Options {
+pub fn options(minors: Vec<u32>) -> Options {
     Options {
         nodes: 1,
         cpus: CLIENTS as u32,
-        gpus: Gpus::Real(vec![minor]),
+        gpus: Gpus::Real(minors),
         cgroup_lines: match unified() {
             // Without systemd, Slurm's plugin for the unified hierarchy makes its own groups, in `system.slice`.
             true => vec!["CgroupPlugin=cgroup/v2".into(), "IgnoreSystemd=yes".into()],
@@ -117,17 +117,17 @@ fn options(minor: u32) -> Options {
 }
 
 /// Whether `/sys/fs/cgroup` is the unified hierarchy.
-fn unified() -> bool {
+pub fn unified() -> bool {
     Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
 /// `system.slice`, where Slurm's groups go and systemd has made none; removed again if it is ours.
-struct Slice(bool);
+pub struct Slice(bool);
 
 const SLICE: &str = "/sys/fs/cgroup/system.slice";
 
 impl Slice {
-    fn make() -> Self {
+    pub fn make() -> Self {
         Self(unified() && std::fs::create_dir(SLICE).is_ok())
     }
 }
@@ -150,9 +150,9 @@ fn remove_groups(at: &Path) {
     let _ = std::fs::remove_dir(at);
 }
 
-fn with_plugin(place: &Place, minor: u32) -> Result<Bed> {
+pub fn with_plugin(place: &Place, options: Options) -> Result<Bed> {
     let config = job::config(place)?;
-    let mut bed = Bed::create(options(minor))?;
+    let mut bed = Bed::create(options)?;
     let options = bed.options_mut();
     options.plugin = Some(place.staged("spank_mps.so")?);
     options.plugin_arguments = vec![
@@ -206,7 +206,7 @@ fn one(
     Ok(())
 }
 
-fn tail(log: &str) -> String {
+pub fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")
 }

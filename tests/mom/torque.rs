@@ -2,6 +2,7 @@
 
 use crate::assertions::{Before, attached, shell_ends, torque_client};
 use crate::both;
+use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 
 fn cluster(names: &[&str]) -> Cluster {
@@ -25,6 +26,37 @@ fn the_flag_that_the_suite_is_named_after() {
     attached(&c.records(0)[0], &job, "nodea", 132, None);
     assert_eq!(c.output(&job, 0).1, "");
     c.torque_end(&job, 0);
+    before.holds(&mut c);
+}
+
+/// Torque confines no task, with and without NVML of its own: its number is the index that CUDA counts, whatever the number
+/// of the device file.
+#[test]
+fn a_number_is_the_index_that_cuda_counts() {
+    let crossed = |node: Builder| {
+        node.describe(|node| {
+            for (gpu, minor) in node.gpu.iter_mut().zip([1, 0]) {
+                gpu.minor = Some(minor);
+            }
+        })
+    };
+    let mut c = Cluster::with(Product::Torque, &["nodea"], crossed, "");
+    let before = Before::of(&mut c);
+    let mut gpus = |id: &str, account: &str| {
+        let job = Job::new(id, account).on(&[&[1]]);
+        assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+        let modes = c.gpus[0].modes();
+        let run = c.torque_shell(&job, &Cluster::client(""));
+        shell_ends(&mut c, run, &job, 0);
+        let record = c.records(0).remove(0);
+        c.torque_end(&job, 0);
+        (record["uuids"].clone(), record["under_mps"] == true, modes)
+    };
+    let (without, bare, _) = gpus("8.vm", "");
+    let (with, under_mps, modes) = gpus("9.vm", "MPS=true");
+    assert_eq!((bare, under_mps), (false, true));
+    assert_eq!(with, without);
+    assert_eq!(modes, ["default", "exclusive_process"]);
     before.holds(&mut c);
 }
 

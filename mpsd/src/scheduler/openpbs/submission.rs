@@ -170,6 +170,10 @@ fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> 
     let value = line.trim_matches(['"', '\'']).replace("\\,", ",");
     Some(match GpuName::parse_list(&value) {
         Ok(names) if names.is_empty() => GpuSource::None,
+        // The hook confines tasks to their GPUs, so that a number may count all of the node's or the job's alone.
+        Ok(names) if names.iter().any(|name| matches!(name, GpuName::Index(_))) => GpuSource::Unknown {
+            why: format!("'{shown}' names GPUs by number, and UUIDs alone are certain"),
+        },
         Ok(names) => GpuSource::Listed(names),
         Err(why) => GpuSource::Unknown {
             why: format!("'{shown}': {why}"),

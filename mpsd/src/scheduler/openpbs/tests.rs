@@ -73,6 +73,15 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
         call.host.ran.borrow().is_empty(),
         "the hook's options say it all: no command is run"
     );
+    let unknown = |devices: crate::scheduler::Devices| match devices.gpus {
+        GpuSource::Unknown { why } => why,
+        other => panic!("{other:?}"),
+    };
+    call.host = Paper::default().file("/var/spool/x/aux/0.localhost.env", "CUDA_VISIBLE_DEVICES=0\\,1\n");
+    assert!(unknown(call.devices()).contains("aux/0.localhost.env' names GPUs by number"));
+    // A vnode with a count of GPUs, and no hook that names them.
+    call.host = Paper::default();
+    assert!(unknown(call.devices()).contains("pbs_cgroups is not there to name them"));
     call.given.gpus = Some("GPU-31111111-2222-3333-4444-555555555555".into());
     assert!(
         matches!(&call.devices().gpus, GpuSource::Listed(names) if names.len() == 1),

@@ -1,0 +1,254 @@
+//! Two real GPUs under lists that are partial or against the order of the bus. The oracle is the same job without MPS: what
+//! `mps-probe` sees there. A job with MPS has the same GPU, by `mps-probe` and by NVIDIA's own list of compute processes, or
+//! it is refused in a line that names both device files, and no server starts.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tests::slurm::{Bed, Options, User};
+
+use crate::debs::Debs;
+use crate::job;
+use crate::look::{self, Look};
+use crate::result::Section;
+use crate::site::{self, Place};
+use crate::slurm::{self, Slice, tail, unified};
+
+/// Longest that one `srun` may take.
+const SRUN: Duration = Duration::from_secs(90);
+
+/// A GPU and its device file's number.
+struct Device {
+    uuid: String,
+    minor: u32,
+}
+
+/// One way to list two GPUs: a name, what slurm.conf grants, gres.conf, and what jobs ask for.
+struct List {
+    name: &'static str,
+    granted: &'static str,
+    gres: String,
+    asked: &'static [&'static str],
+}
+
+/// Every list, with and without ConstrainDevices.
+pub fn run(section: &mut Section, place: &Place, debs: &Path) -> Result<()> {
+    let devices = devices()?;
+    let [first, second, ..] = &devices[..] else {
+        section.fact("left_out", "this machine has one GPU");
+        return Ok(());
+    };
+    for device in [first, second] {
+        section.fact(&format!("nvidia{}", device.minor), device.uuid.clone());
+    }
+    let file = |device: &Device| format!("File=/dev/nvidia{}", device.minor);
+    let lists = [
+        List {
+            name: "partial",
+            granted: "gpu:1",
+            gres: format!("Name=gpu {}\n", file(second)),
+            asked: &["--gres=gpu:1"],
+        },
+        List {
+            name: "reversed",
+            granted: "gpu:b:1,gpu:a:1",
+            gres: format!(
+                "Name=gpu Type=b {}\nName=gpu Type=a {}\n",
+                file(second),
+                file(first)
+            ),
+            asked: &["--gres=gpu:a:1", "--gres=gpu:b:1"],
+        },
+    ];
+    let before = Look::take(&place.run)?;
+    let brought = Debs::install(debs)?;
+    let slice = Slice::make();
+    for list in &lists {
+        for constrain in [false, true] {
+            under(section, place, list, constrain, &devices)?;
+        }
+    }
+    drop(brought);
+    drop(slice);
+    let kept = [first, second]
+        .map(|device| job::kept(&place.run, &device.uuid))
+        .concat();
+    look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
+}
+
+/// All GPUs in the order of the bus, from `nvidia-smi -q`.
+fn devices() -> Result<Vec<Device>> {
+    let text = site::smi(&["-q"])?;
+    let values = |key: &str| {
+        let lines = text.lines().filter_map(|line| line.split_once(':'));
+        let found = lines.filter(|(name, _)| name.trim() == key);
+        found
+            .map(|(_, value)| value.trim().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let (uuids, minors) = (values("GPU UUID"), values("Minor Number"));
+    ensure!(
+        uuids.len() == minors.len(),
+        "nvidia-smi -q: {uuids:?}, {minors:?}"
+    );
+    let device = |(uuid, minor): (String, String)| {
+        Ok(Device {
+            uuid,
+            minor: minor.parse()?,
+        })
+    };
+    uuids.into_iter().zip(minors).map(device).collect()
+}
+
+fn options(list: &List, constrain: bool) -> Options {
+    let mut options = Options {
+        gres: Some(list.granted.to_owned()),
+        gres_conf: Some(list.gres.clone()),
+        ..slurm::options(Vec::new())
+    };
+    if constrain {
+        options.slurm_lines = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"]
+            .map(str::to_owned)
+            .to_vec();
+        options.cgroup_lines.push("ConstrainDevices=yes".into());
+        if !unified() {
+            options
+                .cgroup_lines
+                .push("CgroupMountpoint=/sys/fs/cgroup".into());
+            options.cgroup_lines.push("CgroupPlugin=cgroup/v1".into());
+        }
+    }
+    options
+}
+
+fn under(
+    section: &mut Section,
+    place: &Place,
+    list: &List,
+    constrain: bool,
+    devices: &[Device],
+) -> Result<()> {
+    let word = if constrain { "confined" } else { "free" };
+    let name = format!("{} {word}", list.name);
+    let bed = slurm::with_plugin(place, options(list, constrain))?;
+    if let Err(error) = bed.start() {
+        // Slurm's device cgroups need more of a machine than some containers give.
+        ensure!(
+            constrain,
+            "{name}: Slurm did not come up: {error:#}\n{}",
+            tail(&bed.log("node1"))
+        );
+        section.fact(&format!("{name}: left out"), format!("{error:#}"));
+        return Ok(());
+    }
+    let user = User::named(&place.user.name)?;
+    for asked in list.asked {
+        let what = format!("{name} {asked}");
+        let outcome = compare(section, place, &bed, &user, asked, &what, devices);
+        if outcome.is_err() {
+            section.fact(&format!("{what}: slurmd_log"), tail(&bed.log("node1")));
+        }
+        outcome?;
+    }
+    let forced = bed.end()?;
+    section.check(
+        format!("{name}: Slurm ended by itself"),
+        forced.is_empty(),
+        format!("{forced:?}"),
+    );
+    Ok(())
+}
+
+fn compare(
+    section: &mut Section,
+    place: &Place,
+    bed: &Bed,
+    user: &User,
+    asked: &str,
+    what: &str,
+    devices: &[Device],
+) -> Result<()> {
+    let probe = place.staged("mps-probe")?.display().to_string();
+    // What the job is given: its variables, and the device files that it may open.
+    let look = "echo $SLURM_STEP_GPUS $CUDA_VISIBLE_DEVICES; for f in /dev/nvidia[0-9]*; do (: <$f) 2>/dev/null && echo $f; done";
+    let given = bed.srun(user, &[asked, "/bin/sh", "-c", look], SRUN)?.success()?;
+    section.fact(
+        &format!("{what}: given"),
+        given.stdout.split_whitespace().collect::<Vec<_>>().join(" "),
+    );
+    let without = bed.srun(user, &[asked, &probe, "--json"], SRUN)?.success()?;
+    let without = uuids(&without.stdout)?;
+    section.fact(
+        &format!("{what}: without"),
+        without.iter().cloned().collect::<Vec<_>>().join(" "),
+    );
+    let mut job = bed.spawn(user, &["srun", asked, "--mps", &probe, "--json", "--hold", "4"])?;
+    let servers = servers_while(&mut job, devices)?;
+    let done = job.wait(SRUN)?;
+    if done.status.success() {
+        section.equal(
+            format!("{what}: mps-probe, with MPS"),
+            &uuids(&done.stdout)?,
+            &without,
+        );
+        section.equal(
+            format!("{what}: nvidia-smi, the server's GPU"),
+            &servers,
+            &without,
+        );
+        section.check(
+            format!("{what}: under MPS"),
+            done.stdout.contains("\"under_mps\":true"),
+            done.stdout.clone(),
+        );
+        return Ok(());
+    }
+    let said = done.stderr.contains("mps: ")
+        && done.stderr.matches("GPU-").count() + done.stderr.matches("/dev/nvidia").count() >= 2;
+    section.check(
+        format!("{what}: refused in a line that names both GPUs"),
+        said,
+        done.stderr.clone(),
+    );
+    section.fact(&format!("{what}: refused"), done.stderr.trim().to_owned());
+    Ok(())
+}
+
+/// The GPUs on which NVIDIA's own list shows an MPS server while the job runs.
+fn servers_while(job: &mut tests::slurm::Client, devices: &[Device]) -> Result<BTreeSet<String>> {
+    let fields = [
+        "--query-compute-apps=gpu_uuid,process_name",
+        "--format=csv,noheader",
+    ];
+    let end = Instant::now() + Duration::from_secs(20);
+    let mut seen = BTreeSet::new();
+    while seen.is_empty() && job.runs()? && Instant::now() < end {
+        let text = site::smi(&fields)?;
+        let servers = text
+            .lines()
+            .filter(|line| line.contains("nvidia-cuda-mps-server"));
+        let uuids = servers.filter_map(|line| line.split(',').next().map(str::trim));
+        let ours = uuids.filter(|uuid| devices.iter().any(|device| device.uuid == *uuid));
+        seen.extend(ours.map(str::to_owned));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(seen)
+}
+
+fn uuids(stdout: &str) -> Result<BTreeSet<String>> {
+    let line = stdout
+        .lines()
+        .find(|line| line.starts_with('{'))
+        .context("the probe wrote no report")?;
+    let report: serde_json::Value = serde_json::from_str(line)?;
+    let gpus = report["gpus"]
+        .as_array()
+        .context("the probe's report has no GPUs")?;
+    Ok(gpus
+        .iter()
+        .filter_map(|gpu| gpu["uuid"].as_str())
+        .map(str::to_owned)
+        .collect())
+}
