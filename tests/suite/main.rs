@@ -4,6 +4,7 @@ mod accounts;
 mod architecture;
 mod bad_input;
 mod circles;
+mod confined;
 mod corpus;
 mod crash;
 mod evidence;

@@ -15,7 +15,7 @@ mod user_log;
 mod watch;
 
 use crate::job::spec::{REPORT_FD, Report, SPEC_FD, Spec};
-use crate::sys::descriptors;
+use crate::sys::{confine, descriptors};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::time::Instant;
@@ -29,7 +29,7 @@ const LONGEST_SPEC: u64 = 1 << 20;
 /// One line; the same has gone to the report descriptor.
 pub fn run() -> Result<(), String> {
     let began = Instant::now();
-    let spec = read_spec()?;
+    let spec = own_spec()?;
     let mut report = report_file()?;
     let mut events = events::Events::new()?;
     let mut log = user_log::UserLog::open(&spec);
@@ -62,8 +62,15 @@ pub fn run() -> Result<(), String> {
 /// # Errors
 /// One line when a daemon did not go.
 pub fn stop() -> Result<(), String> {
-    let spec = read_spec()?;
+    let spec = own_spec()?;
     stop::all(&spec)
+}
+
+/// The specification; from here on nobody may look into this process, or take it over: its user's other processes are in
+/// the job's limits, and this one is not.
+fn own_spec() -> Result<Spec, String> {
+    confine::undumpable().map_err(|e| format!("cannot be kept from debuggers: {e}"))?;
+    read_spec()
 }
 
 fn read_spec() -> Result<Spec, String> {

@@ -1,5 +1,6 @@
 //! `mpsd` as root sees it: started as the job's user, heard, never believed.
 
+use super::device_files;
 use super::launch::with_spec;
 use super::members as processes;
 use super::real::{RealNode, Started};
@@ -7,6 +8,7 @@ use crate::job::journal::{Journal, ProcessRef};
 use crate::job::node::{Console, Daemons, Role, Severity};
 use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, Spec};
 use crate::sys::cgroup::Cgroup;
+use crate::sys::confine;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
 use crate::sys::guard::detach;
@@ -75,6 +77,16 @@ impl Daemons for RealNode {
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
         let (report, theirs) =
             pipe2(OFlag::O_CLOEXEC).map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
+        device_files::of_unified_memory();
+        let lacking = confine::lacking();
+        if !lacking.is_empty() {
+            let line = format!(
+                "job {}: this kernel has no {}: processes are confined by less",
+                journal.job,
+                lacking.join(", ")
+            );
+            self.log(Severity::Info, &line);
+        }
         let mut spawn = with_spec(self, journal, spec, &[])?;
         spawn.inherit.push((theirs, REPORT_FD));
         let mut child = spawn.start().map_err(|e| not_started(&e))?;

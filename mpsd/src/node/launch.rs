@@ -15,7 +15,7 @@ const OPEN_FILES: u64 = 16_384;
 /// A control command's share of a polite stop.
 const COMMAND_MS: u64 = 2_000;
 
-/// `mpsd` as the job's user, in the job's cgroup, with `spec` on its descriptor.
+/// `mpsd` as the job's user, with `spec` on its descriptor.
 pub fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Result<Spawn, Failure> {
     let text = serde_json::to_string(spec).map_err(|e| broken("specification", &e.to_string()))?;
     let mut spawn = node.as_user(journal, "mpsd")?;
@@ -29,14 +29,6 @@ pub fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str])
         .into_iter()
         .collect();
     spawn.nofile = Some(OPEN_FILES);
-    spawn.cgroup = match node.cgroup_of(journal) {
-        Some(cgroup) => Some(
-            cgroup
-                .directory()
-                .map_err(|e| broken("the job's cgroup", &e.to_string()))?,
-        ),
-        None => None,
-    };
     let text = holding(text.as_bytes());
     let text = text.map_err(|e| Undetermined::new("mpsd's specification", e.desc()))?;
     spawn.inherit = vec![(text, SPEC_FD)];

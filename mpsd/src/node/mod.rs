@@ -1,6 +1,7 @@
 //! This node, as root changes it: [`real`] does here what [`crate::job::node::Node`] names.
 
 mod daemons;
+mod device_files;
 mod failed_starts;
 mod gpus;
 mod launch;

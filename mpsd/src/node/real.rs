@@ -6,7 +6,8 @@ use crate::job::Journal;
 use crate::job::node::{Console, Drains, Severity};
 use crate::plan::effects::Effect;
 use crate::scheduler::drain::{self, Place, markers};
-use crate::sys::cgroup::Cgroup;
+use crate::sys::cgroup::{Cgroup, CgroupError};
+use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
 use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
@@ -85,9 +86,16 @@ impl RealNode {
         }
     }
 
-    /// The suite's program `name`, to be run as the job's user in a session of its own.
+    /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, and confined,
+    /// since its user may take it over.
     pub(super) fn as_user(&self, journal: &Journal, name: &str) -> Result<Spawn, Failure> {
         let mut spawn = Spawn::new(&beside(name)?);
+        let directory = |cgroup: Cgroup| {
+            let failed = |e: CgroupError| Fault::new(Evidence::Storage, "the job's cgroup", e.to_string());
+            cgroup.directory().map_err(failed)
+        };
+        spawn.cgroup = self.cgroup_of(journal).map(directory).transpose()?;
+        spawn.confinement = Some(Confinement::new(None));
         spawn.identity = Some(Identity {
             uid: journal.uid,
             gid: journal.gid,

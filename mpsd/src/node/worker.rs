@@ -2,8 +2,10 @@
 //!
 //! `mpsd --nvml LIBRARY` loads NVML once and answers questions, one line of JSON each, until its descriptor closes.
 
+use super::device_files;
 use super::nvml::{Nvml, NvmlError};
 use crate::sys::Exit;
+use crate::sys::confine;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
 use crate::sys::is_scarcity;
@@ -50,6 +52,7 @@ struct Unanswered {
 /// # Errors
 /// One line: no descriptor, or a question that is none.
 pub fn serve(library: &str) -> Result<(), String> {
+    confine::nvml_worker()?;
     let fd = crate::sys::descriptors::take(WORKER_FD).map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
     let mut stream = UnixStream::from(fd);
     let reader = BufReader::new(stream.try_clone().map_err(|e| e.to_string())?);
@@ -115,6 +118,7 @@ impl NvmlWorker {
             SockFlag::SOCK_CLOEXEC,
         )
         .map_err(|e| broken(format!("no socket to be had: {e}"), Some(e)))?;
+        device_files::of_driver();
         let mut spawn = Spawn::new(program);
         spawn.args = vec!["--nvml".into(), library.into()];
         spawn.inherit = vec![(theirs, WORKER_FD)];
