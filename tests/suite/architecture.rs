@@ -36,6 +36,7 @@ const DEPENDENCIES: [(&str, &[&str]); 5] = [
         &[
             "clap",
             "cudarc",
+            "landlock",
             "mpsd-core",
             "nix",
             "nvml-wrapper",
