@@ -16,6 +16,16 @@ fn refusal(text: &str) -> String {
     }
 }
 
+/// Every option as this wording names it.
+fn all(wording: Wording) -> String {
+    let names = Key::ALL.map(|key| wording.token(key, None)).join(", ");
+    assert!(
+        names.starts_with("MPS, MPS_THREADS, ") || names.starts_with("mps, mps=threads, "),
+        "{names}"
+    );
+    names
+}
+
 #[test]
 fn what_is_not_ours_is_not_looked_at() {
     let long = format!("proj,{}", "x".repeat(10_000));
@@ -95,40 +105,105 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
     let threads = Threads::ALLOWED;
     let memory = MemoryLimit::ALLOWED;
     let cases = [
-        ("MPS=maybe", format!("MPS=maybe: unknown word; allowed: {}", Mode::ALLOWED)),
+        (
+            "MPS=maybe",
+            format!("MPS=maybe: unknown word; allowed: {}", Mode::ALLOWED),
+        ),
         ("MPS=", format!("MPS=: unknown word; allowed: {}", Mode::ALLOWED)),
-        ("MPS=on=5", format!("MPS=on=5: unknown word; allowed: {}", Mode::ALLOWED)),
-        ("MPS=on,MPS_THREADS=0", format!("MPS_THREADS=0: below 1; allowed: {threads}")),
-        ("MPS=on,MPS_THREADS=101", format!("MPS_THREADS=101: above 100; allowed: {threads}")),
-        ("MPS=on,MPS_THREADS=abc", format!("MPS_THREADS=abc: not a plain decimal number; allowed: {threads}")),
-        ("MPS=on,MPS_THREADS=NaN", format!("MPS_THREADS=NaN: not a plain decimal number; allowed: {threads}")),
-        ("MPS=on,MPS_THREADS=30::70", format!("MPS_THREADS=30::70: not a plain decimal number; allowed: {threads}")),
-        ("MPS=on,MPS_THREADS=30:auto", format!("MPS_THREADS=30:auto: not a plain decimal number; allowed: {threads}")),
-        ("MPS=on,MPS_MEM=3X", format!("MPS_MEM=3X: unknown unit; allowed: {memory}")),
-        ("MPS=on,MPS_MEM=4", format!("MPS_MEM=4: a size needs a unit; allowed: {memory}")),
-        ("MPS=on,MPS_MEM=0G", format!("MPS_MEM=0G: less than 1M; allowed: {memory}")),
-        ("MPS=on,MPS_MEM=0=4G:2G", format!("MPS_MEM=0=4G:2G: names a GPU for some limits only; allowed: {memory}")),
-        ("MPS=on,MPS_MEM=0=4G:00=2G", format!("MPS_MEM=0=4G:00=2G: names GPU 0 twice; allowed: {memory}")),
-        ("MPS=on,MPS_MEM=0=auto", format!("MPS_MEM=0=auto: not a plain decimal number with a unit; allowed: {memory}")),
+        (
+            "MPS=on=5",
+            format!("MPS=on=5: unknown word; allowed: {}", Mode::ALLOWED),
+        ),
+        (
+            "MPS=on,MPS_THREADS=0",
+            format!("MPS_THREADS=0: below 1; allowed: {threads}"),
+        ),
+        (
+            "MPS=on,MPS_THREADS=101",
+            format!("MPS_THREADS=101: above 100; allowed: {threads}"),
+        ),
+        (
+            "MPS=on,MPS_THREADS=abc",
+            format!("MPS_THREADS=abc: not a plain decimal number; allowed: {threads}"),
+        ),
+        (
+            "MPS=on,MPS_THREADS=NaN",
+            format!("MPS_THREADS=NaN: not a plain decimal number; allowed: {threads}"),
+        ),
+        (
+            "MPS=on,MPS_THREADS=30::70",
+            format!("MPS_THREADS=30::70: not a plain decimal number; allowed: {threads}"),
+        ),
+        (
+            "MPS=on,MPS_THREADS=30:auto",
+            format!("MPS_THREADS=30:auto: not a plain decimal number; allowed: {threads}"),
+        ),
+        (
+            "MPS=on,MPS_MEM=3X",
+            format!("MPS_MEM=3X: unknown unit; allowed: {memory}"),
+        ),
+        (
+            "MPS=on,MPS_MEM=4",
+            format!("MPS_MEM=4: a size needs a unit; allowed: {memory}"),
+        ),
+        (
+            "MPS=on,MPS_MEM=0G",
+            format!("MPS_MEM=0G: less than 1M; allowed: {memory}"),
+        ),
+        (
+            "MPS=on,MPS_MEM=0=4G:2G",
+            format!("MPS_MEM=0=4G:2G: names a GPU for some limits only; allowed: {memory}"),
+        ),
+        (
+            "MPS=on,MPS_MEM=0=4G:00=2G",
+            format!("MPS_MEM=0=4G:00=2G: names GPU 0 twice; allowed: {memory}"),
+        ),
+        (
+            "MPS=on,MPS_MEM=0=auto",
+            format!("MPS_MEM=0=auto: not a plain decimal number with a unit; allowed: {memory}"),
+        ),
         (
             "MPS=on,MPS_MEM=MIG-77f46ec1=4G",
             "MPS_MEM=MIG-77f46ec1=4G: names a MIG device, and MPS is given to whole GPUs; \
              allowed: the GPU's number within the job, from 0, or its UUID (GPU-...)"
                 .to_owned(),
         ),
-        ("MPS_THREADS=25", "MPS_THREADS=25: MPS itself is not asked for; allowed: MPS=on beside it".to_owned()),
+        (
+            "MPS_THREADS=25",
+            "MPS_THREADS=25: MPS itself is not asked for; allowed: MPS=on beside it".to_owned(),
+        ),
         (
             "MPS=on,MPS_THREAD=25",
-            "MPS_THREAD=25: unknown key; allowed: MPS, MPS_THREADS, MPS_MEM, MPS_REPLICAS, MPS_PRIORITY, MPS_VERIFY"
-                .to_owned(),
+            format!("MPS_THREAD=25: unknown key; allowed: {}", all(Wording::Account)),
         ),
-        ("MPS=on,mps=off", "mps=off: given twice with different values; allowed: one value".to_owned()),
-        ("MPS=on,MPS_REPLICAS=0", "MPS_REPLICAS=0: below 1; allowed: a whole number from 1 to 48".to_owned()),
-        ("MPS=on,MPS_REPLICAS=49", "MPS_REPLICAS=49: above 48; allowed: a whole number from 1 to 48".to_owned()),
-        ("MPS=on,MPS_REPLICAS=2.5", "MPS_REPLICAS=2.5: not a whole number; allowed: a whole number from 1 to 48".to_owned()),
-        ("MPS=on,MPS_PRIORITY=high", "MPS_PRIORITY=high: unknown word; allowed: normal, below-normal".to_owned()),
-        ("MPS=on,MPS_VERIFY=2", "MPS_VERIFY=2: unknown word; allowed: true, yes, on, 1; false, no, off, 0".to_owned()),
-        ("MPS=off,MPS_THREADS=101", format!("MPS_THREADS=101: above 100; allowed: {threads}")),
+        (
+            "MPS=on,mps=off",
+            "mps=off: given twice with different values; allowed: one value".to_owned(),
+        ),
+        (
+            "MPS=on,MPS_REPLICAS=0",
+            "MPS_REPLICAS=0: below 1; allowed: a whole number from 1 to 48".to_owned(),
+        ),
+        (
+            "MPS=on,MPS_REPLICAS=49",
+            "MPS_REPLICAS=49: above 48; allowed: a whole number from 1 to 48".to_owned(),
+        ),
+        (
+            "MPS=on,MPS_REPLICAS=2.5",
+            "MPS_REPLICAS=2.5: not a whole number; allowed: a whole number from 1 to 48".to_owned(),
+        ),
+        (
+            "MPS=on,MPS_PRIORITY=high",
+            "MPS_PRIORITY=high: unknown word; allowed: normal, below-normal".to_owned(),
+        ),
+        (
+            "MPS=on,MPS_VERIFY=2",
+            "MPS_VERIFY=2: unknown word; allowed: true, yes, on, 1; false, no, off, 0".to_owned(),
+        ),
+        (
+            "MPS=off,MPS_THREADS=101",
+            format!("MPS_THREADS=101: above 100; allowed: {threads}"),
+        ),
     ];
     for (text, message) in cases {
         assert_eq!(refusal(text), message, "{text}");
@@ -409,13 +484,21 @@ fn the_resource_speaks_the_same_words() {
     }
     let refused = [
         ("", format!("mps=: unknown word; allowed: {}", Mode::ALLOWED)),
-        ("on+threads=101", format!("mps=threads=101: above 100; allowed: {}", Threads::ALLOWED)),
-        ("threads=25", "mps=threads=25: MPS itself is not asked for; allowed: mps=on+... with it".to_owned()),
-        ("on+off", "mps=off: given twice with different values; allowed: one value".to_owned()),
+        (
+            "on+threads=101",
+            format!("mps=threads=101: above 100; allowed: {}", Threads::ALLOWED),
+        ),
+        (
+            "threads=25",
+            "mps=threads=25: MPS itself is not asked for; allowed: mps=on+... with it".to_owned(),
+        ),
+        (
+            "on+off",
+            "mps=off: given twice with different values; allowed: one value".to_owned(),
+        ),
         (
             "on+thread=25",
-            "mps=thread=25: unknown key; allowed: mps, mps=threads, mps=mem, mps=replicas, mps=priority, mps=verify"
-                .to_owned(),
+            format!("mps=thread=25: unknown key; allowed: {}", all(Wording::Resource)),
         ),
     ];
     for (text, message) in refused {
