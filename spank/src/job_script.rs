@@ -4,7 +4,7 @@
 
 use crate::arguments::Arguments;
 use crate::handle::{Ended, Item, Level, Node, Program, Slurm, Verdict};
-use crate::submission::Submitter;
+use crate::submission::{self, Submitter};
 use mpsd_core::JobId;
 use mpsd_core::config::{Settings, Wait};
 use mpsd_core::failure::FailureKind;
@@ -22,17 +22,15 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 /// `job_prolog`. A refusal never fails it, nor does anything that the user's processes could have caused: Slurm drains
 /// the node on any prolog failure. Both are recorded, and `task_init` tells the user.
 pub fn prolog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verdict {
-    let flags = flags(slurm);
-    let demand = flags.demand();
-    if demand == Demand::Off {
+    let demand = demand(slurm);
+    if demand == Asks::Off {
         return Verdict::Continue;
     }
     let name = slurm.process_env("SLURMD_NODENAME");
     let settings = node.settings(&arguments.config, name.as_deref());
     let request = match demand {
-        Demand::On(request) => request.to_string(),
-        Demand::Wrong(_) => flags.raw(),
-        Demand::Nothing | Demand::Off => match &settings {
+        Asks::For(request) => request,
+        Asks::Nothing | Asks::Off => match &settings {
             Ok(settings) if is_automatic(slurm, settings) => "MPS=on".to_owned(),
             _ => return Verdict::Continue,
         },
@@ -99,7 +97,23 @@ pub fn epilog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> 
     Verdict::Continue
 }
 
-fn flags(slurm: &dyn Slurm) -> Flags {
+/// What the job asked for, as `mps-prologue` takes it.
+#[derive(PartialEq, Eq)]
+enum Asks {
+    Nothing,
+    Off,
+    For(String),
+}
+
+/// The job's own flags, also where a step is the first of it on this node and the flags that are here are the step's.
+fn demand(slurm: &dyn Slurm) -> Asks {
+    if let Some(job) = submission::told_of_job(slurm) {
+        return match job.as_str() {
+            "" => Asks::Nothing,
+            submission::OFF => Asks::Off,
+            _ => Asks::For(job),
+        };
+    }
     let mut flags = Flags::default();
     for key in Key::ALL {
         if let Some(argument) = slurm.option(key) {
@@ -107,7 +121,12 @@ fn flags(slurm: &dyn Slurm) -> Flags {
             let _ = flags.take(key, argument.as_deref());
         }
     }
-    flags
+    match flags.demand() {
+        Demand::On(request) => Asks::For(request.to_string()),
+        Demand::Wrong(_) => Asks::For(flags.raw()),
+        Demand::Off => Asks::Off,
+        Demand::Nothing => Asks::Nothing,
+    }
 }
 
 /// Whether the configuration asks for this job.

@@ -39,6 +39,11 @@ pub fn kind(slurm: &dyn Slurm) -> Option<Kind> {
     })
 }
 
+/// A component of a het job, whose flags on a node may be another component's.
+pub fn is_component(slurm: &dyn Slurm) -> bool {
+    slurm.job_env("SLURM_HET_SIZE").is_some()
+}
+
 /// `init_post_opt` in slurmstepd: reads the configuration while still root, and starts the step's daemon if it asked
 /// for one and its job has none.
 pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) -> Verdict {
@@ -66,6 +71,9 @@ fn own_daemon(
     number: u32,
 ) {
     let Some(job) = slurm.job() else { return };
+    if is_component(slurm) {
+        return;
+    }
     // Whatever the job's own record says goes for its steps, also that it was refused.
     if !matches!(node.record(&settings.paths.job(&job).record()), Ok(None)) {
         return;

@@ -2,17 +2,26 @@
 
 use crate::handle::{Level, Slurm, Verdict};
 use crate::state::State;
-use mpsd_core::request::Demand;
+use mpsd_core::request::{Demand, Flags, Key};
 
 /// Tells job_prolog, as `SPANK_MPS_SUBMIT`, which command submitted the job. The user can write it too; neither value
 /// does harm.
 const VARIABLE: &str = "MPS_SUBMIT";
 
+/// Tells a job_prolog that a step is the first of its job on the node (no PrologFlags) what the job itself asked for, as
+/// `SPANK_MPS_JOB`: a request, `off`, or nothing. The user's text, as the flags are.
+const OF_JOB: &str = "MPS_JOB";
+
+/// What [`OF_JOB`] says of a job that said no.
+pub const OFF: &str = "off";
+
 /// Which command submits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submitter {
-    /// srun.
+    /// srun, for a job of its own.
     Srun,
+    /// srun, for a step in an allocation.
+    Step,
     /// sbatch, salloc, scrontab.
     Allocator,
 }
@@ -21,6 +30,7 @@ impl Submitter {
     fn word(self) -> &'static str {
         match self {
             Self::Srun => "srun",
+            Self::Step => "step",
             Self::Allocator => "allocator",
         }
     }
@@ -31,14 +41,39 @@ impl Submitter {
     }
 }
 
+/// What the job of a step asked for, told to job_prolog by the step's srun; `None` where the flags are the job's.
+pub fn told_of_job(slurm: &dyn Slurm) -> Option<String> {
+    Submitter::Step
+        .submitted(slurm)
+        .then(|| slurm.process_env(&format!("SPANK_{OF_JOB}")).unwrap_or_default())
+}
+
+/// What the allocation around a step asked for: sbatch and salloc leave their flags in the environment.
+fn of_allocation(slurm: &dyn Slurm) -> Demand {
+    let mut flags = Flags::default();
+    for key in Key::ALL {
+        let option = key.row().flag().replace('-', "_");
+        if let Some(value) = slurm.process_env(&format!("SLURM_SPANK__SLURM_SPANK_OPTION_mps_{option}")) {
+            // A wrong one is refused with the others.
+            let _ = flags.take(key, Some(&value));
+        }
+    }
+    flags.demand()
+}
+
 /// `init_post_opt` of the submitting command. It leaves by itself on a refusal, since under `optional` Slurm would go on
 /// and submit.
 pub fn check(slurm: &mut dyn Slurm, state: &State, by: Submitter) -> Verdict {
+    let by = match by {
+        Submitter::Srun if slurm.process_env("SLURM_JOB_ID").is_some() => Submitter::Step,
+        other => other,
+    };
     // A het job comes here once a component. Slurm hands the flags of one on to those after it, and so do we.
     let refusal = match (&state.demand, &state.line) {
         (Demand::Nothing, _) => return Verdict::Continue,
         (Demand::Wrong(refusal), _) => Some(refusal.to_string()),
         (Demand::Off | Demand::On(_), Err(why)) => Some(format!("--mps cannot be given here: {why}")),
+        (Demand::On(_), Ok(_)) if by == Submitter::Step => of_component(slurm),
         (Demand::Off | Demand::On(_), Ok(_)) => None,
     };
     if let Some(line) = refusal {
@@ -46,5 +81,21 @@ pub fn check(slurm: &mut dyn Slurm, state: &State, by: Submitter) -> Verdict {
         return Verdict::Leave;
     }
     slurm.set_script_env(VARIABLE, by.word());
+    if by == Submitter::Step {
+        let job = match of_allocation(slurm) {
+            Demand::On(request) => request.to_string(),
+            Demand::Off => OFF.to_owned(),
+            Demand::Nothing | Demand::Wrong(_) => String::new(),
+        };
+        slurm.set_script_env(OF_JOB, &job);
+    }
     Verdict::Continue
+}
+
+/// Why a step of a het job cannot have MPS of its own: on a node its flags cannot be told from another component's.
+fn of_component(slurm: &dyn Slurm) -> Option<String> {
+    slurm.process_env("SLURM_HET_SIZE")?;
+    (!matches!(of_allocation(slurm), Demand::On(_))).then(|| {
+        "--mps: a step of a het job has the MPS of its component; allowed: --mps for the component in salloc or sbatch".into()
+    })
 }

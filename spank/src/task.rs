@@ -67,6 +67,12 @@ fn changes(
         }
         (Ok(_), None) => return Ok(Vec::new()),
     };
+    // srun gives the flags of the last component to the steps of all (22.05, seen): each has what its own job asked for.
+    let demand = if stepd::is_component(slurm) {
+        &Demand::Nothing
+    } else {
+        demand
+    };
     let record = find(node, settings, kind, job)?;
     match (record, demand) {
         (Some(record), Demand::Off) => opted_out(slurm, settings, &record),
@@ -122,7 +128,19 @@ fn strip(slurm: &dyn Slurm, settings: &Settings, job: Option<&JobId>) -> Vec<Cha
 fn has_no_gpu(slurm: &dyn Slurm, record: &Record, kind: Kind) -> bool {
     let ready = record.state == Progress::Ready && record.named;
     let none = |name: &str| slurm.job_env(name).is_none_or(|value| value.is_empty());
-    ready && kind != Kind::Job && none("SLURM_STEP_GPUS") && none(environment::VISIBLE_DEVICES)
+    ready
+        && kind != Kind::Job
+        && none("SLURM_STEP_GPUS")
+        && none(environment::VISIBLE_DEVICES)
+        && !is_unbound(slurm)
+}
+
+/// `--gpu-bind=none`: the step has GPUs, and Slurm names none of them to its tasks. srun's word for it comes to the tasks in
+/// this variable (22.05, seen).
+fn is_unbound(slurm: &dyn Slurm) -> bool {
+    slurm
+        .job_env("SLURMD_TRES_BIND")
+        .is_some_and(|bind| bind.contains("gpu:none"))
 }
 
 fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, demand: &Demand) -> Result<Vec<Change>, String> {
@@ -139,7 +157,7 @@ fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, demand: &Demand) -> Re
         )),
         Progress::Ready => {
             let attached = match demand {
-                Demand::On(request) if !is_component(slurm) => of_step(record, request)
+                Demand::On(request) => of_step(record, request)
                     .and_then(|own| environment::task_environment(&own, &task(slurm, record, kind))),
                 // What root left is in force, not what somebody forged.
                 _ => environment::task_environment(record, &task(slurm, record, kind)),
@@ -149,12 +167,6 @@ fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, demand: &Demand) -> Re
         Progress::Refused | Progress::Failed => Err(reason()),
         Progress::Starting => Err("its MPS was not ready in time".into()),
     }
-}
-
-/// A component of a het job: srun gives the flags of the last component to the steps of all (22.05, seen), so that a step's
-/// own cannot be told from a neighbour's.
-fn is_component(slurm: &dyn Slurm) -> bool {
-    slurm.job_env("SLURM_HET_SIZE").is_some()
 }
 
 /// What Slurm says of this task. Its GPUs are those that `CUDA_VISIBLE_DEVICES` names among those that it may open:

@@ -260,3 +260,25 @@ fn an_epilog_that_fails_is_logged_and_does_not_drain_by_itself() {
     );
     assert_eq!(slurm.errors(), ["job 4711: drained: mps-server in state D"]);
 }
+
+#[test]
+fn where_a_step_comes_first_its_flags_are_not_its_jobs() {
+    for (job, asked) in [
+        ("", None),
+        ("off", None),
+        (
+            "MPS=per-node,MPS_THREADS=50",
+            Some("--request MPS=per-node,MPS_THREADS=50"),
+        ),
+    ] {
+        let node = FakeNode::new();
+        let mut slurm = asking()
+            .with_process_env("SPANK_MPS_SUBMIT", "step")
+            .with_process_env("SPANK_MPS_JOB", job);
+        prolog(&mut slurm, &node);
+        match asked {
+            Some(request) => assert!(node.words().contains(request), "{}", node.words()),
+            None => assert!(node.nothing_ran(), "'{job}'"),
+        }
+    }
+}

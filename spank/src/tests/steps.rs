@@ -89,6 +89,14 @@ fn no_other_step_starts_or_ends_anything() {
 }
 
 #[test]
+fn a_component_of_a_het_job_starts_none_of_its_own() {
+    let node = FakeNode::new();
+    let mut slurm = FakeSlurm::step(0).with_job_env("SLURM_HET_SIZE", "2");
+    begin(&mut slurm, &node, &[], &[("mps", None)]);
+    assert!(node.nothing_ran());
+}
+
+#[test]
 fn a_cluster_for_whole_jobs_says_so() {
     let node = FakeNode::new();
     let state = begin(&mut FakeSlurm::step(0), &node, &["scope=job"], &[("mps", None)]);

@@ -117,3 +117,55 @@ fn a_second_load_begins_anew() {
     );
     assert_eq!(state.flags, Flags::default());
 }
+
+fn in_an_allocation(job: &[(&str, &str)]) -> FakeSlurm {
+    let mut slurm = FakeSlurm::new(Context::Local).with_process_env("SLURM_JOB_ID", "4711");
+    for (option, value) in job {
+        slurm = slurm.with_process_env(&format!("SLURM_SPANK__SLURM_SPANK_OPTION_mps_{option}"), value);
+    }
+    slurm
+}
+
+fn step(slurm: &mut FakeSlurm, flags: &[(&str, Option<&str>)]) -> Verdict {
+    let (node, mut state) = (FakeNode::new(), State::default());
+    plugin::init(slurm, &node, &mut state, &[]);
+    for (name, value) in flags {
+        assert_eq!(plugin::option(&mut state, key(name), *value, false), None);
+    }
+    plugin::init_post_opt(slurm, &node, &mut state, &[])
+}
+
+#[test]
+fn the_prolog_is_told_what_the_job_of_a_step_asked_for() {
+    for (job, told) in [
+        (&[][..], ""),
+        (
+            &[("mps", "(null)"), ("mps_threads", "50")],
+            "MPS=per-node,MPS_THREADS=50",
+        ),
+        (&[("mps", "off")], "off"),
+        (&[("mps", "perhaps")], ""),
+    ] {
+        let mut slurm = in_an_allocation(job);
+        assert_eq!(
+            step(&mut slurm, &[("mps", None), ("mps-threads", Some("30"))]),
+            Verdict::Continue
+        );
+        let said = |name: &str| slurm.script_env.get(name).map(String::as_str);
+        assert_eq!((said("MPS_SUBMIT"), said("MPS_JOB")), (Some("step"), Some(told)));
+    }
+}
+
+#[test]
+fn a_step_of_a_het_job_without_mps_is_refused_one() {
+    let mut slurm = in_an_allocation(&[]).with_process_env("SLURM_HET_SIZE", "2");
+    assert_eq!(step(&mut slurm, &[("mps", None)]), Verdict::Leave);
+    assert!(
+        slurm.errors()[0].contains("allowed: --mps for the component"),
+        "{:?}",
+        slurm.errors()
+    );
+    let mut slurm = in_an_allocation(&[("mps", "(null)")]).with_process_env("SLURM_HET_SIZE", "2");
+    assert_eq!(step(&mut slurm, &[("mps", None)]), Verdict::Continue);
+    assert!(slurm.is_silent());
+}

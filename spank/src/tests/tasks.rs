@@ -129,6 +129,29 @@ fn a_step_without_gpus_has_none_of_the_jobs() {
 }
 
 #[test]
+fn a_step_with_unbound_gpus_has_all_of_its_jobs() {
+    let mut slurm = FakeSlurm::step(0).with_job_env("SLURMD_TRES_BIND", "gpu:none");
+    slurm.job_env.remove("SLURM_STEP_GPUS");
+    slurm.job_env.remove("CUDA_VISIBLE_DEVICES");
+    let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002,GPU-00000003");
+}
+
+#[test]
+fn a_component_of_a_het_job_has_what_its_own_job_asked_for() {
+    const OFF: Flags = &[("mps", Some("off"))];
+    let component = || FakeSlurm::step(0).with_job_env("SLURM_HET_SIZE", "2");
+    let mut slurm = component();
+    let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    assert_eq!(task(&mut slurm, &node, "", OFF), Verdict::Continue);
+    assert_eq!(slurm.job_env["MPSD_JOB"], "4711");
+    let mut slurm = component();
+    assert_eq!(task(&mut slurm, &FakeNode::new(), "", ON), Verdict::Continue);
+    assert!(!slurm.job_env.contains_key("MPSD_JOB"), "{:?}", slurm.job_env);
+}
+
+#[test]
 fn a_step_may_lower_its_jobs_limits_and_no_more() {
     let node = || FakeNode::new().with_record(record("4711", Progress::Ready));
     let lower: Flags = &[
