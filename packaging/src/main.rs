@@ -6,6 +6,7 @@
 //! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched |
 //! | `test` | README's second command: everything that CI runs |
 //! | `matrices` | the crash, kill and fault matrices alone, and how much they tried |
+//! | `matrix slurm` | jobs of every kind on throw-away Slurms of every kind; `--prefix` for another Slurm |
 //! | `soak` | 2,000 jobs, 16 at once, with random kills |
 //! | `fuzz` | a minute of libFuzzer on each place where foreign text comes in |
 //! | `hardware` | the project against a real GPU, or a package for a machine without cargo |
@@ -53,6 +54,9 @@ enum Verb {
     Test,
     /// Run the crash, kill and fault matrices alone, and say how much they tried.
     Matrices(matrices::Options),
+    /// Run one matrix, or cells of it, alone.
+    #[command(subcommand)]
+    Matrix(matrices::Matrix),
     /// Run many jobs at once on a simulated node, with random kills; nothing may be different at the end.
     Soak(soak::Options),
     /// Run every fuzz target under libFuzzer.
@@ -145,6 +149,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Verb::Setup => slurm::run().map(|()| ExitCode::SUCCESS),
         Verb::Test => test::run(),
         Verb::Matrices(options) => matrices::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::Matrix(matrix) => {
+            if matrix.needs_slurm() {
+                slurm::run()?;
+            }
+            matrices::run_one(matrix).map(|()| ExitCode::SUCCESS)
+        }
         Verb::Soak(options) => soak::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Fuzz(options) => fuzz::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Texts => {

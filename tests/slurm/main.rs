@@ -12,39 +12,62 @@ mod mps;
 mod plain;
 mod runner;
 mod shapes;
+mod site_matrix;
 mod sites;
 mod stack;
-mod stamp;
 mod steps;
 
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
+
+/// All groups but the site matrix.
+const GROUPS: &[runner::Group] = &[
+    plain::GROUP,
+    mps::OPTIONAL,
+    mps::REQUIRED,
+    matrix::OPTIONAL,
+    matrix::REQUIRED,
+    shapes::GROUP,
+    steps::GROUP,
+    steps::MEMORY,
+    steps::MEMORY_CGROUP,
+    failures::OPTIONAL,
+    failures::REQUIRED,
+    sites::AUTOMATIC,
+    sites::SHARED,
+    sites::CONTAINER,
+    sites::CGROUP,
+    devices::MINORS,
+    devices::MINORS_FREE,
+    devices::REVERSED,
+    devices::REVERSED_FREE,
+    devices::PARTIAL,
+    devices::PARTIAL_FREE,
+    devices::FIRST,
+    stack::GROUP,
+    leftovers::GROUP,
+    burst::GROUP,
+];
 
 fn main() -> ExitCode {
-    runner::run(&[
-        plain::GROUP,
-        mps::OPTIONAL,
-        mps::REQUIRED,
-        matrix::OPTIONAL,
-        matrix::REQUIRED,
-        shapes::GROUP,
-        steps::GROUP,
-        steps::MEMORY,
-        steps::MEMORY_CGROUP,
-        failures::OPTIONAL,
-        failures::REQUIRED,
-        sites::AUTOMATIC,
-        sites::SHARED,
-        sites::CONTAINER,
-        sites::CGROUP,
-        devices::MINORS,
-        devices::MINORS_FREE,
-        devices::REVERSED,
-        devices::REVERSED_FREE,
-        devices::PARTIAL,
-        devices::PARTIAL_FREE,
-        devices::FIRST,
-        stack::GROUP,
-        leftovers::GROUP,
-        burst::GROUP,
-    ])
+    let started = Instant::now();
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(at) = words.iter().position(|word| word == "--prefix") {
+        let taken: Vec<String> = words.drain(at..(at + 2).min(words.len())).collect();
+        let Some(prefix) = taken.get(1) else {
+            eprintln!("--prefix needs the directory that a Slurm was installed to");
+            return ExitCode::from(2);
+        };
+        tests::slurm::use_slurm_of(Path::new(prefix));
+    }
+    if words.iter().any(|word| word == "--list") {
+        site_matrix::names().for_each(|name| println!("{name}"));
+        return ExitCode::SUCCESS;
+    }
+    words.retain(|word| !word.starts_with('-'));
+    let mut tally = runner::Tally::default();
+    runner::run(GROUPS, &words, &mut tally);
+    site_matrix::run(&words, &mut tally);
+    tally.end(started)
 }

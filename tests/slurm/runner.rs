@@ -40,53 +40,33 @@ pub struct Context {
     pub other: User,
 }
 
+/// What the cells came to.
 #[derive(Default)]
-struct Tally {
+pub struct Tally {
+    /// How many cells there are, chosen or not.
+    pub all: usize,
     passed: usize,
     failed: Vec<String>,
 }
 
-/// Runs the groups and prints libtest's summary line.
-pub fn run(groups: &[Group]) -> ExitCode {
-    let words: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|word| !word.starts_with('-'))
-        .collect();
+/// Runs the groups' cells whose names hold one of `words`.
+pub fn run(groups: &[Group], words: &[String], tally: &mut Tally) {
     let selected = |group: &Group, cell: &str| {
         let name = format!("{}::{cell}", group.name);
         words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
     };
-    let started = Instant::now();
-    let mut tally = Tally::default();
-    let mut all = 0;
     for group in groups {
         let cells: Vec<_> = group
             .cells
             .iter()
             .filter(|(name, _)| selected(group, name))
             .collect();
-        all += group.cells.len();
+        tally.all += group.cells.len();
         match (group.needs)() {
             _ if cells.is_empty() => {}
             Some(why) => println!("skipped: slurm {}: {why}", group.name),
-            None => run_group(group, &cells, &mut tally),
+            None => run_group(group, &cells, tally),
         }
-    }
-    for failure in &tally.failed {
-        println!("\n---- {failure}");
-    }
-    let filtered = all.saturating_sub(tally.passed + tally.failed.len());
-    println!(
-        "\ntest result: {}. {} passed; {} failed; 0 ignored; 0 measured; {filtered} filtered out; finished in {:.2}s",
-        if tally.failed.is_empty() { "ok" } else { "FAILED" },
-        tally.passed,
-        tally.failed.len(),
-        started.elapsed().as_secs_f64()
-    );
-    if tally.failed.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
     }
 }
 
@@ -203,16 +183,46 @@ fn logs(bed: &Bed) -> String {
 }
 
 fn note(tally: &mut Tally, group: &Group, name: &str, started: Instant, outcome: Result<()>) {
-    let name = format!("{}::{}", group.name, name.replace(' ', "_"));
-    let seconds = started.elapsed().as_secs_f64();
-    match outcome {
-        Ok(()) => {
-            tally.passed += 1;
-            println!("test {name} ... ok ({seconds:.1} s)");
+    tally.note(
+        &format!("{}::{}", group.name, name.replace(' ', "_")),
+        started,
+        outcome,
+    );
+}
+
+impl Tally {
+    /// Notes how a cell ended, and shows it.
+    pub fn note(&mut self, name: &str, started: Instant, outcome: Result<()>) {
+        let seconds = started.elapsed().as_secs_f64();
+        match outcome {
+            Ok(()) => {
+                self.passed += 1;
+                println!("test {name} ... ok ({seconds:.1} s)");
+            }
+            Err(error) => {
+                println!("test {name} ... FAILED ({seconds:.1} s)\n{error:#}");
+                self.failed.push(format!("{name}\n{error:#}"));
+            }
         }
-        Err(error) => {
-            println!("test {name} ... FAILED ({seconds:.1} s)\n{error:#}");
-            tally.failed.push(format!("{name}\n{error:#}"));
+    }
+
+    /// Prints the failures and libtest's summary line.
+    pub fn end(&self, started: Instant) -> ExitCode {
+        for failure in &self.failed {
+            println!("\n---- {failure}");
+        }
+        let filtered = self.all.saturating_sub(self.passed + self.failed.len());
+        println!(
+            "\ntest result: {}. {} passed; {} failed; 0 ignored; 0 measured; {filtered} filtered out; finished in {:.2}s",
+            if self.failed.is_empty() { "ok" } else { "FAILED" },
+            self.passed,
+            self.failed.len(),
+            started.elapsed().as_secs_f64()
+        );
+        if self.failed.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
         }
     }
 }

@@ -6,11 +6,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use tests::slurm::{Finished, Options, Process};
+use tests::slurm::{Finished, Options, Process, stamp};
 
 use crate::mps::{LIMIT, check_daemons, clients, nodes, simulated};
 use crate::runner::{Context, Group};
-use crate::stamp;
 
 /// One bed for both words.
 pub const GROUP: Group = Group {

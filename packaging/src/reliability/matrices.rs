@@ -1,5 +1,7 @@
-//! `cargo xtask matrices`: the crash, kill and fault matrices alone, and how much they tried.
+//! `cargo xtask matrices`: the crash, kill and fault matrices alone, and how much they tried. `cargo xtask matrix slurm`: the
+//! site matrix alone.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -46,6 +48,50 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if options.record {
         readme::publish(&figures, &cargo::root()?, "matrices")?;
+    }
+    Ok(())
+}
+
+/// A matrix of its own.
+#[derive(Debug, clap::Subcommand)]
+pub enum Matrix {
+    /// Jobs of every kind on clusters of every kind, with MPS, without, and without the plugin.
+    Slurm {
+        /// The Slurm to run, as 'make install' laid it out [default: the machine's own]
+        #[arg(long)]
+        prefix: Option<PathBuf>,
+        /// Name the cells and run none
+        #[arg(long)]
+        list: bool,
+        /// Run the cells whose names hold one of these words
+        #[arg(default_values_t = ["site_matrix::".to_owned()])]
+        cells: Vec<String>,
+    },
+}
+
+impl Matrix {
+    /// Whether it needs the machine's own Slurm.
+    pub fn needs_slurm(&self) -> bool {
+        let Matrix::Slurm { prefix, list, .. } = self;
+        prefix.is_none() && !list
+    }
+}
+
+/// Runs one.
+pub fn run_one(matrix: &Matrix) -> Result<()> {
+    let Matrix::Slurm { prefix, list, cells } = matrix;
+    cargo::build(&["build", "--workspace", "--lib", "--bins"])?;
+    let mut run = cargo::command(&["test", "--package", "tests", "--test", "slurm", "--"]);
+    run.args(cells);
+    if let Some(prefix) = prefix {
+        run.arg("--prefix").arg(prefix);
+    }
+    if *list {
+        run.arg("--list");
+    }
+    let status = command::lines(&mut run, LONGEST, |line| println!("{line}"))?;
+    if !status.success() {
+        bail!("the matrix failed ({status})");
     }
     Ok(())
 }

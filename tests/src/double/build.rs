@@ -239,6 +239,16 @@ impl NodeDouble {
         self.is.gpu.iter().map(|g| g.uuid.clone()).collect()
     }
 
+    /// File names of the GPUs' devices, in PCI order; those that have one.
+    pub fn device_names(&self) -> Vec<String> {
+        let names = self
+            .is
+            .gpu
+            .iter()
+            .filter_map(|gpu| gpu.device.as_ref()?.file_name());
+        names.map(|name| name.to_string_lossy().into_owned()).collect()
+    }
+
     fn node(&self) -> Node {
         Node {
             dir: self.dir.clone(),

@@ -27,6 +27,9 @@ const BASE: &str = "/var/lib";
 /// Where the nodes' run directories are made: a memory file system on most machines, as in production.
 const RUN_BASE: &str = "/run";
 
+/// The key of slurm.conf that names plugstack.conf.
+const STACK: &str = "PlugStackConfig";
+
 /// Longest that a daemon may take to come up.
 const START: Duration = Duration::from_secs(30);
 
@@ -41,6 +44,8 @@ pub struct Bed {
     pub(super) options: Options,
     pub(super) daemons: Mutex<BTreeMap<String, i32>>,
     pub(super) baseline: Mutex<Option<Snapshot>>,
+    /// The controller's.
+    port: Mutex<Option<u16>>,
 }
 
 impl Bed {
@@ -55,12 +60,13 @@ impl Bed {
         warden.ask(&Request::Remove { path: dir.clone() })?;
         let run = fresh_directory(RUN_BASE)?;
         warden.ask(&Request::Remove { path: run.clone() })?;
-        let cgroup = fresh_cgroup(&run, options.nodes);
+        let nodes: Vec<String> = (1..=options.nodes).map(|index| options.node(index)).collect();
+        let cgroup = fresh_cgroup(&run, &nodes);
         if let Some(path) = &cgroup {
             warden.ask(&Request::RemoveCgroup { path: path.clone() })?;
         }
         if options.slurm_lines.iter().any(|line| line.ends_with("/cgroup")) {
-            for path in cgroups_of_slurmd(options.nodes) {
+            for path in cgroups_of_slurmd(&nodes) {
                 warden.ask(&Request::RemoveCgroup { path })?;
             }
         }
@@ -74,6 +80,7 @@ impl Bed {
             options,
             daemons: Mutex::default(),
             baseline: Mutex::default(),
+            port: Mutex::default(),
         };
         for name in ["etc", "log", "pid", "munge", "state", "spool", "dev", "home"] {
             fs::create_dir(bed.dir.join(name))?;
@@ -97,6 +104,17 @@ impl Bed {
         &self.run
     }
 
+    /// The nodes' run directory as each of them knows it: one path for all where they have places of their own, as on a real
+    /// cluster, else `%n`.
+    pub fn run_dir_of_nodes(&self) -> PathBuf {
+        let name = if self.options.minors.is_empty() {
+            "%n"
+        } else {
+            HERE
+        };
+        self.run.join(name)
+    }
+
     /// A cgroup with one below it for each node, where this machine lets us make any: nodes of one host would else share
     /// the cgroup of a job that runs on both.
     pub fn cgroup(&self) -> Option<&Path> {
@@ -110,7 +128,9 @@ impl Bed {
 
     /// Names of the nodes.
     pub fn nodes(&self) -> Vec<String> {
-        (1..=self.options.nodes).map(conf::node_name).collect()
+        (1..=self.options.nodes)
+            .map(|index| self.options.node(index))
+            .collect()
     }
 
     /// A directory of the user's own: where the jobs start and `sbatch` leaves its output.
@@ -130,6 +150,7 @@ impl Bed {
     /// Writes the configuration and starts munged, the controller and the nodes; returns when all nodes are idle.
     pub fn start(&self) -> Result<()> {
         let ports = free_ports(self.options.nodes + 1)?;
+        *lock(&self.port) = ports.first().copied();
         let etc = self.dir.join("etc");
         let mut slurm = conf::slurm_conf(&self.dir, &self.host, &ports, &self.options);
         if !resolves_to_loopback(&self.host)? {
@@ -137,11 +158,18 @@ impl Bed {
             slurm = slurm.replace("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n", "");
         }
         fs::write(etc.join("slurm.conf"), &slurm)?;
+        if self.options.configless {
+            // The nodes look for plugstack.conf beside the slurm.conf that they were sent.
+            slurm = slurm
+                .lines()
+                .filter(|line| !line.starts_with(STACK))
+                .fold(String::new(), |all, line| all + line + "\n");
+            self.make_mount_points()?;
+        }
         if !self.options.plain_nodes.is_empty() {
-            fs::write(
-                self.plain_conf(),
-                slurm.replace("/etc/plugstack.conf", "/etc/no-plugstack.conf"),
-            )?;
+            let plain = slurm.lines().filter(|line| !line.starts_with(STACK));
+            let none = format!("{STACK}={}/no-plugstack.conf\n", etc.display());
+            fs::write(self.plain_conf(), plain.fold(none, |all, line| all + line + "\n"))?;
             fs::write(etc.join("no-plugstack.conf"), "")?;
         }
         fs::write(etc.join("gres.conf"), conf::gres_conf(&self.dir, &self.options))?;
@@ -162,8 +190,13 @@ impl Bed {
             self.start_node(&node)?;
         }
         self.wait_idle(START)?;
-        *lock(&self.baseline) = Some(self.snapshot());
+        self.mark();
         Ok(())
+    }
+
+    /// Takes what is there now as what [`Bed::left_behind`] compares with.
+    pub fn mark(&self) {
+        *lock(&self.baseline) = Some(self.snapshot());
     }
 
     fn start_munge(&self) -> Result<()> {
@@ -211,11 +244,25 @@ impl Bed {
         } else {
             self.slurm_conf()
         };
-        let argv = ["-D", "-N", node, "-f", &conf].map(str::to_owned);
-        let slurmd = vec![program(&["slurmd", "slurmd-wlm"])?];
-        let argv = [self.with_private_dev(node)?, slurmd, argv.to_vec()].concat();
         let mut env = self.environment(&User::root());
-        env.insert("SLURM_CONF".into(), conf);
+        let source = match self.options.configless && !plain {
+            true => {
+                env.remove("SLURM_CONF");
+                let port = lock(&self.port).context("no port of the controller")?;
+                ["--conf-server".into(), format!("127.0.0.1:{port}")]
+            }
+            false => {
+                env.insert("SLURM_CONF".into(), conf.clone());
+                ["-f".into(), conf]
+            }
+        };
+        let argv = [
+            program(&["slurmd", "slurmd-wlm"])?,
+            "-D".into(),
+            "-N".into(),
+            node.into(),
+        ];
+        let argv = [&self.with_private_dev(node)?[..], &argv, &source].concat();
         self.start_daemon(node, argv, env)
     }
 
@@ -268,6 +315,22 @@ impl Bed {
         Ok(())
     }
 
+    /// A slurmd that has no configuration yet authenticates through munge's usual socket, and leaves a link to the file that it
+    /// is sent in `/run/slurm`: both places are the bed's own for each node, and here are what they are mounted on.
+    fn make_mount_points(&self) -> Result<()> {
+        for path in USUAL_PLACES.map(PathBuf::from) {
+            if !path.exists() {
+                self.warden.ask(&Request::Remove { path: path.clone() })?;
+                fs::create_dir(&path)?;
+            }
+        }
+        let munge = self.dir.join("munge");
+        Ok(std::os::unix::fs::symlink(
+            "socket",
+            munge.join("munge.socket.2"),
+        )?)
+    }
+
     /// What comes before a node's slurmd so that it, its steps and its prologs see the node's own `/dev`.
     fn with_private_dev(&self, node: &str) -> Result<Vec<String>> {
         if self.options.minors.is_empty() {
@@ -275,8 +338,21 @@ impl Bed {
         }
         let dev = conf::private_dev(&self.dir, node);
         let dev = dev.display();
+        let here = [self.run.join(node), self.run.join(HERE)];
+        for dir in &here {
+            fs::create_dir_all(dir)?;
+        }
+        let [own, here] = here.map(|dir| dir.display().to_string());
+        let munge = self.dir.join("munge");
+        let usual = match self.options.configless {
+            true => format!(
+                "/bin/mount -t tmpfs none /run/slurm && /bin/mount --bind {} /run/munge && ",
+                munge.display()
+            ),
+            false => String::new(),
+        };
         let script = format!(
-            "/bin/mount --bind /dev/pts {dev}/pts && /bin/mount --bind /dev/shm {dev}/shm && \
+            "{usual}/bin/mount --bind {own} {here} && /bin/mount --bind /dev/pts {dev}/pts && /bin/mount --bind /dev/shm {dev}/shm && \
              /bin/mount --rbind {dev} /dev && exec \"$@\""
         );
         let unshare = program(&["unshare"])?;
@@ -298,6 +374,12 @@ impl Bed {
         self.warden.end()
     }
 }
+
+/// The name under which each node with places of its own finds its run directory.
+const HERE: &str = "here";
+
+/// Where a slurmd without a configuration file writes and asks.
+const USUAL_PLACES: [&str; 2] = ["/run/slurm", "/run/munge"];
 
 /// What every `/dev` has: name, major and minor number.
 const USUAL_DEVICES: [(&str, u64, u64); 6] = [

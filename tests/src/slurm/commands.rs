@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use super::bed::Bed;
 use super::client::{self, Client, Finished, User};
-use super::host::program;
+use super::host::{program, search_path};
 
 /// Longest that one of Slurm's administrative commands may take.
 const COMMAND: Duration = Duration::from_secs(30);
@@ -25,12 +25,25 @@ impl Bed {
         self.dir.join("etc/slurm-plain.conf").display().to_string()
     }
 
+    /// What a user's `SLURM_CONF` names: on a cluster without files the copy that the first node took from the controller.
+    fn client_conf(&self) -> String {
+        let copy = self
+            .dir
+            .join("spool")
+            .join(self.options.node(1))
+            .join("conf-cache/slurm.conf");
+        match self.options.configless && copy.exists() {
+            true => copy.display().to_string(),
+            false => self.slurm_conf(),
+        }
+    }
+
     /// The environment of a user's shell on this cluster.
     pub fn environment(&self, user: &User) -> BTreeMap<String, String> {
         let home = self.home(user).display().to_string();
         [
-            ("SLURM_CONF", self.slurm_conf().as_str()),
-            ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+            ("SLURM_CONF", self.client_conf().as_str()),
+            ("PATH", &search_path()),
             ("HOME", &home),
             ("USER", &user.name),
             ("LC_ALL", "C"),

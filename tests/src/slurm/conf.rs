@@ -37,11 +37,6 @@ pub enum Gpus {
 /// job may use it, and EPERM when `ConstrainDevices` forbids it.
 pub const SIMULATED_MAJOR: u64 = 240;
 
-/// Name of node `index` (from 1).
-pub fn node_name(index: usize) -> String {
-    format!("node{index}")
-}
-
 /// The device file of a simulated GPU, and its minor number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
@@ -57,7 +52,7 @@ pub fn devices(dir: &Path, options: &Options, index: usize) -> Vec<Device> {
         return Vec::new();
     };
     let own = |gpu: u32| Device {
-        file: private_dev(dir, &node_name(index)).join(format!("gpu{gpu}")),
+        file: private_dev(dir, &options.node(index)).join(format!("gpu{gpu}")),
         minor: index as u32 * 16 + gpu,
     };
     let real = |minor: &u32| Device {
@@ -125,6 +120,9 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
     if !options.prolog_flags.is_empty() {
         let _ = writeln!(text, "PrologFlags={}", options.prolog_flags);
     }
+    if options.configless {
+        text.push_str("SlurmctldParameters=enable_configless\n");
+    }
     if !options.plain_nodes.is_empty() {
         // Two files that differ in the plugin's line: the controller would complain of every registration.
         text.push_str("DebugFlags=NO_CONF_HASH\n");
@@ -132,8 +130,14 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
     let ours = std::mem::take(&mut text);
     let ours = ours.lines().filter(|line| !options.names_key(key(line)));
     for line in ours.chain(options.slurm_lines.iter().map(String::as_str)) {
-        text.push_str(line);
-        text.push('\n');
+        match line.split_once('=') {
+            Some((key, value)) if options.blanks => {
+                let _ = writeln!(text, "{key} = {value}");
+            }
+            _ => {
+                let _ = writeln!(text, "{line}");
+            }
+        }
     }
     for (index, port) in (1..=options.nodes).zip(&ports[1..]) {
         let gpus = gpus_of(options, index);
@@ -149,7 +153,7 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
         let _ = writeln!(
             text,
             "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000{gres}{extra} State=UNKNOWN",
-            name = node_name(index),
+            name = options.node(index),
             cpus = options.cpus,
             extra = options
                 .node_words
@@ -190,7 +194,7 @@ pub fn gres_conf(dir: &Path, options: &Options) -> String {
     }
     let mut text = String::from("AutoDetect=off\n");
     for index in 1..=options.nodes {
-        let node = node_name(index);
+        let node = options.node(index);
         match &options.gpus {
             Gpus::Simulated(_) => {
                 for device in devices(dir, options, index) {

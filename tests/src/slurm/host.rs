@@ -4,6 +4,7 @@ use std::fs;
 use std::net::{TcpListener, ToSocketAddrs as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
 
@@ -20,11 +21,12 @@ pub(super) fn fresh_directory(base: &str) -> Result<PathBuf> {
 }
 
 /// The cgroups that the slurmds of a bed will make and leave, in each hierarchy of cgroup v1: none that stands already.
-pub(super) fn cgroups_of_slurmd(nodes: usize) -> Vec<PathBuf> {
+pub(super) fn cgroups_of_slurmd(nodes: &[String]) -> Vec<PathBuf> {
     let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
     let of_nodes = |hierarchy: fs::DirEntry| {
-        let name = |index| format!("slurm_{}", super::conf::node_name(index));
-        (1..=nodes).map(move |index| hierarchy.path().join(name(index)))
+        nodes
+            .iter()
+            .map(move |node| hierarchy.path().join(format!("slurm_{node}")))
     };
     hierarchies
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
@@ -35,7 +37,7 @@ pub(super) fn cgroups_of_slurmd(nodes: usize) -> Vec<PathBuf> {
 
 /// A cgroup named as `run`, with one below it for each node, in the hierarchy without controllers; nothing where the machine
 /// has none or keeps it to itself.
-pub(super) fn fresh_cgroup(run: &Path, nodes: usize) -> Option<PathBuf> {
+pub(super) fn fresh_cgroup(run: &Path, nodes: &[String]) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let of_kind = |kind: &str| {
         let line = mounts.lines().find(|line| line.contains(kind))?;
@@ -44,8 +46,8 @@ pub(super) fn fresh_cgroup(run: &Path, nodes: usize) -> Option<PathBuf> {
     let mount = of_kind(" - cgroup2 ").or_else(|| of_kind("name=systemd"))?;
     let cgroup = mount.join(run.file_name()?);
     fs::create_dir(&cgroup).ok()?;
-    for index in 1..=nodes {
-        fs::create_dir(cgroup.join(super::conf::node_name(index))).ok()?;
+    for node in nodes {
+        fs::create_dir(cgroup.join(node)).ok()?;
     }
     Some(cgroup)
 }
@@ -59,19 +61,27 @@ pub fn program_beside(name: &str) -> Result<PathBuf> {
         .with_context(|| format!("program '{name}' is not built beside '{}'", own.display()))
 }
 
+static PREFIX: OnceLock<PathBuf> = OnceLock::new();
+
+/// Takes Slurm's programs from `PREFIX/sbin` and `PREFIX/bin` from now on; munged stays the machine's own. Only the first call
+/// counts.
+pub fn use_slurm_of(prefix: &Path) {
+    let _ = PREFIX.set(prefix.to_owned());
+}
+
+/// Where programs are looked for, as `PATH` has it.
+pub(super) fn search_path() -> String {
+    let own = PREFIX
+        .get()
+        .map(|prefix| format!("{0}/sbin:{0}/bin:", prefix.display()));
+    own.unwrap_or_default() + "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
+}
+
 /// The first of `names` that is installed.
 pub(super) fn program(names: &[&str]) -> Result<String> {
-    let dirs = [
-        "/usr/sbin",
-        "/usr/bin",
-        "/sbin",
-        "/bin",
-        "/usr/local/sbin",
-        "/usr/local/bin",
-    ];
-    names
-        .iter()
-        .flat_map(|name| dirs.map(|dir| format!("{dir}/{name}")))
+    let dirs = search_path();
+    dirs.split(':')
+        .flat_map(|dir| names.iter().map(move |name| format!("{dir}/{name}")))
         .find(|path| Path::new(path).exists())
         .with_context(|| format!("'{}' is not installed: run 'cargo xtask setup'", names[0]))
 }

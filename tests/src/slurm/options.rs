@@ -7,8 +7,11 @@ use super::conf::{self, Gpus, Word};
 /// What the bed is to be like.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Number of nodes, `node1` and up, all on this host.
+    /// Number of nodes, all on this host.
     pub nodes: usize,
+    /// What the nodes are called before their number: `node1` and up. Slurm's cgroups have these names too, so beds that
+    /// use them at the same time need different ones.
+    pub node_name: &'static str,
     /// CPUs that each node claims.
     pub cpus: u32,
     /// The nodes' GPUs.
@@ -20,6 +23,10 @@ pub struct Options {
     pub gres_conf: Option<String>,
     /// What `slurm.conf` says of each node's GPUs instead of `gpu:COUNT`.
     pub gres: Option<String>,
+    /// Write `KEY = VALUE` in `slurm.conf`, not `KEY=VALUE`.
+    pub blanks: bool,
+    /// The nodes take their configuration from the controller; needs `minors`, whose nodes have places of their own.
+    pub configless: bool,
     /// Further kinds of gres beside `gpu` (`mps`, `shard`), `gres_count` of each on every node.
     pub gres_types: Vec<String>,
     /// See `gres_types`.
@@ -50,11 +57,14 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             nodes: 2,
+            node_name: "node",
             cpus: 8,
             gpus: Gpus::Simulated(2),
             minors: Vec::new(),
             gres_conf: None,
             gres: None,
+            blanks: false,
+            configless: false,
             gres_types: Vec::new(),
             gres_count: 0,
             node_words: None,
@@ -72,6 +82,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Name of node `index` (from 1).
+    pub(super) fn node(&self, index: usize) -> String {
+        format!("{}{index}", self.node_name)
+    }
+
     pub(super) fn names_key(&self, key: &str) -> bool {
         self.slurm_lines
             .iter()

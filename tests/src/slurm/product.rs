@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 
 use super::bed::Bed;
 use super::host::program_beside;
+use super::stamp;
 
 /// Programs of the product, beside one another as after an installation.
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
@@ -42,6 +43,7 @@ impl Product {
             copy(&program_beside(name)?, &product.libexec.join(name), 0o755)?;
         }
         copy(&program_beside(PLUGIN)?, &product.plugin, 0o755)?;
+        stamp::write(&product.plugin, stamp::installed()?)?;
         fs::write(&product.config, config)?;
         fs::set_permissions(&product.config, fs::Permissions::from_mode(0o644))?;
         let options = bed.options_mut();
@@ -61,8 +63,8 @@ impl Product {
             .map(|path| format!("cgroup = \"{}/%n\"\n", path.display()))
             .unwrap_or_default();
         format!(
-            "run_dir = \"{}/%n\"\nstate_dir = \"{}/mpsd/%n\"\ncontrol = \"{}\"\nnvml = \"{}\"\n{cgroup}",
-            bed.run_dir().display(),
+            "run_dir = \"{}\"\nstate_dir = \"{}/mpsd/%n\"\ncontrol = \"{}\"\nnvml = \"{}\"\n{cgroup}",
+            bed.run_dir_of_nodes().display(),
             bed.dir().display(),
             control.display(),
             nvml.display(),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::bed::Bed;
 use super::conf::{self, Gpus};
@@ -28,7 +28,7 @@ pub struct Simulated {
 }
 
 /// What a client wrote of itself: see the double `fake-cuda-client`, and `mps-probe --json`.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Record {
     /// Its pid.
     pub pid: i32,
@@ -76,7 +76,7 @@ pub struct Record {
 }
 
 /// A GPU in a client's record.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct RecordGpu {
     /// Its UUID.
     pub uuid: String,
@@ -126,6 +126,11 @@ impl Simulated {
         let config = Product::settings(bed, &control, &any.join("libnvidia-ml.so.1")) + extra;
         let product = Product::install(bed, &config)?;
         Ok(Simulated { product, nodes, root })
+    }
+
+    /// The directory that holds the nodes' doubles, each under its node's name.
+    pub fn dir(&self) -> &Path {
+        &self.root
     }
 
     /// A shell's line that becomes the CUDA client of the node it runs on.

@@ -2,7 +2,23 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::host::program;
+
+/// The stamp of the installed Slurm, as its slurmd says (`slurm 25.11.7`, Debian's `slurm-wlm 22.05.8`).
+pub fn installed() -> Result<u32> {
+    let slurmd = program(&["slurmd", "slurmd-wlm"])?;
+    let said = std::process::Command::new(&slurmd).arg("-V").output()?.stdout;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let words = said.split_whitespace().last().unwrap_or_default();
+    let release = words.split('-').next().unwrap_or_default();
+    let version: Vec<u8> = release.split('.').filter_map(|part| part.parse().ok()).collect();
+    match version[..] {
+        [major, minor, micro] => Ok(u32::from_be_bytes([0, major, minor, micro])),
+        _ => bail!("'{slurmd} -V' said '{said}'"),
+    }
+}
 
 /// Writes `version` (`0x00MMmmpp`) into the plugin `file`.
 pub fn write(file: &Path, version: u32) -> Result<()> {

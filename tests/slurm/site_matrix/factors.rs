@@ -1,0 +1,125 @@
+//! What a site and a request are made of, and which values cannot stand together.
+
+/// A factor and its values. A value's name is its own among all factors, so that a cell's name tells what it is.
+pub struct Factor {
+    name: &'static str,
+    values: &'static [&'static str],
+}
+
+const fn factor(name: &'static str, values: &'static [&'static str]) -> Factor {
+    Factor { name, values }
+}
+
+/// The factors of a site, then those of a request.
+pub const FACTORS: &[Factor] = &[
+    // PrologFlags.
+    factor("prolog", &["no-flags", "alloc", "contain"]),
+    // ConstrainDevices.
+    factor("devices", &["open", "constrained"]),
+    // gres.conf: every GPU in order; the same where minor numbers and bus order differ; without the first GPU; two types, the
+    // later GPUs first; with Cores=.
+    factor("gres", &["complete", "minors", "partial", "reversed", "cores"]),
+    factor("task", &["task-none", "task-affinity", "task-cgroup"]),
+    factor("word", &["optional", "required"]),
+    factor("wait", &["wait-task", "wait-prolog"]),
+    factor("mode", &["exclusive", "keep"]),
+    factor("shards", &["no-shards", "shards"]),
+    factor("conf", &["files", "configless"]),
+    // slurm.conf: KEY=VALUE or KEY = VALUE.
+    factor("spelling", &["tight", "blanks"]),
+    factor("launch", &["srun", "sbatch", "salloc", "het", "array"]),
+    factor(
+        "gpus",
+        &["gpu1", "gpu2", "gpus-per-task", "tasks-per-gpu", "shard1"],
+    ),
+    factor("bind", &["unbound", "bind-none", "bind-single", "bind-map"]),
+    factor("node", &["shared", "alone-on-node"]),
+    // The job and its steps: all ask; a step of a job that does not; a step that lowers its job's limits; one that says off.
+    factor("step", &["same", "one-asks", "one-lowers", "one-off"]),
+    factor("ask", &["on", "per-gpu", "list", "memory-by-gpu", "auto"]),
+    factor("nodes", &["n1", "n2"]),
+];
+
+/// How many of [`FACTORS`] are the site's.
+pub const SITE: usize = 10;
+
+/// Values of the first factors, by their number in [`FACTORS`]; `None` where one is still to be chosen.
+pub type Choice = [Option<usize>];
+
+/// Whether `factor` is set to `value`.
+///
+/// # Panics
+/// There is no such factor or value.
+pub fn is(choice: &Choice, factor: &str, value: &str) -> bool {
+    let at = FACTORS.iter().position(|known| known.name == factor);
+    let at = at.unwrap_or_else(|| panic!("no factor '{factor}'"));
+    let known = FACTORS[at].values.iter().position(|known| *known == value);
+    let value = known.unwrap_or_else(|| panic!("factor '{factor}' has no value '{value}'"));
+    choice.get(at).copied().flatten() == Some(value)
+}
+
+/// Whether `factor` is set, and not to `value`.
+fn is_not(choice: &Choice, factor: &str, value: &str) -> bool {
+    let at = FACTORS.iter().position(|known| known.name == factor);
+    let set = at.and_then(|at| choice.get(at).copied().flatten()).is_some();
+    set && !is(choice, factor, value)
+}
+
+/// Whether Slurm can do it, as far as it is chosen.
+pub fn possible(choice: &Choice) -> bool {
+    let is = |factor, value| is(choice, factor, value);
+    let is_not = |factor, value| is_not(choice, factor, value);
+    let impossible = [
+        // The devices are task/cgroup's.
+        is("devices", "constrained") && is_not("task", "task-cgroup"),
+        is("gpus", "shard1") && is_not("shards", "shards"),
+        // A bound task needs a GPU of its own, and a shard is none.
+        is("gpus", "shard1") && is_not("bind", "unbound"),
+        is("gpus", "gpu1") && is("bind", "bind-map"),
+        // Slurm 22.05 itself: such a job stays "PENDING Resources" on idle nodes.
+        is("gpus", "shard1") && is("node", "alone-on-node"),
+        // What keeps a task from its MPS would hide what its limits are: a list without the node's first GPU, a lost binding.
+        is("gres", "partial") && is("node", "alone-on-node") && is("ask", "auto"),
+        is("prolog", "no-flags") && is("step", "one-asks") && is("bind", "bind-none"),
+        // Slurm 22.05 itself: a step on two nodes finds "Insufficient GRES available in allocation".
+        is("gpus", "tasks-per-gpu") && is("nodes", "n2") && is_not("launch", "het"),
+        // One srun is the job and its only step.
+        is("launch", "srun") && is_not("step", "same"),
+        // Its two components have a node each.
+        is("launch", "het") && is_not("nodes", "n2"),
+    ];
+    !impossible.contains(&true)
+}
+
+/// Factors of which every three values stand together, because what one of them means depends on the two others.
+const THREE: &[[&str; 3]] = &[
+    ["prolog", "launch", "step"],
+    ["prolog", "step", "nodes"],
+    ["devices", "gpus", "bind"],
+    ["devices", "gres", "gpus"],
+    ["gpus", "bind", "ask"],
+    ["gpus", "node", "ask"],
+];
+
+/// The factors, below `size`, of which every combination is wanted: any two, and [`THREE`]; not those below `given` alone.
+pub fn interactions(given: usize, size: usize) -> Vec<Vec<usize>> {
+    let at = |name: &&str| FACTORS.iter().position(|factor| factor.name == *name);
+    let three = THREE.iter().map(|names| names.iter().filter_map(at).collect());
+    let two = (0..size).flat_map(|second| (0..second).map(move |first| vec![first, second]));
+    let mut all: Vec<Vec<usize>> = three.chain(two).collect();
+    all.iter_mut().for_each(|factors| factors.sort_unstable());
+    all.retain(|factors| factors.last().is_some_and(|last| *last >= given && *last < size));
+    all
+}
+
+/// How many values each factor has.
+pub fn levels() -> Vec<usize> {
+    FACTORS.iter().map(|factor| factor.values.len()).collect()
+}
+
+/// The names of the chosen values.
+pub fn values(choice: &[usize], first: usize) -> String {
+    let values = choice.iter().zip(&FACTORS[first..]);
+    let names: Vec<&str> = values.map(|(value, factor)| factor.values[*value]).collect();
+    names.join(",")
+}

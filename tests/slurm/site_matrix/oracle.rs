@@ -1,0 +1,466 @@
+//! What must hold of a job with MPS, beside the same job without and the same on a cluster without the plugin.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tests::double::visible::multiprocessors;
+use tests::slurm::{Bystander, SMS, Witness};
+
+use super::factors::{Choice, is};
+use super::request::{Asks, LESS, Step, Variant, several_gpus, steps};
+
+/// Memory of a simulated GPU, in MiB.
+const MEMORY: u64 = 143_771;
+
+/// What one of the three jobs did.
+#[derive(Debug)]
+pub struct Run {
+    /// Which of them it was.
+    pub variant: Variant,
+    /// The command's exit code; nothing if a signal ended it.
+    pub code: Option<i32>,
+    /// What its user reads: the terminal, and a batch job's output.
+    pub said: String,
+    /// Its tasks.
+    pub tasks: Vec<Witness>,
+}
+
+/// What was seen beside the jobs.
+#[derive(Debug)]
+pub struct Beside {
+    /// The compute modes that each GPU had, by node and device file.
+    pub modes: BTreeMap<(String, String), BTreeSet<String>>,
+    /// The other user's tasks, by node; none where the job has its nodes for itself.
+    pub bystanders: BTreeMap<String, Bystander>,
+}
+
+/// A task's place in its job, the same in all three: label, array index, which of the job's nodes, rank there.
+type Place = (String, String, usize, usize);
+
+impl Run {
+    fn place(&self, task: &Witness) -> Place {
+        let index = task.variable("SLURM_ARRAY_TASK_ID").unwrap_or_default();
+        let node = self.variant.nodes().iter().position(|name| *name == task.node);
+        let rank = if task.label == "batch" {
+            0
+        } else {
+            task.local_rank()
+        };
+        (task.label.clone(), index.to_owned(), node.unwrap_or(9), rank)
+    }
+
+    fn by_place(&self) -> BTreeMap<Place, &Witness> {
+        self.tasks.iter().map(|task| (self.place(task), task)).collect()
+    }
+
+    /// Whether the command that started these tasks failed.
+    fn failed(&self, label: &str) -> bool {
+        let code = format!("code {label} ");
+        let mut codes = self
+            .said
+            .lines()
+            .filter_map(|line| line.strip_prefix(&code))
+            .peekable();
+        match codes.peek() {
+            Some(_) => codes.all(|code| code != "0"),
+            None => self.code != Some(0),
+        }
+    }
+
+    /// The lines in which the product speaks.
+    fn told(&self) -> Vec<&str> {
+        let ours = |line: &&str| line.contains("mps: ") || line.contains("mpsd: ");
+        self.said.lines().filter(ours).collect()
+    }
+}
+
+/// The troubles of a cell, a line each; none when everything held.
+pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) -> Vec<String> {
+    let [with, without, plain] = runs;
+    let mut troubles = Vec::new();
+    baseline(request, plain, &mut troubles);
+    same_run(without, plain, &mut troubles);
+    let expected = plain.by_place();
+    let found = with.by_place();
+    let exclusive = |place: &Place, task: &Witness| {
+        let node = &with.variant.nodes()[place.2.min(1)];
+        let modes = |device: &String| beside.modes.get(&(node.clone(), device.clone()));
+        let seen = |device| modes(device).is_some_and(|modes| modes.contains("exclusive_process"));
+        task.devices.iter().any(seen)
+    };
+    // The first GPU of the node is not in its gres.conf, and CUDA counts it: for the job that has the first of the list, and
+    // for every job that may open what is not listed.
+    let uncertain = is(site, "gres", "partial")
+        && (is(site, "devices", "constrained") || is(request, "node", "alone-on-node"));
+    let batch = steps(request)
+        .first()
+        .is_some_and(|step| step.label == "batch" && step.asks == Asks::AsItsJob);
+    for step in steps(request) {
+        let asks = matches!(step.asks, Asks::AsItsJob | Asks::Itself | Asks::Less);
+        let places = expected.iter().filter(|(place, _)| place.0 == step.label);
+        for (place, model) in places {
+            let said = match (step.asks, found.get(place)) {
+                _ if uncertain && (asks || batch) => refused(with, &step, "is not certain"),
+                (Asks::Nothing | Asks::OffItself, Some(task)) => {
+                    same_task(task, model, with, plain, step.asks)
+                }
+                (Asks::Nothing | Asks::OffItself, None) => missing(with, &step),
+                (Asks::Off, Some(task)) if !exclusive(place, model) => {
+                    same_task(task, model, with, plain, step.asks)
+                }
+                (Asks::Off, Some(_)) => vec!["ran beside the MPS that has its GPU".into()],
+                (Asks::Off, None) if exclusive(place, model) => refused(with, &step, "--mps=off"),
+                (Asks::Off, None) => missing(with, &step),
+                (_, Some(task)) => attached(request, &step, place.3, task, model),
+                (_, None) => missing(with, &step),
+            };
+            let name = format!("{} n{} r{}{}", place.0, place.2, place.3, array(&place.1));
+            troubles.extend(said.into_iter().map(|said| format!("{name}: {said}")));
+        }
+    }
+    for place in found.keys().filter(|place| !expected.contains_key(*place)) {
+        troubles.push(format!("a task that the plain job does not have: {place:?}"));
+    }
+    spread(request, with, plain, &mut troubles);
+    own_daemons(request, with, &mut troubles);
+    modes(site, request, plain, beside, &mut troubles);
+    for (node, bystander) in &beside.bystanders {
+        for trouble in &bystander.troubles {
+            troubles.push(format!("bystander on {node}: {trouble}"));
+        }
+    }
+    troubles
+}
+
+fn array(index: &str) -> String {
+    match index {
+        "" => String::new(),
+        index => format!(" [{index}]"),
+    }
+}
+
+/// The job without the plugin must itself run as meant.
+fn baseline(request: &Choice, plain: &Run, troubles: &mut Vec<String>) {
+    let nodes = if is(request, "nodes", "n2") { 2 } else { 1 };
+    let elements = if is(request, "launch", "array") { 2 } else { 1 };
+    let tasks: usize = steps(request)
+        .iter()
+        .map(|step| match step.label {
+            "batch" => elements,
+            _ if is(request, "launch", "het") => 2,
+            _ => 2 * nodes * elements,
+        })
+        .sum();
+    if plain.code != Some(0) || plain.by_place().len() != tasks {
+        let (code, count) = (plain.code, plain.by_place().len());
+        troubles.push(format!(
+            "the plain job itself: exit {code:?}, {count} of {tasks} tasks: {}",
+            plain.said
+        ));
+    }
+}
+
+/// The job that did not ask is as on a cluster without the plugin, in every task and every word.
+fn same_run(without: &Run, plain: &Run, troubles: &mut Vec<String>) {
+    if without.code != plain.code {
+        troubles.push(format!(
+            "did not ask: exit {:?}, not {:?}",
+            without.code, plain.code
+        ));
+    }
+    let (ours, theirs) = (lines(without), lines(plain));
+    for line in ours.symmetric_difference(&theirs) {
+        troubles.push(format!(
+            "did not ask: only one of the two plain jobs reads '{line}'"
+        ));
+    }
+    let found = without.by_place();
+    for (place, model) in plain.by_place() {
+        let said = match found.get(&place) {
+            Some(task) => same_task(task, model, without, plain, Asks::Nothing),
+            None => vec!["is not there".into()],
+        };
+        troubles.extend(
+            said.into_iter()
+                .map(|said| format!("did not ask: {} r{}: {said}", place.0, place.3)),
+        );
+    }
+}
+
+/// What Slurm tells or not, by how long something took.
+const BY_CHANCE: &[&str] = &["salloc: ", "srun: Job ", "srun: Step created", "srun: job "];
+
+/// The lines that its user reads.
+fn lines(run: &Run) -> BTreeSet<String> {
+    let said = plain_text(&run.said, run.variant);
+    let told = said
+        .lines()
+        .filter(|line| !BY_CHANCE.iter().any(|chance| line.starts_with(chance)));
+    told.map(str::to_owned).collect()
+}
+
+/// Numbers and names of nodes differ between the three jobs.
+fn plain_text(text: &str, variant: Variant) -> String {
+    let mut text = text.to_owned();
+    for (at, node) in variant.nodes().iter().enumerate() {
+        text = text.replace(node.as_str(), &format!("node {at}"));
+    }
+    let mut plain = String::new();
+    for character in text.chars() {
+        match character {
+            digit if digit.is_ascii_digit() => {
+                if !plain.ends_with('#') {
+                    plain.push('#');
+                }
+            }
+            other => plain.push(other),
+        }
+    }
+    plain
+}
+
+/// Variables that name the job, its nodes, its processes or the file of the cluster, and not what it has.
+const OF_THE_JOB: &[&str] = &[
+    "SLURM_CONF",
+    "SLURM_JOBID",
+    "SLURM_JOB_ID",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_TASK_PID",
+    "SLURM_JOB_START_TIME",
+    "SLURM_JOB_END_TIME",
+    "SLURM_STEP_LAUNCHER_PORT",
+    "SLURM_SRUN_COMM_PORT",
+    "SLURM_TASKS_PER_NODE_PID",
+    "SLURM_RESV_PORTS",
+];
+
+fn environment(task: &Witness, variant: Variant) -> BTreeMap<&str, String> {
+    let [first, second] = variant.nodes();
+    let numbers = |node: &str| node.trim_start_matches(super::site::NODE).to_owned();
+    let both = format!("{}[{}-{}]", super::site::NODE, numbers(&first), numbers(&second));
+    let named = |value: &str| {
+        value
+            .replace(&both, "both nodes")
+            .replace(&first, "node 0")
+            .replace(&second, "node 1")
+    };
+    let kept = task.environment.iter().filter(|(name, _)| {
+        let job = OF_THE_JOB.contains(&name.as_str())
+            || name.starts_with("SLURM_JOB_ID")
+            || name.starts_with("SLURM_JOB_NODELIST_HET");
+        !job && !name.starts_with("SLURM_HET_JOB_ID")
+    });
+    kept.map(|(name, value)| (name.as_str(), named(value))).collect()
+}
+
+fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run, asks: Asks) -> Vec<String> {
+    let mut said = Vec::new();
+    let mut differs = |what: &str, own: String, other: String| {
+        if own != other {
+            said.push(format!("not asked for: {what} is {own}, not {other}"));
+        }
+    };
+    let mps = |task: &Witness| format!("under MPS {}", task.cuda.under_mps);
+    differs("it", mps(task), mps(model));
+    let list = |set: &BTreeSet<String>| format!("{set:?}");
+    differs("its GPUs", list(&task.devices), list(&model.devices));
+    differs("what it may open", list(&task.may_open), list(&model.may_open));
+    let error = |task: &Witness| format!("{:?}", task.cuda.error);
+    differs("its error", error(task), error(model));
+    let limits = |task: &Witness| format!("{:?}", task.limits);
+    differs("its limits", limits(task), limits(model));
+    let (ours, theirs) = (environment(task, run.variant), environment(model, plain.variant));
+    let names: BTreeSet<&str> = ours.keys().chain(theirs.keys()).copied().collect();
+    for name in names {
+        // Options that were typed travel in variables of these names.
+        if asks != Asks::Nothing && name.contains("_SPANK_") {
+            continue;
+        }
+        let text = |value: Option<&String>| value.map_or("not set".into(), |value| format!("'{value}'"));
+        differs(name, text(ours.get(name)), text(theirs.get(name)));
+    }
+    said
+}
+
+/// A task that should have run and did not: refused in words, or silently.
+fn missing(run: &Run, step: &Step) -> Vec<String> {
+    let told = run.told();
+    match (run.failed(step.label), told.first()) {
+        (true, Some(line)) => vec![format!("refused: {line}")],
+        (true, None) => vec![format!("did not run; its user reads only '{}'", run.said.trim())],
+        (false, _) => vec!["did not run, and its command exits with 0".into()],
+    }
+}
+
+fn refused(run: &Run, step: &Step, word: &str) -> Vec<String> {
+    match run.failed(step.label) && run.told().iter().any(|line| line.contains(word)) {
+        true => Vec::new(),
+        false => vec![format!(
+            "refused without a word of '{word}' or without an exit code: '{}'",
+            run.said.trim()
+        )],
+    }
+}
+
+/// A task that asked: on its GPU, under its own daemon, with its limits.
+fn attached(request: &Choice, step: &Step, rank: usize, task: &Witness, model: &Witness) -> Vec<String> {
+    let mut said = Vec::new();
+    if let Some(error) = &task.cuda.error {
+        said.push(format!("attached to nothing: {error}"));
+        return said;
+    }
+    if !task.cuda.under_mps {
+        said.push("runs outside MPS without a word".into());
+        return said;
+    }
+    if task.daemon_uid != task.cuda.uid {
+        said.push(format!("its daemon is user {:?}'s", task.daemon_uid));
+    }
+    let one = is(request, "ask", "per-gpu");
+    let right = match one {
+        // It sees whatever is there; under MPS that is what Slurm gave its job, and with --exclusive that is the node's.
+        _ if is(request, "bind", "bind-none") => {
+            let count = if one || !several_gpus(request) { 1 } else { 2 };
+            let whole = !one && is(request, "node", "alone-on-node");
+            let enough = task.devices.len() == count || whole && task.devices.len() > count;
+            enough && task.devices.is_subset(&model.devices)
+        }
+        true => task.devices.len() == 1 && task.devices.is_subset(&model.devices),
+        false => task.devices == model.devices,
+    };
+    if !right {
+        said.push(format!(
+            "its GPUs are {:?}, not {:?}",
+            task.devices, model.devices
+        ));
+    }
+    if task.may_open != model.may_open {
+        said.push(format!(
+            "it may open {:?}, not {:?}",
+            task.may_open, model.may_open
+        ));
+    }
+    if !task.devices.is_subset(&task.may_open) {
+        said.push(format!(
+            "its GPUs are {:?} and it may open {:?}",
+            task.devices, task.may_open
+        ));
+    }
+    said.extend(limits(request, step, rank, task));
+    said
+}
+
+fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<String> {
+    let ask = |value| is(request, "ask", value);
+    let per_task = if several_gpus(request) { 1 } else { 2 };
+    let percent = match () {
+        () if step.asks == Asks::Less => LESS.parse().unwrap_or(0.0),
+        () if ask("on") || ask("per-gpu") => 50.0,
+        () if ask("list") => [30.0, 70.0][rank.min(1)],
+        () => 100.0,
+    };
+    let mut said = Vec::new();
+    let sms = u64::from(multiprocessors(SMS as u32, percent));
+    if task.cuda.sms != Some(sms) {
+        said.push(format!("{:?} multiprocessors, not {sms}", task.cuda.sms));
+    }
+    let allowed: &[Option<u64>] = match () {
+        () if ask("on") => &[Some(4096)],
+        () if ask("memory-by-gpu") && several_gpus(request) => &[Some(4096), Some(2048)],
+        () if ask("memory-by-gpu") => &[Some(4096)],
+        () if ask("auto") => &[Some(MEMORY / per_task)],
+        () => &[None],
+    };
+    if !allowed.contains(&task.cuda.memory_limit_mib) {
+        said.push(format!(
+            "{:?} MiB, not one of {allowed:?}",
+            task.cuda.memory_limit_mib
+        ));
+    }
+    said
+}
+
+/// With a daemon for each GPU the tasks of a node use all GPUs that the job has there.
+fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
+    if !is(request, "ask", "per-gpu") {
+        return;
+    }
+    let used = |run: &Run, mps: bool| {
+        let mut used: BTreeMap<(String, String, usize), BTreeSet<String>> = BTreeMap::new();
+        for (place, task) in run.by_place() {
+            if place.0 != "batch" && (!mps || task.cuda.under_mps) {
+                let devices = used.entry((place.0, place.1, place.2)).or_default();
+                devices.extend(task.devices.iter().cloned());
+            }
+        }
+        used
+    };
+    let all = used(plain, false);
+    for (place, devices) in used(with, true) {
+        let all = &all[&place];
+        if devices.len() < all.len().min(2) {
+            troubles.push(format!("{place:?}: all tasks on {devices:?} of {all:?}"));
+        }
+    }
+}
+
+/// A node's tasks share their job's daemon, or that of each GPU; a step that asked itself has its own.
+fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
+    let mut daemons: BTreeMap<_, BTreeSet<Option<i32>>> = BTreeMap::new();
+    let per_gpu = is(request, "ask", "per-gpu");
+    for (place, task) in with.by_place() {
+        if !task.cuda.under_mps {
+            continue;
+        }
+        let gpus = if per_gpu {
+            task.devices.clone()
+        } else {
+            BTreeSet::new()
+        };
+        let key = (place.1, place.2, gpus);
+        daemons.entry(key).or_default().insert(task.cuda.daemon_pid);
+    }
+    for (place, pids) in &daemons {
+        if pids.len() > 1 {
+            troubles.push(format!(
+                "{} daemons where one is the job's: {place:?}",
+                pids.len()
+            ));
+        }
+    }
+    let all: BTreeSet<_> = daemons.values().flatten().collect();
+    if all.len() < daemons.len() {
+        troubles.push(format!("one daemon for several jobs, nodes or GPUs: {daemons:?}"));
+    }
+}
+
+/// Nothing but the GPUs of the job that asked leaves its compute mode, and those do where the site says so.
+fn modes(site: &Choice, request: &Choice, plain: &Run, beside: &Beside, troubles: &mut Vec<String>) {
+    let of_job = !is(request, "step", "one-asks") || is(request, "launch", "het");
+    let may = is(site, "mode", "exclusive") && of_job && !is(request, "gpus", "shard1");
+    // Such a job may have more GPUs than its tasks were given.
+    let bound = ["bind-map", "bind-single"]
+        .iter()
+        .any(|bind| is(request, "bind", bind));
+    let more = bound || is(request, "node", "alone-on-node");
+    let mut own: BTreeSet<(String, String)> = BTreeSet::new();
+    for (place, task) in plain.by_place() {
+        let asks = steps(request)
+            .into_iter()
+            .find(|step| step.label == place.0)
+            .map(|step| step.asks);
+        if !is(request, "launch", "het") || matches!(asks, Some(Asks::AsItsJob | Asks::Itself | Asks::Less)) {
+            let node = Variant::With.nodes()[place.2.min(1)].clone();
+            own.extend(task.devices.iter().map(|device| (node.clone(), device.clone())));
+        }
+    }
+    for (gpu, seen) in &beside.modes {
+        let others: Vec<&String> = seen.iter().filter(|mode| *mode != "default").collect();
+        let bystander = beside.bystanders.get(&gpu.0);
+        let foreign = bystander.is_some_and(|bystander| bystander.device == gpu.1);
+        let node = Variant::With.nodes().contains(&gpu.0);
+        let allowed = may && !foreign && (own.contains(gpu) || more && node);
+        if !others.is_empty() && !allowed {
+            troubles.push(format!("compute mode of {} {}: {others:?}", gpu.0, gpu.1));
+        }
+    }
+}
