@@ -3,12 +3,12 @@
 use super::host::Host;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
+use mpsd_core::replace::{Until, replace};
 use mpsd_core::{Failure, Inventory};
 use std::fmt;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 /// The verbs of one scheduler, or of several that share them: `mpsctl slurm …`.
 pub(crate) trait SetUp: Sync {
@@ -144,31 +144,12 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Writes a file whole: beside it, then over it. The directory may be reached through links: it is the administrator's.
+/// Replaces, or makes, a file in one step. The directory may be reached through links: it is the administrator's.
 pub(crate) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".mpsd-new");
-    let beside = PathBuf::from(name);
-    match fs::remove_file(&beside) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&beside)?;
-    let written = file
-        .write_all(text.as_ref())
-        .and_then(|()| file.set_permissions(fs::Permissions::from_mode(mode)))
-        .and_then(|()| file.sync_all());
-    drop(file);
-    let placed = written.and_then(|()| fs::rename(&beside, path));
-    if placed.is_err() {
-        // Half a file helps nobody; the error that is told is the first one.
-        let _ = fs::remove_file(&beside);
-    }
-    placed
+    replace(path, text.as_ref(), mode, Until::OnDisk).map_err(|e| {
+        e.errno()
+            .map_or_else(|| io::Error::other(e.to_string()), io::Error::from)
+    })
 }
 
 /// Removes a file that is there.

@@ -15,7 +15,7 @@ pub mod priority;
 pub(crate) mod process;
 mod raw;
 pub mod signals;
-pub mod spawn;
+pub(crate) mod spawn;
 
 pub use raw::Exit;
 

@@ -20,8 +20,8 @@ mod exec;
 mod run;
 pub use child::Child;
 pub use exec::Identity;
-pub use run::{Ended, RunError, Unheard};
 pub(super) use run::{Output, listen};
+pub use run::{RunError, Unheard};
 
 /// One of the program's three standard descriptors.
 #[derive(Debug, Default)]

@@ -1,3 +1,4 @@
+use super::run::Ended;
 use super::*;
 use crate::sys::process::Process;
 use crate::sys::raw::Exit;
