@@ -174,34 +174,32 @@ pub fn prologue(
     environment: Vec<(String, String)>,
     limit: Duration,
 ) -> Program {
-    let mut words = vec!["--scheduler".to_owned(), "slurm".to_owned()];
-    words.extend([
-        "--config".to_owned(),
-        arguments.config.to_string_lossy().into_owned(),
-    ]);
-    words.extend(["--request".to_owned(), request.to_owned(), "--record".to_owned()]);
-    words.extend([
-        "--wait".to_owned(),
-        if started_is_enough { "started" } else { "ready" }.to_owned(),
-    ]);
-    Program {
-        path: arguments.prologue.clone(),
-        arguments: words,
-        environment,
-        limit,
-        detached: false,
-    }
+    let wait = if started_is_enough { "started" } else { "ready" };
+    let words = ["--request", request, "--record", "--wait", wait];
+    program(&arguments.prologue, arguments, &words, environment, limit)
 }
 
 /// `mps-epilogue` for a job or step.
 pub fn epilogue(arguments: &Arguments, environment: Vec<(String, String)>, limit: Duration) -> Program {
-    let config = arguments.config.to_string_lossy().into_owned();
-    let words = ["--scheduler", "slurm", "--config", &config]
-        .map(str::to_owned)
-        .to_vec();
+    program(&arguments.epilogue, arguments, &[], environment, limit)
+}
+
+fn program(
+    path: &Path,
+    arguments: &Arguments,
+    words: &[&str],
+    environment: Vec<(String, String)>,
+    limit: Duration,
+) -> Program {
+    let config = arguments.config.to_string_lossy();
+    let common = ["--scheduler", "slurm", "--config", &config];
     Program {
-        path: arguments.epilogue.clone(),
-        arguments: words,
+        path: path.to_owned(),
+        arguments: common
+            .iter()
+            .chain(words)
+            .map(|word| (*word).to_owned())
+            .collect(),
         environment,
         limit,
         detached: false,

@@ -22,7 +22,7 @@ pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 pub const JOB: &str = "MPSD_JOB";
 /// Variables with a launcher's local rank, in the order they are looked up: an MPI launcher inside a Slurm step inherits
 /// the step's own.
-pub const LOCAL_RANKS: [&str; 4] = [
+const LOCAL_RANKS: [&str; 4] = [
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
     "PALS_LOCAL_RANKID",
