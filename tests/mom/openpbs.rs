@@ -283,3 +283,102 @@ fn queuejob_refuses_at_qsub_and_moves_our_words() {
 fn a_rank_nobody_told_has_the_lowest_of_a_list() {
     both::a_rank_nobody_told_has_the_lowest_of_a_list(&mut cluster(&["nodea"]), "15.localhost");
 }
+
+/// What PBS gives to the hook and raises instead, as `pbs.logmsg` of a release that was built with a newer Python does.
+const RAISING: [&str; 14] = [
+    "logmsg",
+    "id",
+    "euser",
+    "egroup",
+    "Account_Name",
+    "Resource_List",
+    "schedselect",
+    "exec_vnode",
+    "in_ms_mom",
+    "env",
+    "env[]",
+    "progname",
+    "type",
+    "accept",
+];
+
+#[test]
+fn a_call_of_pbs_that_raises_touches_no_job_that_did_not_ask() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("20.localhost", "proj1");
+    c.openpbs_files(&job);
+    for name in RAISING {
+        std::fs::write(c.server().join("failing"), name).unwrap();
+        for event in ["execjob_begin", "execjob_launch", "execjob_end"] {
+            let hooked = c.hook(&job, 0, event, &Default::default());
+            assert!(hooked.accepted(), "{name} in {event}: {}", hooked.message);
+        }
+    }
+    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
+    before.holds(&mut c);
+}
+
+#[test]
+fn a_call_of_pbs_that_raises_leaves_nothing_and_ends_the_event_on_purpose() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    for name in RAISING {
+        let job = Job::new("21.localhost", "MPS=true");
+        c.openpbs_files(&job);
+        std::fs::write(c.server().join("failing"), name).unwrap();
+        let begun = c.hook(&job, 0, "execjob_begin", &Default::default());
+        assert_ne!(begun.verdict, "error", "{name} in begin: {}", begun.message);
+        let launched = c.hook(&job, 0, "execjob_launch", &c.job_environment(&job, 0));
+        assert_ne!(
+            launched.verdict, "error",
+            "{name} in launch: {}",
+            launched.message
+        );
+        let attached = launched.env.contains_key("MPSD_JOB");
+        assert!(begun.accepted() || !begun.message.is_empty(), "{name}");
+        assert!(
+            attached || !launched.accepted() || name == "Account_Name" || name == "type",
+            "{name}: outside MPS, and no word"
+        );
+        if begun.accepted() {
+            let ended = c.hook(&job, 0, "execjob_end", &Default::default());
+            assert!(ended.accepted(), "{name} in end: {}", ended.message);
+        }
+        std::fs::remove_file(c.server().join("failing")).unwrap();
+        c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
+        before.holds(&mut c);
+    }
+}
+
+#[test]
+fn a_log_line_that_raises_loses_no_refusal() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    std::fs::write(c.server().join("failing"), "logmsg").unwrap();
+    let job = Job::new("22.localhost", "MPS=true,MPS_THREADS=101");
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+    let why = c.openpbs_shell(&job, "true").unwrap_err();
+    assert!(why.contains("MPS_THREADS=101"), "{why}");
+    c.openpbs_end(&job, -1);
+    before.holds(&mut c);
+}
+
+#[test]
+fn qsub_takes_a_job_where_the_hook_fails() {
+    let mut c = cluster(&["nodea"]);
+    c.nodes[0].sh("mpsctl pbs install --queuejob");
+    for name in ["Resource_List[]", "Account_Name=", "logmsg"] {
+        std::fs::write(c.server().join("failing"), name).unwrap();
+        let job = Job::new("", "proj1,MPS=true,MPS_THREADS=25");
+        let queued = c.hook(&job, 0, "queuejob", &Default::default());
+        assert!(queued.accepted(), "{name}: {}", queued.message);
+        // The nodes look at what stands in it now.
+        let account = queued.account.unwrap_or_default();
+        let moved = queued.resources["mps"].is_some();
+        assert!(
+            moved || account == job.account,
+            "{name}: the request is lost: {account}"
+        );
+    }
+}

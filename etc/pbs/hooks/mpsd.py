@@ -7,6 +7,9 @@ hold the letters "mps" and that has no resource 'mps' cannot have asked and star
 execjob_prologue and execjob_epilogue are left alone: a hook there would silence the site's classic scripts.
 A reject in execjob_begin is retried, with nothing for the user to read; so a refusal is recorded there and told in
 execjob_launch, where descriptor 2 is the job's own error file. Only what is the node's rejects in execjob_begin.
+
+Any call of PBS's may raise, and a hook that raises is as one that rejects: so each act returns why it rejects, or None,
+and what it raises is caught in one place, 'main'.
 """
 import json
 import os
@@ -31,7 +34,18 @@ def text(value):
 
 
 def attribute(job, name):
-    return text(getattr(job, name, None))
+    try:
+        return text(getattr(job, name, None))
+    except Exception:
+        return ""  # what PBS does not tell us, nobody asked for
+
+
+def log(line):
+    """Our programs have written it into the node's log already, where PBS's own call raises."""
+    try:
+        pbs.logmsg(pbs.LOG_WARNING, line)
+    except Exception:
+        pass
 
 
 def resource(job, name):
@@ -56,19 +70,19 @@ def call(program, arguments, limit, env=None):
     """Runs one of our programs; returns its exit code, standard output and last line of standard error.
 
     The answer goes through files: a pipe would be held open by whatever the program left behind."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
+    try:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             done = subprocess.run([os.path.join(PROGRAMS, program)] + arguments, stdin=subprocess.DEVNULL, stdout=out,
                                   stderr=err, env=env or {}, cwd="/", timeout=limit, close_fds=True)
-            code = done.returncode
-        except subprocess.TimeoutExpired:
-            return 2, "", "mpsd: %s did not end within %d s" % (program, limit)
-        except OSError as error:
-            return 2, "", "mpsd: cannot run '%s': %s" % (error.filename or program, error.strerror)
-        out.seek(0)
-        err.seek(0)
-        lines = err.read(65536).decode("utf-8", "replace").strip().splitlines()
-        return code, out.read(1048576).decode("utf-8", "replace"), lines[-1] if lines else ""
+            out.seek(0)
+            err.seek(0)
+            lines = err.read(65536).decode("utf-8", "replace").strip().splitlines()
+            answer = out.read(1048576).decode("utf-8", "replace")
+            return done.returncode, answer, lines[-1] if lines else ""
+    except subprocess.TimeoutExpired:
+        return 2, "", "mpsd: %s did not end within %d s" % (program, limit)
+    except OSError as error:
+        return 2, "", "mpsd: cannot run '%s': %s" % (error.filename or program, error.strerror)
 
 
 def identity(job):
@@ -87,12 +101,12 @@ def begin(event):
     arguments += ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
     code, _, line = call("mps-prologue", arguments + shape(job) + identity(job), LIMIT_S)
     if line:
-        pbs.logmsg(pbs.LOG_WARNING, line)
+        log(line)
     # 1 is a refusal: recorded, and told in execjob_launch; where it could not be recorded it is told here
     if code == 0 or (code == 1 and environment(job, {}, [])[0] == 1):
-        event.accept()
+        return None
     clean(job)  # no launch will read what was recorded, and no end is promised
-    event.reject(line or "mpsd: mps-prologue ended with %d" % code)
+    return line or "mpsd: mps-prologue ended with %d" % code
 
 
 def environment(job, variables, options):
@@ -109,15 +123,22 @@ def launch(event):
     if code == 0 and changes.get("MPSD_JOB") is None and asked(job):
         code, line = 1, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
     if code != 0:
-        line = line or "mpsd: mpsctl env ended with %d" % code
-        os.write(2, (line + "\n").encode("utf-8", "replace"))
-        event.reject(line)
+        return tell(line or "mpsd: mpsctl env ended with %d" % code)
     for name, value in changes.items():
         if value is None:
             remove(env, name)
         else:
             env[name] = value.replace(",", "\\,")
-    event.accept()
+    return None
+
+
+def tell(line):
+    """Writes 'line' into the job's own error file, which execjob_launch has as descriptor 2."""
+    try:
+        os.write(2, (line + "\n").encode("utf-8", "replace"))
+    except OSError:
+        pass  # PBS has it as the reason of the rejection
+    return line
 
 
 def request(job):
@@ -154,12 +175,11 @@ def remove(env, name):
 def clean(job):
     _, _, line = call("mps-epilogue", ["--scheduler", "openpbs"] + OPTIONS + identity(job), LIMIT_S)
     if line:
-        pbs.logmsg(pbs.LOG_WARNING, line)
+        log(line)
 
 
 def end(event):
     clean(event.job)
-    event.accept()
 
 
 def queuejob(event):
@@ -167,22 +187,44 @@ def queuejob(event):
     job = event.job
     code, said, line = request(job)
     if code == 1:
-        event.reject(line)
+        return line
     if code == 0 and said["resource"]:  # any other code is this host's, not the user's: the nodes look at it again
         job.Resource_List["mps"] = said["resource"]
         job.Account_Name = said["account"] or None
-    event.accept()
+    return None
+
+
+ACTS = (("EXECJOB_BEGIN", begin), ("EXECJOB_LAUNCH", launch), ("EXECJOB_END", end), ("EXECJOB_ABORT", end), ("QUEUEJOB", queuejob))
+
+
+def failed(event, act, error):
+    """What the hook makes of its own failure: nothing stays behind, a job that did not ask goes on, and one that asked never
+    runs without MPS. An end has nobody to reject for, and what qsub is not told the nodes look at again."""
+    line = "mpsd: the hook failed: %s: %s" % (type(error).__name__, error)
+    log(line)
+    if act is begin:
+        clean(event.job)
+        return line
+    if act is launch and asked(event.job):
+        return tell(line)
+    return None
 
 
 def main():
-    event = pbs.event()
-    if not may_have_asked(event.job):
+    event, act, why = pbs.event(), None, None
+    try:
+        if may_have_asked(event.job):
+            kind = event.type
+            act = next((act for name, act in ACTS if kind == getattr(pbs, name, None)), None)
+            why = act(event) if act else None
+    except Exception as error:
+        why = failed(event, act, error)
+    if why:
+        event.reject(why)
+    try:
         event.accept()
-    for name, act in (("EXECJOB_BEGIN", begin), ("EXECJOB_LAUNCH", launch), ("EXECJOB_END", end), ("EXECJOB_ABORT", end),
-                      ("QUEUEJOB", queuejob)):
-        if event.type == getattr(pbs, name, None):
-            act(event)
-    event.accept()
+    except Exception:
+        pass  # who does neither accepts
 
 
 main()

@@ -1,10 +1,19 @@
-"""The module that OpenPBS gives to a hook, as far as ours uses it. accept() and reject() end the hook by SystemExit."""
+"""The module that OpenPBS gives to a hook, as far as ours uses it. accept() and reject() end the hook by SystemExit.
+
+FAILING names what raises SystemError, as pbs.logmsg of 23.06.06 does under Python 3.10 and newer: a function, an attribute of the
+event or of its job, or "env[]" and "Resource_List[]" for an assignment."""
 QUEUEJOB, EXECJOB_BEGIN, EXECJOB_LAUNCH, EXECJOB_END, EXECJOB_ABORT = 1, 2, 4, 8, 16
 EXECJOB_PROLOGUE, EXECJOB_EPILOGUE = 32, 64
 LOG_ERROR, LOG_WARNING, LOG_DEBUG = 3, 4, 7
 
+FAILING = set()
 log = []
 _event = None
+
+
+def fail(name):
+    if name in FAILING:
+        raise SystemError("PY_SSIZE_T_CLEAN macro must be defined for '#' formats: " + name)
 
 
 class Resources(dict):
@@ -13,8 +22,22 @@ class Resources(dict):
     def __getitem__(self, name):
         return self.get(name)
 
+    def __setitem__(self, name, value):
+        fail("Resource_List[]")
+        super().__setitem__(name, value)
+
+
+class Environment(dict):
+    def __setitem__(self, name, value):
+        fail("env[]")
+        super().__setitem__(name, value)
+
 
 class Job:
+    def __getattribute__(self, name):
+        fail(name)
+        return super().__getattribute__(name)
+
     def __init__(self, given):
         self.__dict__.update({name: value for name, value in given.items() if name not in ("Resource_List", "ms")})
         self.Resource_List = Resources(given.get("Resource_List", {}))
@@ -23,12 +46,20 @@ class Job:
     def in_ms_mom(self):
         return self._ms
 
+    def __setattr__(self, name, value):
+        fail(name + "=")
+        super().__setattr__(name, value)
+
 
 class Event:
+    def __getattribute__(self, name):
+        fail(name)
+        return super().__getattribute__(name)
+
     def __init__(self, given):
         self.type = globals()[given["event"].upper()]
         self.job = Job(given["job"])
-        self.env = dict(given.get("env", {}))
+        self.env = Environment(given.get("env", {}))
         self.progname = given.get("progname", "")
         self.verdict, self.message = None, ""
 
@@ -46,4 +77,5 @@ def event():
 
 
 def logmsg(level, text):
+    fail("logmsg")
     log.append([level, text])

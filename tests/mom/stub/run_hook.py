@@ -9,7 +9,9 @@ import pbs  # noqa: E402
 
 hook, given, result = sys.argv[1:]
 with open(given) as file:
-    pbs._event = pbs.Event(json.load(file))
+    given = json.load(file)
+pbs._event = pbs.Event(given)
+pbs.FAILING.update(given["failing"])
 try:
     exec(compile(open(hook).read(), hook, "exec"), {"__name__": "__main__"})
 except SystemExit:
@@ -17,6 +19,7 @@ except SystemExit:
 except BaseException:
     # A hook that raises is a rejected event.
     pbs._event.verdict, pbs._event.message = "error", traceback.format_exc()
+pbs.FAILING.clear()
 event = pbs._event
 with open(result, "w") as file:
     json.dump({"verdict": event.verdict or "accept", "message": event.message, "env": event.env, "log": pbs.log,

@@ -194,6 +194,8 @@ impl Cluster {
     ) -> String {
         let chunk = format!("ncpus=8:ngpus={}", job.gpus[at].len());
         let optional = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let failing = std::fs::read_to_string(self.server().join("failing")).unwrap_or_default();
+        let failing: Vec<&str> = failing.lines().collect();
         let vnodes: Vec<String> = self
             .nodes
             .iter()
@@ -202,6 +204,7 @@ impl Cluster {
             .collect();
         serde_json::json!({
             "event": event,
+            "failing": failing,
             "progname": program,
             "env": env,
             "job": {
