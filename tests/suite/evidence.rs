@@ -12,7 +12,7 @@ use tests::place::{Place, Running, fast};
 use tests::scarcity::{Small, alone};
 use tests::stage::{OTHER_USER, Ran, USER, as_user, openpbs_args};
 
-const CONFIG: &str = "deadline_s = 4\n";
+const CONFIG: &str = "deadline_s = 4\n[drain]\non_failed_starts = true\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 
 /// Users of this system without any process, as a job's user is before the job: the other tests' users have some.
@@ -80,6 +80,17 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     assert_eq!(drains.len(), 1, "{second:?}");
     assert!(drains[0].contains("starts of several users failed"), "{drains:?}");
     place.assert_as_before("two users' starts");
+
+    // A site that says nothing: the administrator is told, since two users who work together can bring it about.
+    let place = stillborn();
+    place.configure("deadline_s = 4\n");
+    no_evidence(&place, &users, "a site that drains for no failed start");
+    let told = place.stage.run("mpsctl", &["reconcile"], &[]);
+    assert_eq!(told.code, Some(2), "{told:?}");
+    assert!(
+        told.out.contains("starts of 2 users failed on this node"),
+        "{told:?}"
+    );
 
     // The second user has a process here.
     let sleeper = asleep(&users[1]);
@@ -150,7 +161,7 @@ fn full(users: &[String; 2]) {
 /// The first failure is older than the site's window.
 fn long_ago(users: &[String; 2]) {
     let place = stillborn();
-    place.configure(&format!("{CONFIG}[drain]\nfailed_starts_window_s = 60\n"));
+    place.configure(&format!("{CONFIG}failed_starts_window_s = 60\n"));
     let first = start(&place, "110.srv", &users[0]);
     assert_eq!(first.code, Some(2), "{first:?}");
     // What root noted of it is made two minutes older.

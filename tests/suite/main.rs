@@ -24,5 +24,6 @@ mod slurm_stack;
 mod soak;
 mod sources;
 mod supervision;
+mod survivors;
 mod threats;
 mod whole;

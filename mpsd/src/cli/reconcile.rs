@@ -3,7 +3,8 @@
 
 use super::NAME;
 use crate::job::node::{Member, Members, Severity, Store};
-use crate::job::{self, Ending, Journal, sweep};
+use crate::job::{self, Ending, Journal, evidence, sweep};
+use crate::node::failed_starts;
 use crate::node::log::line;
 use crate::node::real::RealNode;
 use crate::node::recheck::{Recheck, recheck};
@@ -93,6 +94,8 @@ impl Reconcile {
     /// Our own directories cannot be read at all.
     pub fn run(&self, settings: &Settings, name: &str) -> Result<Report, Failure> {
         let mut run = Run::new(settings, name, self.dry_run, self.boot);
+        run.suspicions();
+        run.failed_starts();
         run.jobs()?;
         run.locks()?;
         run.gpus();
@@ -282,6 +285,32 @@ impl<'a> Run<'a> {
         let site = Site::of(self.settings);
         let mut owners = scheduler::owners(job, &site);
         owners.next().unwrap_or(scheduler::ALL[0]).scheduler()
+    }
+
+    /// Starts that failed for several users: told, since nothing is drained for them unless the site wants that.
+    fn failed_starts(&mut self) {
+        let window = self.settings.drain.failed_starts_window;
+        if let Some(users) = failed_starts::of_several(&self.settings.paths, window) {
+            let window = window.as_secs();
+            self.report.left(format!(
+                "starts of {users} users failed on this node within {window} s: see its log"
+            ));
+        }
+    }
+
+    /// What the driver held a minute ago.
+    fn suspicions(&mut self) {
+        if !self.dry {
+            for line in evidence::look_again(&mut self.node, self.settings) {
+                self.report.did(line);
+            }
+        }
+        for waiting in self.node.suspicions() {
+            self.report.left(format!(
+                "job {}: {} hung in the driver: looked at again a minute later; until then the node takes no job with MPS",
+                waiting.at.job, waiting.what
+            ));
+        }
     }
 
     /// Locks of jobs that have nothing else any more.

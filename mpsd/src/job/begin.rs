@@ -7,6 +7,7 @@ use super::journal::Journal;
 use super::node::{Held, Node, Role, Severity};
 use super::outcome;
 use super::spec::Spec;
+use super::suspicion::PAUSE_S;
 use super::undo::{self, Failed};
 use crate::plan::{Case, decide, tasks};
 use crate::sys::deadline::Deadline;
@@ -47,6 +48,7 @@ pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until
 }
 
 fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Until) -> Result<(), Failed> {
+    expect_no_suspicion(node, job)?;
     expect_no_waiting_drain(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
@@ -68,6 +70,7 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
         spec: Spec::new(&settings, &plan, job.deadline),
         record: job.record(&settings, &plan, &devices, &inventory),
         verify: plan.verify,
+        failed_starts_drain: settings.drain.on_failed_starts,
         deadline: job.deadline,
         _held: held,
     };
@@ -79,6 +82,23 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
     match until {
         Until::Ready => start.finish(node),
         Until::Started => start.finish_alone(node, job),
+    }
+}
+
+/// A node of which something waits for its second look takes no job with MPS until that has been good.
+fn expect_no_suspicion(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
+    for line in evidence::look_again(node, &job.settings) {
+        node.complain(&line);
+    }
+    match node.suspicions().first() {
+        None => Ok(()),
+        Some(suspicion) => Err(Undetermined::new(
+            format!("node '{}'", job.node),
+            format!(
+                "since job {} {} hangs in the driver: looked at again {PAUSE_S} s after",
+                suspicion.at.job, suspicion.what
+            ),
+        )),
     }
 }
 
@@ -143,6 +163,8 @@ struct Start {
     spec: Spec,
     record: Record,
     verify: bool,
+    /// Starts that fail for several users drain the node.
+    failed_starts_drain: bool,
     deadline: Deadline,
     _held: Held,
 }
@@ -203,14 +225,17 @@ impl Start {
         // Costs nothing: the vendor's programs take longer to come up.
         let user_was_here = node.user_is_here(&self.journal);
         match node.await_ready(&self.journal, &self.spec) {
-            Ok(()) => {
+            Ok(proved) => {
                 node.forget_failed_starts();
-                Ok(())
+                // What the driver holds at the job's end counts against the node only if it is one of these.
+                self.journal.proved = proved;
+                node.write_journal(&self.journal)
             }
             Err(failure) => Err(evidence::of_failed_start(
                 node,
                 &self.journal,
                 user_was_here,
+                self.failed_starts_drain,
                 failure,
             )),
         }

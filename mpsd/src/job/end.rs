@@ -1,9 +1,11 @@
 //! The end of a job, whoever asks for it: the epilogue when the job has ended, or `mpsctl reconcile` when the scheduler
 //! has forgotten it. The journal backwards, the log lines, the drain on proof.
 
+use super::evidence;
 use super::journal::Journal;
 use super::node::{Node, Severity};
 use super::outcome;
+use super::suspicion::At;
 use super::undo::{self, Findings};
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, Scheduler, Site, Submission};
@@ -78,6 +80,9 @@ fn end_if(
             None
         }
     };
+    if let Some(journal) = &journal {
+        evidence::of_silent_nvml(node, At::end(journal));
+    }
     let mut lines = report(node, job, &findings);
     lines.extend(drain(node, job, ending, journal.as_ref(), &findings));
     Ended { findings, lines }

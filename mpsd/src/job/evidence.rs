@@ -1,19 +1,37 @@
-//! What counts against the node: the one place where a failed start, or a process that is left over, becomes a fault.
+//! What counts against the node: the one place where a failed start, or a process that is left over, becomes evidence.
+//!
+//! Evidence is positive, and about what root itself started or proved: the vendor's driver holds the process, in every
+//! look of several, and does so again a minute later ([`super::suspicion`]). What is merely left over, slow, starved,
+//! stopped or held by something else proves nothing: its user can be the cause.
 
-use super::journal::Journal;
-use super::node::{Member, Node, Role, Sample, State};
+use super::journal::{Journal, ProcessRef};
+use super::node::{Member, Node, Role, Severity, Thread, Waiting};
+use super::suspicion::{At, PAUSE_S, Suspect, Suspicion};
+use crate::scheduler::Site;
+use crate::scheduler::drain::Place;
+use crate::sys::deadline::Deadline;
 use mpsd_core::Failure;
+use mpsd_core::config::Settings;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// A start that failed. Starts of two users that fail within the window are evidence, where no user can have been the cause:
-/// a start is brought down by a process of its user, which owns all that it consists of, by whoever holds the GPU, or by
-/// whoever filled the file system of the pipe and log directories. Where root sees any of these the start does not count.
+/// Looks at one process, and the time between two of them.
+const SAMPLES: u32 = 5;
+const BETWEEN: Duration = Duration::from_millis(200);
+/// The user of our own programs.
+const ROOT: u32 = 0;
+
+/// A start that failed. Starts of two users that fail within the window are told to the administrator, and are evidence only
+/// where the site says so (`drain.on_failed_starts`): two users who work together can make it.
+///
+/// A start that one user can have brought down does not count: by a process of its own, which owns all that the start
+/// consists of, by holding the GPU, or by filling the file system of the pipe and log directories.
 pub fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,
     user_was_here: bool,
+    drains: bool,
     failure: Failure,
 ) -> Failure {
     let Failure::Undetermined(unknown) = failure else {
@@ -25,6 +43,14 @@ pub fn of_failed_start(
     }
     // First: a scheduler cuts the reason of a drain.
     let what = "starts of several users failed";
+    if !drains {
+        let line = format!(
+            "{what} on this node, the last one of job {}: {unknown}",
+            journal.job
+        );
+        node.log(Severity::Warning, &line);
+        return unknown.into();
+    }
     let why = format!("{}: {}", unknown.what, unknown.why);
     Fault::new(Evidence::RepeatedStarts, what, why).into()
 }
@@ -49,70 +75,173 @@ fn gpu_is_held(node: &mut impl Node, journal: &Journal) -> bool {
         })
 }
 
-/// What a user keeps the process from ending with.
-fn held_by_user(sample: &Sample) -> Option<&'static str> {
-    match sample.state {
-        State::Stopped => Some("a tracer holds it"),
-        _ => sample.stacks.as_deref().and_then(held_as_stacks_say),
-    }
+/// Whether the vendor's driver, and nothing else, keeps the process of these threads from ending: one waits in the driver
+/// without regard to signals, and none waits so for anything else.
+fn is_in_driver(threads: &[Thread]) -> bool {
+    let mut waiting = threads.iter().filter(|thread| thread.state == 'D').peekable();
+    waiting.peek().is_some() && waiting.all(|thread| waits_in_driver(&thread.stack))
 }
 
-/// What `member` is that survived SIGKILL for `time`: a fault, unless a user holds it.
-pub fn of_survivor(member: &Member, sample: Option<&Sample>, time: Duration) -> Failure {
-    let what = format!("{} {}", member.role, member.process.pid);
-    let why = format!("state {} after {} s", member.state, time.as_secs());
-    match sample.and_then(held_by_user) {
-        Some(how) => Undetermined::new(what, format!("{why}: {how}")).into(),
-        None => Fault::new(Evidence::Survivor, what, why).into(),
-    }
+/// Whether a thread waits below a call of the driver for what its user can withhold: memory that a file system of the
+/// user's must fill, say. It may hold a lock of the driver's that others wait for.
+fn withholds(threads: &[Thread]) -> bool {
+    let below = |thread: &Thread| thread.stack.contains(DRIVER) && !waits_in_driver(&thread.stack);
+    threads.iter().any(|thread| thread.state == 'D' && below(thread))
 }
 
-/// What the frames wait for that a user can withhold: an answer of FUSE's (which is waited for without regard to signals;
-/// Linux, `fs/fuse/dev.c`, `request_wait_answer`), a lock of a directory whose holder waits so, a request of io_uring's to
-/// such a file. A frame of the driver's is stronger: then the GPU is what keeps the process.
-fn held_as_stacks_say(stacks: &str) -> Option<&'static str> {
-    const FILE_SYSTEM: &str = "it waits for a file system that a user's process serves (FUSE)";
-    const LOCK: &str = "it waits for a lock or a request that a user's file system can withhold";
-    if stacks.contains("[nvidia") {
-        return None;
-    }
-    let frames = || stacks.lines().filter_map(|line| line.split_whitespace().nth(1));
-    let any = |starts: &[&str]| frames().any(|frame| starts.iter().any(|start| frame.starts_with(start)));
-    if any(&["fuse_", "request_wait_answer+"]) {
-        return Some(FILE_SYSTEM);
-    }
-    any(&[
-        "rwsem_down_",
-        "down_read",
-        "down_write",
-        "__mutex_lock",
-        "mutex_lock",
-        "io_uring_",
-        "io_wq_",
-    ])
-    .then_some(LOCK)
-}
+/// A frame of one of the vendor's modules ends in `[nvidia]`, `[nvidia_uvm]` and the like.
+const DRIVER: &str = "[nvidia";
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What a thread waits with: between a frame of the driver's and the scheduler stands nothing but these. Most of them the
+/// kernel leaves out of a stack (Linux, `kernel/stacktrace.c`, `stack_trace_consume_entry_nosched`).
+const WAITS: [&str; 14] = [
+    "__schedule",
+    "schedule",
+    "__down",
+    "down",
+    "rwsem_down_",
+    "__mutex_lock",
+    "mutex_lock",
+    "wait_for_completion",
+    "__wait_for_common",
+    "do_wait_for_common",
+    "msleep",
+    "usleep_range",
+    "__rwsem_",
+    "rt_mutex_",
+];
 
-    #[test]
-    fn what_a_user_can_withhold_is_told_from_the_driver_and_from_all_else() {
-        let fuse = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] fuse_simple_request+0x18f/0x2f0\n";
-        assert!(held_as_stacks_say(fuse).is_some_and(|how| how.contains("FUSE")));
-        let lock = "[<0>] rwsem_down_write_slowpath+0x2a/0x5f0\n[<0>] down_write+0x5b/0x70\n[<0>] path_openat+0x1/0x2\n";
-        assert!(held_as_stacks_say(lock).is_some_and(|how| how.contains("lock")));
-        let ring = "[<0>] io_uring_cancel_generic+0x1/0x2\n[<0>] do_exit+0x1/0x2\n";
-        assert!(held_as_stacks_say(ring).is_some());
-        for other in [
-            "",
-            "[<0>] __refrigerator+0x3c/0x120\n[<0>] get_signal+0x8f4/0x920\n",
-            "[<0>] nv_fuse_x+0x1/0x2 [nvidia]\n",
-            "[<0>] down_write+0x5b/0x70\n[<0>] rm_ioctl+0x1/0x2 [nvidia]\n",
-            "[<0>] down_read+0x5b/0x70\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n[<0>] fuse_x+0x1/0x2\n",
-        ] {
-            assert_eq!(held_as_stacks_say(other), None, "{other}");
+/// Whether the innermost frames of `stack` are the driver's own, with nothing but a wait in them. A page fault, a pinned
+/// page or a file operation below a call of the driver is what a user can withhold: memory behind a file system of theirs.
+fn waits_in_driver(stack: &str) -> bool {
+    let mut frames = stack.lines();
+    loop {
+        let Some(frame) = frames.next() else { return false };
+        if frame.contains(DRIVER) {
+            return true;
+        }
+        let name = frame.split_whitespace().nth(1).unwrap_or("");
+        if !WAITS.iter().any(|wait| name.starts_with(wait)) {
+            return false;
         }
     }
 }
+
+/// Looks at `process` several times: whether the driver held it in every look, and nobody can be seen to withhold anything
+/// from the driver.
+fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> bool {
+    for number in 0..SAMPLES {
+        if number > 0 {
+            node.wait_until(Deadline::after(BETWEEN));
+        }
+        if !node
+            .threads(process)
+            .is_some_and(|threads| is_in_driver(&threads))
+        {
+            return false;
+        }
+    }
+    // The user's other processes may share its memory; anybody's may hold a lock of the driver's.
+    let may_withhold =
+        |other: &Waiting| withholds(&other.threads) || other.uid == uid && !is_in_driver(&other.threads);
+    node.waiting().is_some_and(|all| !all.iter().any(may_withhold))
+}
+
+/// `member` of the job of `journal` has survived SIGKILL for `time`. Only what root started or proved, and what the driver
+/// holds, is suspected.
+pub fn of_survivor(node: &mut impl Node, journal: &Journal, member: &Member, time: Duration) -> Undetermined {
+    let what = format!("{} {}", member.role, member.process.pid);
+    let why = format!("state {} after {} s", member.state, time.as_secs());
+    if !is_proved(journal, member) || !is_held_by_driver(node, member.process, journal.uid) {
+        return Undetermined::new(what, why);
+    }
+    let why = format!("{why}, in the driver: looked at again in {PAUSE_S} s");
+    suspect(node, Suspect::Process(member.process), &what, At::end(journal));
+    Undetermined::new(what, why)
+}
+
+/// NVML gave no answer: remembered, where the driver holds the process of ours that asked it.
+pub fn of_silent_nvml(node: &mut impl Node, at: At) {
+    if silent_nvml_is_held(node) {
+        suspect(node, Suspect::Nvml, "NVML", at);
+    }
+}
+
+fn silent_nvml_is_held(node: &mut impl Node) -> bool {
+    match node.silent_nvml() {
+        Some(process) => is_held_by_driver(node, process, ROOT),
+        None => false,
+    }
+}
+
+fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, at: At) {
+    let since = node.since_boot();
+    node.suspect(&Suspicion {
+        suspect,
+        what: what.to_owned(),
+        since,
+        at,
+    });
+}
+
+/// Whether root itself started `member`, or proved it before it said that the job's MPS is ready.
+fn is_proved(journal: &Journal, member: &Member) -> bool {
+    journal.supervisor == Some(member.process) || journal.proved.contains(&member.process)
+}
+
+/// Looks again at what was suspected at least [`PAUSE_S`] ago: what the driver still holds drains the node, the rest is
+/// forgotten. Returns a line for each drain.
+pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
+    let now = node.since_boot();
+    let mut lines = Vec::new();
+    for suspicion in node.suspicions() {
+        let age = now.saturating_sub(suspicion.since);
+        if age < PAUSE_S {
+            node.suspect(&suspicion);
+            continue;
+        }
+        match still_held(node, &suspicion, age) {
+            Some(fault) => lines.extend(drain(node, settings, &suspicion.at, &fault)),
+            None => {
+                let line = format!(
+                    "job {}: {}: the driver has let go of it",
+                    suspicion.at.job, suspicion.what
+                );
+                node.log(Severity::Info, &line);
+            }
+        }
+        node.acquit(&suspicion);
+    }
+    lines
+}
+
+fn still_held(node: &mut impl Node, suspicion: &Suspicion, age: u64) -> Option<Fault> {
+    match suspicion.suspect {
+        Suspect::Process(process) => is_held_by_driver(node, process, suspicion.at.uid).then(|| {
+            let why = format!("state D after {age} s");
+            Fault::new(Evidence::Survivor, &suspicion.what, why)
+        }),
+        Suspect::Nvml => (node.inventory().is_err() && silent_nvml_is_held(node)).then(|| {
+            let why = format!("no answer for {age} s, in the driver (state D)");
+            Fault::new(Evidence::Nvml, &suspicion.what, why)
+        }),
+    }
+}
+
+/// Drains as configured when it was seen first.
+fn drain(node: &mut impl Node, settings: &Settings, at: &At, fault: &Fault) -> Option<String> {
+    let mut site = Site::of(settings);
+    site.slurm_conf = at.slurm_conf.clone().or(site.slurm_conf);
+    let place = Place {
+        scheduler: at.scheduler,
+        site,
+        node: &at.node,
+    };
+    let prefix = at.prefix.as_deref()?;
+    let (line, _) = node.drain(&place, prefix, &at.job, fault, at.gpus.clone());
+    node.log(Severity::Error, &line);
+    Some(line)
+}
+
+#[cfg(test)]
+mod tests;

@@ -76,6 +76,9 @@ pub struct Journal {
     /// The job's `mpsd`, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<ProcessRef>,
+    /// The control daemons and servers, once root has proved them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub proved: Vec<ProcessRef>,
     /// How to drain.
     pub drain: DrainPolicy,
     /// SIGKILL a client of the job that stays on its GPU, where root proves that it is the job's.
@@ -104,6 +107,7 @@ impl Journal {
             nvml: settings.nvml.clone(),
             cgroup: None,
             supervisor: None,
+            proved: Vec::new(),
             drain: DrainPolicy::new(
                 settings.drain.enabled,
                 settings.drain.prefix.clone(),

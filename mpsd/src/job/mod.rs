@@ -13,6 +13,7 @@ pub mod ladder;
 pub mod node;
 pub mod outcome;
 pub mod spec;
+pub mod suspicion;
 pub(crate) mod sweep;
 mod undo;
 

@@ -5,9 +5,10 @@ use super::account::Account;
 use super::journal::{Journal, ProcessRef};
 use super::ladder::Rung;
 use super::spec::Spec;
+use super::suspicion::Suspicion;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
-pub use crate::sys::process::State;
+pub use crate::sys::process::Thread;
 use mpsd_core::failure::Fault;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record};
@@ -69,14 +70,13 @@ impl fmt::Display for Member {
     }
 }
 
-/// How a process stands at one moment.
+/// A process of a user's that waits in the kernel without regard to signals.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
-    /// Its state.
-    pub state: State,
-    /// The symbols on the kernel stacks of its threads, one a line (`[<0>] fuse_simple_request+0x…`, a module's with its
-    /// name behind); `None`: the kernel does not tell.
-    pub stacks: Option<String>,
+pub struct Waiting {
+    /// Its effective user.
+    pub uid: u32,
+    /// Its threads that wait so.
+    pub threads: Vec<Thread>,
 }
 
 /// The node's GPUs, through NVML.
@@ -103,6 +103,8 @@ pub trait Gpus {
     /// # Errors
     /// As [`Gpus::compute_mode`].
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure>;
+    /// The process of ours that asked NVML and got no answer in its time, since this was asked last.
+    fn silent_nvml(&mut self) -> Option<ProcessRef>;
 }
 
 /// What root remembers on the node: accounts of the GPUs, directories, journals and records of the jobs.
@@ -184,6 +186,13 @@ pub trait Store {
     fn note_failed_start(&mut self, uid: u32) -> bool;
     /// Forgets failed starts: one worked.
     fn forget_failed_starts(&mut self);
+
+    /// What waits for a second look.
+    fn suspicions(&mut self) -> Vec<Suspicion>;
+    /// Remembers `suspicion`, unless its object is suspected already, and has the node looked at again.
+    fn suspect(&mut self, suspicion: &Suspicion);
+    /// Forgets `suspicion`.
+    fn acquit(&mut self, suspicion: &Suspicion);
 }
 
 /// The job's `mpsd`, its cgroup, and the vendor's programs.
@@ -208,11 +217,11 @@ pub trait Daemons {
     /// # Errors
     /// Undetermined or a fault, by what kept it from starting.
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
-    /// Waits for its report and proves what root can prove of it.
+    /// Waits for its report and proves what root can prove of it: returns the control daemons and servers.
     ///
     /// # Errors
     /// Undetermined: the user's own processes could be the cause.
-    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<(), Failure>;
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
     ///
     /// # Errors
@@ -232,8 +241,10 @@ pub trait Members {
     /// Does what the rung says, within `limit`, and returns who is left. Whoever is left is not believed gone before
     /// the kernel says so.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
-    /// How a process stands now; `None`: it is gone, or its state cannot be read.
-    fn sample(&mut self, member: &Member) -> Option<Sample>;
+    /// The threads of a process that have not ended; `None`: it is gone, or that cannot be read in time.
+    fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>>;
+    /// All processes of users that wait without regard to signals; `None`: one of them cannot be read in time.
+    fn waiting(&mut self) -> Option<Vec<Waiting>>;
     /// Whether the job's user has a process here besides the job's own three and what these started.
     fn user_is_here(&mut self, journal: &Journal) -> bool;
     /// The user id of a process, if it is there.
@@ -283,6 +294,8 @@ pub trait Console {
     fn complain(&mut self, line: &str);
     /// Time for the whole teardown.
     fn teardown_time(&self) -> Duration;
+    /// Seconds since the boot.
+    fn since_boot(&self) -> u64;
     /// Does nothing until `end`.
     fn wait_until(&mut self, end: Deadline);
 }

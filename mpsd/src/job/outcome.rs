@@ -1,7 +1,9 @@
 //! What a failed start leads to: one line, a record for the job's tasks, a drain on proof, an exit code.
 
 use super::case::Job;
+use super::evidence;
 use super::node::{Node, Severity};
+use super::suspicion::At;
 use super::undo::Failed;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, ExitPolicy, Submission};
@@ -22,6 +24,7 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     for note in &failed.findings.notes {
         node.log(Severity::Info, &format!("job {id}: {note}"));
     }
+    evidence::of_silent_nvml(node, At::begin(job));
     let drained = drain_for(node, job, failed);
     let to_tasks = is_left_to_tasks(submission, failure);
     if job.record || to_tasks {

@@ -98,7 +98,7 @@ impl Daemons for RealNode {
         Ok(process)
     }
 
-    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<(), Failure> {
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure> {
         let Some(mut started) = self.started.take() else {
             return Err(Undetermined::new("mpsd", "it was not started by this program").into());
         };
@@ -160,7 +160,7 @@ fn check(
     journal: &Journal,
     spec: &Spec,
     daemons: &[ReadyDaemon],
-) -> Result<(), Undetermined> {
+) -> Result<Vec<ProcessRef>, Undetermined> {
     let wrong = |why: String| Undetermined::new("mpsd's report does not hold", why);
     if daemons.len() != spec.daemons.len() {
         return Err(wrong(format!(
@@ -169,12 +169,12 @@ fn check(
             spec.daemons.len()
         )));
     }
+    let mut proved = Vec::new();
     for daemon in daemons {
         for (pid, role) in [(daemon.control, Role::Control), (daemon.server, Role::Server)] {
-            if !processes::is_member(node, journal, pid, role) {
-                return Err(wrong(format!("process {pid} is not this job's {role}")));
-            }
+            let process = processes::prove(node, journal, pid, role);
+            proved.push(process.ok_or_else(|| wrong(format!("process {pid} is not this job's {role}")))?);
         }
     }
-    Ok(())
+    Ok(proved)
 }

@@ -26,6 +26,26 @@ pub fn note(paths: &Paths, uid: u32, window: Duration) -> bool {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs();
+    let mut failures = recent(&run, window);
+    failures.insert(uid, now);
+    if let Ok(text) = serde_json::to_vec(&failures) {
+        let _ = run.write_atomic(NAME, &text, 0o600);
+    }
+    failures.len() >= USERS
+}
+
+/// How many users' starts failed within `window`, where they are enough to be told.
+pub fn of_several(paths: &Paths, window: Duration) -> Option<usize> {
+    let run = Dir::open(paths.run()).ok()?;
+    let users = recent(&run, window).len();
+    (users >= USERS).then_some(users)
+}
+
+fn recent(run: &Dir, window: Duration) -> BTreeMap<u32, u64> {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
     let mut failures: BTreeMap<u32, u64> = run
         .read_limited(NAME, LONGEST)
         .ok()
@@ -33,11 +53,7 @@ pub fn note(paths: &Paths, uid: u32, window: Duration) -> bool {
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
     failures.retain(|_, when| now.saturating_sub(*when) < window.as_secs());
-    failures.insert(uid, now);
-    if let Ok(text) = serde_json::to_vec(&failures) {
-        let _ = run.write_atomic(NAME, &text, 0o600);
-    }
-    failures.len() >= USERS
+    failures
 }
 
 /// A start worked: earlier failures were not the node's.

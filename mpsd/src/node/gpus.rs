@@ -3,6 +3,7 @@
 use super::members::uid_of;
 use super::real::{RealNode, beside};
 use super::worker::NvmlWorker;
+use crate::job::journal::ProcessRef;
 use crate::job::node::Gpus;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::gpu::GpuProcess;
@@ -15,9 +16,12 @@ impl RealNode {
             Some(worker) => worker,
             None => NvmlWorker::start(&beside("mpsd")?, &self.nvml, self.nvml_time)?,
         };
-        let answer = question(&mut worker)?;
-        self.worker = Some(worker);
-        Ok(answer)
+        let answer = question(&mut worker);
+        match &answer {
+            Ok(_) => self.worker = Some(worker),
+            Err(_) => self.silent = worker.silent().or(self.silent),
+        }
+        answer
     }
 
     /// Lets the worker end while other things are done; it is waited for when this node is dropped. It stays until the
@@ -54,6 +58,10 @@ impl Gpus for RealNode {
         }
         let why = format!("set to {mode}, and it is {now}");
         Err(Undetermined::new(format!("compute mode of {gpu}"), why).into())
+    }
+
+    fn silent_nvml(&mut self) -> Option<ProcessRef> {
+        self.silent.take()
     }
 
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {

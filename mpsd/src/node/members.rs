@@ -3,10 +3,12 @@
 use super::real::RealNode;
 use crate::job::journal::{Journal, ProcessRef};
 use crate::job::ladder::Rung;
-use crate::job::node::{Member, Members, Role, Sample};
+use crate::job::node::{Member, Members, Role, Waiting};
 use crate::sys::deadline::Deadline;
-use crate::sys::process::ProcessTable;
+use crate::sys::guard::ask;
+use crate::sys::priority::normalise;
 use crate::sys::process::{Executable, Process, State};
+use crate::sys::process::{ProcessTable, Thread};
 use mpsd_core::environment::PIPE_DIRECTORY;
 use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +20,10 @@ use std::time::Duration;
 const SERVER: &str = "nvidia-cuda-mps-server";
 /// How often a node without a cgroup of ours is looked at while processes end.
 const PAUSE: Duration = Duration::from_millis(5);
+/// How often a killed process is made ordinary again while it ends.
+const TURN: Duration = Duration::from_millis(100);
+/// Time for one look at the threads of a process.
+const LOOK_TIME: Duration = Duration::from_millis(200);
 /// How much of a process's environment is read. Bytes.
 const MOST_ENVIRONMENT: usize = 256 * 1024;
 
@@ -32,6 +38,7 @@ impl Members for RealNode {
             Rung::Polite => super::launch::ask_to_stop(self, journal, deadline),
             Rung::Terminate => signal_all(self, journal, Signal::SIGTERM),
             Rung::Kill => {
+                normalise_all(self, journal);
                 if let Some(cgroup) = self.cgroup_of(journal) {
                     // What it cannot kill is found below, by looking.
                     let _ = cgroup.kill(deadline);
@@ -39,15 +46,29 @@ impl Members for RealNode {
                 signal_all(self, journal, Signal::SIGKILL);
             }
         }
-        wait_gone(self, journal, deadline)
+        wait_gone(self, journal, rung == Rung::Kill, deadline)
     }
 
-    fn sample(&mut self, member: &Member) -> Option<Sample> {
-        let process = held(member.process)?;
-        Some(Sample {
-            state: process.state().ok().flatten()?,
-            stacks: process.kernel_stacks().ok(),
-        })
+    fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>> {
+        threads(process, false)
+    }
+
+    fn waiting(&mut self) -> Option<Vec<Waiting>> {
+        let table = ProcessTable::scan().ok()?;
+        let users = table.iter().filter(|entry| entry.uid != 0);
+        let mut all = Vec::new();
+        for entry in users {
+            let id = entry.stat.id;
+            // Their states can be read without danger, and few wait so.
+            let waits = held(id).is_some_and(|process| process.is_waiting());
+            if waits {
+                all.push(Waiting {
+                    uid: entry.uid,
+                    threads: threads(id, true)?,
+                });
+            }
+        }
+        Some(all)
     }
 
     fn user_is_here(&mut self, journal: &Journal) -> bool {
@@ -67,6 +88,16 @@ impl Members for RealNode {
             let _ = process.signal(Signal::SIGKILL);
         }
     }
+}
+
+/// The threads of a process, read by a child: reading a stack can hang.
+fn threads(id: ProcessRef, waiting: bool) -> Option<Vec<Thread>> {
+    let question = || {
+        let threads = held(id).and_then(|process| process.threads(waiting).ok());
+        serde_json::to_vec(&threads).unwrap_or_default()
+    };
+    let answer = ask(Deadline::after(LOOK_TIME), question).ok()?;
+    serde_json::from_slice::<Option<_>>(&answer).ok()?
 }
 
 /// The job's own processes that are there, each once.
@@ -100,19 +131,18 @@ fn members(node: &RealNode, journal: &Journal) -> Vec<Member> {
     found.into_values().collect()
 }
 
-/// Whether `pid` is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
+/// `pid`, if it is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
 /// with its pipe directory, and has not ended.
-pub fn is_member(node: &RealNode, journal: &Journal, pid: i32, role: Role) -> bool {
-    let Some(process) = Process::find(pid).ok().flatten() else {
-        return false;
-    };
+pub fn prove(node: &RealNode, journal: &Journal, pid: i32, role: Role) -> Option<ProcessRef> {
+    let process = Process::find(pid).ok().flatten()?;
     let in_group = || {
         node.cgroup_of(journal)
             .is_some_and(|cgroup| cgroup.procs().is_ok_and(|p| p.contains(&pid)))
     };
-    uid_of(pid) == Some(journal.uid)
+    let proved = uid_of(pid) == Some(journal.uid)
         && role_of(node, journal, &process) == Some(role)
-        && (in_group() || is_ours(journal, &process))
+        && (in_group() || is_ours(journal, &process));
+    proved.then(|| process.id())
 }
 
 fn held(id: ProcessRef) -> Option<Process> {
@@ -203,7 +233,16 @@ fn signal_all(node: &RealNode, journal: &Journal, signal: Signal) {
     }
 }
 
-fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Vec<Member> {
+/// A process that gets no turn on a CPU cannot end, and its user can take every turn from it.
+fn normalise_all(node: &RealNode, journal: &Journal) {
+    for member in members(node, journal) {
+        if let Some(process) = held(member.process) {
+            let _ = normalise(&process);
+        }
+    }
+}
+
+fn wait_gone(node: &RealNode, journal: &Journal, killed: bool, deadline: Deadline) -> Vec<Member> {
     loop {
         let mut left = members(node, journal);
         left.retain(|m| !m.is_defunct());
@@ -212,7 +251,12 @@ fn wait_gone(node: &RealNode, journal: &Journal, deadline: Deadline) -> Vec<Memb
         }
         for member in &left {
             if let Some(process) = held(member.process) {
-                let _ = process.wait_gone(deadline);
+                while !process.wait_gone(deadline.within(TURN)).unwrap_or(true) && !deadline.expired() {
+                    // Its user can take it back meanwhile.
+                    if killed {
+                        let _ = normalise(&process);
+                    }
+                }
             }
         }
         // A process that is waited for by descriptor has ended; one without may not have.

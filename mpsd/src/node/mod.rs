@@ -2,7 +2,7 @@
 
 mod daemons;
 mod device_files;
-mod failed_starts;
+pub(crate) mod failed_starts;
 mod gpus;
 mod launch;
 pub mod log;
@@ -12,5 +12,6 @@ mod probe;
 pub mod real;
 pub(crate) mod recheck;
 mod store;
+mod suspicions;
 pub mod user;
 pub mod worker;

@@ -3,6 +3,7 @@
 use super::log;
 use super::worker::NvmlWorker;
 use crate::job::Journal;
+use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Drains, Severity};
 use crate::plan::effects::Effect;
 use crate::scheduler::drain::{self, Place, markers};
@@ -13,6 +14,7 @@ use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::{Failure, JobId, Paths};
+use nix::time::{ClockId, clock_gettime};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -50,6 +52,8 @@ pub struct RealNode {
     pub(super) failed_starts_window: Duration,
     pub(super) worker: Option<NvmlWorker>,
     pub(super) leaving: Option<NvmlWorker>,
+    /// A worker that gave no answer in its time.
+    pub(super) silent: Option<ProcessRef>,
     pub(super) started: Option<Started>,
 }
 
@@ -68,6 +72,7 @@ impl RealNode {
             failed_starts_window: settings.drain.failed_starts_window,
             worker: None,
             leaving: None,
+            silent: None,
             started: None,
         }
     }
@@ -156,6 +161,11 @@ impl Console for RealNode {
 
     fn teardown_time(&self) -> Duration {
         self.teardown
+    }
+
+    fn since_boot(&self) -> u64 {
+        let now = clock_gettime(ClockId::CLOCK_BOOTTIME);
+        now.map_or(0, |now| u64::try_from(now.tv_sec()).unwrap_or(0))
     }
 
     fn wait_until(&mut self, end: Deadline) {

@@ -1,10 +1,11 @@
 //! Directories, journals, records and accounts on disk.
 
-use super::failed_starts;
 use super::real::RealNode;
+use super::{failed_starts, suspicions};
 use crate::job::account::Account;
 use crate::job::journal::Journal;
 use crate::job::node::{Held, Store};
+use crate::job::suspicion::Suspicion;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::Bounds;
 use crate::sys::files::LockError;
@@ -322,5 +323,17 @@ impl Store for RealNode {
 
     fn forget_failed_starts(&mut self) {
         failed_starts::forget(&self.paths);
+    }
+
+    fn suspicions(&mut self) -> Vec<Suspicion> {
+        suspicions::all(&self.paths)
+    }
+
+    fn suspect(&mut self, suspicion: &Suspicion) {
+        suspicions::add(&self.paths, suspicion);
+    }
+
+    fn acquit(&mut self, suspicion: &Suspicion) {
+        suspicions::remove(&self.paths, suspicion);
     }
 }

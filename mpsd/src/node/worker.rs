@@ -9,6 +9,7 @@ use crate::sys::confine;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
 use crate::sys::is_scarcity;
+use crate::sys::process::ProcessId;
 use crate::sys::spawn::{Child, Spawn};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
@@ -97,6 +98,8 @@ pub struct NvmlWorker {
     child: Child,
     stream: BufReader<UnixStream>,
     limit: Duration,
+    /// It gave no answer in its time.
+    silent: bool,
 }
 
 impl NvmlWorker {
@@ -127,6 +130,7 @@ impl NvmlWorker {
             child,
             stream: BufReader::new(UnixStream::from(ours)),
             limit,
+            silent: false,
         })
     }
 
@@ -151,6 +155,11 @@ impl NvmlWorker {
     /// The processes on `gpu`; errors as [`NvmlWorker::inventory`].
     pub fn processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
         self.ask(&Question::Processes(gpu.clone()))
+    }
+
+    /// The process, where it gave no answer in its time.
+    pub fn silent(&self) -> Option<ProcessId> {
+        self.child.id().filter(|_| self.silent)
     }
 
     /// Kills it without waiting for its end: the driver needs some milliseconds to let go of it. Dropping it waits.
@@ -180,15 +189,14 @@ impl NvmlWorker {
 
     fn hear(&mut self) -> Result<String, Failure> {
         let deadline = Deadline::after(self.limit);
-        let hangs = || {
-            let why = format!("no answer within {} ms", self.limit.as_millis());
-            Failure::from(Fault::new(Evidence::Nvml, "NVML", why))
-        };
         // An answer may come in pieces; each is waited for under the one deadline.
         let mut text = Vec::new();
         loop {
             if !readable(self.stream.get_ref().as_fd(), deadline).unwrap_or(false) {
-                return Err(hangs());
+                // It may be starved or stopped: what holds it is for the asker to find out.
+                self.silent = true;
+                let why = format!("no answer within {} ms", self.limit.as_millis());
+                return Err(Undetermined::new("NVML", why).into());
             }
             let chunk = self
                 .stream

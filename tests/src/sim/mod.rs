@@ -78,6 +78,10 @@ impl Sim {
         self.point();
         let now = self.calls;
         self.calls += 1;
+        let asks_nvml = ["inventory", "compute_mode", "set_compute_mode", "gpu_processes"].contains(&name);
+        if asks_nvml && self.world.borrow().silent {
+            return Err(Undetermined::new("NVML", "no answer within 5000 ms").into());
+        }
         match self.trouble {
             Trouble::FaultAt(at) if at == now => Err(Fault::new(Evidence::Storage, name, "injected").into()),
             Trouble::UndeterminedAt(at) if at == now => Err(Undetermined::new(name, "injected").into()),

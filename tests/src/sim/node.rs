@@ -4,8 +4,11 @@ use super::{Living, Sim, World, reference};
 use mpsd::job::account::Account;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::ladder::Rung;
-use mpsd::job::node::{Console, Daemons, Drains, Gpus, Held, Member, Members, Role, Sample, Severity, Store};
+use mpsd::job::node::{
+    Console, Daemons, Drains, Gpus, Held, Member, Members, Role, Severity, Store, Thread, Waiting,
+};
 use mpsd::job::spec::Spec;
+use mpsd::job::suspicion::Suspicion;
 use mpsd::scheduler::drain::Place;
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
@@ -18,6 +21,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
+
+/// The pid of the process that asks NVML.
+const NVML: i32 = 77;
 
 /// A lock of the simulated node. Taken twice by one worker it would wait for itself.
 struct Lock {
@@ -78,6 +84,10 @@ impl Gpus for Sim {
     fn inventory(&mut self) -> Result<Inventory, Failure> {
         self.call("inventory")?;
         Ok(self.world.borrow().inventory.clone())
+    }
+
+    fn silent_nvml(&mut self) -> Option<ProcessRef> {
+        self.world.borrow().silent.then(|| reference(NVML))
     }
 
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
@@ -280,6 +290,24 @@ impl Store for Sim {
     fn forget_failed_starts(&mut self) {
         self.step(|world| world.failed_starts.clear());
     }
+
+    fn suspicions(&mut self) -> Vec<Suspicion> {
+        self.point();
+        self.world.borrow().suspicions.clone()
+    }
+
+    fn suspect(&mut self, suspicion: &Suspicion) {
+        let suspicion = suspicion.clone();
+        self.step(|world| {
+            if !world.suspicions.iter().any(|s| s.suspect == suspicion.suspect) {
+                world.suspicions.push(suspicion);
+            }
+        });
+    }
+
+    fn acquit(&mut self, suspicion: &Suspicion) {
+        self.step(|world| world.suspicions.retain(|s| s.suspect != suspicion.suspect));
+    }
 }
 
 impl Daemons for Sim {
@@ -322,7 +350,7 @@ impl Daemons for Sim {
         Ok(reference(pid))
     }
 
-    fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<(), Failure> {
+    fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Vec<ProcessRef>, Failure> {
         self.call("await_ready")?;
         self.step(World::settle);
         let mut world = self.world.borrow_mut();
@@ -336,7 +364,9 @@ impl Daemons for Sim {
             return Err(Undetermined::new("mpsd", "it ended without a report").into());
         }
         world.proved.insert(journal.job.clone());
-        Ok(())
+        let vendors = |p: &Living| p.job == journal.job && p.role != Role::Supervisor;
+        let all = world.processes.iter().filter(|(_, p)| vendors(p));
+        Ok(all.map(|(pid, _)| reference(*pid)).collect())
     }
 
     fn probe(&mut self, journal: &Journal, _: &Daemon, _: Deadline) -> Result<(), Failure> {
@@ -389,9 +419,23 @@ impl Members for Sim {
         self.members(journal)
     }
 
-    fn sample(&mut self, _: &Member) -> Option<Sample> {
+    fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>> {
         self.point();
-        self.world.borrow().sample.clone()
+        let mut world = self.world.borrow_mut();
+        let nvml = process == reference(NVML);
+        if !nvml && !world.processes.contains_key(&process.pid) {
+            return None;
+        }
+        match world.looks.len() {
+            0 => Some(Vec::new()),
+            1 => world.looks.first().cloned(),
+            _ => Some(world.looks.remove(0)),
+        }
+    }
+
+    fn waiting(&mut self) -> Option<Vec<Waiting>> {
+        self.point();
+        Some(self.world.borrow().waiting.clone())
     }
 
     fn user_is_here(&mut self, _: &Journal) -> bool {
@@ -453,6 +497,10 @@ impl Console for Sim {
 
     fn teardown_time(&self) -> Duration {
         Duration::from_secs(10)
+    }
+
+    fn since_boot(&self) -> u64 {
+        self.world.borrow().now
     }
 
     fn wait_until(&mut self, _: Deadline) {

@@ -3,7 +3,8 @@
 use mpsd::job::account::Account;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::ladder::Rung;
-use mpsd::job::node::{Role, Sample};
+use mpsd::job::node::{Role, Thread, Waiting};
+use mpsd::job::suspicion::Suspicion;
 use mpsd_core::record::Record;
 use mpsd_core::{ComputeMode, GpuUuid, Inventory, JobId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,8 +61,16 @@ pub struct World {
     pub foreign: Vec<(GpuUuid, i32)>,
     /// What the next process of a job survives.
     pub stubborn: Option<Rung>,
-    /// How those stand that survive.
-    pub sample: Option<Sample>,
+    /// The threads of those that survive, in one look after the other; the last look stays.
+    pub looks: Vec<Vec<Thread>>,
+    /// The users' processes that wait in the kernel.
+    pub waiting: Vec<Waiting>,
+    /// NVML gives no answer any more.
+    pub silent: bool,
+    /// What waits for its second look.
+    pub suspicions: Vec<Suspicion>,
+    /// Seconds since the boot.
+    pub now: u64,
     /// Nobody starts processes on this node: `mpsd` ends at once.
     pub stillborn: bool,
     /// This node has cgroups.

@@ -259,8 +259,12 @@ settings! {
         /// The timer lifts our own drains after a clean recheck; else only 'mpsctl undrain' does.
         auto_undrain: bool = false;
 
-        /// Starts that fail for two or more users within this time (seconds) are evidence against the node. A start does not count
-        /// where its user had another process on the node, somebody else held its GPU, or run_dir was full.
+        /// Starts that fail for two or more users drain the node. Two users who work together can bring that about on every node
+        /// that runs their jobs: by default the node's log and 'mpsctl reconcile' tell the administrator, and nothing is drained.
+        on_failed_starts: bool = false;
+
+        /// Starts that fail for two or more users within this time (seconds) count together. A start does not count where its user
+        /// had another process on the node, somebody else held its GPU, or run_dir was full.
         failed_starts_window as "failed_starts_window_s": Duration = Duration::from_secs(600), Given::seconds::<86_400>;
     }
 }

@@ -20,6 +20,7 @@ pub use stat::{Executable, Membership, ProcessId, Stat, State, Uids};
 #[cfg(test)]
 pub(super) use table::Entry;
 pub use table::ProcessTable;
+pub use threads::Thread;
 
 /// What could not be read of a process, or done to it.
 #[derive(Debug, thiserror::Error)]

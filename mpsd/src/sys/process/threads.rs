@@ -5,11 +5,22 @@ use super::{Process, ProcessError, Stat, State};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
+use serde::{Deserialize, Serialize};
 
 /// More threads than any server has that is looked at.
 const MOST: usize = 4096;
 /// Most that is read of a kernel stack. Bytes.
 const STACK: usize = 16 * 1024;
+
+/// A thread at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thread {
+    /// The letter of its state, as `ps` shows it.
+    pub state: char,
+    /// The symbols on its kernel stack, innermost first, one a line (`[<0>] fuse_simple_request+0x…`, a module's with its
+    /// name behind); empty where the kernel does not tell.
+    pub stack: String,
+}
 
 impl Process {
     /// State; None when the process is gone. Defunct only if all of its threads have ended; otherwise the state of one
@@ -24,16 +35,25 @@ impl Process {
         Ok(Some(self.living_thread()?.map_or(stat.state, |(_, state)| state)))
     }
 
-    /// The symbols on the kernel stacks of all its threads that have not ended, one line each; empty where the kernel does
-    /// not tell.
-    pub fn kernel_stacks(&self) -> Result<String, ProcessError> {
-        let mut all = String::new();
-        for (thread, _) in self.living_threads()? {
-            if let Ok(text) = super::read_at(&self.directory, &format!("task/{thread}/stack"), STACK) {
-                all.push_str(&String::from_utf8_lossy(&text));
+    /// Its threads that have not ended, in state D alone if `waiting`. Reading a stack can hang: behind an exec(2) of that
+    /// process that does not come to its end (Linux, `fs/proc/base.c`, `lock_trace`).
+    pub fn threads(&self, waiting: bool) -> Result<Vec<Thread>, ProcessError> {
+        let mut living = self.living_threads()?;
+        living.retain(|(_, state)| !waiting || *state == State::Uninterruptible);
+        let read = |(thread, state): (i32, State)| {
+            let stack = super::read_at(&self.directory, &format!("task/{thread}/stack"), STACK);
+            Thread {
+                state: state.letter(),
+                stack: String::from_utf8_lossy(&stack.unwrap_or_default()).into_owned(),
             }
-        }
-        Ok(all)
+        };
+        Ok(living.into_iter().map(read).collect())
+    }
+
+    /// Whether one of its threads is in state D.
+    pub fn is_waiting(&self) -> bool {
+        let waits = |(_, state): &(i32, State)| *state == State::Uninterruptible;
+        self.living_threads().is_ok_and(|living| living.iter().any(waits))
     }
 
     /// What its files in `/proc/PID` are reached by: `""`, or `task/TID/` where the first thread has ended and another

@@ -1,0 +1,213 @@
+//! What survives SIGKILL, and an NVML that is silent: a node is drained only for what root started or proved, what the
+//! vendor's driver holds in every look, and holds again a minute later. How it stands comes in through the node's trait.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use mpsd::job::ladder::Rung;
+use mpsd::job::node::{Thread, Waiting};
+use mpsd::job::{self, Failed, Findings, Until, evidence};
+use mpsd_core::failure::FailureKind;
+use tests::sim::scenario::{Scenario, UID};
+use tests::sim::{Sim, Trouble, World};
+
+const IN_DRIVER: &str = "[<0>] os_acquire_semaphore+0x1/0x2 [nvidia]\n[<0>] nvidia_close+0x1/0x2 [nvidia]\n";
+const LOOKUP: &str = "[<0>] d_alloc_parallel+0x3c/0x120\n[<0>] path_openat+0x8f4/0x920\n";
+const BELOW: &str = "[<0>] request_wait_answer+0x11e/0x220\n[<0>] filemap_fault+0x1/0x2\n[<0>] nvidia_ioctl+0x1/0x2 [nvidia]\n";
+
+fn thread(state: char, stack: &str) -> Vec<Thread> {
+    let stack = stack.to_owned();
+    vec![Thread { state, stack }]
+}
+
+/// A node with a job whose processes survive everything and stand so.
+fn stuck(looks: Vec<Vec<Thread>>) -> (Rc<RefCell<World>>, Scenario) {
+    let scenario = Scenario::new("stuck", "MPS=true", 1);
+    let mut world = World::new(scenario.inventory.clone());
+    world.stubborn = Some(Rung::Kill);
+    world.looks = looks;
+    let world = Rc::new(RefCell::new(world));
+    begin(&world, &scenario).expect("prologue");
+    (world, scenario)
+}
+
+fn begin(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Result<(), Failed> {
+    let job = scenario.job().expect("job");
+    let begun = job::begin(&mut Sim::new(world, Trouble::None), &job, scenario, Until::Ready);
+    begun.failed.map_or(Ok(()), Err)
+}
+
+fn end(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Findings {
+    let settings = scenario.settings();
+    let mut node = Sim::new(world, Trouble::None);
+    job::end(&mut node, &scenario.id(), &scenario.ending(&settings)).findings
+}
+
+/// What the timer does `seconds` later.
+fn later(world: &Rc<RefCell<World>>, scenario: &Scenario, seconds: u64) -> Vec<String> {
+    world.borrow_mut().now += seconds;
+    evidence::look_again(&mut Sim::new(world, Trouble::None), &scenario.settings())
+}
+
+fn is_refused(world: &Rc<RefCell<World>>) -> bool {
+    let next = Scenario::new("next", "MPS=true", 1).step();
+    let failed = begin(world, &next).expect_err("no job with MPS until the second look");
+    assert_eq!(failed.failure.kind(), FailureKind::Undetermined, "{failed:?}");
+    failed.failure.to_string().contains("hangs in the driver")
+}
+
+#[test]
+fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
+    let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
+    let found = end(&world, &scenario);
+    assert!(found.faults.is_empty(), "one look is no evidence: {found:?}");
+    let suspected = found
+        .undetermined
+        .iter()
+        .filter(|u| u.why.contains("looked at again"));
+    assert_eq!(suspected.count(), 3, "mpsd, control daemon, server: {found:?}");
+    assert_eq!(world.borrow().drains, Vec::<String>::new());
+    assert!(is_refused(&world));
+    assert_eq!(later(&world, &scenario, 30), Vec::<String>::new(), "too early");
+    assert!(is_refused(&world));
+    later(&world, &scenario, 33);
+    let drains = world.borrow().drains.clone();
+    assert_eq!(drains.len(), 3, "{drains:?}");
+    for (drain, role) in drains.iter().zip(["mpsd", "mps-control", "mps-server"]) {
+        assert!(drain.starts_with(&format!("mpsd: job 4711: {role} ")), "{drain}");
+        assert!(drain.ends_with(": state D after 63 s"), "{drain}");
+    }
+    assert!(world.borrow().suspicions.is_empty());
+}
+
+#[test]
+fn what_the_driver_has_let_go_of_is_forgotten_and_the_node_takes_jobs_again() {
+    let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
+    end(&world, &scenario);
+    world.borrow_mut().processes.clear();
+    later(&world, &scenario, 61);
+    assert_eq!(world.borrow().drains, Vec::<String>::new());
+    assert!(end(&world, &scenario).is_clean());
+    world.borrow_mut().stubborn = None;
+    begin(&world, &Scenario::new("next", "MPS=true", 1).step()).expect("the node takes jobs again");
+}
+
+#[test]
+fn a_node_without_a_timer_looks_again_at_its_next_job() {
+    let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
+    end(&world, &scenario);
+    world.borrow_mut().now += 61;
+    world.borrow_mut().deaf = true;
+    let _ = begin(&world, &Scenario::new("next", "MPS=true", 1).step());
+    assert_eq!(world.borrow().drains.len(), 3, "{:?}", world.borrow().drains);
+}
+
+#[test]
+fn what_a_user_can_bring_about_drains_nothing_however_long_it_lasts() {
+    let once = |n: usize| {
+        let mut looks = vec![thread('D', IN_DRIVER); n];
+        looks.push(thread('R', ""));
+        looks
+    };
+    for (what, looks) in [
+        ("starved", vec![thread('R', "")]),
+        ("stopped", vec![thread('T', "")]),
+        ("asleep", vec![thread('S', IN_DRIVER)]),
+        (
+            "a file system that never answers LOOKUP",
+            vec![thread('D', LOOKUP)],
+        ),
+        (
+            "memory behind a file system, below the driver",
+            vec![thread('D', BELOW)],
+        ),
+        ("a kernel that shows no stacks", vec![thread('D', "")]),
+        ("in the driver now and then", once(4)),
+    ] {
+        let (world, scenario) = stuck(looks);
+        for _ in 0..3 {
+            let found = end(&world, &scenario);
+            assert!(found.faults.is_empty() && !found.is_clean(), "{what}: {found:?}");
+            later(&world, &scenario, 61);
+        }
+        assert_eq!(world.borrow().drains, Vec::<String>::new(), "{what}");
+        assert!(world.borrow().suspicions.is_empty(), "{what}");
+    }
+}
+
+#[test]
+fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
+    let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
+    // The user's own, with the vendor's file and the job's pipe directory: the same to whoever looks at it from outside.
+    let mut world_now = world.borrow_mut();
+    let journal = world_now
+        .jobs
+        .get_mut(&scenario.id())
+        .and_then(|job| job.journal.as_mut());
+    let journal = journal.expect("journal");
+    journal.proved.clear();
+    journal.supervisor = None;
+    drop(world_now);
+    end(&world, &scenario);
+    later(&world, &scenario, 61);
+    assert_eq!(world.borrow().drains, Vec::<String>::new());
+}
+
+#[test]
+fn a_lock_of_the_drivers_that_a_users_process_may_hold_is_no_evidence() {
+    let waiting = |uid, stack| Waiting {
+        uid,
+        threads: thread('D', stack),
+    };
+    for (what, other, drains) in [
+        (
+            "a stranger in the driver behind memory that its user withholds",
+            waiting(UID + 9, BELOW),
+            0,
+        ),
+        (
+            "the user's own process, which may share the memory",
+            waiting(UID, LOOKUP),
+            0,
+        ),
+        ("a stranger that waits for its disk", waiting(UID + 9, LOOKUP), 3),
+        ("another victim of the driver", waiting(UID, IN_DRIVER), 3),
+    ] {
+        let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
+        world.borrow_mut().waiting = vec![other];
+        end(&world, &scenario);
+        later(&world, &scenario, 61);
+        assert_eq!(
+            world.borrow().drains.len(),
+            drains,
+            "{what}: {:?}",
+            world.borrow().drains
+        );
+    }
+}
+
+#[test]
+fn a_silent_nvml_drains_only_where_the_driver_holds_it_twice() {
+    for (what, look, drains) in [
+        ("in the driver", thread('D', IN_DRIVER), 1),
+        ("starved", thread('R', ""), 0),
+        ("stopped", thread('T', ""), 0),
+        ("asleep", thread('S', ""), 0),
+    ] {
+        let scenario = Scenario::new("silent", "MPS=true", 1);
+        let mut world = World::new(scenario.inventory.clone());
+        (world.silent, world.looks) = (true, vec![look]);
+        let world = Rc::new(RefCell::new(world));
+        let failed = begin(&world, &scenario).expect_err("NVML is silent");
+        assert_eq!(failed.failure.kind(), FailureKind::Undetermined, "{what}");
+        assert_eq!(world.borrow().drains, Vec::<String>::new(), "{what}: one look");
+        later(&world, &scenario, 61);
+        let found = world.borrow().drains.clone();
+        assert_eq!(found.len(), drains, "{what}: {found:?}");
+        assert!(
+            found
+                .iter()
+                .all(|drain| drain.contains("NVML: no answer for 61 s, in the driver"))
+        );
+    }
+}
