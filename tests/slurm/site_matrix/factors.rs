@@ -78,8 +78,11 @@ pub fn possible(choice: &Choice) -> bool {
         is("gpus", "gpu1") && is("bind", "bind-map"),
         // Slurm 22.05 itself: such a job stays "PENDING Resources" on idle nodes.
         is("gpus", "shard1") && is("node", "alone-on-node"),
-        // What keeps a task from its MPS would hide what its limits are: a list without the node's first GPU, a lost binding.
+        // What keeps a task from its MPS would hide what its limits are: a list without the node's first GPU, two types of GPUs, a
+        // lost binding.
         is("gres", "partial") && is("node", "alone-on-node") && is("ask", "auto"),
+        is("gres", "reversed") && is("node", "alone-on-node") && is("ask", "auto"),
+        is("bind", "bind-none") && is("node", "alone-on-node") && is("ask", "auto"),
         is("prolog", "no-flags") && is("step", "one-asks") && is("bind", "bind-none"),
         // Slurm 22.05 itself: a step on two nodes finds "Insufficient GRES available in allocation".
         is("gpus", "tasks-per-gpu") && is("nodes", "n2") && is_not("launch", "het"),

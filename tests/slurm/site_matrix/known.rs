@@ -15,13 +15,21 @@ pub struct Known {
 }
 
 /// All of them.
-pub const KNOWN: &[Known] = &[Known {
-    why: "a job with GPUs of two types has a daemon for one of them only",
-    cells: |row| {
-        // With --exclusive the job has all of them.
-        let one = is(row, "gpus", "gpu1") && is(row, "node", "shared") || is(row, "gpus", "shard1");
-        is(row, "gres", "reversed") && !one && !is(row, "step", "one-asks")
+pub const KNOWN: &[Known] = &[
+    Known {
+        why: "auto divides by all GPUs of the node where --exclusive gives the job all and its step one",
+        cells: |row| is(row, "gpus", "gpu1") && is(row, "node", "alone-on-node") && is(row, "ask", "auto"),
+        always: true,
+        sign: "MiB, not one of ",
     },
-    always: false,
-    sign: "refused: ",
-}];
+    Known {
+        why: "a job with GPUs of two types has a daemon for one of them only",
+        cells: |row| {
+            // With --exclusive the job has all of them.
+            let one = is(row, "gpus", "gpu1") && is(row, "node", "shared") || is(row, "gpus", "shard1");
+            is(row, "gres", "reversed") && !one && !is(row, "step", "one-asks")
+        },
+        always: false,
+        sign: "refused: ",
+    },
+];

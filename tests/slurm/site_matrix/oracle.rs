@@ -100,13 +100,9 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
         for (place, model) in places {
             let said = match (step.asks, found.get(place)) {
                 _ if uncertain && (asks || batch) => refused(with, &step, "is not certain"),
-                (Asks::Nothing | Asks::OffItself, Some(task)) => {
-                    same_task(task, model, with, plain, step.asks)
-                }
+                (Asks::Nothing | Asks::OffItself, Some(task)) => same_task(task, model, with, plain),
                 (Asks::Nothing | Asks::OffItself, None) => missing(with, &step),
-                (Asks::Off, Some(task)) if !exclusive(place, model) => {
-                    same_task(task, model, with, plain, step.asks)
-                }
+                (Asks::Off, Some(task)) if !exclusive(place, model) => same_task(task, model, with, plain),
                 (Asks::Off, Some(_)) => vec!["ran beside the MPS that has its GPU".into()],
                 (Asks::Off, None) if exclusive(place, model) => refused(with, &step, "--mps=off"),
                 (Asks::Off, None) => missing(with, &step),
@@ -176,7 +172,7 @@ fn same_run(without: &Run, plain: &Run, troubles: &mut Vec<String>) {
     let found = without.by_place();
     for (place, model) in plain.by_place() {
         let said = match found.get(&place) {
-            Some(task) => same_task(task, model, without, plain, Asks::Nothing),
+            Some(task) => same_task(task, model, without, plain),
             None => vec!["is not there".into()],
         };
         troubles.extend(
@@ -252,7 +248,7 @@ fn environment(task: &Witness, variant: Variant) -> BTreeMap<&str, String> {
     kept.map(|(name, value)| (name.as_str(), named(value))).collect()
 }
 
-fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run, asks: Asks) -> Vec<String> {
+fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run) -> Vec<String> {
     let mut said = Vec::new();
     let mut differs = |what: &str, own: String, other: String| {
         if own != other {
@@ -271,8 +267,8 @@ fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run, asks: Asks
     let (ours, theirs) = (environment(task, run.variant), environment(model, plain.variant));
     let names: BTreeSet<&str> = ours.keys().chain(theirs.keys()).copied().collect();
     for name in names {
-        // Options that were typed travel in variables of these names.
-        if asks != Asks::Nothing && name.contains("_SPANK_") {
+        // Options that somebody typed for another step or component travel in variables of these names.
+        if run.variant == Variant::With && name.contains("_SPANK_") {
             continue;
         }
         let text = |value: Option<&String>| value.map_or("not set".into(), |value| format!("'{value}'"));

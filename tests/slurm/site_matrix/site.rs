@@ -73,6 +73,8 @@ fn options(site: &Choice) -> Options {
         },
         blanks: is("spelling", "blanks"),
         configless: is("conf", "configless"),
+        // Slurm 25.11 takes only Cores= that are whole sockets.
+        node_words: is("gres", "cores").then(|| "Sockets=2 CoresPerSocket=4 ThreadsPerCore=1".into()),
         plain_nodes: [5, 6].map(|number| format!("{NODE}{number}")).to_vec(),
         prolog_flags: match () {
             () if is("prolog", "alloc") => "Alloc".into(),
