@@ -318,7 +318,7 @@ fn attached(request: &Choice, step: &Step, rank: usize, task: &Witness, model: &
             let count = if one || !several_gpus(request) { 1 } else { 2 };
             let whole = !one && is(request, "node", "alone-on-node");
             let enough = task.devices.len() == count || whole && task.devices.len() > count;
-            enough && task.devices.is_subset(&model.devices)
+            task.devices == model.devices || enough && task.devices.is_subset(&model.devices)
         }
         true => task.devices.len() == 1 && task.devices.is_subset(&model.devices),
         false => task.devices == model.devices,
