@@ -1,18 +1,25 @@
 //! Removing a tree that a user owned and may still be changing.
 //!
 //! Depth costs nothing: a directory found below the first level is moved up to it, so that two descriptors do for
-//! a tree of any depth. Nothing is ever looked up twice by name, no link is followed, no mount is entered, and each
-//! directory is taken from its owner before it is listed, so that nothing can be added to it behind our back.
+//! a tree of any depth. Nothing is ever looked up twice by name, no link is followed, and each directory is taken from its
+//! owner before it is listed, so that nothing can be added to it behind our back. A file system that somebody mounted in the
+//! tree is not entered but detached, and what lies below it is removed.
 
 use super::{Dir, FileError};
 use crate::sys::deadline::Deadline;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, renameat};
+use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long an entry that is busy and no mount is left alone before the next try.
+const BUSY: Duration = Duration::from_millis(5);
 
 /// How much may be removed.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +31,8 @@ pub struct Bounds {
 }
 
 impl Dir {
-    /// Removes the entry `name` and, if it is a directory, all below it. Stops at the first thing it cannot
-    /// remove (a mount, a bound); what it has removed by then stays removed, and it may be called again. Returns the number of
+    /// Removes the entry `name` and, if it is a directory, all below it; mounts on it and below it are detached. Stops at the
+    /// first thing it cannot remove (a bound); what it has removed by then stays removed, and it may be called again. Returns the number of
     /// entries removed, the tree's own name included; 0 when there was none.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>, bounds: Bounds) -> Result<u64, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
@@ -39,7 +46,7 @@ impl Dir {
             Fate::Full => {}
         }
         let mount = mount_of(&self.as_fd())?;
-        let top = enter(self, &name, mount)?;
+        let top = removal.enter(self, &name, mount)?;
         // Whoever had it open may have added something between two passes, if he is its owner and we are not root.
         loop {
             removal.check(&top)?;
@@ -47,6 +54,7 @@ impl Dir {
             match unlinkat(self.as_fd(), name.as_c_str(), UnlinkatFlags::RemoveDir) {
                 Ok(()) | Err(Errno::ENOENT) => break,
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
+                Err(Errno::EBUSY) => removal.uncover(self, &name)?,
                 Err(errno) => return Err(FileError::io("remove", path)(errno)),
             }
         }
@@ -73,8 +81,17 @@ impl Removal {
     /// Removes one entry without looking at it first: the kernel says what it is, and no file system is asked
     /// that could hang (a user may have mounted one over it).
     fn entry(&mut self, parent: &Dir, name: &CStr) -> Result<Fate, FileError> {
+        loop {
+            match self.try_entry(parent, name)? {
+                Some(fate) => return Ok(fate),
+                None => self.uncover(parent, name)?,
+            }
+        }
+    }
+
+    /// The same; `None` where something is mounted on it.
+    fn try_entry(&mut self, parent: &Dir, name: &CStr) -> Result<Option<Fate>, FileError> {
         self.check(parent)?;
-        let path = || parent.path().join(OsStr::from_bytes(name.to_bytes()));
         let first = unlinkat(parent.as_fd(), name, UnlinkatFlags::NoRemoveDir);
         let outcome = match first {
             Err(Errno::EISDIR | Errno::EPERM) => {
@@ -89,12 +106,56 @@ impl Removal {
         match outcome {
             Ok(()) => {
                 self.removed += 1;
-                Ok(Fate::Gone)
+                Ok(Some(Fate::Gone))
             }
-            Err(Errno::ENOENT) => Ok(Fate::Gone),
-            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(Fate::Full),
-            Err(Errno::EBUSY) => Err(mounted(path())),
-            Err(errno) => Err(FileError::io("remove", path())(errno)),
+            Err(Errno::ENOENT) => Ok(Some(Fate::Gone)),
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(Some(Fate::Full)),
+            Err(Errno::EBUSY) => Ok(None),
+            Err(errno) => Err(FileError::io("remove", path_of(parent, name))(errno)),
+        }
+    }
+
+    /// Opens a directory to be emptied, rid of what is mounted on it (`mount` is the mount of the tree), and takes it from
+    /// its owner. As root this ends every race: whoever has it open can add nothing to a directory of root's with mode 0700.
+    /// As its owner we only see to it that we may list it.
+    fn enter(&mut self, parent: &Dir, name: &CStr, mount: u64) -> Result<Dir, FileError> {
+        loop {
+            let path = path_of(parent, name);
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            let fd = openat(parent.as_fd(), name, flags, Mode::empty()).map_err(FileError::io("open", &path))?;
+            // Before anything that would ask the file system itself.
+            if mount_of(&fd)? == mount {
+                seize(&fd);
+                return Ok(Dir::from_parts(fd, path));
+            }
+            drop(fd);
+            self.uncover(parent, name)?;
+        }
+    }
+
+    /// Detaches the uppermost of what is mounted on the entry `name`. The mount is held by a descriptor before it is known to
+    /// be one, and detached through it: by no name that somebody could change meanwhile. Nothing is asked of the file system.
+    fn uncover(&mut self, parent: &Dir, name: &CStr) -> Result<(), FileError> {
+        self.check(parent)?;
+        self.moved += 1;
+        let path = path_of(parent, name);
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let held = match openat(parent.as_fd(), name, flags, Mode::empty()) {
+            Ok(held) => held,
+            Err(Errno::ENOENT) => return Ok(()),
+            Err(errno) => return Err(FileError::io("open", path)(errno)),
+        };
+        if mount_of(&held)? == mount_of(&parent.as_fd())? {
+            // Busy for another reason, or unmounted meanwhile: the caller tries again, within its bounds.
+            std::thread::sleep(BUSY);
+            return Ok(());
+        }
+        // The link of `/proc` is followed to the very mount held; nothing behind it can be a link.
+        let own = format!("/proc/self/fd/{}", held.as_raw_fd());
+        match umount2(own.as_str(), MntFlags::MNT_DETACH) {
+            // EINVAL: detached meanwhile by somebody else.
+            Ok(()) | Err(Errno::EINVAL) => Ok(()),
+            Err(errno) => Err(FileError::io("unmount", path)(errno)),
         }
     }
 
@@ -109,7 +170,7 @@ impl Removal {
                 if matches!(self.entry(top, name)?, Fate::Gone) {
                     continue;
                 }
-                let Some(below) = still_there(enter(top, name, mount))? else {
+                let Some(below) = still_there(self.enter(top, name, mount))? else {
                     continue;
                 };
                 for inner in &self.names(&below)? {
@@ -123,7 +184,6 @@ impl Removal {
 
     /// Moves a directory that is not empty to `top`, under a name that is free there.
     fn move_up(&mut self, from: &Dir, name: &CStr, top: &Dir) -> Result<(), FileError> {
-        let path = || from.path().join(OsStr::from_bytes(name.to_bytes()));
         loop {
             self.check(top)?;
             self.moved += 1;
@@ -132,8 +192,8 @@ impl Removal {
                 Ok(()) | Err(Errno::ENOENT) => return Ok(()),
                 // Somebody was there before us: an empty directory would have been replaced, anything else stays.
                 Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
-                Err(Errno::EBUSY | Errno::EXDEV) => return Err(mounted(path())),
-                Err(errno) => return Err(FileError::io("move", path())(errno)),
+                Err(Errno::EBUSY | Errno::EXDEV) => self.uncover(from, name)?,
+                Err(errno) => return Err(FileError::io("move", path_of(from, name))(errno)),
             }
         }
     }
@@ -173,19 +233,8 @@ impl Removal {
     }
 }
 
-/// Opens a directory to be emptied, if it is on the mount of the tree, and takes it from its owner. As root this
-/// ends every race: whoever has it open can add nothing to a directory of root's with mode 0700. As its owner we
-/// only see to it that we may list it.
-fn enter(parent: &Dir, name: &CStr, mount: u64) -> Result<Dir, FileError> {
-    let path = parent.path().join(OsStr::from_bytes(name.to_bytes()));
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let fd = openat(parent.as_fd(), name, flags, Mode::empty()).map_err(FileError::io("open", &path))?;
-    // Before anything that would ask the file system itself.
-    if mount_of(&fd)? != mount {
-        return Err(mounted(path));
-    }
-    seize(&fd);
-    Ok(Dir::from_parts(fd, path))
+fn path_of(parent: &Dir, name: &CStr) -> PathBuf {
+    parent.path().join(OsStr::from_bytes(name.to_bytes()))
 }
 
 fn seize(fd: &OwnedFd) {
@@ -219,13 +268,6 @@ fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError
             Ok(None)
         }
         Err(error) => Err(error),
-    }
-}
-
-fn mounted(path: std::path::PathBuf) -> FileError {
-    FileError::Unfit {
-        path,
-        what: "is a mount point: unmount it first".to_owned(),
     }
 }
 

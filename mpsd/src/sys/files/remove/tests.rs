@@ -89,42 +89,37 @@ fn bounds_stop_it_and_it_may_be_called_again() {
     assert!(!place.path().join("job").exists());
 }
 
+/// Mounts as an administrator or a user's fusermount puts them there: on a file, on directories at any depth, one upon
+/// another, on the tree itself.
 #[test]
-fn a_mount_is_not_entered() {
-    use nix::mount::{MntFlags, MsFlags, mount, umount2};
+fn a_mount_is_detached_and_not_entered() {
+    use nix::mount::{MsFlags, mount};
     let _alone = alone();
     let (place, dir) = place();
-    let (outside, point) = (place.path().join("outside"), place.path().join("job/a/point"));
-    std::fs::create_dir_all(&point).unwrap();
-    std::fs::create_dir(&outside).unwrap();
+    let (outside, tree) = (place.path().join("outside"), place.path().join("job"));
+    std::fs::create_dir_all(tree.join("a/b/point")).unwrap();
+    std::fs::create_dir_all(outside.join("below")).unwrap();
     std::fs::write(outside.join("precious"), b"").unwrap();
-    // A bind mount: the same device number on both sides.
-    mount(
-        Some(&outside),
-        &point,
-        None::<&str>,
-        MsFlags::MS_BIND,
-        None::<&str>,
-    )
-    .unwrap();
-    let below = dir.remove_tree("job", bounds());
-    let itself = Dir::open(&place.path().join("job/a")).map(|a| a.remove_tree("point", bounds()));
-    umount2(&point, MntFlags::MNT_DETACH).unwrap();
-    assert!(outside.join("precious").exists());
-    assert!(
-        below
-            .unwrap_err()
-            .to_string()
-            .ends_with("point' is a mount point: unmount it first")
-    );
-    assert!(
-        itself
-            .unwrap()
-            .unwrap_err()
-            .to_string()
-            .ends_with("point' is a mount point: unmount it first")
-    );
-    dir.remove_tree("job", bounds()).unwrap();
+    std::fs::write(tree.join("a/b/file"), b"").unwrap();
+    // Bind mounts: the same device number on both sides.
+    let bind = |from: &Path, to: &Path| {
+        mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    };
+    bind(&outside, &tree.join("a/b/point"));
+    bind(&outside, &tree.join("a/b/point"));
+    bind(&outside, &tree.join("a/b/point/below"));
+    bind(&outside.join("precious"), &tree.join("a/b/file"));
+    bind(&tree, &tree);
+    let other = tempfile::tempdir().unwrap();
+    bind(&outside, other.path());
+    assert!(dir.remove_tree("job", bounds()).unwrap() >= 5);
+    assert!(!tree.exists());
+    assert!(outside.join("precious").exists() && outside.join("below").exists());
+    // A mount elsewhere of the same directory stays.
+    assert!(other.path().join("precious").exists());
+    nix::mount::umount2(other.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(&place.path().display().to_string()), "{mounts}");
 }
 
 /// A user who adds to his tree, and swaps directories for links, as fast as he can while root removes it.
