@@ -192,6 +192,106 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
     figures::tell("crash_points", tried);
 }
 
+/// What one epilogue, coming while a start is under way, left to say.
+#[derive(Debug, Default)]
+struct Meeting {
+    /// Nothing of the job was there.
+    too_early: bool,
+    /// The start held the job's lock all the time.
+    locked_out: bool,
+}
+
+/// A start of `scenario` into which an epilogue comes at point `at`.
+fn met(scenario: &Scenario, at: usize) -> (Rc<RefCell<World>>, Option<Result<(), String>>, Meeting) {
+    let world = shared(&before(scenario));
+    let meeting = Rc::new(RefCell::new(Meeting::default()));
+    let (said, ending) = (Rc::clone(&meeting), scenario.clone());
+    let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
+        let id = ending.id();
+        let there = world.borrow().jobs.contains_key(&id) || world.borrow().job_locks.contains(&id);
+        let found = epilogue(&mut Sim::new(world, Trouble::None), &ending);
+        *said.borrow_mut() = Meeting {
+            too_early: !there,
+            locked_out: found.undetermined.iter().any(|u| u.why.contains("still locked")),
+        };
+    });
+    let ended = living(|| prologue(&mut node, scenario).map_err(|e| format!("{e:?}")));
+    drop(node);
+    (world, ended, meeting.take())
+}
+
+#[test]
+fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
+    silence_kills();
+    let mut tried = 0;
+    for scenario in scenarios() {
+        let (_, points, _) = running(&scenario);
+        let mut late = 0;
+        for at in 0..points {
+            let name = format!("{}, an epilogue at {at} of {points}", scenario.name);
+            let (world, ended, meeting) = met(&scenario, at);
+            if meeting.too_early {
+                continue;
+            }
+            tried += 1;
+            let up = matches!(ended, Some(Ok(()))) && world.borrow().jobs.contains_key(&scenario.id());
+            if up && meeting.locked_out {
+                // The last question was answered already: the lock that the epilogue waits for is as good as free.
+                late += 1;
+                restored(&world, &scenario, &name);
+                continue;
+            }
+            world.borrow_mut().settle();
+            assert_eq!(
+                world.borrow().picture(),
+                before(&scenario).picture(),
+                "{name}: {ended:?}"
+            );
+            assert_eq!(
+                world.borrow().requeued,
+                Vec::<JobId>::new(),
+                "{name}: it has ended"
+            );
+        }
+        assert!(
+            late <= 3,
+            "{}: {late} points after the last question",
+            scenario.name
+        );
+    }
+    assert!(tried > 300, "only {tried} meetings");
+    figures::tell("crash_points", tried);
+}
+
+#[test]
+fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
+    silence_kills();
+    for scenario in scenarios() {
+        let (left, ..) = running(&scenario);
+        let before = before(&scenario);
+        let all = left.jobs[&scenario.id()].directories.len();
+        let mut seen = false;
+        for at in 0.. {
+            let world = shared(&left);
+            let mut node = Sim::new(&world, Trouble::KillAt(at));
+            if living(|| epilogue(&mut node, &scenario)).is_some() {
+                break;
+            }
+            let world = world.borrow();
+            if world
+                .jobs
+                .get(&scenario.id())
+                .is_some_and(|job| job.directories.len() < all)
+            {
+                seen = true;
+                assert_eq!(world.accounts, before.accounts, "{}, {at}", scenario.name);
+                assert_eq!(world.inventory, before.inventory, "{}, {at}", scenario.name);
+            }
+        }
+        assert!(seen, "{}: no point after the first directory", scenario.name);
+    }
+}
+
 /// Whether the job's directory is there and nothing is in it.
 fn is_bare(world: &World, job: &JobId) -> bool {
     let bare = |j: &tests::sim::Job| j.journal.is_none() && j.record.is_none() && j.directories.is_empty();

@@ -71,6 +71,8 @@ pub struct JobPaths {
 
 /// File name of the journal in the job's directory.
 pub const JOURNAL: &str = "journal";
+/// File name of the mark in the job's directory by which an epilogue tells a start under way that its job has ended.
+pub const CANCELLED: &str = "cancelled";
 /// File name of the record that root leaves for the job's tasks.
 pub const RECORD: &str = "record";
 

@@ -3,7 +3,7 @@
 use super::case::{Job, Scheduled};
 use super::effects;
 use super::evidence;
-use super::journal::Journal;
+use super::journal::{Journal, ProcessRef};
 use super::node::{Held, Node, Role, Severity};
 use super::outcome;
 use super::spec::Spec;
@@ -66,7 +66,10 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
         return Ok(());
     };
     let mut start = Start {
-        journal: Journal::new(job, &settings, &plan),
+        journal: Journal {
+            programs: Some(node.programs(&settings.control)),
+            ..Journal::new(job, &settings, &plan)
+        },
         spec: Spec::new(&settings, &plan, job.deadline),
         record: job.record(&settings, &plan, &devices, &inventory),
         verify: plan.verify,
@@ -80,7 +83,7 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
         effects::carry_out(node, &mut start.journal, &start.spec)
     })?;
     match until {
-        Until::Ready => start.finish(node),
+        Until::Ready => start.finish(node, None),
         Until::Started => start.finish_alone(node, job),
     }
 }
@@ -184,15 +187,23 @@ impl Start {
     ) -> Result<(), Failed> {
         work(self, node).map_err(|failure| Failed {
             failure,
+            // Before the mark goes with the directory.
+            job_ended: node.is_cancelled(&self.journal.job),
             findings: undo::undo(node, &self.journal),
             gpus: self.journal.gpu_names(),
         })
     }
 
-    fn finish(mut self, node: &mut impl Node) -> Result<(), Failed> {
+    /// Proves what was started and tells the job's tasks; `alone` is this process, where nobody waits for it.
+    fn finish(mut self, node: &mut impl Node, alone: Option<ProcessRef>) -> Result<(), Failed> {
         self.or_undo(node, |start, node| {
+            if alone.is_some() {
+                start.journal.starter = alone;
+                node.write_journal(&start.journal)?;
+            }
             start.prove(node)?;
             start.verify(node)?;
+            effects::expect_its_job(node, &start.journal.job)?;
             start.tell_tasks(node, State::Ready)
         })?;
         let journal = &self.journal;
@@ -204,8 +215,8 @@ impl Start {
     /// A process of its own finishes; this one returns. What that process finds stands in the record.
     fn finish_alone<N: Node>(self, node: &mut N, job: &Job) -> Result<(), Failed> {
         let mut start = Some(self);
-        let detached = node.detach(|node| {
-            if let Some(Err(failed)) = start.take().map(|start| start.finish(node)) {
+        let detached = node.detach(|node, own| {
+            if let Some(Err(failed)) = start.take().map(|start| start.finish(node, own)) {
                 outcome::of_failure(node, job, &failed, false);
             }
         });
@@ -215,7 +226,7 @@ impl Start {
                 std::mem::forget(start);
                 Ok(())
             }
-            Some(start) => start.finish(node),
+            Some(start) => start.finish(node, None),
             None => Ok(()),
         }
     }

@@ -5,7 +5,8 @@ use super::journal::Journal;
 use super::node::Node;
 use super::spec::Spec;
 use crate::plan::effects::Effect;
-use mpsd_core::Failure;
+use mpsd_core::failure::Undetermined;
+use mpsd_core::{Failure, JobId};
 
 /// Carries the plan of `journal` out; after the last effect `mpsd` is starting.
 ///
@@ -30,8 +31,23 @@ fn perform(node: &mut impl Node, journal: &mut Journal, number: usize, spec: &Sp
         }
         Effect::MakeDirectories { daemon } => node.make_directories(journal, daemon),
         Effect::StartDaemon => {
+            expect_its_job(node, &journal.job)?;
             journal.supervisor = Some(node.start_daemon(journal, spec)?);
             node.write_journal(journal)
         }
+    }
+}
+
+/// Gives a start up whose job has ended meanwhile: its epilogue waits for the lock that the start holds, or has given up on it.
+///
+/// # Errors
+/// Undetermined.
+pub fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
+    match node.is_cancelled(job) {
+        true => Err(Undetermined::new(
+            format!("job {job}"),
+            "it ended while its MPS was starting",
+        )),
+        false => Ok(()),
     }
 }

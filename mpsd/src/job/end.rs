@@ -88,6 +88,28 @@ fn end_if(
     Ended { findings, lines }
 }
 
+/// A start of the job that is still under way, stopped by its user say, is told to give up; where the prologue has returned,
+/// the process that goes on alone is ended, and its lock is free.
+fn cancel_start(
+    node: &mut impl Node,
+    job: &JobId,
+    meant: impl Fn(Option<&Journal>) -> bool,
+) -> Result<(), Failure> {
+    if !node.is_held(job) {
+        return Ok(());
+    }
+    // Whole without the lock: a journal is replaced in one step.
+    let journal = node.read_journal(job)?;
+    if !meant(journal.as_ref()) {
+        return Ok(());
+    }
+    node.cancel(job)?;
+    if let Some(starter) = journal.and_then(|journal| journal.starter) {
+        node.end_starter(starter);
+    }
+    Ok(())
+}
+
 /// The order of an end. `None`: nothing of the job is here, or another one of its id; `Some(None)`: it had no journal.
 fn take_down(
     node: &mut impl Node,
@@ -95,6 +117,7 @@ fn take_down(
     meant: impl Fn(Option<&Journal>) -> bool,
     findings: &mut Findings,
 ) -> Result<Option<Option<Journal>>, Failure> {
+    cancel_start(node, job, &meant)?;
     let Some(_held) = node.find_job(job)? else {
         return Ok(None);
     };

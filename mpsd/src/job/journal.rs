@@ -41,6 +41,26 @@ impl DrainPolicy {
     }
 }
 
+/// A file, whatever its name is by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct FileRef {
+    /// Its device.
+    pub device: u64,
+    /// Its inode there. No other file has it while a process runs this one.
+    pub inode: u64,
+}
+
+/// The files that our own three run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Programs {
+    /// `mpsd`.
+    pub mpsd: Option<FileRef>,
+    /// The vendor's control daemon.
+    pub control: Option<FileRef>,
+    /// The vendor's server.
+    pub server: Option<FileRef>,
+}
+
 /// `/run/mpsd/jobs/<job>/journal`, root 0600: enough to undo everything without configuration, request or scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Journal {
@@ -79,6 +99,12 @@ pub struct Journal {
     /// The control daemons and servers, once root has proved them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub proved: Vec<ProcessRef>,
+    /// The process that finishes the start alone, once the prologue has returned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starter: Option<ProcessRef>,
+    /// The files that the three run, as they were when the job began; release 0.1.0 does not write them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub programs: Option<Programs>,
     /// How to drain.
     pub drain: DrainPolicy,
     /// SIGKILL a client of the job that stays on its GPU, where root proves that it is the job's.
@@ -108,6 +134,8 @@ impl Journal {
             cgroup: None,
             supervisor: None,
             proved: Vec::new(),
+            starter: None,
+            programs: None,
             drain: DrainPolicy::new(
                 settings.drain.enabled,
                 settings.drain.prefix.clone(),

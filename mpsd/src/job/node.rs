@@ -2,7 +2,7 @@
 //! One method is one effect or one question; no order is built in.
 
 use super::account::Account;
-use super::journal::{Journal, ProcessRef};
+use super::journal::{Journal, ProcessRef, Programs};
 use super::ladder::Rung;
 use super::spec::Spec;
 use super::suspicion::Suspicion;
@@ -140,6 +140,15 @@ pub trait Store {
     /// # Errors
     /// As [`Store::open_job`].
     fn find_job(&mut self, job: &JobId) -> Result<Option<Held>, Failure>;
+    /// Whether somebody holds the job's lock: a prologue or an epilogue of it is at work.
+    fn is_held(&self, job: &JobId) -> bool;
+    /// Tells the start under way that its job has ended: leaves a mark that lasts as long as the job's directory.
+    ///
+    /// # Errors
+    /// A fault when root cannot write it.
+    fn cancel(&mut self, job: &JobId) -> Result<(), Failure>;
+    /// Whether the job has that mark.
+    fn is_cancelled(&self, job: &JobId) -> bool;
     /// Whether the job has a directory.
     fn has_directory(&self, job: &JobId) -> bool;
     /// Whether the job has a lock file: somebody was killed between removing the directory and this.
@@ -202,6 +211,8 @@ pub trait Daemons {
     /// # Errors
     /// A fault; undetermined where descriptors or memory ran out.
     fn check_control(&mut self, control: &Path) -> Result<(), Failure>;
+    /// The files that our own three run, as they are now.
+    fn programs(&mut self, control: &Path) -> Programs;
     /// Makes the job's cgroup; `None` where the node has none that we can use.
     ///
     /// # Errors
@@ -227,19 +238,29 @@ pub trait Daemons {
     /// # Errors
     /// Undetermined: what the probe said.
     fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure>;
-    /// Does `rest` in a process of its own, which outlives this program. False: there is none to be had, and nothing was
-    /// done. The node is the other process's from then on.
-    fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool
+    /// Does `rest` in a process of its own, which outlives this program and is told which one it is. False: there is none to
+    /// be had, and nothing was done. The node is the other process's from then on.
+    fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool
     where
         Self: Sized;
+    /// Ends the process that finishes a start alone. It is root's own.
+    fn end_starter(&mut self, starter: ProcessRef);
 }
 
 /// The processes of a job's MPS, and of its user.
 pub trait Members {
-    /// Our own three of this job that are there.
+    /// The processes of this job that root knows without looking at them: those of the journal, and all in the job's own
+    /// cgroup. Nothing is read that a user can keep from being read.
+    fn own(&mut self, journal: &Journal) -> Vec<Member>;
+    /// Our own three of this job that are neither in the journal nor in a cgroup that they cannot leave: the user's processes
+    /// are looked at, each by a child with a deadline.
+    fn strangers(&mut self, journal: &Journal) -> Vec<Member>;
+    /// All of these, each with its role.
     fn members(&mut self, journal: &Journal) -> Vec<Member>;
-    /// Does what the rung says, within `limit`, and returns who is left. Whoever is left is not believed gone before
-    /// the kernel says so.
+    /// SIGTERM or SIGKILL, as the rung says, to strangers; waits for their end, within `limit`.
+    fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration);
+    /// Does what the rung says to [`Members::own`], within `limit`, and returns who is left. Whoever is left is not believed
+    /// gone before the kernel says so.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
     /// The threads of a process that have not ended; `None`: it is gone, or that cannot be read in time.
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>>;

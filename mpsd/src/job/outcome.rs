@@ -26,6 +26,9 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     }
     evidence::of_silent_nvml(node, At::begin(job));
     let drained = drain_for(node, job, failed);
+    if failed.job_ended {
+        return failure.exit_code();
+    }
     let to_tasks = is_left_to_tasks(submission, failure);
     if job.record || to_tasks {
         leave_record(node, id, job.user.uid, failure);

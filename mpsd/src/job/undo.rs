@@ -46,6 +46,8 @@ pub struct Failed {
     pub findings: Findings,
     /// The job's GPUs, as far as they were known.
     pub gpus: Vec<String>,
+    /// Its job has ended meanwhile: nobody is to be told, and nothing to be put back into a queue.
+    pub job_ended: bool,
 }
 
 impl<F: Into<Failure>> From<F> for Failed {
@@ -54,25 +56,43 @@ impl<F: Into<Failure>> From<F> for Failed {
             failure: failure.into(),
             findings: Findings::default(),
             gpus: Vec::new(),
+            job_ended: false,
         }
     }
 }
 
 /// Undoes what `journal` says was begun, and removes the job's directory when all of it is undone. The caller holds
 /// the job's lock.
+///
+/// What others need comes first, and what a user can make slow comes last: our own processes, accounts and compute modes,
+/// then strangers, who are looked at, then what the user left in files.
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
+    let started = journal.has_begun(&Effect::StartDaemon);
+    if started {
+        stop_own(node, journal, &mut findings);
+    }
     for effect in journal.to_undo() {
-        match effect {
-            Effect::StartDaemon => stop_daemons(node, journal, &mut findings),
-            Effect::MakeDirectories { daemon } => findings.take(node.remove_directories(journal, *daemon)),
-            Effect::MakeCgroup => findings.take(node.remove_cgroup(journal)),
-            // The account says what to restore, for this effect and for the claim before it.
-            Effect::SetComputeMode { .. } => {}
-            Effect::ClaimGpu { gpu } => match claim::leave(node, &journal.job, gpu) {
+        // The account says what to restore, for the claim and for the compute mode set after it.
+        if let Effect::ClaimGpu { gpu } = effect {
+            match claim::leave(node, &journal.job, gpu) {
                 Ok(note) => findings.notes.extend(note),
                 Err(failure) => findings.take(Err(failure)),
-            },
+            }
+        }
+    }
+    if started {
+        stop_strangers(node, journal, &mut findings);
+        for gpu in &journal.gpus {
+            look_for_contexts(node, journal, &gpu.uuid, &mut findings);
+        }
+    }
+    if journal.has_begun(&Effect::MakeCgroup) {
+        findings.take(node.remove_cgroup(journal));
+    }
+    for effect in journal.to_undo() {
+        if let Effect::MakeDirectories { daemon } = effect {
+            findings.take(node.remove_directories(journal, *daemon));
         }
     }
     if findings.is_clean() {
@@ -81,14 +101,11 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     findings
 }
 
-/// The ladder, then the proof: nothing of ours alive, no context of the job on its GPUs.
-fn stop_daemons(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
-    for member in climb(node, journal, findings) {
-        let time = node.teardown_time();
-        let survivor = evidence::of_survivor(node, journal, &member, time);
-        findings.undetermined.push(survivor);
-    }
-    let mut defunct = node.members(journal);
+/// The ladder, for what root started or proved.
+fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
+    let survivors = climb(node, journal, findings);
+    say_survivors(node, journal, survivors, findings);
+    let mut defunct = node.own(journal);
     defunct.retain(Member::is_defunct);
     if !defunct.is_empty() {
         findings.notes.push(format!(
@@ -96,16 +113,45 @@ fn stop_daemons(node: &mut impl Node, journal: &Journal, findings: &mut Findings
             list(&defunct)
         ));
     }
-    for gpu in &journal.gpus {
-        look_for_contexts(node, journal, &gpu.uuid, findings);
+}
+
+/// What runs the vendor's files for this job without being known: of a prologue that was killed before it could write a pid
+/// down, or of a control daemon that went on starting servers.
+fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
+    let ladder = Ladder::within(node.teardown_time() / 2);
+    for rung in [Rung::Terminate, Rung::Kill] {
+        let left = living(node.strangers(journal));
+        if left.is_empty() {
+            return;
+        }
+        findings.notes.push(format!("{rung:?} for {}", list(&left)));
+        node.end_strangers(&left, rung, ladder.time(rung));
+    }
+    let survivors = living(node.strangers(journal));
+    say_survivors(node, journal, survivors, findings);
+}
+
+/// Who survived SIGKILL, each under its name.
+fn say_survivors(node: &mut impl Node, journal: &Journal, mut survivors: Vec<Member>, findings: &mut Findings) {
+    if survivors.iter().any(|m| m.role == Role::Other) {
+        let named = node.members(journal);
+        let name = |m: &Member| named.iter().find(|n| n.process == m.process).map(|n| n.role);
+        survivors.iter_mut().for_each(|m| m.role = name(m).unwrap_or(m.role));
+    }
+    for member in survivors {
+        let time = node.teardown_time();
+        let survivor = evidence::of_survivor(node, journal, &member, time);
+        findings.undetermined.push(survivor);
     }
 }
 
 /// Climbs the ladder as far as it must; who is left has survived its last rung.
 fn climb(node: &mut impl Node, journal: &Journal, findings: &mut Findings) -> Vec<Member> {
     let ladder = Ladder::within(node.teardown_time());
-    let mut left = living(node.members(journal));
-    let mut rung = Some(Ladder::first(left.iter().any(|m| m.role == Role::Control)));
+    let mut left = living(node.own(journal));
+    // One whose role is not known may be a control daemon.
+    let control = |m: &Member| matches!(m.role, Role::Control | Role::Other);
+    let mut rung = Some(Ladder::first(left.iter().any(control)));
     while let Some(now) = rung.filter(|_| !left.is_empty()) {
         if now != Rung::Polite {
             findings.notes.push(format!("{now:?} for {}", list(&left)));

@@ -2,9 +2,9 @@
 
 use super::device_files;
 use super::launch::with_spec;
-use super::members as processes;
 use super::real::{RealNode, Started};
-use crate::job::journal::{Journal, ProcessRef};
+use super::{looks, members as processes};
+use crate::job::journal::{Journal, ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Role, Severity};
 use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, Spec};
 use crate::sys::cgroup::Cgroup;
@@ -13,6 +13,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::readable;
 use crate::sys::guard::detach;
 use crate::sys::is_scarcity;
+use crate::sys::process::Process;
 use crate::sys::spawn::SpawnError;
 use mpsd_core::Failure;
 use mpsd_core::config::Cgroup as CgroupRule;
@@ -43,6 +44,14 @@ impl Daemons for RealNode {
                     false => Fault::new(Evidence::VendorProgram, what, why).into(),
                 })
             }
+        }
+    }
+
+    fn programs(&mut self, control: &Path) -> Programs {
+        Programs {
+            mpsd: looks::file(&self.mpsd),
+            control: looks::file(control),
+            server: looks::server_beside(control).and_then(|path| looks::file(&path)),
         }
     }
 
@@ -123,8 +132,16 @@ impl Daemons for RealNode {
         super::probe::probe(self, journal, daemon, deadline)
     }
 
-    fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
-        if detach(|| rest(self)).is_err() {
+    fn end_starter(&mut self, starter: ProcessRef) {
+        processes::end_own(starter);
+    }
+
+    fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool {
+        let work = || {
+            let own = Process::find(nix::unistd::getpid().as_raw());
+            rest(self, own.ok().flatten().map(|process| process.id()));
+        };
+        if detach(work).is_err() {
             return false;
         }
         // The other process uses the NVML worker and the daemon's report from now on.

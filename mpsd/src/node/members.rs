@@ -1,5 +1,6 @@
 //! The job's own three processes: which they are, and what a rung of the ladder does to them.
 
+use super::looks::{held, member, role_by_journal, roles, strangers, talks_here};
 use super::real::RealNode;
 use crate::job::journal::{Journal, ProcessRef};
 use crate::job::ladder::Rung;
@@ -7,29 +8,55 @@ use crate::job::node::{Member, Members, Role, Waiting};
 use crate::sys::deadline::Deadline;
 use crate::sys::guard::ask;
 use crate::sys::priority::normalise;
-use crate::sys::process::{Executable, Process, State};
-use crate::sys::process::{ProcessTable, Thread};
-use mpsd_core::environment::PIPE_DIRECTORY;
+use crate::sys::process::{Process, ProcessTable, State, Thread};
 use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// The vendor's server program.
-const SERVER: &str = "nvidia-cuda-mps-server";
 /// How often a node without a cgroup of ours is looked at while processes end.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often a killed process is made ordinary again while it ends.
 const TURN: Duration = Duration::from_millis(100);
 /// Time for one look at the threads of a process.
 const LOOK_TIME: Duration = Duration::from_millis(200);
-/// How much of a process's environment is read. Bytes.
-const MOST_ENVIRONMENT: usize = 256 * 1024;
+/// Time for the looks by which a start is proved.
+const PROOF_TIME: Duration = Duration::from_secs(1);
+/// Time to see that a process of root's own has ended.
+const OWN_END: Duration = Duration::from_secs(1);
 
 impl Members for RealNode {
+    fn own(&mut self, journal: &Journal) -> Vec<Member> {
+        own(self, journal)
+    }
+
+    fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
+        match self.is_contained(journal) {
+            true => Vec::new(),
+            false => {
+                let own = own(self, journal);
+                strangers(self, journal, &own.iter().map(|m| m.process.pid).collect())
+            }
+        }
+    }
+
     fn members(&mut self, journal: &Journal) -> Vec<Member> {
-        members(self, journal)
+        let mut all = own(self, journal);
+        name_roles(self, journal, &mut all);
+        all.extend(self.strangers(journal));
+        all
+    }
+
+    fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration) {
+        let signal = match rung {
+            Rung::Kill => Signal::SIGKILL,
+            Rung::Polite | Rung::Terminate => Signal::SIGTERM,
+        };
+        let deadline = Deadline::after(limit);
+        signal_each(members, signal);
+        for process in members.iter().filter_map(|member| held(member.process)) {
+            let _ = process.wait_gone(deadline);
+        }
     }
 
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member> {
@@ -100,35 +127,38 @@ fn threads(id: ProcessRef, waiting: bool) -> Option<Vec<Thread>> {
     serde_json::from_slice::<Option<_>>(&answer).ok()?
 }
 
-/// The job's own processes that are there, each once.
-fn members(node: &RealNode, journal: &Journal) -> Vec<Member> {
+/// Those of the journal that are there, and all in the job's cgroup, each once. Only `stat` and `cgroup.procs` are read: no
+/// lock that a process can keep is taken for them (Linux, `fs/proc/array.c`, `kernel/cgroup/cgroup.c`).
+fn own(node: &RealNode, journal: &Journal) -> Vec<Member> {
     let mut found: BTreeMap<i32, Member> = BTreeMap::new();
-    if let Some(process) = journal.supervisor.and_then(held) {
-        enter(&mut found, &process, Role::Supervisor);
+    let mut enter = |process: Option<Process>, role| {
+        if let Some(member) = process.and_then(|process| member(&process, role)) {
+            found.entry(member.process.pid).or_insert(member);
+        }
+    };
+    enter(journal.supervisor.and_then(held), Role::Supervisor);
+    // A control daemon, its server, and so on.
+    let roles = [Role::Control, Role::Server].into_iter().cycle();
+    for (id, role) in journal.proved.iter().zip(roles) {
+        enter(held(*id), role);
     }
-    for pid in node
-        .cgroup_of(journal)
-        .map(|cgroup| cgroup.procs().unwrap_or_default())
-        .unwrap_or_default()
-    {
-        if let Ok(Some(process)) = Process::find(pid) {
-            let role = role_of(node, journal, &process).unwrap_or(Role::Other);
-            enter(&mut found, &process, role);
-        }
-    }
-    // Where there is no cgroup, or somebody took a process out of it: the vendor's file, the user, the pipe directory.
-    let table = ProcessTable::scan().unwrap_or_default();
-    for entry in table.of_user(journal.uid) {
-        if found.contains_key(&entry.stat.id.pid) {
-            continue;
-        }
-        if let Some(process) = held(entry.stat.id)
-            && let Some(role) = role_of(node, journal, &process).filter(|_| is_ours(journal, &process))
-        {
-            enter(&mut found, &process, role);
-        }
+    let grouped = node.cgroup_of(journal).and_then(|cgroup| cgroup.procs().ok());
+    for pid in grouped.unwrap_or_default() {
+        enter(Process::find(pid).ok().flatten(), Role::Other);
     }
     found.into_values().collect()
+}
+
+/// Looks at those of which only the cgroup tells.
+fn name_roles(node: &RealNode, journal: &Journal, members: &mut [Member]) {
+    let unknown = members.iter().filter(|m| m.role == Role::Other);
+    let unknown: Vec<ProcessRef> = unknown.map(|m| m.process).collect();
+    let known: BTreeMap<ProcessRef, Role> = roles(node, journal, &unknown).into_iter().collect();
+    for member in members {
+        if let Some(role) = known.get(&member.process) {
+            member.role = *role;
+        }
+    }
 }
 
 /// `pid`, if it is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
@@ -139,94 +169,23 @@ pub fn prove(node: &RealNode, journal: &Journal, pid: i32, role: Role) -> Option
         node.cgroup_of(journal)
             .is_some_and(|cgroup| cgroup.procs().is_ok_and(|p| p.contains(&pid)))
     };
-    let proved = uid_of(pid) == Some(journal.uid)
-        && role_of(node, journal, &process) == Some(role)
-        && (in_group() || is_ours(journal, &process));
+    let is = |found: Option<Role>| found == Some(role);
+    // The usual case needs no child.
+    let runs = || {
+        is(role_by_journal(journal, &process))
+            || roles(node, journal, &[process.id()]) == [(process.id(), role)]
+    };
+    let here = || talks_here(journal, process.id(), Deadline::after(PROOF_TIME)) == Some(true);
+    let proved = uid_of(pid) == Some(journal.uid) && runs() && (in_group() || here());
     proved.then(|| process.id())
 }
 
-fn held(id: ProcessRef) -> Option<Process> {
-    id.open().ok().flatten()
-}
-
-fn enter(found: &mut BTreeMap<i32, Member>, process: &Process, role: Role) {
-    if let Ok(Some(state)) = process.state() {
-        let known = found
-            .get(&process.id().pid)
-            .is_some_and(|m| m.role != Role::Other);
-        if !known {
-            found.insert(
-                process.id().pid,
-                Member {
-                    process: process.id(),
-                    role,
-                    state: state.letter(),
-                },
-            );
-        }
-    }
-}
-
-/// What a process is by the file that it runs. The name it gives itself proves nothing.
-fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
-    let runs = process.executable().ok().flatten()?;
-    if is_file(&runs, &node.mpsd) {
-        return Some(Role::Supervisor);
-    }
-    let control = journal.control.file_name()?.to_str()?;
-    let grouped = || {
-        node.cgroup_of(journal)
-            .is_some_and(|group| group.procs().is_ok_and(|p| p.contains(&process.id().pid)))
-    };
-    let wrapped = |name: &str| is_roots(&runs, name) && grouped();
-    if is_file(&runs, &journal.control) || wrapped(control) {
-        return Some(Role::Control);
-    }
-    let beside = journal.control.parent().map(|directory| directory.join(SERVER));
-    let server = beside.is_some_and(|path| is_file(&runs, &path)) || wrapped(SERVER);
-    server.then_some(Role::Server)
-}
-
-/// Whether it runs a file of root's with the vendor's `name` that others cannot write, wherever that stands: some
-/// installations have a wrapper at the usual path (seen on an H200 machine, the program itself in `/usr/local/nvidia`).
-/// Believed only of a process in the job's own cgroup, which holds nothing but what we started.
-fn is_roots(runs: &Executable, name: &str) -> bool {
-    let text = runs.path.to_string_lossy();
-    let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text));
-    let trusted = |m: &std::fs::Metadata| m.uid() == 0 && m.mode() & 0o022 == 0 && m.is_file();
-    let there = || {
-        std::fs::metadata(path).is_ok_and(|m| trusted(&m) && m.dev() == runs.device && m.ino() == runs.inode)
-    };
-    path.file_name().is_some_and(|file| file == name) && there()
-}
-
-fn is_file(runs: &Executable, path: &Path) -> bool {
-    let same = std::fs::metadata(path).is_ok_and(|m| m.dev() == runs.device && m.ino() == runs.inode);
-    // A file that an upgrade replaced under a running job.
-    same || runs
-        .path
-        .as_os_str()
-        .to_str()
-        .and_then(|p| p.strip_suffix(" (deleted)"))
-        .is_some_and(|p| Path::new(p) == path)
-}
-
-/// Whether it talks, or listens, in one of this job's pipe directories.
-fn is_ours(journal: &Journal, process: &Process) -> bool {
-    let pipe = process
-        .environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT)
-        .ok()
-        .flatten();
-    pipe.is_some_and(|pipe| {
-        journal
-            .daemons
-            .iter()
-            .any(|daemon| daemon.pipe.as_os_str() == pipe)
-    })
-}
-
 fn signal_all(node: &RealNode, journal: &Journal, signal: Signal) {
-    for member in members(node, journal) {
+    signal_each(&own(node, journal), signal);
+}
+
+fn signal_each(members: &[Member], signal: Signal) {
+    for member in members {
         if let Some(process) = held(member.process) {
             let _ = process.signal(signal);
         }
@@ -235,7 +194,7 @@ fn signal_all(node: &RealNode, journal: &Journal, signal: Signal) {
 
 /// A process that gets no turn on a CPU cannot end, and its user can take every turn from it.
 fn normalise_all(node: &RealNode, journal: &Journal) {
-    for member in members(node, journal) {
+    for member in own(node, journal) {
         if let Some(process) = held(member.process) {
             let _ = normalise(&process);
         }
@@ -244,7 +203,7 @@ fn normalise_all(node: &RealNode, journal: &Journal) {
 
 fn wait_gone(node: &RealNode, journal: &Journal, killed: bool, deadline: Deadline) -> Vec<Member> {
     loop {
-        let mut left = members(node, journal);
+        let mut left = own(node, journal);
         left.retain(|m| !m.is_defunct());
         if left.is_empty() || deadline.expired() {
             return left;
@@ -271,23 +230,49 @@ fn user_is_here(node: &RealNode, journal: &Journal) -> bool {
     let Ok(table) = ProcessTable::scan() else {
         return true;
     };
-    let mut own: BTreeSet<i32> = members(node, journal)
+    let mut ours: BTreeSet<i32> = own(node, journal)
         .iter()
         .filter(|member| member.role != Role::Other)
         .map(|member| member.process.pid)
         .collect();
-    let theirs: Vec<i32> = own
-        .iter()
-        .flat_map(|pid| table.descendants(*pid))
-        .map(|entry| entry.stat.id.pid)
-        .collect();
-    own.extend(theirs);
-    table
-        .iter()
-        .filter(|entry| entry.uid == journal.uid || entry.real_uid == journal.uid)
-        // The first thread may have ended while another lives.
-        .filter(|entry| entry.stat.state != State::Defunct || entry.stat.threads > 1)
-        .any(|entry| !own.contains(&entry.stat.id.pid))
+    let others = |ours: &BTreeSet<i32>| -> Vec<ProcessRef> {
+        let theirs: BTreeSet<i32> = ours
+            .iter()
+            .flat_map(|pid| table.descendants(*pid))
+            .map(|e| e.stat.id.pid)
+            .collect();
+        table
+            .iter()
+            .filter(|entry| entry.uid == journal.uid || entry.real_uid == journal.uid)
+            // The first thread may have ended while another lives.
+            .filter(|entry| entry.stat.state != State::Defunct || entry.stat.threads > 1)
+            .map(|entry| entry.stat.id)
+            .filter(|id| !ours.contains(&id.pid) && !theirs.contains(&id.pid))
+            .collect()
+    };
+    let unknown = others(&ours);
+    if unknown.is_empty() {
+        return false;
+    }
+    // A daemon of ours that is nobody's child any more: looked at only where there is somebody to look at.
+    let grouped = node
+        .cgroup_of(journal)
+        .and_then(|cgroup| cgroup.procs().ok())
+        .unwrap_or_default();
+    let end = Deadline::after(PROOF_TIME);
+    let known = roles(node, journal, &unknown).into_iter();
+    let known =
+        known.filter(|(id, _)| grouped.contains(&id.pid) || talks_here(journal, *id, end) == Some(true));
+    ours.extend(known.map(|(id, _)| id.pid));
+    !others(&ours).is_empty()
+}
+
+/// Ends a process of root's own.
+pub fn end_own(id: ProcessRef) {
+    let Some(process) = held(id) else { return };
+    if uid_of(id.pid) == Some(0) && process.signal(Signal::SIGKILL).is_ok() {
+        let _ = process.wait_gone(Deadline::after(OWN_END));
+    }
 }
 
 /// The effective user of a process that is there and has not ended.

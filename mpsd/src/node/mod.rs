@@ -6,6 +6,7 @@ pub(crate) mod failed_starts;
 mod gpus;
 mod launch;
 pub mod log;
+mod looks;
 mod members;
 pub(crate) mod nvml;
 mod probe;

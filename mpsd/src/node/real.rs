@@ -12,7 +12,7 @@ use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
 use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
-use mpsd_core::failure::{Evidence, Fault};
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::{Failure, JobId, Paths};
 use nix::time::{ClockId, clock_gettime};
 use std::os::fd::OwnedFd;
@@ -23,6 +23,8 @@ use std::time::Duration;
 const LOCK_TIME: Duration = Duration::from_secs(5);
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
+/// How far beyond its own limit a program may go on removing files; its guard waits longer.
+const REMOVAL_GRACE: Duration = Duration::from_secs(1);
 /// How often a waiting program looks at its deadline.
 const WAIT_STEP: Duration = Duration::from_millis(200);
 
@@ -48,6 +50,8 @@ pub struct RealNode {
     pub(super) lock_time: Duration,
     /// Time for the whole ladder.
     pub(super) teardown: Duration,
+    /// Until then what users left in files is removed; the rest is left to the next look.
+    pub(super) ends: Deadline,
     /// How long a failed start counts.
     pub(super) failed_starts_window: Duration,
     pub(super) worker: Option<NvmlWorker>,
@@ -69,6 +73,7 @@ impl RealNode {
             nvml_time: NVML_TIME.min(limit / 3),
             lock_time: LOCK_TIME.min(limit / 4),
             teardown,
+            ends: Deadline::after(limit + REMOVAL_GRACE),
             failed_starts_window: settings.drain.failed_starts_window,
             worker: None,
             leaving: None,
@@ -91,6 +96,11 @@ impl RealNode {
         }
     }
 
+    /// Whether none of the job's processes can be anywhere but in the job's own cgroup.
+    pub(super) fn is_contained(&self, journal: &Journal) -> bool {
+        journal.cgroup.as_deref().is_some_and(Cgroup::is_unified)
+    }
+
     /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, and confined,
     /// since its user may take it over.
     pub(super) fn as_user(&self, journal: &Journal, name: &str) -> Result<Spawn, Failure> {
@@ -100,6 +110,9 @@ impl RealNode {
             cgroup.directory().map_err(failed)
         };
         spawn.cgroup = self.cgroup_of(journal).map(directory).transpose()?;
+        if journal.cgroup.is_some() && spawn.cgroup.is_none() {
+            return Err(Undetermined::new("the job's cgroup", "it cannot be entered, or is gone").into());
+        }
         spawn.confinement = Some(Confinement::new(None));
         spawn.identity = Some(Identity {
             uid: journal.uid,

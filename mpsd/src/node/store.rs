@@ -12,7 +12,7 @@ use crate::sys::files::LockError;
 use crate::sys::files::{Dir, FileError};
 use crate::sys::is_scarcity;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use mpsd_core::paths::{JOURNAL, JobPaths, RECORD};
+use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD};
 use mpsd_core::record::Record;
 use mpsd_core::{Failure, GpuUuid, JobId};
 use std::path::Path;
@@ -268,7 +268,7 @@ impl Store for RealNode {
                 &name,
                 Bounds {
                     entries: MOST_ENTRIES,
-                    deadline: Deadline::after(REMOVE_TIME),
+                    deadline: self.ends.within(REMOVE_TIME),
                 },
             );
             // The user owns what is in there, and may still be at it.
@@ -284,13 +284,30 @@ impl Store for RealNode {
         };
         let bounds = Bounds {
             entries: MOST_ENTRIES,
-            deadline: Deadline::after(REMOVE_TIME),
+            deadline: self.ends.within(REMOVE_TIME),
         };
         jobs.remove_tree(job.directory_name(), bounds)
             .map_err(|e| fault(&e))?;
         jobs.remove_file(JobPaths::lock_name(job))
             .map_err(|e| fault(&e))?;
         Ok(())
+    }
+
+    fn is_held(&self, job: &JobId) -> bool {
+        let jobs = find(&self.paths.jobs()).ok().flatten();
+        jobs.is_some_and(|jobs| jobs.is_locked(JobPaths::lock_name(job)))
+    }
+
+    fn cancel(&mut self, job: &JobId) -> Result<(), Failure> {
+        let (dir, _) = make(&self.paths.jobs())?
+            .create_dir(job.directory_name(), PASSABLE, ROOT)
+            .map_err(|e| fault(&e))?;
+        dir.write_whole(CANCELLED, b"", SECRET).map_err(|e| fault(&e))
+    }
+
+    fn is_cancelled(&self, job: &JobId) -> bool {
+        let mark = self.paths.job(job).directory().join(CANCELLED);
+        mark.symlink_metadata().is_ok()
     }
 
     fn has_directory(&self, job: &JobId) -> bool {

@@ -136,6 +136,21 @@ pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Err
     Errno::result(done).map(drop)
 }
 
+/// Device and inode of the file that `name` in `directory` leads to, as the kernel remembers them: no file system is asked
+/// (statx(2), `AT_STATX_DONT_SYNC`), so that neither a server on the network nor a user's process behind FUSE can hang us.
+pub(super) fn remembered_file(directory: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<(u64, u64), Errno> {
+    // SAFETY: `statx` is plain integers, for which zero is a value.
+    let mut about: libc::statx = unsafe { std::mem::zeroed() };
+    let (flags, mask) = (libc::AT_STATX_DONT_SYNC, libc::STATX_INO);
+    // SAFETY: descriptor, name and `about` live for the whole call.
+    let done = unsafe { libc::statx(directory.as_raw_fd(), name.as_ptr(), flags, mask, &raw mut about) };
+    Errno::result(done)?;
+    Ok((
+        libc::makedev(about.stx_dev_major, about.stx_dev_minor),
+        about.stx_ino,
+    ))
+}
+
 /// Blocks every signal in this thread; returns the mask that was set before.
 pub(super) fn block_all() -> Result<SigSet, Errno> {
     SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK)

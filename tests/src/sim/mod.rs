@@ -13,6 +13,7 @@ pub use world::{Job, Living, World, reference};
 use mpsd_core::Failure;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
 use std::rc::Rc;
 
@@ -31,6 +32,8 @@ pub enum Trouble {
     FaultAt(usize),
     /// The call with this number fails for an unknown reason.
     UndeterminedAt(usize),
+    /// Another worker comes at this point ([`Sim::meeting`]).
+    MeetsAt(usize),
 }
 
 /// One worker (a prologue, an epilogue) on a node that outlives it.
@@ -41,6 +44,20 @@ pub struct Sim {
     trouble: Trouble,
     points: usize,
     calls: usize,
+    /// The locks that it holds itself.
+    locks: Rc<RefCell<BTreeSet<String>>>,
+    /// It goes on alone after its program has ended.
+    alone: bool,
+    other: Option<Other>,
+}
+
+/// What another worker does.
+struct Other(Box<dyn FnOnce(&Rc<RefCell<World>>)>);
+
+impl std::fmt::Debug for Other {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("another worker")
+    }
 }
 
 impl Sim {
@@ -51,7 +68,16 @@ impl Sim {
             trouble,
             points: 0,
             calls: 0,
+            locks: Rc::default(),
+            alone: false,
+            other: None,
         }
+    }
+
+    /// At its point [`Trouble::MeetsAt`] `other` does its work, from begin to end.
+    pub fn meeting(mut self, other: impl FnOnce(&Rc<RefCell<World>>) + 'static) -> Self {
+        self.other = Some(Other(Box::new(other)));
+        self
     }
 
     /// How many points it has passed.
@@ -70,6 +96,15 @@ impl Sim {
         self.points += 1;
         if self.trouble == Trouble::KillAt(now) {
             panic_any(Killed);
+        }
+        if self.trouble == Trouble::MeetsAt(now)
+            && let Some(other) = self.other.take()
+        {
+            other.0(&self.world);
+            let ended = std::mem::take(&mut self.world.borrow_mut().starter_ended);
+            if ended && self.alone {
+                panic_any(Killed);
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Living, Sim, World, reference};
 use mpsd::job::account::Account;
-use mpsd::job::journal::{Journal, ProcessRef};
+use mpsd::job::journal::{Journal, ProcessRef, Programs};
 use mpsd::job::ladder::Rung;
 use mpsd::job::node::{
     Console, Daemons, Drains, Gpus, Held, Member, Members, Role, Severity, Store, Thread, Waiting,
@@ -24,27 +24,70 @@ use std::time::Duration;
 
 /// The pid of the process that asks NVML.
 const NVML: i32 = 77;
+/// The pid of the process that goes on with a start alone.
+const STARTER: i32 = 99;
 
 /// A lock of the simulated node. Taken twice by one worker it would wait for itself.
 struct Lock {
     name: String,
     world: Rc<RefCell<World>>,
+    own: Rc<RefCell<BTreeSet<String>>>,
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
+        self.own.borrow_mut().remove(&self.name);
         self.world.borrow_mut().held.remove(&self.name);
     }
 }
 
 impl Sim {
-    fn hold(&mut self, name: String) -> Held {
-        let free = self.world.borrow_mut().held.insert(name.clone());
-        assert!(free, "lock {name} is taken twice");
-        Box::new(Lock {
+    /// Another worker's lock is not waited for: it goes on only when this one has ended.
+    fn hold(&mut self, name: String) -> Result<Held, Failure> {
+        let own = self.locks.borrow_mut().insert(name.clone());
+        assert!(own, "lock {name} is taken twice");
+        if !self.world.borrow_mut().held.insert(name.clone()) {
+            self.locks.borrow_mut().remove(&name);
+            return Err(
+                Undetermined::new("lock", format!("{name} is still locked by another process")).into(),
+            );
+        }
+        Ok(Box::new(Lock {
             name,
             world: Rc::clone(&self.world),
-        })
+            own: Rc::clone(&self.locks),
+        }))
+    }
+
+    /// Whether all of the job's processes are in its cgroup.
+    fn is_contained(&self, journal: &Journal) -> bool {
+        journal.cgroup.is_some()
+    }
+
+    fn members_where(&self, meant: impl Fn(i32, &Living) -> bool) -> Vec<Member> {
+        let world = self.world.borrow();
+        let found = world.processes.iter().filter(|(pid, p)| meant(**pid, p));
+        found
+            .map(|(pid, p)| Member {
+                process: reference(*pid),
+                role: p.role,
+                state: p.state,
+            })
+            .collect()
+    }
+
+    /// What one signal of `rung` does to these.
+    fn signal(&mut self, pids: &[i32], rung: Rung) {
+        for pid in pids {
+            self.step(|world| {
+                let survives = world.processes.get(pid).and_then(|p| p.survives);
+                if survives.is_none_or(|upto| rank(upto) < rank(rung)) {
+                    world.processes.remove(pid);
+                }
+            });
+            // What still lives goes on with its work between two of our steps.
+            self.world.borrow_mut().settle();
+        }
     }
 
     fn gone(&self, gpu: &GpuUuid) -> Failure {
@@ -67,7 +110,7 @@ impl Sim {
     }
 
     /// The pids of a job's own processes.
-    fn own(&self, job: &JobId) -> Vec<i32> {
+    fn pids_of(&self, job: &JobId) -> Vec<i32> {
         let world = self.world.borrow();
         world
             .processes
@@ -127,7 +170,7 @@ impl Gpus for Sim {
 impl Store for Sim {
     fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<Held, Failure> {
         self.call("lock_gpu")?;
-        let held = self.hold(format!("gpu {gpu}"));
+        let held = self.hold(format!("gpu {gpu}"))?;
         self.step(|world| world.gpu_locks.insert(gpu.clone()));
         Ok(held)
     }
@@ -172,7 +215,7 @@ impl Store for Sim {
 
     fn open_job(&mut self, job: &JobId) -> Result<Held, Failure> {
         self.call("open_job")?;
-        let held = self.hold(format!("job {job}"));
+        let held = self.hold(format!("job {job}"))?;
         self.step(|world| world.job_locks.insert(job.clone()));
         self.step(|world| {
             world.jobs.entry(job.clone()).or_default();
@@ -189,13 +232,31 @@ impl Store for Sim {
         if !directory && !lock {
             return Ok(None);
         }
-        let held = self.hold(format!("job {job}"));
+        let held = self.hold(format!("job {job}"))?;
         self.step(|world| world.job_locks.insert(job.clone()));
         if !directory {
             self.step(|world| world.job_locks.remove(job));
             return Ok(None);
         }
         Ok(Some(held))
+    }
+
+    fn is_held(&self, job: &JobId) -> bool {
+        let name = format!("job {job}");
+        self.world.borrow().held.contains(&name) && !self.locks.borrow().contains(&name)
+    }
+
+    fn cancel(&mut self, job: &JobId) -> Result<(), Failure> {
+        self.call("cancel")?;
+        self.step(|world| {
+            world.jobs.entry(job.clone()).or_default();
+        });
+        self.step(|world| world.cancelled.insert(job.clone()));
+        Ok(())
+    }
+
+    fn is_cancelled(&self, job: &JobId) -> bool {
+        self.world.borrow().cancelled.contains(job)
     }
 
     fn has_directory(&self, job: &JobId) -> bool {
@@ -271,6 +332,7 @@ impl Store for Sim {
         // A tree goes piece by piece, in whatever order the directory lists it: the journal first is the worst.
         self.step(|world| world.jobs.get_mut(job).map(|j| j.journal = None));
         self.step(|world| world.jobs.get_mut(job).map(|j| j.record = None));
+        self.step(|world| world.cancelled.remove(job));
         self.step(|world| world.jobs.remove(job));
         self.step(|world| world.job_locks.remove(job));
         Ok(())
@@ -315,6 +377,10 @@ impl Daemons for Sim {
         self.call("check_control")
     }
 
+    fn programs(&mut self, _: &Path) -> Programs {
+        Programs::default()
+    }
+
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
         self.call("make_cgroup")?;
         if !self.world.borrow().has_cgroups {
@@ -327,7 +393,7 @@ impl Daemons for Sim {
 
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
         self.call("remove_cgroup")?;
-        if !self.own(&journal.job).is_empty() {
+        if !self.pids_of(&journal.job).is_empty() {
             return Err(Undetermined::new("the job's cgroup stays", "it is not empty").into());
         }
         self.step(|world| world.cgroups.remove(&cgroup_of(&journal.job)));
@@ -378,45 +444,68 @@ impl Daemons for Sim {
     }
 
     /// Two processes are one here: what is tried is what the second one does, and its death at every point.
-    fn detach(&mut self, rest: impl FnOnce(&mut Self)) -> bool {
+    fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool {
         self.point();
         let divided = !self.world.borrow().undivided;
         if divided {
-            rest(self);
+            self.alone = true;
+            self.world.borrow_mut().starter = Some(STARTER);
+            rest(self, Some(reference(STARTER)));
+            self.world.borrow_mut().starter = None;
         }
         divided
+    }
+
+    fn end_starter(&mut self, starter: ProcessRef) {
+        let own = self.locks.borrow().clone();
+        self.step(|world| {
+            if world.starter == Some(starter.pid) {
+                world.starter = None;
+                world.starter_ended = true;
+                // The kernel frees what it held.
+                world.held.retain(|lock| own.contains(lock));
+            }
+        });
     }
 }
 
 impl Members for Sim {
-    fn members(&mut self, journal: &Journal) -> Vec<Member> {
+    fn own(&mut self, journal: &Journal) -> Vec<Member> {
         self.point();
-        let world = self.world.borrow();
-        world
-            .processes
-            .iter()
-            .filter(|(_, p)| p.job == journal.job)
-            .map(|(pid, p)| Member {
-                process: reference(*pid),
-                role: p.role,
-                state: p.state,
-            })
-            .collect()
+        let known: Vec<ProcessRef> = journal
+            .supervisor
+            .into_iter()
+            .chain(journal.proved.clone())
+            .collect();
+        let grouped = self.world.borrow().cgroups.contains(&cgroup_of(&journal.job));
+        self.members_where(|pid, p| p.job == journal.job && (grouped || known.contains(&reference(pid))))
+    }
+
+    fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
+        if self.is_contained(journal) {
+            return Vec::new();
+        }
+        let own: Vec<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
+        self.members_where(|pid, p| p.job == journal.job && !own.contains(&pid))
+    }
+
+    fn members(&mut self, journal: &Journal) -> Vec<Member> {
+        let mut all = self.own(journal);
+        all.extend(self.strangers(journal));
+        all
+    }
+
+    fn end_strangers(&mut self, members: &[Member], rung: Rung, _limit: Duration) {
+        self.point();
+        let pids: Vec<i32> = members.iter().map(|m| m.process.pid).collect();
+        self.signal(&pids, rung);
     }
 
     fn climb(&mut self, journal: &Journal, rung: Rung, _limit: Duration) -> Vec<Member> {
         self.point();
-        for pid in self.own(&journal.job) {
-            self.step(|world| {
-                let survives = world.processes.get(&pid).and_then(|p| p.survives);
-                if survives.is_none_or(|upto| rank(upto) < rank(rung)) {
-                    world.processes.remove(&pid);
-                }
-            });
-            // What still lives goes on with its work between two of our steps.
-            self.world.borrow_mut().settle();
-        }
-        self.members(journal)
+        let pids: Vec<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
+        self.signal(&pids, rung);
+        self.own(journal)
     }
 
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>> {

@@ -51,6 +51,12 @@ pub struct World {
     pub gpu_locks: BTreeSet<GpuUuid>,
     /// The jobs' directories.
     pub jobs: BTreeMap<JobId, Job>,
+    /// The jobs whose start is told that they have ended.
+    pub cancelled: BTreeSet<JobId>,
+    /// The process that goes on with a start alone.
+    pub starter: Option<i32>,
+    /// It was ended by another worker.
+    pub starter_ended: bool,
     /// The lock files of jobs.
     pub job_locks: BTreeSet<JobId>,
     /// The cgroups.
@@ -183,6 +189,7 @@ impl World {
             gpu_locks: self.gpu_locks.clone(),
             jobs: self.jobs.clone(),
             job_locks: self.job_locks.clone(),
+            cancelled: self.cancelled.clone(),
             cgroups: self.cgroups.clone(),
             processes: self.processes.clone(),
             foreign: self.foreign.clone(),

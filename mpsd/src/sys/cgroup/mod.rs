@@ -135,6 +135,17 @@ impl Cgroup {
         Ok(Some(cgroup))
     }
 
+    /// Whether the cgroup at `path`, there or gone, is of version 2: no user can take a process out of one of root's.
+    pub fn is_unified(path: &Path) -> bool {
+        let mounts = mounts::usable().unwrap_or_default();
+        let holds = |mount: &&mounts::Mount| path.starts_with(&mount.path);
+        let nearest = mounts
+            .iter()
+            .filter(holds)
+            .max_by_key(|mount| mount.path.as_os_str().len());
+        nearest.is_some_and(|mount| mount.version == mounts::Version::Unified)
+    }
+
     fn make(top: &Dir, base: Option<&str>, job: &str) -> Result<Self, CgroupError> {
         // The last job's end may take the base away between our two steps.
         const TRIES: usize = 10;

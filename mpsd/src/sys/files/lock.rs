@@ -82,6 +82,17 @@ impl Dir {
     }
 }
 
+impl Dir {
+    /// Whether somebody holds the lock of the file `name` now.
+    pub fn is_locked(&self, name: impl AsRef<OsStr>) -> bool {
+        let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let entry = self.entry(name.as_ref()).ok();
+        let file = entry.and_then(|(name, _)| openat(&self.fd, name.as_c_str(), flags, Mode::empty()).ok());
+        let tried = file.map(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock));
+        matches!(tried, Some(Err((_, Errno::EWOULDBLOCK))))
+    }
+}
+
 /// Takes the exclusive lock of an open file; `path` is for messages. Tries again after 1, 2, 4 … 20 ms: flock(2)
 /// itself can only wait for ever.
 fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, LockError> {

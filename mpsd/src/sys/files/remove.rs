@@ -122,7 +122,8 @@ impl Removal {
         loop {
             let path = path_of(parent, name);
             let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-            let fd = openat(parent.as_fd(), name, flags, Mode::empty()).map_err(FileError::io("open", &path))?;
+            let fd =
+                openat(parent.as_fd(), name, flags, Mode::empty()).map_err(FileError::io("open", &path))?;
             // Before anything that would ask the file system itself.
             if mount_of(&fd)? == mount {
                 seize(&fd);

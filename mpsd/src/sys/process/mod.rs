@@ -4,7 +4,7 @@
 use super::deadline::Deadline;
 use super::{descriptors, raw};
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, open, openat};
+use nix::fcntl::{OFlag, open, openat};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use std::ffi::OsString;
@@ -115,11 +115,12 @@ impl Process {
             .ok_or(self.fail("understand the user of", Errno::EINVAL))
     }
 
-    /// The file it runs; None when the process is gone, defunct or a kernel thread.
+    /// The file it runs; None when the process is gone, defunct or a kernel thread. The file's file system is not asked.
     pub fn executable(&self) -> Result<Option<Executable>, ProcessError> {
         let exe = self.thread_prefix()? + "exe";
-        let status = match nix::sys::stat::fstatat(&self.directory, exe.as_str(), AtFlags::empty()) {
-            Ok(status) => status,
+        let name = std::ffi::CString::new(exe.as_str()).map_err(|_| self.fail("name", Errno::EINVAL))?;
+        let (device, inode) = match raw::remembered_file(self.directory.as_fd(), &name) {
+            Ok(file) => file,
             Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
             Err(errno) => return Err(self.fail("read the executable of", errno)),
         };
@@ -128,11 +129,7 @@ impl Process {
             Err(Errno::ENOENT | Errno::ESRCH) => return Ok(None),
             Err(errno) => return Err(self.fail("read the executable of", errno)),
         };
-        Ok(Some(Executable {
-            device: status.st_dev,
-            inode: status.st_ino,
-            path,
-        }))
+        Ok(Some(Executable { device, inode, path }))
     }
 
     /// The value of one variable in its first environment, which the process may have overwritten: a hint, never

@@ -1,0 +1,192 @@
+//! What a process of a user is, by the file that it runs and the pipe directory that it talks in. Both are asked of the kernel
+//! by a child with a deadline: the user can lay either behind a file system that never answers, or hold the lock of the
+//! process's memory map for ever.
+
+use super::real::RealNode;
+use crate::job::journal::{FileRef, Journal, ProcessRef};
+use crate::job::node::{Member, Role, Severity};
+use crate::sys::deadline::Deadline;
+use crate::sys::guard::ask;
+use crate::sys::process::{Executable, Process, ProcessTable, State};
+use mpsd_core::environment::PIPE_DIRECTORY;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The vendor's server program.
+const SERVER: &str = "nvidia-cuda-mps-server";
+/// Time for one look.
+const LOOK_TIME: Duration = Duration::from_millis(200);
+/// Time for all looks at the processes of one job.
+const ALL_LOOKS: Duration = Duration::from_secs(2);
+/// How much of a process's environment is read. Bytes.
+const MOST_ENVIRONMENT: usize = 256 * 1024;
+
+/// The file at `path`, as it is now.
+pub fn file(path: &Path) -> Option<FileRef> {
+    let about = std::fs::metadata(path).ok()?;
+    Some(FileRef {
+        device: about.dev(),
+        inode: about.ino(),
+    })
+}
+
+/// The server that stands beside the control daemon.
+pub fn server_beside(control: &Path) -> Option<PathBuf> {
+    control.parent().map(|directory| directory.join(SERVER))
+}
+
+/// The job's own three among `processes`, each with its role. Whoever hides does not keep the others from being seen.
+pub fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
+    if processes.is_empty() {
+        return Vec::new();
+    }
+    let look = |some: &[ProcessRef]| {
+        let question = || {
+            let known = some
+                .iter()
+                .filter_map(|id| Some((*id, role_of(node, journal, &held(*id)?)?)));
+            serde_json::to_vec(&known.collect::<Vec<_>>()).unwrap_or_default()
+        };
+        let answer = ask(Deadline::after(LOOK_TIME), question).ok()?;
+        serde_json::from_slice::<Vec<(ProcessRef, Role)>>(&answer).ok()
+    };
+    if let Some(all) = look(processes) {
+        return all;
+    }
+    let end = Deadline::after(ALL_LOOKS);
+    let one_by_one = processes.iter().take_while(|_| !end.expired());
+    one_by_one.filter_map(|id| look(&[*id])).flatten().collect()
+}
+
+/// Those of the three that are not among `own`: on a node without a cgroup that they cannot leave.
+pub fn strangers(node: &RealNode, journal: &Journal, own: &BTreeSet<i32>) -> Vec<Member> {
+    let table = ProcessTable::scan().unwrap_or_default();
+    let of_user = table.of_user(journal.uid).map(|entry| entry.stat.id);
+    let others: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
+    let end = Deadline::after(ALL_LOOKS);
+    let (mut found, mut hidden) = (Vec::new(), Vec::new());
+    for (id, role) in roles(node, journal, &others) {
+        match talks_here(journal, id, end) {
+            Some(true) => found.extend(held(id).and_then(|process| member(&process, role))),
+            Some(false) => {}
+            None => hidden.push(id.to_string()),
+        }
+    }
+    if !hidden.is_empty() {
+        let (job, user, list) = (&journal.job, &journal.user, hidden.join(", "));
+        let line = format!("job {job}: whose {user}'s processes {list} are cannot be seen: left alone");
+        super::log::line(node.program, Severity::Info, &line);
+    }
+    found
+}
+
+/// Whether it talks, or listens, in one of this job's pipe directories; `None`: it does not let itself be looked at.
+pub fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> {
+    let question = || {
+        let process = held(id);
+        let pipe = process.and_then(|p| p.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT).ok()?);
+        let here = |pipe: &OsStr| {
+            journal
+                .daemons
+                .iter()
+                .any(|daemon| daemon.pipe.as_os_str() == pipe)
+        };
+        vec![u8::from(pipe.is_some_and(|pipe| here(&pipe)))]
+    };
+    let answer = ask(end.within(LOOK_TIME), question).ok()?;
+    Some(answer == [1])
+}
+
+/// The process, if it is there still.
+pub fn held(id: ProcessRef) -> Option<Process> {
+    id.open().ok().flatten()
+}
+
+/// The process as it stands now; `None`: it is gone.
+pub fn member(process: &Process, role: Role) -> Option<Member> {
+    let state: State = process.state().ok().flatten()?;
+    Some(Member {
+        process: process.id(),
+        role,
+        state: state.letter(),
+    })
+}
+
+/// What a process is by the file that it runs, where that is the one that the journal knows: no path is looked up.
+pub fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
+    let programs = journal.programs.as_ref()?;
+    let runs = process.executable().ok().flatten()?;
+    let runs = FileRef {
+        device: runs.device,
+        inode: runs.inode,
+    };
+    let known = [
+        (programs.mpsd, Role::Supervisor),
+        (programs.control, Role::Control),
+        (programs.server, Role::Server),
+    ];
+    known
+        .iter()
+        .find(|(file, _)| *file == Some(runs))
+        .map(|(_, role)| *role)
+}
+
+/// The same, or by the vendor's name where some installation has a wrapper. The name a process gives itself proves nothing.
+/// Looks files up: only for a child with a deadline.
+pub fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
+    if let Some(role) = role_by_journal(journal, process) {
+        return Some(role);
+    }
+    let runs = process.executable().ok().flatten()?;
+    if journal.programs.is_none()
+        && let Some(role) = role_by_path(node, journal, &runs)
+    {
+        return Some(role);
+    }
+    let name = runs.path.file_name()?.to_str()?;
+    let name = name.strip_suffix(" (deleted)").unwrap_or(name);
+    let role = match name {
+        SERVER => Role::Server,
+        name if journal.control.file_name()? == name => Role::Control,
+        _ => return None,
+    };
+    let grouped = || {
+        node.cgroup_of(journal)
+            .is_some_and(|group| group.procs().is_ok_and(|p| p.contains(&process.id().pid)))
+    };
+    (grouped() && is_roots(&runs)).then_some(role)
+}
+
+/// For the journal of an older release, which does not name the files.
+fn role_by_path(node: &RealNode, journal: &Journal, runs: &Executable) -> Option<Role> {
+    let is = |path: &Path| {
+        let same = file(path).is_some_and(|file| (file.device, file.inode) == (runs.device, runs.inode));
+        // A file that an upgrade replaced under a running job.
+        let text = runs.path.as_os_str().to_str();
+        same || text
+            .and_then(|p| p.strip_suffix(" (deleted)"))
+            .is_some_and(|p| Path::new(p) == path)
+    };
+    if is(&node.mpsd) {
+        return Some(Role::Supervisor);
+    }
+    if is(&journal.control) {
+        return Some(Role::Control);
+    }
+    server_beside(&journal.control)
+        .is_some_and(|path| is(&path))
+        .then_some(Role::Server)
+}
+
+/// Whether it runs a file of root's that others cannot write, wherever that stands: some installations have a wrapper at the
+/// usual path (seen on an H200 machine, the program itself in `/usr/local/nvidia`). Believed only of a process in the job's
+/// own cgroup, which holds nothing but what we started.
+fn is_roots(runs: &Executable) -> bool {
+    let text = runs.path.to_string_lossy();
+    let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text));
+    let trusted = |m: &std::fs::Metadata| m.uid() == 0 && m.mode() & 0o022 == 0 && m.is_file();
+    std::fs::metadata(path).is_ok_and(|m| trusted(&m) && m.dev() == runs.device && m.ino() == runs.inode)
+}
