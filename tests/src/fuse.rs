@@ -1,5 +1,5 @@
-//! A file system in user space with one file, which nobody ever gets to open: whoever tries waits for an answer that does not
-//! come, and from the moment that the request was read not even SIGKILL ends the wait.
+//! A file system in user space with one file, which nobody ever gets to open, or to write to: whoever tries waits for an
+//! answer that does not come, and from the moment that the request was read not even SIGKILL ends the wait.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,6 +18,8 @@ const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
+const READ: u32 = 15;
+const WRITE: u32 = 16;
 const INIT: u32 = 26;
 const INTERRUPT: u32 = 36;
 const ENOSYS: i32 = 38;
@@ -26,6 +28,9 @@ const HEADER: usize = 40;
 const ROOT: u64 = 1;
 /// For so many seconds the kernel need not ask again.
 const VALID: u64 = 3600;
+
+/// Length of the file. Bytes.
+pub const LENGTH: u64 = 4096;
 
 /// The mounted file system; dropped, it is gone, and whoever waited gets an error.
 #[derive(Debug)]
@@ -41,6 +46,19 @@ impl Hung {
     /// # Errors
     /// The kernel has no FUSE, or does not let us.
     pub fn over(at: &Path, uid: u32) -> std::io::Result<Self> {
+        Self::withholding(OPEN, at, uid)
+    }
+
+    /// The same, where the file can be opened and read, and no write to it ever ends: the end of a mapping that was written to
+    /// waits for that, with the lock of its process's memory map held (Linux, `fs/fuse/file.c`, `fuse_vma_close`).
+    ///
+    /// # Errors
+    /// As [`Hung::over`].
+    pub fn over_writes(at: &Path, uid: u32) -> std::io::Result<Self> {
+        Self::withholding(WRITE, at, uid)
+    }
+
+    fn withholding(withheld: u32, at: &Path, uid: u32) -> std::io::Result<Self> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
         let options = format!(
             "fd={},rootmode=40000,user_id={uid},group_id={uid}",
@@ -55,7 +73,7 @@ impl Hung {
         )?;
         let asked = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&asked);
-        let server = std::thread::spawn(move || serve(device, uid, &told));
+        let server = std::thread::spawn(move || serve(device, uid, withheld, &told));
         Ok(Self {
             at: at.to_owned(),
             server: Some(server),
@@ -63,7 +81,7 @@ impl Hung {
         })
     }
 
-    /// Somebody waits for the file.
+    /// Somebody waits for an answer.
     pub fn holds_somebody(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
@@ -80,7 +98,7 @@ impl Drop for Hung {
     }
 }
 
-fn serve(mut device: File, uid: u32, asked: &AtomicBool) {
+fn serve(mut device: File, uid: u32, withheld: u32, asked: &AtomicBool) {
     let mut request = vec![0_u8; 1 << 17];
     // The device ends with an error when the connection is cut.
     while let Ok(length) = device.read(&mut request) {
@@ -96,10 +114,13 @@ fn serve(mut device: File, uid: u32, asked: &AtomicBool) {
                 u64::from_ne_bytes(request[16..24].try_into().unwrap_or_default()),
                 uid,
             )),
-            OPEN => {
+            opcode if opcode == withheld => {
                 asked.store(true, Ordering::Release);
                 continue;
             }
+            // `fuse_open_out`: no handle, no flag.
+            OPEN => Ok(vec![0; 16]),
+            READ => Ok(vec![0; word(HEADER + 16).min(LENGTH as u32) as usize]),
             FORGET | INTERRUPT => continue,
             _ => Err(ENOSYS),
         };
@@ -149,7 +170,8 @@ fn attributes(node: u64, uid: u32) -> Vec<u8> {
 fn attr(node: u64, uid: u32) -> Vec<u8> {
     let mode: u32 = if node == ROOT { 0o40_755 } else { 0o100_644 };
     let mut body = Vec::new();
-    for number in [node, 0, 0, 0, 0, 0] {
+    let length = if node == ROOT { 0 } else { LENGTH };
+    for number in [node, length, length / 512, 0, 0, 0] {
         body.extend_from_slice(&number.to_ne_bytes());
     }
     for number in [0, 0, 0, mode, 1, uid, uid, 0, 4096, 0] {

@@ -2,9 +2,14 @@
 
 mod site;
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use site::{NODE, Site};
 use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tests::double::look::{self, wait_until};
+use tests::place::kill;
 use tests::stage::{USER, as_user, finish};
 
 #[test]
@@ -250,6 +255,55 @@ fn the_timer_lifts_only_where_the_site_wants_it_and_nothing_is_wrong() {
         "{ran:?}"
     );
     assert_eq!(site.note(), ("free".to_owned(), String::new()));
+}
+
+#[test]
+fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
+    let site = Site::new("");
+    site.start("6.srv");
+    let other = [
+        "--scheduler",
+        "torque",
+        "--record",
+        "--gpus",
+        "0",
+        "7.srv",
+        USER,
+        "g",
+        "j",
+        "r",
+        "q",
+        "MPS=maybe",
+    ];
+    assert_eq!(site.stage.prologue(&other, &[]).code, Some(1));
+    let mut command = Command::new(site.stage.program("mpsctl"));
+    command.arg("--config").arg(site.stage.config());
+    command
+        .args(["reconcile", "--node", NODE])
+        .env_clear()
+        .stdout(Stdio::piped());
+    let mut reconcile = command.spawn().expect("mpsctl");
+    let parent = reconcile.id();
+    // The child that ends the first job.
+    let own = |p: &look::Process| p.parent == parent && p.args.iter().any(|arg| arg == "reconcile");
+    let mut child = None;
+    assert!(wait_until(Duration::from_secs(10), || {
+        child = look::processes().into_iter().find(own).map(|p| p.pid);
+        child.is_some()
+    }));
+    kill(child.expect("child"), Signal::SIGSTOP);
+    let ended = wait_until(Duration::from_secs(30), || {
+        reconcile.try_wait().is_ok_and(|s| s.is_some())
+    });
+    assert!(ended, "it waits for a job that hangs");
+    let said = reconcile.wait_with_output().expect("output");
+    let out = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert_eq!(said.status.code(), Some(2), "{out}");
+    assert!(out.contains("job 6.srv: its end was given up"), "{out}");
+    assert!(!site.directory("7.srv").exists(), "{out}");
+    let ran = site.reconcile();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    site.stage.assert_clean();
 }
 
 #[test]

@@ -13,10 +13,16 @@ use crate::scheduler::drain::{self, DrainState, Marker, Outcome, Place, markers}
 use crate::scheduler::host::boot_time;
 use crate::scheduler::known_jobs::{JobState, KnownJobs};
 use crate::scheduler::{self, Scheduler, Site};
+use crate::sys::deadline::Deadline;
+use crate::sys::guard::{NoAnswer, ask};
 use mpsd_core::config::Settings;
 use mpsd_core::record::{self, Look};
 use mpsd_core::{Failure, JobId, Undetermined};
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+/// So much longer than a job's end may take it is waited for.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// `mpsctl reconcile`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -261,23 +267,40 @@ impl<'a> Run<'a> {
     }
 
     fn take_down(&mut self, job: &JobId, journal: Option<&Journal>, why: &str) {
-        let limit = self.settings.deadline;
-        let mut node = RealNode::new(NAME, self.settings, limit, limit / 2);
         let ending = Ending {
             settings: self.settings,
             scheduler: journal.map_or_else(|| self.owner(job), |journal| journal.scheduler),
             node: journal.map_or(self.name, |journal| &journal.node),
             site: Site::of(self.settings),
         };
-        let ended = job::end_as_judged(&mut node, job, &ending, journal);
-        if ended.findings.is_clean() {
+        let (clean, lines) = self
+            .end(job, journal, &ending)
+            .unwrap_or_else(|none| (false, vec![format!("job {job}: its end was given up: {none}")]));
+        if clean {
             self.report.did(format!("job {job}: gone ({why}): taken down"));
         } else {
             self.unfinished.insert(job.to_string());
             self.report
                 .left(format!("job {job}: gone ({why}): could not be taken down"));
         }
-        self.report.lines.extend(ended.lines);
+        self.report.lines.extend(lines);
+    }
+
+    /// Ends one job in a child with a deadline: one that hangs does not keep the others. Whether all is as before, and what is
+    /// to be said.
+    fn end(
+        &self,
+        job: &JobId,
+        journal: Option<&Journal>,
+        ending: &Ending<'_>,
+    ) -> Result<(bool, Vec<String>), NoAnswer> {
+        let limit = self.settings.deadline;
+        let answer = ask(Deadline::after(limit + GRACE), || {
+            let mut node = RealNode::new(NAME, self.settings, limit, limit / 2);
+            let ended = job::end_as_judged(&mut node, job, ending, journal);
+            serde_json::to_vec(&(ended.findings.is_clean(), ended.lines)).unwrap_or_default()
+        })?;
+        Ok(serde_json::from_slice(&answer).unwrap_or_default())
     }
 
     /// Whose a job is of which only the id is known. Where nobody may have it, it is never gone, and not taken down.

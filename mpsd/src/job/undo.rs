@@ -132,11 +132,18 @@ fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findin
 }
 
 /// Who survived SIGKILL, each under its name.
-fn say_survivors(node: &mut impl Node, journal: &Journal, mut survivors: Vec<Member>, findings: &mut Findings) {
+fn say_survivors(
+    node: &mut impl Node,
+    journal: &Journal,
+    mut survivors: Vec<Member>,
+    findings: &mut Findings,
+) {
     if survivors.iter().any(|m| m.role == Role::Other) {
         let named = node.members(journal);
         let name = |m: &Member| named.iter().find(|n| n.process == m.process).map(|n| n.role);
-        survivors.iter_mut().for_each(|m| m.role = name(m).unwrap_or(m.role));
+        survivors
+            .iter_mut()
+            .for_each(|m| m.role = name(m).unwrap_or(m.role));
     }
     for member in survivors {
         let time = node.teardown_time();

@@ -18,7 +18,7 @@ pub struct Process {
     pub state: char,
     /// Its executable; empty for a zombie.
     pub exe: PathBuf,
-    /// Its command line.
+    /// Its command line; empty in state `D`.
     pub args: Vec<String>,
 }
 
@@ -29,7 +29,11 @@ pub fn process(pid: u32) -> Option<Process> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;
     let parent = fields.next()?.parse().ok()?;
-    let args = fs::read(dir.join("cmdline")).unwrap_or_default();
+    // Who waits in the kernel may hold the lock that reading its command line takes.
+    let args = match state {
+        'D' => Vec::new(),
+        _ => fs::read(dir.join("cmdline")).unwrap_or_default(),
+    };
     let args = args.split(|b| *b == 0).filter(|a| !a.is_empty());
     Some(Process {
         pid,

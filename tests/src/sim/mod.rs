@@ -51,8 +51,10 @@ pub struct Sim {
     other: Option<Other>,
 }
 
+type Work = dyn FnOnce(&Rc<RefCell<World>>);
+
 /// What another worker does.
-struct Other(Box<dyn FnOnce(&Rc<RefCell<World>>)>);
+struct Other(Box<Work>);
 
 impl std::fmt::Debug for Other {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -6,6 +6,7 @@
 mod clients;
 mod commands;
 mod daemon;
+mod hang;
 mod log;
 mod quit;
 mod server;
@@ -20,6 +21,9 @@ use std::process::ExitCode;
 use tests::double::node::Node;
 
 fn main() -> ExitCode {
+    if let Some(file) = std::env::var_os(hang::VARIABLE) {
+        return hang::in_mapping(file.as_ref());
+    }
     let node = match Node::of_this_program() {
         Ok(node) => node,
         Err(why) => {
