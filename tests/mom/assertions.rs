@@ -43,7 +43,7 @@ pub fn shell_ends(cluster: &mut Cluster, run: Run, job: &Job, code: i32) {
 
 /// The fake client of a node as TM starts it: no shell around it, its record in `/tmp/records`.
 pub fn client_words(node: &str) -> String {
-    let gpu = format!("/srv/pbs/gpu-{node}");
+    let gpu = format!("/var/srv/pbs/gpu-{node}");
     format!("{gpu}/fake-cuda-client --node {gpu} --record /tmp/records")
 }
 

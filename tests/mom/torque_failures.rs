@@ -205,7 +205,7 @@ fn a_leaked_sister_is_replaced_by_the_next_try_of_its_job() {
     std::fs::rename(&aside, &control).unwrap();
     std::fs::write(c.server().join("nodes/nodea"), "free\n").unwrap();
     assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 1));
-    let words = "/usr/bin/mpsctl exec -- /srv/pbs/gpu-nodeb/fake-cuda-client --node /srv/pbs/gpu-nodeb --record /tmp/records";
+    let words = "/usr/bin/mpsctl exec -- /var/srv/pbs/gpu-nodeb/fake-cuda-client --node /var/srv/pbs/gpu-nodeb --record /tmp/records";
     assert_eq!(
         c.torque_task(&job, 1, &words.split(' ').collect::<Vec<_>>()),
         Ended::Code(0),
@@ -224,7 +224,7 @@ fn a_prologue_run_twice_leaves_one_daemon() {
     let job = Job::new("19.vm", "MPS=true");
     assert_eq!(c.torque_begin(&job), Verdict::Runs);
     assert_eq!(c.torque_begin(&job), Verdict::Runs);
-    let controls = c.nodes[0].sh("ps -eo args= | grep -c '^/srv/pbs/gpu-nodea/nvidia-cuda-mps-control'");
+    let controls = c.nodes[0].sh("ps -eo args= | grep -c '^/var/srv/pbs/gpu-nodea/nvidia-cuda-mps-control'");
     assert_eq!(controls.trim(), "1");
     let run = c.torque_shell(&job, &Cluster::client(""));
     shell_ends(&mut c, run, &job, 0);

@@ -1,5 +1,5 @@
 //! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `printjob`, `qmgr`, `momctl`, by
-//! the name it is called. One directory, `/srv/pbs`, is the server; what was recorded of refusals, exit codes and
+//! the name it is called. One directory, `/var/srv/pbs`, is the server; what was recorded of refusals, exit codes and
 //! texts is kept (docs/facts/pbs.md#pbsnodes), above all that Torque's pbsnodes ends with 0 when it was refused.
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-const SERVER: &str = "/srv/pbs";
+const SERVER: &str = "/var/srv/pbs";
 
 fn main() -> ExitCode {
     let mut words = std::env::args();
@@ -215,7 +215,10 @@ fn qmgr(words: &[&str]) -> u8 {
         ),
         _ => None,
     };
-    if done.is_none() {
+    if done.is_none() && parts.get(1) == Some(&"hook") && text(&format!("hooks/{}.HK", parts[2])).is_none() {
+        // Read: hook_func.c.
+        eprintln!("qmgr obj={} svr=default: hook not found", parts[2]);
+    } else if done.is_none() {
         eprintln!(
             "qmgr obj={} svr=default: Unknown or invalid: {line}",
             parts.get(2).unwrap_or(&"")

@@ -161,7 +161,7 @@ impl Cluster {
     fn furnish(&mut self, at: usize, config: &str) {
         let product = self.product;
         let node = &mut self.nodes[at];
-        let gpu = format!("/srv/pbs/gpu-{}", node.name);
+        let gpu = format!("/var/srv/pbs/gpu-{}", node.name);
         let (user, uid) = USER;
         let (home, commands) = (product.home(), product.commands());
         node.sh(&format!(
@@ -313,7 +313,7 @@ impl Cluster {
 
     /// A command line of the fake client on the node it runs on; its record goes to `/tmp/records` there.
     pub fn client(options: &str) -> String {
-        let gpu = "/srv/pbs/gpu-$(hostname)";
+        let gpu = "/var/srv/pbs/gpu-$(hostname)";
         format!("{gpu}/fake-cuda-client --node {gpu} --record /tmp/records {options}")
     }
 

@@ -28,7 +28,7 @@ pub fn built() -> PathBuf {
 }
 
 impl MomNode {
-    /// A node called `name`, in an empty directory of `place`; `place/server`, where there is one, is shared with it as `/srv/pbs`.
+    /// A node called `name`, in an empty directory of `place`; `place/server`, where there is one, is shared with it as `/var/srv/pbs`.
     pub fn new(place: &Path, name: &str) -> Self {
         let dir = place.join(name);
         std::fs::create_dir(&dir).expect("a directory for the node");

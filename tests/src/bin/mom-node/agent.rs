@@ -162,7 +162,7 @@ fn walk(dir: &Path, files: &mut Vec<String>) {
             continue;
         };
         files.push(format!("{} {:o}", path.display(), about.mode()));
-        if about.is_dir() && !path.starts_with("/srv") {
+        if about.is_dir() && !path.starts_with("/srv") && !path.starts_with("/var/srv") {
             walk(&path, files);
         }
     }

@@ -90,13 +90,13 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<(), String> {
     fresh(&inside("/dev/shm"))?;
     fs::set_permissions(inside("/run"), fs::Permissions::from_mode(0o755))
         .map_err(|e| format!("'/run': {e}"))?;
-    for place in [LAYER, "/srv/pbs", "/srv/build"] {
+    for place in [LAYER, "/var/srv/pbs", "/srv/build"] {
         fs::create_dir_all(inside(place)).map_err(|e| format!("'{place}': {e}"))?;
     }
     bind(&top.join("layer"), &inside(LAYER))?;
     let server = top.parent().unwrap_or(top).join("server");
     if server.is_dir() {
-        bind(&server, &inside("/srv/pbs"))?;
+        bind(&server, &inside("/var/srv/pbs"))?;
     }
     let exe = fs::read_link("/proc/self/exe").map_err(|e| format!("'/proc/self/exe': {e}"))?;
     bind(exe.parent().unwrap_or(Path::new("/")), &inside("/srv/build"))?;
