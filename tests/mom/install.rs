@@ -95,6 +95,14 @@ fn the_hook_needs_a_manager_and_is_read_back() {
     c.nodes[0].sh("mpsctl pbs uninstall");
     assert!(!c.server().join("hooks/mpsd.HK").exists() && !c.server().join("hooks/mpsd.PY").exists());
     assert_eq!(c.nodes[0].read("/var/lib/mpsd/mpsd.py"), None);
+    let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
+    assert_eq!(code, Ended::Code(1), "jobs run without MPS: {text}");
+    assert!(
+        text.contains("FAIL  PBS has no hook 'mpsd': jobs run without MPS"),
+        "{text}"
+    );
+    // The classic scripts do without it.
+    c.nodes[0].sh("mpsctl pbs install --classic; mpsctl pbs check; mpsctl pbs uninstall");
     std::fs::write(c.server().join("operators"), "root@elsewhere\n").unwrap();
     let (code, text) = c.nodes[0].try_sh("mpsctl pbs install");
     assert_eq!(code, Ended::Code(1));

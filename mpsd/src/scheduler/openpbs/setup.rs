@@ -85,7 +85,7 @@ impl OwnSteps for Steps {
     }
 
     fn check_tasks(&self, pbs: &Installation, hooked: bool, around: &Surroundings<'_>) -> Option<Finding> {
-        let classic = !hooked && files::calls_us(&pbs.mom_priv().join("prologue"));
+        let classic = !hooked && has_classic(pbs);
         classic.then(|| unattached("the classic scripts do not attach tasks that TM starts", around))
     }
 
@@ -202,11 +202,30 @@ fn commands(file: &Path, events: &str, alarm: u64, create: bool) -> Vec<String> 
     lines
 }
 
+/// Whether qmgr's answer is definite (docs/facts/pbs.md#hooks-of-openpbs).
+fn is_no_hook(why: &str) -> bool {
+    why.to_lowercase().contains("hook not found")
+}
+
+/// Whether a classic prologue here calls us.
+fn has_classic(pbs: &Installation) -> bool {
+    files::calls_us(&pbs.mom_priv().join("prologue"))
+}
+
 /// Whether our hook is there; says so.
 fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
     let needed = alarm_s(around);
     let text = match qmgr(pbs, &format!("list hook {NAME}"), around.host) {
         Ok(text) => text.to_lowercase(),
+        Err(why) if is_no_hook(&why) => {
+            all.extend((!has_classic(pbs)).then(|| {
+                let remedy = "run 'mpsctl pbs install' as a manager on the server's host";
+                Finding::Wrong(format!(
+                    "PBS has no hook '{NAME}': jobs run without MPS; {remedy}"
+                ))
+            }));
+            return false;
+        }
         Err(why) => {
             all.push(Finding::Better(format!(
                 "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
