@@ -13,6 +13,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest reason of somebody else's that a message repeats. Characters.
 const SHOWN: usize = 80;
+/// Stands for what was cut out of a reason.
+const CUT: &str = "...";
 
 /// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,15 +69,40 @@ impl<'a> Place<'a> {
 
 /// The reason for `fault`, at most `longest` bytes: `mpsd: job 4711: mps-server 691: state D after 20 s`.
 fn reason(longest: usize, prefix: &str, job: &JobId, fault: &Fault) -> String {
-    let text = format!("{prefix} job {job}: {fault}");
+    fitted(longest, &format!("{prefix} job {job}: {fault}"))
+}
+
+/// `text` as a scheduler keeps it, at most `longest` bytes. Where that is too long, its paths lose their directories, the
+/// longest first, and then it loses what stands before its last clause: the cause comes last.
+fn fitted(longest: usize, text: &str) -> String {
     // Quotes at the ends are eaten by Slurm, and no scheduler wants anything but ASCII.
     let plain: String = text
         .chars()
         .map(|c| if c.is_ascii() && c != '"' { c } else { '?' })
         .collect();
-    let mut line = one_line(&plain, longest);
-    line.truncate(longest);
+    let mut line = one_line(&plain, plain.len());
+    while let Some(shorter) = (line.len() > longest).then(|| without_directory(&line)).flatten() {
+        line = shorter;
+    }
+    if line.len() > longest {
+        let cause = line.rfind(": ").map_or("", |at| &line[at..]);
+        let cause = if cause.len() > longest / 2 { "" } else { cause };
+        line = format!("{}{CUT}{cause}", &line[..longest - CUT.len() - cause.len()]);
+    }
     line.trim_end().to_owned()
+}
+
+/// `text` with its longest path as `.../NAME`; `None`: it has none that could be shorter.
+fn without_directory(text: &str) -> Option<String> {
+    let is_end = |c: char| c.is_whitespace() || matches!(c, '\'' | ':' | ',' | ';' | ')');
+    let directory = |word: &str| {
+        word.rfind('/')
+            .filter(|at| word.starts_with('/') && *at > CUT.len())
+    };
+    let words = text.split(is_end).filter(|word| directory(word).is_some());
+    let path = words.max_by_key(|word| word.len())?;
+    let name = &path[directory(path)?..];
+    Some(text.replacen(path, &format!("{CUT}{name}"), 1))
 }
 
 /// Takes the node of `marker` out of service, unless it is already, and reads it back.

@@ -129,6 +129,28 @@ fn reasons_fit_the_schedulers_field() {
         reason(400, "mpsd:", &job, &fault),
         "mpsd: job 4711: mps-server 691: state D after 20 s"
     );
+    let path = "'/opt/cluster/software/nvidia/mps/580.95.05/bin/nvidia-cuda-mps-control'";
+    let deep = [
+        Fault::new(Evidence::VendorProgram, path, "not there"),
+        Fault::new(
+            Evidence::VendorProgram,
+            "NVIDIA's control daemon",
+            format!("cannot open {path}: not there"),
+        ),
+    ];
+    for fault in deep {
+        let text = reason(
+            79,
+            "mpsd:",
+            &JobId::parse("4711.pbs.cluster.example.org").unwrap(),
+            &fault,
+        );
+        assert!(text.len() <= 79 && text.ends_with(": not there"), "{text}");
+        assert!(
+            text.starts_with("mpsd: job 4711.") && text.contains("..."),
+            "{text}"
+        );
+    }
     let long = Fault::new(Evidence::Nvml, "NVML", "\"é\n".repeat(800));
     for most in [400, 79] {
         let text = reason(most, "mpsd:", &job, &long);
