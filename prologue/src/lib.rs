@@ -7,12 +7,14 @@ pub mod arguments;
 
 use arguments::{Arguments, Wait};
 use clap::Parser;
+use mpsd::job::node::{Console, Severity};
 use mpsd::job::{self, Job, Scheduled, Until, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
 use mpsd::node::user::find_user;
 use mpsd::plan::Asked;
-use mpsd::scheduler::{self, Devices, Host, Input, Site, Submission, ThisHost, Unattached};
+use mpsd::scheduler::drain::{self, Place};
+use mpsd::scheduler::{self, BatchSystem, Devices, Host, Input, Site, Submission, ThisHost, Unattached};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
@@ -32,6 +34,8 @@ const PARENT_GRACE: Duration = Duration::from_secs(3);
 const USUAL_LIMIT: Duration = Duration::from_secs(20);
 /// What the mom's own limit must leave us: it kills without a word.
 const MOM_MARGIN: Duration = Duration::from_secs(4);
+/// How long a held prologue sleeps at a time.
+const HELD_STEP: Duration = Duration::from_millis(200);
 /// Time to leave a record where there was no job to speak of.
 const RECORD_LIMIT: Duration = Duration::from_secs(5);
 
@@ -70,7 +74,12 @@ fn site(arguments: &Arguments) -> Site {
 
 /// All further work is done by a child, so that whatever becomes of it ends as an exit code.
 fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
-    let limit = limit(arguments, &asked.submission);
+    let submission = &asked.submission;
+    let limit = limit(
+        arguments,
+        scheduler::of(submission.scheduler),
+        &submission.node_name(&ThisHost),
+    );
     guard::run_guarded(NAME, Deadline::after(limit + PARENT_GRACE), || {
         let deadline = Deadline::after(limit);
         let submission = asked.submission.clone();
@@ -84,22 +93,20 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
                 };
                 job::begin(&mut node, &job, &Told::of(input, &job), until).code
             }
-            Err(failure) => fail_unprepared(arguments, &submission, &failure),
+            Err(failure) => fail_unprepared(arguments, &submission, &failure, deadline),
         }
     })
 }
 
 /// The time for the whole prologue: the configured one, but below the mom's own, which ends with SIGKILL.
-fn limit(arguments: &Arguments, submission: &Submission) -> Duration {
-    let settings = load(arguments, &submission.node_name(&ThisHost))
-        .ok()
-        .map(|(_, s)| s);
+fn limit(arguments: &Arguments, system: &dyn BatchSystem, node: &str) -> Duration {
+    let settings = load(arguments, node).ok().map(|(_, s)| s);
     let own = settings.as_ref().map_or(USUAL_LIMIT, |s| s.deadline);
     if arguments.record {
         return own;
     }
     let site = settings.as_ref().map(Site::of).unwrap_or_default();
-    match scheduler::of(submission.scheduler).time_limit(&site, &ThisHost) {
+    match system.time_limit(&site, &ThisHost) {
         Some(its) => own.min(its.saturating_sub(MOM_MARGIN).max(Duration::from_secs(1))),
         None => own,
     }
@@ -162,8 +169,14 @@ fn home_of_caller() -> Option<PathBuf> {
     (here.file_name()? == "mom_priv").then(|| here.parent().map(PathBuf::from))?
 }
 
-/// A failure before there was a job to speak of, an unusable configuration or an unknown user: said, recorded, not drained.
-fn fail_unprepared(arguments: &Arguments, submission: &Submission, failure: &Failure) -> u8 {
+/// A failure before there was a job to speak of, an unusable configuration or an unknown user: said, recorded, not drained,
+/// and held back.
+fn fail_unprepared(
+    arguments: &Arguments,
+    submission: &Submission,
+    failure: &Failure,
+    deadline: Deadline,
+) -> u8 {
     let name = submission.node_name(&ThisHost);
     let settings = load(arguments, &name).ok().map(|(_, s)| s);
     let usual = Settings::usual;
@@ -174,13 +187,37 @@ fn fail_unprepared(arguments: &Arguments, submission: &Submission, failure: &Fai
     if arguments.record && known {
         outcome::leave_record(&mut node, &submission.job, 0, failure);
     }
+    if let Failure::Fault(fault) = failure {
+        show(&mut node, submission, &settings, fault);
+    }
+    outcome::hold(&mut node, submission, deadline);
     failure.exit_code()
+}
+
+/// Shows the administrator an unusable configuration where he looks at his nodes: it does not drain.
+fn show(node: &mut RealNode, submission: &Submission, settings: &Settings, fault: &Fault) {
+    if !settings.drain.enabled {
+        return;
+    }
+    let place = Place {
+        scheduler: submission.scheduler,
+        site: Site::of(settings),
+        node: &submission.node_name(&ThisHost),
+    };
+    if let Some(line) = drain::remark(&place, &settings.drain.prefix, fault) {
+        node.log(Severity::Warning, &line);
+    }
 }
 
 /// A failure before it was known whose node this is: said, never drained; a refusal is recorded.
 fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8 {
     complain(NAME, &failure.to_string());
     let Ok(submission) = scheduler::read(input, &ThisHost) else {
+        let system = scheduler::caller(input).filter(|system| system.retries_at_once());
+        if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code()) {
+            let end = Deadline::after(limit(arguments, system, &ThisHost.name()));
+            while end.less(HELD_STEP).sleep(HELD_STEP) {}
+        }
         return failure.exit_code();
     };
     if let (true, Failure::Refusal(_), Ok((_, settings))) = (

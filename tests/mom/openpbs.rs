@@ -168,20 +168,6 @@ fn a_refusal_is_recorded_in_begin_and_told_in_launch() {
 }
 
 #[test]
-fn a_refusal_that_cannot_be_recorded_is_told_at_once() {
-    let mut c = cluster(&["nodea"]);
-    let before = Before::of(&mut c);
-    c.nodes[0].sh("cp -p /etc/mpsd/mpsd.toml /etc/mpsd/good; echo 'no_such_key = 1' >>/etc/mpsd/mpsd.toml");
-    let job = Job::new("12.localhost", "MPS=maybe");
-    c.openpbs_files(&job);
-    let hooked = c.hook(&job, 0, "execjob_begin", &Default::default());
-    assert_eq!(hooked.verdict, "reject");
-    assert!(hooked.message.contains("MPS=maybe"), "{}", hooked.message);
-    c.nodes[0].sh("mv /etc/mpsd/good /etc/mpsd/mpsd.toml; rm -f /var/spool/pbs/aux/*");
-    before.holds(&mut c);
-}
-
-#[test]
 fn a_task_on_a_node_without_the_jobs_mps_fails_with_our_line() {
     let mut c = cluster(&["nodea"]);
     for (account, line) in [("MPS=true", true), ("MPS=off", false), ("mps_physics", false)] {
@@ -212,26 +198,92 @@ fn a_fault_rejects_begin_and_takes_the_node_offline() {
     before.holds(&mut c);
 }
 
-#[test]
-fn where_root_is_no_operator_a_fault_is_still_told() {
-    let mut c = cluster(&["nodea"]);
-    std::fs::write(c.server().join("operators"), "root@elsewhere\n").unwrap();
-    std::fs::remove_file(c.gpus[0].control()).unwrap();
-    let job = Job::new("9.localhost", "MPS=true");
+/// The job's begin is rejected with `why`, no sooner than PBS may try again.
+fn is_held_back(c: &mut Cluster, id: &str, account: &str, why: &str) {
+    let before = Before::of(c);
+    let job = Job::new(id, account);
     c.openpbs_files(&job);
     let started = Instant::now();
     let hooked = c.hook(&job, 0, "execjob_begin", &Default::default());
+    let took = started.elapsed();
     assert_eq!(hooked.verdict, "reject");
+    assert!(hooked.message.contains(why), "{why}: {}", hooked.message);
     assert!(
-        started.elapsed() < Duration::from_secs(20),
-        "OpenPBS holds the job itself after 21 tries"
+        took > Duration::from_secs(3),
+        "21 tries in half a minute, then the job is held: {took:?}"
     );
+    assert!(took < Duration::from_secs(25), "below the hook's alarm: {took:?}");
+    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
+    before.holds(c);
+    assert_eq!(c.state("nodea").0, "free");
+}
+
+/// A cluster whose prologue has 5 s.
+fn hurried() -> Cluster {
+    Cluster::with(
+        Product::OpenPbs,
+        &["nodea"],
+        |gpus| gpus.fast(),
+        "deadline_s = 5\n",
+    )
+}
+
+#[test]
+fn a_node_that_may_not_drain_itself_holds_its_rejection_back() {
+    let mut c = hurried();
+    std::fs::write(c.server().join("operators"), "root@elsewhere\n").unwrap();
+    std::fs::remove_file(c.gpus[0].control()).unwrap();
+    is_held_back(&mut c, "9.localhost", "MPS=true", "operators += root@nodea");
+}
+
+#[test]
+fn an_unprepared_job_and_a_missing_program_are_held_back() {
+    let mut c = hurried();
+    c.nodes[0].sh("cp -p /etc/passwd /root/; sed -i /alice/d /etc/passwd");
+    is_held_back(&mut c, "23.localhost", "MPS=true", "alice");
+    c.nodes[0].sh("cp -p /root/passwd /etc/passwd; mv /usr/bin/mps-prologue /root");
+    is_held_back(
+        &mut c,
+        "24.localhost",
+        "MPS=true",
+        "cannot run '/usr/bin/mps-prologue'",
+    );
+}
+
+#[test]
+fn an_unusable_configuration_is_held_back_and_shown_by_the_node_once() {
+    let mut c = hurried();
+    let before = Before::of(&mut c);
+    c.nodes[0].sh("cp -p /etc/mpsd/mpsd.toml /etc/mpsd/good; echo 'no_such_key = 1' >>/etc/mpsd/mpsd.toml");
+    is_held_back(&mut c, "25.localhost", "MPS=true", "no_such_key");
+    let note = c.state("nodea").1;
     assert!(
-        hooked.message.contains("operators += root@nodea"),
-        "{}",
-        hooked.message
+        note.starts_with("mpsd: ") && note.contains("no_such_key") && note.len() <= 79,
+        "{note}"
     );
-    assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+    let calls = |c: &Cluster| {
+        std::fs::read_to_string(c.server().join("calls"))
+            .unwrap()
+            .matches("pbsnodes -C")
+            .count()
+    };
+    assert_eq!(calls(&c), 1);
+    is_held_back(&mut c, "26.localhost", "MPS=maybe", "MPS=maybe");
+    assert_eq!(calls(&c), 1, "told once");
+    c.nodes[0].sh("mv /etc/mpsd/good /etc/mpsd/mpsd.toml");
+    let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
+    assert_eq!(code, Ended::Code(0), "{text}");
+    assert!(
+        text.contains("WARN  the node shows 'mpsd: ") && text.contains("pbsnodes -C '' nodea"),
+        "{text}"
+    );
+    // Another's note stays.
+    std::fs::write(c.server().join("nodes/nodea"), "free\nNHC: disk").unwrap();
+    c.nodes[0].sh("cp -p /etc/mpsd/mpsd.toml /etc/mpsd/good; echo 'no_such_key = 1' >>/etc/mpsd/mpsd.toml");
+    c.nodes[0].sh("timeout 4 mps-prologue --scheduler openpbs --record --account=MPS=true -- 27.localhost alice alice || :");
+    assert_eq!(c.state("nodea"), ("free".into(), "NHC: disk".into()));
+    c.nodes[0].sh("mv /etc/mpsd/good /etc/mpsd/mpsd.toml");
+    before.holds(&mut c);
 }
 
 #[test]

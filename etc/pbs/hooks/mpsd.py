@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 
 import pbs
 
@@ -22,7 +23,10 @@ PROGRAMS = "/usr/bin"  # filled in by 'mpsctl pbs install'
 OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] where it is not /etc/mpsd/mpsd.toml
 
 LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
+GRACE_S = 5  # of it, for our programs to end by themselves
 ENV_LIMIT_S = 10
+NOT_RUN = 126
+STARTED = time.monotonic()
 RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
 LAUNCHERS = ("orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy")
 PASSED = RANKS + ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "MPSD_JOB",
@@ -66,23 +70,33 @@ def is_sister(job):
         return False
 
 
+def last_line(file):
+    file.seek(0)
+    lines = file.read(65536).decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def hold_back(line):
+    """PBS tries again at once, and holds the job after 21 tries: the programs wait themselves, this is for where none could."""
+    time.sleep(max(0, STARTED + LIMIT_S - GRACE_S - time.monotonic()))
+    return line
+
+
 def call(program, arguments, limit, env=None):
-    """Runs one of our programs; returns its exit code, standard output and last line of standard error.
+    """Runs one of our programs; returns its exit code, standard output and last line of standard error. NOT_RUN: it never ran.
 
     The answer goes through files: a pipe would be held open by whatever the program left behind."""
     try:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            done = subprocess.run([os.path.join(PROGRAMS, program)] + arguments, stdin=subprocess.DEVNULL, stdout=out,
-                                  stderr=err, env=env or {}, cwd="/", timeout=limit, close_fds=True)
+            try:
+                done = subprocess.run([os.path.join(PROGRAMS, program)] + arguments, stdin=subprocess.DEVNULL, stdout=out,
+                                      stderr=err, env=env or {}, cwd="/", timeout=limit, close_fds=True)
+            except subprocess.TimeoutExpired:
+                return 2, "", last_line(err) or "mpsd: %s did not end within %d s" % (program, limit)
             out.seek(0)
-            err.seek(0)
-            lines = err.read(65536).decode("utf-8", "replace").strip().splitlines()
-            answer = out.read(1048576).decode("utf-8", "replace")
-            return done.returncode, answer, lines[-1] if lines else ""
-    except subprocess.TimeoutExpired:
-        return 2, "", "mpsd: %s did not end within %d s" % (program, limit)
+            return done.returncode, out.read(1048576).decode("utf-8", "replace"), last_line(err)
     except OSError as error:
-        return 2, "", "mpsd: cannot run '%s': %s" % (error.filename or program, error.strerror)
+        return NOT_RUN, "", "mpsd: cannot run '%s': %s" % (error.filename or program, error.strerror)
 
 
 def identity(job):
@@ -106,7 +120,8 @@ def begin(event):
     if code == 0 or (code == 1 and environment(job, {}, [])[0] == 1):
         return None
     clean(job)  # no launch will read what was recorded, and no end is promised
-    return line or "mpsd: mps-prologue ended with %d" % code
+    line = line or "mpsd: mps-prologue ended with %d" % code
+    return hold_back(line) if code in (1, NOT_RUN) else line
 
 
 def environment(job, variables, options):
@@ -204,7 +219,7 @@ def failed(event, act, error):
     log(line)
     if act is begin:
         clean(event.job)
-        return line
+        return hold_back(line)
     if act is launch and asked(event.job):
         return tell(line)
     return None

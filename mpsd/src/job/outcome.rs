@@ -7,6 +7,7 @@ use super::suspicion::At;
 use super::undo::Failed;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, ExitPolicy, Submission};
+use crate::sys::deadline::Deadline;
 use mpsd_core::failure::{FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, State};
 use mpsd_core::{Failure, JobId};
@@ -38,7 +39,7 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     }
     requeue(node, job, failure);
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
-        hold(node, job);
+        hold(node, submission, job.deadline);
     }
     failure.exit_code()
 }
@@ -114,14 +115,17 @@ fn requeue(node: &mut impl Node, job: &Job, failure: &Failure) {
     node.log(Severity::Info, &text);
 }
 
-/// Ends late where nothing else keeps the scheduler from trying again at once (see [`ExitPolicy::hold`]).
-fn hold(node: &mut impl Node, job: &Job) {
-    if !policy(&job.asked.submission).hold {
+/// Ends late where nothing else keeps the scheduler from trying again at once (see [`BatchSystem::retries_at_once`]). An
+/// interactive job is aborted instead.
+///
+/// [`BatchSystem::retries_at_once`]: crate::scheduler::BatchSystem::retries_at_once
+pub fn hold(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
+    if submission.interactive || !scheduler::of(submission.scheduler).retries_at_once() {
         return;
     }
     let line = "the exit is held back until the deadline, or the scheduler would try again at once";
     node.log(Severity::Warning, line);
-    node.wait_until(job.deadline.less(HOLD_MARGIN));
+    node.wait_until(deadline.less(HOLD_MARGIN));
 }
 
 /// Leaves the failure for the job's tasks.

@@ -55,6 +55,11 @@ pub trait BatchSystem: Sync {
     fn time_limit(&self, site: &Site, host: &dyn Host) -> Option<Duration>;
     /// What the prologue does with a failure, so that this scheduler harms neither the node nor the job.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
+    /// Whether it starts a batch job whose prologue failed again at once. Where the node could not be taken out of
+    /// service, the prologue then holds its exit back until its deadline: that is the only brake left.
+    fn retries_at_once(&self) -> bool {
+        false
+    }
 
     // Its jobs and its nodes.
 
@@ -80,8 +85,6 @@ pub struct ExitPolicy {
     pub left_to_tasks: bool,
     /// A job whose failure is undetermined is put back into the queue by us, where the site allows it.
     pub requeue: bool,
-    /// The exit is held back until the deadline where the node could not be taken out of service.
-    pub hold: bool,
 }
 
 /// Why a task of a job could run outside its MPS without a word.

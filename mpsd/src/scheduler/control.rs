@@ -32,6 +32,13 @@ pub trait Controller {
     fn not_obeyed(&self, said: &str) -> String {
         format!("the scheduler accepted the order and did nothing ({said})")
     }
+    /// Shows `note` on the node, which stays in service. Returns what the command said.
+    ///
+    /// # Errors
+    /// One line.
+    fn remark(&self, _note: &str) -> Result<String, String> {
+        Err("this scheduler shows a node's reason only while it is out of service".to_owned())
+    }
     /// Puts a job of this node back into the queue.
     ///
     /// # Errors

@@ -73,16 +73,20 @@ pub fn owners(job: &JobId, site: &Site) -> impl Iterator<Item = &'static dyn Bat
         .filter(|system| system.may_own(job, site, &ThisHost))
 }
 
+/// Who calls: the one that `--scheduler` names, else the one whose calls look so.
+pub fn caller(input: &Input<'_>) -> Option<&'static dyn BatchSystem> {
+    let calls = |system: &&dyn BatchSystem| system.calls(input.arguments.len(), input.env);
+    input.scheduler.map(of).or_else(|| ALL.into_iter().find(calls))
+}
+
 /// Who the job is and what it asked for.
 ///
 /// # Errors
 /// A call that nobody makes; else as [`BatchSystem::read`].
 pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
-    let calls = |system: &&&dyn BatchSystem| system.calls(input.arguments.len(), input.env);
-    match (input.scheduler, ALL.iter().find(calls)) {
-        (Some(named), _) => of(named).read(input, host),
-        (None, Some(system)) => system.read(input, host),
-        (None, None) => {
+    match caller(input) {
+        Some(system) => system.read(input, host),
+        None => {
             let known =
                 ALL.map(|system| format!("{} ({})", system.vectors(input.program), system.scheduler()));
             let what = format!("{} arguments", input.arguments.len());

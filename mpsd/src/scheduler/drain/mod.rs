@@ -105,6 +105,26 @@ fn without_directory(text: &str) -> Option<String> {
     Some(text.replacen(path, &format!("{CUT}{name}"), 1))
 }
 
+/// Shows the administrator `fault`, which does not drain, as the note of the node of `place`; once, and never over another's
+/// note. A line for the log, where something was tried.
+pub fn remark(place: &Place<'_>, prefix: &str, fault: &Fault) -> Option<String> {
+    let controller = place.controller();
+    let note = fitted(of(place.scheduler).longest_reason(), &format!("{prefix} {fault}"));
+    let shown = match controller.shown() {
+        Ok(shown) => shown,
+        Err(why) => return Some(format!("node '{}' is not told ({why}): {note}", place.node)),
+    };
+    let stands = shown.reason.unwrap_or_default();
+    let free = stands.is_empty() || stands.starts_with(prefix);
+    if shown.drained || stands == note || !free {
+        return None;
+    }
+    Some(match controller.remark(&note) {
+        Ok(_) => format!("node '{}' shows: {note}", place.node),
+        Err(why) => format!("node '{}' is not told ({why}): {note}", place.node),
+    })
+}
+
 /// Takes the node of `marker` out of service, unless it is already, and reads it back.
 ///
 /// # Errors

@@ -64,10 +64,14 @@ impl BatchSystem for OpenPbs {
         Some(Installation::find(&PRODUCT, site, host).time_limit(host))
     }
 
-    /// A job whose prologue fails is requeued once a second and held after 21 tries
-    /// (docs/facts/pbs.md#results-of-a-prologue): nothing is needed from us.
     fn exit_policy(&self, _: &Submission) -> ExitPolicy {
         ExitPolicy::default()
+    }
+
+    /// Once a second, and after 21 tries it holds the job until an operator releases it
+    /// (docs/facts/pbs.md#results-of-a-prologue).
+    fn retries_at_once(&self) -> bool {
+        true
     }
 
     fn may_own(&self, job: &JobId, site: &Site, host: &dyn Host) -> bool {

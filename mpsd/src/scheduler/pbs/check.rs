@@ -1,10 +1,12 @@
 //! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, what the time limits leave us.
 
+use super::control::Node;
 use super::files;
 use super::installation::{Installation, same_node};
 use super::qmgr::qmgr;
 use super::status::status;
 use super::verbs::OwnSteps;
+use crate::scheduler::control::Controller;
 use crate::scheduler::setup::{Finding, Surroundings};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -36,6 +38,7 @@ pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &Surroundi
         all.push(time_limit(pbs, around));
     }
     all.push(operators(pbs, around));
+    all.extend(remark(pbs, around));
     all.extend(steps.check_tasks(pbs, hooked, around));
     all
 }
@@ -111,6 +114,27 @@ fn operators(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
         }
         Ok(_) => Finding::Wrong(format!("root@{node} may not take the node offline: {line}")),
     }
+}
+
+/// A note of ours on a node in service, from when the configuration could not be used: it can be now, or there were no check.
+fn remark(pbs: &Installation, around: &Surroundings<'_>) -> Option<Finding> {
+    let name = around.settings.pbs.node.as_deref().unwrap_or_default();
+    let node = Node::new(pbs.clone(), name, around.host);
+    let shown = node.shown().ok().filter(|shown| !shown.drained)?;
+    let note = shown
+        .reason
+        .filter(|note| note.starts_with(&around.settings.drain.prefix))?;
+    let (option, none) = (pbs.product.note_option, pbs.product.no_note);
+    let none = if none.is_empty() { "''" } else { none };
+    let node = around
+        .settings
+        .pbs
+        .node
+        .clone()
+        .unwrap_or_else(|| around.host.name());
+    Some(Finding::Better(format!(
+        "the node shows '{note}', which is over: pbsnodes {option} {none} {node}"
+    )))
 }
 
 fn may_drain(server: &str, node: &str) -> bool {

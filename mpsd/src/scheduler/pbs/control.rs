@@ -91,6 +91,11 @@ impl Controller for Node<'_> {
         self.order("-o", reason)
     }
 
+    fn remark(&self, note: &str) -> Result<String, String> {
+        let name = self.find()?.name;
+        self.call(&[self.pbs.product.note_option, note, &name])
+    }
+
     fn put_back(&self, clear: bool) -> Result<String, String> {
         let product = self.pbs.product;
         self.order(product.online_option, clear.then_some(product.no_note))

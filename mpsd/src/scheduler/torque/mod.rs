@@ -63,15 +63,16 @@ impl BatchSystem for Torque {
     /// A prologue.parallel that fails takes its node down and has the job requeued for ever
     /// (docs/facts/pbs.md#sister-nodes), and no user's mistake or malice may do that. The mother superior refuses the same request where its user
     /// reads it; what went wrong on a sister alone, the tasks that come here learn from the record.
-    ///
-    /// A job whose prologue exits 2 is requeued four times a second, for ever (docs/facts/pbs.md#results-of-a-prologue).
-    /// Where the node could not be taken out of service, the only brake left is to end late. An interactive job is aborted instead.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             left_to_tasks: submission.phase == Phase::ParallelPrologue,
             requeue: false,
-            hold: !submission.interactive,
         }
+    }
+
+    /// Four times a second, for ever (docs/facts/pbs.md#results-of-a-prologue).
+    fn retries_at_once(&self) -> bool {
+        true
     }
 
     fn may_own(&self, job: &JobId, site: &Site, host: &dyn Host) -> bool {
