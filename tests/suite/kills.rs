@@ -144,8 +144,10 @@ fn an_epilogue_killed_in_every_phase_is_finished_by_the_next() {
         assert_eq!(place.torque(&job, ACCOUNT, "0").code, Some(0));
         let mut program = place.start_end(&job);
         let hit = step_until(&mut program, |now| now >= stride);
-        if hit.is_some() {
+        if let Some(worker) = hit {
             kill(program.0.id(), Signal::SIGKILL);
+            // One that was stopped before it tied itself to its guard finds the guard gone as soon as it goes on.
+            kill(worker, Signal::SIGCONT);
             killed += 1;
         }
         program.wait();
