@@ -201,3 +201,18 @@ impl Watched {
         all
     }
 }
+
+#[test]
+fn a_ceiling_is_refused_in_the_words_of_the_place_where_the_request_was_found() {
+    let place = Place::new(fast(1), "[ceilings]\nthreads = 50\n");
+    let openpbs = |option: &str, text: &str| {
+        let words = ["--scheduler", "openpbs", option, text, "--gpus", "0"];
+        let job = ["57.srv", tests::stage::USER, "nogroup"];
+        place.stage.prologue(&[&words[..], &job[..]].concat(), &[])
+    };
+    let resource = openpbs("--resource", "on+threads=80");
+    says(&place, &resource, 1, &["mps=threads=80", "ceiling of 50"]);
+    assert!(!resource.err.contains("MPS_THREADS"), "{resource:?}");
+    let account = openpbs("--account", "MPS=true,MPS_THREADS=80");
+    says(&place, &account, 1, &["MPS_THREADS=80", "ceiling of 50"]);
+}

@@ -23,6 +23,7 @@ mod scarce;
 mod slurm_stack;
 mod soak;
 mod sources;
+mod starved;
 mod supervision;
 mod survivors;
 mod threats;

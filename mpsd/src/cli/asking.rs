@@ -4,7 +4,7 @@ pub use crate::plan::Asked;
 use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
-use mpsd_core::request::Key;
+use mpsd_core::request::{Key, Wording};
 use mpsd_core::{Failure, Request};
 use std::ffi::{OsStr, OsString};
 
@@ -74,15 +74,19 @@ impl Asking {
     /// # Errors
     /// A refusal for what it asked.
     pub fn asked_by(&self, submission: Submission) -> Result<Option<Asked>, Failure> {
-        let request = self.written(&submission)?;
-        Ok(request.filter(Request::is_on).map(|request| Asked {
+        let Some((request, wording)) = self.written(&submission)? else {
+            return Ok(None);
+        };
+        Ok(request.is_on().then_some(Asked {
             request,
-            wording: scheduler::of(submission.scheduler).wording(),
+            wording,
             submission,
         }))
     }
 
-    fn written(&self, submission: &Submission) -> Result<Option<Request>, Failure> {
+    /// The request, and how its user wrote it: in the words of the place where it was found.
+    fn written(&self, submission: &Submission) -> Result<Option<(Request, Wording)>, Failure> {
+        let usual = scheduler::of(submission.scheduler).wording();
         let given = match &self.request {
             Some(text) => Request::from_account(text)?,
             None => None,
@@ -95,8 +99,13 @@ impl Asking {
             Some(resource) => Some(Request::from_resource(resource)?),
             None => None,
         };
-        let mut all = [given, account, resource].into_iter().flatten();
+        let mut all = [(given, usual), (account, usual), (resource, Wording::Resource)]
+            .into_iter()
+            .filter_map(|(request, wording)| Some((request?, wording)));
         let Some(first) = all.next() else { return Ok(None) };
-        Ok(Some(all.try_fold(first, Request::merge)?))
+        let merge = |(request, wording): (Request, Wording), (other, _)| {
+            Request::merge(request, other).map(|merged| (merged, wording))
+        };
+        Ok(Some(all.try_fold(first, merge)?))
     }
 }
