@@ -172,7 +172,7 @@ fn compare(
 ) -> Result<()> {
     let probe = place.staged("mps-probe")?.display().to_string();
     // What the job is given: its variables, and the device files that it may open.
-    let look = "echo $SLURM_STEP_GPUS $CUDA_VISIBLE_DEVICES; for f in /dev/nvidia[0-9]*; do (: <$f) 2>/dev/null && echo $f; done";
+    let look = "echo $SLURM_STEP_GPUS $CUDA_VISIBLE_DEVICES; for f in /dev/nvidia[0-9]*; do (: <$f) 2>/dev/null && echo $f; done; true";
     let given = bed.srun(user, &[asked, "/bin/sh", "-c", look], SRUN)?.success()?;
     section.fact(
         &format!("{what}: given"),
