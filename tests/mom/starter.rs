@@ -3,6 +3,7 @@
 use crate::assertions::{attached, bare, client_words, shell_ends, torque_client};
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::node::MomNode;
+use tests::mom::torque::hang_up;
 use tests::mom::wire::Ended;
 
 const CONFIG: &str = "/var/spool/torque/mom_priv/config";
@@ -106,6 +107,41 @@ fn a_starter_that_would_run_as_root_is_refused() {
         node.try_sh(&format!("USER=alice {STARTER} id -u")).0,
         Ended::Code(1)
     );
+}
+
+#[test]
+fn a_starter_that_the_mom_has_not_read_is_not_vouched_for() {
+    let mut c = cluster();
+    let node = &mut c.nodes[0];
+    node.try_sh("mpsctl pbs uninstall");
+    hang_up(node);
+    node.sh("mpsctl pbs uninstall");
+    let text = node.sh("mpsctl pbs install");
+    assert!(text.contains("\n    kill -HUP 1\n"), "{text}");
+    let text = node.sh("mpsctl pbs check");
+    assert!(!text.contains("every task has its MPS"), "{text}");
+    assert!(
+        text.contains("WARN  the mom has not read") && text.contains("(kill -HUP 1)"),
+        "{text}"
+    );
+    let job = Job::new("64.vm", "MPS=true");
+    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    let told = c.output(&job, 0).1;
+    assert!(told.contains("the mom has not read the $job_starter"), "{told}");
+    torque_client(&mut c, &job, 0, "", &[]);
+    bare(&c.records(0)[0]);
+    c.torque_end(&job, 0);
+    c.nodes[0].sh("cp -p /etc/mpsd/mpsd.toml /root; printf '[pbs]\\nunattached_tasks = \"refuse\"\\n' >>/etc/mpsd/mpsd.toml");
+    assert_eq!(c.nodes[0].try_sh("mpsctl pbs check").0, Ended::Code(1));
+    let job = Job::new("65.vm", "MPS=true");
+    assert_eq!(c.torque_begin(&job), Verdict::Aborted);
+    hang_up(&mut c.nodes[0]);
+    let text = c.nodes[0].sh("mpsctl pbs check");
+    assert!(text.contains("every task has its MPS"), "{text}");
+    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    torque_client(&mut c, &job, 0, "", &[]);
+    attached(&c.records(0)[0], &job, "nodea", 132, None);
+    c.torque_end(&job, 0);
 }
 
 #[test]

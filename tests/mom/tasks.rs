@@ -3,6 +3,7 @@
 use crate::assertions::{Before, attached, bare, client_words, shell_ends, torque_client};
 use std::time::{Duration, Instant};
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
+use tests::mom::torque::hang_up;
 use tests::mom::wire::{Ended, Run, Stream};
 
 const CONFIG: &str = "/var/spool/torque/mom_priv/config";
@@ -20,6 +21,7 @@ fn without_starter(names: &[&str], config: &str) -> Cluster {
     for node in &mut c.nodes {
         node.try_sh("mpsctl pbs uninstall; mpsctl pbs uninstall");
         node.sh("mpsctl pbs install --no-job-starter");
+        hang_up(node);
         assert_eq!(node.read(CONFIG).unwrap(), "$logevent 255\n");
     }
     c
@@ -304,6 +306,7 @@ fn a_starter_of_the_sites_own_stays_and_may_call_ours() {
         0o755,
     );
     node.sh(&format!("echo '$job_starter /usr/local/sbin/starter' >>{CONFIG}"));
+    hang_up(node);
     let (code, text) = node.try_sh("mpsctl pbs install");
     assert_eq!(code, Ended::Code(1), "{text}");
     let line = text

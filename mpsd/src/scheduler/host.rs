@@ -154,6 +154,19 @@ pub(crate) fn boot_time() -> Option<u64> {
         .ok()
 }
 
+/// When a process began that did so `ticks` after the boot (field 22 of `/proc/PID/stat`), seconds since 1970.
+pub(crate) fn began(ticks: u64) -> Option<i64> {
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
+        .ok()
+        .flatten()?;
+    let boot = i64::try_from(boot_time()?).ok()?;
+    // Rounded up: the time of a file is compared without its fraction.
+    i64::try_from(ticks)
+        .ok()?
+        .checked_div(per_second)?
+        .checked_add(boot + 1)
+}
+
 /// The bytes of a file that is there.
 fn answer(read: Result<Vec<u8>, FileError>) -> io::Result<Option<Vec<u8>>> {
     match read {

@@ -185,6 +185,9 @@ impl Cluster {
             node.write("/etc/pbs.conf", conf, 0o644);
         }
         node.sh("mpsctl pbs install");
+        if product == Product::Torque {
+            super::torque::hang_up(node);
+        }
     }
 
     /// The server's directory, as this machine sees it.

@@ -1,10 +1,20 @@
 //! What Torque 6.1's moms do with a job, in their order.
 
 use super::cluster::{Cluster, Job, Product, USER, Verdict};
+use super::node::MomNode;
 use super::wire::{Ended, Run, Stream, Victims};
 use std::collections::BTreeMap;
 
 const HOME: &str = "/var/spool/torque";
+
+/// SIGHUP to a node's mom: what it reads then counts from then on, and its log says so.
+pub fn hang_up(node: &mut MomNode) {
+    let says = "11/22/2026 00:10:12.123;02;   pbs_mom.1;Svr;";
+    node.sh(&format!(
+        "cd {HOME}; mkdir -p mom_logs; printf '1\\n\\0' >mom_priv/mom.lock; \
+         (echo '{says}process_hup;reset'; sed -n 's#^$job_starter  *#{says}jobstarter;#p' mom_priv/config | tail -n 1) >>mom_logs/20261122"
+    ));
+}
 
 impl Cluster {
     /// From the start of the job to its first process. On failure the mother superior has run its epilogue already,
@@ -82,12 +92,15 @@ impl Cluster {
     }
 
     fn job_starter(&mut self, at: usize) -> Option<String> {
-        let config = self.nodes[at].read(&format!("{HOME}/mom_priv/config"))?;
-        config
+        let log = self.nodes[at].read(&format!("{HOME}/mom_logs/20261122"))?;
+        let taken = log
             .lines()
             .rev()
-            .find_map(|line| line.strip_prefix("$job_starter "))
-            .map(|path| path.trim().to_owned())
+            .take_while(|line| !line.contains(";process_hup;"));
+        taken
+            .filter_map(|line| line.split_once(";jobstarter;"))
+            .map(|(_, path)| path.trim().to_owned())
+            .next()
     }
 
     /// What stands when the prologue starts: the GPU file on the mother superior, the job at the server.

@@ -1,5 +1,6 @@
 //! The node's running slurmd.
 
+use crate::scheduler::host;
 use crate::sys::process::Process;
 use std::fs;
 use std::path::PathBuf;
@@ -18,18 +19,6 @@ pub(super) fn running(named: Option<&str>, node: &str) -> Option<(i32, i64)> {
         let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
         let stat = Process::find(pid).ok().flatten()?.stat().ok().flatten()?;
         (stat.name == "slurmd").then_some(())?;
-        Some((pid, began(stat.id.start_time)?))
+        Some((pid, host::began(stat.id.start_time)?))
     })
-}
-
-fn began(ticks: u64) -> Option<i64> {
-    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
-        .ok()
-        .flatten()?;
-    let boot = i64::try_from(crate::scheduler::host::boot_time()?).ok()?;
-    // Rounded up: the time of a file is compared without its fraction.
-    i64::try_from(ticks)
-        .ok()?
-        .checked_div(per_second)?
-        .checked_add(boot + 1)
 }

@@ -1,6 +1,7 @@
 //! Torque: `prologue` and `epilogue` of its mom, and its `$job_starter`.
 
 pub(crate) mod product;
+mod reread;
 pub(crate) mod setup;
 pub(crate) mod starter;
 mod submission;

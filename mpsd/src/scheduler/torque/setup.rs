@@ -1,6 +1,7 @@
 //! `mpsctl pbs` in a Torque: our scripts, and our `$job_starter`. It stands beside the scripts in `mom_priv`, so that it outlives our package: a mom whose starter is gone can start no job at all.
 
 use super::product::PRODUCT;
+use super::reread;
 use super::starter::{Starter, names, own_way_with_shells};
 use crate::scheduler::pbs::files::{self, Owner, Script};
 use crate::scheduler::pbs::installation::{Installation, Product};
@@ -129,6 +130,7 @@ fn install(pbs: &Installation, wanted: bool, around: &Surroundings<'_>) -> Resul
                 None => {}
             }
             done.did(format!("$job_starter '{}' is ours", at.display()));
+            tell_mom(pbs, &mut done);
             if let Some(line) = own_way {
                 let (what, config) = (lost(line), config.display());
                 done.left(format!("take it out of '{config}': {what}"));
@@ -160,16 +162,27 @@ fn set(pbs: &Installation, around: &Surroundings<'_>, done: &mut Done) -> Result
     let config_name = config.display();
     write(pbs, around)?;
     match append(&config, &config_line(pbs)) {
-        Ok(()) => done.did(format!(
-            "wrote '{}' and its line in '{config_name}'; {REREAD}",
-            path(pbs).display()
-        )),
+        Ok(()) => {
+            done.did(format!(
+                "wrote '{}' and its line in '{config_name}'; {REREAD}",
+                path(pbs).display()
+            ));
+            tell_mom(pbs, done);
+        }
         Err(why) => {
             done.left(format!("cannot change '{config_name}' ({why}); add to it:"));
             done.left(format!("    {}", config_line(pbs)));
         }
     }
     Ok(())
+}
+
+/// The command that puts our starter in force, where the mom runs without it.
+fn tell_mom(pbs: &Installation, done: &mut Done) {
+    if let Some(command) = reread::needed(pbs, &path(pbs)) {
+        done.did("until then tasks that TM starts run outside MPS; now run:");
+        done.did(format!("    {command}"));
+    }
 }
 
 fn left_out(why: &str, around: &Surroundings<'_>, done: &mut Done) {
@@ -229,6 +242,13 @@ fn check(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
     let config = pbs.mom_config();
     let config = config.display();
     let missing = match Starter::of(pbs, around.host) {
+        Starter::Ours(at) if reread::needed(pbs, &at).is_some() => {
+            let command = reread::needed(pbs, &at).unwrap_or_default();
+            let at = at.display();
+            format!(
+                "the mom has not read '{config}' with its $job_starter '{at}' since its start or last SIGHUP ({command})"
+            )
+        }
         Starter::Ours(at) => {
             return match own_way_with_shells(pbs, around.host) {
                 Some(line) => Finding::Better(format!("$job_starter '{}': {}", at.display(), lost(line))),

@@ -2,6 +2,7 @@
 //! launcher): they read no profile (docs/facts/pbs.md#environment-into-the-job).
 
 use super::product::PRODUCT;
+use super::reread;
 use crate::scheduler::batch_system::Unattached;
 use crate::scheduler::host::Host;
 use crate::scheduler::pbs::installation::{Installation, MOST_CONF};
@@ -139,7 +140,12 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     let starter = Starter::of(pbs, host);
     let no_way_round = starter == Starter::Privileged { ours: true };
     let (why, remedy) = match starter {
-        Starter::Ours(_) => return None,
+        Starter::Ours(path) => (
+            format!(
+                "the mom has not read the $job_starter of '{config}', which attaches tasks started by TM"
+            ),
+            reread::needed(pbs, &path)?,
+        ),
         Starter::Absent => (
             format!("'{config}' has no $job_starter that attaches tasks started by TM"),
             install.to_owned(),
