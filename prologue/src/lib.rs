@@ -220,13 +220,16 @@ fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8
         }
         return failure.exit_code();
     };
-    if let (true, Failure::Refusal(_), Ok((_, settings))) = (
-        arguments.record,
-        failure,
-        load(arguments, &submission.node_name(&ThisHost)),
-    ) {
+    let settings = load(arguments, &submission.node_name(&ThisHost)).map(|(_, settings)| settings);
+    if let (Failure::Refusal(_), Ok(settings)) = (failure, settings) {
+        let to_shell = outcome::is_told_by_shell(&submission, failure, &Site::of(&settings));
+        let uid = find_user(&submission.user).map_or(0, |user| user.uid);
         let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
-        outcome::leave_record(&mut node, &submission.job, 0, failure);
+        let recorded =
+            (arguments.record || to_shell) && outcome::leave_record(&mut node, &submission.job, uid, failure);
+        if to_shell && recorded {
+            return 0;
+        }
     }
     // What was refused before any node was looked at, the mother superior refuses too.
     if outcome::is_left_to_tasks(&submission, failure) {

@@ -11,7 +11,7 @@ fn cluster(names: &[&str]) -> Cluster {
 }
 
 #[test]
-fn a_refusal_aborts_the_job_with_a_message_and_leaves_the_node_alone() {
+fn a_refusal_is_told_in_the_jobs_own_error_file_and_its_script_never_runs() {
     let mut c = cluster(&["nodea"]);
     let before = Before::of(&mut c);
     for (account, word) in [
@@ -20,13 +20,43 @@ fn a_refusal_aborts_the_job_with_a_message_and_leaves_the_node_alone() {
         ("MPS_FOO=1", "MPS_FOO=1"),
     ] {
         let job = Job::new("10.vm", account);
-        assert_eq!(c.torque_begin(&job), Verdict::Aborted, "{account}");
-        let text = c.output(&job, 0).1;
-        assert!(text.contains(word) && text.lines().count() == 1, "{text}");
+        let begun = c.torque_begin(&job);
+        assert_eq!(
+            begun,
+            Verdict::Runs,
+            "aborted, its output would never be delivered: {account}"
+        );
+        let run = c.torque_shell(&job, "echo ran");
+        shell_ends(&mut c, run, &job, 1);
+        let (out, err) = c.output(&job, 0);
+        assert_eq!(out, "", "{account}");
+        assert!(err.contains(word) && err.contains("refused"), "{err}");
+        c.torque_end(&job, 1);
         c.nodes[0].sh("rm -f /var/spool/torque/spool/*");
         before.holds(&mut c);
     }
+    // Whoever waits at a terminal reads it there.
+    let job = Job::new("10.vm", "MPS=maybe").interactive();
+    assert_eq!(c.torque_begin(&job), Verdict::Aborted);
+    before.holds(&mut c);
     assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+}
+
+#[test]
+fn where_nobody_would_tell_a_refused_job_it_is_aborted() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("10.vm", "MPS=true,MPS_THREADS=101");
+    // No record can be left.
+    c.nodes[0].sh("echo x >/run/mpsd");
+    assert_eq!(c.torque_begin(&job), Verdict::Aborted);
+    c.nodes[0].sh("rm /run/mpsd; mpsctl pbs uninstall || :");
+    tests::mom::torque::hang_up(&mut c.nodes[0]);
+    c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install --no-job-starter");
+    assert_eq!(c.torque_begin(&job), Verdict::Aborted);
+    let text = c.output(&job, 0).1;
+    assert!(text.contains("MPS_THREADS=101"), "{text}");
+    before.holds(&mut c);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::node::{Node, Severity};
 use super::suspicion::At;
 use super::undo::Failed;
 use crate::scheduler::drain::Place;
-use crate::scheduler::{self, ExitPolicy, Submission};
+use crate::scheduler::{self, ExitPolicy, Site, Submission, ThisHost};
 use crate::sys::deadline::Deadline;
 use mpsd_core::failure::{FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, State};
@@ -31,10 +31,9 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
         return failure.exit_code();
     }
     let to_tasks = is_left_to_tasks(submission, failure);
-    if job.record || to_tasks {
-        leave_record(node, id, job.user.uid, failure);
-    }
-    if to_tasks {
+    let to_shell = is_told_by_shell(submission, failure, &job.site);
+    let recorded = (job.record || to_tasks || to_shell) && leave_record(node, id, job.user.uid, failure);
+    if to_tasks || (to_shell && recorded) {
         return 0;
     }
     requeue(node, job, failure);
@@ -47,6 +46,14 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
 /// Whether the job's tasks are told instead of its scheduler (see [`ExitPolicy::left_to_tasks`]).
 pub fn is_left_to_tasks(submission: &Submission, failure: &Failure) -> bool {
     policy(submission).left_to_tasks && failure.kind() != FailureKind::Fault
+}
+
+/// Whether the job's own shell tells a refusal, once it is recorded (see [`BatchSystem::tells_refusals`]).
+///
+/// [`BatchSystem::tells_refusals`]: crate::scheduler::BatchSystem::tells_refusals
+pub fn is_told_by_shell(submission: &Submission, failure: &Failure, site: &Site) -> bool {
+    let system = scheduler::of(submission.scheduler);
+    failure.kind() == FailureKind::Refusal && system.tells_refusals(submission, site, &ThisHost)
 }
 
 fn policy(submission: &Submission) -> ExitPolicy {
@@ -128,8 +135,8 @@ pub fn hold(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
     node.wait_until(deadline.less(HOLD_MARGIN));
 }
 
-/// Leaves the failure for the job's tasks.
-pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failure) {
+/// Leaves the failure for the job's tasks; whether that could be done.
+pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failure) -> bool {
     let state = match failure {
         Failure::Refusal(_) => State::Refused,
         Failure::Fault(_) | Failure::Undetermined(_) => State::Failed,
@@ -141,8 +148,10 @@ pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failu
         other => other.kind(),
     });
     let written = node.open_job(job).and_then(|_held| node.write_record(&record));
+    let recorded = written.is_ok();
     if let Err(error) = written {
         let lost = Undetermined::new("record for the job's tasks", error.to_string());
         node.log(Severity::Warning, &lost.to_string());
     }
+    recorded
 }

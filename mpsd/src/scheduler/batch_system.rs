@@ -55,6 +55,10 @@ pub trait BatchSystem: Sync {
     fn time_limit(&self, site: &Site, host: &dyn Host) -> Option<Duration>;
     /// What the prologue does with a failure, so that this scheduler harms neither the node nor the job.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
+    /// Whether what starts this job's shell reads a refusal in the record, tells it where the user looks, and starts nothing.
+    fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
+        false
+    }
     /// Whether it starts a batch job whose prologue failed again at once. Where the node could not be taken out of
     /// service, the prologue then holds its exit back until its deadline: that is the only brake left.
     fn retries_at_once(&self) -> bool {

@@ -71,6 +71,14 @@ impl BatchSystem for Torque {
         }
     }
 
+    /// What a refusing prologue writes is never delivered: the user of an aborted batch job sees an exit status of -2
+    /// (docs/facts/pbs.md#results-of-a-prologue). Our starter tells him, where it is in force.
+    fn tells_refusals(&self, submission: &Submission, site: &Site, host: &dyn Host) -> bool {
+        let pbs = Installation::find(&PRODUCT, site, host);
+        let batch = submission.phase == Phase::Prologue && !submission.interactive;
+        batch && pbs.is_here() && starter::unattached(&pbs, host).is_none()
+    }
+
     /// Four times a second, for ever (docs/facts/pbs.md#results-of-a-prologue).
     fn retries_at_once(&self) -> bool {
         true
