@@ -53,9 +53,14 @@ fn change(paths: &Paths, change: impl FnOnce(&mut Vec<Suspicion>)) {
     let mut known = read(&run);
     change(&mut known);
     if known.is_empty() {
-        let _ = run.remove_file(NAME);
-        let _ = run.remove_file(LOCK);
+        // The mark goes with the last of them: on a node without our units nobody else takes it away.
+        for name in [NAME, LOOK_AGAIN, LOCK] {
+            let _ = run.remove_file(name);
+        }
     } else if let Ok(text) = serde_json::to_vec(&known) {
         let _ = run.write_atomic(NAME, &text, 0o600);
     }
 }
+
+#[cfg(test)]
+mod tests;
