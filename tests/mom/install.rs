@@ -117,6 +117,29 @@ fn the_hook_needs_a_manager_and_is_read_back() {
 }
 
 #[test]
+fn a_compute_node_looks_at_its_moms_own_copy_of_the_hook() {
+    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
+    std::fs::write(c.server().join("hooks-denied"), "yes").unwrap();
+    let hooks = "/var/spool/pbs/mom_priv/hooks";
+    let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
+    assert_eq!(code, Ended::Code(1), "{text}");
+    assert!(text.contains("FAIL  this mom has no hook 'mpsd'"), "{text}");
+    // The values that are the default are not written.
+    let copy = "hook_name=mpsd\nevent=execjob_begin,execjob_launch,execjob_end,execjob_abort\norder=110\n";
+    c.nodes[0].write(&format!("{hooks}/mpsd.PY"), "import pbs\n", 0o600);
+    for (more, code, line) in [
+        ("alarm=60\n", 0, "OK    hook 'mpsd' is enabled"),
+        ("", 1, "FAIL  hook 'mpsd' is killed after 30 s"),
+        ("alarm=60\nenabled=false\n", 1, "FAIL  hook 'mpsd' is not enabled"),
+    ] {
+        c.nodes[0].write(&format!("{hooks}/mpsd.HK"), &format!("{copy}{more}"), 0o600);
+        let (ended, text) = c.nodes[0].try_sh("mpsctl pbs check");
+        assert_eq!(ended, Ended::Code(code), "{text}");
+        assert!(text.contains(line), "{text}");
+    }
+}
+
+#[test]
 fn every_shell_gets_the_environment_and_nothing_outside_a_job() {
     let mut c = Cluster::new(Product::Torque, &["nodea"]);
     assert_eq!(

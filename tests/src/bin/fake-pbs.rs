@@ -188,6 +188,14 @@ fn qmgr(words: &[&str]) -> u8 {
         eprintln!("qmgr obj= svr=default: Unauthorized Request");
         return 1;
     }
+    // Any host but the server's, even where root is an operator (recorded).
+    if parts.starts_with(&["list", "hook"]) && text("hooks-denied").is_some() {
+        eprintln!(
+            "root@{} is unauthorized to access hooks data from server pbsserver",
+            host()
+        );
+        return 1;
+    }
     let done = match parts.as_slice() {
         ["list", "server"] => text("operators")
             .map(|list| println!("Server x\n    operators = {}", list.replace('\n', ",")))

@@ -3,7 +3,7 @@
 
 use super::product::PRODUCT;
 use crate::scheduler::pbs::files::{self, Script, config_option};
-use crate::scheduler::pbs::installation::{Installation, Product};
+use crate::scheduler::pbs::installation::{Installation, MOST_CONF, Product};
 use crate::scheduler::pbs::qmgr::qmgr;
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
 use crate::scheduler::setup::{Done, Finding, Surroundings, place, remove};
@@ -212,11 +212,54 @@ fn has_classic(pbs: &Installation) -> bool {
     files::calls_us(&pbs.mom_priv().join("prologue"))
 }
 
+/// What stands for an answer where the mom has no copy of the hook.
+const NOT_AT_THE_MOM: &str = "the mom has no copy of it";
+
+/// The hook as qmgr shows it, and on a node where root may not ask for that, as the mom's own copy says it: `NAME=VALUE`
+/// lines, of which those with the default are left out (read: hook.c; enabled, and an alarm of 30 s).
+///
+/// # Errors
+/// What qmgr said, or [`NOT_AT_THE_MOM`].
+fn shown(pbs: &Installation, around: &Surroundings<'_>) -> Result<String, String> {
+    let asked = qmgr(pbs, &format!("list hook {NAME}"), around.host);
+    if !asked
+        .as_ref()
+        .is_err_and(|why| why.contains("unauthorized to access hooks"))
+    {
+        return asked;
+    }
+    let copy = pbs.mom_priv().join("hooks").join(format!("{NAME}.HK"));
+    let text = around
+        .host
+        .read(&copy, MOST_CONF)
+        .map_err(|e| format!("'{}': {e}", copy.display()))?;
+    let text = text
+        .filter(|_| copy.with_extension("PY").is_file())
+        .ok_or(NOT_AT_THE_MOM)?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let value = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+    };
+    let (enabled, alarm) = (value("enabled").unwrap_or("true"), value("alarm").unwrap_or("30"));
+    Ok(format!("enabled = {enabled}\nalarm = {alarm}\n"))
+}
+
 /// Whether our hook is there; says so.
 fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
     let needed = alarm_s(around);
-    let text = match qmgr(pbs, &format!("list hook {NAME}"), around.host) {
+    let text = match shown(pbs, around) {
         Ok(text) => text.to_lowercase(),
+        Err(why) if why == NOT_AT_THE_MOM => {
+            let remedy =
+                "'mpsctl pbs install' runs once, on the server's host, and its moms have it within seconds";
+            all.extend((!has_classic(pbs)).then(|| {
+                Finding::Wrong(format!(
+                    "this mom has no hook '{NAME}': jobs run without MPS; {remedy}"
+                ))
+            }));
+            return false;
+        }
         Err(why) if is_no_hook(&why) => {
             all.extend((!has_classic(pbs)).then(|| {
                 let remedy = "run 'mpsctl pbs install' as a manager on the server's host";
