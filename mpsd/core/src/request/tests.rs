@@ -446,12 +446,13 @@ fn flags_and_the_shapes_slurm_gives_them() {
 
 #[test]
 fn hostile_flags_reach_the_program_as_tokens_it_refuses() {
+    let long = "x".repeat(5000);
     let hostile: [Given<'_>; 6] = [
         &[(Key::Mode, None), (Key::Threads, Some("101"))],
         &[(Key::Mode, None), (Key::Threads, None)],
         &[(Key::Mode, None), (Key::Mem, Some("4G,MPS=off"))],
         &[(Key::Mode, Some("on;MPS_THREADS=1 \n\u{202e}x"))],
-        &[(Key::Mode, Some(&"x".repeat(5000)))],
+        &[(Key::Mode, Some(&long))],
         &[(Key::Threads, Some("50"))],
     ];
     for given in hostile {
