@@ -82,7 +82,10 @@ fn filled(root: &Path, text: &str) -> Result<String> {
 /// What one run on a GPU measured.
 fn hardware(root: &Path) -> Result<String> {
     let name = newest(root, "tests/hardware/results", |name| {
-        name.ends_with(".toml") && !name.ends_with("-contract.toml")
+        name.ends_with(".toml")
+            && !["-contract.toml", "-devices.toml"]
+                .iter()
+                .any(|end| name.ends_with(end))
     })?;
     let result = table(root, &name)?;
     if value(&result, &["checks_failed"])?.as_integer() != Some(0) {
