@@ -106,7 +106,7 @@ fn limit(arguments: &Arguments, system: &dyn BatchSystem, node: &str) -> Duratio
         return own;
     }
     let site = settings.as_ref().map(Site::of).unwrap_or_default();
-    match system.time_limit(&site, &ThisHost) {
+    match system.at(&site).time_limit() {
         Some(its) => own.min(its.saturating_sub(MOM_MARGIN).max(Duration::from_secs(1))),
         None => own,
     }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use mpsd::job::ladder::Rung;
 use mpsd::job::node::Role;
 use mpsd::job::{self, Account, Failed, Findings, Until};
-use mpsd::scheduler::{Exclusive, Phase, Scheduler};
+use mpsd::scheduler::{Exclusive, Scheduler};
 use mpsd_core::failure::Evidence;
 use mpsd_core::record::State;
 use mpsd_core::{ComputeMode, Failure, JobId};
@@ -497,20 +497,20 @@ fn a_node_whose_drain_waits_takes_no_job_and_is_not_drained_again() {
 
 #[test]
 fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
-    for (trouble, deaf, phase, code, waits) in [
-        (Trouble::UndeterminedAt(0), false, Phase::Prologue, 2, 1),
-        (Trouble::FaultAt(0), false, Phase::Prologue, 2, 0),
-        (Trouble::FaultAt(0), true, Phase::Prologue, 2, 1),
+    for (trouble, deaf, sister, code, waits) in [
+        (Trouble::UndeterminedAt(0), false, false, 2, 1),
+        (Trouble::FaultAt(0), false, false, 2, 0),
+        (Trouble::FaultAt(0), true, false, 2, 1),
         // A sister that fails takes its node down: its tasks are told instead.
-        (Trouble::UndeterminedAt(0), false, Phase::ParallelPrologue, 0, 0),
-        (Trouble::FaultAt(0), false, Phase::ParallelPrologue, 2, 0),
+        (Trouble::UndeterminedAt(0), false, true, 0, 0),
+        (Trouble::FaultAt(0), false, true, 2, 0),
     ] {
-        let scenario = Scenario::new("torque", "MPS=true", 1).of(Scheduler::Torque, phase);
+        let scenario = Scenario::new("torque", "MPS=true", 1).of(Scheduler::Torque, sister);
         let world = shared(&before(&scenario));
         world.borrow_mut().deaf = deaf;
         let job = scenario.job().expect("job");
         let begun = job::begin(&mut Sim::new(&world, trouble), &job, &scenario, Until::Ready);
-        let case = format!("{trouble:?}, deaf {deaf}, {phase:?}");
+        let case = format!("{trouble:?}, deaf {deaf}, sister {sister}");
         assert_eq!(begun.code, code, "{case}");
         assert_eq!(world.borrow().waits, waits, "{case}");
         let told = world

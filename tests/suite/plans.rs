@@ -6,7 +6,7 @@ use tests::sim::scenario::Scenario;
 
 /// Every scenario whose plan is kept.
 fn scenarios() -> Vec<Scenario> {
-    let unknown = |why: &str| GpuSource::Unknown { why: why.to_owned() };
+    let unknown = |why: &str| GpuSource::Unknown(why.to_owned());
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
         Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1)

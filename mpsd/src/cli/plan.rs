@@ -5,7 +5,7 @@ use super::site::inventory;
 use crate::node::user::find_user;
 use crate::plan::{Case, decide, tasks};
 use crate::scheduler::{
-    self, Devices, Exclusive, GpuName, GpuSource, Host, Phase, Site, Submission, ThisHost, UserRef,
+    self, Devices, Exclusive, GpuName, GpuSource, Host, Site, Submission, ThisHost, UserRef,
 };
 use mpsd_core::config::Config;
 use mpsd_core::{Failure, Fault, JobId, Refusal};
@@ -62,7 +62,7 @@ impl PlanVerb {
                     &input,
                     &ThisHost,
                 );
-                tasks::decide(missing, asked.submission.phase, settings.pbs.unattached_tasks)?
+                tasks::decide(missing, asked.submission.sister, settings.pbs.unattached_tasks)?
             }
         };
         let devices = match &self.user {
@@ -95,7 +95,7 @@ impl PlanVerb {
             .map_or_else(|_| UserRef::Name(user.to_owned()), UserRef::Uid);
         let submission = Submission {
             scheduler: self.asking.scheduler.unwrap_or(scheduler::ALL[0].scheduler()),
-            phase: Phase::Prologue,
+            sister: false,
             job,
             user: named,
             account: self
@@ -122,9 +122,7 @@ impl PlanVerb {
             .transpose()
         {
             Ok(Some(names)) if !names.is_empty() => GpuSource::Listed(names),
-            Ok(_) => GpuSource::Unknown {
-                why: "no --gpus".to_owned(),
-            },
+            Ok(_) => GpuSource::Unknown("no --gpus".to_owned()),
             Err(why) => return Err(Refusal::new("--gpus", why, "indexes or UUIDs with commas").into()),
         };
         let exclusive = if self.exclusive {

@@ -228,7 +228,7 @@ impl<'a> Run<'a> {
         let key = (scheduler, node.to_owned(), site.slurm_conf.clone());
         let asked = self.asked.entry(key);
         asked
-            .or_insert_with(|| scheduler::of(scheduler).known_jobs(site, node))
+            .or_insert_with(|| scheduler::of(scheduler).at(site).known_jobs(node))
             .state_of(job)
     }
 

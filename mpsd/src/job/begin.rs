@@ -120,7 +120,7 @@ fn expect_no_waiting_drain(node: &mut impl Node, job: &Job) -> Result<(), Undete
 fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(), Failure> {
     let submission = &job.asked.submission;
     let rule = job.settings.pbs.unattached_tasks;
-    if let Some(told) = tasks::decide(scheduled.unattached(), submission.phase, rule)? {
+    if let Some(told) = tasks::decide(scheduled.unattached(), submission.sister, rule)? {
         let text = format!("job {}: {told}", submission.job);
         node.log(Severity::Warning, &text);
         node.complain(&text);

@@ -24,7 +24,7 @@ pub fn of_job<'a>(
         GpuSource::None => {
             return Err(Refusal::new("MPS", "the job has no GPU on this node", "a request with GPUs").into());
         }
-        GpuSource::Unknown { why } => whole_node(why, devices, inventory, unknown)?,
+        GpuSource::Unknown(why) => whole_node(why, devices, inventory, unknown)?,
     };
     gpus.sort_by_key(|gpu| gpu.index);
     gpus.dedup_by_key(|gpu| gpu.index);

@@ -1,6 +1,5 @@
 //! A job whose tasks could run outside its MPS without a word.
 
-use crate::scheduler::Phase;
 use crate::scheduler::Unattached;
 use mpsd_core::Failure;
 use mpsd_core::config::UnattachedTasks;
@@ -13,7 +12,7 @@ use mpsd_core::failure::{Evidence, Fault, Refusal};
 /// sister has nobody to tell, and tasks that TM starts there would run bare.
 pub fn decide(
     missing: Option<Unattached>,
-    phase: Phase,
+    sister: bool,
     rule: UnattachedTasks,
 ) -> Result<Option<String>, Failure> {
     let Some(Unattached {
@@ -29,7 +28,7 @@ pub fn decide(
             "{why}: such a task runs outside MPS unless it is 'mpsctl exec -- COMMAND'"
         )));
     }
-    if phase == Phase::ParallelPrologue {
+    if sister {
         let why = format!("{why}; it needs {remedy}");
         return Err(Fault::new(Evidence::Configuration, "tasks started by TM", why).into());
     }
@@ -51,26 +50,21 @@ mod tests {
     #[test]
     fn refused_where_the_user_reads_it_and_told_where_the_site_lets_it_run() {
         use UnattachedTasks::{Refuse, Warn};
-        assert_eq!(decide(None, Phase::Prologue, Refuse), Ok(None));
-        let refused = decide(missing(false), Phase::Prologue, Refuse).unwrap_err();
+        assert_eq!(decide(None, false, Refuse), Ok(None));
+        let refused = decide(missing(false), false, Refuse).unwrap_err();
         assert_eq!(
             refused.to_string(),
             "MPS: no starter; allowed: after 'mpsctl pbs install'"
         );
-        let told = decide(missing(false), Phase::Prologue, Warn).unwrap();
+        let told = decide(missing(false), false, Warn).unwrap();
         assert!(told.unwrap().starts_with("no starter: "));
         // Where other nodes have no daemon there is nothing to attach to.
-        assert_eq!(
-            decide(missing(true), Phase::Prologue, Warn)
-                .unwrap_err()
-                .exit_code(),
-            1
-        );
+        assert_eq!(decide(missing(true), false, Warn).unwrap_err().exit_code(), 1);
     }
 
     #[test]
     fn a_sister_has_nobody_to_tell_and_takes_nobody_out_of_service() {
-        let failure = decide(missing(false), Phase::ParallelPrologue, UnattachedTasks::Refuse).unwrap_err();
+        let failure = decide(missing(false), true, UnattachedTasks::Refuse).unwrap_err();
         assert!(
             matches!(&failure, Failure::Fault(fault) if !fault.drains()),
             "{failure}"

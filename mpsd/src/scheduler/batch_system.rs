@@ -51,8 +51,6 @@ pub trait BatchSystem: Sync {
 
     // What it makes of a failure.
 
-    /// How long it lets a prologue run before it kills it; `None`: no shorter than our own deadline.
-    fn time_limit(&self, site: &Site, host: &dyn Host) -> Option<Duration>;
     /// What the prologue does with a failure, so that this scheduler harms neither the node nor the job.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
     /// Whether what starts this job's shell reads a refusal in the record, tells it where the user looks, and starts nothing.
@@ -65,21 +63,27 @@ pub trait BatchSystem: Sync {
         false
     }
 
-    // Its jobs and its nodes.
-
-    /// Whether a job of which only the id is known may be one of its jobs on this node.
-    fn may_own(&self, job: &JobId, site: &Site, host: &dyn Host) -> bool;
-    /// What it knows of the jobs on `node`. It may be asked at once.
-    fn known_jobs(&self, site: &Site, node: &str) -> Box<dyn KnownJobs>;
-    /// The way to take `node` out of service and back.
-    fn controller(&self, site: &Site, node: &str) -> Box<dyn Controller>;
-    /// Longest reason that it keeps whole. Bytes.
-    fn longest_reason(&self) -> usize;
+    /// Its jobs and its nodes.
+    fn at(&self, site: &Site) -> Box<dyn Located>;
 
     // The administrator's configuration.
 
     /// The lines that make it offer `total` shares of the GPUs of `node`.
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;
+}
+
+/// A batch system where it lives on this node: its jobs and its nodes.
+pub trait Located {
+    /// How long it lets a prologue run before it kills it; `None`: no shorter than our own deadline.
+    fn time_limit(&self) -> Option<Duration>;
+    /// Whether a job of which only the id is known may be one of its jobs on this node.
+    fn may_own(&self, job: &JobId) -> bool;
+    /// What it knows of the jobs on `node`. It may be asked at once.
+    fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs>;
+    /// The way to take `node` out of service and back.
+    fn controller(&self, node: &str) -> Box<dyn Controller>;
+    /// Longest reason that it keeps whole. Bytes.
+    fn longest_reason(&self) -> usize;
 }
 
 /// What the prologue does with a failure beyond its exit code.

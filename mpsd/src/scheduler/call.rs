@@ -19,31 +19,6 @@ pub enum Program {
     Epilogue,
 }
 
-/// When in the job's life the scheduler calls us, and on which of its nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// Before the job: its first node, or any node where the scheduler makes no difference.
-    Prologue,
-    /// After the job, same node.
-    Epilogue,
-    /// Before the job on a Torque sister (`prologue.parallel`), or on a node that is not OpenPBS's first.
-    ParallelPrologue,
-    /// After the job on such a node.
-    ParallelEpilogue,
-}
-
-impl Phase {
-    /// The phase of `program` on the job's first node, or (`other`) on another one.
-    pub(crate) fn of(program: Program, other: bool) -> Self {
-        match (program, other) {
-            (Program::Prologue, false) => Self::Prologue,
-            (Program::Prologue, true) => Self::ParallelPrologue,
-            (Program::Epilogue, false) => Self::Epilogue,
-            (Program::Epilogue, true) => Self::ParallelEpilogue,
-        }
-    }
-}
-
 /// The job's user as the scheduler names him; whether he is known on this node is asked later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserRef {
@@ -67,8 +42,8 @@ impl fmt::Display for UserRef {
 pub struct Submission {
     /// Who said it.
     pub scheduler: Scheduler,
-    /// When and where.
-    pub phase: Phase,
+    /// This is not the job's first node: a Torque sister (`prologue.parallel`), or one of the others of OpenPBS.
+    pub sister: bool,
     /// The job, or `JOB.STEP`.
     pub job: JobId,
     /// Its user.

@@ -55,11 +55,8 @@ pub enum GpuSource {
     Listed(Vec<GpuName>),
     /// These, by numbers of its own.
     Numbered(Numbers),
-    /// The scheduler does not say; the setting `gpus_unknown` decides.
-    Unknown {
-        /// What was looked for, where.
-        why: String,
-    },
+    /// The scheduler does not say, for this reason (what was looked for, where); the setting `gpus_unknown` decides.
+    Unknown(String),
     /// None: the job has no GPU here.
     None,
 }
@@ -69,7 +66,7 @@ impl GpuSource {
     pub fn to_count(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         match self {
             Self::Numbered(numbers) => numbers.devices(inventory),
-            Self::Listed(_) | Self::Unknown { .. } | Self::None => Vec::new(),
+            Self::Listed(_) | Self::Unknown(_) | Self::None => Vec::new(),
         }
     }
 }

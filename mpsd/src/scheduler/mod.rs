@@ -29,7 +29,7 @@ mod testing;
 mod tests;
 
 pub use batch_system::{BatchSystem, ExitPolicy, Unattached};
-pub use call::{Given, Input, Lookup, Phase, Program, Submission, UserRef};
+pub use call::{Given, Input, Lookup, Program, Submission, UserRef};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub use devices::{Devices, Exclusive, GpuName, GpuSource};
 pub use host::{Host, ThisHost};
@@ -69,8 +69,7 @@ pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
 
 /// Those that may have a job here of which only the id is known.
 pub fn owners(job: &JobId, site: &Site) -> impl Iterator<Item = &'static dyn BatchSystem> {
-    ALL.into_iter()
-        .filter(|system| system.may_own(job, site, &ThisHost))
+    ALL.into_iter().filter(|system| system.at(site).may_own(job))
 }
 
 /// Who calls: the one that `--scheduler` names, else the one whose calls look so.

@@ -3,7 +3,7 @@
 use mpsd::job::{Ending, Job, Scheduled, Until, User};
 use mpsd::plan::effects::Plan;
 use mpsd::plan::{Asked, Case, decide};
-use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Phase, Site, Submission, Unattached, UserRef};
+use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::request::Wording;
@@ -32,8 +32,8 @@ pub struct Scenario {
     pub step: bool,
     /// Who schedules it.
     pub scheduler: Scheduler,
-    /// On which of the job's nodes.
-    pub phase: Phase,
+    /// This is not the job's first node.
+    pub sister: bool,
     /// When the prologue returns.
     pub until: Until,
     /// Failures are left for the tasks to read.
@@ -72,7 +72,7 @@ impl Scenario {
             },
             step: false,
             scheduler: Scheduler::Slurm,
-            phase: Phase::Prologue,
+            sister: false,
             until: Until::Ready,
             record: false,
         }
@@ -103,8 +103,8 @@ impl Scenario {
     }
 
     /// For another scheduler, on this one of the job's nodes.
-    pub fn of(mut self, scheduler: Scheduler, phase: Phase) -> Self {
-        (self.scheduler, self.phase) = (scheduler, phase);
+    pub fn of(mut self, scheduler: Scheduler, sister: bool) -> Self {
+        (self.scheduler, self.sister) = (scheduler, sister);
         self
     }
 
@@ -161,7 +161,7 @@ impl Scenario {
     fn submission(&self) -> Submission {
         Submission {
             scheduler: self.scheduler,
-            phase: self.phase,
+            sister: self.sister,
             job: self.id(),
             user: UserRef::Uid(UID),
             account: None,

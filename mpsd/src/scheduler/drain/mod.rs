@@ -3,6 +3,7 @@
 
 pub mod markers;
 
+use super::batch_system::Located;
 use super::control::Controller;
 use super::of;
 use super::site::Site;
@@ -61,9 +62,13 @@ impl<'a> Place<'a> {
         }
     }
 
+    fn system(&self) -> Box<dyn Located> {
+        of(self.scheduler).at(&self.site)
+    }
+
     /// The way to take it out of service.
     pub fn controller(&self) -> Box<dyn Controller> {
-        of(self.scheduler).controller(&self.site, self.node)
+        self.system().controller(self.node)
     }
 }
 
@@ -109,7 +114,7 @@ fn without_directory(text: &str) -> Option<String> {
 /// note. A line for the log, where something was tried.
 pub fn remark(place: &Place<'_>, prefix: &str, fault: &Fault) -> Option<String> {
     let controller = place.controller();
-    let note = fitted(of(place.scheduler).longest_reason(), &format!("{prefix} {fault}"));
+    let note = fitted(place.system().longest_reason(), &format!("{prefix} {fault}"));
     let shown = match controller.shown() {
         Ok(shown) => shown,
         Err(why) => return Some(format!("node '{}' is not told ({why}): {note}", place.node)),
@@ -169,7 +174,7 @@ pub fn deliver(
         version: markers::VERSION,
         scheduler: place.scheduler,
         node: place.node.to_owned(),
-        reason: reason(of(place.scheduler).longest_reason(), prefix, job, fault),
+        reason: reason(place.system().longest_reason(), prefix, job, fault),
         // A drain of ours that stands under an administrator's note is known by this alone.
         note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
         job: job.as_str().to_owned(),

@@ -4,20 +4,15 @@ pub(crate) mod product;
 pub(crate) mod setup;
 mod submission;
 
-use super::batch_system::{BatchSystem, ExitPolicy, Offer, Unattached};
+use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, Unattached};
 use super::call::{Input, Lookup, Program, Submission};
-use super::control::Controller;
 use super::devices::Devices;
 use super::host::{Host, ThisHost};
-use super::known_jobs::KnownJobs;
-use super::pbs::control::{LONGEST_REASON, Node};
 use super::pbs::installation::Installation;
-use super::pbs::known_jobs::Jobs;
 use super::site::Site;
 use mpsd_core::failure::Failure;
-use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::job::Scheduler;
 use product::PRODUCT;
-use std::time::Duration;
 
 /// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
@@ -60,10 +55,6 @@ impl BatchSystem for OpenPbs {
         classic.then(|| under_classic_scripts(submission::nodes(&submission.job, input, host)))
     }
 
-    fn time_limit(&self, site: &Site, host: &dyn Host) -> Option<Duration> {
-        Some(Installation::find(&PRODUCT, site, host).time_limit(host))
-    }
-
     fn exit_policy(&self, _: &Submission) -> ExitPolicy {
         ExitPolicy::default()
     }
@@ -74,24 +65,8 @@ impl BatchSystem for OpenPbs {
         true
     }
 
-    fn may_own(&self, job: &JobId, site: &Site, host: &dyn Host) -> bool {
-        Installation::find(&PRODUCT, site, host).may_own(job)
-    }
-
-    fn known_jobs(&self, site: &Site, node: &str) -> Box<dyn KnownJobs> {
-        Box::new(Jobs {
-            pbs: Installation::find(&PRODUCT, site, &ThisHost),
-            node: node.to_owned(),
-        })
-    }
-
-    fn controller(&self, site: &Site, node: &str) -> Box<dyn Controller> {
-        let pbs = Installation::find(&PRODUCT, site, &ThisHost);
-        Box::new(Node::new(pbs, node, &ThisHost))
-    }
-
-    fn longest_reason(&self) -> usize {
-        LONGEST_REASON
+    fn at(&self, site: &Site) -> Box<dyn Located> {
+        Box::new(Installation::find(&PRODUCT, site, &ThisHost))
     }
 
     fn shares(&self, node: &str, _: &[Offer<'_>], total: u32) -> String {

@@ -5,7 +5,7 @@
 //! ninth argument, "null" when there was none. Both run on the job's first node only; the hook on all.
 
 use super::product::PRODUCT;
-use crate::scheduler::call::{Input, Phase, Program, Submission, UserRef};
+use crate::scheduler::call::{Input, Program, Submission, UserRef};
 use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
 use crate::scheduler::host::Host;
 use crate::scheduler::pbs::installation::{Installation, same_node};
@@ -13,7 +13,6 @@ use crate::scheduler::pbs::status::status;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// Most that pbs_cgroups' environment file is read. Bytes.
@@ -52,7 +51,7 @@ pub(super) fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Fai
     let null = |account: &Vec<u8>| input.given.account.is_none() && account == b"null";
     Ok(Submission {
         scheduler: Scheduler::OpenPbs,
-        phase: Phase::of(input.program, input.given.sister),
+        sister: input.given.sister,
         job,
         user: UserRef::Name(input.text(2, "user")?),
         account: input
@@ -151,15 +150,14 @@ pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Hos
 /// `CUDA_VISIBLE_DEVICES=<UUID,…>` of the file that the hook pbs_cgroups writes in execjob_begin and deletes in
 /// execjob_end (source: pbs_cgroups.PY).
 fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<GpuSource> {
-    let path = cgroups_file(&submission.job, input, host);
+    let pbs = Installation::find(&PRODUCT, &input.site, host);
+    let path = pbs.home.join("aux").join(format!("{}.env", submission.job));
     let shown = path.display();
     let text = match host.read(&path, MOST_ENV_FILE) {
         Ok(None) => return None,
         Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(e) => {
-            return Some(GpuSource::Unknown {
-                why: format!("cannot read '{shown}': {e}"),
-            });
+            return Some(GpuSource::Unknown(format!("cannot read '{shown}': {e}")));
         }
     };
     let line = text
@@ -171,21 +169,12 @@ fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> 
     Some(match GpuName::parse_list(&value) {
         Ok(names) if names.is_empty() => GpuSource::None,
         // The hook confines tasks to their GPUs, so that a number may count all of the node's or the job's alone.
-        Ok(names) if names.iter().any(|name| matches!(name, GpuName::Index(_))) => GpuSource::Unknown {
-            why: format!("'{shown}' names GPUs by number, and UUIDs alone are certain"),
-        },
+        Ok(names) if names.iter().any(|name| matches!(name, GpuName::Index(_))) => GpuSource::Unknown(
+            format!("'{shown}' names GPUs by number, and UUIDs alone are certain"),
+        ),
         Ok(names) => GpuSource::Listed(names),
-        Err(why) => GpuSource::Unknown {
-            why: format!("'{shown}': {why}"),
-        },
+        Err(why) => GpuSource::Unknown(format!("'{shown}': {why}")),
     })
-}
-
-fn cgroups_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> PathBuf {
-    Installation::find(&PRODUCT, &input.site, host)
-        .home
-        .join("aux")
-        .join(format!("{job}.env"))
 }
 
 /// The job's shape in PBS's words, from the hook's options or the mom's job file.
@@ -226,19 +215,14 @@ impl Described {
             text.split([':', '+', ')', '('])
                 .any(|word| word.starts_with("ngpus=") && word != "ngpus=0")
         };
-        if self.vnodes.is_empty() && self.select.is_empty() {
-            GpuSource::Unknown {
-                why: "no file of pbs_cgroups, and nothing says what the job asked for".to_owned(),
-            }
+        let why = if self.vnodes.is_empty() && self.select.is_empty() {
+            "no file of pbs_cgroups, and nothing says what the job asked for"
         } else if counts(&self.vnodes) || counts(&self.select) {
-            GpuSource::Unknown {
-                why: "PBS gives a number of GPUs and pbs_cgroups is not there to name them".to_owned(),
-            }
+            "PBS gives a number of GPUs and pbs_cgroups is not there to name them"
         } else {
-            GpuSource::Unknown {
-                why: "the job did not ask PBS for GPUs (-l select=1:ngpus=1)".to_owned(),
-            }
-        }
+            "the job did not ask PBS for GPUs (-l select=1:ngpus=1)"
+        };
+        GpuSource::Unknown(why.to_owned())
     }
 }
 

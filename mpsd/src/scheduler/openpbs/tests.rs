@@ -1,6 +1,6 @@
 //! OpenPBS's recorded argument vectors and environments, and what we make of them.
 
-use crate::scheduler::call::{Given, Phase, Program};
+use crate::scheduler::call::{Given, Program};
 use crate::scheduler::devices::{Exclusive, GpuSource};
 use crate::scheduler::testing::{Call, Paper};
 use mpsd_core::job::Scheduler;
@@ -27,12 +27,12 @@ fn openpbs_classic_prologue_reads_the_moms_job_file() {
                 Resource_List.place = excl\n    exec_vnode = (nodeb:ncpus=8:ngpus=2)\n    schedselect = 1:ncpus=8:mpiprocs=4:ngpus=2\n";
     call.host = Paper::default().command(PRINTJOB, 0, file);
     let s = call.read().unwrap();
-    assert_eq!((s.scheduler, s.phase), (Scheduler::OpenPbs, Phase::Prologue));
+    assert_eq!((s.scheduler, s.sister), (Scheduler::OpenPbs, false));
     assert_eq!(s.account.as_deref(), Some(&b"proj1,MPS=true,MPS_MEM=2G"[..]));
     assert_eq!(s.resource.as_deref(), Some("on+threads=25"));
     let d = call.devices();
     assert!(
-        matches!(d.gpus, GpuSource::Unknown { .. }),
+        matches!(d.gpus, GpuSource::Unknown(_)),
         "a count of GPUs names none"
     );
     assert_eq!((d.whole_node, d.tasks_on_node), (true, Some(4)));
@@ -74,7 +74,7 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
         "the hook's options say it all: no command is run"
     );
     let unknown = |devices: crate::scheduler::Devices| match devices.gpus {
-        GpuSource::Unknown { why } => why,
+        GpuSource::Unknown(why) => why,
         other => panic!("{other:?}"),
     };
     call.host = Paper::default().file("/var/spool/x/aux/0.localhost.env", "CUDA_VISIBLE_DEVICES=0\\,1\n");
@@ -93,8 +93,8 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
 fn openpbs_epilogue_and_its_null_account() {
     let s = Call::new(Program::Epilogue, &EPILOGUE, &ENV).read().unwrap();
     assert_eq!(
-        (s.scheduler, s.account, s.phase),
-        (Scheduler::OpenPbs, None, Phase::Epilogue)
+        (s.scheduler, s.account, s.sister),
+        (Scheduler::OpenPbs, None, false)
     );
     let mut arguments = EPILOGUE;
     arguments[8] = "MPS=true";

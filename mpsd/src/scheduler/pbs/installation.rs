@@ -105,11 +105,6 @@ impl Installation {
         self.mom_priv().is_dir()
     }
 
-    /// Whether a job of which only the id is known may be one of this PBS: its ids have a server's name in them.
-    pub fn may_own(&self, job: &JobId) -> bool {
-        self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')
-    }
-
     /// The mom's own configuration.
     pub fn mom_config(&self) -> PathBuf {
         self.mom_priv().join("config")

@@ -10,3 +10,36 @@ mod request;
 pub(crate) mod setup;
 pub(crate) mod status;
 pub(crate) mod verbs;
+
+use super::batch_system::Located;
+use super::control::Controller;
+use super::host::ThisHost;
+use super::known_jobs::KnownJobs;
+use mpsd_core::JobId;
+use std::time::Duration;
+
+impl Located for installation::Installation {
+    fn time_limit(&self) -> Option<Duration> {
+        Some(self.time_limit(&ThisHost))
+    }
+
+    /// The ids of a PBS have a server's name in them.
+    fn may_own(&self, job: &JobId) -> bool {
+        self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')
+    }
+
+    fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs> {
+        Box::new(known_jobs::Jobs {
+            pbs: self.clone(),
+            node: node.to_owned(),
+        })
+    }
+
+    fn controller(&self, node: &str) -> Box<dyn Controller> {
+        Box::new(control::Node::new(self.clone(), node, &ThisHost))
+    }
+
+    fn longest_reason(&self) -> usize {
+        control::LONGEST_REASON
+    }
+}

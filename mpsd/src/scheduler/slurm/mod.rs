@@ -13,7 +13,7 @@ pub(crate) mod setup;
 mod slurmd;
 mod submission;
 
-use super::batch_system::{BatchSystem, ExitPolicy, Offer};
+use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer};
 use super::call::{Input, Lookup, Program, Submission};
 use super::control::Controller;
 use super::devices::Devices;
@@ -63,10 +63,6 @@ impl BatchSystem for Slurm {
         true
     }
 
-    fn time_limit(&self, _: &Site, _: &dyn Host) -> Option<Duration> {
-        None
-    }
-
     /// Slurm drains a node whose prolog fails, and an undetermined failure proves nothing about the node: so the prolog
     /// succeeds, and the batch job is put back into the queue from here. A job of srun or salloc cannot be; its tasks are
     /// refused by the record.
@@ -77,25 +73,10 @@ impl BatchSystem for Slurm {
         }
     }
 
-    /// The id of a job or a step of Slurm's is made of numbers; every PBS's has a server's name in it.
-    fn may_own(&self, job: &JobId, _: &Site, _: &dyn Host) -> bool {
-        job.as_str().bytes().all(|b| b.is_ascii_digit() || b == b'.')
-    }
-
-    fn known_jobs(&self, site: &Site, node: &str) -> Box<dyn KnownJobs> {
-        Box::new(known_jobs::ask(site.slurm_conf.as_deref(), node))
-    }
-
-    fn controller(&self, site: &Site, node: &str) -> Box<dyn Controller> {
-        Box::new(control::Node {
+    fn at(&self, site: &Site) -> Box<dyn Located> {
+        Box::new(Here {
             conf: site.slurm_conf.clone(),
-            name: node.to_owned(),
         })
-    }
-
-    /// Slurm keeps reasons whole; this is enough for two paths and an error.
-    fn longest_reason(&self) -> usize {
-        400
     }
 
     /// `gres/shard`: it counts and does not limit; the limits are ours. A GPU's lines name its device file, so that the
@@ -119,6 +100,39 @@ impl BatchSystem for Slurm {
              {lines}\
              # a job asks: --gres=shard:1 --mps --mps-replicas=N\n"
         )
+    }
+}
+
+/// The Slurm of this node.
+struct Here {
+    /// `SLURM_CONF`.
+    conf: Option<String>,
+}
+
+impl Located for Here {
+    fn time_limit(&self) -> Option<Duration> {
+        None
+    }
+
+    /// The id of a job or a step of Slurm's is made of numbers; every PBS's has a server's name in it.
+    fn may_own(&self, job: &JobId) -> bool {
+        job.as_str().bytes().all(|b| b.is_ascii_digit() || b == b'.')
+    }
+
+    fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs> {
+        Box::new(known_jobs::ask(self.conf.as_deref(), node))
+    }
+
+    fn controller(&self, node: &str) -> Box<dyn Controller> {
+        Box::new(control::Node {
+            conf: self.conf.clone(),
+            name: node.to_owned(),
+        })
+    }
+
+    /// Slurm keeps reasons whole; this is enough for two paths and an error.
+    fn longest_reason(&self) -> usize {
+        400
     }
 }
 

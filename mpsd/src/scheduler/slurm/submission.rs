@@ -5,7 +5,7 @@
 //! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
 
 use super::gres::Gres;
-use crate::scheduler::call::{Input, Phase, Submission, UserRef};
+use crate::scheduler::call::{Input, Submission, UserRef};
 use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
 use crate::scheduler::host::Host;
 use crate::scheduler::numbers::{List, Number, Numbers};
@@ -40,7 +40,7 @@ pub(super) fn read(input: &Input<'_>) -> Result<Submission, Failure> {
     };
     Ok(Submission {
         scheduler: Scheduler::Slurm,
-        phase: Phase::of(input.program, false),
+        sister: false,
         job,
         user: UserRef::Uid(uid),
         account: input
@@ -102,9 +102,7 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>) -> GpuSource {
         Ok(names) if names.is_empty() => GpuSource::None,
         Ok(names) if mig => GpuSource::Listed(names),
         Ok(names) => GpuSource::Numbered(numbers(&names, &visible, gres)),
-        Err(why) => GpuSource::Unknown {
-            why: format!("{scope}={}: {why}", one_line(&text, 80)),
-        },
+        Err(why) => GpuSource::Unknown(format!("{scope}={}: {why}", one_line(&text, 80))),
     }
 }
 

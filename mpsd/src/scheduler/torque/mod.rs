@@ -6,20 +6,15 @@ pub(crate) mod setup;
 pub(crate) mod starter;
 mod submission;
 
-use super::batch_system::{BatchSystem, ExitPolicy, Offer, Unattached};
-use super::call::{Input, Lookup, Phase, Program, Submission};
-use super::control::Controller;
+use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, Unattached};
+use super::call::{Input, Lookup, Program, Submission};
 use super::devices::Devices;
 use super::host::{Host, ThisHost};
-use super::known_jobs::KnownJobs;
-use super::pbs::control::{LONGEST_REASON, Node};
 use super::pbs::installation::Installation;
-use super::pbs::known_jobs::Jobs;
 use super::site::Site;
 use mpsd_core::failure::Failure;
-use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::job::Scheduler;
 use product::PRODUCT;
-use std::time::Duration;
 
 /// The batch system Torque.
 #[derive(Debug, Clone, Copy)]
@@ -57,16 +52,12 @@ impl BatchSystem for Torque {
         starter::unattached(&Installation::find(&PRODUCT, &input.site, host), host)
     }
 
-    fn time_limit(&self, site: &Site, host: &dyn Host) -> Option<Duration> {
-        Some(Installation::find(&PRODUCT, site, host).time_limit(host))
-    }
-
     /// A prologue.parallel that fails takes its node down and has the job requeued for ever
     /// (docs/facts/pbs.md#sister-nodes), and no user's mistake or malice may do that. The mother superior refuses the same request where its user
     /// reads it; what went wrong on a sister alone, the tasks that come here learn from the record.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
-            left_to_tasks: submission.phase == Phase::ParallelPrologue,
+            left_to_tasks: submission.sister,
             requeue: false,
         }
     }
@@ -75,7 +66,7 @@ impl BatchSystem for Torque {
     /// (docs/facts/pbs.md#results-of-a-prologue). Our starter tells him, where it is in force.
     fn tells_refusals(&self, submission: &Submission, site: &Site, host: &dyn Host) -> bool {
         let pbs = Installation::find(&PRODUCT, site, host);
-        let batch = submission.phase == Phase::Prologue && !submission.interactive;
+        let batch = !submission.sister && !submission.interactive;
         batch && pbs.is_here() && starter::unattached(&pbs, host).is_none()
     }
 
@@ -84,24 +75,8 @@ impl BatchSystem for Torque {
         true
     }
 
-    fn may_own(&self, job: &JobId, site: &Site, host: &dyn Host) -> bool {
-        Installation::find(&PRODUCT, site, host).may_own(job)
-    }
-
-    fn known_jobs(&self, site: &Site, node: &str) -> Box<dyn KnownJobs> {
-        Box::new(Jobs {
-            pbs: Installation::find(&PRODUCT, site, &ThisHost),
-            node: node.to_owned(),
-        })
-    }
-
-    fn controller(&self, site: &Site, node: &str) -> Box<dyn Controller> {
-        let pbs = Installation::find(&PRODUCT, site, &ThisHost);
-        Box::new(Node::new(pbs, node, &ThisHost))
-    }
-
-    fn longest_reason(&self) -> usize {
-        LONGEST_REASON
+    fn at(&self, site: &Site) -> Box<dyn Located> {
+        Box::new(Installation::find(&PRODUCT, site, &ThisHost))
     }
 
     /// Torque's own scheduler counts no generic resource of a node; Maui and Moab do.

@@ -4,7 +4,7 @@
 //! 5.x). The account is argument 7 of the one, 9 of the other, "" when there was no `-A`, verbatim otherwise.
 
 use super::product::PRODUCT;
-use crate::scheduler::call::{Input, Phase, Program, Submission, UserRef};
+use crate::scheduler::call::{Input, Program, Submission, UserRef};
 use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
 use crate::scheduler::host::Host;
 use crate::scheduler::pbs::installation::{Installation, same_node};
@@ -12,7 +12,7 @@ use crate::scheduler::pbs::status::status;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::text::one_line;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Most that a job's GPU file is read: a line a GPU of the whole job. Bytes.
@@ -50,7 +50,7 @@ pub(super) fn read(input: &Input<'_>) -> Result<Submission, Failure> {
     };
     Ok(Submission {
         scheduler: Scheduler::Torque,
-        phase: Phase::of(input.program, sister),
+        sister,
         job: JobId::parse(&input.text(1, "job id")?)?,
         user: UserRef::Name(input.text(2, "user")?),
         account: input.account(Some(account)),
@@ -71,12 +71,10 @@ pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Hos
     let wanted = resources(input);
     let here = submission.node.clone().unwrap_or_else(|| host.name());
     let gpus = if !asks_for_gpus(&wanted) {
-        GpuSource::Unknown {
-            why: "the job did not ask Torque for GPUs (-l nodes=1:gpus=1)".to_owned(),
-        }
+        GpuSource::Unknown("the job did not ask Torque for GPUs (-l nodes=1:gpus=1)".to_owned())
     } else {
         match gpu_file(input) {
-            Some(path) if submission.phase == Phase::Prologue => from_file(&path, &here, host),
+            Some(path) if !submission.sister => from_file(&path, &here, host),
             _ => from_qstat(submission, input, &here, host),
         }
     };
@@ -122,44 +120,30 @@ fn gpu_file(input: &Input<'_>) -> Option<PathBuf> {
     Some(PathBuf::from(format!("{nodes}gpu")))
 }
 
-fn from_file(path: &std::path::Path, here: &str, host: &dyn Host) -> GpuSource {
+fn from_file(path: &Path, here: &str, host: &dyn Host) -> GpuSource {
     let shown = path.display();
-    match host.read(path, MOST_GPU_FILE) {
-        Ok(Some(bytes)) => {
-            let text = String::from_utf8_lossy(&bytes).into_owned();
-            listed(
-                text.lines()
-                    .map(str::trim)
-                    .filter(|l| !l.is_empty())
-                    .map(|l| l.rsplit_once("-gpu")),
-                here,
-            )
-            .unwrap_or_else(|| GpuSource::Unknown {
-                why: format!("'{shown}' names no GPU of '{here}'"),
-            })
-        }
-        Ok(None) => GpuSource::Unknown {
-            why: format!("no file '{shown}'"),
-        },
-        Err(e) => GpuSource::Unknown {
-            why: format!("cannot read '{shown}': {e}"),
-        },
-    }
+    let text = match host.read(path, MOST_GPU_FILE) {
+        Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+        Ok(None) => return GpuSource::Unknown(format!("no file '{shown}'")),
+        Err(e) => return GpuSource::Unknown(format!("cannot read '{shown}': {e}")),
+    };
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    listed(lines.map(|line| line.rsplit_once("-gpu")), here)
+        .unwrap_or_else(|| GpuSource::Unknown(format!("'{shown}' names no GPU of '{here}'")))
 }
 
 /// `exec_gpus = vm-gpu/0+vm-gpu/1`, of which only this node's count.
 fn from_qstat(submission: &Submission, input: &Input<'_>, here: &str, host: &dyn Host) -> GpuSource {
-    let unknown = |why: String| GpuSource::Unknown { why };
     let pbs = Installation::find(&PRODUCT, &input.site, host);
     let answer = match pbs.run("qstat", &["-f", submission.job.as_str()], QSTAT_DEADLINE, host) {
         Ok(answer) => answer,
-        Err(why) => return unknown(why),
+        Err(why) => return GpuSource::Unknown(why),
     };
     let Some(text) = status(&answer.text, "exec_gpus") else {
-        return unknown(format!("'qstat -f {}' shows no exec_gpus", submission.job));
+        return GpuSource::Unknown(format!("'qstat -f {}' shows no exec_gpus", submission.job));
     };
     listed(text.split('+').map(|part| part.trim().rsplit_once("-gpu/")), here).unwrap_or_else(|| {
-        unknown(format!(
+        GpuSource::Unknown(format!(
             "exec_gpus '{}' names no GPU of '{here}'",
             one_line(&text, 80)
         ))

@@ -1,6 +1,6 @@
 //! Torque's recorded argument vectors and environments, and what we make of them.
 
-use crate::scheduler::call::{Phase, Program, UserRef};
+use crate::scheduler::call::{Program, UserRef};
 use crate::scheduler::devices::{Exclusive, GpuName, GpuSource};
 use crate::scheduler::testing::{Call, Paper};
 use mpsd_core::job::Scheduler;
@@ -52,7 +52,7 @@ const SISTER_ENV: [(&str, &str); 5] = [
 fn torque_prologue() {
     let mut call = Call::new(Program::Prologue, &PROLOGUE, &ENV);
     let s = call.read().unwrap();
-    assert_eq!((s.scheduler, s.phase), (Scheduler::Torque, Phase::Prologue));
+    assert_eq!((s.scheduler, s.sister), (Scheduler::Torque, false));
     assert_eq!((s.job.as_str(), s.user), ("0.vm", UserRef::Name("alice".into())));
     assert_eq!(
         (s.account.as_deref(), s.node.as_deref()),
@@ -110,7 +110,7 @@ fn torque_account_is_verbatim_and_empty_is_none() {
 #[test]
 fn a_torque_sister_asks_qstat_and_takes_only_its_own_gpus() {
     let mut call = Call::new(Program::Prologue, &PROLOGUE, &SISTER_ENV);
-    assert_eq!(call.read().unwrap().phase, Phase::ParallelPrologue);
+    assert!(call.read().unwrap().sister);
     assert_eq!(call.read().unwrap().node, None, "PBS_MSHOST is another node");
     let status = "Job Id: 0.vm\n    Job_Name = job1\n    exec_gpus = nodea-gpu/0+nodea-gpu/1+\n\tnodeb-gpu/1+nodeb-gpu/3\n    interactive = False\n";
     call.host = Paper::default().command("/opt/x/bin/qstat -f 0.vm", 0, status);
@@ -121,11 +121,11 @@ fn a_torque_sister_asks_qstat_and_takes_only_its_own_gpus() {
     let forged = format!("{status}    Variable_List = A=\n    exec_gpus = nodeb-gpu/0\n");
     call.host = Paper::default().command("/opt/x/bin/qstat -f 0.vm", 0, &forged);
     assert!(
-        matches!(call.devices().gpus, GpuSource::Unknown { .. }),
+        matches!(call.devices().gpus, GpuSource::Unknown(_)),
         "two lines of one name are no answer"
     );
     call.host = Paper::default().command("/opt/x/bin/qstat -f 0.vm", 153, "qstat: Unknown Job Id 0.vm\n");
-    assert!(matches!(call.devices().gpus, GpuSource::Unknown { .. }));
+    assert!(matches!(call.devices().gpus, GpuSource::Unknown(_)));
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn torque_shared_gpus_prove_nothing_and_missing_files_are_told() {
     let mut arguments = PROLOGUE;
     arguments[4] = "walltime=01:00:00,nodes=1:ppn=2:gpus=1:shared";
     let mut call = Call::new(Program::Prologue, &arguments, &ENV);
-    let GpuSource::Unknown { why } = call.devices().gpus else {
+    let GpuSource::Unknown(why) = call.devices().gpus else {
         panic!("no file, no GPUs")
     };
     assert_eq!(why, "no file '/var/spool/torque/aux//0.vmgpu'");
@@ -142,7 +142,7 @@ fn torque_shared_gpus_prove_nothing_and_missing_files_are_told() {
     arguments[4] = "nodes=1:ppn=4,neednodes=1:ppn=4";
     assert!(matches!(
         Call::new(Program::Prologue, &arguments, &ENV).devices().gpus,
-        GpuSource::Unknown { .. }
+        GpuSource::Unknown(_)
     ));
 }
 
