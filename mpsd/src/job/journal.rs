@@ -11,8 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Version of the format. A newer program reads every older version; an older one leaves a newer journal alone.
 pub const VERSION: u32 = 1;
 
-/// A process that cannot be mistaken for another one with the same number.
-pub use crate::sys::process::ProcessId as ProcessRef;
+/// A process that cannot be mistaken for another one with the same number; a file whatever its name is by now.
+pub use crate::sys::process::{FileRef, ProcessId as ProcessRef};
 
 /// How this node is drained, as configured when the job began: the epilogue may run with the configuration gone.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -39,15 +39,6 @@ impl DrainPolicy {
             slurm_conf,
         }
     }
-}
-
-/// A file, whatever its name is by now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct FileRef {
-    /// Its device.
-    pub device: u64,
-    /// Its inode there. No other file has it while a process runs this one.
-    pub inode: u64,
 }
 
 /// The files that our own three run.

@@ -139,7 +139,7 @@ impl Daemons for RealNode {
     fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool {
         let work = || {
             let own = Process::find(nix::unistd::getpid().as_raw());
-            rest(self, own.ok().flatten().map(|process| process.id()));
+            rest(self, own.map(|process| process.id()));
         };
         if detach(work).is_err() {
             return false;

@@ -7,7 +7,7 @@ use crate::job::journal::{FileRef, Journal, ProcessRef};
 use crate::job::node::{Member, Role, Severity};
 use crate::sys::deadline::Deadline;
 use crate::sys::guard::ask;
-use crate::sys::process::{Executable, Process, ProcessTable, State};
+use crate::sys::process::{Executable, Process, ProcessTable};
 use mpsd_core::environment::PIPE_DIRECTORY;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -26,11 +26,14 @@ const MOST_ENVIRONMENT: usize = 256 * 1024;
 
 /// The file at `path`, as it is now.
 pub fn file(path: &Path) -> Option<FileRef> {
-    let about = std::fs::metadata(path).ok()?;
-    Some(FileRef {
+    std::fs::metadata(path).ok().map(|about| file_of(&about))
+}
+
+fn file_of(about: &std::fs::Metadata) -> FileRef {
+    FileRef {
         device: about.dev(),
         inode: about.ino(),
-    })
+    }
 }
 
 /// The server that stands beside the control daemon.
@@ -47,7 +50,7 @@ pub fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Ve
         let question = || {
             let known = some
                 .iter()
-                .filter_map(|id| Some((*id, role_of(node, journal, &held(*id)?)?)));
+                .filter_map(|id| Some((*id, role_of(node, journal, &id.open()?)?)));
             serde_json::to_vec(&known.collect::<Vec<_>>()).unwrap_or_default()
         };
         let answer = ask(Deadline::after(LOOK_TIME), question).ok()?;
@@ -70,7 +73,7 @@ pub fn strangers(node: &RealNode, journal: &Journal, own: &BTreeSet<i32>) -> Vec
     let (mut found, mut hidden) = (Vec::new(), Vec::new());
     for (id, role) in roles(node, journal, &others) {
         match talks_here(journal, id, end) {
-            Some(true) => found.extend(held(id).and_then(|process| member(&process, role))),
+            Some(true) => found.extend(id.open().and_then(|process| member(&process, role))),
             Some(false) => {}
             None => hidden.push(id.to_string()),
         }
@@ -86,8 +89,8 @@ pub fn strangers(node: &RealNode, journal: &Journal, own: &BTreeSet<i32>) -> Vec
 /// Whether it talks, or listens, in one of this job's pipe directories; `None`: it does not let itself be looked at.
 pub fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> {
     let question = || {
-        let process = held(id);
-        let pipe = process.and_then(|p| p.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT).ok()?);
+        let process = id.open();
+        let pipe = process.and_then(|p| p.environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT));
         let here = |pipe: &OsStr| {
             journal
                 .daemons
@@ -100,29 +103,19 @@ pub fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bo
     Some(answer == [1])
 }
 
-/// The process, if it is there still.
-pub fn held(id: ProcessRef) -> Option<Process> {
-    id.open().ok().flatten()
-}
-
 /// The process as it stands now; `None`: it is gone.
 pub fn member(process: &Process, role: Role) -> Option<Member> {
-    let state: State = process.state().ok().flatten()?;
     Some(Member {
         process: process.id(),
         role,
-        state: state.letter(),
+        state: process.state()?.letter(),
     })
 }
 
 /// What a process is by the file that it runs, where that is the one that the journal knows: no path is looked up.
 pub fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
     let programs = journal.programs.as_ref()?;
-    let runs = process.executable().ok().flatten()?;
-    let runs = FileRef {
-        device: runs.device,
-        inode: runs.inode,
-    };
+    let runs = process.executable()?;
     let known = [
         (programs.mpsd, Role::Supervisor),
         (programs.control, Role::Control),
@@ -130,7 +123,7 @@ pub fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
     ];
     known
         .iter()
-        .find(|(file, _)| *file == Some(runs))
+        .find(|(file, _)| *file == Some(runs.file))
         .map(|(_, role)| *role)
 }
 
@@ -140,7 +133,7 @@ pub fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<
     if let Some(role) = role_by_journal(journal, process) {
         return Some(role);
     }
-    let runs = process.executable().ok().flatten()?;
+    let runs = process.executable()?;
     if journal.programs.is_none()
         && let Some(role) = role_by_path(node, journal, &runs)
     {
@@ -153,17 +146,14 @@ pub fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<
         name if journal.control.file_name()? == name => Role::Control,
         _ => return None,
     };
-    let grouped = || {
-        node.cgroup_of(journal)
-            .is_some_and(|group| group.procs().is_ok_and(|p| p.contains(&process.id().pid)))
-    };
-    (grouped() && is_roots(&runs)).then_some(role)
+    let grouped = node.grouped(journal).contains(&process.id().pid);
+    (grouped && is_roots(&runs)).then_some(role)
 }
 
 /// For the journal of an older release, which does not name the files.
 fn role_by_path(node: &RealNode, journal: &Journal, runs: &Executable) -> Option<Role> {
     let is = |path: &Path| {
-        let same = file(path).is_some_and(|file| (file.device, file.inode) == (runs.device, runs.inode));
+        let same = file(path) == Some(runs.file);
         // A file that an upgrade replaced under a running job.
         let text = runs.path.as_os_str().to_str();
         same || text
@@ -188,5 +178,5 @@ fn is_roots(runs: &Executable) -> bool {
     let text = runs.path.to_string_lossy();
     let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text));
     let trusted = |m: &std::fs::Metadata| m.uid() == 0 && m.mode() & 0o022 == 0 && m.is_file();
-    std::fs::metadata(path).is_ok_and(|m| trusted(&m) && m.dev() == runs.device && m.ino() == runs.inode)
+    std::fs::metadata(path).is_ok_and(|m| trusted(&m) && file_of(&m) == runs.file)
 }

@@ -1,6 +1,6 @@
 //! The job's own three processes: which they are, and what a rung of the ladder does to them.
 
-use super::looks::{held, member, role_by_journal, roles, strangers, talks_here};
+use super::looks::{member, role_by_journal, roles, strangers, talks_here};
 use super::real::RealNode;
 use crate::job::journal::{Journal, ProcessRef};
 use crate::job::ladder::Rung;
@@ -11,7 +11,7 @@ use crate::sys::priority::normalise;
 use crate::sys::process::{Process, ProcessTable, State, Thread};
 use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::Component;
 use std::time::Duration;
 
 /// How often a node without a cgroup of ours is looked at while processes end.
@@ -26,36 +26,62 @@ const PROOF_TIME: Duration = Duration::from_secs(1);
 const OWN_END: Duration = Duration::from_secs(1);
 
 impl Members for RealNode {
+    /// Only `stat` and `cgroup.procs` are read: no lock that a process can keep is taken for them (Linux, `fs/proc/array.c`,
+    /// `kernel/cgroup/cgroup.c`).
     fn own(&mut self, journal: &Journal) -> Vec<Member> {
-        own(self, journal)
+        let mut found: BTreeMap<i32, Member> = BTreeMap::new();
+        let mut enter = |process: Option<Process>, role| {
+            if let Some(member) = process.and_then(|process| member(&process, role)) {
+                found.entry(member.process.pid).or_insert(member);
+            }
+        };
+        enter(journal.supervisor.and_then(ProcessRef::open), Role::Supervisor);
+        // A control daemon, its server, and so on.
+        let roles = [Role::Control, Role::Server].into_iter().cycle();
+        for (id, role) in journal.proved.iter().zip(roles) {
+            enter(id.open(), role);
+        }
+        for pid in self.grouped(journal) {
+            enter(Process::find(pid), Role::Other);
+        }
+        found.into_values().collect()
     }
 
     fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
         match self.is_contained(journal) {
             true => Vec::new(),
             false => {
-                let own = own(self, journal);
+                let own = self.own(journal);
                 strangers(self, journal, &own.iter().map(|m| m.process.pid).collect())
             }
         }
     }
 
     fn members(&mut self, journal: &Journal) -> Vec<Member> {
-        let mut all = own(self, journal);
-        name_roles(self, journal, &mut all);
+        let mut all = self.own(journal);
+        // Looked at are those of which only the cgroup tells.
+        let unknown = all.iter().filter(|m| m.role == Role::Other);
+        let unknown: Vec<ProcessRef> = unknown.map(|m| m.process).collect();
+        let known: BTreeMap<ProcessRef, Role> = roles(self, journal, &unknown).into_iter().collect();
+        for member in &mut all {
+            member.role = known.get(&member.process).copied().unwrap_or(member.role);
+        }
         all.extend(self.strangers(journal));
         all
     }
 
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration) {
-        let signal = match rung {
-            Rung::Kill => Signal::SIGKILL,
-            Rung::Polite | Rung::Terminate => Signal::SIGTERM,
-        };
         let deadline = Deadline::after(limit);
-        signal_each(members, signal);
-        for process in members.iter().filter_map(|member| held(member.process)) {
-            let _ = process.wait_gone(deadline);
+        signal_each(
+            members,
+            if rung == Rung::Kill {
+                Signal::SIGKILL
+            } else {
+                Signal::SIGTERM
+            },
+        );
+        for process in members.iter().filter_map(|member| member.process.open()) {
+            process.wait_gone(deadline);
         }
     }
 
@@ -63,14 +89,18 @@ impl Members for RealNode {
         let deadline = Deadline::after(limit);
         match rung {
             Rung::Polite => super::launch::ask_to_stop(self, journal, deadline),
-            Rung::Terminate => signal_all(self, journal, Signal::SIGTERM),
+            Rung::Terminate => signal_each(&self.own(journal), Signal::SIGTERM),
             Rung::Kill => {
-                normalise_all(self, journal);
+                // A process that gets no turn on a CPU cannot end, and its user can take every turn from it.
+                let own = self.own(journal);
+                own.iter()
+                    .filter_map(|member| member.process.open())
+                    .for_each(|process| normalise(&process));
                 if let Some(cgroup) = self.cgroup_of(journal) {
                     // What it cannot kill is found below, by looking.
                     let _ = cgroup.kill(deadline);
                 }
-                signal_all(self, journal, Signal::SIGKILL);
+                signal_each(&self.own(journal), Signal::SIGKILL);
             }
         }
         wait_gone(self, journal, rung == Rung::Kill, deadline)
@@ -81,38 +111,87 @@ impl Members for RealNode {
     }
 
     fn waiting(&mut self) -> Option<Vec<Waiting>> {
-        let table = ProcessTable::scan().ok()?;
-        let users = table.iter().filter(|entry| entry.uid != 0);
-        let mut all = Vec::new();
-        for entry in users {
-            let id = entry.stat.id;
-            // Their states can be read without danger, and few wait so.
-            let waits = held(id).is_some_and(|process| process.is_waiting());
-            if waits {
-                all.push(Waiting {
+        let table = ProcessTable::scan()?;
+        // Their states can be read without danger, and few wait so.
+        let waits = |id: ProcessRef| id.open().is_some_and(|process| process.is_waiting());
+        let users = table
+            .iter()
+            .filter(|entry| entry.uid != 0 && waits(entry.stat.id));
+        users
+            .map(|entry| {
+                Some(Waiting {
                     uid: entry.uid,
-                    threads: threads(id, true)?,
-                });
-            }
-        }
-        Some(all)
+                    threads: threads(entry.stat.id, true)?,
+                })
+            })
+            .collect()
     }
 
+    /// Whoever has a process here besides the job's own three and what these start can kill, stop or starve them.
     fn user_is_here(&mut self, journal: &Journal) -> bool {
-        user_is_here(self, journal)
+        // The table first: what has ended since is known by its parent.
+        let Some(table) = ProcessTable::scan() else {
+            return true;
+        };
+        let known = self.own(journal).into_iter().filter(|m| m.role != Role::Other);
+        let mut ours: BTreeSet<i32> = known.map(|member| member.process.pid).collect();
+        let others = |ours: &BTreeSet<i32>| -> Vec<ProcessRef> {
+            let theirs: BTreeSet<i32> = ours
+                .iter()
+                .flat_map(|pid| table.descendants(*pid))
+                .map(|e| e.stat.id.pid)
+                .collect();
+            table
+                .iter()
+                .filter(|entry| entry.uid == journal.uid || entry.real_uid == journal.uid)
+                // The first thread may have ended while another lives.
+                .filter(|entry| entry.stat.state != State::Defunct || entry.stat.threads > 1)
+                .map(|entry| entry.stat.id)
+                .filter(|id| !ours.contains(&id.pid) && !theirs.contains(&id.pid))
+                .collect()
+        };
+        let unknown = others(&ours);
+        if unknown.is_empty() {
+            return false;
+        }
+        // A daemon of ours that is nobody's child any more: looked at only where there is somebody to look at.
+        let grouped = self.grouped(journal);
+        let end = Deadline::after(PROOF_TIME);
+        let is_ours =
+            |id: ProcessRef| grouped.contains(&id.pid) || talks_here(journal, id, end) == Some(true);
+        let known = roles(self, journal, &unknown)
+            .into_iter()
+            .filter(|(id, _)| is_ours(*id));
+        ours.extend(known.map(|(id, _)| id.pid));
+        !others(&ours).is_empty()
     }
 
     fn uid_of(&mut self, pid: i32) -> Option<u32> {
         uid_of(pid)
     }
 
+    /// By the scheduler's own cgroup of the job: a directory named after the job and nothing else.
+    /// The job's user cannot move a process into one (Slurm's and pbs_cgroups' are root's).
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
-        is_in_jobs_cgroup(journal, pid)
+        let Some(process) = Process::find(pid) else {
+            return false;
+        };
+        if process.uids().is_none_or(|uids| uids.effective != journal.uid) {
+            return false;
+        }
+        let id = journal.job.as_str();
+        let job = id.split('.').next().unwrap_or(id);
+        let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
+        let is_jobs = |part: Component| names.iter().any(|name| part.as_os_str() == name.as_str());
+        let cgroups = process.cgroups().unwrap_or_default();
+        cgroups
+            .iter()
+            .any(|membership| membership.path.components().any(is_jobs))
     }
 
     fn kill_client(&mut self, pid: i32) {
-        if let Ok(Some(process)) = Process::find(pid) {
-            let _ = process.signal(Signal::SIGKILL);
+        if let Some(process) = Process::find(pid) {
+            process.signal(Signal::SIGKILL);
         }
     }
 }
@@ -120,101 +199,46 @@ impl Members for RealNode {
 /// The threads of a process, read by a child: reading a stack can hang.
 fn threads(id: ProcessRef, waiting: bool) -> Option<Vec<Thread>> {
     let question = || {
-        let threads = held(id).and_then(|process| process.threads(waiting).ok());
+        let threads = id.open().and_then(|process| process.threads(waiting));
         serde_json::to_vec(&threads).unwrap_or_default()
     };
     let answer = ask(Deadline::after(LOOK_TIME), question).ok()?;
     serde_json::from_slice::<Option<_>>(&answer).ok()?
 }
 
-/// Those of the journal that are there, and all in the job's cgroup, each once. Only `stat` and `cgroup.procs` are read: no
-/// lock that a process can keep is taken for them (Linux, `fs/proc/array.c`, `kernel/cgroup/cgroup.c`).
-fn own(node: &RealNode, journal: &Journal) -> Vec<Member> {
-    let mut found: BTreeMap<i32, Member> = BTreeMap::new();
-    let mut enter = |process: Option<Process>, role| {
-        if let Some(member) = process.and_then(|process| member(&process, role)) {
-            found.entry(member.process.pid).or_insert(member);
-        }
-    };
-    enter(journal.supervisor.and_then(held), Role::Supervisor);
-    // A control daemon, its server, and so on.
-    let roles = [Role::Control, Role::Server].into_iter().cycle();
-    for (id, role) in journal.proved.iter().zip(roles) {
-        enter(held(*id), role);
-    }
-    let grouped = node.cgroup_of(journal).and_then(|cgroup| cgroup.procs().ok());
-    for pid in grouped.unwrap_or_default() {
-        enter(Process::find(pid).ok().flatten(), Role::Other);
-    }
-    found.into_values().collect()
-}
-
-/// Looks at those of which only the cgroup tells.
-fn name_roles(node: &RealNode, journal: &Journal, members: &mut [Member]) {
-    let unknown = members.iter().filter(|m| m.role == Role::Other);
-    let unknown: Vec<ProcessRef> = unknown.map(|m| m.process).collect();
-    let known: BTreeMap<ProcessRef, Role> = roles(node, journal, &unknown).into_iter().collect();
-    for member in members {
-        if let Some(role) = known.get(&member.process) {
-            member.role = *role;
-        }
-    }
-}
-
 /// `pid`, if it is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
 /// with its pipe directory, and has not ended.
 pub fn prove(node: &RealNode, journal: &Journal, pid: i32, role: Role) -> Option<ProcessRef> {
-    let process = Process::find(pid).ok().flatten()?;
-    let in_group = || {
-        node.cgroup_of(journal)
-            .is_some_and(|cgroup| cgroup.procs().is_ok_and(|p| p.contains(&pid)))
-    };
-    let is = |found: Option<Role>| found == Some(role);
+    let process = Process::find(pid)?;
     // The usual case needs no child.
     let runs = || {
-        is(role_by_journal(journal, &process))
+        role_by_journal(journal, &process) == Some(role)
             || roles(node, journal, &[process.id()]) == [(process.id(), role)]
     };
     let here = || talks_here(journal, process.id(), Deadline::after(PROOF_TIME)) == Some(true);
+    let in_group = || node.grouped(journal).contains(&pid);
     let proved = uid_of(pid) == Some(journal.uid) && runs() && (in_group() || here());
     proved.then(|| process.id())
 }
 
-fn signal_all(node: &RealNode, journal: &Journal, signal: Signal) {
-    signal_each(&own(node, journal), signal);
-}
-
 fn signal_each(members: &[Member], signal: Signal) {
-    for member in members {
-        if let Some(process) = held(member.process) {
-            let _ = process.signal(signal);
-        }
+    for process in members.iter().filter_map(|member| member.process.open()) {
+        process.signal(signal);
     }
 }
 
-/// A process that gets no turn on a CPU cannot end, and its user can take every turn from it.
-fn normalise_all(node: &RealNode, journal: &Journal) {
-    for member in own(node, journal) {
-        if let Some(process) = held(member.process) {
-            let _ = normalise(&process);
-        }
-    }
-}
-
-fn wait_gone(node: &RealNode, journal: &Journal, killed: bool, deadline: Deadline) -> Vec<Member> {
+fn wait_gone(node: &mut RealNode, journal: &Journal, killed: bool, deadline: Deadline) -> Vec<Member> {
     loop {
-        let mut left = own(node, journal);
+        let mut left = node.own(journal);
         left.retain(|m| !m.is_defunct());
         if left.is_empty() || deadline.expired() {
             return left;
         }
-        for member in &left {
-            if let Some(process) = held(member.process) {
-                while !process.wait_gone(deadline.within(TURN)).unwrap_or(true) && !deadline.expired() {
-                    // Its user can take it back meanwhile.
-                    if killed {
-                        let _ = normalise(&process);
-                    }
+        for process in left.iter().filter_map(|member| member.process.open()) {
+            while !process.wait_gone(deadline.within(TURN)) && !deadline.expired() {
+                // Its user can take it back meanwhile.
+                if killed {
+                    normalise(&process);
                 }
             }
         }
@@ -223,93 +247,19 @@ fn wait_gone(node: &RealNode, journal: &Journal, killed: bool, deadline: Deadlin
     }
 }
 
-/// Whether the job's user has a process here besides the job's own three and what these start: it can kill, stop or
-/// starve them.
-fn user_is_here(node: &RealNode, journal: &Journal) -> bool {
-    // The table first: what has ended since is known by its parent.
-    let Ok(table) = ProcessTable::scan() else {
-        return true;
-    };
-    let mut ours: BTreeSet<i32> = own(node, journal)
-        .iter()
-        .filter(|member| member.role != Role::Other)
-        .map(|member| member.process.pid)
-        .collect();
-    let others = |ours: &BTreeSet<i32>| -> Vec<ProcessRef> {
-        let theirs: BTreeSet<i32> = ours
-            .iter()
-            .flat_map(|pid| table.descendants(*pid))
-            .map(|e| e.stat.id.pid)
-            .collect();
-        table
-            .iter()
-            .filter(|entry| entry.uid == journal.uid || entry.real_uid == journal.uid)
-            // The first thread may have ended while another lives.
-            .filter(|entry| entry.stat.state != State::Defunct || entry.stat.threads > 1)
-            .map(|entry| entry.stat.id)
-            .filter(|id| !ours.contains(&id.pid) && !theirs.contains(&id.pid))
-            .collect()
-    };
-    let unknown = others(&ours);
-    if unknown.is_empty() {
-        return false;
-    }
-    // A daemon of ours that is nobody's child any more: looked at only where there is somebody to look at.
-    let grouped = node
-        .cgroup_of(journal)
-        .and_then(|cgroup| cgroup.procs().ok())
-        .unwrap_or_default();
-    let end = Deadline::after(PROOF_TIME);
-    let known = roles(node, journal, &unknown).into_iter();
-    let known =
-        known.filter(|(id, _)| grouped.contains(&id.pid) || talks_here(journal, *id, end) == Some(true));
-    ours.extend(known.map(|(id, _)| id.pid));
-    !others(&ours).is_empty()
-}
-
 /// Ends a process of root's own.
 pub fn end_own(id: ProcessRef) {
-    let Some(process) = held(id) else { return };
-    if uid_of(id.pid) == Some(0) && process.signal(Signal::SIGKILL).is_ok() {
-        let _ = process.wait_gone(Deadline::after(OWN_END));
+    let Some(process) = id.open() else { return };
+    if uid_of(id.pid) == Some(0) && process.signal(Signal::SIGKILL) {
+        process.wait_gone(Deadline::after(OWN_END));
     }
 }
 
 /// The effective user of a process that is there and has not ended.
 pub fn uid_of(pid: i32) -> Option<u32> {
-    let process = Process::find(pid).ok().flatten()?;
-    match process.state().ok().flatten()? {
+    let process = Process::find(pid)?;
+    match process.state()? {
         State::Defunct | State::Dead => None,
-        _ => process.uids().ok().flatten().map(|uids| uids.effective),
+        _ => process.uids().map(|uids| uids.effective),
     }
-}
-
-/// Whether the scheduler's own cgroup of the job holds `pid`: a directory named after the job and nothing else.
-/// The job's user cannot move a process into one (Slurm's and pbs_cgroups' are root's).
-fn is_in_jobs_cgroup(journal: &Journal, pid: i32) -> bool {
-    let Some(process) = Process::find(pid).ok().flatten() else {
-        return false;
-    };
-    if process
-        .uids()
-        .ok()
-        .flatten()
-        .is_none_or(|uids| uids.effective != journal.uid)
-    {
-        return false;
-    }
-    let id = journal.job.as_str();
-    let job = id.split('.').next().unwrap_or(id);
-    let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
-    process
-        .cgroups()
-        .ok()
-        .flatten()
-        .unwrap_or_default()
-        .iter()
-        .any(|membership| {
-            Path::new(&membership.path)
-                .components()
-                .any(|part| names.iter().any(|name| part.as_os_str() == name.as_str()))
-        })
 }

@@ -96,6 +96,12 @@ impl RealNode {
         }
     }
 
+    /// The processes in the job's own cgroup.
+    pub(super) fn grouped(&self, journal: &Journal) -> Vec<i32> {
+        let cgroup = self.cgroup_of(journal);
+        cgroup.and_then(|cgroup| cgroup.procs().ok()).unwrap_or_default()
+    }
+
     /// Whether none of the job's processes can be anywhere but in the job's own cgroup.
     pub(super) fn is_contained(&self, journal: &Journal) -> bool {
         journal.cgroup.as_deref().is_some_and(Cgroup::is_unified)

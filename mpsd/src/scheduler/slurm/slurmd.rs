@@ -17,7 +17,7 @@ pub(super) fn running(named: Option<&str>, node: &str) -> Option<(i32, i64)> {
     let files = named.into_iter().chain(PID_FILES.map(PathBuf::from));
     files.into_iter().find_map(|file| {
         let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
-        let stat = Process::find(pid).ok().flatten()?.stat().ok().flatten()?;
+        let stat = Process::find(pid)?.stat()?;
         (stat.name == "slurmd").then_some(())?;
         Some((pid, host::began(stat.id.start_time)?))
     })

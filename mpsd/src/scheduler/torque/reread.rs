@@ -25,7 +25,7 @@ fn running(pbs: &Installation) -> Option<(i32, i64)> {
     let lock = fs::read_to_string(pbs.mom_priv().join("mom.lock")).ok()?;
     let end = |c: char| c == '\0' || c.is_whitespace();
     let pid = lock.trim_matches(end).parse().ok().filter(|pid| *pid > 0)?;
-    let stat = Process::find(pid).ok()??.stat().ok()??;
+    let stat = Process::find(pid)?.stat()?;
     Some((pid, began(stat.id.start_time)?))
 }
 

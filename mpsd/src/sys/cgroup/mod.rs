@@ -51,9 +51,6 @@ pub enum CgroupError {
         /// What is wrong with it.
         what: &'static str,
     },
-    /// Its processes could not be read or signalled.
-    #[error(transparent)]
-    Process(#[from] super::process::ProcessError),
 }
 
 impl CgroupError {
@@ -62,7 +59,6 @@ impl CgroupError {
         match self {
             Self::Io { errno, .. } => Some(*errno),
             Self::File(error) => error.errno(),
-            Self::Process(error) => Some(error.errno),
             Self::Unfit { .. } => None,
         }
     }
@@ -221,19 +217,17 @@ impl Cgroup {
                 stopped.insert(pid);
             }
         }
-        for pid in self.procs()? {
-            self.signal(pid, Signal::SIGKILL)?;
-        }
-        Ok(())
+        self.procs()?
+            .into_iter()
+            .try_for_each(|pid| self.signal(pid, Signal::SIGKILL))
     }
 
     /// Signals `pid` if it is in this cgroup once we hold it: it cannot be another process then.
     fn signal(&self, pid: i32, signal: Signal) -> Result<(), CgroupError> {
-        let Some(process) = Process::find(pid)? else {
-            return Ok(());
-        };
-        if self.procs()?.contains(&pid) {
-            process.signal(signal)?;
+        if let Some(process) = Process::find(pid)
+            && self.procs()?.contains(&pid)
+        {
+            process.signal(signal);
         }
         Ok(())
     }

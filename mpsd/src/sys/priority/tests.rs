@@ -119,12 +119,12 @@ fn a_process_that_its_user_starves_is_ordinary_again() {
     sched_setaffinity(Pid::from_raw(pid), &one).unwrap();
     raw::set_nice(pid, 19).unwrap();
     raw::set_scheduler(pid, libc::SCHED_IDLE, 0).unwrap();
-    let process = Process::find(pid).unwrap().unwrap();
+    let process = Process::find(pid).unwrap();
     let autogroup = || std::fs::read_to_string(format!("/proc/{pid}/autogroup")).ok();
     let has = process.write("autogroup", "19").is_ok();
     assert!(!has || autogroup().unwrap().trim().ends_with("nice 19"));
 
-    normalise(&process).unwrap();
+    normalise(&process);
     assert_eq!(raw::scheduler(pid).unwrap(), libc::SCHED_OTHER);
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let nice = stat
@@ -139,5 +139,5 @@ fn a_process_that_its_user_starves_is_ordinary_again() {
     assert!(!has || autogroup().unwrap().trim().ends_with("nice 0"));
 
     child.kill(Deadline::after_ms(2_000));
-    normalise(&process).unwrap();
+    normalise(&process);
 }

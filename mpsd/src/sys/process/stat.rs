@@ -22,19 +22,20 @@ impl std::fmt::Display for ProcessId {
 
 /// State of a process, the letter of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum State {
-    /// R
-    Running,
+    /// Runs, or waits for a CPU.
+    Running = b'R',
     /// S, and I for kernel threads.
-    Sleeping,
-    /// D: uninterruptible, not even SIGKILL ends it now.
-    Uninterruptible,
-    /// Z: has ended, not yet reaped; holds no GPU.
-    Defunct,
+    Sleeping = b'S',
+    /// Uninterruptible: not even SIGKILL ends it now.
+    Uninterruptible = b'D',
+    /// Has ended, not yet reaped; holds no GPU.
+    Defunct = b'Z',
     /// T and t: stopped by a signal or a tracer.
-    Stopped,
-    /// X: gone while we looked.
-    Dead,
+    Stopped = b'T',
+    /// Gone while we looked.
+    Dead = b'X',
 }
 
 impl State {
@@ -51,14 +52,7 @@ impl State {
 
     /// The letter that `ps` shows.
     pub fn letter(self) -> char {
-        match self {
-            Self::Running => 'R',
-            Self::Sleeping => 'S',
-            Self::Uninterruptible => 'D',
-            Self::Defunct => 'Z',
-            Self::Stopped => 'T',
-            Self::Dead => 'X',
-        }
+        char::from(self as u8)
     }
 }
 
@@ -111,13 +105,20 @@ pub struct Uids {
     pub effective: u32,
 }
 
-/// The file a process runs: proof of what it is where `device` and `inode` are those of a root-owned file.
+/// A file, whatever its name is by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRef {
+    /// Its device.
+    pub device: u64,
+    /// Its inode there. No other file has it while a process runs this one.
+    pub inode: u64,
+}
+
+/// The file a process runs: proof of what it is where `file` is a root-owned one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Executable {
-    /// Device of the file.
-    pub device: u64,
-    /// Inode of the file.
-    pub inode: u64,
+    /// The file.
+    pub file: FileRef,
     /// Path as the kernel tells it; ends in ` (deleted)` for a file removed or replaced since.
     pub path: PathBuf,
 }

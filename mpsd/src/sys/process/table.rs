@@ -1,7 +1,7 @@
 //! All processes at one glance.
 
 use super::stat::parse_uids;
-use super::{ProcessError, Stat, read_at};
+use super::{Stat, Uids, read_at};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
@@ -17,47 +17,47 @@ pub struct Entry {
     pub real_uid: u32,
 }
 
+impl Entry {
+    fn parse(stat: &[u8], status: &[u8]) -> Option<Self> {
+        let Uids { real, effective } = parse_uids(status)?;
+        Some(Self {
+            stat: Stat::parse(stat)?,
+            uid: effective,
+            real_uid: real,
+        })
+    }
+}
+
 /// The processes that were there while it was made; each may be gone since (see [`super::ProcessId::open`]).
 #[derive(Clone, Debug, Default)]
 pub struct ProcessTable(Vec<Entry>);
 
 impl ProcessTable {
-    /// Reads `stat` and `status` of every process: two small files each, neither of which can hang.
-    pub fn scan() -> Result<Self, ProcessError> {
-        let fail = |errno| ProcessError {
-            act: "list",
-            pid: 0,
-            errno,
-        };
+    /// Reads `stat` and `status` of every process: two small files each, neither of which can hang. None where one of
+    /// them cannot be read, though the process is there.
+    pub fn scan() -> Option<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let proc_fd = open("/proc", flags, Mode::empty()).map_err(fail)?;
-        let listing = openat(&proc_fd, ".", flags, Mode::empty()).map_err(fail)?;
-        let mut listing = nix::dir::Dir::from_fd(listing).map_err(fail)?;
+        let proc_fd = open("/proc", flags, Mode::empty()).ok()?;
+        let listing = openat(&proc_fd, ".", flags, Mode::empty()).ok()?;
+        let mut listing = nix::dir::Dir::from_fd(listing).ok()?;
+        let is_pid = |name: &str| name.bytes().all(|b| b.is_ascii_digit());
+        let read = |name: &str| {
+            let stat = read_at(&proc_fd, &format!("{name}/stat"), 4096)?;
+            Ok((stat, read_at(&proc_fd, &format!("{name}/status"), 65_536)?))
+        };
         let mut entries = Vec::new();
         for entry in listing.iter() {
-            let entry = entry.map_err(fail)?;
-            let Ok(name) = entry.file_name().to_str() else {
+            let entry = entry.ok()?;
+            let Some(name) = entry.file_name().to_str().ok().filter(|name| is_pid(name)) else {
                 continue;
             };
-            if !name.bytes().all(|b| b.is_ascii_digit()) {
-                continue;
-            }
-            let both = read_at(&proc_fd, &format!("{name}/stat"), 4096)
-                .and_then(|stat| Ok((stat, read_at(&proc_fd, &format!("{name}/status"), 65_536)?)));
-            let (stat, status) = match both {
-                Ok(both) => both,
-                Err(Errno::ENOENT | Errno::ESRCH | Errno::EACCES | Errno::EPERM) => continue,
-                Err(errno) => return Err(fail(errno)),
-            };
-            if let (Some(stat), Some(uids)) = (Stat::parse(&stat), parse_uids(&status)) {
-                entries.push(Entry {
-                    stat,
-                    uid: uids.effective,
-                    real_uid: uids.real,
-                });
+            match read(name) {
+                Ok((stat, status)) => entries.extend(Entry::parse(&stat, &status)),
+                Err(Errno::ENOENT | Errno::ESRCH | Errno::EACCES | Errno::EPERM) => {}
+                Err(_) => return None,
             }
         }
-        Ok(Self(entries))
+        Some(Self(entries))
     }
 
     /// All of them.

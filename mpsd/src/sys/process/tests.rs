@@ -35,29 +35,26 @@ fn a_name_with_parentheses_does_not_shift_the_fields() {
 fn a_live_process_is_read_and_a_recycled_pid_is_not() {
     let _alone = alone();
     let mut child = sleeper();
-    let process = child.id().unwrap().open().unwrap().unwrap();
+    let process = child.id().unwrap().open().unwrap();
     assert_eq!(
-        process.uids().unwrap().unwrap(),
+        process.uids().unwrap(),
         Uids {
             real: STRANGER,
             effective: STRANGER
         }
     );
-    assert_eq!(
-        process.environment_variable("MARK", 4096).unwrap().unwrap(),
-        "a b"
-    );
-    assert_eq!(process.environment_variable("MAR", 4096).unwrap(), None);
+    assert_eq!(process.environment_variable("MARK", 4096).unwrap(), "a b");
+    assert_eq!(process.environment_variable("MAR", 4096), None);
     let file = std::fs::metadata("/bin/sleep").unwrap();
-    let exe = process.executable().unwrap().unwrap();
+    let exe = process.executable().unwrap();
     use std::os::unix::fs::MetadataExt;
-    assert_eq!((exe.device, exe.inode), (file.dev(), file.ino()));
-    assert!(!process.cgroups().unwrap().unwrap().is_empty());
+    assert_eq!((exe.file.device, exe.file.inode), (file.dev(), file.ino()));
+    assert!(!process.cgroups().unwrap().is_empty());
     let other = ProcessId {
         start_time: child.id().unwrap().start_time + 1,
         ..child.id().unwrap()
     };
-    assert!(other.open().unwrap().is_none(), "same pid, another process");
+    assert!(other.open().is_none(), "same pid, another process");
 
     let table = ProcessTable::scan().unwrap();
     let own = nix::unistd::getpid().as_raw();
@@ -69,35 +66,29 @@ fn a_live_process_is_read_and_a_recycled_pid_is_not() {
     assert!(table.of_user(STRANGER).any(|e| Some(e.stat.id) == child.id()));
     assert!(table.descendants(1).iter().any(|e| Some(e.stat.id) == child.id()));
 
-    assert!(!process.wait_gone(Deadline::after_ms(20)).unwrap());
-    assert!(process.signal(Signal::SIGSTOP).unwrap());
+    assert!(!process.wait_gone(Deadline::after_ms(20)));
+    assert!(process.signal(Signal::SIGSTOP));
     let deadline = Deadline::after_ms(5000);
-    while process.state().unwrap() != Some(State::Stopped) {
+    while process.state() != Some(State::Stopped) {
         assert!(deadline.sleep(Duration::from_millis(1)));
     }
-    assert!(
-        process.signal(Signal::SIGKILL).unwrap(),
-        "a stopped process can be killed"
-    );
-    assert!(process.wait_gone(deadline).unwrap());
-    assert_eq!(process.state().unwrap(), Some(State::Defunct));
-    assert_eq!(process.executable().unwrap(), None);
+    assert!(process.signal(Signal::SIGKILL), "a stopped process can be killed");
+    assert!(process.wait_gone(deadline));
+    assert_eq!(process.state(), Some(State::Defunct));
+    assert_eq!(process.executable(), None);
     child.wait(deadline).unwrap();
-    assert_eq!(process.state().unwrap(), None);
-    assert!(!process.signal(Signal::SIGKILL).unwrap());
-    assert!(process.id().open().unwrap().is_none());
+    assert_eq!(process.state(), None);
+    assert!(!process.signal(Signal::SIGKILL));
+    assert!(process.id().open().is_none());
 }
 
 #[test]
 fn ids_travel_as_json() {
-    let id = Process::find(nix::unistd::getpid().as_raw())
-        .unwrap()
-        .unwrap()
-        .id();
+    let id = Process::find(nix::unistd::getpid().as_raw()).unwrap().id();
     let text = serde_json::to_string(&id).unwrap();
     assert_eq!(serde_json::from_str::<ProcessId>(&text).unwrap(), id);
-    assert!(Process::find(-1).unwrap().is_none());
-    assert!(Process::find(0).unwrap().is_none());
+    assert!(Process::find(-1).is_none());
+    assert!(Process::find(0).is_none());
 }
 
 /// As on kernels before 5.3, RHEL 8's for one.
@@ -105,18 +96,18 @@ fn ids_travel_as_json() {
 fn without_pidfds_the_answers_are_the_same() {
     let _alone = alone();
     let mut child = sleeper();
-    let mut process = child.id().unwrap().open().unwrap().unwrap();
+    let mut process = child.id().unwrap().open().unwrap();
     process.pidfd = None;
-    assert!(!process.wait_gone(Deadline::after_ms(20)).unwrap());
-    assert!(process.signal(Signal::SIGKILL).unwrap());
-    assert!(process.wait_gone(Deadline::after_ms(5000)).unwrap());
+    assert!(!process.wait_gone(Deadline::after_ms(20)));
+    assert!(process.signal(Signal::SIGKILL));
+    assert!(process.wait_gone(Deadline::after_ms(5000)));
     child.without_pidfd();
     assert_eq!(
         child.wait(Deadline::after_ms(5000)),
         Some(crate::sys::Exit::Signal(9))
     );
-    assert!(!process.signal(Signal::SIGKILL).unwrap());
-    assert!(process.wait_gone(Deadline::after_ms(0)).unwrap());
+    assert!(!process.signal(Signal::SIGKILL));
+    assert!(process.wait_gone(Deadline::after_ms(0)));
     let mut child = sleeper();
     child.without_pidfd();
     assert_eq!(child.wait(Deadline::after_ms(20)), None);
@@ -144,15 +135,15 @@ fn a_process_lives_while_any_of_its_threads_does() {
         Some(pid) => pid,
     };
     let mut child = crate::sys::spawn::Child::adopt(pid);
-    let process = Process::find(pid).unwrap().unwrap();
+    let process = Process::find(pid).unwrap();
     let deadline = Deadline::after_ms(5000);
-    while process.stat().unwrap().unwrap().state != State::Defunct {
+    while process.stat().unwrap().state != State::Defunct {
         assert!(deadline.sleep(Duration::from_millis(1)));
     }
-    while process.state().unwrap() != Some(State::Sleeping) {
+    while process.state() != Some(State::Sleeping) {
         assert!(deadline.sleep(Duration::from_millis(1)), "{:?}", process.state());
     }
-    let exe = process.executable().unwrap().unwrap();
+    let exe = process.executable().unwrap();
     assert_eq!(exe.path, std::env::current_exe().unwrap());
     // The living thread sleeps, which its stack says where the kernel shows stacks; else there is none to see.
     let threads = process.threads(false).unwrap();
@@ -163,9 +154,9 @@ fn a_process_lives_while_any_of_its_threads_does() {
         Ok(_) => assert!(stacks.contains("nanosleep"), "{stacks}"),
         Err(_) => assert_eq!(stacks, ""),
     }
-    assert!(!process.wait_gone(Deadline::after_ms(20)).unwrap());
-    assert!(process.signal(Signal::SIGKILL).unwrap());
-    assert!(process.wait_gone(deadline).unwrap());
-    assert_eq!(process.state().unwrap(), Some(State::Defunct));
+    assert!(!process.wait_gone(Deadline::after_ms(20)));
+    assert!(process.signal(Signal::SIGKILL));
+    assert!(process.wait_gone(deadline));
+    assert_eq!(process.state(), Some(State::Defunct));
     assert_eq!(child.wait(deadline), Some(crate::sys::Exit::Signal(9)));
 }

@@ -1,7 +1,7 @@
 //! What still runs of a process. When it is killed, its first thread may end while another waits in the kernel, in a dead
 //! driver for one: `/proc/PID` then looks like a process that has ended, and it holds its memory and its GPU.
 
-use super::{Process, ProcessError, Stat, State};
+use super::{Process, Stat, State};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
@@ -23,79 +23,72 @@ pub struct Thread {
 }
 
 impl Process {
-    /// State; None when the process is gone. Defunct only if all of its threads have ended; otherwise the state of one
-    /// that has not, of one in state D if there is any.
-    pub fn state(&self) -> Result<Option<State>, ProcessError> {
-        let Some(stat) = self.stat()? else {
-            return Ok(None);
-        };
+    /// State. Defunct only if all of its threads have ended; otherwise the state of one that has not, of one in state D if
+    /// there is any.
+    pub fn state(&self) -> Option<State> {
+        let stat = self.stat()?;
         if stat.state != State::Defunct || stat.threads <= 1 {
-            return Ok(Some(stat.state));
+            return Some(stat.state);
         }
-        Ok(Some(self.living_thread()?.map_or(stat.state, |(_, state)| state)))
+        Some(self.living_thread().map_or(stat.state, |(_, state)| state))
     }
 
-    /// Its threads that have not ended, in state D alone if `waiting`. Reading a stack can hang: behind an exec(2) of that
-    /// process that does not come to its end (Linux, `fs/proc/base.c`, `lock_trace`).
-    pub fn threads(&self, waiting: bool) -> Result<Vec<Thread>, ProcessError> {
+    /// Its threads that have not ended, in state D alone if `waiting`; none of a process that is gone. Reading a stack can
+    /// hang: behind an exec(2) of that process that does not come to its end (Linux, `fs/proc/base.c`, `lock_trace`).
+    pub fn threads(&self, waiting: bool) -> Option<Vec<Thread>> {
         let mut living = self.living_threads()?;
         living.retain(|(_, state)| !waiting || *state == State::Uninterruptible);
         let read = |(thread, state): (i32, State)| {
-            let stack = super::read_at(&self.directory, &format!("task/{thread}/stack"), STACK);
+            let stack = self.read(&format!("task/{thread}/stack"), STACK);
             Thread {
                 state: state.letter(),
                 stack: String::from_utf8_lossy(&stack.unwrap_or_default()).into_owned(),
             }
         };
-        Ok(living.into_iter().map(read).collect())
+        Some(living.into_iter().map(read).collect())
     }
 
     /// Whether one of its threads is in state D.
     pub fn is_waiting(&self) -> bool {
         let waits = |(_, state): &(i32, State)| *state == State::Uninterruptible;
-        self.living_threads().is_ok_and(|living| living.iter().any(waits))
+        self.living_threads()
+            .is_some_and(|living| living.iter().any(waits))
     }
 
     /// What its files in `/proc/PID` are reached by: `""`, or `task/TID/` where the first thread has ended and another
     /// lives: the first thread's `exe` and `environ` are empty then.
-    pub(super) fn thread_prefix(&self) -> Result<String, ProcessError> {
-        let outlived = self
-            .stat()?
-            .is_some_and(|stat| stat.state == State::Defunct && stat.threads > 1);
-        let thread = if outlived { self.living_thread()? } else { None };
-        Ok(thread.map_or_else(String::new, |(thread, _)| format!("task/{thread}/")))
+    pub(super) fn thread_prefix(&self) -> String {
+        let outlived = |stat: &Stat| stat.state == State::Defunct && stat.threads > 1;
+        let thread = self.stat().filter(outlived).and_then(|_| self.living_thread());
+        thread.map_or_else(String::new, |(thread, _)| format!("task/{thread}/"))
     }
 
     /// A thread that has not ended, one in state D before all others.
-    fn living_thread(&self) -> Result<Option<(i32, State)>, ProcessError> {
+    fn living_thread(&self) -> Option<(i32, State)> {
         let living = self.living_threads()?;
-        let waiting = living
-            .iter()
-            .find(|(_, state)| *state == State::Uninterruptible)
-            .copied();
-        Ok(waiting.or(living.last().copied()))
+        let waiting = living.iter().find(|(_, state)| *state == State::Uninterruptible);
+        waiting.or(living.last()).copied()
     }
 
-    /// The threads that have not ended.
-    pub(in crate::sys) fn living_threads(&self) -> Result<Vec<(i32, State)>, ProcessError> {
+    /// The threads that have not ended; none of a process that is gone.
+    pub(in crate::sys) fn living_threads(&self) -> Option<Vec<(i32, State)>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let listing = match openat(&self.directory, "task", flags, Mode::empty()) {
-            Ok(fd) => nix::dir::Dir::from_fd(fd),
-            Err(Errno::ENOENT | Errno::ESRCH) => return Ok(Vec::new()),
-            Err(errno) => Err(errno),
+            Err(Errno::ENOENT | Errno::ESRCH) => return Some(Vec::new()),
+            listing => listing.ok()?,
         };
-        let mut listing = listing.map_err(|errno| self.fail("list the threads of", errno))?;
+        let mut listing = nix::dir::Dir::from_fd(listing).ok()?;
         let mut living = Vec::new();
         for entry in listing.iter().flatten().take(MOST) {
             let Some(thread) = entry.file_name().to_str().ok().and_then(|n| n.parse().ok()) else {
                 continue;
             };
-            let stat = super::read_at(&self.directory, &format!("task/{thread}/stat"), 4096);
-            match stat.ok().and_then(|text| Stat::parse(&text)).map(|s| s.state) {
+            let stat = self.read(&format!("task/{thread}/stat"), 4096);
+            match stat.and_then(|text| Stat::parse(&text)).map(|s| s.state) {
                 None | Some(State::Defunct | State::Dead) => {}
                 Some(state) => living.push((thread, state)),
             }
         }
-        Ok(living)
+        Some(living)
     }
 }

@@ -37,8 +37,7 @@ impl Child {
     /// hidden where `/proc` hides processes (`hidepid`).
     pub(super) fn look(&mut self) {
         if self.start_time == 0 {
-            let process = Process::find(self.pid).ok().flatten();
-            self.start_time = process.map_or(0, |process| process.id().start_time);
+            self.start_time = Process::find(self.pid).map_or(0, |process| process.id().start_time);
         }
     }
 

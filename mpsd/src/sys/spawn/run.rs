@@ -132,7 +132,7 @@ pub(in crate::sys) fn listen(
 
 fn put_down(child: &mut Child) -> Option<Exit> {
     child.kill_session(Deadline::after(SOON)).or_else(|| {
-        let state = Process::find(child.pid()).ok()??.state().ok()?;
+        let state = Process::find(child.pid()).and_then(|process| process.state());
         let ends = state != Some(State::Uninterruptible);
         ends.then(|| child.wait(Deadline::after(AFTER_KILL)))?
     })
