@@ -44,6 +44,8 @@ pub struct RealNode {
     pub(super) mpsd: PathBuf,
     pub(super) nvml: String,
     pub(super) cgroup: CgroupRule,
+    /// Group of what runs as a job's user; 0: the user's own.
+    daemon_group: u32,
     /// Time for one answer of NVML.
     pub(super) nvml_time: Duration,
     /// Time for a lock.
@@ -70,6 +72,7 @@ impl RealNode {
             mpsd: beside("mpsd").unwrap_or_default(),
             nvml: settings.nvml.clone(),
             cgroup: settings.cgroup.clone(),
+            daemon_group: settings.daemon_group,
             nvml_time: NVML_TIME.min(limit / 3),
             lock_time: LOCK_TIME.min(limit / 4),
             teardown,
@@ -107,8 +110,8 @@ impl RealNode {
         journal.cgroup.as_deref().is_some_and(Cgroup::is_unified)
     }
 
-    /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, and confined,
-    /// since its user may take it over.
+    /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, confined, and in a
+    /// group that its user's other processes are not in: they cannot debug it (ptrace(2), "Ptrace access mode checking").
     pub(super) fn as_user(&self, journal: &Journal, name: &str) -> Result<Spawn, Failure> {
         let mut spawn = Spawn::new(&beside(name)?);
         let directory = |cgroup: Cgroup| {
@@ -119,10 +122,13 @@ impl RealNode {
         if journal.cgroup.is_some() && spawn.cgroup.is_none() {
             return Err(Undetermined::new("the job's cgroup", "it cannot be entered, or is gone").into());
         }
-        spawn.confinement = Some(Confinement::new(None));
+        spawn.confinement = Some(Confinement::of_user());
         spawn.identity = Some(Identity {
             uid: journal.uid,
-            gid: journal.gid,
+            gid: match self.daemon_group {
+                0 => journal.gid,
+                own => own,
+            },
             groups: groups_of(journal),
         });
         spawn.session = true;
@@ -130,11 +136,11 @@ impl RealNode {
     }
 }
 
-/// The user's supplementary groups, from the directory service; without it none but their own.
+/// The user's groups, from the directory service; without it none but their own.
 fn groups_of(journal: &Journal) -> Vec<u32> {
-    users::get_user_groups(&journal.user, journal.gid)
-        .map(|groups| groups.iter().map(users::Group::gid).collect())
-        .unwrap_or_else(|| vec![journal.gid])
+    let known = users::get_user_groups(&journal.user, journal.gid).unwrap_or_default();
+    let known = known.iter().map(users::Group::gid);
+    known.chain([journal.gid]).collect()
 }
 
 /// The suite's program `name`, beside this one.

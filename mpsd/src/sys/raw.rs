@@ -367,29 +367,6 @@ pub(super) fn has_landlock() -> bool {
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0, VERSION) > 0 }
 }
 
-/// Number of resource limits (`RLIM_NLIMITS`).
-pub(super) const LIMITS: usize = 16;
-
-/// Reads one resource limit of a process (prlimit(2)), by the limit's number.
-pub(super) fn limit_of(pid: i32, number: usize) -> Result<libc::rlimit64, Errno> {
-    let mut found = libc::rlimit64 {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    let none = std::ptr::null::<libc::rlimit64>();
-    // SAFETY: no limit is set; the kernel writes the structure, which lives for the whole call.
-    Errno::result(unsafe { libc::syscall(libc::SYS_prlimit64, pid, number, none, &raw mut found) })?;
-    Ok(found)
-}
-
-/// Sets one resource limit of this process, by the limit's number.
-pub(super) fn set_limit(number: usize, wanted: &libc::rlimit64) -> Result<(), Errno> {
-    let none = std::ptr::null_mut::<libc::rlimit64>();
-    let wanted = std::ptr::from_ref(wanted);
-    // SAFETY: the structure lives for the whole call; nothing is written.
-    Errno::result(unsafe { libc::syscall(libc::SYS_prlimit64, 0, number, wanted, none) }).map(drop)
-}
-
 /// Installs a filter of system calls for this process, and all that it starts, for good (seccomp(2)). Needs no_new_privs.
 pub(super) fn filter_calls(program: &[libc::sock_filter]) -> Result<(), Errno> {
     let program = libc::sock_fprog {

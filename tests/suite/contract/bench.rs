@@ -3,6 +3,7 @@
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -223,10 +224,15 @@ impl Daemon<'_> {
 
     /// Starts it in the foreground and waits until it answers.
     pub fn start(&mut self, more: &[(&str, &str)]) {
+        self.start_in_group(USER, more);
+    }
+
+    /// As [`Daemon::start`], in a group of this number.
+    pub fn start_in_group(&mut self, group: u32, more: &[(&str, &str)]) {
         let mut env = self.env().to_vec();
         env.extend(more);
         let mut command = command(&self.bench.control, USER, &env);
-        command.arg("-f");
+        command.arg("-f").gid(group);
         self.process = Some(spawn(command, "", self.bench.dir.path()));
         let control = self.pipe.join("control");
         assert!(

@@ -5,8 +5,12 @@ use std::path::Path;
 use serde_json::Value;
 use tests::double::visible::multiprocessors;
 
-use crate::bench::{Bench, Daemon, HANGS};
+use crate::bench::{Bench, Daemon, HANGS, PATIENCE};
 use crate::client::{drop_to_user, of_first_gpu, under_mps};
+use crate::processes::{USER, command, run};
+
+/// What `daemon_group` is where a site sets nothing.
+const OWN_GROUP: u32 = 65_530;
 
 /// A daemon with a limit of 25 %, by which its clients are known.
 fn daemon(bench: &Bench) -> Daemon<'_> {
@@ -146,4 +150,24 @@ fn a_pipe_directory_that_cannot_be_seen_means_the_whole_gpu_without_a_word() {
     let record = through(&daemon, &mounted(&script));
     assert!(!under_mps(&record), "{record}");
     assert_eq!(of_first_gpu(&record, "sms"), u64::from(bench.gpus[0].sms));
+}
+
+/// So is what `mpsd` starts, and its clients are in their user's own group (docs/facts/mps-control.md#clients).
+#[test]
+fn a_daemon_in_a_group_of_its_own_serves_its_user_who_cannot_debug_it() {
+    let bench = Bench::new();
+    let mut daemon = bench.directories();
+    daemon.start_in_group(OWN_GROUP, &[]);
+    daemon.say("set_default_active_thread_percentage 25");
+    let server = daemon.start_server();
+    attached(&bench, daemon.client().run().record());
+    let client = daemon.client().holding(2).hold();
+    let ended = daemon.say(&format!("terminate_client {server} {}", client.pid()));
+    assert_eq!((ended.out.as_str(), ended.code()), ("0\n", 0));
+    for pid in [daemon.pid(), server] {
+        let mut look = command("/usr/bin/head", USER, &[]);
+        look.args(["-c1", &format!("/proc/{pid}/mem")]);
+        let ended = run(look, "", bench.dir.path(), PATIENCE);
+        assert!(ended.err.contains("Permission denied"), "{ended:?}");
+    }
 }

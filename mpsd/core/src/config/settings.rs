@@ -190,6 +190,11 @@ settings! {
         /// place, "none" uses no cgroup of our own, a path is a directory of the cgroup file system.
         cgroup: Cgroup = Cgroup::Auto;
 
+        /// Group id of a job's daemons: one that nobody is in and that owns no file. The kernel lets nobody debug a process of
+        /// another group, so that a user cannot take their job's daemons, which are outside of the job's limits, over. Files are
+        /// opened by the user's own groups, which the daemons have besides. 0: the user's own group, without this.
+        daemon_group: u32 = 65_530, Given::whole::<0, 0x7FFF_FFFF, _>;
+
         /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Keep it below the scheduler's own limit
         /// (OpenPBS: 30 s).
         deadline as "deadline_s": Duration = Duration::from_secs(20), Given::seconds::<3600>;

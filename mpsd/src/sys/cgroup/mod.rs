@@ -24,6 +24,10 @@ mod mounts;
 const UNIT: &str = "mpsd.service";
 /// Our directory where it has none.
 const PLAIN: &str = "mpsd";
+/// What bounds a job's daemons, by the cgroup's file: far more than 48 clients on each of 16 GPUs need of threads and of bytes
+/// (a server alone takes 64 MiB, docs/facts/mps-control.md#starting), and far less than a node has. The scheduler's own
+/// limits of the job stay around the job's processes.
+const CEILINGS: [(&str, &str); 2] = [("pids.max", "4096"), ("memory.max", "17179869184")];
 /// Most that is read of a cgroup's file: the numbers of 100,000 processes and more. Bytes.
 const MOST: usize = 1 << 20;
 
@@ -162,7 +166,21 @@ impl Cgroup {
                 _ => break,
             }
         }
-        Ok(Self { dir: outcome? })
+        let cgroup = Self { dir: outcome? };
+        cgroup.bound();
+        Ok(cgroup)
+    }
+
+    /// Sets the ceilings, as far as this hierarchy has their controllers and they are to be had: the cgroup serves without.
+    fn bound(&self) {
+        let above = self.path().parent().and_then(|above| Dir::open(above).ok());
+        for (file, most) in CEILINGS {
+            if let (Some(dir), Some((controller, _))) = (&above, file.split_once('.')) {
+                // Of version 2: a cgroup has the controllers that the one above it hands on.
+                let _ = write_in(dir, "cgroup.subtree_control", &format!("+{controller}"));
+            }
+            let _ = self.write(file, most);
+        }
     }
 
     /// Its directory's path, for the journal.
@@ -256,30 +274,30 @@ impl Cgroup {
         Ok(removed)
     }
 
-    fn open_file(&self, name: &str, flags: OFlag) -> Result<OwnedFd, Errno> {
-        openat(
-            &self.dir,
-            name,
-            flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW,
-            Mode::empty(),
-        )
-    }
-
     fn read(&self, name: &str) -> Result<String, Errno> {
-        let file = self.open_file(name, OFlag::O_RDONLY)?;
+        let file = open_in(&self.dir, name, OFlag::O_RDONLY)?;
         let bytes = read_up_to(&file, MOST)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn write(&self, name: &str, text: &str) -> Result<(), Errno> {
-        let file = self.open_file(name, OFlag::O_WRONLY)?;
-        nix::unistd::write(&file, text.as_bytes()).map(drop)
+        write_in(&self.dir, name, text)
     }
 
     fn fail(&self, act: &'static str) -> impl FnOnce(Errno) -> CgroupError {
         let path = self.path().to_owned();
         move |errno| CgroupError::Io { act, path, errno }
     }
+}
+
+fn open_in(dir: &Dir, name: &str, flags: OFlag) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+    openat(dir, name, flags, Mode::empty())
+}
+
+fn write_in(dir: &Dir, name: &str, text: &str) -> Result<(), Errno> {
+    let file = open_in(dir, name, OFlag::O_WRONLY)?;
+    nix::unistd::write(&file, text.as_bytes()).map(drop)
 }
 
 fn unfit(path: &Path, what: &'static str) -> CgroupError {

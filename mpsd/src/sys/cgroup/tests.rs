@@ -192,3 +192,14 @@ fn the_products_own_place_is_found() {
     assert!([UNIT, PLAIN].iter().any(|name| base.ends_with(name)), "{base:?}");
     assert!(cgroup.path().exists());
 }
+
+/// On a hierarchy with the controller; which of the two a machine's are in is its own affair.
+#[test]
+fn what_can_be_bounded_is() {
+    let _alone = alone();
+    let pids = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"];
+    let has = |base: &&&str| Path::new(base).join("cgroup.procs").exists();
+    let base = Path::new(pids.iter().find(has).expect("a hierarchy for pids"));
+    let cgroup = Kept(Cgroup::make(&Dir::open(base).unwrap(), Some(BASE), "bounded").unwrap());
+    assert_eq!(cgroup.0.read("pids.max").unwrap(), "4096\n");
+}

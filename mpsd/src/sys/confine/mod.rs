@@ -1,8 +1,8 @@
 //! What a process gives up for good, so that nobody who gets hold of it gains anything.
 //!
-//! A program that root starts as the job's user may be taken over by that user (it is theirs: ptrace, the control daemon's
-//! commands). It must then be no more than one of the job's own processes: no privilege to be had from a set-user-id file,
-//! no namespace, no debugging of others, and the job's own limits.
+//! A program that root starts as the job's user is outside of the job's limits. Its user cannot debug it (it is in a group of
+//! its own); whoever gets hold of it all the same finds no privilege to be had from a set-user-id file, no namespace, and
+//! no debugging of others.
 
 mod filter;
 
@@ -13,51 +13,21 @@ use landlock::{
     RulesetStatus, Scope, path_beneath_rules,
 };
 use nix::errno::Errno;
-use nix::libc::{rlimit64, sock_filter};
+use nix::libc::sock_filter;
 use nix::sys::prctl;
-
-/// The resource limits of a process (getrlimit(2)), all of them.
-#[derive(Clone, Debug)]
-pub struct Limits([rlimit64; raw::LIMITS]);
-
-impl Limits {
-    /// Those that process `pid` has now; 0 is the caller.
-    ///
-    /// # Errors
-    /// ESRCH when it is gone.
-    pub fn of(pid: i32) -> Result<Self, Errno> {
-        let mut all = [rlimit64 {
-            rlim_cur: 0,
-            rlim_max: 0,
-        }; raw::LIMITS];
-        for (number, limit) in all.iter_mut().enumerate() {
-            *limit = raw::limit_of(pid, number)?;
-        }
-        Ok(Self(all))
-    }
-}
 
 /// What a program of the job's user, and all that it starts, may do no more. With an identity to change to the bounding set
 /// is emptied as well.
 #[derive(Clone, Debug)]
 pub struct Confinement {
     filter: Vec<sock_filter>,
-    limits: Option<Limits>,
 }
 
 impl Confinement {
-    /// No new privileges, the filter of system calls, and these limits.
-    pub fn new(limits: Option<Limits>) -> Self {
+    /// No new privileges, and the filter of system calls.
+    pub fn of_user() -> Self {
         let filter = filter::program(For::User);
-        Self { filter, limits }
-    }
-
-    /// Sets the limits of this process; before it changes its user, who may not raise one.
-    pub(super) fn limits(&self) -> Result<(), Errno> {
-        let limits = self.limits.iter().flat_map(|limits| limits.0.iter().enumerate());
-        limits
-            .into_iter()
-            .try_for_each(|(number, limit)| raw::set_limit(number, limit))
+        Self { filter }
     }
 
     /// Confines this process; allocates nothing.

@@ -2,18 +2,17 @@ use super::*;
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::guard::ask;
-use crate::sys::process::{Entry, ProcessTable, State};
+
 use crate::sys::spawn::{Identity, Spawn};
 use crate::sys::testing::{STRANGER, alone};
 use nix::libc;
-use std::time::Duration;
 
 fn soon() -> Deadline {
     Deadline::after_ms(10_000)
 }
 
 /// Runs a shell line as the job's user, confined.
-fn confined(line: &str, limits: Option<Limits>) -> (String, Exit) {
+fn confined(line: &str) -> (String, Exit) {
     let mut spawn = Spawn::new("/bin/sh");
     spawn.args = vec!["-c".into(), line.into()];
     spawn.env = vec![("PATH".into(), "/usr/bin:/bin".into())];
@@ -22,7 +21,7 @@ fn confined(line: &str, limits: Option<Limits>) -> (String, Exit) {
         gid: STRANGER,
         groups: vec![],
     });
-    spawn.confinement = Some(Confinement::new(limits));
+    spawn.confinement = Some(Confinement::of_user());
     let ended = spawn.run(soon(), 1 << 16).unwrap();
     (ended.text(), ended.exit)
 }
@@ -30,7 +29,7 @@ fn confined(line: &str, limits: Option<Limits>) -> (String, Exit) {
 #[test]
 fn a_confined_program_has_no_capability_to_come_by_and_a_filter() {
     let _alone = alone();
-    let (text, _) = confined("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status", None);
+    let (text, _) = confined("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status");
     let zero = "0000000000000000";
     let want = format!(
         "CapInh:\t{zero}\nCapPrm:\t{zero}\nCapEff:\t{zero}\nCapBnd:\t{zero}\nCapAmb:\t{zero}\nNoNewPrivs:\t1\nSeccomp:\t2\n"
@@ -43,7 +42,7 @@ fn a_confined_program_makes_no_namespace_and_starts_others_as_confined_as_itself
     let _alone = alone();
     let line = "unshare --user true 2>/dev/null || echo none; unshare --mount true 2>/dev/null || echo none; \
                 sh -c 'grep Seccomp: /proc/self/status'; echo one | cat | cat; sleep 0.01 & wait; echo end";
-    assert_eq!(confined(line, None).0, "none\nnone\nSeccomp:\t2\none\nend\n");
+    assert_eq!(confined(line).0, "none\nnone\nSeccomp:\t2\none\nend\n");
 }
 
 /// What `calls` return in a child with this filter: 0, or the number of the error.
@@ -173,56 +172,6 @@ fn the_worker_executes_nothing_has_no_network_and_writes_in_few_places() {
     // Landlock by itself keeps it from executing, too.
     let execute = || vec![code(std::process::Command::new("/bin/true").status())];
     assert_eq!(after(|| assert!(landlocked().unwrap()), execute), [eacces]);
-}
-
-#[test]
-fn the_jobs_limits_are_those_of_the_program() {
-    let _alone = alone();
-    let mut job = Spawn::new("/bin/sh");
-    job.args = vec![
-        "-c".into(),
-        "ulimit -p 77; ulimit -c 0; ulimit -Sn 99; ulimit -t 600; echo set; sleep 60".into(),
-    ];
-    job.env = vec![("PATH".into(), "/usr/bin:/bin".into())];
-    let mut job = job.start().unwrap();
-    let deadline = soon();
-    let limits = loop {
-        let limits = Limits::of(job.pid()).unwrap();
-        if limits.0[libc::RLIMIT_CPU as usize].rlim_cur == 600 {
-            break limits;
-        }
-        assert!(deadline.sleep(Duration::from_millis(2)));
-    };
-    job.kill(soon()).unwrap();
-    let (text, _) = confined("ulimit -p; ulimit -c; ulimit -Sn; ulimit -t", Some(limits));
-    assert_eq!(text, "77\n0\n99\n600\n");
-    assert_eq!(Limits::of(job.pid()).unwrap_err(), Errno::ESRCH);
-}
-
-/// A user who takes the program over can start no more processes than their job may.
-#[test]
-fn a_fork_bomb_ends_at_the_jobs_limit() {
-    let _alone = alone();
-    let mut limits = Limits::of(0).unwrap();
-    limits.0[libc::RLIMIT_NPROC as usize] = rlimit64 {
-        rlim_cur: 20,
-        rlim_max: 20,
-    };
-    let line = "i=0; while [ $i -lt 60 ] && sleep 5 & do i=$((i+1)); done; echo $i";
-    let (text, _) = confined(&format!("{{ {line}; }} 2>&1"), Some(limits));
-    assert!(text.contains("fork"), "{text}");
-    let left = || {
-        let table = ProcessTable::scan().unwrap();
-        let lives = |entry: &&Entry| entry.stat.name == "sleep" && entry.stat.state != State::Defunct;
-        table.of_user(STRANGER).filter(lives).count()
-    };
-    let deadline = soon();
-    while left() > 0 {
-        assert!(
-            deadline.sleep(Duration::from_millis(5)),
-            "the session was not killed"
-        );
-    }
 }
 
 #[test]

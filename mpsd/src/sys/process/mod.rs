@@ -17,8 +17,6 @@ mod stat;
 mod table;
 mod threads;
 pub use stat::{Executable, FileRef, Membership, ProcessId, Stat, State, Uids};
-#[cfg(test)]
-pub(super) use table::Entry;
 pub use table::ProcessTable;
 pub use threads::Thread;
 

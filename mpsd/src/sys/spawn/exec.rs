@@ -137,11 +137,6 @@ fn steps(plan: &Plan, wires: &Wires, room: &mut Room, report: RawFd, above: RawF
     }
     descriptors(wires, room, report, above).map_err(at(DESCRIPTORS))?;
     reset_out_of_memory_score().map_err(at("its out-of-memory score cannot be reset"))?;
-    if let Some(confinement) = &plan.confinement {
-        confinement
-            .limits()
-            .map_err(at("the job's limits cannot be set"))?;
-    }
     if let Some(wanted) = plan.nofile {
         raise_open_files(wanted).map_err(at("its limit of open files cannot be set"))?;
     }
