@@ -1,6 +1,6 @@
 //! `mpsctl config show` and `mpsctl advertise`: what the site decided, and what a scheduler is to be told of it.
 
-use crate::node::worker::NvmlWorker;
+use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::advertise::advertise;
 use crate::scheduler::batch_system::Offer;
 use crate::scheduler::{self, Scheduler};
@@ -14,7 +14,7 @@ const NVML_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The node's GPUs; `worker` is the program `mpsd`, which asks NVML.
 pub(super) fn inventory(worker: &Path, nvml: &str) -> Result<Inventory, Failure> {
-    NvmlWorker::start(worker, nvml, NVML_DEADLINE)?.inventory()
+    NvmlWorker::start(worker, nvml, NVML_DEADLINE)?.ask(&Question::Inventory)
 }
 
 /// The verbs of `mpsctl config`.

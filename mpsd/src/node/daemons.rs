@@ -3,18 +3,16 @@
 use super::device_files;
 use super::launch::with_spec;
 use super::real::{RealNode, Started};
-use super::{looks, members as processes};
+use super::{failure, looks, members as processes, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Role, Severity};
 use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, Spec};
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::readable;
+use crate::sys::descriptors::read_line;
 use crate::sys::guard::detach;
-use crate::sys::is_scarcity;
 use crate::sys::process::Process;
-use crate::sys::spawn::SpawnError;
 use mpsd_core::Failure;
 use mpsd_core::config::Cgroup as CgroupRule;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
@@ -23,8 +21,6 @@ use mpsd_core::text::one_line;
 use mpsd_core::trusted::open_trusted;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
-use std::fs::File;
-use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -35,16 +31,10 @@ const KILL_MS: u64 = 2_000;
 const LONGEST_REPORT: usize = 64 * 1024;
 impl Daemons for RealNode {
     fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
-        match open_trusted(control) {
-            Ok(_) => Ok(()),
-            Err(e) => {
-                let (what, why) = ("NVIDIA's MPS control daemon", e.to_string());
-                Err(match e.errno().is_some_and(is_scarcity) {
-                    true => Undetermined::new(what, why).into(),
-                    false => Fault::new(Evidence::VendorProgram, what, why).into(),
-                })
-            }
-        }
+        open_trusted(control).map(drop).map_err(|e| {
+            let evidence = unless_scarce(Evidence::VendorProgram, e.errno());
+            failure(evidence, "NVIDIA's MPS control daemon", e.to_string())
+        })
     }
 
     fn programs(&mut self, control: &Path) -> Programs {
@@ -98,7 +88,10 @@ impl Daemons for RealNode {
         }
         let mut spawn = with_spec(self, journal, spec, &[])?;
         spawn.inherit.push((theirs, REPORT_FD));
-        let mut child = spawn.start().map_err(|e| not_started(&e))?;
+        // A user at the limit of their processes, or a full process table, proves nothing against the node.
+        let mut child = spawn
+            .start()
+            .map_err(|e| Undetermined::new("the job's daemon", e.to_string()))?;
         let Some(process) = child.id() else {
             child.kill(Deadline::after_ms(KILL_MS));
             return Err(Fault::new(Evidence::Storage, "mpsd", "'/proc' does not show it").into());
@@ -150,26 +143,8 @@ impl Daemons for RealNode {
     }
 }
 
-fn not_started(error: &SpawnError) -> Failure {
-    // A user at the limit of their processes, or a full process table, proves nothing against the node.
-    Undetermined::new("the job's daemon", error.to_string()).into()
-}
-
 fn hear(report: &OwnedFd, deadline: Deadline) -> Option<Report> {
-    let mut file = File::from(report.try_clone().ok()?);
-    let mut text = Vec::new();
-    let mut block = [0_u8; 4096];
-    while !text.contains(&b'\n') && text.len() < LONGEST_REPORT {
-        if !readable(report.as_fd(), deadline).ok()? {
-            return None;
-        }
-        match file.read(&mut block).ok()? {
-            0 => break,
-            n => text.extend_from_slice(&block[..n]),
-        }
-    }
-    let line = text.split(|b| *b == b'\n').next()?;
-    serde_json::from_slice(line).ok()
+    serde_json::from_slice(&read_line(report.as_fd(), deadline, LONGEST_REPORT).ok()??).ok()
 }
 
 fn check(

@@ -1,6 +1,6 @@
 //! Failed starts of late, in a file of root's: whose, and when. What they prove is [`crate::job::evidence`]'s.
 
-use crate::sys::deadline::Deadline;
+use super::kept::Kept;
 use crate::sys::files::Dir;
 use mpsd_core::Paths;
 use std::collections::BTreeMap;
@@ -8,58 +8,41 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How many users' failures are evidence.
 const USERS: usize = 2;
-/// Time for the file's lock.
-const LOCK_TIME: Duration = Duration::from_millis(500);
-const NAME: &str = "failed-starts";
-const LOCK: &str = ".failed-starts.lock";
-const LONGEST: usize = 64 * 1024;
+const FILE: Kept = Kept("failed-starts");
+
+/// User ids, each with the seconds since 1970 of the last failure.
+type Failures = BTreeMap<u32, u64>;
 
 /// Enters a failed start of `uid`; true when two or more users' failures lie within `window`.
 pub fn note(paths: &Paths, uid: u32, window: Duration) -> bool {
     let Ok(run) = Dir::open(paths.run()) else {
         return false;
     };
-    let Ok(_held) = run.lock(LOCK, Deadline::after(LOCK_TIME)) else {
-        return false;
-    };
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs();
-    let mut failures = recent(&run, window);
-    failures.insert(uid, now);
-    if let Ok(text) = serde_json::to_vec(&failures) {
-        let _ = run.write_atomic(NAME, &text, 0o600);
-    }
-    failures.len() >= USERS
+    let noted = FILE.change(&run, |failures: &mut Failures| {
+        let now = keep_recent(failures, window);
+        failures.insert(uid, now);
+    });
+    noted.is_some_and(|failures| failures.len() >= USERS)
 }
 
 /// How many users' starts failed within `window`, where they are enough to be told.
 pub fn of_several(paths: &Paths, window: Duration) -> Option<usize> {
-    let run = Dir::open(paths.run()).ok()?;
-    let users = recent(&run, window).len();
-    (users >= USERS).then_some(users)
+    let mut failures: Failures = FILE.read(&Dir::open(paths.run()).ok()?);
+    keep_recent(&mut failures, window);
+    (failures.len() >= USERS).then_some(failures.len())
 }
 
-fn recent(run: &Dir, window: Duration) -> BTreeMap<u32, u64> {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs();
-    let mut failures: BTreeMap<u32, u64> = run
-        .read_limited(NAME, LONGEST)
-        .ok()
-        .flatten()
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-        .unwrap_or_default();
+/// Forgets what lies longer ago than `window`. The seconds since 1970.
+fn keep_recent(failures: &mut Failures, window: Duration) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default().as_secs();
     failures.retain(|_, when| now.saturating_sub(*when) < window.as_secs());
-    failures
+    now
 }
 
 /// A start worked: earlier failures were not the node's.
 pub fn forget(paths: &Paths) {
     if let Ok(run) = Dir::open(paths.run()) {
-        let _ = run.remove_file(NAME);
-        let _ = run.remove_file(LOCK);
+        FILE.remove(&run);
     }
 }

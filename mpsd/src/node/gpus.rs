@@ -2,21 +2,22 @@
 
 use super::members::uid_of;
 use super::real::{RealNode, beside};
-use super::worker::NvmlWorker;
+use super::worker::{NvmlWorker, Question};
 use crate::job::journal::ProcessRef;
 use crate::job::node::Gpus;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory};
+use serde::de::DeserializeOwned;
 
 impl RealNode {
     /// Asks the worker, which is started at the first question; after a failure the next question starts a new one.
-    fn ask<T>(&mut self, question: impl FnOnce(&mut NvmlWorker) -> Result<T, Failure>) -> Result<T, Failure> {
+    fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
         let mut worker = match self.worker.take() {
             Some(worker) => worker,
             None => NvmlWorker::start(&beside("mpsd")?, &self.nvml, self.nvml_time)?,
         };
-        let answer = question(&mut worker);
+        let answer = worker.ask(question);
         match &answer {
             Ok(_) => self.worker = Some(worker),
             Err(_) => self.silent = worker.silent().or(self.silent),
@@ -43,15 +44,15 @@ impl Gpus for RealNode {
     }
 
     fn inventory(&mut self) -> Result<Inventory, Failure> {
-        self.ask(NvmlWorker::inventory)
+        self.ask(&Question::Inventory)
     }
 
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
-        self.ask(|worker| worker.compute_mode(gpu))
+        self.ask(&Question::Mode(gpu.clone()))
     }
 
     fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
-        self.ask(|worker| worker.set_compute_mode(gpu, mode))?;
+        self.ask::<()>(&Question::SetMode(gpu.clone(), mode))?;
         let now = self.compute_mode(gpu)?;
         if now == mode {
             return Ok(());
@@ -65,7 +66,7 @@ impl Gpus for RealNode {
     }
 
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
-        let mut processes = self.ask(|worker| worker.processes(gpu))?;
+        let mut processes: Vec<GpuProcess> = self.ask(&Question::Processes(gpu.clone()))?;
         // NVML goes on listing processes that are gone, or that live in another namespace
         // (docs/facts/mps-control.md#nvml).
         processes.retain(|process| uid_of(process.pid).is_some());

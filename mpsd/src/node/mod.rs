@@ -4,6 +4,7 @@ mod daemons;
 mod device_files;
 pub(crate) mod failed_starts;
 mod gpus;
+mod kept;
 mod launch;
 pub mod log;
 mod looks;
@@ -16,3 +17,21 @@ mod store;
 mod suspicions;
 pub mod user;
 pub mod worker;
+
+use crate::sys::is_scarcity;
+use mpsd_core::Failure;
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use nix::errno::Errno;
+
+/// `evidence` against the node; undetermined where there is none.
+fn failure(evidence: Option<Evidence>, what: impl Into<String>, why: impl Into<String>) -> Failure {
+    match evidence {
+        Some(evidence) => Fault::new(evidence, what, why).into(),
+        None => Undetermined::new(what, why).into(),
+    }
+}
+
+/// The same for what the kernel refused: that something ran out is no evidence.
+fn unless_scarce(evidence: Evidence, errno: Option<Errno>) -> Option<Evidence> {
+    (!errno.is_some_and(is_scarcity)).then_some(evidence)
+}

@@ -1,6 +1,5 @@
 //! NVML, called directly. Every call may hang in the driver: [`super::worker`] calls it from a process of its own.
 
-use crate::sys::files::FileError;
 use mpsd_core::failure::Evidence;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::trusted::open_trusted;
@@ -10,87 +9,51 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError as Cause;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml as Library};
+use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::path::Path;
 
 /// How often a list of processes is asked for again when it grew between the count and the list.
 const ATTEMPTS: usize = 4;
+/// What failed where it was no single GPU.
+const NVML: &str = "NVML";
 /// MiB in bytes.
 const MIB: u64 = 1 << 20;
 
-/// A call of NVML that failed.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {}", self.object(), self.reason())]
+/// Why NVML gave no answer, and what that proves.
+#[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+#[error("{what}: {why}")]
 pub struct NvmlError {
-    /// The C function, or what was done to the library itself.
-    pub call: &'static str,
-    /// The GPU it was about, in words (`GPU-…`, `GPU 3`).
-    pub gpu: Option<String>,
-    /// What NVML or the loader said.
-    pub error: Problem,
-}
-
-/// The cause of an [`NvmlError`].
-#[derive(Debug, thiserror::Error)]
-pub enum Problem {
-    /// The configured file is missing, or not one that root may load.
-    #[error("'{path}': {error}")]
-    Untrusted {
-        /// The configured path.
-        path: String,
-        /// What is wrong with it, or with what it leads through.
-        error: FileError,
-    },
-    /// NVML's own error, or the loader's.
-    #[error(transparent)]
-    Nvml(#[from] Cause),
+    /// The GPU it was about, in words (`GPU-…`, `GPU 3`), else NVML.
+    pub what: String,
+    /// In one line: the C function, or what was done to the library itself, and what NVML or the loader said.
+    pub why: String,
+    /// What it proves about the node; `None` where another user of the GPU, or a missing permission, may be the cause.
+    pub evidence: Option<Evidence>,
 }
 
 impl NvmlError {
-    fn library(call: &'static str, error: impl Into<Problem>) -> Self {
-        Self {
-            call,
-            gpu: None,
-            error: error.into(),
-        }
-    }
-
-    fn gpu(call: &'static str, gpu: impl ToString, error: Cause) -> Self {
-        Self {
-            call,
-            gpu: Some(gpu.to_string()),
-            error: error.into(),
-        }
-    }
-
-    /// What failed: the GPU, where there is one, else NVML.
-    pub fn object(&self) -> String {
-        self.gpu.clone().unwrap_or_else(|| "NVML".to_owned())
-    }
-
-    /// Why, in one line: the call and what it answered.
-    pub fn reason(&self) -> String {
-        let cause = self.error.to_string();
+    fn new(call: &str, what: impl ToString, cause: impl ToString, evidence: Option<Evidence>) -> Self {
         // The loader's messages have several lines.
-        format!("{}: {}", self.call, mpsd_core::text::one_line(&cause, 200))
+        let cause = mpsd_core::text::one_line(&cause.to_string(), 200);
+        Self {
+            what: what.to_string(),
+            why: format!("{call}: {cause}"),
+            evidence,
+        }
     }
 
-    /// What it proves about the node; `None` where another user of the GPU, or a missing permission, may be the cause.
-    pub fn evidence(&self) -> Option<Evidence> {
-        match &self.error {
-            Problem::Untrusted { .. } => Some(Evidence::VendorProgram),
-            Problem::Nvml(cause) => match cause {
+    /// For `map_err`: `call` failed for `what`.
+    fn of(call: &'static str, what: impl ToString) -> impl FnOnce(Cause) -> Self {
+        move |cause| {
+            let evidence = match cause {
                 Cause::LibloadingError(_) | Cause::FailedToLoadSymbol(_) => Some(Evidence::VendorProgram),
                 Cause::GpuLost | Cause::ResetRequired | Cause::NotFound => Some(Evidence::GpuLost),
                 Cause::InUse | Cause::NoPermission | Cause::NotSupported | Cause::InsufficientSize(_) => None,
                 _ => Some(Evidence::Nvml),
-            },
+            };
+            Self::new(call, what, cause, evidence)
         }
-    }
-
-    /// Whether this GPU has gone, or must be reset before anyone can use it.
-    pub fn is_lost(&self) -> bool {
-        self.evidence() == Some(Evidence::GpuLost)
     }
 }
 
@@ -109,19 +72,13 @@ impl Nvml {
         let path = Path::new(library);
         if path.is_absolute() {
             open_trusted(path).map_err(|error| {
-                NvmlError::library(
-                    "load",
-                    Problem::Untrusted {
-                        path: library.to_owned(),
-                        error,
-                    },
-                )
+                let why = format!("'{library}': {error}");
+                NvmlError::new("load", NVML, why, Some(Evidence::VendorProgram))
             })?;
         }
         let loaded = Library::builder().lib_path(OsStr::new(library)).init();
-        Ok(Self {
-            library: loaded.map_err(|cause| NvmlError::library("nvmlInit_v2", cause))?,
-        })
+        let library = loaded.map_err(NvmlError::of("nvmlInit_v2", NVML))?;
+        Ok(Self { library })
     }
 
     /// All GPUs that answer. One that is lost is left out: whoever needs it finds it missing.
@@ -129,16 +86,15 @@ impl Nvml {
     /// # Errors
     /// NVML itself fails, or a GPU for another reason than being lost.
     pub fn inventory(&self) -> Result<Inventory, NvmlError> {
-        const COUNT: &str = "nvmlDeviceGetCount_v2";
         let count = self
             .library
             .device_count()
-            .map_err(|cause| NvmlError::library(COUNT, cause))?;
+            .map_err(NvmlError::of("nvmlDeviceGetCount_v2", NVML))?;
         let mut gpus = Vec::new();
         for index in 0..count {
             match self.gpu(index) {
                 Ok(gpu) => gpus.push(gpu),
-                Err(error) if error.is_lost() => {}
+                Err(error) if error.evidence == Some(Evidence::GpuLost) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -146,7 +102,7 @@ impl Nvml {
     }
 
     fn gpu(&self, index: u32) -> Result<Gpu, NvmlError> {
-        let failed = |call| move |cause| NvmlError::gpu(call, format!("GPU {index}"), cause);
+        let failed = |call| NvmlError::of(call, format!("GPU {index}"));
         let device = self
             .library
             .device_by_index(index)
@@ -181,9 +137,9 @@ impl Nvml {
     /// # Errors
     /// The GPU is unknown or lost, or NVML fails.
     pub fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, NvmlError> {
-        const CALL: &str = "nvmlDeviceGetComputeMode";
         let mode = self.device(gpu)?.compute_mode();
-        mode.map(ours).map_err(|cause| NvmlError::gpu(CALL, gpu, cause))
+        mode.map(ours)
+            .map_err(NvmlError::of("nvmlDeviceGetComputeMode", gpu))
     }
 
     /// Sets the compute mode of `gpu`; the caller reads it back.
@@ -191,9 +147,8 @@ impl Nvml {
     /// # Errors
     /// As [`Nvml::compute_mode`]; the caller is not root; the driver refuses.
     pub fn set_compute_mode(&self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), NvmlError> {
-        const CALL: &str = "nvmlDeviceSetComputeMode";
         let set = self.device(gpu)?.set_compute_mode(theirs(mode));
-        set.map_err(|cause| NvmlError::gpu(CALL, gpu, cause))
+        set.map_err(NvmlError::of("nvmlDeviceSetComputeMode", gpu))
     }
 
     /// The processes with a compute context on `gpu`: the plain list, which has the MPS servers, and the MPS clients.
@@ -206,25 +161,17 @@ impl Nvml {
     pub fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, NvmlError> {
         let device = self.device(gpu)?;
         let plain = settled(|| device.running_compute_processes())
-            .map_err(|cause| NvmlError::gpu("nvmlDeviceGetComputeRunningProcesses_v3", gpu, cause))?;
-        let clients = match settled(|| device.mps_running_compute_processes()) {
-            Ok(clients) => clients,
-            // Before Volta, and drivers without the call: their clients all stand in the plain list.
-            Err(Cause::NotSupported | Cause::FunctionNotFound | Cause::FailedToLoadSymbol(_)) => Vec::new(),
-            Err(cause) => {
-                return Err(NvmlError::gpu(
-                    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-                    gpu,
-                    cause,
-                ));
-            }
-        };
+            .map_err(NvmlError::of("nvmlDeviceGetComputeRunningProcesses_v3", gpu))?;
+        let clients = settled(|| device.mps_running_compute_processes());
+        // Before Volta, and drivers without the call: their clients all stand in the plain list.
+        let clients = or_unknown(clients, Vec::new())
+            .map_err(NvmlError::of("nvmlDeviceGetMPSComputeRunningProcesses_v3", gpu))?;
         Ok(merged(&plain, &clients))
     }
 
     fn device(&self, gpu: &GpuUuid) -> Result<Device<'_>, NvmlError> {
         let device = self.library.device_by_uuid(gpu.as_str());
-        device.map_err(|cause| NvmlError::gpu("nvmlDeviceGetHandleByUUID", gpu, cause))
+        device.map_err(NvmlError::of("nvmlDeviceGetHandleByUUID", gpu))
     }
 }
 
@@ -260,12 +207,16 @@ fn merged(plain: &[ProcessInfo], clients: &[ProcessInfo]) -> Vec<GpuProcess> {
         .collect()
 }
 
+/// Before Ampere, and drivers before MIG, there is none.
 fn is_mig(device: &Device<'_>) -> Result<bool, Cause> {
-    match device.mig_mode() {
-        Ok(mode) => Ok(mode.current != 0),
-        // Before Ampere, and drivers before MIG.
-        Err(Cause::NotSupported | Cause::FunctionNotFound | Cause::FailedToLoadSymbol(_)) => Ok(false),
-        Err(cause) => Err(cause),
+    or_unknown(device.mig_mode().map(|mode| mode.current != 0), false)
+}
+
+/// `usual` where this GPU or this driver does not know the call.
+fn or_unknown<T>(answer: Result<T, Cause>, usual: T) -> Result<T, Cause> {
+    match answer {
+        Err(Cause::NotSupported | Cause::FunctionNotFound | Cause::FailedToLoadSymbol(_)) => Ok(usual),
+        answer => answer,
     }
 }
 

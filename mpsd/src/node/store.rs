@@ -1,16 +1,13 @@
 //! Directories, journals, records and accounts on disk.
 
 use super::real::RealNode;
-use super::{failed_starts, suspicions};
+use super::{failed_starts, failure, suspicions, unless_scarce};
 use crate::job::account::Account;
 use crate::job::journal::Journal;
 use crate::job::node::{Held, Store};
 use crate::job::suspicion::Suspicion;
 use crate::sys::deadline::Deadline;
-use crate::sys::files::Bounds;
-use crate::sys::files::LockError;
-use crate::sys::files::{Dir, FileError};
-use crate::sys::is_scarcity;
+use crate::sys::files::{Bounds, Dir, FileError, LockError};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD};
 use mpsd_core::record::Record;
@@ -41,29 +38,24 @@ const ROOT: (u32, u32) = (0, 0);
 
 /// A failure of root's in a place that only root can write is the node's, unless something ran out: the users' pipe and
 /// log directories lie in the same file system.
-fn fault(error: &FileError) -> Failure {
-    let (what, why) = match error {
+fn fault(error: FileError) -> Failure {
+    let (what, why) = match &error {
         FileError::Io { act, path, errno } => (format!("cannot {act} '{}'", path.display()), errno.desc()),
         FileError::Unfit { .. } | FileError::Bound { .. } => (error.to_string(), "it is not as we left it"),
     };
-    match error.errno().is_some_and(is_scarcity) {
-        true => Undetermined::new(what, why).into(),
-        false => Fault::new(Evidence::Storage, what, why).into(),
-    }
+    failure(unless_scarce(Evidence::Storage, error.errno()), what, why)
 }
 
-fn lock_failed(error: LockError) -> Failure {
-    match error {
-        LockError::File(error) => fault(&error),
-        other => Undetermined::new("lock", other.to_string()).into(),
-    }
+/// What only root writes cannot be understood, or not be written down.
+fn garbled(what: impl Into<String>, why: impl ToString) -> Failure {
+    Fault::new(Evidence::Storage, what, why.to_string()).into()
 }
 
-/// Opens `path`, making its last two components if need be: `/run/mpsd/jobs` after a boot without tmpfiles.
+/// Opens `path`, making its last components if need be: `/run/mpsd/jobs` after a boot without tmpfiles.
 fn make(path: &Path) -> Result<Dir, Failure> {
     match Dir::open(path) {
         Err(error) if error.is_absent() => {}
-        other => return other.map_err(|e| fault(&e)),
+        other => return other.map_err(fault),
     }
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Fault::new(
@@ -73,14 +65,10 @@ fn make(path: &Path) -> Result<Dir, Failure> {
         )
         .into());
     };
-    let above = match Dir::open(parent) {
-        Err(error) if error.is_absent() => make(parent)?,
-        other => other.map_err(|e| fault(&e))?,
-    };
-    above
+    make(parent)?
         .create_dir(name, PASSABLE, ROOT)
         .map(|(dir, _)| dir)
-        .map_err(|e| fault(&e))
+        .map_err(fault)
 }
 
 /// `path`, if it is there.
@@ -88,12 +76,12 @@ fn find(path: &Path) -> Result<Option<Dir>, Failure> {
     match Dir::open(path) {
         Ok(dir) => Ok(Some(dir)),
         Err(error) if error.is_absent() => Ok(None),
-        Err(error) => Err(fault(&error)),
+        Err(error) => Err(fault(error)),
     }
 }
 
 fn job_dir(node: &RealNode, job: &JobId) -> Result<Dir, Failure> {
-    Dir::open(node.paths.job(job).directory()).map_err(|e| fault(&e))
+    Dir::open(node.paths.job(job).directory()).map_err(fault)
 }
 
 /// `x` of `.x.lock`.
@@ -105,7 +93,7 @@ fn names(path: &Path) -> Result<Vec<String>, Failure> {
     let Some(dir) = find(path)? else {
         return Ok(Vec::new());
     };
-    let names = dir.names(MOST_JOBS).map_err(|e| fault(&e))?;
+    let names = dir.names(MOST_JOBS).map_err(fault)?;
     let mut names: Vec<String> = names.into_iter().filter_map(|n| n.into_string().ok()).collect();
     names.sort();
     Ok(names)
@@ -115,6 +103,23 @@ fn names(path: &Path) -> Result<Vec<String>, Failure> {
 const MOST_JOBS: usize = 10_000;
 
 impl RealNode {
+    /// How much of a user's files is removed.
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            entries: MOST_ENTRIES,
+            deadline: self.ends.within(REMOVE_TIME),
+        }
+    }
+
+    /// The lock `name` in `dir`, with a deadline.
+    fn lock(&self, dir: &Dir, name: String) -> Result<Held, Failure> {
+        match dir.lock(name, Deadline::after(self.lock_time)) {
+            Ok(held) => Ok(Box::new(held)),
+            Err(LockError::File(error)) => Err(fault(error)),
+            Err(other) => Err(Undetermined::new("lock", other.to_string()).into()),
+        }
+    }
+
     /// The jobs of which nothing but the lock is left, by their directories' names.
     ///
     /// # Errors
@@ -134,12 +139,7 @@ impl RealNode {
 impl Store for RealNode {
     /// Locks a GPU's account. The lock file stands beside it and goes with it.
     fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<Held, Failure> {
-        let gpus = make(&self.paths.gpus())?;
-        let name = format!(".{gpu}.lock");
-        let held = gpus
-            .lock(&name, Deadline::after(self.lock_time))
-            .map_err(lock_failed)?;
-        Ok(Box::new(held))
+        self.lock(&make(&self.paths.gpus())?, format!(".{gpu}.lock"))
     }
 
     fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
@@ -147,13 +147,13 @@ impl Store for RealNode {
             return Ok(None);
         };
         // What somebody killed while writing the account left: the lock is ours now.
-        gpus.remove_file(format!(".{gpu}.new")).map_err(|e| fault(&e))?;
-        let Some(bytes) = gpus.read_limited(gpu.as_str(), LONGEST).map_err(|e| fault(&e))? else {
+        gpus.remove_file(format!(".{gpu}.new")).map_err(fault)?;
+        let Some(bytes) = gpus.read_limited(gpu.as_str(), LONGEST).map_err(fault)? else {
             return Ok(None);
         };
         serde_json::from_slice(&bytes)
             .map(Some)
-            .map_err(|e| Fault::new(Evidence::Storage, format!("account of {gpu}"), e.to_string()).into())
+            .map_err(|e| garbled(format!("account of {gpu}"), e))
     }
 
     /// Writes a GPU's account, or removes it with its lock, which the caller holds.
@@ -162,13 +162,12 @@ impl Store for RealNode {
         match account {
             Some(account) => {
                 let text = serde_json::to_vec_pretty(account)
-                    .map_err(|e| Fault::new(Evidence::Storage, format!("account of {gpu}"), e.to_string()))?;
-                gpus.write_atomic(gpu.as_str(), &text, SECRET)
-                    .map_err(|e| fault(&e))
+                    .map_err(|e| garbled(format!("account of {gpu}"), e))?;
+                gpus.write_atomic(gpu.as_str(), &text, SECRET).map_err(fault)
             }
             None => {
-                gpus.remove_file(gpu.as_str()).map_err(|e| fault(&e))?;
-                gpus.remove_file(format!(".{gpu}.lock")).map_err(|e| fault(&e))?;
+                gpus.remove_file(gpu.as_str()).map_err(fault)?;
+                gpus.remove_file(format!(".{gpu}.lock")).map_err(fault)?;
                 Ok(())
             }
         }
@@ -187,64 +186,55 @@ impl Store for RealNode {
     /// Makes the job's directory and takes its lock, which stands beside it: a lock inside would vanish with it.
     fn open_job(&mut self, job: &JobId) -> Result<Held, Failure> {
         let jobs = make(&self.paths.jobs())?;
-        let held = jobs
-            .lock(JobPaths::lock_name(job), Deadline::after(self.lock_time))
-            .map_err(lock_failed)?;
+        let held = self.lock(&jobs, JobPaths::lock_name(job))?;
         jobs.create_dir(job.directory_name(), PASSABLE, ROOT)
-            .map_err(|e| fault(&e))?;
-        Ok(Box::new(held))
+            .map_err(fault)?;
+        Ok(held)
     }
 
     fn find_job(&mut self, job: &JobId) -> Result<Option<Held>, Failure> {
         let Some(jobs) = find(&self.paths.jobs())? else {
             return Ok(None);
         };
-        let there = |name: String| jobs.status_of(name).map(|s| s.is_some()).map_err(|e| fault(&e));
+        let there = |name: String| jobs.status_of(name).map(|s| s.is_some()).map_err(fault);
         // The lock alone is left where somebody was killed between removing the one and the other.
         if !there(job.directory_name())? && !there(JobPaths::lock_name(job))? {
             return Ok(None);
         }
-        let held = jobs
-            .lock(JobPaths::lock_name(job), Deadline::after(self.lock_time))
-            .map_err(lock_failed)?;
+        let held = self.lock(&jobs, JobPaths::lock_name(job))?;
         if !there(job.directory_name())? {
             // The lock file goes too.
-            jobs.remove_file(JobPaths::lock_name(job))
-                .map_err(|e| fault(&e))?;
+            jobs.remove_file(JobPaths::lock_name(job)).map_err(fault)?;
             return Ok(None);
         }
-        Ok(Some(Box::new(held)))
+        Ok(Some(held))
     }
 
     fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
         let Some(dir) = find(self.paths.job(job).directory())? else {
             return Ok(None);
         };
-        let Some(bytes) = dir.read_limited(JOURNAL, LONGEST).map_err(|e| fault(&e))? else {
+        let Some(bytes) = dir.read_limited(JOURNAL, LONGEST).map_err(fault)? else {
             return Ok(None);
         };
         Journal::parse(&String::from_utf8_lossy(&bytes))
             .map(Some)
-            .map_err(|why| Fault::new(Evidence::Storage, format!("journal of job {job}"), why).into())
+            .map_err(|why| garbled(format!("journal of job {job}"), why))
     }
 
     fn write_journal(&mut self, journal: &Journal) -> Result<(), Failure> {
-        let text = journal
-            .to_text()
-            .map_err(|why| Fault::new(Evidence::Storage, "journal", why))?;
+        let text = journal.to_text().map_err(|why| garbled("journal", why))?;
         job_dir(self, &journal.job)?
             .write_atomic(JOURNAL, text.as_bytes(), SECRET)
-            .map_err(|e| fault(&e))
+            .map_err(fault)
     }
 
     /// Writes the record. With the node its readers end too, so nobody waits for the disk.
     fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
-        let text = record
-            .to_text()
-            .map_err(|why| Fault::new(Evidence::Storage, "record", why))?;
+        let text = record.to_text().map_err(|why| garbled("record", why))?;
         job_dir(self, &record.job)?
             .write_whole(RECORD, text.as_bytes(), READABLE)
-            .map_err(|e| fault(&e))
+            .map_err(fault)
     }
 
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
@@ -252,7 +242,7 @@ impl Store for RealNode {
         let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
         for name in [pipe, log] {
             dir.create_dir(name, PRIVATE, (journal.uid, journal.gid))
-                .map_err(|e| fault(&e))?;
+                .map_err(fault)?;
         }
         Ok(())
     }
@@ -264,13 +254,7 @@ impl Store for RealNode {
         };
         let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
         for name in [pipe, log] {
-            let removed = dir.remove_tree(
-                &name,
-                Bounds {
-                    entries: MOST_ENTRIES,
-                    deadline: self.ends.within(REMOVE_TIME),
-                },
-            );
+            let removed = dir.remove_tree(&name, self.bounds());
             // The user owns what is in there, and may still be at it.
             removed.map_err(|e| Undetermined::new("cannot clean the user's directory", e.to_string()))?;
         }
@@ -282,14 +266,9 @@ impl Store for RealNode {
         let Some(jobs) = find(&self.paths.jobs())? else {
             return Ok(());
         };
-        let bounds = Bounds {
-            entries: MOST_ENTRIES,
-            deadline: self.ends.within(REMOVE_TIME),
-        };
-        jobs.remove_tree(job.directory_name(), bounds)
-            .map_err(|e| fault(&e))?;
-        jobs.remove_file(JobPaths::lock_name(job))
-            .map_err(|e| fault(&e))?;
+        jobs.remove_tree(job.directory_name(), self.bounds())
+            .map_err(fault)?;
+        jobs.remove_file(JobPaths::lock_name(job)).map_err(fault)?;
         Ok(())
     }
 
@@ -301,8 +280,8 @@ impl Store for RealNode {
     fn cancel(&mut self, job: &JobId) -> Result<(), Failure> {
         let (dir, _) = make(&self.paths.jobs())?
             .create_dir(job.directory_name(), PASSABLE, ROOT)
-            .map_err(|e| fault(&e))?;
-        dir.write_whole(CANCELLED, b"", SECRET).map_err(|e| fault(&e))
+            .map_err(fault)?;
+        dir.write_whole(CANCELLED, b"", SECRET).map_err(fault)
     }
 
     fn is_cancelled(&self, job: &JobId) -> bool {

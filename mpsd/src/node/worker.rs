@@ -2,18 +2,16 @@
 //!
 //! `mpsd --nvml LIBRARY` loads NVML once and answers questions, one line of JSON each, until its descriptor closes.
 
-use super::device_files;
 use super::nvml::{Nvml, NvmlError};
+use super::{device_files, failure, unless_scarce};
 use crate::sys::Exit;
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::readable;
-use crate::sys::is_scarcity;
+use crate::sys::descriptors::read_line;
 use crate::sys::process::ProcessId;
 use crate::sys::spawn::{Child, Spawn};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use mpsd_core::gpu::GpuProcess;
-use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory};
+use mpsd_core::{ComputeMode, Failure, GpuUuid};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -27,25 +25,24 @@ use std::time::Duration;
 
 /// The worker's end of the conversation.
 pub const WORKER_FD: i32 = 3;
+/// What a failure of its own is a failure of.
+const WORKER: &str = "NVML worker";
 /// Longest answer, bytes: 16 GPUs' inventory has a few kilobytes.
-const LONGEST: u64 = 1 << 20;
+const LONGEST: usize = 1 << 20;
 /// Time for a killed worker to go; in the driver it may stay.
 const GRACE: Duration = Duration::from_millis(200);
 
+/// What NVML is asked, or told.
 #[derive(Debug, Serialize, Deserialize)]
-enum Question {
+pub enum Question {
+    /// All GPUs: an [`mpsd_core::Inventory`].
     Inventory,
+    /// The compute mode of a GPU: a [`ComputeMode`].
     Mode(GpuUuid),
+    /// Sets it: nothing.
     SetMode(GpuUuid, ComputeMode),
+    /// The processes on a GPU: [`mpsd_core::gpu::GpuProcess`]es.
     Processes(GpuUuid),
-}
-
-/// Why there is no answer, and whether that proves the node broken.
-#[derive(Debug, Serialize, Deserialize)]
-struct Unanswered {
-    what: String,
-    why: String,
-    evidence: Option<Evidence>,
 }
 
 /// The worker's side: answers until nobody asks.
@@ -85,18 +82,14 @@ fn answer(nvml: &mut Option<Nvml>, library: &str, question: Question) -> serde_j
 }
 
 fn text<T: Serialize>(answer: Result<T, NvmlError>) -> serde_json::Result<String> {
-    serde_json::to_string(&answer.map_err(|error| Unanswered {
-        what: error.object(),
-        why: error.reason(),
-        evidence: error.evidence(),
-    }))
+    serde_json::to_string(&answer)
 }
 
 /// The asker's side.
 #[derive(Debug)]
 pub struct NvmlWorker {
     child: Child,
-    stream: BufReader<UnixStream>,
+    stream: UnixStream,
     limit: Duration,
     /// It gave no answer in its time.
     silent: bool,
@@ -108,12 +101,7 @@ impl NvmlWorker {
     /// # Errors
     /// A fault: root could not start its own program. Undetermined where processes or descriptors ran out.
     pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
-        let broken = |why: String, errno: Option<Errno>| -> Failure {
-            match errno.filter(|errno| is_scarcity(*errno)) {
-                Some(_) => Undetermined::new("NVML worker", why).into(),
-                None => Fault::new(Evidence::Storage, "NVML worker", why).into(),
-            }
-        };
+        let broken = |why: String, errno| failure(unless_scarce(Evidence::Storage, errno), WORKER, why);
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
             SockType::Stream,
@@ -128,33 +116,10 @@ impl NvmlWorker {
         let child = spawn.start().map_err(|e| broken(e.to_string(), e.errno()))?;
         Ok(Self {
             child,
-            stream: BufReader::new(UnixStream::from(ours)),
+            stream: UnixStream::from(ours),
             limit,
             silent: false,
         })
-    }
-
-    /// All GPUs.
-    ///
-    /// # Errors
-    /// A fault when NVML does not answer, or answers what proves the node broken; else undetermined.
-    pub fn inventory(&mut self) -> Result<Inventory, Failure> {
-        self.ask(&Question::Inventory)
-    }
-
-    /// The compute mode of `gpu`; errors as [`NvmlWorker::inventory`].
-    pub fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
-        self.ask(&Question::Mode(gpu.clone()))
-    }
-
-    /// Sets the compute mode of `gpu`; errors as [`NvmlWorker::inventory`].
-    pub fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
-        self.ask(&Question::SetMode(gpu.clone(), mode))
-    }
-
-    /// The processes on `gpu`; errors as [`NvmlWorker::inventory`].
-    pub fn processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
-        self.ask(&Question::Processes(gpu.clone()))
     }
 
     /// The process, where it gave no answer in its time.
@@ -167,54 +132,31 @@ impl NvmlWorker {
         self.child.signal(Signal::SIGKILL);
     }
 
-    fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
-        let lost = |why: String| Failure::from(Undetermined::new("NVML worker", why));
+    /// The answer to `question`.
+    ///
+    /// # Errors
+    /// A fault when NVML's process dies, or what it answers proves the node broken; else undetermined.
+    pub fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
+        let lost = |why: String| Failure::from(Undetermined::new(WORKER, why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;
         line.push('\n');
         self.stream
-            .get_mut()
             .write_all(line.as_bytes())
             .map_err(|e| lost(format!("it has gone: {e}")))?;
-        let text = self.hear()?;
-        let answer: Result<T, Unanswered> =
-            serde_json::from_str(&text).map_err(|e| lost(format!("unreadable answer: {e}")))?;
-        answer.map_err(|unanswered| {
-            let Unanswered { what, why, evidence } = unanswered;
-            match evidence {
-                Some(evidence) => Fault::new(evidence, what, why).into(),
-                None => Undetermined::new(what, why).into(),
-            }
-        })
-    }
-
-    fn hear(&mut self) -> Result<String, Failure> {
-        let deadline = Deadline::after(self.limit);
-        // An answer may come in pieces; each is waited for under the one deadline.
-        let mut text = Vec::new();
-        loop {
-            if !readable(self.stream.get_ref().as_fd(), deadline).unwrap_or(false) {
+        let text = match read_line(self.stream.as_fd(), Deadline::after(self.limit), LONGEST) {
+            Ok(Some(text)) => text,
+            Ok(None) => return Err(self.died()),
+            Err(Errno::ETIMEDOUT) => {
                 // It may be starved or stopped: what holds it is for the asker to find out.
                 self.silent = true;
                 let why = format!("no answer within {} ms", self.limit.as_millis());
                 return Err(Undetermined::new("NVML", why).into());
             }
-            let chunk = self
-                .stream
-                .fill_buf()
-                .map_err(|e| Undetermined::new("NVML worker", e.to_string()))?;
-            if chunk.is_empty() || text.len() as u64 > LONGEST {
-                return Err(self.died());
-            }
-            let (taken, whole) = match chunk.iter().position(|b| *b == b'\n') {
-                Some(end) => (end + 1, true),
-                None => (chunk.len(), false),
-            };
-            text.extend_from_slice(&chunk[..taken]);
-            self.stream.consume(taken);
-            if whole {
-                return Ok(String::from_utf8_lossy(&text).into_owned());
-            }
-        }
+            Err(errno) => return Err(lost(errno.to_string())),
+        };
+        let answer: Result<T, NvmlError> =
+            serde_json::from_slice(&text).map_err(|e| lost(format!("unreadable answer: {e}")))?;
+        answer.map_err(|NvmlError { what, why, evidence }| failure(evidence, what, why))
     }
 
     /// Its end without an answer. A crash is the library's. But when a job has used up the memory the kernel sends SIGKILL,
@@ -224,13 +166,12 @@ impl NvmlWorker {
             Exit::Signal(signal) => signal == Signal::SIGKILL as i32 || signal == Signal::SIGABRT as i32,
             Exit::Code(code) => code == 127,
         };
-        match self.child.wait(Deadline::after(GRACE)) {
-            Some(end) if scarce(&end) => Undetermined::new(
-                "NVML",
-                format!("the process that called it ended by {end}: has memory run out?"),
-            )
-            .into(),
-            _ => Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into(),
+        match self.child.wait(Deadline::after(GRACE)).filter(scarce) {
+            Some(end) => {
+                let why = format!("the process that called it ended by {end}: has memory run out?");
+                Undetermined::new("NVML", why).into()
+            }
+            None => Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into(),
         }
     }
 }

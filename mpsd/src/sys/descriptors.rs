@@ -98,6 +98,31 @@ pub(super) fn read_up_to(fd: impl AsFd, cap: usize) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
+/// Reads to the first end of a line; None when the end comes first, or more than `most` bytes do.
+///
+/// # Errors
+/// ETIMEDOUT at the deadline; as poll(2) and read(2).
+pub fn read_line(fd: BorrowedFd<'_>, deadline: Deadline, most: usize) -> Result<Option<Vec<u8>>, Errno> {
+    let mut text = Vec::new();
+    let mut block = [0; 4096];
+    while text.len() <= most {
+        if !readable(fd, deadline)? {
+            return Err(Errno::ETIMEDOUT);
+        }
+        match nix::unistd::read(fd, &mut block) {
+            Ok(0) => return Ok(None),
+            Ok(got) => text.extend_from_slice(block.get(..got).unwrap_or_default()),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        if let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+            text.truncate(end);
+            return Ok(Some(text));
+        }
+    }
+    Ok(None)
+}
+
 /// Waits until `fd` is readable or at its end; false at the deadline.
 ///
 /// # Errors

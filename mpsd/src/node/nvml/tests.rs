@@ -34,10 +34,10 @@ fn a_client_in_both_lists_is_one_process() {
 
 #[test]
 fn what_an_error_proves() {
-    let about = |cause| NvmlError::gpu("nvmlDeviceGetComputeMode", "GPU 3", cause);
-    assert_eq!(about(Cause::GpuLost).evidence(), Some(Evidence::GpuLost));
-    assert_eq!(about(Cause::DriverNotLoaded).evidence(), Some(Evidence::Nvml));
-    assert_eq!(about(Cause::InUse).evidence(), None);
+    let about = |cause| NvmlError::of("nvmlDeviceGetComputeMode", "GPU 3")(cause);
+    assert_eq!(about(Cause::GpuLost).evidence, Some(Evidence::GpuLost));
+    assert_eq!(about(Cause::DriverNotLoaded).evidence, Some(Evidence::Nvml));
+    assert_eq!(about(Cause::InUse).evidence, None);
     let message = about(Cause::GpuLost).to_string();
     assert!(
         message.starts_with("GPU 3: nvmlDeviceGetComputeMode: device fell off the bus"),
@@ -48,7 +48,7 @@ fn what_an_error_proves() {
 #[test]
 fn a_library_that_is_not_there_or_not_roots_is_named() {
     let missing = Nvml::load("/nonexistent/libnvidia-ml.so.1").unwrap_err();
-    assert_eq!(missing.evidence(), Some(Evidence::VendorProgram));
+    assert_eq!(missing.evidence, Some(Evidence::VendorProgram));
     assert!(
         missing.to_string().contains("'/nonexistent/libnvidia-ml.so.1'"),
         "{missing}"
@@ -65,6 +65,6 @@ fn a_library_that_is_not_there_or_not_roots_is_named() {
 #[test]
 fn a_name_that_the_loader_does_not_know_is_one_line() {
     let error = Nvml::load("libnvidia-ml-that-is-not-there.so.1").unwrap_err();
-    assert_eq!(error.evidence(), Some(Evidence::VendorProgram));
+    assert_eq!(error.evidence, Some(Evidence::VendorProgram));
     assert!(!error.to_string().contains('\n'), "{error}");
 }

@@ -46,7 +46,7 @@ fn what_is_suspected_is_kept_from_its_first_look_and_leaves_nothing_when_it_is_o
 fn a_file_that_is_none_of_ours_suspects_nobody() {
     let place = tempfile::tempdir().unwrap();
     let paths = Paths::new(place.path(), place.path());
-    std::fs::write(place.path().join(NAME), "{").unwrap();
+    std::fs::write(place.path().join(FILE.0), "{").unwrap();
     assert_eq!(all(&paths), []);
     add(&paths, &suspicion(691, 100));
     assert_eq!(all(&paths).len(), 1);
