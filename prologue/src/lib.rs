@@ -18,8 +18,8 @@ use mpsd::scheduler::{self, BatchSystem, Devices, Host, Input, Site, Submission,
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
-use mpsd_core::config::{Config, ConfigError, Settings};
-use mpsd_core::failure::{Evidence, Fault};
+use mpsd_core::config::{Config, Settings};
+use mpsd_core::failure::Fault;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -115,8 +115,7 @@ fn limit(arguments: &Arguments, system: &dyn BatchSystem, node: &str) -> Duratio
 /// Reads the configuration and looks the user up: a fault for an unusable one, undetermined when he is not known here.
 fn prepare(arguments: &Arguments, asked: Asked, deadline: Deadline) -> Result<Job, Failure> {
     let node = asked.submission.node_name(&ThisHost);
-    let (config, settings) = load(arguments, &node)
-        .map_err(|e| Fault::new(Evidence::Configuration, "configuration", e.to_string()))?;
+    let (config, settings) = load(arguments, &node)?;
     let user = find_user(&asked.submission.user)?;
     Ok(Job {
         asked,
@@ -130,7 +129,7 @@ fn prepare(arguments: &Arguments, asked: Asked, deadline: Deadline) -> Result<Jo
     })
 }
 
-fn load(arguments: &Arguments, node: &str) -> Result<(Config, Settings), ConfigError> {
+fn load(arguments: &Arguments, node: &str) -> Result<(Config, Settings), Fault> {
     let config = Config::load(&arguments.config)?;
     let settings = config.for_node(node, &[])?;
     Ok((config, settings))

@@ -5,7 +5,7 @@ use super::job::JobId;
 use std::path::{Path, PathBuf};
 
 /// The two roots of everything that the suite writes on a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Paths {
     run: PathBuf,
     state: PathBuf,

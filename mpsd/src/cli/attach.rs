@@ -1,7 +1,7 @@
 //! What attaches a process to its job's MPS, found from the scheduler's own variables and root's record.
 
 use crate::scheduler::{Host, Lookup, ThisHost};
-use mpsd_core::config::{Config, ConfigError, Settings};
+use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::{
     Change, JOB, Task, VISIBLE_DEVICES, counted, local_rank, strip_inherited, task_environment,
 };
@@ -110,7 +110,7 @@ impl Caller<'_> {
         }
         // A shell that every job has is never stopped by it; who asks for variables must not be told "none" wrongly.
         if let (Some(error), false) = (broken, self.main) {
-            return Err(Failure::from(Fault::from(error)).into());
+            return Err(Failure::from(error).into());
         }
         Ok(Found::WithoutMps(strip_inherited(
             &settings.paths.jobs(),
@@ -144,7 +144,7 @@ impl Caller<'_> {
 
     /// What is in force here, and why the file does not say so: without it the usual directories are looked into.
     /// No file at all means that nothing of ours is configured.
-    fn settings(&self) -> (Settings, Option<ConfigError>) {
+    fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
             Ok(settings) => (settings, None),

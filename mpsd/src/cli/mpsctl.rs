@@ -13,7 +13,7 @@ use crate::sys::priority;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use mpsd_core::failure::EXIT_NODE;
-use mpsd_core::{Failure, Fault, Refusal, Undetermined};
+use mpsd_core::{Failure, Refusal, Undetermined};
 use std::path::{Path, PathBuf};
 
 /// The user's and the administrator's tool for jobs with an NVIDIA MPS of their own.
@@ -202,7 +202,7 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
         return Ok(Settings::usual());
     }
     let read = Config::load(config).and_then(|file| file.for_node(node, &[]));
-    Ok(read.map_err(Fault::from)?)
+    Ok(read?)
 }
 
 /// The verbs that stand in a scheduler's folder.

@@ -8,7 +8,7 @@ use crate::scheduler::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Site, Submission, ThisHost, UserRef,
 };
 use mpsd_core::config::Config;
-use mpsd_core::{Failure, Fault, JobId, Refusal};
+use mpsd_core::{Failure, JobId, Refusal};
 use std::path::Path;
 
 /// The job's id where nobody gives one.
@@ -43,9 +43,9 @@ impl PlanVerb {
     /// # Errors
     /// What would keep mps-prologue from carrying the plan out, as far as can be told without touching anything.
     pub fn run(&self, config: &Path, worker: &Path, env: scheduler::Lookup<'_>) -> Result<String, Failure> {
-        let file = Config::load(config).map_err(Fault::from)?;
+        let file = Config::load(config)?;
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
-        let settings = file.for_node(&host, &[]).map_err(Fault::from)?;
+        let settings = file.for_node(&host, &[])?;
         let input = self.asking.input(env, Site::of(&settings), false);
         let asked = match &self.user {
             Some(user) => self.asking.asked_by(self.submission(user)?)?,

@@ -5,7 +5,7 @@ use crate::scheduler::advertise::advertise;
 use crate::scheduler::batch_system::Offer;
 use crate::scheduler::{self, Scheduler};
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::{Failure, Fault, Inventory};
+use mpsd_core::{Failure, Inventory};
 use std::path::Path;
 use std::time::Duration;
 
@@ -41,10 +41,10 @@ impl Show {
     /// # Errors
     /// The file cannot be used, or the name is none.
     pub fn run(&self, file: &Path, host: &str) -> Result<String, Failure> {
-        let config = Config::load(file).map_err(Fault::from)?;
+        let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
         let products: Vec<&str> = self.products.iter().map(String::as_str).collect();
-        let settings = config.for_node(node, &products).map_err(Fault::from)?;
+        let settings = config.for_node(node, &products)?;
         Ok(format!("# node '{node}'\n{}", settings.explain(file)))
     }
 }
@@ -66,9 +66,9 @@ impl Advertise {
     /// # Errors
     /// The file cannot be used, NVML does not answer, or nothing is to be offered.
     pub fn run(&self, file: &Path, host: &str, worker: &Path) -> Result<String, Failure> {
-        let config = Config::load(file).map_err(Fault::from)?;
+        let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
-        let settings = config.for_node(node, &[]).map_err(Fault::from)?;
+        let settings = config.for_node(node, &[])?;
         let inventory = inventory(worker, &settings.nvml)?;
         let replicas = replicas(&config, node, &inventory)?;
         let offers: Vec<Offer<'_>> = inventory
@@ -89,7 +89,7 @@ fn replicas(config: &Config, node: &str, inventory: &Inventory) -> Result<Vec<Op
             .map(|settings: Settings| settings.replicas)
     };
     let all: Result<Vec<_>, _> = inventory.gpus.iter().map(|gpu| of(&gpu.name)).collect();
-    Ok(all.map_err(Fault::from)?)
+    Ok(all?)
 }
 
 #[cfg(test)]

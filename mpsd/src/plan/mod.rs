@@ -6,12 +6,13 @@ mod share;
 pub(crate) mod tasks;
 
 use crate::plan::effects::{Effect, Plan};
+use crate::plan::share::{Share, Wanted};
 use crate::scheduler::{Devices, Exclusive, Submission};
-use mpsd_core::config::{Asker, Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
+use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::request::{Mode, Request, Wording};
-use mpsd_core::{ComputeMode, Failure, Fault, Gpu, Inventory, Refusal};
+use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, Refusal};
 
 /// Most clients on a GPU before Volta (docs/facts/mps-control.md#clients).
 const CLIENTS_BEFORE_VOLTA: u32 = 16;
@@ -51,19 +52,22 @@ pub struct Case<'a> {
 /// there.
 pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let products: Vec<&str> = case.inventory.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
-    let settings = case.config.for_node(case.node, &products).map_err(Fault::from)?;
+    let settings = case.config.for_node(case.node, &products)?;
     let gpus = gpus::of_job(case.devices, case.inventory, settings.gpus_unknown)?;
     let tasks = tasks_per_gpu(case.devices, gpus.len());
-    let asker = Asker {
-        gpus: &gpus,
-        tasks,
-        wording: case.asked.wording,
-    };
-    let request = settings.resolve(&case.asked.request, &asker)?;
+    let request = settings.with_defaults(&case.asked.request);
     let mut notes = Vec::new();
     check_generations(request.mode, &gpus)?;
     check_tasks(case, &settings, &gpus, tasks, &mut notes)?;
-    let share = share::Share::of(&request, &gpus, tasks)?;
+    let wanted = Wanted {
+        asked: &case.asked.request,
+        wording: case.asked.wording,
+        request: &request,
+        ceilings: &settings.ceilings,
+        gpus: &gpus,
+        tasks,
+    };
+    let share = wanted.share()?;
     let job = &case.asked.submission.job;
     let daemons = daemons(&request, &gpus, &share, &settings.paths.job(job));
     let plan = Plan {
@@ -87,7 +91,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     Ok((settings, plan))
 }
 
-fn daemons(request: &Request, gpus: &[&Gpu], share: &share::Share, paths: &JobPaths) -> Vec<Daemon> {
+fn daemons(request: &Request, gpus: &[&Gpu], share: &Share, paths: &JobPaths) -> Vec<Daemon> {
     let groups: Vec<&[&Gpu]> = match request.mode {
         Mode::PerGpu => gpus.chunks(1).collect(),
         Mode::PerNode | Mode::Off => vec![gpus],

@@ -1,10 +1,15 @@
-//! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own GPUs.
+//! Limits made concrete: `auto`, shares and replicas become per cents and MiB of the job's own GPUs, under the site's ceilings.
 
+use mpsd_core::config::Ceilings;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::Daemon;
-use mpsd_core::request::{GpuSelector, MemoryLimit, Request, Threads};
+use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Request, Threads, Wording};
+use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, GpuUuid, Refusal};
 use std::path::PathBuf;
+
+/// Longest word of the user's that a refusal repeats. Characters.
+const SHOWN: usize = 60;
 
 /// The limits of one job on its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,22 +24,6 @@ pub struct Share {
 }
 
 impl Share {
-    /// The limits that `request` means on `gpus`, with `tasks` tasks on each, where that is known.
-    ///
-    /// # Errors
-    /// A refusal: `auto` without a known number of tasks, more memory than a GPU has, a GPU that is not the job's.
-    pub fn of(request: &Request, gpus: &[&Gpu], tasks: Option<u32>) -> Result<Self, Refusal> {
-        let (threads, rank_threads) = threads(request, tasks)?;
-        let (memory, rank_memory) = memory(request, gpus, tasks)?;
-        Ok(Self {
-            threads,
-            memory,
-            priority: request.priority,
-            rank_threads,
-            rank_memory,
-        })
-    }
-
     /// The daemon of `gpus` with these directories.
     pub fn daemon(&self, gpus: &[&Gpu], pipe: PathBuf, log: PathBuf) -> Daemon {
         Daemon {
@@ -53,101 +42,177 @@ impl Share {
     }
 }
 
-fn known(tasks: Option<u32>, what: &str) -> Result<u32, Refusal> {
-    tasks.ok_or_else(|| {
-        let why = "the scheduler does not say how many tasks the job has on a GPU";
-        Refusal::new(
-            format!("{what}=auto"),
-            why,
-            "MPS_REPLICAS=N with the number of tasks on a GPU, or a fixed value",
-        )
-    })
-}
-
-/// A client can only lower the daemon's percentage (docs/facts/mps-control.md#clients): the daemon gets the largest of
-/// a list.
-fn threads(request: &Request, tasks: Option<u32>) -> Result<(Option<Percent>, Vec<Percent>), Refusal> {
-    if let Some(replicas) = request.replicas {
-        return Ok((Some(Percent::part_of(replicas)), Vec::new()));
-    }
-    Ok(match &request.threads {
-        None => (None, Vec::new()),
-        Some(Threads::Auto) => (Some(Percent::auto(known(tasks, "MPS_THREADS")?)), Vec::new()),
-        Some(Threads::Uniform(percent)) => (Some(*percent), Vec::new()),
-        Some(Threads::PerRank(list)) => (list.iter().max().copied(), list.clone()),
-    })
+/// What a job's limits are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// What the user wrote.
+    pub asked: &'a Request,
+    /// How he wrote it.
+    pub wording: Wording,
+    /// The same with the site's defaults.
+    pub request: &'a Request,
+    /// What nobody may exceed.
+    pub ceilings: &'a Ceilings,
+    /// The job's GPUs.
+    pub gpus: &'a [&'a Gpu],
+    /// Its tasks on each, where that is known.
+    pub tasks: Option<u32>,
 }
 
 type Memory = (Vec<(GpuUuid, u64)>, Vec<Vec<(GpuUuid, u64)>>);
 
-fn memory(request: &Request, gpus: &[&Gpu], tasks: Option<u32>) -> Result<Memory, Refusal> {
-    let even = |parts: u32| {
-        gpus.iter()
-            .map(move |g| (g.uuid.clone(), (g.memory_mib / u64::from(parts.max(1))).max(1)))
-    };
-    if let Some(replicas) = request.replicas {
-        return Ok((even(replicas).collect(), Vec::new()));
+impl Wanted<'_> {
+    /// The limits. What the user wrote as a number and exceeds a ceiling is refused; what he did not (nothing, `auto`, the
+    /// site's own default) is lowered to it.
+    ///
+    /// # Errors
+    /// A refusal: a number above a ceiling, `auto` without a known number of tasks, more memory than a GPU has, a GPU that
+    /// is not the job's.
+    pub fn share(&self) -> Result<Share, Refusal> {
+        let (threads, rank_threads) = self.threads()?;
+        let (memory, rank_memory) = self.memory()?;
+        Ok(Share {
+            threads,
+            memory,
+            priority: self.request.priority,
+            rank_threads,
+            rank_memory,
+        })
     }
-    match &request.memory {
-        None => Ok((Vec::new(), Vec::new())),
-        Some(MemoryLimit::Auto) => Ok((even(known(tasks, "MPS_MEM")?).collect(), Vec::new())),
-        Some(MemoryLimit::Uniform(amount)) => Ok((on_each(*amount, gpus)?, Vec::new())),
-        Some(MemoryLimit::PerGpu(list)) => Ok((by_gpu(list, gpus)?, Vec::new())),
-        Some(MemoryLimit::PerRank(list)) => {
-            let ranks = list
-                .iter()
-                .map(|a| on_each(*a, gpus))
-                .collect::<Result<Vec<_>, _>>()?;
-            // As with threads, the daemon holds the largest and each rank lowers its own.
-            let most = gpus.iter().enumerate().map(|(n, gpu)| {
-                (
-                    gpu.uuid.clone(),
-                    ranks.iter().map(|rank| rank[n].1).max().unwrap_or(gpu.memory_mib),
-                )
-            });
-            Ok((most.collect(), ranks))
+
+    fn tasks(&self, what: &str) -> Result<u32, Refusal> {
+        self.tasks.ok_or_else(|| {
+            let why = "the scheduler does not say how many tasks the job has on a GPU";
+            Refusal::new(
+                format!("{what}=auto"),
+                why,
+                "MPS_REPLICAS=N with the number of tasks on a GPU, or a fixed value",
+            )
+        })
+    }
+
+    /// The user's word of `key`, which stands for more than the site allows.
+    fn above(&self, key: Key, what: &str, ceiling: impl ToString, allowed: String) -> Refusal {
+        let word = self.wording.token(key, self.asked.value(key).as_deref());
+        let ceiling = ceiling.to_string();
+        let why = format!("the {what} is above this site's ceiling of {ceiling}");
+        Refusal::new(one_line(&word, SHOWN), why, allowed)
+    }
+
+    /// A client can only lower the daemon's percentage (docs/facts/mps-control.md#clients): the daemon gets the largest of
+    /// a list.
+    fn threads(&self) -> Result<(Option<Percent>, Vec<Percent>), Refusal> {
+        let (most, ranks) = match (&self.request.threads, self.request.replicas) {
+            (_, Some(replicas)) => (Some(Percent::part_of(replicas)), Vec::new()),
+            (None, None) => (None, Vec::new()),
+            (Some(Threads::Auto), _) => (Some(Percent::auto(self.tasks("MPS_THREADS")?)), Vec::new()),
+            (Some(Threads::Uniform(percent)), _) => (Some(*percent), Vec::new()),
+            (Some(Threads::PerRank(list)), _) => (list.iter().max().copied(), list.clone()),
+        };
+        let Some(ceiling) = self.ceilings.threads else {
+            return Ok((most, ranks));
+        };
+        match (&self.asked.threads, self.asked.replicas) {
+            (_, Some(_)) if most > Some(ceiling) => {
+                let least = u32::from(Percent::WHOLE.tenths()).div_ceil(ceiling.tenths().into());
+                let allowed = format!("at least {least} replicas");
+                Err(self.above(Key::Replicas, "thread percentage", ceiling, allowed))
+            }
+            (Some(Threads::Uniform(_) | Threads::PerRank(_)), _) if most > Some(ceiling) => {
+                let allowed = format!("1 to {ceiling}");
+                Err(self.above(Key::Threads, "thread percentage", ceiling, allowed))
+            }
+            _ => Ok((
+                Some(most.map_or(ceiling, |most| most.min(ceiling))),
+                ranks.into_iter().map(|percent| percent.min(ceiling)).collect(),
+            )),
         }
     }
-}
 
-fn on_each(amount: Amount, gpus: &[&Gpu]) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
-    gpus.iter()
-        .map(|gpu| Ok((gpu.uuid.clone(), on(amount, gpu)?)))
-        .collect()
-}
-
-fn on(amount: Amount, gpu: &Gpu) -> Result<u64, Refusal> {
-    let mib = amount.mebibytes_of(gpu.memory_mib);
-    if mib > gpu.memory_mib {
-        let what = format!("memory limit {amount}");
-        let why = format!("GPU {} '{}' has {}M", gpu.index, gpu.name, gpu.memory_mib);
-        return Err(Refusal::new(
-            what,
-            why,
-            format!("at most {}M, or a share such as 25%", gpu.memory_mib),
-        ));
+    fn memory(&self) -> Result<Memory, Refusal> {
+        let even = |parts: u32| self.on_each(|gpu| (gpu.memory_mib / u64::from(parts.max(1))).max(1));
+        let all = |amount: Amount| self.on_each(|gpu| amount.mebibytes_of(gpu.memory_mib));
+        let daemons = match (&self.request.memory, self.request.replicas) {
+            (_, Some(replicas)) => even(replicas)?,
+            (None, None) => match self.ceilings.memory {
+                Some(_) => self.on_each(|gpu| gpu.memory_mib)?,
+                None => Vec::new(),
+            },
+            (Some(MemoryLimit::Auto), _) => even(self.tasks("MPS_MEM")?)?,
+            (Some(MemoryLimit::Uniform(amount)), _) => all(*amount)?,
+            (Some(MemoryLimit::PerGpu(list)), _) => self.by_gpu(list)?,
+            (Some(MemoryLimit::PerRank(list)), _) => {
+                let ranks = list.iter().map(|amount| all(*amount));
+                let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
+                // As with threads, the daemon holds the largest and each rank lowers its own.
+                let most = self.gpus.iter().enumerate().map(|(n, gpu)| {
+                    let most = ranks.iter().map(|rank| rank[n].1).max();
+                    (gpu.uuid.clone(), most.unwrap_or(gpu.memory_mib))
+                });
+                return Ok((most.collect(), ranks));
+            }
+        };
+        Ok((daemons, Vec::new()))
     }
-    Ok(mib)
-}
 
-fn by_gpu(list: &[(GpuSelector, Amount)], gpus: &[&Gpu]) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
-    list.iter()
-        .map(|(selector, amount)| {
+    fn on_each(&self, mib: impl Fn(&Gpu) -> u64) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
+        let limit = |gpu: &&Gpu| Ok((gpu.uuid.clone(), self.limit(gpu, mib(gpu))?));
+        self.gpus.iter().map(limit).collect()
+    }
+
+    /// A limit of so many MiB on a GPU, under the ceiling.
+    fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
+        let total = gpu.memory_mib;
+        if let Some(ceiling) = self.ceilings.memory
+            && mib > ceiling.mebibytes_of(total)
+        {
+            let above = |key, allowed| Err(self.above(key, "memory limit", ceiling, allowed));
+            return match (&self.asked.memory, self.asked.replicas) {
+                (_, Some(_)) => above(Key::Replicas, "more replicas, each of them smaller".to_owned()),
+                (None | Some(MemoryLimit::Auto), _) => Ok(ceiling.mebibytes_of(total).min(total)),
+                _ => above(Key::Mem, format!("at most {ceiling}")),
+            };
+        }
+        if mib > total {
+            let what = format!("memory limit {}", Amount::Mebibytes(mib));
+            let why = format!("GPU {} '{}' has {total}M", gpu.index, gpu.name);
+            let allowed = format!("at most {total}M, or a share such as 25%");
+            return Err(Refusal::new(what, why, allowed));
+        }
+        Ok(mib)
+    }
+
+    /// Limits by GPU; those that the list leaves out have the ceiling.
+    fn by_gpu(&self, list: &[(GpuSelector, Amount)]) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
+        let mut limits = Vec::new();
+        for (selector, amount) in list {
             // Indexes count within the job: 0 is its first GPU on this node.
             let gpu = match selector {
-                GpuSelector::Index(n) => gpus.get(*n as usize),
-                GpuSelector::Uuid(uuid) => gpus.iter().find(|g| g.uuid == *uuid),
+                GpuSelector::Index(n) => self.gpus.get(*n as usize),
+                GpuSelector::Uuid(uuid) => self.gpus.iter().find(|g| g.uuid == *uuid),
             };
+            let count = self.gpus.len();
             let gpu = gpu.ok_or_else(|| {
-                let what = format!("memory limit for GPU {selector}");
-                let why = format!("the job has {} GPUs on this node", gpus.len());
                 Refusal::new(
-                    what,
-                    why,
-                    format!("0 to {}, or a UUID of the job's", gpus.len().saturating_sub(1)),
+                    format!("memory limit for GPU {selector}"),
+                    format!("the job has {count} GPUs on this node"),
+                    format!("0 to {}, or a UUID of the job's", count.saturating_sub(1)),
                 )
             })?;
-            Ok((gpu.uuid.clone(), on(*amount, gpu)?))
-        })
-        .collect()
+            limits.push((
+                gpu.uuid.clone(),
+                self.limit(gpu, amount.mebibytes_of(gpu.memory_mib))?,
+            ));
+        }
+        if let Some(ceiling) = self.ceilings.memory {
+            let named: Vec<GpuUuid> = limits.iter().map(|(uuid, _)| uuid.clone()).collect();
+            let left_out = self.gpus.iter().filter(|gpu| !named.contains(&gpu.uuid));
+            let most = |gpu: &Gpu| ceiling.mebibytes_of(gpu.memory_mib).min(gpu.memory_mib);
+            limits.extend(left_out.map(|gpu| (gpu.uuid.clone(), most(gpu))));
+        }
+        Ok(limits)
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,23 +2,11 @@
 
 use crate::failure::{Evidence, Fault};
 use crate::text::one_line;
-use std::fmt;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Longest reason that is told. Characters.
 const LONGEST: usize = 600;
-
-/// A configuration that cannot be used: the node's fault, told to the administrator.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct ConfigError {
-    /// The file.
-    pub file: PathBuf,
-    /// Line and column of the culprit, from 1, where there is one.
-    pub at: Option<(usize, usize)>,
-    /// What is wrong, and what is allowed.
-    pub why: String,
-}
 
 /// What is wrong with a part of the file.
 #[derive(Debug)]
@@ -26,7 +14,7 @@ pub struct Wrong {
     /// The part.
     pub(super) span: Range<usize>,
     /// What is wrong, and what is allowed.
-    pub(super) why: String,
+    why: String,
 }
 
 impl Wrong {
@@ -41,45 +29,12 @@ impl Wrong {
         let why = message.replace('\n', "; ").replace('`', "'");
         Self::at(error.span().unwrap_or(part), why)
     }
-}
 
-impl ConfigError {
-    /// The whole file is at fault.
-    pub(super) fn whole(file: &Path, why: impl Into<String>) -> Self {
-        Self {
-            file: file.to_owned(),
-            at: None,
-            why: why.into(),
-        }
-    }
-
-    /// A part of `text` is at fault.
-    pub(super) fn part(file: &Path, text: &str, wrong: Wrong) -> Self {
-        Self {
-            file: file.to_owned(),
-            at: Some(position(text, wrong.span.start)),
-            why: wrong.why,
-        }
-    }
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}", self.file.display())?;
-        if let Some((line, column)) = self.at {
-            write!(out, ":{line}:{column}")?;
-        }
-        write!(out, ": {}", self.why)
-    }
-}
-
-impl From<ConfigError> for Fault {
-    fn from(error: ConfigError) -> Self {
-        let what = match error.at {
-            Some((line, column)) => format!("{}:{line}:{column}", error.file.display()),
-            None => error.file.display().to_string(),
-        };
-        Fault::new(Evidence::Configuration, what, error.why)
+    /// The same of `text`, which is the text of `file`.
+    pub(super) fn of(self, file: &Path, text: &str) -> Fault {
+        let (line, column) = position(text, self.span.start);
+        let place = format!("{}:{line}:{column}", file.display());
+        Fault::new(Evidence::Configuration, place, self.why)
     }
 }
 

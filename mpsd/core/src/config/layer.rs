@@ -36,7 +36,7 @@ impl Layer<'_> {
 pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, Wrong> {
     let file = DeTable::parse(text).map_err(|error| Wrong::toml(&error, 0..0))?;
     let mut reader = Reader {
-        scratch: Settings::defaults(),
+        scratch: Settings::default(),
         wrong: Vec::new(),
     };
     let (top, nodes) = reader.layer(file.into_inner(), None);

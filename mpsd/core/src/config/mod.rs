@@ -6,22 +6,20 @@
 mod error;
 mod hosts;
 mod layer;
-mod resolve;
 mod settings;
 mod values;
 
-pub use error::ConfigError;
 pub use hosts::HostList;
-pub use resolve::Asker;
 pub use settings::{Ceilings, Defaults, Drain, Origin, Pbs, Row, SECTIONS, Section, Settings, Slurm};
 pub use values::{
     Cgroup, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks,
     UnattachedTasks, Wait,
 };
 
+use crate::failure::{Evidence, Fault};
 use crate::text::one_line;
 use crate::trusted::open_trusted;
-use error::position;
+use error::{Wrong, position};
 use layer::layers;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -46,11 +44,11 @@ impl Config {
     ///
     /// # Errors
     /// The file cannot be trusted, read or understood.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+    pub fn load(path: &Path) -> Result<Self, Fault> {
         let bytes = open_trusted(path)
             .and_then(|file| file.read(LONGEST))
-            .map_err(|error| ConfigError::whole(path, error.to_string()))?;
-        let text = String::from_utf8(bytes).map_err(|_| ConfigError::whole(path, "is not UTF-8 text"))?;
+            .map_err(|error| whole(path, error.to_string()))?;
+        let text = String::from_utf8(bytes).map_err(|_| whole(path, "is not UTF-8 text"))?;
         Self::parse_as(path, text)
     }
 
@@ -58,12 +56,12 @@ impl Config {
     ///
     /// # Errors
     /// The text is no TOML, or has an unknown key or a wrong value anywhere, in sections for other nodes too.
-    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+    pub fn parse(text: &str) -> Result<Self, Fault> {
         Self::parse_as(Path::new(DEFAULT_PATH), text.to_owned())
     }
 
-    fn parse_as(file: &Path, text: String) -> Result<Self, ConfigError> {
-        layers(&text).map_err(|wrong| ConfigError::part(file, &text, wrong))?;
+    fn parse_as(file: &Path, text: String) -> Result<Self, Fault> {
+        layers(&text).map_err(|wrong| wrong.of(file, &text))?;
         Ok(Self {
             file: file.to_owned(),
             text,
@@ -83,16 +81,16 @@ impl Config {
     ///
     /// # Errors
     /// `node` is not a name that could stand in a path.
-    pub fn for_node(&self, node: &str, products: &[&str]) -> Result<Settings, ConfigError> {
+    pub fn for_node(&self, node: &str, products: &[&str]) -> Result<Settings, Fault> {
         if !is_node_name(node) {
             let why = format!(
                 "node '{}': not a name; allowed: letters, digits, '.', '_' and '-'",
                 one_line(node, 64)
             );
-            return Err(ConfigError::whole(&self.file, why));
+            return Err(whole(&self.file, why));
         }
-        let wrong = |wrong| ConfigError::part(&self.file, &self.text, wrong);
-        let mut settings = Settings::defaults();
+        let wrong = |wrong: Wrong| wrong.of(&self.file, &self.text);
+        let mut settings = Settings::default();
         let mut lines = BTreeMap::new();
         for layer in layers(&self.text)
             .map_err(wrong)?
@@ -106,6 +104,11 @@ impl Config {
         }
         Ok(settings.with_origins(&lines))
     }
+}
+
+/// The whole file is at fault.
+fn whole(file: &Path, why: impl Into<String>) -> Fault {
+    Fault::new(Evidence::Configuration, file.display().to_string(), why)
 }
 
 /// A node's name becomes part of a path: it can name neither another directory nor the one above.

@@ -3,12 +3,12 @@
 
 use super::error::Wrong;
 use super::values::{
-    Cgroup, ComputeModeRule, DeviceNames, Given, GpusUnknown, LeftoverClients, MemoryOverLimit, Read,
-    TooManyTasks, UnattachedTasks, Wait, Written,
+    Cgroup, ComputeModeRule, DeviceNames, Given, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks,
+    UnattachedTasks, Value, Wait,
 };
 use crate::limits::{Amount, Percent, Priority};
 use crate::paths::Paths;
-use crate::request::{MemoryLimit, Threads};
+use crate::request::{MemoryLimit, Request, Threads};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -42,111 +42,88 @@ pub struct Section {
 }
 
 /// `[early] field as "key": Type = default => example, parser;` where `[early]`, `as "key"`, the example and the parser may
-/// be left out: a type without a parser of its own has one in `values`.
+/// be left out: a type's usual way to be read stands in `values`. Behind `+` are fields that are no keys.
 macro_rules! settings {
-    ({
-        $($(#[doc = $text:literal])* $([$early:ident])? $field:ident $(as $key:literal)?: $type:ty
-            = $default:expr $(=> $example:literal)? $(, $read:path)?;)+
-    } $(
-        $(#[doc = $about:literal])* [$section:ident] $name:ident {
-            $($(#[doc = $text2:literal])* $([$early2:ident])? $field2:ident $(as $key2:literal)?: $type2:ty
-                = $default2:expr $(=> $example2:literal)? $(, $read2:path)?;)+
+    ($(
+        $(#[doc = $about:literal])* $name:ident $section:tt $(+ { $($(#[doc = $other_text:literal])* $other:ident: $other_type:ty,)+ })? {
+            $($(#[doc = $text:literal])* $([$early:ident])? $field:ident $(as $key:literal)?: $type:ty
+                = $default:expr $(=> $example:literal)? $(, $read:path)?;)+
         }
     )+) => {
-        /// What is in force on one node.
-        #[derive(Debug, Clone, PartialEq, Eq)]
-        #[allow(rustdoc::broken_intra_doc_links)]
-        pub struct Settings {
-            $(
-                #[doc = concat!("`", settings!(@key $field $($key)?), "`")]
-                #[doc = ""]
-                $(#[doc = $text])*
-                pub $field: $type,
-            )+
-            $(
-                #[doc = concat!("`[", stringify!($section), "]`")]
-                pub $section: $name,
-            )+
-            /// `run_dir` and `state_dir`.
-            pub paths: Paths,
-            /// Every key with its value in force and its line, in the order of the file's documentation.
-            pub origins: Vec<Origin>,
-        }
         $(
-            #[doc = concat!("`[", stringify!($section), "]`")]
-            #[doc = ""]
+            #[doc = concat!("`", stringify!($section), "`\n")]
             $(#[doc = $about])*
             #[derive(Debug, Clone, PartialEq, Eq)]
             #[allow(rustdoc::broken_intra_doc_links)]
             pub struct $name {
                 $(
-                    #[doc = concat!("`", stringify!($section), ".", settings!(@key $field2 $($key2)?), "`")]
-                    #[doc = ""]
-                    $(#[doc = $text2])*
-                    pub $field2: $type2,
+                    #[doc = concat!("`", settings!(@name $section $field $($key)?), "`\n")]
+                    $(#[doc = $text])*
+                    pub $field: $type,
                 )+
+                $($($(#[doc = $other_text])* pub $other: $other_type,)+)?
+            }
+
+            impl Default for $name {
+                fn default() -> Self {
+                    Self {
+                        $($field: $default,)+
+                        $($($other: Default::default(),)+)?
+                    }
+                }
             }
         )+
 
-        impl Settings {
-            pub(super) fn defaults() -> Self {
-                Self {
-                    $($field: $default,)+
-                    $($section: $name { $($field2: $default2,)+ },)+
-                    paths: Paths::new("", ""),
-                    origins: Vec::new(),
-                }
-            }
-        }
-
         /// The keys outside of tables, then the tables.
-        pub static SECTIONS: &[Section] = &[
-            Section {
-                name: "",
-                text: &[],
-                rows: &[$(Row {
-                    key: settings!(@key $field $($key)?),
-                    name: settings!(@key $field $($key)?),
-                    text: &[$($text),*],
-                    example: settings!(@some $($example)?),
-                    early: settings!(@early $($early)?),
-                    read: |settings, given| {
-                        settings.$field = settings!(@read given $($read)?)?;
-                        Ok(())
-                    },
-                    written: |settings| settings.$field.written(),
-                }),+],
-            },
-            $(Section {
-                name: stringify!($section),
-                text: &[$($about),*],
-                rows: &[$(Row {
-                    key: settings!(@key $field2 $($key2)?),
-                    name: concat!(stringify!($section), ".", settings!(@key $field2 $($key2)?)),
-                    text: &[$($text2),*],
-                    example: settings!(@some $($example2)?),
-                    early: settings!(@early $($early2)?),
-                    read: |settings, given| {
-                        settings.$section.$field2 = settings!(@read given $($read2)?)?;
-                        Ok(())
-                    },
-                    written: |settings| settings.$section.$field2.written(),
-                }),+],
-            }),+
-        ];
+        pub static SECTIONS: &[Section] = &[$(Section {
+            name: settings!(@section $section),
+            text: &[$($about),*],
+            rows: &[$(Row {
+                key: settings!(@name [] $field $($key)?),
+                name: settings!(@name $section $field $($key)?),
+                text: &[$($text),*],
+                example: settings!(@some $($example)?),
+                early: settings!(@early $($early)?),
+                read: |settings, given| {
+                    settings!(@part settings $section).$field = settings!(@read given $($read)?)?;
+                    Ok(())
+                },
+                written: |settings| settings!(@part settings $section).$field.written(),
+            }),+],
+        }),+];
     };
-    (@key $field:ident) => { stringify!($field) };
-    (@key $field:ident $key:literal) => { $key };
+    (@name [] $field:ident) => { stringify!($field) };
+    (@name [] $field:ident $key:literal) => { $key };
+    (@name [$section:ident] $($field:tt)+) => { concat!(stringify!($section), ".", settings!(@name [] $($field)+)) };
+    (@section []) => { "" };
+    (@section [$section:ident]) => { stringify!($section) };
+    (@part $settings:ident []) => { $settings };
+    (@part $settings:ident [$section:ident]) => { $settings.$section };
     (@some) => { None };
     (@some $example:literal) => { Some(stringify!($example)) };
     (@early) => { false };
     (@early early) => { true };
-    (@read $given:ident) => { Read::read($given) };
+    (@read $given:ident) => { Value::read($given) };
     (@read $given:ident $read:path) => { $read($given) };
 }
 
 settings! {
-    {
+    Settings [] + {
+        /// `[defaults]`
+        defaults: Defaults,
+        /// `[ceilings]`
+        ceilings: Ceilings,
+        /// `[slurm]`
+        slurm: Slurm,
+        /// `[pbs]`
+        pbs: Pbs,
+        /// `[drain]`
+        drain: Drain,
+        /// `run_dir` and `state_dir`.
+        paths: Paths,
+        /// Every key with its value in force and its line, in the order of the file's documentation.
+        origins: Vec<Origin>,
+    } {
         /// Directories of the suite: what is gone after a reboot, and what stays. In these two, in control, nvml and cgroup,
         /// and in home and exec of [pbs], '%n' stands for the node's name as the scheduler gives it, else the host's: needed
         /// where several nodes run on one host. With another run_dir, change it in /etc/profile.d/mpsd.{sh,csh} too: they look
@@ -212,7 +189,7 @@ settings! {
     /// What a job that asks for MPS gets where it does not say. The words are those of the request: threads 25, 12.5,
     /// "auto", "30:70"; mem "4G", "25%", "auto"; priority "normal", "below-normal". Not set: no limit, normal priority,
     /// no probe.
-    [defaults] Defaults {
+    Defaults [defaults] {
         threads: Option<Threads> = None => "auto";
         memory as "mem": Option<MemoryLimit> = None => "auto";
         priority: Option<Priority> = None => "normal";
@@ -220,12 +197,12 @@ settings! {
     }
 
     /// What no job may exceed. A number above it is refused; a job that gives no number gets the ceiling. Not set: none.
-    [ceilings] Ceilings {
+    Ceilings [ceilings] {
         threads: Option<Percent> = None => 50;
         memory as "mem": Option<Amount> = None => "50%";
     }
 
-    [slurm] Slurm {
+    Slurm [slurm] {
         /// Who waits until a job's MPS is proved ready. "task": the task itself, just before it starts, for srun; the prolog
         /// comes back at once, and srun starts earlier. "prolog": the prolog always waits. For sbatch and salloc it always
         /// does.
@@ -237,15 +214,15 @@ settings! {
         /// Jobs that get MPS without having asked: those with --gres=mps:N; those with this feature among their constraints;
         /// those in one of these partitions. Not set: none.
         [early] auto_gres: bool = false;
-        [early] auto_constraint: Option<String> = None => "mps", Given::name;
-        [early] auto_partitions: Vec<String> = Vec::new(), Given::names;
+        [early] auto_constraint: Option<String> = None => "mps";
+        [early] auto_partitions: Vec<String> = Vec::new();
     }
 
     /// Where PBS lives; home, exec and node are found by looking if not set.
-    [pbs] Pbs {
+    Pbs [pbs] {
         [early] home: Option<PathBuf> = None => "/var/spool/pbs";
         [early] exec: Option<PathBuf> = None => "/opt/pbs";
-        [early] node: Option<String> = None => "node17", Given::name;
+        [early] node: Option<String> = None => "node17";
 
         /// A job whose tasks could run outside its MPS without a word, because TM starts them (pbsdsh, mpirun on several nodes)
         /// and nothing of ours does: on Torque without our $job_starter, on OpenPBS with the classic scripts.
@@ -254,7 +231,7 @@ settings! {
         [early] unattached_tasks: UnattachedTasks = UnattachedTasks::Warn;
     }
 
-    [drain] Drain {
+    Drain [drain] {
         /// A node that is proved broken is taken out of service.
         enabled: bool = true;
 
@@ -288,7 +265,22 @@ pub struct Origin {
 impl Settings {
     /// What is in force without any file, for a teardown that must go on when the file is gone.
     pub fn usual() -> Self {
-        Self::defaults().with_origins(&BTreeMap::new())
+        Self::default().with_origins(&BTreeMap::new())
+    }
+
+    /// The request with what the site says where the job says nothing.
+    pub fn with_defaults(&self, request: &Request) -> Request {
+        let mut whole = request.clone();
+        if !request.is_on() {
+            return whole;
+        }
+        if request.replicas.is_none() {
+            whole.threads = whole.threads.or_else(|| self.defaults.threads.clone());
+            whole.memory = whole.memory.or_else(|| self.defaults.memory.clone());
+        }
+        whole.priority = whole.priority.or(self.defaults.priority);
+        whole.verify = whole.verify.or(self.defaults.verify);
+        whole
     }
 
     /// Completed by what follows from the keys; `lines` has those that the file sets, by name.

@@ -288,3 +288,28 @@ fn only_roots_file_is_obeyed() {
     );
     assert!(Config::load(dir.path()).is_err(), "a directory");
 }
+
+#[test]
+fn the_job_comes_before_the_defaults() {
+    let config = "[defaults]\nthreads = 25\nmem = \"4G\"\npriority = \"below-normal\"\nverify = true";
+    let with = |account| {
+        let request = crate::Request::from_account(account).unwrap().unwrap();
+        settings(config).with_defaults(&request).to_string()
+    };
+    let all = "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G,MPS_PRIORITY=below-normal,MPS_VERIFY=on";
+    assert_eq!(with("MPS=on"), all);
+    assert_eq!(
+        with("MPS=on,MPS_MEM=8G,MPS_VERIFY=no,MPS_PRIORITY=normal"),
+        "MPS=per-node,MPS_THREADS=25,MPS_MEM=8G,MPS_PRIORITY=normal,MPS_VERIFY=off"
+    );
+    assert_eq!(
+        with("MPS=on,MPS_REPLICAS=2"),
+        "MPS=per-node,MPS_REPLICAS=2,MPS_PRIORITY=below-normal,MPS_VERIFY=on"
+    );
+    let tenths = crate::Percent::from_tenths;
+    assert_eq!(settings("ceilings.threads = 50").ceilings.threads, tenths(500));
+    assert_eq!(
+        settings("defaults.threads = 12.5").defaults.threads,
+        tenths(125).map(crate::request::Threads::Uniform)
+    );
+}

@@ -3,9 +3,7 @@
 use super::error::Wrong;
 use crate::limits::{Amount, Invalid, Percent, Priority};
 use crate::request::{MemoryLimit, Threads};
-use serde::de::{self, Deserialize, Deserializer, IntoDeserializer as _, Visitor};
-use std::fmt;
-use std::marker::PhantomData;
+use serde::de::{Deserialize, IntoDeserializer as _};
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -19,13 +17,10 @@ pub struct Given<'a> {
     pub(super) node: &'a str,
 }
 
-/// A type with one way to read it.
-pub(super) trait Read: Sized {
+/// The type of a key's value, with its usual way to be read.
+pub(super) trait Value: Sized {
     fn read(given: &Given<'_>) -> Result<Self, Wrong>;
-}
-
-/// A value as it would be written in the file; `None`: not set.
-pub(super) trait Written {
+    /// As it would be written in the file; `None`: not set.
     fn written(&self) -> Option<String>;
 }
 
@@ -41,8 +36,19 @@ impl Given<'_> {
     }
 
     /// A path on this node.
-    fn path(&self) -> Result<String, Wrong> {
-        self.checked(|text| on_node(&text, self.node))
+    fn path(&self) -> Result<PathBuf, Wrong> {
+        self.checked(|text| on_node(&text, self.node).map(PathBuf::from))
+    }
+
+    /// A value of the request's grammar: `"30:70"`, and for plain numbers `25` and `12.5` without quotes too.
+    fn worded<T: FromStr<Err = Invalid>>(&self) -> Result<T, Wrong> {
+        let text = match self.value.get_ref() {
+            DeValue::Integer(number) => number.to_string(),
+            DeValue::Float(number) => number.to_string(),
+            _ => self.get()?,
+        };
+        let parsed = text.parse();
+        parsed.map_err(|invalid: Invalid| Wrong::at(self.value.span(), invalid.to_string()))
     }
 
     /// A whole number.
@@ -83,15 +89,15 @@ impl Given<'_> {
     }
 
     /// A word that goes into a comparison with what a scheduler says: a feature, a partition, a node.
-    pub(super) fn name<T: From<String>>(&self) -> Result<T, Wrong> {
+    fn name(&self) -> Result<String, Wrong> {
         self.checked(|text| match is_made_of(&text, b"._-") {
-            true => Ok(text.into()),
+            true => Ok(text),
             false => Err("not a name; allowed: letters, digits and any of '._-'".to_owned()),
         })
     }
 
     /// A list of names.
-    pub(super) fn names(&self) -> Result<Vec<String>, Wrong> {
+    fn names(&self) -> Result<Vec<String>, Wrong> {
         let DeValue::Array(list) = self.value.get_ref() else {
             return self.get();
         };
@@ -118,22 +124,19 @@ fn on_node(text: &str, node: &str) -> Result<String, String> {
     Ok(text.replace("%n", node))
 }
 
-impl<T: Read> Read for Option<T> {
-    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
-        T::read(given).map(Some)
-    }
-}
-
-impl Read for bool {
-    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
-        given.get()
-    }
-}
-
-impl Read for PathBuf {
-    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
-        given.path().map(Self::from)
-    }
+/// `Type: how it is read, how it is written;`
+macro_rules! values {
+    ($($type:ty: $read:expr, $written:expr;)+) => {$(
+        impl Value for $type {
+            fn read(given: &Given<'_>) -> Result<Self, Wrong> {
+                $read(given)
+            }
+            fn written(&self) -> Option<String> {
+                let written: fn(&Self) -> Option<String> = $written;
+                written(self)
+            }
+        }
+    )+};
 }
 
 /// One of a few words.
@@ -144,16 +147,7 @@ macro_rules! words {
         pub enum $name {
             $($(#[$doc])* #[serde(rename = $word)] $variant,)+
         }
-        impl Read for $name {
-            fn read(given: &Given<'_>) -> Result<Self, Wrong> {
-                given.get()
-            }
-        }
-        impl Written for $name {
-            fn written(&self) -> Option<String> {
-                quoted(match self { $($name::$variant => $word,)+ })
-            }
-        }
+        values! { $name: Given::get, |word| quoted(match word { $($name::$variant => $word,)+ }); }
     };
 }
 
@@ -243,7 +237,7 @@ pub enum Cgroup {
     Below(PathBuf),
 }
 
-impl Read for Cgroup {
+impl Cgroup {
     fn read(given: &Given<'_>) -> Result<Self, Wrong> {
         given.checked(|text| match text.as_str() {
             "auto" => Ok(Self::Auto),
@@ -284,88 +278,36 @@ impl TryFrom<String> for Product {
     }
 }
 
-/// A value of the request's grammar: `"30:70"`, and for plain numbers `25` and `12.5` without quotes too.
-struct Worded<T>(T);
-
-impl<'de, T: FromStr<Err = Invalid>> Deserialize<'de> for Worded<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(WordedVisitor(PhantomData)).map(Self)
-    }
-}
-
-struct WordedVisitor<T>(PhantomData<T>);
-
-impl<T: FromStr<Err = Invalid>> Visitor<'_> for WordedVisitor<T> {
-    type Value = T;
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("a number or a string")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        text.parse().map_err(E::custom)
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
-        self.visit_str(&number.to_string())
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
-        self.visit_str(&number.to_string())
-    }
-}
-
-macro_rules! written {
-    ($($type:ty => $text:expr),+ $(,)?) => {$(
-        impl Written for $type {
-            fn written(&self) -> Option<String> {
-                let text: fn(&Self) -> Option<String> = $text;
-                text(self)
-            }
-        }
-    )+};
-}
-
-macro_rules! worded {
-    ($($type:ty => $text:expr),+ $(,)?) => {$(
-        impl Read for $type {
-            fn read(given: &Given<'_>) -> Result<Self, Wrong> {
-                given.get::<Worded<Self>>().map(|worded| worded.0)
-            }
-        }
-        written! { $type => $text }
-    )+};
-}
-
-worded! {
-    Percent => |percent| Some(percent.to_string()),
-    Amount => |amount| quoted(&amount.to_string()),
-    Priority => |priority| quoted(&priority.to_string()),
-    MemoryLimit => |limit| quoted(&limit.to_string()),
-    Threads => |threads| match threads {
-        Threads::Uniform(percent) => Some(percent.to_string()),
-        other => quoted(&other.to_string()),
-    },
-}
-
-written! {
-    bool => |value| Some(value.to_string()),
-    u32 => |number| Some(number.to_string()),
-    Duration => |time| Some(time.as_secs().to_string()),
-    String => |text| quoted(text),
-    PathBuf => |path| quoted(&path.to_string_lossy()),
-    Vec<String> => |names| {
+values! {
+    bool: Given::get, |value| Some(value.to_string());
+    u32: Given::whole::<0, { u32::MAX }, _>, |number| Some(number.to_string());
+    Duration: Given::seconds::<{ u32::MAX }>, |time| Some(time.as_secs().to_string());
+    String: Given::name, |text| quoted(text);
+    PathBuf: Given::path, |path| quoted(&path.to_string_lossy());
+    Vec<String>: Given::names, |names| {
         let names: Vec<String> = names.iter().filter_map(|name| quoted(name)).collect();
         Some(format!("[{}]", names.join(", ")))
-    },
-    Cgroup => |rule| match rule {
+    };
+    Cgroup: Cgroup::read, |rule| match rule {
         Cgroup::Auto => quoted("auto"),
         Cgroup::None => quoted("none"),
         Cgroup::Below(path) => path.written(),
-    },
+    };
+    Percent: Given::worded, |percent| Some(percent.to_string());
+    Amount: Given::worded, |amount| quoted(&amount.to_string());
+    Priority: Given::worded, |priority| quoted(&priority.to_string());
+    MemoryLimit: Given::worded, |limit| quoted(&limit.to_string());
+    Threads: Given::worded, |threads| match threads {
+        Threads::Uniform(percent) => percent.written(),
+        other => quoted(&other.to_string()),
+    };
 }
 
-impl<T: Written> Written for Option<T> {
+impl<T: Value> Value for Option<T> {
+    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
+        T::read(given).map(Some)
+    }
+
     fn written(&self) -> Option<String> {
         self.as_ref()?.written()
     }
