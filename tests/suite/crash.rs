@@ -180,11 +180,8 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
                 world.processes.values().filter(own).count()
             };
             assert_eq!(control(&world.borrow()), 1, "{name}: control daemons");
-            // A step whose daemon lives is the same start called twice: it stands as the first call left it.
-            if !scenario.step {
-                let ready = world.borrow().jobs[&scenario.id()].record.clone();
-                assert_eq!(ready.map(|r| r.state), Some(State::Ready), "{name}");
-            }
+            let ready = world.borrow().jobs[&scenario.id()].record.clone();
+            assert_eq!(ready.map(|r| r.state), Some(State::Ready), "{name}");
             restored(&world, &scenario, &name);
             tried += 1;
         }

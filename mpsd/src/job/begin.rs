@@ -130,8 +130,8 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
 
 /// Locks the job's directory, once nothing of an earlier prologue stands in it; `None`: the same start is there already.
 ///
-/// A living daemon of a Slurm step is the same start called twice (before Slurm 24.05 remote callbacks run twice) and
-/// stays; all else is taken down first (Torque runs a job's prologue again without an epilogue between;
+/// A ready and living daemon of a Slurm step is the same start called twice (before Slurm 24.05 remote callbacks run twice)
+/// and stays; all else is taken down first (Torque runs a job's prologue again without an epilogue between;
 /// docs/facts/pbs.md#sister-nodes).
 fn take_over(node: &mut impl Node, job: &Job) -> Result<Option<Held>, Failed> {
     let submission = &job.asked.submission;
@@ -142,7 +142,7 @@ fn take_over(node: &mut impl Node, job: &Job) -> Result<Option<Held>, Failed> {
     };
     let mut members = node.members(&journal).into_iter();
     let alive = members.any(|m| m.role == Role::Control && !m.is_defunct());
-    if submission.step && alive && journal.uid == job.user.uid {
+    if submission.step && alive && node.is_ready(id) && journal.uid == job.user.uid {
         return Ok(None);
     }
     let line = format!("job {id}: an earlier prologue left its MPS: taken down first");

@@ -173,6 +173,8 @@ pub trait Store {
     /// # Errors
     /// A fault.
     fn write_record(&mut self, record: &Record) -> Result<(), Failure>;
+    /// Whether the record says that the job's MPS is ready.
+    fn is_ready(&self, job: &JobId) -> bool;
     /// Makes pipe and log directory of daemon `n`, the user's.
     ///
     /// # Errors

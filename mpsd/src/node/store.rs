@@ -10,7 +10,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, LockError};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD};
-use mpsd_core::record::Record;
+use mpsd_core::record::{self, Look, Record, State};
 use mpsd_core::{Failure, GpuUuid, JobId};
 use std::path::Path;
 use std::time::Duration;
@@ -235,6 +235,11 @@ impl Store for RealNode {
         job_dir(self, &record.job)?
             .write_whole(RECORD, text.as_bytes(), READABLE)
             .map_err(fault)
+    }
+
+    fn is_ready(&self, job: &JobId) -> bool {
+        let found = record::look(&self.paths.job(job).record());
+        matches!(found, Ok(Look::Found(record)) if record.state == State::Ready)
     }
 
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {

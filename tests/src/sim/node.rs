@@ -302,6 +302,12 @@ impl Store for Sim {
         .ok_or_else(|| Fault::new(Evidence::Storage, "record", "no directory").into())
     }
 
+    fn is_ready(&self, job: &JobId) -> bool {
+        let world = self.world.borrow();
+        let record = world.jobs.get(job).and_then(|job| job.record.as_ref());
+        record.is_some_and(|record| record.state == State::Ready)
+    }
+
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
         self.call("make_directories")?;
         let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
