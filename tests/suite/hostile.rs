@@ -166,6 +166,38 @@ fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
     assert!(two.iter().all(Bystander::lives));
 }
 
+/// An upgrade lays new files under the vendor's names while a job runs; its user runs one of them with the job's pipe directory.
+#[test]
+fn only_the_very_files_that_a_job_began_with_are_its_own() {
+    let place = Place::without_cgroup(fast(1), CONFIG);
+    let ran = place.torque("94.srv", ACCOUNT, "0");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let control = place.stage.node.control();
+    let pipe = place.stage.job("94.srv").join("pipe");
+    // A session that waits for its commands.
+    let session = || {
+        let mut command = as_user(USER, &control);
+        command.env_clear().env("CUDA_MPS_PIPE_DIRECTORY", &pipe);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let session = Running(command.spawn().expect("session"));
+        let runs = || look::process(session.0.id()).is_some_and(|p| p.exe == control);
+        assert!(wait_until(Duration::from_secs(5), runs));
+        session
+    };
+    let mut of_the_job = session();
+    let upgrade = control.with_extension("new");
+    copy_program(&control, &upgrade).expect("copy");
+    fs::rename(&upgrade, &control).expect("rename");
+    let mut of_another = session();
+    let end = place.strict_end("94.srv");
+    assert_eq!(end.code, Some(0), "{end:?}");
+    let ended = |running: &mut Running| running.0.try_wait().is_ok_and(|end| end.is_some());
+    assert!(ended(&mut of_the_job), "{end:?}");
+    assert!(!ended(&mut of_another), "{end:?}");
+    drop((of_the_job, of_another));
+    place.assert_as_before("an upgrade under a job");
+}
+
 #[test]
 fn a_stranger_reaches_no_pipe_and_nobody_lists_the_jobs() {
     let place = served("84.srv");
@@ -415,6 +447,51 @@ fn a_file_system_mounted_in_the_pipe_directory_is_no_litter_and_a_requeued_job_s
         fs::remove_dir_all(dir).expect("remove");
         place.assert_as_before("file systems in the job's directories");
     });
+}
+
+#[test]
+fn directories_that_are_slow_to_remove_keep_no_gpu_from_its_mode() {
+    const GPUS: usize = 16;
+    const FILES: usize = 10_000;
+    let place = Place::new(fast(GPUS), "deadline_s = 4\n");
+    let all: Vec<String> = (0..GPUS).map(|gpu| gpu.to_string()).collect();
+    let ran = place.torque("95.srv", "MPS=per-gpu", &all.join(","));
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let job = place.stage.job("95.srv");
+    let pipes: Vec<PathBuf> = (0..GPUS).map(|n| job.join(format!("pipe-{n}"))).collect();
+    // A link is made in less time than a file.
+    std::thread::scope(|scope| {
+        for pipe in &pipes {
+            scope.spawn(move || {
+                let first = pipe.join("0");
+                fs::write(&first, "").expect("file");
+                (1..FILES).for_each(|n| fs::hard_link(&first, pipe.join(n.to_string())).expect("link"));
+            });
+        }
+    });
+    let whole = |pipe: &&PathBuf| pipe.join((FILES - 1).to_string()).exists() && pipe.join("0").exists();
+    let mut end = place.start_end("95.srv");
+    let began = std::time::Instant::now();
+    let restored = || place.stage.node.modes().iter().all(|mode| mode == "default");
+    loop {
+        let there = pipes.iter().filter(whole).count();
+        if restored() {
+            break;
+        }
+        // What was removed by then was removed before the modes were as before.
+        assert_eq!(there, GPUS);
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+    assert_eq!(end.wait(), Some(0));
+    assert!(
+        began.elapsed() < Duration::from_secs(4 + 3),
+        "{:?}",
+        began.elapsed()
+    );
+    let finished = || place.strict_end("95.srv").code == Some(0);
+    assert!((0..5).any(|_| finished()), "what is left is the next look's");
+    place.assert_as_before("slow directories");
+    place.assert_not_drained("slow directories");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tests::double::look::{self, wait_until};
 use tests::place::kill;
+use tests::scarcity::{Small, alone};
 use tests::stage::{USER, as_user, finish};
 
 #[test]
@@ -112,6 +113,40 @@ fn a_refusals_record_goes_with_its_job() {
     let ran = site.reconcile();
     assert!(ran.code == Some(0), "{ran:?}");
     site.stage.assert_clean();
+}
+
+/// The timer's unit has a mount namespace of its own, out of which no unmounting comes. The kernel takes a mount away, in every
+/// namespace, with the directory that it lies on.
+#[test]
+fn a_mount_of_the_users_goes_on_the_host_when_a_confined_reconcile_removes_its_directory() {
+    alone(|| {
+        let site = Site::new("");
+        let _hidden = Small::over(&site.stage.path("run"), 256, 0o755);
+        site.start("6.srv");
+        let pipe = site.directory("6.srv").join("pipe");
+        let inner = pipe.join("deep/mount");
+        fs::create_dir_all(&inner).expect("directory");
+        let none = None::<&str>;
+        for at in [&inner, &pipe] {
+            let flags = nix::mount::MsFlags::empty();
+            nix::mount::mount(Some("theirs"), at, Some("tmpfs"), flags, none).expect("a mount");
+        }
+        let mounts = || fs::read_to_string("/proc/thread-self/mounts").expect("mounts");
+        assert_eq!(mounts().matches("theirs").count(), 2);
+        let mut command = Command::new("/usr/bin/unshare");
+        command.args(["--mount", "--propagation", "slave"]);
+        command
+            .arg(site.stage.program("mpsctl"))
+            .arg("--config")
+            .arg(site.stage.config());
+        let ran = finish({
+            command.args(["reconcile", "--node", NODE]);
+            command
+        });
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(!mounts().contains("theirs"), "{}", mounts());
+        assert!(!site.directory("6.srv").exists(), "{ran:?}");
+    });
 }
 
 #[test]
