@@ -31,12 +31,7 @@ impl Cluster {
             fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("chmod");
         }
         fs::create_dir(cluster.path("etc")).expect("directory");
-        let pid = cluster.path("slurmd.pid").display().to_string();
-        fs::write(
-            cluster.path("etc/slurm.conf"),
-            format!("{slurm_conf}\nSlurmdPidFile={pid}\n"),
-        )
-        .expect("slurm.conf");
+        fs::write(cluster.path("etc/slurm.conf"), format!("{slurm_conf}\n")).expect("slurm.conf");
         cluster
     }
 
@@ -64,13 +59,35 @@ impl Cluster {
         self.slurm("enable", &["--release", "22.05"])
     }
 
-    /// A process that goes by slurmd's name.
+    /// A process that goes by slurmd's name, with this Slurm's configuration. It writes no pid file, as with `--systemd`.
     fn slurmd(&self) -> Slurmd {
-        let program = self.path("slurmd");
+        fs::create_dir_all(self.path("prefix/sbin")).expect("directory");
+        let program = self.path("prefix/sbin/slurmd");
         copy_program(Path::new("/bin/sleep"), &program).expect("sleep");
-        let child = Command::new(&program).arg("60").spawn().expect("slurmd");
-        fs::write(self.path("slurmd.pid"), format!("{}\n", child.id())).expect("pid file");
-        Slurmd(child)
+        let mut command = Command::new(&program);
+        command.arg("60").env("SLURM_CONF", self.path("etc/slurm.conf"));
+        Slurmd(command.spawn().expect("slurmd"))
+    }
+
+    /// Slurm's commands of a release beside that slurmd.
+    fn commands(&self, release: &str) {
+        fs::create_dir_all(self.path("prefix/bin")).expect("directory");
+        for (name, said) in [("scontrol", ""), ("sinfo", &*format!("slurm {release}"))] {
+            let file = self.path("prefix/bin").join(name);
+            fs::write(&file, format!("#!/bin/sh\necho {said}\n")).expect("command");
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("chmod");
+        }
+    }
+
+    /// The line that enable writes.
+    fn line(&self) -> String {
+        let (plugin, bin) = (self.path("plugins/22.05/spank_mps.so"), self.path("bin"));
+        format!(
+            "optional {} config={} prologue={bin}/mps-prologue epilogue={bin}/mps-epilogue",
+            plugin.display(),
+            self.stage.config().display(),
+            bin = bin.display(),
+        )
     }
 }
 
@@ -90,21 +107,13 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
     let cluster = Cluster::new(GOOD);
     let ran = cluster.enable();
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    let (plugin, bin) = (cluster.path("plugins/22.05/spank_mps.so"), cluster.path("bin"));
-    let line = format!(
-        "optional {} config={} prologue={}/mps-prologue epilogue={}/mps-epilogue\n",
-        plugin.display(),
-        cluster.stage.config().display(),
-        bin.display(),
-        bin.display()
-    );
     assert_eq!(
         cluster
             .read("plugstack.conf.d/mpsd.conf")
             .lines()
             .skip(1)
             .collect::<Vec<_>>(),
-        [line.trim_end()]
+        [cluster.line()]
     );
     let include = format!(
         "include {}/*.conf\n",
@@ -222,6 +231,138 @@ fn a_slurmd_that_began_before_our_line_is_told_of() {
         ran.code == Some(0) && ran.out.contains("began after our line was written"),
         "{ran:?}"
     );
+}
+
+#[test]
+fn a_slurmd_that_began_just_before_our_line_is_told_of() {
+    let cluster = Cluster::new("GresTypes = gpu\nPrologFlags = Alloc\nSlurmdPidFile = /run/%n/%h.pid");
+    let _slurmd = cluster.slurmd();
+    assert_eq!(cluster.enable().code, Some(0));
+    let ran = cluster.slurm("check", &[]);
+    assert!(
+        ran.code == Some(1) && ran.out.contains("restart slurmd"),
+        "{ran:?}"
+    );
+    let line = cluster.path("etc/plugstack.conf.d/mpsd.conf");
+    let written = || {
+        fs::metadata(&line)
+            .expect("our line")
+            .modified()
+            .expect("its time")
+    };
+    let before = written();
+    assert_eq!(cluster.enable().code, Some(0));
+    assert_eq!(written(), before, "the same line was written again");
+}
+
+#[test]
+fn blanks_around_the_sign_are_read_as_slurm_does() {
+    let cluster = Cluster::new("GresTypes = gpu\nPrologFlags = Alloc,Contain\nSlurmdParameters = \"a, b\"");
+    let stack = cluster.path("etc/site-stack.conf");
+    let conf = cluster.path("etc/slurm.conf");
+    let text = fs::read_to_string(&conf).expect("slurm.conf");
+    fs::write(&conf, format!("{text}PlugStackConfig = {}\n", stack.display())).expect("slurm.conf");
+    assert_eq!(cluster.enable().code, Some(0));
+    assert!(stack.exists() && !cluster.path("etc/plugstack.conf").exists());
+    let ran = cluster.slurm("check", &[]);
+    assert!(
+        ran.code == Some(0) && ran.out.contains("PrologFlags is Alloc,Contain: "),
+        "{ran:?}"
+    );
+}
+
+const CONFIGLESS: &str = "GresTypes=gpu\nPrologFlags=Alloc\nSlurmctldParameters=enable_configless";
+
+/// The controller sends plugstack.conf to the nodes, and nothing that it includes.
+#[test]
+fn on_a_configless_cluster_our_line_is_in_the_stack_itself() {
+    let cluster = Cluster::new(CONFIGLESS);
+    assert_eq!(cluster.enable().code, Some(0));
+    let stack = cluster.read("plugstack.conf");
+    assert_eq!(stack.lines().skip(1).collect::<Vec<_>>(), [cluster.line()]);
+    let ran = cluster.slurm("check", &[]);
+    assert!(
+        ran.code == Some(0) && ran.out.contains("plugstack.conf' has our line\n"),
+        "{ran:?}"
+    );
+    assert_eq!(cluster.slurm("disable", &[]).code, Some(0));
+    assert!(!cluster.path("etc/plugstack.conf").exists());
+}
+
+#[test]
+fn a_configless_sites_own_stack_is_left_and_its_line_told() {
+    let cluster = Cluster::new(CONFIGLESS);
+    let own = "optional /usr/lib/slurm/spank_pyxis.so\ninclude /etc/slurm/plugstack.conf.d/*.conf\n";
+    let stack = cluster.path("etc/plugstack.conf");
+    fs::write(&stack, own).expect("stack");
+    let ran = cluster.enable();
+    assert!(
+        ran.code == Some(1) && ran.out.contains(&cluster.line()),
+        "{ran:?}"
+    );
+    assert_eq!(cluster.read("plugstack.conf"), own);
+    let ran = cluster.slurm("check", &[]);
+    assert!(
+        ran.code == Some(1)
+            && ran
+                .out
+                .contains("has no line of ours in it, and the controller sends nothing"),
+        "{ran:?}"
+    );
+    fs::write(&stack, format!("{own}{}\n", cluster.line())).expect("stack");
+    assert_eq!(cluster.enable().code, Some(0));
+    assert_eq!(cluster.slurm("check", &[]).code, Some(0));
+    let ran = cluster.slurm("disable", &[]);
+    assert!(
+        ran.code == Some(1) && ran.out.contains("remove the line for spank_mps.so"),
+        "{ran:?}"
+    );
+}
+
+/// From files on every node to configless and back.
+#[test]
+fn a_cluster_that_changes_has_one_line() {
+    let cluster = Cluster::new(GOOD);
+    let conf = cluster.path("etc/slurm.conf");
+    for text in [GOOD, CONFIGLESS, GOOD] {
+        fs::write(&conf, format!("{text}\n")).expect("slurm.conf");
+        assert_eq!(cluster.enable().code, Some(0));
+        let ran = cluster.slurm("check", &[]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let stack = cluster.read("plugstack.conf");
+        assert_eq!(stack.contains(&cluster.line()), text == CONFIGLESS, "{stack}");
+    }
+}
+
+/// The running slurmd's program decides, whatever else is installed; a setting overrides it.
+#[test]
+fn the_running_slurmd_says_where_slurm_is() {
+    let cluster = Cluster::new(GOOD);
+    cluster.commands("23.11.7");
+    let _slurmd = cluster.slurmd();
+    let ran = cluster.slurm("enable", &[]);
+    assert!(
+        ran.code == Some(1) && ran.err.contains("is stamped for Slurm 22.05, not 23.11"),
+        "{ran:?}"
+    );
+    cluster.commands("22.05.3");
+    assert_eq!(cluster.slurm("enable", &[]).code, Some(0));
+    let ran = cluster.slurm("check", &[]);
+    let dir = cluster.path("prefix/bin");
+    let line = format!(
+        "OK    Slurm 22.05 is installed, its commands in '{}'",
+        dir.display()
+    );
+    assert!(ran.out.contains(&line), "{ran:?}");
+    // A setting comes before what runs.
+    let other = cluster.path("elsewhere");
+    fs::rename(cluster.path("prefix/bin"), &other).expect("rename");
+    cluster
+        .stage
+        .configure(&format!("[slurm]\nexec = \"{}\"", other.display()));
+    let ran = cluster.slurm("check", &[]);
+    let line = format!("Slurm 22.05 is installed, its commands in '{}'", other.display());
+    assert!(ran.out.contains(&line), "{ran:?}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Most that a command may answer; a job's full status has a few kilobytes. Bytes.
 const MOST_ANSWER: usize = 1 << 20;
@@ -154,17 +154,25 @@ pub(crate) fn boot_time() -> Option<u64> {
         .ok()
 }
 
-/// When a process began that did so `ticks` after the boot (field 22 of `/proc/PID/stat`), seconds since 1970.
-pub(crate) fn began(ticks: u64) -> Option<i64> {
+/// When a process began that did so `ticks` after the boot (field 22 of `/proc/PID/stat`), to the length of a tick: 10 ms. By
+/// the clock of now, as the times of files, and not by `btime`, which is a whole second.
+pub(crate) fn started(ticks: u64) -> Option<SystemTime> {
     let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
         .ok()
         .flatten()?;
-    let boot = i64::try_from(boot_time()?).ok()?;
-    // Rounded up: the time of a file is compared without its fraction.
-    i64::try_from(ticks)
-        .ok()?
-        .checked_div(per_second)?
-        .checked_add(boot + 1)
+    let up = Duration::from(nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).ok()?);
+    let ticks = Duration::from_millis(
+        ticks
+            .checked_mul(1000)?
+            .checked_div(per_second.try_into().ok()?)?,
+    );
+    SystemTime::now().checked_sub(up.checked_sub(ticks)?)
+}
+
+/// The same in seconds since 1970, rounded up: the time of a file is compared without its fraction.
+pub(crate) fn began(ticks: u64) -> Option<i64> {
+    let since_1970 = started(ticks)?.duration_since(UNIX_EPOCH).ok()?;
+    i64::try_from(since_1970.as_secs()).ok()?.checked_add(1)
 }
 
 /// The bytes of a file that is there.

@@ -12,6 +12,8 @@ pub struct Site {
     pub exec: Option<PathBuf>,
     /// This node's name in PBS, where it is not the host's.
     pub node: Option<String>,
+    /// Slurm's directory with `bin` and `sbin`, or the one with the commands themselves.
+    pub slurm_exec: Option<PathBuf>,
     /// Slurm's `SLURM_CONF`.
     pub slurm_conf: Option<String>,
 }
@@ -23,7 +25,10 @@ impl Site {
             home: settings.pbs.home.clone(),
             exec: settings.pbs.exec.clone(),
             node: settings.pbs.node.clone(),
-            slurm_conf: std::env::var("SLURM_CONF").ok(),
+            slurm_exec: settings.slurm.exec.clone(),
+            slurm_conf: (settings.slurm.conf.as_ref())
+                .map(|path| path.display().to_string())
+                .or_else(|| std::env::var("SLURM_CONF").ok()),
         }
     }
 }

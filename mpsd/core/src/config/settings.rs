@@ -202,7 +202,12 @@ settings! {
         memory as "mem": Option<Amount> = None => "50%";
     }
 
+    /// Where Slurm lives: exec, the directory with its bin and sbin, and conf, its slurm.conf, are those of the slurmd that runs
+    /// on the node if not set.
     Slurm [slurm] {
+        [early] exec: Option<PathBuf> = None => "/opt/slurm";
+        [early] conf: Option<PathBuf> = None => "/etc/slurm/slurm.conf";
+
         /// Who waits until a job's MPS is proved ready. "task": the task itself, just before it starts, for srun; the prolog
         /// comes back at once, and srun starts earlier. "prolog": the prolog always waits. For sbatch and salloc it always
         /// does.

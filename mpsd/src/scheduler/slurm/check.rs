@@ -1,39 +1,44 @@
 //! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what of its configuration MPS depends on.
 
+use super::commands::Installation;
 use super::conf::Conf;
 use super::gres::Gres;
-use super::line::{TAG, USUAL_PROGRAMS, is_foreign};
+use super::line::{self, PLUGIN, USUAL_PROGRAMS, WORDS};
 use super::release::{Release, all_installed, stamp_of};
-use super::slurmd;
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::scheduler::setup::Surroundings;
 use mpsd_core::config::Config;
 use mpsd_core::trusted::open_trusted;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What the plugin's line may say, apart from paths of ours.
-const WORDS: [&str; 2] = ["optional", "required"];
-
-pub(super) fn check(plugins: &Path, conf: &Conf, node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+pub(super) fn check(
+    plugins: &Path,
+    slurm: &Installation,
+    conf: &Conf,
+    node: &str,
+    around: &Surroundings<'_>,
+) -> Vec<Finding> {
     let mut all = vec![Good(format!(
         "Slurm's configuration is '{}'",
         conf.file.display()
     ))];
-    let installed = releases(around, &mut all);
-    all.push(stack(conf));
-    let snippet = conf.snippet();
-    match line(&snippet) {
+    let installed = releases(slurm, around, &mut all);
+    let found = conf.found();
+    all.push(stack(conf, found.as_deref()));
+    let home = found.unwrap_or_else(|| conf.home());
+    let mut loaded = None;
+    match line(&home) {
         Ok((word, rest)) => {
-            all.push(Good(format!("'{}' is ours, '{word}'", snippet.display())));
+            all.push(Good(format!("'{}' has our line, '{word}'", home.display())));
             plugin(&rest, installed, &mut all);
             all.extend(files(&rest, around));
+            loaded = rest.into_iter().next().map(PathBuf::from);
         }
-        Err(why) => all.push(Wrong(format!("'{}': {why}", snippet.display()))),
+        Err(why) => all.push(Wrong(format!("'{}': {why}", home.display()))),
     }
-    all.push(started(conf, &snippet, node));
+    all.push(started(slurm, conf, &home, loaded.as_deref()));
     all.extend(settings(conf, around));
     all.extend(gpus(conf, node, around));
     if !plugins.is_dir() {
@@ -46,63 +51,65 @@ pub(super) fn check(plugins: &Path, conf: &Conf, node: &str, around: &Surroundin
 }
 
 /// The installed release; programs that differ are two installations.
-fn releases(around: &Surroundings<'_>, all: &mut Vec<Finding>) -> Option<Release> {
-    let said = all_installed(around.host);
+fn releases(slurm: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> Option<Release> {
+    let said = all_installed(slurm, around.host);
+    let dir = slurm.commands.display();
     all.push(match said.as_slice() {
         [] => Better("no slurmd, sinfo or srun here says its version".to_owned()),
-        [one] => Good(format!("Slurm {one} is installed")),
+        [one] => Good(format!("Slurm {one} is installed, its commands in '{dir}'")),
         several => {
             let list: Vec<String> = several.iter().map(ToString::to_string).collect();
             let list = list.join(", ");
             Wrong(format!(
-                "slurmd and the commands are of different releases: {list}"
+                "slurmd and the commands in '{dir}' are of different releases: {list}"
             ))
         }
     });
     said.first().copied()
 }
 
-fn stack(conf: &Conf) -> Finding {
+fn stack(conf: &Conf, found: Option<&Path>) -> Finding {
     let stack = conf.stack();
+    let what = match conf.stack_is_fetched() {
+        true => "'mpsctl slurm enable' on the controller's host",
+        false => "'mpsctl slurm enable'",
+    };
     if !stack.exists() {
-        return Wrong(format!("no '{}': run 'mpsctl slurm enable'", stack.display()));
+        return Wrong(format!("no '{}': run {what}", stack.display()));
     }
     if let Err(error) = open_trusted(&stack) {
         return Better(format!(
             "{error}: whoever may write it decides what slurmd loads as root"
         ));
     }
-    if conf.includes_snippet() {
-        Good(format!("'{}' includes our line", stack.display()))
-    } else {
-        Wrong(format!(
-            "'{}' does not include our line; add: {}",
-            stack.display(),
+    let shown = stack.display();
+    match found {
+        Some(file) if file == stack => Good(format!("'{shown}' has our line")),
+        Some(_) => Good(format!("'{shown}' includes our line")),
+        None if conf.is_sent() || conf.stack_is_fetched() => Wrong(format!(
+            "'{shown}' has no line of ours in it, and the controller sends nothing that it includes: run {what}"
+        )),
+        None => Wrong(format!(
+            "'{shown}' does not include our line; add: {}",
             conf.include()
-        ))
+        )),
     }
 }
 
 /// Our line: its first word and the rest.
-fn line(snippet: &Path) -> Result<(String, Vec<String>), String> {
-    if !snippet.exists() {
+fn line(home: &Path) -> Result<(String, Vec<String>), String> {
+    if !home.exists() {
         return Err("not there; run 'mpsctl slurm enable'".to_owned());
     }
-    if is_foreign(snippet) {
-        return Err(format!("not ours: it does not begin with \"{TAG}\""));
-    }
-    open_trusted(snippet).map_err(|e| format!("{e}; allowed: root's, not writable by others"))?;
-    let text = fs::read_to_string(snippet).map_err(|e| e.to_string())?;
-    let mut words = text
-        .lines()
-        .find(|line| !line.trim().is_empty() && !line.starts_with('#'))
-        .unwrap_or_default()
-        .split_whitespace()
-        .map(str::to_owned);
-    match words.next() {
-        Some(word) if WORDS.contains(&word.as_str()) => Ok((word, words.collect())),
-        _ => Err(format!("no line that begins with {}", WORDS.join(" or "))),
-    }
+    open_trusted(home).map_err(|e| format!("{e}; allowed: root's, not writable by others"))?;
+    let line = line::of(home).ok_or_else(|| {
+        format!(
+            "no line that begins with {} and names {PLUGIN}",
+            WORDS.join(" or ")
+        )
+    })?;
+    let mut words = line.split_whitespace().map(str::to_owned);
+    Ok((words.next().unwrap_or_default(), words.collect()))
 }
 
 fn plugin(rest: &[String], installed: Option<Release>, all: &mut Vec<Finding>) {
@@ -139,18 +146,43 @@ fn files(rest: &[String], around: &Surroundings<'_>) -> Vec<Finding> {
     all
 }
 
-/// Whether slurmd began after our line was written.
-fn started(conf: &Conf, snippet: &Path, node: &str) -> Finding {
-    let Some((pid, began)) = slurmd::running(conf.value("SlurmdPidFile"), node) else {
+/// Whether slurmd has our plugin: loaded, as root can see, or else because it began after our line was written. A copy that it
+/// fetched is younger than slurmd itself.
+fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>) -> Finding {
+    let Some(slurmd) = slurm.daemon.as_ref().filter(|daemon| daemon.is_of_node()) else {
         return Good("no slurmd runs here: nothing to restart".to_owned());
     };
-    let written = fs::metadata(snippet).map_or(0, |about| about.mtime());
-    if began < written {
+    let pid = slurmd.pid();
+    if slurmd.replaced {
+        return Wrong(format!(
+            "slurmd (pid {pid}) runs a program that was replaced since: restart slurmd"
+        ));
+    }
+    let loaded = plugin.and_then(|plugin| slurmd.has_loaded(plugin));
+    match loaded {
+        Some(true) => return Good(format!("slurmd (pid {pid}) has loaded our plugin")),
+        Some(false) if conf.stack_is_fetched() => {
+            return Wrong(format!(
+                "slurmd (pid {pid}) has not loaded our plugin: restart slurmd"
+            ));
+        }
+        _ => {}
+    }
+    let written = fs::metadata(home).and_then(|about| about.modified()).ok();
+    if !conf.stack_is_fetched()
+        && written.is_some_and(|written| slurmd.began().is_some_and(|began| began < written))
+    {
         return Wrong(format!(
             "slurmd (pid {pid}) runs since before our line was written and does not know it: restart slurmd"
         ));
     }
-    Good(format!("slurmd (pid {pid}) began after our line was written"))
+    let began = format!("slurmd (pid {pid}) began after our line was written");
+    match loaded {
+        Some(false) => Better(format!(
+            "{began}, and has not loaded our plugin: its log says why"
+        )),
+        _ => Good(began),
+    }
 }
 
 fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {

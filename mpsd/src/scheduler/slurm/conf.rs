@@ -1,19 +1,27 @@
 //! As much of slurm.conf and plugstack.conf as our line in the stack depends on.
 
+use super::line;
 use super::lines::{Line, last, read};
 use crate::scheduler::host::Host;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where packages and builds keep slurm.conf, most usual first; the last is a copy that slurmd fetched (configless).
+/// Where packages and builds keep slurm.conf, most usual first.
 const USUAL: [&str; 5] = [
     "/etc/slurm/slurm.conf",
     "/etc/slurm-llnl/slurm.conf",
     "/usr/local/etc/slurm.conf",
     "/opt/slurm/etc/slurm.conf",
-    CACHED,
+    FETCHED,
 ];
-const CACHED: &str = "/run/slurm/conf/slurm.conf";
+/// The copy that slurmd or sackd fetched from the controller (configless).
+pub(super) const FETCHED: &str = "/run/slurm/conf/slurm.conf";
+
+/// Whether a daemon fetched this slurm.conf, and will write it anew: in `/run`, or in slurmd's spool directory.
+pub(super) fn is_fetched(file: &Path) -> bool {
+    file.starts_with("/run") && file.ends_with("conf/slurm.conf")
+        || file.parent().is_some_and(|dir| dir.ends_with("conf-cache"))
+}
 
 /// A slurm.conf.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,9 +52,22 @@ impl Conf {
         })
     }
 
-    /// slurmd writes this copy anew.
-    pub fn is_cached(&self) -> bool {
-        self.file == Path::new(CACHED)
+    /// The controller sends plugstack.conf to the nodes, and nothing that it includes: our line stands in it itself.
+    pub fn is_sent(&self) -> bool {
+        self.lists("SlurmctldParameters", "enable_configless") && self.value("PlugStackConfig").is_none()
+    }
+
+    /// plugstack.conf is a copy that a daemon writes anew.
+    pub fn stack_is_fetched(&self) -> bool {
+        is_fetched(&self.file) && self.value("PlugStackConfig").is_none()
+    }
+
+    /// The file for our line: our own, or where no other is sent plugstack.conf.
+    pub fn home(&self) -> PathBuf {
+        match self.is_sent() || self.stack_is_fetched() {
+            true => self.stack(),
+            false => self.snippet(),
+        }
     }
 
     /// The last value of a key, which Slurm reads in any case.
@@ -83,11 +104,19 @@ impl Conf {
         )
     }
 
-    /// Whether plugstack.conf takes our line in.
-    pub fn includes_snippet(&self) -> bool {
-        let text = fs::read_to_string(self.stack()).unwrap_or_default();
-        let base = self.stack().with_file_name("");
-        includes(&text, &base, &self.snippet())
+    /// The file in which Slurm finds our line.
+    pub fn found(&self) -> Option<PathBuf> {
+        let stack = self.stack();
+        let included = || {
+            let text = fs::read_to_string(&stack).unwrap_or_default();
+            let snippet = self.snippet();
+            let taken_in = !self.is_sent() && includes(&text, &stack.with_file_name(""), &snippet);
+            (taken_in && line::of(&snippet).is_some()).then_some(snippet)
+        };
+        match line::of(&stack) {
+            Some(_) => Some(stack),
+            None => included(),
+        }
     }
 }
 

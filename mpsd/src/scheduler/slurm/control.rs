@@ -1,6 +1,6 @@
 //! Takes a node out of a Slurm and back, with `sinfo` and `scontrol`.
 
-use super::commands::ask;
+use super::commands::Installation;
 use crate::scheduler::control::{Controller, Shown};
 use mpsd_core::JobId;
 use std::time::Duration;
@@ -10,15 +10,15 @@ const CALL_DEADLINE: Duration = Duration::from_secs(3);
 
 /// One node of a Slurm.
 pub(super) struct Node {
-    /// `SLURM_CONF`.
-    pub conf: Option<String>,
+    /// The Slurm.
+    pub slurm: Installation,
     /// The node's name.
     pub name: String,
 }
 
 impl Node {
     fn call(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
-        ask(program, arguments, self.conf.as_deref(), CALL_DEADLINE)
+        self.slurm.ask(program, arguments, CALL_DEADLINE)
     }
 
     fn update(&self, words: &[&str]) -> Result<String, String> {

@@ -3,12 +3,12 @@
 //! Read in Slurm's sources (22.05.8 to 26.05.3: `gres_node_config_load`, `_merge_gres2`, `_merge_system_gres_conf`,
 //! `gres_use_local_device_index`) and compared with `slurmd -G` by the cells `slurm::devices_list`.
 
+use super::conf::is_fetched;
 use super::lines::{self, Line, last};
-use super::slurmd;
+use super::slurmd::Slurmd;
 use crate::scheduler::host::Host;
 use crate::scheduler::numbers::{DeviceFile, List, Order};
 use mpsd_core::config::HostList;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Most files that one pattern may stand for; Slurm's own bound.
@@ -53,7 +53,7 @@ impl Gres {
             let mut values = lines.iter().filter_map(|line| line.value(key));
             values.any(fits)
         };
-        let outdated = outdated(conf, &slurm, node);
+        let outdated = outdated(conf, node);
         Self {
             confined: confined(&slurm, cgroup.as_deref()),
             by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
@@ -79,14 +79,16 @@ impl Gres {
 }
 
 /// Whether gres.conf was changed after slurmd began. A copy that slurmd itself fetched is what it has read.
-fn outdated(conf: &Path, slurm: &[Line], node: &str) -> Option<String> {
+fn outdated(conf: &Path, node: &str) -> Option<String> {
     let file = conf.with_file_name("gres.conf");
-    let fetched = conf
-        .parent()
-        .is_some_and(|dir| dir.ends_with("conf-cache") || dir == Path::new("/run/slurm/conf"));
-    let (pid, began) = slurmd::running(last(slurm, "SlurmdPidFile"), node).filter(|_| !fetched)?;
-    let changed = std::fs::metadata(&file).ok()?.mtime();
-    (changed > began).then(|| format!("'{}' was changed after slurmd (pid {pid}) began", file.display()))
+    let changed = std::fs::metadata(&file).ok()?.modified().ok()?;
+    if is_fetched(conf) {
+        return None;
+    }
+    let slurmd = Slurmd::find(node, Some(conf)).filter(Slurmd::is_of_node)?;
+    let pid = slurmd.pid();
+    (changed > slurmd.began()?)
+        .then(|| format!("'{}' was changed after slurmd (pid {pid}) began", file.display()))
 }
 
 fn names_a_share(value: &str) -> bool {

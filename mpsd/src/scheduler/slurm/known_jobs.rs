@@ -1,6 +1,6 @@
 //! What a Slurm has on one node: one answer of `squeue` covers all its jobs.
 
-use super::commands;
+use super::commands::Installation;
 use crate::scheduler::known_jobs::{JobState, KnownJobs};
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;
@@ -10,9 +10,9 @@ use std::time::Duration;
 /// A busy controller gets this for one answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Asks the Slurm of `conf` (`SLURM_CONF`) what it has on `node`.
-pub(super) fn ask(conf: Option<&str>, node: &str) -> Asked {
-    Asked(SlurmNode::ask(conf, node))
+/// Asks `slurm` what it has on `node`.
+pub(super) fn ask(slurm: &Installation, node: &str) -> Asked {
+    Asked(SlurmNode::ask(slurm, node))
 }
 
 /// What it answered, or why it did not.
@@ -35,8 +35,8 @@ struct SlurmNode {
 }
 
 impl SlurmNode {
-    fn ask(conf: Option<&str>, node: &str) -> Result<Self, String> {
-        let squeue = |arguments: &[&str]| commands::ask("squeue", arguments, conf, CALL_DEADLINE);
+    fn ask(slurm: &Installation, node: &str) -> Result<Self, String> {
+        let squeue = |arguments: &[&str]| slurm.ask("squeue", arguments, CALL_DEADLINE);
         let jobs = squeue(&["-h", "-w", node, "-o", "%A|%i"])?;
         let steps = squeue(&["-h", "-s", "-w", node, "-o", "%i"])?;
         Self::parse(&jobs, &steps)

@@ -9,6 +9,22 @@ pub(super) const USUAL_PROGRAMS: &str = "/usr/libexec/mpsd";
 pub(super) const PLUGIN: &str = "spank_mps.so";
 /// The first line of our files.
 pub(super) const TAG: &str = "# mpsd: written by 'mpsctl slurm enable', removed by 'mpsctl slurm disable'";
+/// The first word of a line of the stack.
+pub(super) const WORDS: [&str; 2] = ["optional", "required"];
+
+/// Whether a line of a stack names our plugin.
+pub(super) fn is_ours(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let names = |file: &str| Path::new(file).file_name().is_some_and(|name| name == PLUGIN);
+    words.next().is_some_and(|word| WORDS.contains(&word)) && words.next().is_some_and(names)
+}
+
+/// Our line in `file`, if there is one.
+pub(super) fn of(file: &Path) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find(|line| is_ours(line)).map(str::to_owned)
+}
+
 /// Whether a file is there that we did not write.
 pub(super) fn is_foreign(file: &Path) -> bool {
     match fs::read_to_string(file) {

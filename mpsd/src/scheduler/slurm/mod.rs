@@ -13,6 +13,8 @@ pub(crate) mod setup;
 mod slurmd;
 mod submission;
 
+use commands::Installation;
+
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer};
 use super::call::{Input, Lookup, Program, Submission};
 use super::control::Controller;
@@ -74,9 +76,7 @@ impl BatchSystem for Slurm {
     }
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
-        Box::new(Here {
-            conf: site.slurm_conf.clone(),
-        })
+        Box::new(Here(site.clone()))
     }
 
     /// `gres/shard`: it counts and does not limit; the limits are ours. A GPU's lines name its device file, so that the
@@ -104,10 +104,7 @@ impl BatchSystem for Slurm {
 }
 
 /// The Slurm of this node.
-struct Here {
-    /// `SLURM_CONF`.
-    conf: Option<String>,
-}
+struct Here(Site);
 
 impl Located for Here {
     fn time_limit(&self) -> Option<Duration> {
@@ -120,12 +117,12 @@ impl Located for Here {
     }
 
     fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs> {
-        Box::new(known_jobs::ask(self.conf.as_deref(), node))
+        Box::new(known_jobs::ask(&Installation::find(&self.0, node), node))
     }
 
     fn controller(&self, node: &str) -> Box<dyn Controller> {
         Box::new(control::Node {
-            conf: self.conf.clone(),
+            slurm: Installation::find(&self.0, node),
             name: node.to_owned(),
         })
     }

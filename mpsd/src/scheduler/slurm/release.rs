@@ -2,10 +2,10 @@
 //! `plugin_version`, which is all that Slurm compares (docs/facts/slurm.md#version-of-a-plugin). 64-bit little endian ELF
 //! (System V gABI).
 
-use super::commands::directory;
+use super::commands::Installation;
 use crate::scheduler::host::Host;
 use mpsd_core::trusted::open_trusted;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A local program that prints its version.
@@ -61,25 +61,22 @@ impl std::fmt::Display for Release {
     }
 }
 
-/// The installed release, from the first program that says one.
-pub(super) fn installed(host: &dyn Host) -> Option<Release> {
-    VERSION_PROGRAMS.iter().find_map(|name| version(name, host))
-}
-
-fn version(name: &str, host: &dyn Host) -> Option<Release> {
-    let program = directory().join(name);
-    let answer = program
-        .exists()
-        .then(|| host.run(&program, &["-V"], &[], VERSION_DEADLINE).ok())??;
-    Release::said(&answer.text)
+/// The release of `slurm`: the running daemon's program's, else that of the first of its programs that says one.
+pub(super) fn installed(slurm: &Installation, host: &dyn Host) -> Option<Release> {
+    all_installed(slurm, host).first().copied()
 }
 
 /// The release that each of the programs says, one after the other where they differ.
-pub(super) fn all_installed(host: &dyn Host) -> Vec<Release> {
-    let mut said: Vec<Release> = VERSION_PROGRAMS
-        .iter()
-        .filter_map(|name| version(name, host))
-        .collect();
+pub(super) fn all_installed(slurm: &Installation, host: &dyn Host) -> Vec<Release> {
+    let daemon = slurm.daemon.as_ref().and_then(|daemon| daemon.program.clone());
+    let beside = VERSION_PROGRAMS.iter().map(|name| slurm.commands.join(name));
+    let version = |program: PathBuf| {
+        let answer = program
+            .exists()
+            .then(|| host.run(&program, &["-V"], &[], VERSION_DEADLINE).ok())??;
+        Release::said(&answer.text)
+    };
+    let mut said: Vec<Release> = daemon.into_iter().chain(beside).filter_map(version).collect();
     said.dedup();
     said
 }

@@ -1,8 +1,9 @@
 //! `mpsctl slurm enable | disable | check`: our line in a Slurm's plugin stack, and nobody else's file touched.
 
 use super::check::check;
+use super::commands::{Installation, several};
 use super::conf::Conf;
-use super::line::{PLUGIN, TAG, USUAL_PROGRAMS, is_foreign};
+use super::line::{self, PLUGIN, TAG, USUAL_PROGRAMS, is_foreign, is_ours};
 use super::release::{Release, installed, stamp_of};
 use crate::scheduler::setup::{self, Done, SetUp, Stopped, Surroundings};
 use crate::scheduler::site::Site;
@@ -19,8 +20,9 @@ const PLUGINS: &str = "/usr/lib/mpsd/spank";
 enum Slurm {
     /// Write our line for the plugin that fits the installed Slurm (root)
     ///
-    /// On every host where users submit or jobs run. Only plugstack.conf.d/mpsd.conf beside slurm.conf is written, and
-    /// plugstack.conf itself where there is none. slurmd must be restarted afterwards: it reads the stack when it starts.
+    /// On every host where users submit or jobs run; on a configless cluster on the controller's. Only plugstack.conf.d/mpsd.conf
+    /// beside slurm.conf is written, and plugstack.conf itself where there is none or where the controller sends it. slurmd must
+    /// be restarted afterwards: it reads the stack when it starts.
     Enable(Enable),
     /// Remove what enable wrote (root)
     Disable(Place),
@@ -31,9 +33,12 @@ enum Slurm {
 /// Which Slurm.
 #[derive(Debug, Clone, Default, clap::Args)]
 struct Place {
-    /// slurm.conf; from SLURM_CONF or the usual places if not given
+    /// slurm.conf; if not given, from mpsd.toml, from SLURM_CONF, or that of the Slurm that runs here
     #[arg(long, value_name = "FILE")]
     pub slurm_conf: Option<PathBuf>,
+    /// Slurm's directory with bin and sbin; from mpsd.toml, or that of the Slurm that runs here if not given
+    #[arg(long, value_name = "DIR")]
+    pub exec: Option<PathBuf>,
     /// This node's name in Slurm; the host's if not given
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
@@ -81,53 +86,97 @@ impl SetUp for Verbs {
         Ok(match &verb {
             Slurm::Enable(options) if options.refresh => refresh(options, around),
             Slurm::Enable(options) => enable(options, around),
-            Slurm::Disable(place) => disable(&find(place, around)?),
+            Slurm::Disable(place) => disable(&place.find(around)?.1),
             Slurm::Check(place) => {
-                let node = place.node.clone().unwrap_or_else(|| around.host.name());
-                Ok(check(&place.plugins, &find(place, around)?, &node, around).into())
+                let (slurm, conf) = place.find(around)?;
+                let node = place.node(around);
+                Ok(check(&place.plugins, &slurm, &conf, &node, around).into())
             }
         }?)
     }
 }
 
-fn find(place: &Place, around: &Surroundings<'_>) -> Result<Conf, String> {
-    let of_environment = Site::of(&around.settings).slurm_conf.map(PathBuf::from);
-    let named = place.slurm_conf.as_deref().or(of_environment.as_deref());
-    Conf::find(named, around.host)
+impl Place {
+    fn node(&self, around: &Surroundings<'_>) -> String {
+        self.node.clone().unwrap_or_else(|| around.host.name())
+    }
+
+    /// The Slurm, and its configuration.
+    fn find(&self, around: &Surroundings<'_>) -> Result<(Installation, Conf), String> {
+        let mut site = Site::of(&around.settings);
+        if let Some(named) = &self.slurm_conf {
+            site.slurm_conf = Some(named.display().to_string());
+        }
+        site.slurm_exec = self.exec.clone().or(site.slurm_exec);
+        let slurm = Installation::find(&site, &self.node(around));
+        let conf = Conf::find(slurm.conf(around.host).as_deref(), around.host)?;
+        Ok((slurm, conf))
+    }
+}
+
+/// The release that is named, else the installed one.
+fn release(options: &Enable, slurm: &Installation, around: &Surroundings<'_>) -> Result<Release, String> {
+    let none = "no slurmd, sinfo or srun here says its version; name it with --release";
+    let said = || installed(slurm, around.host).ok_or_else(|| none.to_owned());
+    options.release.map_or_else(said, Ok)
 }
 
 fn enable(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
-    let conf = find(&options.place, around)?;
-    if conf.is_cached() {
+    let (slurm, conf) = options.place.find(around)?;
+    if conf.stack_is_fetched() {
         return Err(format!(
-            "'{}': slurmd fetched it from the controller and will again; do this on the controller's host, in the \
+            "'{}': it was fetched from the controller and will be again; do this on the controller's host, in the \
              directory of its slurm.conf",
             conf.file.display()
         ));
     }
-    let release = match options.release {
-        Some(release) => release,
-        None => installed(around.host)
-            .ok_or("no slurmd, sinfo or srun here says its version; name it with --release")?,
-    };
-    let plugin = plugin(&options.place.plugins, release)?;
-    let snippet = conf.snippet();
-    if is_foreign(&snippet) {
+    if options.release.is_none() && slurm.is_a_guess() {
+        let dirs: Vec<String> = several().iter().map(|dir| dir.display().to_string()).collect();
         return Err(format!(
-            "'{}': there is one that we did not write; remove it first",
-            snippet.display()
+            "several Slurms are here ({}) and none runs: name one with --exec",
+            dirs.join(", ")
         ));
     }
+    let release = release(options, &slurm, around)?;
+    let plugin = plugin(&options.place.plugins, release)?;
+    let (stack, snippet, line) = (conf.stack(), conf.snippet(), line(options, &plugin, around));
     let mut done = Done::default();
-    write(&snippet, &line(options, &plugin, around))?;
-    done.did(format!("wrote '{}' for Slurm {release}", snippet.display()));
-    let stack = conf.stack();
-    if !stack.exists() {
-        write(&stack, &format!("{TAG}\n{}\n", conf.include()))?;
-        done.did(format!("wrote '{}', which includes it", stack.display()));
-    } else if !conf.includes_snippet() {
-        let (stack, line) = (stack.display(), conf.include());
-        done.left(format!("add this line to '{stack}': {line}"));
+    if conf.is_sent() {
+        if !is_foreign(&stack) {
+            write(
+                &stack,
+                &line,
+                &format!("for Slurm {release}; the controller sends it to the nodes"),
+                &mut done,
+            )?;
+        } else if line::of(&stack).as_deref() != line.lines().last() {
+            let (stack, line) = (stack.display(), line.lines().last().unwrap_or_default());
+            done.left(format!(
+                "the controller sends '{stack}' to the nodes, and nothing that it includes: let this be its line for \
+                 {PLUGIN}: {line}"
+            ));
+        }
+    } else {
+        if is_foreign(&snippet) {
+            return Err(format!(
+                "'{}': there is one that we did not write; remove it first",
+                snippet.display()
+            ));
+        }
+        write(&snippet, &line, &format!("for Slurm {release}"), &mut done)?;
+        if !is_foreign(&stack) {
+            let include = format!("{TAG}\n{}\n", conf.include());
+            write(&stack, &include, "to include it", &mut done)?;
+        } else if conf.found().is_none() {
+            let (stack, line) = (stack.display(), conf.include());
+            done.left(format!("add this line to '{stack}': {line}"));
+        }
+    }
+    if done.lines.is_empty() {
+        done.did(format!(
+            "'{}' has our line for Slurm {release}",
+            conf.home().display()
+        ));
     }
     done.did(
         "restart slurmd on the nodes: it reads the plugin stack when it starts, and no 'reconfigure' helps",
@@ -183,27 +232,32 @@ fn line(options: &Enable, plugin: &Path, around: &Surroundings<'_>) -> String {
 /// without our line is left as it is, without a word.
 fn refresh(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
     let mut done = Done::default();
-    let Ok(conf) = find(&options.place, around) else {
+    let Ok((slurm, conf)) = options.place.find(around) else {
         return Ok(done);
     };
-    let snippet = conf.snippet();
-    if conf.is_cached() || !snippet.exists() || is_foreign(&snippet) {
+    let home = conf.home();
+    if conf.stack_is_fetched() || line::of(&home).is_none() {
         return Ok(done);
     }
-    let release = options.release.or_else(|| installed(around.host));
-    let release = release.ok_or("no slurmd, sinfo or srun here says its version; name it with --release")?;
+    let release = release(options, &slurm, around)?;
     let plugin = plugin(&options.place.plugins, release)?;
-    let old =
-        fs::read_to_string(&snippet).map_err(|e| format!("cannot read '{}': {e}", snippet.display()))?;
+    let old = fs::read_to_string(&home).map_err(|e| format!("cannot read '{}': {e}", home.display()))?;
     let new = renamed(&old, &plugin);
-    if new != old {
-        write(&snippet, &new)?;
-        done.did(format!(
-            "'{}' now names the plugin for Slurm {release}",
-            snippet.display()
-        ));
-        done.did("restart slurmd on the nodes: it reads the plugin stack when it starts");
+    if new == old {
+        return Ok(done);
     }
+    if is_foreign(&home) {
+        let (home, plugin) = (home.display(), plugin.display());
+        done.left(format!("let the line for {PLUGIN} in '{home}' name '{plugin}'"));
+        return Ok(done);
+    }
+    write(
+        &home,
+        &new,
+        &format!("to name the plugin for Slurm {release}"),
+        &mut done,
+    )?;
+    done.did("restart slurmd on the nodes: it reads the plugin stack when it starts");
     Ok(done)
 }
 
@@ -211,9 +265,8 @@ fn refresh(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> 
 fn renamed(text: &str, plugin: &Path) -> String {
     let line = |line: &str| {
         let mut words: Vec<&str> = line.split(' ').collect();
-        let ours = |word: &&str| Path::new(word).file_name().is_some_and(|name| name == PLUGIN);
         let plugin = plugin.display().to_string();
-        if matches!(words[0], "optional" | "required") && words.get(1).is_some_and(ours) {
+        if is_ours(line) {
             words[1] = &plugin;
         }
         words.join(" ") + "\n"
@@ -231,6 +284,8 @@ fn disable(conf: &Conf) -> Result<Done, String> {
     }
     if snippet.exists() {
         done.left(format!("'{}' is not ours: left as it is", snippet.display()));
+    } else if line::of(&stack).is_some() {
+        done.left(format!("remove the line for {PLUGIN} from '{}'", stack.display()));
     } else if done.lines.is_empty() {
         done.did("nothing of ours is there");
     } else {
@@ -239,15 +294,21 @@ fn disable(conf: &Conf) -> Result<Done, String> {
     Ok(done)
 }
 
-/// Writes a file that all may read, making its directory if need be.
-fn write(file: &Path, text: &str) -> Result<(), String> {
+/// Writes a file that all may read, making its directory if need be, and says so with a word of what it is. One that says it
+/// already stays: its time tells when slurmd must have begun.
+fn write(file: &Path, text: &str, what: &str, done: &mut Done) -> Result<(), String> {
+    if fs::read_to_string(file).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
     let failed = |e: std::io::Error| format!("cannot write '{}': {e}", file.display());
     let directory = file.parent().unwrap_or(Path::new("/"));
     if !directory.exists() {
         fs::create_dir(directory).map_err(failed)?;
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).map_err(failed)?;
     }
-    setup::place(file, text, 0o644).map_err(failed)
+    setup::place(file, text, 0o644).map_err(failed)?;
+    done.did(format!("wrote '{}' {what}", file.display()));
+    Ok(())
 }
 
 #[cfg(test)]

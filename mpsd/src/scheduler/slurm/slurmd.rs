@@ -1,24 +1,204 @@
-//! The node's running slurmd.
+//! The Slurm daemon that runs on this host: which program it is, which configuration it took, when it began.
 
-use crate::scheduler::host;
-use crate::sys::process::Process;
+use super::conf::FETCHED;
+use crate::scheduler::host::{self, Host, ThisHost};
+use crate::sys::process::{Process, ProcessId, ProcessTable, Stat};
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-/// Where slurmd writes its pid unless slurm.conf says so.
-const PID_FILES: [&str; 3] = ["/run/slurmd.pid", "/run/slurm/slurmd.pid", "/var/run/slurmd.pid"];
+/// The daemons of a node, of a controller's host and of a login host. Debian's slurmd has a name of its own.
+const DAEMONS: [&str; 4] = ["slurmd", "slurmd-wlm", "slurmctld", "sackd"];
+/// The cgroup of a controller that systemd started. It runs as a user of its own, and nobody else gets into this cgroup.
+const CONTROLLER: &str = "/system.slice/slurmctld.service";
+/// Largest library that is searched for the path of slurm.conf; Slurm's has 11 MB. Bytes.
+const LARGEST: usize = 64 << 20;
 
-/// Its pid, and when it began, seconds since 1970. `named` is the value of SlurmdPidFile, `node` the node's name in Slurm.
-pub(super) fn running(named: Option<&str>, node: &str) -> Option<(i32, i64)> {
-    let named = named
-        .map(|path| path.replace("%n", node))
-        .filter(|path| !path.contains('%'))
-        .map(PathBuf::from);
-    let files = named.into_iter().chain(PID_FILES.map(PathBuf::from));
-    files.into_iter().find_map(|file| {
-        let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
-        let stat = Process::find(pid)?.stat()?;
-        (stat.name == "slurmd").then_some(())?;
-        Some((pid, host::began(stat.id.start_time)?))
-    })
+/// A running daemon of Slurm's.
+#[derive(Debug, Clone)]
+pub(super) struct Slurmd {
+    id: ProcessId,
+    /// Its command's name: `slurmd` on a node.
+    pub name: String,
+    /// Its program; `None`: only root may know.
+    pub program: Option<PathBuf>,
+    /// Its program's file was replaced since it began.
+    pub replaced: bool,
+    /// The slurm.conf that it was told to read (`-f`, `SLURM_CONF`).
+    pub named: Option<PathBuf>,
+    /// `-N`.
+    node: Option<String>,
 }
+
+impl Slurmd {
+    /// That of `node` with the configuration `conf`: the one that started this program, else of all that run here the one
+    /// that was started for the node, else the only one. A node's comes before other daemons.
+    pub fn find(node: &str, conf: Option<&Path>) -> Option<Self> {
+        if let Some(ours) = ancestor() {
+            return Some(ours);
+        }
+        let table = ProcessTable::scan()?;
+        let is_one = |stat: &Stat| DAEMONS.iter().any(|name| stat.name == *name);
+        let of_slurm: Vec<_> = table.iter().filter(|entry| is_one(&entry.stat)).collect();
+        let is_child = |stat: &Stat| of_slurm.iter().any(|entry| entry.stat.id.pid == stat.parent);
+        let mut found: Vec<Self> = of_slurm
+            .iter()
+            .filter(|entry| !is_child(&entry.stat))
+            .filter_map(|entry| Self::read(&entry.stat, entry.uid))
+            .filter(|one| conf.is_none_or(|conf| one.may_have(conf)))
+            .collect();
+        let several = found.iter().filter(|one| one.is_of_node()).count() > 1;
+        found.retain(|one| !several || one.node.as_deref().is_none_or(|name| name == node));
+        found.sort_by_key(|one| (!one.is_of_node(), one.node.is_none()));
+        found.into_iter().next()
+    }
+
+    /// `None`: it is gone, not root's, or in a container.
+    fn read(stat: &Stat, uid: u32) -> Option<Self> {
+        let id = stat.id;
+        let process = id.open()?;
+        let of_controller = || {
+            let cgroups = process.cgroups().unwrap_or_default();
+            cgroups.iter().any(|one| one.path == Path::new(CONTROLLER))
+        };
+        if uid != 0 && !of_controller() {
+            return None;
+        }
+        let place = |name: &str| PathBuf::from(format!("/proc/{}/{name}", id.pid));
+        let file = |path: &Path| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
+        if file(&place("root")).is_some_and(|own| Some(own) != file(Path::new("/"))) {
+            return None;
+        }
+        let arguments = fs::read(place("cmdline")).ok()?;
+        let arguments: Vec<String> = arguments
+            .split(|byte| *byte == 0)
+            .map(|argument| String::from_utf8_lossy(argument).into_owned())
+            .collect();
+        let environment = || process.environment_variable("SLURM_CONF", 1 << 20);
+        let named = option(&arguments, 'f').map(PathBuf::from);
+        let program = fs::read_link(place("exe")).ok();
+        let deleted = |path: &Path| path.to_str()?.strip_suffix(" (deleted)").map(PathBuf::from);
+        let old = program.as_deref().and_then(deleted);
+        let found = Self {
+            id,
+            name: stat.name.to_string_lossy().into_owned(),
+            replaced: old.is_some(),
+            program: old.or(program),
+            named: named.or_else(|| environment().map(PathBuf::from)),
+            node: option(&arguments, 'N'),
+        };
+        // All of this was read of one and the same process.
+        id.open().map(|_| found)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.id.pid
+    }
+
+    /// Whether it is a node's.
+    pub fn is_of_node(&self) -> bool {
+        self.name.starts_with("slurmd")
+    }
+
+    /// When it began, within some milliseconds.
+    pub fn began(&self) -> Option<SystemTime> {
+        host::started(self.id.start_time)
+    }
+
+    /// Whether `conf` may be the configuration that it took.
+    fn may_have(&self, conf: &Path) -> bool {
+        let file = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        self.conf(&ThisHost).is_none_or(|own| file(&own) == file(conf))
+    }
+
+    /// The slurm.conf that it took: the one that it was told, else the one that its program is built with, else the one that
+    /// its controller sent (Slurm's order, 22.05 to 26.05: `_establish_configuration`).
+    pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {
+        let built_in = || self.built_in(host).filter(|path| path.exists());
+        let fetched = || Some(PathBuf::from(FETCHED)).filter(|path| path.exists());
+        self.named.clone().or_else(built_in).or_else(fetched)
+    }
+
+    /// The path of slurm.conf in its library or its program: a text of its own, as no message is.
+    fn built_in(&self, host: &dyn Host) -> Option<PathBuf> {
+        let library = self.mapped().unwrap_or_default().into_iter().find(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with("libslurm"))
+        });
+        [library, self.program.clone()]
+            .into_iter()
+            .flatten()
+            .find_map(|file| {
+                let bytes = host.read(&file, LARGEST).ok()??;
+                path_in(&bytes)
+            })
+    }
+
+    /// Whether it has loaded the plugin in `file`; `None`: only root may know.
+    pub fn has_loaded(&self, file: &Path) -> Option<bool> {
+        let file = file.canonicalize().unwrap_or_else(|_| file.to_owned());
+        let replaced = PathBuf::from(format!("{} (deleted)", file.display()));
+        let mapped = self.mapped()?;
+        Some(mapped.iter().any(|path| [&file, &replaced].contains(&path)))
+    }
+
+    /// The files in its memory.
+    fn mapped(&self) -> Option<Vec<PathBuf>> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.id.pid)).ok()?;
+        let file = |line: &str| line.find('/').map(|at| PathBuf::from(&line[at..]));
+        Some(maps.lines().filter_map(file).collect())
+    }
+}
+
+/// The slurmd that this program descends from, through its prolog or epilog.
+fn ancestor() -> Option<Slurmd> {
+    let mut found = None;
+    let mut pid = std::process::id().cast_signed();
+    while pid > 1 {
+        let process = Process::find(pid)?;
+        let stat = process.stat()?;
+        if stat.name == DAEMONS[0] || stat.name == DAEMONS[1] {
+            // A slurmd that it forked for this has its name too.
+            found = Slurmd::read(&stat, process.uids()?.effective);
+        }
+        pid = stat.parent;
+    }
+    found
+}
+
+/// The value of a daemon's option of one letter, as getopt_long(3) reads them. Of the long ones, all but two have a value.
+fn option(arguments: &[String], letter: char) -> Option<String> {
+    let mut rest = arguments.iter().skip(1);
+    let mut found = None;
+    while let Some(argument) = rest.next() {
+        if let Some(long) = argument.strip_prefix("--") {
+            if !long.contains('=') && !["systemd", "version"].contains(&long) {
+                rest.next();
+            }
+        } else if let Some(letters) = argument.strip_prefix('-')
+            && let Some(at) = letters.find(|letter| "dfFLnN".contains(letter))
+        {
+            let (own, value) = (&letters[at..=at], &letters[at + 1..]);
+            let value = match value.is_empty() && own != "F" {
+                true => rest.next().cloned(),
+                false => Some(value.to_owned()),
+            };
+            found = value.filter(|_| own.starts_with(letter)).or(found);
+        }
+    }
+    found
+}
+
+/// The absolute path of a slurm.conf among the texts of a program, each of which ends with a zero byte.
+fn path_in(bytes: &[u8]) -> Option<PathBuf> {
+    let texts = bytes.split(|byte| *byte == 0);
+    let mut paths = texts.filter(|text| text.starts_with(b"/") && text.ends_with(b"/slurm.conf"));
+    let other = |text: &&[u8]| *text != FETCHED.as_bytes();
+    let path = std::str::from_utf8(paths.find(other)?).ok()?;
+    Some(path.into())
+}
+
+#[cfg(test)]
+mod tests;
