@@ -12,6 +12,7 @@ use crate::stepd::{self, Kind};
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
+use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, State as Progress};
 use mpsd_core::request::Demand;
 use mpsd_core::step::of_step;
@@ -158,7 +159,7 @@ fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, demand: &Demand) -> Re
         Progress::Ready => {
             let attached = match demand {
                 Demand::On(request) => of_step(record, request)
-                    .and_then(|own| environment::task_environment(&own, &task(slurm, record, kind))),
+                    .and_then(|own| environment::task_environment(&own, &task(slurm, &own, kind))),
                 // What root left is in force, not what somebody forged.
                 _ => environment::task_environment(record, &task(slurm, record, kind)),
             };
@@ -180,9 +181,15 @@ fn task(slurm: &dyn Slurm, record: &Record, kind: Kind) -> Task {
         Kind::Job => "SLURM_JOB_GPUS",
         _ => "SLURM_STEP_GPUS",
     };
-    let rank = || slurm.job_env("SLURM_LOCALID")?.trim().parse().ok();
+    let lookup = |name: &str| slurm.job_env(name);
+    let local = slurm.item(Item::TaskId);
+    let of = slurm.item(Item::LocalTasks);
+    let rank = local.map(|local| Rank { local, of });
     Task {
-        local_rank: slurm.item(Item::TaskId).or_else(rank),
+        rank: rank.or_else(|| Some(environment::rank(&lookup)?.0)),
+        // A script and a shell see all; the ranks come later.
+        bound: kind == Kind::Job || environment::is_bound_by_slurm(record, &lookup),
+        cpus: None,
         visible: slurm.job_env(gpus),
         counted,
         inherited_job: slurm.job_env(environment::JOB),

@@ -3,6 +3,7 @@
 //!
 //! It runs without cargo: `cargo xtask hardware --pack DIR` puts it and everything it needs into one folder.
 
+mod bind;
 mod child;
 mod clients;
 mod contract;
@@ -53,7 +54,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything (the default)
+    /// Everything but 'bind' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -69,14 +70,17 @@ enum Part {
     Slurm,
     /// Two GPUs, listed partly and against the order of the bus: MPS on the GPU that the job has without it
     Devices,
+    /// Ranks on two GPUs under every --mps-bind: launches of small kernels, 1 to 16 clients (7 minutes)
+    Bind,
     /// Whether a real Slurm comes up on this machine, without the plugin
     SlurmAlone,
 }
 
 impl Part {
-    /// Whether a run of `self` takes `other` in. The floor is part of the pairs, and the plain Slurm of the other one.
+    /// Whether a run of `self` takes `other` in. The floor is part of the pairs, the plain Slurm of the other one, and
+    /// the ways to bind take long.
     fn takes(self, other: Self) -> bool {
-        self == other || (self == Self::All && !matches!(other, Self::Floor | Self::SlurmAlone))
+        self == other || (self == Self::All && !matches!(other, Self::Floor | Self::SlurmAlone | Self::Bind))
     }
 }
 
@@ -164,6 +168,10 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
     if part.takes(Part::Devices) {
         let debs = package(options)?.join("debs");
         step(outcome, "devices", |section| devices::run(section, place, &debs))?;
+    }
+    if part.takes(Part::Bind) {
+        let debs = package(options)?.join("debs");
+        step(outcome, "bind", |section| bind::run(section, place, &debs))?;
     }
     if part.takes(Part::Contract) {
         step(outcome, "contract", |section| contract::run(section, place))?;

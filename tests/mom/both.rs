@@ -52,6 +52,30 @@ pub fn a_daemon_for_each_gpu_and_a_list_by_rank(c: &mut Cluster, id: &str, rank:
     job
 }
 
+/// Five ranks behind one daemon: the job's shell sees both GPUs, each rank its own first, and a rank by the numbers that a
+/// program reads the same.
+pub fn ranks_are_bound(c: &mut Cluster, id: &str, rank: &str, size: &str) {
+    let before = Before::of(c);
+    let job = Job::new(id, "MPS=true,MPS_BIND=block+peers").on(&[&[0, 1]]);
+    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    let client = Cluster::client("");
+    let own = format!("{size}=5 mpsctl exec -- {client}");
+    let ranks = format!("for r in 0 1 2 3 4; do {rank}=$r {own}; done");
+    let again = format!("{rank}=4 {size}=5 mpsctl exec -- mpsctl exec -- {client}");
+    shell(c, &job, &format!("{client}; {ranks}; {again}"), 0);
+    let records = c.records(0);
+    let uuids = c.gpus[0].uuids();
+    let order = |first: usize| serde_json::json!([uuids[first], uuids[1 - first]]);
+    let seen: Vec<_> = records.iter().map(|record| record["uuids"].clone()).collect();
+    let expected = [0, 0, 0, 0, 1, 1, 1].map(order);
+    assert_eq!(seen, expected, "{:?}", c.output(&job, 0));
+    for record in &records {
+        attached(record, &job, "nodea", 132, None);
+    }
+    c.end(&job, 0);
+    before.holds(c);
+}
+
 /// A client that `mpsctl exec` does not start has no rank: it is attached, with the lowest limit of the list.
 pub fn a_rank_nobody_told_has_the_lowest_of_a_list(c: &mut Cluster, id: &str) {
     let before = Before::of(c);

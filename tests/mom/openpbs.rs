@@ -79,6 +79,12 @@ fn the_resource_keeps_the_account_clean_and_may_not_contradict_it() {
 }
 
 #[test]
+fn ranks_are_bound() {
+    let mut c = cluster(&["nodea"]);
+    both::ranks_are_bound(&mut c, "14.localhost", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
+}
+
+#[test]
 fn a_daemon_for_each_gpu_and_a_list_by_rank() {
     let mut c = cluster(&["nodea"]);
     let before = Before::of(&mut c);

@@ -227,15 +227,18 @@ fn a_launcher_carries_the_first_nodes_environment_along() {
     let mut c = cluster(&["nodea", "nodeb"]);
     let job = Job::new("56.vm", "MPS=true,MPS_THREADS=50").on(&[&[0], &[1]]);
     assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    let passed = [
-        ("CUDA_VISIBLE_DEVICES", c.gpus[0].uuids()[0].clone()),
-        ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/56.vm/pipe".to_owned()),
-        ("MPSD_JOB", "56.vm".to_owned()),
-    ];
-    torque_client(&mut c, &job, 1, "", &passed);
-    let record = &c.records(1)[0];
-    attached(record, &job, "nodeb", 66, None);
-    assert_eq!(record["visible"], c.gpus[1].uuids()[1], "{record}");
+    // Its GPU by UUID, or by the number that its daemon has there.
+    for carried in [c.gpus[0].uuids()[0].clone(), "0".to_owned()] {
+        let passed = [
+            ("CUDA_VISIBLE_DEVICES", carried),
+            ("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/56.vm/pipe".to_owned()),
+            ("MPSD_JOB", "56.vm".to_owned()),
+        ];
+        torque_client(&mut c, &job, 1, "", &passed);
+        let record = &c.records(1)[0];
+        attached(record, &job, "nodeb", 66, None);
+        assert_eq!(record["visible"], c.gpus[1].uuids()[1], "{record}");
+    }
     c.torque_end(&job, 0);
 }
 

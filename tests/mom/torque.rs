@@ -82,6 +82,17 @@ fn limits_beside_the_sites_own_account() {
 }
 
 #[test]
+fn ranks_are_bound() {
+    let mut c = cluster(&["nodea"]);
+    both::ranks_are_bound(
+        &mut c,
+        "12.vm",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    );
+}
+
+#[test]
 fn a_daemon_for_each_gpu_and_a_list_by_rank() {
     let mut c = cluster(&["nodea"]);
     let before = Before::of(&mut c);

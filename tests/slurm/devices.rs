@@ -484,6 +484,7 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
             mig: false,
             capability: (9, 0),
             minor: Some(minor),
+            cpus: None,
         })
     };
     let inventory = Inventory {

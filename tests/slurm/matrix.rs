@@ -84,7 +84,7 @@ impl Mode {
     fn check(self, cell: &Context, records: &[Record], count: usize) -> Result<()> {
         ensure!(records.len() == count, "{count} clients expected: {records:?}");
         let mut daemons: BTreeMap<(&str, Option<&str>), BTreeSet<Option<i32>>> = BTreeMap::new();
-        let mut gpus: BTreeMap<Option<i32>, BTreeSet<&[String]>> = BTreeMap::new();
+        let mut gpus: BTreeMap<Option<i32>, BTreeSet<BTreeSet<&String>>> = BTreeMap::new();
         for record in records {
             ensure!(
                 record.under_mps && record.error.is_none(),
@@ -95,7 +95,8 @@ impl Mode {
                 .entry((&record.node, record.job.as_deref()))
                 .or_default()
                 .insert(record.daemon_pid);
-            gpus.entry(record.daemon_pid).or_default().insert(&record.uuids);
+            let seen = record.uuids.iter().collect();
+            gpus.entry(record.daemon_pid).or_default().insert(seen);
             let seen = if self == Mode::PerGpu { 1 } else { GPUS };
             ensure!(
                 record.uuids.len() == seen,

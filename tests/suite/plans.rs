@@ -24,6 +24,8 @@ fn scenarios() -> Vec<Scenario> {
             .devices(|d| d.tasks_on_node = Some(8)),
         Scenario::new("auto_tasks_unknown", "MPS=true,MPS_THREADS=auto", 1),
         Scenario::new("replicas", "MPS=true,MPS_REPLICAS=3", 1),
+        Scenario::new("bound", "MPS=true,MPS_BIND=closest+peers,MPS_VISIBLE=ordinal", 2),
+        Scenario::new("bound_by_the_site", "MPS=true", 2).config("[defaults]\nbind = \"block\""),
         Scenario::new("verify", "MPS=true,MPS_VERIFY=true", 1),
         Scenario::new("some_of_eight", "MPS=true", 8)
             .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(5), GpuName::Index(2)])),

@@ -1,8 +1,10 @@
 //! The environment of the job's tasks, from the record. One place for every scheduler.
 
+use super::bind::{Bind, DeviceNames, How};
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
-use super::record::{Daemon, Record, RecordDevice};
+use super::ranks::{Cpus, Rank, own_gpu};
+use super::record::{Daemon, Record, RecordDevice, RecordGpu};
 use super::text::one_line;
 use nix::unistd::{AccessFlags, access};
 use std::path::Path;
@@ -20,27 +22,37 @@ pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The job whose MPS a task uses; tells variables inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
-/// Variables with a launcher's local rank, in the order they are looked up: an MPI launcher inside a Slurm step inherits
-/// the step's own.
-const LOCAL_RANKS: [&str; 4] = [
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "PALS_LOCAL_RANKID",
-    "SLURM_LOCALID",
+/// Variables with a launcher's local rank, and with the number of its ranks on the node, in the order they are looked up: an
+/// MPI launcher inside a Slurm step inherits the step's own.
+const LAUNCHERS: [(&str, &str); 4] = [
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    (OF_SLURM, ""),
 ];
+/// The rank of a task that srun started, and our plugin attached.
+pub const OF_SLURM: &str = "SLURM_LOCALID";
+/// srun's word for how it binds tasks to GPUs, in the environment of each (docs/facts/slurm.md#gpus-of-a-job).
+const OF_SRUN: &str = "SLURMD_TRES_BIND";
 
-/// The rank on its node of the process with this environment, as the launchers name it.
-pub fn local_rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<u32> {
-    LOCAL_RANKS
-        .iter()
-        .find_map(|name| lookup(name)?.trim().parse().ok())
+/// The rank on its node of the process with this environment, as its launcher names it, and the launcher's variable.
+pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static str)> {
+    let number = |name: &str| lookup(name)?.trim().parse().ok();
+    LAUNCHERS.iter().find_map(|(name, size)| {
+        let (local, of) = (number(name)?, number(size));
+        Some((Rank { local, of }, *name))
+    })
 }
 
 /// What is known of one task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Task {
     /// Its rank on this node, from the scheduler or the launcher.
-    pub local_rank: Option<u32>,
+    pub rank: Option<Rank>,
+    /// It has the GPUs that it is to have: its scheduler, or our plugin, has bound it.
+    pub bound: bool,
+    /// Its CPUs; `None`: it is this process.
+    pub cpus: Option<Cpus>,
     /// Its `CUDA_VISIBLE_DEVICES` as the scheduler set it: UUIDs, or indexes.
     pub visible: Option<String>,
     /// The GPUs that it may open, in the order in which CUDA counts them: indexes in `visible` are places here. None: they
@@ -57,6 +69,12 @@ pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
     let open = |device: &&RecordDevice| access(&device.file, flags).is_ok();
     let open = record.devices.iter().filter(open);
     (!record.devices.is_empty()).then(|| open.map(|device| device.uuid.clone()).collect())
+}
+
+/// Whether Slurm has bound the task to GPUs of its own, or was told to bind none where the job leaves that to us.
+pub fn is_bound_by_slurm(record: &Record, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
+    let asked = record.bind.is_some_and(Bind::is_for_all);
+    lookup(OF_SRUN).is_some_and(|word| word.contains("gpu:") && !(asked && word.contains("none")))
 }
 
 /// One variable to set, or to remove.
@@ -87,16 +105,15 @@ impl Change {
 /// A refusal when the task's GPU cannot be told (a list or per-gpu mode without a local rank, a device that is not
 /// the job's).
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
-    let gpus = visible_gpus(record, task)?;
-    let (daemon, gpus) = daemon_of(record, task, gpus)?;
+    let gpus = bound_gpus(record, task, visible_gpus(record, task)?)?;
+    let (daemon, gpus) = daemon_of(record, gpus)?;
     let mut changes = vec![
         Change::set(PIPE_DIRECTORY, daemon.pipe.to_string_lossy()),
         Change::set(LOG_DIRECTORY, daemon.log.to_string_lossy()),
         Change::set(JOB, record.job.as_str()),
     ];
-    if record.uuids {
-        let list: Vec<&str> = gpus.iter().map(GpuUuid::as_str).collect();
-        changes.push(Change::set(VISIBLE_DEVICES, list.join(",")));
+    if let Some(list) = names(record, task, daemon, &gpus) {
+        changes.push(Change::set(VISIBLE_DEVICES, list));
     }
     let foreign = task
         .inherited_job
@@ -154,7 +171,7 @@ fn by_rank<'a, T>(list: &'a [T], task: &Task, what: &str) -> Result<Option<&'a T
     if list.is_empty() {
         return Ok(None);
     }
-    let rank = task.local_rank.ok_or_else(|| no_rank(what))? as usize;
+    let rank = task.rank.ok_or_else(|| no_rank(what))?.local as usize;
     Ok(list.get(rank % list.len()))
 }
 
@@ -162,7 +179,10 @@ fn no_rank(what: &str) -> Refusal {
     Refusal::new(
         format!("{what} by local rank"),
         "this process has no local rank",
-        format!("a launcher that sets one of {}", LOCAL_RANKS.join(", ")),
+        format!(
+            "a launcher that sets one of {}",
+            LAUNCHERS.map(|(rank, _)| rank).join(", ")
+        ),
     )
 }
 
@@ -211,38 +231,97 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
     })
 }
 
-/// The daemon of this task and the GPUs that it keeps: in per-gpu mode one process reaches one daemon only.
-fn daemon_of<'a>(
-    record: &'a Record,
-    task: &Task,
-    gpus: Vec<GpuUuid>,
-) -> Result<(&'a Daemon, Vec<GpuUuid>), Refusal> {
-    let none = || {
-        Refusal::new(
-            format!("job {}", record.job),
-            "it has no MPS daemon on this node",
-            "",
-        )
-    };
-    if !record.per_gpu {
-        return Ok((record.daemons.first().ok_or_else(none)?, gpus));
+/// Those that the task keeps of its GPUs, its own first.
+fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<GpuUuid>, Refusal> {
+    let asked = record.bind.unwrap_or(Bind::NONE);
+    if asked.is_for_all() && !record.per_gpu && record.names() == DeviceNames::Keep {
+        let why = "CUDA_VISIBLE_DEVICES stays as the scheduler set it";
+        let what = format!("MPS_BIND={asked}");
+        return Err(Refusal::new(what, why, "MPS_VISIBLE=auto, uuid or ordinal"));
     }
-    let gpu = match gpus.as_slice() {
-        [one] => one.clone(),
-        [] => return Err(none()),
-        several => {
-            let rank = task
-                .local_rank
-                .ok_or_else(|| no_rank("one daemon for each GPU"))? as usize;
-            several[rank % several.len()].clone()
-        }
+    let more_tasks = || {
+        task.rank
+            .and_then(|rank| rank.of)
+            .is_some_and(|tasks| tasks as usize > gpus.len())
     };
-    let daemon = record
-        .daemons
+    let bind = match asked.how {
+        // One process reaches one daemon only.
+        _ if record.per_gpu && !asked.is_for_all() => Bind::of(How::Cyclic),
+        How::None => return Ok(gpus),
+        How::Auto if task.rank.is_none() || task.bound || !more_tasks() => return Ok(gpus),
+        How::Auto => Bind {
+            how: How::Block,
+            peers: true,
+        },
+        _ if task.bound && !record.per_gpu => return Ok(gpus),
+        _ => asked,
+    };
+    if gpus.len() < 2 {
+        return Ok(gpus);
+    }
+    // In the record's order, so that a process bound already comes out as it went in.
+    let all: Vec<&RecordGpu> = record
+        .gpus
         .iter()
-        .find(|d| d.gpus.contains(&gpu))
-        .ok_or_else(none)?;
-    Ok((daemon, vec![gpu]))
+        .filter(|gpu| gpus.contains(&gpu.uuid))
+        .collect();
+    let rank = task.rank.ok_or_else(|| no_rank("a GPU"))?;
+    let cpus = match (&task.cpus, bind.how) {
+        (Some(cpus), _) => cpus.clone(),
+        (None, How::Closest) => Cpus::of_this_process(),
+        (None, _) => Cpus::default(),
+    };
+    let own = own_gpu(bind.how, rank, &cpus, &all)?;
+    let others = all
+        .into_iter()
+        .map(|gpu| gpu.uuid.clone())
+        .filter(|uuid| *uuid != own);
+    let others: Vec<GpuUuid> = others.filter(|_| bind.peers && !record.per_gpu).collect();
+    Ok([vec![own], others].concat())
+}
+
+/// The daemon of this task and the GPUs that it keeps.
+fn daemon_of(record: &Record, gpus: Vec<GpuUuid>) -> Result<(&Daemon, Vec<GpuUuid>), Refusal> {
+    let first = gpus.first().filter(|_| record.per_gpu);
+    let mut daemons = record.daemons.iter();
+    let daemon = match first {
+        Some(gpu) => daemons.find(|daemon| daemon.gpus.contains(gpu)),
+        None => daemons.next().filter(|_| !record.per_gpu),
+    };
+    let daemon = daemon.ok_or_else(|| {
+        let what = format!("job {}", record.job);
+        Refusal::new(what, "it has no MPS daemon on this node", "")
+    })?;
+    Ok((daemon, gpus))
+}
+
+/// `CUDA_VISIBLE_DEVICES` for these GPUs behind their daemon, which shows its GPUs in the order of the bus
+/// (docs/facts/mps-control.md#which-gpus-a-client-sees); `None`: as the scheduler set it.
+fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> Option<String> {
+    let number = |gpu: &GpuUuid| {
+        let places = record.gpus.iter().filter(|one| daemon.gpus.contains(&one.uuid));
+        let mut uuids = places.map(|one| &one.uuid);
+        Some(uuids.position(|uuid| uuid == gpu)?.to_string())
+    };
+    let by_number = match record.names() {
+        DeviceNames::Keep => return None,
+        DeviceNames::Uuid => false,
+        DeviceNames::Ordinal => true,
+        DeviceNames::Auto => are_numbers_safe(record, task, daemon),
+    };
+    let numbers = gpus.iter().map(number).collect::<Option<Vec<_>>>();
+    let uuids = || gpus.iter().map(ToString::to_string).collect();
+    Some(numbers.filter(|_| by_number).unwrap_or_else(uuids).join(","))
+}
+
+/// Whether the daemon's numbers name the same GPUs to a program that misses it. A compute mode does not do: it keeps such a
+/// program off the job's own GPUs, and number 0 may be another job's.
+fn are_numbers_safe(record: &Record, task: &Task, daemon: &Daemon) -> bool {
+    let all = |uuids: &[GpuUuid]| {
+        uuids.len() == daemon.gpus.len() && uuids.iter().all(|uuid| daemon.gpus.contains(uuid))
+    };
+    let job: Vec<GpuUuid> = record.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    task.counted.as_deref().is_some_and(all) || record.same_numbers && all(&job)
 }
 
 #[cfg(test)]

@@ -106,6 +106,9 @@ pub struct Gpu {
     pub capability: (u32, u32),
     /// Minor number of `/dev/nvidiaN`, where the driver tells.
     pub minor: Option<u32>,
+    /// The CPUs near it, as the kernel lists them (`0-31`), where the driver tells.
+    #[serde(default)]
+    pub cpus: Option<String>,
 }
 
 impl Gpu {

@@ -2,9 +2,11 @@
 //! record that root leaves for the job's tasks, job ids, paths, GPU names, and the three names of failure.
 //!
 //! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process, waits, or talks to a
-//! GPU. The only files it opens are the configuration and the record, through [`trusted`] and [`mod@file`].
+//! GPU. The only files it opens are the configuration and the record, through [`trusted`] and [`mod@file`], and this
+//! process's own status.
 #![forbid(unsafe_code)]
 
+pub mod bind;
 pub mod config;
 pub mod environment;
 pub mod failure;
@@ -13,6 +15,7 @@ pub mod gpu;
 pub mod job;
 pub mod limits;
 pub mod paths;
+pub mod ranks;
 pub mod record;
 pub mod replace;
 pub mod request;

@@ -3,6 +3,7 @@
 //! `/run/mpsd/jobs/<job>/record`, root 0644. The plugin's `task_init`, `mpsctl env` and `mpsctl exec` decide by it and
 //! by nothing else: an option may be lost on the way (`sbatch --export=NONE`; docs/facts/slurm.md#options).
 
+use super::bind::{Bind, DeviceNames};
 use super::failure::FailureKind;
 use super::gpu::GpuUuid;
 use super::job::JobId;
@@ -43,6 +44,9 @@ pub struct RecordGpu {
     pub index: u32,
     /// Its UUID.
     pub uuid: GpuUuid,
+    /// The CPUs near it, as the kernel lists them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<String>,
 }
 
 /// A GPU of the node and its device file.
@@ -141,6 +145,15 @@ pub struct Record {
     /// Write UUIDs into `CUDA_VISIBLE_DEVICES` (a confined daemon renumbers its devices).
     #[serde(default = "yes")]
     pub uuids: bool,
+    /// How the variable names the GPUs; `None` in a record of an earlier release, where `uuids` says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names: Option<DeviceNames>,
+    /// Without its MPS, number i of a process that may open every GPU of the node is the i-th GPU of the job.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub same_numbers: bool,
+    /// Which GPU a rank sees; `None` in a record of an earlier release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bind: Option<Bind>,
 }
 
 fn yes() -> bool {
@@ -168,7 +181,19 @@ impl Record {
             rank_threads: Vec::new(),
             rank_memory: Vec::new(),
             uuids: true,
+            names: None,
+            same_numbers: false,
+            bind: None,
         }
+    }
+
+    /// How `CUDA_VISIBLE_DEVICES` names the GPUs.
+    pub fn names(&self) -> DeviceNames {
+        let before = match self.uuids {
+            true => DeviceNames::Uuid,
+            false => DeviceNames::Keep,
+        };
+        self.names.unwrap_or(before)
     }
 
     /// Reads a record's text.

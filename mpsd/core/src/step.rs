@@ -44,6 +44,8 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     if let Some(memory) = changed(&step.memory, &job.memory) {
         own.rank_memory = lower_memory(record, memory)?;
     }
+    own.bind = step.bind.or(own.bind);
+    own.names = step.visible.or(own.names);
     Ok(own)
 }
 
@@ -57,7 +59,10 @@ fn lowered_by_steps() -> impl Iterator<Item = Key> {
 
 /// The first word of the step that no client can change by itself.
 fn unchangeable(step: &Request, job: &Request) -> Option<(Key, String)> {
-    let fixed = |key: &Key| *key != Key::Mode && !key.row().lowered_by_steps;
+    let fixed = |key: &Key| {
+        let row = key.row();
+        *key != Key::Mode && !row.lowered_by_steps && !row.of_tasks
+    };
     let other = |key: Key| {
         Some((
             key,

@@ -1,11 +1,14 @@
 //! What attaches a process to its job's MPS, found from the scheduler's own variables and root's record.
 
 use crate::scheduler::{Host, Lookup, ThisHost};
+use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::{
-    Change, JOB, Task, VISIBLE_DEVICES, counted, local_rank, strip_inherited, task_environment,
+    self, Change, JOB, OF_SLURM, PIPE_DIRECTORY, Task, VISIBLE_DEVICES, counted, strip_inherited,
+    task_environment,
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
+use mpsd_core::ranks::Rank;
 use mpsd_core::record::{self, Record, State, Step, Waiting};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::Path;
@@ -172,15 +175,19 @@ impl Caller<'_> {
 
     fn ready(&self, record: &Record) -> Result<Vec<Change>, Refusal> {
         let counted = counted(record);
+        let rank = environment::rank(self.env);
         let task = Task {
-            local_rank: local_rank(self.env),
-            visible: self
-                .visible(counted.is_some())
-                .filter(|list| !self.is_another_nodes(list, record)),
+            rank: rank.map(|(rank, _)| rank),
+            bound: rank.is_some_and(|(_, name)| name == OF_SLURM),
+            cpus: None,
+            visible: self.by_daemons_numbers(record).or_else(|| {
+                self.visible(counted.is_some())
+                    .filter(|list| !self.is_another_nodes(list, record))
+            }),
             counted,
             inherited_job: (self.env)(JOB),
         };
-        if self.main && task.local_rank.is_none() {
+        if self.main && task.rank.is_none() {
             main_shell(record, &task)
         } else {
             task_environment(record, &task)
@@ -193,6 +200,29 @@ impl Caller<'_> {
         let entries = || visible.split(',').map(str::trim);
         let here = |entry: &str| record.gpus.iter().any(|gpu| gpu.uuid.as_str() == entry);
         of_job && entries().all(|entry| entry.starts_with("GPU-") && !here(entry))
+    }
+
+    /// The devices of a process that is attached already and names them by its daemon's numbers. What else has numbers, as a
+    /// task that Torque's mom starts, names one that its daemon has not.
+    fn by_daemons_numbers(&self, record: &Record) -> Option<String> {
+        let attached = self.var(JOB).is_some_and(|job| job == record.job.as_str());
+        if !attached || !matches!(record.names(), DeviceNames::Auto | DeviceNames::Ordinal) {
+            return None;
+        }
+        let pipe = self.var(PIPE_DIRECTORY)?;
+        let daemon = record
+            .daemons
+            .iter()
+            .find(|daemon| daemon.pipe == Path::new(&pipe))?;
+        let gpus: Vec<_> = record
+            .gpus
+            .iter()
+            .filter(|gpu| daemon.gpus.contains(&gpu.uuid))
+            .collect();
+        let uuid = |entry: &str| Some(gpus.get(entry.trim().parse::<usize>().ok()?)?.uuid.as_str());
+        let own = self.var(VISIBLE_DEVICES)?;
+        let uuids = own.split(',').map(uuid).collect::<Option<Vec<_>>>()?;
+        Some(uuids.join(","))
     }
 
     /// The devices by UUID, or by number: as CUDA counts what this process may open if that is known, else the node's own,
@@ -232,11 +262,12 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let shared = Record {
         rank_threads: record.rank_threads.iter().min().copied().into_iter().collect(),
         rank_memory: lowest(&record.rank_memory).into_iter().collect(),
+        bind: None,
         ..record.clone()
     };
     let several = record.per_gpu && record.gpus.len() > 1;
     let any = Task {
-        local_rank: (!several).then_some(0),
+        rank: (!several).then_some(Rank { local: 0, of: None }),
         ..task.clone()
     };
     match task_environment(&shared, &any) {
@@ -245,7 +276,7 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
                 name: JOB,
                 value: Some(record.job.as_str().to_owned()),
             }];
-            if record.uuids {
+            if record.names() != DeviceNames::Keep {
                 let all: Vec<&str> = record.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
                 changes.push(Change {
                     name: VISIBLE_DEVICES,

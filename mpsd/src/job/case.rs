@@ -5,7 +5,8 @@ use crate::plan::effects::{Effect, Plan};
 use crate::scheduler::drain::Place;
 use crate::scheduler::{Devices, GpuSource, Site, Unattached};
 use crate::sys::deadline::Deadline;
-use mpsd_core::config::{Config, DeviceNames, Settings};
+use mpsd_core::bind::DeviceNames;
+use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{self, Record, State};
 use mpsd_core::{Failure, Inventory, Mode};
 
@@ -59,6 +60,8 @@ impl Job {
         devices: &Devices,
         inventory: &Inventory,
     ) -> Record {
+        // Without CUDA_DEVICE_ORDER, CUDA counts the fastest first.
+        let alike = inventory.gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
         let exclusive = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
         Record {
             version: record::VERSION,
@@ -77,7 +80,10 @@ impl Job {
             daemons: plan.daemons.clone(),
             rank_threads: plan.rank_threads.clone(),
             rank_memory: plan.rank_memory.clone(),
-            uuids: settings.cuda_visible_devices == DeviceNames::Uuid,
+            uuids: plan.names != DeviceNames::Keep,
+            names: Some(plan.names),
+            same_numbers: plan.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,
+            bind: Some(plan.bind),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use mpsd_core::failure::Evidence;
 use mpsd_core::gpu::GpuProcess;
+use mpsd_core::ranks;
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
 use nvml_wrapper::enum_wrappers::device::ComputeMode as WrappedMode;
@@ -17,6 +18,8 @@ use std::path::Path;
 const ATTEMPTS: usize = 4;
 /// What failed where it was no single GPU.
 const NVML: &str = "NVML";
+/// Most CPUs that are asked for, in words of 64.
+const CPU_WORDS: usize = 128;
 /// MiB in bytes.
 const MIB: u64 = 1 << 20;
 
@@ -129,6 +132,10 @@ impl Nvml {
                 u32::try_from(capability.minor).unwrap_or(0),
             ),
             minor: device.minor_number().ok(),
+            cpus: device
+                .cpu_affinity(CPU_WORDS)
+                .ok()
+                .map(|words| ranks::list(&words)),
         })
     }
 

@@ -1,5 +1,6 @@
 //! The plan: every privileged effect for one job, in order, each with its inverse. Its printed form is a snapshot.
 
+use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::job::JobId;
 use mpsd_core::limits::Percent;
@@ -81,7 +82,11 @@ pub struct Plan {
     /// Run `mps-probe` through the new daemon before the job starts.
     pub verify: bool,
     /// What the request's options add to the printed plan, one line each.
-    pub then: Vec<&'static str>,
+    pub then: Vec<String>,
+    /// Which GPU a rank sees.
+    pub bind: Bind,
+    /// How its GPUs are named.
+    pub names: DeviceNames,
 }
 
 impl fmt::Display for Plan {

@@ -8,6 +8,7 @@ pub(crate) mod tasks;
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::share::{Share, Wanted};
 use crate::scheduler::{Devices, Exclusive, Submission};
+use mpsd_core::bind::Bind;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{Daemon, RecordGpu};
@@ -78,6 +79,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
             .map(|gpu| RecordGpu {
                 index: gpu.index,
                 uuid: gpu.uuid.clone(),
+                cpus: gpu.cpus.clone(),
             })
             .collect(),
         effects: effects(case, &settings, &gpus, daemons.len(), &mut notes),
@@ -87,6 +89,8 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         notes,
         verify: request.verify == Some(true),
         then: request.plan_lines().collect(),
+        bind: request.bind.unwrap_or(Bind::AUTO),
+        names: request.visible.unwrap_or(settings.cuda_visible_devices),
     };
     Ok((settings, plan))
 }

@@ -26,9 +26,10 @@ const SLURM: [&str; 12] = [
 ];
 
 /// Programs of the package: name there, crate, kind of its target, name of the target.
-const PROGRAMS: [(&str, &str, &str); 8] = [
+const PROGRAMS: [(&str, &str, &str); 9] = [
     ("hardware", "bin", "hardware"),
     ("slurm-warden", "bin", "slurm-warden"),
+    ("cuda-load", "bin", "cuda-load"),
     ("mpsd", "bin", "mpsd"),
     ("mpsctl", "bin", "mpsctl"),
     ("mps-probe", "bin", "mps-probe"),

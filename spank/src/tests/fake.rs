@@ -218,6 +218,7 @@ pub fn record(job: &str, state: State) -> Record {
         .map(|n| RecordGpu {
             index: n,
             uuid: uuid(n),
+            cpus: None,
         })
         .to_vec();
     let pipe = format!("/run/mpsd/jobs/{job}/pipe").into();

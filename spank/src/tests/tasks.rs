@@ -1,10 +1,11 @@
 //! task_init.
 
 use super::fake::{FakeNode, FakeSlurm, key, record};
-use crate::handle::Verdict;
+use crate::handle::{Item, Verdict};
 use crate::plugin;
 use crate::state::State;
 use mpsd_core::GpuUuid;
+use mpsd_core::bind::Bind;
 use mpsd_core::record::{Record, RecordDevice, State as Progress};
 
 const BATCH: u32 = 0xffff_fffb;
@@ -136,6 +137,37 @@ fn a_step_with_unbound_gpus_has_all_of_its_jobs() {
     let node = FakeNode::new().with_record(record("4711", Progress::Ready));
     assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
     assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002,GPU-00000003");
+}
+
+#[test]
+fn the_tasks_of_a_step_are_bound_as_it_asks_and_slurms_own_binding_wins() {
+    let visible = |flags: Flags, bind: Option<&str>, kind: u32, rank: u32| {
+        let mut slurm = FakeSlurm::step(kind).with_job_env("SLURM_STEP_GPUS", "2,3");
+        slurm.job_env.insert("SLURM_JOB_GPUS".into(), "2,3".into());
+        slurm.items.retain(|(item, _)| *item != Item::TaskId);
+        slurm.items.push((Item::TaskId, rank));
+        if let Some(bind) = bind {
+            slurm.job_env.insert("SLURMD_TRES_BIND".into(), bind.into());
+        }
+        let mut record = record("4711", Progress::Ready);
+        record.bind = Some(Bind::AUTO);
+        let node = FakeNode::new().with_record(record);
+        assert_eq!(task(&mut slurm, &node, "", flags), Verdict::Continue);
+        slurm.job_env["CUDA_VISIBLE_DEVICES"].replace("GPU-0000000", "")
+    };
+    const CYCLIC: Flags = &[("mps", None), ("mps-bind", Some("cyclic"))];
+    // Four tasks on two GPUs.
+    assert_eq!(visible(ON, None, 0, 1), "2,3");
+    assert_eq!(visible(ON, None, 0, 2), "3,2");
+    assert_eq!(visible(CYCLIC, None, 0, 1), "3");
+    assert_eq!(visible(CYCLIC, Some("gpu:none"), 0, 1), "3");
+    for bound in ["gpu:single:2", "gpu:per_task:2", "gpu:verbose,map:0,1"] {
+        assert_eq!(visible(ON, Some(bound), 0, 2), "2,3", "{bound}");
+        assert_eq!(visible(CYCLIC, Some(bound), 0, 1), "2,3", "{bound}");
+    }
+    assert_eq!(visible(ON, Some("gpu:none"), 0, 2), "2,3");
+    // A script is no rank.
+    assert_eq!(visible(CYCLIC, None, BATCH, 0), "2,3");
 }
 
 #[test]

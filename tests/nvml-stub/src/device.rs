@@ -1,6 +1,6 @@
 //! Functions about one GPU. Each trusts its caller's pointers, as NVML does.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong};
 
 use crate::node::MIB;
 use crate::out;
@@ -231,6 +231,22 @@ pub unsafe extern "C" fn nvmlDeviceGetMinorNumber(device: Device, minor: *mut c_
     returned(
         gpu(device).and_then(|(_, gpu, at)| unsafe { out::value(minor, gpu.minor.unwrap_or(at as u32)) }),
     )
+}
+
+/// The CPUs near a GPU, in bits.
+///
+/// # Safety
+/// `set` has room for `size` words.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetCpuAffinity(device: Device, size: c_uint, set: *mut c_ulong) -> Return {
+    returned(gpu(device).and_then(|(_, gpu, _)| {
+        for word in 0..size as usize {
+            let bits = if word == 0 { gpu.cpus } else { 0 };
+            // SAFETY: the caller's promise.
+            unsafe { out::value(set.wrapping_add(word), bits) }?;
+        }
+        Ok(())
+    }))
 }
 
 /// A GPU's place on the bus.

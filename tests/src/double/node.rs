@@ -78,6 +78,9 @@ pub struct Gpu {
     /// Its device file; a program that may not open it does not see this GPU. None: every program sees it.
     #[serde(default)]
     pub device: Option<PathBuf>,
+    /// CPUs near it, in bits from CPU 0 on.
+    #[serde(default = "all_cpus")]
+    pub cpus: u64,
     /// MIG instances (their UUIDs, `MIG-…`); any entry means that MIG is on.
     #[serde(default)]
     pub mig: Vec<String>,
@@ -179,6 +182,10 @@ pub struct Context {
 fn driver_version() -> String {
     "580.159.04".into()
 }
+fn all_cpus() -> u64 {
+    u64::MAX >> 1
+}
+
 fn cuda_version() -> u32 {
     13000
 }

@@ -51,6 +51,7 @@ pub fn h200(index: u32) -> Gpu {
         mig: false,
         capability: (9, 0),
         minor: Some(index),
+        cpus: None,
     }
 }
 

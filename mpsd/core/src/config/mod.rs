@@ -12,8 +12,8 @@ mod values;
 pub use hosts::HostList;
 pub use settings::{Ceilings, Defaults, Drain, Origin, Pbs, Row, SECTIONS, Section, Settings, Slurm};
 pub use values::{
-    Cgroup, ComputeModeRule, DeviceNames, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks,
-    UnattachedTasks, Wait,
+    Cgroup, ComputeModeRule, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks, UnattachedTasks,
+    Wait,
 };
 
 use crate::failure::{Evidence, Fault};

@@ -3,9 +3,10 @@
 
 use super::error::Wrong;
 use super::values::{
-    Cgroup, ComputeModeRule, DeviceNames, Given, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks,
+    Cgroup, ComputeModeRule, Given, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks,
     UnattachedTasks, Value, Wait,
 };
+use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Amount, Percent, Priority};
 use crate::paths::Paths;
 use crate::request::{MemoryLimit, Request, Threads};
@@ -159,9 +160,13 @@ settings! {
         /// job. Not set: none are advertised.
         replicas: Option<u32> = None => 4, Given::whole::<1, 48, _>;
 
-        /// "uuid": tasks find their GPUs in CUDA_VISIBLE_DEVICES by UUID, since a daemon that sees some of the node's GPUs
-        /// numbers them anew. "keep": the variable stays as the scheduler set it.
-        cuda_visible_devices: DeviceNames = DeviceNames::Uuid;
+        /// How tasks find their GPUs in CUDA_VISIBLE_DEVICES; a job may say it (MPS_VISIBLE).
+        /// "uuid": by UUID, since a daemon that sees some of the node's GPUs numbers them anew. "ordinal": by the daemon's own
+        /// numbers, from 0, for programs that read numbers (vLLM, DeepSpeed's launcher, Ray before 2.10): one that misses
+        /// the daemon may then meet another job's GPU. "auto": by number where that cannot happen, because its device cgroup
+        /// holds the job's GPUs alone or because these are the first of the node, else by UUID. "keep": the variable stays
+        /// as the scheduler set it.
+        cuda_visible_devices: DeviceNames = DeviceNames::Auto;
 
         /// Where the daemons live, so that a restart of the scheduler's own daemon leaves running jobs attached: "auto" finds a
         /// place, "none" uses no cgroup of our own, a path is a directory of the cgroup file system.
@@ -187,13 +192,14 @@ settings! {
     }
 
     /// What a job that asks for MPS gets where it does not say. The words are those of the request: threads 25, 12.5,
-    /// "auto", "30:70"; mem "4G", "25%", "auto"; priority "normal", "below-normal". Not set: no limit, normal priority,
-    /// no probe.
+    /// "auto", "30:70"; mem "4G", "25%", "auto"; priority "normal", "below-normal"; bind "block", "cyclic", "closest", each
+    /// also with "+peers", "auto", "none". Not set: no limit, normal priority, no probe, bind "auto".
     Defaults [defaults] {
         threads: Option<Threads> = None => "auto";
         memory as "mem": Option<MemoryLimit> = None => "auto";
         priority: Option<Priority> = None => "normal";
         verify: Option<bool> = None => false;
+        bind: Option<Bind> = None => "block";
     }
 
     /// What no job may exceed. A number above it is refused; a job that gives no number gets the ceiling. Not set: none.
@@ -285,6 +291,7 @@ impl Settings {
         }
         whole.priority = whole.priority.or(self.defaults.priority);
         whole.verify = whole.verify.or(self.defaults.verify);
+        whole.bind = whole.bind.or(self.defaults.bind);
         whole
     }
 

@@ -88,7 +88,7 @@ fn defaults() {
         .collect();
     assert_eq!(
         unset.join(" "),
-        "replicas defaults.threads defaults.mem defaults.priority defaults.verify ceilings.threads ceilings.mem \
+        "replicas defaults.threads defaults.mem defaults.priority defaults.verify defaults.bind ceilings.threads ceilings.mem \
          slurm.exec slurm.conf slurm.auto_constraint pbs.home pbs.exec pbs.node"
     );
 }

@@ -1,6 +1,7 @@
 //! The values of `mpsd.toml`, each checked where it is read, so that an error points at its line and column.
 
 use super::error::Wrong;
+use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Amount, Invalid, Percent, Priority};
 use crate::request::{MemoryLimit, Threads};
 use serde::de::{Deserialize, IntoDeserializer as _};
@@ -179,15 +180,6 @@ words! {
     }
 }
 words! {
-    /// `cuda_visible_devices`
-    DeviceNames {
-        /// Write UUIDs into `CUDA_VISIBLE_DEVICES`: a confined daemon renumbers its GPUs.
-        Uuid = "uuid",
-        /// Leave the variable as the scheduler set it.
-        Keep = "keep",
-    }
-}
-words! {
     /// `leftover_clients`: a client of the job that is still on its GPU after `terminate_client`.
     LeftoverClients {
         /// Log it.
@@ -296,6 +288,8 @@ values! {
     Percent: Given::worded, |percent| Some(percent.to_string());
     Amount: Given::worded, |amount| quoted(&amount.to_string());
     Priority: Given::worded, |priority| quoted(&priority.to_string());
+    Bind: Given::worded, |bind| quoted(&bind.to_string());
+    DeviceNames: Given::worded, |names| quoted(&names.to_string());
     MemoryLimit: Given::worded, |limit| quoted(&limit.to_string());
     Threads: Given::worded, |threads| match threads {
         Threads::Uniform(percent) => percent.written(),

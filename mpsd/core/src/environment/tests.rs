@@ -24,10 +24,12 @@ fn record(per_gpu: bool) -> Record {
             RecordGpu {
                 index: 1,
                 uuid: uuid(1),
+                cpus: None,
             },
             RecordGpu {
                 index: 2,
                 uuid: uuid(2),
+                cpus: None,
             },
         ],
         daemons: if per_gpu {
@@ -37,6 +39,10 @@ fn record(per_gpu: bool) -> Record {
         },
         ..Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new())
     }
+}
+
+fn one_of(local: u32, of: u32) -> Option<Rank> {
+    Some(Rank { local, of: Some(of) })
 }
 
 fn value(changes: &[Change], name: &str) -> Option<String> {
@@ -77,7 +83,7 @@ fn a_foreign_device_is_refused_by_name() {
 fn per_gpu_goes_by_the_tasks_own_device_then_by_rank() {
     let own = Task {
         visible: Some("2".into()),
-        local_rank: Some(0),
+        rank: one_of(0, 4),
         ..Task::default()
     };
     assert!(
@@ -86,7 +92,7 @@ fn per_gpu_goes_by_the_tasks_own_device_then_by_rank() {
             .ends_with("pipe-1")
     );
     let ranked = Task {
-        local_rank: Some(3),
+        rank: one_of(3, 4),
         ..Task::default()
     };
     let changes = task_environment(&record(true), &ranked).unwrap();
@@ -105,7 +111,7 @@ fn a_ranks_memory_limit_names_only_gpus_it_sees() {
     record.rank_memory = vec![vec![(uuid(1), 1024), (uuid(2), 1024)]];
     let task = Task {
         visible: Some("1".into()),
-        local_rank: Some(0),
+        rank: one_of(0, 4),
         ..Task::default()
     };
     let changes = task_environment(&record, &task).unwrap();
@@ -140,12 +146,19 @@ fn every_program_looks_for_the_same_ranks_in_the_same_order() {
         "MPI_LOCALRANKID" => Some("none".to_owned()),
         _ => None,
     };
-    assert_eq!(local_rank(&both), Some(3));
+    assert_eq!(rank(&both).unwrap().0.local, 3);
     let hook = include_str!("../../../../etc/pbs/hooks/mpsd.py");
-    let listed = format!("RANKS = (\"{}\")", LOCAL_RANKS.join("\", \""));
-    assert!(hook.contains(&listed), "the hook of OpenPBS has not {listed}");
+    let ranks = LAUNCHERS.map(|(rank, _)| rank);
+    let sizes = LAUNCHERS.map(|(_, size)| size);
+    let quoted = |names: &[&str]| format!("(\"{}\")", names.join("\", \""));
+    for listed in [
+        format!("RANKS = {}", quoted(&ranks)),
+        format!("SIZES = {}", quoted(&sizes[..3])),
+    ] {
+        assert!(hook.contains(&listed), "the hook of OpenPBS has not {listed}");
+    }
     let page = include_str!("../../../../packaging/man/mpsctl.1");
-    let (last, others) = LOCAL_RANKS.split_last().unwrap();
+    let (last, others) = ranks.split_last().unwrap();
     let listed = format!("{} or {last}", others.join(", "));
     assert!(page.contains(&listed), "mpsctl(1) has not {listed}");
 }
@@ -165,4 +178,161 @@ fn a_job_without_mps_loses_only_what_another_jobs_mps_left() {
     assert_eq!(names, [JOB, PIPE_DIRECTORY]);
     assert!(strip_inherited(Path::new("/run/mpsd/jobs"), Some("6"), &env).is_empty());
     assert!(strip_inherited(Path::new("/run/mpsd/jobs"), None, &|_| None).is_empty());
+}
+
+/// What `CUDA_VISIBLE_DEVICES` says to each rank of a node with `tasks`, each GPU as its last digit.
+fn seen(record: &Record, tasks: u32, change: impl Fn(Task) -> Task) -> Vec<String> {
+    let of_rank = |local| {
+        let task = change(Task {
+            rank: one_of(local, tasks),
+            ..Task::default()
+        });
+        let changes = task_environment(record, &task).unwrap();
+        value(&changes, VISIBLE_DEVICES)
+            .unwrap()
+            .replace("GPU-0000000", "")
+    };
+    (0..tasks).map(of_rank).collect()
+}
+
+fn bound(bind: &str) -> Record {
+    Record {
+        bind: Some(bind.parse().unwrap()),
+        ..record(false)
+    }
+}
+
+#[test]
+fn a_bound_rank_sees_its_own_gpu_alone_or_first() {
+    let plain = |task| task;
+    assert_eq!(seen(&bound("block"), 4, plain), ["1", "1", "2", "2"]);
+    assert_eq!(seen(&bound("cyclic"), 4, plain), ["1", "2", "1", "2"]);
+    assert_eq!(seen(&bound("block+peers"), 3, plain), ["1,2", "1,2", "2,1"]);
+    assert_eq!(seen(&bound("none"), 4, plain), ["1,2"; 4]);
+    // What a rank has already stays when it is attached again.
+    let again = |task: Task| Task {
+        visible: Some("GPU-00000002,GPU-00000001".into()),
+        ..task
+    };
+    assert_eq!(seen(&bound("block+peers"), 3, again), ["1,2", "1,2", "2,1"]);
+    // Earlier releases bound nobody.
+    assert_eq!(seen(&record(false), 4, plain), ["1,2"; 4]);
+}
+
+#[test]
+fn nobody_is_bound_unasked_where_each_task_can_have_a_gpu() {
+    let plain = |task| task;
+    assert_eq!(seen(&bound("auto"), 2, plain), ["1,2"; 2]);
+    assert_eq!(seen(&bound("auto"), 4, plain), ["1,2", "1,2", "2,1", "2,1"]);
+    let unknown = |task: Task| Task {
+        rank: Some(Rank {
+            local: task.rank.unwrap().local,
+            of: None,
+        }),
+        ..task
+    };
+    assert_eq!(seen(&bound("auto"), 4, unknown), ["1,2"; 4]);
+}
+
+#[test]
+fn a_task_that_slurm_has_bound_keeps_its_gpus() {
+    let by_slurm = |task| Task { bound: true, ..task };
+    for bind in ["auto", "block", "closest+peers"] {
+        assert_eq!(seen(&bound(bind), 4, by_slurm), ["1,2"; 4], "{bind}");
+    }
+    let told = |word: &'static str| move |name: &str| (name == OF_SRUN).then(|| word.to_owned());
+    assert!(is_bound_by_slurm(&bound("block"), &told("gpu:single:1")));
+    assert!(is_bound_by_slurm(&bound("auto"), &told("gpu:none")));
+    assert!(!is_bound_by_slurm(&bound("block"), &told("gpu:none")));
+    assert!(!is_bound_by_slurm(&bound("block"), &|_| None));
+}
+
+#[test]
+fn a_binding_that_cannot_be_carried_out_is_refused() {
+    let unranked = task_environment(&bound("cyclic"), &Task::default()).unwrap_err();
+    assert!(
+        unranked.to_string().contains("OMPI_COMM_WORLD_LOCAL_RANK"),
+        "{unranked}"
+    );
+    let ranked = Task {
+        rank: Some(Rank { local: 1, of: None }),
+        ..Task::default()
+    };
+    let unknown = task_environment(&bound("block"), &ranked).unwrap_err();
+    assert!(unknown.to_string().contains("cyclic"), "{unknown}");
+    let far = task_environment(&bound("closest"), &ranked).unwrap_err();
+    assert!(far.to_string().contains("NVML does not tell"), "{far}");
+    let kept = Record {
+        names: Some(DeviceNames::Keep),
+        ..bound("cyclic")
+    };
+    let kept = task_environment(&kept, &ranked).unwrap_err();
+    assert!(kept.to_string().contains("MPS_VISIBLE"), "{kept}");
+}
+
+#[test]
+fn per_gpu_shares_as_it_is_told() {
+    let pipes = |bind: &str| {
+        let record = Record {
+            bind: Some(bind.parse().unwrap()),
+            ..record(true)
+        };
+        let pipe = |local| {
+            let task = Task {
+                rank: one_of(local, 4),
+                ..Task::default()
+            };
+            let pipe = value(&task_environment(&record, &task).unwrap(), PIPE_DIRECTORY).unwrap();
+            pipe.chars().last().unwrap()
+        };
+        (0..4).map(pipe).collect::<String>()
+    };
+    assert_eq!((pipes("auto"), pipes("block")), ("0101".into(), "0011".into()));
+}
+
+#[test]
+fn numbers_are_the_daemons_and_only_where_they_mean_the_same_without_it() {
+    let named = |names, change: &dyn Fn(&mut Record)| {
+        let mut record = Record {
+            names: Some(names),
+            ..bound("cyclic+peers")
+        };
+        change(&mut record);
+        record
+    };
+    let plain = |task| task;
+    let nothing: &dyn Fn(&mut Record) = &|_| {};
+    assert_eq!(
+        seen(&named(DeviceNames::Ordinal, nothing), 2, plain),
+        ["0,1", "1,0"]
+    );
+    assert_eq!(seen(&named(DeviceNames::Uuid, nothing), 2, plain), ["1,2", "2,1"]);
+    // The job's GPUs are 1 and 2 of the node: number 0 would be another's.
+    assert_eq!(seen(&named(DeviceNames::Auto, nothing), 2, plain), ["1,2", "2,1"]);
+    let first = named(DeviceNames::Auto, &|record| record.same_numbers = true);
+    assert_eq!(seen(&first, 2, plain), ["0,1", "1,0"]);
+    let confined = |task| Task {
+        counted: Some(vec![uuid(1), uuid(2)]),
+        ..task
+    };
+    assert_eq!(
+        seen(&named(DeviceNames::Auto, nothing), 2, confined),
+        ["0,1", "1,0"]
+    );
+    let open = |task| Task {
+        counted: Some(vec![uuid(0), uuid(1), uuid(2)]),
+        ..task
+    };
+    assert_eq!(seen(&named(DeviceNames::Auto, nothing), 2, open), ["1,2", "2,1"]);
+    // With a daemon for each GPU number 0 is another GPU of the job to who misses it.
+    let own = |record: &mut Record| {
+        let bind = record.bind;
+        *record = Record {
+            names: record.names,
+            bind,
+            ..self::record(true)
+        };
+    };
+    assert_eq!(seen(&named(DeviceNames::Auto, &own), 2, confined), ["1", "2"]);
+    assert_eq!(seen(&named(DeviceNames::Ordinal, &own), 2, confined), ["0", "0"]);
 }

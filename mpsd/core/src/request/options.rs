@@ -3,6 +3,7 @@
 //! request and plan, the manual pages, the completions and the table in the README.
 
 use super::values::{self, MemoryLimit, Mode, Threads};
+use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Invalid, Priority};
 use std::fmt;
 
@@ -27,8 +28,10 @@ pub struct Row {
     pub more: &'static str,
     /// Whether a step may ask for another, lower value than its job.
     pub lowered_by_steps: bool,
+    /// Whether it is each task's own affair, so that a step may ask for anything.
+    pub of_tasks: bool,
     /// A line of the printed plan, for what neither its daemons nor its ranks show.
-    pub plan: fn(&Request) -> Option<&'static str>,
+    pub plan: fn(&Request) -> Option<String>,
 }
 
 impl Row {
@@ -42,6 +45,7 @@ impl Row {
         help: "",
         more: "",
         lowered_by_steps: false,
+        of_tasks: false,
         plan: |_| None,
     };
 
@@ -197,6 +201,39 @@ options! {
         ..Row::PLAIN
     }, str::parse, ToString::to_string;
 
+    /// Which GPU a rank sees.
+    Bind bind: Bind, Row {
+        name: "bind",
+        value: "B",
+        allowed: Bind::ALLOWED,
+        words: &["block", "cyclic", "closest", "none"],
+        help: "which of the job's GPUs each rank sees: `block`, `cyclic`, `closest`, `none`, `auto`; `block+peers`: first",
+        more: "A bound task sees its own GPU alone, with `+peers` the others behind it. `block` gives neighbouring ranks one \
+               GPU, `cyclic` deals the ranks out in turn, `closest` goes by the task's cores. `auto` is `block+peers` where a \
+               node has more tasks than GPUs, else `none`. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
+        of_tasks: true,
+        plan: |request| {
+            Some(format!("tasks bound to GPUs: {}", request.bind?))
+        },
+        ..Row::PLAIN
+    }, str::parse, ToString::to_string;
+
+    /// How `CUDA_VISIBLE_DEVICES` names a task's GPUs.
+    Visible visible: DeviceNames, Row {
+        name: "visible",
+        value: "V",
+        allowed: DeviceNames::ALLOWED,
+        words: &["auto", "uuid", "ordinal", "keep"],
+        help: "names in CUDA_VISIBLE_DEVICES: `auto`, `uuid`, `ordinal` (for programs that read numbers), `keep`",
+        more: "`ordinal` are the numbers that the job's MPS counts, from 0. `auto` gives them where they name the same GPUs to a \
+               program that misses its MPS, else UUIDs. `keep` leaves the scheduler's own.",
+        of_tasks: true,
+        plan: |request| {
+            Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?))
+        },
+        ..Row::PLAIN
+    }, str::parse, ToString::to_string;
+
     /// Prove the daemon with `mps-probe` before the job starts.
     Verify verify: bool, Row {
         name: "verify",
@@ -205,7 +242,9 @@ options! {
         allowed: values::BOOLEAN,
         words: &["on", "off"],
         help: "prove the new MPS with a CUDA client before the job starts",
-        plan: |request| (request.verify == Some(true)).then_some("then verify with mps-probe"),
+        plan: |request| {
+            (request.verify == Some(true)).then(|| "then verify with mps-probe".to_owned())
+        },
         ..Row::PLAIN
     }, values::boolean, |verify: &bool| if *verify { "on" } else { "off" }.to_owned();
 }
@@ -243,7 +282,7 @@ impl Request {
     }
 
     /// What the options add to the printed plan, one line each.
-    pub fn plan_lines(&self) -> impl Iterator<Item = &'static str> {
+    pub fn plan_lines(&self) -> impl Iterator<Item = String> {
         Key::ALL.into_iter().filter_map(|key| (key.row().plan)(self))
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Amount, Percent, Priority};
 
 fn percent(text: &str) -> Percent {
@@ -47,6 +48,17 @@ fn every_request() -> Vec<Request> {
                     verify,
                     ..Request::new(mode)
                 };
+                let binds = [None, Some(Bind::AUTO), "closest+peers".parse().ok()];
+                for (bind, visible) in binds.into_iter().zip([Some(DeviceNames::Ordinal), None, None]) {
+                    let bound = Request {
+                        bind: bind.filter(|bind| mode != Mode::PerGpu || !bind.peers),
+                        visible,
+                        ..plain.clone()
+                    };
+                    let words = bound.in_resource_words();
+                    assert_eq!(Request::from_resource(&words), Ok(bound.clone()), "{words}");
+                    all.push(bound);
+                }
                 all.extend([1, 48].map(|replicas| Request {
                     replicas: Some(replicas),
                     ..plain.clone()

@@ -1,6 +1,8 @@
 //! How the words are spelled in an account and a resource, and how they are put together.
 
 use super::options::{Key, Request};
+use super::values::Mode;
+use crate::bind::Bind;
 use crate::failure::Refusal;
 use crate::limits::Invalid;
 use crate::text::one_line;
@@ -131,6 +133,12 @@ impl Request {
                 allowed,
             ));
         }
+        let one_gpu = self.bind.filter(|bind| bind.peers || *bind == Bind::NONE);
+        if let (Mode::PerGpu, Some(bind)) = (self.mode, one_gpu) {
+            let what = source.token(Key::Bind, Some(&bind.to_string()));
+            let why = "with a daemon for each GPU a task sees one";
+            return Err(Refusal::new(what, why, "block, cyclic, closest"));
+        }
         let length = self.to_string().len();
         if length > LONGEST {
             let why = format!("{length} bytes in their plain form");
@@ -204,9 +212,11 @@ fn from_resource(resource: &str) -> Result<Request, Refusal> {
     let source = Wording::Resource;
     refuse_if_long("the mps resource", resource.len())?;
     let mut words = Words::default();
-    for word in resource.split('+') {
+    // The mark between the words is also one within MPS_BIND's.
+    let resource = resource.replace("+peers", "\0peers");
+    for word in resource.split('+').map(|word| word.replace('\0', "+")) {
         let Some((name, value)) = word.split_once('=') else {
-            words.take(source, Key::Mode, "mps", Some(word))?;
+            words.take(source, Key::Mode, "mps", Some(&word))?;
             continue;
         };
         let key = Key::named(name).or_else(|| Key::named(&format!("mps-{name}")));

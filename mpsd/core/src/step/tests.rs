@@ -16,6 +16,7 @@ fn record(job: &str) -> Record {
     record.gpus = vec![RecordGpu {
         index: 1,
         uuid: uuid(1),
+        cpus: None,
     }];
     record.daemons = vec![Daemon {
         gpus: vec![uuid(1)],
@@ -29,6 +30,17 @@ fn record(job: &str) -> Record {
 }
 
 const JOB: &str = "MPS=on,MPS_THREADS=50,MPS_MEM=4G";
+
+#[test]
+fn which_gpu_its_tasks_see_is_a_steps_own_affair() {
+    let own = of_step(
+        &record(JOB),
+        &request("MPS=on,MPS_BIND=cyclic,MPS_VISIBLE=ordinal"),
+    )
+    .unwrap();
+    assert_eq!(own.bind, "cyclic".parse().ok());
+    assert_eq!(own.names(), crate::bind::DeviceNames::Ordinal);
+}
 
 #[test]
 fn what_a_step_inherits_changes_nothing() {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use clap::Parser as _;
 use cuda::{CudaFailure, Device, MIB};
 use mpsd::cli::programs::Probe as Options;
-use mpsd_core::environment::local_rank;
+use mpsd_core::environment::rank;
 use nix::unistd;
 use report::{Expectation, GpuReport, Report};
 use witness::Witness;
@@ -189,7 +189,7 @@ fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Res
             .unwrap_or_default(),
         pid: std::process::id(),
         uid: unistd::getuid().as_raw(),
-        local_rank: local_rank(&|name| std::env::var(name).ok()),
+        local_rank: rank(&|name| std::env::var(name).ok()).map(|(rank, _)| rank.local),
         pipe_directory: std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")
             .map(|path| path.to_string_lossy().into_owned()),
         under_mps: gpus.iter().all(GpuReport::under_mps),

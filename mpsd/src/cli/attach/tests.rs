@@ -10,6 +10,7 @@ fn a_shell_without_a_rank_has_the_lowest_of_a_list() {
     record.gpus = vec![RecordGpu {
         index: 0,
         uuid: gpu.clone(),
+        cpus: None,
     }];
     record.daemons = vec![Daemon {
         gpus: vec![gpu.clone()],
@@ -87,4 +88,73 @@ fn numbers_of_a_slurm_step_are_the_nodes() {
         Some("1")
     );
     assert_eq!(visible(&[]), None);
+}
+
+/// A job of two GPUs, the node's 1 and 2, whose ranks are bound in turn.
+fn two_gpus() -> Record {
+    let mut record = Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new());
+    let gpu = |index: u32| RecordGpu {
+        index,
+        uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
+        cpus: None,
+    };
+    record.gpus = [1, 2].map(gpu).to_vec();
+    let uuids = record.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    record.daemons = vec![Daemon::unlimited(uuids, "/p".into(), "/l".into())];
+    record.bind = "cyclic+peers".parse().ok();
+    record.names = Some(DeviceNames::Ordinal);
+    record
+}
+
+fn visible(record: &Record, main: bool, env: &[(&str, &str)]) -> String {
+    let lookup = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+    let caller = Caller {
+        config: Path::new("/nonexistent"),
+        job: None,
+        env: &lookup,
+        uid: 1000,
+        main,
+    };
+    let changes = caller.ready(record).unwrap();
+    let change = changes.into_iter().find(|change| change.name == VISIBLE_DEVICES);
+    change.unwrap().value.unwrap()
+}
+
+#[test]
+fn ranks_of_a_launcher_are_bound_and_the_shell_before_them_sees_all() {
+    let record = two_gpus();
+    let rank = |rank| [("PBS_JOBID", "7"), ("OMPI_COMM_WORLD_LOCAL_RANK", rank)];
+    assert_eq!(visible(&record, false, &rank("0")), "0,1");
+    assert_eq!(visible(&record, false, &rank("1")), "1,0");
+    assert_eq!(visible(&record, true, &[("PBS_JOBID", "7")]), "0,1");
+    // The plugin has bound what srun started.
+    let of_srun = [
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_LOCALID", "1"),
+        (VISIBLE_DEVICES, "GPU-00000002"),
+    ];
+    assert_eq!(visible(&record, false, &of_srun), "1");
+}
+
+#[test]
+fn numbers_are_the_daemons_once_a_process_is_attached() {
+    let attached = |list| {
+        [
+            ("PBS_JOBID", "7"),
+            (JOB, "7"),
+            (PIPE_DIRECTORY, "/p"),
+            ("MPI_LOCALRANKID", "0"),
+            (VISIBLE_DEVICES, list),
+        ]
+    };
+    let record = two_gpus();
+    assert_eq!(visible(&record, false, &attached("1")), "1");
+    assert_eq!(visible(&record, false, &attached("0")), "0");
+    // The scheduler's own, which a mom has written anew: the daemon has no number 2.
+    assert_eq!(visible(&record, false, &attached("1,2")), "0,1");
+    let by_uuid = Record {
+        names: Some(DeviceNames::Uuid),
+        ..record
+    };
+    assert_eq!(visible(&by_uuid, false, &attached("1")), "GPU-00000001");
 }

@@ -46,6 +46,7 @@ fn each_gpu_has_its_own_products_replicas() {
         mig: false,
         capability: (9, 0),
         minor: None,
+        cpus: None,
     };
     let inventory = Inventory {
         gpus: vec![gpu(0, "A"), gpu(1, "B")],

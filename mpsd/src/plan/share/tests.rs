@@ -12,6 +12,7 @@ fn gpu(index: u32, memory_mib: u64) -> Gpu {
         mig: false,
         capability: (9, 0),
         minor: None,
+        cpus: None,
     }
 }
 

@@ -14,6 +14,7 @@ fn gpu(index: u32, capability: (u32, u32), mig: bool) -> Gpu {
         mig,
         capability,
         minor: Some(index + 4),
+        cpus: None,
     }
 }
 

@@ -87,6 +87,7 @@ fn node(minors: &[u32]) -> Inventory {
         mig: false,
         capability: (9, 0),
         minor: Some(*minor),
+        cpus: None,
     };
     Inventory {
         gpus: (0..).zip(minors).map(gpu).collect(),

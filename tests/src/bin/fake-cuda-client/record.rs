@@ -29,7 +29,7 @@ pub fn write(file: Option<&Path>, node: &Node, running: &Running, allocatable: O
     let first = running.gpus.iter().find(|g| g.taken > 0);
     let record = json!({
         "pid": std::process::id(), "uid": nix::unistd::getuid().as_raw(), "node": node.is.name, "host": host(),
-        "local_rank": mpsd_core::environment::local_rank(&variable),
+        "local_rank": mpsd_core::environment::rank(&variable).map(|(rank, _)| rank.local),
         "pipe_directory": variable("CUDA_MPS_PIPE_DIRECTORY"), "visible": variable("CUDA_VISIBLE_DEVICES"),
         "job": variable("MPSD_JOB"), "under_mps": mps.is_some(),
         "daemon_pid": mps.map(|m| m.daemon), "server_pid": mps.map(|m| m.server),

@@ -1,0 +1,152 @@
+//! Which of its job's GPUs a task sees, and by what names (`MPS_BIND`, `MPS_VISIBLE`).
+
+use super::limits::{Invalid, carried_as_text, word};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// How a rank comes to its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// As `block+peers` where a node has more tasks than GPUs; else no task is bound.
+    Auto,
+    /// Neighbouring ranks share a GPU.
+    Block,
+    /// The ranks take turns.
+    Cyclic,
+    /// The GPU nearest to the task's cores.
+    Closest,
+    /// Every task sees all.
+    None,
+}
+
+/// The binding that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Bind {
+    /// How a rank comes to its GPU.
+    pub how: How,
+    /// The job's other GPUs stay visible behind its own.
+    pub peers: bool,
+}
+
+impl Bind {
+    /// What [`Bind::from_str`] accepts, in any case.
+    pub const ALLOWED: &'static str = "block, cyclic, closest, each also with +peers; auto, none";
+    /// What a job has that says nothing, on a site that says nothing.
+    pub const AUTO: Self = Self::of(How::Auto);
+    /// No task is bound.
+    pub const NONE: Self = Self::of(How::None);
+
+    /// Without the other GPUs.
+    pub const fn of(how: How) -> Self {
+        Self { how, peers: false }
+    }
+
+    /// Whether every task is to be bound, however many there are.
+    pub fn is_for_all(self) -> bool {
+        !matches!(self.how, How::Auto | How::None)
+    }
+}
+
+impl FromStr for Bind {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let text = word(text);
+        let (name, peers) = match text.strip_suffix("+peers") {
+            Some(name) => (name, true),
+            None => (text.as_str(), false),
+        };
+        let how = match name {
+            "block" => How::Block,
+            "cyclic" => How::Cyclic,
+            "closest" => How::Closest,
+            "auto" if !peers => How::Auto,
+            "none" if !peers => How::None,
+            _ => return Err(Invalid::new("unknown word", Self::ALLOWED)),
+        };
+        Ok(Self { how, peers })
+    }
+}
+
+impl fmt::Display for Bind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self.how {
+            How::Auto => "auto",
+            How::Block => "block",
+            How::Cyclic => "cyclic",
+            How::Closest => "closest",
+            How::None => "none",
+        })?;
+        out.write_str(if self.peers { "+peers" } else { "" })
+    }
+}
+
+/// How `CUDA_VISIBLE_DEVICES` names a task's GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceNames {
+    /// The daemon's own numbers where they lead a client that misses the daemon to the same GPUs, UUIDs elsewhere.
+    Auto,
+    /// UUIDs: a confined daemon renumbers its GPUs.
+    Uuid,
+    /// The daemon's own numbers, from 0.
+    Ordinal,
+    /// The variable stays as the scheduler set it.
+    Keep,
+}
+
+impl DeviceNames {
+    /// What [`DeviceNames::from_str`] accepts, in any case.
+    pub const ALLOWED: &'static str = "auto, uuid, ordinal, keep";
+}
+
+impl FromStr for DeviceNames {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match word(text).as_str() {
+            "auto" => Ok(Self::Auto),
+            "uuid" => Ok(Self::Uuid),
+            "ordinal" => Ok(Self::Ordinal),
+            "keep" => Ok(Self::Keep),
+            _ => Err(Invalid::new("unknown word", Self::ALLOWED)),
+        }
+    }
+}
+
+impl fmt::Display for DeviceNames {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Auto => "auto",
+            Self::Uuid => "uuid",
+            Self::Ordinal => "ordinal",
+            Self::Keep => "keep",
+        })
+    }
+}
+
+carried_as_text!(Bind, DeviceNames);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_gpu_of_its_own_has_peers() {
+        let peers = "Closest+Peers".parse::<Bind>().unwrap();
+        assert_eq!((peers.how, peers.peers), (How::Closest, true));
+        assert_eq!(peers.to_string(), "closest+peers");
+        for wrong in [
+            "none+peers",
+            "auto+peers",
+            "+peers",
+            "block+",
+            "block+peers+peers",
+            "socket",
+        ] {
+            assert!(wrong.parse::<Bind>().is_err(), "{wrong}");
+        }
+    }
+}

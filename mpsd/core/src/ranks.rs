@@ -1,0 +1,146 @@
+//! A rank's own GPU, by its number or by its cores.
+
+use super::bind::{Bind, How};
+use super::failure::Refusal;
+use super::gpu::GpuUuid;
+use super::record::RecordGpu;
+use std::collections::BTreeSet;
+
+/// Most CPUs that a kernel of Linux counts (`CONFIG_NR_CPUS`).
+const MOST_CPUS: u32 = 8192;
+
+/// The CPUs of a task, as the kernel lists them (`0-3,8`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cpus {
+    /// Those that it may use.
+    pub own: String,
+    /// Those that its launcher may use: all that its job's tasks share here.
+    pub of_launcher: String,
+}
+
+impl Cpus {
+    /// This process's.
+    pub fn of_this_process() -> Self {
+        let list = |process: &str| {
+            let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+            let mut lines = status.lines();
+            let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+            list.unwrap_or_default().trim().to_owned()
+        };
+        Self {
+            own: list("self"),
+            of_launcher: list(&std::os::unix::process::parent_id().to_string()),
+        }
+    }
+}
+
+/// A list of CPUs as the kernel writes it; empty where it is none.
+fn parse(list: &str) -> BTreeSet<u32> {
+    let number = |text: &str| text.trim().parse().ok().filter(|cpu| *cpu < MOST_CPUS);
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(number(first)?..=number(last)?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
+}
+
+/// A list of CPUs from bits, as the kernel writes it.
+pub fn list(words: &[u64]) -> String {
+    let is_set = |cpu: usize| {
+        words
+            .get(cpu / 64)
+            .is_some_and(|word| word >> (cpu % 64) & 1 == 1)
+    };
+    let cpus = 0..words.len() * 64;
+    let starts = cpus.filter(|cpu| is_set(*cpu) && (*cpu == 0 || !is_set(cpu - 1)));
+    let range = |first: usize| {
+        let last = (first..).find(|cpu| !is_set(cpu + 1)).unwrap_or(first);
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
+    };
+    starts.map(range).collect::<Vec<_>>().join(",")
+}
+
+/// A rank among those of its job on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rank {
+    /// From 0.
+    pub local: u32,
+    /// How many there are, where the launcher tells.
+    pub of: Option<u32>,
+}
+
+/// The task's own one of `gpus`.
+///
+/// # Errors
+/// A refusal where what the mode goes by is not known.
+pub fn own_gpu(how: How, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<GpuUuid, Refusal> {
+    let count = gpus.len().max(1);
+    let local = rank.local as usize;
+    let place = match how {
+        How::Closest => match closest(local, cpus, gpus)? {
+            Some(place) => place,
+            None => block(how, rank, count)?,
+        },
+        How::Block => block(how, rank, count)?,
+        How::Cyclic | How::Auto | How::None => local % count,
+    };
+    let none = || Refusal::new("MPS", "this task has no GPU", "a task with GPUs");
+    gpus.get(place).map(|gpu| gpu.uuid.clone()).ok_or_else(none)
+}
+
+fn block(how: How, rank: Rank, gpus: usize) -> Result<usize, Refusal> {
+    let what = || format!("MPS_BIND={}", Bind::of(how));
+    let why = "how many ranks this node has is not known";
+    let tasks = rank.of.filter(|tasks| *tasks > rank.local);
+    let tasks = tasks.ok_or_else(|| Refusal::new(what(), why, "a launcher that tells it, or cyclic"))?;
+    Ok(rank.local as usize * gpus / tasks as usize)
+}
+
+/// The place of the nearest GPU; `None` where all are as near.
+///
+/// Several may be as near as each other. A task that has some of its launcher's cores there takes its turn by the place
+/// of these, else by its rank. Ranks are dealt out to sockets in blocks or by turns: the sum that is taken of a rank
+/// shares evenly either way.
+fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize>, Refusal> {
+    let mut local = Vec::new();
+    for gpu in gpus {
+        local.push(parse(gpu.cpus.as_deref().ok_or_else(|| {
+            let why = format!("NVML does not tell which cores are near GPU {}", gpu.index);
+            Refusal::new("MPS_BIND=closest", why, "block or cyclic")
+        })?));
+    }
+    let own = parse(&cpus.own);
+    let shares: Vec<usize> = local.iter().map(|cpus| cpus.intersection(&own).count()).collect();
+    let most = shares.iter().max();
+    let near: Vec<usize> = (0..gpus.len())
+        .filter(|place| shares.get(*place) == most)
+        .collect();
+    let turn = match near[..] {
+        [] => return Ok(None),
+        [first, ..] if near.len() < gpus.len() => {
+            let domains: BTreeSet<_> = local.iter().collect();
+            let within = |cpus: &str| &parse(cpus) & &local[first];
+            slot(&within(&cpus.own), &within(&cpus.of_launcher)).unwrap_or(rank + rank / domains.len())
+        }
+        _ => return Ok(None),
+    };
+    Ok(near.get(turn % near.len()).copied())
+}
+
+/// Which turn is that of the task with `own` of the CPUs `all`: each task has as many neighbouring ones.
+fn slot(own: &BTreeSet<u32>, all: &BTreeSet<u32>) -> Option<usize> {
+    if own.len() >= all.len() {
+        return None;
+    }
+    let mut from_first = all.iter().skip_while(|cpu| !own.contains(cpu));
+    let before = all.len() - from_first.clone().count();
+    let run = from_first.by_ref().take_while(|cpu| own.contains(cpu)).count();
+    (run > 0).then(|| before / run)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! A CUDA program that launches many small kernels, and says how many: `cuda-load --at UNIX --seconds S [--by-rank]`.
+//!
+//! It takes the first GPU that it sees, as most programs do; with `--by-rank` that of its local rank modulo the number of those
+//! it sees, as programs do which map their ranks themselves. The kernel reads and writes no memory.
+
+use std::ffi::{CString, c_void};
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use cudarc::driver::{CudaContext, result, sys};
+
+/// Adds up in a register for some microseconds.
+const KERNEL: &str = "
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u32 rounds)
+{
+    .reg .pred %more;
+    .reg .u32 %left;
+    .reg .f32 %sum;
+    ld.param.u32 %left, [rounds];
+    mov.f32 %sum, 0f3F800000;
+again:
+    fma.rn.f32 %sum, %sum, %sum, %sum;
+    sub.u32 %left, %left, 1;
+    setp.ne.u32 %more, %left, 0;
+    @%more bra again;
+    ret;
+}
+";
+/// Rounds of a kernel: about 20 microseconds on an H200.
+const ROUNDS: u32 = 4000;
+/// Kernels between two waits for the GPU.
+const BURST: u64 = 8;
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// When all clients begin to count, seconds since 1970
+    #[arg(long)]
+    at: f64,
+    /// How long they count
+    #[arg(long)]
+    seconds: f64,
+    /// The GPU of the local rank modulo the number of those that it sees
+    #[arg(long)]
+    by_rank: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("cuda-load: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<serde_json::Value> {
+    let rank = mpsd_core::environment::rank(&|name| std::env::var(name).ok());
+    let rank = rank.map_or(0, |(rank, _)| rank.local as usize);
+    let visible = usize::try_from(CudaContext::device_count()?)?;
+    anyhow::ensure!(visible > 0, "no GPU is visible");
+    let own = if options.by_rank { rank % visible } else { 0 };
+    let context = CudaContext::new(own).context("no context")?;
+    context.bind_to_thread()?;
+    let function = kernel()?;
+    // The first launch loads what it needs.
+    burst(&context, function)?;
+    let begin = UNIX_EPOCH + Duration::try_from_secs_f64(options.at)?;
+    let late = begin.elapsed().is_ok();
+    std::thread::sleep(begin.duration_since(SystemTime::now()).unwrap_or_default());
+    let (started, length) = (Instant::now(), Duration::try_from_secs_f64(options.seconds)?);
+    let mut launches = 0;
+    while started.elapsed() < length {
+        burst(&context, function)?;
+        launches += BURST;
+    }
+    let bytes = context.uuid()?.bytes.map(|byte| format!("{:02x}", byte as u8));
+    let groups = [0..4, 4..6, 6..8, 8..10, 10..16].map(|group| bytes[group].concat());
+    Ok(serde_json::json!({
+        "rank": rank,
+        "visible": visible,
+        "listed": std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+        "uuid": format!("GPU-{}", groups.join("-")),
+        "late": late,
+        "per_second": launches as f64 / started.elapsed().as_secs_f64(),
+    }))
+}
+
+fn kernel() -> Result<sys::CUfunction> {
+    let image = CString::new(KERNEL)?;
+    // SAFETY: the image is a program in PTX that ends with a null byte; the module lives as long as this process.
+    let module = unsafe { result::module::load_data(image.as_ptr().cast::<c_void>()) }?;
+    // SAFETY: the module was loaded in the line before, and is never freed.
+    Ok(unsafe { result::module::get_function(module, CString::new("spin")?) }?)
+}
+
+fn burst(context: &CudaContext, function: sys::CUfunction) -> Result<()> {
+    let mut rounds = ROUNDS;
+    for _ in 0..BURST {
+        let mut arguments = [(&raw mut rounds).cast::<c_void>()];
+        // SAFETY: the kernel takes one number, which the driver copies before the call returns.
+        unsafe {
+            result::launch_kernel(
+                function,
+                (1, 1, 1),
+                (128, 1, 1),
+                0,
+                std::ptr::null_mut(),
+                &mut arguments,
+            )
+        }?;
+    }
+    Ok(context.synchronize()?)
+}
