@@ -9,13 +9,6 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-/// What woke us.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Woken {
-    /// SIGTERM, SIGINT or SIGHUP.
-    pub terminate: bool,
-}
-
 /// The descriptors that are waited on.
 #[derive(Debug)]
 pub struct Events {
@@ -41,22 +34,19 @@ impl Events {
     /// # Errors
     /// One line: the directory is gone, or the user's watches are used up.
     pub fn watch_start(&mut self, pipe: &Path, log: &Path) -> Result<(), String> {
-        let say = |path: &Path| format!("cannot watch '{}'", path.display());
-        self.inotify
-            .add_watch(pipe, AddWatchFlags::IN_CREATE)
-            .map_err(|e| format!("{}: {e}", say(pipe)))?;
-        let file = log.join(CONTROL_LOG);
-        self.inotify
-            .add_watch(&file, AddWatchFlags::IN_MODIFY)
-            .map_err(|e| format!("{}: {e}", say(&file)))?;
-        Ok(())
+        let watch = |path: &Path, what| {
+            let watched = self.inotify.add_watch(path, what).map(drop);
+            watched.map_err(|e| format!("cannot watch '{}': {e}", path.display()))
+        };
+        watch(pipe, AddWatchFlags::IN_CREATE)?;
+        watch(&log.join(CONTROL_LOG), AddWatchFlags::IN_MODIFY)
     }
 
-    /// Waits for an event, `limit` at most; `None`: for ever.
+    /// Waits for an event, `limit` at most; `None`: for ever. True when it is SIGTERM, SIGINT or SIGHUP.
     ///
     /// # Errors
     /// One line when the system refuses to wait.
-    pub fn wait(&mut self, limit: Option<Duration>) -> Result<Woken, String> {
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<bool, String> {
         // Rounded up: a limit below a millisecond must not become a busy loop.
         let timeout = limit.map_or(PollTimeout::NONE, |d| {
             PollTimeout::try_from(d + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
@@ -71,10 +61,10 @@ impl Events {
         }
         // What changed is looked at afresh by the caller; the events themselves only wake.
         while self.inotify.read_events().is_ok_and(|events| !events.is_empty()) {}
-        let mut woken = Woken::default();
+        let mut terminate = false;
         while let Ok(Some(signal)) = self.signals.read() {
-            woken.terminate |= signal != Signal::SIGCHLD;
+            terminate |= signal != Signal::SIGCHLD;
         }
-        Ok(woken)
+        Ok(terminate)
     }
 }

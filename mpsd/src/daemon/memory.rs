@@ -4,9 +4,10 @@
 use super::session;
 use super::start::Running;
 use super::user_log::UserLog;
-use crate::job::spec::{OverLimit, Spec};
+use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
 use mpsd_core::GpuUuid;
+use mpsd_core::config::MemoryOverLimit;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ const MIB: u64 = 1 << 20;
 /// The watch of one job.
 #[derive(Debug)]
 pub struct MemoryWatch {
-    policy: OverLimit,
+    policy: MemoryOverLimit,
     library: String,
     limits: Vec<(GpuUuid, u64)>,
     nvml: Option<Nvml>,
@@ -48,7 +49,7 @@ impl MemoryWatch {
 
     /// A client has come: look from now on.
     pub fn wake(&mut self) {
-        self.active = self.policy != OverLimit::Off && !self.limits.is_empty();
+        self.active = self.policy != MemoryOverLimit::Ignore && !self.limits.is_empty();
     }
 
     /// How long to sleep; `None`: until something happens.
@@ -63,7 +64,7 @@ impl MemoryWatch {
         }
         let Some(clients) = self.clients() else {
             log.line("NVML does not answer: the clients' memory is not watched");
-            self.policy = OverLimit::Off;
+            self.policy = MemoryOverLimit::Ignore;
             self.active = false;
             return;
         };
@@ -76,7 +77,7 @@ impl MemoryWatch {
             log.line(&format!(
                 "client {pid} holds {mib} MiB on {gpu}, its limit is {limit} MiB"
             ));
-            if self.policy == OverLimit::Terminate {
+            if self.policy == MemoryOverLimit::Terminate {
                 terminate(spec, running, *pid, log);
             }
         }
@@ -116,18 +117,14 @@ impl MemoryWatch {
 
 /// Says `terminate_client` to the daemon whose server has the client; the others answer that they do not know it.
 fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
-    let limit = Duration::from_millis(spec.command_ms);
     for daemon in running {
-        let servers =
-            session::say(&spec.control, &daemon.daemon, "get_server_list\n", limit).map(|a| a.numbers());
+        let say = |commands: &str| session::say(spec, &daemon.daemon, commands, spec.command_time());
+        let servers = say("get_server_list\n").map(|answer| answer.numbers());
         for server in servers.unwrap_or_default() {
-            let clients = format!("get_client_list {server}\n");
-            let has = session::say(&spec.control, &daemon.daemon, &clients, limit)
-                .is_ok_and(|answer| answer.numbers().contains(&client));
-            if has {
-                let order = format!("terminate_client {server} {client}\n");
-                let done = session::say(&spec.control, &daemon.daemon, &order, limit);
-                let how = done.map_or_else(|e| e.to_string(), |_| "it gets error 810".to_owned());
+            let clients = say(&format!("get_client_list {server}\n"));
+            if clients.is_ok_and(|answer| answer.numbers().contains(&client)) {
+                let done = say(&format!("terminate_client {server} {client}\n"));
+                let how = done.map_or_else(|why| why, |_| "it gets error 810".to_owned());
                 log.line(&format!(
                     "client {client} is over its memory limit: terminate_client, {how}"
                 ));

@@ -30,31 +30,19 @@ const LONGEST_SPEC: u64 = 1 << 20;
 pub fn run() -> Result<(), String> {
     let began = Instant::now();
     let spec = own_spec()?;
-    let mut report = report_file()?;
+    let mut report = inherited(REPORT_FD, "report")?;
     let mut events = events::Events::new()?;
     let mut log = user_log::UserLog::open(&spec);
-    let tell = |failed: &start::StartFailed| {
-        let said = Report::Failed {
-            reason: failed.reason.clone(),
-            tail: failed.tail.clone(),
-        };
-        let _ = send(&mut report, &said);
-    };
-    match start::all(&spec, &mut events, tell) {
-        Ok(running) => {
-            let daemons = running.iter().map(start::Running::ready).collect();
-            let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-            log.line(&format!("ready after {ms} ms"));
-            send(&mut report, &Report::Ready { daemons, ms })?;
-            drop(report);
-            watch::until_the_end(&spec, running, &mut events, &mut log);
-            Ok(())
-        }
-        Err(failed) => {
-            log.line(&failed.reason);
-            Err(failed.reason)
-        }
-    }
+    let started = start::all(&spec, &mut events, |why| send(&mut report, &Err(why.to_owned())));
+    let running = started.inspect_err(|why| log.line(why))?;
+    log.line(&format!("ready after {} ms", began.elapsed().as_millis()));
+    send(
+        &mut report,
+        &Ok(running.iter().map(start::Running::ready).collect()),
+    );
+    drop(report);
+    watch::until_the_end(&spec, running, &mut events, &mut log);
+    Ok(())
 }
 
 /// Asks the job's control daemons to end: `mpsd --stop`, run as the job's user by the teardown.
@@ -62,22 +50,15 @@ pub fn run() -> Result<(), String> {
 /// # Errors
 /// One line when a daemon did not go.
 pub fn stop() -> Result<(), String> {
-    let spec = own_spec()?;
-    stop::all(&spec)
+    stop::all(&own_spec()?)
 }
 
 /// The specification; from here on nobody may look into this process, or take it over: its user's other processes are in
 /// the job's limits, and this one is not.
 fn own_spec() -> Result<Spec, String> {
     confine::undumpable().map_err(|e| format!("cannot be kept from debuggers: {e}"))?;
-    read_spec()
-}
-
-fn read_spec() -> Result<Spec, String> {
-    let file =
-        descriptors::take(SPEC_FD).map_err(|e| format!("descriptor {SPEC_FD} (specification): {e}"))?;
     let mut text = String::new();
-    File::from(file)
+    inherited(SPEC_FD, "specification")?
         .take(LONGEST_SPEC)
         .read_to_string(&mut text)
         .map_err(|e| format!("cannot read the specification: {e}"))?;
@@ -85,15 +66,14 @@ fn read_spec() -> Result<Spec, String> {
         .map_err(|e| format!("unreadable specification: {e}; mps-prologue starts this program"))
 }
 
-fn report_file() -> Result<File, String> {
-    let file = descriptors::take(REPORT_FD).map_err(|e| format!("descriptor {REPORT_FD} (report): {e}"))?;
-    Ok(File::from(file))
+fn inherited(number: i32, what: &str) -> Result<File, String> {
+    let taken = descriptors::take(number).map(File::from);
+    taken.map_err(|e| format!("descriptor {number} ({what}): {e}"))
 }
 
-fn send(report: &mut File, what: &Report) -> Result<(), String> {
-    let mut line = serde_json::to_string(what).map_err(|e| e.to_string())?;
-    line.push('\n');
+fn send(report: &mut File, what: &Report) {
     // A prologue that has gone does not end the job's MPS: the epilogue will.
-    let _ = report.write_all(line.as_bytes());
-    Ok(())
+    if let Ok(line) = serde_json::to_string(what) {
+        let _ = report.write_all((line + "\n").as_bytes());
+    }
 }

@@ -1,8 +1,9 @@
 //! One session with a control daemon: the vendor's own program, commands on its standard input, a deadline.
 
+use crate::job::spec::Spec;
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
-use crate::sys::spawn::{RunError, Spawn, SpawnError, Unheard};
+use crate::sys::spawn::{RunError, Spawn, Unheard};
 use mpsd_core::environment::{LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::record::Daemon;
 use std::path::Path;
@@ -36,20 +37,6 @@ impl Answer {
     }
 }
 
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum SessionError {
-    /// It could not be run.
-    #[error(transparent)]
-    Start(#[from] SpawnError),
-    /// The deadline passed: the daemon hangs, or waits for a server that hangs.
-    #[error("no answer to '{0}' within {1} ms: the control daemon or its server hangs")]
-    Deadline(String, u128),
-    /// It answered without end.
-    #[error("no end of the answer to '{0}': more than {LONGEST_ANSWER} bytes")]
-    TooMuch(String),
-}
-
 /// The vendor's program, made ready to talk to, or be, the control daemon of `daemon`. Its environment is written
 /// from nothing; it looks for the server's program beside itself.
 pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
@@ -67,24 +54,30 @@ pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
     program
 }
 
-/// Says `commands` to the control daemon of `daemon` and waits for the whole answer.
+/// Says `commands` to the control daemon of `daemon`, one of `spec`'s, and waits for the whole answer.
 ///
 /// # Errors
-/// [`SessionError`]; at the deadline the program is killed and reaped.
-pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> Result<Answer, SessionError> {
-    let first = || commands.lines().next().unwrap_or("").to_owned();
-    let mut program = program(control, daemon);
-    program.input(commands.as_bytes())?;
-    match program.run(Deadline::after(limit), LONGEST_ANSWER) {
-        Ok(ended) => Ok(Answer {
-            exit: ended.exit,
-            text: String::from_utf8_lossy(&ended.out).into_owned(),
-        }),
-        Err(RunError::Start(error)) => Err(SessionError::Start(error)),
-        Err(RunError::Killed {
-            why: Unheard::TooMuch(_),
-            ..
-        }) => Err(SessionError::TooMuch(first())),
-        Err(RunError::Killed { .. }) => Err(SessionError::Deadline(first(), limit.as_millis())),
-    }
+/// One line: the program could not be run, or did not end within `limit`, because the daemon hangs or waits for a server that
+/// hangs, or its answer did not end. The program is killed and reaped.
+pub fn say(spec: &Spec, daemon: &Daemon, commands: &str, limit: Duration) -> Result<Answer, String> {
+    let mut program = program(&spec.control, daemon);
+    program.input(commands.as_bytes()).map_err(|e| e.to_string())?;
+    let ended = program.run(Deadline::after(limit), LONGEST_ANSWER);
+    let ended = ended.map_err(|error| {
+        let (first, ms) = (commands.lines().next().unwrap_or(""), limit.as_millis());
+        match error {
+            RunError::Start(error) => error.to_string(),
+            RunError::Killed {
+                why: Unheard::TooMuch(most),
+                ..
+            } => format!("no end of the answer to '{first}': more than {most} bytes"),
+            RunError::Killed { .. } => {
+                format!("no answer to '{first}' within {ms} ms: the control daemon or its server hangs")
+            }
+        }
+    })?;
+    Ok(Answer {
+        exit: ended.exit,
+        text: String::from_utf8_lossy(&ended.out).into_owned(),
+    })
 }

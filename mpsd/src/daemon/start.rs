@@ -2,7 +2,7 @@
 
 use super::dialogue::{self, Proof};
 use super::events::Events;
-use super::session::{self, SessionError};
+use super::session;
 use super::tail::Tail;
 use crate::job::spec::{ReadyDaemon, Spec};
 use crate::sys::deadline::Deadline;
@@ -11,21 +11,12 @@ use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use nix::sys::signal::Signal;
 use std::fs::File;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Between the socket's appearance and its answering lie a few milliseconds and no event.
 const RETRY: Duration = Duration::from_millis(1);
 /// A daemon that is not wanted gets this long to end by itself.
 const GRACE: Duration = Duration::from_millis(500);
-
-/// Why the job has no MPS.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StartFailed {
-    /// One line.
-    pub reason: String,
-    /// The end of the vendor's log.
-    pub tail: Vec<String>,
-}
 
 /// How far a daemon is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,31 +64,20 @@ impl Running {
 /// that does not end when told to would keep it back past the time for which root listens.
 ///
 /// # Errors
-/// The first failure, after all daemons were ended again.
-pub fn all(
-    spec: &Spec,
-    events: &mut Events,
-    tell: impl FnOnce(&StartFailed),
-) -> Result<Vec<Running>, StartFailed> {
+/// The first failure, one line, after all daemons were ended again.
+pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&str)) -> Result<Vec<Running>, String> {
     let mut running = Vec::new();
-    let result = bring_up(spec, events, &mut running);
-    match result {
-        Ok(()) => Ok(running),
-        Err(reason) => {
-            let tail = running.iter_mut().flat_map(|r| {
-                r.tail.lines();
-                r.tail.last()
-            });
-            let tail: Vec<String> = tail.collect();
-            let failed = StartFailed {
-                reason: with_cause(reason, &tail),
-                tail,
-            };
-            tell(&failed);
-            running.iter_mut().for_each(end);
-            Err(failed)
-        }
-    }
+    let Err(reason) = bring_up(spec, events, &mut running) else {
+        return Ok(running);
+    };
+    let tail = running.iter_mut().flat_map(|r| {
+        r.tail.lines();
+        r.tail.last()
+    });
+    let reason = with_cause(reason, &tail.collect::<Vec<_>>());
+    tell(&reason);
+    running.iter_mut().for_each(end);
+    Err(reason)
 }
 
 fn with_cause(reason: String, tail: &[String]) -> String {
@@ -112,7 +92,7 @@ fn with_cause(reason: String, tail: &[String]) -> String {
 }
 
 fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Result<(), String> {
-    let end = Instant::now() + Duration::from_millis(spec.start_ms);
+    let end = Deadline::after_ms(spec.start_ms);
     for daemon in &spec.daemons {
         running.push(spawn(spec, daemon, events)?);
     }
@@ -124,7 +104,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
         if running.iter().all(Running::is_ready) {
             return Ok(());
         }
-        let left = end.saturating_duration_since(Instant::now());
+        let left = end.remaining();
         if left.is_zero() {
             return Err(format!(
                 "not ready after {} ms: {}",
@@ -132,7 +112,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
                 stuck(running)
             ));
         }
-        if events.wait(Some(if again { RETRY } else { left }))?.terminate {
+        if events.wait(Some(if again { RETRY } else { left }))? {
             return Err("ended by a signal while starting".to_owned());
         }
     }
@@ -169,7 +149,7 @@ fn spawn_control(spec: &Spec, daemon: &Daemon, log: File) -> Result<Child, Strin
 }
 
 /// Takes a daemon as far as it will go now; true: look again soon, no event will tell.
-fn advance(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, String> {
+fn advance(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, String> {
     for line in running.tail.lines() {
         running.proof.take(&line);
     }
@@ -183,16 +163,13 @@ fn advance(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, Str
     }
 }
 
-fn limit(spec: &Spec, end: Instant) -> Duration {
-    Duration::from_millis(spec.command_ms).min(end.saturating_duration_since(Instant::now()))
-}
-
-fn ask(spec: &Spec, running: &mut Running, end: Instant) -> Result<bool, String> {
+fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, String> {
     if std::fs::symlink_metadata(running.daemon.pipe.join("control")).is_err() {
         return Ok(false);
     }
     let commands = dialogue::configure(&running.daemon, spec.uid);
-    let answer = session::say(&spec.control, &running.daemon, &commands, limit(spec, end)).map_err(text)?;
+    let limit = spec.command_time().min(end.remaining());
+    let answer = session::say(spec, &running.daemon, &commands, limit)?;
     if answer.nobody_listens() {
         return Ok(true);
     }
@@ -210,10 +187,6 @@ fn confirm(running: &mut Running) -> Result<(), String> {
     running.proof.confirms(&running.daemon)?;
     running.stage = Stage::Ready(server);
     Ok(())
-}
-
-fn text(error: SessionError) -> String {
-    error.to_string()
 }
 
 /// Ends a daemon that is not wanted: SIGTERM takes its server along (docs/facts/mps-control.md#crashes-and-hangs), else

@@ -30,10 +30,8 @@ pub fn all(spec: &Spec) -> Result<(), String> {
 }
 
 fn one(spec: &Spec, daemon: &Daemon) -> Result<(), String> {
-    let limit = Duration::from_millis(spec.command_ms);
-    let say = |commands: &str, limit: Duration| {
-        session::say(&spec.control, daemon, commands, limit).map_err(|e| e.to_string())
-    };
+    let limit = spec.command_time();
+    let say = |commands: &str, limit: Duration| session::say(spec, daemon, commands, limit);
     let servers = say("get_server_list\n", limit)?;
     if servers.nobody_listens() {
         return Ok(());

@@ -13,6 +13,19 @@ const LONGEST_LINE: usize = 4096;
 /// How many lines are kept for an error message.
 const KEPT: usize = 12;
 
+/// Neither a link nor a FIFO of the user's leads, or keeps, us elsewhere.
+const FLAGS: i32 = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK | nix::libc::O_CLOEXEC;
+
+/// Opens a log of the user's, made if need be, to write at its end.
+pub(super) fn to_append(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(FLAGS)
+        .open(path)
+}
+
 /// A log being followed.
 #[derive(Debug)]
 pub struct Tail {
@@ -27,15 +40,9 @@ impl Tail {
     /// # Errors
     /// As the system says; a link or a FIFO in its place is an error.
     pub fn create(directory: &Path) -> io::Result<(File, Self)> {
-        let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK | nix::libc::O_CLOEXEC;
         let path = directory.join(CONTROL_LOG);
-        let writer = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .custom_flags(flags)
-            .open(&path)?;
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
+        let writer = to_append(&path)?;
+        let file = OpenOptions::new().read(true).custom_flags(FLAGS).open(&path)?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }

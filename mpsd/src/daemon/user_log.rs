@@ -1,10 +1,10 @@
 //! The job's own log, for its user: what happened to their MPS, in plain words.
 
+use super::tail::to_append;
 use crate::job::spec::Spec;
 use mpsd_core::text::one_line;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 
 /// File name in the first daemon's log directory.
 pub const USER_LOG: &str = "mpsd.log";
@@ -18,16 +18,8 @@ pub struct UserLog {
 impl UserLog {
     /// Opens the log of `spec`'s first daemon.
     pub fn open(spec: &Spec) -> Self {
-        let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK | nix::libc::O_CLOEXEC;
-        let file = spec.daemons.first().and_then(|daemon| {
-            OpenOptions::new()
-                .append(true)
-                .create(true)
-                .mode(0o600)
-                .custom_flags(flags)
-                .open(daemon.log.join(USER_LOG))
-                .ok()
-        });
+        let daemon = spec.daemons.first();
+        let file = daemon.and_then(|daemon| to_append(&daemon.log.join(USER_LOG)).ok());
         Self { file }
     }
 

@@ -13,7 +13,7 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
     let mut memory = MemoryWatch::new(spec);
     let mut to_end = None;
     while !running.is_empty() {
-        let Ok(woken) = events.wait(memory.period()) else {
+        let Ok(terminate) = events.wait(memory.period()) else {
             return;
         };
         for daemon in &mut running {
@@ -26,7 +26,7 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
         }
         running.retain_mut(|daemon| !has_ended(daemon, log));
         memory.look(spec, &running, log);
-        if woken.terminate {
+        if terminate {
             log.line(&format!("job {}: ending MPS on a signal", spec.job));
             running.iter_mut().for_each(start::end);
             return;
@@ -35,20 +35,18 @@ pub fn until_the_end(spec: &Spec, mut running: Vec<Running>, events: &mut Events
 }
 
 fn has_ended(daemon: &mut Running, log: &mut UserLog) -> bool {
-    match daemon.child.try_wait() {
-        Some(end) => {
-            let what = match end {
-                Exit::Code(0 | 1) => "was told to quit",
-                _ => "died",
-            };
-            log.line(&format!(
-                "control daemon {} {what} ({end}); clients that start from now on run without MPS",
-                daemon.child.pid()
-            ));
-            true
-        }
-        None => false,
-    }
+    let Some(end) = daemon.child.try_wait() else {
+        return false;
+    };
+    let what = match end {
+        Exit::Code(0 | 1) => "was told to quit",
+        _ => "died",
+    };
+    log.line(&format!(
+        "control daemon {} {what} ({end}); clients that start from now on run without MPS",
+        daemon.child.pid()
+    ));
+    true
 }
 
 /// Says a line of the vendor's log in the user's words. `to_end`: the server that was told to end.

@@ -20,17 +20,6 @@ pub struct Account {
     pub set: Option<ComputeMode>,
 }
 
-/// What leaving an account asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leave {
-    /// The account as it stands afterwards; `None`: remove it.
-    pub account: Option<Account>,
-    /// The mode to restore now.
-    pub restore: Option<ComputeMode>,
-    /// A line for the log.
-    pub note: Option<String>,
-}
-
 impl Account {
     /// `job` enters; `now` is the mode that the GPU has.
     pub fn join(existing: Option<Self>, job: &JobId, now: ComputeMode) -> Self {
@@ -55,32 +44,21 @@ impl Account {
         Ok(())
     }
 
-    /// `job` leaves; `now` is the mode that the GPU has. The last user restores what was found, unless somebody else
-    /// changed it meanwhile.
-    pub fn leave(mut self, job: &JobId, now: ComputeMode) -> Leave {
+    /// `job` leaves; `now` is the mode that the GPU has. The mode to restore now: the last user restores what was found.
+    ///
+    /// # Errors
+    /// A line for the log: the mode stays, since somebody else changed it meanwhile.
+    pub fn leave(&mut self, job: &JobId, now: ComputeMode) -> Result<Option<ComputeMode>, String> {
         self.users.remove(job);
-        if !self.users.is_empty() {
-            return Leave {
-                account: Some(self),
-                restore: None,
-                note: None,
-            };
-        }
-        let (restore, note) = match self.set {
-            Some(set) if set == now && now != self.found => (Some(self.found), None),
-            Some(set) if now != self.found => {
-                let note = format!(
+        match self.set {
+            Some(set) if self.users.is_empty() && now != self.found => match set == now {
+                true => Ok(Some(self.found)),
+                false => Err(format!(
                     "compute mode is {now}, we set {set} over {}: left as somebody made it",
                     self.found
-                );
-                (None, Some(note))
-            }
-            _ => (None, None),
-        };
-        Leave {
-            account: None,
-            restore,
-            note,
+                )),
+            },
+            _ => Ok(None),
         }
     }
 }

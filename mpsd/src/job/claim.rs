@@ -51,7 +51,7 @@ pub fn set_mode(node: &mut impl Node, job: &JobId, gpu: &GpuUuid, mode: ComputeM
 /// As [`enter`].
 pub fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<Option<String>, Failure> {
     let _held = node.lock_gpu(gpu)?;
-    let Some(account) = node.read_account(gpu)? else {
+    let Some(mut account) = node.read_account(gpu)? else {
         // Nobody's: what is left of it is the lock that we hold.
         return node.write_account(gpu, None).map(|()| None);
     };
@@ -59,11 +59,11 @@ pub fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<Option<
         return Ok(None);
     }
     let now = node.compute_mode(gpu)?;
-    let leave = account.leave(job, now);
+    let restore = account.leave(job, now);
     // The mode first: an account that is gone could not be asked again.
-    if let Some(mode) = leave.restore {
+    if let Ok(Some(mode)) = restore {
         node.set_compute_mode(gpu, mode)?;
     }
-    node.write_account(gpu, leave.account.as_ref())?;
-    Ok(leave.note.map(|note| format!("{gpu}: {note}")))
+    node.write_account(gpu, Some(&account).filter(|account| !account.users.is_empty()))?;
+    Ok(restore.err().map(|note| format!("{gpu}: {note}")))
 }

@@ -12,19 +12,6 @@ pub const SPEC_FD: i32 = 3;
 /// The descriptor on which `mpsd` writes its [`Report`].
 pub const REPORT_FD: i32 = 4;
 
-/// What to do with a client that holds more memory than its limit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OverLimit {
-    /// Nothing is watched.
-    #[default]
-    Off,
-    /// A line in the job's log.
-    Log,
-    /// `terminate_client`.
-    Terminate,
-}
-
 /// All that `mpsd` needs; nothing of it is secret, and root believes none of it back.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Spec {
@@ -43,10 +30,15 @@ pub struct Spec {
     /// Time for one control command, milliseconds.
     pub command_ms: u64,
     /// What to do with a client over its memory limit.
-    pub over_limit: OverLimit,
+    pub over_limit: MemoryOverLimit,
 }
 
 impl Spec {
+    /// Time for one control command.
+    pub fn command_time(&self) -> Duration {
+        Duration::from_millis(self.command_ms)
+    }
+
     /// What `mpsd` is told for `plan`; the whole start must have ended by `deadline`.
     pub fn new(settings: &Settings, plan: &Plan, deadline: Deadline) -> Self {
         // A third of the whole is kept for the rollback.
@@ -63,11 +55,7 @@ impl Spec {
             daemons: plan.daemons.clone(),
             start_ms: ms(start),
             command_ms: ms(start / 2),
-            over_limit: match settings.memory_over_limit {
-                MemoryOverLimit::Ignore => OverLimit::Off,
-                MemoryOverLimit::Log => OverLimit::Log,
-                MemoryOverLimit::Terminate => OverLimit::Terminate,
-            },
+            over_limit: settings.memory_over_limit,
         }
     }
 }
@@ -81,22 +69,6 @@ pub struct ReadyDaemon {
     pub server: i32,
 }
 
-/// What `mpsd` tells the prologue, one line of JSON.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(tag = "report", rename_all = "lowercase")]
-pub enum Report {
-    /// Every daemon is ready and every limit was read back.
-    Ready {
-        /// The daemons, in the order of the specification.
-        daemons: Vec<ReadyDaemon>,
-        /// Milliseconds from the start of `mpsd`.
-        ms: u64,
-    },
-    /// It did not work.
-    Failed {
-        /// One line: what failed, why.
-        reason: String,
-        /// The end of the vendor's log.
-        tail: Vec<String>,
-    },
-}
+/// What `mpsd` tells the prologue, one line of JSON: the daemons in the order of the specification, once every one is ready and
+/// every limit was read back; else one line, what failed and why.
+pub type Report = Result<Vec<ReadyDaemon>, String>;

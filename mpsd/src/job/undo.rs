@@ -3,7 +3,7 @@
 use super::claim;
 use super::evidence;
 use super::journal::Journal;
-use super::ladder::{Ladder, Rung};
+use super::ladder::Rung;
 use super::node::{Member, Node, Role};
 use crate::plan::effects::Effect;
 use mpsd_core::failure::{Fault, Undetermined};
@@ -118,14 +118,14 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
 /// What runs the vendor's files for this job without being known: of a prologue that was killed before it could write a pid
 /// down, or of a control daemon that went on starting servers.
 fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
-    let ladder = Ladder::within(node.teardown_time() / 2);
-    for rung in [Rung::Terminate, Rung::Kill] {
+    let time = node.teardown_time() / 2;
+    for &rung in Rung::all(false) {
         let left = living(node.strangers(journal));
         if left.is_empty() {
             return;
         }
         findings.notes.push(format!("{rung:?} for {}", list(&left)));
-        node.end_strangers(&left, rung, ladder.time(rung));
+        node.end_strangers(&left, rung, rung.time(time));
     }
     let survivors = living(node.strangers(journal));
     say_survivors(node, journal, survivors, findings);
@@ -154,17 +154,18 @@ fn say_survivors(
 
 /// Climbs the ladder as far as it must; who is left has survived its last rung.
 fn climb(node: &mut impl Node, journal: &Journal, findings: &mut Findings) -> Vec<Member> {
-    let ladder = Ladder::within(node.teardown_time());
+    let time = node.teardown_time();
     let mut left = living(node.own(journal));
     // One whose role is not known may be a control daemon.
     let control = |m: &Member| matches!(m.role, Role::Control | Role::Other);
-    let mut rung = Some(Ladder::first(left.iter().any(control)));
-    while let Some(now) = rung.filter(|_| !left.is_empty()) {
-        if now != Rung::Polite {
-            findings.notes.push(format!("{now:?} for {}", list(&left)));
+    for &rung in Rung::all(left.iter().any(control)) {
+        if left.is_empty() {
+            break;
         }
-        left = living(node.climb(journal, now, ladder.time(now)));
-        rung = Ladder::next(now);
+        if rung != Rung::Polite {
+            findings.notes.push(format!("{rung:?} for {}", list(&left)));
+        }
+        left = living(node.climb(journal, rung, rung.time(time)));
     }
     left
 }

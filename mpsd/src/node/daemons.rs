@@ -113,12 +113,8 @@ impl Daemons for RealNode {
             Undetermined::new("mpsd", how)
         })?;
         self.dismiss_worker();
-        match report {
-            Report::Failed { reason, .. } => {
-                Err(Undetermined::new("MPS did not start", one_line(&reason, 300)).into())
-            }
-            Report::Ready { daemons, .. } => Ok(check(self, journal, spec, &daemons)?),
-        }
+        let daemons = report.map_err(|why| Undetermined::new("MPS did not start", one_line(&why, 300)))?;
+        Ok(check(self, journal, spec, &daemons)?)
     }
 
     fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {

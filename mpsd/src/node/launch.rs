@@ -2,11 +2,12 @@
 
 use super::real::RealNode;
 use crate::job::Journal;
-use crate::job::spec::{OverLimit, SPEC_FD, Spec};
+use crate::job::spec::{SPEC_FD, Spec};
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::holding;
 use crate::sys::spawn::Spawn;
 use mpsd_core::Failure;
+use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 
@@ -46,7 +47,7 @@ pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
         daemons: journal.daemons.clone(),
         start_ms: 0,
         command_ms: u64::try_from(per_command).unwrap_or(COMMAND_MS),
-        over_limit: OverLimit::Off,
+        over_limit: MemoryOverLimit::Ignore,
     };
     let Ok(spawn) = with_spec(node, journal, &spec, &["--stop"]) else {
         return;

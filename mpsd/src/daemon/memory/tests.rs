@@ -1,6 +1,6 @@
 use super::*;
 
-fn watch(policy: OverLimit, limit: Option<u64>) -> MemoryWatch {
+fn watch(policy: MemoryOverLimit, limit: Option<u64>) -> MemoryWatch {
     let gpu = GpuUuid::parse("GPU-01").unwrap();
     MemoryWatch {
         policy,
@@ -14,7 +14,7 @@ fn watch(policy: OverLimit, limit: Option<u64>) -> MemoryWatch {
 
 #[test]
 fn only_what_no_context_explains_is_over() {
-    let watch = watch(OverLimit::Log, Some(4096));
+    let watch = watch(MemoryOverLimit::Log, Some(4096));
     let gpu = GpuUuid::parse("GPU-01").unwrap();
     let clients = [
         (1, gpu.clone(), 4096),
@@ -26,11 +26,14 @@ fn only_what_no_context_explains_is_over() {
 
 #[test]
 fn it_sleeps_without_a_limit_or_a_client() {
-    for mut asleep in [watch(OverLimit::Off, Some(1)), watch(OverLimit::Log, None)] {
+    for mut asleep in [
+        watch(MemoryOverLimit::Ignore, Some(1)),
+        watch(MemoryOverLimit::Log, None),
+    ] {
         asleep.wake();
         assert_eq!(asleep.period(), None);
     }
-    let mut awake = watch(OverLimit::Log, Some(1));
+    let mut awake = watch(MemoryOverLimit::Log, Some(1));
     assert_eq!(awake.period(), None);
     awake.wake();
     assert_eq!(awake.period(), Some(PERIOD));

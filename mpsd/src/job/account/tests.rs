@@ -9,12 +9,11 @@ fn job(id: &str) -> JobId {
 fn the_last_user_restores_what_was_found() {
     let mut account = Account::join(None, &job("1"), Default);
     account.set = Some(ExclusiveProcess);
-    let account = Account::join(Some(account), &job("2"), ExclusiveProcess);
+    let mut account = Account::join(Some(account), &job("2"), ExclusiveProcess);
     assert_eq!(account.found, Default);
-    let first = account.leave(&job("1"), ExclusiveProcess);
-    assert_eq!(first.restore, None);
-    let last = first.account.unwrap().leave(&job("2"), ExclusiveProcess);
-    assert_eq!((last.restore, last.account), (Some(Default), None));
+    assert_eq!(account.leave(&job("1"), ExclusiveProcess), Ok(None));
+    assert_eq!(account.leave(&job("2"), ExclusiveProcess), Ok(Some(Default)));
+    assert!(account.users.is_empty());
 }
 
 #[test]
@@ -22,22 +21,15 @@ fn a_mode_that_somebody_else_changed_is_left_alone_and_said() {
     let mut account = Account::join(None, &job("1"), Default);
     account.set = Some(ExclusiveProcess);
     let leave = account.leave(&job("1"), Prohibited);
-    assert_eq!(leave.restore, None);
-    assert!(leave.note.unwrap().contains("PROHIBITED"));
+    assert!(leave.unwrap_err().contains("PROHIBITED"));
 }
 
 #[test]
 fn an_intent_that_never_took_place_restores_nothing() {
     let mut account = Account::join(None, &job("1"), Default);
     account.set = Some(ExclusiveProcess);
-    assert_eq!(
-        account.leave(&job("1"), Default),
-        Leave {
-            account: None,
-            restore: None,
-            note: None
-        }
-    );
+    assert_eq!(account.leave(&job("1"), Default), Ok(None));
+    assert!(account.users.is_empty());
 }
 
 #[test]
@@ -56,7 +48,9 @@ fn only_a_lone_job_on_a_default_gpu_may_set() {
 
 #[test]
 fn leaving_twice_is_leaving_once() {
-    let account = Account::join(Some(Account::join(None, &job("1"), Default)), &job("2"), Default);
-    let left = account.leave(&job("1"), Default).account.unwrap();
-    assert_eq!(left.clone().leave(&job("1"), Default).account, Some(left));
+    let mut account = Account::join(Some(Account::join(None, &job("1"), Default)), &job("2"), Default);
+    assert_eq!(account.leave(&job("1"), Default), Ok(None));
+    let left = account.clone();
+    assert_eq!(account.leave(&job("1"), Default), Ok(None));
+    assert_eq!(account, left);
 }
