@@ -6,7 +6,7 @@ use super::session;
 use super::tail::Tail;
 use crate::job::spec::{ReadyDaemon, Spec};
 use crate::sys::deadline::Deadline;
-use crate::sys::spawn::{Child, Stdio};
+use crate::sys::spawn::Child;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use nix::sys::signal::Signal;
@@ -143,8 +143,8 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
 fn spawn_control(spec: &Spec, daemon: &Daemon, log: File) -> Result<Child, String> {
     let mut program = session::program(&spec.control, daemon);
     program.args = vec!["-f".into()];
-    program.stderr = Stdio::Fd(log.try_clone().map_err(|e| e.to_string())?.into());
-    program.stdout = Stdio::Fd(log.into());
+    program.stderr = Some(log.try_clone().map_err(|e| e.to_string())?.into());
+    program.stdout = Some(log.into());
     program.start().map_err(|e| e.to_string())
 }
 

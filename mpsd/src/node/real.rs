@@ -7,9 +7,10 @@ use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Drains, Severity};
 use crate::plan::effects::Effect;
 use crate::scheduler::drain::{self, Place, markers};
-use crate::sys::cgroup::{Cgroup, CgroupError};
+use crate::sys::cgroup::Cgroup;
 use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
+use crate::sys::files::FileError;
 use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
@@ -115,7 +116,7 @@ impl RealNode {
     pub(super) fn as_user(&self, journal: &Journal, name: &str) -> Result<Spawn, Failure> {
         let mut spawn = Spawn::new(&beside(name)?);
         let directory = |cgroup: Cgroup| {
-            let failed = |e: CgroupError| Fault::new(Evidence::Storage, "the job's cgroup", e.to_string());
+            let failed = |e: FileError| Fault::new(Evidence::Storage, "the job's cgroup", e.to_string());
             cgroup.directory().map_err(failed)
         };
         spawn.cgroup = self.cgroup_of(journal).map(directory).transpose()?;

@@ -7,7 +7,7 @@ use crate::job::journal::Journal;
 use crate::job::node::{Held, Store};
 use crate::job::suspicion::Suspicion;
 use crate::sys::deadline::Deadline;
-use crate::sys::files::{Bounds, Dir, FileError, LockError};
+use crate::sys::files::{Bounds, Dir, FileError, LOCK};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD};
 use mpsd_core::record::{self, Look, Record, State};
@@ -115,8 +115,10 @@ impl RealNode {
     fn lock(&self, dir: &Dir, name: String) -> Result<Held, Failure> {
         match dir.lock(name, Deadline::after(self.lock_time)) {
             Ok(held) => Ok(Box::new(held)),
-            Err(LockError::File(error)) => Err(fault(error)),
-            Err(other) => Err(Undetermined::new("lock", other.to_string()).into()),
+            Err(error @ (FileError::Bound { .. } | FileError::Io { act: LOCK, .. })) => {
+                Err(Undetermined::new("lock", error.to_string()).into())
+            }
+            Err(error) => Err(fault(error)),
         }
     }
 

@@ -4,7 +4,7 @@
 use super::deadline::Deadline;
 use super::raw;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open, openat};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::stat::Mode;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -82,8 +82,11 @@ pub fn take(number: RawFd) -> Result<OwnedFd, Errno> {
     Ok(owned)
 }
 
-/// Up to `cap` bytes of a file that does not wait for what it has not got, as those of `/proc`.
-pub(super) fn read_up_to(fd: impl AsFd, cap: usize) -> Result<Vec<u8>, Errno> {
+/// Up to `cap` bytes of a file that does not wait for what it has not got, as those of `/proc` and of cgroups. No link is
+/// followed at the end of `file`.
+pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Vec<u8>, Errno> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+    let fd = openat(directory, file, flags, Mode::empty())?;
     let mut bytes = vec![0; cap];
     let mut length = 0;
     while length < cap {
@@ -96,6 +99,13 @@ pub(super) fn read_up_to(fd: impl AsFd, cap: usize) -> Result<Vec<u8>, Errno> {
     }
     bytes.truncate(length);
     Ok(bytes)
+}
+
+/// Writes such a file, at once.
+pub(super) fn write_at(directory: impl AsFd, file: &str, text: &str) -> Result<(), Errno> {
+    let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+    let fd = openat(directory, file, flags, Mode::empty())?;
+    nix::unistd::write(&fd, text.as_bytes()).map(drop)
 }
 
 /// Reads to the first end of a line; None when the end comes first, or more than `most` bytes do.

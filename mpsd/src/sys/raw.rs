@@ -170,30 +170,18 @@ pub(super) fn reset_signals() -> Result<(), Errno> {
     SigSet::empty().thread_set_mask()
 }
 
-/// Makes `command` start its program as [`reset_signals`] says: the standard library hands our mask down.
-pub(super) fn reset_signals_of(command: &mut std::process::Command) {
+/// Makes `command` start its program as [`reset_signals`] says.
+pub fn reset_signals_of(command: &mut std::process::Command) {
     use std::os::unix::process::CommandExt as _;
     // SAFETY: `reset_signals` makes plain kernel calls, allocates nothing and takes no lock.
     unsafe { command.pre_exec(|| reset_signals().map_err(std::io::Error::from)) };
 }
 
-/// What is to happen when a signal arrives. Never a handler.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Action {
-    /// SIG_DFL.
-    Default,
-    /// SIG_IGN.
-    Ignore,
-}
-
-/// Sets the action for one signal.
-pub(super) fn set_action(signal: nix::sys::signal::Signal, action: Action) -> Result<(), Errno> {
-    let wanted = match action {
-        Action::Default => libc::SIG_DFL,
-        Action::Ignore => libc::SIG_IGN,
-    };
-    // SAFETY: neither action runs code of ours.
-    match unsafe { libc::signal(signal as i32, wanted) } {
+/// Gives a signal its default action, whatever was inherited: SIGCHLD ignored by the caller would lose every child's exit
+/// code. EINVAL for SIGKILL and SIGSTOP.
+pub(super) fn default_action(signal: nix::sys::signal::Signal) -> Result<(), Errno> {
+    // SAFETY: the action runs no code of ours.
+    match unsafe { libc::signal(signal as i32, libc::SIG_DFL) } {
         libc::SIG_ERR => Err(Errno::last()),
         _ => Ok(()),
     }

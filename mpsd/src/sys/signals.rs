@@ -14,13 +14,11 @@ pub struct Signals {
 
 /// The program of `command` begins with the default action for every signal and none blocked, whatever this process
 /// blocks or ignores: the standard library hands both down, and the vendor's programs then cannot be told to end.
-pub fn start_fresh(command: &mut std::process::Command) {
-    super::raw::reset_signals_of(command);
-}
+pub use super::raw::reset_signals_of as start_fresh;
 
 impl Signals {
     /// Blocks these signals in this thread (in all, where it is the first and only one). A signal that is ignored
-    /// stays ignored and never arrives; for SIGCHLD that would also reap children: see [`default_action`].
+    /// stays ignored and never arrives; for SIGCHLD that would also reap children.
     ///
     /// # Errors
     /// The kernel's, when no descriptor is to be had.
@@ -68,27 +66,6 @@ impl Drop for Signals {
     fn drop(&mut self) {
         self.restore();
     }
-}
-
-/// Gives signals their default action, whatever was inherited: SIGCHLD ignored by the caller would lose every child's
-/// exit code.
-///
-/// # Errors
-/// EINVAL for SIGKILL and SIGSTOP.
-pub fn default_action(signals: &[Signal]) -> Result<(), Errno> {
-    signals
-        .iter()
-        .try_for_each(|signal| super::raw::set_action(*signal, super::raw::Action::Default))
-}
-
-/// Ignores signals: SIGPIPE, and SIGHUP in a process that is to outlive a terminal.
-///
-/// # Errors
-/// EINVAL for SIGKILL and SIGSTOP.
-pub fn ignore(signals: &[Signal]) -> Result<(), Errno> {
-    signals
-        .iter()
-        .try_for_each(|signal| super::raw::set_action(*signal, super::raw::Action::Ignore))
 }
 
 #[cfg(test)]

@@ -6,16 +6,14 @@
 //! `Documentation/admin-guide/cgroup-v2.rst`.
 
 use super::deadline::Deadline;
-use super::descriptors::read_up_to;
+use super::descriptors::{read_at, write_at};
 use super::files::{Dir, FileError};
 use super::process::Process;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
 use nix::sys::signal::Signal;
-use nix::sys::stat::Mode;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 mod mounts;
@@ -31,43 +29,6 @@ const CEILINGS: [(&str, &str); 2] = [("pids.max", "4096"), ("memory.max", "17179
 /// Most that is read of a cgroup's file: the numbers of 100,000 processes and more. Bytes.
 const MOST: usize = 1 << 20;
 
-/// What a cgroup did not let us do.
-#[derive(Debug, thiserror::Error)]
-pub enum CgroupError {
-    /// The kernel said no.
-    #[error("cannot {act} cgroup '{path}': {errno}")]
-    Io {
-        /// "create", "kill" …
-        act: &'static str,
-        /// The cgroup's directory.
-        path: PathBuf,
-        /// Why.
-        errno: Errno,
-    },
-    /// The directory is not to be had.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// A path that is not a cgroup of ours.
-    #[error("'{path}' {what}")]
-    Unfit {
-        /// The path.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: &'static str,
-    },
-}
-
-impl CgroupError {
-    /// The kernel's word, where it gave one.
-    pub fn errno(&self) -> Option<Errno> {
-        match self {
-            Self::Io { errno, .. } => Some(*errno),
-            Self::File(error) => error.errno(),
-            Self::Unfit { .. } => None,
-        }
-    }
-}
-
 /// One job's cgroup, held by descriptor.
 #[derive(Debug)]
 pub struct Cgroup {
@@ -77,7 +38,7 @@ pub struct Cgroup {
 impl Cgroup {
     /// Makes the cgroup of a job, or takes the one that stands there, below `mpsd.service` or `mpsd`. None where this
     /// node has no hierarchy that we may write.
-    pub fn create(job: &str) -> Result<Option<Self>, CgroupError> {
+    pub fn create(job: &str) -> Result<Option<Self>, FileError> {
         let mut refused = None;
         for mount in mounts::usable()? {
             let (top, base) = match Dir::open(&mount.path.join("system.slice")) {
@@ -95,7 +56,7 @@ impl Cgroup {
     }
 
     /// The same in a directory of the site's choice, which must exist in a cgroup hierarchy.
-    pub fn create_under(base: &Path, job: &str) -> Result<Option<Self>, CgroupError> {
+    pub fn create_under(base: &Path, job: &str) -> Result<Option<Self>, FileError> {
         let top = Dir::open(base)?;
         if !mounts::is_cgroup(&top) {
             return Err(unfit(base, "is not in a cgroup hierarchy"));
@@ -115,11 +76,11 @@ impl Cgroup {
 
     /// Takes the cgroup at a path that [`Cgroup::create`] chose; None when it is gone. A hierarchy's root, or a cgroup
     /// that holds the caller, is refused: it is never a job's.
-    pub fn open(path: &Path) -> Result<Option<Self>, CgroupError> {
+    pub fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let dir = match Dir::open(path) {
             Ok(dir) => dir,
             Err(error) if error.is_absent() => return Ok(None),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
         if !mounts::is_cgroup(&dir) {
             return Err(unfit(path, "is not in a cgroup hierarchy"));
@@ -146,13 +107,10 @@ impl Cgroup {
         nearest.is_some_and(|mount| mount.version == mounts::Version::Unified)
     }
 
-    fn make(top: &Dir, base: Option<&str>, job: &str) -> Result<Self, CgroupError> {
+    fn make(top: &Dir, base: Option<&str>, job: &str) -> Result<Self, FileError> {
         // The last job's end may take the base away between our two steps.
         const TRIES: usize = 10;
-        let mut outcome = Err(FileError::Unfit {
-            path: top.path().join(job),
-            what: "cannot be made".to_owned(),
-        });
+        let mut outcome = Err(unfit(&top.path().join(job), "cannot be made"));
         for _ in 0..TRIES {
             let made = |parent: &Dir| parent.create_dir(job, 0o755, (0, 0)).map(|(dir, _)| dir);
             outcome = match base {
@@ -177,9 +135,9 @@ impl Cgroup {
         for (file, most) in CEILINGS {
             if let (Some(dir), Some((controller, _))) = (&above, file.split_once('.')) {
                 // Of version 2: a cgroup has the controllers that the one above it hands on.
-                let _ = write_in(dir, "cgroup.subtree_control", &format!("+{controller}"));
+                let _ = write_at(dir, "cgroup.subtree_control", &format!("+{controller}"));
             }
-            let _ = self.write(file, most);
+            let _ = write_at(&self.dir, file, most);
         }
     }
 
@@ -189,17 +147,17 @@ impl Cgroup {
     }
 
     /// A descriptor of its directory, for [`super::spawn::Spawn::cgroup`].
-    pub fn directory(&self) -> Result<OwnedFd, CgroupError> {
-        Ok(self.dir.listing()?)
+    pub fn directory(&self) -> Result<OwnedFd, FileError> {
+        self.dir.listing()
     }
 
     /// The processes in it, defunct ones not counted; none when it is gone.
-    pub fn procs(&self) -> Result<Vec<i32>, CgroupError> {
-        let text = match self.read("cgroup.procs") {
+    pub fn procs(&self) -> Result<Vec<i32>, FileError> {
+        let text = match read_at(&self.dir, "cgroup.procs", MOST) {
             Err(Errno::ENOENT | Errno::ENODEV) => return Ok(Vec::new()),
-            other => other.map_err(self.fail("read"))?,
+            other => other.map_err(self.fail("read cgroup"))?,
         };
-        Ok(text
+        Ok(String::from_utf8_lossy(&text)
             .lines()
             .filter_map(|line| line.trim().parse().ok())
             .filter(|pid| *pid > 0)
@@ -207,19 +165,19 @@ impl Cgroup {
     }
 
     /// SIGKILL to every process in it; does not wait for their end. Stops early, without error, at the deadline.
-    pub fn kill(&self, deadline: Deadline) -> Result<(), CgroupError> {
-        match self.write("cgroup.kill", "1") {
+    pub fn kill(&self, deadline: Deadline) -> Result<(), FileError> {
+        match write_at(&self.dir, "cgroup.kill", "1") {
             Ok(()) => Ok(()),
             // Before Linux 5.14, and on v1.
             Err(Errno::ENOENT) => self.kill_each(deadline),
             Err(Errno::ENODEV) => Ok(()),
-            Err(errno) => Err(self.fail("kill")(errno)),
+            Err(errno) => Err(self.fail("kill cgroup")(errno)),
         }
     }
 
     /// First all are stopped, round after round until no new one appears (one that is stopped does not fork), then all
     /// are killed.
-    fn kill_each(&self, deadline: Deadline) -> Result<(), CgroupError> {
+    fn kill_each(&self, deadline: Deadline) -> Result<(), FileError> {
         let mut stopped = BTreeSet::new();
         loop {
             let new: Vec<i32> = self
@@ -241,7 +199,7 @@ impl Cgroup {
     }
 
     /// Signals `pid` if it is in this cgroup once we hold it: it cannot be another process then.
-    fn signal(&self, pid: i32, signal: Signal) -> Result<(), CgroupError> {
+    fn signal(&self, pid: i32, signal: Signal) -> Result<(), FileError> {
         if let Some(process) = Process::find(pid)
             && self.procs()?.contains(&pid)
         {
@@ -252,14 +210,14 @@ impl Cgroup {
 
     /// Removes it, and the directory above it if that is ours and this was the last. False when it was gone already;
     /// EBUSY when processes are still in it.
-    pub fn remove(&self) -> Result<bool, CgroupError> {
+    pub fn remove(&self) -> Result<bool, FileError> {
         let (Some(parent), Some(name)) = (self.path().parent(), self.path().file_name()) else {
             return Ok(false);
         };
         let parent = match Dir::open(parent) {
             Ok(parent) => parent,
             Err(error) if error.is_absent() => return Ok(false),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
         // A process killed just now still counts for a moment.
         let patience = Deadline::after_ms(300);
@@ -274,35 +232,14 @@ impl Cgroup {
         Ok(removed)
     }
 
-    fn read(&self, name: &str) -> Result<String, Errno> {
-        let file = open_in(&self.dir, name, OFlag::O_RDONLY)?;
-        let bytes = read_up_to(&file, MOST)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    }
-
-    fn write(&self, name: &str, text: &str) -> Result<(), Errno> {
-        write_in(&self.dir, name, text)
-    }
-
-    fn fail(&self, act: &'static str) -> impl FnOnce(Errno) -> CgroupError {
-        let path = self.path().to_owned();
-        move |errno| CgroupError::Io { act, path, errno }
+    fn fail(&self, act: &'static str) -> impl FnOnce(Errno) -> FileError {
+        FileError::io(act, self.path())
     }
 }
 
-fn open_in(dir: &Dir, name: &str, flags: OFlag) -> Result<OwnedFd, Errno> {
-    let flags = flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-    openat(dir, name, flags, Mode::empty())
-}
-
-fn write_in(dir: &Dir, name: &str, text: &str) -> Result<(), Errno> {
-    let file = open_in(dir, name, OFlag::O_WRONLY)?;
-    nix::unistd::write(&file, text.as_bytes()).map(drop)
-}
-
-fn unfit(path: &Path, what: &'static str) -> CgroupError {
-    let path = path.into();
-    CgroupError::Unfit { path, what }
+fn unfit(path: &Path, what: &str) -> FileError {
+    let (path, what) = (path.into(), what.to_owned());
+    FileError::Unfit { path, what }
 }
 
 /// Takes our own directory away when the last job has gone; one in use stays, as the kernel sees to it.

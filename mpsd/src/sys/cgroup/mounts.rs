@@ -1,7 +1,7 @@
 //! Where the cgroup hierarchies are mounted.
 
+use crate::sys::descriptors::read_at;
 use crate::sys::files::{Dir, FileError};
-use crate::sys::process::read_at;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;

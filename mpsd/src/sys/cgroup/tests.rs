@@ -101,7 +101,7 @@ const BOMB: &str =
 #[test]
 fn a_fork_bomb_ends_by_the_file_and_one_by_one() {
     let _alone = alone();
-    type Killer = fn(&Cgroup) -> Result<(), CgroupError>;
+    type Killer = fn(&Cgroup) -> Result<(), FileError>;
     for Kept(cgroup) in &everywhere("bomb") {
         for kill in [(|c| c.kill(soon())) as Killer, |c| c.kill_each(soon())] {
             let mut child = start(cgroup, BOMB, true);
@@ -201,5 +201,5 @@ fn what_can_be_bounded_is() {
     let has = |base: &&&str| Path::new(base).join("cgroup.procs").exists();
     let base = Path::new(pids.iter().find(has).expect("a hierarchy for pids"));
     let cgroup = Kept(Cgroup::make(&Dir::open(base).unwrap(), Some(BASE), "bounded").unwrap());
-    assert_eq!(cgroup.0.read("pids.max").unwrap(), "4096\n");
+    assert_eq!(read_at(&cgroup.0.dir, "pids.max", 64).unwrap(), b"4096\n");
 }

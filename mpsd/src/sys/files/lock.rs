@@ -10,27 +10,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Why a lock was not had.
-#[derive(Debug, thiserror::Error)]
-pub enum LockError {
-    /// Another holds it until after the deadline. Undetermined, never a fault: the holder may be a user's doing.
-    #[error("'{path}' is still locked by another process")]
-    Deadline {
-        /// The file.
-        path: PathBuf,
-    },
-    /// flock(2) failed, on a file system without locks for one.
-    #[error("cannot lock '{path}': {errno}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        errno: Errno,
-    },
-    /// The file itself could not be opened.
-    #[error(transparent)]
-    File(#[from] FileError),
-}
+/// What flock(2) is said to have failed to do, on a file system without locks for one.
+pub const LOCK: &str = "lock";
 
 /// An exclusive lock; dropped, it is free.
 #[derive(Debug)]
@@ -51,24 +32,22 @@ impl Drop for FileLock {
 impl Dir {
     /// Takes the exclusive lock of the file `name`, made with mode 0600 if absent. A holder may remove the file
     /// while it holds it: whoever waited then takes the next file of that name.
-    pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, LockError> {
+    ///
+    /// # Errors
+    /// A bound when another holds it until after the deadline, which is never a fault: the holder may be a user's doing.
+    pub fn lock(&self, name: impl AsRef<OsStr>, deadline: Deadline) -> Result<FileLock, FileError> {
         let (c_name, path) = self.entry(name.as_ref())?;
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let mode = Mode::from_bits_truncate(0o600);
         loop {
-            let file = openat(
-                &self.fd,
-                c_name.as_c_str(),
-                flags,
-                Mode::from_bits_truncate(0o600),
-            )
-            .map_err(FileError::io("open", &path))?;
+            let file = openat(&self.fd, c_name.as_c_str(), flags, mode);
+            let file = file.map_err(FileError::io("open", &path))?;
             let held = fstat(&file).map_err(FileError::io("look at", &path))?;
             if SFlag::from_bits_truncate(held.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
                 return Err(FileError::Unfit {
                     what: self.kind_of(&c_name),
                     path,
-                }
-                .into());
+                });
             }
             let locked = acquire(file, &path, deadline)?;
             let named = self.status_of(name.as_ref())?;
@@ -76,7 +55,7 @@ impl Dir {
                 return Ok(locked);
             }
             if deadline.expired() {
-                return Err(LockError::Deadline { path });
+                return Err(late(path));
             }
         }
     }
@@ -93,24 +72,24 @@ impl Dir {
     }
 }
 
+fn late(path: PathBuf) -> FileError {
+    let what = "is still locked by another process".to_owned();
+    FileError::Bound { path, what }
+}
+
 /// Takes the exclusive lock of an open file; `path` is for messages. Tries again after 1, 2, 4 … 20 ms: flock(2)
 /// itself can only wait for ever.
-fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, LockError> {
+fn acquire(file: OwnedFd, path: &Path, deadline: Deadline) -> Result<FileLock, FileError> {
     let mut file = file;
     let mut pause = Duration::from_millis(1);
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(FileLock { lock: Some(lock) }),
             Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => file = back,
-            Err((_, errno)) => {
-                return Err(LockError::Io {
-                    path: path.into(),
-                    errno,
-                });
-            }
+            Err((_, errno)) => return Err(FileError::io(LOCK, path)(errno)),
         }
         if !deadline.sleep(pause) {
-            return Err(LockError::Deadline { path: path.into() });
+            return Err(late(path.into()));
         }
         pause = (pause * 2).min(Duration::from_millis(20));
     }

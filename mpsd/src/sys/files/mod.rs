@@ -10,12 +10,12 @@ use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 mod lock;
 mod remove;
-pub use lock::LockError;
+pub use lock::LOCK;
 pub use remove::Bounds;
 
 /// An open directory; holds it (not its name), needs no permission to list it.
@@ -131,23 +131,27 @@ impl Dir {
 
     /// Names in this directory, at most `max`; more is an error. No order.
     pub fn names(&self, max: usize) -> Result<Vec<OsString>, FileError> {
+        let names = self.batch(max.saturating_add(1))?;
+        if names.len() > max {
+            let what = format!("has more than {max} entries");
+            let path = self.path.clone();
+            return Err(FileError::Bound { path, what });
+        }
+        let names = names.into_iter().map(CString::into_bytes);
+        Ok(names.map(OsString::from_vec).collect())
+    }
+
+    /// The first names in this directory, about `most`, or all. No order.
+    fn batch(&self, most: usize) -> Result<Vec<CString>, FileError> {
         let fail = || FileError::io("list", &self.path);
         let mut listing = nix::dir::Dir::from_fd(self.listing()?).map_err(fail())?;
         let mut names = Vec::new();
-        for entry in listing.iter() {
+        // Two are the directory itself and the one above.
+        for entry in listing.iter().take(most.saturating_add(2)) {
             let entry = entry.map_err(fail())?;
-            let name = OsStr::from_bytes(entry.file_name().to_bytes());
-            if name == "." || name == ".." {
-                continue;
+            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                names.push(entry.file_name().to_owned());
             }
-            if names.len() >= max {
-                let what = format!("has more than {max} entries");
-                return Err(FileError::Bound {
-                    path: self.path.clone(),
-                    what,
-                });
-            }
-            names.push(name.to_owned());
         }
         Ok(names)
     }
@@ -190,18 +194,17 @@ impl Dir {
 
     /// Removes a file, a symbolic link, a socket; false when there was none.
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
-        let (name, path) = self.entry(name.as_ref())?;
-        match unlinkat(&self.fd, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
-            Ok(()) => Ok(true),
-            Err(Errno::ENOENT) => Ok(false),
-            Err(errno) => Err(FileError::io("remove", path)(errno)),
-        }
+        self.unlink(name.as_ref(), UnlinkatFlags::NoRemoveDir)
     }
 
     /// Removes a directory that is empty; false when there was none.
     pub fn remove_empty_dir(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
-        let (name, path) = self.entry(name.as_ref())?;
-        match unlinkat(&self.fd, name.as_c_str(), UnlinkatFlags::RemoveDir) {
+        self.unlink(name.as_ref(), UnlinkatFlags::RemoveDir)
+    }
+
+    fn unlink(&self, name: &OsStr, what: UnlinkatFlags) -> Result<bool, FileError> {
+        let (name, path) = self.entry(name)?;
+        match unlinkat(&self.fd, name.as_c_str(), what) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(FileError::io("remove", path)(errno)),

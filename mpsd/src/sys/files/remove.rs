@@ -5,7 +5,7 @@
 //! owner before it is listed, so that nothing can be added to it behind our back. A file system that somebody mounted in the
 //! tree is not entered but detached, and what lies below it is removed.
 
-use super::{Dir, FileError};
+use super::{Dir, FileError, HOLD};
 use crate::sys::deadline::Deadline;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, renameat};
@@ -18,6 +18,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Names read at a time: a directory that never ends does not fill our memory.
+const BATCH: usize = 4096;
 /// How long an entry that is busy and no mount is left alone before the next try.
 const BUSY: Duration = Duration::from_millis(5);
 
@@ -41,9 +43,8 @@ impl Dir {
             moved: 0,
             bounds,
         };
-        match removal.entry(self, &name)? {
-            Fate::Gone => return Ok(removal.removed),
-            Fate::Full => {}
+        if matches!(removal.entry(self, &name)?, Fate::Gone) {
+            return Ok(removal.removed);
         }
         let mount = mount_of(&self.as_fd())?;
         let top = removal.enter(self, &name, mount)?;
@@ -121,9 +122,8 @@ impl Removal {
     fn enter(&mut self, parent: &Dir, name: &CStr, mount: u64) -> Result<Dir, FileError> {
         loop {
             let path = path_of(parent, name);
-            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-            let fd =
-                openat(parent.as_fd(), name, flags, Mode::empty()).map_err(FileError::io("open", &path))?;
+            let fd = openat(parent.as_fd(), name, HOLD, Mode::empty());
+            let fd = fd.map_err(FileError::io("open", &path))?;
             // Before anything that would ask the file system itself.
             if mount_of(&fd)? == mount {
                 seize(&fd);
@@ -163,7 +163,7 @@ impl Removal {
     /// Empties `top`: each directory in it is emptied in turn, what is not empty below it moving up to `top`.
     fn empty(&mut self, top: &Dir, mount: u64) -> Result<(), FileError> {
         loop {
-            let names = self.names(top)?;
+            let names = top.batch(BATCH)?;
             if names.is_empty() {
                 return Ok(());
             }
@@ -174,7 +174,7 @@ impl Removal {
                 let Some(below) = still_there(self.enter(top, name, mount))? else {
                     continue;
                 };
-                for inner in &self.names(&below)? {
+                for inner in &below.batch(BATCH)? {
                     if matches!(self.entry(&below, inner)?, Fate::Full) {
                         self.move_up(&below, inner, top)?;
                     }
@@ -197,24 +197,6 @@ impl Removal {
                 Err(errno) => return Err(FileError::io("move", path_of(from, name))(errno)),
             }
         }
-    }
-
-    /// A batch of names: a directory that never ends does not fill our memory.
-    fn names(&self, dir: &Dir) -> Result<Vec<CString>, FileError> {
-        const BATCH: usize = 4096;
-        let fail = || FileError::io("list", dir.path());
-        let mut listing = nix::dir::Dir::from_fd(dir.listing()?).map_err(fail())?;
-        let mut names = Vec::new();
-        for entry in listing.iter() {
-            let entry = entry.map_err(fail())?;
-            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                names.push(entry.file_name().to_owned());
-            }
-            if names.len() == BATCH {
-                break;
-            }
-        }
-        Ok(names)
     }
 
     fn check(&self, at: &Dir) -> Result<(), FileError> {

@@ -11,7 +11,7 @@ use super::deadline::Deadline;
 use super::descriptors;
 use super::priority;
 use super::raw::{self, Exit};
-use super::signals::{Signals, default_action};
+use super::signals::Signals;
 use super::spawn::Child;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -26,63 +26,36 @@ pub const FAULT: u8 = 2;
 /// Time left to a process after SIGKILL. Longer is state D, which no waiting ends.
 const AFTER_KILL: Duration = Duration::from_secs(1);
 
-/// What became of a guarded worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guarded {
-    /// It returned this code.
-    Returned(u8),
+/// What became of a guarded worker that did not return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Lost {
     /// A signal ended it.
+    #[error("the worker was ended by signal {0}")]
     Died(i32),
-    /// It was still at work at the deadline and was killed; false if it survived SIGKILL.
-    Deadline {
-        /// Whether it is gone.
-        gone: bool,
-    },
+    /// It was still at work at the deadline.
+    #[error("the worker was killed at the deadline")]
+    Late,
+    /// The same, and it survived SIGKILL.
+    #[error("the worker hangs in the kernel (state D) after SIGKILL")]
+    Hangs,
     /// It could not be started: no process, no memory.
+    #[error("no process to be had for the worker: {0}")]
     NotStarted(Errno),
-}
-
-impl Guarded {
-    /// The exit code: the worker's own, or 2.
-    pub fn code(self) -> u8 {
-        if let Self::Returned(code) = self {
-            code
-        } else {
-            FAULT
-        }
-    }
-}
-
-impl std::fmt::Display for Guarded {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Returned(code) => write!(f, "the worker returned {code}"),
-            Self::Died(signal) => write!(f, "the worker was ended by signal {signal}"),
-            Self::Deadline { gone: true } => write!(f, "the worker was killed at the deadline"),
-            Self::Deadline { gone: false } => {
-                write!(f, "the worker hangs in the kernel (state D) after SIGKILL")
-            }
-            Self::NotStarted(errno) => write!(f, "no process to be had for the worker: {errno}"),
-        }
-    }
 }
 
 /// Runs `worker` in a child and answers whatever becomes of it; a panic counts as code 2. SIGTERM, SIGINT and SIGHUP
 /// go on to the worker (SIGHUP only where it was not ignored), which decides; if we ourselves are killed, so is it.
 ///
 /// The worker keeps our descriptors, session and standard streams. Call it before anything else is set up.
-pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Guarded {
-    let signals = match Signals::block(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]) {
-        Ok(signals) => signals,
-        Err(errno) => return Guarded::NotStarted(errno),
-    };
+pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Lost> {
+    let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+    let signals = Signals::block(&signals).map_err(Lost::NotStarted)?;
     // Inherited as ignored, it would lose every child's end, ours and the worker's.
-    let _ = default_action(&[Signal::SIGCHLD]);
+    let _ = raw::default_action(Signal::SIGCHLD);
     let parent = nix::unistd::getpid();
-    let mut child = match raw::fork() {
-        Err(errno) => return Guarded::NotStarted(errno),
-        Ok(Some(pid)) => Child::adopt_as_ours(pid),
-        Ok(None) => {
+    let mut child = match raw::fork().map_err(Lost::NotStarted)? {
+        Some(pid) => Child::adopt_as_ours(pid),
+        None => {
             signals.restore();
             let tied = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
             if tied.is_err() || nix::unistd::getppid() != parent {
@@ -93,21 +66,21 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Guarded {
         }
     };
     match watch(&mut child, &signals, deadline) {
-        Some(Exit::Code(code)) => Guarded::Returned(code),
-        Some(Exit::Signal(signal)) => Guarded::Died(signal),
-        None => Guarded::Deadline {
-            gone: child.kill(Deadline::after(AFTER_KILL)).is_some(),
-        },
+        Some(Exit::Code(code)) => Ok(code),
+        Some(Exit::Signal(signal)) => Err(Lost::Died(signal)),
+        None => Err(match child.kill(Deadline::after(AFTER_KILL)) {
+            Some(_) => Lost::Late,
+            None => Lost::Hangs,
+        }),
     }
 }
 
 /// [`guarded`] as an exit code; what was not the worker's own decision is said in one line on standard error.
 pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u8) -> u8 {
-    let outcome = guarded(deadline, worker);
-    if !matches!(outcome, Guarded::Returned(_)) {
-        raw::complain(format!("{program}: {outcome}\n").as_bytes());
-    }
-    outcome.code()
+    guarded(deadline, worker).unwrap_or_else(|lost| {
+        raw::complain(format!("{program}: {lost}\n").as_bytes());
+        FAULT
+    })
 }
 
 /// Waits for the worker, passing signals on.
@@ -120,10 +93,9 @@ fn watch(child: &mut Child, signals: &Signals, deadline: Deadline) -> Option<Exi
             return None;
         }
         // Without pidfds (before Linux 5.3) its end is looked for every few milliseconds.
-        let turn = if child.pidfd().is_some() {
-            deadline
-        } else {
-            deadline.within(Duration::from_millis(5))
+        let turn = match child.pidfd() {
+            Some(_) => deadline,
+            None => deadline.within(Duration::from_millis(5)),
         };
         let mut watched = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         watched.extend(child.pidfd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));

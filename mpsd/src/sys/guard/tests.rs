@@ -27,8 +27,8 @@ pub(super) fn raise(signal: Signal) -> u8 {
 #[test]
 fn every_end_of_a_worker_becomes_a_code() {
     let _alone = alone();
-    assert_eq!(guarded(soon(), || 0), Guarded::Returned(0));
-    assert_eq!(guarded(soon(), || 1), Guarded::Returned(1));
+    assert_eq!(guarded(soon(), || 0), Ok(0));
+    assert_eq!(guarded(soon(), || 1), Ok(1));
     for signal in [
         Signal::SIGKILL,
         Signal::SIGSEGV,
@@ -37,18 +37,15 @@ fn every_end_of_a_worker_becomes_a_code() {
         Signal::SIGHUP,
     ] {
         let outcome = guarded(soon(), || raise(signal));
-        assert_eq!((outcome, outcome.code()), (Guarded::Died(signal as i32), FAULT));
+        assert_eq!(outcome, Err(Lost::Died(signal as i32)));
     }
-    assert_eq!(
-        guarded(soon(), quietly(|| panic!("worker"))),
-        Guarded::Returned(FAULT)
-    );
+    assert_eq!(guarded(soon(), quietly(|| panic!("worker"))), Ok(FAULT));
     let hook = || {
         let _ = descriptors::all_to_null();
         install_panic_exit("test", FAULT);
         panic!("worker")
     };
-    assert_eq!(guarded(soon(), hook), Guarded::Returned(FAULT));
+    assert_eq!(guarded(soon(), hook), Ok(FAULT));
 }
 
 #[test]
@@ -60,17 +57,14 @@ fn a_worker_past_its_time_or_stopped_is_killed() {
         }
     };
     let began = Instant::now();
-    assert_eq!(
-        guarded(Deadline::after_ms(100), forever),
-        Guarded::Deadline { gone: true }
-    );
+    assert_eq!(guarded(Deadline::after_ms(100), forever), Err(Lost::Late));
     assert_eq!(
         guarded(Deadline::after_ms(100), || raise(Signal::SIGSTOP)),
-        Guarded::Deadline { gone: true }
+        Err(Lost::Late)
     );
     // Deaf to everything but SIGKILL.
     let deaf = || {
-        let _ = crate::sys::signals::ignore(&[Signal::SIGTERM, Signal::SIGINT]);
+        raw::tests::ignore(&[Signal::SIGTERM, Signal::SIGINT]);
         forever()
     };
     assert_eq!(run_guarded("test", Deadline::after_ms(100), deaf), FAULT);
@@ -86,7 +80,7 @@ fn guard_in_child(worker: impl FnOnce() -> u8) -> (Child, i32) {
                 let _ = nix::unistd::write(&tell, &nix::unistd::getpid().as_raw().to_ne_bytes());
                 worker()
             });
-            raw::exit_now(code.code())
+            raw::exit_now(code.unwrap_or(FAULT))
         }
         Some(pid) => pid,
     };
@@ -102,8 +96,8 @@ fn children_are_counted_though_the_caller_ignored_them() {
     // In a child, since the action is the whole program's.
     let pid = match raw::fork().unwrap() {
         None => {
-            let _ = crate::sys::signals::ignore(&[Signal::SIGCHLD]);
-            raw::exit_now(guarded(soon(), || 1).code())
+            raw::tests::ignore(&[Signal::SIGCHLD]);
+            raw::exit_now(guarded(soon(), || 1).unwrap_or(FAULT))
         }
         Some(pid) => pid,
     };

@@ -2,9 +2,10 @@
 //! used again is never taken for the process that had it.
 
 use super::deadline::Deadline;
-use super::{descriptors, raw};
+use super::descriptors::{self, read_at, write_at};
+use super::raw;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat};
+use nix::fcntl::{OFlag, open};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
@@ -137,25 +138,8 @@ impl Process {
 
     /// Writes a file of its `/proc` directory.
     pub(super) fn write(&self, file: &str, text: &str) -> Result<(), Errno> {
-        let file = openat(
-            &self.directory,
-            file,
-            OFlag::O_WRONLY | OFlag::O_CLOEXEC,
-            Mode::empty(),
-        )?;
-        nix::unistd::write(&file, text.as_bytes()).map(drop)
+        write_at(&self.directory, file, text)
     }
-}
-
-/// Up to `cap` bytes of a file of `/proc`.
-pub(super) fn read_at(directory: impl AsFd, file: &str, cap: usize) -> Result<Vec<u8>, Errno> {
-    let fd = openat(
-        directory,
-        file,
-        OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW,
-        Mode::empty(),
-    )?;
-    descriptors::read_up_to(&fd, cap)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! All processes at one glance.
 
 use super::stat::parse_uids;
-use super::{Stat, Uids, read_at};
+use super::{Stat, Uids};
+use crate::sys::descriptors::read_at;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;

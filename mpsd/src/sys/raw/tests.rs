@@ -15,6 +15,14 @@ pub(in crate::sys) fn wait_in_vfork() {
     unsafe { libc::waitpid(pid as i32, &raw mut status, 0) };
 }
 
+/// Ignores signals, as a caller may have done.
+pub(in crate::sys) fn ignore(signals: &[nix::sys::signal::Signal]) {
+    for signal in signals {
+        // SAFETY: the action runs no code of ours.
+        unsafe { libc::signal(*signal as i32, libc::SIG_IGN) };
+    }
+}
+
 /// Ends the calling thread alone, though it is the first of its process.
 pub(in crate::sys) fn end_this_thread() -> ! {
     // SAFETY: takes no pointer; what the thread owns is the forked child's copy, which is never used again.

@@ -23,19 +23,9 @@ pub use exec::Identity;
 pub(super) use run::{Output, listen};
 pub use run::{RunError, Unheard};
 
-/// One of the program's three standard descriptors.
-#[derive(Debug, Default)]
-pub enum Stdio {
-    /// `/dev/null`.
-    #[default]
-    Null,
-    /// This descriptor.
-    Fd(OwnedFd),
-}
-
 /// A program to start: with umask 0077, working directory `/`, signals as new, no descriptors but those named, and no
 /// protection against the out-of-memory killer (slurmd and pbs_mom have one). A field not set: no identity change, no
-/// session of its own, `/dev/null`.
+/// session of its own, `/dev/null` for a standard descriptor.
 #[derive(Debug)]
 pub struct Spawn {
     /// Absolute path; no search path is ever looked at.
@@ -51,11 +41,11 @@ pub struct Spawn {
     /// Directory of the cgroup to enter before exec.
     pub cgroup: Option<OwnedFd>,
     /// Descriptor 0.
-    pub stdin: Stdio,
+    pub stdin: Option<OwnedFd>,
     /// Descriptor 1.
-    pub stdout: Stdio,
+    pub stdout: Option<OwnedFd>,
     /// Descriptor 2.
-    pub stderr: Stdio,
+    pub stderr: Option<OwnedFd>,
     /// Further descriptors, each with its number there (3 or more); all others are closed.
     pub inherit: Vec<(OwnedFd, RawFd)>,
     /// Raise the soft limit of open files to this, or to the hard limit if that is lower; never lowers it.
@@ -86,30 +76,15 @@ enum Why {
     /// The child failed at this step.
     #[error("{0}: {1}")]
     Child(String, Errno),
-    /// The child was not heard of again.
-    #[error("its process {0}")]
-    Lost(Fate),
-}
-
-/// What became of a child that never said that it reached exec.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
     /// It was still at it at the end of its time.
+    #[error("its process was not ready in time")]
     Late,
-    /// It ended.
+    /// It ended without having said that it reached exec.
+    #[error("its process was ended by {0}")]
     Ended(Exit),
     /// It closed its pipe and does not end, SIGKILL or not.
+    #[error("its process hangs")]
     Hangs,
-}
-
-impl std::fmt::Display for Fate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Late => f.write_str("was not ready in time"),
-            Self::Ended(end) => write!(f, "was ended by {end}"),
-            Self::Hangs => f.write_str("hangs"),
-        }
-    }
 }
 
 impl SpawnError {
@@ -117,7 +92,7 @@ impl SpawnError {
     pub fn errno(&self) -> Option<Errno> {
         match self.why {
             Why::Parent(_, errno) | Why::Child(_, errno) => Some(errno),
-            Why::Invalid(_) | Why::Lost(_) => None,
+            Why::Invalid(_) | Why::Late | Why::Ended(_) | Why::Hangs => None,
         }
     }
 }
@@ -132,9 +107,9 @@ impl Spawn {
             identity: None,
             session: false,
             cgroup: None,
-            stdin: Stdio::Null,
-            stdout: Stdio::Null,
-            stderr: Stdio::Null,
+            stdin: None,
+            stdout: None,
+            stderr: None,
             inherit: Vec::new(),
             nofile: None,
             confinement: None,
@@ -153,7 +128,7 @@ impl Spawn {
 
     /// Gives it these bytes to read, and then the end. EAGAIN when they do not fit into a pipe, which holds 4,096 at least.
     pub fn input(&mut self, bytes: &[u8]) -> Result<(), SpawnError> {
-        self.stdin = Stdio::Fd(descriptors::holding(bytes).map_err(self.parent("its input does not fit"))?);
+        self.stdin = Some(descriptors::holding(bytes).map_err(self.parent("its input does not fit"))?);
         Ok(())
     }
 
@@ -167,7 +142,7 @@ impl Spawn {
             // An older kernel, or a v1 hierarchy; or a kernel that kills a child born in a cgroup in which something was
             // killed before (seen on Linux 6.18). Nothing of the program has run: the child enters the cgroup itself.
             Err(SpawnError {
-                why: Why::Parent(..) | Why::Lost(Fate::Ended(_)),
+                why: Why::Parent(..) | Why::Ended(_),
                 ..
             }) => {}
             outcome => return outcome,
@@ -189,10 +164,8 @@ impl Spawn {
         let (report, answer) =
             nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(self.parent("no pipe to be had"))?;
         let wires = exec::Wires {
-            standard: [&self.stdin, &self.stdout, &self.stderr].map(|one| match one {
-                Stdio::Null => null.as_raw_fd(),
-                Stdio::Fd(fd) => fd.as_raw_fd(),
-            }),
+            standard: [&self.stdin, &self.stdout, &self.stderr]
+                .map(|one| one.as_ref().unwrap_or(&null).as_raw_fd()),
             inherit: self
                 .inherit
                 .iter()
@@ -217,7 +190,7 @@ impl Spawn {
             Some(_) => Child::adopt(pid),
             None => Child::adopt_as_ours(pid),
         };
-        follow(child, &self.name(), &report, deadline)
+        follow(child, &report, deadline).map_err(|why| self.failed(why))
     }
 
     fn name(&self) -> String {
@@ -287,27 +260,18 @@ fn sorted(mut identity: Identity) -> Identity {
 const REAP: Duration = Duration::from_millis(500);
 
 /// Reads the child's report to its end, which exec makes by closing the pipe: no byte is a child that died on its way.
-fn follow(
-    mut started: Child,
-    program: &str,
-    report: &OwnedFd,
-    deadline: Deadline,
-) -> Result<Child, SpawnError> {
-    let failed = |why| {
-        let program = program.to_owned();
-        SpawnError { program, why }
-    };
+fn follow(mut started: Child, report: &OwnedFd, deadline: Deadline) -> Result<Child, Why> {
     let Some(words) = read_report(report, deadline) else {
         started.kill(Deadline::after(REAP));
-        return Err(failed(Why::Lost(Fate::Late)));
+        return Err(Why::Late);
     };
     if let Some((step, errno)) = exec::failure(&words) {
         started.wait(Deadline::after(REAP));
-        return Err(failed(Why::Child(step, errno)));
+        return Err(Why::Child(step, errno));
     }
     if words.is_empty() {
         let end = started.kill(Deadline::after(REAP));
-        return Err(failed(Why::Lost(end.map_or(Fate::Hangs, Fate::Ended))));
+        return Err(end.map_or(Why::Hangs, Why::Ended));
     }
     started.look();
     Ok(started)

@@ -1,6 +1,6 @@
 //! A program run to its end: a deadline, bounded output, and nothing of it left behind.
 
-use super::{Child, Spawn, SpawnError, Stdio};
+use super::{Child, Spawn, SpawnError};
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::process::{Process, State};
@@ -52,9 +52,10 @@ pub enum RunError {
 }
 
 /// Why a process was killed before it had answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unheard {
     /// It had not ended at the deadline.
+    #[error("did not end within {} ms{}", limit.as_millis(), stays(*survivor))]
     Late {
         /// The time it had been given.
         limit: Duration,
@@ -63,21 +64,14 @@ pub enum Unheard {
     },
     /// It wrote more than so many bytes. No part of such an answer is used: a list that is cut off would say that the rest
     /// does not exist.
+    #[error("wrote more than {0} bytes")]
     TooMuch(usize),
 }
 
-impl std::fmt::Display for Unheard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Late { limit, survivor } => {
-                write!(f, "did not end within {} ms", limit.as_millis())?;
-                survivor.map_or(Ok(()), |pid| {
-                    write!(f, ", and SIGKILL does not end its process {pid}")
-                })
-            }
-            Self::TooMuch(most) => write!(f, "wrote more than {most} bytes"),
-        }
-    }
+fn stays(survivor: Option<i32>) -> String {
+    survivor.map_or_else(String::new, |pid| {
+        format!(", and SIGKILL does not end its process {pid}")
+    })
 }
 
 impl Spawn {
@@ -89,8 +83,8 @@ impl Spawn {
         let (mut out, stdout) = Output::pipe().map_err(self.parent("no pipe to be had"))?;
         let (mut err, stderr) = Output::pipe().map_err(self.parent("no pipe to be had"))?;
         self.session = true;
-        self.stdout = Stdio::Fd(stdout);
-        self.stderr = Stdio::Fd(stderr);
+        self.stdout = Some(stdout);
+        self.stderr = Some(stderr);
         self.start_within = self.start_within.min(deadline.remaining());
         let mut child = self.start()?;
         match listen(&mut child, &mut [&mut out, &mut err], deadline, most) {

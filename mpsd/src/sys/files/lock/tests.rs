@@ -1,6 +1,5 @@
-use super::LockError;
 use crate::sys::deadline::Deadline;
-use crate::sys::files::Dir;
+use crate::sys::files::{Dir, FileError};
 use crate::sys::spawn::Child;
 use crate::sys::testing::alone;
 use std::time::Duration;
@@ -29,7 +28,7 @@ fn a_lock_is_waited_for_given_up_on_and_freed_by_its_holders_death() {
     let began = std::time::Instant::now();
     assert!(matches!(
         dir.lock("gpu", Deadline::after_ms(50)),
-        Err(LockError::Deadline { .. })
+        Err(FileError::Bound { .. })
     ));
     assert!((50..2000).contains(&began.elapsed().as_millis()));
     child.kill(deadline).unwrap();
@@ -68,7 +67,10 @@ fn a_link_or_fifo_is_no_lock() {
     nix::unistd::mkfifo(&place.path().join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     for name in ["link", "fifo"] {
         assert!(
-            matches!(dir.lock(name, Deadline::after_ms(50)), Err(LockError::File(_))),
+            matches!(
+                dir.lock(name, Deadline::after_ms(50)),
+                Err(FileError::Unfit { .. } | FileError::Io { act: "open", .. })
+            ),
             "{name}"
         );
     }
