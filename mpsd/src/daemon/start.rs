@@ -145,7 +145,9 @@ fn spawn_control(spec: &Spec, daemon: &Daemon, log: File) -> Result<Child, Strin
     program.args = vec!["-f".into()];
     program.stderr = Some(log.try_clone().map_err(|e| e.to_string())?.into());
     program.stdout = Some(log.into());
-    program.start().map_err(|e| e.to_string())
+    program
+        .start(Deadline::after_ms(spec.start_ms))
+        .map_err(|e| e.to_string())
 }
 
 /// Takes a daemon as far as it will go now; true: look again soon, no event will tell.

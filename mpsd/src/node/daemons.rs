@@ -90,7 +90,7 @@ impl Daemons for RealNode {
         spawn.inherit.push((theirs, REPORT_FD));
         // A user at the limit of their processes, or a full process table, proves nothing against the node.
         let mut child = spawn
-            .start()
+            .start(Deadline::after_ms(spec.start_ms))
             .map_err(|e| Undetermined::new("the job's daemon", e.to_string()))?;
         let Some(process) = child.id() else {
             child.kill(Deadline::after_ms(KILL_MS));

@@ -52,7 +52,9 @@ pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
     let Ok(spawn) = with_spec(node, journal, &spec, &["--stop"]) else {
         return;
     };
-    let Ok(mut child) = spawn.start() else { return };
+    let Ok(mut child) = spawn.start(deadline) else {
+        return;
+    };
     if child.wait(deadline).is_none() {
         child.kill(Deadline::after_ms(200));
     }

@@ -113,7 +113,9 @@ impl NvmlWorker {
         let mut spawn = Spawn::new(program);
         spawn.args = vec!["--nvml".into(), library.into()];
         spawn.inherit = vec![(theirs, WORKER_FD)];
-        let child = spawn.start().map_err(|e| broken(e.to_string(), e.errno()))?;
+        let child = spawn
+            .start(Deadline::after(limit))
+            .map_err(|e| broken(e.to_string(), e.errno()))?;
         Ok(Self {
             child,
             stream: UnixStream::from(ours),

@@ -1,5 +1,6 @@
 //! What the tests of this layer share.
 
+use super::deadline::Deadline;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -11,3 +12,8 @@ pub(super) fn alone() -> MutexGuard<'static, ()> {
 
 /// A user that owns nothing on any system.
 pub(super) const STRANGER: u32 = 54_321;
+
+/// Time for what a busy machine needs a while for.
+pub(super) fn soon() -> Deadline {
+    Deadline::after_ms(10_000)
+}

@@ -1,11 +1,7 @@
 use super::mounts::Mount;
 use super::*;
 use crate::sys::spawn::{Child, Identity, Spawn};
-use crate::sys::testing::{STRANGER, alone};
-
-fn soon() -> Deadline {
-    Deadline::after_ms(10_000)
-}
+use crate::sys::testing::{STRANGER, alone, soon};
 
 const BASE: &str = "mpsd-unit-test";
 
@@ -48,7 +44,7 @@ fn start(cgroup: &Cgroup, line: &str, user: bool) -> Child {
         gid: STRANGER,
         groups: vec![],
     });
-    spawn.start().unwrap()
+    spawn.start(soon()).unwrap()
 }
 
 /// Waits until no process is in it; false at the deadline.

@@ -1,15 +1,10 @@
 use super::*;
 use crate::sys::Exit;
-use crate::sys::deadline::Deadline;
 use crate::sys::guard::ask;
 
 use crate::sys::spawn::{Identity, Spawn};
-use crate::sys::testing::{STRANGER, alone};
+use crate::sys::testing::{STRANGER, alone, soon};
 use nix::libc;
-
-fn soon() -> Deadline {
-    Deadline::after_ms(10_000)
-}
 
 /// Runs a shell line as the job's user, confined.
 fn confined(line: &str) -> (String, Exit) {

@@ -1,13 +1,9 @@
 use super::*;
 use crate::sys::process::Process;
-use crate::sys::testing::alone;
+use crate::sys::testing::{alone, soon};
 use nix::fcntl::OFlag;
 use std::os::fd::AsFd;
 use std::time::Instant;
-
-pub(super) fn soon() -> Deadline {
-    Deadline::after_ms(10_000)
-}
 
 /// The tests' own panics are expected: no text of them.
 fn quietly(work: impl FnOnce() -> u8) -> impl FnOnce() -> u8 {

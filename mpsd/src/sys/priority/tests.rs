@@ -2,7 +2,7 @@ use super::*;
 use crate::sys::deadline::Deadline;
 use crate::sys::guard::ask;
 use crate::sys::spawn::{Identity, Spawn};
-use crate::sys::testing::{STRANGER, alone};
+use crate::sys::testing::{STRANGER, alone, soon};
 use nix::sched::sched_getaffinity;
 use std::process::Command;
 
@@ -27,7 +27,7 @@ fn of_a_child(identity: Option<Identity>) -> (i32, i32) {
     let mut spawn = Spawn::new("/bin/sleep");
     spawn.args = vec!["20".into()];
     spawn.identity = identity;
-    let mut child = spawn.start().unwrap();
+    let mut child = spawn.start(soon()).unwrap();
     let text = std::fs::read_to_string(format!("/proc/{}/stat", child.pid())).unwrap();
     child.kill(Deadline::after_ms(2_000));
     let (_, fields) = text.rsplit_once(')').unwrap();
@@ -106,7 +106,7 @@ fn a_process_that_its_user_starves_is_ordinary_again() {
         gid: STRANGER,
         groups: Vec::new(),
     });
-    let mut child = spawn.start().unwrap();
+    let mut child = spawn.start(soon()).unwrap();
     let pid = child.pid();
     let all = sched_getaffinity(Pid::from_raw(pid)).unwrap();
     let mut one = CpuSet::new();

@@ -1,6 +1,6 @@
 use super::*;
 use crate::sys::spawn::{Identity, Spawn};
-use crate::sys::testing::{STRANGER, alone};
+use crate::sys::testing::{STRANGER, alone, soon};
 
 fn sleeper() -> crate::sys::spawn::Child {
     let mut spawn = Spawn::new("/bin/sleep");
@@ -11,7 +11,7 @@ fn sleeper() -> crate::sys::spawn::Child {
         gid: STRANGER,
         groups: vec![],
     });
-    spawn.start().unwrap()
+    spawn.start(soon()).unwrap()
 }
 
 #[test]

@@ -52,8 +52,6 @@ pub struct Spawn {
     pub nofile: Option<u64>,
     /// What it, and all that it starts, may do no more.
     pub confinement: Option<Confinement>,
-    /// Time for everything up to exec: a program on a dead network file system would block us for ever.
-    pub start_within: Duration,
 }
 
 /// A program that was not started; nothing of it has run.
@@ -113,7 +111,6 @@ impl Spawn {
             inherit: Vec::new(),
             nofile: None,
             confinement: None,
-            start_within: Duration::from_secs(10),
         }
     }
 
@@ -132,13 +129,14 @@ impl Spawn {
         Ok(())
     }
 
-    /// Starts it; returns after exec has succeeded.
-    pub fn start(self) -> Result<Child, SpawnError> {
+    /// Starts it; returns after exec has succeeded, or kills it at the deadline: a program on a dead network file system
+    /// never starts, and a child that has its identity already can be stopped by its user before exec.
+    pub fn start(self, deadline: Deadline) -> Result<Child, SpawnError> {
         let plan = self.prepare().map_err(|what| self.failed(Why::Invalid(what)))?;
         let Some(directory) = &self.cgroup else {
-            return self.attempt(&plan, None, raw::fork);
+            return self.attempt(&plan, None, raw::fork, deadline);
         };
-        match self.attempt(&plan, None, || raw::fork_into(directory.as_fd())) {
+        match self.attempt(&plan, None, || raw::fork_into(directory.as_fd()), deadline) {
             // An older kernel, or a v1 hierarchy; or a kernel that kills a child born in a cgroup in which something was
             // killed before (seen on Linux 6.18). Nothing of the program has run: the child enters the cgroup itself.
             Err(SpawnError {
@@ -150,7 +148,7 @@ impl Spawn {
         let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         let procs = openat(directory, "cgroup.procs", flags, Mode::empty())
             .map_err(self.parent("its cgroup does not open"))?;
-        self.attempt(&plan, Some(&procs), raw::fork)
+        self.attempt(&plan, Some(&procs), raw::fork, deadline)
     }
 
     /// One start by one kind of fork; the child enters the cgroup by `procs` where there is one.
@@ -159,6 +157,7 @@ impl Spawn {
         plan: &exec::Plan,
         procs: Option<&OwnedFd>,
         fork: impl FnOnce() -> Result<Option<i32>, Errno>,
+        deadline: Deadline,
     ) -> Result<Child, SpawnError> {
         let null = descriptors::null().map_err(self.parent("'/dev/null' does not open"))?;
         let (report, answer) =
@@ -185,7 +184,6 @@ impl Spawn {
         raw::restore_mask(&mask);
         let pid = forked.map_err(self.parent("no process to be had (fork)"))?;
         drop(answer);
-        let deadline = Deadline::after(self.start_within);
         let child = match self.identity {
             Some(_) => Child::adopt(pid),
             None => Child::adopt_as_ours(pid),

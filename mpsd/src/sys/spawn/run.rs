@@ -85,8 +85,7 @@ impl Spawn {
         self.session = true;
         self.stdout = Some(stdout);
         self.stderr = Some(stderr);
-        self.start_within = self.start_within.min(deadline.remaining());
-        let mut child = self.start()?;
+        let mut child = self.start(deadline)?;
         match listen(&mut child, &mut [&mut out, &mut err], deadline, most) {
             Ok(exit) => Ok(Ended {
                 exit,

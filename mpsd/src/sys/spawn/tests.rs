@@ -2,13 +2,10 @@ use super::run::Ended;
 use super::*;
 use crate::sys::process::Process;
 use crate::sys::raw::Exit;
-use crate::sys::testing::{STRANGER, alone};
+use crate::sys::testing::{STRANGER, alone, soon};
 use nix::sys::signal::Signal;
 use std::io::Read;
-
-fn soon() -> Deadline {
-    Deadline::after_ms(10_000)
-}
+use std::time::Instant;
 
 /// Runs a shell line (a test's convenience, never the product's) and returns its output and end.
 fn shell(line: &str, change: impl FnOnce(&mut Spawn)) -> (String, Exit) {
@@ -17,7 +14,7 @@ fn shell(line: &str, change: impl FnOnce(&mut Spawn)) -> (String, Exit) {
     spawn.args = vec!["-c".into(), line.into()];
     spawn.stdout = Some(write);
     change(&mut spawn);
-    let mut child = spawn.start().unwrap();
+    let mut child = spawn.start(soon()).unwrap();
     let mut text = String::new();
     std::fs::File::from(read).read_to_string(&mut text).unwrap();
     (text, child.wait(soon()).unwrap())
@@ -54,15 +51,15 @@ fn the_ways_to_end_differ() {
         Exit::Signal(40),
         "a real-time signal has no name in nix"
     );
-    let missing = Spawn::new("/nowhere/program").start().unwrap_err();
+    let missing = Spawn::new("/nowhere/program").start(soon()).unwrap_err();
     assert_eq!(missing.errno(), Some(Errno::ENOENT));
     assert_eq!(
         missing.to_string(),
         "cannot start '/nowhere/program': it cannot be executed: ENOENT: No such file or directory"
     );
-    let directory = Spawn::new("/etc").start().unwrap_err();
+    let directory = Spawn::new("/etc").start(soon()).unwrap_err();
     assert_eq!(directory.errno(), Some(Errno::EACCES));
-    let invalid = |spawn: Spawn| matches!(spawn.start().unwrap_err().why, Why::Invalid(_));
+    let invalid = |spawn: Spawn| matches!(spawn.start(soon()).unwrap_err().why, Why::Invalid(_));
     assert!(invalid(Spawn::new("sh")));
     let mut bad = Spawn::new("/bin/sh");
     bad.env = vec![("A=B".into(), "x".into())];
@@ -186,13 +183,13 @@ fn a_user_with_too_many_processes_is_named_as_the_cause() {
         let mut sleeper = Spawn::new("/bin/sleep");
         sleeper.args = vec!["60".into()];
         sleeper.identity = identity();
-        sleeper.start().unwrap()
+        sleeper.start(soon()).unwrap()
     };
     let sleepers = [sleeper(), sleeper()];
     nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NPROC, 1, hard).unwrap();
     let mut second = Spawn::new("/bin/true");
     second.identity = identity();
-    let refused = second.start();
+    let refused = second.start(soon());
     nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NPROC, limit, hard).unwrap();
     for mut sleeper in sleepers {
         sleeper.kill(soon());
@@ -227,7 +224,7 @@ fn a_child_that_cannot_be_ready_in_time_is_given_up() {
 #[test]
 fn dropping_an_ended_child_leaves_no_zombie() {
     let _alone = alone();
-    let child = Spawn::new("/bin/true").start().unwrap();
+    let child = Spawn::new("/bin/true").start(soon()).unwrap();
     let id = child.id().unwrap();
     assert!(id.open().unwrap().wait_gone(soon()));
     assert!(id.open().is_some(), "defunct until reaped");
@@ -346,4 +343,34 @@ fn a_program_that_somebody_else_could_have_put_there_is_not_started() {
 fn what_does_not_fit_into_a_pipe_is_not_cut() {
     let error = Spawn::new("/bin/cat").input(&vec![0; 1 << 21]).unwrap_err();
     assert_eq!(error.errno(), Some(Errno::EAGAIN));
+}
+
+#[test]
+fn a_child_that_its_user_stops_before_exec_is_given_up_at_the_deadline() {
+    let _alone = alone();
+    let line = "while :; do kill -STOP -1; done 2>/dev/null";
+    let mut stopper = Spawn::new("/bin/sh");
+    stopper.args = vec!["-c".into(), line.into()];
+    stopper.identity = stranger(&[]);
+    let mut stopper = stopper.start(soon()).unwrap();
+    let limit = Duration::from_millis(300);
+    let mut given_up = 0;
+    let begin = Instant::now();
+    while given_up < 3 && begin.elapsed() < Duration::from_secs(40) {
+        let mut program = Spawn::new("/bin/true");
+        program.identity = stranger(&[]);
+        let start = Instant::now();
+        let outcome = program.start(Deadline::after(limit));
+        assert!(
+            start.elapsed() < limit + REAP + Duration::from_secs(2),
+            "{:?}",
+            start.elapsed()
+        );
+        match outcome {
+            Ok(mut child) => drop(child.kill(soon())),
+            Err(error) => given_up += u32::from(error.to_string().ends_with("was not ready in time")),
+        }
+    }
+    stopper.kill(soon());
+    assert_eq!(given_up, 3, "none was stopped in time to tell");
 }

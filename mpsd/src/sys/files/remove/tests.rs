@@ -1,5 +1,5 @@
 use super::*;
-use crate::sys::testing::{STRANGER, alone};
+use crate::sys::testing::{STRANGER, alone, soon};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 
@@ -151,7 +151,7 @@ fn a_hostile_owner_does_not_win_the_race() {
             gid: STRANGER,
             groups: vec![],
         });
-        let mut racer = spawn.start().unwrap();
+        let mut racer = spawn.start(soon()).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20 + 17 * round));
         let removed = dir.remove_tree("job", bounds());
         // Its own short-lived children go with the session's leader's group.

@@ -1,8 +1,8 @@
 use super::*;
 use crate::sys::guard::FAULT;
-use crate::sys::guard::tests::{raise, soon};
+use crate::sys::guard::tests::raise;
 use crate::sys::process::{Process, ProcessTable};
-use crate::sys::testing::alone;
+use crate::sys::testing::{alone, soon};
 use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,7 @@ fn what_a_question_has_started_ends_with_it() {
             ..crate::sys::spawn::Spawn::new("/bin/sleep")
         };
         sleeper
-            .start()
+            .start(soon())
             .map_or(Vec::new(), |child| child.pid().to_ne_bytes().to_vec())
     });
     let pid = i32::from_ne_bytes(answer.unwrap().try_into().unwrap());
