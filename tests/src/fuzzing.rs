@@ -38,7 +38,7 @@ fn harmless(message: &str) {
 
 /// The request, from an account and from OpenPBS's resource: what is accepted prints as what is accepted again.
 pub fn request(bytes: &[u8]) {
-    match Request::from_account_bytes(bytes) {
+    match Request::from_account(bytes) {
         Err(refusal) => harmless(&refusal.to_string()),
         Ok(None) => {}
         Ok(Some(request)) => {

@@ -1,7 +1,5 @@
 //! What can go wrong has three names, three types, and never a fourth.
 
-use std::fmt;
-
 /// Exit code of a refusal: PBS aborts the job, Slurm's plugin refuses the step.
 pub const EXIT_REFUSED: u8 = 1;
 /// Exit code of a fault and of what stays undetermined: the job is requeued.
@@ -142,7 +140,8 @@ impl Failure {
 }
 
 /// The name of a failure alone, for records and logs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
+#[display(rename_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
 pub enum FailureKind {
     /// See [`Refusal`].
@@ -151,16 +150,6 @@ pub enum FailureKind {
     Fault,
     /// See [`Undetermined`].
     Undetermined,
-}
-
-impl fmt::Display for FailureKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Refusal => "refusal",
-            Self::Fault => "fault",
-            Self::Undetermined => "undetermined",
-        })
-    }
 }
 
 #[cfg(test)]

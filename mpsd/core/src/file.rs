@@ -43,6 +43,12 @@ impl FileError {
         move |errno| Self::Io { act, path, errno }
     }
 
+    /// `path` is not what or whose it has to be: `what`.
+    pub fn unfit(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+        let (path, what) = (path.into(), what.into());
+        Self::Unfit { path, what }
+    }
+
     /// The kernel's word, where it gave one.
     pub fn errno(&self) -> Option<Errno> {
         if let Self::Io { errno, .. } = self {
@@ -75,10 +81,7 @@ pub fn read_regular(file: &OwnedFd, path: &Path, max: usize) -> Result<Vec<u8>, 
     let status = fstat(file).map_err(FileError::io("look at", path))?;
     if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
         let what = format!("is {}, not a regular file", kind(&status));
-        return Err(FileError::Unfit {
-            path: path.into(),
-            what,
-        });
+        return Err(FileError::unfit(path, what));
     }
     let mut bytes = Vec::new();
     let mut some = [0u8; 8192];

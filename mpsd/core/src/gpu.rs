@@ -2,10 +2,12 @@
 
 use super::failure::Refusal;
 use super::text::one_line;
-use std::fmt;
+use derive_more::{Display, Into};
 
 /// A full GPU's UUID as NVML prints it (`GPU-200b4359-5562-4e0e-ed46-88b581af6524`). Safe as a file name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, serde::Serialize, serde::Deserialize,
+)]
 #[serde(try_from = "String", into = "String")]
 pub struct GpuUuid(String);
 
@@ -43,12 +45,6 @@ impl GpuUuid {
     }
 }
 
-impl fmt::Display for GpuUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 impl TryFrom<String> for GpuUuid {
     type Error = Refusal;
     fn try_from(raw: String) -> Result<Self, Refusal> {
@@ -56,14 +52,9 @@ impl TryFrom<String> for GpuUuid {
     }
 }
 
-impl From<GpuUuid> for String {
-    fn from(uuid: GpuUuid) -> Self {
-        uuid.0
-    }
-}
-
 /// A GPU's compute mode (`nvidia-smi -c`; `nvmlComputeMode_t`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, serde::Serialize, serde::Deserialize)]
+#[display(rename_all = "SCREAMING_SNAKE_CASE")]
 #[serde(rename_all = "snake_case")]
 pub enum ComputeMode {
     /// Any number of contexts.
@@ -74,17 +65,6 @@ pub enum ComputeMode {
     Prohibited,
     /// One process: with MPS, the server; a client that misses the daemon then fails instead of running outside.
     ExclusiveProcess,
-}
-
-impl fmt::Display for ComputeMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Default => "DEFAULT",
-            Self::ExclusiveThread => "EXCLUSIVE_THREAD",
-            Self::Prohibited => "PROHIBITED",
-            Self::ExclusiveProcess => "EXCLUSIVE_PROCESS",
-        })
-    }
 }
 
 /// One GPU of the node.

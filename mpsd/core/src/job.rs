@@ -2,7 +2,7 @@
 
 use super::failure::Refusal;
 use super::text::one_line;
-use std::fmt;
+use derive_more::{Display, Into};
 
 /// Longest job id that a scheduler of ours writes, with room; longer is no job id. Bytes.
 const LONGEST_ID: usize = 255;
@@ -13,7 +13,8 @@ const LONGEST_NAME: usize = 40;
 const READABLE_PART: usize = 24;
 
 /// The batch system that runs the job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, serde::Serialize, serde::Deserialize)]
+#[display("{}", self.name())]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduler {
     /// Slurm, through the SPANK plugin.
@@ -35,16 +36,12 @@ impl Scheduler {
     }
 }
 
-impl fmt::Display for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A job id as the scheduler wrote it, or `JOB.STEP` for a Slurm step with a daemon of its own.
 ///
 /// Cannot hold a path separator, `..` or a control character.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, serde::Serialize, serde::Deserialize,
+)]
 #[serde(try_from = "String", into = "String")]
 pub struct JobId(String);
 
@@ -115,22 +112,10 @@ impl JobId {
     }
 }
 
-impl fmt::Display for JobId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 impl TryFrom<String> for JobId {
     type Error = Refusal;
     fn try_from(raw: String) -> Result<Self, Refusal> {
         Self::parse(&raw)
-    }
-}
-
-impl From<JobId> for String {
-    fn from(id: JobId) -> Self {
-        id.0
     }
 }
 

@@ -175,7 +175,8 @@ impl fmt::Display for Amount {
 }
 
 /// The client priority hint of `set_default_client_priority`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, derive_more::Display, Serialize, Deserialize)]
+#[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
 pub enum Priority {
     /// 0, the vendor's default.
@@ -206,15 +207,6 @@ impl FromStr for Priority {
             "below-normal" => Ok(Priority::BelowNormal),
             _ => Err(Invalid::new("unknown word", Self::ALLOWED)),
         }
-    }
-}
-
-impl fmt::Display for Priority {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Priority::Normal => "normal",
-            Priority::BelowNormal => "below-normal",
-        })
     }
 }
 
@@ -268,7 +260,7 @@ impl Decimal {
 macro_rules! carried_as_text {
     ($($type:ty),+) => {$(
         impl TryFrom<String> for $type {
-            type Error = $crate::limits::Invalid;
+            type Error = <Self as ::std::str::FromStr>::Err;
             fn try_from(text: String) -> Result<Self, Self::Error> {
                 text.parse()
             }

@@ -6,7 +6,9 @@ use nix::fcntl::{OFlag, open, openat, renameat};
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 /// How far the new file must have come when the call returns.
@@ -55,9 +57,12 @@ pub fn replace_at(
     }
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let private = Mode::S_IRUSR | Mode::S_IWUSR;
-    let file = openat(directory, hidden.as_os_str(), flags, private)?;
+    let mut file = File::from(openat(directory, hidden.as_os_str(), flags, private)?);
+    let errno = |error: io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
     let on_disk = until == Until::OnDisk;
-    let placed = write_all(&file, bytes)
+    let placed = file
+        .write_all(bytes)
+        .map_err(errno)
         .and_then(|()| fchmod(&file, Mode::from_bits_truncate(mode)))
         .and_then(|()| if on_disk { fsync(&file) } else { Ok(()) })
         .and_then(|()| renameat(directory, hidden.as_os_str(), directory, name));
@@ -69,18 +74,6 @@ pub fn replace_at(
     if on_disk {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         return fsync(openat(directory, ".", flags, Mode::empty())?);
-    }
-    Ok(())
-}
-
-fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
-    while !bytes.is_empty() {
-        match nix::unistd::write(file, bytes) {
-            Ok(0) => return Err(Errno::EIO),
-            Ok(put) => bytes = bytes.get(put..).unwrap_or_default(),
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
     }
     Ok(())
 }

@@ -36,12 +36,8 @@ const MAX_LINKS: usize = 40;
 /// long as root owns them. A directory that all may write is trusted only with the sticky bit, as `/tmp`: an entry
 /// of root's stays root's there.
 pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
-    let unfit = |path: &Path, what: &str| FileError::Unfit {
-        path: path.into(),
-        what: what.to_owned(),
-    };
     if !path.is_absolute() {
-        return Err(unfit(path, "is not an absolute path"));
+        return Err(FileError::unfit(path, "is not an absolute path"));
     }
     let mut todo = pending(path);
     let mut way = Vec::from([root()?]);
@@ -49,7 +45,7 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     let mut links = 0;
     while let Some(part) = todo.pop() {
         let Some(parent) = way.last() else {
-            return Err(unfit(path, "leads above '/'"));
+            return Err(FileError::unfit(path, "leads above '/'"));
         };
         if part == ".." {
             if way.len() > 1 {
@@ -65,7 +61,7 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
             SFlag::S_IFLNK => {
                 links += 1;
                 if links > MAX_LINKS {
-                    return Err(unfit(path, "leads through too many symbolic links"));
+                    return Err(FileError::unfit(path, "leads through too many symbolic links"));
                 }
                 if status.st_uid != 0 {
                     return Err(not_roots(&name, &status));
@@ -94,11 +90,14 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
                 } else {
                     "a directory"
                 };
-                return Err(unfit(&name, &format!("is {}, not {wanted}", kind(&status))));
+                return Err(FileError::unfit(
+                    &name,
+                    format!("is {}, not {wanted}", kind(&status)),
+                ));
             }
         }
     }
-    Err(unfit(&here, "is a directory, not a regular file"))
+    Err(FileError::unfit(&here, "is a directory, not a regular file"))
 }
 
 /// The components of a path, last first.
@@ -137,7 +136,7 @@ fn open_last(parent: &OwnedFd, part: &OsString, path: PathBuf) -> Result<Trusted
     let status = check(&file, &path)?;
     if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
         let what = format!("is {}, not a regular file", kind(&status));
-        return Err(FileError::Unfit { path, what });
+        return Err(FileError::unfit(path, what));
     }
     Ok(TrustedFile {
         file,
@@ -160,19 +159,13 @@ fn check(fd: &OwnedFd, path: &Path) -> Result<FileStat, FileError> {
             "may be written by group or others (mode {:04o}): chmod go-w",
             status.st_mode & 0o7777
         );
-        return Err(FileError::Unfit {
-            path: path.into(),
-            what,
-        });
+        return Err(FileError::unfit(path, what));
     }
     Ok(status)
 }
 
 fn not_roots(path: &Path, status: &FileStat) -> FileError {
-    FileError::Unfit {
-        path: path.into(),
-        what: format!("belongs to user {}, not to root", status.st_uid),
-    }
+    FileError::unfit(path, format!("belongs to user {}, not to root", status.st_uid))
 }
 
 #[cfg(test)]

@@ -92,7 +92,7 @@ impl Asking {
             None => None,
         };
         let account = match &submission.account {
-            Some(account) => Request::from_account_bytes(account)?,
+            Some(account) => Request::from_account(account)?,
             None => None,
         };
         let resource = match &submission.resource {

@@ -20,21 +20,12 @@ pub enum Program {
 }
 
 /// The job's user as the scheduler names him; whether he is known on this node is asked later.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 pub enum UserRef {
     /// A login name (PBS).
     Name(String),
     /// A numeric user id (Slurm).
     Uid(u32),
-}
-
-impl fmt::Display for UserRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => f.write_str(name),
-            Self::Uid(uid) => write!(f, "{uid}"),
-        }
-    }
 }
 
 /// What the scheduler said of a job when it called us.

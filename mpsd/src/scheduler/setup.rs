@@ -5,7 +5,6 @@ use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::replace::{Until, replace};
 use mpsd_core::{Failure, Inventory};
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -106,13 +105,16 @@ impl From<Failure> for Stopped {
 }
 
 /// What a check found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 pub enum Finding {
     /// As it should be.
+    #[display("OK    {_0}")]
     Good(String),
     /// It works, and could be better.
+    #[display("WARN  {_0}")]
     Better(String),
     /// It does not work, and what to do.
+    #[display("FAIL  {_0}")]
     Wrong(String),
 }
 
@@ -130,16 +132,6 @@ impl Finding {
             false => Self::Wrong(format!(
                 "'{shown}' is not there, not executable, or others than root may put it there"
             )),
-        }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Good(text) => write!(f, "OK    {text}"),
-            Self::Better(text) => write!(f, "WARN  {text}"),
-            Self::Wrong(text) => write!(f, "FAIL  {text}"),
         }
     }
 }

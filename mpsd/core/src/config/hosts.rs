@@ -2,10 +2,9 @@
 //!
 //! A list is matched against one name and never expanded: `[0-999999]` costs nothing.
 
-use std::fmt;
-
 /// Names of nodes.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Deserialize)]
+#[display("{text}")]
 #[serde(try_from = "String")]
 pub struct HostList {
     text: String,
@@ -89,12 +88,6 @@ impl TryFrom<String> for HostList {
             patterns.push(pattern.ok_or_else(|| format!("'{part}' is no host list; allowed: {allowed}"))?);
         }
         Ok(Self { text, patterns })
-    }
-}
-
-impl fmt::Display for HostList {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.text)
     }
 }
 

@@ -15,11 +15,8 @@ const LONGEST_RAW: usize = 100;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Flags([Option<Flag>; Key::ALL.len()]);
 
-#[derive(Debug, Clone, PartialEq)]
-struct Flag {
-    text: Option<String>,
-    words: Result<Words, Refusal>,
-}
+/// The text of a flag; `None`: it was given without one.
+type Flag = Option<String>;
 
 /// What the flags come to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,23 +38,10 @@ impl Flags {
     /// A refusal that names the flag, its value, and what is allowed; the flag is kept, and refused again with the
     /// others.
     pub fn take(&mut self, key: Key, argument: Option<&str>) -> Result<(), Refusal> {
-        let text = argument.filter(|text| !matches!(*text, "" | "(null)"));
-        let list = key.row().list;
-        let value = text.map(|text| {
-            if list {
-                text.replace(',', ":")
-            } else {
-                text.to_owned()
-            }
-        });
-        let mut words = Words::default();
-        let name = Wording::Options.token(key, None);
-        let taken = refuse_if_long("the --mps flags", name.len() + text.map_or(0, str::len))
-            .and_then(|()| words.take(Wording::Options, key, &name, value.as_deref()));
-        self.0[key as usize] = Some(Flag {
-            text: text.map(str::to_owned),
-            words: taken.clone().map(|()| words),
-        });
+        let flag = argument.filter(|text| !matches!(*text, "" | "(null)"));
+        let flag = flag.map(str::to_owned);
+        let taken = put([(key, &flag)].into_iter(), &mut Words::default());
+        self.0[key as usize] = Some(flag);
         taken
     }
 
@@ -74,13 +58,8 @@ impl Flags {
     }
 
     fn request(&self) -> Result<Request, Refusal> {
-        let length =
-            |(key, flag): (Key, &Flag)| key.row().flag().len() + flag.text.as_deref().map_or(0, str::len);
-        refuse_if_long("the --mps flags", self.given().map(length).sum())?;
         let mut all = Words::default();
-        for (_, flag) in self.given() {
-            all.fill(flag.words.as_ref().map_err(Clone::clone)?);
-        }
+        put(self.given(), &mut all)?;
         all.request(Wording::Options)
     }
 
@@ -88,19 +67,34 @@ impl Flags {
     /// request. What could split or hide a token is replaced by `?`.
     pub fn raw(&self) -> String {
         let token = |(key, flag): (Key, &Flag)| {
-            let text = flag.text.as_deref().or(key.row().bare).unwrap_or_default();
+            let text = flag.as_deref().or(key.row().bare).unwrap_or_default();
             let value: String = text.chars().take(LONGEST_RAW).map(harmless).collect();
             format!("{}={value}", key.row().token())
         };
         self.given().map(token).collect::<Vec<_>>().join(",")
     }
 
-    fn given(&self) -> impl Iterator<Item = (Key, &Flag)> {
+    fn given(&self) -> impl Iterator<Item = (Key, &Flag)> + Clone {
         Key::ALL
             .into_iter()
             .zip(&self.0)
             .filter_map(|(key, flag)| Some((key, flag.as_ref()?)))
     }
+}
+
+/// Puts `flags` into `words`.
+fn put<'f>(flags: impl Iterator<Item = (Key, &'f Flag)> + Clone, words: &mut Words) -> Result<(), Refusal> {
+    let name = |key| Wording::Options.token(key, None);
+    let length = |(key, flag): (Key, &Flag)| name(key).len() + flag.as_deref().map_or(0, str::len);
+    refuse_if_long("the --mps flags", flags.clone().map(length).sum())?;
+    for (key, flag) in flags {
+        let value = match key.row().list {
+            true => flag.as_ref().map(|text| text.replace(',', ":")),
+            false => flag.clone(),
+        };
+        words.take(Wording::Options, key, &name(key), value.as_deref())?;
+    }
+    Ok(())
 }
 
 fn harmless(c: char) -> char {

@@ -85,7 +85,7 @@ fn every_request_survives_its_own_text() {
         let text = request.to_string();
         assert_eq!(Request::from_account(&text), Ok(Some(request.clone())), "{text}");
         assert_eq!(
-            Request::from_account(&format!("proj;{text} more")),
+            Request::from_account(format!("proj;{text} more")),
             Ok(Some(request.clone())),
             "{text}"
         );

@@ -10,7 +10,8 @@ use std::str::FromStr;
 const MOST_REPLICAS: u32 = 48;
 
 /// How a job's GPUs are given to control daemons.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, derive_more::Display, Serialize, Deserialize)]
+#[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
 pub enum Mode {
     /// No MPS, said explicitly.
@@ -40,16 +41,6 @@ impl FromStr for Mode {
                 Err(invalid) => Err(Invalid::new(invalid.why, Self::ALLOWED)),
             },
         }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Mode::Off => "off",
-            Mode::PerNode => "per-node",
-            Mode::PerGpu => "per-gpu",
-        })
     }
 }
 
@@ -165,7 +156,7 @@ impl fmt::Display for MemoryLimit {
 }
 
 /// How a request names a GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, derive_more::Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum GpuSelector {
     /// Its place among the job's GPUs on the node, from 0.
@@ -199,15 +190,6 @@ impl FromStr for GpuSelector {
         let uuid = format!("{prefix}{}", text.get(4..).unwrap_or("").to_ascii_lowercase());
         let uuid = GpuUuid::parse(&uuid).map_err(|_| Invalid::new("names no GPU", Self::ALLOWED))?;
         Ok(GpuSelector::Uuid(uuid))
-    }
-}
-
-impl fmt::Display for GpuSelector {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GpuSelector::Index(index) => index.fmt(out),
-            GpuSelector::Uuid(uuid) => uuid.fmt(out),
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::options::{Key, Request};
 use super::values::Mode;
 use crate::bind::Bind;
 use crate::failure::Refusal;
-use crate::limits::Invalid;
+use crate::limits::{Invalid, carried_as_text};
 use crate::text::one_line;
 use std::str::FromStr;
 
@@ -67,23 +67,36 @@ impl Wording {
 }
 
 impl Request {
-    /// Reads an account string such as `proj1,MPS=true,MPS_THREADS=25`. `None`: no token is ours.
+    /// Reads an account string such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding, as arguments and environments
+    /// hold it. `None`: no token is ours.
     ///
     /// Tokens stand between commas, semicolons and blanks. One is ours if it has `=` and its key, in any case, is
     /// `MPS` or `MPS_` and letters; all others are the site's account and are not looked at.
     ///
     /// # Errors
     /// A refusal that names the token, the reason and what is allowed.
-    pub fn from_account(account: &str) -> Result<Option<Self>, Refusal> {
-        from_account(account, account.len())
-    }
-
-    /// [`Request::from_account`] for bytes of unknown encoding, as arguments and environments hold them.
-    ///
-    /// # Errors
-    /// As [`Request::from_account`].
-    pub fn from_account_bytes(account: &[u8]) -> Result<Option<Self>, Refusal> {
-        from_account(&String::from_utf8_lossy(account), account.len())
+    pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
+        let source = Wording::Account;
+        let text = String::from_utf8_lossy(account.as_ref());
+        let ours: Vec<(&str, &str)> = text
+            .split(|c: char| c == ',' || c == ';' || c.is_ascii_whitespace())
+            .filter_map(|token| token.split_once('='))
+            .filter(|(key, _)| is_ours(key))
+            .collect();
+        let Some((first, _)) = ours.first() else {
+            return Ok(None);
+        };
+        refuse_if_long(
+            &format!("the account with {}", one_line(first, SHOWN)),
+            account.as_ref().len(),
+        )?;
+        let mut words = Words::default();
+        for (name, value) in ours {
+            let key = Key::named(name)
+                .ok_or_else(|| source.refuse(&format!("{name}={value}"), "unknown key", source.keys()))?;
+            words.take(source, key, name, Some(value))?;
+        }
+        words.request(source).map(Some)
     }
 
     /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
@@ -91,7 +104,23 @@ impl Request {
     /// # Errors
     /// A refusal that names the word as `mps=…`.
     pub fn from_resource(resource: &str) -> Result<Self, Refusal> {
-        from_resource(resource)
+        let source = Wording::Resource;
+        refuse_if_long("the mps resource", resource.len())?;
+        let mut words = Words::default();
+        // The mark between the words is also one within MPS_BIND's.
+        let resource = resource.replace("+peers", "\0peers");
+        for word in resource.split('+').map(|word| word.replace('\0', "+")) {
+            let Some((name, value)) = word.split_once('=') else {
+                words.take(source, Key::Mode, "mps", Some(&word))?;
+                continue;
+            };
+            let key = Key::named(name).or_else(|| Key::named(&format!("mps-{name}")));
+            let shown = format!("mps={name}");
+            let key =
+                key.ok_or_else(|| source.refuse(&format!("{shown}={value}"), "unknown key", source.keys()))?;
+            words.take(source, key, &shown, Some(value))?;
+        }
+        words.request(source)
     }
 
     /// One request out of an account's and a resource's: what either says, and no contradiction.
@@ -167,65 +196,13 @@ impl FromStr for Request {
     }
 }
 
-impl TryFrom<String> for Request {
-    type Error = Refusal;
-
-    fn try_from(text: String) -> Result<Self, Refusal> {
-        text.parse()
-    }
-}
-
-impl From<Request> for String {
-    fn from(request: Request) -> String {
-        request.to_string()
-    }
-}
-
-fn from_account(account: &str, bytes: usize) -> Result<Option<Request>, Refusal> {
-    let source = Wording::Account;
-    let ours: Vec<(&str, &str)> = account
-        .split(|c: char| c == ',' || c == ';' || c.is_ascii_whitespace())
-        .filter_map(|token| token.split_once('='))
-        .filter(|(key, _)| is_ours(key))
-        .collect();
-    let Some((first, _)) = ours.first() else {
-        return Ok(None);
-    };
-    refuse_if_long(&format!("the account with {}", one_line(first, SHOWN)), bytes)?;
-    let mut words = Words::default();
-    for (name, value) in ours {
-        let key = Key::named(name)
-            .ok_or_else(|| source.refuse(&format!("{name}={value}"), "unknown key", source.keys()))?;
-        words.take(source, key, name, Some(value))?;
-    }
-    words.request(source).map(Some)
-}
+carried_as_text!(Request);
 
 /// `MPS`, or `MPS_` and letters, in any case: all else belongs to the site.
 fn is_ours(key: &str) -> bool {
     let key = key.to_ascii_uppercase();
     let letters = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphabetic());
     key == "MPS" || key.strip_prefix("MPS_").is_some_and(letters)
-}
-
-fn from_resource(resource: &str) -> Result<Request, Refusal> {
-    let source = Wording::Resource;
-    refuse_if_long("the mps resource", resource.len())?;
-    let mut words = Words::default();
-    // The mark between the words is also one within MPS_BIND's.
-    let resource = resource.replace("+peers", "\0peers");
-    for word in resource.split('+').map(|word| word.replace('\0', "+")) {
-        let Some((name, value)) = word.split_once('=') else {
-            words.take(source, Key::Mode, "mps", Some(&word))?;
-            continue;
-        };
-        let key = Key::named(name).or_else(|| Key::named(&format!("mps-{name}")));
-        let shown = format!("mps={name}");
-        let key =
-            key.ok_or_else(|| source.refuse(&format!("{shown}={value}"), "unknown key", source.keys()))?;
-        words.take(source, key, &shown, Some(value))?;
-    }
-    words.request(source)
 }
 
 pub(super) fn refuse_if_long(what: &str, bytes: usize) -> Result<(), Refusal> {
@@ -240,7 +217,7 @@ pub(super) fn refuse_if_long(what: &str, bytes: usize) -> Result<(), Refusal> {
 }
 
 /// The words seen so far.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub(super) struct Words {
     /// Whether the mode was among them.
     asked: bool,
@@ -272,17 +249,6 @@ impl Words {
             Ok(true) => Ok(()),
             Ok(false) => Err(source.refuse(&shown, "given twice with different values", "one value")),
             Err(invalid) => Err(source.refuse(&shown, &invalid.why, invalid.allowed)),
-        }
-    }
-
-    /// Takes over what `other` says and this does not.
-    pub(super) fn fill(&mut self, other: &Self) {
-        if other.asked && !std::mem::replace(&mut self.asked, true) {
-            self.request.mode = other.request.mode;
-        }
-        self.request.fill(&other.request);
-        if self.dependent.is_none() {
-            self.dependent.clone_from(&other.dependent);
         }
     }
 

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 /// One line of JSON: `resource` (empty: not asked) and `account`.
 pub(super) fn read(asked: &Asked) -> Result<String, Refusal> {
     let account = asked.account.as_bytes();
-    let by_account = Request::from_account_bytes(account)?;
+    let by_account = Request::from_account(account)?;
     let by_resource = if asked.resource.is_empty() {
         None
     } else {
