@@ -25,21 +25,21 @@ pub enum Context {
     Unknown,
 }
 
-/// A number that Slurm knows of the job, step or task.
+/// A number that Slurm knows of the job, step or task, each of 32 bits, by its own number in `enum spank_item` (spank.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Item {
     /// The user.
-    JobUid,
+    JobUid = 0,
     /// The user's group.
-    JobGid,
+    JobGid = 1,
     /// The job, for a het job the component.
-    JobId,
+    JobId = 2,
     /// The step; see [`crate::stepd`] for those that are none.
-    StepId,
+    StepId = 3,
     /// Tasks of the step on this node.
-    LocalTasks,
+    LocalTasks = 6,
     /// The task's rank on this node; in task hooks only.
-    TaskId,
+    TaskId = 11,
 }
 
 /// How loud a line is.

@@ -12,33 +12,6 @@ pub type Spank = *mut c_void;
 /// `ESPANK_SUCCESS`.
 pub const SUCCESS: c_int = 0;
 
-/// `enum spank_context`.
-pub mod context {
-    use std::ffi::c_int;
-    pub const LOCAL: c_int = 1;
-    pub const REMOTE: c_int = 2;
-    pub const ALLOCATOR: c_int = 3;
-    pub const SLURMD: c_int = 4;
-    pub const JOB_SCRIPT: c_int = 5;
-}
-
-/// `enum spank_item`, those in use.
-pub mod item {
-    use std::ffi::c_int;
-    /// `uid_t *`
-    pub const JOB_UID: c_int = 0;
-    /// `gid_t *`
-    pub const JOB_GID: c_int = 1;
-    /// `uint32_t *`
-    pub const JOB_ID: c_int = 2;
-    /// `uint32_t *`
-    pub const JOB_STEPID: c_int = 3;
-    /// `uint32_t *`
-    pub const JOB_LOCAL_TASK_COUNT: c_int = 6;
-    /// `int *`
-    pub const TASK_ID: c_int = 11;
-}
-
 /// `spank_opt_cb_f`: 0 accepts, a negative value refuses; `argument` may be NULL.
 pub type OptionCallback = extern "C" fn(value: c_int, argument: *const c_char, remote: c_int) -> c_int;
 

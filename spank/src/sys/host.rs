@@ -51,17 +51,9 @@ impl Slurm for Handle {
     }
 
     fn item(&self, item: Item) -> Option<u32> {
-        let number = match item {
-            Item::JobUid => abi::item::JOB_UID,
-            Item::JobGid => abi::item::JOB_GID,
-            Item::JobId => abi::item::JOB_ID,
-            Item::StepId => abi::item::JOB_STEPID,
-            Item::LocalTasks => abi::item::JOB_LOCAL_TASK_COUNT,
-            Item::TaskId => abi::item::TASK_ID,
-        };
         let mut value = 0_u32;
         // SAFETY: the handle is this callback's, and each of these items is 32 bits wide (spank.h).
-        let rc = unsafe { abi::spank_get_item(self.raw, number, ptr::from_mut(&mut value)) };
+        let rc = unsafe { abi::spank_get_item(self.raw, item as c_int, ptr::from_mut(&mut value)) };
         (rc == abi::SUCCESS).then_some(value)
     }
 

@@ -6,12 +6,13 @@ use std::ffi::{CStr, CString, c_char};
 
 /// The context of this process.
 pub fn context() -> Context {
+    // `enum spank_context`, spank.h.
     match abi::spank_context() {
-        abi::context::LOCAL => Context::Local,
-        abi::context::ALLOCATOR => Context::Allocator,
-        abi::context::REMOTE => Context::Remote,
-        abi::context::SLURMD => Context::Slurmd,
-        abi::context::JOB_SCRIPT => Context::JobScript,
+        1 => Context::Local,
+        2 => Context::Remote,
+        3 => Context::Allocator,
+        4 => Context::Slurmd,
+        5 => Context::JobScript,
         _ => Context::Unknown,
     }
 }
@@ -21,15 +22,13 @@ pub fn log(level: Level, line: &str) {
     let Ok(line) = CString::new(format!("mps: {}", line.replace('\0', "?"))) else {
         return;
     };
-    let format = c"%s".as_ptr();
-    match level {
-        // SAFETY: the format takes one string, which lives until the call returns.
-        Level::Error => unsafe { abi::slurm_error(format, line.as_ptr()) },
-        // SAFETY: as above.
-        Level::Info => unsafe { abi::slurm_info(format, line.as_ptr()) },
-        // SAFETY: as above.
-        Level::Verbose => unsafe { abi::slurm_verbose(format, line.as_ptr()) },
-    }
+    let say = match level {
+        Level::Error => abi::slurm_error,
+        Level::Info => abi::slurm_info,
+        Level::Verbose => abi::slurm_verbose,
+    };
+    // SAFETY: the format takes one string, which lives until the call returns.
+    unsafe { say(c"%s".as_ptr(), line.as_ptr()) };
 }
 
 /// Text of the C string at `text`; `None` for NULL. Bytes that are no UTF-8 become replacement characters, which no
