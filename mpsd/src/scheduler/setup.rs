@@ -6,7 +6,6 @@ use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::replace::{Until, replace};
 use mpsd_core::{Failure, Inventory};
 use std::fs;
-use std::io;
 use std::path::Path;
 
 /// The verbs of one scheduler, or of several that share them: `mpsctl slurm …`.
@@ -137,11 +136,11 @@ impl Finding {
 }
 
 /// Replaces, or makes, a file in one step. The directory may be reached through links: it is the administrator's.
-pub(crate) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> io::Result<()> {
-    replace(path, text.as_ref(), mode, Until::OnDisk).map_err(|e| {
-        e.errno()
-            .map_or_else(|| io::Error::other(e.to_string()), io::Error::from)
-    })
+///
+/// # Errors
+/// One line.
+pub(crate) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> Result<(), String> {
+    replace(path, text.as_ref(), mode, Until::OnDisk).map_err(|error| error.to_string())
 }
 
 /// Removes a file that is there.

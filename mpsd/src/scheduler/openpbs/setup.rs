@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// The classic scripts.
 pub(crate) static SCRIPTS: [Script; 2] = [
     Script {
-        name: "prologue",
+        names: &["prologue"],
         text: include_str!("../../../../etc/pbs/openpbs/prologue"),
         program: "mps-prologue",
         lines: [
@@ -24,7 +24,7 @@ pub(crate) static SCRIPTS: [Script; 2] = [
         ],
     },
     Script {
-        name: "epilogue",
+        names: &["epilogue"],
         text: include_str!("../../../../etc/pbs/openpbs/epilogue"),
         program: "mps-epilogue",
         lines: [
@@ -77,11 +77,71 @@ impl OwnSteps for Steps {
     }
 
     fn uninstall(&self, pbs: &Installation, around: &Surroundings<'_>) -> Result<Done, String> {
-        uninstall(pbs, around)
+        let ask = |line: &str| qmgr(pbs, line, around.host);
+        let mut done = Done::default();
+        if ask(&format!("list hook {NAME}")).is_ok() {
+            match ask(&format!("delete hook {NAME}")) {
+                Ok(_) => done.did(format!("deleted hook '{NAME}'")),
+                Err(why) => done.left(format!(
+                    "cannot delete the hook ({why}); a manager of PBS runs: qmgr -c 'delete hook {NAME}'"
+                )),
+            }
+        }
+        let file = file(around);
+        if file.exists() {
+            remove(&file, &mut done)?;
+        }
+        Ok(done)
     }
 
     fn check_hook(&self, pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
-        check(pbs, around, all)
+        let needed = alarm_s(around);
+        let text = match shown(pbs, around) {
+            Ok(text) => text.to_lowercase(),
+            Err(why) if why == NOT_AT_THE_MOM || is_no_hook(&why) => {
+                let (who, remedy) = match is_no_hook(&why) {
+                    true => (
+                        "PBS",
+                        "run 'mpsctl pbs install' as a manager on the server's host",
+                    ),
+                    false => (
+                        "this mom",
+                        "'mpsctl pbs install' runs once, on the server's host, and its moms have it within seconds",
+                    ),
+                };
+                all.extend((!has_classic(pbs)).then(|| {
+                    Finding::Wrong(format!(
+                        "{who} has no hook '{NAME}': jobs run without MPS; {remedy}"
+                    ))
+                }));
+                return false;
+            }
+            Err(why) => {
+                all.push(Finding::Better(format!(
+                    "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
+                )));
+                return false;
+            }
+        };
+        if !text.contains("enabled = true") {
+            all.push(Finding::Wrong(format!(
+                "hook '{NAME}' is not enabled: qmgr -c 'set hook {NAME} enabled = True'"
+            )));
+            return true;
+        }
+        let alarm = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse::<u64>().ok());
+        all.push(match alarm {
+            Some(seconds) if seconds < needed => {
+                let set = format!("qmgr -c 'set hook {NAME} alarm = {needed}'");
+                Finding::Wrong(format!(
+                    "hook '{NAME}' is killed after {seconds} s, before our own deadline: {set}"
+                ))
+            }
+            _ => Finding::Good(format!("hook '{NAME}' is enabled")),
+        });
+        true
     }
 
     fn check_tasks(&self, pbs: &Installation, hooked: bool, around: &Surroundings<'_>) -> Option<Finding> {
@@ -102,7 +162,7 @@ fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> 
     let file = file(around);
     let directory = around.settings.paths.state();
     fs::create_dir_all(directory).map_err(|e| format!("cannot make '{}': {e}", directory.display()))?;
-    place(&file, &render(around)?, 0o644).map_err(|e| format!("cannot write '{}': {e}", file.display()))?;
+    place(&file, render(around)?, 0o644)?;
     done.did(format!("wrote '{}'", file.display()));
     let events = if options.queuejob {
         format!("{EVENTS},queuejob")
@@ -133,24 +193,6 @@ fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> 
     if ask("list resource mps").is_err() {
         done.did("optional, so that accounts stay clean (qsub -l mps=on+threads=25), a manager of PBS runs:");
         done.did("    qmgr -c 'create resource mps type=string,flag=m'");
-    }
-    Ok(done)
-}
-
-fn uninstall(pbs: &Installation, around: &Surroundings<'_>) -> Result<Done, String> {
-    let ask = |line: &str| qmgr(pbs, line, around.host);
-    let mut done = Done::default();
-    if ask(&format!("list hook {NAME}")).is_ok() {
-        match ask(&format!("delete hook {NAME}")) {
-            Ok(_) => done.did(format!("deleted hook '{NAME}'")),
-            Err(why) => done.left(format!(
-                "cannot delete the hook ({why}); a manager of PBS runs: qmgr -c 'delete hook {NAME}'"
-            )),
-        }
-    }
-    let file = file(around);
-    if file.exists() {
-        remove(&file, &mut done)?;
     }
     Ok(done)
 }
@@ -243,58 +285,6 @@ fn shown(pbs: &Installation, around: &Surroundings<'_>) -> Result<String, String
     };
     let (enabled, alarm) = (value("enabled").unwrap_or("true"), value("alarm").unwrap_or("30"));
     Ok(format!("enabled = {enabled}\nalarm = {alarm}\n"))
-}
-
-/// Whether our hook is there; says so.
-fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
-    let needed = alarm_s(around);
-    let text = match shown(pbs, around) {
-        Ok(text) => text.to_lowercase(),
-        Err(why) if why == NOT_AT_THE_MOM => {
-            let remedy =
-                "'mpsctl pbs install' runs once, on the server's host, and its moms have it within seconds";
-            all.extend((!has_classic(pbs)).then(|| {
-                Finding::Wrong(format!(
-                    "this mom has no hook '{NAME}': jobs run without MPS; {remedy}"
-                ))
-            }));
-            return false;
-        }
-        Err(why) if is_no_hook(&why) => {
-            all.extend((!has_classic(pbs)).then(|| {
-                let remedy = "run 'mpsctl pbs install' as a manager on the server's host";
-                Finding::Wrong(format!(
-                    "PBS has no hook '{NAME}': jobs run without MPS; {remedy}"
-                ))
-            }));
-            return false;
-        }
-        Err(why) => {
-            all.push(Finding::Better(format!(
-                "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
-            )));
-            return false;
-        }
-    };
-    if !text.contains("enabled = true") {
-        all.push(Finding::Wrong(format!(
-            "hook '{NAME}' is not enabled: qmgr -c 'set hook {NAME} enabled = True'"
-        )));
-        return true;
-    }
-    let alarm = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse::<u64>().ok());
-    all.push(match alarm {
-        Some(seconds) if seconds < needed => {
-            let set = format!("qmgr -c 'set hook {NAME} alarm = {needed}'");
-            Finding::Wrong(format!(
-                "hook '{NAME}' is killed after {seconds} s, before our own deadline: {set}"
-            ))
-        }
-        _ => Finding::Good(format!("hook '{NAME}' is enabled")),
-    });
-    true
 }
 
 fn read_back(shown: Result<String, String>, events: &str, alarm: u64) -> Done {

@@ -25,8 +25,8 @@ pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &Surroundi
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
     all.extend(programs.map(|name| Finding::program(&around.programs.join(name), around.host)));
     let hooked = steps.check_hook(pbs, around, &mut all);
-    for script in steps.scripts() {
-        let path = mom.join(script.name);
+    for (_, name) in files::named(steps.scripts()) {
+        let path = mom.join(name);
         let found = fs::metadata(&path);
         all.push(match &found {
             Ok(about) => check_script(&path, about, hooked),
@@ -96,14 +96,15 @@ fn time_limit(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
     ))
 }
 
+/// This node's name in PBS, else the host's.
+fn node_name(around: &Surroundings<'_>) -> String {
+    let named = around.settings.pbs.node.clone();
+    named.unwrap_or_else(|| around.host.name())
+}
+
 /// Draining needs root of this node among the server's operators or managers; Torque's pbsnodes says nothing when not.
 fn operators(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
-    let node = around
-        .settings
-        .pbs
-        .node
-        .clone()
-        .unwrap_or_else(|| around.host.name());
+    let node = node_name(around);
     let line = format!("qmgr -c 'set server operators += root@{node}'");
     match qmgr(pbs, "list server", around.host) {
         Err(why) => Finding::Better(format!(
@@ -126,12 +127,7 @@ fn remark(pbs: &Installation, around: &Surroundings<'_>) -> Option<Finding> {
         .filter(|note| note.starts_with(&around.settings.drain.prefix))?;
     let (option, none) = (pbs.product.note_option, pbs.product.no_note);
     let none = if none.is_empty() { "''" } else { none };
-    let node = around
-        .settings
-        .pbs
-        .node
-        .clone()
-        .unwrap_or_else(|| around.host.name());
+    let node = node_name(around);
     Some(Finding::Better(format!(
         "the node shows '{note}', which is over: pbsnodes {option} {none} {node}"
     )))

@@ -16,14 +16,21 @@ const SHIPPED: &str = "/usr/bin/";
 /// A script of ours for a mom.
 #[derive(Debug)]
 pub(crate) struct Script {
-    /// Its name in `mom_priv`.
-    pub name: &'static str,
+    /// Its names in `mom_priv`.
+    pub names: &'static [&'static str],
     /// Its text as shipped.
     pub text: &'static str,
     /// The program that it calls.
     pub program: &'static str,
     /// The line for a site that has a script of its own, with `PROGRAM` for the program, and where it belongs.
     pub lines: [&'static str; 2],
+}
+
+/// Each script under each of its names.
+pub(crate) fn named(scripts: &[Script]) -> impl Iterator<Item = (&Script, &'static str)> {
+    scripts
+        .iter()
+        .flat_map(|script| script.names.iter().map(move |name| (script, *name)))
 }
 
 /// Whether a script is ours, a stranger's, or not there.
@@ -58,8 +65,8 @@ pub(crate) fn install(
     around: &Surroundings<'_>,
 ) -> Result<Done, String> {
     let mut done = Done::default();
-    for script in scripts {
-        let path = pbs.mom_priv().join(script.name);
+    for (script, name) in named(scripts) {
+        let path = pbs.mom_priv().join(name);
         let shown = path.display();
         if owner(&path) == Owner::Foreign {
             let call = command(&around.programs.join(script.program), around);
@@ -69,8 +76,7 @@ pub(crate) fn install(
             }
             continue;
         }
-        place(&path, render(script.text, around), SCRIPT_MODE)
-            .map_err(|e| format!("cannot write '{shown}': {e}"))?;
+        place(&path, render(script.text, around), SCRIPT_MODE)?;
         done.did(format!("wrote '{shown}'"));
     }
     Ok(done)
@@ -79,7 +85,7 @@ pub(crate) fn install(
 /// Removes those that are ours.
 pub(crate) fn uninstall(pbs: &Installation, scripts: &[Script]) -> Result<Done, String> {
     let mut done = Done::default();
-    for path in scripts.iter().map(|script| pbs.mom_priv().join(script.name)) {
+    for path in named(scripts).map(|(_, name)| pbs.mom_priv().join(name)) {
         match owner(&path) {
             Owner::Ours => remove(&path, &mut done)?,
             Owner::Foreign if calls_us(&path) => {

@@ -306,7 +306,7 @@ fn write(file: &Path, text: &str, what: &str, done: &mut Done) -> Result<(), Str
         fs::create_dir(directory).map_err(failed)?;
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).map_err(failed)?;
     }
-    setup::place(file, text, 0o644).map_err(failed)?;
+    setup::place(file, text, 0o644)?;
     done.did(format!("wrote '{}' {what}", file.display()));
     Ok(())
 }

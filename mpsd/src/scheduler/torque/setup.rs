@@ -21,43 +21,29 @@ const CONFIG_MODE: u32 = 0o644;
 /// What the mom needs to read its configuration again.
 const REREAD: &str = "the mom reads it at its next start, or by SIGHUP";
 
-const PROLOGUE: &str = include_str!("../../../../etc/pbs/torque/prologue");
-const EPILOGUE: &str = include_str!("../../../../etc/pbs/torque/epilogue");
 const JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
-const PROLOGUE_LINES: [&str; 2] = [
-    "case $7 in *[Mm][Pp][Ss]*) PROGRAM --scheduler torque \"$@\" </dev/null || exit $? ;; esac",
-    "# (near its end, after everything that can fail)",
-];
-const EPILOGUE_LINES: [&str; 2] = [
-    "PROGRAM --scheduler torque \"$@\" </dev/null",
-    "# (near its beginning, whatever the rest does)",
-];
 
 /// Our scripts: the mother superior runs the first of each kind, the sisters the second.
-pub(crate) static SCRIPTS: [Script; 4] = [
-    prologue("prologue"),
-    prologue("prologue.parallel"),
-    epilogue("epilogue"),
-    epilogue("epilogue.parallel"),
-];
-
-const fn prologue(name: &'static str) -> Script {
+pub(crate) static SCRIPTS: [Script; 2] = [
     Script {
-        name,
-        text: PROLOGUE,
+        names: &["prologue", "prologue.parallel"],
+        text: include_str!("../../../../etc/pbs/torque/prologue"),
         program: "mps-prologue",
-        lines: PROLOGUE_LINES,
-    }
-}
-
-const fn epilogue(name: &'static str) -> Script {
+        lines: [
+            "case $7 in *[Mm][Pp][Ss]*) PROGRAM --scheduler torque \"$@\" </dev/null || exit $? ;; esac",
+            "# (near its end, after everything that can fail)",
+        ],
+    },
     Script {
-        name,
-        text: EPILOGUE,
+        names: &["epilogue", "epilogue.parallel"],
+        text: include_str!("../../../../etc/pbs/torque/epilogue"),
         program: "mps-epilogue",
-        lines: EPILOGUE_LINES,
-    }
-}
+        lines: [
+            "PROGRAM --scheduler torque \"$@\" </dev/null",
+            "# (near its beginning, whatever the rest does)",
+        ],
+    },
+];
 
 /// The steps of `mpsctl pbs` that are Torque's own.
 pub(crate) struct Steps;
@@ -82,12 +68,57 @@ impl OwnSteps for Steps {
         Ok(done)
     }
 
+    /// Takes the lines that name our starter out of the mom's configuration. The file goes only where no line names it any
+    /// more: until its SIGHUP the mom starts every task through it.
     fn uninstall(&self, pbs: &Installation, _: &Surroundings<'_>) -> Result<Done, String> {
-        uninstall(pbs)
+        let mut done = Done::default();
+        let (config, starter) = (pbs.mom_config(), path(pbs));
+        let (shown, ours) = (config.display(), starter.display());
+        let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
+        let is_ours = |line: &[u8]| {
+            let line = String::from_utf8_lossy(line);
+            line.trim() == ABOVE || names(&line, &starter)
+        };
+        let kept: Vec<&[u8]> = text
+            .split_inclusive(|byte| *byte == b'\n')
+            .filter(|line| !is_ours(line))
+            .collect();
+        let kept = kept.concat();
+        if kept.len() < text.len() {
+            replace(&config, &kept).map_err(|why| format!("cannot change '{shown}': {why}"))?;
+            done.left(format!("took '{}' out of '{shown}'; {REREAD}", config_line(pbs)));
+            done.left(format!("'{ours}' stays until then: run this again"));
+        } else if files::owner(&starter) == Owner::Ours {
+            remove(&starter, &mut done)?;
+        }
+        Ok(done)
     }
 
+    /// Whether tasks that TM starts are attached, and what becomes of jobs where they are not.
     fn check_tasks(&self, pbs: &Installation, _: bool, around: &Surroundings<'_>) -> Option<Finding> {
-        Some(check(pbs, around))
+        let config = pbs.mom_config();
+        let config = config.display();
+        let missing = match Starter::of(pbs, around.host) {
+            Starter::Ours(at) if reread::needed(pbs, &at).is_some() => {
+                let command = reread::needed(pbs, &at).unwrap_or_default();
+                let at = at.display();
+                format!(
+                    "the mom has not read '{config}' with its $job_starter '{at}' since its start or last SIGHUP ({command})"
+                )
+            }
+            Starter::Ours(at) => {
+                return Some(match own_way_with_shells(pbs, around.host) {
+                    Some(line) => Finding::Better(format!("$job_starter '{}': {}", at.display(), lost(line))),
+                    None => Finding::Good(format!("$job_starter '{}': every task has its MPS", at.display())),
+                });
+            }
+            Starter::Privileged { ours: true } => return Some(Finding::Wrong(privileged(pbs))),
+            Starter::Privileged { ours: false } => format!("'{config}' has $job_starter_run_privileged"),
+            Starter::Absent => format!("'{config}' has no $job_starter"),
+            Starter::Foreign(at) => format!("$job_starter '{}' does not call mpsctl exec", at.display()),
+            Starter::Unread(why) => format!("'{config}' cannot be read ({why})"),
+        };
+        Some(unattached(&missing, around))
     }
 
     fn check_absent(&self, shown: &str) -> Finding {
@@ -203,32 +234,6 @@ fn privileged(pbs: &Installation) -> String {
     )
 }
 
-/// Takes the lines that name our starter out of the mom's configuration. The file goes only where no line names it any
-/// more: until its SIGHUP the mom starts every task through it.
-fn uninstall(pbs: &Installation) -> Result<Done, String> {
-    let mut done = Done::default();
-    let (config, starter) = (pbs.mom_config(), path(pbs));
-    let (shown, ours) = (config.display(), starter.display());
-    let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
-    let is_ours = |line: &[u8]| {
-        let line = String::from_utf8_lossy(line);
-        line.trim() == ABOVE || names(&line, &starter)
-    };
-    let kept: Vec<&[u8]> = text
-        .split_inclusive(|byte| *byte == b'\n')
-        .filter(|line| !is_ours(line))
-        .collect();
-    let kept = kept.concat();
-    if kept.len() < text.len() {
-        replace(&config, &kept).map_err(|why| format!("cannot change '{shown}': {why}"))?;
-        done.left(format!("took '{}' out of '{shown}'; {REREAD}", config_line(pbs)));
-        done.left(format!("'{ours}' stays until then: run this again"));
-    } else if files::owner(&starter) == Owner::Ours {
-        remove(&starter, &mut done)?;
-    }
-    Ok(done)
-}
-
 /// The bytes of a mom's configuration, in whatever encoding; none where there is no file.
 fn contents(config: &Path) -> io::Result<Vec<u8>> {
     match fs::read(config) {
@@ -237,37 +242,10 @@ fn contents(config: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Whether tasks that TM starts are attached, and what becomes of jobs where they are not.
-fn check(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
-    let config = pbs.mom_config();
-    let config = config.display();
-    let missing = match Starter::of(pbs, around.host) {
-        Starter::Ours(at) if reread::needed(pbs, &at).is_some() => {
-            let command = reread::needed(pbs, &at).unwrap_or_default();
-            let at = at.display();
-            format!(
-                "the mom has not read '{config}' with its $job_starter '{at}' since its start or last SIGHUP ({command})"
-            )
-        }
-        Starter::Ours(at) => {
-            return match own_way_with_shells(pbs, around.host) {
-                Some(line) => Finding::Better(format!("$job_starter '{}': {}", at.display(), lost(line))),
-                None => Finding::Good(format!("$job_starter '{}': every task has its MPS", at.display())),
-            };
-        }
-        Starter::Privileged { ours: true } => return Finding::Wrong(privileged(pbs)),
-        Starter::Privileged { ours: false } => format!("'{config}' has $job_starter_run_privileged"),
-        Starter::Absent => format!("'{config}' has no $job_starter"),
-        Starter::Foreign(at) => format!("$job_starter '{}' does not call mpsctl exec", at.display()),
-        Starter::Unread(why) => format!("'{config}' cannot be read ({why})"),
-    };
-    unattached(&missing, around)
-}
-
 fn write(pbs: &Installation, around: &Surroundings<'_>) -> Result<(), String> {
     let path = path(pbs);
     let text = files::render(JOB_STARTER, around);
-    place(&path, text, STARTER_MODE).map_err(|e| format!("cannot write '{}': {e}", path.display()))
+    place(&path, text, STARTER_MODE)
 }
 
 /// Why users cannot reach our starter, if they cannot. It has no other place: a package takes its own files with it.
@@ -298,7 +276,7 @@ fn replace(config: &Path, text: &[u8]) -> Result<(), String> {
         Ok(about) => about.mode() & 0o777,
         Err(_) => CONFIG_MODE,
     };
-    place(config, text, mode).map_err(|e| e.to_string())
+    place(config, text, mode)
 }
 
 #[cfg(test)]

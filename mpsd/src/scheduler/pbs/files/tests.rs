@@ -19,7 +19,7 @@ fn around<'a>(programs: &'a str, config: Option<&'a str>) -> Surroundings<'a> {
 #[test]
 fn shipped_scripts_are_ours_and_usual_places_change_nothing() {
     for script in torque::setup::SCRIPTS.iter().chain(&openpbs::setup::SCRIPTS) {
-        let (name, text) = (script.name, script.text);
+        let (name, text) = (script.names[0], script.text);
         assert!(text.lines().nth(1).unwrap().starts_with(TAG), "{name}");
         assert_eq!(render(text, &around("/usr/bin", None)), text, "{name}");
     }
