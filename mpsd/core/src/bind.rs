@@ -2,11 +2,11 @@
 
 use super::limits::{Invalid, carried_as_text, word};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::str::FromStr;
 
 /// How a rank comes to its GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
+#[display(rename_all = "kebab-case")]
 pub enum How {
     /// As `block+peers` where a node has more tasks than GPUs; else no task is bound.
     Auto,
@@ -21,7 +21,8 @@ pub enum How {
 }
 
 /// The binding that was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
+#[display("{how}{}", if *peers { "+peers" } else { "" })]
 #[serde(try_from = "String", into = "String")]
 pub struct Bind {
     /// How a rank comes to its GPU.
@@ -70,21 +71,9 @@ impl FromStr for Bind {
     }
 }
 
-impl fmt::Display for Bind {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self.how {
-            How::Auto => "auto",
-            How::Block => "block",
-            How::Cyclic => "cyclic",
-            How::Closest => "closest",
-            How::None => "none",
-        })?;
-        out.write_str(if self.peers { "+peers" } else { "" })
-    }
-}
-
 /// How `CUDA_VISIBLE_DEVICES` names a task's GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
+#[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceNames {
     /// The daemon's own numbers where they lead a client that misses the daemon to the same GPUs, UUIDs elsewhere.
@@ -113,17 +102,6 @@ impl FromStr for DeviceNames {
             "keep" => Ok(Self::Keep),
             _ => Err(Invalid::new("unknown word", Self::ALLOWED)),
         }
-    }
-}
-
-impl fmt::Display for DeviceNames {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Auto => "auto",
-            Self::Uuid => "uuid",
-            Self::Ordinal => "ordinal",
-            Self::Keep => "keep",
-        })
     }
 }
 
