@@ -21,6 +21,8 @@ use mpsd_core::{Failure, JobId, Undetermined};
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use Told::{Did, Left, Said};
+
 /// So much longer than a job's end may take it is waited for.
 const GRACE: Duration = Duration::from_secs(3);
 
@@ -55,19 +57,25 @@ pub struct Report {
     pub incomplete: bool,
 }
 
+/// One line of the report.
+enum Told {
+    /// Nothing was done, and nothing is wrong.
+    Said(String),
+    /// Something was done: the node's log has it too.
+    Did(String),
+    /// Something is not as it should be.
+    Left(String),
+}
+
 impl Report {
-    fn say(&mut self, text: impl Into<String>) {
-        self.lines.push(text.into());
-    }
-
-    fn did(&mut self, text: String) {
-        line(NAME, Severity::Info, &text);
+    fn tell(&mut self, told: Told) {
+        match &told {
+            Said(_) => {}
+            Did(text) => line(NAME, Severity::Info, text),
+            Left(_) => self.incomplete = true,
+        }
+        let (Said(text) | Did(text) | Left(text)) = told;
         self.lines.push(text);
-    }
-
-    fn left(&mut self, text: impl Into<String>) {
-        self.incomplete = true;
-        self.lines.push(text.into());
     }
 }
 
@@ -162,8 +170,8 @@ impl<'a> Run<'a> {
                 Ok(job) => judged.push(job),
                 Err(failure) => {
                     self.unfinished.insert(name.clone());
-                    self.report
-                        .left(format!("job directory '{name}': left alone: {failure}"));
+                    let text = format!("job directory '{name}': left alone: {failure}");
+                    self.report.tell(Left(text));
                 }
             }
         }
@@ -241,29 +249,24 @@ impl<'a> Run<'a> {
     }
 
     fn job(&mut self, job: &JobId, journal: Option<&Journal>, state: &JobState) {
-        match state {
-            JobState::Here => self
-                .report
-                .say(format!("job {job}: its scheduler has it here: left alone")),
-            JobState::Undecided(why) => {
-                self.unfinished.insert(job.to_string());
-                self.report
-                    .say(format!("job {job}: left alone, undecided: {why}"));
-            }
+        if !matches!(state, JobState::Here) {
+            self.unfinished.insert(job.to_string());
+        }
+        let told = match state {
+            JobState::Here => Said(format!("job {job}: its scheduler has it here: left alone")),
+            JobState::Undecided(why) => Said(format!("job {job}: left alone, undecided: {why}")),
             JobState::Gone(why) if self.dry => {
                 let living = journal.map(|journal| self.living(journal)).unwrap_or_default();
                 let list: Vec<String> = living.iter().map(ToString::to_string).collect();
-                let list = if list.is_empty() {
-                    "no process".to_owned()
-                } else {
-                    list.join(", ")
+                let list = match list.is_empty() {
+                    true => "no process".to_owned(),
+                    false => list.join(", "),
                 };
-                self.unfinished.insert(job.to_string());
-                self.report
-                    .left(format!("job {job}: gone ({why}): would be taken down ({list})"));
+                Left(format!("job {job}: gone ({why}): would be taken down ({list})"))
             }
-            JobState::Gone(why) => self.take_down(job, journal, why),
-        }
+            JobState::Gone(why) => return self.take_down(job, journal, why),
+        };
+        self.report.tell(told);
     }
 
     fn take_down(&mut self, job: &JobId, journal: Option<&Journal>, why: &str) {
@@ -276,13 +279,12 @@ impl<'a> Run<'a> {
         let (clean, lines) = self
             .end(job, journal, &ending)
             .unwrap_or_else(|none| (false, vec![format!("job {job}: its end was given up: {none}")]));
-        if clean {
-            self.report.did(format!("job {job}: gone ({why}): taken down"));
+        self.report.tell(if clean {
+            self.unfinished.remove(job.as_str());
+            Did(format!("job {job}: gone ({why}): taken down"))
         } else {
-            self.unfinished.insert(job.to_string());
-            self.report
-                .left(format!("job {job}: gone ({why}): could not be taken down"));
-        }
+            Left(format!("job {job}: gone ({why}): could not be taken down"))
+        });
         self.report.lines.extend(lines);
     }
 
@@ -315,9 +317,8 @@ impl<'a> Run<'a> {
         let window = self.settings.drain.failed_starts_window;
         if let Some(users) = failed_starts::of_several(&self.settings.paths, window) {
             let window = window.as_secs();
-            self.report.left(format!(
-                "starts of {users} users failed on this node within {window} s: see its log"
-            ));
+            let text = format!("starts of {users} users failed on this node within {window} s: see its log");
+            self.report.tell(Left(text));
         }
     }
 
@@ -325,14 +326,14 @@ impl<'a> Run<'a> {
     fn suspicions(&mut self) {
         if !self.dry {
             for line in evidence::look_again(&mut self.node, self.settings) {
-                self.report.did(line);
+                self.report.tell(Did(line));
             }
         }
         for waiting in self.node.suspicions() {
-            self.report.left(format!(
+            self.report.tell(Left(format!(
                 "job {}: {} hung in the driver: looked at again a minute later; until then the node takes no job with MPS",
                 waiting.at.job, waiting.what
-            ));
+            )));
         }
     }
 
@@ -340,20 +341,15 @@ impl<'a> Run<'a> {
     fn locks(&mut self) -> Result<(), Failure> {
         for name in self.node.job_locks()? {
             let Ok(job) = JobId::parse(&name) else { continue };
-            if self.dry {
-                self.report.say(format!(
-                    "lock of job {job}: nothing else is left: would be removed"
-                ));
-                continue;
-            }
-            match self.node.find_job(&job) {
-                Ok(_) => self
-                    .report
-                    .did(format!("lock of job {job}: nothing else was left: removed")),
-                Err(failure) => self
-                    .report
-                    .say(format!("lock of job {job}: left alone: {failure}")),
-            }
+            let what = format!("lock of job {job}");
+            self.report.tell(if self.dry {
+                Said(format!("{what}: nothing else is left: would be removed"))
+            } else {
+                match self.node.find_job(&job) {
+                    Ok(_) => Did(format!("{what}: nothing else was left: removed")),
+                    Err(failure) => Said(format!("{what}: left alone: {failure}")),
+                }
+            });
         }
         Ok(())
     }
@@ -362,7 +358,7 @@ impl<'a> Run<'a> {
     fn gpus(&mut self) {
         let stale = match sweep::stale(&mut self.node) {
             Ok(stale) => stale,
-            Err(failure) => return self.report.left(format!("accounts of the GPUs: {failure}")),
+            Err(failure) => return self.report.tell(Left(format!("accounts of the GPUs: {failure}"))),
         };
         for stale in stale {
             let users: Vec<String> = stale.users.iter().map(ToString::to_string).collect();
@@ -371,74 +367,64 @@ impl<'a> Run<'a> {
             } else {
                 format!("{}: users without a directory: {}", stale.gpu, users.join(", "))
             };
-            if self.dry {
-                self.report.left(format!(
-                    "{what}: would be removed, and the compute mode found restored"
-                ));
-                continue;
-            }
-            match sweep::sweep(&mut self.node, &stale) {
-                Ok(notes) => {
-                    self.report.did(format!("{what}: removed"));
-                    self.report.lines.extend(notes);
+            let (told, notes) = if self.dry {
+                let text = format!("{what}: would be removed, and the compute mode found restored");
+                (Left(text), Vec::new())
+            } else {
+                match sweep::sweep(&mut self.node, &stale) {
+                    Ok(notes) => (Did(format!("{what}: removed")), notes),
+                    Err(failure) => (Left(format!("{what}: {failure}")), Vec::new()),
                 }
-                Err(failure) => self.report.left(format!("{what}: {failure}")),
-            }
+            };
+            self.report.tell(told);
+            self.report.lines.extend(notes);
         }
     }
 
     fn drain(&mut self, marker: &Marker, lift: bool) {
         let what = format!("drain of node '{}' ({})", marker.node, marker.reason);
         let controller = Place::of(marker, &Site::of(self.settings)).controller();
-        match drain::state(marker, controller.as_ref()) {
-            Err(why) if marker.delivered => self
-                .report
-                .say(format!("{what}: its scheduler does not answer: {why}")),
-            Err(why) => self.report.left(format!("{what}: not delivered: {why}")),
-            Ok(DrainState::Over(why)) => self.forget(marker, &what, &why),
+        let told = match drain::state(marker, controller.as_ref()) {
+            Err(why) if marker.delivered => Said(format!("{what}: its scheduler does not answer: {why}")),
+            Err(why) => Left(format!("{what}: not delivered: {why}")),
+            Ok(DrainState::Over(why)) => self.forget(marker, &format!("{what}: over, {why}")),
             Ok(DrainState::Undelivered) if self.undrain => self.lift(marker, &what, controller.as_ref()),
-            Ok(DrainState::Undelivered) if self.dry => self
-                .report
-                .left(format!("{what}: not delivered: would be tried again")),
+            Ok(DrainState::Undelivered) if self.dry => {
+                Left(format!("{what}: not delivered: would be tried again"))
+            }
             Ok(DrainState::Undelivered) => {
                 let prefix = self.settings.drain.prefix.as_str();
                 let (outcome, remembered) =
                     drain::hand_over(&self.settings.paths, prefix, marker, controller.as_ref());
                 match outcome.and_then(|outcome| remembered.map(|()| outcome)) {
-                    Ok(Outcome::Ours(_)) => self.report.did(format!("{what}: delivered")),
+                    Ok(Outcome::Ours(_)) => Did(format!("{what}: delivered")),
                     Ok(Outcome::Others(other)) => {
-                        self.report
-                            .did(format!("{what}: forgotten, the node is drained for '{other}'"));
+                        Did(format!("{what}: forgotten, the node is drained for '{other}'"))
                     }
-                    Err(why) => self.report.left(format!("{what}: not delivered: {why}")),
+                    Err(why) => Left(format!("{what}: not delivered: {why}")),
                 }
             }
-            Ok(DrainState::Stands) if !lift => self.report.say(format!(
+            Ok(DrainState::Stands) if !lift => Said(format!(
                 "{what}: stands; 'mpsctl undrain' lifts it after a clean recheck"
             )),
             Ok(DrainState::Stands) => self.lift(marker, &what, controller.as_ref()),
-        }
+        };
+        self.report.tell(told);
     }
 
-    fn forget(&mut self, marker: &Marker, what: &str, why: &str) {
+    fn forget(&self, marker: &Marker, what: &str) -> Told {
         if self.dry {
-            return self
-                .report
-                .say(format!("{what}: over, {why}: would be forgotten"));
+            return Said(format!("{what}: would be forgotten"));
         }
         match markers::remove(&self.settings.paths, marker) {
-            Ok(()) => self.report.did(format!("{what}: over, {why}: forgotten")),
-            Err(error) => self
-                .report
-                .left(format!("{what}: over, {why}: cannot be forgotten: {error}")),
+            Ok(()) => Did(format!("{what}: forgotten")),
+            Err(error) => Left(format!("{what}: cannot be forgotten: {error}")),
         }
     }
 
-    fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn Controller) {
+    fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn Controller) -> Told {
         if self.dry {
-            return self
-                .report
-                .say(format!("{what}: stands: would be lifted after a clean recheck"));
+            return Said(format!("{what}: stands: would be lifted after a clean recheck"));
         }
         let left: Vec<String> = self.unfinished.iter().cloned().collect();
         let check = Recheck {
@@ -447,11 +433,11 @@ impl<'a> Run<'a> {
             left: &left,
         };
         if let Err(why) = recheck(&mut self.node, marker, &check) {
-            return self.report.left(format!("{what}: stays: {why}"));
+            return Left(format!("{what}: stays: {why}"));
         }
         match drain::lift(&self.settings.paths, marker, controller) {
-            Ok(()) => self.report.did(format!("{what}: lifted after a clean recheck")),
-            Err(why) => self.report.left(format!("{what}: not lifted: {why}")),
+            Ok(()) => Did(format!("{what}: lifted after a clean recheck")),
+            Err(why) => Left(format!("{what}: not lifted: {why}")),
         }
     }
 }

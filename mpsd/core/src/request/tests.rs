@@ -550,7 +550,7 @@ fn account_and_resource_add_up_or_contradict() {
 #[test]
 fn a_task_with_one_daemon_for_each_gpu_cannot_see_another() {
     for bind in ["none", "cyclic+peers"] {
-        let refused = Request::from_account(&format!("MPS=per-gpu,MPS_BIND={bind}")).unwrap_err();
+        let refused = Request::from_account(format!("MPS=per-gpu,MPS_BIND={bind}")).unwrap_err();
         assert!(
             refused.to_string().contains(&format!("MPS_BIND={bind}")),
             "{refused}"

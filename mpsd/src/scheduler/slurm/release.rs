@@ -1,10 +1,10 @@
 //! The release of the Slurm that is here, and the one that a plugin is stamped for: the four bytes of its dynamic symbol
-//! `plugin_version`, which is all that Slurm compares (docs/facts/slurm.md#version-of-a-plugin). 64-bit little endian ELF
-//! (System V gABI).
+//! `plugin_version`, which is all that Slurm compares (docs/facts/slurm.md#version-of-a-plugin).
 
 use super::commands::Installation;
 use crate::scheduler::host::Host;
 use mpsd_core::trusted::open_trusted;
+use object::{Object, ObjectSection, ObjectSymbol};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,13 +15,11 @@ const VERSION_PROGRAMS: [&str; 4] = ["../sbin/slurmd", "slurmd", "sinfo", "srun"
 
 /// Largest plugin that is read, bytes; ours stays below 1 MiB stripped.
 const LARGEST: usize = 64 << 20;
-const SYMBOL: &[u8] = b"plugin_version\0";
-const SHT_DYNSYM: usize = 11;
-/// Size of an entry of the dynamic symbol table.
-const ENTRY: usize = 24;
+const SYMBOL: &str = "plugin_version";
 
 /// A release of Slurm as far as a plugin depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
+#[display("{major:02}.{minor:02}")]
 pub(super) struct Release {
     major: u8,
     minor: u8,
@@ -55,12 +53,6 @@ impl Release {
     }
 }
 
-impl std::fmt::Display for Release {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:02}.{:02}", self.major, self.minor)
-    }
-}
-
 /// The release of `slurm`: the running daemon's program's, else that of the first of its programs that says one.
 pub(super) fn installed(slurm: &Installation, host: &dyn Host) -> Option<Release> {
     all_installed(slurm, host).first().copied()
@@ -90,41 +82,17 @@ pub(super) fn stamp_of(file: &Path) -> Result<Release, String> {
         .and_then(|file| file.read(LARGEST))
         .map_err(|e| e.to_string())?;
     let stamp = stamp(&bytes).ok_or_else(|| format!("'{}' is no Slurm plugin", file.display()))?;
-    let byte = |shift: usize| u8::try_from(stamp >> shift & 0xff).unwrap_or(0);
-    Ok(Release {
-        major: byte(16),
-        minor: byte(8),
-    })
+    let [_, minor, major, _] = stamp.to_le_bytes();
+    Ok(Release { major, minor })
 }
 
-fn stamp(bytes: &[u8]) -> Option<usize> {
-    if bytes.get(..6)? != b"\x7fELF\x02\x01" {
-        return None;
-    }
-    let (at, each, count) = (word(bytes, 40, 8)?, word(bytes, 58, 2)?, word(bytes, 60, 2)?);
-    let section = |number: usize| at.checked_add(number.checked_mul(each)?);
-    let table = (0..count)
-        .filter_map(section)
-        .find(|head| word(bytes, head + 4, 4) == Some(SHT_DYNSYM))?;
-    let strings = word(bytes, section(word(bytes, table + 40, 4)?)? + 24, 8)?;
-    let (first, size) = (word(bytes, table + 24, 8)?, word(bytes, table + 32, 8)?);
-    let symbol = (0..size / ENTRY)
-        .map(|number| first + number * ENTRY)
-        .find(|symbol| {
-            let name = word(bytes, *symbol, 4).and_then(|name| bytes.get(strings.checked_add(name)?..));
-            word(bytes, symbol + 6, 2) != Some(0) && name.is_some_and(|name| name.starts_with(SYMBOL))
-        })?;
-    let home = section(word(bytes, symbol + 6, 2)?)?;
-    let within = word(bytes, symbol + 8, 8)?.checked_sub(word(bytes, home + 16, 8)?)?;
-    word(bytes, word(bytes, home + 24, 8)?.checked_add(within)?, 4)
-}
-
-/// The little endian number of `size` bytes at `at`.
-fn word(bytes: &[u8], at: usize, size: usize) -> Option<usize> {
-    let part = bytes.get(at..at.checked_add(size)?)?;
-    part.iter().rev().try_fold(0_usize, |number, byte| {
-        number.checked_mul(256)?.checked_add(usize::from(*byte))
-    })
+fn stamp(bytes: &[u8]) -> Option<u32> {
+    let file = object::File::parse(bytes).ok()?;
+    let mut symbols = file.dynamic_symbols();
+    let symbol = symbols.find(|symbol| symbol.is_definition() && symbol.name() == Ok(SYMBOL))?;
+    let section = file.section_by_index(symbol.section_index()?).ok()?;
+    let stamp = section.data_range(symbol.address(), 4).ok()??;
+    Some(u32::from_le_bytes(stamp.try_into().ok()?))
 }
 
 #[cfg(test)]
