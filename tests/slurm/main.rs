@@ -46,6 +46,7 @@ const GROUPS: &[runner::Group] = &[
     devices::PARTIAL_FREE,
     devices::FIRST,
     stack::GROUP,
+    stack::CONFIGLESS,
     leftovers::GROUP,
     burst::GROUP,
 ];

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use super::client::User;
+use super::client::{Finished, User};
 use super::conf;
 use super::host::{
     cgroups_of_slurmd, free_ports, fresh_cgroup, fresh_directory, program, program_beside,
@@ -157,7 +157,6 @@ impl Bed {
             // The daemons would listen on the machine's address only, and the nodes are reached on loopback.
             slurm = slurm.replace("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n", "");
         }
-        fs::write(etc.join("slurm.conf"), &slurm)?;
         if self.options.configless {
             // The nodes look for plugstack.conf beside the slurm.conf that they were sent.
             slurm = slurm
@@ -166,6 +165,7 @@ impl Bed {
                 .fold(String::new(), |all, line| all + line + "\n");
             self.make_mount_points()?;
         }
+        fs::write(etc.join("slurm.conf"), &slurm)?;
         if !self.options.plain_nodes.is_empty() {
             let plain = slurm.lines().filter(|line| !line.starts_with(STACK));
             let none = format!("{STACK}={}/no-plugstack.conf\n", etc.display());
@@ -264,6 +264,20 @@ impl Bed {
         ];
         let argv = [&self.with_private_dev(node)?[..], &argv, &source].concat();
         self.start_daemon(node, argv, env)
+    }
+
+    /// A command of root's among the mounts of a node's `slurmd`, with no variable that names a configuration.
+    pub fn on_node(&self, node: &str, argv: &[&str]) -> Result<Finished> {
+        let pid = self.daemon(node).context("no slurmd")?.to_string();
+        let before = [
+            "env",
+            "--unset=SLURM_CONF",
+            "nsenter",
+            "--mount",
+            "--target",
+            &pid,
+        ];
+        self.root(&[&before, argv].concat())
     }
 
     /// Ends the `slurmd` of a node and waits for it. Running steps stay.

@@ -2,7 +2,7 @@
 
 use super::conf::FETCHED;
 use crate::scheduler::host::{self, Host, ThisHost};
-use crate::sys::process::{Process, ProcessId, ProcessTable, Stat};
+use crate::sys::process::{Process, ProcessId, ProcessTable, Stat, State};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ impl Slurmd {
         found.into_iter().next()
     }
 
-    /// `None`: it is gone, not root's, or in a container.
+    /// `None`: it has ended, is not root's, or is in a container.
     fn read(stat: &Stat, uid: u32) -> Option<Self> {
         let id = stat.id;
         let process = id.open()?;
@@ -62,7 +62,7 @@ impl Slurmd {
             let cgroups = process.cgroups().unwrap_or_default();
             cgroups.iter().any(|one| one.path == Path::new(CONTROLLER))
         };
-        if uid != 0 && !of_controller() {
+        if stat.state == State::Defunct || uid != 0 && !of_controller() {
             return None;
         }
         let place = |name: &str| PathBuf::from(format!("/proc/{}/{name}", id.pid));
