@@ -53,9 +53,8 @@ fn garbled(what: impl Into<String>, why: impl ToString) -> Failure {
 
 /// Opens `path`, making its last components if need be: `/run/mpsd/jobs` after a boot without tmpfiles.
 fn make(path: &Path) -> Result<Dir, Failure> {
-    match Dir::open(path) {
-        Err(error) if error.is_absent() => {}
-        other => return other.map_err(fault),
+    if let Some(dir) = find(path)? {
+        return Ok(dir);
     }
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Fault::new(
@@ -73,11 +72,7 @@ fn make(path: &Path) -> Result<Dir, Failure> {
 
 /// `path`, if it is there.
 fn find(path: &Path) -> Result<Option<Dir>, Failure> {
-    match Dir::open(path) {
-        Ok(dir) => Ok(Some(dir)),
-        Err(error) if error.is_absent() => Ok(None),
-        Err(error) => Err(fault(error)),
-    }
+    Dir::find(path).map_err(fault)
 }
 
 fn job_dir(node: &RealNode, job: &JobId) -> Result<Dir, Failure> {

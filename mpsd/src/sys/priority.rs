@@ -9,7 +9,7 @@ use super::process::Process;
 use super::raw;
 use nix::libc;
 use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
+use rustix::process::{Pid, setpriority_process};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The lowest real-time priority: above every ordinary process, below whatever the site runs in real time.
@@ -20,25 +20,16 @@ const FIRST: i32 = -20;
 /// Whether this program raised itself, for [`hand_down`].
 static RAISED: AtomicBool = AtomicBool::new(false);
 
-/// How far [`raise`] came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Raised {
-    /// Before every process that is not in real time itself, in all cgroups and autogroups.
-    RealTime,
-    /// Before most of its own cgroup and autogroup: real time is not to be had in this cgroup, or a filter forbids it.
-    Nice,
-    /// Not at all: no CAP_SYS_NICE.
-    Not,
-}
-
 /// Puts this process (its calling thread) before all ordinary ones. For programs of root's with a deadline: they wait far more
 /// than they compute, and the kernel leaves the others 5 % of a CPU in any case (`sched_rt_runtime_us`).
 ///
 /// No child inherits it, whoever it runs as (SCHED_RESET_ON_FORK); those that do root's work get it by [`hand_down`]. No
 /// error: who cannot have it works as before.
-pub fn raise() -> Raised {
+///
+/// False where it is not to be had at all.
+pub fn raise() -> bool {
     let raised = put_first(0);
-    RAISED.store(raised != Raised::Not, Ordering::Relaxed);
+    RAISED.store(raised, Ordering::Relaxed);
     raised
 }
 
@@ -50,18 +41,18 @@ pub(super) fn hand_down(child: i32) {
     }
 }
 
-fn put_first(thread: i32) -> Raised {
+/// Puts a thread before every process that is not in real time itself, in all cgroups and autogroups; where real time is not
+/// to be had in this cgroup, or a filter forbids it, before most of its own cgroup and autogroup. False: neither is to be had,
+/// without CAP_SYS_NICE.
+fn put_first(thread: i32) -> bool {
     let reset = libc::SCHED_RESET_ON_FORK;
     if raw::set_scheduler(thread, libc::SCHED_RR | reset, LOWEST).is_ok() {
-        return Raised::RealTime;
+        return true;
     }
     // Refused as well where systemd's RestrictRealtime= is in force; there the unit has set it before.
     let _ = raw::set_scheduler(thread, libc::SCHED_OTHER | reset, 0);
     let inherited = raw::scheduler(thread).map_or(true, |policy| policy & reset == 0);
-    if inherited || raw::set_nice(thread, FIRST).is_err() {
-        return Raised::Not;
-    }
-    Raised::Nice
+    !inherited && setpriority_process(Pid::from_raw(thread), FIRST).is_ok()
 }
 
 /// Makes `process` ordinary again: scheduling class SCHED_OTHER, nice 0, every CPU that its cpuset has, an autogroup of nice 0,
@@ -78,9 +69,9 @@ pub fn normalise(process: &Process) {
     for (thread, _) in process.living_threads().unwrap_or_default() {
         // The thread's number was read through the descriptor of its process; it may end before these three calls, and they then
         // find nobody.
-        let _ = raw::set_scheduler(thread, libc::SCHED_OTHER, 0)
-            .and_then(|()| raw::set_nice(thread, 0))
-            .and_then(|()| sched_setaffinity(Pid::from_raw(thread), &everywhere));
+        let _ = raw::set_scheduler(thread, libc::SCHED_OTHER, 0);
+        let _ = setpriority_process(Pid::from_raw(thread), 0);
+        let _ = sched_setaffinity(nix::unistd::Pid::from_raw(thread), &everywhere);
     }
     let _ = process.write("autogroup", "0");
 }

@@ -1,11 +1,17 @@
-//! Kernel calls that nix does not wrap, each as a function safe to call. Nothing here allocates, so that the
+//! Kernel calls that neither nix nor rustix wraps, each as a function safe to call. Nothing here allocates, so that the
 //! child of a fork may use it.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::SigSet;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom, openat};
+use rustix::process::{Pid, PidfdFlags};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities,
+};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,38 +100,10 @@ pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
     Ok((pid != 0).then_some(pid as i32))
 }
 
-/// Sets real, effective and saved user id of this thread by the system call itself: the C library's function would ask
-/// all other threads to follow, and a forked child has none.
-pub(super) fn set_user(uid: u32) -> Result<(), Errno> {
-    // SAFETY: integers only.
-    Errno::result(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
-}
-
-/// Sets the effective user id alone; as [`set_user`].
-pub(super) fn set_effective_user(uid: u32) -> Result<(), Errno> {
-    let same = u32::MAX;
-    // SAFETY: integers only.
-    Errno::result(unsafe { libc::syscall(libc::SYS_setresuid, same, uid, same) }).map(drop)
-}
-
-/// Sets real, effective and saved group id; as [`set_user`].
-pub(super) fn set_group(gid: u32) -> Result<(), Errno> {
-    // SAFETY: integers only.
-    Errno::result(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) }).map(drop)
-}
-
-/// Sets the supplementary groups; as [`set_user`].
-pub(super) fn set_groups(groups: &[libc::gid_t]) -> Result<(), Errno> {
-    // SAFETY: the slice is live and its true length is given.
-    Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(drop)
-}
-
 /// A descriptor of process `pid`; ENOSYS before Linux 5.3.
-pub(super) fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
-    // SAFETY: two integers go in, a descriptor or -1 comes out.
-    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    // SAFETY: the kernel has just made this descriptor (with close-on-exec) for us; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+pub(super) fn pidfd_open(pid: i32) -> rustix::io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH)?;
+    rustix::process::pidfd_open(pid, PidfdFlags::empty())
 }
 
 /// Signals the process behind `pidfd`; `number` 0 only looks.
@@ -134,21 +112,6 @@ pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Err
     // SAFETY: the descriptor is borrowed for the call; a null siginfo means "as kill(2)".
     let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), number, none, 0) };
     Errno::result(done).map(drop)
-}
-
-/// Device and inode of the file that `name` in `directory` leads to, as the kernel remembers them: no file system is asked
-/// (statx(2), `AT_STATX_DONT_SYNC`), so that neither a server on the network nor a user's process behind FUSE can hang us.
-pub(super) fn remembered_file(directory: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<(u64, u64), Errno> {
-    // SAFETY: `statx` is plain integers, for which zero is a value.
-    let mut about: libc::statx = unsafe { std::mem::zeroed() };
-    let (flags, mask) = (libc::AT_STATX_DONT_SYNC, libc::STATX_INO);
-    // SAFETY: descriptor, name and `about` live for the whole call.
-    let done = unsafe { libc::statx(directory.as_raw_fd(), name.as_ptr(), flags, mask, &raw mut about) };
-    Errno::result(done)?;
-    Ok((
-        libc::makedev(about.stx_dev_major, about.stx_dev_minor),
-        about.stx_ino,
-    ))
 }
 
 /// Blocks every signal in this thread; returns the mask that was set before.
@@ -219,60 +182,34 @@ pub(super) fn close_all_except(keep: &[RawFd]) {
 /// [`close_all_except`] by the list in `/proc/self/fd`; where that cannot be read, each number up to the limit of open
 /// files.
 fn close_listed(keep: &[RawFd]) {
-    const RECORD: usize = 19; // offset of d_name in struct linux_dirent64
-    // SAFETY: a constant string that ends in NUL.
-    let list = unsafe { libc::open(c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY) };
-    let close_one = |fd: RawFd| {
-        if fd >= 3 && fd != list && !keep.contains(&fd) {
-            // SAFETY: as in `close_range`: nothing in this child uses the descriptor any more.
-            unsafe { libc::close(fd) };
-        }
-    };
-    if list < 0 {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let list = openat(CWD, c"/proc/self/fd", flags, Mode::empty());
+    let own = list.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+    let is_meant = |fd: &RawFd| *fd >= 3 && *fd != own && !keep.contains(fd);
+    // SAFETY: as in `close_range`: nothing in this child uses the descriptor any more.
+    let close = |fd: RawFd| unsafe { rustix::io::close(fd) };
+    let Ok(list) = list else {
         // SAFETY: a constant name goes in, a number comes out.
         let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) }.clamp(256, 1 << 20) as RawFd;
-        (3..limit).for_each(close_one);
-        return;
-    }
+        return (3..limit).filter(is_meant).for_each(close);
+    };
     // Closing while reading makes the list skip entries: read again until a pass closes nothing.
-    let mut buffer = [0u8; 4096];
+    let mut buffer = [MaybeUninit::uninit(); 4096];
     for _ in 0..64 {
         let mut closed = 0;
-        // SAFETY: rewinding our own descriptor.
-        unsafe { libc::lseek(list, 0, libc::SEEK_SET) };
-        loop {
-            // SAFETY: the buffer is ours and its true length is given.
-            let got = unsafe { libc::syscall(libc::SYS_getdents64, list, buffer.as_mut_ptr(), buffer.len()) };
-            let Ok(got @ 1..) = usize::try_from(got) else {
-                break;
-            };
-            let mut at = 0;
-            while let Some(record) = buffer.get(at..got).filter(|rest| rest.len() > RECORD) {
-                let length = usize::from(u16::from_ne_bytes([record[16], record[17]]));
-                if let Some(fd) = number(record.get(RECORD..length).unwrap_or_default()) {
-                    closed += usize::from(fd >= 3 && fd != list && !keep.contains(&fd));
-                    close_one(fd);
-                }
-                at += length.max(RECORD);
+        let _ = rustix::fs::seek(&list, SeekFrom::Start(0));
+        let mut entries = RawDir::new(&list, &mut buffer);
+        while let Some(Ok(entry)) = entries.next() {
+            let number = entry.file_name().to_str().ok().and_then(|name| name.parse().ok());
+            if let Some(fd) = number.filter(is_meant) {
+                close(fd);
+                closed += 1;
             }
         }
         if closed == 0 {
             break;
         }
     }
-    // SAFETY: our own descriptor, last used above.
-    unsafe { libc::close(list) };
-}
-
-/// The decimal number at the start of a NUL-terminated name.
-fn number(name: &[u8]) -> Option<RawFd> {
-    let digits = name.split(|byte| *byte == 0).next()?;
-    if digits.is_empty() || digits.len() > 9 {
-        return None;
-    }
-    digits.iter().try_fold(0, |sum, byte| {
-        byte.is_ascii_digit().then(|| sum * 10 + RawFd::from(byte - b'0'))
-    })
 }
 
 /// Makes `target` a copy of `source` that survives exec.
@@ -301,32 +238,20 @@ pub(super) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
 
 /// Empties the ambient, inheritable, permitted and effective capability sets and proves it. EINVAL for the
 /// ambient set is a kernel without one.
-pub(super) fn drop_capabilities() -> Result<(), Errno> {
-    #[repr(C)]
-    struct Header {
-        version: u32,
-        pid: i32,
-    }
-    let mut header = Header {
-        version: 0x2008_0522,
-        pid: 0,
-    }; // _LINUX_CAPABILITY_VERSION_3
-    let mut sets = [[0u32; 3]; 2];
-    // SAFETY: constants only.
-    let ambient = unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
-    match Errno::result(ambient) {
-        Ok(_) | Err(Errno::EINVAL) => {}
+pub(super) fn drop_capabilities() -> rustix::io::Result<()> {
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    match clear_ambient_capability_set() {
+        Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(error) => return Err(error),
     }
-    // SAFETY: header and the two words of three sets have the layout of version 3 (capget(2)).
-    Errno::result(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, &raw const sets) })?;
-    sets = [[u32::MAX; 3]; 2];
-    // SAFETY: as above; the kernel writes both words.
-    Errno::result(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, &raw mut sets) })?;
-    if sets == [[0u32; 3]; 2] {
-        Ok(())
-    } else {
-        Err(Errno::EPERM)
+    set_capabilities(None, none)?;
+    match capabilities(None)? == none {
+        true => Ok(()),
+        false => Err(rustix::io::Errno::PERM),
     }
 }
 
@@ -431,13 +356,6 @@ pub(super) fn set_scheduler(thread: i32, policy: i32, priority: i32) -> Result<(
 pub(super) fn scheduler(thread: i32) -> Result<i32, Errno> {
     // SAFETY: an integer goes in, an integer comes out.
     Errno::result(unsafe { libc::sched_getscheduler(thread) })
-}
-
-/// Sets the nice value of a thread (0: the calling one).
-pub(super) fn set_nice(thread: i32, nice: i32) -> Result<(), Errno> {
-    let thread = libc::id_t::try_from(thread).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: integers only.
-    Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) }).map(drop)
 }
 
 /// Writes all of `bytes` to standard error without taking a lock, as far as it goes.

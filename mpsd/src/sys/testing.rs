@@ -17,3 +17,9 @@ pub(super) const STRANGER: u32 = 54_321;
 pub(super) fn soon() -> Deadline {
     Deadline::after_ms(10_000)
 }
+
+/// Makes the calling thread a process of this user's.
+pub(super) fn become_user(uid: u32) {
+    let uid = rustix::process::Uid::from_raw(uid);
+    rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+}

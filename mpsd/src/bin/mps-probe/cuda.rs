@@ -4,13 +4,14 @@
 //! first. Contexts and queries go through cudarc's safe layer; memory goes through `cuMemAlloc` itself, because
 //! the safe layer allocates from a pool, whose granularity is not the one the pinned memory limit is known for.
 
-use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::driver::{CudaContext, safe};
 use serde::Serialize;
+
+use crate::report::Facts;
 
 /// One MiB in bytes.
 pub const MIB: u64 = 1 << 20;
@@ -22,7 +23,8 @@ pub const STEP_MIB: u64 = 64;
 const MEMSET_BYTES: usize = 1 << 20;
 
 /// An error of the CUDA driver, in the driver's words and in plain ones.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, thiserror::Error)]
+#[error("{call}: CUDA error {code} {name}: {meaning}")]
 pub struct CudaFailure {
     /// The call that failed.
     pub call: &'static str,
@@ -35,15 +37,15 @@ pub struct CudaFailure {
 }
 
 impl CudaFailure {
-    fn new(call: &'static str, error: DriverError) -> Self {
-        let name = match error.error_name() {
-            Ok(name) => name.to_string_lossy().into_owned(),
-            Err(_) => format!("{:?}", error.0),
-        };
-        Self {
+    /// For `map_err`: `call` failed.
+    fn of(call: &'static str) -> impl FnOnce(DriverError) -> Self {
+        move |error| Self {
             call,
             code: error.0 as u32,
-            name,
+            name: match error.error_name() {
+                Ok(name) => name.to_string_lossy().into_owned(),
+                Err(_) => format!("{:?}", error.0),
+            },
             meaning: meaning(error.0 as u32),
         }
     }
@@ -51,16 +53,6 @@ impl CudaFailure {
     /// Whether the error says that this process has no GPU at all, as against one that went wrong.
     pub fn means_no_device(&self) -> bool {
         matches!(self.code, 34 | 100 | 803 | 804)
-    }
-}
-
-impl fmt::Display for CudaFailure {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            out,
-            "{}: CUDA error {} {}: {}",
-            self.call, self.code, self.name, self.meaning
-        )
     }
 }
 
@@ -91,28 +83,6 @@ fn meaning(code: u32) -> &'static str {
     }
 }
 
-/// What the driver tells of one visible device.
-#[derive(Debug, Clone)]
-pub struct Facts {
-    pub uuid: String,
-    pub name: String,
-    /// Multiprocessors that this process may use: under MPS its share, else all of them.
-    pub sms: u32,
-    /// The driver's own word whether contexts here are shared through MPS; none before driver 545.
-    pub mps_attribute: Option<bool>,
-    /// `cuMemGetInfo`, bytes: under a memory limit, `free` counts down from the limit.
-    pub free: u64,
-    pub total: u64,
-}
-
-/// How far [`Device::allocatable`] came.
-#[derive(Debug, Clone, Copy)]
-pub struct Allocated {
-    pub mib: u64,
-    /// The cap ended it, not the driver: there may be more.
-    pub capped: bool,
-}
-
 /// A device with this process's context on it.
 #[derive(Debug)]
 pub struct Device {
@@ -129,48 +99,39 @@ pub fn library_present() -> bool {
 
 /// Number of devices that this process sees.
 pub fn device_count() -> Result<u32, CudaFailure> {
-    result::init().map_err(|e| CudaFailure::new("cuInit", e))?;
-    let count = result::device::get_count().map_err(|e| CudaFailure::new("cuDeviceGetCount", e))?;
+    result::init().map_err(CudaFailure::of("cuInit"))?;
+    let count = result::device::get_count().map_err(CudaFailure::of("cuDeviceGetCount"))?;
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
 impl Device {
     /// Opens the context: here the client meets the MPS daemon, or runs without one.
     pub fn open(index: u32) -> Result<Self, CudaFailure> {
-        let context = safe::CudaContext::new(index as usize)
-            .map_err(|e| CudaFailure::new("cuDevicePrimaryCtxRetain", e))?;
+        let context =
+            safe::CudaContext::new(index as usize).map_err(CudaFailure::of("cuDevicePrimaryCtxRetain"))?;
         Ok(Self { context })
     }
 
     pub fn facts(&self) -> Result<Facts, CudaFailure> {
-        let attribute = |name, id| self.context.attribute(id).map_err(|e| CudaFailure::new(name, e));
-        let sms = attribute(
-            "cuDeviceGetAttribute(MULTIPROCESSOR_COUNT)",
-            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-        )?;
-        let uuid = self
+        let sms = self
             .context
-            .uuid()
-            .map_err(|e| CudaFailure::new("cuDeviceGetUuid", e))?;
-        let (free, total) = self
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+            .map_err(CudaFailure::of("cuDeviceGetAttribute(MULTIPROCESSOR_COUNT)"))?;
+        let uuid = self.context.uuid().map_err(CudaFailure::of("cuDeviceGetUuid"))?;
+        let memory = self.context.mem_get_info();
+        let (free, total) = memory.map_err(CudaFailure::of("cuMemGetInfo"))?;
+        let name = self.context.name();
+        // An older driver does not know the attribute: that is no error of the client.
+        let mps = self
             .context
-            .mem_get_info()
-            .map_err(|e| CudaFailure::new("cuMemGetInfo", e))?;
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
         Ok(Facts {
             uuid: uuid_text(&uuid),
-            name: self
-                .context
-                .name()
-                .map_err(|e| CudaFailure::new("cuDeviceGetName", e))?,
+            name: name.map_err(CudaFailure::of("cuDeviceGetName"))?,
             sms: u32::try_from(sms).unwrap_or(0),
-            // An older driver does not know the attribute: that is no error of the client.
-            mps_attribute: self
-                .context
-                .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
-                .ok()
-                .map(|value| value != 0),
-            free: free as u64,
-            total: total as u64,
+            total_mib: total as u64 / MIB,
+            free_mib: free as u64 / MIB,
+            mps_attribute: mps.ok().map(|value| value != 0),
         })
     }
 
@@ -186,19 +147,19 @@ impl Device {
     }
 
     /// Allocates in steps of [`STEP_MIB`] until the driver refuses or `cap_mib` is reached; everything is freed
-    /// before it returns.
-    pub fn allocatable(&self, cap_mib: u64) -> Result<Allocated, CudaFailure> {
+    /// before it returns. How much that was, in MiB, and whether the cap ended it: there may be more then.
+    pub fn allocatable(&self, cap_mib: u64) -> Result<(u64, bool), CudaFailure> {
         self.bind()?;
         let mut held = Vec::new();
         loop {
             let mib = held.len() as u64 * STEP_MIB;
             if mib + STEP_MIB > cap_mib {
-                return Ok(Allocated { mib, capped: true });
+                return Ok((mib, true));
             }
             match Block::new((STEP_MIB * MIB) as usize) {
                 Ok(block) => held.push(block),
                 Err(e) if e.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32 => {
-                    return Ok(Allocated { mib, capped: false });
+                    return Ok((mib, false));
                 }
                 Err(e) => return Err(e),
             }
@@ -208,7 +169,7 @@ impl Device {
     fn bind(&self) -> Result<(), CudaFailure> {
         self.context
             .bind_to_thread()
-            .map_err(|e| CudaFailure::new("cuCtxSetCurrent", e))
+            .map_err(CudaFailure::of("cuCtxSetCurrent"))
     }
 }
 
@@ -222,7 +183,7 @@ impl Block {
     #[allow(unsafe_code)]
     fn new(bytes: usize) -> Result<Self, CudaFailure> {
         // SAFETY: a plain cuMemAlloc; the pointer lives in the Block alone and is read by the driver only.
-        let pointer = unsafe { result::malloc_sync(bytes) }.map_err(|e| CudaFailure::new("cuMemAlloc", e))?;
+        let pointer = unsafe { result::malloc_sync(bytes) }.map_err(CudaFailure::of("cuMemAlloc"))?;
         Ok(Self { pointer, bytes })
     }
 
@@ -230,7 +191,7 @@ impl Block {
     fn fill(&self, pattern: u8) -> Result<(), CudaFailure> {
         // SAFETY: `pointer` is a live allocation of `bytes` bytes.
         unsafe { result::memset_d8_sync(self.pointer, pattern, self.bytes) }
-            .map_err(|e| CudaFailure::new("cuMemsetD8", e))
+            .map_err(CudaFailure::of("cuMemsetD8"))
     }
 
     #[allow(unsafe_code)]
@@ -238,7 +199,7 @@ impl Block {
         let part = into.len().min(self.bytes);
         // SAFETY: `pointer` is live for `bytes` bytes, and the copy is as long as the shorter of the two.
         unsafe { result::memcpy_dtoh_sync(&mut into[..part], self.pointer) }
-            .map_err(|e| CudaFailure::new("cuMemcpyDtoH", e))
+            .map_err(CudaFailure::of("cuMemcpyDtoH"))
     }
 }
 

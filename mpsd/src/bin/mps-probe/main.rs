@@ -15,11 +15,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
-use cuda::{CudaFailure, Device, MIB};
+use cuda::{CudaFailure, Device};
 use mpsd::cli::programs::Probe as Options;
 use mpsd_core::environment::rank;
 use nix::unistd;
-use report::{Expectation, GpuReport, Report};
+use report::{GpuReport, Report};
 use witness::Witness;
 
 /// What the thread that talks to CUDA tells the one that keeps the time.
@@ -40,6 +40,12 @@ enum Problem {
 }
 
 impl Problem {
+    /// For `map_err`: a call for this GPU failed.
+    fn of(index: u32) -> impl FnOnce(CudaFailure) -> Self {
+        let gpu = Some(index);
+        move |failure| Self::Cuda { gpu, failure }
+    }
+
     fn exit_code(&self) -> u8 {
         match self {
             Self::NoCuda(_) => 2,
@@ -131,10 +137,7 @@ fn probe(options: &Options, steps: &Sender<Step>) -> Result<(), Problem> {
     if options.hold > 0 {
         thread::sleep(Duration::from_secs(options.hold));
         for (index, device) in &devices {
-            if !device.memset_checked(0x5a).map_err(|failure| Problem::Cuda {
-                gpu: Some(*index),
-                failure,
-            })? {
+            if !device.memset_checked(0x5a).map_err(Problem::of(*index))? {
                 return Err(Problem::Wrong(format!(
                     "GPU {index}: memory read back wrong after the hold"
                 )));
@@ -158,31 +161,16 @@ fn open(options: &Options) -> Result<Vec<(u32, Device)>, Problem> {
     }
     wanted
         .into_iter()
-        .map(|index| match Device::open(index) {
-            Ok(device) => Ok((index, device)),
-            Err(failure) => Err(Problem::Cuda {
-                gpu: Some(index),
-                failure,
-            }),
-        })
+        .map(|index| Ok((index, Device::open(index).map_err(Problem::of(index))?)))
         .collect()
 }
 
 fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Result<Report, Problem> {
     let witness = Witness::new(options.nvml.as_deref());
-    let expected = Expectation {
-        mps: options.require_mps,
-        sms: options.expect_sms,
-        memory_mib: options.expect_mem,
+    let look = |(index, device): &(u32, Device)| {
+        look(options, *index, device, &witness).map_err(Problem::of(*index))
     };
-    let mut gpus = Vec::new();
-    for (index, device) in devices {
-        let gpu = look(options, *index, device, &witness).map_err(|failure| Problem::Cuda {
-            gpu: Some(*index),
-            failure,
-        })?;
-        gpus.push(gpu);
-    }
+    let gpus: Vec<GpuReport> = devices.iter().map(look).collect::<Result<_, _>>()?;
     Ok(Report {
         host: unistd::gethostname()
             .map(|name| name.to_string_lossy().into_owned())
@@ -194,10 +182,7 @@ fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Res
             .map(|path| path.to_string_lossy().into_owned()),
         under_mps: gpus.iter().all(GpuReport::under_mps),
         context_ms,
-        unmet: gpus
-            .iter()
-            .flat_map(|gpu| report::unmet(gpu, &expected))
-            .collect(),
+        unmet: gpus.iter().flat_map(|gpu| report::unmet(gpu, options)).collect(),
         gpus,
     })
 }
@@ -213,14 +198,9 @@ fn look(options: &Options, index: u32, device: &Device, witness: &Witness) -> Re
     Ok(GpuReport {
         index,
         mps_listed: witness.lists(&facts.uuid, std::process::id()),
-        uuid: facts.uuid,
-        name: facts.name,
-        sms: facts.sms,
-        total_mib: facts.total / MIB,
-        free_mib: facts.free / MIB,
-        mps_attribute: facts.mps_attribute,
-        allocatable_mib: allocated.map(|a| a.mib),
-        allocation_capped: allocated.is_some_and(|a| a.capped),
+        facts,
+        allocatable_mib: allocated.map(|(mib, _)| mib),
+        allocation_capped: allocated.is_some_and(|(_, capped)| capped),
         memset_ok,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use mpsd::cli::programs::Probe as Options;
 use serde::Serialize;
 
 /// How much less than the memory limit a client may get, in MiB: its context counts against the limit (73 to
@@ -30,13 +31,8 @@ pub struct Report {
 #[derive(Debug, Clone, Serialize)]
 pub struct GpuReport {
     pub index: u32,
-    pub uuid: String,
-    pub name: String,
-    pub sms: u32,
-    pub total_mib: u64,
-    pub free_mib: u64,
-    /// The driver's attribute MPS_ENABLED; none where the driver does not know it.
-    pub mps_attribute: Option<bool>,
+    #[serde(flatten)]
+    pub facts: Facts,
     /// Whether NVML lists this pid among the device's MPS clients; none where NVML could not be asked.
     pub mps_listed: Option<bool>,
     /// How much could be allocated, in MiB; none where it was not tried.
@@ -46,42 +42,47 @@ pub struct GpuReport {
     pub memset_ok: bool,
 }
 
+/// What the driver tells of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Facts {
+    pub uuid: String,
+    pub name: String,
+    /// Multiprocessors that this process may use: under MPS its share, else all of them.
+    pub sms: u32,
+    pub total_mib: u64,
+    /// Under a memory limit it counts down from the limit.
+    pub free_mib: u64,
+    /// The driver's own word whether contexts here are shared through MPS (MPS_ENABLED); none before driver 545.
+    pub mps_attribute: Option<bool>,
+}
+
 impl GpuReport {
     /// Either witness is enough: NVML cannot know the pid of a client in its own pid namespace, and older drivers lack
     /// the attribute. Neither speaks for a client that found no daemon.
     pub fn under_mps(&self) -> bool {
-        self.mps_attribute == Some(true) || self.mps_listed == Some(true)
+        self.facts.mps_attribute == Some(true) || self.mps_listed == Some(true)
     }
-}
-
-/// What the caller expects.
-#[derive(Debug, Clone, Default)]
-pub struct Expectation {
-    pub mps: bool,
-    pub sms: Option<u32>,
-    /// The memory limit in MiB.
-    pub memory_mib: Option<u64>,
 }
 
 /// The expectations that `gpu` does not meet.
-pub fn unmet(gpu: &GpuReport, expected: &Expectation) -> Vec<String> {
+pub fn unmet(gpu: &GpuReport, expected: &Options) -> Vec<String> {
     let mut found = Vec::new();
-    let name = format!("GPU {} {:?}", gpu.index, gpu.uuid);
+    let name = format!("GPU {} {:?}", gpu.index, gpu.facts.uuid);
     if !gpu.memset_ok {
         found.push(format!("{name}: what was read back is not what was written"));
     }
-    if expected.mps && !gpu.under_mps() {
+    if expected.require_mps && !gpu.under_mps() {
         found.push(format!("{name}: the context does not go through MPS"));
     }
-    if let Some(sms) = expected.sms
-        && gpu.sms != sms
+    if let Some(sms) = expected.expect_sms
+        && gpu.facts.sms != sms
     {
         found.push(format!(
             "{name}: {} multiprocessors are visible, {sms} were expected",
-            gpu.sms
+            gpu.facts.sms
         ));
     }
-    if let Some(limit) = expected.memory_mib {
+    if let Some(limit) = expected.expect_mem {
         let least = limit.saturating_sub(MEMORY_MARGIN_MIB);
         let got = gpu.allocatable_mib.unwrap_or(0);
         if got < least || got > limit {
@@ -119,6 +120,7 @@ pub fn text(report: &Report) -> String {
         "GPU", "UUID", "SMS", "TOTAL MIB", "FREE MIB", "ALLOCATED", "MEMSET"
     );
     for gpu in &report.gpus {
+        let facts = &gpu.facts;
         let allocated = match gpu.allocatable_mib {
             None => String::from("-"),
             Some(mib) if gpu.allocation_capped => format!(">={mib} MiB"),
@@ -128,7 +130,7 @@ pub fn text(report: &Report) -> String {
         let _ = writeln!(
             out,
             "{:<3} {:<40} {:>4} {:>10} {:>10} {:>12} {:<6} {}",
-            gpu.index, gpu.uuid, gpu.sms, gpu.total_mib, gpu.free_mib, allocated, memset, gpu.name
+            gpu.index, facts.uuid, facts.sms, facts.total_mib, facts.free_mib, allocated, memset, facts.name
         );
     }
     out

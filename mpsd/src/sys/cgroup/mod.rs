@@ -77,10 +77,8 @@ impl Cgroup {
     /// Takes the cgroup at a path that [`Cgroup::create`] chose; None when it is gone. A hierarchy's root, or a cgroup
     /// that holds the caller, is refused: it is never a job's.
     pub fn open(path: &Path) -> Result<Option<Self>, FileError> {
-        let dir = match Dir::open(path) {
-            Ok(dir) => dir,
-            Err(error) if error.is_absent() => return Ok(None),
-            Err(error) => return Err(error),
+        let Some(dir) = Dir::find(path)? else {
+            return Ok(None);
         };
         if !mounts::is_cgroup(&dir) {
             return Err(unfit(path, "is not in a cgroup hierarchy"));
@@ -98,13 +96,8 @@ impl Cgroup {
 
     /// Whether the cgroup at `path`, there or gone, is of version 2: no user can take a process out of one of root's.
     pub fn is_unified(path: &Path) -> bool {
-        let mounts = mounts::usable().unwrap_or_default();
-        let holds = |mount: &&mounts::Mount| path.starts_with(&mount.path);
-        let nearest = mounts
-            .iter()
-            .filter(holds)
-            .max_by_key(|mount| mount.path.as_os_str().len());
-        nearest.is_some_and(|mount| mount.version == mounts::Version::Unified)
+        let held = path.ancestors().find_map(|above| Dir::open(above).ok());
+        held.is_some_and(|dir| mounts::is_unified(&dir))
     }
 
     fn make(top: &Dir, base: Option<&str>, job: &str) -> Result<Self, FileError> {
@@ -214,10 +207,8 @@ impl Cgroup {
         let (Some(parent), Some(name)) = (self.path().parent(), self.path().file_name()) else {
             return Ok(false);
         };
-        let parent = match Dir::open(parent) {
-            Ok(parent) => parent,
-            Err(error) if error.is_absent() => return Ok(false),
-            Err(error) => return Err(error),
+        let Some(parent) = Dir::find(parent)? else {
+            return Ok(false);
         };
         // A process killed just now still counts for a moment.
         let patience = Deadline::after_ms(300);

@@ -104,8 +104,12 @@ fn unescape(text: &[u8]) -> PathBuf {
 
 /// Whether a directory lies in a cgroup hierarchy, by its file system.
 pub(super) fn is_cgroup(dir: &Dir) -> bool {
-    fstatfs(dir)
-        .is_ok_and(|found| [CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC].contains(&found.filesystem_type()))
+    is_unified(dir) || fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP_SUPER_MAGIC)
+}
+
+/// Whether that hierarchy is of version 2.
+pub(super) fn is_unified(dir: &Dir) -> bool {
+    fstatfs(dir).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
 #[cfg(test)]

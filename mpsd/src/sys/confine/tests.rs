@@ -3,7 +3,7 @@ use crate::sys::Exit;
 use crate::sys::guard::ask;
 
 use crate::sys::spawn::{Identity, Spawn};
-use crate::sys::testing::{STRANGER, alone, soon};
+use crate::sys::testing::{STRANGER, alone, become_user, soon};
 use nix::libc;
 
 /// Runs a shell line as the job's user, confined.
@@ -175,7 +175,7 @@ fn a_process_that_is_not_dumpable_is_nobodys_to_debug() {
     let answer = ask(soon(), || {
         // As the user's own process, and another of the same user's.
         let open = |pid: i32| std::fs::File::open(format!("/proc/{pid}/mem")).is_ok();
-        raw::set_user(STRANGER).unwrap();
+        become_user(STRANGER);
         // Changing the user has made it undumpable already; exec would have ended that.
         prctl::set_dumpable(true).unwrap();
         let own = nix::unistd::getpid().as_raw();

@@ -62,6 +62,14 @@ impl Dir {
         Ok(dir)
     }
 
+    /// The same; None where it is not there.
+    pub fn find(path: &Path) -> Result<Option<Self>, FileError> {
+        match Self::open(path) {
+            Err(error) if error.is_absent() => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
     /// The path under which it was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path

@@ -43,7 +43,7 @@ impl Dir {
             moved: 0,
             bounds,
         };
-        if matches!(removal.entry(self, &name)?, Fate::Gone) {
+        if removal.entry(self, &name)? {
             return Ok(removal.removed);
         }
         let mount = mount_of(&self.as_fd())?;
@@ -64,14 +64,6 @@ impl Dir {
     }
 }
 
-/// What became of an entry.
-enum Fate {
-    /// Removed, or never there.
-    Gone,
-    /// A directory that is not empty.
-    Full,
-}
-
 struct Removal {
     removed: u64,
     moved: u64,
@@ -80,39 +72,32 @@ struct Removal {
 
 impl Removal {
     /// Removes one entry without looking at it first: the kernel says what it is, and no file system is asked
-    /// that could hang (a user may have mounted one over it).
-    fn entry(&mut self, parent: &Dir, name: &CStr) -> Result<Fate, FileError> {
+    /// that could hang (a user may have mounted one over it). False: it is a directory that is not empty.
+    fn entry(&mut self, parent: &Dir, name: &CStr) -> Result<bool, FileError> {
         loop {
-            match self.try_entry(parent, name)? {
-                Some(fate) => return Ok(fate),
-                None => self.uncover(parent, name)?,
-            }
-        }
-    }
-
-    /// The same; `None` where something is mounted on it.
-    fn try_entry(&mut self, parent: &Dir, name: &CStr) -> Result<Option<Fate>, FileError> {
-        self.check(parent)?;
-        let first = unlinkat(parent.as_fd(), name, UnlinkatFlags::NoRemoveDir);
-        let outcome = match first {
-            Err(Errno::EISDIR | Errno::EPERM) => {
-                match unlinkat(parent.as_fd(), name, UnlinkatFlags::RemoveDir) {
-                    // Not a directory after all: the first answer is the one that counts.
-                    Err(Errno::ENOTDIR) => first,
-                    second => second,
+            self.check(parent)?;
+            let first = unlinkat(parent.as_fd(), name, UnlinkatFlags::NoRemoveDir);
+            let outcome = match first {
+                Err(Errno::EISDIR | Errno::EPERM) => {
+                    match unlinkat(parent.as_fd(), name, UnlinkatFlags::RemoveDir) {
+                        // Not a directory after all: the first answer is the one that counts.
+                        Err(Errno::ENOTDIR) => first,
+                        second => second,
+                    }
                 }
+                other => other,
+            };
+            match outcome {
+                Ok(()) => {
+                    self.removed += 1;
+                    return Ok(true);
+                }
+                Err(Errno::ENOENT) => return Ok(true),
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(false),
+                // Something is mounted on it.
+                Err(Errno::EBUSY) => self.uncover(parent, name)?,
+                Err(errno) => return Err(FileError::io("remove", path_of(parent, name))(errno)),
             }
-            other => other,
-        };
-        match outcome {
-            Ok(()) => {
-                self.removed += 1;
-                Ok(Some(Fate::Gone))
-            }
-            Err(Errno::ENOENT) => Ok(Some(Fate::Gone)),
-            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(Some(Fate::Full)),
-            Err(Errno::EBUSY) => Ok(None),
-            Err(errno) => Err(FileError::io("remove", path_of(parent, name))(errno)),
         }
     }
 
@@ -168,14 +153,14 @@ impl Removal {
                 return Ok(());
             }
             for name in &names {
-                if matches!(self.entry(top, name)?, Fate::Gone) {
+                if self.entry(top, name)? {
                     continue;
                 }
                 let Some(below) = still_there(self.enter(top, name, mount))? else {
                     continue;
                 };
                 for inner in &below.batch(BATCH)? {
-                    if matches!(self.entry(&below, inner)?, Fate::Full) {
+                    if !self.entry(&below, inner)? {
                         self.move_up(&below, inner, top)?;
                     }
                 }

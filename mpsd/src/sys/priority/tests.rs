@@ -2,7 +2,7 @@ use super::*;
 use crate::sys::deadline::Deadline;
 use crate::sys::guard::ask;
 use crate::sys::spawn::{Identity, Spawn};
-use crate::sys::testing::{STRANGER, alone, soon};
+use crate::sys::testing::{STRANGER, alone, become_user, soon};
 use nix::sched::sched_getaffinity;
 use std::process::Command;
 
@@ -59,10 +59,7 @@ fn root_comes_first_with_its_own_children_and_no_users() {
         )
     });
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
-    assert_eq!(
-        said,
-        format!("RealTime ({policy}, 0) ({}, 0) (0, 0)", libc::SCHED_RR)
-    );
+    assert_eq!(said, format!("true ({policy}, 0) ({}, 0) (0, 0)", libc::SCHED_RR));
 }
 
 /// As in a cgroup of v1 without real time of its own.
@@ -72,8 +69,8 @@ fn where_real_time_is_not_to_be_had_nice_is_and_not_for_children() {
         // The kernel: a thread that resets on fork and may not more, as RLIMIT_RTPRIO of a stranger.
         let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
         raw::set_scheduler(0, policy, 0).unwrap();
-        raw::set_nice(0, FIRST).unwrap();
-        raw::set_user(STRANGER).unwrap();
+        setpriority_process(None, FIRST).unwrap();
+        become_user(STRANGER);
         let refused = raise();
         let ordinary = Command::new("/bin/sh")
             .args(["-c", "exec nice"])
@@ -83,16 +80,16 @@ fn where_real_time_is_not_to_be_had_nice_is_and_not_for_children() {
         format!("{refused:?} {:?} {}", own(), ordinary.trim())
     });
     let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
-    assert_eq!(said, format!("Nice ({policy}, -20) 0"));
+    assert_eq!(said, format!("true ({policy}, -20) 0"));
 }
 
 #[test]
 fn who_may_not_stays_as_it_was() {
     let said = aside(|| {
-        raw::set_user(STRANGER).unwrap();
+        become_user(STRANGER);
         format!("{:?} {}", raise(), own().1)
     });
-    assert_eq!(said, "Not 0");
+    assert_eq!(said, "false 0");
 }
 
 #[test]
@@ -108,7 +105,7 @@ fn a_process_that_its_user_starves_is_ordinary_again() {
     });
     let mut child = spawn.start(soon()).unwrap();
     let pid = child.pid();
-    let all = sched_getaffinity(Pid::from_raw(pid)).unwrap();
+    let all = sched_getaffinity(nix::unistd::Pid::from_raw(pid)).unwrap();
     let mut one = CpuSet::new();
     one.set(
         (0..CpuSet::count())
@@ -116,8 +113,8 @@ fn a_process_that_its_user_starves_is_ordinary_again() {
             .unwrap(),
     )
     .unwrap();
-    sched_setaffinity(Pid::from_raw(pid), &one).unwrap();
-    raw::set_nice(pid, 19).unwrap();
+    sched_setaffinity(nix::unistd::Pid::from_raw(pid), &one).unwrap();
+    setpriority_process(rustix::process::Pid::from_raw(pid), 19).unwrap();
     raw::set_scheduler(pid, libc::SCHED_IDLE, 0).unwrap();
     let process = Process::find(pid).unwrap();
     let autogroup = || std::fs::read_to_string(format!("/proc/{pid}/autogroup")).ok();
@@ -135,7 +132,7 @@ fn a_process_that_its_user_starves_is_ordinary_again() {
         .nth(16)
         .unwrap();
     assert_eq!(nice, "0");
-    assert_eq!(sched_getaffinity(Pid::from_raw(pid)).unwrap(), all);
+    assert_eq!(sched_getaffinity(nix::unistd::Pid::from_raw(pid)).unwrap(), all);
     assert!(!has || autogroup().unwrap().trim().ends_with("nice 0"));
 
     child.kill(Deadline::after_ms(2_000));

@@ -9,7 +9,8 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
-use std::ffi::{CString, OsString};
+use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
@@ -47,7 +48,7 @@ impl Process {
         // The pidfd first: if the directory's process then matches it, both are the same for ever.
         let pidfd = match raw::pidfd_open(pid) {
             Ok(fd) => Some(fd),
-            Err(Errno::ESRCH) => return None,
+            Err(rustix::io::Errno::SRCH) => return None,
             // Not a process but a thread, or a kernel (or a filter) without the call.
             Err(_) => None,
         };
@@ -81,11 +82,14 @@ impl Process {
     /// The file it runs; None also of a defunct process and a kernel thread. The file's file system is not asked.
     pub fn executable(&self) -> Option<Executable> {
         let exe = self.thread_prefix() + "exe";
-        let name = CString::new(exe.as_str()).ok()?;
-        let (device, inode) = raw::remembered_file(self.directory.as_fd(), &name).ok()?;
+        // Neither a server on the network nor a user's process behind FUSE is asked: as the kernel remembers it.
+        let about = statx(&self.directory, &exe, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
         let path = nix::fcntl::readlinkat(&self.directory, exe.as_str()).ok()?;
         Some(Executable {
-            file: FileRef { device, inode },
+            file: FileRef {
+                device: makedev(about.stx_dev_major, about.stx_dev_minor),
+                inode: about.stx_ino,
+            },
             path: path.into(),
         })
     }

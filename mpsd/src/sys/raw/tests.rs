@@ -31,14 +31,6 @@ pub(in crate::sys) fn end_this_thread() -> ! {
 }
 
 #[test]
-fn numbers_of_the_descriptor_list() {
-    assert_eq!(number(b"17\0junk"), Some(17));
-    assert_eq!(number(b".\0"), None);
-    assert_eq!(number(b"\0"), None);
-    assert_eq!(number(b"99999999999\0"), None);
-}
-
-#[test]
 fn both_ways_of_closing_keep_only_what_is_named() {
     for closer in [close_all_except as fn(&[RawFd]), close_listed] {
         let open: Vec<_> = (0..120)

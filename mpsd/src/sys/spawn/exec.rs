@@ -6,7 +6,8 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode;
-use nix::unistd::{Gid, Uid};
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::ffi::CString;
 use std::os::fd::RawFd;
 
@@ -49,7 +50,7 @@ pub(super) struct Wires {
 /// Memory for the child, taken before the fork.
 #[derive(Debug)]
 pub(super) struct Room {
-    groups: Vec<nix::libc::gid_t>,
+    groups: Vec<Gid>,
     found: Vec<nix::libc::gid_t>,
     moved: Vec<RawFd>,
     keep: Vec<RawFd>,
@@ -61,7 +62,7 @@ impl Room {
             .identity
             .iter()
             .flat_map(|identity| &identity.groups)
-            .copied()
+            .map(|group| Gid::from_raw(*group))
             .collect();
         let mut keep: Vec<RawFd> = wires.inherit.iter().map(|(_, target)| *target).collect();
         keep.sort_unstable();
@@ -206,23 +207,27 @@ fn raise_open_files(wanted: u64) -> Result<(), Errno> {
     }
 }
 
-/// Groups, then group, then user; then the proof. EAGAIN for the user: they have too many processes.
+/// Groups, then group, then user; then the proof. EAGAIN for the user: they have too many processes. By the system calls
+/// themselves: the C library's functions would ask all other threads to follow, and a forked child has none.
 fn become_user(identity: &Identity, room: &mut Room) -> Result<(), Failed> {
-    let at = |step: &'static str| move |errno: Errno| (step, errno);
-    raw::set_groups(&room.groups).map_err(at("its groups cannot be set"))?;
-    raw::set_group(identity.gid).map_err(at("its group cannot be set"))?;
-    raw::set_user(identity.uid).map_err(at("its user cannot be set"))?;
-    prove(identity, room).map_err(at("the former identity is not gone"))
+    let at = |step: &'static str| move |errno: rustix::io::Errno| (step, of_nix(errno));
+    let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
+    set_thread_groups(&room.groups).map_err(at("its groups cannot be set"))?;
+    set_thread_res_gid(gid, gid, gid).map_err(at("its group cannot be set"))?;
+    set_thread_res_uid(uid, uid, uid).map_err(at("its user cannot be set"))?;
+    prove(identity, room).map_err(|errno| ("the former identity is not gone", errno))
+}
+
+fn of_nix(errno: rustix::io::Errno) -> Errno {
+    Errno::from_raw(errno.raw_os_error())
 }
 
 fn prove(identity: &Identity, room: &mut Room) -> Result<(), Errno> {
     let ids = nix::unistd::getresuid()?;
     let gids = nix::unistd::getresgid()?;
-    let uid_is = |uid: Uid| uid.as_raw() == identity.uid;
-    let gid_is = |gid: Gid| gid.as_raw() == identity.gid;
-    if ![ids.real, ids.effective, ids.saved].into_iter().all(uid_is)
-        || ![gids.real, gids.effective, gids.saved].into_iter().all(gid_is)
-    {
+    let uids = [ids.real, ids.effective, ids.saved].map(nix::unistd::Uid::as_raw);
+    let gids = [gids.real, gids.effective, gids.saved].map(nix::unistd::Gid::as_raw);
+    if uids != [identity.uid; 3] || gids != [identity.gid; 3] {
         return Err(Errno::EPERM);
     }
     // One place more than expected: a group too many is seen, many too many are EINVAL.
@@ -233,12 +238,13 @@ fn prove(identity: &Identity, room: &mut Room) -> Result<(), Errno> {
     if identity.uid == 0 {
         return Ok(());
     }
-    raw::drop_capabilities()?;
-    if raw::set_user(0).is_ok() || raw::set_effective_user(0).is_ok() {
+    raw::drop_capabilities().map_err(of_nix)?;
+    let root = Uid::ROOT;
+    if set_thread_res_uid(root, root, root).is_ok() || set_thread_res_uid(None, root, None).is_ok() {
         return Err(Errno::EPERM);
     }
     // A group with more power than the user's own could be regained as well.
-    if identity.gid != 0 && raw::set_group(0).is_ok() {
+    if identity.gid != 0 && set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT).is_ok() {
         return Err(Errno::EPERM);
     }
     Ok(())

@@ -26,7 +26,7 @@ pub use run::{RunError, Unheard};
 /// A program to start: with umask 0077, working directory `/`, signals as new, no descriptors but those named, and no
 /// protection against the out-of-memory killer (slurmd and pbs_mom have one). A field not set: no identity change, no
 /// session of its own, `/dev/null` for a standard descriptor.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Spawn {
     /// Absolute path; no search path is ever looked at.
     pub program: PathBuf,
@@ -100,17 +100,7 @@ impl Spawn {
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
             program: program.into(),
-            args: Vec::new(),
-            env: Vec::new(),
-            identity: None,
-            session: false,
-            cgroup: None,
-            stdin: None,
-            stdout: None,
-            stderr: None,
-            inherit: Vec::new(),
-            nofile: None,
-            confinement: None,
+            ..Self::default()
         }
     }
 
