@@ -1,9 +1,9 @@
 //! What every program of the suite knows of a job, the Slurm plugin included: its request, the configuration, the
 //! record that root leaves for the job's tasks, job ids, paths, GPU names, and the three names of failure.
 //!
-//! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process, waits, or talks to a
-//! GPU. The only files it opens are the configuration and the record, through [`trusted`] and [`mod@file`], and this
-//! process's own status.
+//! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process or talks to a GPU, and
+//! nothing waits but [`record::settled`], with a deadline. The only files it opens are the configuration and the record,
+//! through [`trusted`] and [`mod@file`], and this process's own status.
 #![forbid(unsafe_code)]
 
 pub mod bind;

@@ -11,9 +11,12 @@ use super::limits::{Percent, Priority};
 use super::request::Request;
 use super::trusted::open_trusted;
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Version of the format; a reader refuses any other.
 pub const VERSION: u32 = 1;
@@ -22,6 +25,9 @@ const LONGEST: usize = 1 << 20;
 /// How long a record may be away while its job starts: a start that fails is undone, directory and all, before the record
 /// that says so is written.
 const AWAY: Duration = Duration::from_secs(3);
+
+/// How long a change may stay unseen if the kernel does not tell (no inotify instance left for this user).
+const UNSEEN: Duration = Duration::from_millis(250);
 
 /// How far the job's MPS is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -258,10 +264,46 @@ fn is_absent(path: &Path) -> bool {
         .is_err_and(|error| absent.contains(&error.kind()))
 }
 
+/// The record at `path` once it no longer stands at `starting`; `None`: there is no MPS. One that is still `starting` was not
+/// ready in time, or went away for good. For a record that does not say itself how long it may be `starting`, `limit` holds.
+///
+/// # Errors
+/// One line: as [`look`], or the directory stayed closed to this user.
+pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
+    let begin = Instant::now();
+    let mut waiting = Waiting::new(limit);
+    loop {
+        // Watched before it is read, so that no change falls between.
+        let watch = watch(path);
+        match waiting.step(look(path)?, begin.elapsed()) {
+            Step::Over(settled) => return settled.map(|record| record.map(|record| *record)),
+            Step::Wait(left) => wait(watch.as_ref(), left.min(UNSEEN)),
+        }
+    }
+}
+
+/// A watch on the file itself: it is replaced by rename, which takes the old one's last name. Its directory cannot be
+/// watched, since the user may pass it (0711) but not read it.
+fn watch(path: &Path) -> Option<Inotify> {
+    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
+    let flags = AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_CLOSE_WRITE;
+    inotify.add_watch(path, flags).ok()?;
+    Some(inotify)
+}
+
+fn wait(watch: Option<&Inotify>, limit: Duration) {
+    let Some(watch) = watch else {
+        return std::thread::sleep(limit.min(UNSEEN / 10));
+    };
+    let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
+    let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::ZERO);
+    let _ = poll(&mut fds, timeout);
+}
+
 /// One reader's wait for a record that may still be `starting`. It decides and does nothing else: the reader looks,
-/// tells what it saw and when, and sleeps where it is told to.
+/// tells what it saw and when, and waits where it is told to.
 #[derive(Debug)]
-pub struct Waiting {
+struct Waiting {
     limit: Duration,
     starting: Option<Box<Record>>,
     away_since: Option<Duration>,
@@ -269,20 +311,15 @@ pub struct Waiting {
 
 /// What a reader is to do after a look.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+enum Step {
     /// Look again, within this time.
     Wait(Duration),
-    /// There is no MPS.
-    Without,
-    /// This is the record. One that is still `starting` was not ready in time, or went away for good.
-    Settled(Box<Record>),
-    /// The directory stayed closed to this user: why.
-    Denied(String),
+    /// What [`settled`] returns.
+    Over(Result<Option<Box<Record>>, String>),
 }
 
 impl Waiting {
-    /// For a record that does not say itself how long it may be `starting`, `limit` holds.
-    pub fn new(limit: Duration) -> Self {
+    fn new(limit: Duration) -> Self {
         Self {
             limit,
             starting: None,
@@ -291,10 +328,10 @@ impl Waiting {
     }
 
     /// What follows from `seen`, `elapsed` after the reader began.
-    pub fn step(&mut self, seen: Look, elapsed: Duration) -> Step {
+    fn step(&mut self, seen: Look, elapsed: Duration) -> Step {
         let end = match &seen {
             Look::Found(record) if record.state != State::Starting => {
-                return Step::Settled(record.clone());
+                return Step::Over(Ok(Some(record.clone())));
             }
             Look::Found(record) => {
                 self.away_since = None;
@@ -304,7 +341,7 @@ impl Waiting {
                     own => Duration::from_secs(own.into()),
                 }
             }
-            Look::Absent if self.starting.is_none() => return Step::Without,
+            Look::Absent if self.starting.is_none() => return Step::Over(Ok(None)),
             Look::Absent | Look::Denied(_) => *self.away_since.get_or_insert(elapsed) + AWAY,
         };
         match (end.checked_sub(elapsed), seen, self.starting.take()) {
@@ -312,8 +349,8 @@ impl Waiting {
                 self.starting = starting;
                 Step::Wait(left)
             }
-            (_, Look::Denied(why), _) => Step::Denied(why),
-            (_, _, starting) => starting.map_or(Step::Without, Step::Settled),
+            (_, Look::Denied(why), _) => Step::Over(Err(why)),
+            (_, _, starting) => Step::Over(Ok(starting)),
         }
     }
 }

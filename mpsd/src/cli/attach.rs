@@ -9,22 +9,19 @@ use mpsd_core::environment::{
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::ranks::Rank;
-use mpsd_core::record::{self, Record, State, Step, Waiting};
+use mpsd_core::record::{self, Record, State};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// How often a record that stands at `starting` is read again.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The process that asks: its environment, and what its command line says of it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, derive_more::Debug)]
 pub struct Caller<'a> {
     /// `--config`.
     pub config: &'a Path,
     /// `--job`.
     pub job: Option<&'a str>,
     /// Its environment.
+    #[debug(skip)]
     pub env: Lookup<'a>,
     /// Its effective user id.
     pub uid: u32,
@@ -41,6 +38,8 @@ pub enum Found {
     WithoutMps(Vec<Change>),
     /// The caller is in no job.
     NoJob,
+    /// Something stands under the job's name that cannot be read, or cannot be trusted.
+    Unread(Undetermined),
 }
 
 impl Found {
@@ -48,41 +47,8 @@ impl Found {
     pub fn changes(self) -> Vec<Change> {
         match self {
             Self::Attached(changes) | Self::WithoutMps(changes) => changes,
-            Self::NoJob => Vec::new(),
+            Self::NoJob | Self::Unread(_) => Vec::new(),
         }
-    }
-}
-
-/// Why nothing is found for a caller.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stop {
-    /// Something stands under the job's name that cannot be read, or cannot be trusted.
-    Unread(Undetermined),
-    /// The record was read and says so, or there is none and no usable configuration.
-    Told(Failure),
-}
-
-impl From<Stop> for Failure {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::Unread(unread) => unread.into(),
-            Stop::Told(failure) => failure,
-        }
-    }
-}
-
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
-        Self::Told(failure)
-    }
-}
-
-impl std::fmt::Debug for Caller<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Caller")
-            .field("config", &self.config)
-            .field("job", &self.job)
-            .finish_non_exhaustive()
     }
 }
 
@@ -93,27 +59,36 @@ impl Caller<'_> {
     /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's part of it cannot be told
     /// (refusal), or neither a record nor a usable configuration is there (fault).
     pub fn find(&self) -> Result<Found, Failure> {
-        Ok(self.look()?)
+        match self.look()? {
+            Found::Unread(unread) => Err(unread.into()),
+            found => Ok(found),
+        }
     }
 
-    /// The same, told apart by whether a record was read.
+    /// The same, where a record that cannot be read is no error.
     ///
     /// # Errors
     /// As [`Caller::find`].
-    pub fn look(&self) -> Result<Found, Stop> {
-        let ids = self.ids().map_err(Failure::from)?;
+    pub fn look(&self) -> Result<Found, Failure> {
+        let ids = self.ids()?;
         let Some(job) = ids.last().cloned() else {
             return Ok(Found::NoJob);
         };
         let (settings, broken) = self.settings();
         for id in ids {
-            if let Some(record) = settled(&settings, &id)? {
-                return Ok(Found::Attached(self.attach(&record)?));
+            let path = settings.paths.job(&id).record();
+            match record::settled(&path, settings.deadline) {
+                Ok(None) => {}
+                Ok(Some(record)) => return Ok(Found::Attached(self.attach(&record)?)),
+                Err(why) => {
+                    let what = format!("record '{}'", path.display());
+                    return Ok(Found::Unread(Undetermined::new(what, why)));
+                }
             }
         }
         // A shell that every job has is never stopped by it; who asks for variables must not be told "none" wrongly.
         if let (Some(error), false) = (broken, self.main) {
-            return Err(Failure::from(error).into());
+            return Err(error.into());
         }
         Ok(Found::WithoutMps(strip_inherited(
             &settings.paths.jobs(),
@@ -235,23 +210,6 @@ impl Caller<'_> {
         self.var("SLURM_STEP_GPUS")
             .or_else(|| self.var("SLURM_JOB_GPUS"))
             .or(Some(own))
-    }
-}
-
-/// The record of `id` once it no longer stands at `starting`; `None`: no MPS here.
-fn settled(settings: &Settings, id: &JobId) -> Result<Option<Record>, Stop> {
-    let path = settings.paths.job(id).record();
-    let unread = |why| Stop::Unread(Undetermined::new(format!("record '{}'", path.display()), why));
-    let begin = Instant::now();
-    let mut waiting = Waiting::new(settings.deadline);
-    loop {
-        let seen = record::look(&path).map_err(unread)?;
-        match waiting.step(seen, begin.elapsed()) {
-            Step::Without => return Ok(None),
-            Step::Settled(record) => return Ok(Some(*record)),
-            Step::Denied(why) => return Err(unread(why)),
-            Step::Wait(left) => std::thread::sleep(left.min(LOOK_AGAIN)),
-        }
     }
 }
 

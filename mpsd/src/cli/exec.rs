@@ -1,6 +1,6 @@
 //! `mpsctl exec -- COMMAND`: a task attached to its job's MPS, with its rank's limits, where no plugin or hook reaches.
 
-use super::attach::{Caller, Found, Stop};
+use super::attach::{Caller, Found};
 use super::{NAME, complain};
 use crate::scheduler::setup::Stopped;
 use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
@@ -110,13 +110,13 @@ impl Exec {
             return Ok(Found::NoJob);
         }
         match caller.look() {
-            Err(Stop::Unread(unread)) => {
+            Ok(Found::Unread(unread)) => {
                 complain(NAME, &format!("{unread}; the task runs without MPS"));
                 Ok(Found::NoJob)
             }
             // No record, and no configuration that could tell of one elsewhere.
-            Err(Stop::Told(Failure::Fault(_))) => Ok(Found::NoJob),
-            found => Ok(found?),
+            Err(Failure::Fault(_)) => Ok(Found::NoJob),
+            found => found,
         }
     }
 

@@ -7,7 +7,6 @@ use mpsd_core::failure::{Failure, Refusal, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::text::one_line;
 use std::ffi::OsString;
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
 /// Which of our two programs reads the vector: prologue and epilogue have different ones.
@@ -101,7 +100,7 @@ pub struct Given {
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Everything that a dialect may look at.
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
 pub struct Input<'a> {
     /// Which program reads.
     pub program: Program,
@@ -110,6 +109,7 @@ pub struct Input<'a> {
     /// The scheduler's positional arguments, without the program's name.
     pub arguments: &'a [OsString],
     /// The environment.
+    #[debug(skip)]
     pub env: Lookup<'a>,
     /// Our own options.
     pub given: Given,
@@ -117,15 +117,6 @@ pub struct Input<'a> {
     pub site: Site,
     /// Whether standard output is a terminal.
     pub terminal: bool,
-}
-
-impl fmt::Debug for Input<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Input")
-            .field("program", &self.program)
-            .field("arguments", &self.arguments)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Input<'_> {

@@ -16,9 +16,9 @@ fn steps(looks: &[(u64, Look)]) -> Vec<String> {
     let mut waiting = Waiting::new(Duration::from_secs(20));
     let mut short = |(at, look): &(u64, Look)| match waiting.step(look.clone(), Duration::from_secs(*at)) {
         Step::Wait(left) => format!("wait {}", left.as_secs()),
-        Step::Without => "without".to_owned(),
-        Step::Settled(record) => format!("{:?}", record.state),
-        Step::Denied(why) => why,
+        Step::Over(Ok(None)) => "without".to_owned(),
+        Step::Over(Ok(Some(record))) => format!("{:?}", record.state),
+        Step::Over(Err(why)) => why,
     };
     looks.iter().map(&mut short).collect()
 }

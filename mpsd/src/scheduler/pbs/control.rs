@@ -4,6 +4,7 @@
 //! (docs/facts/pbs.md#pbsnodes); so no exit code of it is looked at.
 
 use super::installation::Installation;
+use super::status::status;
 use crate::scheduler::control::{Controller, Shown};
 use crate::scheduler::host::Host;
 use mpsd_core::text::one_line;
@@ -117,24 +118,15 @@ impl Controller for Node<'_> {
 
 /// The node's paragraph: its name alone at the beginning of a line, then ` NAME = VALUE` lines.
 fn parse(text: &str, name: &str) -> Option<Paragraph> {
-    let mut lines = text.lines().skip_while(|line| line.trim_end() != name);
-    lines.next()?;
-    let mut found = Paragraph {
+    let lines = text.lines().skip_while(|line| line.trim_end() != name).skip(1);
+    let own: Vec<&str> = lines.take_while(|line| line.starts_with([' ', '\t'])).collect();
+    let own = own.join("\n");
+    let value = |key: &str| status(&own, key).filter(|value| !value.is_empty());
+    Some(Paragraph {
         name: name.to_owned(),
-        state: String::new(),
-        note: None,
-    };
-    for line in lines.take_while(|line| line.starts_with([' ', '\t'])) {
-        match line
-            .split_once('=')
-            .map(|(key, value)| (key.trim(), value.trim()))
-        {
-            Some(("state", value)) => found.state = value.to_owned(),
-            Some(("note" | "comment", value)) if !value.is_empty() => found.note = Some(value.to_owned()),
-            _ => {}
-        }
-    }
-    (!found.state.is_empty()).then_some(found)
+        state: value("state")?,
+        note: value("note").or_else(|| value("comment")),
+    })
 }
 
 #[cfg(test)]
