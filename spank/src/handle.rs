@@ -71,6 +71,14 @@ pub trait Slurm {
     fn unset_job_env(&mut self, name: &str) -> bool;
     /// Sets `SPANK_<name>` for job_prolog and job_epilog; local and allocator context only.
     fn set_script_env(&mut self, name: &str, value: &str) -> bool;
+    /// Sets a variable of this process, or removes it: srun's, sbatch's or salloc's own, which the job inherits.
+    fn set_process_env(&mut self, name: &str, value: Option<&str>);
+    /// The task prolog that srun will ask for.
+    fn task_prolog(&self) -> Option<String>;
+    /// Has srun ask for another one; empty: for none.
+    fn set_task_prolog(&mut self, path: &str);
+    /// Whether this process submits a script.
+    fn is_batch(&self) -> bool;
     /// Registers the flag of an option.
     fn register(&mut self, key: Key) -> bool;
     /// Whether the flag of an option was given, and with what argument, where callbacks do not run.

@@ -11,6 +11,7 @@
 //! | `job_script` | `job_prolog`, `job_epilog`: `slurmstepd spank prolog`, a process of its own, root |
 //! | `stepd` | slurmstepd, root: a step's own daemon |
 //! | `task` | `task_init`: the forked child of slurmstepd, the user |
+//! | `unplugged` | nodes that do not load the plugin |
 //! | `node` | files of this node, as `handle::Node` |
 //!
 //! No NVML, no CUDA, no threads. Nothing lives outside what `slurm_spank_init` makes: one process may load, unload
@@ -28,6 +29,7 @@ mod submission;
 #[allow(unsafe_code)]
 mod sys;
 mod task;
+mod unplugged;
 
 #[cfg(test)]
 mod tests;

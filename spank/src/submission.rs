@@ -2,6 +2,7 @@
 
 use crate::handle::{Level, Slurm, Verdict};
 use crate::state::State;
+use crate::unplugged;
 use mpsd_core::request::{Demand, Flags, Key};
 
 /// Tells job_prolog, as `SPANK_MPS_SUBMIT`, which command submitted the job. The user can write it too; neither value
@@ -70,7 +71,10 @@ pub fn check(slurm: &mut dyn Slurm, state: &State, by: Submitter) -> Verdict {
     };
     // A het job comes here once a component. Slurm hands the flags of one on to those after it, and so do we.
     let refusal = match (&state.demand, &state.line) {
-        (Demand::Nothing, _) => return Verdict::Continue,
+        (Demand::Nothing, _) => {
+            unplugged::release(slurm);
+            return Verdict::Continue;
+        }
         (Demand::Wrong(refusal), _) => Some(refusal.to_string()),
         (Demand::Off | Demand::On(_), Err(why)) => Some(format!("--mps cannot be given here: {why}")),
         (Demand::On(_), Ok(_)) if by == Submitter::Step => of_component(slurm),
@@ -79,6 +83,10 @@ pub fn check(slurm: &mut dyn Slurm, state: &State, by: Submitter) -> Verdict {
     if let Some(line) = refusal {
         slurm.log(Level::Error, &line);
         return Verdict::Leave;
+    }
+    match (&state.demand, &state.line) {
+        (Demand::On(_), Ok(line)) => unplugged::require(slurm, &line.prologue),
+        _ => unplugged::release(slurm),
     }
     slurm.set_script_env(VARIABLE, by.word());
     if by == Submitter::Step {

@@ -9,6 +9,7 @@ use crate::arguments::Scope;
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
 use crate::state::State;
 use crate::stepd::{self, Kind};
+use crate::unplugged;
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
@@ -22,6 +23,7 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &State) -> Verdict {
     let (Some(kind), Some(job)) = (stepd::kind(slurm), slurm.job()) else {
         return Verdict::Continue;
     };
+    unplugged::restore(slurm);
     match changes(slurm, node, state, kind, &job) {
         Ok(changes) => apply(slurm, &job, &changes),
         Err(why) => {
@@ -77,8 +79,10 @@ fn changes(
     let record = find(node, settings, kind, job)?;
     match (record, demand) {
         (Some(record), Demand::Off) => opted_out(slurm, settings, &record),
-        (Some(record), _) if has_no_gpu(slurm, &record, kind) => Ok(strip(slurm, settings, None)),
-        (Some(record), demand) => attach(slurm, &record, kind, demand),
+        (Some(record), _) if has_no_gpu(slurm, &record, kind) => {
+            Ok(marked(slurm, strip(slurm, settings, None)))
+        }
+        (Some(record), demand) => Ok(marked(slurm, attach(slurm, &record, kind, demand)?)),
         (None, Demand::On(_) | Demand::Wrong(_))
             if !(arguments.scope == Scope::Step && kind == Kind::Job) =>
         {
@@ -86,6 +90,11 @@ fn changes(
         }
         (None, _) => Ok(strip(slurm, settings, Some(job))),
     }
+}
+
+fn marked(slurm: &dyn Slurm, mut changes: Vec<Change>) -> Vec<Change> {
+    changes.push(unplugged::mark(slurm));
+    changes
 }
 
 fn no_daemon(slurm: &dyn Slurm, state: &State) -> String {

@@ -16,6 +16,7 @@ mod site_matrix;
 mod sites;
 mod stack;
 mod steps;
+mod unplugged;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -47,6 +48,8 @@ const GROUPS: &[runner::Group] = &[
     devices::FIRST,
     stack::GROUP,
     stack::CONFIGLESS,
+    unplugged::OPTIONAL,
+    unplugged::REQUIRED,
     leftovers::GROUP,
     burst::GROUP,
 ];

@@ -129,7 +129,7 @@ pub fn entries() -> Vec<Entry> {
     all
 }
 
-const BASE: [Entry; 20] = {
+const BASE: [Entry; 21] = {
     use Package::Base;
     use Source::{Crates, Directory, Link, Man, Program, Repository};
     [
@@ -138,6 +138,12 @@ const BASE: [Entry; 20] = {
         entry(Base, "/usr/libexec/mpsd/mps-probe", PROGRAM, Program),
         entry(Base, "/usr/libexec/mpsd/mps-prologue", PROGRAM, Program),
         entry(Base, "/usr/libexec/mpsd/mps-epilogue", PROGRAM, Program),
+        entry(
+            Base,
+            "/usr/libexec/mpsd/mps-task-prolog",
+            PROGRAM,
+            Repository("etc/slurm/mps-task-prolog"),
+        ),
         entry(Base, "/usr/bin/mpsctl", 0, Link("../libexec/mpsd/mpsctl")),
         entry(Base, "/usr/bin/mps-probe", 0, Link("../libexec/mpsd/mps-probe")),
         entry(

@@ -2,6 +2,7 @@
 
 use super::abi::{self, RawOption, Spank};
 use super::process::{self, context, text};
+use super::srun;
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -9,6 +10,9 @@ use std::ptr;
 
 /// Longest value of a variable that is read. Bytes.
 const LONGEST_VALUE: usize = 64 << 10;
+
+/// srun's option.
+const TASK_PROLOG: &CStr = c"task-prolog";
 
 /// Slurm's handle during one callback.
 pub struct Handle {
@@ -103,6 +107,31 @@ impl Slurm for Handle {
         };
         // SAFETY: the handle is this callback's, in one of the two contexts that do not crash; Slurm copies both.
         unsafe { abi::spank_job_control_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) == abi::SUCCESS }
+    }
+
+    fn set_process_env(&mut self, name: &str, value: Option<&str>) {
+        match value {
+            // SAFETY: a callback of srun, sbatch or salloc before anything is submitted; Slurm's man page of spank(8) lets
+            // plugins do this there, and no thread of theirs exists yet.
+            Some(value) => unsafe { std::env::set_var(name, value) },
+            // SAFETY: as above.
+            None => unsafe { std::env::remove_var(name) },
+        }
+    }
+
+    fn task_prolog(&self) -> Option<String> {
+        srun::get(TASK_PROLOG)
+    }
+
+    fn set_task_prolog(&mut self, path: &str) {
+        srun::set(TASK_PROLOG, path);
+    }
+
+    fn is_batch(&self) -> bool {
+        let program = std::env::current_exe().unwrap_or_default();
+        program
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"sbatch"))
     }
 
     fn register(&mut self, key: Key) -> bool {

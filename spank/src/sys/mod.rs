@@ -11,6 +11,7 @@ mod guard;
 mod host;
 mod process;
 mod spawn;
+mod srun;
 
 pub use spawn::run;
 

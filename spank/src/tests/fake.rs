@@ -19,6 +19,8 @@ pub struct FakeSlurm {
     pub job_env: Env,
     pub process_env: Env,
     pub script_env: Env,
+    /// srun's option.
+    pub task_prolog: Option<String>,
     pub registered: Vec<Key>,
     pub options: Vec<(Key, Option<String>)>,
     pub lines: RefCell<Vec<(Level, String)>>,
@@ -35,6 +37,7 @@ impl FakeSlurm {
                 ("PATH".into(), "/bin".into()),
             ]),
             script_env: Env::new(),
+            task_prolog: None,
             registered: Vec::new(),
             options: Vec::new(),
             lines: RefCell::default(),
@@ -123,6 +126,22 @@ impl Slurm for FakeSlurm {
         );
         self.script_env.insert(name.into(), value.into());
         true
+    }
+    fn set_process_env(&mut self, name: &str, value: Option<&str>) {
+        match value {
+            Some(value) => self.process_env.insert(name.into(), value.into()),
+            None => self.process_env.remove(name),
+        };
+    }
+    fn task_prolog(&self) -> Option<String> {
+        self.task_prolog.clone()
+    }
+    fn set_task_prolog(&mut self, path: &str) {
+        assert_eq!(self.context, Context::Local, "srun's option");
+        self.task_prolog = Some(path.into());
+    }
+    fn is_batch(&self) -> bool {
+        self.context == Context::Allocator
     }
     fn register(&mut self, key: Key) -> bool {
         self.registered.push(key);

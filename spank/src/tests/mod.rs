@@ -5,3 +5,4 @@ mod jobs;
 mod steps;
 mod submission;
 mod tasks;
+mod unplugged;

@@ -110,7 +110,12 @@ impl Bed {
         let file = tempfile::Builder::new()
             .prefix("script")
             .tempfile_in(self.home(user))?;
-        fs::write(file.path(), format!("#!/bin/sh\n{script}\n"))?;
+        let shell = if script.starts_with("#!") {
+            ""
+        } else {
+            "#!/bin/sh\n"
+        };
+        fs::write(file.path(), format!("{shell}{script}\n"))?;
         chown(file.path(), Some(user.uid), Some(user.gid))?;
         let path = file.path().display().to_string();
         let argv = [

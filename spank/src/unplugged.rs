@@ -1,0 +1,86 @@
+//! Nodes that do not load this plugin: another plugstack.conf there, or a plugin of another release.
+//!
+//! Nothing of ours runs on such a node, so the submitting side asks Slurm for a task prolog (`srun --task-prolog`), which
+//! every slurmstepd runs: `mps-task-prolog` lets a task start that `task_init` has marked, tells why another does not, and
+//! then runs the task prolog that the user gave. A node without the file fails the task, and names the file. A batch script
+//! has no such prolog: where bash runs it, `BASH_ENV` stops it, which `task_init` takes away again.
+
+use crate::handle::{Context, Slurm};
+use mpsd_core::environment::Change;
+use std::path::Path;
+
+/// Beside `mps-prologue`.
+const PROGRAM: &str = "mps-task-prolog";
+/// Where srun finds a task prolog that no flag names.
+const VARIABLE: &str = "SLURM_TASK_PROLOG";
+/// The user's own task prolog. Slurm's `--export=NONE` keeps variables that begin with `SLURM_`.
+const USERS: &str = "SLURM_MPSD_TASK_PROLOG";
+/// What a task is marked with; `mps-task-prolog` knows it.
+const MARK: &str = "MPSD_TASK";
+const BASH: &str = "BASH_ENV";
+/// The user's own `BASH_ENV`.
+const USERS_BASH: &str = "SLURM_MPSD_BASH_ENV";
+/// bash expands it before it reads a script.
+const STOP: &str = "$(echo \"mps: job $SLURM_JOB_ID: not started on $SLURMD_NODENAME: --mps was asked for, and Slurm there \
+                    did not load the plugin of mpsd; tell the administrator: 'mpsctl slurm check' on that node\" >&2; kill $$)";
+
+/// Keeps the tasks of who asks from running where the plugin is not loaded; `prologue`: `mps-prologue`.
+pub fn require(slurm: &mut dyn Slurm, prologue: &Path) {
+    let ours = prologue.with_file_name(PROGRAM).display().to_string();
+    let users = match slurm.context() {
+        Context::Local => slurm.task_prolog(),
+        _ => slurm.process_env(VARIABLE),
+    };
+    match users.filter(|users| !users.is_empty()) {
+        // From the allocation around this step.
+        Some(users) if is_ours(&users) => {}
+        users => slurm.set_process_env(USERS, users.as_deref()),
+    }
+    if slurm.context() == Context::Local {
+        slurm.set_task_prolog(&ours);
+        return;
+    }
+    slurm.set_process_env(VARIABLE, Some(&ours));
+    let bash = slurm.process_env(BASH);
+    if slurm.is_batch() && bash.as_deref() != Some(STOP) {
+        slurm.set_process_env(USERS_BASH, bash.as_deref());
+        slurm.set_process_env(BASH, Some(STOP));
+    }
+}
+
+/// A step that does not ask, in an allocation that did.
+pub fn release(slurm: &mut dyn Slurm) {
+    let users = slurm.process_env(USERS);
+    if slurm.context() == Context::Local && slurm.task_prolog().is_some_and(|path| is_ours(&path)) {
+        slurm.set_task_prolog(users.as_deref().unwrap_or_default());
+    }
+    if slurm.process_env(VARIABLE).is_some_and(|path| is_ours(&path)) {
+        slurm.set_process_env(VARIABLE, users.as_deref());
+        slurm.set_process_env(USERS, None);
+    }
+}
+
+fn is_ours(path: &str) -> bool {
+    Path::new(path).file_name().is_some_and(|name| name == PROGRAM)
+}
+
+/// Says to `mps-task-prolog` that the plugin has seen this task. No other task has the same mark.
+pub fn mark(slurm: &dyn Slurm) -> Change {
+    let of = |name| slurm.job_env(name).unwrap_or_default();
+    Change {
+        name: MARK,
+        value: Some(format!("{}:{}", of("SLURMD_NODENAME"), of("SLURM_TASK_PID"))),
+    }
+}
+
+/// Gives the task its own `BASH_ENV` back.
+pub fn restore(slurm: &mut dyn Slurm) {
+    if slurm.job_env(BASH).as_deref() != Some(STOP) {
+        return;
+    }
+    match slurm.job_env(USERS_BASH) {
+        Some(users) => slurm.set_job_env(BASH, &users),
+        None => slurm.unset_job_env(BASH),
+    };
+    slurm.unset_job_env(USERS_BASH);
+}
