@@ -17,6 +17,8 @@ pub struct State {
     pub settings: Option<Result<Settings, String>>,
     /// The step's own daemon was asked of `mps-prologue`.
     pub own_daemon: bool,
+    /// How many GPUs the step has, where Slurm names them. A task may have fewer.
+    pub gpus: Option<u32>,
     /// Why the step has none.
     pub failure: Option<String>,
 }
@@ -30,6 +32,7 @@ impl State {
             demand: Demand::Nothing,
             settings: None,
             own_daemon: false,
+            gpus: None,
             failure: None,
         }
     }

@@ -39,6 +39,11 @@ pub fn kind(slurm: &dyn Slurm) -> Option<Kind> {
     })
 }
 
+/// The batch script itself, before which no task prolog of a user's runs.
+pub fn is_script(slurm: &dyn Slurm) -> bool {
+    slurm.item(Item::StepId) == Some(BATCH)
+}
+
 /// A component of a het job, whose flags on a node may be another component's.
 pub fn is_component(slurm: &dyn Slurm) -> bool {
     slurm.job_env("SLURM_HET_SIZE").is_some()
@@ -55,6 +60,10 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) -> Verdict {
     }
     let name = slurm.process_env("SLURMD_NODENAME");
     let settings = node.settings(&arguments.config, name.as_deref());
+    if matches!(kind, Kind::Step(_)) {
+        let gpus = slurm.job_env("SLURM_STEP_GPUS").filter(|list| !list.is_empty());
+        state.gpus = gpus.and_then(|list| list.split(',').count().try_into().ok());
+    }
     if let (Kind::Step(number), Ok(settings)) = (kind, &settings) {
         own_daemon(slurm, node, state, &arguments, settings, number);
     }

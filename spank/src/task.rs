@@ -16,7 +16,7 @@ use mpsd_core::environment::{self, Change, Task};
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, State as Progress};
 use mpsd_core::request::Demand;
-use mpsd_core::step::of_step;
+use mpsd_core::step::{of_step, of_tasks};
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &State) -> Verdict {
@@ -82,7 +82,7 @@ fn changes(
         (Some(record), _) if has_no_gpu(slurm, &record, kind) => {
             Ok(marked(slurm, strip(slurm, settings, None)))
         }
-        (Some(record), demand) => Ok(marked(slurm, attach(slurm, &record, kind, demand)?)),
+        (Some(record), demand) => Ok(marked(slurm, attach(slurm, state, &record, kind, demand)?)),
         (None, Demand::On(_) | Demand::Wrong(_))
             if !(arguments.scope == Scope::Step && kind == Kind::Job) =>
         {
@@ -93,7 +93,7 @@ fn changes(
 }
 
 fn marked(slurm: &dyn Slurm, mut changes: Vec<Change>) -> Vec<Change> {
-    changes.push(unplugged::mark(slurm));
+    changes.extend((!stepd::is_script(slurm)).then(|| unplugged::mark(slurm)));
     changes
 }
 
@@ -153,7 +153,13 @@ fn is_unbound(slurm: &dyn Slurm) -> bool {
         .is_some_and(|bind| bind.contains("gpu:none"))
 }
 
-fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, demand: &Demand) -> Result<Vec<Change>, String> {
+fn attach(
+    slurm: &dyn Slurm,
+    state: &State,
+    record: &Record,
+    kind: Kind,
+    demand: &Demand,
+) -> Result<Vec<Change>, String> {
     let reason = || {
         record
             .reason
@@ -166,13 +172,17 @@ fn attach(slurm: &dyn Slurm, record: &Record, kind: Kind, demand: &Demand) -> Re
             record.job
         )),
         Progress::Ready => {
-            let attached = match demand {
-                Demand::On(request) => of_step(record, request)
-                    .and_then(|own| environment::task_environment(&own, &task(slurm, &own, kind))),
+            let own = match demand {
+                Demand::On(request) => of_step(record, request),
                 // What root left is in force, not what somebody forged.
-                _ => environment::task_environment(record, &task(slurm, record, kind)),
+                _ => Ok(record.clone()),
             };
-            attached.map_err(|refusal| refusal.to_string())
+            let own = own.map(|own| match (slurm.item(Item::LocalTasks), state.gpus) {
+                (Some(tasks), Some(gpus)) => of_tasks(&own, tasks, gpus),
+                _ => own,
+            });
+            own.and_then(|own| environment::task_environment(&own, &task(slurm, &own, kind)))
+                .map_err(|refusal| refusal.to_string())
         }
         Progress::Refused | Progress::Failed => Err(reason()),
         Progress::Starting => Err("its MPS was not ready in time".into()),

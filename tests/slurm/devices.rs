@@ -308,17 +308,17 @@ fn each_type(cell: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Slurm tells the prolog the GPUs of one of the types only, so that the daemon lacks the other: the task is told so.
+/// Slurm tells the prolog the GPUs of one of the types only; the controller is asked for all.
 fn both_types(cell: &Context) -> Result<()> {
-    let words = ["srun", "--mps", "--gres=gpu:a:1,gpu:b:1"];
-    let done = start(cell, &cell.user, &words, &nodes(cell)?.client(""))?
-        .wait(LIMIT)?
-        .exits(1)?;
+    let all = same(cell, &["--gres=gpu:a:1,gpu:b:1"])?.concat();
+    ensure!(all.len() == 2, "two types, two GPUs: {all:?}");
+    // Text of the user's that looks like what is read there.
+    let forged = "x Nodes=node[1-2] GRES=gpu:2(IDX:0-1)";
+    let argv = ["srun", "--mps", "-J", forged, "--gres=gpu:a:1", "true"];
+    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?;
     ensure!(
-        done.stdout.is_empty() && done.stderr.contains("does not serve that GPU"),
-        "{}{}",
-        done.stdout,
-        done.stderr
+        !done.status.success() && done.stderr.contains("2 lists of them"),
+        "a forged list is taken: {done:?}"
     );
     Ok(())
 }

@@ -99,6 +99,23 @@ impl Daemon {
     }
 }
 
+/// By how many tasks `auto` has divided each GPU, where it was asked for: what a step with fewer GPUs has to lower.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Divided {
+    /// For the thread percentage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+    /// For the memory limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u32>,
+}
+
+impl Divided {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// What the job's tasks need to know.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -148,6 +165,9 @@ pub struct Record {
     /// Memory limits by local rank, MiB by GPU; empty: the daemon's.
     #[serde(default)]
     pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
+    /// What `auto` assumed.
+    #[serde(default, skip_serializing_if = "Divided::is_none")]
+    pub divided: Divided,
     /// Write UUIDs into `CUDA_VISIBLE_DEVICES` (a confined daemon renumbers its devices).
     #[serde(default = "yes")]
     pub uuids: bool,
@@ -186,6 +206,7 @@ impl Record {
             daemons: Vec::new(),
             rank_threads: Vec::new(),
             rank_memory: Vec::new(),
+            divided: Divided::default(),
             uuids: true,
             names: None,
             same_numbers: false,

@@ -49,6 +49,25 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     Ok(own)
 }
 
+/// The record as it holds for a step with `tasks` tasks on its `gpus` GPUs: where the job has more GPUs than its step uses
+/// (`--exclusive`), `auto` gave too much to each task.
+pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
+    let mut own = record.clone();
+    let each = tasks.div_ceil(gpus.max(1));
+    if record.divided.threads.is_some_and(|by| by < each) && own.rank_threads.is_empty() {
+        own.rank_threads = vec![Percent::auto(each)];
+    }
+    if let Some(by) = record.divided.memory.filter(|by| *by < each) {
+        let daemons = record.daemons.iter().flat_map(|daemon| &daemon.memory);
+        let lower =
+            |(gpu, mib): &(GpuUuid, u64)| (gpu.clone(), (mib * u64::from(by) / u64::from(each)).max(1));
+        if own.rank_memory.is_empty() {
+            own.rank_memory = vec![daemons.map(lower).collect()];
+        }
+    }
+    own
+}
+
 fn changed<'a, T: PartialEq>(step: &'a Option<T>, job: &Option<T>) -> Option<&'a T> {
     step.as_ref().filter(|value| job.as_ref() != Some(*value))
 }

@@ -80,6 +80,7 @@ impl Job {
             daemons: plan.daemons.clone(),
             rank_threads: plan.rank_threads.clone(),
             rank_memory: plan.rank_memory.clone(),
+            divided: plan.divided,
             uuids: plan.names != DeviceNames::Keep,
             names: Some(plan.names),
             same_numbers: plan.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,

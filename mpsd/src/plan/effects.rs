@@ -4,7 +4,7 @@ use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::job::JobId;
 use mpsd_core::limits::Percent;
-use mpsd_core::record::{Daemon, RecordGpu};
+use mpsd_core::record::{Daemon, Divided, RecordGpu};
 use std::fmt;
 
 /// One thing that root does to the node for the job. Undone in reverse order; each inverse copes with an effect
@@ -75,6 +75,8 @@ pub struct Plan {
     pub rank_threads: Vec<Percent>,
     /// Memory limits by local rank, MiB by GPU; empty where every task has the daemon's.
     pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
+    /// What `auto` assumed.
+    pub divided: Divided,
     /// The effects, in order.
     pub effects: Vec<Effect>,
     /// What the log should say of decisions taken, one line each (a mode that stays, for example).

@@ -11,8 +11,8 @@ use crate::scheduler::{Devices, Exclusive, Submission};
 use mpsd_core::bind::Bind;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
 use mpsd_core::paths::JobPaths;
-use mpsd_core::record::{Daemon, RecordGpu};
-use mpsd_core::request::{Mode, Request, Wording};
+use mpsd_core::record::{Daemon, Divided, RecordGpu};
+use mpsd_core::request::{MemoryLimit, Mode, Request, Threads, Wording};
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, Refusal};
 
 /// Most clients on a GPU before Volta (docs/facts/mps-control.md#clients).
@@ -86,6 +86,10 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         daemons,
         rank_threads: share.rank_threads,
         rank_memory: share.rank_memory,
+        divided: Divided {
+            threads: tasks.filter(|_| request.threads == Some(Threads::Auto)),
+            memory: tasks.filter(|_| request.memory == Some(MemoryLimit::Auto)),
+        },
         notes,
         verify: request.verify == Some(true),
         then: request.plan_lines().collect(),

@@ -109,6 +109,8 @@ impl Slurm for Handle {
         unsafe { abi::spank_job_control_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) == abi::SUCCESS }
     }
 
+    // The user's own command, not a program of root's.
+    #[allow(clippy::disallowed_methods)]
     fn set_process_env(&mut self, name: &str, value: Option<&str>) {
         match value {
             // SAFETY: a callback of srun, sbatch or salloc before anything is submitted; Slurm's man page of spank(8) lets

@@ -23,11 +23,12 @@ fn options() -> Option<*mut c_void> {
 /// An option's value.
 pub fn get(option: &CStr) -> Option<String> {
     let (options, get) = (options()?, symbol(c"slurm_option_get")?);
-    // SAFETY: the function of this name has this type in every release; Slurm's copy of the value is left to srun.
-    unsafe {
-        let get: Get = transmute(get);
-        text(get(options, option.as_ptr()))
-    }
+    // SAFETY: the function of this name has this type in every release.
+    let get: Get = unsafe { transmute(get) };
+    // SAFETY: `options` is what it takes; it makes a copy of the value, which is left to srun.
+    let value = unsafe { get(options, option.as_ptr()) };
+    // SAFETY: NULL or a C string that nobody frees.
+    unsafe { text(value) }
 }
 
 /// Sets an option.
@@ -36,9 +37,8 @@ pub fn set(option: &CStr, value: &str) {
     else {
         return;
     };
-    // SAFETY: as above; Slurm copies the value.
-    unsafe {
-        let set: Set = transmute(set);
-        set(options, option.as_ptr(), value.as_ptr(), false);
-    }
+    // SAFETY: the function of this name has this type in every release.
+    let set: Set = unsafe { transmute(set) };
+    // SAFETY: `options` is what it takes; Slurm copies the value.
+    unsafe { set(options, option.as_ptr(), value.as_ptr(), false) };
 }

@@ -63,6 +63,25 @@ fn lower_limits_are_those_of_the_steps_ranks() {
 }
 
 #[test]
+fn a_step_with_fewer_gpus_than_its_job_divides_them_anew() {
+    let mut whole = record("MPS=on,MPS_THREADS=auto,MPS_MEM=auto");
+    whole.daemons[0].threads = "100".parse().ok();
+    // As it was planned for a task on each of four GPUs.
+    whole.divided = crate::record::Divided {
+        threads: Some(1),
+        memory: Some(1),
+    };
+    assert_eq!(of_tasks(&whole, 4, 4), whole);
+    let own = of_tasks(&whole, 4, 1);
+    assert_eq!(own.rank_threads, ["50".parse().unwrap()]);
+    assert_eq!(own.rank_memory, [vec![(uuid(1), 1024)]]);
+    // Its own lower limits stay, and nothing else was divided.
+    let lower = of_step(&whole, &request("MPS=on,MPS_MEM=1G")).unwrap();
+    assert_eq!(of_tasks(&lower, 2, 1).rank_memory, [vec![(uuid(1), 1024)]]);
+    assert_eq!(of_tasks(&record(JOB), 8, 1), record(JOB));
+}
+
+#[test]
 fn what_the_jobs_daemon_cannot_give_is_refused_by_name() {
     let mut ranked = record("MPS=on,MPS_THREADS=30:70");
     ranked.daemons[0].threads = None;

@@ -23,6 +23,8 @@ pub struct Gres {
     pub confined: Option<bool>,
     /// Tasks get UUIDs in `CUDA_VISIBLE_DEVICES`.
     pub by_uuid: bool,
+    /// GPUs of several types, of which a prolog is told one only (docs/facts/slurm.md#gpus-of-a-job).
+    pub several_types: bool,
     /// slurm.conf has a line for this node, with GPUs.
     pub grants: bool,
     /// gres.conf was changed since slurmd began, which may know another list.
@@ -54,10 +56,14 @@ impl Gres {
             values.any(fits)
         };
         let outdated = outdated(conf, node);
+        let granted = granted(&slurm, node).unwrap_or_default();
+        let mut types = gres.iter().filter_map(|line| line.value("Type"));
+        let first = types.next();
         Self {
             confined: confined(&slurm, cgroup.as_deref()),
             by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
-            grants: granted(&slurm, node).is_ok_and(|granted| !granted.is_empty()),
+            several_types: granted.len() > 1 || types.any(|other| Some(other) != first),
+            grants: !granted.is_empty(),
             unshared: outdated.is_none()
                 && !any(&slurm, "GresTypes", names_a_share)
                 && !any(&gres, "Name", names_a_share),
@@ -71,6 +77,7 @@ impl Gres {
             list: List::Unknown(why),
             confined: None,
             by_uuid: false,
+            several_types: false,
             grants: false,
             outdated: None,
             unshared: false,

@@ -4,6 +4,7 @@ mod check;
 mod commands;
 mod conf;
 mod control;
+mod detail;
 mod gres;
 mod known_jobs;
 mod line;

@@ -4,6 +4,7 @@
 //! PrologFlags say, and both absent when the job has no GPU. A step has `SLURM_STEP_GPUS`; its
 //! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
 
+use super::detail;
 use super::gres::Gres;
 use crate::scheduler::call::{Input, Submission, UserRef};
 use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
@@ -13,6 +14,9 @@ use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::text::one_line;
 use std::path::PathBuf;
+
+/// The job's GPUs in a prolog.
+const OF_JOB: &str = "SLURM_JOB_GPUS";
 
 /// How it calls us.
 pub(super) const VECTORS: &str = "none and Slurm's environment";
@@ -70,13 +74,13 @@ pub(super) fn devices(input: &Input<'_>, host: &dyn Host) -> Devices {
     let scope = if step(input).is_some() {
         "SLURM_STEP_GPUS"
     } else {
-        "SLURM_JOB_GPUS"
+        OF_JOB
     };
     let conf = (input.env)("SLURM_CONF").map(PathBuf::from);
     let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
     let gres = conf.map(|conf| Gres::read(&conf, &node, host));
     let exclusive = exclusive(input, gres.as_ref());
-    let gpus = gpus(input, scope, gres);
+    let gpus = gpus(input, scope, gres, &node);
     Devices {
         exclusive: if gpus == GpuSource::None {
             Exclusive::Unknown
@@ -89,7 +93,7 @@ pub(super) fn devices(input: &Input<'_>, host: &dyn Host) -> Devices {
     }
 }
 
-fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>) -> GpuSource {
+fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>, node: &str) -> GpuSource {
     let visible = (input.env)("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     // A MIG device has no number of its own in SLURM_JOB_GPUS; only here does Slurm give its name.
     let mig = visible.contains("MIG-");
@@ -101,6 +105,14 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>) -> GpuSource {
     match GpuName::parse_list(&text) {
         Ok(names) if names.is_empty() => GpuSource::None,
         Ok(names) if mig => GpuSource::Listed(names),
+        Ok(names) if scope == OF_JOB && gres.as_ref().is_some_and(|gres| gres.several_types) => {
+            match detail::places(input, node, &names) {
+                Ok(names) => GpuSource::Numbered(numbers(&names, "", gres)),
+                Err(why) => GpuSource::Unknown(format!(
+                    "{scope} names GPUs of one type only, and the node has several: {why}"
+                )),
+            }
+        }
         Ok(names) => GpuSource::Numbered(numbers(&names, &visible, gres)),
         Err(why) => GpuSource::Unknown(format!("{scope}={}: {why}", one_line(&text, 80))),
     }
