@@ -8,6 +8,7 @@ use anyhow::Result;
 
 use super::tally::{Gaps, Tally};
 use crate::install::slurm;
+use crate::reliability::matrices;
 use crate::{cargo, command};
 
 /// Longest that one stage may take. All of them are to fit into forty minutes on two cores; the workflow gives ninety,
@@ -22,6 +23,10 @@ const ALL: &[&str] = &["--locked", "--workspace", "--all-targets"];
 
 /// The other architecture that the packages are made for.
 const ARM: &str = "aarch64-unknown-linux-gnu";
+
+/// The cells that run on Debian 13's Slurm as well, below three minutes: half of the site matrix's clusters, with PrologFlags of
+/// every kind, and all that depends on where Slurm is.
+const NEWER: [&str; 3] = ["constrained", "configless", "stack"];
 
 struct Stage {
     name: String,
@@ -151,6 +156,19 @@ impl Report {
             &["test", "--locked", "--package", "xtask", "--test", "packages"],
             &[],
         );
+        self.newer_slurm()
+    }
+
+    /// Cells on the Slurm of Debian 13, in the system that the packages were tried on.
+    fn newer_slurm(&mut self) -> Result<()> {
+        let system = cargo::target_directory()?.join("tmp/debian-trixie/root");
+        if !system.is_dir() {
+            self.skip("Slurm 24.11: the packages' tests could make no Debian 13");
+            return Ok(());
+        }
+        let mut command = matrices::in_system(&system)?;
+        command.arg("--").args(NEWER);
+        self.command("Slurm 24.11", command, &[]);
         Ok(())
     }
 

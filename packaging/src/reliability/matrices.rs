@@ -1,10 +1,11 @@
 //! `cargo xtask matrices`: the crash, kill and fault matrices alone, and how much they tried. `cargo xtask matrix slurm`: the
 //! site matrix alone.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use super::figures::Figures;
 use super::readme;
@@ -60,6 +61,9 @@ pub enum Matrix {
         /// The Slurm to run, as 'make install' laid it out [default: the machine's own]
         #[arg(long)]
         prefix: Option<PathBuf>,
+        /// A system with the Slurm to run, as debootstrap makes it; nothing is written into it
+        #[arg(long, conflicts_with = "prefix")]
+        root: Option<PathBuf>,
         /// Name the cells and run none
         #[arg(long)]
         list: bool,
@@ -72,17 +76,27 @@ pub enum Matrix {
 impl Matrix {
     /// Whether it needs the machine's own Slurm.
     pub fn needs_slurm(&self) -> bool {
-        let Matrix::Slurm { prefix, list, .. } = self;
-        prefix.is_none() && !list
+        let Matrix::Slurm {
+            prefix, root, list, ..
+        } = self;
+        prefix.is_none() && root.is_none() && !list
     }
 }
 
 /// Runs one.
 pub fn run_one(matrix: &Matrix) -> Result<()> {
-    let Matrix::Slurm { prefix, list, cells } = matrix;
+    let Matrix::Slurm {
+        prefix,
+        root,
+        list,
+        cells,
+    } = matrix;
     cargo::build(&["build", "--workspace", "--lib", "--bins"])?;
-    let mut run = cargo::command(&["test", "--package", "tests", "--test", "slurm", "--"]);
-    run.args(cells);
+    let mut run = match root {
+        Some(root) => in_system(root)?,
+        None => cargo::command(TESTS),
+    };
+    run.arg("--").args(cells);
     if let Some(prefix) = prefix {
         run.arg("--prefix").arg(prefix);
     }
@@ -94,4 +108,42 @@ pub fn run_one(matrix: &Matrix) -> Result<()> {
         bail!("the matrix failed ({status})");
     }
     Ok(())
+}
+
+/// The cells on a real Slurm; their words follow.
+const TESTS: &[&str] = &["test", "--locked", "--package", "tests", "--test", "slurm"];
+
+/// Starts a test program in a system: a file system in memory over it, with this machine's processes, devices, cgroups and build.
+/// On one line, because it stands in a value of cargo's configuration.
+const IN_SYSTEM: &str = "root=$1 build=$2; shift 2; place=$build/tmp/matrix-root; mkdir -p $place; \
+    mount -t tmpfs -o mode=755 none $place; mkdir -m 755 $place/upper $place/work $place/root; \
+    mount -t overlay -o lowerdir=$root,upperdir=$place/upper,workdir=$place/work overlay $place/root; \
+    for one in proc sys dev; do mount --rbind /$one $place/root/$one; done; \
+    mkdir -p $place/root$build; mount --bind $build $place/root$build; \
+    echo 127.0.0.1 localhost $(uname -n) > $place/root/etc/hosts; \
+    exec chroot $place/root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin $*";
+
+/// `cargo test` of the cells in the system in `root`, whose Slurm they run.
+pub fn in_system(root: &Path) -> Result<Command> {
+    let root = root
+        .canonicalize()
+        .with_context(|| format!("no system in '{}'", root.display()))?;
+    let build = cargo::target_directory()?;
+    let before = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-ec",
+        IN_SYSTEM,
+        "sh",
+    ];
+    let places = [root, build].map(|dir| dir.display().to_string());
+    let words = before.into_iter().chain(places.iter().map(String::as_str));
+    let quoted: Vec<String> = words.map(|word| format!("'{word}'")).collect();
+    let mut run = cargo::command(TESTS);
+    run.arg("--config")
+        .arg(format!("target.'cfg(all())'.runner = [{}]", quoted.join(", ")));
+    Ok(run)
 }

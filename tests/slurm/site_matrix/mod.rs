@@ -53,8 +53,26 @@ pub fn names() -> impl Iterator<Item = String> {
     sites.flat_map(|(_, cells)| cells).map(|(name, _)| name)
 }
 
+/// The manual's list of settings says what the sites of this matrix are made of, and nothing else.
+const MANUAL: &str = include_str!("../../../packaging/man/mpsd.8");
+const HEADING: &str = "SLURM'S SETTINGS";
+
+fn manual(words: &[String], tally: &mut Tally) {
+    let name = format!("{NAME}::the_manual_tells_every_setting");
+    tally.all += 1;
+    if words.is_empty() || words.iter().any(|word| name.contains(word.as_str())) {
+        let wrong = factors::untold(MANUAL, HEADING);
+        let outcome = match wrong.is_empty() {
+            true => Ok(()),
+            false => Err(anyhow!("mpsd(8): {}", wrong.join("; "))),
+        };
+        tally.note(&name, Instant::now(), outcome);
+    }
+}
+
 /// Runs the cells whose names hold one of `words`.
 pub fn run(words: &[String], tally: &mut Tally) {
+    manual(words, tally);
     for (site, mut cells) in cells() {
         tally.all += cells.len();
         cells.retain(|(name, _)| words.is_empty() || words.iter().any(|word| name.contains(word.as_str())));
