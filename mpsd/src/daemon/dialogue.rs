@@ -15,26 +15,31 @@ const NO_LIMIT: f64 = 100.0;
 /// The daemon prints one decimal.
 const PRECISION: f64 = 0.05;
 
+/// The limits of `daemon` besides its threads: what the daemon's commands call each, its value, and what it is in words.
+fn limits(daemon: &Daemon) -> Vec<[String; 3]> {
+    let memory = daemon.memory.iter().map(|(gpu, mib)| {
+        let words = format!("memory limit {mib}M of {gpu}");
+        [format!("device_pinned_mem_limit {gpu}"), format!("{mib}M"), words]
+    });
+    let priority = daemon.priority.map(|priority| {
+        let words = format!("client priority {priority}");
+        ["client_priority".to_owned(), level(priority).to_string(), words]
+    });
+    memory.chain(priority).collect()
+}
+
 /// The session that sets every limit of `daemon`, reads each back, and starts the server of `uid`.
 pub fn configure(daemon: &Daemon, uid: u32) -> String {
-    let mut lines = Vec::new();
-    if let Some(threads) = daemon.threads {
-        lines.push(format!("set_default_active_thread_percentage {threads}"));
-    }
-    for (gpu, mib) in &daemon.memory {
-        lines.push(format!("set_default_device_pinned_mem_limit {gpu} {mib}M"));
-    }
-    if let Some(priority) = daemon.priority {
-        lines.push(format!("set_default_client_priority {}", level(priority)));
-    }
+    let limits = limits(daemon);
+    let threads = daemon
+        .threads
+        .map(|threads| format!("active_thread_percentage {threads}"));
+    let others = limits.iter().map(|[name, value, _]| format!("{name} {value}"));
+    let set = threads.into_iter().chain(others);
+    let mut lines: Vec<String> = set.map(|setting| format!("set_default_{setting}")).collect();
     lines.push(BRACKET.to_owned());
-    for (gpu, _) in &daemon.memory {
-        lines.push(format!("get_default_device_pinned_mem_limit {gpu}"));
-        lines.push(BRACKET.to_owned());
-    }
-    if daemon.priority.is_some() {
-        lines.push("get_default_client_priority".to_owned());
-        lines.push(BRACKET.to_owned());
+    for [name, ..] in &limits {
+        lines.extend([format!("get_default_{name}"), BRACKET.to_owned()]);
     }
     lines.push(format!("start_server -uid {uid}"));
     lines.join("\n") + "\n"
@@ -59,21 +64,11 @@ pub fn check(daemon: &Daemon, answers: &str) -> Result<(), String> {
         expect_percent(answers.next(), wanted)?;
     }
     expect_percent(answers.next(), wanted)?;
-    for (gpu, mib) in &daemon.memory {
+    for [_, value, words] in limits(daemon) {
         let said = answers.next();
-        if said.and_then(mebibytes) != Some(*mib) {
+        if !said.is_some_and(|said| is_same(said, &value)) {
             return Err(format!(
-                "memory limit {mib}M of {gpu} is not in force: the daemon says {}",
-                quoted(said)
-            ));
-        }
-        expect_percent(answers.next(), wanted)?;
-    }
-    if let Some(priority) = daemon.priority {
-        let said = answers.next();
-        if said != Some(level(priority).to_string().as_str()) {
-            return Err(format!(
-                "client priority {priority} is not in force: the daemon says {}",
+                "{words} is not in force: the daemon says {}",
                 quoted(said)
             ));
         }
@@ -86,6 +81,10 @@ pub fn check(daemon: &Daemon, answers: &str) -> Result<(), String> {
 }
 
 /// `4G` for `4096M`: the daemon says a size back in the largest unit that holds it whole (seen on driver 580).
+fn is_same(said: &str, value: &str) -> bool {
+    said == value || mebibytes(said).is_some_and(|said| Some(said) == mebibytes(value))
+}
+
 fn mebibytes(said: &str) -> Option<u64> {
     let unit = said.chars().last()?;
     let number: u64 = said.strip_suffix(unit)?.parse().ok()?;

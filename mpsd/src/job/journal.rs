@@ -29,18 +29,6 @@ pub struct DrainPolicy {
     pub slurm_conf: Option<String>,
 }
 
-impl DrainPolicy {
-    /// Drains, if `enabled`, with reasons that begin with `prefix`.
-    fn new(enabled: bool, prefix: String, slurm_conf: Option<String>) -> Self {
-        Self {
-            enabled,
-            prefix,
-            on_defunct: false,
-            slurm_conf,
-        }
-    }
-}
-
 /// The files that our own three run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Programs {
@@ -127,11 +115,12 @@ impl Journal {
             proved: Vec::new(),
             starter: None,
             programs: None,
-            drain: DrainPolicy::new(
-                settings.drain.enabled,
-                settings.drain.prefix.clone(),
-                job.site.slurm_conf.clone(),
-            ),
+            drain: DrainPolicy {
+                enabled: settings.drain.enabled,
+                prefix: settings.drain.prefix.clone(),
+                on_defunct: false,
+                slurm_conf: job.site.slurm_conf.clone(),
+            },
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
             began: SystemTime::now()
                 .duration_since(UNIX_EPOCH)

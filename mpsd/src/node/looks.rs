@@ -160,15 +160,13 @@ fn role_by_path(node: &RealNode, journal: &Journal, runs: &Executable) -> Option
             .and_then(|p| p.strip_suffix(" (deleted)"))
             .is_some_and(|p| Path::new(p) == path)
     };
-    if is(&node.mpsd) {
-        return Some(Role::Supervisor);
-    }
-    if is(&journal.control) {
-        return Some(Role::Control);
-    }
-    server_beside(&journal.control)
-        .is_some_and(|path| is(&path))
-        .then_some(Role::Server)
+    let known = [
+        (Some(node.mpsd.clone()), Role::Supervisor),
+        (Some(journal.control.clone()), Role::Control),
+        (server_beside(&journal.control), Role::Server),
+    ];
+    let found = known.iter().find(|(path, _)| path.as_deref().is_some_and(is));
+    found.map(|(_, role)| *role)
 }
 
 /// Whether it runs a file of root's that others cannot write, wherever that stands: some installations have a wrapper at the

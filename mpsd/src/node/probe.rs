@@ -24,7 +24,7 @@ pub fn probe(node: &RealNode, journal: &Journal, daemon: &Daemon, deadline: Dead
     spawn.args = vec![
         "--require-mps".into(),
         "--deadline-s".into(),
-        seconds(deadline).into(),
+        deadline.remaining().as_secs().max(1).to_string().into(),
     ];
     spawn.env = vec![
         (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
@@ -42,9 +42,4 @@ pub fn probe(node: &RealNode, journal: &Journal, daemon: &Daemon, deadline: Dead
         .rfind(|line| !line.trim().is_empty())
         .unwrap_or("it said nothing");
     Err(failed(format!("{} ({:?})", one_line(last, 200), ended.exit)))
-}
-
-/// Whole seconds left, at least one.
-fn seconds(deadline: Deadline) -> String {
-    deadline.remaining().as_secs().max(1).to_string()
 }

@@ -63,23 +63,6 @@ pub(super) fn fork() -> Result<Option<i32>, Errno> {
     }
 }
 
-/// The kernel's `struct clone_args` (clone3(2), Linux 5.7), of which all fields that are not named are 0 here.
-#[repr(C, align(8))]
-#[derive(Default)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
-}
-
 /// [`fork`] with the child born in the cgroup v2 whose directory is `cgroup`: moving it there afterwards waits for all
 /// CPUs (17 ms on 16 of them, measured), this does not. Fails, and makes no child, where the kernel is older than Linux
 /// 5.7 (ENOSYS, E2BIG, EINVAL) or the directory's hierarchy is v1 (EBADF).
@@ -87,13 +70,12 @@ struct CloneArgs {
 /// The child may call nothing that takes a lock: the C library does not prepare for this fork.
 pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
     const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
-    let arguments = CloneArgs {
-        flags: CLONE_INTO_CGROUP,
-        exit_signal: libc::SIGCHLD as u64,
-        cgroup: cgroup.as_raw_fd() as u64,
-        ..CloneArgs::default()
-    };
-    let size = size_of::<CloneArgs>();
+    // SAFETY: `clone_args` (clone3(2)) is plain integers, for which zero is a value.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = CLONE_INTO_CGROUP;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    arguments.cgroup = cgroup.as_raw_fd() as u64;
+    let size = size_of::<libc::clone_args>();
     // SAFETY: the structure has the kernel's layout and size; without CLONE_VM and without a stack of its own the child
     // goes on here on its copy of our memory, as after fork(2).
     let pid = Errno::result(unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) })?;

@@ -19,8 +19,8 @@ use cuda::{CudaFailure, Device};
 use mpsd::cli::programs::Probe as Options;
 use mpsd_core::environment::rank;
 use nix::unistd;
+use nvml_wrapper::Nvml;
 use report::{GpuReport, Report};
-use witness::Witness;
 
 /// What the thread that talks to CUDA tells the one that keeps the time.
 #[derive(Debug)]
@@ -166,9 +166,9 @@ fn open(options: &Options) -> Result<Vec<(u32, Device)>, Problem> {
 }
 
 fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Result<Report, Problem> {
-    let witness = Witness::new(options.nvml.as_deref());
+    let witness = witness::open(options.nvml.as_deref());
     let look = |(index, device): &(u32, Device)| {
-        look(options, *index, device, &witness).map_err(Problem::of(*index))
+        look(options, *index, device, witness.as_ref()).map_err(Problem::of(*index))
     };
     let gpus: Vec<GpuReport> = devices.iter().map(look).collect::<Result<_, _>>()?;
     Ok(Report {
@@ -187,7 +187,12 @@ fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Res
     })
 }
 
-fn look(options: &Options, index: u32, device: &Device, witness: &Witness) -> Result<GpuReport, CudaFailure> {
+fn look(
+    options: &Options,
+    index: u32,
+    device: &Device,
+    witness: Option<&Nvml>,
+) -> Result<GpuReport, CudaFailure> {
     let facts = device.facts()?;
     let memset_ok = device.memset_checked(0xa5)?;
     let cap = options
@@ -197,7 +202,7 @@ fn look(options: &Options, index: u32, device: &Device, witness: &Witness) -> Re
     let allocated = cap.map(|cap_mib| device.allocatable(cap_mib)).transpose()?;
     Ok(GpuReport {
         index,
-        mps_listed: witness.lists(&facts.uuid, std::process::id()),
+        mps_listed: witness::lists(witness, &facts.uuid, std::process::id()),
         facts,
         allocatable_mib: allocated.map(|(mib, _)| mib),
         allocation_capped: allocated.is_some_and(|(_, capped)| capped),

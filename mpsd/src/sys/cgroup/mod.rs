@@ -59,7 +59,7 @@ impl Cgroup {
     pub fn create_under(base: &Path, job: &str) -> Result<Option<Self>, FileError> {
         let top = Dir::open(base)?;
         if !mounts::is_cgroup(&top) {
-            return Err(unfit(base, "is not in a cgroup hierarchy"));
+            return Err(FileError::unfit(base, "is not in a cgroup hierarchy"));
         }
         Self::make(&top, None, job).map(Some)
     }
@@ -81,15 +81,15 @@ impl Cgroup {
             return Ok(None);
         };
         if !mounts::is_cgroup(&dir) {
-            return Err(unfit(path, "is not in a cgroup hierarchy"));
+            return Err(FileError::unfit(path, "is not in a cgroup hierarchy"));
         }
         let parent = path.parent().and_then(|parent| Dir::open(parent).ok());
         if !parent.as_ref().is_some_and(mounts::is_cgroup) {
-            return Err(unfit(path, "is the root of a cgroup hierarchy"));
+            return Err(FileError::unfit(path, "is the root of a cgroup hierarchy"));
         }
         let cgroup = Self { dir };
         if cgroup.procs()?.contains(&nix::unistd::getpid().as_raw()) {
-            return Err(unfit(path, "holds this very process"));
+            return Err(FileError::unfit(path, "holds this very process"));
         }
         Ok(Some(cgroup))
     }
@@ -103,7 +103,7 @@ impl Cgroup {
     fn make(top: &Dir, base: Option<&str>, job: &str) -> Result<Self, FileError> {
         // The last job's end may take the base away between our two steps.
         const TRIES: usize = 10;
-        let mut outcome = Err(unfit(&top.path().join(job), "cannot be made"));
+        let mut outcome = Err(FileError::unfit(top.path().join(job), "cannot be made"));
         for _ in 0..TRIES {
             let made = |parent: &Dir| parent.create_dir(job, 0o755, (0, 0)).map(|(dir, _)| dir);
             outcome = match base {
@@ -226,11 +226,6 @@ impl Cgroup {
     fn fail(&self, act: &'static str) -> impl FnOnce(Errno) -> FileError {
         FileError::io(act, self.path())
     }
-}
-
-fn unfit(path: &Path, what: &str) -> FileError {
-    let (path, what) = (path.into(), what.to_owned());
-    FileError::Unfit { path, what }
 }
 
 /// Takes our own directory away when the last job has gone; one in use stays, as the kernel sees to it.

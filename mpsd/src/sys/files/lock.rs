@@ -44,10 +44,7 @@ impl Dir {
             let file = file.map_err(FileError::io("open", &path))?;
             let held = fstat(&file).map_err(FileError::io("look at", &path))?;
             if SFlag::from_bits_truncate(held.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-                return Err(FileError::Unfit {
-                    what: self.kind_of(&c_name),
-                    path,
-                });
+                return Err(self.unfit(&c_name, path));
             }
             let locked = acquire(file, &path, deadline)?;
             let named = self.status_of(name.as_ref())?;

@@ -42,20 +42,14 @@ impl Dir {
             path: PathBuf::from("/"),
         };
         if !path.is_absolute() {
-            return Err(FileError::Unfit {
-                path: path.into(),
-                what: "is not an absolute path".to_owned(),
-            });
+            return Err(FileError::unfit(path, "is not an absolute path"));
         }
         for component in path.components() {
             match component {
                 Component::RootDir | Component::CurDir => {}
                 Component::Normal(name) => dir = dir.open_dir(name)?,
                 Component::ParentDir | Component::Prefix(_) => {
-                    return Err(FileError::Unfit {
-                        path: path.into(),
-                        what: "contains '..'".to_owned(),
-                    });
+                    return Err(FileError::unfit(path, "contains '..'"));
                 }
             }
         }
@@ -95,10 +89,7 @@ impl Dir {
         let (name, path) = self.entry(name.as_ref())?;
         match openat(&self.fd, name.as_c_str(), HOLD, Mode::empty()) {
             Ok(fd) => Ok(Self { fd, path }),
-            Err(Errno::ENOTDIR | Errno::ELOOP) => Err(FileError::Unfit {
-                what: self.kind_of(&name),
-                path,
-            }),
+            Err(Errno::ENOTDIR | Errno::ELOOP) => Err(self.unfit(&name, path)),
             Err(errno) => Err(FileError::io("open", path)(errno)),
         }
     }
@@ -126,7 +117,7 @@ impl Dir {
         };
         if status.st_uid != expected {
             let what = format!("belongs to user {}, not to {expected}", status.st_uid);
-            return Err(FileError::Unfit { path, what });
+            return Err(FileError::unfit(path, what));
         }
         let listing = dir.listing()?;
         if made && status.st_uid != owner.0 || status.st_gid != owner.1 {
@@ -173,12 +164,7 @@ impl Dir {
         let file = match openat(&self.fd, name.as_c_str(), flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::ENOENT) => return Ok(None),
-            Err(Errno::ELOOP | Errno::ENXIO) => {
-                return Err(FileError::Unfit {
-                    what: self.kind_of(&name),
-                    path,
-                });
-            }
+            Err(Errno::ELOOP | Errno::ENXIO) => return Err(self.unfit(&name, path)),
             Err(errno) => return Err(FileError::io("read", path)(errno)),
         };
         read_regular(&file, &path, max).map(Some)
@@ -231,17 +217,15 @@ impl Dir {
         let plain = !matches!(name.as_bytes(), b"" | b"." | b"..") && !name.as_bytes().contains(&b'/');
         match CString::new(name.as_bytes()) {
             Ok(text) if plain => Ok((text, path)),
-            _ => Err(FileError::Unfit {
-                path,
-                what: "is not the name of an entry".to_owned(),
-            }),
+            _ => Err(FileError::unfit(path, "is not the name of an entry")),
         }
     }
 
-    /// What an entry is, for a message.
-    fn kind_of(&self, name: &CString) -> String {
+    /// An entry that is not what it has to be.
+    fn unfit(&self, name: &CString, path: PathBuf) -> FileError {
         let status = fstatat(&self.fd, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
-        status.map_or("has gone".to_owned(), |status| format!("is {}", kind(&status)))
+        let what = status.map_or("has gone".to_owned(), |status| format!("is {}", kind(&status)));
+        FileError::unfit(path, what)
     }
 
     pub(super) fn from_parts(fd: OwnedFd, path: PathBuf) -> Self {

@@ -243,14 +243,10 @@ fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError
 /// a dead one cannot hang us. Device numbers would not tell a bind mount.
 fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
     let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
-    let unknown = |path: &str| FileError::Unfit {
-        path: path.into(),
-        what: "does not name a mount".to_owned(),
-    };
-    let text = std::fs::read_to_string(&path).map_err(|_| unknown(&path))?;
+    let text = std::fs::read_to_string(&path).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
     line.and_then(|id| id.trim().parse().ok())
-        .ok_or_else(|| unknown(&path))
+        .ok_or_else(|| FileError::unfit(path, "does not name a mount"))
 }
 
 #[cfg(test)]

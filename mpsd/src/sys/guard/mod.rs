@@ -14,7 +14,6 @@ use super::raw::{self, Exit};
 use super::signals::Signals;
 use super::spawn::Child;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,7 +61,8 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Lo
                 raw::exit_now(FAULT);
             }
             let code = catch_unwind(AssertUnwindSafe(worker)).unwrap_or(FAULT);
-            leave(code)
+            let _ = std::io::stdout().flush();
+            raw::exit_now(code)
         }
     };
     match watch(&mut child, &signals, deadline) {
@@ -85,33 +85,13 @@ pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u
 
 /// Waits for the worker, passing signals on.
 fn watch(child: &mut Child, signals: &Signals, deadline: Deadline) -> Option<Exit> {
-    loop {
-        if let Some(end) = child.try_wait() {
-            return Some(end);
-        }
-        if deadline.expired() {
-            return None;
-        }
-        // Without pidfds (before Linux 5.3) its end is looked for every few milliseconds.
-        let turn = match child.pidfd() {
-            Some(_) => deadline,
-            None => deadline.within(Duration::from_millis(5)),
-        };
-        let mut watched = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        watched.extend(child.pidfd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        // An error here can only be an interruption or want of memory: the loop is bounded by the deadline.
-        let _ = poll(&mut watched, turn.poll_timeout());
-        drop(watched);
+    while child.try_wait().is_none() && !deadline.expired() {
+        child.wait_with([signals.as_fd()], deadline);
         while let Ok(Some(signal)) = signals.read() {
             child.signal(signal);
         }
     }
-}
-
-/// Ends a forked child after our own code has run in it.
-fn leave(code: u8) -> ! {
-    let _ = std::io::stdout().flush();
-    raw::exit_now(code)
+    child.try_wait()
 }
 
 /// Runs `work` in a process of its own session with standard streams on `/dev/null`, and returns in this one at once.

@@ -1,15 +1,18 @@
 //! Children of ours: waited for with a deadline, reaped always.
 
 use crate::sys::deadline::Deadline;
-use crate::sys::descriptors;
 use crate::sys::priority;
 use crate::sys::process::{Process, ProcessId};
 use crate::sys::raw::{self, Exit};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
+
+/// How often the end is looked for where the kernel has no pidfds (before Linux 5.3).
+const LOOK: Duration = Duration::from_millis(2);
 
 /// A child of ours. Dropping it reaps it if it has ended, and otherwise lets it go on.
 #[derive(Debug)]
@@ -60,11 +63,6 @@ impl Child {
         })
     }
 
-    /// Readable when it has ended; None before Linux 5.3.
-    pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
-        self.pidfd.as_ref().map(AsFd::as_fd)
-    }
-
     /// How it ended, if it has. Reaps it; the answer stays.
     pub fn try_wait(&mut self) -> Option<Exit> {
         if self.end.is_none() {
@@ -95,18 +93,26 @@ impl Child {
 
     /// Waits for its end; None when `deadline` passes first.
     pub fn wait(&mut self, deadline: Deadline) -> Option<Exit> {
-        loop {
-            if let Some(end) = self.try_wait() {
-                return Some(end);
-            }
-            let waited = match &self.pidfd {
-                Some(pidfd) => descriptors::readable(pidfd.as_fd(), deadline) == Ok(true),
-                None => deadline.sleep(Duration::from_millis(3)),
-            };
-            if !waited && deadline.expired() {
-                return self.try_wait();
-            }
+        while self.try_wait().is_none() && !deadline.expired() {
+            self.wait_with([], deadline);
         }
+        self.try_wait()
+    }
+
+    /// Waits until it has ended, or one of these can be read, or the deadline; the caller looks which.
+    pub(in crate::sys) fn wait_with<'a>(
+        &'a self,
+        others: impl IntoIterator<Item = BorrowedFd<'a>>,
+        deadline: Deadline,
+    ) {
+        let all = others.into_iter().chain(self.pidfd.as_ref().map(AsFd::as_fd));
+        let mut all: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let turn = match self.pidfd {
+            Some(_) => deadline,
+            None => deadline.within(LOOK),
+        };
+        // An error can only be an interruption or want of memory: the caller's loop is bounded by the deadline.
+        let _ = poll(&mut all, turn.poll_timeout());
     }
 
     /// Sends a signal; false when it has ended.

@@ -6,7 +6,6 @@ use crate::sys::deadline::Deadline;
 use crate::sys::process::{Process, State};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, poll};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -14,8 +13,6 @@ use std::time::Duration;
 const AFTER_KILL: Duration = Duration::from_secs(1);
 /// After this time one that is in state D is left alone: no waiting ends it.
 const SOON: Duration = Duration::from_millis(100);
-/// How often the end is looked for where the kernel has no pidfds (before Linux 5.3).
-const LOOK: Duration = Duration::from_millis(2);
 
 /// A program that has ended, and what it wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +105,8 @@ pub(in crate::sys) fn listen(
     let limit = deadline.remaining();
     let mut fits = true;
     while fits && !child.has_ended() && !deadline.expired() {
-        wait(child, outputs, deadline);
+        let pipes = outputs.iter().filter_map(|output| output.pipe.as_ref());
+        child.wait_with(pipes.map(AsFd::as_fd), deadline);
         fits = outputs.iter_mut().all(|output| output.read(most));
     }
     let late = fits && !child.has_ended();
@@ -129,19 +127,6 @@ fn put_down(child: &mut Child) -> Option<Exit> {
         let ends = state != Some(State::Uninterruptible);
         ends.then(|| child.wait(Deadline::after(AFTER_KILL)))?
     })
-}
-
-/// Waits until there is something to read, or the child has ended, or the deadline.
-fn wait(child: &Child, outputs: &[&mut Output], deadline: Deadline) {
-    let pipes = outputs.iter().filter_map(|output| output.pipe.as_ref());
-    let watched = pipes.map(AsFd::as_fd).chain(child.pidfd());
-    let mut watched: Vec<_> = watched.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-    let turn = match child.pidfd() {
-        Some(_) => deadline,
-        None => deadline.within(LOOK),
-    };
-    // An error can only be an interruption or want of memory: the caller's loop is bounded by the deadline.
-    let _ = poll(&mut watched, turn.poll_timeout());
 }
 
 /// What a child writes, read without waiting.
