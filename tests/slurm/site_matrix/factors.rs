@@ -38,6 +38,9 @@ pub const FACTORS: &[Factor] = &[
     factor("step", &["same", "one-asks", "one-lowers", "one-off"]),
     factor("ask", &["on", "per-gpu", "list", "memory-by-gpu", "auto"]),
     factor("nodes", &["n1", "n2"]),
+    // --mps-bind and --mps-visible.
+    factor("ranks", &["as-the-site", "cyclic", "block+peers", "closest"]),
+    factor("names", &["by-itself", "ordinal", "uuid"]),
 ];
 
 /// How many of [`FACTORS`] are the site's.
@@ -147,6 +150,8 @@ pub fn possible(choice: &Choice) -> bool {
         is("prolog", "no-flags") && is("step", "one-asks") && is("bind", "bind-none"),
         // Slurm 22.05 itself: a step on two nodes finds "Insufficient GRES available in allocation".
         is("gpus", "tasks-per-gpu") && is("nodes", "n2") && is_not("launch", "het"),
+        // A task that reaches one daemon has one GPU.
+        is("ask", "per-gpu") && is("ranks", "block+peers"),
         // One srun is the job and its only step.
         is("launch", "srun") && is_not("step", "same"),
         // Its two components have a node each.

@@ -6,7 +6,7 @@ use tests::double::visible::multiprocessors;
 use tests::slurm::{Bystander, SMS, Witness};
 
 use super::factors::{Choice, is};
-use super::request::{Asks, LESS, Step, Variant, several_gpus, steps};
+use super::request::{Asks, LESS, Step, Variant, is_bound_by_us, several_gpus, steps};
 
 /// Memory of a simulated GPU, in MiB.
 const MEMORY: u64 = 143_771;
@@ -106,7 +106,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
                 (Asks::Off, Some(_)) => vec!["ran beside the MPS that has its GPU".into()],
                 (Asks::Off, None) if exclusive(place, model) => refused(with, &step, "--mps=off"),
                 (Asks::Off, None) => missing(with, &step),
-                (_, Some(task)) => attached(request, &step, place.3, task, model),
+                (_, Some(task)) => attached(site, request, &step, place.3, task, model),
                 (_, None) => missing(with, &step),
             };
             let name = format!("{} n{} r{}{}", place.0, place.2, place.3, array(&place.1));
@@ -308,7 +308,14 @@ fn refused(run: &Run, step: &Step, word: &str) -> Vec<String> {
 }
 
 /// A task that asked: on its GPU, under its own daemon, with its limits.
-fn attached(request: &Choice, step: &Step, rank: usize, task: &Witness, model: &Witness) -> Vec<String> {
+fn attached(
+    site: &Choice,
+    request: &Choice,
+    step: &Step,
+    rank: usize,
+    task: &Witness,
+    model: &Witness,
+) -> Vec<String> {
     let mut said = Vec::new();
     if let Some(error) = &task.cuda.error {
         said.push(format!("attached to nothing: {error}"));
@@ -321,12 +328,18 @@ fn attached(request: &Choice, step: &Step, rank: usize, task: &Witness, model: &
     if task.daemon_uid != task.cuda.uid {
         said.push(format!("its daemon is user {:?}'s", task.daemon_uid));
     }
+    // A batch script is no rank.
+    let alone = is_bound_by_us(request) && !is(request, "ranks", "block+peers") && step.label != "batch";
     let one = is(request, "ask", "per-gpu");
-    let right = match one {
+    let right = match one || alone {
         // It sees whatever is there; under MPS that is what Slurm gave its job, and with --exclusive that is the node's.
         _ if is(request, "bind", "bind-none") => {
-            let count = if one || !several_gpus(request) { 1 } else { 2 };
-            let whole = !one && is(request, "node", "alone-on-node");
+            let count = if one || alone || !several_gpus(request) {
+                1
+            } else {
+                2
+            };
+            let whole = !one && !alone && is(request, "node", "alone-on-node");
             let enough = task.devices.len() == count || whole && task.devices.len() > count;
             task.devices == model.devices || enough && task.devices.is_subset(&model.devices)
         }
@@ -352,7 +365,44 @@ fn attached(request: &Choice, step: &Step, rank: usize, task: &Witness, model: &
         ));
     }
     said.extend(limits(request, step, rank, task));
+    said.extend(names(site, request, task));
     said
+}
+
+/// A program that reads `CUDA_VISIBLE_DEVICES` as numbers, as vLLM does, finds them where they were asked for, and where they
+/// lead to the same GPUs without the daemon; only there unasked.
+fn names(site: &Choice, request: &Choice, task: &Witness) -> Option<String> {
+    let list = task.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let numbers: Option<Vec<usize>> = list.split(',').map(|number| number.parse().ok()).collect();
+    let asked = |value| is(request, "names", value);
+    // The task may open just what its job's daemon has.
+    let confined = is(site, "devices", "constrained")
+        && !is(site, "gres", "partial")
+        && !is(request, "ask", "per-gpu")
+        && !is(request, "node", "alone-on-node")
+        && (is(request, "bind", "unbound") || is(request, "bind", "bind-none"))
+        && !["gpus-per-task", "tasks-per-gpu"]
+            .iter()
+            .any(|gpus| is(request, "gpus", gpus));
+    let may_open = super::site::devices(site).filter(|device| task.may_open.contains(device));
+    let may_open: Vec<String> = may_open.collect();
+    match numbers {
+        None if asked("ordinal") || asked("by-itself") && confined => {
+            Some(format!("a program that reads numbers dies of '{list}'"))
+        }
+        Some(_) if asked("uuid") => Some(format!("numbers in '{list}'")),
+        Some(numbers) if asked("by-itself") => {
+            let without: BTreeSet<String> = numbers
+                .iter()
+                .filter_map(|at| may_open.get(*at).cloned())
+                .collect();
+            (without != task.devices).then(|| {
+                let own = &task.devices;
+                format!("'{list}' leads a program that misses the daemon to {without:?}, not {own:?}")
+            })
+        }
+        _ => None,
+    }
 }
 
 fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<String> {
@@ -385,9 +435,9 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
     said
 }
 
-/// With a daemon for each GPU the tasks of a node use all GPUs that the job has there.
+/// With a daemon for each GPU, and bound one by one, the tasks of a node use all GPUs that the job has there.
 fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
-    if !is(request, "ask", "per-gpu") {
+    if !is(request, "ask", "per-gpu") && !is_bound_by_us(request) {
         return;
     }
     let used = |run: &Run, mps: bool| {
@@ -395,7 +445,11 @@ fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>)
         for (place, task) in run.by_place() {
             if place.0 != "batch" && (!mps || task.cuda.under_mps) {
                 let devices = used.entry((place.0, place.1, place.2)).or_default();
-                devices.extend(task.devices.iter().cloned());
+                match task.cuda.uuids.first().filter(|_| mps) {
+                    // What a program takes that takes the first.
+                    Some(first) => devices.extend([first.clone()]),
+                    None => devices.extend(task.devices.iter().cloned()),
+                }
             }
         }
         used

@@ -105,6 +105,23 @@ pub fn steps(request: &Choice) -> Vec<Step> {
 /// The flags of the request itself.
 fn asked(request: &Choice) -> Vec<&'static str> {
     let is = |factor, value| is(request, factor, value);
+    let mut flags = limits(request);
+    flags.extend(match () {
+        () if is("ranks", "cyclic") => Some("--mps-bind=cyclic"),
+        () if is("ranks", "block+peers") => Some("--mps-bind=block+peers"),
+        () if is("ranks", "closest") => Some("--mps-bind=closest"),
+        () => None,
+    });
+    flags.extend(match () {
+        () if is("names", "ordinal") => Some("--mps-visible=ordinal"),
+        () if is("names", "uuid") => Some("--mps-visible=uuid"),
+        () => None,
+    });
+    flags
+}
+
+fn limits(request: &Choice) -> Vec<&'static str> {
+    let is = |factor, value| is(request, factor, value);
     match () {
         () if is("ask", "per-gpu") => vec!["--mps=per-gpu", "--mps-threads=50"],
         () if is("ask", "list") => vec!["--mps", "--mps-threads=30:70"],
@@ -113,6 +130,17 @@ fn asked(request: &Choice) -> Vec<&'static str> {
         () if is("ask", "auto") => vec!["--mps", "--mps-threads=auto", "--mps-mem=auto"],
         () => vec!["--mps", "--mps-threads=50", "--mps-mem=4G"],
     }
+}
+
+/// Whether each rank has a GPU of its own by our binding, in the order of its ranks: asked for, and not Slurm's already.
+pub fn is_bound_by_us(request: &Choice) -> bool {
+    let is = |factor, value| is(request, factor, value);
+    let by_slurm = ["bind-single", "bind-map"].iter().any(|bind| is("bind", bind));
+    let implied = is("bind", "unbound")
+        && ["gpus-per-task", "tasks-per-gpu"]
+            .iter()
+            .any(|gpus| is("gpus", gpus));
+    !is("ranks", "as-the-site") && !by_slurm && !implied
 }
 
 /// Whether the job has two GPUs on each node, one for each task of it.

@@ -15,6 +15,12 @@ pub const NODE: &str = "site";
 /// Minor numbers in the order of the bus: as everybody expects them, and as a public document of a site shows them.
 const MINORS: [[u32; GPUS as usize]; 2] = [[0, 1, 2, 3], [2, 3, 0, 1]];
 
+/// The GPUs' device files in the order of the bus.
+pub fn devices(site: &Choice) -> impl Iterator<Item = String> {
+    let minors = MINORS[usize::from(is(site, "gres", "minors"))];
+    minors.into_iter().map(|minor| format!("nvidia{minor}"))
+}
+
 /// Why this machine cannot run the site, if it cannot.
 pub fn needs(site: &Choice) -> Option<String> {
     let controllers: &[&str] = match is(site, "task", "task-cgroup") {

@@ -11,28 +11,27 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 use cudarc::driver::{CudaContext, result, sys};
 
-/// Adds up in a register for some microseconds.
+/// Keeps one multiprocessor busy for some cycles of its clock.
 const KERNEL: &str = "
 .version 7.0
 .target sm_70
 .address_size 64
-.visible .entry spin(.param .u32 rounds)
+.visible .entry spin(.param .u64 cycles)
 {
     .reg .pred %more;
-    .reg .u32 %left;
-    .reg .f32 %sum;
-    ld.param.u32 %left, [rounds];
-    mov.f32 %sum, 0f3F800000;
+    .reg .b64 %limit, %start, %now;
+    ld.param.u64 %limit, [cycles];
+    mov.u64 %start, %clock64;
 again:
-    fma.rn.f32 %sum, %sum, %sum, %sum;
-    sub.u32 %left, %left, 1;
-    setp.ne.u32 %more, %left, 0;
+    mov.u64 %now, %clock64;
+    sub.u64 %now, %now, %start;
+    setp.lt.u64 %more, %now, %limit;
     @%more bra again;
     ret;
 }
 ";
-/// Rounds of a kernel: about 20 microseconds on an H200.
-const ROUNDS: u32 = 4000;
+/// Cycles of a kernel: about 17 microseconds on an H200.
+const CYCLES: u64 = 30_000;
 /// Kernels between two waits for the GPU.
 const BURST: u64 = 8;
 
@@ -103,9 +102,9 @@ fn kernel() -> Result<sys::CUfunction> {
 }
 
 fn burst(context: &CudaContext, function: sys::CUfunction) -> Result<()> {
-    let mut rounds = ROUNDS;
+    let mut cycles = CYCLES;
     for _ in 0..BURST {
-        let mut arguments = [(&raw mut rounds).cast::<c_void>()];
+        let mut arguments = [(&raw mut cycles).cast::<c_void>()];
         // SAFETY: the kernel takes one number, which the driver copies before the call returns.
         unsafe {
             result::launch_kernel(
