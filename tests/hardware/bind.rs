@@ -115,10 +115,7 @@ fn name(way: &str, by_rank: bool, count: usize) -> String {
 
 /// NVML says of each GPU which cores are near it; the kernel says the same.
 fn cores(section: &mut Section, place: &Place, bed: &Bed, user: &User) -> Result<()> {
-    let script = format!(
-        "cat {}/jobs/$MPSD_JOB/record",
-        place.run.join("mpsd").display()
-    );
+    let script = format!("cat {}/jobs/$MPSD_JOB/record", place.run.join("mpsd").display());
     let words = ["--gres=gpu:2", "--mps", "/bin/sh", "-c", &script];
     let said = bed.srun(user, &words, SRUN)?.success()?.stdout;
     let record: serde_json::Value = serde_json::from_str(&said).context("the job's record")?;

@@ -126,6 +126,15 @@ fn srun(cell: &Context, mode: Mode) -> Result<()> {
     mode.check(cell, &records, 8)?;
     let on: BTreeSet<_> = records.iter().map(|record| &record.node).collect();
     ensure!(on.len() == 2, "both nodes: {records:?}");
+    // More tasks than GPUs: those who take the first GPU that they see share them all.
+    let mut first: BTreeMap<&String, usize> = BTreeMap::new();
+    for record in &records {
+        *first.entry(&record.uuids[0]).or_default() += 1;
+    }
+    ensure!(
+        first.into_values().eq([2; 4]),
+        "two clients on each of four GPUs: {records:?}"
+    );
     Ok(())
 }
 

@@ -321,7 +321,9 @@ fn are_numbers_safe(record: &Record, task: &Task, daemon: &Daemon) -> bool {
         uuids.len() == daemon.gpus.len() && uuids.iter().all(|uuid| daemon.gpus.contains(uuid))
     };
     let job: Vec<GpuUuid> = record.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-    task.counted.as_deref().is_some_and(all) || record.same_numbers && all(&job)
+    let open = task.counted.as_deref();
+    let is_free = open.is_none_or(|open| open.len() == record.devices.len());
+    open.is_some_and(all) || record.same_numbers && is_free && all(&job)
 }
 
 #[cfg(test)]

@@ -147,6 +147,10 @@ pub fn possible(choice: &Choice) -> bool {
         is("bind", "bind-none") && is("node", "alone-on-node") && is("ask", "auto"),
         // Which of the node's GPUs are the step's, and by that which limit is whose, is Slurm's choice.
         is("gres", "reversed") && is("node", "alone-on-node") && is("ask", "memory-by-gpu"),
+        is("ask", "memory-by-gpu")
+            && is("node", "alone-on-node")
+            && is("bind", "bind-none")
+            && is_not("ranks", "as-the-site"),
         is("prolog", "no-flags") && is("step", "one-asks") && is("bind", "bind-none"),
         // Slurm 22.05 itself: a step on two nodes finds "Insufficient GRES available in allocation".
         is("gpus", "tasks-per-gpu") && is("nodes", "n2") && is_not("launch", "het"),

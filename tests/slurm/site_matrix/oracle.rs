@@ -457,7 +457,9 @@ fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>)
     let all = used(plain, false);
     for (place, devices) in used(with, true) {
         let all = &all[&place];
-        if devices.len() < all.len().min(2) {
+        // Unbound by Slurm, a task without MPS sees what is there.
+        let most = if several_gpus(request) { 2 } else { 1 };
+        if devices.len() < all.len().min(most) {
             troubles.push(format!("{place:?}: all tasks on {devices:?} of {all:?}"));
         }
     }

@@ -324,6 +324,12 @@ fn numbers_are_the_daemons_and_only_where_they_mean_the_same_without_it() {
         ..task
     };
     assert_eq!(seen(&named(DeviceNames::Auto, nothing), 2, open), ["1,2", "2,1"]);
+    // It may open one of its job's: how CUDA then counts behind the daemon is not known.
+    let one = |task| Task {
+        counted: Some(vec![uuid(2)]),
+        ..task
+    };
+    assert_eq!(seen(&first, 2, one), ["2", "2"]);
     // With a daemon for each GPU number 0 is another GPU of the job to who misses it.
     let own = |record: &mut Record| {
         let bind = record.bind;
