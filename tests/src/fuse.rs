@@ -46,7 +46,16 @@ impl Hung {
     /// # Errors
     /// The kernel has no FUSE, or does not let us.
     pub fn over(at: &Path, uid: u32) -> std::io::Result<Self> {
-        Self::withholding(OPEN, at, uid)
+        Self::withholding(OPEN, at, uid, "")
+    }
+
+    /// The same for everybody, where a site lets its users do that (`user_allow_other` in fuse.conf): else nobody of another
+    /// group has access, a job's daemons neither.
+    ///
+    /// # Errors
+    /// As [`Hung::over`].
+    pub fn over_for_all(at: &Path, uid: u32) -> std::io::Result<Self> {
+        Self::withholding(OPEN, at, uid, ",allow_other")
     }
 
     /// The same, where the file can be opened and read, and no write to it ever ends: the end of a mapping that was written to
@@ -55,13 +64,21 @@ impl Hung {
     /// # Errors
     /// As [`Hung::over`].
     pub fn over_writes(at: &Path, uid: u32) -> std::io::Result<Self> {
-        Self::withholding(WRITE, at, uid)
+        Self::withholding(WRITE, at, uid, "")
     }
 
-    fn withholding(withheld: u32, at: &Path, uid: u32) -> std::io::Result<Self> {
+    /// The same, where the file can be opened and nothing of it is ever read.
+    ///
+    /// # Errors
+    /// As [`Hung::over`].
+    pub fn over_reads(at: &Path, uid: u32) -> std::io::Result<Self> {
+        Self::withholding(READ, at, uid, "")
+    }
+
+    fn withholding(withheld: u32, at: &Path, uid: u32, more: &str) -> std::io::Result<Self> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
         let options = format!(
-            "fd={},rootmode=40000,user_id={uid},group_id={uid}",
+            "fd={},rootmode=40000,user_id={uid},group_id={uid}{more}",
             device.as_raw_fd()
         );
         mount(

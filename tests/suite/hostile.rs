@@ -304,7 +304,7 @@ fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
             .expect("users")
             .expect("user")
             .uid;
-        let hung = match Hung::over(&at, uid.as_raw()) {
+        let hung = match Hung::over_for_all(&at, uid.as_raw()) {
             Ok(hung) => hung,
             Err(why) => return println!("not tried here, this machine has no FUSE: {why}"),
         };
@@ -447,6 +447,62 @@ fn a_file_system_mounted_in_the_pipe_directory_is_no_litter_and_a_requeued_job_s
         fs::remove_dir_all(dir).expect("remove");
         place.assert_as_before("file systems in the job's directories");
     });
+}
+
+/// A user's process lists the pipe directory into memory that the user's file system withholds: the directory is locked.
+#[test]
+fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
+    alone(|| {
+        let place = Place::new(fast(2), CONFIG);
+        let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
+        let ran = place.torque("96.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        // Dropped after the file system: until then nothing ends it.
+        let holder;
+        let Some((at, hung)) = over(&place, "fuse", Hung::over_reads) else {
+            return;
+        };
+        let pipe = place.stage.job("96.srv").join("pipe");
+        let mut command = as_user(USER, place.stage.node.control());
+        command.env_clear().env("FAKE_MPS_LISTS", &pipe);
+        command.env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
+        holder = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
+        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+        // Its output is read to the end, as a scheduler reads it.
+        let end = place.strict_end("96.srv");
+        assert_eq!(end.code, Some(2), "{end:?}");
+        assert!(end.took < Duration::from_secs(9), "{end:?}");
+        assert!(end.err.contains("cannot clean the user's directory"), "{end:?}");
+        assert_eq!(place.pids("nvidia-cuda-mps-server"), Vec::<u32>::new(), "{end:?}");
+        assert_eq!(place.stage.node.modes(), ["default", "default"]);
+        // The same job again, what the timer does, and somebody else's job.
+        let ran = place.torque("96.srv", ACCOUNT, "0");
+        assert!(
+            ran.code == Some(2) && ran.took < Duration::from_secs(10),
+            "{ran:?}"
+        );
+        let ran = place.stage.run("mpsctl", &["reconcile", "--node", "gpu001"], &[]);
+        assert!(ran.took < Duration::from_secs(15), "{ran:?}");
+        let ran = place.torque("97.srv", ACCOUNT, "1");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert_eq!(place.strict_end("97.srv").code, Some(0));
+        place.assert_not_drained("a directory that its user keeps");
+        drop((hung, holder));
+        place.assert_ends_clean("96.srv", "a directory that its user let go");
+    });
+}
+
+/// Whoever can list a directory can keep its lock.
+#[test]
+fn nobody_but_root_lists_what_root_must_change() {
+    let place = served("98.srv");
+    let cgroup = place.cgroups.as_ref().map(|base| base.join("98.srv"));
+    let ours = ["run/jobs", "run/jobs/98.srv", "run/gpus"].map(|dir| place.stage.path(dir));
+    for dir in ours.iter().chain(&cgroup) {
+        let mode = dir.metadata().expect("directory").mode() & 0o7777;
+        assert_eq!(mode & 0o044, 0, "{}: {mode:o}", dir.display());
+    }
+    place.assert_ends_clean("98.srv", "directories");
 }
 
 #[test]

@@ -8,10 +8,12 @@ use crate::job::node::{Held, Store};
 use crate::job::suspicion::Suspicion;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, LOCK};
+use crate::sys::guard::ask;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD};
 use mpsd_core::record::{self, Look, Record, State};
 use mpsd_core::{Failure, GpuUuid, JobId};
+use nix::fcntl::{Flock, FlockArg};
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,12 +31,29 @@ const LONGEST: usize = 1 << 20;
 const MOST_ENTRIES: u64 = 1_000_000;
 /// Time to remove what a user left in a job's directories.
 const REMOVE_TIME: Duration = Duration::from_secs(5);
+/// A child that removes gets so much longer to say why it could not.
+const ANSWER_TIME: Duration = Duration::from_millis(200);
 /// A start needs less room than this. Bytes.
 const ROOM: u64 = 1 << 20;
 /// And fewer files.
 const FILES: u64 = 64;
 /// Root.
 const ROOT: (u32, u32) = (0, 0);
+
+/// Removes `names` from the job's directory `path`, which is locked for as long as this goes on: of those who come meanwhile
+/// none waits for one that hangs.
+fn remove_from(path: &Path, names: [String; 2], bounds: Bounds) -> Result<(), String> {
+    let dir = match Dir::open(path) {
+        Err(error) if error.is_absent() => return Ok(()),
+        other => other.map_err(|e| e.to_string())?,
+    };
+    let own = std::fs::File::open(path).map_err(|e| e.to_string())?;
+    let Ok(_lock) = Flock::lock(own, FlockArg::LockExclusiveNonblock) else {
+        return Err(format!("'{}': an earlier removal hangs in it", path.display()));
+    };
+    let remove = |name: &String| dir.remove_tree(name, bounds).map(drop).map_err(|e| e.to_string());
+    names.iter().try_for_each(remove)
+}
 
 /// A failure of root's in a place that only root can write is the node's, unless something ran out: the users' pipe and
 /// log directories lie in the same file system.
@@ -249,18 +268,27 @@ impl Store for RealNode {
         Ok(())
     }
 
-    /// Removes them, with all that the user put there: nothing is followed, nothing is waited for without a bound.
+    /// Removes them, with all that the user put there: nothing is followed, nothing is waited for without a bound. By a child:
+    /// a process of the user's may keep the lock of one of them, and whoever removes it then waits without regard to signals.
     fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
-        let Some(dir) = find(self.paths.job(&journal.job).directory())? else {
-            return Ok(());
-        };
+        let (path, bounds) = (self.paths.job(&journal.job).directory().to_owned(), self.bounds());
         let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
-        for name in [pipe, log] {
-            let removed = dir.remove_tree(&name, self.bounds());
-            // The user owns what is in there, and may still be at it.
-            removed.map_err(|e| Undetermined::new("cannot clean the user's directory", e.to_string()))?;
-        }
-        Ok(())
+        let question = || {
+            remove_from(&path, [pipe, log], bounds)
+                .err()
+                .unwrap_or_default()
+                .into_bytes()
+        };
+        let why = match ask(
+            Deadline::after(bounds.deadline.remaining() + ANSWER_TIME),
+            question,
+        ) {
+            Ok(none) if none.is_empty() => return Ok(()),
+            Ok(why) => String::from_utf8_lossy(&why).into_owned(),
+            Err(none) => format!("{none}: is one of its user's processes in it?"),
+        };
+        // The user owns what is in there, and may still be at it.
+        Err(Undetermined::new("cannot clean the user's directory", why).into())
     }
 
     /// Removes what is left of the job, its lock last.

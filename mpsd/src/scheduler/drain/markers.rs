@@ -60,13 +60,13 @@ fn directory(paths: &Paths) -> Result<Dir, FileError> {
         other => return other,
     }
     let parent = open_or_make(paths.state())?;
-    parent.create_dir("drains", 0o755, (0, 0)).map(|(dir, _)| dir)
+    parent.create_dir("drains", 0o711, (0, 0)).map(|(dir, _)| dir)
 }
 
 fn open_or_make(path: &Path) -> Result<Dir, FileError> {
     match (Dir::open(path), path.parent(), path.file_name()) {
         (Err(error), Some(parent), Some(name)) if error.is_absent() => Dir::open(parent)?
-            .create_dir(name, 0o755, (0, 0))
+            .create_dir(name, 0o711, (0, 0))
             .map(|(dir, _)| dir),
         (result, _, _) => result,
     }

@@ -8,6 +8,7 @@
 use super::deadline::Deadline;
 use super::descriptors::{read_at, write_at};
 use super::files::{Dir, FileError};
+use super::guard::ask;
 use super::process::Process;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
@@ -26,6 +27,10 @@ const PLAIN: &str = "mpsd";
 /// (a server alone takes 64 MiB, docs/facts/mps-control.md#starting), and far less than a node has. The scheduler's own
 /// limits of the job stay around the job's processes.
 const CEILINGS: [(&str, &str); 2] = [("pids.max", "4096"), ("memory.max", "17179869184")];
+/// Whoever may list a directory may keep its lock, and root would wait for it: nobody but root lists these.
+const CLOSED: u32 = 0o700;
+/// Time to remove our own directory.
+const BASE_TIME: Duration = Duration::from_millis(500);
 /// Most that is read of a cgroup's file: the numbers of 100,000 processes and more. Bytes.
 const MOST: usize = 1 << 20;
 
@@ -105,10 +110,10 @@ impl Cgroup {
         const TRIES: usize = 10;
         let mut outcome = Err(FileError::unfit(top.path().join(job), "cannot be made"));
         for _ in 0..TRIES {
-            let made = |parent: &Dir| parent.create_dir(job, 0o755, (0, 0)).map(|(dir, _)| dir);
+            let made = |parent: &Dir| parent.create_dir(job, CLOSED, (0, 0)).map(|(dir, _)| dir);
             outcome = match base {
                 Some(base) => top
-                    .create_dir(base, 0o755, (0, 0))
+                    .create_dir(base, CLOSED, (0, 0))
                     .and_then(|(dir, _)| made(&dir)),
                 None => made(top),
             };
@@ -234,8 +239,12 @@ fn remove_base(base: &Dir) {
         return;
     };
     if name == UNIT || name == PLAIN {
-        // Nothing depends on it: EBUSY is another job's cgroup, and what else is left shows at the next one.
-        let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
+        // Nothing depends on it: EBUSY is another job's cgroup, and what else is left shows at the next one. By a child, since
+        // anybody can list the directory above it, and keep its lock.
+        let _ = ask(Deadline::after(BASE_TIME), || {
+            let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
+            Vec::new()
+        });
     }
 }
 

@@ -103,10 +103,14 @@ impl Dir {
         owner: (u32, u32),
     ) -> Result<(Self, bool), FileError> {
         let (c_name, path) = self.entry(name.as_ref())?;
-        let made = match mkdirat(&self.fd, c_name.as_c_str(), Mode::from_bits_truncate(0o700)) {
-            Ok(()) => true,
-            Err(Errno::EEXIST) => false,
-            Err(errno) => return Err(FileError::io("create", path)(errno)),
+        // Looked for first: making one takes the lock of this directory, which whoever may list it can keep.
+        let made = match self.status_of(name.as_ref())? {
+            Some(_) => false,
+            None => match mkdirat(&self.fd, c_name.as_c_str(), Mode::from_bits_truncate(0o700)) {
+                Ok(()) => true,
+                Err(Errno::EEXIST) => false,
+                Err(errno) => return Err(FileError::io("create", path)(errno)),
+            },
         };
         let dir = self.open_dir(name.as_ref())?;
         let status = dir.status()?;
@@ -124,7 +128,11 @@ impl Dir {
             let (uid, gid) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
             fchown(&listing, Some(uid), Some(gid)).map_err(FileError::io("give away", &path))?;
         }
-        fchmod(&listing, Mode::from_bits_truncate(mode)).map_err(FileError::io("set the mode of", &path))?;
+        // The same for its own lock. A mode that a change of the owner took bits from is set again.
+        if dir.status()?.st_mode & 0o7777 != mode {
+            fchmod(&listing, Mode::from_bits_truncate(mode))
+                .map_err(FileError::io("set the mode of", &path))?;
+        }
         Ok((dir, made))
     }
 

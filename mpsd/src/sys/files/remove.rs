@@ -43,11 +43,12 @@ impl Dir {
             moved: 0,
             bounds,
         };
-        if removal.entry(self, &name)? {
-            return Ok(removal.removed);
-        }
         let mount = mount_of(&self.as_fd())?;
-        let top = removal.enter(self, &name, mount)?;
+        // Taken before it is removed: where a process of its owner's keeps its lock, that is waited for without a lock of ours.
+        let Some(top) = still_there(removal.enter(self, &name, mount))? else {
+            removal.entry(self, &name)?;
+            return Ok(removal.removed);
+        };
         // Whoever had it open may have added something between two passes, if he is its owner and we are not root.
         loop {
             removal.check(&top)?;

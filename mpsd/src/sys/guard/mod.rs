@@ -5,6 +5,7 @@
 //! that goes on after the program has ended.
 
 mod ask;
+mod relay;
 pub use ask::{NoAnswer, ask};
 
 use super::deadline::Deadline;
@@ -15,6 +16,7 @@ use super::signals::Signals;
 use super::spawn::Child;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
+use relay::Relay;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -45,8 +47,10 @@ pub enum Lost {
 /// Runs `worker` in a child and answers whatever becomes of it; a panic counts as code 2. SIGTERM, SIGINT and SIGHUP
 /// go on to the worker (SIGHUP only where it was not ignored), which decides; if we ourselves are killed, so is it.
 ///
-/// The worker keeps our descriptors, session and standard streams. Call it before anything else is set up.
+/// The worker keeps our descriptors and session; what it writes is passed on. Call it before anything else is set up.
 pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Lost> {
+    let (out, their_out) = Relay::to(1).map_err(Lost::NotStarted)?;
+    let (err, their_err) = Relay::to(2).map_err(Lost::NotStarted)?;
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
     let signals = Signals::block(&signals).map_err(Lost::NotStarted)?;
     // Inherited as ignored, it would lose every child's end, ours and the worker's.
@@ -57,15 +61,22 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Lo
         None => {
             signals.restore();
             let tied = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
-            if tied.is_err() || nix::unistd::getppid() != parent {
+            let spoken = nix::unistd::dup2_stdout(&their_out).and(nix::unistd::dup2_stderr(&their_err));
+            if tied.and(spoken).is_err() || nix::unistd::getppid() != parent {
                 raw::exit_now(FAULT);
             }
+            drop((out, err, their_out, their_err));
             let code = catch_unwind(AssertUnwindSafe(worker)).unwrap_or(FAULT);
             let _ = std::io::stdout().flush();
             raw::exit_now(code)
         }
     };
-    match watch(&mut child, &signals, deadline) {
+    drop((their_out, their_err));
+    let mut streams = [out, err];
+    let end = watch(&mut child, &signals, &mut streams, deadline);
+    let patience = Deadline::after(AFTER_KILL);
+    while !streams.iter_mut().all(Relay::pass) && patience.sleep(Duration::from_millis(5)) {}
+    match end {
         Some(Exit::Code(code)) => Ok(code),
         Some(Exit::Signal(signal)) => Err(Lost::Died(signal)),
         None => Err(match child.kill(Deadline::after(AFTER_KILL)) {
@@ -83,10 +94,14 @@ pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u
     })
 }
 
-/// Waits for the worker, passing signals on.
-fn watch(child: &mut Child, signals: &Signals, deadline: Deadline) -> Option<Exit> {
+/// Waits for the worker, passing on signals to it, and what it writes.
+fn watch(child: &mut Child, signals: &Signals, streams: &mut [Relay], deadline: Deadline) -> Option<Exit> {
     while child.try_wait().is_none() && !deadline.expired() {
-        child.wait_with([signals.as_fd()], deadline);
+        let sources = streams.iter().filter_map(Relay::source);
+        child.wait_with(sources.chain([signals.as_fd()]), deadline);
+        for stream in &mut *streams {
+            stream.pass();
+        }
         while let Ok(Some(signal)) = signals.read() {
             child.signal(signal);
         }

@@ -67,6 +67,40 @@ fn a_worker_past_its_time_or_stopped_is_killed() {
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
+/// Whoever waits for the end of our output does not wait for a worker that hangs.
+#[test]
+fn a_worker_has_none_of_our_own_streams() {
+    let _alone = alone();
+    let streams = || [1, 2].map(|fd| std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap());
+    let ours = streams();
+    let worker = move || u8::from(streams().iter().zip(&ours).any(|(its, ours)| its == ours));
+    assert_eq!(guarded(soon(), worker), Ok(0));
+}
+
+#[test]
+fn what_a_worker_writes_is_passed_on_to_its_last_word() {
+    let _alone = alone();
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
+    let pid = match raw::fork().unwrap() {
+        None => {
+            nix::unistd::dup2_stdout(&write).unwrap();
+            let code = guarded(soon(), || {
+                // More than a pipe takes at once, then the last word just before the end.
+                let text = "x".repeat(200_000) + "last";
+                // Past the library's own lock, which another thread may have held at the fork.
+                u8::from(std::fs::write("/proc/self/fd/1", text).is_err())
+            });
+            raw::exit_now(code.unwrap_or(9))
+        }
+        Some(pid) => pid,
+    };
+    drop(write);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut std::fs::File::from(read), &mut text).unwrap();
+    assert_eq!(Child::adopt(pid).wait(soon()), Some(Exit::Code(0)));
+    assert!(text.len() == 200_004 && text.ends_with("xlast"), "{}", text.len());
+}
+
 /// Runs a guard in a child of its own, where signals may be sent to it, with the worker's pid told through a pipe.
 fn guard_in_child(worker: impl FnOnce() -> u8) -> (Child, i32) {
     let (told, tell) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();

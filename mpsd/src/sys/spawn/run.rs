@@ -6,7 +6,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::process::{Process, State};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// How long a process that was killed may take to be gone, on a node that is busy.
@@ -105,8 +105,7 @@ pub(in crate::sys) fn listen(
     let limit = deadline.remaining();
     let mut fits = true;
     while fits && !child.has_ended() && !deadline.expired() {
-        let pipes = outputs.iter().filter_map(|output| output.pipe.as_ref());
-        child.wait_with(pipes.map(AsFd::as_fd), deadline);
+        child.wait_with(outputs.iter().filter_map(|output| output.source()), deadline);
         fits = outputs.iter_mut().all(|output| output.read(most));
     }
     let late = fits && !child.has_ended();
@@ -150,8 +149,13 @@ impl Output {
         Ok((output, writer))
     }
 
+    /// What to wait for; none after its end.
+    pub(in crate::sys) fn source(&self) -> Option<BorrowedFd<'_>> {
+        self.pipe.as_ref().map(AsFd::as_fd)
+    }
+
     /// Reads what is there; false when it is more than `most` bytes in all.
-    fn read(&mut self, most: usize) -> bool {
+    pub(in crate::sys) fn read(&mut self, most: usize) -> bool {
         let mut some = [0u8; 8192];
         while let Some(pipe) = &self.pipe {
             match nix::unistd::read(pipe, &mut some) {

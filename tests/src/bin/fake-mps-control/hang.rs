@@ -8,7 +8,27 @@ use nix::libc;
 
 /// Names the file to hang in.
 pub const VARIABLE: &str = "FAKE_MPS_HANGS_IN";
+/// Names a directory to keep the lock of.
+pub const LISTS: &str = "FAKE_MPS_LISTS";
 const LENGTH: usize = 4096;
+
+/// Lists `directory` into a mapping of `file`: the kernel keeps the directory's lock for as long as the file system withholds
+/// what stands there.
+pub fn in_listing(directory: &Path, file: &Path) -> ExitCode {
+    use std::os::fd::AsRawFd;
+    let (Ok(directory), Ok(file)) = (std::fs::File::open(directory), std::fs::File::open(file)) else {
+        return ExitCode::FAILURE;
+    };
+    let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
+    // SAFETY: a new mapping, at a place of the kernel's choice.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, libc::MAP_PRIVATE, fd, 0) };
+    if at == libc::MAP_FAILED {
+        return ExitCode::FAILURE;
+    }
+    // SAFETY: the mapping is writable and as long as is said, and nothing refers to it.
+    unsafe { libc::syscall(libc::SYS_getdents64, directory.as_raw_fd(), at, LENGTH) };
+    ExitCode::SUCCESS
+}
 
 /// Writes to a mapping of `file`, puts another mapping in its place, and waits for as long as the file system withholds the
 /// end of the write.

@@ -22,7 +22,10 @@ use tests::double::node::Node;
 
 fn main() -> ExitCode {
     if let Some(file) = std::env::var_os(hang::VARIABLE) {
-        return hang::in_mapping(file.as_ref());
+        return match std::env::var_os(hang::LISTS) {
+            Some(directory) => hang::in_listing(directory.as_ref(), file.as_ref()),
+            None => hang::in_mapping(file.as_ref()),
+        };
     }
     let node = match Node::of_this_program() {
         Ok(node) => node,
