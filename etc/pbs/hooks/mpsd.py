@@ -8,13 +8,12 @@ execjob_prologue and execjob_epilogue are left alone: a hook there would silence
 A reject in execjob_begin is retried, with nothing for the user to read; so a refusal is recorded there and told in
 execjob_launch, where descriptor 2 is the job's own error file. Only what is the node's rejects in execjob_begin.
 
+A job that did not ask pays for reading this file and nothing else: what only others need is imported where it is used.
+
 Any call of PBS's may raise, and a hook that raises is as one that rejects: so each act returns why it rejects, or None,
 and what it raises is caught in one place, 'main'.
 """
-import json
 import os
-import subprocess
-import tempfile
 import time
 
 import pbs
@@ -87,6 +86,8 @@ def call(program, arguments, limit, env=None):
     """Runs one of our programs; returns its exit code, standard output and last line of standard error. NOT_RUN: it never ran.
 
     The answer goes through files: a pipe would be held open by whatever the program left behind."""
+    import subprocess
+    import tempfile
     try:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             try:
@@ -131,11 +132,16 @@ def environment(job, variables, options):
     return call("mpsctl", arguments + OPTIONS + options, ENV_LIMIT_S, variables)
 
 
+def json_of(answer):
+    import json
+    return json.loads(answer or "{}")
+
+
 def launch(event):
     job, env = event.job, event.env
     inherited = {name: text(env[name]).replace("\\,", ",") for name in PASSED if name in env}
     code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [])
-    changes = json.loads(answer or "{}") if code == 0 else {}
+    changes = json_of(answer) if code == 0 else {}
     if code == 0 and changes.get("MPSD_JOB") is None and asked(job):
         code, line = 1, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
     if code != 0:
@@ -161,7 +167,7 @@ def request(job):
     """What the job asked for, read by mpsctl: exit code, {"account", "resource"}, line."""
     arguments = ["pbs", "request", "--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
     code, answer, line = call("mpsctl", arguments + OPTIONS, ENV_LIMIT_S)
-    return code, json.loads(answer) if code == 0 else {}, line
+    return code, json_of(answer) if code == 0 else {}, line
 
 
 def asked(job):

@@ -12,6 +12,9 @@ with open(given) as file:
     given = json.load(file)
 pbs._event = pbs.Event(given)
 pbs.FAILING.update(given["failing"])
+for name in [name for name in sys.modules if name.split(".")[0] == "json"]:
+    del sys.modules[name]  # the hook's own import of it is seen
+before = set(sys.modules)
 try:
     exec(compile(open(hook).read(), hook, "exec"), {"__name__": "__main__"})
 except SystemExit:
@@ -19,8 +22,10 @@ except SystemExit:
 except BaseException:
     # A hook that raises is a rejected event.
     pbs._event.verdict, pbs._event.message = "error", traceback.format_exc()
+imported = sorted(set(sys.modules) - before)
 pbs.FAILING.clear()
 event = pbs._event
 with open(result, "w") as file:
     json.dump({"verdict": event.verdict or "accept", "message": event.message, "env": event.env, "log": pbs.log,
+               "imported": imported,
                "account": event.job.Account_Name, "resources": event.job.Resource_List}, file)
