@@ -197,6 +197,31 @@ fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_takes_it_not_down() {
     before.holds(&mut c);
 }
 
+/// pbs_sched deletes a job whose nodes are down; one that waits for an offline node it keeps.
+#[test]
+fn a_fault_on_a_sister_puts_the_job_back_and_takes_the_sister_offline_and_not_down() {
+    let mut c = Cluster::with(
+        Product::Torque,
+        &["nodea", "nodeb"],
+        |gpus| gpus.fast(),
+        "deadline_s = 5\n",
+    );
+    let before = Before::of(&mut c);
+    std::fs::remove_file(c.gpus[1].control()).unwrap();
+    let job = Job::new("20.vm", "MPS=true").on(&[&[0], &[0]]);
+    assert_eq!(c.torque_begin(&job), Verdict::Requeued, "{:?}", c.output(&job, 0));
+    let (state, note) = c.state("nodeb");
+    assert_eq!(state, "offline");
+    assert!(note.starts_with("mpsd: job 20.vm: "), "{note}");
+    assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+    let told = c.output(&job, 0).1;
+    assert!(told.contains("node 'nodeb': mpsd: job 20.vm: "), "{told}");
+    // Torque's sister has no epilogue for it; what was recorded for its tasks goes with the timer.
+    std::fs::remove_file(c.server().join("jobs/20.vm")).unwrap();
+    c.nodes[1].try_sh("mpsctl reconcile");
+    before.holds(&mut c);
+}
+
 #[test]
 fn epilogues_without_a_prologue_and_twice() {
     let mut c = cluster(&["nodea"]);

@@ -30,7 +30,8 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     if failed.job_ended {
         return failure.exit_code();
     }
-    let to_tasks = is_left_to_tasks(submission, failure);
+    // A node that is out of service already must not be taken down as well.
+    let to_tasks = is_left_to_tasks(submission, failure) || (drained && policy(submission).left_to_tasks);
     let to_shell = is_told_by_shell(submission, failure, &job.site);
     let recorded = (job.record || to_tasks || to_shell) && leave_record(node, id, job.user.uid, failure);
     if to_tasks || (to_shell && recorded) {

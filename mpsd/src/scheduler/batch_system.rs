@@ -36,6 +36,13 @@ pub trait BatchSystem: Sync {
     fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure>;
     /// The job's GPUs and tasks on this node. For a job that asked for MPS only: it may ask the scheduler.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
+    /// What went wrong on the job's other nodes before this one began.
+    ///
+    /// # Errors
+    /// Undetermined: the job is to be put back.
+    fn elsewhere(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Result<(), Failure> {
+        Ok(())
+    }
     /// Why tasks of this job cannot be attached to its MPS; `None`: they are. For a job that asked for MPS only.
     fn unattached(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Option<Unattached> {
         None
@@ -89,7 +96,8 @@ pub trait Located {
 /// What the prologue does with a failure beyond its exit code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExitPolicy {
-    /// All but a fault of the node is left to the job's tasks, which read it in the record; the exit is 0.
+    /// All but a fault that did not take the node out of service is left to the job's tasks, which read it in the record; the
+    /// exit is 0.
     pub left_to_tasks: bool,
     /// A job whose failure is undetermined is put back into the queue by us, where the site allows it.
     pub requeue: bool,

@@ -98,10 +98,13 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
 /// The job's GPUs and tasks on this node; `--gpus` goes before what the scheduler says.
 ///
 /// # Errors
-/// An unreadable `--gpus`. A set of GPUs that cannot be found is no error but [`GpuSource::Unknown`].
+/// An unreadable `--gpus`, or what [`BatchSystem::elsewhere`] found. A set of GPUs that cannot be found is no error but
+/// [`GpuSource::Unknown`].
 pub fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<Devices, Failure> {
     let given = input.given_gpus()?;
-    let mut found = of(submission.scheduler).devices(submission, input, host);
+    let system = of(submission.scheduler);
+    system.elsewhere(submission, input, host)?;
+    let mut found = system.devices(submission, input, host);
     if let Some(gpus) = given {
         found.gpus = gpus;
     }

@@ -25,6 +25,7 @@ impl Cluster {
         for sister in 1..job.gpus.len() {
             let ended = self.torque_script(job, sister, "prologue.parallel", None);
             if Verdict::of(self.product, ended, false) != Verdict::Runs {
+                self.take_down(sister);
                 self.torque_script(job, 0, "epilogue", Some(-3));
                 return Verdict::Requeued;
             }
@@ -37,6 +38,14 @@ impl Cluster {
             Verdict::Requeued => drop(self.torque_script(job, 0, "epilogue", Some(-14))),
         }
         verdict
+    }
+
+    /// What a failed prologue.parallel does to its node, until its message is cleared by hand (recorded).
+    fn take_down(&self, at: usize) {
+        let name = &self.nodes[at].name;
+        let (state, note) = self.state(name);
+        let file = self.server().join("nodes").join(name);
+        std::fs::write(file, format!("down,{state}\n{note}")).expect("the server's node");
     }
 
     /// From the end of the job's last process: sisters first.
@@ -116,6 +125,9 @@ impl Cluster {
             .map(|(name, gpu)| format!("{name}-gpu{gpu}\n"))
             .collect();
         self.nodes[0].write(&format!("{HOME}/aux/{}gpu", job.id), &file, 0o644);
+        let tasks = |name: &String| format!("{name}\n").repeat(job.tasks as usize);
+        let file: String = names.iter().zip(&job.gpus).map(|(name, _)| tasks(name)).collect();
+        self.nodes[0].write(&format!("{HOME}/aux/{}", job.id), &file, 0o644);
         let list: Vec<String> = pairs
             .iter()
             .map(|(name, gpu)| format!("{name}-gpu/{gpu}"))

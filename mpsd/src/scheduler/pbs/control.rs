@@ -116,6 +116,23 @@ impl Controller for Node<'_> {
     }
 }
 
+/// The first of `names` that is out of service for a reason that holds `why`. Nothing where the server does not answer.
+pub(crate) fn offline_for(
+    pbs: &Installation,
+    names: &[&str],
+    why: &str,
+    host: &dyn Host,
+) -> Option<(String, String)> {
+    let answer = pbs.run("pbsnodes", names, CALL_DEADLINE, host).ok()?;
+    let mut found = names.iter().filter_map(|name| parse(&answer.text, name));
+    found.find_map(|node| {
+        let note = node
+            .note
+            .filter(|note| node.state.contains("offline") && note.contains(why))?;
+        Some((node.name, note))
+    })
+}
+
 /// The node's paragraph: its name alone at the beginning of a line, then ` NAME = VALUE` lines.
 fn parse(text: &str, name: &str) -> Option<Paragraph> {
     let lines = text.lines().skip_while(|line| line.trim_end() != name).skip(1);

@@ -48,13 +48,18 @@ impl BatchSystem for Torque {
         submission::devices(submission, input, host)
     }
 
+    fn elsewhere(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<(), Failure> {
+        submission::of_sisters(submission, input, host)
+    }
+
     fn unattached(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
         starter::unattached(&Installation::find(&PRODUCT, &input.site, host), host)
     }
 
     /// A prologue.parallel that fails takes its node down and has the job requeued for ever
     /// (docs/facts/pbs.md#sister-nodes), and no user's mistake or malice may do that. The mother superior refuses the same request where its user
-    /// reads it; what went wrong on a sister alone, the tasks that come here learn from the record.
+    /// reads it; what went wrong on a sister alone, the tasks that come here learn from the record, and a fault that took the
+    /// node out of service the mother superior learns from the server.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             left_to_tasks: submission.sister,

@@ -7,16 +7,20 @@ use super::product::PRODUCT;
 use crate::scheduler::call::{Input, Program, Submission, UserRef};
 use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
 use crate::scheduler::host::Host;
+use crate::scheduler::pbs::control::offline_for;
 use crate::scheduler::pbs::installation::{Installation, same_node};
 use crate::scheduler::pbs::status::status;
-use mpsd_core::failure::Failure;
+use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::text::one_line;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Most that a job's GPU file is read: a line a GPU of the whole job. Bytes.
 const MOST_GPU_FILE: usize = 1 << 20;
+/// Most that a job's node file is read: a line a task of the whole job. Bytes.
+const MOST_NODE_FILE: usize = 16 << 20;
 /// `qstat -f` answered within 7 ms; a server under load gets this.
 const QSTAT_DEADLINE: Duration = Duration::from_secs(4);
 /// Words of the resource list that let jobs share a GPU.
@@ -64,6 +68,35 @@ pub(super) fn read(input: &Input<'_>) -> Result<Submission, Failure> {
 /// The mother superior is node 0 of the job and has a node file; a sister has neither.
 fn is_sister(input: &Input<'_>) -> bool {
     input.given.sister || input.number("PBS_NODENUM").is_some_and(|number| number != 0)
+}
+
+/// A sister that its own prologue took out of service for this job. It ended well all the same: Torque takes a sister down
+/// whose prologue fails, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue); so the mother superior
+/// puts the job back.
+pub(super) fn of_sisters(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<(), Failure> {
+    let several = input.number("PBS_NUM_NODES").is_some_and(|nodes| nodes > 1);
+    if submission.sister || input.program == Program::Epilogue || !several {
+        return Ok(());
+    }
+    let file = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'));
+    let text = file.and_then(|path| host.read(Path::new(&path), MOST_NODE_FILE).ok()?);
+    let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
+    let here = submission.node.clone().unwrap_or_else(|| host.name());
+    let names: BTreeSet<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|name| !name.is_empty() && !name.starts_with('-') && !same_node(name, &here))
+        .collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    let pbs = Installation::find(&PRODUCT, &input.site, host);
+    let reason = format!("job {}: ", submission.job);
+    match names
+        .first()
+        .and_then(|_| offline_for(&pbs, &names, &reason, host))
+    {
+        Some((node, note)) => Err(Undetermined::new(format!("node '{node}'"), note).into()),
+        None => Ok(()),
+    }
 }
 
 /// The job's GPUs: `${PBS_NODEFILE}gpu` on the mother superior, `qstat`'s `exec_gpus` elsewhere.
