@@ -116,6 +116,115 @@ fn the_hook_needs_a_manager_and_is_read_back() {
     );
 }
 
+/// A stock server counts GPUs: said before the first user is refused.
+#[test]
+fn check_warns_unless_something_names_the_gpus() {
+    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
+    let on = "    enabled = true\n    alarm = 90\n";
+    let devices =
+        |on: bool| format!("{{\"discover_gpus\": true, \"cgroup\": {{\"devices\": {{\"enabled\": {on}}}}}}}");
+    let names = "OK    pbs_cgroups names each job's GPUs";
+    for (hook, config, line) in [
+        (
+            None,
+            devices(true),
+            "WARN  there is no hook pbs_cgroups: PBS counts GPUs",
+        ),
+        (
+            Some(on.replace("true", "false")),
+            devices(true),
+            "WARN  pbs_cgroups is not enabled",
+        ),
+        (
+            Some(on.to_owned()),
+            devices(false),
+            "WARN  pbs_cgroups leaves GPUs out",
+        ),
+        (
+            Some(on.to_owned()),
+            "{".to_owned(),
+            "WARN  the configuration of pbs_cgroups is not known",
+        ),
+        (Some(on.to_owned()), devices(true), names),
+    ] {
+        let hooks = c.server().join("hooks");
+        if let Some(hook) = hook {
+            std::fs::write(hooks.join("pbs_cgroups.HK"), hook).unwrap();
+        }
+        std::fs::write(hooks.join("pbs_cgroups.CF"), config).unwrap();
+        let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
+        assert_eq!(code, Ended::Code(0), "{text}");
+        assert!(text.contains(line), "{line}: {text}");
+        assert!(
+            line == names || text.contains("qmgr -c 'set hook pbs_cgroups enabled = True'"),
+            "{text}"
+        );
+    }
+    // Where root may not ask, the mom's own copy tells; its defaults are left out.
+    std::fs::write(c.server().join("hooks-denied"), "yes").unwrap();
+    let copies = "/var/spool/pbs/mom_priv/hooks";
+    for (name, text) in [("mpsd.HK", "alarm=60\n"), ("mpsd.PY", ""), ("pbs_cgroups.PY", "")] {
+        c.nodes[0].write(&format!("{copies}/{name}"), text, 0o600);
+    }
+    c.nodes[0].write(&format!("{copies}/pbs_cgroups.CF"), &devices(true), 0o600);
+    for (hook, line) in [
+        ("enabled=false\n", "WARN  pbs_cgroups is not enabled"),
+        ("alarm=90\n", names),
+    ] {
+        c.nodes[0].write(&format!("{copies}/pbs_cgroups.HK"), hook, 0o600);
+        let text = c.nodes[0].try_sh("mpsctl pbs check").1;
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    c.nodes[0].sh(&format!(
+        "echo enabled=false >{copies}/pbs_cgroups.HK; echo 'gpus_unknown = \"whole-node-if-exclusive\"' >>/etc/mpsd/mpsd.toml"
+    ));
+    let text = c.nodes[0].try_sh("mpsctl pbs check").1;
+    assert!(
+        text.contains("OK    pbs_cgroups is not enabled: gpus_unknown of mpsd.toml decides"),
+        "{text}"
+    );
+}
+
+/// The end of a running job needs our files: without them its daemon and its exclusive GPU would stay until the timer.
+#[test]
+fn uninstall_names_the_jobs_that_run_and_waits_or_is_forced() {
+    for (product, id) in [(Product::Torque, "43.vm"), (Product::OpenPbs, "43.localhost")] {
+        let mut c = Cluster::new(product, &["nodea"]);
+        let job = Job::new(id, "MPS=true");
+        assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+        for options in ["", " --wait 1"] {
+            let started = std::time::Instant::now();
+            let (code, text) = c.nodes[0].try_sh(&format!("mpsctl pbs uninstall{options}"));
+            assert_eq!(code, Ended::Code(1), "{text}");
+            assert!(text.contains("nothing removed") && text.contains(id), "{text}");
+            assert!(options.is_empty() || started.elapsed().as_secs() >= 1);
+        }
+        assert_eq!(
+            c.nodes[0].try_sh("mpsctl pbs check").0,
+            Ended::Code(0),
+            "all stands"
+        );
+        c.end(&job, 0);
+        assert_eq!(c.gpus[0].modes()[0], "default");
+        assert_eq!(c.begin(&job), Verdict::Runs);
+        let (_, text) = c.nodes[0].try_sh("mpsctl pbs uninstall --force");
+        assert!(
+            text.contains(id) && text.contains("mpsd-reconcile.timer"),
+            "{text}"
+        );
+        let seen = if product == Product::Torque {
+            "removed"
+        } else {
+            "cannot be seen from here"
+        };
+        assert!(text.contains(seen), "{text}");
+        c.nodes[0].sh(&format!(
+            "mps-epilogue --scheduler {} -- {id} alice alice || true",
+            product.name()
+        ));
+    }
+}
+
 #[test]
 fn a_compute_node_looks_at_its_moms_own_copy_of_the_hook() {
     let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);

@@ -184,12 +184,12 @@ fn qmgr(words: &[&str]) -> u8 {
         return 64;
     };
     let parts: Vec<&str> = line.split_whitespace().collect();
-    if parts.first() != Some(&"list") && !is_operator() {
+    if !matches!(parts.first(), Some(&("list" | "export"))) && !is_operator() {
         eprintln!("qmgr obj= svr=default: Unauthorized Request");
         return 1;
     }
     // Any host but the server's, even where root is an operator (recorded).
-    if parts.starts_with(&["list", "hook"]) && text("hooks-denied").is_some() {
+    if parts.get(1) == Some(&"hook") && text("hooks-denied").is_some() {
         eprintln!(
             "root@{} is unauthorized to access hooks data from server pbsserver",
             host()
@@ -201,6 +201,9 @@ fn qmgr(words: &[&str]) -> u8 {
             .map(|list| println!("Server x\n    operators = {}", list.replace('\n', ",")))
             .or(Some(())),
         ["list", "hook", name] => text(&format!("hooks/{name}.HK")).map(|all| println!("Hook {name}\n{all}")),
+        ["export", "hook", name, "application/x-config", "default"] => {
+            text(&format!("hooks/{name}.CF")).map(|all| println!("{all}"))
+        }
         ["list", "resource", name] => text(&format!("resources/{name}")).map(|all| println!("{all}")),
         ["create", "hook", name] => keep(
             &format!("hooks/{name}.HK"),

@@ -7,7 +7,7 @@ use crate::scheduler::pbs::installation::{Installation, MOST_CONF, Product};
 use crate::scheduler::pbs::qmgr::qmgr;
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
 use crate::scheduler::setup::{Done, Finding, Surroundings, place, remove};
-use mpsd_core::config::UnattachedTasks;
+use mpsd_core::config::{GpusUnknown, UnattachedTasks};
 use mpsd_core::text::one_line;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,8 @@ pub(crate) static SCRIPTS: [Script; 2] = [
 
 /// The hook's name in PBS.
 pub(crate) const NAME: &str = "mpsd";
+/// The hook of PBS that names a job's GPUs.
+const CGROUPS: &str = "pbs_cgroups";
 /// What the hook gives our programs beyond their own deadline, to end by themselves. Seconds.
 const GRACE_S: u64 = 5;
 /// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up behind itself. Seconds.
@@ -79,13 +81,20 @@ impl OwnSteps for Steps {
     fn uninstall(&self, pbs: &Installation, around: &Surroundings<'_>) -> Result<Done, String> {
         let ask = |line: &str| qmgr(pbs, line, around.host);
         let mut done = Done::default();
-        if ask(&format!("list hook {NAME}")).is_ok() {
-            match ask(&format!("delete hook {NAME}")) {
-                Ok(_) => done.did(format!("deleted hook '{NAME}'")),
+        match ask(&format!("list hook {NAME}")) {
+            Ok(_) => match ask(&format!("delete hook {NAME}")) {
+                Ok(_) => {
+                    done.did(format!("deleted hook '{NAME}' on every node"));
+                    done.did("jobs with MPS on other nodes cannot be seen from here: there 'mpsctl reconcile' tells of them, and takes their MPS down after them");
+                }
                 Err(why) => done.left(format!(
                     "cannot delete the hook ({why}); a manager of PBS runs: qmgr -c 'delete hook {NAME}'"
                 )),
-            }
+            },
+            Err(why) if is_denied(&why) && moms_copy(pbs, NAME, "HK").exists() => done.left(format!(
+                "hook '{NAME}' can be deleted from the server's host alone: 'mpsctl pbs uninstall' there"
+            )),
+            Err(_) => {}
         }
         let file = file(around);
         if file.exists() {
@@ -95,53 +104,11 @@ impl OwnSteps for Steps {
     }
 
     fn check_hook(&self, pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
-        let needed = alarm_s(around);
-        let text = match shown(pbs, around) {
-            Ok(text) => text.to_lowercase(),
-            Err(why) if why == NOT_AT_THE_MOM || is_no_hook(&why) => {
-                let (who, remedy) = match is_no_hook(&why) {
-                    true => (
-                        "PBS",
-                        "run 'mpsctl pbs install' as a manager on the server's host",
-                    ),
-                    false => (
-                        "this mom",
-                        "'mpsctl pbs install' runs once, on the server's host, and its moms have it within seconds",
-                    ),
-                };
-                all.extend((!has_classic(pbs)).then(|| {
-                    Finding::Wrong(format!(
-                        "{who} has no hook '{NAME}': jobs run without MPS; {remedy}"
-                    ))
-                }));
-                return false;
-            }
-            Err(why) => {
-                all.push(Finding::Better(format!(
-                    "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
-                )));
-                return false;
-            }
-        };
-        if !text.contains("enabled = true") {
-            all.push(Finding::Wrong(format!(
-                "hook '{NAME}' is not enabled: qmgr -c 'set hook {NAME} enabled = True'"
-            )));
-            return true;
+        let hooked = check(pbs, around, all);
+        if hooked || has_classic(pbs) {
+            all.push(check_gpus(pbs, around));
         }
-        let alarm = text
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse::<u64>().ok());
-        all.push(match alarm {
-            Some(seconds) if seconds < needed => {
-                let set = format!("qmgr -c 'set hook {NAME} alarm = {needed}'");
-                Finding::Wrong(format!(
-                    "hook '{NAME}' is killed after {seconds} s, before our own deadline: {set}"
-                ))
-            }
-            _ => Finding::Good(format!("hook '{NAME}' is enabled")),
-        });
-        true
+        hooked
     }
 
     fn check_tasks(&self, pbs: &Installation, hooked: bool, around: &Surroundings<'_>) -> Option<Finding> {
@@ -257,20 +224,17 @@ fn has_classic(pbs: &Installation) -> bool {
 /// What stands for an answer where the mom has no copy of the hook.
 const NOT_AT_THE_MOM: &str = "the mom has no copy of it";
 
-/// The hook as qmgr shows it, and on a node where root may not ask for that, as the mom's own copy says it: `NAME=VALUE`
+/// A hook as qmgr shows it, and on a node where root may not ask for that, as the mom's own copy says it: `NAME=VALUE`
 /// lines, of which those with the default are left out (read: hook.c; enabled, and an alarm of 30 s).
 ///
 /// # Errors
 /// What qmgr said, or [`NOT_AT_THE_MOM`].
-fn shown(pbs: &Installation, around: &Surroundings<'_>) -> Result<String, String> {
-    let asked = qmgr(pbs, &format!("list hook {NAME}"), around.host);
-    if !asked
-        .as_ref()
-        .is_err_and(|why| why.contains("unauthorized to access hooks"))
-    {
+fn shown(pbs: &Installation, name: &str, around: &Surroundings<'_>) -> Result<String, String> {
+    let asked = qmgr(pbs, &format!("list hook {name}"), around.host);
+    if !asked.as_ref().is_err_and(|why| is_denied(why)) {
         return asked;
     }
-    let copy = pbs.mom_priv().join("hooks").join(format!("{NAME}.HK"));
+    let copy = moms_copy(pbs, name, "HK");
     let text = around
         .host
         .read(&copy, MOST_CONF)
@@ -285,6 +249,117 @@ fn shown(pbs: &Installation, around: &Surroundings<'_>) -> Result<String, String
     };
     let (enabled, alarm) = (value("enabled").unwrap_or("true"), value("alarm").unwrap_or("30"));
     Ok(format!("enabled = {enabled}\nalarm = {alarm}\n"))
+}
+
+fn is_denied(why: &str) -> bool {
+    why.contains("unauthorized to access hooks")
+}
+
+fn moms_copy(pbs: &Installation, name: &str, kind: &str) -> PathBuf {
+    pbs.mom_priv().join("hooks").join(format!("{name}.{kind}"))
+}
+
+/// What a site does so that PBS names a job's GPUs.
+const NAME_GPUS: [&str; 4] = [
+    "qmgr -c 'export hook pbs_cgroups application/x-config default' >cgroups.json",
+    "(in cgroups.json: \"devices\": { \"enabled\": true, and \"nvidia-smi\": its path where that is not /usr/bin/nvidia-smi)",
+    "qmgr -c 'import hook pbs_cgroups application/x-config default cgroups.json'",
+    "qmgr -c 'set hook pbs_cgroups enabled = True'",
+];
+
+/// Whether jobs here learn which GPUs are theirs: a stock server counts GPUs and names none.
+fn check_gpus(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
+    let missing = match shown(pbs, CGROUPS, around) {
+        Ok(text) if !text.to_lowercase().contains("enabled = true") => {
+            "pbs_cgroups is not enabled".to_owned()
+        }
+        Ok(_) => match cgroups_devices(pbs, around) {
+            Ok(true) => return Finding::Good("pbs_cgroups names each job's GPUs".to_owned()),
+            Ok(false) => "pbs_cgroups leaves GPUs out (devices, discover_gpus)".to_owned(),
+            Err(why) => format!("the configuration of pbs_cgroups is not known ({why})"),
+        },
+        Err(why) if why == NOT_AT_THE_MOM || is_no_hook(&why) => "there is no hook pbs_cgroups".to_owned(),
+        Err(why) => format!("pbs_cgroups not seen ({why})"),
+    };
+    if around.settings.gpus_unknown != GpusUnknown::Refuse {
+        return Finding::Good(format!("{missing}: gpus_unknown of mpsd.toml decides"));
+    }
+    Finding::Better(format!(
+        "{missing}: PBS counts GPUs and names none, so only a job with all of a node's GPUs, or alone on its node \
+         (-l place=exclhost), has MPS, and any other is refused; to name them: {}",
+        NAME_GPUS.join("; ")
+    ))
+}
+
+/// Whether pbs_cgroups, as it is configured, finds GPUs and writes them into its file (read: pbs_cgroups.PY).
+fn cgroups_devices(pbs: &Installation, around: &Surroundings<'_>) -> Result<bool, String> {
+    let asked = qmgr(
+        pbs,
+        &format!("export hook {CGROUPS} application/x-config default"),
+        around.host,
+    );
+    let text = match asked {
+        Err(why) if is_denied(&why) => {
+            let copy = moms_copy(pbs, CGROUPS, "CF");
+            let bytes = around.host.read(&copy, MOST_CONF).map_err(|e| e.to_string())?;
+            String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+        }
+        other => other?,
+    };
+    let config: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    let on = |value: &serde_json::Value, unset: bool| value.as_bool().unwrap_or(unset);
+    Ok(on(&config["cgroup"]["devices"]["enabled"], false) && on(&config["discover_gpus"], true))
+}
+
+/// Whether our hook is there; says so.
+fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
+    let needed = alarm_s(around);
+    let text = match shown(pbs, NAME, around) {
+        Ok(text) => text.to_lowercase(),
+        Err(why) if why == NOT_AT_THE_MOM || is_no_hook(&why) => {
+            let (who, remedy) = match is_no_hook(&why) {
+                true => (
+                    "PBS",
+                    "run 'mpsctl pbs install' as a manager on the server's host",
+                ),
+                false => (
+                    "this mom",
+                    "'mpsctl pbs install' runs once, on the server's host, and its moms have it within seconds",
+                ),
+            };
+            all.extend((!has_classic(pbs)).then(|| {
+                Finding::Wrong(format!(
+                    "{who} has no hook '{NAME}': jobs run without MPS; {remedy}"
+                ))
+            }));
+            return false;
+        }
+        Err(why) => {
+            all.push(Finding::Better(format!(
+                "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
+            )));
+            return false;
+        }
+    };
+    if !text.contains("enabled = true") {
+        all.push(Finding::Wrong(format!(
+            "hook '{NAME}' is not enabled: qmgr -c 'set hook {NAME} enabled = True'"
+        )));
+        return true;
+    }
+    let alarm = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("alarm = ")?.trim().parse::<u64>().ok());
+    all.push(match alarm {
+        Some(seconds) if seconds < needed => {
+            let set = format!("qmgr -c 'set hook {NAME} alarm = {needed}'");
+            Finding::Wrong(format!(
+                "hook '{NAME}' is killed after {seconds} s, before our own deadline: {set}"
+            ))
+        }
+        _ => Finding::Good(format!("hook '{NAME}' is enabled")),
+    });
+    true
 }
 
 fn read_back(shown: Result<String, String>, events: &str, alarm: u64) -> Done {

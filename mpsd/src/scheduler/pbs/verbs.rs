@@ -11,8 +11,8 @@ use std::ffi::OsString;
 pub(crate) enum Pbs {
     /// Put our scripts (Torque) or our hook (OpenPBS) in place; print what only an administrator can do
     Install(Install),
-    /// Remove what install put there
-    Uninstall(Where),
+    /// Remove what install put there, once no job with MPS runs on this node
+    Uninstall(Uninstall),
     /// Say what works, what could be better, and what is wrong, one line each
     Check(Where),
     /// Read a request as the queuejob hook does: print it and the account without it, as JSON
@@ -42,6 +42,20 @@ pub(crate) struct Install {
     /// OpenPBS: the hook also refuses at qsub and moves our words out of the account
     #[arg(long)]
     pub queuejob: bool,
+}
+
+/// `mpsctl pbs uninstall`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Uninstall {
+    /// Which PBS
+    #[command(flatten)]
+    pub place: Where,
+    /// Wait so long for the jobs with MPS that run on this node
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub wait: u64,
+    /// Remove it although jobs with MPS run here: mpsd-reconcile.timer takes their MPS down after them
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// `mpsctl pbs request`.
