@@ -78,6 +78,43 @@ fn the_resource_keeps_the_account_clean_and_may_not_contradict_it() {
     before.holds(&mut c);
 }
 
+/// A stock server gives a number of GPUs and no names: where that leaves no doubt the job has its MPS, else it reads why not.
+#[test]
+fn a_stock_server_serves_whole_nodes_and_nodes_of_one_gpu() {
+    for (here, gpus, place, mode, served) in [
+        (2, &[0, 1][..], "pack", "default", true),
+        (2, &[0, 1][..], "free:exclhost", "exclusive_process", true),
+        (2, &[0][..], "free:excl", "exclusive_process", true),
+        (1, &[0][..], "pack", "default", true),
+        (2, &[0][..], "pack", "default", false),
+    ] {
+        let few = |builder: tests::double::Builder| builder.gpus(here, "NVIDIA H200").fast();
+        let mut c = Cluster::with(Product::OpenPbs, &["nodea"], few, "");
+        let before = Before::of(&mut c);
+        let job = Job::new("2.localhost", "MPS=true,MPS_THREADS=50")
+            .on(&[gpus])
+            .stock(place);
+        assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+        if served {
+            assert!(
+                c.gpus[0].modes().iter().all(|found| found == mode),
+                "{place} {gpus:?}"
+            );
+            shell(&mut c, &job, &Cluster::client(""), 0);
+            attached(&c.records(0)[0], &job, "nodea", 66, None);
+        } else {
+            let why = c.openpbs_shell(&job, "true").unwrap_err();
+            assert!(why.contains("pbs_cgroups is not there to name them"), "{why}");
+            assert!(
+                why.contains("allowed: all 2 GPUs of the node, or the node alone"),
+                "{why}"
+            );
+        }
+        c.openpbs_end(&job, 0);
+        before.holds(&mut c);
+    }
+}
+
 #[test]
 fn ranks_are_bound() {
     let mut c = cluster(&["nodea"]);
@@ -359,6 +396,27 @@ const RAISING: [&str; 14] = [
     "type",
     "accept",
 ];
+
+/// Python's json, subprocess and tempfile together take 25 ms, more than the rest of a hook.
+#[test]
+fn a_job_that_did_not_ask_imports_nothing_and_starts_no_process() {
+    let mut c = cluster(&["nodea"]);
+    let plain = Job::new("28.localhost", "proj1");
+    c.openpbs_files(&plain);
+    let programs = "/usr/bin/mps-prologue /usr/bin/mps-epilogue /usr/bin/mpsctl";
+    c.nodes[0].sh(&format!("mkdir /root/p; mv {programs} /root/p"));
+    for event in ["execjob_begin", "execjob_launch", "execjob_end", "execjob_abort"] {
+        let hooked = c.hook(&plain, 0, event, &Default::default());
+        assert!(hooked.accepted(), "{}", hooked.message);
+        assert_eq!(hooked.imported, [""; 0], "{event}");
+    }
+    let asking = Job::new("28.localhost", "MPS=true");
+    let ended = c.hook(&asking, 0, "execjob_end", &Default::default());
+    assert!(
+        ended.imported.contains(&"subprocess".to_owned()),
+        "it is seen at all"
+    );
+}
 
 #[test]
 fn a_call_of_pbs_that_raises_touches_no_job_that_did_not_ask() {

@@ -7,6 +7,10 @@ use tests::sim::scenario::Scenario;
 /// Every scenario whose plan is kept.
 fn scenarios() -> Vec<Scenario> {
     let unknown = |why: &str| GpuSource::Unknown(why.to_owned());
+    let counted = |count: u32| GpuSource::Counted {
+        count,
+        why: "no names".to_owned(),
+    };
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
         Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1)
@@ -48,6 +52,12 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("gpus_unknown_shared_node", "MPS=true", 2)
             .config("gpus_unknown = \"whole-node-if-exclusive\"")
             .devices(|d| d.gpus = unknown("no file")),
+        Scenario::new("gpus_counted_all", "MPS=true", 2).devices(|d| d.gpus = counted(2)),
+        Scenario::new("gpus_counted_some", "MPS=true", 2).devices(|d| d.gpus = counted(1)),
+        Scenario::new("gpus_counted_node_alone", "MPS=true", 2).devices(|d| {
+            d.gpus = counted(1);
+            d.whole_node = true;
+        }),
         Scenario::new("ceiling_threads", "MPS=true,MPS_THREADS=80", 1).config("[ceilings]\nthreads = 50"),
         Scenario::new("ceiling_memory", "MPS=true,MPS_MEM=64G", 1).config("[ceilings]\nmem = \"32G\""),
         Scenario::new("defaults_of_the_site", "MPS=true", 1).config("[defaults]\nthreads = 50\nmem = \"8G\""),

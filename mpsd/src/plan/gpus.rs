@@ -24,6 +24,18 @@ pub fn of_job<'a>(
         GpuSource::None => {
             return Err(Refusal::new("MPS", "the job has no GPU on this node", "a request with GPUs").into());
         }
+        GpuSource::Counted { count, .. } if no_other(*count, devices, inventory) => {
+            inventory.gpus.iter().collect()
+        }
+        GpuSource::Counted { why, .. } => {
+            let all = inventory.gpus.len();
+            return Err(Refusal::new(
+                "MPS",
+                format!("the job's GPUs on this node are not known: {why}"),
+                format!("all {all} GPUs of the node, or the node alone (-l place=exclhost), or GPUs that the scheduler names"),
+            )
+            .into());
+        }
         GpuSource::Unknown(why) => whole_node(why, devices, inventory, unknown)?,
     };
     gpus.sort_by_key(|gpu| gpu.index);
@@ -52,6 +64,13 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
         );
         Fault::new(Evidence::GpuLost, format!("GPU {text}"), why).into()
     })
+}
+
+/// Whether a job with so many GPUs can have no others than all of the node's: there is one, it has as many as there are, or
+/// nobody else may run here.
+fn no_other(count: u32, devices: &Devices, inventory: &Inventory) -> bool {
+    let here = inventory.gpus.len();
+    here == 1 || usize::try_from(count).is_ok_and(|count| count == here) || (devices.whole_node && here > 0)
 }
 
 fn whole_node<'a>(

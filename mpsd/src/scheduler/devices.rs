@@ -55,6 +55,13 @@ pub enum GpuSource {
     Listed(Vec<GpuName>),
     /// These, by numbers of its own.
     Numbered(Numbers),
+    /// So many, without names: no doubt where the node has no others.
+    Counted {
+        /// Never 0.
+        count: u32,
+        /// Why it names none.
+        why: String,
+    },
     /// The scheduler does not say, for this reason (what was looked for, where); the setting `gpus_unknown` decides.
     Unknown(String),
     /// None: the job has no GPU here.
@@ -66,7 +73,7 @@ impl GpuSource {
     pub fn to_count(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         match self {
             Self::Numbered(numbers) => numbers.devices(inventory),
-            Self::Listed(_) | Self::Unknown(_) | Self::None => Vec::new(),
+            Self::Listed(_) | Self::Counted { .. } | Self::Unknown(_) | Self::None => Vec::new(),
         }
     }
 }

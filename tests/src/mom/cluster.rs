@@ -75,6 +75,10 @@ pub struct Job {
     pub tasks: u32,
     /// `qsub -I`
     pub interactive: bool,
+    /// `-l place=`
+    pub place: String,
+    /// Whether pbs_cgroups is enabled, with its devices, and names the GPUs.
+    pub cgroups: bool,
 }
 
 impl Job {
@@ -88,6 +92,8 @@ impl Job {
             gpus: vec![vec![0]],
             tasks: 4,
             interactive: false,
+            place: "pack".into(),
+            cgroups: true,
         }
     }
 
@@ -95,6 +101,15 @@ impl Job {
     pub fn on(self, gpus: &[&[u32]]) -> Self {
         Self {
             gpus: gpus.iter().map(|one| one.to_vec()).collect(),
+            ..self
+        }
+    }
+
+    /// On a stock OpenPBS, with this place.
+    pub fn stock(self, place: &str) -> Self {
+        Self {
+            place: place.to_owned(),
+            cgroups: false,
             ..self
         }
     }

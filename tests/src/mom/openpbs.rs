@@ -15,6 +15,8 @@ pub struct Hooked {
     pub verdict: String,
     /// Why it rejected.
     pub message: String,
+    /// Modules that it imported, beside those of Python's start.
+    pub imported: Vec<String>,
     /// `event.env` afterwards.
     pub env: BTreeMap<String, String>,
     /// What it logged.
@@ -130,6 +132,7 @@ impl Cluster {
         let nothing = || Hooked {
             verdict: "accept".into(),
             message: String::new(),
+            imported: Vec::new(),
             env: env.clone(),
             log: Vec::new(),
             account: Some(job.account.clone()),
@@ -211,7 +214,7 @@ impl Cluster {
                 "id": job.id, "euser": USER.0, "egroup": USER.0, "Account_Name": optional(&job.account), "ms": at == 0,
                 "exec_vnode": vnodes.join("+"), "schedselect": format!("{}:{chunk}:mpiprocs={}", job.gpus.len(), job.tasks),
                 "Resource_List": {
-                    "mps": optional(&job.resource), "place": "pack",
+                    "mps": optional(&job.resource), "place": job.place,
                     "select": format!("{}:{chunk}:mpiprocs={}", job.gpus.len(), job.tasks),
                 },
             },
@@ -237,7 +240,9 @@ impl Cluster {
                 "CUDA_DEVICE_ORDER=PCI_BUS_ID\nCUDA_VISIBLE_DEVICES={}\n",
                 list.join("\\,")
             );
-            self.nodes[at].write(&format!("{HOME}/aux/{}.env", job.id), &cgroups, 0o644);
+            if job.cgroups {
+                self.nodes[at].write(&format!("{HOME}/aux/{}.env", job.id), &cgroups, 0o644);
+            }
             let mut file = format!(
                 "---------\njobid:\t{}\n    exec_vnode = {}\n",
                 job.id,
@@ -248,6 +253,7 @@ impl Cluster {
                 job.gpus.len(),
                 job.tasks
             );
+            file += &format!("    Resource_List.place = {}\n", job.place);
             if !job.account.is_empty() {
                 file += &format!("    Account_Name = {}\n", job.account);
             }

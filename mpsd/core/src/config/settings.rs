@@ -144,7 +144,7 @@ settings! {
         /// "keep": no compute mode is ever changed.
         compute_mode: ComputeModeRule = ComputeModeRule::Exclusive;
 
-        /// A job whose GPUs the scheduler does not name.
+        /// A job whose GPUs the scheduler does not name. One with as many as the node has, or alone on its node, needs no names.
         /// "refuse": it gets no MPS and is told so.
         /// "whole-node-if-exclusive": all GPUs of the node, if the scheduler proves that the node is the job's alone.
         gpus_unknown: GpusUnknown = GpusUnknown::Refuse;

@@ -126,18 +126,18 @@ fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, S
     answer.accepted(&format!("'printjob {shown}'"))
 }
 
-/// The job's GPUs: pbs_cgroups' `aux/JOB.env`, where there is one; a bare count of GPUs names none.
+/// The job's GPUs: pbs_cgroups' `aux/JOB.env`, where there is one; else a bare count, which names none. A site may count
+/// shares of GPUs, so that a count alone does not prove that the job is alone on them; the place does.
 pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
     let described = Described::of(submission, input, host);
-    let gpus = from_cgroups(submission, input, host).unwrap_or_else(|| described.without_cgroups());
-    let exclusive = if matches!(gpus, GpuSource::Listed(_)) {
-        Exclusive::GpusAlone
-    } else {
-        Exclusive::Unknown
-    };
-    let place = described.place.to_ascii_lowercase();
-    let whole_node = place.split(':').any(|word| matches!(word, "excl" | "exclhost"));
     let here = submission.node.clone().unwrap_or_else(|| host.name());
+    let gpus = from_cgroups(submission, input, host).unwrap_or_else(|| described.without_cgroups(&here));
+    let whole_node = described.is_alone(&here);
+    let exclusive = match &gpus {
+        GpuSource::Listed(_) => Exclusive::GpusAlone,
+        GpuSource::Counted { .. } if whole_node => Exclusive::GpusAlone,
+        _ => Exclusive::Unknown,
+    };
     let tasks_on_node = tasks(&described.select, &described.vnodes, &here);
     Devices {
         gpus,
@@ -210,20 +210,42 @@ impl Described {
         }
     }
 
-    fn without_cgroups(&self) -> GpuSource {
-        let counts = |text: &str| {
-            text.split([':', '+', ')', '('])
-                .any(|word| word.starts_with("ngpus=") && word != "ngpus=0")
-        };
-        let why = if self.vnodes.is_empty() && self.select.is_empty() {
-            "no file of pbs_cgroups, and nothing says what the job asked for"
-        } else if counts(&self.vnodes) || counts(&self.select) {
-            "PBS gives a number of GPUs and pbs_cgroups is not there to name them"
-        } else {
-            "the job did not ask PBS for GPUs (-l select=1:ngpus=1)"
-        };
-        GpuSource::Unknown(why.to_owned())
+    fn without_cgroups(&self, here: &str) -> GpuSource {
+        let why = "PBS gives a number of GPUs and pbs_cgroups is not there to name them".to_owned();
+        let unknown = |why: &str| GpuSource::Unknown(why.to_owned());
+        match ngpus(parts(&self.vnodes).filter(|(host, _)| same_node(host, here))) {
+            0 if self.vnodes.is_empty() && self.select.is_empty() => {
+                unknown("no file of pbs_cgroups, and nothing says what the job asked for")
+            }
+            0 if self.vnodes.is_empty() && ngpus([("", self.select.as_str())].into_iter()) > 0 => {
+                unknown(&why)
+            }
+            0 => unknown("the job did not ask PBS for GPUs here (-l select=1:ngpus=1)"),
+            count => GpuSource::Counted { count, why },
+        }
     }
+
+    /// Whether the whole of this host is the job's alone. `excl` is said of vnodes, and a host with several has more of them.
+    fn is_alone(&self, here: &str) -> bool {
+        let place = self.place.to_ascii_lowercase();
+        let several = || {
+            parts(&self.vnodes)
+                .any(|(host, part)| same_node(host, here) && part[host.len()..].starts_with('['))
+        };
+        place.split(':').any(|word| match word {
+            "exclhost" => true,
+            "excl" => !several(),
+            _ => false,
+        })
+    }
+}
+
+/// The sum of `ngpus=` in parts of a list of vnodes, or of a select statement.
+fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
+    parts
+        .flat_map(|(_, part)| part.split([':', '+']))
+        .filter_map(|word| word.strip_prefix("ngpus=")?.parse::<u32>().ok())
+        .fold(0, u32::saturating_add)
 }
 
 /// `mpiprocs` of the chunks on this node. Known only where every chunk of the job has the same.
@@ -250,8 +272,13 @@ fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
 
 /// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host are `host[0]`, `host[1]`.
 fn members(vnodes: &str) -> impl Iterator<Item = &str> {
+    parts(vnodes).map(|(host, _)| host)
+}
+
+/// Each part of such a list, behind the host that it names.
+fn parts(vnodes: &str) -> impl Iterator<Item = (&str, &str)> {
     vnodes
         .split(['+', '(', ')'])
-        .map(|part| part.split([':', '[', '/']).next().unwrap_or_default())
-        .filter(|name| !name.is_empty())
+        .map(|part| (part.split([':', '[', '/']).next().unwrap_or_default(), part))
+        .filter(|(name, _)| !name.is_empty())
 }

@@ -32,7 +32,7 @@ fn openpbs_classic_prologue_reads_the_moms_job_file() {
     assert_eq!(s.resource.as_deref(), Some("on+threads=25"));
     let d = call.devices();
     assert!(
-        matches!(d.gpus, GpuSource::Unknown(_)),
+        matches!(d.gpus, GpuSource::Counted { count: 2, .. }),
         "a count of GPUs names none"
     );
     assert_eq!((d.whole_node, d.tasks_on_node), (true, Some(4)));
@@ -81,7 +81,41 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
     assert!(unknown(call.devices()).contains("aux/0.localhost.env' names GPUs by number"));
     // A vnode with a count of GPUs, and no hook that names them.
     call.host = Paper::default();
-    assert!(unknown(call.devices()).contains("pbs_cgroups is not there to name them"));
+    let counted = |vnodes: &str, place: &str| {
+        let mut call = Call::new(Program::Prologue, &["0.localhost", "alice", "users"], &ENV);
+        call.given = Given {
+            account: Some("MPS=true".into()),
+            vnodes: Some(vnodes.into()),
+            place: Some(place.into()),
+            ..Given::default()
+        };
+        let devices = call.devices();
+        let alone = devices.exclusive == Exclusive::GpusAlone;
+        match devices.gpus {
+            GpuSource::Counted { count, .. } => (count, alone),
+            GpuSource::Unknown(_) => (0, alone),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (vnodes, place, expected) in [
+        ("(nodeb:ngpus=2)", "pack", (2, false)),
+        (
+            "(nodea:ngpus=4)+(nodeb:ncpus=1:ngpus=1)+(nodeb:ngpus=1)",
+            "",
+            (2, false),
+        ),
+        (
+            "(nodeb[0]:ngpus=1+nodeb[1]:ncpus=2:ngpus=1)",
+            "free:excl",
+            (2, false),
+        ),
+        ("(nodeb[0]:ngpus=1)", "free:exclhost", (1, true)),
+        ("(nodeb:ngpus=1)", "free:excl:group=host", (1, true)),
+        ("(nodea:ngpus=4)+(nodeb:ncpus=1)", "exclhost", (0, false)),
+        ("(nodeb:ngpus=0)", "exclhost", (0, false)),
+    ] {
+        assert_eq!(counted(vnodes, place), expected, "{vnodes} {place}");
+    }
     call.given.gpus = Some("GPU-31111111-2222-3333-4444-555555555555".into());
     assert!(
         matches!(&call.devices().gpus, GpuSource::Listed(names) if names.len() == 1),
