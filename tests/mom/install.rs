@@ -160,6 +160,15 @@ fn check_warns_unless_something_names_the_gpus() {
             "{text}"
         );
     }
+    // With a hook of pbs_cgroups' events PBS runs no classic epilogue.
+    c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install --classic");
+    let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");
+    assert_eq!(code, Ended::Code(1), "{text}");
+    assert!(
+        text.contains("FAIL  pbs_cgroups is enabled, and PBS then runs no classic epilogue"),
+        "{text}"
+    );
+    c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install");
     // Where root may not ask, the mom's own copy tells; its defaults are left out.
     std::fs::write(c.server().join("hooks-denied"), "yes").unwrap();
     let copies = "/var/spool/pbs/mom_priv/hooks";

@@ -145,13 +145,27 @@ def launch(event):
     if code == 0 and changes.get("MPSD_JOB") is None and asked(job):
         code, line = 1, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
     if code != 0:
-        return tell(line or "mpsd: mpsctl env ended with %d" % code)
+        line = line or "mpsd: mpsctl env ended with %d" % code
+        return None if tells_itself(event, line) else tell(line)
     for name, value in changes.items():
         if value is None:
             remove(env, name)
         else:
             env[name] = value.replace(",", "\\,")
     return None
+
+
+def tells_itself(event, line):
+    """Puts a program in the place of a task that TM starts, which says 'line' and fails: what the hook itself writes for a task on
+    another node than the job's first reaches nobody, and whoever asked for the task reads a number."""
+    if is_main_shell(event):
+        return False
+    try:
+        event.progname = "/bin/sh"
+        event.argv = ["sh", "-c", 'printf "%s\\n" "$1" >&2; exit 1', "mpsd", line]
+    except Exception:
+        return False
+    return True
 
 
 def tell(line):

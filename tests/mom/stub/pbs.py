@@ -60,7 +60,7 @@ class Event:
         self.type = globals()[given["event"].upper()]
         self.job = Job(given["job"])
         self.env = Environment(given.get("env", {}))
-        self.progname = given.get("progname", "")
+        self.progname, self.argv = given.get("progname", ""), given.get("argv", [])
         self.verdict, self.message = None, ""
 
     def accept(self):

@@ -17,6 +17,10 @@ pub struct Hooked {
     pub message: String,
     /// Modules that it imported, beside those of Python's start.
     pub imported: Vec<String>,
+    /// `event.progname` afterwards.
+    pub progname: String,
+    /// `event.argv` afterwards.
+    pub argv: Vec<String>,
     /// `event.env` afterwards.
     pub env: BTreeMap<String, String>,
     /// What it logged.
@@ -84,7 +88,7 @@ impl Cluster {
             ..self.user_process(job, 0, &["-sh"])
         };
         run.env.insert("PBS_TASKNUM".into(), "1".into());
-        run.env = self.launched(job, 0, "/bin/sh", run.env)?;
+        run.env = self.launched(job, 0, &["/bin/sh"], run.env)?.env;
         run.stdin = Stream::File(file);
         Ok(run)
     }
@@ -93,7 +97,10 @@ impl Cluster {
     pub fn openpbs_task(&mut self, job: &Job, at: usize, argv: &[&str]) -> Result<Ended, String> {
         let mut run = self.user_process(job, at, argv);
         run.env.insert("PBS_TASKNUM".into(), "2".into());
-        run.env = self.launched(job, at, argv[0], run.env)?;
+        let launched = self.launched(job, at, argv, run.env)?;
+        run.env = launched.env;
+        run.argv = launched.argv;
+        run.program = Some(launched.progname).filter(|program| !program.is_empty());
         Ok(self.nodes[at].run(run))
     }
 
@@ -101,24 +108,24 @@ impl Cluster {
         &mut self,
         job: &Job,
         at: usize,
-        program: &str,
+        program: &[&str],
         env: BTreeMap<String, String>,
-    ) -> Result<BTreeMap<String, String>, String> {
-        let hooked = self.hook_of(job, at, ("execjob_launch", program), &env);
+    ) -> Result<Hooked, String> {
+        let mut hooked = self.hook_of(job, at, ("execjob_launch", program), &env);
         if !hooked.accepted() {
             return Err(hooked.message);
         }
         // The mom's list escapes commas.
-        Ok(hooked
+        hooked
             .env
-            .into_iter()
-            .map(|(name, value)| (name, value.replace("\\,", ",")))
-            .collect())
+            .values_mut()
+            .for_each(|value| *value = value.replace("\\,", ","));
+        Ok(hooked)
     }
 
     /// Our hook on one event, if it is imported, enabled and listens to it.
     pub fn hook(&mut self, job: &Job, at: usize, event: &str, env: &BTreeMap<String, String>) -> Hooked {
-        self.hook_of(job, at, (event, ""), env)
+        self.hook_of(job, at, (event, &[]), env)
     }
 
     /// The same; execjob_launch is told the program.
@@ -126,13 +133,17 @@ impl Cluster {
         &mut self,
         job: &Job,
         at: usize,
-        (event, program): (&str, &str),
+        (event, program): (&str, &[&str]),
         env: &BTreeMap<String, String>,
     ) -> Hooked {
         let nothing = || Hooked {
             verdict: "accept".into(),
             message: String::new(),
             imported: Vec::new(),
+            progname: program
+                .first()
+                .map_or_else(String::new, |word| (*word).to_owned()),
+            argv: program.iter().map(|word| (*word).to_owned()).collect(),
             env: env.clone(),
             log: Vec::new(),
             account: Some(job.account.clone()),
@@ -158,7 +169,8 @@ impl Cluster {
         ] {
             node.write(&format!("{TMP}/{name}"), text, 0o644);
         }
-        let own_files = matches!(event, "execjob_launch" | "execjob_prologue");
+        // A sister's files are not delivered.
+        let own_files = at == 0 && matches!(event, "execjob_launch" | "execjob_prologue");
         let spool = |kind: &str| {
             if own_files {
                 Stream::File(format!("{HOME}/spool/{}.{kind}", job.id))
@@ -192,7 +204,7 @@ impl Cluster {
         &self,
         job: &Job,
         at: usize,
-        (event, program): (&str, &str),
+        (event, program): (&str, &[&str]),
         env: &BTreeMap<String, String>,
     ) -> String {
         let chunk = format!("ncpus=8:ngpus={}", job.gpus[at].len());
@@ -208,7 +220,8 @@ impl Cluster {
         serde_json::json!({
             "event": event,
             "failing": failing,
-            "progname": program,
+            "progname": program.first(),
+            "argv": program,
             "env": env,
             "job": {
                 "id": job.id, "euser": USER.0, "egroup": USER.0, "Account_Name": optional(&job.account), "ms": at == 0,

@@ -108,6 +108,15 @@ impl OwnSteps for Steps {
         if hooked || has_classic(pbs) {
             all.push(check_gpus(pbs, around));
         }
+        // docs/facts/pbs.md#hooks-of-openpbs
+        let cgroups = || shown(pbs, CGROUPS, around).is_ok_and(|text| is_enabled(&text));
+        if !hooked && has_classic(pbs) && cgroups() {
+            all.push(Finding::Wrong(
+                "pbs_cgroups is enabled, and PBS then runs no classic epilogue: a job's MPS stays until mpsd-reconcile.timer; use \
+                 our hook: 'mpsctl pbs uninstall', then 'mpsctl pbs install'"
+                    .to_owned(),
+            ));
+        }
         hooked
     }
 
@@ -251,6 +260,10 @@ fn shown(pbs: &Installation, name: &str, around: &Surroundings<'_>) -> Result<St
     Ok(format!("enabled = {enabled}\nalarm = {alarm}\n"))
 }
 
+fn is_enabled(shown: &str) -> bool {
+    shown.to_lowercase().contains("enabled = true")
+}
+
 fn is_denied(why: &str) -> bool {
     why.contains("unauthorized to access hooks")
 }
@@ -270,9 +283,7 @@ const NAME_GPUS: [&str; 4] = [
 /// Whether jobs here learn which GPUs are theirs: a stock server counts GPUs and names none.
 fn check_gpus(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
     let missing = match shown(pbs, CGROUPS, around) {
-        Ok(text) if !text.to_lowercase().contains("enabled = true") => {
-            "pbs_cgroups is not enabled".to_owned()
-        }
+        Ok(text) if !is_enabled(&text) => "pbs_cgroups is not enabled".to_owned(),
         Ok(_) => match cgroups_devices(pbs, around) {
             Ok(true) => return Finding::Good("pbs_cgroups names each job's GPUs".to_owned()),
             Ok(false) => "pbs_cgroups leaves GPUs out (devices, discover_gpus)".to_owned(),
@@ -341,7 +352,7 @@ fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) 
             return false;
         }
     };
-    if !text.contains("enabled = true") {
+    if !is_enabled(&text) {
         all.push(Finding::Wrong(format!(
             "hook '{NAME}' is not enabled: qmgr -c 'set hook {NAME} enabled = True'"
         )));
