@@ -18,17 +18,6 @@ const RETRY: Duration = Duration::from_millis(1);
 /// A daemon that is not wanted gets this long to end by itself.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// How far a daemon is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// Its socket is not there, or does not answer yet.
-    Socket,
-    /// Limits set and read back, server asked for.
-    Asked,
-    /// The server is active and confirms the limits.
-    Ready(i32),
-}
-
 /// A control daemon that we started.
 #[derive(Debug)]
 pub struct Running {
@@ -38,25 +27,20 @@ pub struct Running {
     pub child: Child,
     /// Its log.
     pub tail: Tail,
-    stage: Stage,
+    /// Its limits are set and read back, and its server is asked for.
+    asked: bool,
+    /// Its server, once that is active and confirms the limits.
+    server: Option<i32>,
     proof: Proof,
 }
 
 impl Running {
     /// The two pids for the report.
     pub fn ready(&self) -> ReadyDaemon {
-        let server = match self.stage {
-            Stage::Ready(server) => server,
-            Stage::Socket | Stage::Asked => 0,
-        };
         ReadyDaemon {
             control: self.child.pid(),
-            server,
+            server: self.server.unwrap_or(0),
         }
-    }
-
-    fn is_ready(&self) -> bool {
-        matches!(self.stage, Stage::Ready(_))
     }
 }
 
@@ -101,7 +85,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
         for daemon in running.iter_mut() {
             again |= advance(spec, daemon, end)?;
         }
-        if running.iter().all(Running::is_ready) {
+        if running.iter().all(|r| r.server.is_some()) {
             return Ok(());
         }
         let left = end.remaining();
@@ -119,8 +103,8 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
 }
 
 fn stuck(running: &[Running]) -> &'static str {
-    match running.iter().find(|r| !r.is_ready()).map(|r| r.stage) {
-        Some(Stage::Socket) => "the control daemon's socket does not answer",
+    match running.iter().find(|r| r.server.is_none()) {
+        Some(daemon) if !daemon.asked => "the control daemon's socket does not answer",
         _ => "the server does not become active",
     }
 }
@@ -135,7 +119,8 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
         daemon: daemon.clone(),
         child,
         tail,
-        stage: Stage::Socket,
+        asked: false,
+        server: None,
         proof: Proof::default(),
     })
 }
@@ -158,10 +143,10 @@ fn advance(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, St
     if let Some(end) = running.child.try_wait() {
         return Err(format!("the control daemon ended ({end}) before it was ready"));
     }
-    match running.stage {
-        Stage::Socket => ask(spec, running, end),
-        Stage::Asked => confirm(running).map(|()| false),
-        Stage::Ready(_) => Ok(false),
+    match (running.asked, running.server) {
+        (false, _) => ask(spec, running, end),
+        (true, None) => confirm(running).map(|()| false),
+        (true, Some(_)) => Ok(false),
     }
 }
 
@@ -176,7 +161,7 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, String
         return Ok(true);
     }
     dialogue::check(&running.daemon, &answer.text)?;
-    running.stage = Stage::Asked;
+    running.asked = true;
     Ok(true)
 }
 
@@ -187,7 +172,7 @@ fn confirm(running: &mut Running) -> Result<(), String> {
         return Ok(());
     };
     running.proof.confirms(&running.daemon)?;
-    running.stage = Stage::Ready(server);
+    running.server = Some(server);
     Ok(())
 }
 

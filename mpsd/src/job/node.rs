@@ -14,7 +14,6 @@ use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record};
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::any::Any;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,32 +21,26 @@ use std::time::Duration;
 pub type Held = Box<dyn Any>;
 
 /// Which of our own three a process is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// `mpsd`, the supervisor.
+    #[display("mpsd")]
     Supervisor,
     /// The vendor's control daemon.
+    #[display("mps-control")]
     Control,
     /// The vendor's server.
+    #[display("mps-server")]
     Server,
     /// It sits in the job's own cgroup without being one of the three; the user put it there.
+    #[display("process")]
     Other,
 }
 
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Supervisor => "mpsd",
-            Self::Control => "mps-control",
-            Self::Server => "mps-server",
-            Self::Other => "process",
-        })
-    }
-}
-
 /// A process of the job's MPS that is there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
+#[display("{role} {process} state {state}")]
 pub struct Member {
     /// Which process.
     pub process: ProcessRef,
@@ -61,12 +54,6 @@ impl Member {
     /// A process that has ended and that nobody has waited for. It holds no memory and no GPU.
     pub fn is_defunct(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
-    }
-}
-
-impl fmt::Display for Member {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} state {}", self.role, self.process.pid, self.state)
     }
 }
 

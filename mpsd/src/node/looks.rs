@@ -9,6 +9,8 @@ use crate::sys::deadline::Deadline;
 use crate::sys::guard::ask;
 use crate::sys::process::{Executable, Process, ProcessTable};
 use mpsd_core::environment::PIPE_DIRECTORY;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
@@ -46,15 +48,11 @@ pub fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Ve
     if processes.is_empty() {
         return Vec::new();
     }
-    let look = |some: &[ProcessRef]| {
-        let question = || {
-            let known = some
-                .iter()
-                .filter_map(|id| Some((*id, role_of(node, journal, &id.open()?)?)));
-            serde_json::to_vec(&known.collect::<Vec<_>>()).unwrap_or_default()
-        };
-        let answer = ask(Deadline::after(LOOK_TIME), question).ok()?;
-        serde_json::from_slice::<Vec<(ProcessRef, Role)>>(&answer).ok()
+    let look = |some: &[ProcessRef]| -> Option<Vec<_>> {
+        let role = |id: &ProcessRef| Some((*id, role_of(node, journal, &id.open()?)?));
+        asked(Deadline::after(LOOK_TIME), || {
+            some.iter().filter_map(role).collect()
+        })
     };
     if let Some(all) = look(processes) {
         return all;
@@ -97,10 +95,15 @@ pub fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bo
                 .iter()
                 .any(|daemon| daemon.pipe.as_os_str() == pipe)
         };
-        vec![u8::from(pipe.is_some_and(|pipe| here(&pipe)))]
+        pipe.is_some_and(|pipe| here(&pipe))
     };
-    let answer = ask(end.within(LOOK_TIME), question).ok()?;
-    Some(answer == [1])
+    asked(end.within(LOOK_TIME), question)
+}
+
+/// The answer to a question that is asked in a child; `None`: there is none in time.
+pub fn asked<T: Serialize + DeserializeOwned>(deadline: Deadline, question: impl FnOnce() -> T) -> Option<T> {
+    let text = || serde_json::to_vec(&question()).unwrap_or_default();
+    serde_json::from_slice(&ask(deadline, text).ok()?).ok()
 }
 
 /// The process as it stands now; `None`: it is gone.

@@ -1,12 +1,11 @@
 //! The job's own three processes: which they are, and what a rung of the ladder does to them.
 
-use super::looks::{member, role_by_journal, roles, strangers, talks_here};
+use super::looks::{asked, member, role_by_journal, roles, strangers, talks_here};
 use super::real::RealNode;
 use crate::job::journal::{Journal, ProcessRef};
 use crate::job::ladder::Rung;
 use crate::job::node::{Member, Members, Role, Waiting};
 use crate::sys::deadline::Deadline;
-use crate::sys::guard::ask;
 use crate::sys::priority::normalise;
 use crate::sys::process::{Process, ProcessTable, State, Thread};
 use nix::sys::signal::Signal;
@@ -198,12 +197,8 @@ impl Members for RealNode {
 
 /// The threads of a process, read by a child: reading a stack can hang.
 fn threads(id: ProcessRef, waiting: bool) -> Option<Vec<Thread>> {
-    let question = || {
-        let threads = id.open().and_then(|process| process.threads(waiting));
-        serde_json::to_vec(&threads).unwrap_or_default()
-    };
-    let answer = ask(Deadline::after(LOOK_TIME), question).ok()?;
-    serde_json::from_slice::<Option<_>>(&answer).ok()?
+    let question = || id.open().and_then(|process| process.threads(waiting));
+    asked(Deadline::after(LOOK_TIME), question)?
 }
 
 /// `pid`, if it is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or

@@ -14,21 +14,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum Exit {
     /// It called exit with this code.
+    #[display("exit code {_0}")]
     Code(u8),
     /// This signal ended it; a number, since real-time signals have no name.
+    #[display("signal {_0}")]
     Signal(i32),
-}
-
-impl std::fmt::Display for Exit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Code(code) => write!(f, "exit code {code}"),
-            Self::Signal(number) => write!(f, "signal {number}"),
-        }
-    }
 }
 
 /// Reaps `pid` if it has ended; never waits. nix's `waitpid` loses the status of a real-time signal.

@@ -6,18 +6,15 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 /// One process for ever: the kernel uses pids again, but not together with the same start time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display, Serialize, Deserialize,
+)]
+#[display("{pid}")]
 pub struct ProcessId {
     /// Process id in our pid namespace.
     pub pid: i32,
     /// Clock ticks after boot (field 22 of `/proc/PID/stat`, proc_pid_stat(5)).
     pub start_time: u64,
-}
-
-impl std::fmt::Display for ProcessId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.pid)
-    }
 }
 
 /// State of a process, the letter of `/proc/PID/stat`.

@@ -101,7 +101,7 @@ fn without_pidfds_the_answers_are_the_same() {
     assert!(!process.wait_gone(Deadline::after_ms(20)));
     assert!(process.signal(Signal::SIGKILL));
     assert!(process.wait_gone(Deadline::after_ms(5000)));
-    child.without_pidfd();
+    child.pidfd = None;
     assert_eq!(
         child.wait(Deadline::after_ms(5000)),
         Some(crate::sys::Exit::Signal(9))
@@ -109,7 +109,7 @@ fn without_pidfds_the_answers_are_the_same() {
     assert!(!process.signal(Signal::SIGKILL));
     assert!(process.wait_gone(Deadline::after_ms(0)));
     let mut child = sleeper();
-    child.without_pidfd();
+    child.pidfd = None;
     assert_eq!(child.wait(Deadline::after_ms(20)), None);
     assert_eq!(
         child.kill(Deadline::after_ms(5000)),

@@ -18,8 +18,9 @@ const LOOK: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Child {
     pid: i32,
-    start_time: u64,
-    pidfd: Option<OwnedFd>,
+    id: Option<ProcessId>,
+    /// None before Linux 5.3.
+    pub(in crate::sys) pidfd: Option<OwnedFd>,
     end: Option<Exit>,
 }
 
@@ -28,7 +29,7 @@ impl Child {
     pub(in crate::sys) fn adopt(pid: i32) -> Self {
         let mut child = Self {
             pid,
-            start_time: 0,
+            id: None,
             pidfd: raw::pidfd_open(pid).ok(),
             end: None,
         };
@@ -39,9 +40,8 @@ impl Child {
     /// Reads its start time, if that is not known yet: before exec the child of a process that nobody may look into is
     /// hidden where `/proc` hides processes (`hidepid`).
     pub(super) fn look(&mut self) {
-        if self.start_time == 0 {
-            self.start_time = Process::find(self.pid).map_or(0, |process| process.id().start_time);
-        }
+        let find = || Process::find(self.pid).map(|process| process.id());
+        self.id = self.id.or_else(find);
     }
 
     /// [`Child::adopt`] for a child that does root's work: as urgent as its parent.
@@ -57,10 +57,7 @@ impl Child {
 
     /// Pid and start time, for the journal; None where `/proc` does not show it.
     pub fn id(&self) -> Option<ProcessId> {
-        (self.start_time != 0).then_some(ProcessId {
-            pid: self.pid,
-            start_time: self.start_time,
-        })
+        self.id
     }
 
     /// How it ended, if it has. Reaps it; the answer stays.
@@ -125,14 +122,6 @@ impl Child {
     pub fn kill(&mut self, deadline: Deadline) -> Option<Exit> {
         self.signal(Signal::SIGKILL);
         self.wait(deadline)
-    }
-}
-
-#[cfg(test)]
-impl Child {
-    /// As on a kernel without pidfds.
-    pub(in crate::sys) fn without_pidfd(&mut self) {
-        self.pidfd = None;
     }
 }
 
