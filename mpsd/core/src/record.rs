@@ -85,20 +85,6 @@ pub struct Daemon {
     pub priority: Option<Priority>,
 }
 
-impl Daemon {
-    /// One with these GPUs and directories that limits nothing.
-    pub fn unlimited(gpus: Vec<GpuUuid>, pipe: PathBuf, log: PathBuf) -> Self {
-        Self {
-            gpus,
-            pipe,
-            log,
-            threads: None,
-            memory: Vec::new(),
-            priority: None,
-        }
-    }
-}
-
 /// By how many tasks `auto` has divided each GPU, where it was asked for: what a step with fewer GPUs has to lower.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Divided {

@@ -78,6 +78,12 @@ pub struct DeviceFile {
 /// A listed GPU: none where NVML does not have it.
 type Listed<'a> = Vec<(DeviceFile, Option<&'a Gpu>)>;
 
+/// Where a GPU is listed.
+fn entry<'l>(list: &'l [(DeviceFile, Option<&Gpu>)], gpu: &Gpu) -> Option<&'l DeviceFile> {
+    let is_it = |one: &Option<&Gpu>| one.is_some_and(|one| one.uuid == gpu.uuid);
+    list.iter().find(|(_, one)| is_it(one)).map(|(file, _)| file)
+}
+
 impl Numbers {
     /// The job's GPUs, in the scheduler's order.
     ///
@@ -85,12 +91,8 @@ impl Numbers {
     /// A refusal where a doubt remains; a fault where the GPU that the scheduler gave is not in NVML.
     pub fn gpus<'a>(&self, inventory: &'a Inventory) -> Result<Vec<&'a Gpu>, Failure> {
         let list = self.list.resolve(inventory);
-        let given: Result<Vec<_>, Failure> = self
-            .numbers
-            .iter()
-            .map(|number| given(number, &list, inventory))
-            .collect();
-        let given = given?;
+        let given = self.numbers.iter().map(|number| given(number, &list, inventory));
+        let given = given.collect::<Result<Vec<_>, _>>()?;
         if self.by_uuid || self.confined == Some(true) {
             let own: Result<Vec<&Gpu>, Failure> =
                 given.into_iter().collect::<Result<_, String>>().map_err(doubt);
@@ -107,10 +109,7 @@ impl Numbers {
     pub fn devices(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         let list = self.list.resolve(inventory).unwrap_or_default();
         let device = |gpu: &Gpu| {
-            let listed = list
-                .iter()
-                .find(|(_, other)| other.is_some_and(|other| other.uuid == gpu.uuid));
-            let file = listed.map(|(file, _)| file.path.clone());
+            let file = entry(&list, gpu).map(|file| file.path.clone());
             Some(RecordDevice {
                 uuid: gpu.uuid.clone(),
                 file: file.or_else(|| Some(format!("/dev/nvidia{}", gpu.minor?).into()))?,
@@ -229,11 +228,8 @@ fn confined<'a>(
         return Ok(own);
     };
     let is_own = |gpu: &Gpu| own.iter().any(|one| one.uuid == gpu.uuid);
-    let is_listed = |gpu: &Gpu| {
-        list.iter()
-            .any(|(_, other)| other.is_some_and(|other| other.uuid == gpu.uuid))
-    };
-    let open = inventory.gpus.iter().filter(|gpu| is_own(gpu) || !is_listed(gpu));
+    let is_open = |gpu: &&Gpu| is_own(gpu) || entry(list, gpu).is_none();
+    let open = inventory.gpus.iter().filter(is_open);
     match open.take(own.len()).find(|gpu| !is_own(gpu)) {
         Some(stranger) if !by_uuid => Err(leads_astray(list, own.first().copied(), stranger)),
         _ => Ok(own),
@@ -259,10 +255,7 @@ fn counted<'a>(
         (Ok(given), Some(counted)) => {
             let alike = inventory.gpus.iter().all(|gpu| gpu.name == counted.name);
             let list = list.as_deref().unwrap_or_default();
-            let managed = list
-                .iter()
-                .any(|(_, gpu)| gpu.is_some_and(|gpu| gpu.uuid == counted.uuid));
-            if free && alike && managed {
+            if free && alike && entry(list, counted).is_some() {
                 Ok(counted)
             } else {
                 Err(leads_astray(list, Some(given), counted))
@@ -281,20 +274,12 @@ fn doubt(why: String) -> Failure {
 }
 
 fn leads_astray(list: &[(DeviceFile, Option<&Gpu>)], given: Option<&Gpu>, other: &Gpu) -> Failure {
-    let entry = |gpu: &Gpu| {
-        let mut files = list.iter();
-        let found = files.find(|(_, one)| one.is_some_and(|one| one.uuid == gpu.uuid));
-        found.map(|(file, _)| file)
-    };
-    let file = |gpu: &Gpu| format!("/dev/nvidia{}", gpu.minor.unwrap_or(gpu.index));
-    let given = given.map_or_else(String::new, |gpu| match entry(gpu) {
+    let shown = |gpu: &Gpu, unlisted: &str| match entry(list, gpu) {
         Some(listed) => format!("'{}' ({})", listed.path.display(), listed.said),
-        None => format!("'{}'", file(gpu)),
-    });
-    let other = match entry(other) {
-        Some(listed) => format!("'{}' ({})", listed.path.display(), listed.said),
-        None => format!("'{}', which gres.conf does not list", file(other)),
+        None => format!("'/dev/nvidia{}'{unlisted}", gpu.minor.unwrap_or(gpu.index)),
     };
+    let given = given.map_or_else(String::new, |gpu| shown(gpu, ""));
+    let other = shown(other, ", which gres.conf does not list");
     doubt(format!(
         "Slurm gives it {given}, and its number leads CUDA to {other}"
     ))

@@ -100,7 +100,14 @@ fn two_gpus() -> Record {
     };
     record.gpus = [1, 2].map(gpu).to_vec();
     let uuids = record.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-    record.daemons = vec![Daemon::unlimited(uuids, "/p".into(), "/l".into())];
+    record.daemons = vec![Daemon {
+        gpus: uuids,
+        pipe: "/p".into(),
+        log: "/l".into(),
+        threads: None,
+        memory: Vec::new(),
+        priority: None,
+    }];
     record.bind = "cyclic+peers".parse().ok();
     record.names = Some(DeviceNames::Ordinal);
     record

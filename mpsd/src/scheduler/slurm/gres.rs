@@ -99,11 +99,8 @@ fn outdated(conf: &Path, node: &str) -> Option<String> {
 }
 
 fn names_a_share(value: &str) -> bool {
-    value.split(',').any(|name| {
-        ["shard", "mps"]
-            .iter()
-            .any(|share| name.eq_ignore_ascii_case(share))
-    })
+    let is_share = |name: &str| is_one_of(name, &["shard", "mps"]);
+    value.split(',').any(is_share)
 }
 
 /// As Slurm itself decides it.
@@ -114,11 +111,11 @@ fn confined(slurm: &[Line], cgroup: Option<&[Line]>) -> Option<bool> {
     }
     let cgroup = cgroup?;
     let constrain = last(cgroup, "ConstrainDevices").unwrap_or("no");
-    Some(
-        ["yes", "true", "on", "1"]
-            .iter()
-            .any(|word| constrain.eq_ignore_ascii_case(word)),
-    )
+    Some(is_one_of(constrain, &["yes", "true", "on", "1"]))
+}
+
+fn is_one_of(text: &str, words: &[&str]) -> bool {
+    words.iter().any(|word| text.eq_ignore_ascii_case(word))
 }
 
 fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<List, String> {
@@ -136,13 +133,7 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
         let line = global.next_back()?;
         Some((line, line.value("AutoDetect")?))
     });
-    let lines: Vec<&Line> = named
-        .chain(ours)
-        .filter(|line| {
-            line.value("Name")
-                .is_some_and(|name| name.eq_ignore_ascii_case("gpu"))
-        })
-        .collect();
+    let lines: Vec<&Line> = named.chain(ours).filter(|line| line.is("Name", "gpu")).collect();
     if let Some(line) = lines.iter().find(|line| line.value("MultipleFiles").is_some()) {
         return Err(format!("{} has MultipleFiles", line.place()));
     }
@@ -188,13 +179,8 @@ fn merged(granted: &mut [Granted], lines: &[&Line], host: &dyn Host) -> Result<V
     }
     let mut all = Vec::new();
     for kind in granted {
-        let fits = |line: &Line| {
-            let kind = kind.kind.as_deref();
-            kind.is_none_or(|kind| {
-                line.value("Type")
-                    .is_some_and(|own| own.eq_ignore_ascii_case(kind))
-            })
-        };
+        let named = kind.kind.as_deref();
+        let fits = |line: &Line| named.is_none_or(|named| line.is("Type", named));
         while kind.count > 0 {
             let Some(at) = left.iter().position(|(line, _)| fits(line)) else {
                 break;
@@ -229,26 +215,16 @@ fn granted(slurm: &[Line], node: &str) -> Result<Vec<Granted>, String> {
     let mut all: Vec<Granted> = Vec::new();
     for entry in split_outside(gres, '(', ')') {
         let entry = entry.split('(').next().unwrap_or_default();
-        let mut parts = entry
-            .split(':')
-            .filter(|part| !part.eq_ignore_ascii_case("no_consume"));
-        if !parts
-            .next()
-            .is_some_and(|name| name.trim().eq_ignore_ascii_case("gpu"))
-        {
-            continue;
-        }
+        let parts = entry.split(':').filter(|part| !is_one_of(part, &["no_consume"]));
         let parts: Vec<&str> = parts.collect();
+        let wrong = || format!("Gres={gres} of node '{node}'");
         let (kind, count) = match parts[..] {
-            [] => (None, 1),
-            [one] => one.parse().map_or((Some(one), 1), |count| (None, count)),
-            [kind, count] => (
-                Some(kind),
-                count
-                    .parse()
-                    .map_err(|_| format!("Gres={gres} of node '{node}'"))?,
-            ),
-            _ => return Err(format!("Gres={gres} of node '{node}'")),
+            [name, ..] if !is_one_of(name.trim(), &["gpu"]) => continue,
+            [] => continue,
+            [_] => (None, 1),
+            [_, one] => one.parse().map_or((Some(one), 1), |count| (None, count)),
+            [_, kind, count] => (Some(kind), count.parse().map_err(|_| wrong())?),
+            _ => return Err(wrong()),
         };
         let kind = kind.map(str::to_owned);
         match all.iter_mut().find(|other| other.kind == kind) {

@@ -25,6 +25,11 @@ impl Line {
         found.map(|(_, value)| value.as_str())
     }
 
+    /// Whether the value of a key is this one, in any case.
+    pub fn is(&self, key: &str, value: &str) -> bool {
+        self.value(key).is_some_and(|own| own.eq_ignore_ascii_case(value))
+    }
+
     /// Whether this is the key of the first word, which says what the line is about.
     pub fn is_about(&self, key: &str) -> bool {
         self.words
