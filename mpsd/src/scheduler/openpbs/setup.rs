@@ -122,7 +122,10 @@ impl OwnSteps for Steps {
 
     fn check_tasks(&self, pbs: &Installation, hooked: bool, around: &Surroundings<'_>) -> Option<Finding> {
         let classic = !hooked && has_classic(pbs);
-        classic.then(|| unattached("the classic scripts do not attach tasks that TM starts", around))
+        classic.then(|| {
+            let missing = "the classic scripts do not attach tasks that TM starts";
+            unattached(missing, "'mpsctl pbs install' puts our hook there", around)
+        })
     }
 
     fn check_absent(&self, shown: &str) -> Finding {

@@ -101,8 +101,8 @@ pub(crate) trait OwnSteps: Sync {
 }
 
 /// What is missing where tasks that TM starts are not attached, and what follows of it here.
-pub(crate) fn unattached(missing: &str, around: &Surroundings<'_>) -> Finding {
-    let text = format!("{missing}: {}; see 'mpsctl pbs install'", consequence(around));
+pub(crate) fn unattached(missing: &str, remedy: &str, around: &Surroundings<'_>) -> Finding {
+    let text = format!("{missing} ({remedy}): {}", consequence(around));
     match around.settings.pbs.unattached_tasks {
         UnattachedTasks::Refuse => Finding::Wrong(text),
         UnattachedTasks::Warn => Finding::Better(text),

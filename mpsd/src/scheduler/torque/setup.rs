@@ -2,7 +2,8 @@
 
 use super::product::PRODUCT;
 use super::reread;
-use super::starter::{Starter, names, own_way_with_shells};
+use super::starter::{self, Starter, names, own_way_with_shells};
+use crate::scheduler::batch_system::Unattached;
 use crate::scheduler::pbs::files::{self, Owner, Script};
 use crate::scheduler::pbs::installation::{Installation, Product};
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
@@ -97,28 +98,16 @@ impl OwnSteps for Steps {
     /// Whether tasks that TM starts are attached, and what becomes of jobs where they are not.
     fn check_tasks(&self, pbs: &Installation, _: bool, around: &Surroundings<'_>) -> Option<Finding> {
         let config = pbs.mom_config();
-        let config = config.display();
-        let missing = match Starter::of(pbs, around.host) {
-            Starter::Ours(at) if reread::needed(pbs, &at).is_some() => {
-                let command = reread::needed(pbs, &at).unwrap_or_default();
-                let at = at.display();
-                format!(
-                    "the mom has not read '{config}' with its $job_starter '{at}' since its start or last SIGHUP ({command})"
-                )
-            }
-            Starter::Ours(at) => {
-                return Some(match own_way_with_shells(pbs, around.host) {
-                    Some(line) => Finding::Better(format!("$job_starter '{}': {}", at.display(), lost(line))),
-                    None => Finding::Good(format!("$job_starter '{}': every task has its MPS", at.display())),
-                });
-            }
-            Starter::Privileged { ours: true } => return Some(Finding::Wrong(privileged(pbs))),
-            Starter::Privileged { ours: false } => format!("'{config}' has $job_starter_run_privileged"),
-            Starter::Absent => format!("'{config}' has no $job_starter"),
-            Starter::Foreign(at) => format!("$job_starter '{}' does not call mpsctl exec", at.display()),
-            Starter::Unread(why) => format!("'{config}' cannot be read ({why})"),
-        };
-        Some(unattached(&missing, around))
+        let starter = format!("the $job_starter of '{}'", config.display());
+        let missing = starter::unattached(pbs, around.host);
+        Some(match (Starter::of(pbs, around.host), missing) {
+            (Starter::Privileged { ours: true }, _) => Finding::Wrong(privileged(pbs)),
+            (_, Some(Unattached { why, remedy, .. })) => unattached(&why, &remedy, around),
+            (_, None) => match own_way_with_shells(pbs, around.host) {
+                Some(line) => Finding::Better(format!("{starter}: {}", lost(line))),
+                None => Finding::Good(format!("{starter}: every task has its MPS")),
+            },
+        })
     }
 
     fn check_absent(&self, shown: &str) -> Finding {
