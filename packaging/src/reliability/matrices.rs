@@ -113,13 +113,14 @@ pub fn run_one(matrix: &Matrix) -> Result<()> {
 /// The cells on a real Slurm; their words follow.
 const TESTS: &[&str] = &["test", "--locked", "--package", "tests", "--test", "slurm"];
 
-/// Starts a test program in a system: a file system in memory over it, with this machine's processes, devices, cgroups and build.
+/// Starts a test program in a system: a file system in memory over it, with this machine's processes, devices, cgroups,
+/// repository and build.
 /// On one line, because it stands in a value of cargo's configuration.
-const IN_SYSTEM: &str = "root=$1 build=$2; shift 2; place=$build/tmp/matrix-root; mkdir -p $place; \
+const IN_SYSTEM: &str = "root=$1 repository=$2 build=$3; shift 3; place=$build/tmp/matrix-root; mkdir -p $place; \
     mount -t tmpfs -o mode=755 none $place; mkdir -m 755 $place/upper $place/work $place/root; \
     mount -t overlay -o lowerdir=$root,upperdir=$place/upper,workdir=$place/work overlay $place/root; \
     for one in proc sys dev; do mount --rbind /$one $place/root/$one; done; \
-    mkdir -p $place/root$build; mount --bind $build $place/root$build; \
+    for one in $repository $build; do mkdir -p $place/root$one; mount --bind $one $place/root$one; done; \
     echo 127.0.0.1 localhost $(uname -n) > $place/root/etc/hosts; \
     exec chroot $place/root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin $*";
 
@@ -139,7 +140,7 @@ pub fn in_system(root: &Path) -> Result<Command> {
         IN_SYSTEM,
         "sh",
     ];
-    let places = [root, build].map(|dir| dir.display().to_string());
+    let places = [root, cargo::root()?, build].map(|dir| dir.display().to_string());
     let words = before.into_iter().chain(places.iter().map(String::as_str));
     let quoted: Vec<String> = words.map(|word| format!("'{word}'")).collect();
     let mut run = cargo::command(TESTS);

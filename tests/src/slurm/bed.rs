@@ -274,6 +274,7 @@ impl Bed {
             "--unset=SLURM_CONF",
             "nsenter",
             "--mount",
+            "--root",
             "--target",
             &pid,
         ];
