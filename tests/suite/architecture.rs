@@ -27,7 +27,10 @@ const UNSAFE: [&str; 3] = [
 const SHIPPED: [&str; 5] = ["mpsd", "mpsd/core", "prologue", "epilogue", "spank"];
 /// What each of them may depend on; the plugin runs inside Slurm's daemons, so its list is short on purpose.
 const DEPENDENCIES: [(&str, &[&str]); 5] = [
-    ("mpsd/core", &["nix", "serde", "serde_json", "thiserror", "toml"]),
+    (
+        "mpsd/core",
+        &["derive_more", "nix", "serde", "serde_json", "thiserror", "toml"],
+    ),
     ("spank", &["mpsd-core", "nix"]),
     ("prologue", &["clap", "mpsd", "mpsd-core", "users"]),
     ("epilogue", &["clap", "mpsd", "mpsd-core"]),
@@ -36,10 +39,12 @@ const DEPENDENCIES: [(&str, &[&str]); 5] = [
         &[
             "clap",
             "cudarc",
+            "derive_more",
             "landlock",
             "mpsd-core",
             "nix",
             "nvml-wrapper",
+            "object",
             "serde",
             "serde_json",
             "thiserror",

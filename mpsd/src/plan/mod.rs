@@ -7,6 +7,7 @@ pub(crate) mod tasks;
 
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::share::{Share, Wanted};
+use crate::scheduler::batch_system::SHARES_BEFORE_VOLTA;
 use crate::scheduler::{Devices, Exclusive, Submission};
 use mpsd_core::bind::Bind;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
@@ -14,9 +15,6 @@ use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{Daemon, Divided, RecordGpu};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Threads, Wording};
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, Refusal};
-
-/// Most clients on a GPU before Volta (docs/facts/mps-control.md#clients).
-const CLIENTS_BEFORE_VOLTA: u32 = 16;
 
 /// A job that asked for MPS.
 #[derive(Debug, Clone)]
@@ -196,7 +194,7 @@ fn check_tasks(
     let most = if volta {
         settings.max_clients
     } else {
-        CLIENTS_BEFORE_VOLTA.min(settings.max_clients)
+        SHARES_BEFORE_VOLTA.min(settings.max_clients)
     };
     if tasks <= most {
         return Ok(());

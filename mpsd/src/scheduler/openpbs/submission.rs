@@ -44,9 +44,9 @@ pub(super) fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Fai
         return Err(input.wrong_vector(Scheduler::OpenPbs, vectors(input.program)));
     }
     let job = JobId::parse(&input.text(1, "job id")?)?;
-    let asked = match input.program {
+    let file = match input.program {
         Program::Prologue if !is_hooked(input) => printjob(&job, input, host)?,
-        _ => Asked::default(),
+        _ => String::new(),
     };
     let null = |account: &Vec<u8>| input.given.account.is_none() && account == b"null";
     Ok(Submission {
@@ -57,12 +57,12 @@ pub(super) fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Fai
         account: input
             .account((input.arguments.len() == 10).then_some(9))
             .filter(|a| !null(a))
-            .or(asked.account),
+            .or_else(|| status(&file, "Account_Name").map(String::into_bytes)),
         resource: input
             .given
             .resource
             .clone()
-            .or(asked.resource)
+            .or_else(|| status(&file, "Resource_List.mps"))
             .filter(|text| !text.is_empty()),
         node: input.site.node.clone(),
         interactive: input.terminal,
@@ -86,23 +86,13 @@ pub(super) fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
     hosts.len()
 }
 
-/// What the mom's job file says.
-#[derive(Debug, Default)]
-struct Asked {
-    account: Option<Vec<u8>>,
-    resource: Option<String>,
-}
-
-fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<Asked, Failure> {
-    let text = match job_file(job, input, host) {
-        Ok(text) => text,
+/// The mom's job file of a job whose account and resource nobody tells us.
+fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, Failure> {
+    job_file(job, input, host).or_else(|why| {
         // Without printjob no other job of the node may suffer.
-        Err(_) if cannot_have_asked(job, input, host) => return Ok(Asked::default()),
-        Err(why) => return Err(Undetermined::new(format!("account of job '{job}'"), why).into()),
-    };
-    Ok(Asked {
-        account: status(&text, "Account_Name").map(String::into_bytes),
-        resource: status(&text, "Resource_List.mps"),
+        let innocent = cannot_have_asked(job, input, host);
+        let undetermined = || Undetermined::new(format!("account of job '{job}'"), why);
+        innocent.then(String::new).ok_or_else(|| undetermined().into())
     })
 }
 
