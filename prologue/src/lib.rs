@@ -189,6 +189,12 @@ fn fail_unprepared(
     if let Failure::Fault(fault) = failure {
         show(&mut node, submission, &settings, fault);
     }
+    outcome::tell(
+        &mut node,
+        &place(submission, &settings, &name),
+        submission,
+        failure,
+    );
     outcome::hold(&mut node, submission, deadline);
     failure.exit_code()
 }
@@ -198,13 +204,18 @@ fn show(node: &mut RealNode, submission: &Submission, settings: &Settings, fault
     if !settings.drain.enabled {
         return;
     }
-    let place = Place {
-        scheduler: submission.scheduler,
-        site: Site::of(settings),
-        node: &submission.node_name(&ThisHost),
-    };
+    let name = submission.node_name(&ThisHost);
+    let place = place(submission, settings, &name);
     if let Some(line) = drain::remark(&place, &settings.drain.prefix, fault) {
         node.log(Severity::Warning, &line);
+    }
+}
+
+fn place<'a>(submission: &Submission, settings: &Settings, node: &'a str) -> Place<'a> {
+    Place {
+        scheduler: submission.scheduler,
+        site: Site::of(settings),
+        node,
     }
 }
 
@@ -226,6 +237,13 @@ fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8
         let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
         let recorded =
             (arguments.record || to_shell) && outcome::leave_record(&mut node, &submission.job, uid, failure);
+        let name = submission.node_name(&ThisHost);
+        outcome::tell(
+            &mut node,
+            &place(&submission, &settings, &name),
+            &submission,
+            failure,
+        );
         if to_shell && recorded {
             return 0;
         }

@@ -156,6 +156,7 @@ fn limit(settings: &Result<Settings, String>) -> Duration {
 fn environment(slurm: &dyn Slurm) -> Vec<(String, String)> {
     let ours = |name: &str| {
         name.starts_with("SLURM")
+            || name == submission::SUBMITTED
             || name == "CUDA_VISIBLE_DEVICES"
             || name == "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
     };

@@ -9,6 +9,9 @@ use mpsd_core::request::{Demand, Flags, Key};
 /// does harm.
 const VARIABLE: &str = "MPS_SUBMIT";
 
+/// What job_prolog sees of it.
+pub const SUBMITTED: &str = "SPANK_MPS_SUBMIT";
+
 /// Tells a job_prolog that a step is the first of its job on the node (no PrologFlags) what the job itself asked for, as
 /// `SPANK_MPS_JOB`: a request, `off`, or nothing. The user's text, as the flags are.
 const OF_JOB: &str = "MPS_JOB";
@@ -38,7 +41,7 @@ impl Submitter {
 
     /// Whether this one submitted the job of a job_prolog.
     pub fn submitted(self, slurm: &dyn Slurm) -> bool {
-        slurm.process_env(&format!("SPANK_{VARIABLE}")).as_deref() == Some(self.word())
+        slurm.process_env(SUBMITTED).as_deref() == Some(self.word())
     }
 }
 

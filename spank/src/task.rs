@@ -26,11 +26,46 @@ pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &State) -> Verdict {
     unplugged::restore(slurm);
     match changes(slurm, node, state, kind, &job) {
         Ok(changes) => apply(slurm, &job, &changes),
+        // What goes for all tasks of the node is said by one.
+        Err(why) if !why.of_task && slurm.item(Item::TaskId).is_some_and(|rank| rank != 0) => Verdict::Leave,
         Err(why) => {
-            slurm.log(Level::Error, &format!("job {job}: not started: {why}"));
+            refuse(slurm, &job, &why.text);
             Verdict::Leave
         }
     }
+}
+
+/// Why a task does not start.
+struct Why {
+    text: String,
+    /// It is this task's own, or another may fare better.
+    of_task: bool,
+}
+
+impl From<String> for Why {
+    fn from(text: String) -> Self {
+        let of_task = false;
+        Self { text, of_task }
+    }
+}
+
+impl Why {
+    fn of_task(text: impl ToString) -> Self {
+        let (text, of_task) = (text.to_string(), true);
+        Self { text, of_task }
+    }
+}
+
+/// With the node's name: not every release of Slurm puts it before our line.
+fn refuse(slurm: &dyn Slurm, job: &JobId, why: &str) {
+    let node = this_node(slurm);
+    slurm.log(Level::Error, &format!("job {job}: not started on {node}: {why}"));
+}
+
+fn this_node(slurm: &dyn Slurm) -> String {
+    slurm
+        .process_env("SLURMD_NODENAME")
+        .unwrap_or_else(|| "this node".into())
 }
 
 fn apply(slurm: &mut dyn Slurm, job: &JobId, changes: &[Change]) -> Verdict {
@@ -41,10 +76,7 @@ fn apply(slurm: &mut dyn Slurm, job: &JobId, changes: &[Change]) -> Verdict {
             None => slurm.unset_job_env(change.name) || slurm.job_env(change.name).is_none(),
         };
         if !done {
-            slurm.log(
-                Level::Error,
-                &format!("job {job}: not started: cannot set {}", change.name),
-            );
+            refuse(slurm, job, &format!("cannot set {}", change.name));
             return Verdict::Leave;
         }
     }
@@ -57,14 +89,14 @@ fn changes(
     state: &State,
     kind: Kind,
     job: &JobId,
-) -> Result<Vec<Change>, String> {
+) -> Result<Vec<Change>, Why> {
     let demand = &state.demand;
     let (arguments, settings) = match (&state.line, &state.settings) {
         (Ok(arguments), Some(Ok(settings))) => (arguments, settings),
         // A plugin in trouble stops only who asked.
         (Err(why), _) | (_, Some(Err(why))) => {
             return match demand {
-                Demand::On(_) | Demand::Wrong(_) => Err(why.clone()),
+                Demand::On(_) | Demand::Wrong(_) => Err(why.clone().into()),
                 Demand::Off | Demand::Nothing => Ok(Vec::new()),
             };
         }
@@ -78,7 +110,7 @@ fn changes(
     };
     let record = find(node, settings, kind, job)?;
     match (record, demand) {
-        (Some(record), Demand::Off) => opted_out(slurm, settings, &record),
+        (Some(record), Demand::Off) => Ok(opted_out(slurm, settings, &record)?),
         (Some(record), _) if has_no_gpu(slurm, &record, kind) => {
             Ok(marked(slurm, strip(slurm, settings, None)))
         }
@@ -86,7 +118,7 @@ fn changes(
         (None, Demand::On(_) | Demand::Wrong(_))
             if !(arguments.scope == Scope::Step && kind == Kind::Job) =>
         {
-            Err(no_daemon(slurm, state))
+            Err(no_daemon(slurm, state).into())
         }
         (None, _) => Ok(strip(slurm, settings, Some(job))),
     }
@@ -99,8 +131,11 @@ fn marked(slurm: &dyn Slurm, mut changes: Vec<Change>) -> Vec<Change> {
 
 fn no_daemon(slurm: &dyn Slurm, state: &State) -> String {
     state.failure.clone().unwrap_or_else(|| {
-        let node = slurm.process_env("SLURMD_NODENAME").unwrap_or_else(|| "this node".into());
-        format!("--mps was asked for, and no prologue of mpsd has run on {node}; the reason is in slurmd's log there")
+        let node = this_node(slurm);
+        format!(
+            "--mps was asked for, and slurmd of {node} has run no prologue of mpsd; tell the administrator: 'mpsctl slurm \
+             check' on {node} says what is in the way (a slurmd that began before the plugin was enabled, for one)"
+        )
     })
 }
 
@@ -159,7 +194,7 @@ fn attach(
     record: &Record,
     kind: Kind,
     demand: &Demand,
-) -> Result<Vec<Change>, String> {
+) -> Result<Vec<Change>, Why> {
     let reason = || {
         record
             .reason
@@ -170,10 +205,13 @@ fn attach(
         Progress::Ready if slurm.item(Item::JobUid).is_some_and(|uid| uid != record.uid) => Err(format!(
             "what is left of another user's job {} stands in its place on this node",
             record.job
-        )),
+        )
+        .into()),
         Progress::Ready => {
             let own = match demand {
-                Demand::On(request) => of_step(record, request),
+                Demand::On(request) => {
+                    of_step(record, request).map_err(|refusal| Why::from(refusal.to_string()))
+                }
                 // What root left is in force, not what somebody forged.
                 _ => Ok(record.clone()),
             };
@@ -181,11 +219,15 @@ fn attach(
                 (Some(tasks), Some(gpus)) => of_tasks(&own, tasks, gpus),
                 _ => own,
             });
-            own.and_then(|own| environment::task_environment(&own, &task(slurm, &own, kind)))
-                .map_err(|refusal| refusal.to_string())
+            own.and_then(|own| {
+                environment::task_environment(&own, &task(slurm, &own, kind)).map_err(Why::of_task)
+            })
         }
-        Progress::Refused | Progress::Failed => Err(reason()),
-        Progress::Starting => Err("its MPS was not ready in time".into()),
+        Progress::Refused | Progress::Failed => Err(reason().into()),
+        Progress::Starting => Err(Why::of_task(format!(
+            "its MPS was still being started after {} s; the node's log has what mps-prologue says of job {}",
+            record.deadline_s, record.job
+        ))),
     }
 }
 

@@ -30,6 +30,22 @@ pub const REQUIRED: Group = Group {
     cells: CELLS,
 };
 
+/// A requeued job starts again soon: Slurm waits as long as its credential is valid.
+pub const HELD: Group = Group {
+    name: "failures_held",
+    options: Options::default,
+    prepare: |bed| {
+        let line = format!(
+            "AuthInfo=socket={}/munge/socket,cred_expire=5",
+            bed.dir().display()
+        );
+        bed.options_mut().slurm_lines.push(line);
+        prepare(bed)
+    },
+    needs: || None,
+    cells: &[("a_batch_job_is_held_in_the_end", a_batch_job_is_held_in_the_end)],
+};
+
 const CELLS: &[Cell] = &[
     ("forged_options_gain_nothing", forged_options_gain_nothing),
     (
@@ -53,6 +69,8 @@ const CELLS: &[Cell] = &[
         "a_server_never_ready_refuses_srun",
         a_server_never_ready_refuses_srun,
     ),
+    ("salloc_reads_why", salloc_reads_why),
+    ("one_line_a_node", one_line_a_node),
     (
         "a_bad_configuration_stops_no_plain_job",
         a_bad_configuration_stops_no_plain_job,
@@ -67,7 +85,9 @@ const CELLS: &[Cell] = &[
 const DEADLINE: u64 = 4;
 
 fn prepare(bed: &mut Bed) -> Result<Option<Simulated>> {
-    let extra = format!("deadline_s = {DEADLINE}\n[ceilings]\nthreads = 60\nmem = \"8G\"\n");
+    let extra = format!(
+        "deadline_s = {DEADLINE}\n[ceilings]\nthreads = 60\nmem = \"8G\"\n[slurm]\nrequeue_limit = 1\n"
+    );
     Simulated::install(bed, &extra, |node| node.fast()).map(Some)
 }
 
@@ -175,6 +195,13 @@ fn check_fault(cell: &Context, words: &[&str]) -> Result<()> {
         !done.status.success() && done.stdout.is_empty(),
         "the task ran: {done:?}"
     );
+    for word in words {
+        ensure!(
+            done.stderr.contains(word),
+            "'{word}' is not told: {}",
+            done.stderr
+        );
+    }
     let mut state = cell.bed.node_state("node1")?;
     cell.bed.wait_until("the drain", LIMIT, || {
         state = cell.bed.node_state("node1")?;
@@ -249,6 +276,112 @@ fn a_server_never_ready_requeues_a_batch_job(cell: &Context) -> Result<()> {
     );
     cell.bed.wait_idle(LIMIT)?;
     check_undrained(cell)
+}
+
+/// A job's comment, whole.
+fn comment(cell: &Context, job: u32) -> Result<String> {
+    let words = ["squeue", "-h", "-a", "-j", &job.to_string(), "-o", "%k"];
+    Ok(cell.bed.root(&words)?.success()?.stdout.trim().to_owned())
+}
+
+/// It has the reason in its comment, behind the user's own, each time; and does not come back for ever.
+fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
+    let changed = nodes(cell)?.change(|node| node.faults.server = "never-ready".into())?;
+    let words = [
+        "--mps",
+        "--gres=gpu:1",
+        "--requeue",
+        "--comment=by hand",
+        "-w",
+        "node1",
+    ];
+    let job = cell.bed.sbatch(&cell.user, &words, "echo ran")?;
+    let is = |key: &str, value: &str| -> Result<bool> {
+        let shown = cell.bed.job(job)?.context("the job is gone")?;
+        Ok(shown.get(key).is_some_and(|is| is == value))
+    };
+    let outcome = cell
+        .bed
+        .wait_until("a requeued job", LIMIT, || {
+            Ok(is("Restarts", "1")? && is("JobState", "PENDING")?)
+        })
+        .and_then(|()| {
+            let said = comment(cell, job)?;
+            ensure!(
+                said.starts_with("by hand; mpsd: node1: ") && said.matches("mpsd: ").count() == 1,
+                "its comment: {said}"
+            );
+            cell.bed
+                .wait_until("a held job", LIMIT, || is("Reason", "JobHeldUser"))?;
+            let said = comment(cell, job)?;
+            ensure!(said.matches("mpsd: node1: ").count() == 1, "told once: {said}");
+            Ok(())
+        });
+    let node = cell
+        .bed
+        .root(&["scontrol", "show", "node", "node1"])?
+        .success()?
+        .stdout;
+    drop(changed);
+    let outcome = outcome.with_context(|| format!("{:?}", cell.bed.job(job)));
+    cell.bed.root(&["scancel", &job.to_string()])?.success()?;
+    outcome?;
+    ensure!(
+        node.contains(&format!("Comment=mpsd: job {job} was held")),
+        "the node's note: {node}"
+    );
+    cell.bed
+        .root(&["scontrol", "update", "nodename=node1", "comment="])?
+        .success()?;
+    cell.bed.wait_idle(LIMIT)?;
+    check_undrained(cell)
+}
+
+/// The allocation is granted and starts no task that could tell; so a notice does, and the comment.
+fn salloc_reads_why(cell: &Context) -> Result<()> {
+    let told = |words: &[&str], word: &str| -> Result<()> {
+        let argv = [&["salloc", "-w", "node1"], words, &["/bin/sleep", "1"]].concat();
+        let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?;
+        let ours = |line: &&str| line.contains("mpsd: node1: ") && line.contains(word);
+        ensure!(
+            done.stderr.lines().any(|line| ours(&line)),
+            "not told '{word}': {done:?}"
+        );
+        cell.bed.wait_idle(LIMIT)
+    };
+    told(&["--mps", "--mps-threads=90", "--gres=gpu:1"], "60")?;
+    told(&["--mps"], "no GPU")?;
+    let config = nodes(cell)?.product.config.clone();
+    let before = fs::read_to_string(&config)?;
+    fs::write(&config, format!("compute_mood = \"exclusive\"\n{before}"))?;
+    let outcome = told(&["--mps", "--gres=gpu:1"], "compute_mood");
+    fs::write(&config, before)?;
+    outcome?;
+    check_undrained(cell)
+}
+
+fn one_line_a_node(cell: &Context) -> Result<()> {
+    let argv = [
+        "srun",
+        "--mps",
+        "--mps-threads=90",
+        "-N2",
+        "-n8",
+        "--gres=gpu:1",
+        "/bin/echo",
+        "ran",
+    ];
+    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?;
+    ensure!(
+        !done.status.success() && done.stdout.is_empty(),
+        "the task ran: {done:?}"
+    );
+    for node in ["node1", "node2"] {
+        let ours = |line: &&str| line.contains(&format!("not started on {node}: "));
+        let count = done.stderr.lines().filter(ours).count();
+        ensure!(count == 1, "{count} lines of {node}: {}", done.stderr);
+    }
+    Ok(())
 }
 
 fn a_server_never_ready_refuses_srun(cell: &Context) -> Result<()> {

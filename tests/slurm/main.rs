@@ -35,6 +35,7 @@ const GROUPS: &[runner::Group] = &[
     steps::MEMORY_CGROUP,
     failures::OPTIONAL,
     failures::REQUIRED,
+    failures::HELD,
     sites::AUTOMATIC,
     sites::SHARED,
     sites::CONTAINER,

@@ -6,6 +6,7 @@ use super::journal::{Journal, ProcessRef, Programs};
 use super::ladder::Rung;
 use super::spec::Spec;
 use super::suspicion::Suspicion;
+use crate::scheduler::Requeued;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
 pub use crate::sys::process::Thread;
@@ -278,11 +279,16 @@ pub trait Drains {
         fault: &Fault,
         gpus: Vec<String>,
     ) -> (String, bool);
-    /// Puts a job back into its queue.
+    /// Tells the job's user why it has no MPS , where he looks at his job, and with `aloud` where he waits for it.
     ///
     /// # Errors
     /// One line.
-    fn requeue(&mut self, place: &Place<'_>, job: &JobId) -> Result<(), String>;
+    fn tell(&mut self, place: &Place<'_>, job: &JobId, line: &str, aloud: bool) -> Result<(), String>;
+    /// Puts a job back into its queue; held where that was done `most` times already.
+    ///
+    /// # Errors
+    /// One line.
+    fn requeue(&mut self, place: &Place<'_>, job: &JobId, most: u32) -> Result<Requeued, String>;
 }
 
 /// How grave a line is; the numbers are syslog's.

@@ -6,7 +6,7 @@ use super::node::{Node, Severity};
 use super::suspicion::At;
 use super::undo::Failed;
 use crate::scheduler::drain::Place;
-use crate::scheduler::{self, ExitPolicy, Site, Submission, ThisHost};
+use crate::scheduler::{self, ExitPolicy, Requeued, Site, Submission, ThisHost};
 use crate::sys::deadline::Deadline;
 use mpsd_core::failure::{FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, State};
@@ -37,11 +37,26 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     if to_tasks || (to_shell && recorded) {
         return 0;
     }
+    tell(node, &job.place(), submission, failure);
     requeue(node, job, failure);
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
         hold(node, submission, job.deadline);
     }
     failure.exit_code()
+}
+
+/// Tells the user of a job that is not a step, whose own tasks tell. Aloud where no task does: in an allocation that starts none
+/// by itself, and after a fault, which ends the job before they start.
+pub fn tell(node: &mut impl Node, place: &Place<'_>, submission: &Submission, failure: &Failure) {
+    if submission.step {
+        return;
+    }
+    let ends = matches!(failure, Failure::Fault(fault) if fault.drains());
+    let aloud = ends || submission.interactive;
+    if let Err(why) = node.tell(place, &submission.job, &failure.to_string(), aloud) {
+        let line = format!("job {}: its user is not told: {why}", submission.job);
+        node.log(Severity::Info, &line);
+    }
 }
 
 /// Whether the job's tasks are told instead of its scheduler (see [`ExitPolicy::left_to_tasks`]).
@@ -116,8 +131,9 @@ fn requeue(node: &mut impl Node, job: &Job, failure: &Failure) {
         return;
     }
     let id = &submission.job;
-    let text = match node.requeue(&job.place(), id) {
-        Ok(()) => format!("job {id}: put back into the queue"),
+    let text = match node.requeue(&job.place(), id, job.settings.slurm.requeue_limit) {
+        Ok(Requeued::Waits) => format!("job {id}: put back into the queue"),
+        Ok(Requeued::Held) => format!("job {id}: put back into the queue, and held there"),
         Err(why) => format!("job {id}: not put back into the queue: {why}"),
     };
     node.log(Severity::Info, &text);

@@ -41,5 +41,5 @@ pub fn probe(node: &RealNode, journal: &Journal, daemon: &Daemon, deadline: Dead
         .lines()
         .rfind(|line| !line.trim().is_empty())
         .unwrap_or("it said nothing");
-    Err(failed(format!("{} ({:?})", one_line(last, 200), ended.exit)))
+    Err(failed(format!("{} ({})", one_line(last, 200), ended.exit)))
 }

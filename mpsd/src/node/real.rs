@@ -6,6 +6,7 @@ use crate::job::Journal;
 use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Drains, Severity};
 use crate::plan::effects::Effect;
+use crate::scheduler::Requeued;
 use crate::scheduler::drain::{self, Place, markers};
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine::Confinement;
@@ -171,8 +172,12 @@ impl Drains for RealNode {
         drain::deliver(&self.paths, place, prefix, job, fault, gpus)
     }
 
-    fn requeue(&mut self, place: &Place<'_>, job: &JobId) -> Result<(), String> {
-        place.controller().requeue(job)
+    fn tell(&mut self, place: &Place<'_>, job: &JobId, line: &str, aloud: bool) -> Result<(), String> {
+        place.controller().tell(job, line, aloud)
+    }
+
+    fn requeue(&mut self, place: &Place<'_>, job: &JobId, most: u32) -> Result<Requeued, String> {
+        place.controller().requeue(job, most)
     }
 }
 

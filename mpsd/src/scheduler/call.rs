@@ -44,7 +44,8 @@ pub struct Submission {
     pub resource: Option<String>,
     /// This node in the scheduler's words, where it says.
     pub node: Option<String>,
-    /// An interactive PBS job, whose prologue talks to the user's terminal: aborted, never requeued, on any code.
+    /// An interactive PBS job, whose prologue talks to the user's terminal: aborted, never requeued, on any code. In Slurm, which
+    /// the job's own prolog does not tell from a batch job, one of salloc or sbatch.
     pub interactive: bool,
     /// A step of a Slurm job, which keeps the compute mode as it is.
     pub step: bool,

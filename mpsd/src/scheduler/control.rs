@@ -11,6 +11,15 @@ pub struct Shown {
     pub reason: Option<String>,
 }
 
+/// Where a job is that was put back into the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Requeued {
+    /// It starts again.
+    Waits,
+    /// It waits for its user.
+    Held,
+}
+
 /// A scheduler's way to take one node out of service: single orders and questions, of which [`super::drain`] makes a drain.
 pub trait Controller {
     /// The node as it stands.
@@ -39,11 +48,19 @@ pub trait Controller {
     fn remark(&self, _note: &str) -> Result<String, String> {
         Err("this scheduler shows a node's reason only while it is out of service".to_owned())
     }
-    /// Puts a job of this node back into the queue.
+    /// Tells the user of a job of this node why it has no MPS, where he looks at his job, and with `aloud` where he waits for
+    /// it. Nothing where the job's own ways do.
     ///
     /// # Errors
     /// One line.
-    fn requeue(&self, _: &JobId) -> Result<(), String> {
+    fn tell(&self, _job: &JobId, _line: &str, _aloud: bool) -> Result<(), String> {
+        Ok(())
+    }
+    /// Puts a job of this node back into the queue; held there where that was done `most` times already (0: no limit).
+    ///
+    /// # Errors
+    /// One line.
+    fn requeue(&self, _job: &JobId, _most: u32) -> Result<Requeued, String> {
         Err("this scheduler does not do that for us".to_owned())
     }
 }

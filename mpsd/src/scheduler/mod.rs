@@ -31,6 +31,7 @@ mod tests;
 pub use batch_system::{BatchSystem, ExitPolicy, Unattached};
 pub use call::{Given, Input, Lookup, Program, Submission, UserRef};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+pub use control::Requeued;
 pub use devices::{Devices, Exclusive, GpuName, GpuSource};
 pub use host::{Host, ThisHost};
 use mpsd_core::failure::{Failure, Undetermined};

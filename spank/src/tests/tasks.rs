@@ -28,12 +28,23 @@ const ON: Flags = &[("mps", None)];
 const OFF: Flags = &[("mps", Some("off"))];
 
 fn refused(slurm: &mut FakeSlurm, node: &FakeNode, line: &str, flags: Flags) -> String {
+    // The first task speaks for all of the node.
+    let rank = slurm.items.iter_mut().find(|(item, _)| *item == Item::TaskId);
+    rank.expect("a task has a rank").1 = 0;
     let before = slurm.job_env.clone();
     assert_eq!(task(slurm, node, line, flags), Verdict::Leave);
     assert_eq!(slurm.job_env, before);
     let errors = slurm.errors();
     assert_eq!(errors.len(), 1, "{errors:?}");
     errors[0].clone()
+}
+
+#[test]
+fn what_goes_for_all_tasks_of_a_node_is_said_by_one() {
+    let node = FakeNode::new().with_record(record("4711", Progress::Refused));
+    let mut slurm = FakeSlurm::step(0);
+    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Leave);
+    assert!(slurm.is_silent());
 }
 
 #[test]
@@ -233,16 +244,16 @@ fn refused_and_failed_are_told_to_the_user() {
     for state in [Progress::Refused, Progress::Failed] {
         let node = FakeNode::new().with_record(record("4711", state));
         let line = refused(&mut FakeSlurm::step(0), &node, "", &[]);
-        assert_eq!(line, "job 4711: not started: the reason");
+        assert_eq!(line, "job 4711: not started on n1: the reason");
     }
     let node = FakeNode::new().with_record(record("4711", Progress::Starting));
-    assert!(refused(&mut FakeSlurm::step(0), &node, "", &[]).ends_with("not ready in time"));
+    assert!(refused(&mut FakeSlurm::step(0), &node, "", &[]).contains("still being started"));
 }
 
 #[test]
 fn who_asked_and_has_no_record_does_not_run_without_mps() {
     let cases: [(u32, &str, Flags, &str); 4] = [
-        (BATCH, "", ON, "slurmd's log"),
+        (BATCH, "", ON, "mpsctl slurm check"),
         (0, "scope=job", ON, "whole jobs only"),
         (0, "", &[("mps", Some("evil"))], "--mps=evil"),
         (0, "unknown=1", ON, "'unknown=1'"),

@@ -9,6 +9,7 @@ use mpsd::job::node::{
 };
 use mpsd::job::spec::Spec;
 use mpsd::job::suspicion::Suspicion;
+use mpsd::scheduler::Requeued;
 use mpsd::scheduler::drain::Place;
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
@@ -575,9 +576,13 @@ impl Drains for Sim {
         (reason, !self.world.borrow().deaf)
     }
 
-    fn requeue(&mut self, _: &Place<'_>, job: &JobId) -> Result<(), String> {
-        self.step(|world| world.requeued.push(job.clone()));
+    fn tell(&mut self, _: &Place<'_>, _: &JobId, _: &str, _: bool) -> Result<(), String> {
         Ok(())
+    }
+
+    fn requeue(&mut self, _: &Place<'_>, job: &JobId, _: u32) -> Result<Requeued, String> {
+        self.step(|world| world.requeued.push(job.clone()));
+        Ok(Requeued::Waits)
     }
 }
 

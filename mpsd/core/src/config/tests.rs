@@ -172,7 +172,7 @@ fn an_error_names_file_line_column_and_what_is_known() {
         ),
         (
             "\n[slurm]\n  wiat = \"task\"",
-            "3:3: unknown key 'wiat'; known: exec, conf, wait, requeue, auto_gres, auto_constraint, auto_partitions",
+            "3:3: unknown key 'wiat'; known: exec, conf, wait, requeue, requeue_limit, auto_gres, auto_constraint, auto_partitions",
         ),
         ("[slrum]", "1:2: unknown key 'slrum'; known: run_dir"),
         (

@@ -1,8 +1,9 @@
 //! Takes a node out of a Slurm and back, with `sinfo` and `scontrol`.
 
 use super::commands::Installation;
-use crate::scheduler::control::{Controller, Shown};
+use crate::scheduler::control::{Controller, Requeued, Shown};
 use mpsd_core::JobId;
+use mpsd_core::text::one_line;
 use std::time::Duration;
 
 /// A busy controller gets this for one call.
@@ -47,8 +48,96 @@ impl Controller for Node {
         self.update(&["state=undrain"])
     }
 
-    fn requeue(&self, job: &JobId) -> Result<(), String> {
-        self.call("scontrol", &["requeue", job.as_str()]).map(|_| ())
+    /// The job's comment keeps what the user wrote there. srun and salloc show a notice; a batch job has it in its output,
+    /// once its script runs.
+    fn tell(&self, job: &JobId, line: &str, aloud: bool) -> Result<(), String> {
+        let users = self.job(job)?.comment;
+        let ours = one_line(&format!("{OURS}{}: {line}", self.name), LONGEST_COMMENT);
+        self.update_job(job, &format!("comment={}", with_ours(&users, &ours)))?;
+        match aloud {
+            true => self.call("scontrol", &["notify", job.as_str(), &ours]).map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// Held as by its user, who releases it when he likes.
+    fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
+        let restarts = self.job(job)?.restarts;
+        self.call("scontrol", &["requeue", job.as_str()])?;
+        if most == 0 || restarts < most {
+            return Ok(Requeued::Waits);
+        }
+        self.call("scontrol", &["uhold", job.as_str()])?;
+        self.mark(&format!(
+            "{OURS}job {job} was held after {restarts} restarts without MPS; its comment says why"
+        ))?;
+        Ok(Requeued::Held)
+    }
+}
+
+/// What our comments begin with.
+const OURS: &str = "mpsd: ";
+/// Most of a job's comment that is ours. Characters.
+const LONGEST_COMMENT: usize = 400;
+
+/// A job as squeue shows it.
+#[derive(Debug, PartialEq, Eq)]
+struct Queued {
+    restarts: u32,
+    comment: String,
+}
+
+impl Node {
+    fn update_job(&self, job: &JobId, word: &str) -> Result<(), String> {
+        let id = format!("jobid={job}");
+        self.call("scontrol", &["update", &id, word]).map(drop)
+    }
+
+    fn job(&self, job: &JobId) -> Result<Queued, String> {
+        let format = "--Format=JobID:16,RestartCnt:16,Comment:1024";
+        let text = self.call("squeue", &["--noheader", "--jobs", job.as_str(), format])?;
+        // Of an array squeue shows every element.
+        let mut lines = text.lines();
+        let found = lines.find_map(|line| queued(line.trim(), job.as_str()));
+        found.ok_or_else(|| format!("squeue shows no job {job}"))
+    }
+
+    /// A note for the administrator, as the node's comment; never over another's.
+    fn mark(&self, note: &str) -> Result<(), String> {
+        let stands = self.call("sinfo", &["-h", "-n", &self.name, "-O", "Comment:400"])?;
+        let stands = stands.lines().next().unwrap_or_default().trim();
+        match stands {
+            "" | "(null)" | "none" => {}
+            ours if ours.starts_with(OURS) => {}
+            _ => return Ok(()),
+        }
+        self.update(&[&format!("comment={note}")]).map(drop)
+    }
+}
+
+/// `4711  2  the user's comment`.
+fn queued(line: &str, job: &str) -> Option<Queued> {
+    let (id, rest) = line.split_once(char::is_whitespace)?;
+    let rest = rest.trim_start();
+    let (restarts, comment) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    let restarts = restarts.parse().ok().filter(|_| id == job)?;
+    let comment = comment.trim();
+    let comment = if comment == "(null)" { "" } else { comment };
+    Some(Queued {
+        restarts,
+        comment: comment.to_owned(),
+    })
+}
+
+/// The user's comment with ours, which replaces an earlier one of ours.
+fn with_ours(users: &str, ours: &str) -> String {
+    let users = users
+        .find(OURS)
+        .map_or(users, |at| &users[..at])
+        .trim_end_matches("; ");
+    match users {
+        "" => ours.to_owned(),
+        users => format!("{users}; {ours}"),
     }
 }
 
@@ -67,6 +156,20 @@ fn parse(text: &str) -> Option<Shown> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_comment_of_the_users_is_kept() {
+        let two = queued("4711            2               by hand; mpsd: n1: x", "4711").unwrap();
+        assert_eq!((two.restarts, two.comment.as_str()), (2, "by hand; mpsd: n1: x"));
+        assert_eq!(with_ours(&two.comment, "mpsd: n2: y"), "by hand; mpsd: n2: y");
+        let none = queued("4711            0               (null)", "4711").unwrap();
+        assert_eq!(
+            (none.restarts, with_ours(&none.comment, "mpsd: z")),
+            (0, "mpsd: z".into())
+        );
+        assert_eq!(queued("4711            0", "4711").unwrap().comment, "");
+        assert_eq!(queued("4712            0", "4711"), None);
+    }
 
     #[test]
     fn states_of_sinfo() {

@@ -54,7 +54,7 @@ pub(super) fn read(input: &Input<'_>) -> Result<Submission, Failure> {
             .map(|a| a.as_encoded_bytes().to_vec()),
         resource: None,
         node: var("SLURMD_NODENAME"),
-        interactive: false,
+        interactive: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "allocator"),
         step: step.is_some(),
     })
 }

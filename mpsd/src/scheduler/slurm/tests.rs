@@ -113,14 +113,21 @@ const FREE: &str = "TaskPlugin=task/affinity\n";
 impl Case {
     /// The job's GPUs by their place on the bus, or the refusal.
     fn gpus(&self, task: &str, inventory: &Inventory) -> Result<Vec<u32>, String> {
+        // A prolog is told one type only, and asks the controller; a step is told all.
+        let (place, context, step) = if self.gres.contains("Type=") {
+            ("SLURM_STEP_GPUS", "", "0")
+        } else {
+            ("SLURM_JOB_GPUS", "prolog_slurmd", "")
+        };
         let env = [
             ("CUDA_VISIBLE_DEVICES", self.cuda),
-            ("SLURM_JOB_GPUS", self.jobs),
+            (place, self.jobs),
             ("SLURMD_NODENAME", "n1"),
             ("SLURM_JOB_ID", "47"),
             ("SLURM_JOB_UID", "1000"),
             ("SLURM_CONF", "/etc/slurm/slurm.conf"),
-            ("SLURM_SCRIPT_CONTEXT", "prolog_slurmd"),
+            ("SLURM_SCRIPT_CONTEXT", context),
+            ("SLURM_STEP_ID", step),
         ];
         let mut call = Call::new(Program::Prologue, &[], &env);
         let slurm = format!(
@@ -199,6 +206,32 @@ fn a_place_in_a_complete_list() {
         ..SITE
     }
     .is(&[1], &[1]);
+}
+
+#[test]
+fn without_the_controller_a_prolog_with_several_types_is_refused_in_words() {
+    let mut call = Call::new(
+        Program::Prologue,
+        &[],
+        &[
+            ("SLURM_JOB_GPUS", "1"),
+            ("SLURMD_NODENAME", "n1"),
+            ("SLURM_JOB_ID", "47"),
+            ("SLURM_JOB_UID", "1000"),
+            ("SLURM_CONF", "/nowhere/slurm.conf"),
+            ("SLURM_SCRIPT_CONTEXT", "prolog_slurmd"),
+        ],
+    );
+    call.host = Paper::default()
+        .file("/nowhere/slurm.conf", "NodeName=n1 Gres=gpu:a:1,gpu:b:1\n")
+        .file(
+            "/nowhere/gres.conf",
+            "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n",
+        );
+    let GpuSource::Unknown(why) = call.devices().gpus else {
+        panic!("one type's GPUs are taken for all");
+    };
+    assert!(why.contains("one type only"), "{why}");
 }
 
 #[test]

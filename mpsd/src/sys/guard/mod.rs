@@ -31,16 +31,16 @@ const AFTER_KILL: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lost {
     /// A signal ended it.
-    #[error("the worker was ended by signal {0}")]
+    #[error("it was ended by signal {0}")]
     Died(i32),
     /// It was still at work at the deadline.
-    #[error("the worker was killed at the deadline")]
+    #[error("it was not done at its deadline, and was ended")]
     Late,
     /// The same, and it survived SIGKILL.
-    #[error("the worker hangs in the kernel (state D) after SIGKILL")]
+    #[error("it was not done at its deadline, and hangs in the kernel (state D) after SIGKILL")]
     Hangs,
     /// It could not be started: no process, no memory.
-    #[error("no process to be had for the worker: {0}")]
+    #[error("no process could be started for it: {0}")]
     NotStarted(Errno),
 }
 
