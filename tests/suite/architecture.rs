@@ -45,6 +45,7 @@ const DEPENDENCIES: [(&str, &[&str]); 5] = [
             "nix",
             "nvml-wrapper",
             "object",
+            "rustix",
             "serde",
             "serde_json",
             "thiserror",
