@@ -4,6 +4,7 @@ use crate::assertions::{Before, attached, shell_ends, torque_client};
 use crate::both;
 use tests::double::Builder;
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
+use tests::mom::wire::Ended;
 
 fn cluster(names: &[&str]) -> Cluster {
     Cluster::new(Product::Torque, names)
@@ -90,6 +91,34 @@ fn ranks_are_bound() {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     );
+}
+
+#[test]
+fn ranks_are_bound_to_the_gpus_near_their_cores() {
+    let mut c = cluster(&["nodea"]);
+    if c.nodes[0].try_sh("taskset -c 1 true").0 != Ended::Code(0) {
+        println!("skipped: this machine has no second core");
+        return;
+    }
+    // The first GPU is near core 1, the second near core 0.
+    c.gpus[0].change(|node| {
+        for (gpu, near) in node.gpu.iter_mut().zip([0b10, 0b01]) {
+            gpu.cpus = near;
+        }
+    });
+    let job = Job::new("13.vm", "MPS=true,MPS_BIND=closest").on(&[&[0, 1]]);
+    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    let client = Cluster::client("");
+    let rank = |rank: u32, cores: &str| {
+        format!("OMPI_COMM_WORLD_LOCAL_RANK={rank} taskset -c {cores} mpsctl exec -- {client}")
+    };
+    both::shell(&mut c, &job, &format!("{}; {}", rank(0, "0"), rank(1, "1")), 0);
+    let records = c.records(0);
+    let uuids = c.gpus[0].uuids();
+    let seen: Vec<_> = records.iter().map(|record| record["uuids"].clone()).collect();
+    let expected = [1, 0].map(|gpu| serde_json::json!([uuids[gpu]]));
+    assert_eq!(seen, expected, "{:?}", c.output(&job, 0));
+    c.torque_end(&job, 0);
 }
 
 #[test]
