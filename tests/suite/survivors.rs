@@ -166,12 +166,28 @@ fn a_lock_of_the_drivers_that_a_users_process_may_hold_is_no_evidence() {
             0,
         ),
         (
+            "the same, not yet woken by a signal",
+            Waiting {
+                uid: UID + 9,
+                threads: thread('S', BELOW),
+            },
+            0,
+        ),
+        (
             "the user's own process, which may share the memory",
             waiting(UID, LOOKUP),
             0,
         ),
         ("a stranger that waits for its disk", waiting(UID + 9, LOOKUP), 3),
         ("another victim of the driver", waiting(UID, IN_DRIVER), 3),
+        (
+            "the user's own process, which waits in a call of the driver's",
+            Waiting {
+                uid: UID,
+                threads: thread('S', IN_DRIVER),
+            },
+            3,
+        ),
     ] {
         let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
         world.borrow_mut().waiting = vec![other];

@@ -83,14 +83,15 @@ fn is_in_driver(threads: &[Thread]) -> bool {
 }
 
 /// Whether a thread waits below a call of the driver for what its user can withhold: memory that a file system of the
-/// user's must fill, say. It may hold a lock of the driver's that others wait for.
+/// user's must fill, say. It may hold a lock of the driver's that others wait for. A file system in user space is waited for in
+/// state S until a signal comes.
 fn withholds(threads: &[Thread]) -> bool {
     let below = |thread: &Thread| thread.stack.contains(DRIVER) && !waits_in_driver(&thread.stack);
-    threads.iter().any(|thread| thread.state == 'D' && below(thread))
+    threads.iter().any(|thread| thread.state != 'R' && below(thread))
 }
 
 /// A frame of one of the vendor's modules ends in `[nvidia]`, `[nvidia_uvm]` and the like.
-const DRIVER: &str = "[nvidia";
+pub(crate) const DRIVER: &str = "[nvidia";
 
 /// What a thread waits with: between a frame of the driver's and the scheduler stands nothing but these. Most of them the
 /// kernel leaves out of a stack (Linux, `kernel/stacktrace.c`, `stack_trace_consume_entry_nosched`).
@@ -142,8 +143,11 @@ fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> boo
         }
     }
     // The user's other processes may share its memory; anybody's may hold a lock of the driver's.
-    let may_withhold =
-        |other: &Waiting| withholds(&other.threads) || other.uid == uid && !is_in_driver(&other.threads);
+    let waits = |threads: &[Thread]| threads.iter().any(|thread| thread.state == 'D');
+    let may_withhold = |other: &Waiting| {
+        withholds(&other.threads)
+            || other.uid == uid && waits(&other.threads) && !is_in_driver(&other.threads)
+    };
     node.waiting().is_some_and(|all| !all.iter().any(may_withhold))
 }
 

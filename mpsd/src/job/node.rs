@@ -59,7 +59,7 @@ impl Member {
 }
 
 /// A process of a user's that waits in the kernel without regard to signals.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Waiting {
     /// Its effective user.
     pub uid: u32,

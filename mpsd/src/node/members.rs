@@ -2,6 +2,7 @@
 
 use super::looks::{asked, member, role_by_journal, roles, strangers, talks_here};
 use super::real::RealNode;
+use crate::job::evidence::DRIVER;
 use crate::job::journal::{Journal, ProcessRef};
 use crate::job::ladder::Rung;
 use crate::job::node::{Member, Members, Role, Waiting};
@@ -106,24 +107,11 @@ impl Members for RealNode {
     }
 
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>> {
-        threads(process, false)
+        threads(process)
     }
 
     fn waiting(&mut self) -> Option<Vec<Waiting>> {
-        let table = ProcessTable::scan()?;
-        // Their states can be read without danger, and few wait so.
-        let waits = |id: ProcessRef| id.open().is_some_and(|process| process.is_waiting());
-        let users = table
-            .iter()
-            .filter(|entry| entry.uid != 0 && waits(entry.stat.id));
-        users
-            .map(|entry| {
-                Some(Waiting {
-                    uid: entry.uid,
-                    threads: threads(entry.stat.id, true)?,
-                })
-            })
-            .collect()
+        asked(Deadline::after(PROOF_TIME), all_waiting)?
     }
 
     /// Whoever has a process here besides the job's own three and what these start can kill, stop or starve them.
@@ -196,9 +184,29 @@ impl Members for RealNode {
 }
 
 /// The threads of a process, read by a child: reading a stack can hang.
-fn threads(id: ProcessRef, waiting: bool) -> Option<Vec<Thread>> {
-    let question = || id.open().and_then(|process| process.threads(waiting));
+fn threads(id: ProcessRef) -> Option<Vec<Thread>> {
+    let question = || id.open().and_then(|process| process.threads());
     asked(Deadline::after(LOOK_TIME), question)?
+}
+
+/// The processes of users with a thread in state D, or in a call of the driver's; none where the kernel tells no stacks.
+fn all_waiting() -> Option<Vec<Waiting>> {
+    let mut all = Vec::new();
+    for entry in ProcessTable::scan()?.iter().filter(|entry| entry.uid != 0) {
+        // It may have ended meanwhile.
+        let mut threads = entry
+            .stat
+            .id
+            .open()
+            .and_then(|one| one.threads())
+            .unwrap_or_default();
+        threads.retain(|thread| thread.state == 'D' || thread.stack.contains(DRIVER));
+        if !threads.is_empty() {
+            let uid = entry.uid;
+            all.push(Waiting { uid, threads });
+        }
+    }
+    Some(all)
 }
 
 /// `pid`, if it is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or

@@ -199,3 +199,23 @@ fn what_can_be_bounded_is() {
     let cgroup = Kept(Cgroup::make(&Dir::open(base).unwrap(), Some(BASE), "bounded").unwrap());
     assert_eq!(read_at(&cgroup.0.dir, "pids.max", 64).unwrap(), b"4096\n");
 }
+
+#[test]
+fn a_process_leaves_the_cgroups_it_was_started_in() {
+    let _alone = alone();
+    let answer = crate::sys::guard::ask(soon(), || {
+        let here = everywhere("left");
+        for cgroup in &here {
+            write_at(&cgroup.0.dir, "cgroup.procs", "0").unwrap();
+        }
+        let inside = || {
+            here.iter()
+                .filter(|one| !one.0.procs().unwrap().is_empty())
+                .count()
+        };
+        let before = inside();
+        leave_all();
+        vec![u8::from(before == here.len()), u8::from(inside() == 0)]
+    });
+    assert_eq!(answer.unwrap(), [1, 1]);
+}

@@ -33,11 +33,10 @@ impl Process {
         Some(self.living_thread().map_or(stat.state, |(_, state)| state))
     }
 
-    /// Its threads that have not ended, in state D alone if `waiting`; none of a process that is gone. Reading a stack can
+    /// Its threads that have not ended; none of a process that is gone. Reading a stack can
     /// hang: behind an exec(2) of that process that does not come to its end (Linux, `fs/proc/base.c`, `lock_trace`).
-    pub fn threads(&self, waiting: bool) -> Option<Vec<Thread>> {
-        let mut living = self.living_threads()?;
-        living.retain(|(_, state)| !waiting || *state == State::Uninterruptible);
+    pub fn threads(&self) -> Option<Vec<Thread>> {
+        let living = self.living_threads()?;
         let read = |(thread, state): (i32, State)| {
             let stack = self.read(&format!("task/{thread}/stack"), STACK);
             Thread {
@@ -46,13 +45,6 @@ impl Process {
             }
         };
         Some(living.into_iter().map(read).collect())
-    }
-
-    /// Whether one of its threads is in state D.
-    pub fn is_waiting(&self) -> bool {
-        let waits = |(_, state): &(i32, State)| *state == State::Uninterruptible;
-        self.living_threads()
-            .is_some_and(|living| living.iter().any(waits))
     }
 
     /// What its files in `/proc/PID` are reached by: `""`, or `task/TID/` where the first thread has ended and another
