@@ -3,7 +3,7 @@
 //! | verb | does |
 //! |---|---|
 //! | `setup` | installs Slurm and munge through the system's package manager, once |
-//! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched |
+//! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched; on simulated moms with `--scheduler` |
 //! | `test` | README's second command: everything that CI runs |
 //! | `matrices` | the crash, kill and fault matrices alone, and how much they tried |
 //! | `matrix slurm` | jobs of every kind on throw-away Slurms of every kind; `--prefix` for another Slurm |
@@ -49,7 +49,11 @@ enum Verb {
     /// Install what the tests need and is missing: Slurm and munge.
     Setup,
     /// Show one MPS job on a throw-away two-node Slurm, with this machine's GPUs or simulated ones.
-    Demo,
+    Demo {
+        /// Torque or OpenPBS instead: simulated moms and GPUs
+        #[arg(long, default_value = "slurm", value_parser = ["slurm", "torque", "openpbs"])]
+        scheduler: String,
+    },
     /// Run everything that CI runs.
     Test,
     /// Run the crash, kill and fault matrices alone, and say how much they tried.
@@ -166,10 +170,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Verb::Hardware(options) => hardware::run(&cargo::root()?, options).map(|()| ExitCode::SUCCESS),
         Verb::ReleaseCheck(options) => release::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Readme(options) => readme::run(options).map(|()| ExitCode::SUCCESS),
-        Verb::Demo => {
-            slurm::run()?;
+        Verb::Demo { scheduler } => {
+            if scheduler == "slurm" {
+                slurm::run()?;
+            }
             cargo::build(&["build", "--workspace"])?;
-            cargo::become_program("demo", &[])
+            cargo::become_program("demo", &["--scheduler", scheduler])
         }
         Verb::Bench(Bench::Srun { pairs, out }) => {
             slurm::run()?;

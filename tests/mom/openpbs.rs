@@ -219,7 +219,11 @@ fn a_task_on_a_node_without_the_jobs_mps_fails_with_our_line() {
         let job = Job::new("13.localhost", account);
         c.openpbs_files(&job);
         match (task(&mut c, &job, 0), line) {
-            (Err(why), true) => assert!(why.contains("asked for MPS and has none on this node"), "{why}"),
+            (Ok(Ended::Code(1)), true) => {
+                let told = c.output(&job, 0).1;
+                assert!(told.contains("asked for MPS and has none on this node"), "{told}");
+                assert!(c.records(0).is_empty(), "the program did not run");
+            }
             (Ok(Ended::Code(0)), false) => bare(&c.records(0)[0]),
             (other, _) => panic!("{account}: {other:?}"),
         }

@@ -220,7 +220,7 @@ impl Cluster {
         serde_json::json!({
             "event": event,
             "failing": failing,
-            "progname": program.first(),
+            "progname": program.first().copied().unwrap_or_default(),
             "argv": program,
             "env": env,
             "job": {

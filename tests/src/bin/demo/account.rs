@@ -32,6 +32,11 @@ impl Account {
         }
     }
 
+    /// A heading, or an empty line.
+    pub fn line(&mut self, text: String) {
+        self.lines.push(text);
+    }
+
     /// Whether every promise was kept.
     pub fn is_clean(&self) -> bool {
         self.broken == 0

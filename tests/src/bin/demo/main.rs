@@ -1,9 +1,11 @@
-//! README's first command, after the build: one MPS job on a throw-away Slurm, and what an onlooker saw of it.
+//! README's first command, after the build: one MPS job on a throw-away Slurm, and what an onlooker saw of it; with
+//! `--scheduler torque|openpbs` the same on simulated moms.
 //!
 //! Every figure comes from the clients' own records, from `/proc`, from the state of the (simulated) GPUs or from the file
 //! system; nothing is taken from what our programs say of themselves.
 
 mod account;
+mod moms;
 mod onlooker;
 mod site;
 
@@ -12,8 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
+use tests::mom::cluster::Product;
 use tests::slurm::{Bed, Record, User};
 
 use account::Account;
@@ -38,7 +41,22 @@ fn main() -> ExitCode {
         eprintln!("demo: cannot block signals: {error}");
         return ExitCode::FAILURE;
     }
-    match run(signals) {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        [] | ["--scheduler", "slurm"] => run(signals),
+        ["--scheduler", name] => [Product::Torque, Product::OpenPbs]
+            .into_iter()
+            .find(|product| product.name() == *name)
+            .map(|product| {
+                // The nodes end when this process does, by whatever signal.
+                let _ = signals.thread_unblock();
+                moms::run(product)
+            })
+            .with_context(|| format!("no scheduler '{name}': slurm, torque or openpbs")),
+        _ => Err(anyhow!("usage: demo [--scheduler slurm|torque|openpbs]")),
+    };
+    match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
