@@ -38,6 +38,7 @@ const GROUPS: &[runner::Group] = &[
     failures::HELD,
     sites::AUTOMATIC,
     sites::SHARED,
+    sites::NO_FLAGS,
     sites::CONTAINER,
     sites::CGROUP,
     devices::MINORS,

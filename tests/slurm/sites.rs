@@ -47,6 +47,18 @@ pub const SHARED: Group = Group {
     cells: &[("two_jobs_on_one_gpu", two_jobs_on_one_gpu)],
 };
 
+/// Slurm's default: the prolog runs at a node's first step, whose options are in its environment.
+pub const NO_FLAGS: Group = Group {
+    name: "no_flags",
+    options: || Options {
+        prolog_flags: String::new(),
+        ..Options::default()
+    },
+    prepare: simulated,
+    needs: || None,
+    cells: &[("the_first_step_is_not_the_job", the_first_step_is_not_the_job)],
+};
+
 /// `job_container/tmpfs`: a private /tmp and /dev/shm for each job.
 pub const CONTAINER: Group = Group {
     name: "job_container",
@@ -102,6 +114,32 @@ fn one_client(cell: &Context, arguments: &[&str]) -> Result<bool> {
     };
     ensure!(record.error.is_none(), "{record:?}");
     Ok(record.under_mps)
+}
+
+/// The job does not ask and its first step does: the next step is as its job, and another may ask otherwise.
+fn the_first_step_is_not_the_job(cell: &Context) -> Result<()> {
+    let client = nodes(cell)?.client("--hold 0.1");
+    let steps = [
+        "--mps --mps-threads=30",
+        "",
+        "--mps --mps-threads=20",
+        "--mps=off",
+    ];
+    let line = steps
+        .map(|words| format!("srun {words} /bin/sh -c '{client}'"))
+        .join(" && ");
+    let job = ["salloc", "-N2", "--gres=gpu:1"];
+    let records = ended(start(cell, &cell.user, &job, &line)?)?;
+    let under: Vec<bool> = records.iter().map(|record| record.under_mps).collect();
+    let asked = [true, true, false, false, true, true, false, false];
+    ensure!(under == asked, "under MPS: {under:?}, not {asked:?}");
+    ensure!(
+        records[0].sms > records[4].sms,
+        "30 and 20 per cent: {:?}, {:?}",
+        records[0].sms,
+        records[4].sms
+    );
+    Ok(())
 }
 
 fn by_constraint(cell: &Context) -> Result<()> {

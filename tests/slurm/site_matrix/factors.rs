@@ -25,7 +25,7 @@ pub const FACTORS: &[Factor] = &[
     factor("mode", &["exclusive", "keep"]),
     factor("shards", &["no-shards", "shards"]),
     factor("conf", &["files", "configless"]),
-    // slurm.conf: KEY=VALUE or KEY = VALUE.
+    // slurm.conf and gres.conf: KEY=VALUE or KEY = VALUE.
     factor("spelling", &["tight", "blanks"]),
     factor("launch", &["srun", "sbatch", "salloc", "het", "array"]),
     factor(

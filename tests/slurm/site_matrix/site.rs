@@ -60,6 +60,9 @@ fn options(site: &Choice) -> Options {
     if shards {
         gres_conf += &format!("Name=shard Count={count}\n");
     }
+    if is("spelling", "blanks") {
+        gres_conf = gres_conf.replace('=', " = ");
+    }
     let mut options = Options {
         nodes: 6,
         node_name: NODE,
