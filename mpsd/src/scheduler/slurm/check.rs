@@ -300,14 +300,4 @@ fn gpus(conf: &Conf, node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_private_tmp_and_shm_hide_nothing_but_a_run_dir_in_them() {
-        assert!(matches!(container(Path::new("/run/mpsd")), Good(_)));
-        for hidden in ["/tmp/mpsd", "/dev/shm/mpsd", "/var/tmp/mpsd"] {
-            assert!(container(Path::new(hidden)).is_wrong(), "{hidden}");
-        }
-    }
-}
+mod tests;
