@@ -80,7 +80,7 @@ pub fn main() -> u8 {
         return match set_up(config, verbs, below) {
             Ok(done) => {
                 done.lines.iter().for_each(|line| say(&format!("{line}\n")));
-                u8::from(!done.complete)
+                u8::from(done.incomplete)
             }
             Err(stopped) => stop(&stopped),
         };

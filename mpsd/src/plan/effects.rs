@@ -9,15 +9,17 @@ use std::fmt;
 
 /// One thing that root does to the node for the job. Undone in reverse order; each inverse copes with an effect
 /// that was begun and not finished, or never begun.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "effect", rename_all = "kebab-case")]
 pub enum Effect {
     /// Enter the job into the GPU's account, with the compute mode found. Inverse: leave it.
+    #[display("claim {gpu}")]
     ClaimGpu {
         /// Which GPU.
         gpu: GpuUuid,
     },
     /// Set the compute mode. Inverse: what the account says was found, when the last user leaves.
+    #[display("set compute mode of {gpu} to {mode}")]
     SetComputeMode {
         /// Which GPU.
         gpu: GpuUuid,
@@ -25,13 +27,16 @@ pub enum Effect {
         mode: ComputeMode,
     },
     /// Make the job's cgroup. Inverse: prove it empty, remove it.
+    #[display("make the job's cgroup")]
     MakeCgroup,
     /// Make pipe and log directory of daemon `n`, the user's, 0700. Inverse: remove both.
+    #[display("make pipe and log directory of daemon {daemon}")]
     MakeDirectories {
         /// Number of the daemon, from 0.
         daemon: usize,
     },
     /// Start `mpsd` as the job's user and have it prove every daemon ready. Inverse: the teardown ladder.
+    #[display("start mpsd as the job's user")]
     StartDaemon,
 }
 
@@ -44,18 +49,6 @@ impl Effect {
             Self::MakeCgroup => "prove it empty, remove it",
             Self::MakeDirectories { .. } => "remove both",
             Self::StartDaemon => "terminate_client, quit, quit -t, SIGTERM, SIGKILL, proof",
-        }
-    }
-}
-
-impl fmt::Display for Effect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ClaimGpu { gpu } => write!(f, "claim {gpu}"),
-            Self::SetComputeMode { gpu, mode } => write!(f, "set compute mode of {gpu} to {mode}"),
-            Self::MakeCgroup => f.write_str("make the job's cgroup"),
-            Self::MakeDirectories { daemon } => write!(f, "make pipe and log directory of daemon {daemon}"),
-            Self::StartDaemon => f.write_str("start mpsd as the job's user"),
         }
     }
 }

@@ -35,22 +35,13 @@ pub(crate) struct Surroundings<'a> {
     pub inventory: &'a dyn Fn(&str) -> Option<Inventory>,
 }
 
-/// What a verb did, line by line, and whether nothing is left to do by hand or wrong.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a verb did, line by line, and whether something is left to do by hand or wrong.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Done {
     /// Lines.
     pub lines: Vec<String>,
-    /// Nothing is left to do.
-    pub complete: bool,
-}
-
-impl Default for Done {
-    fn default() -> Self {
-        Self {
-            lines: Vec::new(),
-            complete: true,
-        }
-    }
+    /// Something is left to do.
+    pub incomplete: bool,
 }
 
 impl Done {
@@ -60,12 +51,12 @@ impl Done {
 
     pub(crate) fn left(&mut self, line: impl Into<String>) {
         self.lines.push(line.into());
-        self.complete = false;
+        self.incomplete = true;
     }
 
     pub(crate) fn add(&mut self, other: Self) {
         self.lines.extend(other.lines);
-        self.complete &= other.complete;
+        self.incomplete |= other.incomplete;
     }
 }
 
@@ -73,7 +64,7 @@ impl From<Vec<Finding>> for Done {
     fn from(found: Vec<Finding>) -> Self {
         Self {
             lines: found.iter().map(ToString::to_string).collect(),
-            complete: !found.iter().any(Finding::is_wrong),
+            incomplete: found.iter().any(Finding::is_wrong),
         }
     }
 }
