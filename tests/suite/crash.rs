@@ -498,9 +498,11 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         (Trouble::UndeterminedAt(0), false, false, 2, 1),
         (Trouble::FaultAt(0), false, false, 2, 0),
         (Trouble::FaultAt(0), true, false, 2, 1),
-        // A sister that fails takes its node down: its tasks are told instead.
+        // A sister that fails takes its node down, and a job may be deleted with it: its tasks are told instead, unless a
+        // broken node stays in service.
         (Trouble::UndeterminedAt(0), false, true, 0, 0),
-        (Trouble::FaultAt(0), false, true, 2, 0),
+        (Trouble::FaultAt(0), false, true, 0, 0),
+        (Trouble::FaultAt(0), true, true, 2, 1),
     ] {
         let scenario = Scenario::new("torque", "MPS=true", 1).of(Scheduler::Torque, sister);
         let world = shared(&before(&scenario));
