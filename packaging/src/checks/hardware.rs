@@ -40,6 +40,8 @@ const PROGRAMS: [(&str, &str, &str); 9] = [
 
 /// The contract suite, a test program.
 const CONTRACT: &str = "contract";
+/// Scripts of `etc/slurm` that the plugin looks for beside the prologue.
+const SCRIPTS: [&str; 1] = ["mps-task-prolog"];
 
 /// Runs the contract suite, one whole job, the times and a real Slurm against the GPU of this machine.
 ///
@@ -160,6 +162,10 @@ fn pack(root: &Path, directory: &Path, options: &Options) -> Result<()> {
         fs::copy(file, &to)
             .with_context(|| format!("cannot copy '{}' to '{}'", file.display(), to.display()))?;
         strip(&to)?;
+    }
+    for name in SCRIPTS {
+        let from = root.join("etc/slurm").join(name);
+        fs::copy(&from, directory.join(name)).with_context(|| format!("cannot copy '{}'", from.display()))?;
     }
     if !options.no_slurm {
         slurm_packages(&directory.join("debs"))?;
