@@ -121,7 +121,13 @@ fn client(cell: &Context) -> Result<String> {
 }
 
 fn srun(cell: &Context, mode: Mode) -> Result<()> {
-    let arguments = [mode.flag(), "-N2", "--ntasks-per-node=4", "--gres=gpu:2"];
+    let arguments = [
+        mode.flag(),
+        "--mps-bind=auto",
+        "-N2",
+        "--ntasks-per-node=4",
+        "--gres=gpu:2",
+    ];
     let records = clients(cell, &arguments, "--hold 0.3")?;
     mode.check(cell, &records, 8)?;
     let on: BTreeSet<_> = records.iter().map(|record| &record.node).collect();

@@ -34,9 +34,8 @@ pub struct Bind {
 impl Bind {
     /// What [`Bind::from_str`] accepts, in any case.
     pub const ALLOWED: &'static str = "block, cyclic, closest, each also with +peers; auto, none";
-    /// What a job has that says nothing, on a site that says nothing.
-    pub const AUTO: Self = Self::of(How::Auto);
-    /// No task is bound.
+    /// No task is bound: what a job has that says nothing, on a site that says nothing. Its program may choose its GPU by its
+    /// rank, and finds the same GPUs in the same order as without us.
     pub const NONE: Self = Self::of(How::None);
 
     /// Without the other GPUs.

@@ -234,11 +234,6 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
 /// Those that the task keeps of its GPUs, its own first.
 fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<GpuUuid>, Refusal> {
     let asked = record.bind.unwrap_or(Bind::NONE);
-    if asked.is_for_all() && !record.per_gpu && record.names() == DeviceNames::Keep {
-        let why = "CUDA_VISIBLE_DEVICES stays as the scheduler set it";
-        let what = format!("MPS_BIND={asked}");
-        return Err(Refusal::new(what, why, "MPS_VISIBLE=auto, uuid or ordinal"));
-    }
     let more_tasks = || {
         task.rank
             .and_then(|rank| rank.of)
@@ -248,6 +243,8 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         // One process reaches one daemon only.
         _ if record.per_gpu && !asked.is_for_all() => Bind::of(How::Cyclic),
         How::None => return Ok(gpus),
+        // The only process on the node: a program with several GPUs, or a launcher's daemon, whose ranks come after it.
+        _ if !record.per_gpu && task.rank.is_some_and(|rank| rank.of == Some(1)) => return Ok(gpus),
         How::Auto if task.rank.is_none() || task.bound || !more_tasks() => return Ok(gpus),
         How::Auto => Bind {
             how: How::Block,
@@ -258,6 +255,11 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
     };
     if gpus.len() < 2 {
         return Ok(gpus);
+    }
+    if !record.per_gpu && record.names() == DeviceNames::Keep {
+        let why = "CUDA_VISIBLE_DEVICES stays as the scheduler set it";
+        let what = format!("MPS_BIND={asked}");
+        return Err(Refusal::new(what, why, "MPS_VISIBLE=auto, uuid or ordinal"));
     }
     // In the record's order, so that a process bound already comes out as it went in.
     let all: Vec<&RecordGpu> = record

@@ -80,7 +80,7 @@ pub fn check(daemon: &Daemon, answers: &str) -> Result<(), String> {
     }
 }
 
-/// `4G` for `4096M`: the daemon says a size back in the largest unit that holds it whole (seen on driver 580).
+/// By value: the daemon says `4096M` back as `4G`, in the largest unit that holds it whole (seen on driver 580).
 fn is_same(said: &str, value: &str) -> bool {
     said == value || mebibytes(said).is_some_and(|said| Some(said) == mebibytes(value))
 }

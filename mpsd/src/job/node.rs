@@ -279,7 +279,7 @@ pub trait Drains {
         fault: &Fault,
         gpus: Vec<String>,
     ) -> (String, bool);
-    /// Tells the job's user why it has no MPS , where he looks at his job, and with `aloud` where he waits for it.
+    /// Tells the job's user why it has no MPS, where he looks at his job, and with `aloud` where he waits for it.
     ///
     /// # Errors
     /// One line.

@@ -99,9 +99,13 @@ impl NvmlWorker {
     /// Starts `program` (`mpsd`) as the worker for `library`; each answer must come within `limit`.
     ///
     /// # Errors
-    /// A fault: root could not start its own program. Undetermined where processes or descriptors ran out.
+    /// A fault: root could not start its own program. Undetermined where processes, descriptors or time ran out: a program that
+    /// is starved before its first instruction proves nothing.
     pub fn start(program: &Path, library: &str, limit: Duration) -> Result<Self, Failure> {
-        let broken = |why: String, errno| failure(unless_scarce(Evidence::Storage, errno), WORKER, why);
+        let broken = |why: String, errno: Option<Errno>| {
+            let evidence = errno.and_then(|errno| unless_scarce(Evidence::Storage, Some(errno)));
+            failure(evidence, WORKER, why)
+        };
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
             SockType::Stream,
@@ -184,3 +188,6 @@ impl Drop for NvmlWorker {
         self.child.kill(Deadline::after(GRACE));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -67,6 +67,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         tasks,
     };
     let share = wanted.share()?;
+    let memory_parts = share.divides_memory_by(&gpus);
     let job = &case.asked.submission.job;
     let daemons = daemons(&request, &gpus, &share, &settings.paths.job(job));
     let plan = Plan {
@@ -86,12 +87,12 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         rank_memory: share.rank_memory,
         divided: Divided {
             threads: tasks.filter(|_| request.threads == Some(Threads::Auto)),
-            memory: tasks.filter(|_| request.memory == Some(MemoryLimit::Auto)),
+            memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto)),
         },
         notes,
         verify: request.verify == Some(true),
         then: request.plan_lines().collect(),
-        bind: request.bind.unwrap_or(Bind::AUTO),
+        bind: request.bind.unwrap_or(Bind::NONE),
         names: request.visible.unwrap_or(settings.cuda_visible_devices),
     };
     Ok((settings, plan))

@@ -24,6 +24,16 @@ pub struct Share {
 }
 
 impl Share {
+    /// By how many each GPU's memory is divided at least: by more than its tasks where a ceiling is lower than their share.
+    pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
+        let whole = |uuid: &GpuUuid| Some(gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib);
+        let parts = self
+            .memory
+            .iter()
+            .filter_map(|(uuid, mib)| whole(uuid)?.checked_div(*mib));
+        u32::try_from(parts.min()?).ok()
+    }
+
     /// The daemon of `gpus` with these directories.
     pub fn daemon(&self, gpus: &[&Gpu], pipe: PathBuf, log: PathBuf) -> Daemon {
         Daemon {

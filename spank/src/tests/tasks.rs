@@ -5,7 +5,7 @@ use crate::handle::{Item, Verdict};
 use crate::plugin;
 use crate::state::State;
 use mpsd_core::GpuUuid;
-use mpsd_core::bind::Bind;
+use mpsd_core::bind::{Bind, How};
 use mpsd_core::record::{Record, RecordDevice, State as Progress};
 
 const BATCH: u32 = 0xffff_fffb;
@@ -163,7 +163,7 @@ fn the_tasks_of_a_step_are_bound_as_it_asks_and_slurms_own_binding_wins() {
             slurm.job_env.insert("SLURMD_TRES_BIND".into(), bind.into());
         }
         let mut record = record("4711", Progress::Ready);
-        record.bind = Some(Bind::AUTO);
+        record.bind = Some(Bind::of(How::Auto));
         let node = FakeNode::new().with_record(record);
         assert_eq!(task(&mut slurm, &node, "", flags), Verdict::Continue);
         slurm.job_env["CUDA_VISIBLE_DEVICES"].replace("GPU-0000000", "")

@@ -193,7 +193,7 @@ settings! {
 
     /// What a job that asks for MPS gets where it does not say. The words are those of the request: threads 25, 12.5,
     /// "auto", "30:70"; mem "4G", "25%", "auto"; priority "normal", "below-normal"; bind "block", "cyclic", "closest", each
-    /// also with "+peers", "auto", "none". Not set: no limit, normal priority, no probe, bind "auto".
+    /// also with "+peers", "auto", "none". Not set: no limit, normal priority, no probe, bind "none".
     Defaults [defaults] {
         threads: Option<Threads> = None => "auto";
         memory as "mem": Option<MemoryLimit> = None => "auto";
@@ -294,7 +294,9 @@ impl Settings {
         }
         whole.priority = whole.priority.or(self.defaults.priority);
         whole.verify = whole.verify.or(self.defaults.verify);
-        whole.bind = whole.bind.or(self.defaults.bind);
+        // The site's choice alone never makes a task fail: what stays as the scheduler set it is bound by nobody.
+        let keeps = whole.visible.unwrap_or(self.cuda_visible_devices) == DeviceNames::Keep;
+        whole.bind = whole.bind.or(self.defaults.bind.filter(|_| !keeps));
         whole
     }
 

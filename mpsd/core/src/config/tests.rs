@@ -306,6 +306,18 @@ fn the_job_comes_before_the_defaults() {
         with("MPS=on,MPS_REPLICAS=2"),
         "MPS=per-node,MPS_REPLICAS=2,MPS_PRIORITY=below-normal,MPS_VERIFY=on"
     );
+    // What stays as the scheduler set it is bound by nobody; a job that asks for both reads why not.
+    let bind = |config, account| {
+        let request = crate::Request::from_account(account).unwrap().unwrap();
+        settings(config).with_defaults(&request).bind
+    };
+    let site = "defaults.bind = \"block\"";
+    assert_eq!(bind(site, "MPS=on"), "block".parse().ok());
+    assert_eq!(bind(site, "MPS=on,MPS_VISIBLE=keep"), None);
+    assert_eq!(
+        bind(&format!("cuda_visible_devices = \"keep\"\n{site}"), "MPS=on"),
+        None
+    );
     let tenths = crate::Percent::from_tenths;
     assert_eq!(settings("ceilings.threads = 50").ceilings.threads, tenths(500));
     assert_eq!(

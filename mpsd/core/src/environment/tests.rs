@@ -266,8 +266,25 @@ fn a_binding_that_cannot_be_carried_out_is_refused() {
         names: Some(DeviceNames::Keep),
         ..bound("cyclic")
     };
-    let kept = task_environment(&kept, &ranked).unwrap_err();
-    assert!(kept.to_string().contains("MPS_VISIBLE"), "{kept}");
+    let refused = task_environment(&kept, &ranked).unwrap_err();
+    assert!(refused.to_string().contains("MPS_VISIBLE"), "{refused}");
+    // Whom Slurm has bound, we do not.
+    let by_slurm = Task {
+        bound: true,
+        ..ranked
+    };
+    assert!(task_environment(&kept, &by_slurm).is_ok());
+}
+
+#[test]
+fn the_only_process_of_a_node_keeps_all_gpus() {
+    for how in ["block", "cyclic", "closest", "auto", "none"] {
+        assert_eq!(
+            seen(&bound(how), 1, |task| task),
+            ["1,2"],
+            "{how}: a launcher's daemon"
+        );
+    }
 }
 
 #[test]

@@ -111,3 +111,22 @@ fn what_is_no_number_of_the_user_is_lowered_to_the_ceiling() {
     assert_eq!(with("", auto, Some(2)), "50 [10240, 2048]");
     assert_eq!(with("", "MPS=on,MPS_MEM=0=2G", None), "50 [2048, 4096]");
 }
+
+#[test]
+fn a_ceiling_below_its_share_divides_a_gpu_by_more() {
+    let gpus = [gpu(0, 81_920), gpu(1, 40_960)];
+    let parts = |memory: [u64; 2]| {
+        let memory = gpus.iter().zip(memory).map(|(gpu, mib)| (gpu.uuid.clone(), mib));
+        let share = Share {
+            threads: None,
+            memory: memory.collect(),
+            priority: None,
+            rank_threads: Vec::new(),
+            rank_memory: Vec::new(),
+        };
+        share.divides_memory_by(&gpus.iter().collect::<Vec<_>>())
+    };
+    assert_eq!(parts([40_960, 20_480]), Some(2), "the share of two tasks");
+    // Under a ceiling of 10G: four tasks on one of them may keep it.
+    assert_eq!(parts([10_240, 10_240]), Some(4));
+}
