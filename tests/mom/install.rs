@@ -189,7 +189,8 @@ fn check_warns_unless_something_names_the_gpus() {
     ));
     let text = c.nodes[0].try_sh("mpsctl pbs check").1;
     assert!(
-        text.contains("OK    pbs_cgroups is not enabled: gpus_unknown of mpsd.toml decides"),
+        text.contains("WARN  pbs_cgroups is not enabled: PBS counts GPUs")
+            && text.contains("gpus_unknown of mpsd.toml decides only for a job that asks for no ngpus"),
         "{text}"
     );
 }

@@ -37,8 +37,9 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     if to_tasks || (to_shell && recorded) {
         return 0;
     }
-    tell(node, &job.place(), submission, failure);
+    // First what counts: the controller may take all the time that is left.
     requeue(node, job, failure);
+    tell(node, &job.place(), submission, failure);
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
         hold(node, submission, job.deadline);
     }
@@ -132,8 +133,11 @@ fn requeue(node: &mut impl Node, job: &Job, failure: &Failure) {
     }
     let id = &submission.job;
     let text = match node.requeue(&job.place(), id, job.settings.slurm.requeue_limit) {
-        Ok(Requeued::Waits) => format!("job {id}: put back into the queue"),
-        Ok(Requeued::Held) => format!("job {id}: put back into the queue, and held there"),
+        Ok(Requeued { held, trouble }) => {
+            let held = if held { ", and held there" } else { "" };
+            let trouble = trouble.map(|why| format!("; {why}")).unwrap_or_default();
+            format!("job {id}: put back into the queue{held}{trouble}")
+        }
         Err(why) => format!("job {id}: not put back into the queue: {why}"),
     };
     node.log(Severity::Info, &text);

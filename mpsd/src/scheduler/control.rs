@@ -11,13 +11,13 @@ pub struct Shown {
     pub reason: Option<String>,
 }
 
-/// Where a job is that was put back into the queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Requeued {
-    /// It starts again.
-    Waits,
-    /// It waits for its user.
-    Held,
+/// How a job stands that was put back into the queue.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Requeued {
+    /// It waits for its user, who releases it; else it starts again.
+    pub held: bool,
+    /// What beside the requeue could not be done. One line.
+    pub trouble: Option<String>,
 }
 
 /// A scheduler's way to take one node out of service: single orders and questions, of which [`super::drain`] makes a drain.
@@ -56,7 +56,8 @@ pub trait Controller {
     fn tell(&self, _job: &JobId, _line: &str, _aloud: bool) -> Result<(), String> {
         Ok(())
     }
-    /// Puts a job of this node back into the queue; held there where that was done `most` times already (0: no limit).
+    /// Puts a job of this node back into the queue; held there where the scheduler has
+    /// restarted it `most` times already, for any cause (0: no limit).
     ///
     /// # Errors
     /// One line.

@@ -295,12 +295,15 @@ fn check_gpus(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
         Err(why) if why == NOT_AT_THE_MOM || is_no_hook(&why) => "there is no hook pbs_cgroups".to_owned(),
         Err(why) => format!("pbs_cgroups not seen ({why})"),
     };
-    if around.settings.gpus_unknown != GpusUnknown::Refuse {
-        return Finding::Good(format!("{missing}: gpus_unknown of mpsd.toml decides"));
-    }
+    let without = match around.settings.gpus_unknown {
+        GpusUnknown::Refuse => "",
+        GpusUnknown::WholeNodeIfExclusive => {
+            " (gpus_unknown of mpsd.toml decides only for a job that asks for no ngpus)"
+        }
+    };
     Finding::Better(format!(
         "{missing}: PBS counts GPUs and names none, so only a job with all of a node's GPUs, or alone on its node \
-         (-l place=exclhost), has MPS, and any other is refused; to name them: {}",
+         (-l place=exclhost), has MPS, and any other is refused{without}; to name them: {}",
         NAME_GPUS.join("; ")
     ))
 }

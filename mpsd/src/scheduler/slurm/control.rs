@@ -51,40 +51,58 @@ impl Controller for Node {
     /// The job's comment keeps what the user wrote there. srun and salloc show a notice; a batch job has it in its output,
     /// once its script runs.
     fn tell(&self, job: &JobId, line: &str, aloud: bool) -> Result<(), String> {
-        let users = self.job(job)?.comment;
         let ours = one_line(&format!("{OURS}{}: {line}", self.name), LONGEST_COMMENT);
-        self.update_job(job, &format!("comment={}", with_ours(&users, &ours)))?;
-        match aloud {
-            true => self.call("scontrol", &["notify", job.as_str(), &ours]).map(drop),
-            false => Ok(()),
+        let written = self.comment(job, &ours);
+        if aloud {
+            self.call("scontrol", &["notify", job.as_str(), &ours])?;
         }
+        written
     }
 
-    /// Held as by its user, who releases it when he likes.
+    /// Held as by its user, who releases it when he likes. The requeue is what counts: what fails around it is told with it.
     fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
-        let restarts = self.job(job)?.restarts;
+        let queued = self.job(job);
         self.call("scontrol", &["requeue", job.as_str()])?;
-        if most == 0 || restarts < most {
-            return Ok(Requeued::Waits);
+        let mut done = Requeued::default();
+        let restarts = match queued {
+            _ if most == 0 => return Ok(done),
+            Ok(queued) if queued.restarts < most => return Ok(done),
+            Ok(queued) => queued.restarts,
+            Err(why) => {
+                done.trouble = Some(format!("whether requeue_limit holds it is not known: {why}"));
+                return Ok(done);
+            }
+        };
+        if let Err(why) = self.call("scontrol", &["uhold", job.as_str()]) {
+            done.trouble = Some(format!("not held after {restarts} restarts: {why}"));
+            return Ok(done);
         }
-        self.call("scontrol", &["uhold", job.as_str()])?;
-        self.mark(&format!(
-            "{OURS}job {job} was held after {restarts} restarts without MPS; its comment says why"
-        ))?;
-        Ok(Requeued::Held)
+        done.held = true;
+        let note =
+            format!("{OURS}job {job} was held after {restarts} restarts; its comment says why it has no MPS");
+        let marked = self.mark(&note);
+        done.trouble = marked
+            .err()
+            .map(|why| format!("the node's comment does not say so: {why}"));
+        Ok(done)
     }
 }
 
 /// What our comments begin with.
 const OURS: &str = "mpsd: ";
+/// What stands between the user's comment and ours.
+const BEHIND: &str = "; mpsd: ";
 /// Most of a job's comment that is ours. Characters.
 const LONGEST_COMMENT: usize = 400;
+/// What squeue is asked to show of a job's comment. Bytes; one that reaches them may go on.
+const SHOWN_COMMENT: usize = 1024;
 
 /// A job as squeue shows it.
 #[derive(Debug, PartialEq, Eq)]
 struct Queued {
     restarts: u32,
-    comment: String,
+    /// `None`: squeue does not show it whole, in one line.
+    comment: Option<String>,
 }
 
 impl Node {
@@ -93,9 +111,18 @@ impl Node {
         self.call("scontrol", &["update", &id, word]).map(drop)
     }
 
+    /// Writes `ours` behind what the user wrote, where that is seen whole.
+    fn comment(&self, job: &JobId, ours: &str) -> Result<(), String> {
+        let users = self.job(job)?.comment;
+        let all = users.and_then(|users| with_ours(&users, ours));
+        let all = all.ok_or("its comment has several lines or no room, and stays as it is")?;
+        self.update_job(job, &format!("comment={all}"))
+    }
+
     fn job(&self, job: &JobId) -> Result<Queued, String> {
-        let format = "--Format=JobID:16,RestartCnt:16,Comment:1024";
-        let text = self.call("squeue", &["--noheader", "--jobs", job.as_str(), format])?;
+        // The number behind the comment proves that the line is whole.
+        let format = format!("--Format=JobID:16,RestartCnt:16,Comment:{SHOWN_COMMENT},JobID:16");
+        let text = self.call("squeue", &["--noheader", "--jobs", job.as_str(), &format])?;
         // Of an array squeue shows every element.
         let mut lines = text.lines();
         let found = lines.find_map(|line| queued(line.trim(), job.as_str()));
@@ -115,30 +142,35 @@ impl Node {
     }
 }
 
-/// `4711  2  the user's comment`.
+/// `4711  2  the user's comment  4711`.
 fn queued(line: &str, job: &str) -> Option<Queued> {
     let (id, rest) = line.split_once(char::is_whitespace)?;
     let rest = rest.trim_start();
     let (restarts, comment) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
     let restarts = restarts.parse().ok().filter(|_| id == job)?;
-    let comment = comment.trim();
-    let comment = if comment == "(null)" { "" } else { comment };
+    let comment = comment.strip_suffix(job).map(str::trim_start);
+    let comment = comment.filter(|text| text.is_empty() || text.ends_with(char::is_whitespace));
+    let comment = comment
+        .map(str::trim_end)
+        .filter(|text| text.len() < SHOWN_COMMENT);
     Some(Queued {
         restarts,
-        comment: comment.to_owned(),
+        comment: comment.map(|text| if text == "(null)" { "" } else { text }.to_owned()),
     })
 }
 
-/// The user's comment with ours, which replaces an earlier one of ours.
-fn with_ours(users: &str, ours: &str) -> String {
-    let users = users
-        .find(OURS)
-        .map_or(users, |at| &users[..at])
-        .trim_end_matches("; ");
-    match users {
+/// The user's comment with ours, which replaces an earlier one of ours. `None`: there is no room.
+fn with_ours(users: &str, ours: &str) -> Option<String> {
+    let at = if users.starts_with(OURS) {
+        Some(0)
+    } else {
+        users.find(BEHIND)
+    };
+    let all = match &users[..at.unwrap_or(users.len())] {
         "" => ours.to_owned(),
         users => format!("{users}; {ours}"),
-    }
+    };
+    Some(all).filter(|all| all.len() < SHOWN_COMMENT)
 }
 
 /// `drained*|mpsd: job 4711: …`, one line a partition. A reason of a node that is not drained is slurmctld's own (`Not

@@ -1,17 +1,120 @@
 use super::*;
+use crate::scheduler::Site;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+/// A line as squeue pads it.
+fn shown(restarts: u32, comment: &str) -> String {
+    format!("{:16}{restarts:<16}{comment:1024.1024}{:16}", "4711", "4711")
+}
+
+fn comment(text: &str) -> Option<String> {
+    let line = shown(2, text);
+    let first = line.lines().next().unwrap_or_default();
+    let queued = queued(first.trim(), "4711").expect("the job");
+    assert_eq!(queued.restarts, 2);
+    queued.comment
+}
 
 #[test]
 fn a_comment_of_the_users_is_kept() {
-    let two = queued("4711            2               by hand; mpsd: n1: x", "4711").unwrap();
-    assert_eq!((two.restarts, two.comment.as_str()), (2, "by hand; mpsd: n1: x"));
-    assert_eq!(with_ours(&two.comment, "mpsd: n2: y"), "by hand; mpsd: n2: y");
-    let none = queued("4711            0               (null)", "4711").unwrap();
-    assert_eq!(
-        (none.restarts, with_ours(&none.comment, "mpsd: z")),
-        (0, "mpsd: z".into())
-    );
-    assert_eq!(queued("4711            0", "4711").unwrap().comment, "");
-    assert_eq!(queued("4712            0", "4711"), None);
+    let two = comment("by hand; mpsd: n1: x").expect("whole");
+    assert_eq!(two, "by hand; mpsd: n1: x");
+    for (users, all) in [
+        (two.as_str(), "by hand; mpsd: n2: y"),
+        ("", "mpsd: n2: y"),
+        ("mpsd: n1: x", "mpsd: n2: y"),
+        ("see mpsd: it works", "see mpsd: it works; mpsd: n2: y"),
+        (
+            "see mpsd: it works; mpsd: n1: x",
+            "see mpsd: it works; mpsd: n2: y",
+        ),
+        ("a; ", "a; ; mpsd: n2: y"),
+    ] {
+        assert_eq!(with_ours(users, "mpsd: n2: y").as_deref(), Some(all));
+    }
+    assert_eq!(comment("(null)").as_deref(), Some(""));
+    assert_eq!(comment("").as_deref(), Some(""));
+    assert_eq!(comment("job 4711").as_deref(), Some("job 4711"));
+    assert_eq!(queued(shown(0, "").trim(), "4712"), None);
+}
+
+#[test]
+fn a_comment_that_is_not_seen_whole_is_not_written() {
+    assert_eq!(comment("a line\nand another"), None);
+    assert_eq!(comment(&"x".repeat(1024)), None);
+    assert_eq!(comment(&"x".repeat(1100)), None);
+    let most = comment(&"x".repeat(1023)).expect("whole");
+    assert_eq!(with_ours(&most, "mpsd: n2: y"), None, "no room");
+}
+
+/// A node of a Slurm whose squeue and scontrol are these scripts; what scontrol was told stands in `told`.
+fn with_scripts(squeue: &str, scontrol: &str) -> (tempfile::TempDir, Node) {
+    // Only what root alone can have put there is run, and /tmp is everybody's.
+    let dir = tempfile::tempdir_in("/run").expect("a directory");
+    let told = dir.path().join("told");
+    let told = format!("echo \"$@\" >>{}\n{scontrol}", told.display());
+    for (name, body) in [
+        ("squeue", squeue),
+        ("scontrol", &told),
+        ("sinfo", "echo '(null)'"),
+    ] {
+        let file = dir.path().join(name);
+        fs::write(&file, format!("#!/bin/sh\n{body}\n")).expect("a script");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("its mode");
+    }
+    let site = Site {
+        slurm_exec: Some(dir.path().to_owned()),
+        ..Site::default()
+    };
+    let slurm = Installation::find(&site, "n1");
+    let name = "n1".to_owned();
+    (dir, Node { slurm, name })
+}
+
+#[test]
+fn a_job_is_requeued_whatever_fails_around_it() {
+    let id = JobId::parse("4711").expect("an id");
+    let line = format!("echo '{}'", shown(3, "by hand"));
+    let trouble = |word: &str| Some(word.to_owned());
+    for (squeue, scontrol, held, word) in [
+        (line.as_str(), "", true, None),
+        ("exit 1", "", false, trouble("squeue said")),
+        (
+            &line,
+            "[ $1 != uhold ]",
+            false,
+            trouble("not held after 3 restarts"),
+        ),
+        (&line, "[ $1 != update ]", true, trouble("the node's comment")),
+    ] {
+        let (dir, node) = with_scripts(squeue, scontrol);
+        let done = node.requeue(&id, 3).expect("requeued");
+        let told = fs::read_to_string(dir.path().join("told")).expect("orders");
+        assert!(told.starts_with("requeue 4711\n"), "{told}");
+        assert_eq!(done.held, held, "{done:?}");
+        let said = done.trouble.as_deref().unwrap_or_default();
+        assert_eq!(said.is_empty(), word.is_none(), "{said}");
+        assert!(said.contains(word.as_deref().unwrap_or_default()), "{said}");
+        assert!(
+            !told.contains("without MPS"),
+            "Slurm counts every restart: {told}"
+        );
+    }
+    let (_dir, node) = with_scripts(&line, "");
+    assert_eq!(node.requeue(&id, 4), Ok(Requeued::default()));
+    let (_dir, node) = with_scripts(&line, "exit 1");
+    node.requeue(&id, 3).expect_err("it is not back in the queue");
+}
+
+#[test]
+fn who_waits_is_told_where_the_comment_cannot_be() {
+    let id = JobId::parse("4711").expect("an id");
+    let (dir, node) = with_scripts(&format!("echo '{}'", shown(0, "two\nlines")), "");
+    let why = node.tell(&id, "why", true).expect_err("not in the comment");
+    assert!(why.contains("several lines"), "{why}");
+    let told = fs::read_to_string(dir.path().join("told")).expect("orders");
+    assert_eq!(told, "notify 4711 mpsd: n1: why\n");
 }
 
 #[test]
