@@ -69,6 +69,11 @@ impl Cluster {
         Slurmd(command.spawn().expect("slurmd"))
     }
 
+    /// The check of the Slurm that runs for `node`, with no slurm.conf named.
+    fn check_of_running(&self, node: &str) -> Ran {
+        self.stage.run("mpsctl", &["slurm", "check", "--node", node], &[])
+    }
+
     /// Slurm's commands of a release beside that slurmd.
     fn commands(&self, release: &str) {
         fs::create_dir_all(self.path("prefix/bin")).expect("directory");
@@ -332,6 +337,101 @@ fn a_cluster_that_changes_has_one_line() {
         let stack = cluster.read("plugstack.conf");
         assert_eq!(stack.contains(&cluster.line()), text == CONFIGLESS, "{stack}");
     }
+}
+
+/// A process has the name of a link that any user may have made, and set-user-id programs are root's at once.
+#[test]
+fn a_program_that_goes_by_slurmds_name_is_nobody() {
+    let cluster = Cluster::new(GOOD);
+    assert_eq!(cluster.enable().code, Some(0));
+    let conf = cluster.path("etc/slurm.conf");
+    let start = |mut command: Command| {
+        command.arg("60").env("SLURM_CONF", &conf);
+        let child = Slurmd(command.spawn().expect("a program"));
+        let comm = format!("/proc/{}/comm", child.0.id());
+        let patience = SystemTime::now() + Duration::from_secs(10);
+        while fs::read_to_string(&comm).is_ok_and(|comm| comm != "slurmd\n") {
+            assert!(SystemTime::now() < patience, "no program of that name");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child
+    };
+    let is_seen = || {
+        let ran = cluster.slurm("check", &[]);
+        let nobody = ran.out.contains("no slurmd runs here");
+        assert!(nobody || ran.out.contains("slurmd (pid "), "{ran:?}");
+        !nobody
+    };
+    let user = nix::unistd::User::from_name(USER).expect("passwd").expect(USER);
+    let theirs = cluster.path("theirs");
+    fs::create_dir(&theirs).expect("directory");
+    std::os::unix::fs::chown(&theirs, Some(user.uid.as_raw()), None).expect("chown");
+
+    let link = theirs.join("slurmd");
+    std::os::unix::fs::symlink("/bin/sleep", &link).expect("link");
+    let running = start(Command::new(&link));
+    assert!(!is_seen(), "a link of that name to another program");
+    drop(running);
+
+    // A file of that name, of root's, in a user's directory: as a hard link to a program of root's.
+    fs::remove_file(&link).expect("link");
+    copy_program(Path::new("/bin/sleep"), &link).expect("sleep");
+    let running = start(Command::new(&link));
+    assert!(!is_seen(), "a program in a user's directory");
+    fs::remove_file(&link).expect("program");
+    assert!(!is_seen(), "a program that was in a user's directory");
+    drop(running);
+
+    let honest = cluster.slurmd();
+    assert!(is_seen(), "root's own");
+    drop(honest);
+    let program = cluster.path("prefix/sbin/slurmd");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("chmod");
+    let running = start(as_user(USER, &program));
+    assert!(!is_seen(), "a set-user-id program that a user started");
+    drop(running);
+}
+
+/// Whoever may write a slurm.conf has root's commands load plugins: one that is not root's alone is read where mpsd.toml names it.
+#[test]
+fn a_slurm_conf_that_others_may_write_is_read_only_where_the_site_names_it() {
+    let cluster = Cluster::new(GOOD);
+    assert_eq!(cluster.enable().code, Some(0));
+    let conf = cluster.path("etc/slurm.conf");
+    fs::create_dir_all(cluster.path("prefix/sbin")).expect("directory");
+    let program = cluster.path("prefix/sbin/slurmd");
+    copy_program(Path::new("/bin/sh"), &program).expect("sh");
+    // It waits for a line that never comes.
+    let node = format!("stack{}", std::process::id());
+    let mut command = Command::new(&program);
+    command
+        .args(["-c", "read line", "-N", &node])
+        .env("SLURM_CONF", &conf)
+        .stdin(std::process::Stdio::piped());
+    let _slurmd = Slurmd(command.spawn().expect("slurmd"));
+    let own = format!("OK    Slurm's configuration is '{}'", conf.display());
+    let ran = cluster.check_of_running(&node);
+    assert!(ran.out.contains(&own), "{ran:?}");
+
+    let user = nix::unistd::User::from_name(USER).expect("passwd").expect(USER);
+    std::os::unix::fs::chown(&conf, Some(user.uid.as_raw()), None).expect("chown");
+    let ran = cluster.check_of_running(&node);
+    let why = format!("belongs to user {}, not to root", user.uid);
+    assert!(
+        ran.code == Some(1)
+            && ran.err.contains(&why)
+            && ran.err.contains("name the slurm.conf in mpsd.toml")
+            && !ran.out.contains(&own),
+        "{ran:?}"
+    );
+    cluster
+        .stage
+        .configure(&format!("[slurm]\nconf = \"{}\"", conf.display()));
+    let ran = cluster.check_of_running(&node);
+    assert!(
+        ran.out.contains(&own) && ran.out.contains("slurmd (pid "),
+        "{ran:?}"
+    );
 }
 
 /// The running slurmd's program decides, whatever else is installed; a setting overrides it.

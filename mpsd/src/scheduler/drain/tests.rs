@@ -4,6 +4,7 @@ use super::*;
 use crate::scheduler::control::Shown;
 use mpsd_core::failure::Evidence;
 use std::cell::RefCell;
+use std::os::unix::fs::PermissionsExt;
 
 const OURS: &str = "mpsd: job 1: x";
 
@@ -119,6 +120,18 @@ fn a_drain_under_an_administrators_note_is_remembered_and_leaves_the_note() {
     lift(&paths, &kept, &node).unwrap();
     assert_eq!(node.shows(), (false, Some(memo.to_owned())));
     assert_eq!(markers::all(&paths), []);
+}
+
+#[test]
+fn the_drains_of_an_earlier_release_are_listed_by_root_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = Paths::new(dir.path().join("run"), dir.path());
+    let mode = |mode| std::fs::Permissions::from_mode(mode);
+    std::fs::create_dir(paths.drains()).unwrap();
+    std::fs::set_permissions(paths.drains(), mode(0o755)).unwrap();
+    markers::write(&paths, &marker(OURS)).unwrap();
+    let now = std::fs::metadata(paths.drains()).unwrap().permissions();
+    assert_eq!(now.mode() & 0o7777, 0o711);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::scheduler::setup::{Done, Finding, Surroundings, place, remove};
 use mpsd_core::config::{GpusUnknown, UnattachedTasks};
 use mpsd_core::text::one_line;
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// The classic scripts.
@@ -140,7 +141,9 @@ fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> 
     let mut done = Done::default();
     let file = file(around);
     let directory = around.settings.paths.state();
-    fs::create_dir_all(directory).map_err(|e| format!("cannot make '{}': {e}", directory.display()))?;
+    let mut builder = fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o711).create(directory);
+    made.map_err(|e| format!("cannot make '{}': {e}", directory.display()))?;
     place(&file, render(around)?, 0o644)?;
     done.did(format!("wrote '{}'", file.display()));
     let events = if options.queuejob {

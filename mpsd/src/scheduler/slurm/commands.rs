@@ -48,7 +48,7 @@ impl Installation {
         let named = site.slurm_exec.as_ref();
         let named = named.map(|dir| with_commands(dir.join("bin")).unwrap_or_else(|| dir.clone()));
         let usual = || several().into_iter().next();
-        let named_to_daemon = || daemon.as_ref()?.named.clone();
+        let named_to_daemon = || daemon.as_ref()?.named();
         Self {
             commands: named
                 .or_else(of_daemon)
@@ -66,11 +66,18 @@ impl Installation {
         !self.is_named && self.daemon.is_none() && several().len() > 1
     }
 
+    /// Why this Slurm cannot be asked before the site names its slurm.conf.
+    pub fn untrusted(&self) -> Option<String> {
+        let daemon = self.daemon.as_ref().filter(|_| self.conf.is_none());
+        daemon?.untrusted(&ThisHost)
+    }
+
     /// What a command of Slurm's answers, where it ends with 0.
     ///
     /// # Errors
     /// One line.
     pub fn ask(&self, program: &str, arguments: &[&str], deadline: Duration) -> Result<String, String> {
+        self.untrusted().map_or(Ok(()), Err)?;
         let conf = self
             .conf
             .as_ref()

@@ -109,6 +109,7 @@ impl Place {
         }
         site.slurm_exec = self.exec.clone().or(site.slurm_exec);
         let slurm = Installation::find(&site, &self.node(around));
+        slurm.untrusted().map_or(Ok(()), Err)?;
         let conf = Conf::find(slurm.conf(around.host).as_deref(), around.host)?;
         Ok((slurm, conf))
     }
@@ -264,12 +265,11 @@ fn refresh(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> 
 /// The text with `plugin` in the place of ours; the words before and after it are the administrator's choice.
 fn renamed(text: &str, plugin: &Path) -> String {
     let line = |line: &str| {
-        let mut words: Vec<&str> = line.split(' ').collect();
-        let plugin = plugin.display().to_string();
-        if is_ours(line) {
-            words[1] = &plugin;
-        }
-        words.join(" ") + "\n"
+        let new = match line.split_whitespace().nth(1) {
+            Some(old) if is_ours(line) => line.replacen(old, &plugin.display().to_string(), 1),
+            _ => line.to_owned(),
+        };
+        new + "\n"
     };
     text.lines().map(line).collect()
 }

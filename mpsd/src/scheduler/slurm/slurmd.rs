@@ -2,7 +2,8 @@
 
 use super::conf::FETCHED;
 use crate::scheduler::host::{self, Host, ThisHost};
-use crate::sys::process::{Process, ProcessId, ProcessTable, Stat, State};
+use crate::sys::process::{Executable, Process, ProcessId, ProcessTable, Stat, State};
+use mpsd_core::trusted::{TrustedFile, open_trusted};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,14 +20,14 @@ const LARGEST: usize = 64 << 20;
 #[derive(Debug, Clone)]
 pub(super) struct Slurmd {
     id: ProcessId,
-    /// Its command's name: `slurmd` on a node.
+    /// Its program's name: `slurmd` on a node.
     pub name: String,
     /// Its program; `None`: only root may know.
     pub program: Option<PathBuf>,
     /// Its program's file was replaced since it began.
     pub replaced: bool,
-    /// The slurm.conf that it was told to read (`-f`, `SLURM_CONF`).
-    pub named: Option<PathBuf>,
+    /// The slurm.conf that it was told to read (`-f`, `SLURM_CONF`), whoever may write it.
+    told: Option<PathBuf>,
     /// `-N`.
     node: Option<String>,
 }
@@ -45,7 +46,7 @@ impl Slurmd {
         let mut found: Vec<Self> = of_slurm
             .iter()
             .filter(|entry| !is_child(&entry.stat))
-            .filter_map(|entry| Self::read(&entry.stat, entry.uid))
+            .filter_map(|entry| Self::read(&entry.stat))
             .filter(|one| conf.is_none_or(|conf| one.may_have(conf)))
             .collect();
         let several = found.iter().filter(|one| one.is_of_node()).count() > 1;
@@ -54,20 +55,28 @@ impl Slurmd {
         found.into_iter().next()
     }
 
-    /// `None`: it has ended, is not root's, or is in a container.
-    fn read(stat: &Stat, uid: u32) -> Option<Self> {
+    /// `None`: it has ended, is not root's, is in a container, or runs another program.
+    fn read(stat: &Stat) -> Option<Self> {
         let id = stat.id;
         let process = id.open()?;
         let of_controller = || {
             let cgroups = process.cgroups().unwrap_or_default();
             cgroups.iter().any(|one| one.path == Path::new(CONTROLLER))
         };
-        if stat.state == State::Defunct || uid != 0 && !of_controller() {
+        // A set-user-id program that a user started is root's by its effective id alone.
+        let uids = process.uids()?;
+        let is_roots = uids.real == 0 && uids.effective == 0;
+        if stat.state == State::Defunct || !is_roots && !of_controller() {
             return None;
         }
         let place = |name: &str| PathBuf::from(format!("/proc/{}/{name}", id.pid));
         let file = |path: &Path| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
         if file(&place("root")).is_some_and(|own| Some(own) != file(Path::new("/"))) {
+            return None;
+        }
+        let program = program(&process);
+        // Only root may know the program of root's process.
+        if program.is_none() && nix::unistd::geteuid().is_root() {
             return None;
         }
         let arguments = fs::read(place("cmdline")).ok()?;
@@ -76,16 +85,15 @@ impl Slurmd {
             .map(|argument| String::from_utf8_lossy(argument).into_owned())
             .collect();
         let environment = || process.environment_variable("SLURM_CONF", 1 << 20);
-        let named = option(&arguments, 'f').map(PathBuf::from);
-        let program = fs::read_link(place("exe")).ok();
-        let deleted = |path: &Path| path.to_str()?.strip_suffix(" (deleted)").map(PathBuf::from);
-        let old = program.as_deref().and_then(deleted);
+        let told = option(&arguments, 'f').map(PathBuf::from);
+        let (program, replaced) = program.unzip();
+        let name = program.as_deref().and_then(Path::file_name);
         let found = Self {
             id,
-            name: stat.name.to_string_lossy().into_owned(),
-            replaced: old.is_some(),
-            program: old.or(program),
-            named: named.or_else(|| environment().map(PathBuf::from)),
+            name: name.unwrap_or(&stat.name).to_string_lossy().into_owned(),
+            replaced: replaced == Some(true),
+            program,
+            told: told.or_else(|| environment().map(PathBuf::from)),
             node: option(&arguments, 'N'),
         };
         // All of this was read of one and the same process.
@@ -110,7 +118,26 @@ impl Slurmd {
     /// Whether `conf` may be the configuration that it took.
     fn may_have(&self, conf: &Path) -> bool {
         let file = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        self.conf(&ThisHost).is_none_or(|own| file(&own) == file(conf))
+        let own = self.told.clone().or_else(|| self.conf(&ThisHost));
+        own.is_none_or(|own| file(&own) == file(conf))
+    }
+
+    /// The slurm.conf that it was told to read, if only root can have written it.
+    pub fn named(&self) -> Option<PathBuf> {
+        self.told.clone().filter(|path| open_trusted(path).is_ok())
+    }
+
+    /// Why the slurm.conf that it was told to read is not read because of that; `None` too where the commands read it anyway.
+    pub fn untrusted(&self, host: &dyn Host) -> Option<String> {
+        let told = self.told.as_ref()?;
+        let error = open_trusted(told).err()?;
+        let (name, pid) = (&self.name, self.id.pid);
+        (self.built_in(host).as_ref() != Some(told)).then(|| {
+            format!(
+                "{name} (pid {pid}) reads '{}', and {error}: name the slurm.conf in mpsd.toml ([slurm] conf)",
+                told.display()
+            )
+        })
     }
 
     /// The slurm.conf that it took: the one that it was told, else the one that its program is built with, else the one that
@@ -118,7 +145,7 @@ impl Slurmd {
     pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {
         let built_in = || self.built_in(host).filter(|path| path.exists());
         let fetched = || Some(PathBuf::from(FETCHED)).filter(|path| path.exists());
-        self.named.clone().or_else(built_in).or_else(fetched)
+        self.named().or_else(built_in).or_else(fetched)
     }
 
     /// The path of slurm.conf in its library or its program: a text of its own, as no message is.
@@ -161,11 +188,38 @@ fn ancestor() -> Option<Slurmd> {
         let stat = process.stat()?;
         if stat.name == DAEMONS[0] || stat.name == DAEMONS[1] {
             // A slurmd that it forked for this has its name too.
-            found = Slurmd::read(&stat, process.uids()?.effective);
+            found = Slurmd::read(&stat).or(found);
         }
         pid = stat.parent;
     }
     found
+}
+
+/// The file of a daemon of Slurm's, and whether it was replaced since. A process has the name of a link that any user may
+/// have made: what counts is the file that it runs, in a place where root alone puts files.
+fn program(process: &Process) -> Option<(PathBuf, bool)> {
+    let Executable { file, path } = process.executable()?;
+    let old = path.to_str()?.strip_suffix(" (deleted)").map(PathBuf::from);
+    let replaced = old.is_some();
+    let path = old.unwrap_or(path);
+    let name = path.file_name()?;
+    // By a mount of its own, a path that is root's here can be another file there.
+    let is_there = |found: TrustedFile| found.device == file.device && found.inode == file.inode;
+    let is_trusted = replaced || open_trusted(&path).is_ok_and(is_there);
+    let is_daemon = DAEMONS.iter().any(|daemon| name == *daemon);
+    (is_daemon && is_roots_place(&path) && is_trusted).then_some((path, replaced))
+}
+
+/// Whether nobody but root can have put a file there, not even a hard link as in `/tmp`.
+fn is_roots_place(path: &Path) -> bool {
+    let mut above = path.ancestors().skip(1).map(fs::symlink_metadata);
+    let is = |about: std::io::Result<fs::Metadata>, allowed: u32| {
+        about.is_ok_and(|about| {
+            let mode = about.mode();
+            about.is_dir() && about.uid() == 0 && (mode & 0o022 == 0 || mode & allowed != 0)
+        })
+    };
+    above.next().is_some_and(|parent| is(parent, 0)) && above.all(|about| is(about, 0o1000))
 }
 
 /// The value of a daemon's option of one letter, as getopt_long(3) reads them. Of the long ones, all but two have a value.

@@ -41,6 +41,18 @@ fn only_the_plugins_place_changes() {
 }
 
 #[test]
+fn blanks_and_tabs_of_a_line_stay() {
+    let new = Path::new("/usr/lib/mpsd/spank/23.11/spank_mps.so");
+    for old in [
+        "optional\t/usr/lib/mpsd/spank/22.05/spank_mps.so\n",
+        "required  /usr/lib/mpsd/spank/22.05/spank_mps.so  config=/x \n",
+        " \toptional /usr/lib/mpsd/spank/22.05/spank_mps.so\tscope=job\n",
+    ] {
+        assert_eq!(renamed(old, new), old.replace("22.05", "23.11"));
+    }
+}
+
+#[test]
 fn another_plugins_line_stays() {
     let old = "optional /usr/lib/slurm/spank_pyxis.so\n";
     assert_eq!(renamed(old, Path::new("/p/spank_mps.so")), old);
