@@ -108,7 +108,8 @@ fn changes(
     } else {
         demand
     };
-    let record = find(node, settings, kind, job)?;
+    // A task may fare worse than the others: no descriptor left, no memory.
+    let record = find(node, settings, kind, job).map_err(Why::of_task)?;
     match (record, demand) {
         (Some(record), Demand::Off) => Ok(opted_out(slurm, settings, &record)?),
         (Some(record), _) if has_no_gpu(slurm, &record, kind) => {
@@ -120,8 +121,20 @@ fn changes(
         {
             Err(no_daemon(slurm, state).into())
         }
-        (None, _) => Ok(strip(slurm, settings, Some(job))),
+        (None, _) => {
+            let changes = strip(slurm, settings, Some(job));
+            Ok(match state.demand {
+                Demand::On(_) if has_prolog(slurm) => marked(slurm, changes),
+                _ => changes,
+            })
+        }
     }
+}
+
+/// Whether our task prolog runs before a task whose flags ask. A component's flags may be those of another one of the same
+/// srun, which alone has the prolog then; an allocation that asked hands it to its steps on all components.
+fn has_prolog(slurm: &dyn Slurm) -> bool {
+    !stepd::is_component(slurm) || unplugged::is_handed_on(slurm)
 }
 
 fn marked(slurm: &dyn Slurm, mut changes: Vec<Change>) -> Vec<Change> {

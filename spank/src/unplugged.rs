@@ -3,7 +3,8 @@
 //! Nothing of ours runs on such a node, so the submitting side asks Slurm for a task prolog (`srun --task-prolog`), which
 //! every slurmstepd runs: `mps-task-prolog` lets a task start that `task_init` has marked, tells why another does not, and
 //! then runs the task prolog that the user gave. A node without the file fails the task, and names the file. A batch script
-//! has no such prolog: where bash runs it, `BASH_ENV` stops it, which `task_init` takes away again.
+//! has no such prolog: where bash runs it, `BASH_ENV` stops it, which `task_init` takes away again. Nothing stops a script
+//! that another program runs, nor one that does not get the environment (`sbatch --export=NONE`, or a list without `ALL`).
 
 use crate::handle::{Context, Slurm};
 use mpsd_core::environment::Change;
@@ -58,6 +59,11 @@ pub fn release(slurm: &mut dyn Slurm) {
         slurm.set_process_env(VARIABLE, users.as_deref());
         slurm.set_process_env(USERS, None);
     }
+}
+
+/// Whether the allocation around a task asked for our task prolog.
+pub fn is_handed_on(slurm: &dyn Slurm) -> bool {
+    slurm.job_env(VARIABLE).is_some_and(|path| is_ours(&path))
 }
 
 fn is_ours(path: &str) -> bool {

@@ -164,6 +164,8 @@ impl Slurm for FakeSlurm {
 pub struct FakeNode {
     pub settings: Result<Settings, String>,
     pub records: RefCell<BTreeMap<PathBuf, Record>>,
+    /// Why a task cannot read them.
+    pub unreadable: Option<String>,
     pub answer: Ended,
     /// What `mps-prologue` leaves.
     pub leaves: Option<Record>,
@@ -176,6 +178,7 @@ impl FakeNode {
         Self {
             settings: Ok(Settings::usual()),
             records: RefCell::default(),
+            unreadable: None,
             answer: ended(0, ""),
             leaves: None,
             ran: RefCell::default(),
@@ -277,6 +280,6 @@ impl Node for FakeNode {
         Ok(())
     }
     fn settled_record(&self, path: &Path, _: Duration) -> Result<Option<Record>, String> {
-        self.record(path)
+        self.unreadable.clone().map_or_else(|| self.record(path), Err)
     }
 }

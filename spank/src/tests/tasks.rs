@@ -1,7 +1,7 @@
 //! task_init.
 
 use super::fake::{FakeNode, FakeSlurm, key, record};
-use crate::handle::{Item, Verdict};
+use crate::handle::{Item, Slurm as _, Verdict};
 use crate::plugin;
 use crate::state::State;
 use mpsd_core::GpuUuid;
@@ -9,6 +9,7 @@ use mpsd_core::bind::{Bind, How};
 use mpsd_core::record::{Record, RecordDevice, State as Progress};
 
 const BATCH: u32 = 0xffff_fffb;
+const INTERACTIVE: u32 = 0xffff_fffa;
 
 type Flags = &'static [(&'static str, Option<&'static str>)];
 
@@ -45,6 +46,16 @@ fn what_goes_for_all_tasks_of_a_node_is_said_by_one() {
     let mut slurm = FakeSlurm::step(0);
     assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Leave);
     assert!(slurm.is_silent());
+}
+
+#[test]
+fn a_task_that_cannot_read_the_record_says_so_whatever_its_rank() {
+    let mut node = FakeNode::new();
+    node.unreadable = Some("record: Too many open files (os error 24)".into());
+    let mut slurm = FakeSlurm::step(0);
+    assert_eq!(slurm.item(Item::TaskId), Some(1));
+    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Leave);
+    assert!(slurm.errors()[0].contains("Too many open files"));
 }
 
 #[test]
@@ -194,6 +205,29 @@ fn a_component_of_a_het_job_has_what_its_own_job_asked_for() {
     let mut slurm = component();
     assert_eq!(task(&mut slurm, &FakeNode::new(), "", ON), Verdict::Continue);
     assert!(!slurm.job_env.contains_key("MPSD_JOB"), "{:?}", slurm.job_env);
+    assert!(!slurm.job_env.contains_key("MPSD_TASK"), "{:?}", slurm.job_env);
+}
+
+#[test]
+fn a_component_that_did_not_ask_passes_the_task_prolog_of_its_allocation() {
+    const OURS: &str = "/usr/libexec/mpsd/mps-task-prolog";
+    let cases: [(Flags, &str, bool); 3] = [
+        (ON, OURS, true),
+        (ON, "/home/u/prolog", false),
+        (&[], OURS, false),
+    ];
+    for (flags, prolog, is_marked) in cases {
+        let mut slurm = FakeSlurm::step(0)
+            .with_job_env("SLURM_HET_SIZE", "2")
+            .with_job_env("SLURM_TASK_PROLOG", prolog);
+        assert_eq!(task(&mut slurm, &FakeNode::new(), "", flags), Verdict::Continue);
+        assert_eq!(
+            slurm.job_env.contains_key("MPSD_TASK"),
+            is_marked,
+            "{:?}",
+            slurm.job_env
+        );
+    }
 }
 
 #[test]
@@ -288,10 +322,15 @@ fn a_plugin_in_trouble_stops_nobody_who_did_not_ask() {
 
 #[test]
 fn under_scope_step_the_batch_script_runs_without() {
-    assert_eq!(
-        task(&mut FakeSlurm::step(BATCH), &FakeNode::new(), "scope=step", ON),
-        Verdict::Continue
-    );
+    // Before salloc's shell, and not before a script, runs our task prolog.
+    for (step, is_marked) in [(BATCH, false), (INTERACTIVE, true)] {
+        let mut slurm = FakeSlurm::step(step);
+        assert_eq!(
+            task(&mut slurm, &FakeNode::new(), "scope=step", ON),
+            Verdict::Continue
+        );
+        assert_eq!(slurm.job_env.contains_key("MPSD_TASK"), is_marked);
+    }
 }
 
 #[test]
