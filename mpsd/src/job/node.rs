@@ -58,12 +58,12 @@ impl Member {
     }
 }
 
-/// A process of a user's that waits in the kernel without regard to signals.
+/// What of a user's processes waits in the kernel without regard to signals, or in a call of the driver's.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Waiting {
-    /// Its effective user.
+    /// The effective user of these processes.
     pub uid: u32,
-    /// Its threads that wait so.
+    /// Their threads that wait so, alike ones once; each stack ends with the driver's innermost frame, and is empty without one.
     pub threads: Vec<Thread>,
 }
 

@@ -22,6 +22,8 @@ const TURN: Duration = Duration::from_millis(100);
 const LOOK_TIME: Duration = Duration::from_millis(200);
 /// Time for the looks by which a start is proved.
 const PROOF_TIME: Duration = Duration::from_secs(1);
+/// Time to look at the threads of all users' processes: once for a verdict.
+const ALL_TIME: Duration = Duration::from_secs(3);
 /// Time to see that a process of root's own has ended.
 const OWN_END: Duration = Duration::from_secs(1);
 
@@ -111,7 +113,7 @@ impl Members for RealNode {
     }
 
     fn waiting(&mut self) -> Option<Vec<Waiting>> {
-        asked(Deadline::after(PROOF_TIME), all_waiting)?
+        asked(Deadline::after(ALL_TIME), all_waiting)?
     }
 
     /// Whoever has a process here besides the job's own three and what these start can kill, stop or starve them.
@@ -189,24 +191,47 @@ fn threads(id: ProcessRef) -> Option<Vec<Thread>> {
     asked(Deadline::after(LOOK_TIME), question)?
 }
 
-/// The processes of users with a thread in state D, or in a call of the driver's; none where the kernel tells no stacks.
+/// The users' threads in state D, or in a call of the driver's; none where the kernel tells no stacks.
 fn all_waiting() -> Option<Vec<Waiting>> {
-    let mut all = Vec::new();
-    for entry in ProcessTable::scan()?.iter().filter(|entry| entry.uid != 0) {
-        // It may have ended meanwhile.
-        let mut threads = entry
-            .stat
-            .id
-            .open()
-            .and_then(|one| one.threads())
-            .unwrap_or_default();
-        threads.retain(|thread| thread.state == 'D' || thread.stack.contains(DRIVER));
-        if !threads.is_empty() {
-            let uid = entry.uid;
-            all.push(Waiting { uid, threads });
+    let table = ProcessTable::scan()?;
+    let users = table.iter().filter(|entry| entry.uid != 0);
+    // It may have ended meanwhile.
+    let threads = |process: ProcessRef| process.open().and_then(|one| one.threads()).unwrap_or_default();
+    Some(by_user(users.map(|entry| (entry.uid, threads(entry.stat.id)))))
+}
+
+/// The waiting threads of each user, alike ones once: hundreds of a job's clients wait at the same place, and all that is found
+/// must fit into one answer (`guard::ask`).
+fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> {
+    let mut users: BTreeMap<u32, BTreeSet<(char, String)>> = BTreeMap::new();
+    for (uid, threads) in processes {
+        let waiting = threads
+            .into_iter()
+            .map(|thread| (thread.state, down_to_driver(&thread.stack)))
+            .filter(|(state, stack)| *state == 'D' || !stack.is_empty());
+        users.entry(uid).or_default().extend(waiting);
+    }
+    let thread = |(state, stack)| Thread { state, stack };
+    users
+        .into_iter()
+        .filter(|(_, threads)| !threads.is_empty())
+        .map(|(uid, threads)| Waiting {
+            uid,
+            threads: threads.into_iter().map(thread).collect(),
+        })
+        .collect()
+}
+
+/// The frames of `stack` down to the driver's innermost one, which are all that a verdict looks at; empty where there is none.
+fn down_to_driver(stack: &str) -> String {
+    let mut above = 0;
+    for frame in stack.split_inclusive('\n') {
+        above += frame.len();
+        if frame.contains(DRIVER) {
+            return stack.get(..above).unwrap_or(stack).to_owned();
         }
     }
-    Some(all)
+    String::new()
 }
 
 /// `pid`, if it is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
@@ -266,3 +291,6 @@ pub fn uid_of(pid: i32) -> Option<u32> {
         _ => process.uids().map(|uids| uids.effective),
     }
 }
+
+#[cfg(test)]
+mod tests;
