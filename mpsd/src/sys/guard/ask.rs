@@ -6,7 +6,7 @@ use crate::sys::spawn::{Child, Output, Unheard, listen};
 use crate::sys::{descriptors, raw};
 use nix::errno::Errno;
 use std::io::Write as _;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Most that a question may be answered with. Bytes.
@@ -30,10 +30,19 @@ pub enum NoAnswer {
 /// descriptors**: should it hang for ever, it holds nothing that somebody waits to see closed (slurmd and qsub wait so).
 /// `question` opens itself what it looks at.
 pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, NoAnswer> {
+    ask_with(None, deadline, question)
+}
+
+/// [`ask()`] of a child that has our descriptor `kept` as well; one of the three standard ones it would lose.
+pub(super) fn ask_with(
+    kept: Option<BorrowedFd>,
+    deadline: Deadline,
+    question: impl FnOnce() -> Vec<u8>,
+) -> Result<Vec<u8>, NoAnswer> {
     let (mut answer, writer) = Output::pipe().map_err(NoAnswer::NotStarted)?;
     let mask = raw::block_all().map_err(NoAnswer::NotStarted)?;
     let forked = match raw::fork() {
-        Ok(None) => in_child(writer, question),
+        Ok(None) => in_child(writer, kept, question),
         Ok(Some(pid)) => Ok(Child::adopt_as_ours(pid)),
         Err(errno) => Err(NoAnswer::NotStarted(errno)),
     };
@@ -46,12 +55,15 @@ pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec
     }
 }
 
-fn in_child(writer: OwnedFd, question: impl FnOnce() -> Vec<u8>) -> ! {
+fn in_child(writer: OwnedFd, kept: Option<BorrowedFd>, question: impl FnOnce() -> Vec<u8>) -> ! {
     // The session is what the parent kills, with whatever the question has started.
     let ready =
         nix::unistd::setsid().is_ok() && descriptors::all_to_null().is_ok() && raw::reset_signals().is_ok();
     if ready {
-        raw::close_all_except(&[writer.as_raw_fd()]);
+        let mut keep = vec![writer.as_raw_fd()];
+        keep.extend(kept.map(|fd| fd.as_raw_fd()));
+        keep.sort_unstable();
+        raw::close_all_except(&keep);
         if let Ok(bytes) = catch_unwind(AssertUnwindSafe(question)) {
             let written = std::fs::File::from(writer).write_all(&bytes);
             raw::exit_now(u8::from(written.is_err()));

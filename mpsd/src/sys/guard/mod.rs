@@ -27,6 +27,10 @@ pub const FAULT: u8 = 2;
 /// Time left to a process after SIGKILL. Longer is state D, which no waiting ends.
 const AFTER_KILL: Duration = Duration::from_secs(1);
 
+/// How often a reader who did not take all is tried again: at work, and after its end.
+const BEHIND: Duration = Duration::from_millis(50);
+const TURN: Duration = Duration::from_millis(5);
+
 /// What became of a guarded worker that did not return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lost {
@@ -74,22 +78,33 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Lo
     drop((their_out, their_err));
     let mut streams = [out, err];
     let end = watch(&mut child, &signals, &mut streams, deadline);
-    let patience = Deadline::after(AFTER_KILL);
-    while !streams.iter_mut().all(Relay::pass) && patience.sleep(Duration::from_millis(5)) {}
-    match end {
+    let end = match end {
         Some(Exit::Code(code)) => Ok(code),
         Some(Exit::Signal(signal)) => Err(Lost::Died(signal)),
         None => Err(match child.kill(Deadline::after(AFTER_KILL)) {
             Some(_) => Lost::Late,
             None => Lost::Hangs,
         }),
+    };
+    // Its last words, for which readers have a moment.
+    let patience = Deadline::after(AFTER_KILL);
+    while !pass_all(&mut streams) && patience.sleep(TURN) {}
+    end
+}
+
+/// Passes on what each stream has: one that nobody reads does not stop the other. False while something is left.
+fn pass_all(streams: &mut [Relay]) -> bool {
+    let mut all = true;
+    for stream in streams {
+        all &= stream.pass();
     }
+    all
 }
 
 /// [`guarded`] as an exit code; what was not the worker's own decision is said in one line on standard error.
 pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u8) -> u8 {
     guarded(deadline, worker).unwrap_or_else(|lost| {
-        raw::complain(format!("{program}: {lost}\n").as_bytes());
+        relay::complain(format!("{program}: {lost}\n").as_bytes());
         FAULT
     })
 }
@@ -98,10 +113,12 @@ pub fn run_guarded(program: &str, deadline: Deadline, worker: impl FnOnce() -> u
 fn watch(child: &mut Child, signals: &Signals, streams: &mut [Relay], deadline: Deadline) -> Option<Exit> {
     while child.try_wait().is_none() && !deadline.expired() {
         let sources = streams.iter().filter_map(Relay::source);
-        child.wait_with(sources.chain([signals.as_fd()]), deadline);
-        for stream in &mut *streams {
-            stream.pass();
-        }
+        let turn = match streams.iter().any(Relay::is_behind) {
+            true => deadline.within(BEHIND),
+            false => deadline,
+        };
+        child.wait_with(sources.chain([signals.as_fd()]), turn);
+        pass_all(streams);
         while let Ok(Some(signal)) = signals.read() {
             child.signal(signal);
         }

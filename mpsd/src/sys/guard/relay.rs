@@ -1,21 +1,29 @@
 //! What a worker writes, passed on: one that hangs for ever must hold nothing that a scheduler reads to its end.
 
+use super::ask::{NoAnswer, ask_with};
+use crate::sys::deadline::Deadline;
 use crate::sys::raw;
 use crate::sys::spawn::Output;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
-/// Most that is kept for a reader who does not read. Bytes.
+/// Most that is kept for a reader who does not read; its writer waits then, as it would without us. Bytes.
 const MOST: usize = 1 << 20;
 /// A pipe that takes something takes so much without waiting (PIPE_BUF, pipe(7)). Bytes.
 const PIECE: usize = 4096;
+/// Time for a file to take what is written to it.
+const FILE_TIME: Duration = Duration::from_secs(1);
 
 /// One standard stream of a worker.
 #[derive(Debug)]
 pub(super) struct Relay {
     from: Output,
     to: RawFd,
+    is_file: bool,
+    /// A file that did not take in time what was written to it.
+    hangs: bool,
     passed: usize,
 }
 
@@ -23,18 +31,37 @@ impl Relay {
     /// A stream that ends in our own descriptor `to`, and the worker's end of it.
     pub(super) fn to(to: RawFd) -> Result<(Self, OwnedFd), Errno> {
         let (from, theirs) = Output::pipe()?;
-        let passed = 0;
-        Ok((Self { from, to, passed }, theirs))
+        let relay = Self {
+            from,
+            to,
+            is_file: is_file(to),
+            hangs: false,
+            passed: 0,
+        };
+        Ok((relay, theirs))
     }
 
-    /// What to wait for.
+    /// What to wait for; nothing while no more can be kept.
     pub(super) fn source(&self) -> Option<BorrowedFd<'_>> {
-        self.from.source()
+        self.from.source().filter(|_| self.has_room())
     }
 
-    /// Passes on what is there, without waiting for anybody; false while something is left.
+    fn has_room(&self) -> bool {
+        self.from.bytes.len() <= MOST
+    }
+
+    /// Whether something is kept that nobody has taken yet.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.from.bytes.is_empty()
+    }
+
+    /// Passes on what is there; false while something is left. It waits for nobody but for a file, and for that once and not for
+    /// long: what a file whose server is gone does not take is lost.
     pub(super) fn pass(&mut self) -> bool {
-        self.from.read(MOST);
+        let all = self.has_room() && self.from.read(MOST);
+        if self.is_file && self.is_behind() {
+            self.pass_to_file();
+        }
         while let Some(rest) = self.from.bytes.get(self.passed..).filter(|rest| !rest.is_empty()) {
             let to = raw::borrow(self.to);
             let mut ready = [PollFd::new(to, PollFlags::POLLOUT)];
@@ -50,6 +77,51 @@ impl Relay {
         }
         self.from.bytes.clear();
         self.passed = 0;
-        true
+        all
     }
+
+    fn pass_to_file(&mut self) {
+        let rest = self.from.bytes.get(self.passed..).unwrap_or_default();
+        if !self.hangs {
+            match write_apart(self.to, rest) {
+                // Without a child it is written here.
+                Err(NoAnswer::NotStarted(_)) => return,
+                outcome => self.hangs = outcome.is_err(),
+            }
+        }
+        self.passed = self.from.bytes.len();
+    }
+}
+
+/// Writes to standard error, for which a file has a bounded time.
+pub(super) fn complain(bytes: &[u8]) {
+    if !is_file(2) || matches!(write_apart(2, bytes), Err(NoAnswer::NotStarted(_))) {
+        raw::complain(bytes);
+    }
+}
+
+/// Whether a write to `to` can hang in the kernel though poll(2) says that it takes something. By its name: whoever serves the
+/// file is not asked.
+fn is_file(to: RawFd) -> bool {
+    let name = std::fs::read_link(format!("/proc/self/fd/{to}")).unwrap_or_default();
+    name.is_absolute() && !name.starts_with("/dev")
+}
+
+/// Writes all of `bytes` in a child, as far as it goes.
+fn write_apart(to: RawFd, bytes: &[u8]) -> Result<(), NoAnswer> {
+    // The child loses the standard ones.
+    let to = raw::borrow(to).try_clone_to_owned();
+    let to = to.map_err(|error| NoAnswer::NotStarted(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
+    let write = || {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            match nix::unistd::write(&to, rest) {
+                Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+                Err(Errno::EINTR) => {}
+                Err(_) => break,
+            }
+        }
+        Vec::new()
+    };
+    ask_with(Some(to.as_fd()), Deadline::after(FILE_TIME), write).map(drop)
 }
