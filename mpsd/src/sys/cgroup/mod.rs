@@ -125,13 +125,15 @@ impl Cgroup {
             }
         }
         let cgroup = Self { dir: outcome? };
-        cgroup.bound();
+        cgroup.bound(base.is_some());
         Ok(cgroup)
     }
 
     /// Sets the ceilings, as far as this hierarchy has their controllers and they are to be had: the cgroup serves without.
-    fn bound(&self) {
-        let above = self.path().parent().and_then(|above| Dir::open(above).ok());
+    /// Where the directory above is `ours` it hands the controllers on; the site's own stays as the site set it.
+    fn bound(&self, ours: bool) {
+        let above = self.path().parent().filter(|_| ours);
+        let above = above.and_then(|above| Dir::open(above).ok());
         for (file, most) in CEILINGS {
             if let (Some(dir), Some((controller, _))) = (&above, file.split_once('.')) {
                 // Of version 2: a cgroup has the controllers that the one above it hands on.

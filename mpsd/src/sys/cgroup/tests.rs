@@ -198,6 +198,33 @@ fn what_can_be_bounded_is() {
     let base = Path::new(pids.iter().find(has).expect("a hierarchy for pids"));
     let cgroup = Kept(Cgroup::make(&Dir::open(base).unwrap(), Some(BASE), "bounded").unwrap());
     assert_eq!(read_at(&cgroup.0.dir, "pids.max", 64).unwrap(), b"4096\n");
+    // In a hierarchy of its own on version 1.
+    let memory = Path::new("/sys/fs/cgroup/memory");
+    if cgroup.0.path().join("memory.max").exists() {
+        assert_eq!(
+            read_at(&cgroup.0.dir, "memory.max", 64).unwrap(),
+            b"17179869184\n"
+        );
+    } else {
+        let controllers = std::fs::read_to_string(base.join("cgroup.controllers")).unwrap_or_default();
+        assert!(
+            memory.exists() || !controllers.contains("memory"),
+            "{controllers}"
+        );
+    }
+}
+
+#[test]
+fn a_directory_of_the_sites_hands_on_what_it_did_before() {
+    let _alone = alone();
+    for Kept(site) in &everywhere("handed") {
+        let handed = || read_at(&site.dir, "cgroup.subtree_control", MOST).ok();
+        let before = handed();
+        let job = Kept(Cgroup::create_under(site.path(), "job").unwrap().unwrap());
+        assert_eq!(handed(), before, "{:?}", site.path());
+        drop(job);
+        assert_eq!(handed(), before, "{:?}", site.path());
+    }
 }
 
 #[test]
