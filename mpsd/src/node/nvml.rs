@@ -18,6 +18,8 @@ use std::path::Path;
 const ATTEMPTS: usize = 4;
 /// What failed where it was no single GPU.
 const NVML: &str = "NVML";
+/// NVIDIA's number among the vendors of PCI devices.
+const NVIDIA: &str = "0x10de";
 /// Most CPUs that are asked for, in words of 64.
 const CPU_WORDS: usize = 128;
 /// MiB in bytes.
@@ -132,10 +134,7 @@ impl Nvml {
                 u32::try_from(capability.minor).unwrap_or(0),
             ),
             minor: device.minor_number().ok(),
-            cpus: device
-                .cpu_affinity(CPU_WORDS)
-                .ok()
-                .map(|words| ranks::list(&words)),
+            cpus: near_cpus(&device),
         })
     }
 
@@ -215,6 +214,24 @@ fn merged(plain: &[ProcessInfo], clients: &[ProcessInfo]) -> Vec<GpuProcess> {
 }
 
 /// Before Ampere, and drivers before MIG, there is none.
+/// The CPUs near a GPU, as the kernel lists them. The kernel's own file comes first: NVML looks over the whole machine for its
+/// first answer, 10 ms on the host of an H200 (driver 580).
+fn near_cpus(device: &Device<'_>) -> Option<String> {
+    let by_kernel = device.pci_info().ok().and_then(|pci| cpus_of(&pci.bus_id));
+    let by_nvml = || Some(ranks::list(&device.cpu_affinity(CPU_WORDS).ok()?));
+    by_kernel.or_else(by_nvml)
+}
+
+/// What the kernel says of NVIDIA's device at this place of the bus, as NVML writes it (`00000000:3B:00.0`).
+fn cpus_of(bus_id: &str) -> Option<String> {
+    let (domain, place) = bus_id.split_once(':')?;
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    let device = format!("/sys/bus/pci/devices/{domain:04x}:{}", place.to_lowercase());
+    let says = |file: &str| std::fs::read_to_string(format!("{device}/{file}")).ok();
+    says("vendor").filter(|vendor| vendor.trim() == NVIDIA)?;
+    Some(says("local_cpulist")?.trim().to_owned()).filter(|list| !list.is_empty())
+}
+
 fn is_mig(device: &Device<'_>) -> Result<bool, Cause> {
     or_unknown(device.mig_mode().map(|mode| mode.current != 0), false)
 }

@@ -6,7 +6,6 @@ use crate::job::account::Account;
 use crate::job::journal::Journal;
 use crate::job::node::{Held, Store};
 use crate::job::suspicion::Suspicion;
-use crate::sys::cgroup::leave_all;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, LOCK};
 use crate::sys::guard::ask;
@@ -48,7 +47,6 @@ fn remove_from(path: &Path, names: [String; 2], bounds: Bounds) -> Result<(), St
         Err(error) if error.is_absent() => return Ok(()),
         other => other.map_err(|e| e.to_string())?,
     };
-    leave_all();
     let own = std::fs::File::open(path).map_err(|e| e.to_string())?;
     let Ok(_lock) = Flock::lock(own, FlockArg::LockExclusiveNonblock) else {
         return Err(format!("'{}': an earlier removal hangs in it", path.display()));

@@ -17,7 +17,10 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
+mod leave;
 mod mounts;
+
+pub use leave::leave;
 
 /// Our unit, in whose cgroup the jobs' are where systemd has one for services.
 const UNIT: &str = "mpsd.service";
@@ -29,8 +32,6 @@ const PLAIN: &str = "mpsd";
 const CEILINGS: [(&str, &str); 2] = [("pids.max", "4096"), ("memory.max", "17179869184")];
 /// Whoever may list a directory may keep its lock, and root would wait for it: nobody but root lists these.
 const CLOSED: u32 = 0o700;
-/// More than a kernel has controllers.
-const MOST_HIERARCHIES: usize = 64;
 /// Time to remove our own directory.
 const BASE_TIME: Duration = Duration::from_millis(500);
 /// Most that is read of a cgroup's file: the numbers of 100,000 processes and more. Bytes.
@@ -234,22 +235,6 @@ impl Cgroup {
 
     fn fail(&self, act: &'static str) -> impl FnOnce(Errno) -> FileError {
         FileError::io(act, self.path())
-    }
-}
-
-/// Takes this process out of the cgroups of whoever started it, to the root of each hierarchy: a scheduler that finds it there,
-/// where it may hang for as long as a user likes, takes the node out of service (Slurm's "Kill task failed"). As far as it may.
-pub fn leave_all() {
-    let (top, text) = (Path::new("/sys/fs/cgroup"), "0");
-    let Ok(dir) = Dir::open(top) else { return };
-    if mounts::is_cgroup(&dir) {
-        let _ = write_at(&dir, "cgroup.procs", text);
-        return;
-    }
-    // Version 1: each hierarchy is a directory in it.
-    for name in dir.names(MOST_HIERARCHIES).unwrap_or_default() {
-        let hierarchy = dir.open_dir(&name).ok().filter(mounts::is_cgroup);
-        let _ = hierarchy.map(|hierarchy| write_at(&hierarchy, "cgroup.procs", text));
     }
 }
 

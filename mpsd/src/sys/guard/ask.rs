@@ -1,6 +1,7 @@
 //! A question whose answer may hang for ever in the kernel, asked in a child.
 
 use crate::sys::Exit;
+use crate::sys::cgroup::leave;
 use crate::sys::deadline::Deadline;
 use crate::sys::spawn::{Child, Output, Unheard, listen};
 use crate::sys::{descriptors, raw};
@@ -49,9 +50,18 @@ pub(super) fn ask_with(
     raw::restore_mask(&mask);
     drop(writer);
     let mut child = forked?;
-    match listen(&mut child, &mut [&mut answer], deadline, MOST_ANSWER).map_err(NoAnswer::Killed)? {
-        Exit::Code(0) => Ok(answer.bytes),
-        other => Err(NoAnswer::Ended(other)),
+    match listen(&mut child, &mut [&mut answer], deadline, MOST_ANSWER) {
+        Ok(Exit::Code(0)) => Ok(answer.bytes),
+        Ok(other) => Err(NoAnswer::Ended(other)),
+        Err(why) => {
+            if let Unheard::Late {
+                survivor: Some(pid), ..
+            } = why
+            {
+                leave(pid);
+            }
+            Err(NoAnswer::Killed(why))
+        }
     }
 }
 
