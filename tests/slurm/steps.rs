@@ -22,6 +22,7 @@ pub const GROUP: Group = Group {
             "components_with_limits_of_their_own",
             components_with_limits_of_their_own,
         ),
+        ("a_component_that_did_not_ask", a_component_that_did_not_ask),
         ("a_step_without_gpus", a_step_without_gpus),
     ],
 };
@@ -152,6 +153,30 @@ fn components(cell: &Context, first: &str, second: &str) -> Result<()> {
     let mut sms: Vec<_> = records.iter().map(|record| record.sms).collect();
     sms.sort_unstable();
     ensure!(sms == [Some(32), Some(66)], "25 and 50 %: {records:?}");
+    Ok(())
+}
+
+/// The script of a het job hands the flags of its own component, the first, to its sruns on the others.
+fn a_component_that_did_not_ask(cell: &Context) -> Result<()> {
+    let flags = [
+        "--mps",
+        "-N1",
+        "--gres=gpu:1",
+        ":",
+        "--mps=off",
+        "-N1",
+        "--gres=gpu:1",
+    ];
+    // Directories of the script's MPS are not looked for: the nodes of this bed have a run_dir each.
+    let look = "env | grep ^MPSD; echo looked";
+    let job = cell.bed.sbatch(
+        &cell.user,
+        &flags,
+        &format!("srun --het-group=1 -n1 /bin/sh -c '{look}'"),
+    )?;
+    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+    let said = cell.bed.output(&cell.user, job);
+    ensure!(said == "looked\n", "it runs as it would without us: {said}");
     Ok(())
 }
 
