@@ -1,13 +1,16 @@
 //! What the tests of this layer share.
 
 use super::deadline::Deadline;
+use std::io::StdoutLock;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Holds back the other tests that fork: a child made meanwhile would keep copies of this test's descriptors.
-pub(super) fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+/// Holds back the other tests that fork: a child made meanwhile would keep copies of this test's descriptors. And whoever prints the
+/// results: a child made meanwhile would wait for ever for its copy of that lock.
+pub(super) fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
+    let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    (std::io::stdout().lock(), alone)
 }
 
 /// A user that owns nothing on any system.
