@@ -12,6 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Most that a question may be answered with. Bytes.
 pub const MOST_ANSWER: usize = 64 << 10;
+/// Exit code of a child whose question came to no answer.
+const NOTHING: u8 = 2;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -79,7 +81,7 @@ fn in_child(writer: OwnedFd, kept: Option<BorrowedFd>, question: impl FnOnce() -
             raw::exit_now(u8::from(written.is_err()));
         }
     }
-    raw::exit_now(super::FAULT)
+    raw::exit_now(NOTHING)
 }
 
 #[cfg(test)]
