@@ -29,7 +29,15 @@ const SHIPPED: [&str; 5] = ["mpsd", "mpsd/core", "prologue", "epilogue", "spank"
 const DEPENDENCIES: [(&str, &[&str]); 5] = [
     (
         "mpsd/core",
-        &["derive_more", "nix", "serde", "serde_json", "thiserror", "toml"],
+        &[
+            "derive_more",
+            "nix",
+            "serde",
+            "serde_json",
+            "strsim",
+            "thiserror",
+            "toml",
+        ],
     ),
     ("spank", &["mpsd-core", "nix"]),
     ("prologue", &["clap", "mpsd", "mpsd-core", "users"]),

@@ -28,3 +28,4 @@ mod supervision;
 mod survivors;
 mod threats;
 mod whole;
+mod words;

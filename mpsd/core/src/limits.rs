@@ -34,7 +34,7 @@ pub struct Percent(u16);
 
 impl Percent {
     /// What [`Percent::from_str`] accepts.
-    pub const ALLOWED: &'static str = "a number from 1 to 100, decimals allowed";
+    pub const ALLOWED: &'static str = "a number from 1 to 100 such as 25, 12.5 or 25%";
     /// The whole GPU.
     pub const WHOLE: Percent = Percent(1000);
     const LEAST: u16 = 10;
@@ -77,8 +77,8 @@ impl FromStr for Percent {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        let decimal =
-            Decimal::parse(text).ok_or_else(|| Invalid::new("not a plain decimal number", Self::ALLOWED))?;
+        let decimal = Decimal::parse(text.strip_suffix('%').unwrap_or(text))
+            .ok_or_else(|| Invalid::new("not a plain decimal number", Self::ALLOWED))?;
         if decimal.is_above(100) {
             return Err(Invalid::new("above 100", Self::ALLOWED));
         }
@@ -129,8 +129,8 @@ impl FromStr for Amount {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        if let Some(share) = text.strip_suffix('%') {
-            let share = share
+        if text.ends_with('%') {
+            let share = text
                 .parse()
                 .map_err(|invalid: Invalid| Invalid::new(invalid.why, Self::ALLOWED))?;
             return Ok(Amount::Percent(share));
@@ -141,7 +141,7 @@ impl FromStr for Amount {
         let (number, unit) = text.split_at(unit_at);
         let decimal = Decimal::parse(number)
             .ok_or_else(|| Invalid::new("not a plain decimal number with a unit", Self::ALLOWED))?;
-        let factor = unit_factor(unit)?;
+        let factor = unit_factor(number, unit)?;
         let mebibytes = decimal.scaled(factor);
         match mebibytes {
             0 => Err(Invalid::new("less than 1M", Self::ALLOWED)),
@@ -151,14 +151,24 @@ impl FromStr for Amount {
     }
 }
 
-/// MiB in one of `unit`. Decimal units (`GB`) are refused, not guessed: the daemon would ignore them silently.
-fn unit_factor(unit: &str) -> Result<u64, Invalid> {
+/// Longest number that a message repeats. Digits.
+const SHOWN: usize = 10;
+
+/// MiB in one of `unit`, the unit of `number`. Decimal units (`GB`) are refused, not guessed: the daemon would ignore them silently.
+fn unit_factor(number: &str, unit: &str) -> Result<u64, Invalid> {
     match unit.to_ascii_lowercase().as_str() {
         "m" | "mib" => Ok(1),
         "g" | "gib" => Ok(1 << 10),
         "t" | "tib" => Ok(1 << 20),
         "" => Err(Invalid::new("a size needs a unit", Amount::ALLOWED)),
-        "mb" | "gb" | "tb" => Err(Invalid::new("decimal units are not accepted", Amount::ALLOWED)),
+        "mb" | "gb" | "tb" => {
+            let why = "decimal units are not accepted";
+            let binary = unit[..1].to_ascii_uppercase();
+            Err(match number.len() {
+                ..=SHOWN => Invalid::new(format!("{why}: write {number}{binary}"), Amount::ALLOWED),
+                _ => Invalid::new(why, Amount::ALLOWED),
+            })
+        }
         _ => Err(Invalid::new("unknown unit", Amount::ALLOWED)),
     }
 }

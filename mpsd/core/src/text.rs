@@ -16,6 +16,30 @@ pub fn one_line(text: &str, max: usize) -> String {
     out
 }
 
+/// Longest word that a known one is looked for. Bytes.
+const LONGEST_WORD: usize = 64;
+
+/// The word of `known` that somebody who wrote `word` most likely meant, in any case; `None`: none is near.
+pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+    if word.len() > LONGEST_WORD {
+        return None;
+    }
+    let word = word.to_ascii_lowercase();
+    let far = |known: &str| strsim::damerau_levenshtein(&word, &known.to_ascii_lowercase());
+    let all = known.into_iter().map(|known| (far(known), known));
+    // A third of the letters, and never all of a short word.
+    let near = all.filter(|(far, known)| *far <= (known.len() / 3).max(1) && *far < word.len());
+    Some(near.min_by_key(|(far, _)| *far)?.1)
+}
+
+/// `why`, and what was meant where that can be guessed.
+pub fn or_meant(why: &str, meant: Option<impl std::fmt::Display>) -> String {
+    match meant {
+        Some(meant) => format!("{why} (did you mean {meant}?)"),
+        None => why.to_owned(),
+    }
+}
+
 /// Bidirectional overrides and other invisible format characters that can make a line read as another.
 fn is_format(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

@@ -5,7 +5,7 @@ use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submi
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use mpsd_core::request::{Key, Wording};
-use mpsd_core::{Failure, Request};
+use mpsd_core::{Failure, Refusal, Request};
 use std::ffi::{OsStr, OsString};
 
 /// The options and arguments that say what the job is and what it asked for.
@@ -58,6 +58,22 @@ impl Asking {
             site,
             terminal,
         }
+    }
+
+    /// The same, where the request may be written in Slurm's flags too: whoever tries one out has it from a command line.
+    ///
+    /// # Errors
+    /// A refusal of flags that make no request.
+    pub fn in_tokens(&self) -> Result<Self, Refusal> {
+        let mut tokens = self.clone();
+        if let Some(flags) = self
+            .request
+            .as_deref()
+            .filter(|text| text.trim_start().starts_with("--"))
+        {
+            tokens.request = Some(Request::from_flags(flags)?.to_string());
+        }
+        Ok(tokens)
     }
 
     /// The job's request; `None`: it did not ask, or switched MPS off. Decided before anything is read or touched.

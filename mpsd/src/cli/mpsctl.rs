@@ -94,12 +94,19 @@ pub fn main() -> u8 {
             let env = |name: &str| std::env::var(name).ok();
             print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env)))
         }
-        Verb::Reconcile(verb) => as_root(&config, verb.node.as_deref(), |settings, name| {
-            verb.run(settings, name)
-        }),
-        Verb::Undrain(verb) => as_root(&config, verb.node.as_deref(), |settings, name| {
-            verb.run(settings, name)
-        }),
+        Verb::Reconcile(verb) => {
+            let why = match verb.dry_run {
+                true => ("reconcile --dry-run", "it reads the journals of all jobs"),
+                false => ("reconcile", "it changes the node"),
+            };
+            let run = |settings: &Settings, name: &str| verb.run(settings, name);
+            as_root(&config, verb.node.as_deref(), why, run)
+        }
+        Verb::Undrain(verb) => {
+            let run = |settings: &Settings, name: &str| verb.run(settings, name);
+            let why = ("undrain", "it changes the node");
+            as_root(&config, verb.node.as_deref(), why, run)
+        }
         Verb::Config(ConfigVerb::Show(verb)) => print(verb.run(&config, &ThisHost.name())),
         Verb::Advertise(verb) => {
             print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
@@ -131,10 +138,11 @@ fn stop(stopped: &Stopped) -> u8 {
 fn as_root(
     config: &Path,
     node: Option<&str>,
+    (name_of_verb, needs_root): (&str, &str),
     verb: impl FnOnce(&Settings, &str) -> Result<Report, Failure>,
 ) -> u8 {
     if !nix::unistd::geteuid().is_root() {
-        return failed(&Refusal::new("this verb", "it changes the node", "root").into());
+        return failed(&Refusal::new(name_of_verb, needs_root, "root").into());
     }
     priority::raise();
     let host = ThisHost.name();

@@ -48,8 +48,8 @@ impl PlanVerb {
         let settings = file.for_node(&host, &[])?;
         let input = self.asking.input(env, Site::of(&settings), false);
         let asked = match &self.user {
-            Some(user) => self.asking.asked_by(self.submission(user)?)?,
-            None => self.asking.asked(&input, &ThisHost)?,
+            Some(user) => self.asking.in_tokens()?.asked_by(self.submission(user)?)?,
+            None => self.asking.in_tokens()?.asked(&input, &ThisHost)?,
         };
         let Some(asked) = asked else {
             return Ok("MPS was not asked for: nothing is done\n".to_owned());

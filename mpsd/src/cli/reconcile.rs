@@ -136,7 +136,7 @@ impl Undrain {
             .filter(|m| m.node == name)
             .collect();
         if ours.is_empty() {
-            let why = "no drain of ours is remembered on this node; another's is his to lift";
+            let why = "no drain of ours is remembered on this node; one with another reason is lifted by whoever made it";
             return Err(Undetermined::new(format!("node '{name}'"), why).into());
         }
         ours.iter().for_each(|marker| run.drain(marker, true));

@@ -107,7 +107,7 @@ impl Daemons for RealNode {
         let deadline = Deadline::after(Duration::from_millis(spec.start_ms) + Duration::from_millis(500));
         let report = hear(&started.report, deadline).ok_or_else(|| {
             let how = match started.child.try_wait() {
-                Some(end) => format!("it ended without a report ({end:?})"),
+                Some(end) => format!("it ended without a report ({end})"),
                 None => format!("no report within {} ms", spec.start_ms),
             };
             Undetermined::new("mpsd", how)

@@ -201,13 +201,16 @@ impl Wanted<'_> {
                 GpuSelector::Index(n) => self.gpus.get(*n as usize),
                 GpuSelector::Uuid(uuid) => self.gpus.iter().find(|g| g.uuid == *uuid),
             };
-            let count = self.gpus.len();
             let gpu = gpu.ok_or_else(|| {
-                Refusal::new(
-                    format!("memory limit for GPU {selector}"),
-                    format!("the job has {count} GPUs on this node"),
-                    format!("0 to {}, or a UUID of the job's", count.saturating_sub(1)),
-                )
+                let (has, allowed) = match self.gpus.len() {
+                    1 => ("one GPU".to_owned(), "0, or its UUID".to_owned()),
+                    count => (
+                        format!("{count} GPUs"),
+                        format!("0 to {}, or the UUID of one of them", count.saturating_sub(1)),
+                    ),
+                };
+                let why = format!("the job has {has} on this node");
+                Refusal::new(format!("memory limit for GPU {selector}"), why, allowed)
             })?;
             limits.push((
                 gpu.uuid.clone(),

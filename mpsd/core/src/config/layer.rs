@@ -4,6 +4,7 @@ use super::error::Wrong;
 use super::hosts::HostList;
 use super::settings::{Row, SECTIONS, Section, Settings};
 use super::values::{Given, Product};
+use crate::text::{nearest, or_meant};
 use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use std::ops::Range;
 use toml::Spanned;
@@ -127,8 +128,9 @@ impl Reader {
     ) {
         let name = key.get_ref().as_ref();
         let Some(row) = section.rows.iter().find(|row| row.key == name) else {
-            let why = format!("unknown key '{name}'; known: {}", known(section).join(", "));
-            return self.say(key.span(), why);
+            let why = or_meant(&format!("unknown key '{name}'"), meant(section, name));
+            let known = known(section).join(", ");
+            return self.say(key.span(), format!("{why}; known: {known}"));
         };
         let given = Given {
             value: &value,
@@ -157,6 +159,17 @@ impl Reader {
             }
         }
     }
+}
+
+/// The key that `name` was to be: one that may stand there, else one of another table.
+fn meant(section: &Section, name: &str) -> Option<String> {
+    let here = nearest(name, known(section));
+    let elsewhere = || {
+        let rows = || SECTIONS.iter().flat_map(|section| section.rows);
+        let key = nearest(name, rows().map(|row| row.key))?;
+        Some(rows().find(|row| row.key == key)?.name)
+    };
+    here.or_else(elsewhere).map(|key| format!("'{key}'"))
 }
 
 /// The keys that may stand there.

@@ -168,16 +168,35 @@ fn an_error_names_file_line_column_and_what_is_known() {
     let cases = [
         (
             "max_client = 4",
-            "1:1: unknown key 'max_client'; known: run_dir, state_dir, control, nvml, compute_mode",
+            "1:1: unknown key 'max_client' (did you mean 'max_clients'?); known: run_dir, state_dir, control, nvml, compute_mode",
         ),
         (
             "\n[slurm]\n  wiat = \"task\"",
-            "3:3: unknown key 'wiat'; known: exec, conf, wait, requeue, requeue_limit, auto_gres, auto_constraint, auto_partitions",
+            "3:3: unknown key 'wiat' (did you mean 'wait'?); known: exec, conf, wait, requeue, requeue_limit, auto_gres, auto_constraint, auto_partitions",
         ),
-        ("[slrum]", "1:2: unknown key 'slrum'; known: run_dir"),
+        (
+            "[slrum]",
+            "1:2: unknown key 'slrum' (did you mean 'slurm'?); known: run_dir",
+        ),
+        (
+            "requeue_limit = 3",
+            "1:1: unknown key 'requeue_limit' (did you mean 'slurm.requeue_limit'?); known: run_dir",
+        ),
+        (
+            "compute_mode = \"keap\"",
+            "1:16: unknown word 'keap' (did you mean 'keep'?), expected 'exclusive' or 'keep'",
+        ),
+        (
+            "max_clients = \"many\"",
+            "1:15: invalid type: string \"many\", expected a whole number",
+        ),
+        (
+            "slurm.requeue = 1",
+            "1:17: invalid type: integer '1', expected true or false",
+        ),
         (
             "compute_mode = \"both\"",
-            "1:16: unknown variant 'both', expected 'exclusive' or 'keep'",
+            "1:16: unknown word 'both', expected 'exclusive' or 'keep'",
         ),
         (
             "defaults.threads = 101",
@@ -191,7 +210,7 @@ fn an_error_names_file_line_column_and_what_is_known() {
         ("replicas = 49", "1:12: 49 is out of range; allowed: 1 to 48"),
         (
             "deadline_s = 2.5",
-            "1:14: invalid type: floating point '2.5', expected i64",
+            "1:14: invalid type: floating point '2.5', expected a whole number",
         ),
         ("run_dir = \"run\"", "1:11: not an absolute path without '..'"),
         (
@@ -213,7 +232,10 @@ fn an_error_names_file_line_column_and_what_is_known() {
             "1:1: a [[node]] section needs hosts, product or both",
         ),
         ("[[node]]\nhosts = \"a[\"", "2:9: 'a[' is no host list"),
-        ("[[node]]\nhosts = \"a\"\nthread = 1", "3:1: unknown key 'thread'"),
+        (
+            "[[node]]\nhosts = \"a\"\nthread = 1",
+            "3:1: unknown key 'thread' (did you mean 'defaults.threads'?)",
+        ),
         (
             "[[node]]\nhosts = \"a\"\n[[node.node]]\nhosts=\"b\"",
             "3:1: a [[node]] section within another",
@@ -235,7 +257,7 @@ fn an_error_names_file_line_column_and_what_is_known() {
         ),
         (
             "slurm.auto_partitions = \"a\"",
-            "1:25: invalid type: string \"a\", expected a sequence",
+            "1:25: invalid type: string \"a\", expected a list in brackets",
         ),
         // Of several errors the first in the file, whatever the keys are called.
         (

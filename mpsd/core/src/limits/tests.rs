@@ -37,7 +37,9 @@ fn what_is_not_a_share_says_why() {
         ("1e1", "not a plain decimal number"),
         ("+25", "not a plain decimal number"),
         ("-25", "not a plain decimal number"),
-        ("25%", "not a plain decimal number"),
+        ("25%%", "not a plain decimal number"),
+        ("%", "not a plain decimal number"),
+        ("0%", "below 1"),
         ("25.", "not a plain decimal number"),
         (".5", "not a plain decimal number"),
         ("1.2.3", "not a plain decimal number"),
@@ -47,6 +49,13 @@ fn what_is_not_a_share_says_why() {
     ];
     for (text, why) in cases {
         assert_eq!(text.parse::<Percent>().unwrap_err().why, why, "{text}");
+    }
+}
+
+#[test]
+fn a_share_may_be_written_with_its_sign() {
+    for (text, tenths) in [("25%", 250), ("12.5%", 125), ("100%", 1000)] {
+        assert_eq!(text.parse(), Ok(Percent(tenths)), "{text}");
     }
 }
 
@@ -83,7 +92,11 @@ fn what_is_not_an_amount_says_why() {
         ("0.5M", "less than 1M"),
         ("3X", "unknown unit"),
         ("3K", "unknown unit"),
-        ("2GB", "decimal units are not accepted"),
+        ("2GB", "decimal units are not accepted: write 2G"),
+        ("4gb", "decimal units are not accepted: write 4G"),
+        ("1.5mb", "decimal units are not accepted: write 1.5M"),
+        ("0000000000004GB", "decimal units are not accepted"),
+        ("25%%", "not a plain decimal number"),
         ("1025T", "above 1024T"),
         ("99999999999999999999T", "above 1024T"),
         ("G", "not a plain decimal number with a unit"),

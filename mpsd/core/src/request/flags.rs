@@ -6,6 +6,7 @@
 use super::options::{Key, Request};
 use super::words::{Wording, Words, refuse_if_long};
 use crate::failure::Refusal;
+use crate::text::{nearest, or_meant};
 
 /// Longest value that goes on in the raw form. Characters.
 const LONGEST_RAW: usize = 100;
@@ -80,6 +81,44 @@ impl Flags {
             .zip(&self.0)
             .filter_map(|(key, flag)| Some((key, flag.as_ref()?)))
     }
+}
+
+impl Request {
+    /// Reads the flags as they stand on a command line: `--mps --mps-threads=25`.
+    ///
+    /// # Errors
+    /// A refusal that names the flag, the reason and what is allowed.
+    pub fn from_flags(line: &str) -> Result<Self, Refusal> {
+        let mut flags = Flags::default();
+        let mut words = line.split_whitespace();
+        while let Some(word) = words.next() {
+            let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
+            let key = key_of(name)?;
+            let value = value.or_else(|| key.row().bare.is_none().then(|| words.next()).flatten());
+            flags.take(key, value)?;
+        }
+        match flags.demand() {
+            Demand::On(request) => Ok(request),
+            Demand::Wrong(refusal) => Err(refusal),
+            Demand::Off | Demand::Nothing => Ok(Self::default()),
+        }
+    }
+}
+
+/// The option whose flag is `name`.
+fn key_of(name: &str) -> Result<Key, Refusal> {
+    const SOURCE: Wording = Wording::Options;
+    let all = Key::ALL.map(|key| SOURCE.token(key, None));
+    let found = Key::ALL.into_iter().zip(&all).find(|(_, flag)| *flag == name);
+    let (why, meant) = match name.starts_with("--") {
+        true => (
+            "unknown flag",
+            nearest(name, all.iter().map(String::as_str)).map(str::to_owned),
+        ),
+        false => ("not a flag", SOURCE.meant(Key::Mode, name)),
+    };
+    let refused = || SOURCE.refuse(name, &or_meant(why, meant), SOURCE.keys());
+    found.map(|(key, _)| key).ok_or_else(refused)
 }
 
 /// Puts `flags` into `words`.

@@ -170,11 +170,30 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         ),
         (
             "MPS_THREADS=25",
-            "MPS_THREADS=25: MPS itself is not asked for; allowed: MPS=on beside it".to_owned(),
+            "MPS_THREADS=25: MPS itself is not asked for: add MPS=on".to_owned(),
         ),
         (
             "MPS=on,MPS_THREAD=25",
-            format!("MPS_THREAD=25: unknown key; allowed: {}", all(Wording::Account)),
+            format!(
+                "MPS_THREAD=25: unknown key (did you mean MPS_THREADS?); allowed: {}",
+                all(Wording::Account)
+            ),
+        ),
+        (
+            "MPS=on,MPS_COLOUR=red",
+            format!("MPS_COLOUR=red: unknown key; allowed: {}", all(Wording::Account)),
+        ),
+        (
+            "MPS=50",
+            format!("MPS=50: unknown word (did you mean MPS_THREADS=50?); allowed: {}", Mode::ALLOWED),
+        ),
+        (
+            "MPS=4G",
+            format!("MPS=4G: unknown word (did you mean MPS_MEM=4G?); allowed: {}", Mode::ALLOWED),
+        ),
+        (
+            "MPS=pergpu",
+            format!("MPS=pergpu: unknown word (did you mean MPS=per-gpu?); allowed: {}", Mode::ALLOWED),
         ),
         (
             "MPS=on,mps=off",
@@ -195,6 +214,12 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         (
             "MPS=on,MPS_PRIORITY=high",
             "MPS_PRIORITY=high: unknown word; allowed: normal, below-normal".to_owned(),
+        ),
+        (
+            "MPS=on,MPS_PRIORITY=bellow-normal",
+            "MPS_PRIORITY=bellow-normal: unknown word (did you mean MPS_PRIORITY=below-normal?); allowed: normal, \
+             below-normal"
+                .to_owned(),
         ),
         (
             "MPS=on,MPS_VERIFY=2",
@@ -306,6 +331,14 @@ fn a_wrong_flag_is_refused_by_name_when_it_arrives_and_with_all_the_others() {
             format!("--mps=maybe: unknown word; allowed: {}", Mode::ALLOWED),
         ),
         (
+            Key::Mode,
+            Some("50"),
+            format!(
+                "--mps=50: unknown word (did you mean --mps-threads=50?); allowed: {}",
+                Mode::ALLOWED
+            ),
+        ),
+        (
             Key::Mem,
             Some("4"),
             format!(
@@ -345,7 +378,7 @@ fn a_wrong_flag_is_refused_by_name_when_it_arrives_and_with_all_the_others() {
         let Demand::Wrong(refusal) = flags.demand() else {
             panic!()
         };
-        let message = format!("{word}: MPS itself is not asked for; allowed: --mps beside it");
+        let message = format!("{word}: MPS itself is not asked for: add --mps");
         assert_eq!(refusal.to_string(), message);
     }
 }
@@ -491,7 +524,7 @@ fn the_resource_speaks_the_same_words() {
         ),
         (
             "threads=25",
-            "mps=threads=25: MPS itself is not asked for; allowed: mps=on+... with it".to_owned(),
+            "mps=threads=25: MPS itself is not asked for: write mps=on+threads=25".to_owned(),
         ),
         (
             "on+off",
@@ -499,7 +532,10 @@ fn the_resource_speaks_the_same_words() {
         ),
         (
             "on+thread=25",
-            format!("mps=thread=25: unknown key; allowed: {}", all(Wording::Resource)),
+            format!(
+                "mps=thread=25: unknown key (did you mean mps=threads?); allowed: {}",
+                all(Wording::Resource)
+            ),
         ),
     ];
     for (text, message) in refused {
@@ -557,4 +593,68 @@ fn a_task_with_one_daemon_for_each_gpu_cannot_see_another() {
         );
     }
     assert!(Request::from_account("MPS=per-gpu,MPS_BIND=closest").is_ok());
+}
+
+#[test]
+fn a_request_may_be_given_as_the_flags_of_a_command_line() {
+    for (text, canonical) in [
+        ("--mps", "MPS=per-node"),
+        (
+            "--mps=per-gpu --mps-threads=30,70",
+            "MPS=per-gpu,MPS_THREADS=30:70",
+        ),
+        (
+            "  --mps --mps-mem 4G  --mps-verify",
+            "MPS=per-node,MPS_MEM=4G,MPS_VERIFY=on",
+        ),
+        ("--mps=on --mps=off", "MPS=off"),
+    ] {
+        assert_eq!(
+            Request::from_flags(text).unwrap().to_string(),
+            canonical,
+            "{text}"
+        );
+    }
+    for (text, message) in [
+        (
+            "--mps-threads=25",
+            "--mps-threads=25: MPS itself is not asked for: add --mps",
+        ),
+        (
+            "--mps --mps-thread=25",
+            "--mps-thread: unknown flag (did you mean --mps-threads?); allowed: --mps, ",
+        ),
+        (
+            "--mps 50",
+            "50: not a flag (did you mean --mps-threads=50?); allowed: --mps, ",
+        ),
+        ("--gres=gpu:1", "--gres: unknown flag; allowed: --mps, "),
+        (
+            "--mps=50",
+            "--mps=50: unknown word (did you mean --mps-threads=50?); allowed: ",
+        ),
+    ] {
+        let refused = Request::from_flags(text).unwrap_err().to_string();
+        assert!(refused.starts_with(message), "{text}: {refused}");
+    }
+}
+
+#[test]
+fn a_lone_name_in_an_account_is_told_and_asks_for_nothing() {
+    for account in ["MPS", "proj1,MPS", "MPS;x", "a MPS b"] {
+        assert_eq!(Request::from_account(account), Ok(None), "{account}");
+        let told = Request::almost_asked(account).unwrap_or_else(|| panic!("{account}"));
+        assert!(told.contains("MPS=on"), "{told}");
+    }
+    for account in [
+        "mps",
+        "MPSLAB",
+        "mps_physics",
+        "proj-MPS",
+        "MPS=on",
+        "MPS,MPS=off",
+        "",
+    ] {
+        assert_eq!(Request::almost_asked(account), None, "{account}");
+    }
 }

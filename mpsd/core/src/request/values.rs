@@ -24,8 +24,8 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// What [`Mode::from_str`] accepts, in any case, `_` for `-`.
-    pub const ALLOWED: &'static str = "true, yes, on, 1, per-node; per-gpu; false, no, off, 0";
+    /// What [`Mode::from_str`] accepts, in any case, `_` for `-`; and a boolean's other words.
+    pub const ALLOWED: &'static str = "on (or per-node), per-gpu, off";
 }
 
 impl FromStr for Mode {
@@ -59,7 +59,7 @@ pub enum Threads {
 impl Threads {
     /// What [`Threads::from_str`] accepts.
     pub const ALLOWED: &'static str =
-        "a number from 1 to 100, decimals allowed; auto; a list by local rank such as 30:70";
+        "a number from 1 to 100 such as 25, 12.5 or 25%; auto; a list by local rank such as 30:70";
 }
 
 impl FromStr for Threads {

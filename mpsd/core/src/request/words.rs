@@ -4,18 +4,20 @@ use super::options::{Key, Request};
 use super::values::Mode;
 use crate::bind::Bind;
 use crate::failure::Refusal;
-use crate::limits::{Invalid, carried_as_text};
-use crate::text::one_line;
+use crate::limits::{Amount, Invalid, Percent, carried_as_text};
+use crate::text::{nearest, one_line, or_meant};
 use std::str::FromStr;
 
 /// Longest text with a token of ours, bytes.
 pub(super) const LONGEST: usize = 1024;
 /// How much of a user's text a message repeats, characters.
 const SHOWN: usize = 60;
+/// The token without a value, as our documentation spells its key: a site's own account may be called `mps`.
+const BARE: &str = "MPS";
 
 impl Key {
     /// The option whose token or flag is `name`, in any case, `-` for `_`.
-    fn named(name: &str) -> Option<Self> {
+    pub(super) fn named(name: &str) -> Option<Self> {
         let name = name.to_ascii_uppercase().replace('-', "_");
         Self::ALL.into_iter().find(|key| key.row().token() == name)
     }
@@ -48,17 +50,42 @@ impl Wording {
         }
     }
 
-    fn keys(self) -> String {
+    pub(super) fn keys(self) -> String {
         Key::ALL.map(|key| self.token(key, None)).join(", ")
     }
 
-    /// How to ask for MPS at all.
-    fn switch(self) -> &'static str {
+    /// How to ask for MPS at all, for whom `word` alone does not.
+    fn switch(self, word: &str) -> String {
         match self {
-            Wording::Account => "MPS=on beside it",
-            Wording::Options => "--mps beside it",
-            Wording::Resource => "mps=on+... with it",
+            Wording::Account => "add MPS=on".to_owned(),
+            Wording::Options => "add --mps".to_owned(),
+            Wording::Resource => format!("write mps=on+{}", word.strip_prefix("mps=").unwrap_or(word)),
         }
+    }
+
+    /// The refusal of a key that is none; `name` is what the user wrote of it.
+    fn unknown(self, name: &str, shown: &str) -> Refusal {
+        let names = Key::ALL.map(|key| key.row().name);
+        let name = name.to_ascii_lowercase().replace('_', "-");
+        let name = name.trim_start_matches("mps-");
+        let meant =
+            nearest(name, names).and_then(|name| Key::ALL.into_iter().find(|key| key.row().name == name));
+        let meant = meant.map(|key| self.token(key, None));
+        self.refuse(shown, &or_meant("unknown key", meant), self.keys())
+    }
+
+    /// What a user may have meant by `value`, which is none of `key`.
+    pub(super) fn meant(self, key: Key, value: &str) -> Option<String> {
+        let limit = match key {
+            Key::Mode if value.parse::<Percent>().is_ok() => Some(Key::Threads),
+            Key::Mode if value.parse::<Amount>().is_ok() => Some(Key::Mem),
+            _ => None,
+        };
+        let (key, value) = match limit {
+            Some(limit) => (limit, value),
+            None => (key, nearest(value, key.row().words.iter().copied())?),
+        };
+        Some(one_line(&self.token(key, Some(value)), SHOWN))
     }
 
     pub(super) fn refuse(self, shown: &str, why: &str, allowed: impl Into<String>) -> Refusal {
@@ -79,7 +106,7 @@ impl Request {
         let source = Wording::Account;
         let text = String::from_utf8_lossy(account.as_ref());
         let ours: Vec<(&str, &str)> = text
-            .split(|c: char| c == ',' || c == ';' || c.is_ascii_whitespace())
+            .split(is_between)
             .filter_map(|token| token.split_once('='))
             .filter(|(key, _)| is_ours(key))
             .collect();
@@ -92,11 +119,24 @@ impl Request {
         )?;
         let mut words = Words::default();
         for (name, value) in ours {
-            let key = Key::named(name)
-                .ok_or_else(|| source.refuse(&format!("{name}={value}"), "unknown key", source.keys()))?;
+            let key = Key::named(name).ok_or_else(|| source.unknown(name, &format!("{name}={value}")))?;
             words.take(source, key, name, Some(value))?;
         }
         words.request(source).map(Some)
+    }
+
+    /// What is said to whom the account names MPS without a value: such a token may be the site's own account, and asks for
+    /// nothing.
+    pub fn almost_asked(account: impl AsRef<[u8]>) -> Option<String> {
+        let text = String::from_utf8_lossy(account.as_ref());
+        let mut tokens = text.split(is_between);
+        let ours = |token: &str| token.split_once('=').is_some_and(|(key, _)| is_ours(key));
+        if !tokens.clone().any(|token| token == BARE) || tokens.any(ours) {
+            return None;
+        }
+        Some(format!(
+            "'{BARE}' in the account asks for no MPS: this job has none; with one it is submitted as {BARE}=on"
+        ))
     }
 
     /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
@@ -116,8 +156,7 @@ impl Request {
             };
             let key = Key::named(name).or_else(|| Key::named(&format!("mps-{name}")));
             let shown = format!("mps={name}");
-            let key =
-                key.ok_or_else(|| source.refuse(&format!("{shown}={value}"), "unknown key", source.keys()))?;
+            let key = key.ok_or_else(|| source.unknown(name, &format!("{shown}={value}")))?;
             words.take(source, key, &shown, Some(value))?;
         }
         words.request(source)
@@ -198,6 +237,11 @@ impl FromStr for Request {
 
 carried_as_text!(Request);
 
+/// What an account's tokens stand between.
+fn is_between(c: char) -> bool {
+    c == ',' || c == ';' || c.is_ascii_whitespace()
+}
+
 /// `MPS`, or `MPS_` and letters, in any case: all else belongs to the site.
 fn is_ours(key: &str) -> bool {
     let key = key.to_ascii_uppercase();
@@ -240,6 +284,7 @@ impl Words {
             self.dependent = Some(shown.clone());
         }
         let row = key.row();
+        let value_given = value;
         let value = value
             .or(row.bare)
             .ok_or_else(|| Invalid::new("needs a value", row.allowed));
@@ -248,14 +293,18 @@ impl Words {
         match same {
             Ok(true) => Ok(()),
             Ok(false) => Err(source.refuse(&shown, "given twice with different values", "one value")),
-            Err(invalid) => Err(source.refuse(&shown, &invalid.why, invalid.allowed)),
+            Err(invalid) => {
+                let meant = value_given.and_then(|value| source.meant(key, value));
+                Err(source.refuse(&shown, &or_meant(&invalid.why, meant), invalid.allowed))
+            }
         }
     }
 
     pub(super) fn request(self, source: Wording) -> Result<Request, Refusal> {
         if !self.asked {
             let word = self.dependent.unwrap_or_default();
-            return Err(source.refuse(&word, "MPS itself is not asked for", source.switch()));
+            let why = format!("MPS itself is not asked for: {}", source.switch(&word));
+            return Err(source.refuse(&word, &one_line(&why, 2 * SHOWN), ""));
         }
         self.request.check(source)?;
         Ok(self.request)

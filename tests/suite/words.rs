@@ -1,0 +1,106 @@
+//! What a person reads who mistyped something, asked too much, or came to the wrong door.
+
+use tests::double::NodeDouble;
+use tests::stage::{Ran, Stage, USER, as_user, finish};
+
+fn stage(gpus: usize) -> Stage {
+    let node = NodeDouble::builder().gpus(gpus, "NVIDIA H200").fast().build();
+    Stage::new(node.expect("node"), "")
+}
+
+/// `mpsctl` as an ordinary user.
+fn mpsctl(stage: &Stage, args: &[&str]) -> Ran {
+    let mut command = as_user(USER, stage.program("mpsctl"));
+    command.arg("--config").arg(stage.config()).args(args).env_clear();
+    finish(command)
+}
+
+fn plan(stage: &Stage, request: &str) -> Ran {
+    mpsctl(
+        stage,
+        &["plan", "--user", USER, "--gpus", "0", "--request", request],
+    )
+}
+
+#[test]
+fn plan_understands_the_flags_of_a_command_line() {
+    let stage = stage(1);
+    let tokens = plan(&stage, "MPS=per-gpu,MPS_THREADS=25,MPS_MEM=4G");
+    assert_eq!(tokens.code, Some(0), "{tokens:?}");
+    let flags = plan(&stage, "--mps=per-gpu --mps-threads=25% --mps-mem 4G");
+    assert_eq!((flags.code, &flags.out), (Some(0), &tokens.out), "{flags:?}");
+    let off = plan(&stage, "--mps=off");
+    assert_eq!(
+        (off.code, off.out.as_str()),
+        (Some(0), "MPS was not asked for: nothing is done\n")
+    );
+    for (request, line) in [
+        (
+            "--mps=50",
+            "mpsctl: --mps=50: unknown word (did you mean --mps-threads=50?); allowed: ",
+        ),
+        (
+            "--mps-threads=25",
+            "mpsctl: --mps-threads=25: MPS itself is not asked for: add --mps\n",
+        ),
+        (
+            "--mps --mps-mem=4GB",
+            "mpsctl: --mps-mem=4GB: decimal units are not accepted: write 4G; allowed: ",
+        ),
+    ] {
+        let ran = plan(&stage, request);
+        assert!(
+            ran.code == Some(1) && ran.out.is_empty() && ran.err.starts_with(line),
+            "{ran:?}"
+        );
+    }
+}
+
+#[test]
+fn a_limit_for_a_gpu_that_the_job_has_not_names_those_that_it_has() {
+    let stage = stage(2);
+    let one = plan(&stage, "MPS=on,MPS_MEM=1=4G");
+    let told = "memory limit for GPU 1: the job has one GPU on this node; allowed: 0, or its UUID\n";
+    assert_eq!((one.code, one.err), (Some(1), format!("mpsctl: {told}")));
+    let two = mpsctl(
+        &stage,
+        &[
+            "plan",
+            "--user",
+            USER,
+            "--gpus",
+            "0,1",
+            "--request",
+            "MPS=on,MPS_MEM=2=4G",
+        ],
+    );
+    let told = "memory limit for GPU 2: the job has 2 GPUs on this node; allowed: 0 to 1, or the UUID of one of them\n";
+    assert_eq!((two.code, two.err), (Some(1), format!("mpsctl: {told}")));
+}
+
+#[test]
+fn a_verb_for_root_says_which_and_why() {
+    let stage = stage(1);
+    for (args, told) in [
+        (
+            &["reconcile"][..],
+            "reconcile: it changes the node; allowed: root",
+        ),
+        (
+            &["reconcile", "--dry-run"],
+            "reconcile --dry-run: it reads the journals of all jobs; allowed: root",
+        ),
+        (&["undrain"], "undrain: it changes the node; allowed: root"),
+    ] {
+        let ran = mpsctl(&stage, args);
+        assert_eq!(
+            (ran.code, ran.err),
+            (Some(1), format!("mpsctl: {told}\n")),
+            "{args:?}"
+        );
+    }
+    let ran = stage.run("mpsctl", &["undrain", "--node", "n1"], &[]);
+    let told = "mpsctl: node 'n1': no drain of ours is remembered on this node; one with another reason is lifted by \
+                whoever made it\n";
+    assert_eq!((ran.code, ran.err.as_str()), (Some(2), told));
+}
