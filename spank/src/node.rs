@@ -1,6 +1,7 @@
 //! This node's files, as [`Node`].
 
 use crate::handle::{Ended, Node, Program};
+use crate::sys::spawn::run;
 use mpsd_core::JobId;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{self, Look, Record};
@@ -21,7 +22,7 @@ impl Node for ThisNode {
     }
 
     fn run(&self, program: &Program) -> Ended {
-        crate::sys::run(program)
+        run(program)
     }
 
     fn has_directories(&self, jobs: &Path, job: &JobId) -> bool {

@@ -10,10 +10,8 @@ mod abi;
 mod guard;
 mod host;
 mod process;
-mod spawn;
+pub(crate) mod spawn;
 mod srun;
-
-pub use spawn::run;
 
 use crate::plugin;
 use guard::guard;

@@ -8,21 +8,11 @@ fn a_panic_fails_its_own_callback_and_no_later_one() {
         contain(|_| Verdict::Continue)
     });
     assert_eq!(taken, Verdict::Fail);
-    assert_eq!(
-        contain(|state| if state.own_daemon {
-            Verdict::Continue
-        } else {
-            Verdict::Leave
-        }),
-        Verdict::Continue
-    );
+    let kept = |state: &mut State| match state.own_daemon {
+        true => Verdict::Continue,
+        false => Verdict::Leave,
+    };
+    assert_eq!(contain(kept), Verdict::Continue);
     assert_eq!(contain(|_| panic!("on purpose")), Verdict::Fail);
-    assert_eq!(
-        contain(|state| if state.own_daemon {
-            Verdict::Continue
-        } else {
-            Verdict::Leave
-        }),
-        Verdict::Continue
-    );
+    assert_eq!(contain(kept), Verdict::Continue);
 }
