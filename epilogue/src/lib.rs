@@ -62,7 +62,7 @@ fn named(arguments: &Arguments, input: &Input<'_>) -> Result<Submission, Failure
 fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
     let name = submission.node_name(&ThisHost);
     let settings = settings(&arguments.config, &name);
-    let limit = settings.deadline;
+    let limit = scheduler::time_for(submission, settings.deadline, &Site::of(&settings));
     let node = |limit: Duration| RealNode::new(NAME, &settings, limit, limit / 2);
     let jobs = job::jobs_of(&node(limit), submission);
     if jobs.is_empty() {

@@ -75,11 +75,11 @@ fn site(arguments: &Arguments) -> Site {
 /// All further work is done by a child, so that whatever becomes of it ends as an exit code.
 fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
     let submission = &asked.submission;
-    let limit = limit(
-        arguments,
+    let (system, node) = (
         scheduler::of(submission.scheduler),
-        &submission.node_name(&ThisHost),
+        submission.node_name(&ThisHost),
     );
+    let limit = limit(arguments, system, &node, Some(submission));
     guard::run_guarded(NAME, Deadline::after(limit + PARENT_GRACE), || {
         let deadline = Deadline::after(limit);
         let submission = asked.submission.clone();
@@ -98,14 +98,21 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
     })
 }
 
-/// The time for the whole prologue: the configured one, but below the mom's own, which ends with SIGKILL.
-fn limit(arguments: &Arguments, system: &dyn BatchSystem, node: &str) -> Duration {
+/// The time for the whole prologue: the configured one, but below the mom's own, which ends with SIGKILL, and below a scheduler's
+/// patience with a step.
+fn limit(
+    arguments: &Arguments,
+    system: &dyn BatchSystem,
+    node: &str,
+    submission: Option<&Submission>,
+) -> Duration {
     let settings = load(arguments, node).ok().map(|(_, s)| s);
     let own = settings.as_ref().map_or(USUAL_LIMIT, |s| s.deadline);
+    let site = settings.as_ref().map(Site::of).unwrap_or_default();
+    let own = submission.map_or(own, |submission| scheduler::time_for(submission, own, &site));
     if arguments.record {
         return own;
     }
-    let site = settings.as_ref().map(Site::of).unwrap_or_default();
     match system.at(&site).time_limit() {
         Some(its) => own.min(its.saturating_sub(MOM_MARGIN).max(Duration::from_secs(1))),
         None => own,
@@ -225,7 +232,7 @@ fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8
     let Ok(submission) = scheduler::read(input, &ThisHost) else {
         let system = scheduler::caller(input).filter(|system| system.retries_at_once());
         if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code()) {
-            let end = Deadline::after(limit(arguments, system, &ThisHost.name()));
+            let end = Deadline::after(limit(arguments, system, &ThisHost.name(), None));
             while end.less(HELD_STEP).sleep(HELD_STEP) {}
         }
         return failure.exit_code();

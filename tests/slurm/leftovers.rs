@@ -34,7 +34,7 @@ pub const GROUP: Group = Group {
 const NEVER: &str = "999999";
 
 /// `mpsctl VERB --node NODE` as root; its exit code and what it said.
-fn mpsctl(cell: &Context, verb: &str, node: &str) -> Result<(Option<i32>, String)> {
+pub fn mpsctl(cell: &Context, verb: &str, node: &str) -> Result<(Option<i32>, String)> {
     let product = &nodes(cell)?.product;
     let program = product.libexec.join("mpsctl").display().to_string();
     let config = product.config.display().to_string();

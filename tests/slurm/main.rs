@@ -6,6 +6,7 @@
 mod burst;
 mod devices;
 mod failures;
+mod held;
 mod leftovers;
 mod matrix;
 mod mps;
@@ -33,6 +34,7 @@ const GROUPS: &[runner::Group] = &[
     steps::GROUP,
     steps::MEMORY,
     steps::MEMORY_CGROUP,
+    held::GROUP,
     failures::OPTIONAL,
     failures::REQUIRED,
     failures::HELD,

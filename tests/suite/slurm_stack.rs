@@ -474,9 +474,18 @@ fn what_mps_needs_of_slurms_configuration_is_checked() {
         "WARN  PrologFlags is not set",
         "WARN  GresTypes has shard",
         "is hidden from tasks by job_container/tmpfs",
+        "OK    UnkillableStepTimeout is 60 s",
     ] {
         assert!(ran.out.contains(line), "{line}: {ran:?}");
     }
+    let cluster = Cluster::new(&format!("{GOOD}\nunkillablesteptimeout=12"));
+    assert_eq!(cluster.enable().code, Some(0));
+    let ran = cluster.slurm("check", &[]);
+    let line = "WARN  UnkillableStepTimeout is 12 s: a step's own daemon gets 6 s of our 20 (deadline_s) to start and to end";
+    assert!(
+        ran.out.contains(line) && ran.out.contains("; 26 s leave it all"),
+        "{ran:?}"
+    );
     let cluster = Cluster::new("PrologFlags=Contain");
     let ran = cluster.slurm("check", &[]);
     assert!(

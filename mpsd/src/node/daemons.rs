@@ -2,7 +2,7 @@
 
 use super::device_files;
 use super::launch::with_spec;
-use super::real::{RealNode, Started};
+use super::real::{RealNode, Started, groups_of};
 use super::{failure, looks, members as processes, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Role, Severity};
@@ -85,6 +85,14 @@ impl Daemons for RealNode {
                 lacking.join(", ")
             );
             self.log(Severity::Info, &line);
+        }
+        if groups_of(journal).contains(&self.daemon_group) {
+            let (job, user, group) = (&journal.job, &journal.user, self.daemon_group);
+            let line = format!(
+                "job {job}: {user} is in group {group}, the daemons' own (daemon_group), and can take over the job's daemons, which \
+                 are outside of the job's limits: name a group in mpsd.toml that nobody is in"
+            );
+            self.log(Severity::Warning, &line);
         }
         let mut spawn = with_spec(self, journal, spec, &[])?;
         spawn.inherit.push((theirs, REPORT_FD));

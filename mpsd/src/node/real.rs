@@ -47,7 +47,7 @@ pub struct RealNode {
     pub(super) nvml: String,
     pub(super) cgroup: CgroupRule,
     /// Group of what runs as a job's user; 0: the user's own.
-    daemon_group: u32,
+    pub(super) daemon_group: u32,
     /// Time for one answer of NVML.
     pub(super) nvml_time: Duration,
     /// Time for a lock.
@@ -139,7 +139,7 @@ impl RealNode {
 }
 
 /// The user's groups, from the directory service; without it none but their own.
-fn groups_of(journal: &Journal) -> Vec<u32> {
+pub(super) fn groups_of(journal: &Journal) -> Vec<u32> {
     let known = users::get_user_groups(&journal.user, journal.gid).unwrap_or_default();
     let known = known.iter().map(users::Group::gid);
     known.chain([journal.gid]).collect()

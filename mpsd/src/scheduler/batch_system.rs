@@ -83,6 +83,11 @@ pub trait BatchSystem: Sync {
 pub trait Located {
     /// How long it lets a prologue run before it kills it; `None`: no shorter than our own deadline.
     fn time_limit(&self) -> Option<Duration>;
+    /// How long a step that was told to end may take, our own part in it included, before it takes the node out of service for it;
+    /// `None`: it does not.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
     /// Whether a job of which only the id is known may be one of its jobs on this node.
     fn may_own(&self, job: &JobId) -> bool;
     /// What it knows of the jobs on `node`. It may be asked at once.
@@ -91,6 +96,14 @@ pub trait Located {
     fn controller(&self, node: &str) -> Box<dyn Controller>;
     /// Longest reason that it keeps whole. Bytes.
     fn longest_reason(&self) -> usize;
+}
+
+/// What our programs do beyond the limit that they give themselves: their guards wait, and what they wrote is passed on.
+pub(crate) const STEP_MARGIN: Duration = Duration::from_secs(6);
+
+/// What a scheduler's `patience` leaves to our programs.
+pub(crate) fn within(patience: Duration) -> Duration {
+    patience.saturating_sub(STEP_MARGIN).max(Duration::from_secs(1))
 }
 
 /// What the prologue does with a failure beyond its exit code.

@@ -5,6 +5,7 @@ use super::conf::Conf;
 use super::gres::Gres;
 use super::line::{self, PLUGIN, USUAL_PROGRAMS, WORDS};
 use super::release::{Release, all_installed, stamp_of};
+use crate::scheduler::batch_system::{STEP_MARGIN, within};
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::scheduler::setup::Surroundings;
@@ -12,6 +13,7 @@ use mpsd_core::config::Config;
 use mpsd_core::trusted::open_trusted;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub(super) fn check(
     plugins: &Path,
@@ -205,6 +207,7 @@ fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
                 .to_owned(),
         ));
     }
+    all.push(patience(conf, around.settings.deadline));
     all.push(if conf.lists("GresTypes", "gpu") {
         Good("GresTypes has gpu: Slurm tells a job's GPUs".to_owned())
     } else {
@@ -228,6 +231,24 @@ fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
         all.push(container(around.settings.paths.run()));
     }
     all
+}
+
+/// slurmstepd ends a step's own daemon in its last callback, and drains the node when its time is over
+/// (docs/facts/slurm.md#the-end-of-a-step).
+fn patience(conf: &Conf, ours: Duration) -> Finding {
+    let its = conf.unkillable_step_timeout();
+    let left = within(its);
+    let text = format!("UnkillableStepTimeout is {} s", its.as_secs());
+    if left >= ours {
+        return Good(format!("{text}: more than a step's own daemon takes to end"));
+    }
+    Better(format!(
+        "{text}: a step's own daemon gets {} s of our {} (deadline_s) to start and to end, or Slurm would drain the node \
+         (\"Kill task failed\"); {} s leave it all",
+        left.as_secs(),
+        ours.as_secs(),
+        (ours + STEP_MARGIN).as_secs()
+    ))
 }
 
 /// Under job_container/tmpfs the tasks have a /tmp and, unless job_container.conf says Dirs=/tmp, a /dev/shm of their

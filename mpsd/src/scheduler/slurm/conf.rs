@@ -5,6 +5,7 @@ use super::lines::{Line, last, read};
 use crate::scheduler::host::Host;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Where packages and builds keep slurm.conf, most usual first.
 const USUAL: [&str; 5] = [
@@ -16,6 +17,9 @@ const USUAL: [&str; 5] = [
 ];
 /// The copy that slurmd or sackd fetched from the controller (configless).
 pub(super) const FETCHED: &str = "/run/slurm/conf/slurm.conf";
+
+/// `UnkillableStepTimeout` where slurm.conf does not set it (docs/facts/slurm.md#the-end-of-a-step).
+pub(super) const UNKILLABLE: Duration = Duration::from_secs(60);
 
 /// Whether a daemon fetched this slurm.conf, and will write it anew: in `/run`, or in slurmd's spool directory.
 pub(super) fn is_fetched(file: &Path) -> bool {
@@ -79,6 +83,14 @@ impl Conf {
     pub fn lists(&self, key: &str, item: &str) -> bool {
         self.value(key)
             .is_some_and(|list| list.split(',').any(|one| one.trim().eq_ignore_ascii_case(item)))
+    }
+
+    /// How long slurmstepd waits for the end of a step that was told to end before it drains the node.
+    pub fn unkillable_step_timeout(&self) -> Duration {
+        let set = self
+            .value("UnkillableStepTimeout")
+            .and_then(|text| text.parse().ok());
+        set.map_or(UNKILLABLE, Duration::from_secs)
     }
 
     fn directory(&self) -> &Path {

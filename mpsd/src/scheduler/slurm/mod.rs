@@ -15,18 +15,20 @@ mod slurmd;
 mod submission;
 
 use commands::Installation;
+use conf::Conf;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer};
 use super::call::{Input, Lookup, Program, Submission};
 use super::control::Controller;
 use super::devices::Devices;
-use super::host::Host;
+use super::host::{Host, ThisHost};
 use super::known_jobs::KnownJobs;
 use super::site::Site;
 use mpsd_core::Gpu;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Wording;
+use std::path::Path;
 use std::time::Duration;
 
 /// The batch system Slurm.
@@ -110,6 +112,12 @@ struct Here(Site);
 impl Located for Here {
     fn time_limit(&self) -> Option<Duration> {
         None
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        let named = self.0.slurm_conf.as_deref().map(Path::new);
+        let conf = Conf::find(named, &ThisHost);
+        Some(conf.map_or(conf::UNKILLABLE, |conf| conf.unkillable_step_timeout()))
     }
 
     /// The id of a job or a step of Slurm's is made of numbers; every PBS's has a server's name in it.
