@@ -10,6 +10,7 @@ mod held;
 mod leftovers;
 mod matrix;
 mod mps;
+mod no_room;
 mod plain;
 mod runner;
 mod shapes;
@@ -55,6 +56,7 @@ const GROUPS: &[runner::Group] = &[
     unplugged::OPTIONAL,
     unplugged::REQUIRED,
     leftovers::GROUP,
+    no_room::GROUP,
     burst::GROUP,
 ];
 

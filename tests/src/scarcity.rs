@@ -1,4 +1,4 @@
-//! A small file system over a directory, seen by this thread and the processes that it starts, by nobody else.
+//! A small file system over a directory: of few pages or of few inodes.
 
 use std::fs;
 use std::io::Write;
@@ -13,7 +13,7 @@ const NOTHING: Option<&str> = None;
 /// The file that takes all room.
 const BALLAST: &str = ".ballast";
 
-/// A tmpfs over a directory in a mount namespace of this thread's own; dropped, it is gone.
+/// A tmpfs over a directory; dropped, it is gone.
 #[derive(Debug)]
 pub struct Small {
     at: PathBuf,
@@ -23,25 +23,37 @@ impl Small {
     /// Puts one of `pages` pages over `at`, which keeps its mode. The thread gets a mount namespace of its own: call it
     /// in a thread that ends with the test ([`alone`]).
     pub fn over(at: &Path, pages: usize, mode: u32) -> Self {
-        unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS).expect("a mount namespace");
-        mount(
-            NOTHING,
-            "/",
-            NOTHING,
-            MsFlags::MS_REC | MsFlags::MS_PRIVATE,
-            NOTHING,
-        )
-        .expect("private mounts");
-        let options = format!("size={},mode={mode:o}", pages * PAGE);
-        mount(
-            Some("small"),
-            at,
-            Some("tmpfs"),
-            MsFlags::empty(),
-            Some(options.as_str()),
-        )
-        .expect("a tmpfs");
+        own_namespace();
+        Self::mounted(at, &format!("size={},mode={mode:o}", pages * PAGE))
+    }
+
+    /// The same with room for `files` inodes and no bound of pages.
+    pub fn of_files(at: &Path, files: usize, mode: u32) -> Self {
+        own_namespace();
+        Self::seen_by_all(at, files, mode)
+    }
+
+    /// The same in the namespace of whoever calls, for daemons that run already.
+    pub fn seen_by_all(at: &Path, files: usize, mode: u32) -> Self {
+        Self::mounted(at, &format!("nr_inodes={files},mode={mode:o}"))
+    }
+
+    fn mounted(at: &Path, options: &str) -> Self {
+        mount(Some("small"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("a tmpfs");
         Self { at: at.to_owned() }
+    }
+
+    /// Takes all inodes but `files`; what was taken before is given back first.
+    pub fn leave_files(&self, files: usize) {
+        let ballast = self.at.join(BALLAST);
+        let _ = fs::remove_dir_all(&ballast);
+        fs::create_dir(&ballast).expect("ballast");
+        let file = |number: usize| ballast.join(number.to_string());
+        let taken = (0..)
+            .take_while(|number| fs::File::create_new(file(*number)).is_ok())
+            .count();
+        assert!(taken >= files, "only {taken} inodes are free, not {files}");
+        (taken - files..taken).for_each(|number| fs::remove_file(file(number)).expect("ballast"));
     }
 
     /// Takes all room but `pages`; what was taken before is given back first.
@@ -59,8 +71,16 @@ impl Small {
 
     /// Gives all room back.
     pub fn free(&self) {
-        let _ = fs::remove_file(self.at.join(BALLAST));
+        let ballast = self.at.join(BALLAST);
+        let _ = fs::remove_file(&ballast);
+        let _ = fs::remove_dir_all(ballast);
     }
+}
+
+fn own_namespace() {
+    unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(NOTHING, "/", NOTHING, private, NOTHING).expect("private mounts");
 }
 
 impl Drop for Small {

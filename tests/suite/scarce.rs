@@ -62,6 +62,41 @@ fn a_file_system_that_is_full_at_any_moment_of_the_start_is_not_the_nodes_fault(
 }
 
 #[test]
+fn a_start_that_finds_no_room_tells_which_file_system_lacks_what() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let run = place.stage.path("run");
+        let small = Small::of_files(&run, 256, 0o755);
+        let mut files = 0;
+        loop {
+            small.leave_files(files);
+            let after = format!("{files} free inodes");
+            let ran = place.stage.prologue(&openpbs_args("70.srv", USER, ACCOUNT), &[]);
+            small.free();
+            if ran.code == Some(0) {
+                place.assert_ends_clean("70.srv", &after);
+                break;
+            }
+            println!("{after}: {}", ran.err.trim_end());
+            gave_up(&place, &ran, &["of 256 inodes free"], &after);
+            assert!(ran.err.contains(&format!("'{}'", run.display())), "{ran:?}");
+            files += 1;
+            assert!(files < 64, "a job needs {files} inodes");
+        }
+        assert!(files >= 8, "there were too few inodes at {files} moments only");
+        figures::tell("faults", files as u64);
+    });
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let small = Small::over(&place.stage.path("run"), 256, 0o755);
+        small.leave(0);
+        let ran = place.stage.prologue(&openpbs_args("70.srv", USER, ACCOUNT), &[]);
+        small.free();
+        gave_up(&place, &ran, &["of 1024 KiB free"], "no room");
+    });
+}
+
+#[test]
 fn a_file_system_that_fills_while_a_job_is_served_costs_lines_of_its_log_and_no_more() {
     alone(|| {
         let place = Place::new(fast(1), CONFIG);

@@ -50,6 +50,10 @@ pub fn set_mode(node: &mut impl Node, job: &JobId, gpu: &GpuUuid, mode: ComputeM
 /// # Errors
 /// As [`enter`].
 pub fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<Option<String>, Failure> {
+    // Without account and lock nobody has entered, and there may be no room for a lock.
+    if !node.gpus_with_files()?.contains(gpu) {
+        return Ok(None);
+    }
     let _held = node.lock_gpu(gpu)?;
     let Some(mut account) = node.read_account(gpu)? else {
         // Nobody's: what is left of it is the lock that we hold.

@@ -15,7 +15,11 @@ use mpsd_core::{Failure, JobId};
 pub fn carry_out(node: &mut impl Node, journal: &mut Journal, spec: &Spec) -> Result<(), Failure> {
     for number in 0..journal.plan.len() {
         journal.begun = number + 1;
-        node.write_journal(journal)?;
+        if let Err(failure) = node.write_journal(journal) {
+            // An effect that is not written down does not happen, and is not to be undone.
+            journal.begun = number;
+            return Err(failure);
+        }
         perform(node, journal, number, spec)?;
     }
     Ok(())

@@ -34,10 +34,15 @@ pub fn of_failed_start(
     drains: bool,
     failure: Failure,
 ) -> Failure {
-    let Failure::Undetermined(unknown) = failure else {
+    let Failure::Undetermined(mut unknown) = failure else {
         return failure;
     };
-    let a_users = user_was_here || node.user_is_here(journal) || node.is_full() || gpu_is_held(node, journal);
+    let lacking = node.lacking();
+    if let Some(lacking) = &lacking {
+        unknown.why += &format!("; {lacking}");
+    }
+    let a_users =
+        user_was_here || node.user_is_here(journal) || lacking.is_some() || gpu_is_held(node, journal);
     if a_users || !node.note_failed_start(journal.uid) {
         return unknown.into();
     }

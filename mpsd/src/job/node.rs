@@ -179,8 +179,8 @@ pub trait Store {
     /// A fault.
     fn remove_job(&mut self, job: &JobId) -> Result<(), Failure>;
 
-    /// Whether the file system of the users' directories has no room for a start.
-    fn is_full(&self) -> bool;
+    /// What the file system of the users' directories has too little of for a start, in words.
+    fn lacking(&self) -> Option<String>;
     /// Remembers that a start of `uid` failed; true when starts of two or more users failed within the window.
     fn note_failed_start(&mut self, uid: u32) -> bool;
     /// Forgets failed starts: one worked.
@@ -289,6 +289,11 @@ pub trait Drains {
     /// # Errors
     /// One line.
     fn requeue(&mut self, place: &Place<'_>, job: &JobId, most: u32) -> Result<Requeued, String>;
+    /// Ends a job that is a script; whether it is one.
+    ///
+    /// # Errors
+    /// One line.
+    fn end_script(&mut self, place: &Place<'_>, job: &JobId) -> Result<bool, String>;
 }
 
 /// How grave a line is; the numbers are syslog's.

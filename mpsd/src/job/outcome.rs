@@ -38,8 +38,11 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
         return 0;
     }
     // First what counts: the controller may take all the time that is left.
-    requeue(node, job, failure);
+    let requeued = requeue(node, job, failure, recorded);
     tell(node, &job.place(), submission, failure);
+    if job.record && !recorded && !requeued && !submission.step {
+        end_script(node, job);
+    }
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
         hold(node, submission, job.deadline);
     }
@@ -124,15 +127,23 @@ pub(super) fn drain<'a>(
     Some((line, delivered))
 }
 
-/// Puts the job back into its queue where that is for us to do (see [`ExitPolicy::requeue`]).
-fn requeue(node: &mut impl Node, job: &Job, failure: &Failure) {
+/// Puts the job back into its queue where that is for us to do (see [`ExitPolicy::requeue`]); whether it is there. A fault's
+/// job goes back with its prolog's failure, for which the plugin needs the record.
+fn requeue(node: &mut impl Node, job: &Job, failure: &Failure, recorded: bool) -> bool {
     let submission = &job.asked.submission;
     let ours = policy(submission).requeue && job.settings.slurm.requeue;
-    if !ours || failure.kind() != FailureKind::Undetermined {
-        return;
+    let wanted = match failure.kind() {
+        FailureKind::Undetermined => true,
+        FailureKind::Fault => job.record && !recorded,
+        FailureKind::Refusal => false,
+    };
+    if !ours || !wanted {
+        return false;
     }
     let id = &submission.job;
-    let text = match node.requeue(&job.place(), id, job.settings.slurm.requeue_limit) {
+    let done = node.requeue(&job.place(), id, job.settings.slurm.requeue_limit);
+    let requeued = done.is_ok();
+    let text = match done {
         Ok(Requeued { held, trouble }) => {
             let held = if held { ", and held there" } else { "" };
             let trouble = trouble.map(|why| format!("; {why}")).unwrap_or_default();
@@ -141,6 +152,21 @@ fn requeue(node: &mut impl Node, job: &Job, failure: &Failure) {
         Err(why) => format!("job {id}: not put back into the queue: {why}"),
     };
     node.log(Severity::Info, &text);
+    requeued
+}
+
+/// Ends a script that would run without its MPS: nothing could be left for its task, and a script may come without the flags
+/// that it was submitted with. Those of a step come with the step, whose own start fails likewise.
+fn end_script(node: &mut impl Node, job: &Job) {
+    let id = &job.asked.submission.job;
+    let text = match node.end_script(&job.place(), id) {
+        Ok(false) => return,
+        Ok(true) => format!("job {id}: ended, as its script cannot be told that it has no MPS"),
+        Err(why) => {
+            format!("job {id}: its script cannot be told that it has no MPS, and is not ended: {why}")
+        }
+    };
+    node.log(Severity::Warning, &text);
 }
 
 /// Ends late where nothing else keeps the scheduler from trying again at once (see [`BatchSystem::retries_at_once`]). An

@@ -13,6 +13,7 @@ pub(crate) mod nvml;
 mod probe;
 pub mod real;
 pub(crate) mod recheck;
+mod room;
 mod store;
 mod suspicions;
 pub mod user;

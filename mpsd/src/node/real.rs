@@ -179,6 +179,10 @@ impl Drains for RealNode {
     fn requeue(&mut self, place: &Place<'_>, job: &JobId, most: u32) -> Result<Requeued, String> {
         place.controller().requeue(job, most)
     }
+
+    fn end_script(&mut self, place: &Place<'_>, job: &JobId) -> Result<bool, String> {
+        place.controller().end_script(job)
+    }
 }
 
 impl Console for RealNode {

@@ -1,7 +1,7 @@
 //! Directories, journals, records and accounts on disk.
 
 use super::real::RealNode;
-use super::{failed_starts, failure, suspicions, unless_scarce};
+use super::{failed_starts, failure, room, suspicions, unless_scarce};
 use crate::job::account::Account;
 use crate::job::journal::Journal;
 use crate::job::node::{Held, Store};
@@ -13,6 +13,7 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD};
 use mpsd_core::record::{self, Look, Record, State};
 use mpsd_core::{Failure, GpuUuid, JobId};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use std::path::Path;
 use std::time::Duration;
@@ -33,10 +34,6 @@ const MOST_ENTRIES: u64 = 1_000_000;
 const REMOVE_TIME: Duration = Duration::from_secs(5);
 /// A child that removes gets so much longer to say why it could not.
 const ANSWER_TIME: Duration = Duration::from_millis(200);
-/// A start needs less room than this. Bytes.
-const ROOM: u64 = 1 << 20;
-/// And fewer files.
-const FILES: u64 = 64;
 /// Root.
 const ROOT: (u32, u32) = (0, 0);
 
@@ -59,8 +56,15 @@ fn remove_from(path: &Path, names: [String; 2], bounds: Bounds) -> Result<(), St
 /// log directories lie in the same file system.
 fn fault(error: FileError) -> Failure {
     let (what, why) = match &error {
-        FileError::Io { act, path, errno } => (format!("cannot {act} '{}'", path.display()), errno.desc()),
-        FileError::Unfit { .. } | FileError::Bound { .. } => (error.to_string(), "it is not as we left it"),
+        FileError::Io { act, path, errno } => {
+            let lacking = (*errno == Errno::ENOSPC).then(|| room::lacking(path)).flatten();
+            let lacking = lacking.map(|lacking| format!(": {lacking}")).unwrap_or_default();
+            let why = errno.desc().to_owned() + &lacking;
+            (format!("cannot {act} '{}'", path.display()), why)
+        }
+        FileError::Unfit { .. } | FileError::Bound { .. } => {
+            (error.to_string(), "it is not as we left it".to_owned())
+        }
     };
     failure(unless_scarce(Evidence::Storage, error.errno()), what, why)
 }
@@ -334,13 +338,8 @@ impl Store for RealNode {
         Ok(names)
     }
 
-    fn is_full(&self) -> bool {
-        nix::sys::statvfs::statvfs(self.paths.run()).is_ok_and(|about| {
-            let room = about.blocks_available().saturating_mul(about.fragment_size());
-            // A file system without a number of files says 0 for it.
-            let files = about.files() > 0 && about.files_available() < FILES;
-            room < ROOM || files
-        })
+    fn lacking(&self) -> Option<String> {
+        room::lacking(self.paths.run())
     }
 
     fn note_failed_start(&mut self, uid: u32) -> bool {

@@ -64,4 +64,11 @@ pub trait Controller {
     fn requeue(&self, _job: &JobId, _most: u32) -> Result<Requeued, String> {
         Err("this scheduler does not do that for us".to_owned())
     }
+    /// Ends a job of this node that is a script; whether it is one.
+    ///
+    /// # Errors
+    /// One line.
+    fn end_script(&self, _job: &JobId) -> Result<bool, String> {
+        Err("this scheduler does not do that for us".to_owned())
+    }
 }

@@ -345,8 +345,8 @@ impl Store for Sim {
         Ok(())
     }
 
-    fn is_full(&self) -> bool {
-        false
+    fn lacking(&self) -> Option<String> {
+        None
     }
 
     fn note_failed_start(&mut self, uid: u32) -> bool {
@@ -583,6 +583,10 @@ impl Drains for Sim {
     fn requeue(&mut self, _: &Place<'_>, job: &JobId, _: u32) -> Result<Requeued, String> {
         self.step(|world| world.requeued.push(job.clone()));
         Ok(Requeued::default())
+    }
+
+    fn end_script(&mut self, _: &Place<'_>, _: &JobId) -> Result<bool, String> {
+        Ok(false)
     }
 }
 

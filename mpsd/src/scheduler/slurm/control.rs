@@ -86,6 +86,16 @@ impl Controller for Node {
             .map(|why| format!("the node's comment does not say so: {why}"));
         Ok(done)
     }
+
+    /// Who has the word in a job's name ends that job alone.
+    fn end_script(&self, job: &JobId) -> Result<bool, String> {
+        let shown = self.call("scontrol", &["--oneliner", "show", "job", job.as_str()])?;
+        let is_script = shown.split_whitespace().any(|word| word == "BatchFlag=1");
+        if is_script {
+            self.call("scancel", &[job.as_str()])?;
+        }
+        Ok(is_script)
+    }
 }
 
 /// What our comments begin with.

@@ -1,0 +1,39 @@
+//! Room in a file system: pages and inodes, either of which any user of it can use up.
+
+use nix::sys::statvfs::statvfs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// A start needs less room than this. Bytes.
+const ROOM: u64 = 1 << 20;
+/// And fewer files.
+const FILES: u64 = 64;
+
+/// What the file system of `path`, which need not be there yet, has too little of for a start: its mount point and figures in
+/// words. `None`: it has room, or does not say.
+pub fn lacking(path: &Path) -> Option<String> {
+    let there = path.ancestors().find(|path| path.exists())?;
+    let about = statvfs(there).ok()?;
+    let free = about.blocks_available().saturating_mul(about.fragment_size());
+    let (files, all_files) = (about.files_available(), about.files());
+    let figures = match () {
+        // A file system without a number of files says 0 for it.
+        () if all_files > 0 && files < FILES => format!("{files} of {all_files} inodes"),
+        () if free < ROOM => {
+            let all = about.blocks().saturating_mul(about.fragment_size());
+            format!("{} of {} KiB", free >> 10, all >> 10)
+        }
+        () => return None,
+    };
+    Some(format!(
+        "file system '{}' has {figures} free",
+        mount_point(there).display()
+    ))
+}
+
+fn mount_point(path: &Path) -> &Path {
+    let device = |path: &Path| path.metadata().map(|about| about.dev()).ok();
+    let own = device(path);
+    let of_it = path.ancestors().take_while(|above| device(above) == own);
+    of_it.last().unwrap_or(path)
+}
