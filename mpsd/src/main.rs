@@ -6,10 +6,11 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = Daemon::parse();
-    let result = match (&arguments.nvml, arguments.stop) {
-        (Some(library), _) => worker::serve(library),
-        (None, true) => daemon::stop(),
-        (None, false) => daemon::run(),
+    let result = match &arguments.nvml {
+        Some(library) => worker::serve(library),
+        None if arguments.stop => daemon::stop(),
+        None if arguments.look => daemon::look(),
+        None => daemon::run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

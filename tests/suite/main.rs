@@ -24,6 +24,7 @@ mod slurm_stack;
 mod soak;
 mod sources;
 mod starved;
+mod status;
 mod supervision;
 mod survivors;
 mod threats;

@@ -104,7 +104,7 @@ impl Caller<'_> {
 
     /// The ids under which the job may have a record, most special first: a Slurm step with a daemon of its own goes
     /// before its job.
-    fn ids(&self) -> Result<Vec<JobId>, Refusal> {
+    pub(super) fn ids(&self) -> Result<Vec<JobId>, Refusal> {
         if let Some(id) = self.job.map(str::to_owned).or_else(|| self.var("PBS_JOBID")) {
             return Ok(vec![JobId::parse(&id)?]);
         }
@@ -122,7 +122,7 @@ impl Caller<'_> {
 
     /// What is in force here, and why the file does not say so: without it the usual directories are looked into.
     /// No file at all means that nothing of ours is configured.
-    fn settings(&self) -> (Settings, Option<Fault>) {
+    pub(super) fn settings(&self) -> (Settings, Option<Fault>) {
         let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
             Ok(settings) => (settings, None),

@@ -9,6 +9,7 @@ pub mod plan;
 pub mod programs;
 pub mod reconcile;
 pub mod site;
+pub mod status;
 
 use std::io::Write;
 

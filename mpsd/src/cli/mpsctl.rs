@@ -6,6 +6,7 @@ use super::exec::Exec;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::site::{Advertise, ConfigVerb, inventory};
+use super::status::Status;
 use super::{NAME, complain, say};
 use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
 use crate::scheduler::{Host, SET_UPS, ThisHost};
@@ -41,6 +42,12 @@ enum Verb {
     /// Lists by rank and MPS=per-gpu need the launcher's local rank: OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID,
     /// PALS_LOCAL_RANKID or SLURM_LOCALID.
     Exec(Exec),
+    /// Show a job's MPS as it is now: daemons, limits, and each GPU with its clients
+    ///
+    /// In a job: of that job, and whether the calling task is under MPS, and why not. As root: of all jobs of the node.
+    /// Exit status: 0 under MPS, or up; 1 not; 2 that cannot be told. How busy a GPU is, NVML tells of all clients together
+    /// and of none alone: that is not shown.
+    Status(Status),
     /// Print what root would do here for a job, and do nothing of it
     ///
     /// Takes what mps-prologue takes; or, for a job that no scheduler tells of, --user, --request and --gpus.
@@ -90,6 +97,7 @@ pub fn main() -> u8 {
     match verb {
         Verb::Env(verb) => env(&config, &verb),
         Verb::Exec(verb) => exec(&config, &verb),
+        Verb::Status(verb) => status(&config, &verb),
         Verb::Plan(verb) => {
             let env = |name: &str| std::env::var(name).ok();
             print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env)))
@@ -174,6 +182,19 @@ fn env(config: &Path, verb: &Env) -> u8 {
         say(verb.shell.failure());
     }
     print(text)
+}
+
+fn status(config: &Path, verb: &Status) -> u8 {
+    let uid = nix::unistd::geteuid().as_raw();
+    let caller = Caller {
+        config,
+        job: verb.job.as_deref(),
+        env: &|name| std::env::var(name).ok(),
+        uid,
+        main: false,
+    };
+    let code = programs().and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
+    code.unwrap_or_else(|failure| failed(&failure))
 }
 
 fn exec(config: &Path, verb: &Exec) -> u8 {

@@ -12,6 +12,9 @@ pub struct Daemon {
     /// Ask the job's control daemons to end, then end (used by the teardown).
     #[arg(long, conflicts_with = "nvml")]
     pub stop: bool,
+    /// Ask the job's control daemons what they say of their clients, and report it on descriptor 4 (used by 'mpsctl status').
+    #[arg(long, conflicts_with_all = ["nvml", "stop"])]
+    pub look: bool,
     /// Answer questions about the node's GPUs through this NVML library, on descriptor 3 (used by root's programs).
     #[arg(long, value_name = "LIBRARY")]
     pub nvml: Option<String>,

@@ -36,13 +36,61 @@ pub fn configure(daemon: &Daemon, uid: u32) -> String {
         .map(|threads| format!("active_thread_percentage {threads}"));
     let others = limits.iter().map(|[name, value, _]| format!("{name} {value}"));
     let set = threads.into_iter().chain(others);
-    let mut lines: Vec<String> = set.map(|setting| format!("set_default_{setting}")).collect();
-    lines.push(BRACKET.to_owned());
-    for [name, ..] in &limits {
-        lines.extend([format!("get_default_{name}"), BRACKET.to_owned()]);
+    let set: String = set.map(|setting| format!("set_default_{setting}\n")).collect();
+    format!("{set}{}start_server -uid {uid}\n", reading(&limits))
+}
+
+/// The lines that read every limit back, none of them changed.
+fn reading(limits: &[[String; 3]]) -> String {
+    let read = |[name, ..]: &[String; 3]| format!("get_default_{name}\n{BRACKET}\n");
+    let others: String = limits.iter().map(read).collect();
+    format!("{BRACKET}\n{others}")
+}
+
+/// The session that only reads the limits of `daemon`.
+pub fn read(daemon: &Daemon) -> String {
+    reading(&limits(daemon))
+}
+
+/// A limit as it was asked for and as the daemon says it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct InForce {
+    /// What it limits: `active thread percentage`, `memory limit 4096M of GPU-…`, `client priority normal`.
+    pub limit: String,
+    /// As it was asked for; `None`: nothing was asked.
+    pub asked: Option<String>,
+    /// The daemon's own word; `None`: it says nothing.
+    pub said: Option<String>,
+    /// Whether the two are the same.
+    pub holds: bool,
+}
+
+/// The limits of `daemon` by the answers to [`read`]. An answer may be missing: what follows is then the bracket's.
+pub fn in_force(daemon: &Daemon, answers: &str) -> Vec<InForce> {
+    let mut answers = answers
+        .lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .peekable();
+    let bracket = answers.next();
+    let wanted = daemon.threads.map_or(NO_LIMIT, |p| f64::from(p.tenths()) / 10.0);
+    let mut all = vec![InForce {
+        limit: "active thread percentage".to_owned(),
+        asked: daemon.threads.map(|percent| percent.to_string()),
+        said: bracket.map(|said| one_line(said, 80)),
+        holds: expect_percent(bracket, wanted).is_ok(),
+    }];
+    for [_, value, words] in limits(daemon) {
+        let said = answers.next_if(|said| Some(*said) != bracket);
+        answers.next_if(|said| Some(*said) == bracket);
+        all.push(InForce {
+            limit: words,
+            asked: Some(value.clone()),
+            said: said.map(|said| one_line(said, 80)),
+            holds: said.is_some_and(|said| is_same(said, &value)),
+        });
     }
-    lines.push(format!("start_server -uid {uid}"));
-    lines.join("\n") + "\n"
+    all
 }
 
 /// The vendor's number for a priority (`set_default_client_priority`: 0 normal, 1 below normal).

@@ -118,7 +118,7 @@ impl MemoryWatch {
 /// Says `terminate_client` to the daemon whose server has the client; the others answer that they do not know it.
 fn terminate(spec: &Spec, running: &[Running], client: i32, log: &mut UserLog) {
     for daemon in running {
-        let say = |commands: &str| session::say(spec, &daemon.daemon, commands, spec.command_time());
+        let say = |commands: &str| session::say(&spec.control, &daemon.daemon, commands, spec.command_time());
         let servers = say("get_server_list\n").map(|answer| answer.numbers());
         for server in servers.unwrap_or_default() {
             let clients = say(&format!("get_client_list {server}\n"));

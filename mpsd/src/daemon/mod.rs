@@ -6,6 +6,7 @@
 
 pub mod dialogue;
 pub mod events;
+pub mod inquiry;
 mod memory;
 mod session;
 mod start;
@@ -51,6 +52,21 @@ pub fn run() -> Result<(), String> {
 /// One line when a daemon did not go.
 pub fn stop() -> Result<(), String> {
     stop::all(&own_spec()?)
+}
+
+/// Asks the job's control daemons what they say of themselves, and reports each answer: `mpsd --look`, run as the job's user
+/// for root, who does not talk to a user's daemon.
+///
+/// # Errors
+/// One line when there is nobody to report to.
+pub fn look() -> Result<(), String> {
+    let spec = own_spec()?;
+    let mut report = inherited(REPORT_FD, "report")?;
+    let ask = |daemon| inquiry::ask(&spec.control, daemon, spec.command_time());
+    let said: Vec<Result<inquiry::Said, inquiry::Silence>> = spec.daemons.iter().map(ask).collect();
+    let line = serde_json::to_string(&said).map_err(|e| e.to_string())?;
+    let written = report.write_all((line + "\n").as_bytes());
+    written.map_err(|e| format!("cannot report: {e}"))
 }
 
 /// The specification; from here on nobody may look into this process, or take it over: its user's other processes are in

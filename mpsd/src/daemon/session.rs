@@ -1,6 +1,5 @@
 //! One session with a control daemon: the vendor's own program, commands on its standard input, a deadline.
 
-use crate::job::spec::Spec;
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::spawn::{RunError, Spawn, Unheard};
@@ -17,24 +16,29 @@ const LONGEST_ANSWER: usize = 256 * 1024;
 pub struct Answer {
     /// How the program ended.
     pub exit: Exit,
-    /// All that it said.
+    /// All that it said on standard output.
     pub text: String,
+    /// And on standard error.
+    pub trouble: String,
 }
 
 impl Answer {
     /// The process ids in a listing, one a line.
     pub fn numbers(&self) -> Vec<i32> {
-        self.text
-            .lines()
-            .filter_map(|line| line.trim().parse().ok())
-            .filter(|pid| *pid > 1)
-            .collect()
+        numbers(&self.text)
     }
 
     /// The recorded answer of the vendor's program when nobody listens (exit 1).
     pub fn nobody_listens(&self) -> bool {
-        self.exit == Exit::Code(1) && self.text.contains("Cannot find MPS control daemon")
+        let says = |text: &str| text.contains("Cannot find MPS control daemon");
+        self.exit == Exit::Code(1) && (says(&self.text) || says(&self.trouble))
     }
+}
+
+/// The process ids in `text`, one a line.
+pub fn numbers(text: &str) -> Vec<i32> {
+    let pids = text.lines().filter_map(|line| line.trim().parse().ok());
+    pids.filter(|pid| *pid > 1).collect()
 }
 
 /// The vendor's program, made ready to talk to, or be, the control daemon of `daemon`. Its environment is written
@@ -54,13 +58,13 @@ pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
     program
 }
 
-/// Says `commands` to the control daemon of `daemon`, one of `spec`'s, and waits for the whole answer.
+/// Says `commands` to the control daemon of `daemon`, by the vendor's program `control`, and waits for the whole answer.
 ///
 /// # Errors
 /// One line: the program could not be run, or did not end within `limit`, because the daemon hangs or waits for a server that
 /// hangs, or its answer did not end. The program is killed and reaped.
-pub fn say(spec: &Spec, daemon: &Daemon, commands: &str, limit: Duration) -> Result<Answer, String> {
-    let mut program = program(&spec.control, daemon);
+pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> Result<Answer, String> {
+    let mut program = program(control, daemon);
     program.input(commands.as_bytes()).map_err(|e| e.to_string())?;
     let ended = program.run(Deadline::after(limit), LONGEST_ANSWER);
     let ended = ended.map_err(|error| {
@@ -79,5 +83,6 @@ pub fn say(spec: &Spec, daemon: &Daemon, commands: &str, limit: Duration) -> Res
     Ok(Answer {
         exit: ended.exit,
         text: String::from_utf8_lossy(&ended.out).into_owned(),
+        trouble: String::from_utf8_lossy(&ended.err).into_owned(),
     })
 }

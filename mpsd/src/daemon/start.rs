@@ -156,7 +156,7 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, String
     }
     let commands = dialogue::configure(&running.daemon, spec.uid);
     let limit = spec.command_time().min(end.remaining());
-    let answer = session::say(spec, &running.daemon, &commands, limit)?;
+    let answer = session::say(&spec.control, &running.daemon, &commands, limit)?;
     if answer.nobody_listens() {
         return Ok(true);
     }

@@ -31,7 +31,7 @@ pub fn all(spec: &Spec) -> Result<(), String> {
 
 fn one(spec: &Spec, daemon: &Daemon) -> Result<(), String> {
     let limit = spec.command_time();
-    let say = |commands: &str, limit: Duration| session::say(spec, daemon, commands, limit);
+    let say = |commands: &str, limit: Duration| session::say(&spec.control, daemon, commands, limit);
     let servers = say("get_server_list\n", limit)?;
     if servers.nobody_listens() {
         return Ok(());

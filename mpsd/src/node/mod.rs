@@ -1,5 +1,6 @@
 //! This node, as root changes it: [`real`] does here what [`crate::job::node::Node`] names.
 
+pub mod clients;
 mod daemons;
 mod device_files;
 pub(crate) mod failed_starts;

@@ -107,6 +107,12 @@ impl Process {
         })
     }
 
+    /// Its command line, the words ended by NUL, the first `cap` bytes: its own word, read from its memory. Hangs as
+    /// [`Process::environment_variable`].
+    pub fn command_line(&self, cap: usize) -> Option<Vec<u8>> {
+        self.read(&(self.thread_prefix() + "cmdline"), cap)
+    }
+
     /// Its cgroups, one for each hierarchy.
     pub fn cgroups(&self) -> Option<Vec<Membership>> {
         Some(Membership::parse(&self.read("cgroup", 65_536)?))

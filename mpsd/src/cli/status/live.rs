@@ -1,0 +1,161 @@
+//! The terminal of `--watch`: its other screen, without echo and line discipline, and as it was before whatever ends us.
+
+use crate::sys::signals::Signals;
+use mpsd_core::failure::Undetermined;
+use mpsd_core::{Failure, Refusal};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use std::io::{Write, stdin, stdout};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// xterm's control sequences, which every terminal of today and of ssh obeys: the other screen, no cursor.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+/// And back.
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// To the first place; the rest of a line is empty; the rest of the screen is.
+const HOME: &str = "\x1b[H";
+const END_OF_LINE: &str = "\x1b[K\r\n";
+const END_OF_SCREEN: &str = "\x1b[J";
+/// What a terminal that does not tell its size has. Columns and rows.
+const USUAL: (usize, usize) = (80, 24);
+/// Ctrl-C and Ctrl-D, which are plain bytes without line discipline.
+const ENDS: [u8; 4] = [b'q', b'Q', 3, 4];
+
+/// Columns of standard output; `None` where it is no terminal.
+pub fn width() -> Option<usize> {
+    isatty(stdout()).then(|| size().0)
+}
+
+fn size() -> (usize, usize) {
+    let told = tcgetwinsize(stdout()).ok();
+    let told = told.map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    told.filter(|(columns, rows)| *columns > 0 && *rows > 0)
+        .unwrap_or(USUAL)
+}
+
+/// The terminal, taken. Dropped, it is as before.
+#[derive(Debug)]
+pub struct Screen {
+    before: Termios,
+    signals: Signals,
+}
+
+impl Screen {
+    /// Takes the terminal.
+    ///
+    /// # Errors
+    /// A refusal where standard input or output is none; undetermined where it cannot be set.
+    pub fn open() -> Result<Self, Failure> {
+        if !isatty(stdin()) || !isatty(stdout()) {
+            let why = "standard input or output is no terminal";
+            return Err(Refusal::new("--watch", why, "a terminal, or status without --watch").into());
+        }
+        let failed = |why: String| Failure::from(Undetermined::new("the terminal", why));
+        // What would end us comes as something to read, so that the terminal is put back first.
+        let ends = [
+            Signal::SIGINT,
+            Signal::SIGTERM,
+            Signal::SIGHUP,
+            Signal::SIGQUIT,
+            Signal::SIGWINCH,
+        ];
+        let signals = Signals::block(&ends).map_err(|e| failed(e.to_string()))?;
+        let before = tcgetattr(stdin()).map_err(|e| failed(e.to_string()))?;
+        let screen = Self { before, signals };
+        let mut raw = screen.before.clone();
+        raw.make_raw();
+        tcsetattr(stdin(), OptionalActions::Now, &raw).map_err(|e| failed(e.to_string()))?;
+        write(ENTER).map_err(failed)?;
+        Ok(screen)
+    }
+
+    /// Shows what `lines` gives for so many columns, anew every `period` and after a change of size, until 'q', Ctrl-C or a
+    /// signal.
+    ///
+    /// # Errors
+    /// Those of `lines`; a terminal that is gone is none.
+    pub fn show(
+        &self,
+        period: Duration,
+        mut lines: impl FnMut(usize) -> Result<Vec<String>, Failure>,
+    ) -> Result<(), Failure> {
+        loop {
+            let (columns, rows) = size();
+            let shown = frame(&lines(columns)?, rows);
+            if write(&shown).is_err() || !self.goes_on(Instant::now() + period) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for the time of the next look; false: it is over.
+    fn goes_on(&self, next: Instant) -> bool {
+        loop {
+            let left = next.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            let input = stdin();
+            let mut fds = [
+                PollFd::new(input.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            ];
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            if poll(&mut fds, timeout).is_err_and(|errno| errno != nix::errno::Errno::EINTR) {
+                return false;
+            }
+            let typed = fds[0].any().unwrap_or(false);
+            match self.signals.read() {
+                Ok(Some(Signal::SIGWINCH)) => return true,
+                Ok(Some(_)) => return false,
+                _ => {}
+            }
+            if typed && !goes_on_after_input(input.as_fd()) {
+                return false;
+            }
+        }
+    }
+}
+
+/// Reads what was typed; false: it ends us, or the terminal is gone.
+fn goes_on_after_input(input: impl AsFd) -> bool {
+    let mut typed = [0_u8; 64];
+    match nix::unistd::read(input, &mut typed) {
+        Ok(0) | Err(_) => false,
+        Ok(n) => !typed.iter().take(n).any(|byte| ENDS.contains(byte)),
+    }
+}
+
+/// One picture: no more rows than there are, nothing of the one before left.
+fn frame(lines: &[String], rows: usize) -> String {
+    let fits = lines.len() < rows;
+    let shown = if fits { lines.len() } else { rows.saturating_sub(2) };
+    let mut text = HOME.to_owned();
+    for line in lines.iter().take(shown) {
+        text.push_str(line);
+        text.push_str(END_OF_LINE);
+    }
+    if !fits {
+        let more = lines.len() - shown;
+        text.push_str(&format!("... {more} lines more{END_OF_LINE}"));
+    }
+    text + "q: quit" + "\x1b[K" + END_OF_SCREEN
+}
+
+fn write(text: &str) -> Result<(), String> {
+    let mut out = stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|e| e.to_string())
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = write(LEAVE);
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests;

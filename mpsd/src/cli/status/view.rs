@@ -1,0 +1,227 @@
+//! What is told of a job's MPS: put together from what its daemons, NVML and the kernel say. The fields are those of
+//! `--json`.
+
+use crate::daemon::dialogue::InForce;
+use crate::daemon::inquiry::{Client, Said, Server, Silence};
+use crate::node::clients::Task;
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::record::{Daemon, RecordGpu, State};
+use mpsd_core::text::one_line;
+use mpsd_core::{GpuUuid, JobId};
+use serde::Serialize;
+
+/// MiB in bytes.
+const MIB: u64 = 1 << 20;
+
+/// A job that has MPS here, or was to have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// The job, or the step with a daemon of its own.
+    pub job: JobId,
+    /// Its user.
+    pub uid: u32,
+    /// The user's name, where root's journal tells it.
+    pub user: Option<String>,
+    /// Seconds since 1970 at which it began, likewise.
+    pub began: Option<u64>,
+    /// How far its MPS is.
+    pub state: State,
+    /// Why it has none.
+    pub reason: Option<String>,
+    /// Its GPUs.
+    pub gpus: Vec<RecordGpu>,
+    /// Its control daemons.
+    pub daemons: Vec<Daemon>,
+}
+
+/// What was learnt of it.
+#[derive(Debug, Clone, Default)]
+pub struct Learnt {
+    /// Each daemon's own word, in the order of [`Subject::daemons`].
+    pub said: Vec<Result<Said, Silence>>,
+    /// NVML's list of each GPU that it answers for.
+    pub nvml: Vec<(GpuUuid, Vec<GpuProcess>)>,
+    /// The clients that are processes of its user.
+    pub tasks: Vec<Task>,
+}
+
+/// The job's MPS.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct View {
+    /// The job.
+    pub job: JobId,
+    /// Its user.
+    pub uid: u32,
+    /// The user's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Seconds since 1970 at which it began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub began: Option<u64>,
+    /// How far it is.
+    pub state: State,
+    /// Why it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Its control daemons.
+    pub daemons: Vec<DaemonView>,
+    /// Its GPUs with their clients.
+    pub gpus: Vec<GpuView>,
+    /// Its GPUs that no client uses; `None`: that cannot be told.
+    pub without_client: Option<Vec<GpuUuid>>,
+}
+
+impl View {
+    /// Its MPS was proved ready.
+    pub fn is_up(&self) -> bool {
+        self.state == State::Ready
+    }
+
+    /// One of its control daemons has ended.
+    pub fn has_ended(&self) -> bool {
+        self.daemons.iter().any(|daemon| daemon.ended)
+    }
+}
+
+/// A control daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DaemonView {
+    /// The GPUs that it is confined to.
+    pub gpus: Vec<GpuUuid>,
+    /// Its servers.
+    pub servers: Vec<Server>,
+    /// The limits of new clients.
+    pub limits: Vec<InForce>,
+    /// Why it says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silent: Option<String>,
+    /// It has ended.
+    pub ended: bool,
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuView {
+    /// NVML's index on the node.
+    pub index: u32,
+    /// Its UUID.
+    pub uuid: GpuUuid,
+    /// Its clients; `None`: its daemon does not tell.
+    pub clients: Option<Vec<ClientView>>,
+}
+
+/// A client on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ClientView {
+    /// Its pid.
+    pub pid: i32,
+    /// Its rank in the job.
+    pub rank: Option<u32>,
+    /// Its command line.
+    pub command: Option<String>,
+    /// What it holds of the GPU's memory, MiB, as NVML counts: its context and code too.
+    pub memory_mib: Option<u64>,
+    /// Its server.
+    pub server: i32,
+}
+
+/// Puts together what was learnt of a job.
+pub fn view(subject: &Subject, learnt: &Learnt) -> View {
+    let daemons = subject.daemons.iter().zip(&learnt.said);
+    let gpus: Vec<GpuView> = subject
+        .gpus
+        .iter()
+        .map(|gpu| of_gpu(subject, learnt, gpu))
+        .collect();
+    let idle = |gpu: &GpuView| Some((gpu.uuid.clone(), gpu.clients.as_ref()?.is_empty()));
+    let known: Option<Vec<(GpuUuid, bool)>> = gpus.iter().map(idle).collect();
+    View {
+        job: subject.job.clone(),
+        uid: subject.uid,
+        user: subject.user.clone(),
+        began: subject.began,
+        state: subject.state,
+        reason: subject.reason.clone(),
+        daemons: daemons.map(|(daemon, said)| of_daemon(daemon, said)).collect(),
+        gpus,
+        without_client: known.map(|known| {
+            known
+                .into_iter()
+                .filter(|(_, idle)| *idle)
+                .map(|(gpu, _)| gpu)
+                .collect()
+        }),
+    }
+}
+
+fn of_daemon(daemon: &Daemon, said: &Result<Said, Silence>) -> DaemonView {
+    let text = |text: &str| one_line(text, 80);
+    let (servers, limits, silent) = match said {
+        Ok(said) => (said.servers.clone(), said.limits.clone(), None),
+        Err(why) => (Vec::new(), Vec::new(), Some(one_line(&why.to_string(), 200))),
+    };
+    DaemonView {
+        gpus: daemon.gpus.clone(),
+        // Whoever asked the daemon, what came is its user's own text.
+        servers: servers
+            .into_iter()
+            .map(|server| Server {
+                state: text(&server.state),
+                ..server
+            })
+            .collect(),
+        limits: limits
+            .into_iter()
+            .map(|limit| InForce {
+                limit: text(&limit.limit),
+                asked: limit.asked.as_deref().map(text),
+                said: limit.said.as_deref().map(text),
+                ..limit
+            })
+            .collect(),
+        silent,
+        ended: *said == Err(Silence::Ended),
+    }
+}
+
+/// The clients on one GPU: those that NVML counts memory for there, and those that the daemon itself places there, where NVML
+/// counts for them nowhere.
+fn of_gpu(subject: &Subject, learnt: &Learnt, gpu: &RecordGpu) -> GpuView {
+    let daemons = subject.daemons.iter().zip(&learnt.said);
+    let mut here = daemons.filter(|(daemon, _)| daemon.gpus.contains(&gpu.uuid));
+    let said = here.next().and_then(|(_, said)| said.as_ref().ok());
+    let held = |pid: i32, on: &GpuUuid| {
+        let (_, list) = learnt.nvml.iter().find(|(gpu, _)| gpu == on)?;
+        let process = list.iter().find(|p| p.pid == pid && p.mps_client)?;
+        process.memory.filter(|bytes| *bytes > 0)
+    };
+    let clients = said.map(|said| {
+        let is_here = |client: &&Client| {
+            let counted = subject.gpus.iter().any(|g| held(client.pid, &g.uuid).is_some());
+            held(client.pid, &gpu.uuid).is_some() || (!counted && client.gpu.as_ref() == Some(&gpu.uuid))
+        };
+        let of_user = |pid: i32| learnt.tasks.iter().find(|task| task.pid == pid);
+        let mut clients: Vec<ClientView> = said
+            .clients
+            .iter()
+            .filter(is_here)
+            .map(|client| ClientView {
+                pid: client.pid,
+                rank: of_user(client.pid).and_then(|task| task.rank),
+                command: of_user(client.pid).map(|task| one_line(&task.command, 120)),
+                memory_mib: held(client.pid, &gpu.uuid).map(|bytes| bytes / MIB),
+                server: client.server,
+            })
+            .collect();
+        clients.sort_by_key(|client| (client.rank, client.pid));
+        clients
+    });
+    GpuView {
+        index: gpu.index,
+        uuid: gpu.uuid.clone(),
+        clients,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! Whether the calling task is under its job's MPS, and why (not).
+
+use super::view::{Subject, View};
+use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::record::State;
+use mpsd_core::text::one_line;
+use serde::Serialize;
+use std::path::Path;
+
+/// The verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attached {
+    /// A CUDA program started here is a client of the job's MPS.
+    Yes,
+    /// It is not.
+    No,
+    /// That cannot be told now.
+    Unknown,
+}
+
+/// The verdict, and what it rests on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Whether {
+    /// The verdict.
+    pub attached: Attached,
+    /// One line.
+    pub because: String,
+}
+
+impl Whether {
+    /// It is not, because of this.
+    pub fn no(because: impl Into<String>) -> Self {
+        let (attached, because) = (Attached::No, because.into());
+        Self { attached, because }
+    }
+
+    /// The exit code of `mpsctl status`: 0 under MPS, 1 not, 2 not known.
+    pub fn code(&self) -> u8 {
+        match self.attached {
+            Attached::Yes => 0,
+            Attached::No => 1,
+            Attached::Unknown => 2,
+        }
+    }
+}
+
+/// Of a process with this value of `CUDA_MPS_PIPE_DIRECTORY`, in the job `subject`, of which `view` was seen.
+pub fn whether(subject: &Subject, view: &View, pipe: Option<&str>) -> Whether {
+    let job = &subject.job;
+    let reason = subject.reason.as_deref().unwrap_or("no reason is recorded");
+    match subject.state {
+        State::Ready => {}
+        State::Starting => return Whether::no(format!("the MPS of job {job} is still being started")),
+        State::Refused => return Whether::no(format!("the MPS of job {job} was refused: {reason}")),
+        State::Failed => return Whether::no(format!("the MPS of job {job} did not start: {reason}")),
+    }
+    let how = "attach with 'mpsctl exec -- COMMAND' or eval \"$(mpsctl env)\"";
+    let Some(pipe) = pipe else {
+        return Whether::no(format!("{PIPE_DIRECTORY} is not set here: {how}"));
+    };
+    let place = subject
+        .daemons
+        .iter()
+        .position(|daemon| daemon.pipe == Path::new(pipe));
+    let Some(place) = place else {
+        let pipe = one_line(pipe, 120);
+        return Whether::no(format!(
+            "{PIPE_DIRECTORY} is '{pipe}', which is no daemon's of job {job}: {how}"
+        ));
+    };
+    let daemon = view.daemons.get(place);
+    match daemon.and_then(|daemon| daemon.silent.clone()) {
+        None => Whether {
+            attached: Attached::Yes,
+            because: format!("{PIPE_DIRECTORY} is that of job {job}, and its control daemon answers"),
+        },
+        Some(_) if daemon.is_some_and(|daemon| daemon.ended) => Whether::no(format!(
+            "the control daemon of job {job} has ended: a client that starts now runs outside MPS, or not at all"
+        )),
+        Some(because) => Whether {
+            attached: Attached::Unknown,
+            because,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
