@@ -27,6 +27,7 @@ mod starved;
 mod status;
 mod supervision;
 mod survivors;
+mod sweep;
 mod threats;
 mod whole;
 mod words;

@@ -97,6 +97,25 @@ impl Caller<'_> {
         )))
     }
 
+    /// The record of the caller's job, whose MPS is ready, and what is known of the caller as a task of it; `None`: the job
+    /// has no MPS, or there is none.
+    ///
+    /// # Errors
+    /// As [`Caller::find`].
+    pub fn job_with_mps(&self) -> Result<Option<(Record, Task)>, Failure> {
+        let (settings, broken) = self.settings();
+        for id in self.ids()? {
+            let path = settings.paths.job(&id).record();
+            let unread = |why| Undetermined::new(format!("record '{}'", path.display()), why);
+            if let Some(record) = record::settled(&path, settings.deadline).map_err(unread)? {
+                self.must_be_ready(&record)?;
+                let task = self.task(&record);
+                return Ok(Some((record, task)));
+            }
+        }
+        broken.map_or(Ok(None), |fault| Err(fault.into()))
+    }
+
     /// The id that messages name.
     pub fn job(&self) -> Option<JobId> {
         self.ids().ok()?.pop()
@@ -131,13 +150,23 @@ impl Caller<'_> {
     }
 
     fn attach(&self, record: &Record) -> Result<Vec<Change>, Failure> {
+        self.must_be_ready(record)?;
+        let task = self.task(record);
+        Ok(if self.main && task.rank.is_none() {
+            main_shell(record, &task)?
+        } else {
+            task_environment(record, &task)?
+        })
+    }
+
+    fn must_be_ready(&self, record: &Record) -> Result<(), Failure> {
         let job = format!("job {}", record.job);
         if self.uid != 0 && record.uid != 0 && record.uid != self.uid {
             return Err(Refusal::new(job, "its MPS is another user's", "").into());
         }
         let reason = record.reason.as_deref().unwrap_or("no reason is recorded");
         match record.state {
-            State::Ready => Ok(self.ready(record)?),
+            State::Ready => Ok(()),
             State::Starting => Err(Undetermined::new(job, "its MPS is not ready in time").into()),
             State::Failed if record.kind != Some(FailureKind::Refusal) => {
                 Err(Undetermined::new(job, format!("MPS did not start: {reason}")).into())
@@ -148,10 +177,10 @@ impl Caller<'_> {
         }
     }
 
-    fn ready(&self, record: &Record) -> Result<Vec<Change>, Refusal> {
+    fn task(&self, record: &Record) -> Task {
         let counted = counted(record);
         let rank = environment::rank(self.env);
-        let task = Task {
+        Task {
             rank: rank.map(|(rank, _)| rank),
             bound: rank.is_some_and(|(_, name)| name == OF_SLURM),
             cpus: None,
@@ -161,11 +190,6 @@ impl Caller<'_> {
             }),
             counted,
             inherited_job: (self.env)(JOB),
-        };
-        if self.main && task.rank.is_none() {
-            main_shell(record, &task)
-        } else {
-            task_environment(record, &task)
         }
     }
 

@@ -10,6 +10,7 @@ pub mod programs;
 pub mod reconcile;
 pub mod site;
 pub mod status;
+pub mod sweep;
 
 use std::io::Write;
 

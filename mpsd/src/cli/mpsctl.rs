@@ -7,6 +7,7 @@ use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::site::{Advertise, ConfigVerb, inventory};
 use super::status::Status;
+use super::sweep::Sweep;
 use super::{NAME, complain, say};
 use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
 use crate::scheduler::{Host, SET_UPS, ThisHost};
@@ -48,6 +49,12 @@ enum Verb {
     /// Exit status: 0 under MPS, or up; 1 not; 2 that cannot be told. How busy a GPU is, NVML tells of all clients together
     /// and of none alone: that is not shown.
     Status(Status),
+    /// Run 1, 2, 4, 8 copies of a program with the job's MPS and without, and say what does best
+    ///
+    /// Each copy sees one of the job's GPUs, in turn, and has its share of the threads from its start. Ask for the job with --mps
+    /// alone: a client can only lower a share that the job has. Each run ends with all that its copies have started, and so does a
+    /// sweep that is interrupted or killed.
+    Sweep(Sweep),
     /// Print what root would do here for a job, and do nothing of it
     ///
     /// Takes what mps-prologue takes; or, for a job that no scheduler tells of, --user, --request and --gpus.
@@ -98,6 +105,7 @@ pub fn main() -> u8 {
         Verb::Env(verb) => env(&config, &verb),
         Verb::Exec(verb) => exec(&config, &verb),
         Verb::Status(verb) => status(&config, &verb),
+        Verb::Sweep(verb) => sweep(&config, &verb),
         Verb::Plan(verb) => {
             let env = |name: &str| std::env::var(name).ok();
             print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env)))
@@ -212,6 +220,20 @@ fn exec(config: &Path, verb: &Exec) -> u8 {
         Ok(never) => match never {},
         Err(stopped) => stop(&stopped),
     }
+}
+
+fn sweep(config: &Path, verb: &Sweep) -> u8 {
+    let caller = Caller {
+        config,
+        job: verb.job.as_deref(),
+        env: &|name| std::env::var(name).ok(),
+        uid: nix::unistd::geteuid().as_raw(),
+        main: false,
+    };
+    let swept = programs()
+        .map_err(Stopped::from)
+        .and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
+    swept.unwrap_or_else(|stopped| stop(&stopped))
 }
 
 /// The directory of our programs: all of them lie in one.

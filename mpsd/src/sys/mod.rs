@@ -9,6 +9,7 @@ pub(crate) mod cgroup;
 pub mod confine;
 pub mod deadline;
 pub mod descriptors;
+pub(crate) mod family;
 pub(crate) mod files;
 pub mod guard;
 pub mod priority;

@@ -26,16 +26,25 @@ pub enum Exit {
 
 /// Reaps `pid` if it has ended; never waits. nix's `waitpid` loses the status of a real-time signal.
 pub(super) fn reap(pid: i32) -> Result<Option<Exit>, Errno> {
+    let (found, end) = wait_now(pid)?;
+    Ok((found != 0).then_some(end))
+}
+
+/// Reaps a child that has ended, whichever it is: its pid and its end. None: none has. ECHILD: there is no child.
+pub(super) fn reap_any() -> Result<Option<(i32, Exit)>, Errno> {
+    let (found, end) = wait_now(-1)?;
+    Ok((found != 0).then_some((found, end)))
+}
+
+fn wait_now(pid: i32) -> Result<(i32, Exit), Errno> {
     let mut status = 0;
     // SAFETY: `status` lives for the whole call and is a plain integer.
     let found = Errno::result(unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) })?;
-    if found == 0 {
-        return Ok(None);
-    }
-    Ok(Some(match libc::WIFSIGNALED(status) {
+    let end = match libc::WIFSIGNALED(status) {
         true => Exit::Signal(libc::WTERMSIG(status)),
         false => Exit::Code(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX)),
-    }))
+    };
+    Ok((found, end))
 }
 
 /// Ends this process at once, without destructors or exit handlers: the only way out of a forked child, whose

@@ -122,7 +122,7 @@ fn visible(record: &Record, main: bool, env: &[(&str, &str)]) -> String {
         uid: 1000,
         main,
     };
-    let changes = caller.ready(record).unwrap();
+    let changes = caller.attach(record).unwrap();
     let change = changes.into_iter().find(|change| change.name == VISIBLE_DEVICES);
     change.unwrap().value.unwrap()
 }

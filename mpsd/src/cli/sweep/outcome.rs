@@ -1,0 +1,311 @@
+//! What a sweep found: as a table with bars, as JSON, and what it advises.
+
+use super::configuration::{Configuration, Share, Way};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+
+/// How much less than the best is as good, when it takes fewer clients, or no share.
+const AS_GOOD: f64 = 0.98;
+/// What is no gain: less than runs of the same thing differ.
+const NO_GAIN: f64 = 1.05;
+/// Clients that a server takes (docs/facts/mps-control.md#clients).
+const CLIENTS_OF_A_SERVER: u64 = 48;
+/// Longest bar. Characters.
+const BAR: f64 = 40.0;
+
+/// One configuration with its figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Copies of the command at once, on all GPUs.
+    pub clients: u32,
+    /// Under the job's MPS.
+    pub mps: bool,
+    /// The share that was asked for: `none`, `auto`, `100/n`, `25`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<String>,
+    /// What each client got of the threads, per cent; None: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub percent: Option<f64>,
+    /// Median of the runs, all clients together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throughput: Option<f64>,
+    /// Each run.
+    pub runs: Vec<f64>,
+    /// Memory of a client at its highest, MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// Why there is no figure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// A whole sweep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Of the figures.
+    pub unit: String,
+    /// GPUs of the job on this node.
+    pub gpus: u32,
+    /// Memory of the smallest of them, MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_memory_mib: Option<u64>,
+    /// PBS's words are used, else Slurm's.
+    pub pbs: bool,
+    /// The configurations, in the order in which they were measured.
+    pub rows: Vec<Row>,
+    /// What was left out, and why.
+    pub notes: Vec<String>,
+}
+
+impl Row {
+    /// An empty one.
+    pub fn of(what: Configuration, on_a_gpu: u32) -> Self {
+        let share = match what.way {
+            Way::Without => None,
+            Way::Mps(share) => Some(share),
+        };
+        Self {
+            clients: what.clients,
+            mps: share.is_some(),
+            threads: share.map(|share| share.to_string()),
+            percent: share
+                .and_then(|share| share.of(on_a_gpu))
+                .map(|one| f64::from(one.tenths()) / 10.0),
+            throughput: None,
+            runs: Vec::new(),
+            memory_mib: None,
+            failed: None,
+        }
+    }
+
+    /// Takes in one more run.
+    pub fn add(&mut self, throughput: f64, memory_mib: Option<u64>) {
+        self.runs.push(throughput);
+        self.memory_mib = self.memory_mib.max(memory_mib);
+        self.throughput = median(&self.runs);
+    }
+
+    /// Its column.
+    pub fn label(&self) -> String {
+        match self.threads.as_deref() {
+            None => "without MPS".to_owned(),
+            Some("none") => "MPS".to_owned(),
+            Some(threads) => format!("MPS, {threads}"),
+        }
+    }
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.get(sorted.len() / 2)?;
+    let below = sorted.get((sorted.len() - 1) / 2)?;
+    Some((middle + below) / 2.0)
+}
+
+/// `1,156` or `3.42`: as many digits as a person reads.
+fn figure(value: f64) -> String {
+    let decimals = match value {
+        _ if value >= 100.0 => 0,
+        _ if value >= 10.0 => 1,
+        _ => 2,
+    };
+    let text = format!("{value:.decimals$}");
+    let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
+    let mut grouped = String::new();
+    for (place, digit) in whole.chars().enumerate() {
+        if place > 0 && (whole.len() - place) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped + rest
+}
+
+impl Outcome {
+    /// The columns, in the order of the rows.
+    pub fn labels(&self) -> Vec<String> {
+        let mut labels: Vec<String> = Vec::new();
+        for row in &self.rows {
+            let label = row.label();
+            if !labels.contains(&label) {
+                labels.push(label);
+            }
+        }
+        labels
+    }
+
+    /// The numbers of clients, ascending.
+    pub fn counts(&self) -> Vec<u32> {
+        let mut counts: Vec<u32> = self.rows.iter().map(|row| row.clients).collect();
+        counts.sort_unstable();
+        counts.dedup();
+        counts
+    }
+
+    /// The figure of a cell.
+    pub fn throughput(&self, clients: u32, label: &str) -> Option<f64> {
+        self.rows
+            .iter()
+            .find(|row| row.clients == clients && row.label() == label)?
+            .throughput
+    }
+
+    /// Table, bars, notes and advice.
+    pub fn text(&self) -> String {
+        let mut out = format!("{}, all clients together\n", self.unit);
+        let labels = self.labels();
+        let with_memory = self.rows.iter().any(|row| row.memory_mib.is_some());
+        let _ = write!(out, "clients");
+        labels
+            .iter()
+            .for_each(|label| out.push_str(&format!("  {label:>11}")));
+        out.push_str(if with_memory { "  memory of each\n" } else { "\n" });
+        for clients in self.counts() {
+            let _ = write!(out, "{clients:>7}");
+            for label in &labels {
+                let cell = self
+                    .throughput(clients, label)
+                    .map_or_else(|| "-".to_owned(), figure);
+                let width = label.len().max(11);
+                let _ = write!(out, "  {cell:>width$}");
+            }
+            let memory = self
+                .rows
+                .iter()
+                .filter(|row| row.clients == clients)
+                .filter_map(|row| row.memory_mib);
+            if with_memory {
+                let text = memory
+                    .max()
+                    .map_or_else(|| "-".to_owned(), |mib| format!("{mib} MiB"));
+                let _ = write!(out, "  {text:>14}");
+            }
+            out.push('\n');
+        }
+        out.push_str(&self.bars());
+        self.notes
+            .iter()
+            .for_each(|note| out.push_str(&format!("note: {note}\n")));
+        let _ = writeln!(out, "{}", self.advice());
+        out
+    }
+
+    fn bars(&self) -> String {
+        let most = self
+            .rows
+            .iter()
+            .filter_map(|row| row.throughput)
+            .fold(0.0, f64::max);
+        let mut out = String::from("\n");
+        for row in &self.rows {
+            let Some(throughput) = row.throughput.filter(|_| most > 0.0) else {
+                continue;
+            };
+            let eighths = (throughput / most * BAR * 8.0).round() as usize;
+            let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+            let bar = "█".repeat(eighths / 8) + rest.get(eighths % 8).copied().unwrap_or_default();
+            let _ = writeln!(
+                out,
+                "{:>4} {:<11} {bar} {}",
+                row.clients,
+                row.label(),
+                figure(throughput)
+            );
+        }
+        out + "\n"
+    }
+
+    /// Clients that fit into the GPUs' memory, and that a server takes.
+    pub fn memory_allows(&self) -> Option<u64> {
+        let each = self
+            .rows
+            .iter()
+            .filter(|row| row.mps)
+            .filter_map(|row| row.memory_mib)
+            .max();
+        let fit = self.gpu_memory_mib? / each.filter(|mib| *mib > 0)?;
+        Some(fit.min(CLIENTS_OF_A_SERVER) * u64::from(self.gpus.max(1)))
+    }
+
+    /// The best of the configurations under MPS: fewer clients, and no share, where that is as good.
+    pub fn best(&self) -> Option<&Row> {
+        let measured = || self.rows.iter().filter(|row| row.mps && row.throughput.is_some());
+        let most = measured().filter_map(|row| row.throughput).fold(0.0, f64::max);
+        let good = measured().filter(|row| row.throughput >= Some(most * AS_GOOD));
+        good.min_by_key(|row| (row.clients, row.threads.as_deref() != Some("none")))
+    }
+
+    /// One line: what to do.
+    pub fn advice(&self) -> String {
+        let Some((best, rate)) = self.best().and_then(|best| Some((best, best.throughput?))) else {
+            let ask = if self.pbs { "-A MPS=true" } else { "--mps" };
+            return match self.rows.iter().any(|row| row.mps) {
+                true => "no client came to a figure under MPS: see the notes".to_owned(),
+                false => format!("this job has no MPS: submit it with {ask} to see what that brings"),
+            };
+        };
+        let of = |clients, mps| {
+            let mut rows = self
+                .rows
+                .iter()
+                .filter(|row| row.clients == clients && row.mps == mps);
+            rows.find_map(|row| row.throughput)
+        };
+        let single = of(1, false).or(of(1, true));
+        if best.clients == 1 || single.is_some_and(|single| rate < single * NO_GAIN) {
+            return "MPS brings this program nothing here: run one client at a time, or fewer on each GPU"
+                .to_owned();
+        }
+        let clients = |count: u32| format!("{count} client{}", if count == 1 { "" } else { "s" });
+        let mut line = format!("{}, {}", clients(best.clients), self.words(best));
+        let times = [
+            (single, "one after another".to_owned()),
+            (
+                of(best.clients, false),
+                format!("the same {} without MPS", best.clients),
+            ),
+        ];
+        let times: Vec<String> = times
+            .into_iter()
+            .filter_map(|(other, what)| {
+                Some(format!("{:.1} × {what}", rate / other.filter(|one| *one > 0.0)?))
+            })
+            .collect();
+        if !times.is_empty() {
+            let _ = write!(line, ": {}", times.join(", "));
+        }
+        if let Some(allows) = self.memory_allows() {
+            let _ = write!(line, "; memory allows {allows}");
+        }
+        let room = self
+            .memory_allows()
+            .is_none_or(|allows| allows > u64::from(best.clients));
+        if self.counts().last() == Some(&best.clients) && room {
+            let _ = write!(
+                line,
+                "; more may be better still (--clients {})",
+                best.clients.saturating_mul(2)
+            );
+        }
+        line
+    }
+
+    /// What asks for a row's MPS.
+    fn words(&self, row: &Row) -> String {
+        let share: Option<Share> = row.threads.as_deref().and_then(|threads| threads.parse().ok());
+        let value = match share {
+            None | Some(Share::None) => None,
+            Some(Share::Auto) => Some("auto".to_owned()),
+            Some(Share::Of(_) | Share::Fixed(_)) => Some(row.percent.unwrap_or(100.0).to_string()),
+        };
+        let (ask, threads) = match self.pbs {
+            true => ("MPS=true", ",MPS_THREADS="),
+            false => ("--mps", " --mps-threads="),
+        };
+        value.map_or_else(|| ask.to_owned(), |value| format!("{ask}{threads}{value}"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

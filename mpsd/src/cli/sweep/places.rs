@@ -1,0 +1,193 @@
+//! Where each copy runs: its GPU, under the job's MPS or without it.
+
+use super::configuration::{Share, Way};
+use crate::cli::attach::Caller;
+use mpsd_core::bind::{Bind, DeviceNames, How};
+use mpsd_core::environment::{
+    Change, JOB, LOG_DIRECTORY, MEMORY, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES, strip_inherited,
+    task_environment,
+};
+use mpsd_core::ranks::Rank;
+use mpsd_core::record::Record;
+use mpsd_core::{Failure, GpuUuid, Refusal};
+use std::path::PathBuf;
+
+/// The job as the sweep finds it.
+#[derive(Debug)]
+pub struct Places {
+    with_mps: Option<(Record, Task)>,
+    /// The job's GPUs that this process sees: by UUID under MPS, else as the scheduler named them.
+    pub gpus: Vec<String>,
+    /// A directory that root alone can make, and never does: a client that looks there finds no MPS.
+    nowhere: PathBuf,
+    /// What another job's MPS left in the environment.
+    inherited: Vec<Change>,
+}
+
+impl Places {
+    /// Those of the caller's job.
+    ///
+    /// # Errors
+    /// The caller is in no job, its MPS is not ready, or it has limits of its own.
+    pub fn of(caller: &Caller<'_>) -> Result<Self, Failure> {
+        let why = "this is no job: PBS_JOBID and SLURM_JOB_ID are not set";
+        let job = caller
+            .job()
+            .ok_or_else(|| Refusal::new("mpsctl sweep", why, "a job with GPUs"))?;
+        let (settings, _) = caller.settings();
+        let jobs = settings.paths.jobs();
+        let with_mps = caller.job_with_mps()?;
+        let mut places = Self {
+            with_mps,
+            gpus: Vec::new(),
+            nowhere: jobs.join("none"),
+            inherited: strip_inherited(&jobs, Some(job.as_str()), caller.env),
+        };
+        places.gpus = match &places.with_mps {
+            Some((record, _)) => {
+                unlimited(record)?;
+                places.seen(record.gpus.len())?
+            }
+            None => {
+                let list = (caller.env)(VISIBLE_DEVICES).unwrap_or_default();
+                list.split(',')
+                    .map(str::trim)
+                    .filter(|one| !one.is_empty())
+                    .map(str::to_owned)
+                    .collect()
+            }
+        };
+        Ok(places)
+    }
+
+    /// Whether the job has an MPS of its own.
+    pub fn has_mps(&self) -> bool {
+        self.with_mps.is_some()
+    }
+
+    /// Whether the job made its GPUs exclusive: then nothing runs on them without its MPS.
+    pub fn is_exclusive(&self) -> bool {
+        self.with_mps.as_ref().is_some_and(|(record, _)| record.exclusive)
+    }
+
+    /// What changes in the environment of each of so many copies.
+    ///
+    /// # Errors
+    /// A copy's GPU cannot be told.
+    pub fn environments(&self, clients: u32, way: Way) -> Result<Vec<Vec<Change>>, Refusal> {
+        (0..clients)
+            .map(|copy| match way {
+                Way::Without => self.without(copy),
+                Way::Mps(share) => self.under(copy, clients, share),
+            })
+            .collect()
+    }
+
+    /// How many of so many clients are on one GPU, at most.
+    pub fn on_a_gpu(&self, clients: u32) -> u32 {
+        clients.div_ceil(u32::try_from(self.gpus.len()).unwrap_or(1).max(1))
+    }
+
+    fn under(&self, copy: u32, clients: u32, share: Share) -> Result<Vec<Change>, Refusal> {
+        let mut changes = self.bound(copy, None)?;
+        changes.retain(|change| change.name != THREADS);
+        changes.push(Change {
+            name: THREADS,
+            value: share
+                .of(self.on_a_gpu(clients))
+                .map(|percent| percent.to_string()),
+        });
+        Ok(changes)
+    }
+
+    /// As the plugin or `mpsctl exec` would attach the task of that rank, bound to one GPU in turn.
+    fn bound(&self, copy: u32, names: Option<DeviceNames>) -> Result<Vec<Change>, Refusal> {
+        let no_mps = || Refusal::new("mpsctl sweep", "the job has no MPS", "");
+        let (record, task) = self.with_mps.as_ref().ok_or_else(no_mps)?;
+        let record = Record {
+            bind: Some(Bind::of(How::Cyclic)),
+            names: names.or(record.names),
+            ..record.clone()
+        };
+        let task = Task {
+            rank: Some(Rank {
+                local: copy,
+                of: None,
+            }),
+            bound: false,
+            ..task.clone()
+        };
+        task_environment(&record, &task)
+    }
+
+    fn without(&self, copy: u32) -> Result<Vec<Change>, Refusal> {
+        let mut changes = self.inherited.clone();
+        changes.extend([THREADS, MEMORY, LOG_DIRECTORY, JOB].map(|name| Change { name, value: None }));
+        changes.push(Change {
+            name: PIPE_DIRECTORY,
+            value: Some(self.nowhere.display().to_string()),
+        });
+        if let Some(name) = self.name_without(copy)? {
+            changes.push(Change {
+                name: VISIBLE_DEVICES,
+                value: Some(name),
+            });
+        }
+        Ok(changes)
+    }
+
+    /// The copy's GPU as a program without MPS is told of it; `None`: as the scheduler said it.
+    fn name_without(&self, copy: u32) -> Result<Option<String>, Refusal> {
+        let gpu = self.gpus.get(copy as usize % self.gpus.len().max(1));
+        let Some((record, task)) = &self.with_mps else {
+            return Ok(gpu.cloned());
+        };
+        Ok(match record.names() {
+            DeviceNames::Keep => None,
+            // Numbers only where they name the same GPU without the daemon.
+            DeviceNames::Auto => value(&self.bound(copy, None)?, VISIBLE_DEVICES),
+            DeviceNames::Uuid => gpu.cloned(),
+            DeviceNames::Ordinal => {
+                let place = |counted: &Vec<GpuUuid>| {
+                    counted
+                        .iter()
+                        .position(|one| gpu.is_some_and(|gpu| gpu == one.as_str()))
+                };
+                let place = task.counted.as_ref().and_then(place);
+                place.map(|place| place.to_string()).or(gpu.cloned())
+            }
+        })
+    }
+
+    /// The GPUs that copies come to when they take turns.
+    fn seen(&self, most: usize) -> Result<Vec<String>, Refusal> {
+        let mut gpus: Vec<String> = Vec::new();
+        for copy in 0..u32::try_from(most).unwrap_or(1).max(1) {
+            let gpu = value(&self.bound(copy, Some(DeviceNames::Uuid))?, VISIBLE_DEVICES).unwrap_or_default();
+            if !gpus.contains(&gpu) {
+                gpus.push(gpu);
+            }
+        }
+        Ok(gpus)
+    }
+}
+
+fn value(changes: &[Change], name: &str) -> Option<String> {
+    changes.iter().find(|change| change.name == name)?.value.clone()
+}
+
+/// A client can only lower what the job's MPS gives, so that every figure of a job with a share of its own would be a wrong one.
+fn unlimited(record: &Record) -> Result<(), Refusal> {
+    let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads);
+    match of_daemon.chain(record.rank_threads.iter().copied()).min() {
+        None => Ok(()),
+        Some(percent) => Err(Refusal::new(
+            format!("job {}", record.job),
+            format!("its MPS gives each client {percent} % of the threads, and a client can only lower that"),
+            "a job with --mps (MPS=true) and no share of its own",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests;
