@@ -189,19 +189,20 @@ fn fail_unprepared(
     let known = settings.is_some();
     let settings = settings.unwrap_or_else(usual);
     let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
-    outcome::say(&mut node, &submission.job, failure);
+    let told = match failure.clone() {
+        Failure::Fault(fault) => fault.to_user(&name).into(),
+        other => other,
+    };
+    outcome::say(&mut node, &submission.job, &told);
     if arguments.record && known {
-        outcome::leave_record(&mut node, &submission.job, 0, failure);
+        outcome::leave_record(&mut node, &submission.job, 0, &told);
     }
     if let Failure::Fault(fault) = failure {
         show(&mut node, submission, &settings, fault);
     }
-    outcome::tell(
-        &mut node,
-        &place(submission, &settings, &name),
-        submission,
-        failure,
-    );
+    let place = place(submission, &settings, &name);
+    outcome::requeue(&mut node, &place, submission, &settings, failure, false);
+    outcome::tell(&mut node, &place, submission, &told);
     outcome::hold(&mut node, submission, deadline);
     failure.exit_code()
 }

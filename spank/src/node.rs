@@ -16,9 +16,10 @@ pub struct ThisNode;
 
 impl Node for ThisNode {
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String> {
-        let config = Config::load(path).map_err(|e| e.to_string())?;
+        let node = node_name(name);
         // No GPU's product is known here, and nothing that we need may depend on it.
-        config.for_node(&node_name(name), &[]).map_err(|e| e.to_string())
+        let settings = Config::load(path).and_then(|config| config.for_node(&node, &[]));
+        settings.map_err(|broken| broken.to_user(&node).to_string())
     }
 
     fn run(&self, program: &Program) -> Ended {

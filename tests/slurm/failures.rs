@@ -409,8 +409,15 @@ fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
         &["-N2", "--gres=gpu:1", "/bin/echo", "untouched"],
         LIMIT,
     );
-    let asked = check_refused(cell, &["--mps"], &[], &["compute_mood"]);
+    let words = [
+        "compute_mood",
+        "did you mean 'compute_mode'?",
+        "MPS is misconfigured on node1 (not your job)",
+    ];
+    let asked = check_refused(cell, &["--mps"], &[], &words);
+    let batch = a_batch_job_comes_back(cell);
     fs::write(&config, before)?;
+    batch?;
     let plain = plain?.success()?;
     ensure!(plain.stdout == "untouched\nuntouched\n", "{plain:?}");
     ensure!(plain.stderr.is_empty(), "a plain job is told '{}'", plain.stderr);
@@ -419,6 +426,37 @@ fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
         check_repaired(cell)?;
     }
     Ok(())
+}
+
+/// It is put back for another try, and neither fails nor takes the node out of service; the node's comment names the key.
+fn a_batch_job_comes_back(cell: &Context) -> Result<()> {
+    let words = ["--mps", "--gres=gpu:1", "--requeue", "-w", "node1"];
+    let job = cell.bed.sbatch(&cell.user, &words, "echo ran")?;
+    let mut shown = Default::default();
+    let again = cell.bed.wait_until("a requeued job", LIMIT, || {
+        shown = cell.bed.job(job)?.context("the job is gone")?;
+        let again = shown.get("Restarts").is_some_and(|count| count == "1");
+        Ok(again && shown.get("JobState").is_some_and(|state| state == "PENDING"))
+    });
+    let (said, told) = (cell.bed.output(&cell.user, job), comment(cell, job));
+    let node = cell
+        .bed
+        .root(&["scontrol", "show", "node", "node1"])?
+        .success()?
+        .stdout;
+    cell.bed.root(&["scancel", &job.to_string()])?.success()?;
+    cell.bed
+        .root(&["scontrol", "update", "nodename=node1", "comment="])?
+        .success()?;
+    again.with_context(|| format!("{shown:?}\n{said}"))?;
+    ensure!(!said.contains("ran"), "the script ran without its MPS: {said}");
+    let told = told?;
+    ensure!(
+        told.contains("MPS is misconfigured on node1 (not your job)"),
+        "its comment: {told}"
+    );
+    ensure!(node.contains("compute_mood"), "the node's comment: {node}");
+    cell.bed.wait_idle(LIMIT)
 }
 
 fn a_server_that_ignores_sigterm_is_ended(cell: &Context) -> Result<()> {

@@ -104,3 +104,89 @@ fn a_verb_for_root_says_which_and_why() {
                 whoever made it\n";
     assert_eq!((ran.code, ran.err.as_str()), (Some(2), told));
 }
+
+#[test]
+fn a_draft_of_the_configuration_is_checked_whosever_it_is() {
+    let stage = stage(1);
+    let draft = stage.path("draft.toml");
+    let check = |text: &str, file: &str| {
+        std::fs::write(&draft, text).expect("draft");
+        std::os::unix::fs::chown(&draft, Some(65534), None).expect("chown");
+        let mut command = as_user(USER, stage.program("mpsctl"));
+        command
+            .args(["config", "check", file])
+            .current_dir(stage.path(""))
+            .env_clear();
+        finish(command)
+    };
+    let good = check("max_clients = 60\n", "draft.toml");
+    assert_eq!(
+        (good.code, good.out.as_str()),
+        (Some(0), "OK    'draft.toml' can be used\n"),
+        "{good:?}"
+    );
+    let bad = check("[drain]\nenable = true\n", "./draft.toml");
+    let line = "FAIL  ./draft.toml:2:1: unknown key 'enable' (did you mean 'enabled'?); known: ";
+    assert!(
+        bad.code == Some(1) && bad.out.starts_with(line) && bad.err.is_empty(),
+        "{bad:?}"
+    );
+    let unquoted = check("compute_mode = keep\n", "draft.toml");
+    assert!(
+        unquoted.code == Some(1) && unquoted.out.starts_with("FAIL  draft.toml:1:16: "),
+        "{unquoted:?}"
+    );
+    let none = check("", "no.toml");
+    assert!(
+        none.code == Some(1) && none.out.contains("cannot open 'no.toml'"),
+        "{none:?}"
+    );
+    // Without a name it is the file in force, which must be root's.
+    let whose = stage.run("mpsctl", &["config", "check"], &[]);
+    assert_eq!(
+        (whose.code, whose.out),
+        (
+            Some(0),
+            format!("OK    '{}' can be used\n", stage.config().display())
+        )
+    );
+    std::os::unix::fs::chown(stage.config(), Some(65534), None).expect("chown");
+    let whose = stage.run("mpsctl", &["config", "check"], &[]);
+    assert!(
+        whose.code == Some(1) && whose.out.contains("belongs to user 65534"),
+        "{whose:?}"
+    );
+}
+
+#[test]
+fn who_asked_on_a_node_with_a_broken_configuration_reads_that_it_is_not_his_doing() {
+    let stage = stage(1);
+    std::fs::write(stage.config(), "compute_mode = keep\n").expect("configuration");
+    let ran = stage.torque("21.srv", "MPS=true");
+    let node = nix::unistd::gethostname().expect("name");
+    let told = format!(
+        "mps-prologue: job 21.srv: MPS is misconfigured on {} (not your job), tell your administrator: ",
+        node.to_string_lossy()
+    );
+    assert!(
+        ran.code == Some(2) && ran.err.starts_with(&told) && ran.err.contains(":1:16: "),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn readme_and_configuration_tell_one_truth_about_a_client_that_misses_its_daemon() {
+    for (file, text) in [
+        ("README.md", include_str!("../../README.md")),
+        ("mpsd.toml", include_str!("../../etc/mpsd/mpsd.toml")),
+    ] {
+        let text = text.replace("\n# ", " ").replace("**", "");
+        let of_it = text
+            .split("\n")
+            .find(|line| line.contains("devices are busy or unavailable"))
+            .unwrap_or_else(|| panic!("{file} does not tell of the failure"));
+        for words in ["EXCLUSIVE_PROCESS", "46", "runs outside"] {
+            assert!(of_it.contains(words), "{file}: '{words}' is not in: {of_it}");
+        }
+    }
+}

@@ -1,5 +1,9 @@
 //! What can go wrong has three names, three types, and never a fourth.
 
+use crate::text::one_line;
+
+/// Most of an administrator's error that a user is told. Characters.
+const SHOWN: usize = 160;
 /// Exit code of a refusal: PBS aborts the job, Slurm's plugin refuses the step.
 pub const EXIT_REFUSED: u8 = 1;
 /// Exit code of a fault and of what stays undetermined: the job is requeued.
@@ -76,6 +80,18 @@ impl Fault {
             why: why.into(),
             evidence,
         }
+    }
+
+    /// The same as the user of a job on `node` reads it: an unusable configuration is none of his doing.
+    #[must_use]
+    pub fn to_user(mut self, node: &str) -> Self {
+        if self.evidence == Evidence::Configuration {
+            let what = &self.what;
+            self.what =
+                format!("MPS is misconfigured on {node} (not your job), tell your administrator: {what}");
+            self.why = one_line(&self.why, SHOWN);
+        }
+        self
     }
 
     /// Whether this kind of evidence takes the node out of service. An unusable configuration stops MPS jobs

@@ -145,7 +145,10 @@ impl Caller<'_> {
         let node = self.var("SLURMD_NODENAME").unwrap_or_else(|| ThisHost.name());
         match Config::load(self.config).and_then(|config| config.for_node(&node, &[])) {
             Ok(settings) => (settings, None),
-            Err(error) => (Settings::usual(), self.config.exists().then_some(error)),
+            Err(error) => (
+                Settings::usual(),
+                self.config.exists().then(|| error.to_user(&node)),
+            ),
         }
     }
 

@@ -25,6 +25,8 @@ pub enum Shell {
     Sh,
     /// csh, tcsh
     Csh,
+    /// fish
+    Fish,
     /// One object: a value for each variable, null for one to remove
     Json,
 }
@@ -45,7 +47,7 @@ impl Shell {
     /// `set -e`, or one that asks for the status, would go on without its MPS.
     pub fn failure(self) -> &'static str {
         match self {
-            Self::Sh | Self::Csh => "false\n",
+            Self::Sh | Self::Csh | Self::Fish => "false\n",
             Self::Json => "",
         }
     }
@@ -68,6 +70,14 @@ impl Shell {
                     None => format!("unsetenv {};\n", change.name),
                 })
                 .collect(),
+            Self::Fish => {
+                let quoted = |value: &str| format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"));
+                let line = |change: &Change| match &change.value {
+                    Some(value) => format!("set -gx {} {};\n", change.name, quoted(value)),
+                    None => format!("set -e {};\n", change.name),
+                };
+                changes.iter().map(line).collect()
+            }
             Self::Json => {
                 let all: serde_json::Map<String, serde_json::Value> = changes
                     .iter()

@@ -92,10 +92,7 @@ pub fn main() -> u8 {
         && let Some(config) = below.get_one::<PathBuf>("config")
     {
         return match set_up(config, verbs, below) {
-            Ok(done) => {
-                done.lines.iter().for_each(|line| say(&format!("{line}\n")));
-                u8::from(done.incomplete)
-            }
+            Ok(done) => told(&done),
             Err(stopped) => stop(&stopped),
         };
     }
@@ -123,11 +120,17 @@ pub fn main() -> u8 {
             let why = ("undrain", "it changes the node");
             as_root(&config, verb.node.as_deref(), why, run)
         }
+        Verb::Config(ConfigVerb::Check(verb)) => told(&verb.run(&config)),
         Verb::Config(ConfigVerb::Show(verb)) => print(verb.run(&config, &ThisHost.name())),
         Verb::Advertise(verb) => {
             print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
         }
     }
+}
+
+fn told(done: &Done) -> u8 {
+    done.lines.iter().for_each(|line| say(&format!("{line}\n")));
+    u8::from(done.incomplete)
 }
 
 fn print(text: Result<String, Failure>) -> u8 {

@@ -3,10 +3,11 @@
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::advertise::advertise;
 use crate::scheduler::batch_system::Offer;
+use crate::scheduler::setup::{Done, Finding};
 use crate::scheduler::{self, Scheduler};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::{Failure, Inventory};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// NVML's start takes 12 ms (docs/facts/mps-control.md#times); an administrator waits longer than a prologue may.
@@ -20,8 +21,34 @@ pub(super) fn inventory(worker: &Path, nvml: &str) -> Result<Inventory, Failure>
 /// The verbs of `mpsctl config`.
 #[derive(Debug, clap::Subcommand)]
 pub enum ConfigVerb {
+    /// Check a draft of the file, whosever it is, before it is put in place; without FILE the one in force
+    ///
+    /// Exit status: 0 it can be used; 1 it cannot, and the line says where and why.
+    Check(Check),
     /// Check the file, and print every key with its value in force on a node and the line it comes from
     Show(Show),
+}
+
+/// `mpsctl config check`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Check {
+    /// The draft
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+}
+
+impl Check {
+    /// Whether the draft, else the file `in_force`, can be used.
+    pub fn run(&self, in_force: &Path) -> Done {
+        let (file, read) = match &self.file {
+            Some(draft) => (draft.as_path(), Config::draft(draft)),
+            None => (in_force, Config::load(in_force)),
+        };
+        Done::from(vec![match read {
+            Ok(_) => Finding::Good(format!("'{}' can be used", file.display())),
+            Err(broken) => Finding::Wrong(broken.to_string()),
+        }])
+    }
 }
 
 /// `mpsctl config show`.

@@ -8,6 +8,7 @@ use super::undo::Failed;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, ExitPolicy, Requeued, Site, Submission, ThisHost};
 use crate::sys::deadline::Deadline;
+use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Fault, Undetermined};
 use mpsd_core::record::{Record, State};
 use mpsd_core::{Failure, JobId};
@@ -38,9 +39,10 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
         return 0;
     }
     // First what counts: the controller may take all the time that is left.
-    let requeued = requeue(node, job, failure, recorded);
+    let lost = job.record && !recorded;
+    let requeued = requeue(node, &job.place(), submission, &job.settings, failure, lost);
     tell(node, &job.place(), submission, failure);
-    if job.record && !recorded && !requeued && !submission.step {
+    if lost && !requeued && !submission.step {
         end_script(node, job);
     }
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
@@ -128,20 +130,27 @@ pub(super) fn drain<'a>(
 }
 
 /// Puts the job back into its queue where that is for us to do (see [`ExitPolicy::requeue`]); whether it is there. A fault's
-/// job goes back with its prolog's failure, for which the plugin needs the record.
-fn requeue(node: &mut impl Node, job: &Job, failure: &Failure, recorded: bool) -> bool {
-    let submission = &job.asked.submission;
-    let ours = policy(submission).requeue && job.settings.slurm.requeue;
-    let wanted = match failure.kind() {
-        FailureKind::Undetermined => true,
-        FailureKind::Fault => job.record && !recorded,
-        FailureKind::Refusal => false,
+/// job goes back with its prolog's failure, for which the plugin needs the record; where that is `lost`, or the fault takes no node
+/// out of service, as an unusable configuration, nobody else does it.
+pub fn requeue(
+    node: &mut impl Node,
+    place: &Place<'_>,
+    submission: &Submission,
+    settings: &Settings,
+    failure: &Failure,
+    lost: bool,
+) -> bool {
+    let ours = policy(submission).requeue && settings.slurm.requeue;
+    let wanted = match failure {
+        Failure::Undetermined(_) => true,
+        Failure::Fault(fault) => lost || !fault.drains(),
+        Failure::Refusal(_) => false,
     };
     if !ours || !wanted {
         return false;
     }
     let id = &submission.job;
-    let done = node.requeue(&job.place(), id, job.settings.slurm.requeue_limit);
+    let done = node.requeue(place, id, settings.slurm.requeue_limit);
     let requeued = done.is_ok();
     let text = match done {
         Ok(Requeued { held, trouble }) => {

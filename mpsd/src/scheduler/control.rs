@@ -46,7 +46,7 @@ pub trait Controller {
     /// # Errors
     /// One line.
     fn remark(&self, _note: &str) -> Result<String, String> {
-        Err("this scheduler shows a node's reason only while it is out of service".to_owned())
+        Err("this scheduler has no place for it".to_owned())
     }
     /// Tells the user of a job of this node why it has no MPS, where he looks at his job, and with `aloud` where he waits for
     /// it. Nothing where the job's own ways do.

@@ -13,8 +13,8 @@ const HEAD: &str = "\
 # Every line below that is commented out by a single '#' is the default, or an example where the text says 'Not set'
 # or 'found by looking', and in [[node]]. The file must belong to root and be writable by nobody else, and so must
 # every directory above it. An unknown key is an error, and an error anywhere stops every job that asks for MPS on
-# the node; 'mpsctl config show --node NAME' checks the file and says what is in force on a node, and from which
-# line. A change takes effect with the next job; a running job keeps its own.
+# the node. 'mpsctl config check FILE' checks a draft, whosever it is; 'mpsctl config show --node NAME' says what is in
+# force on a node, and from which line. A change takes effect with the next job; a running job keeps its own.
 #
 # Who wins: what the job asks for, then the last [[node]] section that fits, then the keys outside of sections.
 # [ceilings] bind all of them.

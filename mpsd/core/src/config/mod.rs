@@ -17,10 +17,13 @@ pub use values::{
 };
 
 use crate::failure::{Evidence, Fault};
+use crate::file::{FileError, read_regular};
 use crate::text::one_line;
 use crate::trusted::open_trusted;
 use error::{Wrong, position};
 use layer::layers;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use values::Given;
@@ -48,8 +51,20 @@ impl Config {
         let bytes = open_trusted(path)
             .and_then(|file| file.read(LONGEST))
             .map_err(|error| whole(path, error.to_string()))?;
-        let text = String::from_utf8(bytes).map_err(|_| whole(path, "is not UTF-8 text"))?;
-        Self::parse_as(path, text)
+        Self::parse_as(path, in_text(path, bytes)?)
+    }
+
+    /// Reads a draft of the file, whosever it is, at a path from here: nothing acts on it.
+    ///
+    /// # Errors
+    /// As [`Config::load`], but for the owner.
+    pub fn draft(path: &Path) -> Result<Self, Fault> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let bytes = open(path, flags, Mode::empty())
+            .map_err(FileError::io("open", path))
+            .and_then(|file| read_regular(&file, path, LONGEST))
+            .map_err(|error| whole(path, error.to_string()))?;
+        Self::parse_as(path, in_text(path, bytes)?)
     }
 
     /// Reads `text` as if it stood in [`DEFAULT_PATH`].
@@ -104,6 +119,10 @@ impl Config {
         }
         Ok(settings.with_origins(&lines))
     }
+}
+
+fn in_text(path: &Path, bytes: Vec<u8>) -> Result<String, Fault> {
+    String::from_utf8(bytes).map_err(|_| whole(path, "is not UTF-8 text"))
 }
 
 /// The whole file is at fault.

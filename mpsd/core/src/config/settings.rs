@@ -139,8 +139,10 @@ settings! {
         [early] nvml: String = "libnvidia-ml.so.1".to_owned(), Given::library;
 
         /// "exclusive": a GPU that the job is proved to hold alone, that is in mode DEFAULT and free of foreign contexts, is
-        /// set to EXCLUSIVE_PROCESS for the job, so that a client which misses the daemon fails instead of running outside of
-        /// MPS without a word. The mode found is restored after the last user of the GPU.
+        /// set to EXCLUSIVE_PROCESS for the job, so that a client which misses the daemon fails (CUDA error 46, "all CUDA-capable
+        /// devices are busy or unavailable") instead of running outside of MPS without a word. The mode found is restored after
+        /// the last user of the GPU. On every other GPU, and in a step with a daemon of its own, the mode stays, and such a client
+        /// runs outside of MPS without a word.
         /// "keep": no compute mode is ever changed.
         compute_mode: ComputeModeRule = ComputeModeRule::Exclusive;
 

@@ -18,3 +18,17 @@ fn a_bad_configuration_does_not_drain() {
     assert!(!Fault::new(Evidence::Configuration, "f", "unknown key").drains());
     assert!(Fault::new(Evidence::Survivor, "mps-server 691", "state D").drains());
 }
+
+#[test]
+fn a_user_reads_that_a_broken_configuration_is_not_his() {
+    let broken = Fault::new(Evidence::Configuration, "mpsd.toml:1:1", "unknown key");
+    let told =
+        "MPS is misconfigured on n1 (not your job), tell your administrator: mpsd.toml:1:1: unknown key";
+    assert_eq!(broken.to_user("n1").to_string(), told);
+    assert_eq!(
+        Fault::new(Evidence::Nvml, "NVML", "dead")
+            .to_user("n1")
+            .to_string(),
+        "NVML: dead"
+    );
+}

@@ -25,6 +25,10 @@ fn each_shell_reads_what_is_printed_for_it() {
         "setenv MPSD_JOB 'it'\\''s 4\\!';\nunsetenv CUDA_VISIBLE_DEVICES;\n"
     );
     assert_eq!(
+        Shell::Fish.write(&changes),
+        "set -gx MPSD_JOB 'it\\'s 4!';\nset -e CUDA_VISIBLE_DEVICES;\n"
+    );
+    assert_eq!(
         Shell::Json.write(&changes),
         "{\"CUDA_VISIBLE_DEVICES\":null,\"MPSD_JOB\":\"it's 4!\"}\n"
     );

@@ -162,7 +162,7 @@ fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>
     }
     let loaded = plugin.and_then(|plugin| slurmd.has_loaded(plugin));
     match loaded {
-        Some(true) => return Good(format!("slurmd (pid {pid}) has loaded our plugin")),
+        Some(true) => return Good("slurmd has loaded our plugin".to_owned()),
         Some(false) if conf.stack_is_fetched() => {
             return Wrong(format!(
                 "slurmd (pid {pid}) has not loaded our plugin: restart slurmd"
@@ -178,12 +178,11 @@ fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>
             "slurmd (pid {pid}) runs since before our line was written and does not know it: restart slurmd"
         ));
     }
-    let began = format!("slurmd (pid {pid}) began after our line was written");
     match loaded {
         Some(false) => Better(format!(
-            "{began}, and has not loaded our plugin: its log says why"
+            "slurmd (pid {pid}) began after our line was written, and has not loaded our plugin: its log says why"
         )),
-        _ => Good(began),
+        _ => Good("slurmd began after our line was written".to_owned()),
     }
 }
 

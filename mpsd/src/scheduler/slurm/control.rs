@@ -48,6 +48,11 @@ impl Controller for Node {
         self.update(&["state=undrain"])
     }
 
+    /// A node's reason goes with its drain: in service it has a comment.
+    fn remark(&self, note: &str) -> Result<String, String> {
+        self.mark(note).map(|()| String::new())
+    }
+
     /// The job's comment keeps what the user wrote there. srun and salloc show a notice; a batch job has it in its output,
     /// once its script runs.
     fn tell(&self, job: &JobId, line: &str, aloud: bool) -> Result<(), String> {
@@ -145,6 +150,7 @@ impl Node {
         let stands = stands.lines().next().unwrap_or_default().trim();
         match stands {
             "" | "(null)" | "none" => {}
+            same if same == note => return Ok(()),
             ours if ours.starts_with(OURS) => {}
             _ => return Ok(()),
         }
