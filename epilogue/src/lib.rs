@@ -8,7 +8,7 @@ pub mod arguments;
 
 use arguments::Arguments;
 use clap::Parser;
-use mpsd::job::{self, Ending};
+use mpsd::job::{self, Ending, evidence};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
 use mpsd::scheduler::{self, Given, Input, Program, Site, Submission, ThisHost};
@@ -64,6 +64,7 @@ fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
     let settings = settings(&arguments.config, &name);
     let limit = scheduler::time_for(submission, settings.deadline, &Site::of(&settings));
     let node = |limit: Duration| RealNode::new(NAME, &settings, limit, limit / 2);
+    look_again(&settings, submission);
     let jobs = job::jobs_of(&node(limit), submission);
     if jobs.is_empty() {
         return 0;
@@ -87,6 +88,22 @@ fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
         if clean { 0 } else { BROKEN }
     });
     if arguments.strict { code } else { 0 }
+}
+
+/// What hung in the driver is looked at again after any job of the node, so that nothing depends on a timer: in a process of its own,
+/// for which no job waits. Not from a step's end, whose processes are the step's to its scheduler.
+fn look_again(settings: &Settings, submission: &Submission) {
+    if submission.step || settings.paths.look_again().symlink_metadata().is_err() {
+        return;
+    }
+    let limit = settings.deadline;
+    let look = || {
+        let mut node = RealNode::new(NAME, settings, limit, limit / 2);
+        evidence::look_again(&mut node, settings);
+        Vec::new()
+    };
+    // Whoever comes next does it where no process is to be had now.
+    let _ = guard::detach(|| drop(guard::ask(Deadline::after(limit), look)));
 }
 
 /// What is in force here. A configuration that cannot be read must not keep the job's MPS alive: the usual directories

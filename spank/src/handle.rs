@@ -125,6 +125,8 @@ pub trait Node {
     fn run(&self, program: &Program) -> Ended;
     /// Whether there is a directory in `jobs` of this job or of one of its steps.
     fn has_directories(&self, jobs: &Path, job: &JobId) -> bool;
+    /// Whether there is a file `mark`.
+    fn has_mark(&self, mark: &Path) -> bool;
     /// The record at `path`: `Ok(None)` when there is none.
     fn record(&self, path: &Path) -> Result<Option<Record>, String>;
     /// Leaves a record for the job's tasks where `mps-prologue` could not; root only.

@@ -76,7 +76,8 @@ fn no_record(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, ended:
     }
 }
 
-/// `job_epilog`: cleans every directory of the job, whatever its options were; one without any costs one look.
+/// `job_epilog`: cleans every directory of the job, whatever its options were; one without any costs two looks. After any job
+/// `mps-epilogue` looks again at what hung in the driver, where that waits for somebody.
 pub fn epilog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> Verdict {
     let Some(job) = slurm.job() else {
         return Verdict::Continue;
@@ -85,7 +86,8 @@ pub fn epilog(slurm: &mut dyn Slurm, node: &dyn Node, arguments: &Arguments) -> 
     let settings = node
         .settings(&arguments.config, name.as_deref())
         .unwrap_or_else(|_| Settings::usual());
-    if node.has_directories(&settings.paths.jobs(), &job) {
+    let paths = &settings.paths;
+    if node.has_directories(&paths.jobs(), &job) || node.has_mark(&paths.look_again()) {
         let ended = node.run(&epilogue(
             arguments,
             environment(slurm),

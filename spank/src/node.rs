@@ -39,6 +39,10 @@ impl Node for ThisNode {
         })
     }
 
+    fn has_mark(&self, mark: &Path) -> bool {
+        mark.symlink_metadata().is_ok()
+    }
+
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
         match record::look(path)? {
             Look::Found(record) => Ok(Some(*record)),

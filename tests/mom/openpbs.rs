@@ -4,6 +4,7 @@ use crate::assertions::{Before, attached, bare, client_words};
 use crate::both::{self, shell};
 use std::time::{Duration, Instant};
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
+use tests::mom::openpbs::Hooked;
 use tests::mom::wire::Ended;
 
 fn cluster(names: &[&str]) -> Cluster {
@@ -418,10 +419,20 @@ fn a_job_that_did_not_ask_imports_nothing_and_starts_no_process() {
     }
     let asking = Job::new("28.localhost", "MPS=true");
     let ended = c.hook(&asking, 0, "execjob_end", &Default::default());
-    assert!(
-        ended.imported.contains(&"subprocess".to_owned()),
-        "it is seen at all"
-    );
+    let starts = |hooked: &Hooked| hooked.imported.contains(&"subprocess".to_owned());
+    assert!(starts(&ended), "it is seen at all");
+    // Something hung in the driver: the end of any job looks again, and nothing before it does.
+    c.nodes[0].sh("mkdir -p /run/mpsd; touch /run/mpsd/look-again");
+    for (event, looks) in [
+        ("execjob_begin", false),
+        ("execjob_launch", false),
+        ("execjob_end", true),
+    ] {
+        let hooked = c.hook(&plain, 0, event, &Default::default());
+        assert!(hooked.accepted(), "{}", hooked.message);
+        assert_eq!(starts(&hooked), looks, "{event}");
+    }
+    c.nodes[0].sh("rm /run/mpsd/look-again");
 }
 
 #[test]

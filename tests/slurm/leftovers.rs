@@ -27,6 +27,10 @@ pub const GROUP: Group = Group {
             steps_of_an_array_are_left_alone,
         ),
         ("our_own_drain_is_lifted_and_no_other", our_own_drain_is_lifted),
+        (
+            "what_hung_is_looked_at_again_after_any_job",
+            what_hung_is_looked_at_again_after_any_job,
+        ),
     ],
 };
 
@@ -194,4 +198,23 @@ fn our_own_drain_is_lifted(cell: &Context) -> Result<()> {
         .root(&["scontrol", "update", "nodename=node2", "state=resume"])?
         .success()?;
     Ok(())
+}
+
+/// Noted as an epilogue does it; the process is gone by now, so the look forgets it.
+fn what_hung_is_looked_at_again_after_any_job(cell: &Context) -> Result<()> {
+    let run = cell.bed.run_dir().join("node1");
+    let suspicion = serde_json::json!([{
+        "suspect": {"process": {"pid": i32::MAX, "start_time": 1}}, "what": "mps-server 691", "since": 0,
+        "job": NEVER, "scheduler": "slurm", "node": "node1", "uid": 1001, "prefix": "mpsd:", "gpus": [],
+    }]);
+    fs::create_dir_all(&run)?;
+    fs::write(run.join("suspicions"), suspicion.to_string())?;
+    fs::write(run.join("look-again"), "")?;
+    cell.bed
+        .srun(&cell.user, &["-w", "node1", "/bin/true"], LIMIT)?
+        .success()?;
+    cell.bed
+        .wait_until("the second look", Duration::from_secs(10), || {
+            Ok(!run.join("suspicions").exists() && !run.join("look-again").exists())
+        })
 }

@@ -11,3 +11,4 @@ pub mod sim;
 pub mod slurm;
 pub mod soak;
 pub mod stage;
+pub mod syslog;

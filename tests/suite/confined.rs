@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use tests::double::look::wait_until;
 use tests::place::{Place, fast};
+use tests::scarcity::alone;
 use tests::stage::{USER, as_user};
+use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 6\n";
 const SOON: Duration = Duration::from_secs(5);
@@ -53,6 +55,36 @@ fn the_jobs_daemons_have_no_way_to_more_privilege_and_are_nobodys_to_debug() {
     own.kill().and_then(|()| own.wait()).expect("sleep");
     assert!(!said.contains("Permission denied"), "{said}");
     place.assert_ends_clean("1.pbs", "confined");
+}
+
+/// The kernel lets the members of the daemons' group debug them, and root says whom.
+#[test]
+fn a_user_in_the_daemons_own_group_is_told_to_the_administrator() {
+    alone(|| {
+        let group = nix::unistd::Group::from_name("nogroup")
+            .expect("groups")
+            .expect("group")
+            .gid;
+        let place = Place::new(fast(1), CONFIG);
+        let room = place.stage.path("room");
+        fs::create_dir(&room).expect("directory");
+        let log = Syslog::hear(&room);
+        for (daemon_group, told) in [(65_530, 0), (group.as_raw(), 1), (0, 0)] {
+            place.configure(&format!("{CONFIG}daemon_group = {daemon_group}\n"));
+            let ran = place.torque("4.pbs", "MPS=true", "0");
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+            let lines = log.lines();
+            let what =
+                format!("job 4.pbs: {USER} is in group {daemon_group}, the daemons' own (daemon_group)");
+            let found = lines.iter().filter(|line| line.contains(&what)).count();
+            assert_eq!(found, told, "{daemon_group}: {lines:?}");
+            assert!(
+                lines.iter().any(|line| line.contains("job 4.pbs: MPS ready")),
+                "{lines:?}"
+            );
+            place.assert_ends_clean("4.pbs", "the daemons' group");
+        }
+    });
 }
 
 #[test]

@@ -87,8 +87,21 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     no_evidence(&place, &users, "a site that drains for no failed start");
     let told = place.stage.run("mpsctl", &["reconcile"], &[]);
     assert_eq!(told.code, Some(2), "{told:?}");
+    let what = "starts of 2 users failed on this node";
+    assert!(told.out.contains(what), "{told:?}");
+    assert!(told.out.contains("the last one of job 111.srv"), "{told:?}");
+    let conf = place.stage.path("slurm.conf");
+    std::fs::write(&conf, "GresTypes=gpu\n").expect("slurm.conf");
+    let conf = conf.display().to_string();
+    let told = place
+        .stage
+        .run("mpsctl", &["slurm", "check", "--slurm-conf", &conf], &[]);
+    let line = told
+        .out
+        .lines()
+        .find(|line| line.starts_with("WARN") && line.contains(what));
     assert!(
-        told.out.contains("starts of 2 users failed on this node"),
+        line.is_some_and(|line| line.contains("the last one of job 111.srv") && line.contains(" s ago")),
         "{told:?}"
     );
 
@@ -167,9 +180,13 @@ fn long_ago(users: &[String; 2]) {
     // What root noted of it is made two minutes older.
     let note = place.stage.path("run/failed-starts");
     let text = std::fs::read(&note).expect("the first failure is noted");
-    let mut failures: BTreeMap<u32, u64> = serde_json::from_slice(&text).expect("times by user");
+    let mut failures: BTreeMap<u32, serde_json::Value> =
+        serde_json::from_slice(&text).expect("failures by user");
     assert_eq!(failures.len(), 1, "{failures:?}");
-    failures.values_mut().for_each(|when| *when -= 120);
+    for failure in failures.values_mut() {
+        assert_eq!(failure["job"], "110.srv", "{failure}");
+        failure["when"] = (failure["when"].as_u64().expect("seconds") - 120).into();
+    }
     std::fs::write(&note, serde_json::to_vec(&failures).expect("JSON")).expect("note");
     let second = start(&place, "111.srv", &users[1]);
     assert_eq!(second.code, Some(2), "{second:?}");

@@ -20,6 +20,7 @@ mod plans;
 mod reconcile;
 mod reliability;
 mod scarce;
+mod second_look;
 mod slurm_stack;
 mod soak;
 mod sources;

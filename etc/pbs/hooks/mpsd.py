@@ -1,6 +1,6 @@
 """mpsd for OpenPBS: gives a job its own MPS on execjob_begin and takes it away on execjob_end and execjob_abort.
 
-Imported by 'mpsctl pbs install', which fills in the first three constants. No decision is made here: the job's attributes go
+Imported by 'mpsctl pbs install', which fills in the first constants. No decision is made here: the job's attributes go
 to mps-prologue, mps-epilogue and mpsctl as they stand, and their exit codes are obeyed. A job whose account does not
 hold the letters "mps" and that has no resource 'mps' cannot have asked and starts no program of ours.
 
@@ -21,6 +21,7 @@ import pbs
 PROGRAMS = "/usr/bin"  # filled in by 'mpsctl pbs install'
 OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] where it is not /etc/mpsd/mpsd.toml
 
+LOOK_AGAIN = "/run/mpsd/look-again"  # filled in by 'mpsctl pbs install'
 LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
 GRACE_S = 5  # of it, for our programs to end by themselves
 ENV_LIMIT_S = 10
@@ -61,6 +62,11 @@ def resource(job, name):
 
 def may_have_asked(job):
     return "mps" in attribute(job, "Account_Name").lower() or resource(job, "mps") != ""
+
+
+def waits_for_a_look(kind):
+    """After any job, mps-epilogue looks again at what hung in the driver: nothing else may do so on a node without our timer."""
+    return kind == getattr(pbs, "EXECJOB_END", None) and os.path.lexists(LOOK_AGAIN)
 
 
 def is_sister(job):
@@ -249,8 +255,8 @@ def failed(event, act, error):
 def main():
     event, act, why = pbs.event(), None, None
     try:
-        if may_have_asked(event.job):
-            kind = event.type
+        kind = event.type
+        if may_have_asked(event.job) or waits_for_a_look(kind):
             act = next((act for name, act in ACTS if kind == getattr(pbs, name, None)), None)
             why = act(event) if act else None
     except Exception as error:

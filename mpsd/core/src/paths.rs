@@ -50,9 +50,9 @@ impl Paths {
         self.state.join("drains")
     }
 
-    /// Failed starts of late, for the evidence that two users' starts fail.
-    pub fn starts(&self) -> PathBuf {
-        self.run.join("failed-starts")
+    /// The mark that something waits for its second look; `mpsd-look-again.path` and every job's epilogue look for it.
+    pub fn look_again(&self) -> PathBuf {
+        self.run.join(LOOK_AGAIN)
     }
 
     /// Everything of one job.
@@ -62,6 +62,9 @@ impl Paths {
         }
     }
 }
+
+/// File name of the mark that something waits for its second look.
+pub const LOOK_AGAIN: &str = "look-again";
 
 /// The files of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]

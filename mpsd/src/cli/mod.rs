@@ -9,6 +9,7 @@ pub mod plan;
 pub mod programs;
 pub mod reconcile;
 pub mod site;
+mod standing;
 pub mod status;
 pub mod sweep;
 

@@ -6,6 +6,7 @@ use super::exec::Exec;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::site::{Advertise, ConfigVerb, inventory};
+use super::standing::standing;
 use super::status::Status;
 use super::sweep::Sweep;
 use super::{NAME, complain, say};
@@ -277,6 +278,7 @@ fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<Done
             let nvml = self::settings(config, node).ok()?.nvml;
             inventory(&programs.join("mpsd"), &nvml).ok()
         },
+        standing: &|settings| standing(settings),
     };
     verbs.run(matches, &around)
 }

@@ -315,9 +315,14 @@ impl<'a> Run<'a> {
     /// Starts that failed for several users: told, since nothing is drained for them unless the site wants that.
     fn failed_starts(&mut self) {
         let window = self.settings.drain.failed_starts_window;
-        if let Some(users) = failed_starts::of_several(&self.settings.paths, window) {
-            let window = window.as_secs();
-            let text = format!("starts of {users} users failed on this node within {window} s: see its log");
+        let several = failed_starts::of_several(&self.settings.paths, window);
+        if let Some(several) = several.filter(|several| several.age < window) {
+            let text = format!(
+                "starts of {} users failed on this node within {} s, the last one of job {}: see its log",
+                several.users,
+                window.as_secs(),
+                several.job
+            );
             self.report.tell(Left(text));
         }
     }

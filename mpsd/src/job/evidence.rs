@@ -43,7 +43,7 @@ pub fn of_failed_start(
     }
     let a_users =
         user_was_here || node.user_is_here(journal) || lacking.is_some() || gpu_is_held(node, journal);
-    if a_users || !node.note_failed_start(journal.uid) {
+    if a_users || !node.note_failed_start(journal.uid, &journal.job) {
         return unknown.into();
     }
     // First: a scheduler cuts the reason of a drain.

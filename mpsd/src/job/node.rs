@@ -181,8 +181,8 @@ pub trait Store {
 
     /// What the file system of the users' directories has too little of for a start, in words.
     fn lacking(&self) -> Option<String>;
-    /// Remembers that a start of `uid` failed; true when starts of two or more users failed within the window.
-    fn note_failed_start(&mut self, uid: u32) -> bool;
+    /// Remembers that a start of `job` of `uid` failed; true when starts of two or more users failed within the window.
+    fn note_failed_start(&mut self, uid: u32, job: &JobId) -> bool;
     /// Forgets failed starts: one worked.
     fn forget_failed_starts(&mut self);
 

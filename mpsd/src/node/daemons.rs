@@ -86,7 +86,7 @@ impl Daemons for RealNode {
             );
             self.log(Severity::Info, &line);
         }
-        if groups_of(journal).contains(&self.daemon_group) {
+        if self.daemon_group != 0 && groups_of(journal).contains(&self.daemon_group) {
             let (job, user, group) = (&journal.job, &journal.user, self.daemon_group);
             let line = format!(
                 "job {job}: {user} is in group {group}, the daemons' own (daemon_group), and can take over the job's daemons, which \

@@ -342,8 +342,8 @@ impl Store for RealNode {
         room::lacking(self.paths.run())
     }
 
-    fn note_failed_start(&mut self, uid: u32) -> bool {
-        failed_starts::note(&self.paths, uid, self.failed_starts_window)
+    fn note_failed_start(&mut self, uid: u32, job: &JobId) -> bool {
+        failed_starts::note(&self.paths, uid, job, self.failed_starts_window)
     }
 
     fn forget_failed_starts(&mut self) {

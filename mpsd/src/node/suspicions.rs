@@ -1,13 +1,12 @@
-//! What waits for its second look, in a file of root's, and the mark that makes the timer bring it.
+//! What waits for its second look, in a file of root's, and the mark that makes the timer, or the end of any job, bring it.
 
 use super::kept::Kept;
 use crate::job::suspicion::Suspicion;
 use crate::sys::files::Dir;
 use mpsd_core::Paths;
+use mpsd_core::paths::LOOK_AGAIN;
 
 const FILE: Kept = Kept("suspicions");
-/// `mpsd-look-again.path` waits for it.
-const LOOK_AGAIN: &str = "look-again";
 
 /// All of them; none where the file is not there or nobody's of ours.
 pub fn all(paths: &Paths) -> Vec<Suspicion> {

@@ -33,6 +33,8 @@ pub(crate) struct Surroundings<'a> {
     pub host: &'a dyn Host,
     /// The GPUs of this node, given its name in the scheduler; none where NVML does not answer.
     pub inventory: &'a dyn Fn(&str) -> Option<Inventory>,
+    /// What waits for the administrator here, under these settings, whoever schedules the node.
+    pub standing: &'a dyn Fn(&Settings) -> Vec<Finding>,
 }
 
 /// What a verb did, line by line, and whether something is left to do by hand or wrong.

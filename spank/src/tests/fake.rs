@@ -171,6 +171,8 @@ pub struct FakeNode {
     pub leaves: Option<Record>,
     pub ran: RefCell<Vec<Program>>,
     pub directories: Vec<&'static str>,
+    /// Something waits for its second look.
+    pub look_again: bool,
 }
 
 impl FakeNode {
@@ -183,6 +185,7 @@ impl FakeNode {
             leaves: None,
             ran: RefCell::default(),
             directories: Vec::new(),
+            look_again: false,
         }
     }
 
@@ -271,6 +274,9 @@ impl Node for FakeNode {
         self.directories
             .iter()
             .any(|name| JobId::parse(name).unwrap().belongs_to(job))
+    }
+    fn has_mark(&self, mark: &Path) -> bool {
+        self.look_again && mark.ends_with("look-again")
     }
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
         Ok(self.records.borrow().get(path).cloned())

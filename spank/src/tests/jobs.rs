@@ -236,6 +236,16 @@ fn the_epilog_cleans_what_is_there_whatever_was_asked() {
 }
 
 #[test]
+fn after_any_job_what_waits_for_its_second_look_gets_it() {
+    for look_again in [false, true] {
+        let mut node = FakeNode::new();
+        node.look_again = look_again;
+        plugin::job_epilog(&mut script(), &node, &mut State::default(), &[]);
+        assert_eq!(!node.nothing_ran(), look_again);
+    }
+}
+
+#[test]
 fn the_epilog_goes_on_without_a_configuration() {
     let mut node = FakeNode::new();
     node.settings = Err("no such file".into());

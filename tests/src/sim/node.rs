@@ -349,7 +349,7 @@ impl Store for Sim {
         None
     }
 
-    fn note_failed_start(&mut self, uid: u32) -> bool {
+    fn note_failed_start(&mut self, uid: u32, _: &JobId) -> bool {
         self.point();
         let mut world = self.world.borrow_mut();
         world.failed_starts.insert(uid);

@@ -176,7 +176,8 @@ settings! {
 
         /// Group id of a job's daemons: one that nobody is in and that owns no file. The kernel lets nobody debug a process of
         /// another group, so that a user cannot take their job's daemons, which are outside of the job's limits, over. Files are
-        /// opened by the user's own groups, which the daemons have besides. 0: the user's own group, without this.
+        /// opened by the user's own groups, which the daemons have besides. 0: the user's own group, without this. A user who is in it
+        /// all the same is named in the node's log when a job of theirs begins.
         daemon_group: u32 = 65_530, Given::whole::<0, 0x7FFF_FFFF, _>;
 
         /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Keep it below the scheduler's own limit

@@ -198,12 +198,15 @@ fn render(around: &Surroundings<'_>) -> Result<String, String> {
     let literal = |value: &serde_json::Value| value.to_string();
     let programs = literal(&serde_json::json!(around.programs.display().to_string()));
     let options = literal(&serde_json::json!(config_option(around)));
+    let look_again = around.settings.paths.look_again();
+    let look_again = literal(&serde_json::json!(look_again.display().to_string()));
     let filled: Vec<String> = HOOK
         .lines()
         .map(|line| match line.split(' ').next() {
             Some("PROGRAMS") => format!("PROGRAMS = {programs}"),
             Some("OPTIONS") => format!("OPTIONS = {options}"),
             Some("LIMIT_S") => format!("LIMIT_S = {}", limit_s(around)),
+            Some("LOOK_AGAIN") => format!("LOOK_AGAIN = {look_again}"),
             _ => line.to_owned(),
         })
         .collect();

@@ -40,6 +40,7 @@ pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &Surroundi
     all.push(operators(pbs, around));
     all.extend(remark(pbs, around));
     all.extend(steps.check_tasks(pbs, hooked, around));
+    all.extend((around.standing)(&around.settings));
     all
 }
 

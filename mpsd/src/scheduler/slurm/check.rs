@@ -43,6 +43,7 @@ pub(super) fn check(
     all.push(started(slurm, conf, &home, loaded.as_deref()));
     all.extend(settings(conf, around));
     all.extend(gpus(conf, node, around));
+    all.extend((around.standing)(&around.settings));
     if !plugins.is_dir() {
         let plugins = plugins.display();
         all.push(Wrong(format!(

@@ -11,6 +11,7 @@ fn the_hook_is_filled_in_and_nothing_else_changes() {
         programs: Path::new("/opt/m/bin"),
         host: &crate::scheduler::host::ThisHost,
         inventory: &|_| None,
+        standing: &|_| Vec::new(),
     };
     let text = render(&around).unwrap();
     let changed: Vec<&str> = text
@@ -22,6 +23,7 @@ fn the_hook_is_filled_in_and_nothing_else_changes() {
         [
             "PROGRAMS = \"/opt/m/bin\"",
             "OPTIONS = [\"--config\",\"/etc/a \\\"b\\\".toml\"]",
+            "LOOK_AGAIN = \"/run/mpsd/look-again\"",
             "LIMIT_S = 25"
         ]
     );

@@ -13,6 +13,7 @@ fn around<'a>(programs: &'a str, config: Option<&'a str>) -> Surroundings<'a> {
         programs: Path::new(programs),
         host: &ThisHost,
         inventory: &|_| None,
+        standing: &|_| Vec::new(),
     }
 }
 

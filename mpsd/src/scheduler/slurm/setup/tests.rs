@@ -11,6 +11,7 @@ fn only_what_is_unusual_stands_in_the_line() {
         programs: Path::new(programs),
         host: &crate::scheduler::host::ThisHost,
         inventory: &|_| None,
+        standing: &|_| Vec::new(),
     };
     let plugin = Path::new("/usr/lib/mpsd/spank/22.05/spank_mps.so");
     let usual = line(&Enable::default(), plugin, &around(None, USUAL_PROGRAMS));

@@ -1,0 +1,90 @@
+//! What hung in the driver and waits for its second look: who looks where no timer does, and what an administrator is told. The
+//! verdict itself is `survivors`'.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tests::double::look::wait_until;
+use tests::place::{Place, fast};
+
+const CONFIG: &str = "deadline_s = 6\n";
+/// Both are gone when somebody has looked and found that the driver let go.
+const FILES: [&str; 2] = ["run/suspicions", "run/look-again"];
+
+/// Seconds since the boot.
+fn up() -> u64 {
+    let text = fs::read_to_string("/proc/uptime").expect("uptime");
+    text.split('.')
+        .next()
+        .and_then(|whole| whole.parse().ok())
+        .expect("seconds")
+}
+
+/// A node on which a process that is gone by now was seen in the driver `age_s` ago, as an epilogue notes it.
+fn noted(age_s: u64) -> Place {
+    let place = Place::new(fast(1), CONFIG);
+    note(&place, age_s);
+    place
+}
+
+fn note(place: &Place, age_s: u64) {
+    let suspicion = serde_json::json!([{
+        "suspect": {"process": {"pid": i32::MAX, "start_time": 1}},
+        "what": "mps-server 691", "since": up().saturating_sub(age_s),
+        "job": "120.srv", "scheduler": "torque", "node": "gpu001", "uid": 1001, "prefix": "mpsd:", "gpus": [],
+    }]);
+    let files = files(place);
+    fs::write(&files[0], suspicion.to_string()).expect("suspicions");
+    fs::write(&files[1], "").expect("mark");
+}
+
+fn files(place: &Place) -> [PathBuf; 2] {
+    FILES.map(|name| place.stage.path(name))
+}
+
+fn are_gone(place: &Place) -> bool {
+    let there = |path: &PathBuf| Path::exists(path);
+    wait_until(Duration::from_secs(5), || !files(place).iter().any(there))
+}
+
+#[test]
+fn the_end_of_any_job_brings_it() {
+    let place = noted(61);
+    // Of a job that never had MPS.
+    let end = place.stage.torque_end("121.srv");
+    assert_eq!((end.code, end.err.as_str()), (Some(0), ""), "{end:?}");
+    assert!(are_gone(&place), "nobody looked");
+    place.assert_as_before("a second look");
+    // Too early, it stays.
+    note(&place, 10);
+    assert_eq!(place.stage.torque_end("122.srv").code, Some(0));
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(files(&place).iter().all(|path| path.exists()));
+}
+
+#[test]
+fn the_administrator_is_told_of_it_and_what_to_do_where_nobody_looks() {
+    let check = |place: &Place| {
+        let conf = place.stage.path("slurm.conf");
+        fs::write(&conf, "GresTypes=gpu\nPrologFlags=Alloc\n").expect("slurm.conf");
+        let conf = conf.display().to_string();
+        let ran = place
+            .stage
+            .run("mpsctl", &["slurm", "check", "--slurm-conf", &conf], &[]);
+        let line = ran.out.lines().find(|line| line.contains("mps-server 691"));
+        line.unwrap_or_default().to_owned()
+    };
+    let early = check(&noted(20));
+    assert!(
+        early.starts_with("WARN  job 120.srv: 2")
+            && early.contains(" s ago mps-server 691 hung in the driver"),
+        "{early}"
+    );
+    let late = check(&noted(400));
+    assert!(
+        late.starts_with("FAIL  job 120.srv: 6 min ago") && late.contains("run 'mpsctl reconcile' as root"),
+        "{late}"
+    );
+    assert_eq!(check(&Place::new(fast(1), CONFIG)), "");
+}
