@@ -10,12 +10,13 @@
 //! | `soak` | 2,000 jobs, 16 at once, with random kills |
 //! | `fuzz` | a minute of libFuzzer on each place where foreign text comes in |
 //! | `hardware` | the project against a real GPU, or a package for a machine without cargo |
-//! | `texts` | writes README's table of options and the commented mpsd.toml from the tables in `mpsd/core` |
+//! | `texts` | writes the quick start's table of options and the commented mpsd.toml from the tables in `mpsd/core` |
+//! | `docs` | the documentation's site, every link of it followed |
 //! | `stage DIR` | the tree that is installed |
 //! | `spank-variants` | one linked plugin, stamped for each release of Slurm |
 //! | `dist` | the packages for Debian and RPM systems, from that tree |
 //! | `release-check` | what must hold before a version gets its tag |
-//! | `readme` | README's figures, from the results of recorded runs |
+//! | `readme` | the figures of README and docs/, from the results of recorded runs |
 //! | `bench srun` | what the plugin costs a job that did not ask for it |
 
 mod cargo;
@@ -25,6 +26,7 @@ mod install;
 mod package;
 mod progress;
 mod reliability;
+mod site;
 
 use std::process::ExitCode;
 
@@ -67,8 +69,10 @@ enum Verb {
     Fuzz(fuzz::Options),
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
     Hardware(hardware::Options),
-    /// Write what the tables of options and keys say into README.md and etc/mpsd/mpsd.toml.
+    /// Write what the tables of options and keys say into docs/quick-start.md and etc/mpsd/mpsd.toml.
     Texts,
+    /// Make the documentation's site, and follow its links.
+    Docs(site::Options),
     /// Lay out the tree that is installed, below a directory.
     Stage(stage::Options),
     /// Stamp one linked plugin for each release of Slurm.
@@ -77,7 +81,7 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release::Options),
-    /// Write README's figures from the results of recorded runs.
+    /// Write the figures of README and docs/ from the results of recorded runs.
     Readme(readme::Options),
     /// Measure.
     #[command(subcommand)]
@@ -90,6 +94,7 @@ impl Verb {
         !matches!(
             self,
             Verb::Texts
+                | Verb::Docs(_)
                 | Verb::Stage(_)
                 | Verb::SpankVariants(_)
                 | Verb::Dist(_)
@@ -164,6 +169,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Verb::Texts => {
             cargo::build(&["run", "--package", "manual", "--", "--texts", "."]).map(|()| ExitCode::SUCCESS)
         }
+        Verb::Docs(options) => site::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Stage(options) => stage::run(options).map(|()| ExitCode::SUCCESS),
         Verb::SpankVariants(options) => plugin::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Dist(options) => package::run(options).map(|()| ExitCode::SUCCESS),

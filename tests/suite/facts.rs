@@ -75,8 +75,8 @@ fn every_citation_leads_to_a_heading() {
     let mut cited = 0;
     for place in PLACES {
         for (name, text) in files(place, "") {
-            // This file's own examples cite nothing.
-            if name.ends_with("suite/facts.rs") {
+            // This file's own examples cite nothing; the site's list of pages is mkdocs' to check.
+            if name.ends_with("suite/facts.rs") || name.ends_with("docs/mkdocs.yml") {
                 continue;
             }
             let old_form = text.lines().filter(|line| line.contains("facts: "));

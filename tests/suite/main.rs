@@ -11,6 +11,7 @@ mod evidence;
 mod facts;
 mod faults;
 mod flood;
+mod guide;
 mod hostile;
 mod inheritance;
 mod kills;

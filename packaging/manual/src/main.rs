@@ -39,10 +39,10 @@ fn main() -> Result<()> {
 
 /// Writes the generated parts of the repository's texts.
 fn texts(repository: &Path) -> Result<()> {
-    let readme = repository.join("README.md");
-    let text = fs::read_to_string(&readme).with_context(|| format!("cannot read '{}'", readme.display()))?;
+    let page = repository.join("docs/quick-start.md");
+    let text = fs::read_to_string(&page).with_context(|| format!("cannot read '{}'", page.display()))?;
     let keys = repository.join("etc/mpsd/mpsd.toml");
-    for (path, text) in [(readme, options::in_readme(&text)?), (keys, settings::to_toml())] {
+    for (path, text) in [(page, options::in_page(&text)?), (keys, settings::to_toml())] {
         fs::write(&path, text).with_context(|| format!("cannot write '{}'", path.display()))?;
     }
     Ok(())

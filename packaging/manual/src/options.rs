@@ -1,12 +1,12 @@
 //! What a job may ask for, out of the table of the request's options: the flags of spank_mps(8), the account tokens of
-//! mpsctl(1), the table in the README.
+//! mpsctl(1), the table in the quick start.
 
 use anyhow::{Context as _, Result};
 use mpsd_core::request::{Key, Row};
 
 use crate::settings::escape;
 
-/// Around the table in the README.
+/// Around the table in the quick start.
 const BEGIN: &str =
     "<!-- What may be asked for: written by `cargo xtask texts` from mpsd/core/src/request/options.rs -->\n";
 const END: &str = "<!-- end -->\n";
@@ -69,15 +69,15 @@ fn bold(text: &str) -> String {
     parts.map(part).collect()
 }
 
-/// `readme` with the table as the options say.
+/// `page` with the table as the options say.
 ///
 /// # Errors
 /// It has no place for the table.
-pub fn in_readme(readme: &str) -> Result<String> {
-    let parts = readme
+pub fn in_page(page: &str) -> Result<String> {
+    let parts = page
         .split_once(BEGIN)
         .and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let (before, after) = parts.context("README.md has no place for the table of options")?;
+    let (before, after) = parts.context("docs/quick-start.md has no place for the table of options")?;
     let mut table = "| Slurm | PBS account token | value |\n|---|---|---|\n".to_owned();
     for row in rows() {
         let (flag, token, value) = (row.flag(), row.token(), row.value);
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_becomes_a_flag_a_token_and_a_line_of_the_readme() {
+    fn a_row_becomes_a_flag_and_a_token() {
         assert!(flags().starts_with(".TP\n.B \\-\\-mps\\fR[=\\fIMODE\\fR]\nGive the job its own"));
         assert!(flags().contains("`") == tokens().contains("`") && !flags().contains('`'));
         let threads = ".B MPS_THREADS\\fR=\\fIP\\fR, \\fBmps=...+threads=\\fIP\nActive thread percentage";
@@ -105,8 +105,8 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_has_the_options_of_the_table() {
-        let readme = include_str!("../../../README.md");
-        assert!(in_readme(readme).unwrap() == readme, "run 'cargo xtask texts'");
+    fn the_quick_start_has_the_options_of_the_table() {
+        let page = include_str!("../../../docs/quick-start.md");
+        assert!(in_page(page).unwrap() == page, "run 'cargo xtask texts'");
     }
 }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::tally::{Gaps, Tally};
 use crate::install::slurm;
 use crate::reliability::matrices;
-use crate::{cargo, command};
+use crate::{cargo, command, site};
 
 /// Longest that one stage may take. All of them are to fit into forty minutes on two cores; the workflow gives ninety,
 /// for the first build and a slow network.
@@ -67,6 +67,7 @@ pub fn run() -> Result<ExitCode> {
         );
         report.suites()?;
         report.known_gaps();
+        report.site();
     }
     Ok(report.end())
 }
@@ -126,6 +127,22 @@ impl Report {
             }
         }
         self.note("known gaps", started, verdict.is_ok());
+    }
+
+    /// The documentation's site: its links lead somewhere.
+    fn site(&mut self) {
+        if let Err(why) = site::prepare() {
+            return self
+                .skip(&format!("docs: what makes the site cannot be had: {why:#}").replace('\n', " "));
+        }
+        println!("\n=== docs: cargo xtask docs");
+        let started = Instant::now();
+        let made = site::run(&site::Options::into_dir("target/site"));
+        if let Err(error) = &made {
+            println!("{error:#}");
+            self.tally.failed += 1;
+        }
+        self.note("docs", started, made.is_ok());
     }
 
     fn skip(&mut self, what: &str) {

@@ -1,5 +1,6 @@
 //! What the tests and the packages need of the system, installed when it is missing.
 
+pub mod python;
 pub mod slurm;
 
 use std::path::Path;

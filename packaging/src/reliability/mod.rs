@@ -1,7 +1,8 @@
-//! The runs behind README's table of reliability, and README's figures.
+//! The runs behind the figures of README and docs/, and their plot.
 
 mod figures;
 pub mod fuzz;
 pub mod matrices;
+mod plot;
 pub mod readme;
 pub mod soak;

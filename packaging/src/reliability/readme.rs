@@ -1,4 +1,4 @@
-//! `cargo xtask readme`: README's figures, from the files that recorded runs wrote. A test compares the two.
+//! `cargo xtask readme`: the figures of README and docs/, from the files that recorded runs wrote. A test compares them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,11 @@ use serde_json::Value;
 use toml::Table;
 
 use super::figures::{self, Figures};
+use super::plot;
 use crate::cargo;
 
-const FILE: &str = "README.md";
+/// The pages that have figures.
+const PAGES: [&str; 2] = ["README.md", "docs/measured.md"];
 /// What stands before and behind the lines of a block; its name follows the first.
 const BEGIN: &str = "<!-- figures: ";
 const END: &str = "<!-- end of figures -->";
@@ -18,59 +20,72 @@ const END: &str = "<!-- end of figures -->";
 /// `readme`'s options.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Change nothing; fail where README.md has other figures than the results
+    /// Change nothing; fail where a page has other figures than the results
     #[arg(long)]
     check: bool,
 }
 
-/// Writes README's figures, or compares them.
+/// Writes the figures, or compares them.
 pub fn run(options: &Options) -> Result<()> {
     let root = cargo::root()?;
     if options.check { check(&root) } else { write(&root) }
 }
 
-/// Records what a run said as section `name`, and in README.md.
+/// Records what a run said as section `name`, and in the pages.
 pub fn publish(figures: &Figures, root: &Path, name: &str) -> Result<()> {
     figures.record(root, name)?;
     write(root)
 }
 
-/// Puts the figures of the recorded runs into README.md.
+/// Puts the figures of the recorded runs into the pages, and draws the plot.
 fn write(root: &Path) -> Result<()> {
-    let file = root.join(FILE);
-    let text = fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", file.display()))?;
-    fs::write(&file, filled(root, &text)?).with_context(|| format!("cannot write '{}'", file.display()))
+    for page in PAGES {
+        let file = root.join(page);
+        fs::write(&file, filled(root, page, &text(root, page)?)?)
+            .with_context(|| format!("cannot write '{}'", file.display()))?;
+    }
+    let plot = root.join(plot::FILE);
+    fs::write(&plot, plot::drawn(root)?).with_context(|| format!("cannot write '{}'", plot.display()))
 }
 
 fn check(root: &Path) -> Result<()> {
-    let text = fs::read_to_string(root.join(FILE)).context("cannot read 'README.md'")?;
-    let filled = filled(root, &text)?;
-    let differing = text.lines().zip(filled.lines()).find(|(is, ought)| is != ought);
+    for page in PAGES {
+        same_lines(page, &text(root, page)?, &filled(root, page, &text(root, page)?)?)?;
+    }
+    same_lines(plot::FILE, &text(root, plot::FILE)?, &plot::drawn(root)?)
+}
+
+fn text(root: &Path, name: &str) -> Result<String> {
+    fs::read_to_string(root.join(name)).with_context(|| format!("cannot read '{name}'"))
+}
+
+fn same_lines(name: &str, is: &str, ought: &str) -> Result<()> {
+    let differing = is.lines().zip(ought.lines()).find(|(is, ought)| is != ought);
     match differing {
-        None if text == filled => Ok(()),
-        None => bail!("README.md: a block of figures is not whole: run 'cargo xtask readme'"),
+        None if is == ought => Ok(()),
+        None => bail!("{name} is not whole: run 'cargo xtask readme'"),
         Some((is, ought)) => {
-            bail!("README.md says '{is}', the results say '{ought}': run 'cargo xtask readme'")
+            bail!("{name} says '{is}', the results say '{ought}': run 'cargo xtask readme'")
         }
     }
 }
 
-/// `text` with every block as the results have it.
-fn filled(root: &Path, text: &str) -> Result<String> {
+/// `text`, that of `page`, with every block as the results have it.
+fn filled(root: &Path, page: &str, text: &str) -> Result<String> {
     let mut filled = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once(BEGIN) {
         let (name, after) = after
             .split_once(" -->\n")
-            .context("README.md: a block of figures has no name")?;
+            .with_context(|| format!("{page}: a block of figures has no name"))?;
         let (_, after) = after
             .split_once(END)
-            .with_context(|| format!("README.md: the figures '{name}' do not end"))?;
+            .with_context(|| format!("{page}: the figures '{name}' do not end"))?;
         let block = match name {
             "hardware" => hardware(root)?,
             "srun" => srun(root)?,
             "reliability" => reliability(root)?,
-            other => bail!("README.md: there are no figures '{other}'"),
+            other => bail!("{page}: there are no figures '{other}'"),
         };
         filled.push_str(&format!("{before}{BEGIN}{name} -->\n{block}{END}"));
         rest = after;
@@ -346,23 +361,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_readme_has_the_figures_of_the_recorded_runs() {
+    fn the_pages_have_the_figures_of_the_recorded_runs() {
         let root = cargo::root().unwrap();
         check(&root).unwrap();
-        let text = fs::read_to_string(root.join(FILE)).unwrap();
-        assert_eq!(text.matches(BEGIN).count(), 3, "README.md lost a block");
+        let all = PAGES.map(|page| text(&root, page).unwrap());
+        let blocks = all.each_ref().map(|text| text.matches(BEGIN).count());
+        assert_eq!(blocks, [1, 2], "a page lost a block");
         // Another figure, and one that was cut, are found.
-        for (is, other) in [
-            (" ms |", " ns |"),
-            ("| 0 |\n", "| 1 |\n"),
-            ("none wrong", "few wrong"),
+        for (number, is, other) in [
+            (0, "none wrong", "few wrong"),
+            (1, " ms |", " ns |"),
+            (1, "| 0 |\n", "| 1 |\n"),
         ] {
-            let wrong = text.replacen(is, other, 1);
-            assert_ne!(wrong, text, "'{is}'");
-            assert_eq!(filled(&root, &wrong).unwrap(), text, "'{is}' is put right");
+            let (page, right) = (PAGES[number], &all[number]);
+            let wrong = right.replacen(is, other, 1);
+            assert_ne!(&wrong, right, "'{is}'");
+            assert_eq!(
+                &filled(&root, page, &wrong).unwrap(),
+                right,
+                "'{is}' is put right"
+            );
+            assert!(same_lines(page, &wrong, right).is_err());
         }
-        assert!(filled(&root, &text.replacen(END, "", 3)).is_err());
-        assert!(filled(&root, &text.replacen("figures: srun", "figures: other", 1)).is_err());
+        assert!(filled(&root, PAGES[1], &all[1].replacen(END, "", 2)).is_err());
+        assert!(
+            filled(
+                &root,
+                PAGES[1],
+                &all[1].replacen("figures: srun", "figures: other", 1)
+            )
+            .is_err()
+        );
     }
 
     #[test]

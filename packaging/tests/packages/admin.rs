@@ -1,20 +1,20 @@
-//! From the packages to a user's job by the README's lines and nothing else, in a Debian made from nothing: real dpkg, real
+//! From the packages to a user's job by the guide's lines and nothing else, in a Debian made from nothing: real dpkg, real
 //! systemd, real Slurm; the GPUs alone are simulated. Then what an administrator does later: restart, upgrade, remove, purge.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use tests::slurm::Record;
 
-use crate::cluster::{self, Cluster, USER, VENDOR, listed};
+use crate::cluster::{self, CLIENT, Cluster, USER, VENDOR, listed};
+use crate::guide::{commands, script};
 use crate::machine::{Cgroup, Machine};
 use crate::root::Root;
 use crate::{NAMES, debian, newer, package, packages, said, skip, units};
 
-const README: &str = include_str!("../../../README.md");
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What changes by itself, or is the package manager's own memory.
 const OTHERS: [&str; 9] = [
@@ -29,31 +29,21 @@ const OTHERS: [&str; 9] = [
     VENDOR,
 ];
 
-/// The README's commands below a heading, without what it says of them.
-fn steps(heading: &str) -> Vec<&'static str> {
-    let (_, text) = README.split_once(&format!("\n## {heading}\n")).unwrap();
-    let text = text.split("\n## ").next().unwrap();
-    let lines = text.lines().filter_map(|line| line.strip_prefix("    "));
-    lines
-        .map(|line| line.split(" #").next().unwrap().trim())
-        .collect()
-}
-
 /// Slurm 22.05.
 #[test]
-fn a_job_runs_by_the_readme_on_a_fresh_debian_12() {
-    by_the_readme("bookworm");
+fn a_job_runs_by_the_guide_on_a_fresh_debian_12() {
+    by_the_guide("bookworm");
 }
 
 /// Slurm 24.11.
 #[test]
-fn a_job_runs_by_the_readme_on_a_fresh_debian_13() {
+fn a_job_runs_by_the_guide_on_a_fresh_debian_13() {
     // While the other one gets its Debian, on a machine with two cores.
     packages();
-    by_the_readme("trixie");
+    by_the_guide("trixie");
 }
 
-fn by_the_readme(suite: &'static str) {
+fn by_the_guide(suite: &'static str) {
     let (base, cgroup) = match (debian::base(suite), Cgroup::create(suite)) {
         (Ok(base), Ok(cgroup)) => (base, cgroup),
         (Err(why), _) | (_, Err(why)) => return skip(&format!("a job from the packages on {suite}"), &why),
@@ -77,6 +67,7 @@ fn by_the_readme(suite: &'static str) {
         install(&cluster);
         simulate(root);
         jobs(&mut cluster);
+        quick_start(&mut cluster);
         let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("held-client-{suite}"));
         units::reach_the_simulated_gpus(&cluster.machine);
         units::are_rated(&cluster.machine);
@@ -87,10 +78,14 @@ fn by_the_readme(suite: &'static str) {
     });
 }
 
-/// Installed and enabled by the README; in between, nothing has changed for a job.
+/// Installed and enabled by the guide; in between, nothing has changed for a job.
 fn install(cluster: &Cluster) {
-    for step in steps("Install").iter().filter(|step| !step.starts_with("dnf ")) {
+    let packages = commands("install.md", "From the packages");
+    for step in packages.iter().filter(|step| !step.starts_with("dnf ")) {
         cluster.administrator(step);
+    }
+    for step in commands("install.md", "On the nodes") {
+        cluster.administrator(&step);
     }
     for unit in ["mpsd.service", "mpsd-reconcile.timer"] {
         cluster.machine.run(&["systemctl", "is-active", unit]);
@@ -98,10 +93,13 @@ fn install(cluster: &Cluster) {
     assert!(!knows_the_flag(cluster), "installing was enough");
     let help = cluster.administrator("man -w mpsd 2>/dev/null || ls /usr/share/man/man8/mpsd.8.gz");
     assert!(help.contains("mpsd.8"), "{help}");
-    for step in steps("Slurm") {
-        cluster.administrator(step);
+    for step in commands("slurm.md", "Enable") {
+        cluster.administrator(&step);
     }
     assert!(knows_the_flag(cluster));
+    for step in commands("fleets.md", "One configuration") {
+        assert!(cluster.administrator(&step).contains("deadline_s"), "{step}");
+    }
 }
 
 /// Whether srun knows our options: only if Slurm itself has loaded the plugin.
@@ -162,6 +160,41 @@ fn jobs(cluster: &mut Cluster) {
         !refused.status.success() && said.contains("--mps-threads") && said.contains("300"),
         "{said}"
     );
+}
+
+/// Every line of the quick start for Slurm, as it stands there, with a client of the double's for the user's program.
+fn quick_start(cluster: &mut Cluster) {
+    let home = format!("/home/{USER}");
+    let solver = format!("#!/bin/sh\nexec {} \"$@\"\n", CLIENT.join(" "));
+    for (name, text) in [
+        ("solver", &solver),
+        ("job.sh", &script("quick-start.md", "Slurm")),
+    ] {
+        let path = cluster.machine.at(&format!("{home}/{name}"));
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let lines = commands("quick-start.md", "Slurm");
+    // mps-probe needs a real CUDA: `cargo xtask hardware` runs it.
+    for line in lines.iter().filter(|line| !line.contains("mps-probe")) {
+        let typed = format!("cd {home}\n{line}\ncat slurm-*.out 2>/dev/null || :\n");
+        let wrote = cluster
+            .machine
+            .run(&["runuser", "-u", USER, "--", "sh", "-ec", &typed]);
+        let records = Record::all(&wrote).unwrap();
+        let tasks = line
+            .rsplit_once(" -n")
+            .map_or(8, |(_, rest)| rest[..1].parse().unwrap());
+        assert_eq!(records.len(), tasks, "{line}: {wrote}");
+        for record in &records {
+            assert!(record.under_mps && record.error.is_none(), "{line}: {record:?}");
+            assert_eq!(record.uid, Some(uid(cluster)), "{line}: {record:?}");
+        }
+        cluster.nothing_is_left();
+    }
+    cluster
+        .machine
+        .run(&["sh", "-ec", &format!("cd {home}; rm solver job.sh slurm-*.out")]);
 }
 
 /// A job lives through restarts of everything that root may restart, and through an upgrade from the units of 0.1.0, and its
@@ -236,12 +269,8 @@ fn restart_and_upgrade(cluster: &mut Cluster, note: &Path) {
 
 /// Taken away by the guide, purged, and every file is as it was before.
 fn remove(root: &Root, cluster: &mut Cluster, before: &BTreeMap<String, String>) {
-    for step in [
-        "mpsctl slurm disable",
-        "systemctl restart slurmd",
-        "apt-get remove -y mpsd mpsd-slurm",
-    ] {
-        cluster.administrator(step);
+    for step in commands("install.md", "Remove") {
+        cluster.administrator(&step);
     }
     assert!(!knows_the_flag(cluster));
     assert!(

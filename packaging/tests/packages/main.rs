@@ -7,6 +7,7 @@ mod admin;
 mod cluster;
 mod contents;
 mod debian;
+mod guide;
 mod install;
 mod machine;
 mod root;

@@ -1,6 +1,6 @@
 //! The options of a request: one row each. From its row come an option's field in [`Request`], its account token, its
 //! word in the resource of OpenPBS, its flag in Slurm with the line in `--help`, what a refusal allows, the printed
-//! request and plan, the manual pages, the completions and the table in the README.
+//! request and plan, the manual pages, the completions and the table in the quick start.
 
 use super::values::{self, MemoryLimit, Mode, Threads};
 use crate::bind::{Bind, DeviceNames};

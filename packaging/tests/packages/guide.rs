@@ -1,0 +1,43 @@
+//! The commands of the guide, as they stand on its pages.
+
+use std::fs;
+use std::path::Path;
+
+/// The commands below a heading of a page of docs/, a line each, without what is said behind them.
+#[track_caller]
+pub fn commands(page: &str, heading: &str) -> Vec<String> {
+    let below = below(page, heading);
+    let lines = fenced(&below, "sh");
+    let lines = lines
+        .lines()
+        .map(|line| line.split(" #").next().unwrap().trim().to_owned());
+    let found: Vec<String> = lines.collect();
+    assert!(!found.is_empty(), "docs/{page}: no commands below '{heading}'");
+    found
+}
+
+/// The job script below a heading.
+#[track_caller]
+pub fn script(page: &str, heading: &str) -> String {
+    let script = fenced(&below(page, heading), "bash");
+    assert!(
+        script.starts_with("#!"),
+        "docs/{page}: no script below '{heading}'"
+    );
+    script
+}
+
+fn below(page: &str, heading: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("'{}': {error}", path.display()));
+    let (_, text) = text
+        .split_once(&format!("\n## {heading}\n"))
+        .unwrap_or_else(|| panic!("docs/{page} has no heading '{heading}'"));
+    text.split("\n## ").next().unwrap().to_owned()
+}
+
+/// What stands in the blocks of this language.
+fn fenced(text: &str, language: &str) -> String {
+    let blocks = text.split(&format!("```{language}\n")).skip(1);
+    blocks.map(|rest| rest.split("```").next().unwrap()).collect()
+}

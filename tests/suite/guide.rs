@@ -1,0 +1,300 @@
+//! The guide: README and the pages of docs/. Every command on them is run somewhere, every piece of mpsd.toml can be read, and every verb
+//! that they name is there.
+
+use std::collections::BTreeSet;
+
+use mpsd_core::config::Config;
+
+use crate::sources::{files, root, text};
+
+/// What a block on a page may be, by the word behind its fence: commands, a job script, a piece of mpsd.toml, what a program says.
+const BLOCKS: [&str; 4] = ["sh", "bash", "toml", "text"];
+
+/// A command, the file in which it is run, and what of that file shows it. Most tests take their lines from the page itself.
+type Row = (&'static str, &'static str, &'static str);
+
+const ADMIN: &str = "packaging/tests/packages/admin.rs";
+const INSTALL: &str = "tests/mom/install.rs";
+const RECORDED: &str = "tests/mom/RECORDED.md";
+
+const RUN: &[Row] = &[
+    // README
+    ("cargo xtask demo", "README.md", "18 of 18 promises kept"),
+    ("cargo xtask test", ".ci/run", "exec cargo xtask test"),
+    // Install
+    (
+        "apt install ./mpsd_*.deb ./mpsd-slurm_*.deb",
+        ADMIN,
+        "commands(\"install.md\", \"From the packages\")",
+    ),
+    (
+        "systemctl enable --now mpsd.service mpsd-reconcile.timer",
+        ADMIN,
+        "commands(\"install.md\", \"On the nodes\")",
+    ),
+    (
+        "mpsctl slurm disable",
+        ADMIN,
+        "commands(\"install.md\", \"Remove\")",
+    ),
+    (
+        "apt-get remove -y mpsd mpsd-slurm",
+        ADMIN,
+        "commands(\"install.md\", \"Remove\")",
+    ),
+    // Slurm
+    ("mpsctl slurm enable", ADMIN, "commands(\"slurm.md\", \"Enable\")"),
+    (
+        "systemctl restart slurmd",
+        ADMIN,
+        "commands(\"slurm.md\", \"Enable\")",
+    ),
+    ("mpsctl slurm check", ADMIN, "commands(\"slurm.md\", \"Enable\")"),
+    (
+        "mpsctl config show --node gpu001",
+        ADMIN,
+        "commands(\"fleets.md\", \"One configuration\")",
+    ),
+    // The quick start, and README's line out of it
+    (
+        "srun --gres=gpu:1 --mps -n2 ./solver",
+        ADMIN,
+        "commands(\"quick-start.md\", \"Slurm\")",
+    ),
+    (
+        "srun --gres=gpu:1 --mps --mps-threads=auto -n4 ./solver",
+        ADMIN,
+        "commands(\"quick-start.md\", \"Slurm\")",
+    ),
+    (
+        "srun --gres=gpu:1 --mps --mps-threads=25 --mps-mem=4G -n4 ./solver",
+        ADMIN,
+        "commands(\"quick-start.md\", \"Slurm\")",
+    ),
+    (
+        "srun --gres=gpu:1 --mps --mps-replicas=4 -n4 ./solver",
+        ADMIN,
+        "commands(\"quick-start.md\", \"Slurm\")",
+    ),
+    (
+        "srun --gres=gpu:2 --mps --mps-bind=block -n4 ./solver",
+        ADMIN,
+        "commands(\"quick-start.md\", \"Slurm\")",
+    ),
+    (
+        "sbatch --wait job.sh",
+        ADMIN,
+        "commands(\"quick-start.md\", \"Slurm\")",
+    ),
+    (
+        "srun --gres=gpu:1 --mps mps-probe --require-mps",
+        "tests/hardware/slurm.rs",
+        "limits.probe_options()",
+    ),
+    // Torque and OpenPBS
+    (
+        "mpsctl pbs install",
+        "tests/src/mom/cluster.rs",
+        "sh(\"mpsctl pbs install\")",
+    ),
+    ("mpsctl pbs check", INSTALL, "sh(\"mpsctl pbs check\")"),
+    (
+        "mpsctl pbs uninstall",
+        RECORDED,
+        "| 6 | `mpsctl pbs uninstall` while",
+    ),
+    (
+        "qsub -A \"MPS=true\" -l nodes=1:gpus=1 job.sh",
+        RECORDED,
+        "| 1 | `MPS=true`, one of a node's two GPUs, stock server |",
+    ),
+    (
+        "qsub -A \"MPS=true,MPS_THREADS=25\" job.sh",
+        "tests/mom/torque.rs",
+        "\"proj1,MPS=true,MPS_THREADS=25,MPS_MEM=2G\"",
+    ),
+    (
+        "qsub -A \"MPS=true,MPS_THREADS=25,MPS_MEM=4G\" -l nodes=1:gpus=1 job.sh",
+        "tests/suite/whole.rs",
+        "\"MPS=true,MPS_THREADS=25,MPS_MEM=4G\"",
+    ),
+    (
+        "qsub -A \"MPS=true\" -l select=1:ngpus=1 -l place=exclhost job.sh",
+        RECORDED,
+        "`place=exclhost`",
+    ),
+    (
+        "qsub -A \"MPS=true,MPS_THREADS=25\" -l select=1:ngpus=1 -l place=exclhost job.sh",
+        "tests/mom/openpbs.rs",
+        "\"free:exclhost\"",
+    ),
+    (
+        "qsub -l mps=on+threads=25 -l select=1:ngpus=1 -l place=exclhost job.sh",
+        "tests/mom/openpbs.rs",
+        "resource: \"on+threads=25\"",
+    ),
+    (
+        "qsub -A \"MPS=true\" -l select=1:ngpus=1 job.sh",
+        RECORDED,
+        "the same with pbs_cgroups and its devices enabled",
+    ),
+    (
+        "qmgr -c 'export hook pbs_cgroups application/x-config default' >cgroups.json",
+        RECORDED,
+        "the same with pbs_cgroups and its devices enabled",
+    ),
+    (
+        "qmgr -c 'import hook pbs_cgroups application/x-config default cgroups.json'",
+        RECORDED,
+        "the same with pbs_cgroups and its devices enabled",
+    ),
+    (
+        "qmgr -c 'set hook pbs_cgroups enabled = True'",
+        INSTALL,
+        "qmgr -c 'set hook pbs_cgroups enabled = True'",
+    ),
+    ("eval \"$(mpsctl env)\"", INSTALL, "eval \\\"$(mpsctl env)\\\""),
+    (
+        "mpirun -n 4 mpsctl exec -- ./solver",
+        RECORDED,
+        "`mpirun -n 4 mpsctl exec -- CLIENT`",
+    ),
+];
+
+/// README and the pages of docs/ itself: what lies in folders below it are facts.
+fn pages() -> Vec<(String, String)> {
+    let mut pages = vec![("README.md".to_owned(), text("README.md"))];
+    let guide = files("docs", ".md").into_iter();
+    pages.extend(guide.filter(|(name, _)| name.matches('/').count() == 1));
+    pages
+}
+
+/// The blocks of a page, each with the word behind its fence; and what stands outside of them.
+fn blocks(page: &str) -> (Vec<(&str, String)>, String) {
+    let (mut blocks, mut outside) = (Vec::new(), String::new());
+    let mut open = false;
+    for line in page.lines() {
+        match line.strip_prefix("```") {
+            Some(_) if open => open = false,
+            Some(word) => {
+                open = true;
+                blocks.push((word, String::new()));
+            }
+            None if open => {
+                if let Some((_, text)) = blocks.last_mut() {
+                    text.push_str(&format!("{line}\n"));
+                }
+            }
+            None => outside.push_str(&format!("{line}\n")),
+        }
+    }
+    (blocks, outside)
+}
+
+/// What stands in backquotes.
+fn spans(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// The commands that a page has a reader type: the lines of its blocks, and in its tables what begins as a submission.
+fn commands(page: &str) -> Vec<String> {
+    let (blocks, outside) = blocks(page);
+    let lines = blocks
+        .iter()
+        .filter(|(word, _)| *word == "sh")
+        .flat_map(|(_, text)| text.lines());
+    let lines = lines.map(|line| line.split(" #").next().unwrap_or(line).trim().to_owned());
+    let mut found: Vec<String> = lines.filter(|line| !line.is_empty()).collect();
+    let tables = outside.lines().filter(|line| line.starts_with('|'));
+    let submissions = tables.flat_map(spans).filter(|span| {
+        ["srun -", "sbatch -", "qsub -"]
+            .iter()
+            .any(|word| span.starts_with(word))
+    });
+    found.extend(submissions.map(str::to_owned));
+    found
+}
+
+#[test]
+fn every_command_of_the_guide_is_run_somewhere() {
+    let mut typed = BTreeSet::new();
+    for (name, page) in pages() {
+        for command in commands(&page) {
+            assert!(
+                RUN.iter().any(|(row, ..)| *row == command),
+                "{name}: nothing is known to run '{command}': run it in a test and name it in RUN"
+            );
+            typed.insert(command);
+        }
+    }
+    assert!(typed.len() > 20, "only {typed:?}");
+    for (command, file, shows) in RUN {
+        assert!(typed.contains(*command), "no page has '{command}' any more");
+        assert!(root().join(file).exists(), "'{command}': there is no '{file}'");
+        assert!(
+            text(file).contains(shows),
+            "'{command}': '{file}' has no '{shows}'"
+        );
+    }
+}
+
+#[test]
+fn every_block_of_the_guide_says_what_it_is() {
+    for (name, page) in pages() {
+        let (blocks, outside) = blocks(&page);
+        for (word, text) in blocks {
+            assert!(
+                BLOCKS.contains(&word),
+                "{name}: a block is '{word}', not one of {BLOCKS:?}:\n{text}"
+            );
+            if word == "toml" {
+                let read = Config::parse(&text).map(|_| ());
+                assert!(read.is_ok(), "{name}: {read:?}\n{text}");
+            }
+        }
+        let indented = outside.lines().find(|line| line.starts_with("    "));
+        assert_eq!(indented, None, "{name}: a block without a fence");
+    }
+}
+
+#[test]
+fn every_verb_that_the_guide_names_is_there() {
+    let mpsctl = mpsd::cli::mpsctl::command();
+    let xtask = text("packaging/src/main.rs");
+    let mut named = 0;
+    for (name, page) in pages() {
+        let (_, outside) = blocks(&page);
+        let prose = spans(&outside).map(str::to_owned);
+        for span in prose.chain(commands(&page)) {
+            let words: Vec<&str> = span.split(' ').collect();
+            match words[..] {
+                ["mpsctl", verb, ref rest @ ..] => {
+                    let found = mpsctl.find_subcommand(verb);
+                    let found = found.unwrap_or_else(|| panic!("{name}: '{span}': there is no such verb"));
+                    let below = rest.first().filter(|_| found.has_subcommands());
+                    let there = below.is_none_or(|below| found.find_subcommand(below).is_some());
+                    assert!(there, "{name}: '{span}': there is no such verb");
+                    named += 1;
+                }
+                ["cargo", "xtask", verb, ..] => {
+                    assert!(
+                        xtask.contains(&format!("| `{verb}")),
+                        "{name}: '{span}': there is no such verb"
+                    );
+                    named += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(named > 15, "only {named} verbs were seen");
+}
+
+#[test]
+fn a_command_in_a_block_or_a_table_is_seen() {
+    let page = "`srun --mps x`\n| a | `srun --mps true` |\n```sh\none --two  # said\n\nthree\n```\n```text\nno command\n```\n";
+    assert_eq!(commands(page), ["one --two", "three", "srun --mps true"]);
+    let (found, outside) = blocks(page);
+    assert_eq!(found.len(), 2);
+    assert!(!outside.contains("no command"), "{outside}");
+}
