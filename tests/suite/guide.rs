@@ -14,6 +14,8 @@ const BLOCKS: [&str; 4] = ["sh", "bash", "toml", "text"];
 type Row = (&'static str, &'static str, &'static str);
 
 const ADMIN: &str = "packaging/tests/packages/admin.rs";
+const REPOSITORY: &str = "packaging/tests/packages/repository.rs";
+const APT: &str = "commands(\"install.md\", \"From a repository with apt\")";
 const INSTALL: &str = "tests/mom/install.rs";
 const RECORDED: &str = "tests/mom/RECORDED.md";
 
@@ -22,6 +24,34 @@ const RUN: &[Row] = &[
     ("cargo xtask demo", "README.md", "18 of 18 promises kept"),
     ("cargo xtask test", ".ci/run", "exec cargo xtask test"),
     // Install
+    (
+        "install -D -m 644 /srv/mpsd/mpsd.asc /etc/apt/keyrings/mpsd.asc",
+        REPOSITORY,
+        APT,
+    ),
+    (
+        "echo 'deb [signed-by=/etc/apt/keyrings/mpsd.asc] file:/srv/mpsd/apt ./' >/etc/apt/sources.list.d/mpsd.list",
+        REPOSITORY,
+        APT,
+    ),
+    ("apt update", REPOSITORY, APT),
+    ("apt install mpsd mpsd-slurm", REPOSITORY, APT),
+    (
+        "printf '%s\\n' '[mpsd]' name=mpsd baseurl=file:///srv/mpsd/dnf gpgkey=file:///srv/mpsd/mpsd.asc repo_gpgcheck=1 \
+         gpgcheck=0 >/etc/yum.repos.d/mpsd.repo",
+        REPOSITORY,
+        "commands(\"install.md\", \"From a repository with dnf\")",
+    ),
+    (
+        "dnf install -y mpsd mpsd-slurm",
+        REPOSITORY,
+        "commands(\"install.md\", \"From a repository with dnf\")",
+    ),
+    (
+        "dnf install -y ./mpsd-[0-9]*.rpm ./mpsd-slurm-*.rpm",
+        REPOSITORY,
+        "commands(\"install.md\", \"From the packages\")",
+    ),
     (
         "apt install ./mpsd_*.deb ./mpsd-slurm_*.deb",
         ADMIN,

@@ -9,6 +9,7 @@ mod layout;
 pub mod plugin;
 mod programs;
 pub mod release;
+mod repository;
 mod rpm;
 pub mod stage;
 mod zig;
@@ -20,6 +21,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use release::{Release, epoch, notes, version};
+use repository::Repository;
 
 /// `dist`'s options.
 #[derive(Debug, clap::Args)]
@@ -33,6 +35,12 @@ pub struct Options {
     /// Number of the packages among those of this version: higher where the same version is packed again
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub revision: u32,
+    /// Add the packages to the apt and dnf repositories in this directory, and sign these
+    #[arg(long, value_name = "DIR", requires = "key")]
+    pub repository: Option<PathBuf>,
+    /// The secret key that signs, as gpg knows it
+    #[arg(long, value_name = "KEY", requires = "repository")]
+    pub key: Option<String>,
 }
 
 impl Options {
@@ -42,20 +50,28 @@ impl Options {
             out: dir.into(),
             programs: None,
             revision: 1,
+            repository: None,
+            key: None,
         }
     }
 }
 
 /// Builds and packs.
 pub fn run(options: &Options) -> Result<()> {
+    let repository = options.repository.as_deref().zip(options.key.as_deref());
+    let repository = repository.map(|(dir, key)| Repository { dir, key });
+    if let Some(repository) = &repository {
+        repository.prepare()?;
+    }
     let built = match &options.programs {
         Some(programs) => programs::around(programs)?,
         None => programs::everything(programs::Profile::Portable)?,
     };
-    for package in pack(&built, &options.out, options.revision)? {
+    let packages = pack(&built, &options.out, options.revision)?;
+    for package in &packages {
         println!("{}", package.display());
     }
-    Ok(())
+    repository.map_or(Ok(()), |repository| repository.add(&packages))
 }
 
 /// Packs what was built into `out`, which is emptied first; the packages in order.

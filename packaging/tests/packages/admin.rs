@@ -13,7 +13,7 @@ use crate::cluster::{self, CLIENT, Cluster, USER, VENDOR, listed};
 use crate::guide::{commands, script};
 use crate::machine::{Cgroup, Machine};
 use crate::root::Root;
-use crate::{NAMES, debian, newer, package, packages, said, skip, units};
+use crate::{NAMES, debian, newer, package, packages, repository, said, skip, units};
 
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What changes by itself, or is the package manager's own memory.
@@ -75,6 +75,7 @@ fn by_the_guide(suite: &'static str) {
         units::look_again_once(&mut cluster.machine);
         restart_and_upgrade(&mut cluster, &note);
         remove(root, &mut cluster, &before);
+        repository::apt_installs_from_it(root, &cluster);
     });
 }
 

@@ -38,6 +38,7 @@ fn below(page: &str, heading: &str) -> String {
 
 /// What stands in the blocks of this language.
 fn fenced(text: &str, language: &str) -> String {
-    let blocks = text.split(&format!("```{language}\n")).skip(1);
+    let fence = format!("```{language}\n");
+    let blocks = text.split(&fence).skip(1);
     blocks.map(|rest| rest.split("```").next().unwrap()).collect()
 }

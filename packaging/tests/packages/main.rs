@@ -10,6 +10,7 @@ mod debian;
 mod guide;
 mod install;
 mod machine;
+mod repository;
 mod root;
 mod slurm;
 mod units;
