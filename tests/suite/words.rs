@@ -175,9 +175,12 @@ fn who_asked_on_a_node_with_a_broken_configuration_reads_that_it_is_not_his_doin
 }
 
 #[test]
-fn readme_and_configuration_tell_one_truth_about_a_client_that_misses_its_daemon() {
+fn guide_and_configuration_tell_one_truth_about_a_client_that_misses_its_daemon() {
     for (file, text) in [
-        ("README.md", include_str!("../../README.md")),
+        (
+            "troubleshooting.md",
+            include_str!("../../docs/troubleshooting.md"),
+        ),
         ("mpsd.toml", include_str!("../../etc/mpsd/mpsd.toml")),
     ] {
         let text = text.replace("\n# ", " ").replace("**", "");
