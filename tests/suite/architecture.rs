@@ -59,6 +59,7 @@ const DEPENDENCIES: [(&str, &[&str]); 5] = [
             "rustix",
             "serde",
             "serde_json",
+            "tar",
             "thiserror",
             "toml",
             "users",

@@ -19,6 +19,7 @@ mod known_gaps;
 mod mpsctl;
 mod plans;
 mod reconcile;
+mod releases;
 mod reliability;
 mod scarce;
 mod second_look;

@@ -365,3 +365,61 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
     stage.assert_clean();
     assert!(!stage.path("run/jobs").exists(), "nothing is touched");
 }
+
+/// The bundle of a node with a job on it: what root's programs and files say, in root's file, and nothing of the user's.
+#[test]
+fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
+    let stage = stage(1);
+    let job = Job::start(&stage, "40.srv", "MPS=true", "0");
+    let secret = "the-users-own-words";
+    std::fs::write(stage.job(job.id).join("log/note"), secret).expect("note");
+    let out = stage.path("bundle.tar");
+    let name = out.display().to_string();
+    let ran = stage.run("mpsctl", &["support-bundle", "--out", &name], &[]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&out).expect("bundle"));
+    assert_eq!(mode & 0o7777, 0o600);
+    let bytes = std::fs::read(&out).expect("bundle");
+    assert!(bytes.len() < 5 << 20, "{}", bytes.len());
+    let text = String::from_utf8_lossy(&bytes);
+    let shipped = env!("CARGO_PKG_VERSION");
+    for piece in [
+        "version",
+        "mpsd.toml",
+        "config-show",
+        "slurm-check",
+        "pbs-check",
+        "reconcile-dry-run",
+        "units",
+        "log",
+    ] {
+        assert!(text.contains(&format!("mpsd-support/{piece}\0")), "no {piece}");
+    }
+    for word in [&format!("mpsd {shipped}\n"), "deadline_s", "40.srv"] {
+        assert!(text.contains(word), "no '{word}'");
+    }
+    assert!(!text.contains(secret) && !text.contains(&format!("'{USER}'")));
+    let listed = finish({
+        let mut tar = std::process::Command::new("tar");
+        tar.args(["--list", "--file", &name]);
+        tar
+    });
+    assert!(
+        listed.code == Some(0) && listed.out.lines().count() >= 10,
+        "{listed:?}"
+    );
+
+    // What is there stays, and so does what a link leads to.
+    let ran = stage.run("mpsctl", &["support-bundle", "--out", &name], &[]);
+    assert!(ran.code == Some(2) && ran.err.contains(&name), "{ran:?}");
+    let (link, target) = (stage.path("link.tar"), stage.path("target"));
+    std::os::unix::fs::symlink(&target, &link).expect("link");
+    let ran = stage.run(
+        "mpsctl",
+        &["support-bundle", "--out", &link.display().to_string()],
+        &[],
+    );
+    assert!(ran.code == Some(2) && !target.exists(), "{ran:?}");
+    let ran = mpsctl(&stage, &["support-bundle"], &[]);
+    assert!(ran.code == Some(1) && ran.err.contains("root"), "{ran:?}");
+}

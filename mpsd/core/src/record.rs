@@ -214,14 +214,19 @@ impl Record {
     /// # Errors
     /// One line: not JSON of this version.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let record: Self = serde_json::from_str(text).map_err(|e| format!("unreadable record: {e}"))?;
-        if record.version != VERSION {
+        #[derive(serde::Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let unreadable = |error| format!("unreadable record: {error}");
+        // The number first: what another format has beside it is no matter of ours.
+        let Head { version } = serde_json::from_str(text).map_err(unreadable)?;
+        if version != VERSION {
             return Err(format!(
-                "record of version {}, this program reads {VERSION}",
-                record.version
+                "record of version {version}, this program reads {VERSION}: the packages on this node are of two releases"
             ));
         }
-        Ok(record)
+        serde_json::from_str(text).map_err(unreadable)
     }
 
     /// The record's text.

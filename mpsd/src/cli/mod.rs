@@ -11,6 +11,7 @@ pub mod reconcile;
 pub mod site;
 mod standing;
 pub mod status;
+pub mod support;
 pub mod sweep;
 
 use std::io::Write;

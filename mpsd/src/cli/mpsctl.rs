@@ -8,6 +8,7 @@ use super::reconcile::{Reconcile, Report, Undrain};
 use super::site::{Advertise, ConfigVerb, inventory};
 use super::standing::standing;
 use super::status::Status;
+use super::support::{Around, SupportBundle};
 use super::sweep::Sweep;
 use super::{NAME, complain, say};
 use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
@@ -75,6 +76,11 @@ enum Verb {
     Config(ConfigVerb),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
+    /// Pack what a report of a problem needs to say of this node into one file of root's (root)
+    ///
+    /// Versions, the configuration, what the checks say, and the last lines of our programs in the journal: at most 4 MiB. It has nothing of
+    /// a job's files, and no names of users; job ids are in the lines of the log. A command that takes longer than 20 s is left out.
+    SupportBundle(SupportBundle),
 }
 
 /// The command line's definition: for help, manual pages and completions alike.
@@ -123,6 +129,18 @@ pub fn main() -> u8 {
         }
         Verb::Config(ConfigVerb::Check(verb)) => told(&verb.run(&config)),
         Verb::Config(ConfigVerb::Show(verb)) => print(verb.run(&config, &ThisHost.name())),
+        Verb::SupportBundle(verb) => {
+            let run = |settings: &Settings, _: &str| {
+                let mpsctl = programs()?.join(NAME);
+                verb.run(&Around {
+                    host: &ThisHost,
+                    config: &config,
+                    settings,
+                    mpsctl: &mpsctl,
+                })
+            };
+            as_root(&config, None, ("support-bundle", "it reads root's log"), run)
+        }
         Verb::Advertise(verb) => {
             print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
         }

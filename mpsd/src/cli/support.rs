@@ -1,0 +1,204 @@
+//! `mpsctl support-bundle`: what somebody far away needs to know of this node, in one file of root's. Nothing of a user's: no file of
+//! a job is read, and where a line names a user, the name is left out.
+
+use super::reconcile::Report;
+use crate::scheduler::Host;
+use mpsd_core::config::Settings;
+use mpsd_core::{Failure, Undetermined};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Most of one piece, bytes; the end is what is kept of a longer one. Sixteen of them bound the whole.
+const MOST: usize = 256 << 10;
+/// Longest that one command may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Lines of the log.
+const LINES: &str = "2000";
+/// The names under which root's programs write to the node's log; the daemon's own, which users run, is none of them.
+const LOGGED: [&str; 3] = ["mps-prologue", "mps-epilogue", "mpsctl"];
+const UNITS: [&str; 5] = [
+    "mpsd.service",
+    "mpsd-boot.service",
+    "mpsd-reconcile.timer",
+    "mpsd-reconcile.service",
+    "mpsd-look-again.path",
+];
+/// Files of the system's that say what it is.
+const ABOUT: [(&str, &str); 4] = [
+    ("os-release", "/etc/os-release"),
+    ("kernel", "/proc/version"),
+    ("driver", "/proc/driver/nvidia/version"),
+    ("mounts-of-cgroups", "/proc/cgroups"),
+];
+
+/// `mpsctl support-bundle`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct SupportBundle {
+    /// The file to write, which must not be there; mpsd-support-HOST-SECONDS.tar if not given
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// What is asked, and of whom.
+#[derive(derive_more::Debug)]
+pub struct Around<'a> {
+    /// The machine.
+    #[debug(skip)]
+    pub host: &'a dyn Host,
+    /// The configuration's file.
+    pub config: &'a Path,
+    /// What is in force.
+    pub settings: &'a Settings,
+    /// This program's own file.
+    pub mpsctl: &'a Path,
+}
+
+impl SupportBundle {
+    /// Writes the file, 0600.
+    ///
+    /// # Errors
+    /// It cannot be written, or is there.
+    pub fn run(&self, around: &Around<'_>) -> Result<Report, Failure> {
+        let seconds = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
+        let usual = || PathBuf::from(format!("mpsd-support-{}-{seconds}.tar", around.host.name()));
+        let path = self.out.clone().unwrap_or_else(usual);
+        let failed = |error: io::Error| {
+            Failure::from(Undetermined::new(
+                format!("'{}'", path.display()),
+                format!("cannot be written: {error}"),
+            ))
+        };
+        let mut new = OpenOptions::new();
+        // A file, or a link, that is there is left alone.
+        let file = new
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        let pieces = pieces(around);
+        let size = pieces.iter().map(|(_, text)| text.len()).sum::<usize>() >> 10;
+        if let Err(error) = pack(file, &pieces, seconds) {
+            let _ = std::fs::remove_file(&path);
+            return Err(failed(error));
+        }
+        let text = format!(
+            "'{}': {} pieces, {size} KiB; read it before you send it",
+            path.display(),
+            pieces.len()
+        );
+        Ok(Report {
+            lines: vec![text],
+            incomplete: false,
+        })
+    }
+}
+
+/// The pieces by name.
+fn pieces(around: &Around<'_>) -> Vec<(String, Vec<u8>)> {
+    let mut all = vec![(
+        "version".to_owned(),
+        format!("mpsd {}\n", env!("CARGO_PKG_VERSION")).into_bytes(),
+    )];
+    for (name, path) in ABOUT {
+        all.push((name.to_owned(), file(around.host, Path::new(path))));
+    }
+    all.push(("mpsd.toml".to_owned(), file(around.host, around.config)));
+    all.push(("vendor".to_owned(), vendor(around).into_bytes()));
+    let config = around.config.display().to_string();
+    for (name, words) in [
+        ("config-show", &["config", "show"][..]),
+        ("slurm-check", &["slurm", "check"]),
+        ("pbs-check", &["pbs", "check"]),
+        ("reconcile-dry-run", &["reconcile", "--dry-run"]),
+    ] {
+        let words = [words, &["--config", &config]].concat();
+        all.push((name.to_owned(), command(around.host, around.mpsctl, &words)));
+    }
+    let status = [&["status", "--no-pager", "--full"][..], &UNITS].concat();
+    all.push((
+        "units".to_owned(),
+        command(around.host, Path::new("/usr/bin/systemctl"), &status),
+    ));
+    let mut log = vec!["--no-pager", "--output=short-iso", "--lines", LINES, "_UID=0"];
+    log.extend(LOGGED.iter().flat_map(|name| ["--identifier", name]));
+    all.push((
+        "log".to_owned(),
+        command(around.host, Path::new("/usr/bin/journalctl"), &log),
+    ));
+    all
+}
+
+/// A file of the system's or of ours, or why there is none.
+fn file(host: &dyn Host, path: &Path) -> Vec<u8> {
+    let text = match host.configuration(path, MOST) {
+        Ok(Some(bytes)) => return bytes,
+        Ok(None) => format!("'{}': not there\n", path.display()),
+        Err(error) => format!("'{}': {error}\n", path.display()),
+    };
+    text.into_bytes()
+}
+
+/// Whether the vendor's parts are there, and only root can have put them there.
+fn vendor(around: &Around<'_>) -> String {
+    let control = &around.settings.control;
+    let fit = if around.host.executable(control) {
+        "root's, executable"
+    } else {
+        "not there, not root's or not executable"
+    };
+    format!(
+        "control '{}': {fit}\nnvml '{}'\n",
+        control.display(),
+        around.settings.nvml
+    )
+}
+
+/// What a command said, its end where that is long, and how it ended.
+fn command(host: &dyn Host, program: &Path, words: &[&str]) -> Vec<u8> {
+    let text = match host.run(program, words, &[], PATIENCE) {
+        Ok(answer) => {
+            let code = answer
+                .code
+                .map_or("a signal".to_owned(), |code| format!("exit status {code}"));
+            format!("{}\n{code}\n", without_users(&answer.text))
+        }
+        Err(why) => format!("'{}': {why}\n", program.display()),
+    };
+    let bytes = text.into_bytes();
+    bytes[bytes.len().saturating_sub(MOST)..].to_vec()
+}
+
+/// The text without the names of users, as our messages have them: `user 'NAME'`.
+fn without_users(text: &str) -> String {
+    const NAMED: &str = "user '";
+    let mut parts = text.split(NAMED);
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |all, part| {
+        let rest = part.split_once('\'').map_or("", |(_, rest)| rest);
+        all + NAMED + "...'" + rest
+    })
+}
+
+fn pack(file: File, pieces: &[(String, Vec<u8>)], seconds: u64) -> io::Result<()> {
+    let mut archive = tar::Builder::new(file);
+    for (name, bytes) in pieces {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(seconds);
+        archive.append_data(&mut header, format!("mpsd-support/{name}"), bytes.as_slice())?;
+    }
+    let mut file = archive.into_inner()?;
+    file.flush()?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests;

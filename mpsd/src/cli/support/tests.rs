@@ -1,0 +1,54 @@
+use super::*;
+use crate::scheduler::host::Answer;
+
+/// A machine on which every file and every answer is longer than may be kept, and ends with a user's name.
+struct Talkative;
+
+impl Host for Talkative {
+    fn read(&self, _: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
+        Ok(Some(vec![b'x'; most]))
+    }
+
+    fn executable(&self, _: &Path) -> bool {
+        true
+    }
+
+    fn run(&self, _: &Path, _: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
+        let text = "y".repeat(4 * MOST) + " refused: user 'alice': not known; user 'bob'";
+        Ok(Answer { code: Some(1), text })
+    }
+
+    fn name(&self) -> String {
+        "gpu001".to_owned()
+    }
+}
+
+#[test]
+fn the_bundle_is_bounded_and_keeps_the_end_without_names() {
+    let settings = Settings::usual();
+    let around = Around {
+        host: &Talkative,
+        config: Path::new("/etc/mpsd/mpsd.toml"),
+        settings: &settings,
+        mpsctl: Path::new("/usr/bin/mpsctl"),
+    };
+    let pieces = pieces(&around);
+    assert!(pieces.len() <= 16, "{}", pieces.len());
+    assert!(pieces.iter().all(|(_, bytes)| bytes.len() <= MOST));
+    let (_, log) = pieces.iter().find(|(name, _)| name == "log").unwrap();
+    let log = String::from_utf8_lossy(log);
+    assert!(
+        log.ends_with("refused: user '...': not known; user '...'\nexit status 1\n"),
+        "{}",
+        &log[log.len() - 80..]
+    );
+}
+
+#[test]
+fn a_name_that_does_not_end_takes_the_rest_with_it() {
+    assert_eq!(
+        without_users("a user 'b' c user 'd e"),
+        "a user '...' c user '...'"
+    );
+    assert_eq!(without_users("no name"), "no name");
+}
