@@ -30,13 +30,13 @@ const WAYS: [&str; 6] = ["none", "block", "cyclic", "closest", "block+peers", "a
 
 /// What a client says of itself.
 #[derive(Debug, Deserialize)]
-struct Client {
+pub struct Client {
     rank: usize,
     visible: usize,
     listed: Option<String>,
-    uuid: String,
+    pub uuid: String,
     late: bool,
-    per_second: f64,
+    pub per_second: f64,
 }
 
 /// The whole experiment.
@@ -75,7 +75,7 @@ fn all(section: &mut Section, place: &Place, bed: &Bed, user: &User) -> Result<(
         for (by_rank, counts) in [(false, &CLIENTS[..]), (true, &CLIENTS[2..])] {
             for count in counts.iter().filter(|count| !by_rank || **count != 8) {
                 let flag = format!("--mps-bind={way}");
-                let clients = run_clients(place, bed, user, *count, &[&flag], by_rank)?;
+                let clients = run_clients(place, bed, user, 2, *count, &[&flag], by_rank)?;
                 let name = name(way, by_rank, *count);
                 rates.insert((way, by_rank, *count), tell(section, &name, &clients));
                 judge(section, &name, way, by_rank, *count, &clients);
@@ -134,10 +134,12 @@ fn cores(section: &mut Section, place: &Place, bed: &Bed, user: &User) -> Result
     Ok(())
 }
 
-fn run_clients(
+/// One `srun --mps` of `count` clients on `gpus` GPUs, which all count during the same two seconds.
+pub fn run_clients(
     place: &Place,
     bed: &Bed,
     user: &User,
+    gpus: usize,
     count: usize,
     flags: &[&str],
     by_rank: bool,
@@ -145,7 +147,8 @@ fn run_clients(
     let program = place.staged("cuda-load")?.display().to_string();
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
     let (tasks, at, seconds) = (format!("-n{count}"), (now + UP).to_string(), COUNT.to_string());
-    let mut words = vec!["--gres=gpu:2", &tasks, "--mps"];
+    let gres = format!("--gres=gpu:{gpus}");
+    let mut words = vec![&*gres, &tasks, "--mps"];
     words.extend(flags);
     words.extend([&program, "--at", &at, "--seconds", &seconds]);
     words.extend(by_rank.then_some("--by-rank"));
@@ -158,7 +161,7 @@ fn run_clients(
 }
 
 /// Their rates by GPU, as a fact; all together, launches a second.
-fn tell(section: &mut Section, name: &str, clients: &[Client]) -> f64 {
+pub fn tell(section: &mut Section, name: &str, clients: &[Client]) -> f64 {
     let sum: f64 = clients.iter().map(|client| client.per_second).sum();
     let each: Vec<String> = by_gpu(clients)
         .into_values()
@@ -168,7 +171,8 @@ fn tell(section: &mut Section, name: &str, clients: &[Client]) -> f64 {
     sum
 }
 
-fn by_gpu(clients: &[Client]) -> BTreeMap<&str, (usize, f64)> {
+/// Clients and launches a second of each GPU.
+pub fn by_gpu(clients: &[Client]) -> BTreeMap<&str, (usize, f64)> {
     let mut gpus = BTreeMap::new();
     for client in clients {
         let gpu: &mut (usize, f64) = gpus.entry(client.uuid.as_str()).or_default();
@@ -203,7 +207,7 @@ fn judge(section: &mut Section, name: &str, way: &str, by_rank: bool, count: usi
 fn numbers(section: &mut Section, place: &Place, bed: &Bed, user: &User) -> Result<()> {
     let gpus = |names: &str| -> Result<Vec<String>> {
         let flags = ["--mps-bind=cyclic+peers", names];
-        let clients = run_clients(place, bed, user, 4, &flags, false)?;
+        let clients = run_clients(place, bed, user, 2, 4, &flags, false)?;
         let lists: Vec<_> = clients
             .iter()
             .filter_map(|client| client.listed.clone())

@@ -1,4 +1,4 @@
-//! Two real GPUs under lists that are partial or against the order of the bus. The oracle is the same job without MPS: what
+//! Two real GPUs, and four where the machine has them, under lists that are partial or against the order of the bus. The oracle is the same job without MPS: what
 //! `mps-probe` sees there. A job with MPS has the same GPU, by `mps-probe` and by NVIDIA's own list of compute processes, or
 //! it is refused in a line that names both device files, and no server starts.
 
@@ -44,7 +44,7 @@ pub fn run(section: &mut Section, place: &Place, debs: &Path) -> Result<()> {
         section.fact(&format!("nvidia{}", device.minor), device.uuid.clone());
     }
     let file = |device: &Device| format!("File=/dev/nvidia{}", device.minor);
-    let lists = [
+    let mut lists = vec![
         List {
             name: "partial",
             granted: "gpu:1",
@@ -62,6 +62,21 @@ pub fn run(section: &mut Section, place: &Place, debs: &Path) -> Result<()> {
             asked: &["--gres=gpu:a:1", "--gres=gpu:b:1"],
         },
     ];
+    if let [a, b, c, d, ..] = &devices[..] {
+        lists.push(List {
+            name: "shuffled",
+            granted: "gpu:c:1,gpu:d:1,gpu:a:1,gpu:b:1",
+            gres: [("c", c), ("d", d), ("a", a), ("b", b)]
+                .map(|(kind, device)| format!("Name=gpu Type={kind} {}\n", file(device)))
+                .concat(),
+            asked: &[
+                "--gres=gpu:a:1",
+                "--gres=gpu:b:1",
+                "--gres=gpu:c:1",
+                "--gres=gpu:d:1",
+            ],
+        });
+    }
     let before = Look::take(&place.run)?;
     let brought = Debs::install(debs)?;
     let slice = Slice::make();
@@ -72,9 +87,10 @@ pub fn run(section: &mut Section, place: &Place, debs: &Path) -> Result<()> {
     }
     drop(brought);
     drop(slice);
-    let kept = [first, second]
-        .map(|device| job::kept(&place.run, &device.uuid))
-        .concat();
+    let kept: Vec<_> = devices
+        .iter()
+        .flat_map(|device| job::kept(&place.run, &device.uuid))
+        .collect();
     look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
 }
 

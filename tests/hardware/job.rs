@@ -31,6 +31,7 @@ const PROGRAM: Duration = Duration::from_secs(40);
 pub struct Job<'a> {
     place: &'a Place,
     gpu: String,
+    nodes: String,
     id: String,
     group: String,
     config: PathBuf,
@@ -46,6 +47,7 @@ impl<'a> Job<'a> {
         Ok(Self {
             place,
             gpu: gpu.uuid.clone(),
+            nodes: "nodes=1:gpus=1".into(),
             id: id.into(),
             group,
             config,
@@ -53,14 +55,22 @@ impl<'a> Job<'a> {
         })
     }
 
+    /// The same on several GPUs.
+    pub fn on(mut self, gpus: &[&Gpu]) -> Self {
+        let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        self.gpu = uuids.join(",");
+        self.nodes = format!("nodes=1:gpus={}", gpus.len());
+        self
+    }
+
     /// Runs `mps-prologue` as the mom does: as root, with the arguments recorded of Torque.
     pub fn prologue(&self) -> Result<Ran> {
-        self.open.set(true);
         self.prologue_with(ACCOUNT)
     }
 
     /// The same for another account string.
     pub fn prologue_with(&self, account: &str) -> Result<Ran> {
+        self.open.set(true);
         let mut command = self.program("mps-prologue")?;
         command.args(["--gpus", &self.gpu]);
         command.args([
@@ -68,7 +78,7 @@ impl<'a> Job<'a> {
             &self.place.user.name,
             &self.group,
             "job1",
-            "nodes=1:gpus=1",
+            &self.nodes,
             "batch",
             account,
         ]);
@@ -80,7 +90,7 @@ impl<'a> Job<'a> {
         let mut command = self.program("mps-epilogue")?;
         let (session, used) = ("4242", "cput=00:00:01,mem=0kb,vmem=0kb,walltime=00:00:02");
         command.args([&self.id, &self.place.user.name, &self.group, "job1", session]);
-        command.args(["nodes=1:gpus=1", used, "batch", ACCOUNT, "0"]);
+        command.args([&self.nodes, used, "batch", ACCOUNT, "0"]);
         let ran = child::run(&mut command, "", PROGRAM)?;
         self.open.set(false);
         Ok(ran)

@@ -11,6 +11,7 @@ mod debs;
 mod devices;
 mod job;
 mod look;
+mod many;
 mod probe;
 mod result;
 mod site;
@@ -54,7 +55,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'bind' (the default)
+    /// Everything but 'bind' and 'many' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -72,6 +73,8 @@ enum Part {
     Devices,
     /// Ranks on two GPUs under every --mps-bind: launches of small kernels, 1 to 16 clients (7 minutes)
     Bind,
+    /// All GPUs of the machine: jobs that start and end at once, one job of all, load, a full GPU beside busy ones (3 minutes)
+    Many,
     /// Whether a real Slurm comes up on this machine, without the plugin
     SlurmAlone,
 }
@@ -80,7 +83,9 @@ impl Part {
     /// Whether a run of `self` takes `other` in. The floor is part of the pairs, the plain Slurm of the other one, and
     /// the ways to bind take long.
     fn takes(self, other: Self) -> bool {
-        self == other || (self == Self::All && !matches!(other, Self::Floor | Self::SlurmAlone | Self::Bind))
+        self == other
+            || (self == Self::All
+                && !matches!(other, Self::Floor | Self::SlurmAlone | Self::Bind | Self::Many))
     }
 }
 
@@ -172,6 +177,10 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
     if part.takes(Part::Bind) {
         let debs = package(options)?.join("debs");
         step(outcome, "bind", |section| bind::run(section, place, &debs))?;
+    }
+    if part.takes(Part::Many) {
+        let debs = package(options)?.join("debs");
+        step(outcome, "many", |section| many::run(section, place, &debs))?;
     }
     if part.takes(Part::Contract) {
         step(outcome, "contract", |section| contract::run(section, place))?;
