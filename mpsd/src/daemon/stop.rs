@@ -7,6 +7,10 @@
 use super::session;
 use crate::job::spec::Spec;
 use mpsd_core::record::Daemon;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::Duration;
 
 /// Seconds that `quit -t` gives the server.
@@ -47,9 +51,23 @@ fn one(spec: &Spec, daemon: &Daemon) -> Result<(), String> {
             say(&commands, limit)?;
         }
     }
-    if say("quit\n", limit).is_ok() && say("get_server_list\n", limit).is_ok_and(|a| a.nobody_listens()) {
+    if say("quit\n", limit).is_ok() && !listens(&daemon.pipe) {
         return Ok(());
     }
     let forced = Duration::from_secs(FORCED_QUIT_S) + limit;
     say(&format!("quit -t {FORCED_QUIT_S}\n"), forced).map(|_| ())
 }
+
+/// Whether anybody listens at the control socket in `pipe`: the kernel says it without a session. A socket whose backlog is
+/// full, or of another type, has a listener.
+fn listens(pipe: &Path) -> bool {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let connected = UnixAddr::new(&pipe.join("control")).and_then(|address| {
+        let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+        connect(socket.as_raw_fd(), &address)
+    });
+    !matches!(connected, Err(Errno::ECONNREFUSED | Errno::ENOENT))
+}
+
+#[cfg(test)]
+mod tests;

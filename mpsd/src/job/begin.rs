@@ -48,6 +48,7 @@ pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until
 }
 
 fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Until) -> Result<(), Failed> {
+    node.prepare_nvml();
     expect_no_suspicion(node, job)?;
     expect_no_waiting_drain(node, job)?;
     expect_attached_tasks(node, job, scheduled)?;

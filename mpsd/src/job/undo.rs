@@ -69,6 +69,7 @@ impl<F: Into<Failure>> From<F> for Failed {
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
     let started = journal.has_begun(&Effect::StartDaemon);
+    node.prepare_nvml();
     if started {
         stop_own(node, journal, &mut findings);
     }
@@ -87,6 +88,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
             look_for_contexts(node, journal, &gpu.uuid, &mut findings);
         }
     }
+    node.dismiss_nvml();
     if journal.has_begun(&Effect::MakeCgroup) {
         findings.take(node.remove_cgroup(journal));
     }

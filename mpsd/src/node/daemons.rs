@@ -5,7 +5,7 @@ use super::launch::with_spec;
 use super::real::{RealNode, Started, groups_of};
 use super::{failure, looks, members as processes, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
-use crate::job::node::{Console, Daemons, Role, Severity};
+use crate::job::node::{Console, Daemons, Gpus, Role, Severity};
 use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, Spec};
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine;
@@ -120,7 +120,7 @@ impl Daemons for RealNode {
             };
             Undetermined::new("mpsd", how)
         })?;
-        self.dismiss_worker();
+        self.dismiss_nvml();
         let daemons = report.map_err(|why| Undetermined::new("MPS did not start", one_line(&why, 300)))?;
         Ok(check(self, journal, spec, &daemons)?)
     }

@@ -9,6 +9,10 @@ use mpsd_core::failure::Undetermined;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory};
 use serde::de::DeserializeOwned;
+use std::time::Duration;
+
+/// Longest that is waited for a worker which only may be of use soon: what comes first must not wait for it.
+const PREPARATION: Duration = Duration::from_millis(100);
 
 impl RealNode {
     /// Asks the worker, which is started at the first question; after a failure the next question starts a new one.
@@ -24,15 +28,6 @@ impl RealNode {
         }
         answer
     }
-
-    /// Lets the worker end while other things are done; it is waited for when this node is dropped. It stays until the
-    /// servers are ready: a GPU that nobody holds open is shut down by a driver without persistence mode.
-    pub(super) fn dismiss_worker(&mut self) {
-        if let Some(mut worker) = self.worker.take() {
-            worker.dismiss();
-            self.leaving = Some(worker);
-        }
-    }
 }
 
 impl Gpus for RealNode {
@@ -40,6 +35,25 @@ impl Gpus for RealNode {
         if self.nvml != library {
             library.clone_into(&mut self.nvml);
             self.worker = None;
+        }
+    }
+
+    fn prepare_nvml(&mut self) {
+        if self.worker.is_none() {
+            let program = beside("mpsd").ok();
+            let started = program.map(|mpsd| NvmlWorker::start(&mpsd, &self.nvml, PREPARATION));
+            self.worker = started
+                .and_then(Result::ok)
+                .map(|worker| worker.within(self.nvml_time));
+        }
+    }
+
+    /// The worker is waited for when this node is dropped. At a begin it stays until the servers are ready: a GPU that nobody
+    /// holds open is shut down by a driver without persistence mode.
+    fn dismiss_nvml(&mut self) {
+        if let Some(mut worker) = self.worker.take() {
+            worker.dismiss();
+            self.leaving = Some(worker);
         }
     }
 

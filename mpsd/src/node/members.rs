@@ -262,16 +262,19 @@ fn wait_gone(node: &mut RealNode, journal: &Journal, killed: bool, deadline: Dea
         if left.is_empty() || deadline.expired() {
             return left;
         }
-        for process in left.iter().filter_map(|member| member.process.open()) {
+        let found: Vec<_> = left.iter().filter_map(|member| member.process.open()).collect();
+        for process in &found {
             while !process.wait_gone(deadline.within(TURN)) && !deadline.expired() {
                 // Its user can take it back meanwhile.
                 if killed {
-                    normalise(&process);
+                    normalise(process);
                 }
             }
         }
         // A process that is waited for by descriptor has ended; one without may not have.
-        deadline.sleep(PAUSE);
+        if found.len() < left.len() {
+            deadline.sleep(PAUSE);
+        }
     }
 }
 

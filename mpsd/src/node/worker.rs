@@ -54,24 +54,22 @@ pub fn serve(library: &str) -> Result<(), String> {
     let fd = crate::sys::descriptors::take(WORKER_FD).map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
     let mut stream = UnixStream::from(fd);
     let reader = BufReader::new(stream.try_clone().map_err(|e| e.to_string())?);
-    let mut nvml: Option<Nvml> = None;
+    // Before the first question comes.
+    let nvml = Nvml::load(library);
     for line in reader.lines() {
         let line = line.map_err(|e| e.to_string())?;
         let question = serde_json::from_str(&line).map_err(|e| format!("not a question: {e}"))?;
-        let mut answer = answer(&mut nvml, library, question).map_err(|e| e.to_string())?;
+        let mut answer = answer(&nvml, question).map_err(|e| e.to_string())?;
         answer.push('\n');
         stream.write_all(answer.as_bytes()).map_err(|e| e.to_string())?;
     }
     Ok(())
 }
 
-fn answer(nvml: &mut Option<Nvml>, library: &str, question: Question) -> serde_json::Result<String> {
+fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Result<String> {
     let loaded = match nvml {
-        Some(loaded) => loaded,
-        None => match Nvml::load(library) {
-            Ok(loaded) => nvml.insert(loaded),
-            Err(error) => return text::<()>(Err(error)),
-        },
+        Ok(loaded) => loaded,
+        Err(error) => return serde_json::to_string(&Err::<(), _>(error)),
     };
     match question {
         Question::Inventory => text(loaded.inventory()),
@@ -126,6 +124,12 @@ impl NvmlWorker {
             limit,
             silent: false,
         })
+    }
+
+    /// Each answer must come within `limit` from now on.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
     }
 
     /// The process, where it gave no answer in its time.
