@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::factors::{interactions, possible};
+use super::factors::{in_order, interactions, is_masked, possible};
 
 /// How many uncovered combinations are tried as the beginning of a row.
 const SEEDS: usize = 8;
@@ -117,8 +117,10 @@ fn begin(size: usize, prefix: &[usize], seed: Combination) -> Option<Vec<Option<
 impl Cover<'_> {
     /// The wanted combinations of a row.
     fn of<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = Combination> + 'a {
+        let chosen: Vec<Option<usize>> = row.iter().copied().map(Some).collect();
         let one = |factors: &Vec<usize>| combination(factors.iter().map(|factor| (*factor, row[*factor])));
-        self.wanted.iter().map(one)
+        let counts = move |factors: &&Vec<usize>| !is_masked(&chosen, factors);
+        self.wanted.iter().filter(counts).map(one)
     }
 
     /// Fills the rest: for each factor the value that covers most, and another one where that leads nowhere.
@@ -127,7 +129,9 @@ impl Cover<'_> {
             return row.into_iter().collect();
         };
         let mut values: Vec<usize> = (0..self.levels[next]).collect();
-        values.sort_by_key(|value| std::cmp::Reverse(self.gain(&row, next, *value)));
+        if !in_order(next) {
+            values.sort_by_key(|value| std::cmp::Reverse(self.gain(&row, next, *value)));
+        }
         values.into_iter().find_map(|value| {
             let mut longer = row.clone();
             longer[next] = Some(value);
@@ -151,7 +155,7 @@ impl Cover<'_> {
         };
         self.wanted
             .iter()
-            .filter(|factors| factors.contains(&next))
+            .filter(|factors| factors.contains(&next) && !is_masked(row, factors))
             .filter(covers)
             .count()
     }

@@ -41,7 +41,24 @@ pub const FACTORS: &[Factor] = &[
     // --mps-bind and --mps-visible.
     factor("ranks", &["as-the-site", "cyclic", "block+peers", "closest"]),
     factor("names", &["by-itself", "ordinal", "uuid"]),
+    // Whether the nodes of the job that asks load the plugin: all, the first of two, none.
+    factor(PLUG, &["plugged", "half-plugged", "unplugged"]),
 ];
+
+/// The factor whose later values keep a job from its MPS.
+const PLUG: &str = "plug";
+
+/// Whether a row, as far as it is chosen, shows nothing of these factors together: who is refused for another cause has no limits
+/// to look at. Such a row counts for that cause alone.
+pub fn is_masked(choice: &Choice, factors: &[usize]) -> bool {
+    let names_plug = factors.iter().any(|factor| FACTORS[*factor].name == PLUG);
+    is_not(choice, PLUG, "plugged") && !names_plug
+}
+
+/// Whether the values of a factor are tried in their own order: what masks comes last.
+pub fn in_order(factor: usize) -> bool {
+    FACTORS[factor].name == PLUG
+}
 
 /// How many of [`FACTORS`] are the site's.
 pub const SITE: usize = 10;
@@ -160,6 +177,7 @@ pub fn possible(choice: &Choice) -> bool {
         is("launch", "srun") && is_not("step", "same"),
         // Its two components have a node each.
         is("launch", "het") && is_not("nodes", "n2"),
+        is(PLUG, "half-plugged") && is_not("nodes", "n2"),
     ];
     !impossible.contains(&true)
 }

@@ -6,16 +6,23 @@ use tests::double::visible::multiprocessors;
 use tests::slurm::{Bystander, SMS, Witness};
 
 use super::factors::{Choice, is};
-use super::request::{Asks, LESS, Step, Variant, is_bound_by_us, several_gpus, steps};
+use super::request::{
+    Asks, LESS, Step, Variant, is_batch, is_bound_by_us, is_unplugged, several_gpus, steps,
+};
 
 /// Memory of a simulated GPU, in MiB.
 const MEMORY: u64 = 143_771;
+
+/// What Slurm says where nobody registers our flags.
+const NO_FLAG: &str = "unrecognized option '--mps";
 
 /// What one of the three jobs did.
 #[derive(Debug)]
 pub struct Run {
     /// Which of them it was.
     pub variant: Variant,
+    /// Its two nodes.
+    pub nodes: [String; 2],
     /// The command's exit code; nothing if a signal ended it.
     pub code: Option<i32>,
     /// What its user reads: the terminal, and a batch job's output.
@@ -39,7 +46,7 @@ type Place = (String, String, usize, usize);
 impl Run {
     fn place(&self, task: &Witness) -> Place {
         let index = task.variable("SLURM_ARRAY_TASK_ID").unwrap_or_default();
-        let node = self.variant.nodes().iter().position(|name| *name == task.node);
+        let node = self.nodes.iter().position(|name| *name == task.node);
         let rank = if task.label == "batch" {
             0
         } else {
@@ -68,7 +75,11 @@ impl Run {
 
     /// The lines in which the product speaks.
     fn told(&self) -> Vec<&str> {
-        let ours = |line: &&str| line.contains("mps: ") || line.contains("mpsd: ");
+        let ours = |line: &&str| {
+            [NO_FLAG, "mps: ", "mpsd: "]
+                .iter()
+                .any(|word| line.contains(word))
+        };
         self.said.lines().filter(ours).collect()
     }
 }
@@ -82,7 +93,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     let expected = plain.by_place();
     let found = with.by_place();
     let exclusive = |place: &Place, task: &Witness| {
-        let node = &with.variant.nodes()[place.2.min(1)];
+        let node = &with.nodes[place.2.min(1)];
         let modes = |device: &String| beside.modes.get(&(node.clone(), device.clone()));
         let seen = |device| modes(device).is_some_and(|modes| modes.contains("exclusive_process"));
         task.devices.iter().any(seen)
@@ -94,11 +105,21 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     let batch = steps(request)
         .first()
         .is_some_and(|step| step.label == "batch" && step.asks == Asks::AsItsJob);
+    // A script that asked does not begin where the plugin is not loaded.
+    let stopped = is_batch(request) && is_unplugged(request, 0) && steps(request)[0].asks == Asks::AsItsJob;
     for step in steps(request) {
         let asks = matches!(step.asks, Asks::AsItsJob | Asks::Itself | Asks::Less);
         let places = expected.iter().filter(|(place, _)| place.0 == step.label);
         for (place, model) in places {
             let said = match (step.asks, found.get(place)) {
+                (_, task) if stopped || asks && is_unplugged(request, place.2) => {
+                    let ran = task.map(|_| "ran where Slurm does not load the plugin".to_owned());
+                    // Slurm's own word: no srun there has our flags.
+                    let in_script =
+                        step.asks == Asks::Itself && is_batch(request) && is_unplugged(request, 0);
+                    let word = if in_script { NO_FLAG } else { "did not load" };
+                    ran.into_iter().chain(refused(with, &step, word)).collect()
+                }
                 _ if uncertain && (asks || batch) => refused(with, &step, "is not certain"),
                 (Asks::Nothing | Asks::OffItself, Some(task)) => same_task(task, model, with, plain),
                 (Asks::Nothing | Asks::OffItself, None) => missing(with, &step),
@@ -187,7 +208,7 @@ const BY_CHANCE: &[&str] = &["salloc: ", "srun: Job ", "srun: Step created", "sr
 
 /// The lines that its user reads.
 fn lines(run: &Run) -> BTreeSet<String> {
-    let said = plain_text(&run.said, run.variant);
+    let said = plain_text(&run.said, &run.nodes);
     let told = said
         .lines()
         .filter(|line| !BY_CHANCE.iter().any(|chance| line.starts_with(chance)));
@@ -195,9 +216,9 @@ fn lines(run: &Run) -> BTreeSet<String> {
 }
 
 /// Numbers and names of nodes differ between the three jobs.
-fn plain_text(text: &str, variant: Variant) -> String {
+fn plain_text(text: &str, nodes: &[String]) -> String {
     let mut text = text.to_owned();
-    for (at, node) in variant.nodes().iter().enumerate() {
+    for (at, node) in nodes.iter().enumerate() {
         text = text.replace(node.as_str(), &format!("node {at}"));
     }
     let mut plain = String::new();
@@ -235,15 +256,25 @@ const OF_THE_JOB: &[&str] = &[
 /// `_launch_one_app`) while the others still set theirs: whether a task sees those of a later component is chance.
 const BY_THREADS: &[&str] = &["_HET_GROUP_", "_PACK_GROUP_"];
 
-fn environment(task: &Witness, variant: Variant) -> BTreeMap<&str, String> {
-    let [first, second] = variant.nodes();
+fn environment<'a>(task: &'a Witness, run: &Run) -> BTreeMap<&'a str, String> {
+    let [first, second] = &run.nodes;
     let numbers = |node: &str| node.trim_start_matches(super::site::NODE).to_owned();
-    let both = format!("{}[{}-{}]", super::site::NODE, numbers(&first), numbers(&second));
+    let between = if is_next(&numbers(first), &numbers(second)) {
+        '-'
+    } else {
+        ','
+    };
+    let both = format!(
+        "{}[{}{between}{}]",
+        super::site::NODE,
+        numbers(first),
+        numbers(second)
+    );
     let named = |value: &str| {
         value
             .replace(&both, "both nodes")
-            .replace(&first, "node 0")
-            .replace(&second, "node 1")
+            .replace(first, "node 0")
+            .replace(second, "node 1")
     };
     let kept = task.environment.iter().filter(|(name, _)| {
         let job = OF_THE_JOB.contains(&name.as_str())
@@ -252,6 +283,11 @@ fn environment(task: &Witness, variant: Variant) -> BTreeMap<&str, String> {
         !job && !name.starts_with("SLURM_HET_JOB_ID")
     });
     kept.map(|(name, value)| (name.as_str(), named(value))).collect()
+}
+
+fn is_next(one: &str, other: &str) -> bool {
+    let number = |text: &str| text.parse::<u32>().ok();
+    number(one).map(|one| one + 1) == number(other)
 }
 
 fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run) -> Vec<String> {
@@ -270,11 +306,15 @@ fn same_task(task: &Witness, model: &Witness, run: &Run, plain: &Run) -> Vec<Str
     differs("its error", error(task), error(model));
     let limits = |task: &Witness| format!("{:?}", task.limits);
     differs("its limits", limits(task), limits(model));
-    let (ours, theirs) = (environment(task, run.variant), environment(model, plain.variant));
+    let (ours, theirs) = (environment(task, run), environment(model, plain));
     let names: BTreeSet<&str> = ours.keys().chain(theirs.keys()).copied().collect();
     for name in names {
         // Options that somebody typed for another step or component travel in variables of these names.
         if run.variant == Variant::With && name.contains("_SPANK_") {
+            continue;
+        }
+        // An srun that knows no flag of ours makes no step, and the next one has its number.
+        if run.said.contains(NO_FLAG) && ["SLURM_STEP_ID", "SLURM_STEPID"].contains(&name) {
             continue;
         }
         let (own, other) = (ours.get(name), theirs.get(name));
@@ -504,6 +544,7 @@ fn modes(site: &Choice, request: &Choice, plain: &Run, beside: &Beside, troubles
         .iter()
         .any(|bind| is(request, "bind", bind));
     let more = bound || is(request, "node", "alone-on-node");
+    let nodes = Variant::With.nodes(request);
     let mut own: BTreeSet<(String, String)> = BTreeSet::new();
     for (place, task) in plain.by_place() {
         let asks = steps(request)
@@ -511,7 +552,7 @@ fn modes(site: &Choice, request: &Choice, plain: &Run, beside: &Beside, troubles
             .find(|step| step.label == place.0)
             .map(|step| step.asks);
         if !is(request, "launch", "het") || matches!(asks, Some(Asks::AsItsJob | Asks::Itself | Asks::Less)) {
-            let node = Variant::With.nodes()[place.2.min(1)].clone();
+            let node = nodes[place.2.min(1)].clone();
             own.extend(task.devices.iter().map(|device| (node.clone(), device.clone())));
         }
     }
@@ -519,8 +560,9 @@ fn modes(site: &Choice, request: &Choice, plain: &Run, beside: &Beside, troubles
         let others: Vec<&String> = seen.iter().filter(|mode| *mode != "default").collect();
         let bystander = beside.bystanders.get(&gpu.0);
         let foreign = bystander.is_some_and(|bystander| bystander.device == gpu.1);
-        let node = Variant::With.nodes().contains(&gpu.0);
-        let allowed = may && !foreign && (own.contains(gpu) || more && node);
+        let node =
+            (nodes.iter().position(|name| *name == gpu.0)).filter(|node| !is_unplugged(request, *node));
+        let allowed = may && !foreign && node.is_some() && (own.contains(gpu) || more);
         if !others.is_empty() && !allowed {
             troubles.push(format!("compute mode of {} {}: {others:?}", gpu.0, gpu.1));
         }

@@ -19,13 +19,13 @@ impl Variant {
     pub const ALL: [Variant; 3] = [Variant::With, Variant::Without, Variant::Plain];
 
     /// Its two nodes.
-    pub fn nodes(self) -> [String; 2] {
-        let first = match self {
-            Variant::With => 1,
-            Variant::Without => 3,
-            Variant::Plain => 5,
+    pub fn nodes(self, request: &Choice) -> [String; 2] {
+        let numbers = match self {
+            Variant::With => [0, 1].map(|at| at + if is_unplugged(request, at) { 7 } else { 1 }),
+            Variant::Without => [3, 4],
+            Variant::Plain => [5, 6],
         };
-        [first, first + 1].map(|number| format!("{NODE}{number}"))
+        numbers.map(|number| format!("{NODE}{number}"))
     }
 
     /// Its name, for its directory.
@@ -36,6 +36,11 @@ impl Variant {
             Variant::Plain => "plain",
         }
     }
+}
+
+/// Whether a node of the job that asks, its first or its second, does not load the plugin.
+pub fn is_unplugged(request: &Choice, node: usize) -> bool {
+    is(request, "plug", "unplugged") || is(request, "plug", "half-plugged") && node == 1
 }
 
 /// What a step asked for.
@@ -162,7 +167,7 @@ fn flags(request: &Choice, asks: Asks) -> Vec<String> {
 /// What the job asks Slurm for, whether it wants MPS or not.
 fn shape(request: &Choice, variant: Variant) -> Vec<String> {
     let is = |factor, value| is(request, factor, value);
-    let [first, second] = variant.nodes();
+    let [first, second] = variant.nodes(request);
     let mut shape: Vec<String> = match is("nodes", "n2") && !is("launch", "het") {
         true => vec![
             "-N2".into(),
@@ -233,7 +238,7 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> Command {
         return Command { argv, script: None };
     }
     if is("het") {
-        let [_, second] = variant.nodes();
+        let [_, second] = variant.nodes(request);
         let mut other = shape.clone();
         let at = other.iter().position(|word| word == "-w").map_or(0, |at| at + 1);
         other[at] = second;
@@ -281,6 +286,7 @@ pub fn command(request: &Choice, variant: Variant, witness: &str) -> Command {
     }
     Command {
         argv,
-        script: Some(format!("#!/bin/sh\n{script}\n")),
+        // Where nobody loads the plugin, another shell's script would run outside MPS, as the manual says.
+        script: Some(format!("#!/bin/bash\n{script}\n")),
     }
 }

@@ -94,7 +94,7 @@ impl Site {
         let nodes = self.bed.nodes();
         let names = nodes.iter().map(String::as_str).chain(["slurmctld"]);
         let mut text = String::new();
-        for name in names.filter(|name| !["5", "6"].iter().any(|end| name.ends_with(end))) {
+        for name in names.filter(|name| !["5", "6", "7", "8"].iter().any(|end| name.ends_with(end))) {
             let log = self.bed.log(name);
             let lines: Vec<&str> = log
                 .lines()
@@ -220,6 +220,7 @@ impl Site {
             }
             runs.push(Run {
                 variant,
+                nodes: variant.nodes(request),
                 code,
                 said,
                 tasks: Witness::all(&place)?,
@@ -242,7 +243,12 @@ impl Site {
             .success()?
             .stdout;
         let words = shown.split_whitespace();
-        let codes = words.filter_map(|word| word.strip_prefix("ExitCode=")?.split_once(':')?.0.parse().ok());
+        let codes = words.filter_map(|word| {
+            let (code, signal) = word.strip_prefix("ExitCode=")?.split_once(':')?;
+            let signal: i32 = signal.parse().ok()?;
+            let by_signal = if signal == 0 { 0 } else { 128 + signal };
+            Some(code.parse::<i32>().ok()?.max(by_signal))
+        });
         Ok(codes.max())
     }
 

@@ -1,4 +1,5 @@
-//! A cluster as its factors say: two nodes for the job with MPS, two for the same job without, and two without the plugin.
+//! A cluster as its factors say: two nodes for the job with MPS, two for the same job without, and four without the plugin, of
+//! which the last two are for jobs that ask all the same.
 
 use anyhow::Result;
 use tests::slurm::{Bed, Gpus, Options, Simulated, WITNESS, Word, program_beside};
@@ -64,7 +65,7 @@ fn options(site: &Choice) -> Options {
         gres_conf = gres_conf.replace('=', " = ");
     }
     let mut options = Options {
-        nodes: 6,
+        nodes: 8,
         node_name: NODE,
         gpus: Gpus::Simulated(GPUS),
         minors: MINORS[usize::from(is("gres", "minors"))].to_vec(),
@@ -84,7 +85,7 @@ fn options(site: &Choice) -> Options {
         configless: is("conf", "configless"),
         // Slurm 25.11 takes only Cores= that are whole sockets.
         node_words: is("gres", "cores").then(|| "Sockets=2 CoresPerSocket=4 ThreadsPerCore=1".into()),
-        plain_nodes: [5, 6].map(|number| format!("{NODE}{number}")).to_vec(),
+        plain_nodes: [5, 6, 7, 8].map(|number| format!("{NODE}{number}")).to_vec(),
         prolog_flags: match () {
             () if is("prolog", "alloc") => "Alloc".into(),
             () if is("prolog", "contain") => "Alloc,Contain".into(),
