@@ -201,8 +201,8 @@ fn fail_unprepared(
         show(&mut node, submission, &settings, fault);
     }
     let place = place(submission, &settings, &name);
-    outcome::requeue(&mut node, &place, submission, &settings, failure, false);
-    outcome::tell(&mut node, &place, submission, &told);
+    let requeued = outcome::requeue(&mut node, &place, submission, &settings, failure, false);
+    outcome::tell(&mut node, &place, submission, &told, requeued.as_ref());
     outcome::hold(&mut node, submission, deadline);
     failure.exit_code()
 }
@@ -251,6 +251,7 @@ fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8
             &place(&submission, &settings, &name),
             &submission,
             failure,
+            None,
         );
         if to_shell && recorded {
             return 0;

@@ -43,7 +43,13 @@ pub const HELD: Group = Group {
         prepare(bed)
     },
     needs: || None,
-    cells: &[("a_batch_job_is_held_in_the_end", a_batch_job_is_held_in_the_end)],
+    cells: &[
+        ("a_batch_job_is_held_in_the_end", a_batch_job_is_held_in_the_end),
+        (
+            "a_restart_of_another_cause_does_not_count",
+            a_restart_of_another_cause_does_not_count,
+        ),
+    ],
 };
 
 const CELLS: &[Cell] = &[
@@ -330,6 +336,41 @@ fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
         node.contains(&format!("Comment=mpsd: job {job} was held")),
         "the node's note: {node}"
     );
+    cell.bed
+        .root(&["scontrol", "update", "nodename=node1", "comment="])?
+        .success()?;
+    cell.bed.wait_idle(LIMIT)?;
+    check_undrained(cell)
+}
+
+/// An administrator requeued it once while its MPS was well.
+fn a_restart_of_another_cause_does_not_count(cell: &Context) -> Result<()> {
+    let words = ["--mps", "--gres=gpu:1", "--requeue", "-w", "node1"];
+    let job = cell.bed.sbatch(&cell.user, &words, "sleep 60")?;
+    let id = job.to_string();
+    let is = |key: &str, value: &str| -> Result<bool> {
+        let shown = cell.bed.job(job)?.context("the job is gone")?;
+        Ok(shown.get(key).is_some_and(|is| is == value))
+    };
+    cell.bed
+        .wait_until("the running job", LIMIT, || is("JobState", "RUNNING"))?;
+    cell.bed.root(&["scontrol", "requeue", &id])?.success()?;
+    let changed = nodes(cell)?.change(|node| node.faults.server = "never-ready".into())?;
+    let outcome = cell
+        .bed
+        .wait_until("a failed start", LIMIT, || is("Restarts", "2"))
+        .and_then(|()| {
+            std::thread::sleep(Duration::from_secs(1));
+            ensure!(!is("Reason", "JobHeldUser")?, "held after one failed start");
+            cell.bed
+                .wait_until("a held job", LIMIT, || is("Reason", "JobHeldUser"))?;
+            ensure!(is("Restarts", "3")?, "held after two failed starts");
+            Ok(())
+        });
+    drop(changed);
+    let outcome = outcome.with_context(|| format!("{:?}", cell.bed.job(job)));
+    cell.bed.root(&["scancel", &id])?.success()?;
+    outcome?;
     cell.bed
         .root(&["scontrol", "update", "nodename=node1", "comment="])?
         .success()?;

@@ -289,7 +289,7 @@ pub trait Drains {
     /// # Errors
     /// One line.
     fn tell(&mut self, place: &Place<'_>, job: &JobId, line: &str, aloud: bool) -> Result<(), String>;
-    /// Puts a job back into its queue; held where that was done `most` times already.
+    /// Puts a job back into its queue; held once `most` starts of its MPS had failed before.
     ///
     /// # Errors
     /// One line.

@@ -41,8 +41,8 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     // First what counts: the controller may take all the time that is left.
     let lost = job.record && !recorded;
     let requeued = requeue(node, &job.place(), submission, &job.settings, failure, lost);
-    tell(node, &job.place(), submission, failure);
-    if lost && !requeued && !submission.step {
+    tell(node, &job.place(), submission, failure, requeued.as_ref());
+    if lost && requeued.is_none() && !submission.step {
         end_script(node, job);
     }
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
@@ -52,14 +52,22 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
 }
 
 /// Tells the user of a job that is not a step, whose own tasks tell. Aloud where no task does: in an allocation that starts none
-/// by itself, and after a fault, which ends the job before they start.
-pub fn tell(node: &mut impl Node, place: &Place<'_>, submission: &Submission, failure: &Failure) {
+/// by itself, and after a fault, which ends the job before they start. `requeued`: how the job stands that went back into its queue.
+pub fn tell(
+    node: &mut impl Node,
+    place: &Place<'_>,
+    submission: &Submission,
+    failure: &Failure,
+    requeued: Option<&Requeued>,
+) {
     if submission.step {
         return;
     }
     let ends = matches!(failure, Failure::Fault(fault) if fault.drains());
     let aloud = ends || submission.interactive;
-    if let Err(why) = node.tell(place, &submission.job, &failure.to_string(), aloud) {
+    let number = requeued.and_then(|requeued| requeued.number.as_ref());
+    let number = number.map(|number| format!("{number}: ")).unwrap_or_default();
+    if let Err(why) = node.tell(place, &submission.job, &format!("{number}{failure}"), aloud) {
         let line = format!("job {}: its user is not told: {why}", submission.job);
         node.log(Severity::Info, &line);
     }
@@ -129,7 +137,7 @@ pub(super) fn drain<'a>(
     Some((line, delivered))
 }
 
-/// Puts the job back into its queue where that is for us to do (see [`ExitPolicy::requeue`]); whether it is there. A fault's
+/// Puts the job back into its queue where that is for us to do (see [`ExitPolicy::requeue`]); how it stands there. A fault's
 /// job goes back with its prolog's failure, for which the plugin needs the record; where that is `lost`, or the fault takes no node
 /// out of service, as an unusable configuration, nobody else does it.
 pub fn requeue(
@@ -139,7 +147,7 @@ pub fn requeue(
     settings: &Settings,
     failure: &Failure,
     lost: bool,
-) -> bool {
+) -> Option<Requeued> {
     let ours = policy(submission).requeue && settings.slurm.requeue;
     let wanted = match failure {
         Failure::Undetermined(_) => true,
@@ -147,21 +155,20 @@ pub fn requeue(
         Failure::Refusal(_) => false,
     };
     if !ours || !wanted {
-        return false;
+        return None;
     }
     let id = &submission.job;
     let done = node.requeue(place, id, settings.slurm.requeue_limit);
-    let requeued = done.is_ok();
-    let text = match done {
-        Ok(Requeued { held, trouble }) => {
-            let held = if held { ", and held there" } else { "" };
-            let trouble = trouble.map(|why| format!("; {why}")).unwrap_or_default();
+    let text = match &done {
+        Ok(Requeued { held, trouble, .. }) => {
+            let held = if *held { ", and held there" } else { "" };
+            let trouble = trouble.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
             format!("job {id}: put back into the queue{held}{trouble}")
         }
         Err(why) => format!("job {id}: not put back into the queue: {why}"),
     };
     node.log(Severity::Info, &text);
-    requeued
+    done.ok()
 }
 
 /// Ends a script that would run without its MPS: nothing could be left for its task, and a script may come without the flags

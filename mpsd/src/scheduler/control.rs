@@ -16,6 +16,8 @@ pub struct Shown {
 pub struct Requeued {
     /// It waits for its user, who releases it; else it starts again.
     pub held: bool,
+    /// What the line that its user is told begins with: the number of this failed start, for the next one to find.
+    pub number: Option<String>,
     /// What beside the requeue could not be done. One line.
     pub trouble: Option<String>,
 }
@@ -56,8 +58,7 @@ pub trait Controller {
     fn tell(&self, _job: &JobId, _line: &str, _aloud: bool) -> Result<(), String> {
         Ok(())
     }
-    /// Puts a job of this node back into the queue; held there where the scheduler has
-    /// restarted it `most` times already, for any cause (0: no limit).
+    /// Puts a job of this node back into the queue; held there once `most` starts of its MPS had failed before (0: no limit).
     ///
     /// # Errors
     /// One line.

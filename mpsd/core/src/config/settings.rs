@@ -225,8 +225,9 @@ settings! {
         /// A batch job whose MPS did not start, for a cause that is not proved to be the node's, is requeued.
         [early] requeue: bool = true;
 
-        /// Once Slurm has restarted it so often, for any cause, it is held, with the reason in its comment and a note in the
-        /// comment of the node. 0: it never is.
+        /// Where its MPS had failed to start so often before, it is held, with the reason in its comment and a note in the
+        /// comment of the node. The job's comment counts; where that has several lines or no room, Slurm's restarts of any
+        /// cause do. 0: it is never held.
         requeue_limit: u32 = 3, Given::whole::<0, 1000, _>;
 
         /// Jobs that get MPS without having asked: those with --gres=mps:N; those with this feature among their constraints;

@@ -65,26 +65,35 @@ impl Controller for Node {
     }
 
     /// Held as by its user, who releases it when he likes. The requeue is what counts: what fails around it is told with it.
+    /// The failed starts stand in the job's comment; where that is not seen, Slurm's own restarts of any cause count.
     fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
         let queued = self.job(job);
         self.call("scontrol", &["requeue", job.as_str()])?;
         let mut done = Requeued::default();
-        let restarts = match queued {
-            _ if most == 0 => return Ok(done),
-            Ok(queued) if queued.restarts < most => return Ok(done),
-            Ok(queued) => queued.restarts,
+        let before = match queued {
+            Ok(queued) => {
+                let told = queued.comment.as_deref().map(failed_starts);
+                done.number = told.map(|told| format!("{FAILED}{}", told.saturating_add(1)));
+                told.unwrap_or(queued.restarts)
+            }
+            Err(_) if most == 0 => return Ok(done),
             Err(why) => {
                 done.trouble = Some(format!("whether requeue_limit holds it is not known: {why}"));
                 return Ok(done);
             }
         };
+        if most == 0 || before < most {
+            return Ok(done);
+        }
+        let failed = before.saturating_add(1);
         if let Err(why) = self.call("scontrol", &["uhold", job.as_str()]) {
-            done.trouble = Some(format!("not held after {restarts} restarts: {why}"));
+            done.trouble = Some(format!("not held after {failed} failed starts: {why}"));
             return Ok(done);
         }
         done.held = true;
-        let note =
-            format!("{OURS}job {job} was held after {restarts} restarts; its comment says why it has no MPS");
+        let note = format!(
+            "{OURS}job {job} was held after {failed} failed starts; its comment says why it has no MPS"
+        );
         let marked = self.mark(&note);
         done.trouble = marked
             .err()
@@ -105,6 +114,8 @@ impl Controller for Node {
 
 /// What our comments begin with.
 const OURS: &str = "mpsd: ";
+/// Before the number of a start that failed, behind the node's name in our comment.
+const FAILED: &str = "failed start ";
 /// What stands between the user's comment and ours.
 const BEHIND: &str = "; mpsd: ";
 /// Most of a job's comment that is ours. Characters.
@@ -175,14 +186,26 @@ fn queued(line: &str, job: &str) -> Option<Queued> {
     })
 }
 
+/// Where our part of a comment begins; its end where there is none.
+fn of_ours(comment: &str) -> usize {
+    match comment.starts_with(OURS) {
+        true => 0,
+        false => comment.find(BEHIND).unwrap_or(comment.len()),
+    }
+}
+
+/// How many starts our part of a comment counts.
+fn failed_starts(comment: &str) -> u32 {
+    let ours = comment.get(of_ours(comment)..).unwrap_or_default();
+    let behind_name = || ours.split_once(OURS)?.1.split_once(": ");
+    let number =
+        behind_name().and_then(|(_, told)| told.strip_prefix(FAILED)?.split_once(':')?.0.parse().ok());
+    number.unwrap_or(0)
+}
+
 /// The user's comment with ours, which replaces an earlier one of ours. `None`: there is no room.
 fn with_ours(users: &str, ours: &str) -> Option<String> {
-    let at = if users.starts_with(OURS) {
-        Some(0)
-    } else {
-        users.find(BEHIND)
-    };
-    let all = match &users[..at.unwrap_or(users.len())] {
+    let all = match users.get(..of_ours(users)).unwrap_or_default() {
         "" => ours.to_owned(),
         users => format!("{users}; {ours}"),
     };

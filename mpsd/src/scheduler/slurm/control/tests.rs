@@ -75,7 +75,7 @@ fn with_scripts(squeue: &str, scontrol: &str) -> (tempfile::TempDir, Node) {
 #[test]
 fn a_job_is_requeued_whatever_fails_around_it() {
     let id = JobId::parse("4711").expect("an id");
-    let line = format!("echo '{}'", shown(3, "by hand"));
+    let line = format!("echo '{}'", shown(7, "by hand; mpsd: n2: failed start 3: why"));
     let trouble = |word: &str| Some(word.to_owned());
     for (squeue, scontrol, held, word) in [
         (line.as_str(), "", true, None),
@@ -84,7 +84,7 @@ fn a_job_is_requeued_whatever_fails_around_it() {
             &line,
             "[ $1 != uhold ]",
             false,
-            trouble("not held after 3 restarts"),
+            trouble("not held after 4 failed starts"),
         ),
         (&line, "[ $1 != update ]", true, trouble("the node's comment")),
     ] {
@@ -96,13 +96,22 @@ fn a_job_is_requeued_whatever_fails_around_it() {
         let said = done.trouble.as_deref().unwrap_or_default();
         assert_eq!(said.is_empty(), word.is_none(), "{said}");
         assert!(said.contains(word.as_deref().unwrap_or_default()), "{said}");
-        assert!(
-            !told.contains("without MPS"),
-            "Slurm counts every restart: {told}"
-        );
     }
-    let (_dir, node) = with_scripts(&line, "");
-    assert_eq!(node.requeue(&id, 4), Ok(Requeued::default()));
+    // Slurm's own restarts do not count, unless nothing else is seen.
+    for (restarts, comment, most, failed, held) in [
+        (7, "by hand; mpsd: n2: failed start 3: why", 4, 4, false),
+        (7, "by hand", 1, 1, false),
+        (7, "by hand", 0, 1, false),
+        (7, "mpsd: n2: failed start 3: why", 0, 4, false),
+        (7, "mpsd: n2: --mps-threads=90: why", 3, 1, false),
+        (2, "two\nlines", 2, 0, true),
+        (2, "two\nlines", 3, 0, false),
+    ] {
+        let (_dir, node) = with_scripts(&format!("echo '{}'", shown(restarts, comment)), "");
+        let done = node.requeue(&id, most).expect("requeued");
+        let number = (failed > 0).then(|| format!("failed start {failed}"));
+        assert_eq!((&done.number, done.held), (&number, held), "{comment}: {done:?}");
+    }
     let (_dir, node) = with_scripts(&line, "exit 1");
     node.requeue(&id, 3).expect_err("it is not back in the queue");
 }
