@@ -41,6 +41,7 @@ const GROUPS: &[runner::Group] = &[
     failures::HELD,
     sites::AUTOMATIC,
     sites::SHARED,
+    sites::NO_GPUS,
     sites::NO_FLAGS,
     sites::CONTAINER,
     sites::CGROUP,

@@ -47,6 +47,20 @@ pub const SHARED: Group = Group {
     cells: &[("two_jobs_on_one_gpu", two_jobs_on_one_gpu)],
 };
 
+/// `GresTypes` without `gpu`: the nodes' GPUs are nobody's.
+pub const NO_GPUS: Group = Group {
+    name: "no_gpus",
+    options: || Options {
+        slurm_lines: vec!["GresTypes=disk".into()],
+        gres: Some("disk:2".into()),
+        gres_conf: Some("Name=disk Count=2\n".into()),
+        ..Options::default()
+    },
+    prepare: simulated,
+    needs: || None,
+    cells: &[("every_request_is_refused", every_request_is_refused)],
+};
+
 /// Slurm's default: the prolog runs at a node's first step, whose options are in its environment.
 pub const NO_FLAGS: Group = Group {
     name: "no_flags",
@@ -237,6 +251,23 @@ fn srun_with_a_private_tmp(cell: &Context) -> Result<()> {
     let records = clients(cell, &arguments, "--hold 0.2")?;
     ensure!(records.len() == 4, "four clients expected: {records:?}");
     check_daemons(&records, cell.user.uid, 1)
+}
+
+fn every_request_is_refused(cell: &Context) -> Result<()> {
+    for words in [
+        &["--mps"][..],
+        &["--mps", "--exclusive"],
+        &["--mps", "--gres=disk:1"],
+    ] {
+        let argv = [&["srun", "-w", "node1"], words, &["/bin/echo", "ran"]].concat();
+        let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?;
+        ensure!(
+            !done.status.success() && done.stdout.is_empty(),
+            "it ran: {done:?}"
+        );
+        ensure!(done.stderr.contains("no GPU"), "not told: {done:?}");
+    }
+    Ok(())
 }
 
 /// Two jobs, one GPU each: the second's is number 0 for its tasks, and number 1 on the node.

@@ -139,7 +139,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
     }
     spread(request, with, plain, &mut troubles);
     own_daemons(request, with, &mut troubles);
-    modes(site, request, plain, beside, &mut troubles);
+    modes(site, request, with, plain, beside, &mut troubles);
     for (node, bystander) in &beside.bystanders {
         for trouble in &bystander.troubles {
             troubles.push(format!("bystander on {node}: {trouble}"));
@@ -535,10 +535,17 @@ fn own_daemons(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
     }
 }
 
-/// Nothing but the GPUs of the job that asked leaves its compute mode, and those do where the site says so.
-fn modes(site: &Choice, request: &Choice, plain: &Run, beside: &Beside, troubles: &mut Vec<String>) {
+/// Nothing but the GPUs of the job that asked leaves its compute mode, and those do where the site says so and no GPU is shared.
+fn modes(
+    site: &Choice,
+    request: &Choice,
+    with: &Run,
+    plain: &Run,
+    beside: &Beside,
+    troubles: &mut Vec<String>,
+) {
     let of_job = !is(request, "step", "one-asks") || is(request, "launch", "het");
-    let may = is(site, "mode", "exclusive") && of_job && !is(request, "gpus", "shard1");
+    let may = is(site, "mode", "exclusive") && of_job && is(site, "shards", "no-shards");
     // Such a job may have more GPUs than its tasks were given.
     let bound = ["bind-map", "bind-single"]
         .iter()
@@ -565,6 +572,18 @@ fn modes(site: &Choice, request: &Choice, plain: &Run, beside: &Beside, troubles
         let allowed = may && !foreign && node.is_some() && (own.contains(gpu) || more);
         if !others.is_empty() && !allowed {
             troubles.push(format!("compute mode of {} {}: {others:?}", gpu.0, gpu.1));
+        }
+    }
+    let own = with
+        .tasks
+        .iter()
+        .filter(|task| task.cuda.under_mps && task.label != "second");
+    for task in own.filter(|_| may) {
+        for device in &task.devices {
+            let seen = beside.modes.get(&(task.node.clone(), device.clone()));
+            if !seen.is_some_and(|seen| seen.contains("exclusive_process")) {
+                troubles.push(format!("compute mode of {} {device} stays", task.node));
+            }
         }
     }
 }
