@@ -7,6 +7,7 @@ mod circles;
 mod confined;
 mod corpus;
 mod crash;
+mod doctor;
 mod evidence;
 mod facts;
 mod faults;

@@ -147,6 +147,26 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
     assert!(ran.code == Some(1) && ran.out.contains("FAIL  no '"), "{ran:?}");
 }
 
+/// Else the first job that asks drains the node, and its user reads of a broken boot.
+#[test]
+fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
+    let mut cluster = Cluster::new(GOOD);
+    assert_eq!(cluster.enable().code, Some(0));
+    let control = cluster.stage.node.control();
+    let away = control.with_extension("away");
+    fs::rename(&control, &away).expect("away");
+    let ran = cluster.slurm("check", &[]);
+    let line = "FAIL  NVIDIA's MPS: cannot open";
+    assert!(ran.code == Some(1) && ran.out.contains(line), "{ran:?}");
+    fs::rename(&away, &control).expect("back");
+    cluster.stage.node.change(|node| node.nvml.init_fails = true);
+    let ran = cluster.slurm("check", &[]);
+    let line = "FAIL  NVML gives no answer: the first job that asks for MPS takes the node out of service";
+    assert!(ran.code == Some(1) && ran.out.contains(line), "{ran:?}");
+    cluster.stage.node.change(|node| node.nvml.init_fails = false);
+    assert_eq!(cluster.slurm("check", &[]).code, Some(0));
+}
+
 #[test]
 fn nobody_elses_file_is_touched() {
     let cluster = Cluster::new(GOOD);

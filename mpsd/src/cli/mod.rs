@@ -2,6 +2,7 @@
 
 pub mod asking;
 pub mod attach;
+pub mod doctor;
 pub mod env;
 pub mod exec;
 pub mod mpsctl;

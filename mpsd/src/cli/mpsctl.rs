@@ -1,6 +1,7 @@
 //! The command line of `mpsctl`.
 
 use super::attach::Caller;
+use super::doctor::{self, Doctor};
 use super::env::Env;
 use super::exec::Exec;
 use super::plan::PlanVerb;
@@ -74,6 +75,11 @@ enum Verb {
     /// The configuration
     #[command(subcommand)]
     Config(ConfigVerb),
+    /// Say what keeps this host from giving jobs an MPS, one line each, with what to do
+    ///
+    /// Looks at the configuration, our programs, the driver, directories, cgroups, units, what jobs left, and the scheduler's
+    /// set-up as its check does. Changes nothing. Exit status: 0 all lines are OK; 1 a WARN is among them; 2 a FAIL.
+    Doctor(Doctor),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
     /// Pack what a report of a problem needs to say of this node into one file of root's (root)
@@ -141,6 +147,7 @@ pub fn main() -> u8 {
             };
             as_root(&config, None, ("support-bundle", "it reads root's log"), run)
         }
+        Verb::Doctor(verb) => doctor(&config, &verb),
         Verb::Advertise(verb) => {
             print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
         }
@@ -191,7 +198,10 @@ fn as_root(
     });
     match verb(&settings, name) {
         Ok(report) => {
-            report.lines.iter().for_each(|line| say(&format!("{line}\n")));
+            report
+                .told
+                .iter()
+                .for_each(|told| say(&format!("{}\n", told.text())));
             if report.incomplete { EXIT_NODE } else { 0 }
         }
         Err(failure) => failed(&failure),
@@ -258,6 +268,18 @@ fn sweep(config: &Path, verb: &Sweep) -> u8 {
     swept.unwrap_or_else(|stopped| stop(&stopped))
 }
 
+fn doctor(config: &Path, verb: &Doctor) -> u8 {
+    let host = ThisHost.name();
+    let node = verb.node.as_deref().unwrap_or(&host);
+    match around(config, node, |around| Ok(doctor::look(node, around))) {
+        Ok(found) => {
+            say(&verb.text(&found));
+            doctor::worst(&found)
+        }
+        Err(stopped) => stop(&stopped),
+    }
+}
+
 /// The directory of our programs: all of them lie in one.
 fn programs() -> Result<PathBuf, Failure> {
     let unknown = |why: String| Undetermined::new("the directory of this program", why);
@@ -280,9 +302,18 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
 
 /// The verbs that stand in a scheduler's folder.
 fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<Done, Stopped> {
-    let programs = programs()?;
     let host = ThisHost.name();
-    let (settings, broken) = match settings(config, &host) {
+    around(config, &host, |around| verbs.run(matches, around))
+}
+
+/// What the verbs of an administrator need to know of this host, called `node`.
+fn around<T>(
+    config: &Path,
+    node: &str,
+    verb: impl FnOnce(&Surroundings<'_>) -> Result<T, Stopped>,
+) -> Result<T, Stopped> {
+    let programs = programs()?;
+    let (settings, broken) = match settings(config, node) {
         Ok(settings) => (settings, None),
         Err(failure) => (Settings::usual(), Some(failure)),
     };
@@ -298,5 +329,5 @@ fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<Done
         },
         standing: &|settings| standing(settings),
     };
-    verbs.run(matches, &around)
+    verb(&around)
 }

@@ -52,19 +52,28 @@ pub struct Undrain {
 #[derive(Debug, Default)]
 pub struct Report {
     /// One line for each thing that was found.
-    pub lines: Vec<String>,
+    pub told: Vec<Told>,
     /// Something is not as it should be.
     pub incomplete: bool,
 }
 
 /// One line of the report.
-enum Told {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
     /// Nothing was done, and nothing is wrong.
     Said(String),
     /// Something was done: the node's log has it too.
     Did(String),
     /// Something is not as it should be.
     Left(String),
+}
+
+impl Told {
+    /// The line.
+    pub fn text(&self) -> &str {
+        let (Said(text) | Did(text) | Left(text)) = self;
+        text
+    }
 }
 
 impl Report {
@@ -74,8 +83,7 @@ impl Report {
             Did(text) => line(NAME, Severity::Info, text),
             Left(_) => self.incomplete = true,
         }
-        let (Said(text) | Did(text) | Left(text)) = told;
-        self.lines.push(text);
+        self.told.push(told);
     }
 }
 
@@ -285,7 +293,7 @@ impl<'a> Run<'a> {
         } else {
             Left(format!("job {job}: gone ({why}): could not be taken down"))
         });
-        self.report.lines.extend(lines);
+        self.report.told.extend(lines.into_iter().map(Said));
     }
 
     /// Ends one job in a child with a deadline: one that hangs does not keep the others. Whether all is as before, and what is
@@ -382,7 +390,7 @@ impl<'a> Run<'a> {
                 }
             };
             self.report.tell(told);
-            self.report.lines.extend(notes);
+            self.report.told.extend(notes.into_iter().map(Said));
         }
     }
 

@@ -1,7 +1,7 @@
 //! `mpsctl support-bundle`: what somebody far away needs to know of this node, in one file of root's. Nothing of a user's: no file of
 //! a job is read, and where a line names a user, the name is left out.
 
-use super::reconcile::Report;
+use super::reconcile::{Report, Told};
 use crate::scheduler::Host;
 use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Undetermined};
@@ -94,7 +94,7 @@ impl SupportBundle {
             pieces.len()
         );
         Ok(Report {
-            lines: vec![text],
+            told: vec![Told::Said(text)],
             incomplete: false,
         })
     }

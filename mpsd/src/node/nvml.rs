@@ -62,6 +62,15 @@ impl NvmlError {
     }
 }
 
+/// What an administrator wants to know of the driver.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Driver {
+    /// Its version: `580.159.04`.
+    pub version: String,
+    /// The indexes of the GPUs without persistence mode: the driver unloads their state when their last user leaves.
+    pub forgotten: Vec<u32>,
+}
+
 /// NVML, loaded and initialised (12 ms; docs/facts/mps-control.md#times).
 #[derive(Debug)]
 pub struct Nvml {
@@ -136,6 +145,24 @@ impl Nvml {
             minor: device.minor_number().ok(),
             cpus: near_cpus(&device),
         })
+    }
+
+    /// The driver's version, and the GPUs that it forgets between jobs.
+    ///
+    /// # Errors
+    /// As [`Nvml::inventory`].
+    pub fn driver(&self) -> Result<Driver, NvmlError> {
+        let version = self.library.sys_driver_version();
+        let version = version.map_err(NvmlError::of("nvmlSystemGetDriverVersion", NVML))?;
+        let mut forgotten = Vec::new();
+        for gpu in self.inventory()?.gpus {
+            // What does not know the mode, as a vGPU, forgets nothing.
+            let kept = or_unknown(self.device(&gpu.uuid)?.is_in_persistent_mode(), true);
+            if !kept.map_err(NvmlError::of("nvmlDeviceGetPersistenceMode", &gpu.uuid))? {
+                forgotten.push(gpu.index);
+            }
+        }
+        Ok(Driver { version, forgotten })
     }
 
     /// The compute mode of `gpu`.

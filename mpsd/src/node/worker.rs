@@ -41,6 +41,8 @@ pub enum Question {
     Mode(GpuUuid),
     /// Sets it: nothing.
     SetMode(GpuUuid, ComputeMode),
+    /// The driver: a [`super::nvml::Driver`].
+    Driver,
     /// The processes on a GPU: [`mpsd_core::gpu::GpuProcess`]es.
     Processes(GpuUuid),
 }
@@ -75,6 +77,7 @@ fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Res
         Question::Inventory => text(loaded.inventory()),
         Question::Mode(gpu) => text(loaded.compute_mode(&gpu)),
         Question::SetMode(gpu, mode) => text(loaded.set_compute_mode(&gpu, mode)),
+        Question::Driver => text(loaded.driver()),
         Question::Processes(gpu) => text(loaded.processes(&gpu)),
     }
 }

@@ -13,6 +13,7 @@ pub mod call;
 pub mod control;
 pub mod devices;
 pub mod drain;
+pub(crate) mod ground;
 pub mod host;
 pub mod known_jobs;
 mod numbers;

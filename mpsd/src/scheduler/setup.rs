@@ -17,6 +17,8 @@ pub(crate) trait SetUp: Sync {
     /// # Errors
     /// What cannot be done on which object, why, what to do.
     fn run(&self, matches: &clap::ArgMatches, around: &Surroundings<'_>) -> Result<Done, Stopped>;
+    /// What its check finds on this host; `None`: it is not here.
+    fn look(&self, node: &str, around: &Surroundings<'_>) -> Option<Vec<Finding>>;
 }
 
 /// What the verbs need to know of this host.
@@ -111,6 +113,21 @@ pub enum Finding {
 }
 
 impl Finding {
+    /// Its word.
+    pub fn status(&self) -> &'static str {
+        match self {
+            Self::Good(_) => "OK",
+            Self::Better(_) => "WARN",
+            Self::Wrong(_) => "FAIL",
+        }
+    }
+
+    /// What it says.
+    pub fn text(&self) -> &str {
+        let (Self::Good(text) | Self::Better(text) | Self::Wrong(text)) = self;
+        text
+    }
+
     /// Whether something is wrong.
     pub fn is_wrong(&self) -> bool {
         matches!(self, Self::Wrong(_))

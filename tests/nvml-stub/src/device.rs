@@ -333,12 +333,12 @@ pub unsafe extern "C" fn nvmlDeviceGetBrand(device: Device, brand: *mut c_uint) 
     returned(gpu(device).and_then(|_| unsafe { out::value(brand, 14) }))
 }
 
-/// Persistence mode: on.
+/// Whether the driver keeps a GPU's state while nobody uses it.
 ///
 /// # Safety
 /// `mode` points to a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetPersistenceMode(device: Device, mode: *mut c_uint) -> Return {
     // SAFETY: the caller's promise.
-    returned(gpu(device).and_then(|_| unsafe { out::value(mode, 1) }))
+    returned(gpu(device).and_then(|(_, gpu, _)| unsafe { out::value(mode, gpu.persistence.into()) }))
 }

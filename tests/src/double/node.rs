@@ -78,6 +78,9 @@ pub struct Gpu {
     /// Its device file; a program that may not open it does not see this GPU. None: every program sees it.
     #[serde(default)]
     pub device: Option<PathBuf>,
+    /// Persistence mode: the driver keeps its state while nobody uses it.
+    #[serde(default = "yes")]
+    pub persistence: bool,
     /// CPUs near it, in bits from CPU 0 on.
     #[serde(default = "all_cpus")]
     pub cpus: u64,

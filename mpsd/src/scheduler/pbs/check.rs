@@ -7,6 +7,7 @@ use super::qmgr::qmgr;
 use super::status::status;
 use super::verbs::OwnSteps;
 use crate::scheduler::control::Controller;
+use crate::scheduler::ground::ground;
 use crate::scheduler::setup::{Finding, Surroundings};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -24,6 +25,7 @@ pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &Surroundi
     ))];
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
     all.extend(programs.map(|name| Finding::program(&around.programs.join(name), around.host)));
+    all.extend(ground(&node_name(around), around));
     let hooked = steps.check_hook(pbs, around, &mut all);
     for (_, name) in files::named(steps.scripts()) {
         let path = mom.join(name);

@@ -4,7 +4,7 @@ use super::check::check;
 use super::installation::Installation;
 use super::verbs::{OwnSteps, Pbs, Uninstall, Where};
 use super::{files, request};
-use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
+use crate::scheduler::setup::{Done, Finding, SetUp, Stopped, Surroundings};
 use crate::scheduler::site::Site;
 use crate::sys::deadline::Deadline;
 use clap::{FromArgMatches, Subcommand};
@@ -58,6 +58,18 @@ impl SetUp for Verbs {
                 check(steps, &pbs, around).into()
             }
         })
+    }
+
+    fn look(&self, _: &str, around: &Surroundings<'_>) -> Option<Vec<Finding>> {
+        let site = Site::of(&around.settings);
+        let all = self.0.iter();
+        let all = all.map(|steps| (*steps, Installation::find(steps.product(), &site, around.host)));
+        let here: Vec<_> = all.filter(|(_, pbs)| pbs.is_here()).collect();
+        let found = here
+            .iter()
+            .flat_map(|(steps, pbs)| check(*steps, pbs, around))
+            .collect();
+        (!here.is_empty()).then_some(found)
     }
 }
 

@@ -6,6 +6,7 @@ use super::gres::Gres;
 use super::line::{self, PLUGIN, USUAL_PROGRAMS, WORDS};
 use super::release::{Release, all_installed, stamp_of};
 use crate::scheduler::batch_system::{STEP_MARGIN, within};
+use crate::scheduler::ground::ground;
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::scheduler::setup::Surroundings;
@@ -42,6 +43,7 @@ pub(super) fn check(
     }
     all.push(started(slurm, conf, &home, loaded.as_deref()));
     all.extend(settings(conf, around));
+    all.extend(ground(node, around));
     all.extend(gpus(conf, node, around));
     all.extend((around.standing)(&around.settings));
     if !plugins.is_dir() {

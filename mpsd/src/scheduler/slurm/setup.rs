@@ -5,7 +5,7 @@ use super::commands::{Installation, several};
 use super::conf::Conf;
 use super::line::{self, PLUGIN, TAG, USUAL_PROGRAMS, is_foreign, is_ours};
 use super::release::{Release, installed, stamp_of};
-use crate::scheduler::setup::{self, Done, SetUp, Stopped, Surroundings};
+use crate::scheduler::setup::{self, Done, Finding, SetUp, Stopped, Surroundings};
 use crate::scheduler::site::Site;
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::{Failure, Refusal};
@@ -94,9 +94,28 @@ impl SetUp for Verbs {
             }
         }?)
     }
+
+    /// One that is named and not there is wrong.
+    fn look(&self, node: &str, around: &Surroundings<'_>) -> Option<Vec<Finding>> {
+        let place = Place::usual(node);
+        let named = around.settings.slurm.conf.is_some() || around.settings.slurm.exec.is_some();
+        match place.find(around) {
+            Ok((slurm, conf)) => Some(check(&place.plugins, &slurm, &conf, node, around)),
+            Err(why) => named.then(|| vec![Finding::Wrong(why)]),
+        }
+    }
 }
 
 impl Place {
+    /// Without any option.
+    fn usual(node: &str) -> Self {
+        Self {
+            node: Some(node.to_owned()),
+            plugins: PLUGINS.into(),
+            ..Self::default()
+        }
+    }
+
     fn node(&self, around: &Surroundings<'_>) -> String {
         self.node.clone().unwrap_or_else(|| around.host.name())
     }

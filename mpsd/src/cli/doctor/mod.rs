@@ -1,0 +1,219 @@
+//! `mpsctl doctor`: all that keeps a node from giving jobs an MPS, one line each, with what to do. It changes nothing.
+
+mod place;
+
+use super::reconcile::{Reconcile, Told};
+use crate::node::nvml::Driver;
+use crate::node::worker::{NvmlWorker, Question};
+use crate::scheduler::SET_UPS;
+use crate::scheduler::ground::{NO_NVML, control, has_gpu, units};
+use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
+use crate::scheduler::setup::{SetUp, Surroundings};
+use mpsd_core::{Failure, Inventory};
+use std::path::Path;
+use std::time::Duration;
+
+/// For each answer of NVML; it loads in 12 ms, and in seconds where the driver has to wake the GPUs first
+/// (docs/facts/mps-control.md#times).
+const NVML_DEADLINE: Duration = Duration::from_secs(10);
+/// The programs that schedulers start, or these.
+const PROGRAMS: [&str; 4] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl"];
+
+/// `mpsctl doctor`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Doctor {
+    /// The node's name in the scheduler; this host's if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// Print only what is not OK
+    #[arg(long)]
+    pub problems: bool,
+    /// One JSON object: the worst status, and the status and text of each finding
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How bad it is, as the exit status: 0 all is well, 1 something could be better, 2 something does not work.
+pub fn worst(found: &[Finding]) -> u8 {
+    let code = |finding: &Finding| match finding {
+        Good(_) => 0,
+        Better(_) => 1,
+        Wrong(_) => 2,
+    };
+    found.iter().map(code).max().unwrap_or(0)
+}
+
+impl Doctor {
+    /// The text to print of these findings.
+    pub fn text(&self, found: &[Finding]) -> String {
+        let shown = || {
+            found
+                .iter()
+                .filter(|finding| !self.problems || !matches!(finding, Good(_)))
+        };
+        if !self.json {
+            return shown().map(|finding| format!("{finding}\n")).collect();
+        }
+        let one = |finding: &Finding| serde_json::json!({"status": finding.status(), "text": finding.text()});
+        let worst = ["OK", "WARN", "FAIL"][usize::from(worst(found))];
+        let all: Vec<_> = shown().map(one).collect();
+        format!("{}\n", serde_json::json!({"worst": worst, "findings": all}))
+    }
+}
+
+/// Looks at this host; `node` is its name in the scheduler.
+pub(super) fn look(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+    let mut all = vec![match &around.broken {
+        None => Good("mpsd.toml can be used".to_owned()),
+        Some(broken) => Wrong(format!(
+            "{broken}: every job that asks for MPS is stopped; 'mpsctl config check' tells when it is good"
+        )),
+    }];
+    all.extend(PROGRAMS.map(|name| Finding::program(&around.programs.join(name), around.host)));
+    match has_gpu(around) {
+        true => all.extend(of_gpus(node, around)),
+        false => all.push(Good(
+            "no NVIDIA GPU here: no job gets MPS on this host".to_owned(),
+        )),
+    }
+    all.extend(schedulers(node, around));
+    // What a scheduler's check looks at as well is told once, and why where that is known here.
+    let mut told: Vec<Finding> = Vec::new();
+    for finding in all {
+        if !told.contains(&finding) && finding.text() != NO_NVML {
+            told.push(finding);
+        }
+    }
+    told
+}
+
+/// What a node for jobs needs.
+fn of_gpus(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+    let mut all = control(&around.settings.control, around.host);
+    all.extend(nvml(&around.programs.join("mpsd"), &around.settings.nvml));
+    all.extend(place::directories(&around.settings.paths));
+    all.extend(place::security());
+    all.extend(units(around.host, place::is_booted()));
+    if nix::unistd::geteuid().is_root() {
+        all.push(place::cgroup(&around.settings.cgroup));
+        all.extend(leftovers(node, around));
+    } else {
+        all.push(Better(
+            "cgroups and what jobs left are root's to look at: run it as root".to_owned(),
+        ));
+    }
+    all
+}
+
+/// The driver, by its library.
+fn nvml(worker: &Path, library: &str) -> Vec<Finding> {
+    let asked = || -> Result<(Inventory, Driver), Failure> {
+        let mut nvml = NvmlWorker::start(worker, library, NVML_DEADLINE)?;
+        Ok((nvml.ask(&Question::Inventory)?, nvml.ask(&Question::Driver)?))
+    };
+    let (inventory, driver) = match asked() {
+        Ok(answers) => answers,
+        Err(failure) => {
+            return vec![Wrong(format!(
+                "{failure}: the first job that asks for MPS takes the node out of service; see 'nvidia-smi' and the kernel's log"
+            ))];
+        }
+    };
+    let mut all = vec![match inventory.gpus.len() {
+        0 => Wrong(
+            "NVML answers and lists no GPU: see 'nvidia-smi' and the kernel's log for one that is lost"
+                .to_owned(),
+        ),
+        _ => Good("NVML answers".to_owned()),
+    }];
+    all.push(Good(format!(
+        "driver {}, {}",
+        driver.version,
+        products(&inventory)
+    )));
+    let mig: Vec<String> = inventory
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.mig)
+        .map(|gpu| gpu.index.to_string())
+        .collect();
+    if !mig.is_empty() {
+        all.push(Better(format!(
+            "GPU {} in MIG mode: MPS is given to whole GPUs, and a job with one is refused",
+            mig.join(", ")
+        )));
+    }
+    all.push(match driver.forgotten.as_slice() {
+        [] => Good("persistence mode is on".to_owned()),
+        some => Better(format!(
+            "GPU {} without persistence mode: the driver wakes the GPU for each job, which takes seconds; systemctl enable --now \
+             nvidia-persistenced",
+            some.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        )),
+    });
+    all
+}
+
+/// `8 x NVIDIA H200`.
+fn products(inventory: &Inventory) -> String {
+    let mut counted: Vec<(&str, usize)> = Vec::new();
+    for gpu in &inventory.gpus {
+        match counted.iter_mut().find(|(name, _)| *name == gpu.name) {
+            Some((_, count)) => *count += 1,
+            None => counted.push((&gpu.name, 1)),
+        }
+    }
+    let words: Vec<String> = counted
+        .iter()
+        .map(|(name, count)| format!("{count} x {name}"))
+        .collect();
+    words.join(", ")
+}
+
+/// What jobs left, drains that wait, and second looks, as 'mpsctl reconcile' would find them.
+fn leftovers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+    let dry = Reconcile {
+        dry_run: true,
+        ..Reconcile::default()
+    };
+    let report = match dry.run(&around.settings, node) {
+        Ok(report) => report,
+        Err(failure) => return vec![Wrong(format!("what jobs left cannot be told: {failure}"))],
+    };
+    let left: Vec<Finding> = report
+        .told
+        .into_iter()
+        .filter_map(|told| match told {
+            Told::Left(text) => Some(Better(format!(
+                "{text}; 'mpsctl reconcile' does that, and says what it cannot"
+            ))),
+            Told::Said(_) | Told::Did(_) => None,
+        })
+        .collect();
+    match left.is_empty() {
+        true => vec![Good("no job left anything".to_owned())],
+        false => left,
+    }
+}
+
+/// What the checks of the schedulers find that are here.
+fn schedulers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+    let found: Vec<Vec<Finding>> = SET_UPS
+        .iter()
+        .filter_map(|set_up: &&dyn SetUp| set_up.look(node, around))
+        .collect();
+    match found.is_empty() {
+        true => {
+            let mut all = (around.standing)(&around.settings);
+            all.push(Better(
+                "no Slurm, Torque or OpenPBS is found here: name it under [slurm] or [pbs] of mpsd.toml"
+                    .to_owned(),
+            ));
+            all
+        }
+        false => found.into_iter().flatten().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! Where jobs' daemons live: directories, cgroups, and what else has a say.
+
+use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
+use crate::sys::cgroup::Cgroup;
+use mpsd_core::Paths;
+use mpsd_core::config::Cgroup as Rule;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// Longest path of a pipe directory that the vendor takes; a longer one ends its daemon without a word
+/// (docs/facts/mps-control.md#starting). Bytes.
+const LONGEST_PIPE: usize = 85;
+/// Longest name of a job's directory, and below it the longest name of a pipe directory. Bytes.
+const LONGEST_NAMES: usize = "/".len() + 40 + "/pipe-15".len();
+const SELINUX: &str = "/sys/fs/selinux/enforce";
+const APPARMOR: &str = "/sys/kernel/security/apparmor/profiles";
+
+/// Whether systemd runs here (sd_booted(3)).
+pub(super) fn is_booted() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
+
+/// The length of a pipe directory's path, and whether every user can pass the directories above it.
+pub(super) fn directories(paths: &Paths) -> Vec<Finding> {
+    let jobs = paths.jobs();
+    let longest = jobs.as_os_str().len() + LONGEST_NAMES;
+    let run = paths.run().display();
+    let mut all = vec![match longest <= LONGEST_PIPE {
+        true => Good(format!(
+            "pipe directories below '{run}' are short enough for the vendor"
+        )),
+        false => Wrong(format!(
+            "a pipe directory below run_dir '{run}' may have {longest} bytes, and NVIDIA's daemon ends without a word above \
+             {LONGEST_PIPE}: name a shorter run_dir in mpsd.toml"
+        )),
+    }];
+    let closed = |path: &&Path| fs::metadata(path).is_ok_and(|about| about.permissions().mode() & 0o001 == 0);
+    all.push(match jobs.ancestors().find(closed) {
+        None => Good(format!("every user can pass to '{}'", jobs.display())),
+        Some(closed) => Wrong(format!(
+            "'{0}' lets users not pass, so that no server starts and no client finds its own; chmod o+x '{0}'",
+            closed.display()
+        )),
+    });
+    all
+}
+
+/// Whether a job's daemons get a cgroup of their own: one is made as a job's, and removed.
+pub(super) fn cgroup(rule: &Rule) -> Finding {
+    let name = format!("doctor-{}", std::process::id());
+    let made = match rule {
+        Rule::None => {
+            return Better(
+                "cgroup is \"none\" in mpsd.toml: a restart of the scheduler's daemon may end running jobs' MPS".to_owned(),
+            );
+        }
+        Rule::Auto => Cgroup::create(&name),
+        Rule::Below(base) => Cgroup::create_under(base, &name),
+    };
+    let why = match made {
+        Ok(Some(cgroup)) => match cgroup.remove() {
+            Ok(_) => return Good("a job's daemons get a cgroup of their own".to_owned()),
+            Err(error) => error.to_string(),
+        },
+        Ok(None) => "no hierarchy here can be used".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Better(format!(
+        "a job's daemons get no cgroup of their own ({why}): a restart of the scheduler's daemon may end running jobs' MPS; \
+         systemctl enable --now mpsd.service"
+    ))
+}
+
+/// What else may keep root's programs and the vendor's from their work.
+pub(super) fn security() -> Vec<Finding> {
+    let text = |file: &str| fs::read_to_string(file).ok();
+    [selinux(text(SELINUX)), apparmor(text(APPARMOR))]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// No policy is shipped: where one denies something, its log names the program.
+fn selinux(enforce: Option<String>) -> Option<Finding> {
+    (enforce?.trim() == "1").then(|| {
+        Good(
+            "SELinux enforces: what it denies to a start stands in 'ausearch -m avc -c nvidia-cuda-mps'"
+                .to_owned(),
+        )
+    })
+}
+
+fn apparmor(profiles: Option<String>) -> Option<Finding> {
+    let profiles = profiles?;
+    let ours = |line: &&str| {
+        line.ends_with("(enforce)")
+            && ["nvidia-cuda-mps", "mps-prologue", "mps-epilogue", "mpsd"]
+                .iter()
+                .any(|name| line.contains(name))
+    };
+    profiles.lines().find(ours).map(|profile| {
+        Better(format!("AppArmor confines '{profile}': a start that it denies fails; aa-complain, and see the kernel's log"))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+//! What every scheduler's check looks at first: without it each of its lines may be good, and the first job that asks for MPS
+//! takes the node out of service.
+
+use super::host::Host;
+use super::setup::Finding::{self, Better, Good, Wrong};
+use super::setup::Surroundings;
+use mpsd_core::trusted::open_trusted;
+use std::path::Path;
+use std::time::Duration;
+
+/// NVIDIA's number among the vendors of PCI devices.
+const NVIDIA: &str = "0x10de";
+/// The server's program, beside the control daemon's (docs/facts/mps-control.md#starting).
+const SERVER: &str = "nvidia-cuda-mps-server";
+/// What a check says of an NVML that does not answer; 'mpsctl doctor' says why.
+pub(crate) const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
+/// systemd has it where it runs (sd_booted(3)).
+const BOOTED: &str = "/run/systemd/system";
+const SYSTEMCTL: &str = "/usr/bin/systemctl";
+/// For one question to systemd.
+const UNIT_DEADLINE: Duration = Duration::from_secs(5);
+/// Our units that an administrator enables, and what is missing without each.
+const UNITS: [(&str, &str); 2] = [
+    (
+        "mpsd.service",
+        "a restart of slurmd or pbs_mom may end running jobs' MPS",
+    ),
+    ("mpsd-reconcile.timer", "nobody takes down what a killed job left"),
+];
+
+/// The node's programs, its NVML, our units; one line where this host has no GPU, as login hosts.
+pub(crate) fn ground(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+    if !has_gpu(around) {
+        return vec![Good(
+            "no NVIDIA GPU here: no job gets MPS on this host".to_owned(),
+        )];
+    }
+    let mut all = control(&around.settings.control, around.host);
+    all.push(match (around.inventory)(node) {
+        Some(_) => Good("NVML answers".to_owned()),
+        None => Wrong(NO_NVML.to_owned()),
+    });
+    all.extend(units(around.host, Path::new(BOOTED).is_dir()));
+    all
+}
+
+/// Whether this is a host for jobs with GPUs: one of NVIDIA's is on its bus, or the site named another NVML than the usual one.
+pub(crate) fn has_gpu(around: &Surroundings<'_>) -> bool {
+    let says = |device: &Path, file: &str| std::fs::read_to_string(device.join(file)).unwrap_or_default();
+    // Class 0x03: what draws or computes, and no bridge or network card.
+    let is_gpu =
+        |device: &Path| says(device, "vendor").trim() == NVIDIA && says(device, "class").starts_with("0x03");
+    let bus = std::fs::read_dir("/sys/bus/pci/devices")
+        .into_iter()
+        .flatten()
+        .flatten();
+    Path::new(&around.settings.nvml).is_absolute() || bus.into_iter().any(|device| is_gpu(&device.path()))
+}
+
+/// NVIDIA's two programs.
+pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<Finding> {
+    let server = control.with_file_name(SERVER);
+    let one = |program: &Path, key: &str| match open_trusted(program) {
+        Ok(_) if host.executable(program) => Good(format!("'{}' is a program of root's", program.display())),
+        Ok(_) => Wrong(format!("'{}' is not executable: chmod 0755", program.display())),
+        Err(error) => Wrong(format!(
+            "NVIDIA's MPS: {error}: the first job that asks for MPS takes the node out of service; install the driver's MPS \
+             programs{key}"
+        )),
+    };
+    vec![
+        one(control, ", or name this one with control in mpsd.toml"),
+        one(&server, " beside the control daemon"),
+    ]
+}
+
+/// Our units, where systemd runs.
+pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<Finding> {
+    if !booted {
+        return vec![Better(
+            "systemd does not run here: nothing calls 'mpsctl reconcile' by itself; let cron do that every ten minutes".to_owned(),
+        )];
+    }
+    let ask = |verb: &str, unit: &str| {
+        let answer = host.run(Path::new(SYSTEMCTL), &[verb, unit], &[], UNIT_DEADLINE);
+        answer.map(|answer| answer.text.trim().to_owned())
+    };
+    let one = |(unit, without): (&str, &str)| match (ask("is-active", unit), ask("is-enabled", unit)) {
+        (Err(why), _) | (_, Err(why)) => Better(format!("{unit}: systemd does not say how it stands: {why}")),
+        (Ok(active), _) if active != "active" => Wrong(format!(
+            "{unit} is {active}: {without}; systemctl enable --now {unit}"
+        )),
+        (Ok(_), Ok(enabled)) if enabled != "enabled" => Better(format!(
+            "{unit} is active and will not be after the next boot ({enabled}); systemctl enable {unit}"
+        )),
+        _ => Good(format!("{unit} is active")),
+    };
+    UNITS.into_iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests;

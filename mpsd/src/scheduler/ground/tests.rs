@@ -1,0 +1,49 @@
+use super::*;
+use crate::scheduler::testing::Paper;
+
+/// A host whose units stand so: active and enabled, one after the other.
+fn host(service: [&str; 2], timer: [&str; 2]) -> Paper {
+    let said = [("mpsd.service", service), ("mpsd-reconcile.timer", timer)];
+    said.into_iter()
+        .fold(Paper::default(), |host, (unit, [active, enabled])| {
+            host.command(
+                &format!("/usr/bin/systemctl is-active {unit}"),
+                0,
+                &format!("{active}\n"),
+            )
+            .command(
+                &format!("/usr/bin/systemctl is-enabled {unit}"),
+                0,
+                &format!("{enabled}\n"),
+            )
+        })
+}
+
+fn said(host: &Paper) -> Vec<String> {
+    units(host, true).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_unit_that_is_off_is_wrong_and_the_line_says_what_switches_it_on() {
+    let good = host(["active", "enabled"], ["active", "enabled"]);
+    assert_eq!(
+        said(&good),
+        [
+            "OK    mpsd.service is active",
+            "OK    mpsd-reconcile.timer is active"
+        ]
+    );
+    let off = host(["active", "enabled"], ["inactive", "disabled"]);
+    assert_eq!(
+        said(&off)[1],
+        "FAIL  mpsd-reconcile.timer is inactive: nobody takes down what a killed job left; systemctl enable --now \
+         mpsd-reconcile.timer"
+    );
+    let once = host(["active", "disabled"], ["active", "enabled"]);
+    assert_eq!(
+        said(&once)[0],
+        "WARN  mpsd.service is active and will not be after the next boot (disabled); systemctl enable mpsd.service"
+    );
+    assert!(said(&Paper::default())[0].starts_with("WARN  mpsd.service: systemd does not say"));
+    assert!(units(&good, false)[0].to_string().contains("mpsctl reconcile"));
+}

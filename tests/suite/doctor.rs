@@ -1,0 +1,243 @@
+//! `mpsctl doctor` on a healthy node and on broken ones: each break is found, and its remedy makes the line OK.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use tests::place::{Place, fast};
+use tests::stage::{Ran, Stage, USER, as_user, finish};
+
+/// A node as a site has it: cgroups, the vendor's two programs, NVML.
+fn place() -> Place {
+    Place::new(fast(2), "")
+}
+
+fn doctor(stage: &Stage, args: &[&str]) -> Ran {
+    stage.run("mpsctl", &[&["doctor", "--node", "n1"], args].concat(), &[])
+}
+
+/// The lines that are not OK; some may be of the machine that the test runs on, which has no systemd and no scheduler, or
+/// several.
+fn problems(stage: &Stage) -> Vec<String> {
+    let ran = doctor(stage, &["--problems"]);
+    assert!(ran.err.is_empty(), "{ran:?}");
+    let lines: Vec<String> = ran.out.lines().map(str::to_owned).collect();
+    let has = |word: &str| lines.iter().any(|line| line.starts_with(word));
+    let code = match (has("FAIL"), has("WARN")) {
+        (true, _) => 2,
+        (false, true) => 1,
+        (false, false) => 0,
+    };
+    assert_eq!(ran.code, Some(code), "{ran:?}");
+    lines
+}
+
+/// A node that is broken by `harm` has this line, and none after `remedy`.
+#[track_caller]
+fn found(place: &mut Place, line: &str, harm: impl FnOnce(&mut Place), remedy: impl FnOnce(&mut Place)) {
+    let says = |place: &Place| {
+        let all = problems(&place.stage);
+        (all.iter().any(|told| told.contains(line)), all)
+    };
+    let (told, all) = says(place);
+    assert!(!told, "healthy before: {all:#?}");
+    harm(place);
+    let (told, all) = says(place);
+    assert!(told, "'{line}' is not among {all:#?}");
+    remedy(place);
+    let (told, all) = says(place);
+    assert!(!told, "healthy after the remedy: {all:#?}");
+}
+
+fn mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod");
+}
+
+#[test]
+fn a_healthy_node_is_told_line_by_line_and_is_left_as_it_was() {
+    let place = place();
+    let stage = &place.stage;
+    let ran = doctor(stage, &[]);
+    for line in [
+        "OK    mpsd.toml can be used\n",
+        "OK    NVML answers\n",
+        "OK    driver 580.159.04, 2 x NVIDIA H200\n",
+        "OK    persistence mode is on\n",
+        "OK    a job's daemons get a cgroup of their own\n",
+        "OK    no job left anything\n",
+        "nvidia-cuda-mps-server' is a program of root's\n",
+    ] {
+        assert!(ran.out.contains(line), "{line}: {}", ran.out);
+    }
+    // Lines of a thousand nodes fold into one: no pid, no host, no time in what is good.
+    let good = |ran: &Ran| -> Vec<String> {
+        let lines = ran.out.lines().filter(|line| line.starts_with("OK"));
+        lines
+            .map(|line| line.replace(&stage.path("").display().to_string(), ""))
+            .collect()
+    };
+    assert_eq!(good(&ran), good(&doctor(stage, &[])));
+    let json = doctor(stage, &["--json"]);
+    let said: serde_json::Value = serde_json::from_str(&json.out).expect("JSON");
+    let findings = said["findings"].as_array().expect("findings");
+    assert!(
+        findings
+            .iter()
+            .any(|one| one["status"] == "OK" && one["text"] == "NVML answers"),
+        "{said}"
+    );
+    stage.assert_clean();
+}
+
+#[test]
+fn the_vendors_programs() {
+    let mut place = place();
+    let control = place.stage.node.control();
+    let away = control.with_extension("away");
+    found(
+        &mut place,
+        "FAIL  NVIDIA's MPS: cannot open",
+        |_| fs::rename(&control, &away).expect("away"),
+        |_| fs::rename(&away, &control).expect("back"),
+    );
+    let line = "may be written by group or others";
+    found(
+        &mut place,
+        line,
+        |_| mode(&control, 0o777),
+        |_| mode(&control, 0o755),
+    );
+}
+
+#[test]
+fn a_driver_that_is_dead_and_one_that_forgets() {
+    let mut place = place();
+    let dead = |is: bool| move |place: &mut Place| place.stage.node.change(|node| node.nvml.init_fails = is);
+    let line = "the first job that asks for MPS takes the node out of service; see 'nvidia-smi'";
+    found(&mut place, line, dead(true), dead(false));
+    let kept =
+        |is: bool| move |place: &mut Place| place.stage.node.change(|node| node.gpu[1].persistence = is);
+    let line = "WARN  GPU 1 without persistence mode: the driver wakes the GPU for each job";
+    found(&mut place, line, kept(false), kept(true));
+}
+
+#[test]
+fn a_configuration_with_a_typo() {
+    let mut place = place();
+    let write = |extra: &'static str| move |place: &mut Place| place.configure(extra);
+    let line = "unknown key 'replicsa' (did you mean 'replicas'?)";
+    found(&mut place, line, write("replicsa = 4"), write("replicas = 4"));
+}
+
+#[test]
+fn no_cgroup_for_a_jobs_daemons() {
+    let mut place = place();
+    let line = "WARN  a job's daemons get no cgroup of their own (";
+    let elsewhere = |place: &mut Place| place.stage.configure("cgroup = \"/nonexistent\"");
+    found(&mut place, line, elsewhere, |place| place.configure(""));
+}
+
+#[test]
+fn a_directory_that_users_cannot_pass() {
+    let mut place = place();
+    let run = place.stage.path("run");
+    let line = "lets users not pass, so that no server starts and no client finds its own; chmod o+x";
+    found(&mut place, line, |_| mode(&run, 0o700), |_| mode(&run, 0o755));
+}
+
+#[test]
+fn what_a_job_left_goes_by_the_verb_that_the_line_names() {
+    let mut place = place();
+    let line =
+        "a lock and no account: would be removed, and the compute mode found restored; 'mpsctl reconcile'";
+    let harm = |place: &mut Place| {
+        let gpus = place.stage.path("run/gpus");
+        fs::create_dir_all(&gpus).expect("directory");
+        mode(&gpus, 0o711);
+        let uuid = &place.stage.node.uuids()[0];
+        fs::write(gpus.join(format!(".{uuid}.lock")), "").expect("lock");
+    };
+    let remedy = |place: &mut Place| {
+        let ran = place.stage.run("mpsctl", &["reconcile", "--node", "n1"], &[]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    };
+    found(&mut place, line, harm, remedy);
+}
+
+#[test]
+fn an_ordinary_user_is_told_what_he_cannot_see() {
+    let place = place();
+    let mut command = as_user(USER, place.stage.program("mpsctl"));
+    command.arg("--config").arg(place.stage.config());
+    command.args(["doctor", "--problems"]).env_clear();
+    let ran = finish(command);
+    assert!(
+        ran.code != Some(0) && ran.out.contains("run it as root"),
+        "{ran:?}"
+    );
+}
+
+/// A program in the place of `mpsctl` that says `text` and ends with `code`.
+fn said(dir: &Path, text: &str, code: u8) -> std::path::PathBuf {
+    let file = dir.join("mpsctl");
+    fs::write(&file, format!("#!/bin/sh\nprintf '%s\\n' {text}\nexit {code}\n")).expect("program");
+    mode(&file, 0o755);
+    file
+}
+
+#[test]
+fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() {
+    let dir = tempfile::tempdir().expect("directory");
+    let nhc = format!("{}/../docs/examples/mpsd.nhc", env!("CARGO_MANIFEST_DIR"));
+    let run = |text: &str, code: u8| {
+        let program = said(dir.path(), text, code);
+        // What NHC has: die() writes the reason down and returns.
+        let script = "die() { echo \"died $*\"; }; . \"$1\"; check_mpsd; echo \"status $?\"";
+        let mut command = std::process::Command::new("/bin/bash");
+        command.args(["-c", script, "nhc", &nhc]).env("MPSCTL", program);
+        finish(command).out
+    };
+    assert_eq!(run("''", 0), "status 0\n");
+    assert_eq!(run("'WARN  a' 'WARN  b'", 1), "status 0\n");
+    assert_eq!(
+        run("'WARN  a' 'FAIL  no daemon' 'FAIL  c'", 2),
+        "died 1 check_mpsd:  no daemon\nstatus 1\n"
+    );
+}
+
+/// ReFrame itself is not here: its names are stood for by the few that the check uses.
+#[test]
+fn the_example_for_reframe_finds_what_fails() {
+    let dir = tempfile::tempdir().expect("directory");
+    let check = format!("{}/../docs/examples/reframe_mpsd.py", env!("CARGO_MANIFEST_DIR"));
+    let stand_in = r#"
+import builtins, re, sys, types
+reframe = types.ModuleType("reframe")
+reframe.simple_test = lambda test: tests.append(test) or test
+reframe.RunOnlyRegressionTest = object
+sanity = types.ModuleType("reframe.utility.sanity")
+sanity.all = all
+sanity.assert_found = lambda pattern, file: bool(re.search(pattern, open(file).read(), re.M))
+sanity.assert_not_found = lambda pattern, file: not re.search(pattern, open(file).read(), re.M)
+utility = types.ModuleType("reframe.utility")
+utility.sanity = sanity
+sys.modules.update({"reframe": reframe, "reframe.utility": utility, "reframe.utility.sanity": sanity})
+builtins.sanity_function = lambda function: function
+tests = []
+exec(open(sys.argv[1]).read())
+one = tests[0]()
+assert (one.executable, one.executable_opts) == ("/usr/bin/mpsctl", ["doctor"])
+one.stdout = sys.argv[2]
+print(one.nothing_fails())
+"#;
+    let run = |text: &str| {
+        let output = dir.path().join("output");
+        fs::write(&output, text).expect("output");
+        let mut command = std::process::Command::new("/usr/bin/python3");
+        command.args(["-c", stand_in, &check]).arg(&output);
+        finish(command)
+    };
+    assert_eq!(run("OK    a\nWARN  b\n").out, "True\n");
+    assert_eq!(run("OK    a\nFAIL  b\n").out, "False\n");
+    assert_eq!(run("").out, "False\n");
+}
