@@ -184,7 +184,9 @@ pub fn prologue(
 
 /// `mps-epilogue` for a job or step.
 pub fn epilogue(arguments: &Arguments, environment: Vec<(String, String)>, limit: Duration) -> Program {
-    program(&arguments.epilogue, arguments, &[], environment, limit)
+    // What is left is an error of its log; Slurm hears of no exit code of ours.
+    let strict = ["--strict"];
+    program(&arguments.epilogue, arguments, &strict, environment, limit)
 }
 
 fn program(

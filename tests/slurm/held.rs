@@ -1,4 +1,4 @@
-//! A user who keeps root waiting: a process outside of the job holds the lock of the directory that a step's own daemon ends in.
+//! A user who keeps root waiting: a process outside of the job holds the lock of the log that a step's own daemon writes as it ends.
 //! That daemon is ended from slurmstepd, for which Slurm has a patience of its own once the step was to end.
 
 use std::os::unix::process::CommandExt as _;
@@ -88,7 +88,7 @@ fn a_step_that_its_user_keeps_drains_nothing(cell: &Context) -> Result<()> {
         .wait_until("the step's MPS", Duration::from_secs(10), ready)?;
     let mut command = Command::new(nodes(cell)?.node("node1")?.control());
     command.env_clear().uid(cell.user.uid).gid(cell.user.gid);
-    command.env("FAKE_MPS_LISTS", step.join("pipe"));
+    command.env("FAKE_MPS_WRITES", step.join("log/control.log"));
     command.env("FAKE_MPS_HANGS_IN", at.join(FILE));
     holder = Holder(command.stdin(Stdio::null()).spawn()?);
     cell.bed

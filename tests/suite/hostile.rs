@@ -473,7 +473,8 @@ fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
         assert_eq!(end.code, Some(2), "{end:?}");
         assert!(end.took < Duration::from_secs(9), "{end:?}");
         assert!(end.err.contains("cannot clean the user's directory"), "{end:?}");
-        assert_eq!(place.pids("nvidia-cuda-mps-server"), Vec::<u32>::new(), "{end:?}");
+        let holder_only = [vec![], vec![holder.0.id()], vec![]];
+        assert_eq!(THREE.map(|name| place.pids(name)), holder_only, "{end:?}");
         assert_eq!(place.stage.node.modes(), ["default", "default"]);
         // The same job again, what the timer does, and somebody else's job.
         let ran = place.torque("96.srv", ACCOUNT, "0");
@@ -489,6 +490,42 @@ fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
         place.assert_not_drained("a directory that its user keeps");
         drop((hung, holder));
         place.assert_ends_clean("96.srv", "a directory that its user let go");
+    });
+}
+
+/// A user's process writes to the control daemon's log what the user's file system withholds: the daemon writes there as it ends.
+#[test]
+fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
+        let ran = place.torque("99.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        // Dropped after the file system: until then nothing ends it.
+        let holder;
+        let Some((at, hung)) = over(&place, "fuse", Hung::over_reads) else {
+            return;
+        };
+        let mut command = as_user(USER, place.stage.node.control());
+        command.env_clear().env(
+            "FAKE_MPS_WRITES",
+            place.stage.job("99.srv").join("log/control.log"),
+        );
+        command.env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
+        holder = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
+        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+        let end = place.strict_end("99.srv");
+        assert_eq!(end.code, Some(2), "{end:?}");
+        assert!(
+            end.took < Duration::from_secs(9) && end.err.contains("state D after"),
+            "{end:?}"
+        );
+        let left = THREE.map(|name| place.pids(name).len());
+        assert_eq!(left, [0, 2, 0], "the daemon, and who keeps it: {end:?}");
+        assert_eq!(place.stage.node.modes(), ["default"]);
+        place.assert_not_drained("a log that its user keeps");
+        drop((hung, holder));
+        place.assert_ends_clean("99.srv", "a log that its user let go");
     });
 }
 

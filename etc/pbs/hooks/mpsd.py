@@ -215,7 +215,7 @@ def remove(env, name):
 
 
 def clean(job):
-    _, _, line = call("mps-epilogue", ["--scheduler", "openpbs"] + OPTIONS + identity(job), LIMIT_S)
+    _, _, line = call("mps-epilogue", ["--scheduler", "openpbs", "--strict"] + OPTIONS + identity(job), LIMIT_S)
     if line:
         log(line)
 

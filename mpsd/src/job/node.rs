@@ -173,6 +173,9 @@ pub trait Store {
     /// # Errors
     /// A fault.
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure>;
+    /// Whether somebody keeps the lock of one of the user's directories of the job: whoever removes something there waits for as
+    /// long, whatever signal comes.
+    fn are_locked(&mut self, journal: &Journal) -> bool;
     /// Removes them with all that the user put there.
     ///
     /// # Errors

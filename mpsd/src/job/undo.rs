@@ -160,7 +160,12 @@ fn climb(node: &mut impl Node, journal: &Journal, findings: &mut Findings) -> Ve
     let mut left = living(node.own(journal));
     // One whose role is not known may be a control daemon.
     let control = |m: &Member| matches!(m.role, Role::Control | Role::Other);
-    for &rung in Rung::all(left.iter().any(control)) {
+    let rungs = match !left.is_empty() && node.are_locked(journal) {
+        // Asked to end, a daemon removes its sockets, and would wait for the lock beyond SIGKILL.
+        true => &[Rung::Kill],
+        false => Rung::all(left.iter().any(control)),
+    };
+    for &rung in rungs {
         if left.is_empty() {
             break;
         }

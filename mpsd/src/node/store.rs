@@ -8,7 +8,7 @@ use crate::job::node::{Held, Store};
 use crate::job::suspicion::Suspicion;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, LOCK};
-use crate::sys::guard::ask;
+use crate::sys::guard::{NoAnswer, ask};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD};
 use mpsd_core::record::{self, Look, Record, State};
@@ -32,6 +32,10 @@ const LONGEST: usize = 1 << 20;
 const MOST_ENTRIES: u64 = 1_000_000;
 /// Time to remove what a user left in a job's directories.
 const REMOVE_TIME: Duration = Duration::from_secs(5);
+/// Longer than this nobody waits for a directory but for one whose lock is kept.
+const LOCKED: Duration = Duration::from_millis(500);
+/// A file that nobody has in the user's directories.
+const NOTHING: &str = ".mpsd-nothing";
 /// A child that removes gets so much longer to say why it could not.
 const ANSWER_TIME: Duration = Duration::from_millis(200);
 /// Root.
@@ -270,6 +274,24 @@ impl Store for RealNode {
                 .map_err(fault)?;
         }
         Ok(())
+    }
+
+    /// By a child that removes what is not there, as a daemon that ends removes its sockets.
+    fn are_locked(&mut self, journal: &Journal) -> bool {
+        let (path, count) = (
+            self.paths.job(&journal.job).directory().to_owned(),
+            journal.daemons.len(),
+        );
+        let touch = || {
+            let names = (0..count).flat_map(|n| <[String; 2]>::from(JobPaths::daemon_names(n, count)));
+            for name in names {
+                let _ = Dir::open(&path)
+                    .and_then(|job| job.open_dir(name))
+                    .and_then(|dir| dir.remove_file(NOTHING));
+            }
+            Vec::new()
+        };
+        matches!(ask(Deadline::after(LOCKED), touch), Err(NoAnswer::Killed(_)))
     }
 
     /// Removes them, with all that the user put there: nothing is followed, nothing is waited for without a bound. By a child:

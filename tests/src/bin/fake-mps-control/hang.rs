@@ -10,7 +10,28 @@ use nix::libc;
 pub const VARIABLE: &str = "FAKE_MPS_HANGS_IN";
 /// Names a directory to keep the lock of.
 pub const LISTS: &str = "FAKE_MPS_LISTS";
+/// Names a file to keep the lock of.
+pub const WRITES: &str = "FAKE_MPS_WRITES";
 const LENGTH: usize = 4096;
+
+/// Writes to `goal` what stands in `file`: the kernel keeps the lock of `goal` for as long as the file system withholds that, and
+/// whoever writes to it waits without regard to signals.
+pub fn in_writing(goal: &Path, file: &Path) -> ExitCode {
+    use std::os::fd::AsRawFd;
+    let goal = std::fs::File::options().append(true).open(goal);
+    let (Ok(goal), Ok(file)) = (goal, std::fs::File::open(file)) else {
+        return ExitCode::FAILURE;
+    };
+    let (access, fd) = (libc::PROT_READ, file.as_raw_fd());
+    // SAFETY: a new mapping, at a place of the kernel's choice.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, libc::MAP_PRIVATE, fd, 0) };
+    if at == libc::MAP_FAILED {
+        return ExitCode::FAILURE;
+    }
+    // SAFETY: the mapping is readable and as long as is said.
+    unsafe { libc::write(goal.as_raw_fd(), at, LENGTH) };
+    ExitCode::SUCCESS
+}
 
 /// Lists `directory` into a mapping of `file`: the kernel keeps the directory's lock for as long as the file system withholds
 /// what stands there.

@@ -22,9 +22,11 @@ use tests::double::node::Node;
 
 fn main() -> ExitCode {
     if let Some(file) = std::env::var_os(hang::VARIABLE) {
-        return match std::env::var_os(hang::LISTS) {
-            Some(directory) => hang::in_listing(directory.as_ref(), file.as_ref()),
-            None => hang::in_mapping(file.as_ref()),
+        let (lists, writes) = (std::env::var_os(hang::LISTS), std::env::var_os(hang::WRITES));
+        return match (lists, writes) {
+            (Some(directory), _) => hang::in_listing(directory.as_ref(), file.as_ref()),
+            (_, Some(goal)) => hang::in_writing(goal.as_ref(), file.as_ref()),
+            _ => hang::in_mapping(file.as_ref()),
         };
     }
     let node = match Node::of_this_program() {
