@@ -15,14 +15,17 @@ use crate::stage::{Ran, Stage, epilogue_args, prologue_args};
 /// How long what was ended may take to vanish.
 const MOMENT: Duration = Duration::from_secs(4);
 /// What the suite keeps between jobs on purpose: its directories, and the users whose starts failed of late.
-const STANDING: [&str; 5] = [
+const STANDING: [&str; 6] = [
     "run/jobs",
     "run/gpus",
     "state/drains",
+    "state/reports",
     "run/failed-starts",
     "run/.failed-starts.lock",
 ];
 
+/// The reports of jobs that have ended.
+const REPORTS: &str = "state/reports/";
 /// The node's name in the scheduler.
 const NODE: &str = "gpu001";
 
@@ -137,6 +140,7 @@ impl Place {
         for name in STANDING {
             picture.remove(name);
         }
+        picture.retain(|name, _| !name.starts_with(REPORTS));
         for (name, value) in self.stage.node.uuids().iter().zip(self.stage.node.modes()) {
             picture.insert(format!("mode of {name}"), value);
         }

@@ -167,6 +167,49 @@ fn an_epilogue_killed_anywhere_is_finished_by_the_next() {
 }
 
 #[test]
+fn a_report_is_the_last_act_of_the_epilogue_that_leaves_the_node_as_before() {
+    silence_kills();
+    for scenario in scenarios() {
+        let (left, ..) = running(&scenario);
+        let world = shared(&left);
+        let mut node = Sim::new(&world, Trouble::None);
+        epilogue(&mut node, &scenario);
+        let last = node.points();
+        drop(node);
+        let reports = world.borrow().reports.clone();
+        assert_eq!(reports.len(), 1, "{}", scenario.name);
+        assert!(
+            reports[0].as_before && reports[0].ready_ms.is_some(),
+            "{reports:?}"
+        );
+        let mut without = 0;
+        for at in 0..last {
+            let world = shared(&left);
+            let killed = living(|| epilogue(&mut Sim::new(&world, Trouble::KillAt(at)), &scenario)).is_none();
+            assert!(killed, "{}, {at}", scenario.name);
+            if !world.borrow().reports.is_empty() {
+                assert_eq!(
+                    world.borrow().picture(),
+                    before(&scenario).picture(),
+                    "{}, {at}",
+                    scenario.name
+                );
+            }
+            epilogue(&mut Sim::new(&world, Trouble::None), &scenario);
+            let reports = world.borrow().reports.len();
+            assert!(reports <= 1, "{}, {at}: {reports}", scenario.name);
+            without += usize::from(reports == 0);
+        }
+        // Killed when the journal had gone, and before the report: the node is as before, and nobody has its report.
+        assert!(
+            without < last / 2,
+            "{}: {without} of {last} ends without a report",
+            scenario.name
+        );
+    }
+}
+
+#[test]
 fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
     silence_kills();
     let mut tried = 0;

@@ -22,6 +22,7 @@ mod plans;
 mod reconcile;
 mod releases;
 mod reliability;
+mod report;
 mod scarce;
 mod second_look;
 mod slurm_stack;

@@ -19,6 +19,7 @@ pub mod ranks;
 pub mod record;
 pub mod replace;
 pub mod request;
+pub mod seen;
 pub mod step;
 pub mod text;
 pub mod trusted;

@@ -55,6 +55,11 @@ impl Paths {
         self.run.join(LOOK_AGAIN)
     }
 
+    /// Job reports, root 0700.
+    pub fn reports(&self) -> PathBuf {
+        self.state.join("reports")
+    }
+
     /// Everything of one job.
     pub fn job(&self, job: &JobId) -> JobPaths {
         JobPaths {
@@ -76,6 +81,8 @@ pub struct JobPaths {
 pub const JOURNAL: &str = "journal";
 /// File name of the mark in the job's directory by which an epilogue tells a start under way that its job has ended.
 pub const CANCELLED: &str = "cancelled";
+/// File name of what the job's `mpsd` saw.
+pub const SEEN: &str = "seen";
 /// File name of the record that root leaves for the job's tasks.
 pub const RECORD: &str = "record";
 
@@ -88,6 +95,11 @@ impl JobPaths {
     /// The journal, root 0600.
     pub fn journal(&self) -> PathBuf {
         self.directory.join(JOURNAL)
+    }
+
+    /// What the job's `mpsd` saw, root 0600.
+    pub fn seen(&self) -> PathBuf {
+        self.directory.join(SEEN)
     }
 
     /// The record for the job's tasks, root 0644.

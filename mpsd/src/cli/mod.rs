@@ -9,6 +9,7 @@ pub mod mpsctl;
 pub mod plan;
 pub mod programs;
 pub mod reconcile;
+pub mod report;
 pub mod site;
 mod standing;
 pub mod status;

@@ -6,6 +6,7 @@ use super::env::Env;
 use super::exec::Exec;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
+use super::report::Report as ReportVerb;
 use super::site::{Advertise, ConfigVerb, inventory};
 use super::standing::standing;
 use super::status::Status;
@@ -58,6 +59,11 @@ enum Verb {
     /// alone: a client can only lower a share that the job has. Each run ends with all that its copies have started, and so does a
     /// sweep that is interrupted or killed.
     Sweep(Sweep),
+    /// Print what root wrote down of jobs that have ended on this node (root)
+    ///
+    /// With a job: its reports, in words. Without: a summary of all. What the job's own mpsd saw, clients and lost servers, is
+    /// the word of a process of the job's user, and said to be.
+    Report(ReportVerb),
     /// Print what root would do here for a job, and do nothing of it
     ///
     /// Takes what mps-prologue takes; or, for a job that no scheduler tells of, --user, --request and --gpus.
@@ -116,6 +122,7 @@ pub fn main() -> u8 {
         Verb::Exec(verb) => exec(&config, &verb),
         Verb::Status(verb) => status(&config, &verb),
         Verb::Sweep(verb) => sweep(&config, &verb),
+        Verb::Report(verb) => report(&config, &verb),
         Verb::Plan(verb) => {
             let env = |name: &str| std::env::var(name).ok();
             print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env)))
@@ -234,6 +241,15 @@ fn status(config: &Path, verb: &Status) -> u8 {
         main: false,
     };
     let code = programs().and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
+    code.unwrap_or_else(|failure| failed(&failure))
+}
+
+fn report(config: &Path, verb: &ReportVerb) -> u8 {
+    if !nix::unistd::geteuid().is_root() {
+        let why = "they are root's: whoever may read a file can keep it from being removed";
+        return failed(&Refusal::new("the job reports", why, "root").into());
+    }
+    let code = settings(config, &ThisHost.name()).and_then(|settings| verb.run(&settings));
     code.unwrap_or_else(|failure| failed(&failure))
 }
 

@@ -234,6 +234,10 @@ pub enum Event {
     ServerExited(i32, i32),
     /// `NEW CLIENT 1519 from user 1001: …`.
     NewClient(i32),
+    /// `Status of client {PID: 4631, Context ID: 1} is ACTIVE`: it has a context.
+    Active(i32),
+    /// `Client process 494 disconnected`.
+    Left(i32),
     /// A line that says "fatal". That a client's fatal error reaches every client on its GPU is documented (NVIDIA's
     /// manual, "Error Containment"); the words of the log are not.
     Fatal(String),
@@ -262,6 +266,16 @@ impl Event {
         }
         if let Some(rest) = message.strip_prefix("NEW CLIENT ") {
             return rest.split(' ').next()?.parse().ok().map(Self::NewClient);
+        }
+        if let Some(rest) = message.strip_prefix("Status of client {PID: ") {
+            let (pid, rest) = rest.split_once(',')?;
+            return rest
+                .ends_with(" is ACTIVE")
+                .then(|| pid.parse().ok().map(Self::Active))?;
+        }
+        if let Some(rest) = message.strip_prefix("Client process ") {
+            let pid = rest.strip_suffix(" disconnected")?;
+            return pid.parse().ok().map(Self::Left);
         }
         if let Some(rest) = message.strip_prefix("Try shutting down server ") {
             return rest.split(',').next()?.parse().ok().map(Self::ServerToEnd);

@@ -2,17 +2,21 @@
 //! (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=garbage`; docs/facts/mps-control.md#memory-limits).
 
 use super::session;
+use super::sight::Sight;
 use super::start::Running;
 use super::user_log::UserLog;
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
 use mpsd_core::GpuUuid;
 use mpsd_core::config::MemoryOverLimit;
+use mpsd_core::seen::OverMemory;
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How often the clients are looked at while there are any; a look costs 0.1 ms a GPU (docs/facts/mps-control.md#nvml).
+/// How often the clients are looked at while there are any and one may exceed its limit; a look costs 0.1 ms a GPU (docs/facts/mps-control.md#nvml).
 pub const PERIOD: Duration = Duration::from_secs(1);
+/// How often where there is no limit, for the job's report.
+pub const REPORT_PERIOD: Duration = Duration::from_secs(10);
 /// What NVML counts for a client beyond what its limit counts: its context and code, MiB. An H200 showed up to 316 MiB
 /// for a client that had allocated nothing (docs/facts/mps-control.md#nvml, 572 MiB with 256 MiB allocated).
 const OVERHEAD_MIB: u64 = 512;
@@ -24,13 +28,17 @@ pub struct MemoryWatch {
     policy: MemoryOverLimit,
     library: String,
     limits: Vec<(GpuUuid, u64)>,
+    /// The job's GPUs.
+    gpus: Vec<GpuUuid>,
     nvml: Option<Nvml>,
     told: BTreeSet<(i32, GpuUuid)>,
     active: bool,
+    /// When to look next.
+    next: Instant,
 }
 
 impl MemoryWatch {
-    /// The watch that `spec` asks for; without a limit, or switched off, it never wakes.
+    /// The watch that `spec` asks for; switched off, it never wakes.
     pub fn new(spec: &Spec) -> Self {
         let limits = spec
             .daemons
@@ -41,45 +49,71 @@ impl MemoryWatch {
             policy: spec.over_limit,
             library: spec.nvml.clone(),
             limits,
+            gpus: spec
+                .daemons
+                .iter()
+                .flat_map(|daemon| daemon.gpus.iter().cloned())
+                .collect(),
             nvml: None,
             told: BTreeSet::new(),
             active: false,
+            next: Instant::now(),
         }
     }
 
     /// A client has come: look from now on.
     pub fn wake(&mut self) {
-        self.active = self.policy != MemoryOverLimit::Ignore && !self.limits.is_empty();
+        if !self.active && self.policy != MemoryOverLimit::Ignore && !self.gpus.is_empty() {
+            self.active = true;
+            self.next = Instant::now() + PERIOD;
+        }
     }
 
     /// How long to sleep; `None`: until something happens.
     pub fn period(&self) -> Option<Duration> {
-        self.active.then_some(PERIOD)
+        self.active
+            .then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
     /// Looks once; without a client left it goes to sleep.
-    pub fn look(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog) {
-        if !self.active {
+    pub fn look(&mut self, spec: &Spec, running: &[Running], log: &mut UserLog, sight: &mut Sight) {
+        if !self.active || Instant::now() < self.next {
             return;
         }
+        let period = if self.limits.is_empty() {
+            REPORT_PERIOD
+        } else {
+            PERIOD
+        };
+        self.next = Instant::now() + period;
         let Some(clients) = self.clients() else {
-            log.line("NVML does not answer: the clients' memory is not watched");
+            if !self.limits.is_empty() {
+                log.line("NVML does not answer: the clients' memory is not watched");
+            }
             self.policy = MemoryOverLimit::Ignore;
             self.active = false;
             return;
         };
         self.active = !clients.is_empty();
+        sight.look(&clients);
         for over in self.over(&clients) {
             let (pid, gpu, mib, limit) = &over;
             if !self.told.insert((*pid, gpu.clone())) {
                 continue;
             }
-            log.line(&format!(
-                "client {pid} holds {mib} MiB on {gpu}, its limit is {limit} MiB"
-            ));
-            if self.policy == MemoryOverLimit::Terminate {
+            let sentence = format!("client {pid} holds {mib} MiB on {gpu}, its limit is {limit} MiB");
+            log.line(&sentence);
+            sight.say(&sentence);
+            let terminated = self.policy == MemoryOverLimit::Terminate;
+            if terminated {
                 terminate(spec, running, *pid, log);
             }
+            sight.exceed(OverMemory {
+                pid: *pid,
+                held_mib: *mib,
+                limit_mib: *limit,
+                terminated,
+            });
         }
     }
 
@@ -90,7 +124,7 @@ impl MemoryWatch {
         }
         let nvml = self.nvml.as_ref()?;
         let mut all = Vec::new();
-        for (gpu, _) in &self.limits {
+        for gpu in &self.gpus {
             let processes = nvml.processes(gpu).ok()?;
             let clients = processes.into_iter().filter(|p| p.mps_client);
             all.extend(clients.map(|p| (p.pid, gpu.clone(), p.memory.unwrap_or(0) / MIB)));

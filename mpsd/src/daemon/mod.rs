@@ -9,6 +9,7 @@ pub mod events;
 pub mod inquiry;
 mod memory;
 mod session;
+mod sight;
 mod start;
 mod stop;
 mod tail;
@@ -34,6 +35,7 @@ pub fn run() -> Result<(), String> {
     let mut report = inherited(REPORT_FD, "report")?;
     let mut events = events::Events::new()?;
     let mut log = user_log::UserLog::open(&spec);
+    let mut sight = sight::Sight::open();
     let started = start::all(&spec, &mut events, |why| send(&mut report, &Err(why.to_owned())));
     let running = started.inspect_err(|why| log.line(why))?;
     log.line(&format!("ready after {} ms", began.elapsed().as_millis()));
@@ -42,7 +44,7 @@ pub fn run() -> Result<(), String> {
         &Ok(running.iter().map(start::Running::ready).collect()),
     );
     drop(report);
-    watch::until_the_end(&spec, running, &mut events, &mut log);
+    watch::until_the_end(&spec, running, &mut events, &mut log, &mut sight);
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use crate::sys::deadline::Deadline;
 use mpsd_core::Failure;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, State};
+use std::time::Instant;
 
 /// When the prologue returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +49,7 @@ pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until
 }
 
 fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Until) -> Result<(), Failed> {
+    let began = Instant::now();
     node.prepare_nvml();
     expect_no_suspicion(node, job)?;
     expect_no_waiting_drain(node, job)?;
@@ -76,6 +78,7 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
         verify: plan.verify,
         failed_starts_drain: settings.drain.on_failed_starts,
         deadline: job.deadline,
+        began,
         _held: held,
     };
     start.say_notes(node, &plan.notes);
@@ -170,6 +173,7 @@ struct Start {
     /// Starts that fail for several users drain the node.
     failed_starts_drain: bool,
     deadline: Deadline,
+    began: Instant,
     _held: Held,
 }
 
@@ -241,6 +245,7 @@ impl Start {
                 node.forget_failed_starts();
                 // What the driver holds at the job's end counts against the node only if it is one of these.
                 self.journal.proved = proved;
+                self.journal.ready_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
                 node.write_journal(&self.journal)
             }
             Err(failure) => Err(evidence::of_failed_start(

@@ -5,12 +5,16 @@ use super::evidence;
 use super::journal::Journal;
 use super::node::{Node, Severity};
 use super::outcome;
+use super::report::{self, Report};
 use super::suspicion::At;
 use super::undo::{self, Findings};
+use crate::plan::effects::Effect;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, Scheduler, Site, Submission};
 use mpsd_core::config::Settings;
+use mpsd_core::seen::Seen;
 use mpsd_core::{Failure, JobId};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Where a job ends, and what is in force.
 #[derive(Debug, Clone)]
@@ -71,21 +75,61 @@ fn end_if(
     ending: &Ending<'_>,
     meant: impl Fn(Option<&Journal>) -> bool,
 ) -> Ended {
+    let began = Instant::now();
     let mut findings = Findings::default();
-    let journal = match take_down(node, job, meant, &mut findings) {
-        Ok(Some(journal)) => journal,
+    let Found { journal, seen } = match take_down(node, job, meant, &mut findings) {
+        Ok(Some(found)) => found,
         Ok(None) => return Ended::default(),
         Err(failure) => {
             findings.take(Err(failure));
-            None
+            Found::default()
         }
     };
+    let took = began.elapsed();
     if let Some(journal) = &journal {
         evidence::of_silent_nvml(node, At::end(journal));
     }
-    let mut lines = report(node, job, &findings);
-    lines.extend(drain(node, job, ending, journal.as_ref(), &findings));
+    let mut lines = say(node, job, &findings);
+    let drained = drain(node, job, ending, journal.as_ref(), &findings);
+    // Last: nobody waits for it.
+    if let Some(journal) = &journal {
+        node.keep_report(&written(journal, seen, &findings, drained.as_deref(), took));
+    }
+    lines.extend(drained);
     Ended { findings, lines }
+}
+
+/// The report of a job whose end brought these findings and took so long.
+fn written(
+    journal: &Journal,
+    said_by_user: Option<Seen>,
+    findings: &Findings,
+    drain: Option<&str>,
+    took: Duration,
+) -> Report {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let sets_mode = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
+    Report {
+        version: report::VERSION,
+        job: journal.job.clone(),
+        scheduler: journal.scheduler,
+        node: journal.node.clone(),
+        user: journal.user.clone(),
+        uid: journal.uid,
+        gpus: journal.gpus.clone(),
+        daemons: journal.daemons.clone(),
+        exclusive: journal.to_undo().any(sets_mode),
+        began: journal.began,
+        ready_ms: journal.ready_ms,
+        ended: since.unwrap_or_default().as_secs(),
+        teardown_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        as_before: findings.is_clean(),
+        undetermined: report::lines(&findings.undetermined),
+        faults: report::lines(&findings.faults),
+        notes: report::lines(&findings.notes),
+        drain: report::lines(drain).pop(),
+        said_by_user,
+    }
 }
 
 /// A start of the job that is still under way, stopped by its user say, is told to give up; where the prologue has returned,
@@ -110,13 +154,21 @@ fn cancel_start(
     Ok(())
 }
 
-/// The order of an end. `None`: nothing of the job is here, or another one of its id; `Some(None)`: it had no journal.
+/// What stood in a job's directory at its end.
+#[derive(Default)]
+struct Found {
+    journal: Option<Journal>,
+    seen: Option<Seen>,
+}
+
+/// The order of an end. `None`: nothing of the job is here, or another one of its id; else its journal, if it had one, and
+/// what its `mpsd` saw.
 fn take_down(
     node: &mut impl Node,
     job: &JobId,
     meant: impl Fn(Option<&Journal>) -> bool,
     findings: &mut Findings,
-) -> Result<Option<Option<Journal>>, Failure> {
+) -> Result<Option<Found>, Failure> {
     cancel_start(node, job, &meant)?;
     let Some(_held) = node.find_job(job)? else {
         return Ok(None);
@@ -125,6 +177,8 @@ fn take_down(
     if !meant(journal.as_ref()) {
         return Ok(None);
     }
+    // It goes with the job's directory.
+    let seen = node.seen(job);
     match &journal {
         // A refusal's or a failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,
@@ -133,10 +187,10 @@ fn take_down(
             *findings = undo::undo(node, journal);
         }
     }
-    Ok(Some(journal))
+    Ok(Some(Found { journal, seen }))
 }
 
-fn report(node: &mut impl Node, job: &JobId, findings: &Findings) -> Vec<String> {
+fn say(node: &mut impl Node, job: &JobId, findings: &Findings) -> Vec<String> {
     for note in &findings.notes {
         node.log(Severity::Info, &format!("job {job}: {note}"));
     }

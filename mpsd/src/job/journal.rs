@@ -91,6 +91,9 @@ pub struct Journal {
     pub kill_clients: bool,
     /// Seconds since 1970 at which the job began, for reports.
     pub began: u64,
+    /// From then until its MPS was proved ready, likewise. Milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_ms: Option<u64>,
 }
 
 impl Journal {
@@ -126,6 +129,7 @@ impl Journal {
                 .duration_since(UNIX_EPOCH)
                 .unwrap_or_default()
                 .as_secs(),
+            ready_ms: None,
         }
     }
 

@@ -12,6 +12,7 @@ pub mod journal;
 pub mod ladder;
 pub mod node;
 pub mod outcome;
+pub mod report;
 pub mod spec;
 pub mod suspicion;
 pub(crate) mod sweep;

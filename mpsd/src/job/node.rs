@@ -4,6 +4,7 @@
 use super::account::Account;
 use super::journal::{Journal, ProcessRef, Programs};
 use super::ladder::Rung;
+use super::report::Report;
 use super::spec::Spec;
 use super::suspicion::Suspicion;
 use crate::scheduler::Requeued;
@@ -13,6 +14,7 @@ pub use crate::sys::process::Thread;
 use mpsd_core::failure::Fault;
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record};
+use mpsd_core::seen::Seen;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -186,6 +188,11 @@ pub trait Store {
     /// # Errors
     /// A fault.
     fn remove_job(&mut self, job: &JobId) -> Result<(), Failure>;
+
+    /// What the job's `mpsd` says that it saw: its user's word.
+    fn seen(&mut self, job: &JobId) -> Option<Seen>;
+    /// Keeps the job's report, as far as that can be done at once: nothing waits for it, and nothing fails with it.
+    fn keep_report(&mut self, report: &Report);
 
     /// What the file system of the users' directories has too little of for a start, in words.
     fn lacking(&self) -> Option<String>;

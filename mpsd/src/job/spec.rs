@@ -12,6 +12,9 @@ pub const SPEC_FD: i32 = 3;
 /// The descriptor on which `mpsd` writes its [`Report`].
 pub const REPORT_FD: i32 = 4;
 
+/// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::seen`]).
+pub const SEEN_FD: i32 = 5;
+
 /// All that `mpsd` needs; nothing of it is secret, and root believes none of it back.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Spec {
@@ -21,7 +24,7 @@ pub struct Spec {
     pub uid: u32,
     /// The vendor's control program.
     pub control: PathBuf,
-    /// The NVML library, for the memory watch.
+    /// The NVML library, for the watch of the clients' memory.
     pub nvml: String,
     /// The daemons.
     pub daemons: Vec<Daemon>,

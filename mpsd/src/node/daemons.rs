@@ -6,16 +6,18 @@ use super::real::{RealNode, Started, groups_of};
 use super::{failure, looks, members as processes, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Role, Severity};
-use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, Spec};
+use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, SEEN_FD, Spec};
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_line;
+use crate::sys::files::Dir;
 use crate::sys::guard::detach;
 use crate::sys::process::Process;
 use mpsd_core::Failure;
 use mpsd_core::config::Cgroup as CgroupRule;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::paths::SEEN;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use mpsd_core::trusted::open_trusted;
@@ -96,6 +98,10 @@ impl Daemons for RealNode {
         }
         let mut spawn = with_spec(self, journal, spec, &[])?;
         spawn.inherit.push((theirs, REPORT_FD));
+        // Without one the job has no account in its report, and that is all.
+        let seen =
+            Dir::open(self.paths.job(&journal.job).directory()).and_then(|dir| dir.create_file(SEEN, 0o600));
+        spawn.inherit.extend(seen.ok().map(|file| (file, SEEN_FD)));
         // A user at the limit of their processes, or a full process table, proves nothing against the node.
         let mut child = spawn
             .start(Deadline::after_ms(spec.start_ms))

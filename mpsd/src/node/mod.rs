@@ -14,6 +14,7 @@ pub(crate) mod nvml;
 mod probe;
 pub mod real;
 pub(crate) mod recheck;
+pub(crate) mod reports;
 mod room;
 mod store;
 mod suspicions;

@@ -13,7 +13,7 @@ use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::FileError;
 use crate::sys::spawn::{Child, Identity, Spawn};
-use mpsd_core::config::{Cgroup as CgroupRule, Settings};
+use mpsd_core::config::{Cgroup as CgroupRule, Reports, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::{Failure, JobId, Paths};
 use nix::time::{ClockId, clock_gettime};
@@ -58,6 +58,8 @@ pub struct RealNode {
     pub(super) ends: Deadline,
     /// How long a failed start counts.
     pub(super) failed_starts_window: Duration,
+    /// How many job reports are kept, and for how long.
+    pub(super) reports: Reports,
     pub(super) worker: Option<NvmlWorker>,
     pub(super) leaving: Option<NvmlWorker>,
     /// A worker that gave no answer in its time.
@@ -80,6 +82,7 @@ impl RealNode {
             teardown,
             ends: Deadline::after(limit + REMOVAL_GRACE),
             failed_starts_window: settings.drain.failed_starts_window,
+            reports: settings.reports.clone(),
             worker: None,
             leaving: None,
             silent: None,

@@ -1,17 +1,19 @@
 //! Directories, journals, records and accounts on disk.
 
 use super::real::RealNode;
-use super::{failed_starts, failure, room, suspicions, unless_scarce};
+use super::{failed_starts, failure, log, reports, room, suspicions, unless_scarce};
 use crate::job::account::Account;
 use crate::job::journal::Journal;
-use crate::job::node::{Held, Store};
+use crate::job::node::{Held, Severity, Store};
+use crate::job::report::Report;
 use crate::job::suspicion::Suspicion;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, LOCK};
 use crate::sys::guard::{NoAnswer, ask};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD};
+use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD, SEEN};
 use mpsd_core::record::{self, Look, Record, State};
+use mpsd_core::seen::{self, Seen};
 use mpsd_core::{Failure, GpuUuid, JobId};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -358,6 +360,19 @@ impl Store for RealNode {
         let mut names = names(&self.paths.jobs())?;
         names.retain(|name| !name.starts_with('.'));
         Ok(names)
+    }
+
+    /// Root's file, which nobody but the job's `mpsd` can write: it has a descriptor, and nobody can take it over.
+    fn seen(&mut self, job: &JobId) -> Option<Seen> {
+        let dir = find(self.paths.job(job).directory()).ok()??;
+        Seen::parse(&dir.read_limited(SEEN, seen::LONGEST).ok()??)
+    }
+
+    fn keep_report(&mut self, report: &Report) {
+        if let Err(why) = reports::write(&self.paths, &self.reports, report) {
+            let line = format!("job {}: no report: {why}", report.job);
+            log::line(self.program, Severity::Info, &line);
+        }
     }
 
     fn lacking(&self) -> Option<String> {

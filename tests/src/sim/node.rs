@@ -7,6 +7,7 @@ use mpsd::job::ladder::Rung;
 use mpsd::job::node::{
     Console, Daemons, Drains, Gpus, Held, Member, Members, Role, Severity, Store, Thread, Waiting,
 };
+use mpsd::job::report::Report;
 use mpsd::job::spec::Spec;
 use mpsd::job::suspicion::Suspicion;
 use mpsd::scheduler::Requeued;
@@ -16,6 +17,7 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{Daemon, Record, State};
+use mpsd_core::seen::Seen;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -347,6 +349,16 @@ impl Store for Sim {
         self.step(|world| world.jobs.remove(job));
         self.step(|world| world.job_locks.remove(job));
         Ok(())
+    }
+
+    fn seen(&mut self, _: &JobId) -> Option<Seen> {
+        self.point();
+        None
+    }
+
+    fn keep_report(&mut self, report: &Report) {
+        let report = report.clone();
+        self.step(|world| world.reports.push(report));
     }
 
     fn lacking(&self) -> Option<String> {

@@ -4,6 +4,7 @@ use mpsd::job::account::Account;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::ladder::Rung;
 use mpsd::job::node::{Role, Thread, Waiting};
+use mpsd::job::report::Report;
 use mpsd::job::suspicion::Suspicion;
 use mpsd_core::record::Record;
 use mpsd_core::{ComputeMode, GpuUuid, Inventory, JobId};
@@ -99,6 +100,8 @@ pub struct World {
     pub waits: u32,
     /// What was said to the caller.
     pub complaints: Vec<String>,
+    /// The reports of jobs that have ended: they stay on purpose.
+    pub reports: Vec<Report>,
     /// Lines logged.
     pub log: Vec<String>,
     /// The locks that are held now.

@@ -10,7 +10,9 @@ mod settings;
 mod values;
 
 pub use hosts::HostList;
-pub use settings::{Ceilings, Defaults, Drain, Origin, Pbs, Row, SECTIONS, Section, Settings, Slurm};
+pub use settings::{
+    Ceilings, Defaults, Drain, Origin, Pbs, Reports, Row, SECTIONS, Section, Settings, Slurm,
+};
 pub use values::{
     Cgroup, ComputeModeRule, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks, UnattachedTasks,
     Wait,

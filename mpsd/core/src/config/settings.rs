@@ -120,6 +120,8 @@ settings! {
         pbs: Pbs,
         /// `[drain]`
         drain: Drain,
+        /// `[reports]`
+        reports: Reports,
         /// `run_dir` and `state_dir`.
         paths: Paths,
         /// Every key with its value in force and its line, in the order of the file's documentation.
@@ -189,8 +191,9 @@ settings! {
         leftover_clients: LeftoverClients = LeftoverClients::Report;
 
         /// A client that holds more GPU memory than the limit asked for; NVIDIA's limit binds only programs that cooperate.
-        /// "log": a line in the job's own log. "terminate": and terminate_client. "ignore": nothing is looked at. Looked at
-        /// once a second while the job has clients, and only where a memory limit was asked for.
+        /// "log": a line in the job's own log. "terminate": and terminate_client. Looked at once a second while the job has
+        /// clients, and where no memory limit was asked for every ten seconds, for the job's report. "ignore": nothing is
+        /// looked at, and the report says nothing of memory.
         memory_over_limit: MemoryOverLimit = MemoryOverLimit::Log;
     }
 
@@ -267,6 +270,15 @@ settings! {
         /// Starts that fail for two or more users within this time (seconds) count together. A start does not count where its user
         /// had another process on the node, somebody else held its GPU, or run_dir was full.
         failed_starts_window as "failed_starts_window_s": Duration = Duration::from_secs(600), Given::seconds::<86_400>;
+    }
+
+    /// What root writes down of each job with MPS at its end, for 'mpsctl report': in reports below state_dir, for root alone.
+    Reports [reports] {
+        /// So many are kept on the node, of the youngest jobs; 0: none is written.
+        keep: u32 = 1000, Given::whole::<0, 100_000, _>;
+
+        /// And none for longer than so many days.
+        days: u32 = 30, Given::whole::<1, 3650, _>;
     }
 }
 

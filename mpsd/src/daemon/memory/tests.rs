@@ -3,6 +3,8 @@ use super::*;
 fn watch(policy: MemoryOverLimit, limit: Option<u64>) -> MemoryWatch {
     let gpu = GpuUuid::parse("GPU-01").unwrap();
     MemoryWatch {
+        gpus: vec![gpu.clone()],
+        next: Instant::now(),
         policy,
         library: String::new(),
         limits: limit.map(|l| (gpu, l)).into_iter().collect(),
@@ -25,16 +27,14 @@ fn only_what_no_context_explains_is_over() {
 }
 
 #[test]
-fn it_sleeps_without_a_limit_or_a_client() {
-    for mut asleep in [
-        watch(MemoryOverLimit::Ignore, Some(1)),
-        watch(MemoryOverLimit::Log, None),
-    ] {
-        asleep.wake();
-        assert_eq!(asleep.period(), None);
+fn it_sleeps_without_a_client_and_where_it_is_switched_off() {
+    let mut asleep = watch(MemoryOverLimit::Ignore, Some(1));
+    asleep.wake();
+    assert_eq!(asleep.period(), None);
+    for limit in [Some(1), None] {
+        let mut awake = watch(MemoryOverLimit::Log, limit);
+        assert_eq!(awake.period(), None);
+        awake.wake();
+        assert!(awake.period().is_some_and(|period| period <= PERIOD));
     }
-    let mut awake = watch(MemoryOverLimit::Log, Some(1));
-    assert_eq!(awake.period(), None);
-    awake.wake();
-    assert_eq!(awake.period(), Some(PERIOD));
 }

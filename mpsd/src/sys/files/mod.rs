@@ -194,6 +194,14 @@ impl Dir {
         replace_at(self, name, bytes, mode, until).map_err(FileError::io("write", path))
     }
 
+    /// Makes a file that is not there, and opens it to write.
+    pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<OwnedFd, FileError> {
+        let (name, path) = self.entry(name.as_ref())?;
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = openat(&self.fd, name.as_c_str(), flags, Mode::from_bits_truncate(mode));
+        file.map_err(FileError::io("create", path))
+    }
+
     /// Removes a file, a symbolic link, a socket; false when there was none.
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> Result<bool, FileError> {
         self.unlink(name.as_ref(), UnlinkatFlags::NoRemoveDir)

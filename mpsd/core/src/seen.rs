@@ -1,0 +1,147 @@
+//! What a job's `mpsd` saw of the job's clients and servers. `mpsd` is the job user's process: root believes nothing of it,
+//! and takes it as that user's word, bounded and printable, into the job's report.
+//!
+//! `/run/mpsd/jobs/<job>/seen`, root 0600: root makes the file and hands `mpsd` a descriptor of it. One line of JSON.
+
+use super::gpu::GpuUuid;
+use super::text::one_line;
+use serde::{Deserialize, Serialize};
+
+/// Longest account that is written or read. Bytes.
+pub const LONGEST: usize = 64 * 1024;
+/// Most entries of each list; what comes after is not kept.
+const MOST: usize = 16;
+/// Most GPUs of a job.
+const MOST_GPUS: usize = 64;
+/// Longest sentence. Characters.
+const SENTENCE: usize = 500;
+
+/// The account.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Seen {
+    /// Clients that had a context, each counted once.
+    pub clients: u64,
+    /// The most of them at once.
+    pub most_clients: u64,
+    /// What the looks at the GPUs showed; empty where nobody looked.
+    pub gpus: Vec<SeenGpu>,
+    /// Connections that ended without a context.
+    pub refused: Vec<Refused>,
+    /// Servers that ended unasked.
+    pub servers_lost: Vec<ServerLost>,
+    /// Control daemons that ended.
+    pub daemons_lost: Vec<DaemonLost>,
+    /// Clients that the vendor's log names for a fatal GPU error.
+    pub fatal: Vec<i32>,
+    /// Clients that held more memory than their limit.
+    pub over_memory: Vec<OverMemory>,
+    /// The sentences of the job's log that its user should read at the end.
+    pub last_words: Vec<String>,
+}
+
+/// A GPU, by looks at it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenGpu {
+    /// Which.
+    pub uuid: GpuUuid,
+    /// The most clients that held memory on it.
+    pub most_clients: u64,
+    /// The most memory that they held together, MiB, as NVML counts.
+    pub most_memory_mib: u64,
+}
+
+/// A client that got no context: its server was full, or in FAULT state, or it only looked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// Its pid.
+    pub pid: i32,
+    /// How many others had a context when it went.
+    pub beside: u64,
+}
+
+/// A server that ended unasked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerLost {
+    /// Its pid.
+    pub pid: i32,
+    /// The status that the control daemon gives; one that was killed has 0 as well.
+    pub status: i32,
+    /// The clients that it had, which got error 806.
+    pub clients: u64,
+}
+
+/// A control daemon that ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonLost {
+    /// Its pid.
+    pub pid: i32,
+    /// How: `exit code 0`, `signal 9`.
+    pub how: String,
+}
+
+/// A client over its memory limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverMemory {
+    /// Its pid.
+    pub pid: i32,
+    /// What it held, MiB.
+    pub held_mib: u64,
+    /// Its limit, MiB.
+    pub limit_mib: u64,
+    /// It was ended for it.
+    pub terminated: bool,
+}
+
+/// Appends to a list that is kept short.
+pub fn keep<T>(list: &mut Vec<T>, entry: T) {
+    if list.len() < MOST {
+        list.push(entry);
+    }
+}
+
+impl Seen {
+    /// The account as its user's process wrote it; `None`: it is none. No list is longer than ours are, and no text has a
+    /// control character.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let line = bytes.split(|byte| *byte == b'\n').next()?;
+        let mut seen: Self = serde_json::from_slice(line).ok()?;
+        seen.gpus.truncate(MOST_GPUS);
+        seen.refused.truncate(MOST);
+        seen.servers_lost.truncate(MOST);
+        seen.daemons_lost.truncate(MOST);
+        seen.fatal.truncate(MOST);
+        seen.over_memory.truncate(MOST);
+        seen.last_words.truncate(MOST);
+        for daemon in &mut seen.daemons_lost {
+            daemon.how = one_line(&daemon.how, 80);
+        }
+        for sentence in &mut seen.last_words {
+            *sentence = one_line(sentence, SENTENCE);
+        }
+        Some(seen)
+    }
+
+    /// Its line.
+    pub fn line(&self) -> String {
+        serde_json::to_string(self).map_or_else(|_| String::new(), |text| text + "\n")
+    }
+
+    /// What the looks at one GPU showed: enters what is more than before.
+    pub fn look(&mut self, gpu: &GpuUuid, clients: u64, memory_mib: u64) {
+        match self.gpus.iter_mut().find(|known| known.uuid == *gpu) {
+            Some(known) => {
+                known.most_clients = known.most_clients.max(clients);
+                known.most_memory_mib = known.most_memory_mib.max(memory_mib);
+            }
+            None => self.gpus.push(SeenGpu {
+                uuid: gpu.clone(),
+                most_clients: clients,
+                most_memory_mib: memory_mib,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,44 @@
+use super::*;
+
+#[test]
+fn an_account_comes_back_as_it_was_written() {
+    let mut seen = Seen::default();
+    let gpu = GpuUuid::parse("GPU-01").unwrap();
+    seen.look(&gpu, 2, 600);
+    seen.look(&gpu, 1, 900);
+    seen.last_words.push("server 7 died".to_owned());
+    keep(&mut seen.refused, Refused { pid: 9, beside: 48 });
+    assert_eq!(Seen::parse(seen.line().as_bytes()), Some(seen.clone()));
+    assert_eq!(
+        (seen.gpus[0].most_clients, seen.gpus[0].most_memory_mib),
+        (2, 900)
+    );
+    // What stood there before a shorter one was written over it.
+    let text = seen.line() + "old\": 1}";
+    assert_eq!(Seen::parse(text.as_bytes()), Some(seen));
+}
+
+#[test]
+fn what_a_user_may_write_is_bounded_and_printable() {
+    let many = (0..1000).map(|n| format!("{n}\u{1b}[2J\n{}", "x".repeat(5000)));
+    let hostile = Seen {
+        last_words: many.collect(),
+        fatal: vec![1; 1000],
+        ..Seen::default()
+    };
+    let seen = Seen::parse(hostile.line().as_bytes()).unwrap();
+    assert!(seen.last_words.len() == MOST && seen.fatal.len() == MOST);
+    let clean = |text: &String| !text.contains(char::is_control) && text.chars().count() <= SENTENCE + 3;
+    assert!(seen.last_words.iter().all(clean));
+    for none in [
+        "",
+        "{",
+        "null",
+        "7",
+        "\u{0}",
+        "{\"clients\": -1}",
+        "{\"gpus\": [{\"uuid\": \"/etc\"}]}",
+    ] {
+        assert_eq!(Seen::parse(none.as_bytes()), None, "{none:?}");
+    }
+}

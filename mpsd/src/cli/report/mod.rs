@@ -1,0 +1,89 @@
+//! `mpsctl report`: what root wrote down of jobs that have ended on this node.
+
+mod summary;
+mod text;
+
+use super::say;
+use crate::job::report::Report as JobReport;
+use crate::node::reports;
+use mpsd_core::config::Settings;
+use mpsd_core::failure::{EXIT_REFUSED, Undetermined};
+use mpsd_core::{Failure, JobId, Refusal};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// `mpsctl report`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Report {
+    /// The job; without one, a summary of all
+    #[arg(value_name = "JOB")]
+    pub job: Option<String>,
+    /// Only jobs that began so long ago or later: 90m, 12h, 7d
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// The reports themselves, an object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Report {
+    /// Prints it; returns the exit code: 1 where there is no report of the job.
+    ///
+    /// # Errors
+    /// The time is none, the job's name is none, or the reports cannot be read.
+    pub fn run(&self, settings: &Settings) -> Result<u8, Failure> {
+        let since = self.since.as_deref().map_or(Ok(0), since)?;
+        let job = self.job.as_deref().map(JobId::parse).transpose()?;
+        let unread = |why: String| Undetermined::new("the job reports of this node", why);
+        let mut found = reports::read(&settings.paths, since).map_err(unread)?;
+        if let Some(job) = &job {
+            // A job's own, and those of its steps with daemons of their own.
+            found.retain(|report| report.job.belongs_to(job));
+        }
+        found.reverse();
+        let lines: Vec<String> = match (&job, self.json) {
+            (_, true) => found
+                .iter()
+                .filter_map(|report| serde_json::to_string(report).ok())
+                .collect(),
+            (Some(job), false) => of_job(job, &found),
+            (None, false) => summary::lines(&found),
+        };
+        lines.iter().for_each(|line| say(&format!("{line}\n")));
+        let none = job.is_some() && found.is_empty();
+        Ok(if none { EXIT_REFUSED } else { 0 })
+    }
+}
+
+fn of_job(job: &JobId, found: &[JobReport]) -> Vec<String> {
+    match found {
+        [] => vec![format!(
+            "job {job}: no report on this node: it had no MPS here, has not ended, or its report is gone"
+        )],
+        found => found.iter().flat_map(text::lines).collect(),
+    }
+}
+
+/// Seconds since 1970 of so long ago.
+fn since(text: &str) -> Result<u64, Refusal> {
+    let wrong = || Refusal::new(format!("--since {text}"), "it is no time", "90m, 12h, 7d");
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = text
+        .strip_suffix(unit)
+        .and_then(|n| n.parse().ok())
+        .ok_or_else(wrong)?;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
+    Ok(now.saturating_sub(number.saturating_mul(seconds)))
+}
+
+#[cfg(test)]
+mod tests;

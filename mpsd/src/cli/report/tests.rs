@@ -1,0 +1,122 @@
+//! The words of a report and of many.
+
+use super::*;
+use mpsd_core::record::{Daemon, RecordGpu};
+use mpsd_core::seen::{DaemonLost, OverMemory, Refused, Seen, ServerLost};
+use mpsd_core::{GpuUuid, Scheduler};
+
+fn gpu(n: usize) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
+}
+
+fn report() -> JobReport {
+    let record_gpu = |n: usize| RecordGpu {
+        index: n as u32,
+        uuid: gpu(n),
+        cpus: None,
+    };
+    let mut seen = Seen {
+        clients: 49,
+        most_clients: 48,
+        refused: vec![Refused { pid: 999, beside: 48 }],
+        servers_lost: vec![ServerLost {
+            pid: 691,
+            status: 0,
+            clients: 48,
+        }],
+        daemons_lost: vec![DaemonLost {
+            pid: 690,
+            how: "signal 9".to_owned(),
+        }],
+        fatal: vec![8349],
+        over_memory: vec![OverMemory {
+            pid: 17,
+            held_mib: 4096,
+            limit_mib: 1024,
+            terminated: true,
+        }],
+        ..Seen::default()
+    };
+    seen.look(&gpu(0), 48, 9000);
+    JobReport {
+        version: 1,
+        job: JobId::parse("7").unwrap(),
+        scheduler: Scheduler::Slurm,
+        node: "n1".to_owned(),
+        user: "alice".to_owned(),
+        uid: 1000,
+        gpus: vec![record_gpu(0), record_gpu(1)],
+        daemons: vec![Daemon {
+            gpus: vec![gpu(0), gpu(1)],
+            pipe: "/p".into(),
+            log: "/l".into(),
+            threads: Some("25".parse().unwrap()),
+            memory: vec![(gpu(0), 1024)],
+            priority: None,
+        }],
+        exclusive: true,
+        began: 1000,
+        ready_ms: Some(210),
+        ended: 1060,
+        teardown_ms: 120,
+        as_before: true,
+        undetermined: Vec::new(),
+        faults: Vec::new(),
+        notes: vec!["Terminate for mps-server 691".to_owned()],
+        drain: None,
+        said_by_user: Some(seen),
+    }
+}
+
+#[test]
+fn a_report_names_what_was_lost_with_pid_and_cause() {
+    assert_eq!(
+        text::lines(&report()).join("\n"),
+        "\
+job 7 of alice on n1: ready after 210 ms, ended after 60 s, taken down in 120 ms
+  the node is as before, compute modes restored; not drained
+  limits of each client: threads 25 %, memory 1024M of GPU-00000000
+  at the end: Terminate for mps-server 691
+  by the job's own mpsd: 49 clients, 48 at once
+    GPU 0: at most 48 clients and 9000 MiB at a look
+    GPU 1: no client at any look
+    client 999 got no context; 48 others had one
+    server 691 was lost (killed or ended with status 0) with 48 clients, which got error 806
+    control daemon 690 was lost (signal 9)
+    client 8349 caused a fatal GPU error
+    client 17 held 4096 MiB over a limit of 1024 MiB, and was ended"
+    );
+}
+
+#[test]
+fn many_reports_are_summed_up() {
+    let mut quiet = report();
+    (quiet.said_by_user, quiet.ready_ms, quiet.as_before) = (None, None, false);
+    let text = summary::lines(&[report(), quiet]).join("\n");
+    for line in [
+        "jobs: 2",
+        "node not as before: 1",
+        "never ready: 1",
+        "lost a server: 1",
+        "time to ready: median 210 ms, most 210 ms",
+        "a GPU without a client at any look: 1",
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
+    }
+    assert_eq!(summary::lines(&[]), ["no job has left a report on this node"]);
+}
+
+#[test]
+fn a_time_that_is_none_is_refused() {
+    assert!(since("2h").unwrap() < since("1h").unwrap());
+    assert_eq!(since("99999999999999999d"), Ok(0));
+    for none in ["", "h", "2", "2w", "-1h", "1.5h", "é"] {
+        assert!(since(none).is_err(), "{none:?}");
+    }
+}
+
+#[test]
+fn a_report_comes_back_as_it_was_written() {
+    let text = serde_json::to_string(&report()).unwrap();
+    assert_eq!(serde_json::from_str::<JobReport>(&text).unwrap(), report());
+}

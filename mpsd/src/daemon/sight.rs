@@ -1,0 +1,112 @@
+//! What `mpsd` sees of its job, kept for the job's report: written anew at each change, so that a killed `mpsd` has told all
+//! that it saw.
+
+use super::dialogue::Event;
+use crate::job::spec::SEEN_FD;
+use crate::sys::descriptors;
+use mpsd_core::GpuUuid;
+use mpsd_core::seen::{DaemonLost, LONGEST, OverMemory, Refused, Seen, ServerLost, keep};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+/// The account, and where it goes.
+#[derive(Debug, Default)]
+pub struct Sight {
+    seen: Seen,
+    file: Option<File>,
+    /// The clients that have a context now.
+    clients: BTreeSet<i32>,
+    /// The server that was told to end.
+    to_end: Option<i32>,
+    written: Seen,
+}
+
+impl Sight {
+    /// Into the file that root has handed over; into none where there is none.
+    pub fn open() -> Self {
+        Self {
+            file: descriptors::take(SEEN_FD).map(File::from).ok(),
+            ..Self::default()
+        }
+    }
+
+    /// Takes an event of the vendor's log in.
+    pub fn take(&mut self, event: &Event) {
+        match event {
+            Event::Active(pid) if self.clients.insert(*pid) => {
+                self.seen.clients += 1;
+                self.seen.most_clients = self.seen.most_clients.max(self.clients.len() as u64);
+            }
+            Event::Left(pid) if !self.clients.remove(pid) => {
+                let (pid, beside) = (*pid, self.clients.len() as u64);
+                keep(&mut self.seen.refused, Refused { pid, beside });
+            }
+            Event::ServerToEnd(pid) => self.to_end = Some(*pid),
+            Event::ServerExited(pid, status) => {
+                let clients = std::mem::take(&mut self.clients).len() as u64;
+                if *status != 0 || self.to_end != Some(*pid) {
+                    let (pid, status) = (*pid, *status);
+                    keep(&mut self.seen.servers_lost, ServerLost { pid, status, clients });
+                }
+            }
+            Event::Fatal(words) => self
+                .seen
+                .fatal
+                .extend(culprit(words).filter(|_| self.seen.fatal.len() < 16)),
+            _ => {}
+        }
+    }
+
+    /// A sentence that the user should read at the end.
+    pub fn say(&mut self, sentence: &str) {
+        keep(&mut self.seen.last_words, sentence.to_owned());
+    }
+
+    /// A control daemon has ended.
+    pub fn lose(&mut self, pid: i32, how: String) {
+        keep(&mut self.seen.daemons_lost, DaemonLost { pid, how });
+    }
+
+    /// A client is over its limit.
+    pub fn exceed(&mut self, over: OverMemory) {
+        keep(&mut self.seen.over_memory, over);
+    }
+
+    /// A look at the GPUs: pid, GPU, MiB of each client. One that has only looked at a GPU is listed with nothing
+    /// (docs/facts/mps-control.md#nvml).
+    pub fn look(&mut self, clients: &[(i32, GpuUuid, u64)]) {
+        let mut gpus: BTreeMap<&GpuUuid, (u64, u64)> = BTreeMap::new();
+        for (_, gpu, mib) in clients.iter().filter(|(_, _, mib)| *mib > 0) {
+            let (count, memory) = gpus.entry(gpu).or_default();
+            (*count, *memory) = (*count + 1, *memory + mib);
+        }
+        for (gpu, (count, memory)) in gpus {
+            self.seen.look(gpu, count, memory);
+        }
+    }
+
+    /// Writes it down where it has changed.
+    pub fn write(&mut self) {
+        if self.seen == self.written {
+            return;
+        }
+        let line = self.seen.line();
+        if let Some(file) = self.file.as_ref().filter(|_| line.len() < LONGEST) {
+            // One write, so that a reader finds the old line or the new one; the rest of a longer old one is cut after it.
+            let _ = file.write_all_at(line.as_bytes(), 0);
+            let _ = file.set_len(line.len() as u64);
+        }
+        self.written = self.seen.clone();
+    }
+}
+
+/// The client that a line about a fatal error names.
+fn culprit(words: &str) -> Option<i32> {
+    let mut words = words.split(|c: char| !c.is_ascii_alphanumeric());
+    words.find(|word| word.eq_ignore_ascii_case("client"))?;
+    words.find_map(|word| word.parse().ok())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,76 @@
+//! A job's report: what root saw of it, written at its end, and beside it what the job's own `mpsd` says it saw.
+
+use mpsd_core::record::{Daemon, RecordGpu};
+use mpsd_core::seen::Seen;
+use mpsd_core::text::one_line;
+use mpsd_core::{JobId, Scheduler};
+use serde::{Deserialize, Serialize};
+
+/// Version of the format.
+pub const VERSION: u32 = 1;
+/// Most lines of a kind, and the longest of them. Characters.
+const MOST_LINES: usize = 32;
+const LONGEST_LINE: usize = 500;
+
+/// `/var/lib/mpsd/reports/<job>.<began>.json`, root 0600.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The job, or the step with a daemon of its own.
+    pub job: JobId,
+    /// Who scheduled it.
+    pub scheduler: Scheduler,
+    /// The node's name in the scheduler.
+    pub node: String,
+    /// Its user.
+    pub user: String,
+    /// The user's number.
+    pub uid: u32,
+    /// Its GPUs.
+    pub gpus: Vec<RecordGpu>,
+    /// Its control daemons with their limits.
+    pub daemons: Vec<Daemon>,
+    /// Its GPUs were to be EXCLUSIVE_PROCESS.
+    pub exclusive: bool,
+    /// Seconds since 1970 at which it began.
+    pub began: u64,
+    /// From then until its MPS was proved ready; `None`: it never was.
+    pub ready_ms: Option<u64>,
+    /// Seconds since 1970 at which its end was reached.
+    pub ended: u64,
+    /// How long its end took.
+    pub teardown_ms: u64,
+    /// The node is as it was before the job, compute modes too.
+    pub as_before: bool,
+    /// What was found at the end and proves nothing.
+    pub undetermined: Vec<String>,
+    /// Evidence against the node.
+    pub faults: Vec<String>,
+    /// What was done at the end beyond the usual: processes that had to be ended, contexts that stayed, a mode left alone.
+    pub notes: Vec<String>,
+    /// What became of the drain, where there was one.
+    pub drain: Option<String>,
+    /// The word of the job's own `mpsd`, a process of its user's: root has proved none of it.
+    pub said_by_user: Option<Seen>,
+}
+
+impl Report {
+    /// Its file's name: a job that was started anew under its id has another one.
+    pub fn file_name(&self) -> String {
+        format!("{}.{}.json", self.job.directory_name(), self.began)
+    }
+}
+
+/// When the job of the report with this file name began, seconds since 1970; `None`: it is no report's.
+pub fn began(file_name: &str) -> Option<u64> {
+    file_name.strip_suffix(".json")?.rsplit_once('.')?.1.parse().ok()
+}
+
+/// So many of these lines, each printable, as a report has.
+pub fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
+    let lines = of.into_iter().take(MOST_LINES);
+    lines
+        .map(|line| one_line(&line.to_string(), LONGEST_LINE))
+        .collect()
+}

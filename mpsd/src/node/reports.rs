@@ -1,0 +1,106 @@
+//! Job reports on disk: written without waiting for the disk, kept up to a number and an age, read by root alone.
+//!
+//! A process that may read a file can keep the file's lock on some file systems (XFS: `xfs_file_buffered_read`), and whoever
+//! removes it then waits. So no user may open a report.
+
+use crate::job::report::{Report, began};
+use crate::sys::deadline::Deadline;
+use crate::sys::files::Dir;
+use crate::sys::guard::ask;
+use mpsd_core::Paths;
+use mpsd_core::config::Reports;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The directory: nobody but root lists what root changes.
+const SECRET: u32 = 0o700;
+/// A report.
+const FILE: u32 = 0o600;
+/// Longest report that is read. Bytes.
+const LONGEST: usize = 1 << 20;
+/// More names than are ever kept.
+const MOST_NAMES: usize = 200_000;
+/// Time to write one and to remove old ones: an end waits for it, and no longer.
+const WRITE_TIME: Duration = Duration::from_millis(500);
+
+/// Writes `report` and removes what is too much, in a child with a deadline: the disk may not answer.
+///
+/// # Errors
+/// One line; nothing else is lost.
+pub fn write(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), String> {
+    if rule.keep == 0 {
+        return Ok(());
+    }
+    let question = || {
+        let written = write_here(paths, rule, report);
+        written.err().unwrap_or_default().into_bytes()
+    };
+    match ask(Deadline::after(WRITE_TIME), question) {
+        Ok(none) if none.is_empty() => Ok(()),
+        Ok(why) => Err(String::from_utf8_lossy(&why).into_owned()),
+        Err(none) => Err(none.to_string()),
+    }
+}
+
+fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), String> {
+    let text = serde_json::to_vec(report).map_err(|e| e.to_string())?;
+    let state = Dir::open(paths.state()).map_err(|e| e.to_string())?;
+    let name = paths.reports();
+    let name = name.file_name().unwrap_or_default();
+    let (reports, _) = state
+        .create_dir(name, SECRET, (0, 0))
+        .map_err(|e| e.to_string())?;
+    let written = reports.write_whole(report.file_name(), &text, FILE);
+    written.map_err(|e| e.to_string())?;
+    let oldest = now().saturating_sub(u64::from(rule.days) * 86_400);
+    for name in too_many(names(&reports)?, rule.keep, oldest) {
+        reports.remove_file(&name).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+/// The reports in a directory, the youngest first.
+fn names(reports: &Dir) -> Result<Vec<(u64, String)>, String> {
+    let names = reports.names(MOST_NAMES).map_err(|e| e.to_string())?;
+    let names = names.into_iter().filter_map(|name| name.into_string().ok());
+    let mut found: Vec<_> = names.filter_map(|name| Some((began(&name)?, name))).collect();
+    found.sort();
+    found.reverse();
+    Ok(found)
+}
+
+/// Of these, the youngest first, those beyond the first `keep`, and those that began before `oldest`.
+fn too_many(names: Vec<(u64, String)>, keep: u32, oldest: u64) -> Vec<String> {
+    let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+    let names = names.into_iter().enumerate();
+    let gone = names.filter(|(place, (began, _))| *place >= keep || *began < oldest);
+    gone.map(|(_, (_, name))| name).collect()
+}
+
+/// The reports of jobs that began at `since` (seconds since 1970) or later, the youngest first. What cannot be read is left
+/// out.
+///
+/// # Errors
+/// One line: the directory cannot be read.
+pub fn read(paths: &Paths, since: u64) -> Result<Vec<Report>, String> {
+    let path: &Path = &paths.reports();
+    let Some(reports) = Dir::find(path).map_err(|e| e.to_string())? else {
+        return Ok(Vec::new());
+    };
+    let names = names(&reports)?
+        .into_iter()
+        .take_while(|(began, _)| *began >= since);
+    let read = |(_, name): (u64, String)| {
+        let bytes = reports.read_limited(name, LONGEST).ok()??;
+        serde_json::from_slice(&bytes).ok()
+    };
+    Ok(names.filter_map(read).collect())
+}
+
+#[cfg(test)]
+mod tests;

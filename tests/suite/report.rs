@@ -1,0 +1,289 @@
+//! Job reports: what root writes down at a job's end, and what of it is the user's word.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tests::double::Builder;
+use tests::double::look::wait_until;
+use tests::place::{Place, Running, fast, kill};
+use tests::stage::{Ran, USER, as_user, finish};
+
+const SOON: Duration = Duration::from_secs(5);
+
+fn place(node: Builder, config: &str) -> Place {
+    Place::new(node, config)
+}
+
+#[track_caller]
+fn begin(place: &Place, job: &str, account: &str) {
+    let ran = place.torque(job, account, "0");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+/// `mpsctl report`, as root.
+fn report(place: &Place, args: &[&str]) -> Ran {
+    place.stage.run("mpsctl", &[&["report"], args].concat(), &[])
+}
+
+/// The report of `job`.
+#[track_caller]
+fn of(place: &Place, job: &str) -> Value {
+    let ran = report(place, &[job, "--json"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    serde_json::from_str(&ran.out).unwrap_or_else(|e| panic!("{e}: {ran:?}"))
+}
+
+fn files(place: &Place) -> Vec<PathBuf> {
+    let entries = fs::read_dir(place.stage.path("state/reports"));
+    entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
+}
+
+fn client(place: &Place, job: &str, args: &[&str]) -> Running {
+    let mut command = as_user(USER, place.stage.node.client());
+    command.arg("--node").arg(place.stage.node.dir()).args(args);
+    command.env_clear().envs([place.pipe(job)]);
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("client");
+    Running(child)
+}
+
+/// The same, once it has its context.
+fn attached(place: &Place, job: &str, args: &[&str]) -> Running {
+    let client = client(place, job, args);
+    let has_context = || {
+        let contexts = place.stage.node.contexts();
+        contexts
+            .iter()
+            .any(|(_, context)| context.pid == client.0.id() && context.bytes > 0)
+    };
+    assert!(wait_until(SOON, has_context), "the client does not attach");
+    client
+}
+
+/// What the job's own `mpsd` has told so far, once it holds this.
+#[track_caller]
+fn tells(place: &Place, job: &str, words: &str) {
+    let seen = place.stage.job(job).join("seen");
+    let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains(words));
+    assert!(
+        wait_until(SOON, told),
+        "'{words}' in {:?}",
+        fs::read_to_string(&seen)
+    );
+}
+
+#[test]
+fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_the_culprit() {
+    let place = place(fast(1).describe(|node| node.max_clients = 2), "");
+    begin(&place, "400.srv", "MPS=true,MPS_THREADS=25,MPS_MEM=4G");
+    let held = [(); 2].map(|()| attached(&place, "400.srv", &["--hold", "30", "--busy"]));
+    let mut third = client(&place, "400.srv", &["--hold", "30"]);
+    assert_eq!(third.wait(), Some(3), "one too many");
+    tells(
+        &place,
+        "400.srv",
+        &format!("\"pid\":{},\"beside\":2", third.0.id()),
+    );
+    tells(&place, "400.srv", "most_memory_mib");
+    let server = place.pids("nvidia-cuda-mps-server")[0];
+    kill(server, Signal::SIGKILL);
+    tells(&place, "400.srv", "servers_lost\":[{");
+    let culprit = attached(&place, "400.srv", &["--hold", "1", "--fault"]);
+    tells(&place, "400.srv", &format!("\"fatal\":[{}]", culprit.0.id()));
+    let (lost, bad) = (third.0.id(), culprit.0.id());
+    drop((held, third, culprit));
+    place.assert_ends_clean("400.srv", "a job with a report");
+
+    let told = of(&place, "400.srv");
+    assert_eq!(
+        (&told["job"], &told["user"]),
+        (&"400.srv".into(), &USER.into()),
+        "{told}"
+    );
+    assert_eq!(
+        (&told["as_before"], &told["exclusive"], &told["drain"]),
+        (&true.into(), &true.into(), &Value::Null)
+    );
+    assert!(
+        told["ready_ms"].as_u64().is_some_and(|ms| ms > 0 && ms < 20_000),
+        "{told}"
+    );
+    let seen = &told["said_by_user"];
+    assert_eq!(seen["refused"][0]["pid"], lost, "{told}");
+    assert_eq!(
+        (
+            &seen["servers_lost"][0]["pid"],
+            &seen["servers_lost"][0]["clients"]
+        ),
+        (&server.into(), &2.into())
+    );
+    assert_eq!(seen["fatal"][0], bad, "{told}");
+    assert_eq!(
+        (&seen["clients"], &seen["most_clients"]),
+        (&3.into(), &2.into()),
+        "{told}"
+    );
+    assert_eq!(seen["gpus"][0]["most_clients"], 2, "{told}");
+    let text = report(&place, &["400.srv"]).out;
+    for line in [
+        format!("client {lost} got no context; 2 others had one"),
+        format!(
+            "server {server} was lost (killed or ended with status 0) with 2 clients, which got error 806"
+        ),
+        format!("client {bad} caused a fatal GPU error"),
+        "the node is as before, compute modes restored; not drained".to_owned(),
+        "limits of each client: threads 25 %, memory 4096M of ".to_owned(),
+        "by the job's own mpsd: 3 clients, 2 at once".to_owned(),
+    ] {
+        assert!(text.contains(&line), "{line}:\n{text}");
+    }
+    let all = report(&place, &["--since", "1h"]).out;
+    assert!(
+        all.contains("jobs: 1\n") && all.contains("lost a server: 1\n"),
+        "{all}"
+    );
+    assert_eq!(report(&place, &["401.srv"]).code, Some(1));
+}
+
+#[test]
+fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
+    let place = place(fast(1), "");
+    begin(&place, "402.srv", "MPS=true");
+    let control = place.pids("nvidia-cuda-mps-control")[0];
+    kill(control, Signal::SIGKILL);
+    tells(&place, "402.srv", "daemons_lost\":[{");
+    place.assert_ends_clean("402.srv", "a killed control daemon");
+    let text = report(&place, &["402.srv"]).out;
+    assert!(
+        text.contains(&format!("control daemon {control} was lost (signal 9)")),
+        "{text}"
+    );
+    // An mpsd that was killed has told what it saw before.
+    begin(&place, "403.srv", "MPS=true");
+    let client = attached(&place, "403.srv", &["--hold", "30"]);
+    tells(&place, "403.srv", "\"clients\":1");
+    kill(place.pids("mpsd")[0], Signal::SIGKILL);
+    drop(client);
+    place.assert_ends_clean("403.srv", "a killed mpsd");
+    assert_eq!(of(&place, "403.srv")["said_by_user"]["clients"], 1);
+}
+
+#[test]
+fn reports_are_kept_by_number_and_are_roots_alone() {
+    let place = place(fast(1), "[reports]\nkeep = 2\n");
+    for job in ["410.srv", "411.srv", "412.srv"] {
+        begin(&place, job, "MPS=true");
+        let seen = fs::metadata(place.stage.job(job).join("seen")).expect("seen");
+        assert_eq!(
+            (seen.uid(), seen.mode() & 0o7777),
+            (0, 0o600),
+            "nobody but its mpsd can write it"
+        );
+        place.assert_ends_clean(job, "a job with a report");
+        // A report's age is that of its job's begin, in seconds.
+        std::thread::sleep(Duration::from_millis(1100));
+    }
+    assert_eq!(files(&place).len(), 2, "{:?}", files(&place));
+    assert_eq!(report(&place, &["410.srv"]).code, Some(1), "the oldest has gone");
+    let about = |path: PathBuf| fs::metadata(path).map(|about| (about.uid(), about.mode() & 0o7777));
+    assert_eq!(
+        about(place.stage.path("state/reports")).expect("reports"),
+        (0, 0o700)
+    );
+    assert!(
+        files(&place)
+            .into_iter()
+            .all(|file| about(file).is_ok_and(|it| it == (0, 0o600)))
+    );
+    let mut command = as_user(USER, place.stage.program("mpsctl"));
+    command
+        .arg("--config")
+        .arg(place.stage.config())
+        .args(["report", "412.srv"]);
+    let ran = finish(command);
+    assert!(
+        ran.code == Some(1) && ran.err.contains("allowed: root"),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn a_job_that_did_not_ask_leaves_no_report_and_a_site_may_want_none() {
+    let place = place(fast(1), "[reports]\nkeep = 0\n");
+    begin(&place, "420.srv", "MPS=true");
+    place.assert_ends_clean("420.srv", "a site without reports");
+    begin(&place, "421.srv", "a_project");
+    place.assert_ends_clean("421.srv", "a job without MPS");
+    assert_eq!(files(&place), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_report_that_cannot_be_written_neither_fails_an_end_nor_holds_it_up() {
+    let place = place(fast(1), "");
+    // In the place of the directory, a file.
+    let reports = place.stage.path("state/reports");
+    fs::write(&reports, "").expect("file");
+    begin(&place, "430.srv", "MPS=true");
+    let end = place.strict_end("430.srv");
+    assert_eq!(end.code, Some(0), "{end:?}");
+    fs::remove_file(&reports).expect("file");
+    place.assert_as_before("an end without a report");
+}
+
+/// Seconds of an epilogue, the fastest of several, with reports and without.
+#[test]
+fn a_report_costs_an_end_no_more_than_a_child_and_a_file() {
+    let fastest = |config: &str| {
+        let place = place(fast(1), config);
+        let ends = (0..7).map(|n| {
+            let job = format!("44{n}.srv");
+            begin(&place, &job, "MPS=true");
+            let end = place.strict_end(&job);
+            assert_eq!(end.code, Some(0), "{end:?}");
+            end.took
+        });
+        ends.min().unwrap_or_default()
+    };
+    let (with, without) = (fastest(""), fastest("[reports]\nkeep = 0\n"));
+    println!("an end with a report {with:?}, without {without:?}");
+    assert!(
+        with < without + Duration::from_millis(50),
+        "{with:?}, {without:?}"
+    );
+}
+
+#[test]
+fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
+    let place = place(fast(1), "");
+    begin(&place, "450.srv", "MPS=true");
+    let seen = place.stage.job("450.srv").join("seen");
+    let descriptor = format!("/proc/{}/fd/5", place.pids("mpsd")[0]);
+    for path in [seen.display().to_string(), descriptor] {
+        for (program, args) in [
+            ("/bin/cat", [path.as_str(), "/dev/null"]),
+            ("/bin/cp", ["/dev/null", path.as_str()]),
+        ] {
+            let ran = finish({
+                let mut command: Command = as_user(USER, program);
+                command.args(args);
+                command
+            });
+            assert_ne!(ran.code, Some(0), "{program} {path}: {ran:?}");
+            assert!(ran.err.contains("Permission denied"), "{program} {path}: {ran:?}");
+        }
+    }
+    place.assert_ends_clean("450.srv", "an account that others wanted");
+}
