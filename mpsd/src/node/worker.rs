@@ -153,12 +153,14 @@ impl NvmlWorker {
         let lost = |why: String| Failure::from(Undetermined::new(WORKER, why));
         let mut line = serde_json::to_string(question).map_err(|e| lost(e.to_string()))?;
         line.push('\n');
-        self.stream
-            .write_all(line.as_bytes())
-            .map_err(|e| lost(format!("it has gone: {e}")))?;
+        // It may have died before anybody asked: NVML is loaded first.
+        if self.stream.write_all(line.as_bytes()).is_err() {
+            return Err(self.died());
+        }
         let text = match read_line(self.stream.as_fd(), Deadline::after(self.limit), LONGEST) {
             Ok(Some(text)) => text,
-            Ok(None) => return Err(self.died()),
+            // Reset: the question that it did not read.
+            Ok(None) | Err(Errno::ECONNRESET) => return Err(self.died()),
             Err(Errno::ETIMEDOUT) => {
                 // It may be starved or stopped: what holds it is for the asker to find out.
                 self.silent = true;
