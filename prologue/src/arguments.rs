@@ -11,7 +11,8 @@ use std::path::PathBuf;
 /// MPS is left alone: exit 0, nothing touched.
 ///
 /// Exit status: 0 the server is proved ready, or MPS was not asked for; 1 the request was refused; 2 the node could
-/// not do it (requeue the job).
+/// not do it (requeue the job); 3 the same, told to
+/// the OpenPBS hook alone: the node's fault, so that the try does not count against the job.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "mps-prologue", version)]
 pub struct Arguments {
@@ -24,6 +25,9 @@ pub struct Arguments {
     /// Return when the daemon is proved ready, or as soon as it is being started.
     #[arg(long, value_enum, default_value = "ready")]
     pub wait: Wait,
+    /// Most that this may take, where the configuration says more or cannot be read.
+    #[arg(long, value_name = "SECONDS")]
+    pub limit: Option<u64>,
     /// Leave a refusal or a failure on the node for the job's tasks to read.
     #[arg(long)]
     pub record: bool,

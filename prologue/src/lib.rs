@@ -19,7 +19,7 @@ use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::failure::Fault;
+use mpsd_core::failure::{FailureKind, Fault};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -108,6 +108,9 @@ fn limit(
 ) -> Duration {
     let settings = load(arguments, node).ok().map(|(_, s)| s);
     let own = settings.as_ref().map_or(USUAL_LIMIT, |s| s.deadline);
+    let own = arguments
+        .limit
+        .map_or(own, |most| own.min(Duration::from_secs(most)));
     let site = settings.as_ref().map(Site::of).unwrap_or_default();
     let own = submission.map_or(own, |submission| scheduler::time_for(submission, own, &site));
     if arguments.record {
@@ -204,7 +207,9 @@ fn fail_unprepared(
     let requeued = outcome::requeue(&mut node, &place, submission, &settings, failure, false);
     outcome::tell(&mut node, &place, submission, &told, requeued.as_ref());
     outcome::hold(&mut node, submission, deadline);
-    failure.exit_code()
+    // An unusable configuration, or a directory service that is down: neither is the user's.
+    let nodes_own = failure.kind() != FailureKind::Refusal;
+    outcome::exit_code(submission, arguments.record && nodes_own, failure)
 }
 
 /// Shows the administrator an unusable configuration where he looks at his nodes: it does not drain.

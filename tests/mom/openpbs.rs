@@ -248,21 +248,26 @@ fn a_fault_rejects_begin_and_takes_the_node_offline() {
     before.holds(&mut c);
 }
 
-/// The job's begin is rejected with `why`, no sooner than PBS may try again.
+/// The job's begin is rejected with `why`, no sooner than PBS may try again, and the try does not count.
 fn is_held_back(c: &mut Cluster, id: &str, account: &str, why: &str) {
+    goes_back(c, &Job::new(id, account), why, 0);
+}
+
+/// The same for this job, of which PBS counts so many tries then.
+fn goes_back(c: &mut Cluster, job: &Job, why: &str, tries: u32) {
     let before = Before::of(c);
-    let job = Job::new(id, account);
-    c.openpbs_files(&job);
+    c.openpbs_files(job);
     let started = Instant::now();
-    let hooked = c.hook(&job, 0, "execjob_begin", &Default::default());
+    let hooked = c.openpbs_tried(job, 0);
     let took = started.elapsed();
     assert_eq!(hooked.verdict, "reject");
     assert!(hooked.message.contains(why), "{why}: {}", hooked.message);
     assert!(
         took > Duration::from_secs(3),
-        "21 tries in half a minute, then the job is held: {took:?}"
+        "21 tries in half a minute: {took:?}"
     );
     assert!(took < Duration::from_secs(25), "below the hook's alarm: {took:?}");
+    assert_eq!(c.tries(job), tries, "21 of them, and PBS holds the job: {}", hooked.message);
     c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
     before.holds(c);
     assert_eq!(c.state("nodea").0, "free");
@@ -284,6 +289,19 @@ fn a_node_that_may_not_drain_itself_holds_its_rejection_back() {
     std::fs::write(c.server().join("operators"), "root@elsewhere\n").unwrap();
     std::fs::remove_file(c.gpus[0].control()).unwrap();
     is_held_back(&mut c, "9.localhost", "MPS=true", "operators += root@nodea");
+    let waits = "a drain of this node waits for its scheduler";
+    is_held_back(&mut c, "9[1].localhost", "MPS=true", waits);
+    std::fs::write(c.server().join("failing"), "run_count=").unwrap();
+    let counted = Job::new("31.localhost", "MPS=true");
+    goes_back(&mut c, &counted, waits, 1);
+}
+
+/// A user who breaks his own start again and again is held by PBS in the end, as with any job.
+#[test]
+fn a_start_that_may_fail_by_its_users_doing_counts() {
+    let never = |builder: tests::double::Builder| builder.fast().fault(|faults| faults.start = "never".into());
+    let mut c = Cluster::with(Product::OpenPbs, &["nodea"], never, "deadline_s = 5\n");
+    goes_back(&mut c, &Job::new("32.localhost", "MPS=true"), "", 1);
 }
 
 #[test]

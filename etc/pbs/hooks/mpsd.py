@@ -6,7 +6,8 @@ hold the letters "mps" and that has no resource 'mps' cannot have asked and star
 
 execjob_prologue and execjob_epilogue are left alone: a hook there would silence the site's classic scripts.
 A reject in execjob_begin is retried, with nothing for the user to read; so a refusal is recorded there and told in
-execjob_launch, where descriptor 2 is the job's own error file. Only what is the node's rejects in execjob_begin.
+execjob_launch, where descriptor 2 is the job's own error file. Only what is the node's rejects in execjob_begin. PBS holds a job
+after 21 such tries; so those that failed by the node's fault are not counted.
 
 A job that did not ask pays for reading this file and nothing else: what only others need is imported where it is used.
 
@@ -25,6 +26,7 @@ LOOK_AGAIN = "/run/mpsd/look-again"  # filled in by 'mpsctl pbs install'
 LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
 GRACE_S = 5  # of it, for our programs to end by themselves
 ENV_LIMIT_S = 10
+UNCOUNTED = 3  # mps-prologue: the node's fault
 NOT_RUN = 126
 STARTED = time.monotonic()
 RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
@@ -119,7 +121,8 @@ def shape(job):
 
 def begin(event):
     job = event.job
-    arguments = ["--scheduler", "openpbs", "--record"] + OPTIONS + (["--sister"] if is_sister(job) else [])
+    arguments = ["--scheduler", "openpbs", "--record", "--limit=%d" % (LIMIT_S - GRACE_S)] + OPTIONS
+    arguments += ["--sister"] if is_sister(job) else []
     arguments += ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
     code, _, line = call("mps-prologue", arguments + shape(job) + identity(job), LIMIT_S)
     if line:
@@ -129,7 +132,17 @@ def begin(event):
         return None
     clean(job)  # no launch will read what was recorded, and no end is promised
     line = line or "mpsd: mps-prologue ended with %d" % code
+    if code in (1, UNCOUNTED, NOT_RUN):
+        forget_tries(job)
     return hold_back(line) if code in (1, NOT_RUN) else line
+
+
+def forget_tries(job):
+    """The mom tells the server this number with the rejection, from a sister as well, and of a subjob of an array as well."""
+    try:
+        job.run_count = 0
+    except Exception:
+        pass  # this try counts, then
 
 
 def environment(job, variables, options):

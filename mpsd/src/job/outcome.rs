@@ -17,6 +17,9 @@ use std::time::Duration;
 /// What a held prologue keeps of its time, to end by itself.
 const HOLD_MARGIN: Duration = Duration::from_secs(1);
 
+/// Exit code of a start that failed by the node's fault: as 2, and the try is not to count against the job.
+const UNCOUNTED: u8 = 3;
+
 /// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code. `awaited`: somebody waits for
 /// that code; nobody does in the process that goes on after the prologue returned.
 pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: bool) -> u8 {
@@ -48,7 +51,18 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
         hold(node, submission, job.deadline);
     }
-    failure.exit_code()
+    // A drain that waits for its scheduler is proof of an earlier job's.
+    let nodes_own = failure.kind() == FailureKind::Fault || node.undelivered(&job.node).is_some();
+    exit_code(submission, job.record && nodes_own, failure)
+}
+
+/// The exit code of a failure; `uncounted`: it is the node's, and who called us can tell the scheduler so
+/// (see [`ExitPolicy::tells_tries`]).
+pub fn exit_code(submission: &Submission, uncounted: bool, failure: &Failure) -> u8 {
+    match uncounted && policy(submission).tells_tries {
+        true => UNCOUNTED,
+        false => failure.exit_code(),
+    }
 }
 
 /// Tells the user of a job that is not a step, whose own tasks tell. Aloud where no task does: in an allocation that starts none

@@ -114,6 +114,9 @@ pub struct ExitPolicy {
     pub left_to_tasks: bool,
     /// A job whose failure is undetermined is put back into the queue by us, where the site allows it.
     pub requeue: bool,
+    /// It counts a job's failed tries, and who called us has it forget those that are the node's: they have an exit code of
+    /// their own.
+    pub tells_tries: bool,
 }
 
 /// Why a task of a job could run outside its MPS without a word.

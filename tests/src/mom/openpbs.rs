@@ -25,6 +25,8 @@ pub struct Hooked {
     pub env: BTreeMap<String, String>,
     /// What it logged.
     pub log: Vec<(i32, String)>,
+    /// `job.run_count`, where the hook set it.
+    pub run_count: Option<u32>,
     /// `job.Account_Name` afterwards.
     pub account: Option<String>,
     /// `job.Resource_List` afterwards.
@@ -43,12 +45,11 @@ impl Cluster {
     pub fn openpbs_begin(&mut self, job: &Job) -> Verdict {
         assert_eq!(self.product, Product::OpenPbs);
         self.openpbs_files(job);
-        let env = BTreeMap::new();
         for at in 0..job.gpus.len() {
-            if !self.hook(job, at, "execjob_begin", &env).accepted() {
+            if !self.openpbs_tried(job, at).accepted() {
                 // Nodes that have begun are told to forget the job.
                 for begun in 0..at {
-                    self.hook(job, begun, "execjob_abort", &env);
+                    self.hook(job, begun, "execjob_abort", &BTreeMap::new());
                 }
                 return if job.interactive {
                     Verdict::Aborted
@@ -67,6 +68,31 @@ impl Cluster {
             );
         }
         verdict
+    }
+
+    /// How often the server has run the job without success, as it counts: above 20 it holds it
+    /// (docs/facts/pbs.md#tries-of-a-job).
+    pub fn tries(&self, job: &Job) -> u32 {
+        let file = self.server().join("tries").join(&job.id);
+        std::fs::read_to_string(file).map_or(0, |text| text.trim().parse().expect("a number"))
+    }
+
+    fn set_tries(&self, job: &Job, number: u32) {
+        let tries = self.server().join("tries");
+        std::fs::create_dir_all(&tries).expect("a server");
+        std::fs::write(tries.join(&job.id), number.to_string()).expect("a server");
+    }
+
+    /// A node's begin, and what the server counts of it. The mom's own number of tries comes with a rejection, and goes before
+    /// the server's, whatever changed that meanwhile (recorded).
+    pub fn openpbs_tried(&mut self, job: &Job, at: usize) -> Hooked {
+        let tries = self.tries(job) + u32::from(at == 0);
+        self.set_tries(job, tries);
+        let hooked = self.hook(job, at, "execjob_begin", &BTreeMap::new());
+        if !hooked.accepted() {
+            self.set_tries(job, hooked.run_count.unwrap_or(tries));
+        }
+        hooked
     }
 
     /// After the last process: the classic epilogue of the first node, then end on every node. pbs_cgroups, whose
@@ -146,6 +172,7 @@ impl Cluster {
             argv: program.iter().map(|word| (*word).to_owned()).collect(),
             env: env.clone(),
             log: Vec::new(),
+            run_count: None,
             account: Some(job.account.clone()),
             resources: BTreeMap::new(),
         };

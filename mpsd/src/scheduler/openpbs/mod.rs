@@ -55,8 +55,13 @@ impl BatchSystem for OpenPbs {
         classic.then(|| under_classic_scripts(submission::nodes(&submission.job, input, host)))
     }
 
+    /// After 21 tries it holds the job; a hook on execjob_begin may say how many there were (docs/facts/pbs.md#tries-of-a-job). A
+    /// start that may have failed by its user's doing counts.
     fn exit_policy(&self, _: &Submission) -> ExitPolicy {
-        ExitPolicy::default()
+        ExitPolicy {
+            tells_tries: true,
+            ..ExitPolicy::default()
+        }
     }
 
     /// Once a second, and after 21 tries it holds the job until an operator releases it

@@ -63,7 +63,7 @@ impl BatchSystem for Torque {
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             left_to_tasks: submission.sister,
-            requeue: false,
+            ..ExitPolicy::default()
         }
     }
 
