@@ -234,8 +234,14 @@ fn place<'a>(submission: &Submission, settings: &Settings, node: &'a str) -> Pla
 
 /// A failure before it was known whose node this is: said, never drained; a refusal is recorded.
 fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8 {
+    let submission = scheduler::read(input, &ThisHost);
+    if let Ok(submission) = &submission
+        && is_left_to_shell(arguments, submission, failure)
+    {
+        return 0;
+    }
     complain(NAME, &failure.to_string());
-    let Ok(submission) = scheduler::read(input, &ThisHost) else {
+    let Ok(submission) = submission else {
         let system = scheduler::caller(input).filter(|system| system.retries_at_once());
         if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code()) {
             let end = Deadline::after(limit(arguments, system, &ThisHost.name(), None));
@@ -243,28 +249,29 @@ fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8
         }
         return failure.exit_code();
     };
-    let settings = load(arguments, &submission.node_name(&ThisHost)).map(|(_, settings)| settings);
-    if let (Failure::Refusal(_), Ok(settings)) = (failure, settings) {
-        let to_shell = outcome::is_told_by_shell(&submission, failure, &Site::of(&settings));
-        let uid = find_user(&submission.user).map_or(0, |user| user.uid);
-        let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
-        let recorded =
-            (arguments.record || to_shell) && outcome::leave_record(&mut node, &submission.job, uid, failure);
-        let name = submission.node_name(&ThisHost);
-        outcome::tell(
-            &mut node,
-            &place(&submission, &settings, &name),
-            &submission,
-            failure,
-            None,
-        );
-        if to_shell && recorded {
-            return 0;
-        }
-    }
     // What was refused before any node was looked at, the mother superior refuses too.
     if outcome::is_left_to_tasks(&submission, failure) {
         return 0;
     }
     failure.exit_code()
+}
+
+/// Records a refusal and tells the user, where there is a usable configuration; whether the job's own shell does the telling.
+fn is_left_to_shell(arguments: &Arguments, submission: &Submission, failure: &Failure) -> bool {
+    let name = submission.node_name(&ThisHost);
+    let settings = load(arguments, &name).map(|(_, settings)| settings);
+    let (Failure::Refusal(_), Ok(settings)) = (failure, settings) else {
+        return false;
+    };
+    let to_shell = outcome::is_told_by_shell(submission, failure, &Site::of(&settings));
+    let uid = find_user(&submission.user).map_or(0, |user| user.uid);
+    let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
+    let recorded =
+        (arguments.record || to_shell) && outcome::leave_record(&mut node, &submission.job, uid, failure);
+    let told = to_shell && recorded;
+    if !told {
+        let place = place(submission, &settings, &name);
+        outcome::tell(&mut node, &place, submission, failure, None);
+    }
+    told
 }

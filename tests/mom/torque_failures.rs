@@ -31,6 +31,7 @@ fn a_refusal_is_told_in_the_jobs_own_error_file_and_its_script_never_runs() {
         let (out, err) = c.output(&job, 0);
         assert_eq!(out, "", "{account}");
         assert!(err.contains(word) && err.contains("refused"), "{err}");
+        assert_eq!(err.lines().count(), 1, "told once: {err}");
         c.torque_end(&job, 1);
         c.nodes[0].sh("rm -f /var/spool/torque/spool/*");
         before.holds(&mut c);
@@ -56,6 +57,13 @@ fn where_nobody_would_tell_a_refused_job_it_is_aborted() {
     assert_eq!(c.torque_begin(&job), Verdict::Aborted);
     let text = c.output(&job, 0).1;
     assert!(text.contains("MPS_THREADS=101"), "{text}");
+    // That file is never delivered; `qstat -f` has the line.
+    let comment = std::fs::read_to_string(c.server().join("comments/10.vm")).unwrap();
+    assert!(comment.starts_with("MPS refused: MPS_THREADS=101: "), "{comment}");
+    std::fs::remove_dir_all(c.server().join("comments")).unwrap();
+    let interactive = Job::new("11.vm", "MPS=maybe").interactive();
+    assert_eq!(c.torque_begin(&interactive), Verdict::Aborted);
+    assert!(!c.server().join("comments").exists(), "its terminal has it");
     before.holds(&mut c);
 }
 

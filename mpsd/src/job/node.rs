@@ -299,6 +299,11 @@ pub trait Drains {
     /// # Errors
     /// One line.
     fn tell(&mut self, place: &Place<'_>, job: &JobId, line: &str, aloud: bool) -> Result<(), String>;
+    /// Tells the user of a batch job that ends refused, where its output does not.
+    ///
+    /// # Errors
+    /// One line.
+    fn tell_refused(&mut self, place: &Place<'_>, job: &JobId, line: &str) -> Result<(), String>;
     /// Puts a job back into its queue; held once `most` starts of its MPS had failed before.
     ///
     /// # Errors

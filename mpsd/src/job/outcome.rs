@@ -25,7 +25,11 @@ const UNCOUNTED: u8 = 3;
 pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: bool) -> u8 {
     let (submission, failure) = (&job.asked.submission, &failed.failure);
     let id = &submission.job;
-    say(node, id, failure);
+    let to_shell = is_told_by_shell(submission, failure, &job.site);
+    log(node, id, failure);
+    if !to_shell {
+        complain(node, id, failure);
+    }
     for note in &failed.findings.notes {
         node.log(Severity::Info, &format!("job {id}: {note}"));
     }
@@ -36,10 +40,12 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     }
     // A node that is out of service already must not be taken down as well.
     let to_tasks = is_left_to_tasks(submission, failure) || (drained && policy(submission).left_to_tasks);
-    let to_shell = is_told_by_shell(submission, failure, &job.site);
     let recorded = (job.record || to_tasks || to_shell) && leave_record(node, id, job.user.uid, failure);
     if to_tasks || (to_shell && recorded) {
         return 0;
+    }
+    if to_shell {
+        complain(node, id, failure);
     }
     // First what counts: the controller may take all the time that is left.
     let lost = job.record && !recorded;
@@ -77,11 +83,23 @@ pub fn tell(
     if submission.step {
         return;
     }
+    let line = failure.to_string();
+    if failure.kind() == FailureKind::Refusal && !submission.interactive {
+        said(node, submission, |node| {
+            node.tell_refused(place, &submission.job, &format!("MPS refused: {line}"))
+        });
+    }
     let ends = matches!(failure, Failure::Fault(fault) if fault.drains());
     let aloud = ends || submission.interactive;
     let number = requeued.and_then(|requeued| requeued.number.as_ref());
     let number = number.map(|number| format!("{number}: ")).unwrap_or_default();
-    if let Err(why) = node.tell(place, &submission.job, &format!("{number}{failure}"), aloud) {
+    said(node, submission, |node| {
+        node.tell(place, &submission.job, &format!("{number}{line}"), aloud)
+    });
+}
+
+fn said<N: Node>(node: &mut N, submission: &Submission, tell: impl FnOnce(&mut N) -> Result<(), String>) {
+    if let Err(why) = tell(node) {
         let line = format!("job {}: its user is not told: {why}", submission.job);
         node.log(Severity::Info, &line);
     }
@@ -106,14 +124,21 @@ fn policy(submission: &Submission) -> ExitPolicy {
 
 /// Says why `job` has no MPS, to the caller and in the node's log.
 pub fn say(node: &mut impl Node, job: &JobId, failure: &Failure) {
+    complain(node, job, failure);
+    log(node, job, failure);
+}
+
+fn complain(node: &mut impl Node, job: &JobId, failure: &Failure) {
+    node.complain(&format!("job {job}: {failure}"));
+}
+
+fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
     let severity = match failure.kind() {
         FailureKind::Refusal => Severity::Info,
         FailureKind::Undetermined => Severity::Warning,
         FailureKind::Fault => Severity::Error,
     };
-    let text = format!("job {job}: {failure}");
-    node.complain(&text);
-    node.log(severity, &format!("{}: {text}", failure.kind()));
+    node.log(severity, &format!("{}: job {job}: {failure}", failure.kind()));
 }
 
 /// Whether the node is drained now, for the failure itself or for what its rollback found.

@@ -179,6 +179,10 @@ impl Drains for RealNode {
         place.controller().tell(job, line, aloud)
     }
 
+    fn tell_refused(&mut self, place: &Place<'_>, job: &JobId, line: &str) -> Result<(), String> {
+        place.controller().tell_refused(job, line)
+    }
+
     fn requeue(&mut self, place: &Place<'_>, job: &JobId, most: u32) -> Result<Requeued, String> {
         place.controller().requeue(job, most)
     }

@@ -58,6 +58,13 @@ pub trait Controller {
     fn tell(&self, _job: &JobId, _line: &str, _aloud: bool) -> Result<(), String> {
         Ok(())
     }
+    /// Tells the user of a batch job of this node that ends refused, where its output is never delivered.
+    ///
+    /// # Errors
+    /// One line.
+    fn tell_refused(&self, _job: &JobId, _line: &str) -> Result<(), String> {
+        Ok(())
+    }
     /// Puts a job of this node back into the queue; held there once `most` starts of its MPS had failed before (0: no limit).
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `printjob`, `qmgr`, `momctl`, by
+//! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `qalter`, `printjob`, `qmgr`, `momctl`, by
 //! the name it is called. One directory, `/var/srv/pbs`, is the server; what was recorded of refusals, exit codes and
 //! texts is kept (docs/facts/pbs.md#pbsnodes), above all that Torque's pbsnodes ends with 0 when it was refused.
 
@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     ExitCode::from(match name.as_str() {
         "pbsnodes" => pbsnodes(&words),
         "qstat" => qstat(&words),
+        "qalter" => qalter(&words),
         "printjob" => printjob(&words),
         "qmgr" => qmgr(&words),
         "momctl" => 0,
@@ -159,6 +160,22 @@ fn qstat(words: &[&str]) -> u8 {
             153
         }
     }
+}
+
+/// `-W comment="TEXT" JOB`, which is an operator's.
+fn qalter(words: &[&str]) -> u8 {
+    let ["-W", attribute, id] = words else {
+        return 2;
+    };
+    let quoted = |text: &str| Some(text.strip_prefix('"')?.strip_suffix('"')?.to_owned());
+    let Some(comment) = attribute.strip_prefix("comment=").and_then(quoted) else {
+        return 2;
+    };
+    if !is_operator() {
+        eprintln!("qalter: Unauthorized Request  MSG=operation not permitted {id}");
+        return 159;
+    }
+    u8::from(keep(&format!("comments/{id}"), &comment).is_none())
 }
 
 fn printjob(words: &[&str]) -> u8 {

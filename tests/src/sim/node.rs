@@ -596,6 +596,10 @@ impl Drains for Sim {
         Ok(())
     }
 
+    fn tell_refused(&mut self, _: &Place<'_>, _: &JobId, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+
     fn requeue(&mut self, _: &Place<'_>, job: &JobId, _: u32) -> Result<Requeued, String> {
         self.step(|world| world.requeued.push(job.clone()));
         Ok(Requeued::default())

@@ -15,4 +15,5 @@ pub(crate) static PRODUCT: Product = Product {
     note_option: "-C",
     no_note: "",
     online_option: "-r",
+    comments: false,
 };

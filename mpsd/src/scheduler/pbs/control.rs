@@ -7,6 +7,7 @@ use super::installation::Installation;
 use super::status::status;
 use crate::scheduler::control::{Controller, Shown};
 use crate::scheduler::host::Host;
+use mpsd_core::JobId;
 use mpsd_core::text::one_line;
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ pub(crate) const LONGEST_REASON: usize = 79;
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
 /// Longest answer that a message repeats. Characters.
 const SHOWN: usize = 120;
+
+/// Longest comment that we give a job. Characters.
+const LONGEST_COMMENT: usize = 500;
 
 /// One node of one PBS.
 pub(crate) struct Node<'h> {
@@ -95,6 +99,22 @@ impl Controller for Node<'_> {
     fn remark(&self, note: &str) -> Result<String, String> {
         let name = self.find()?.name;
         self.call(&[self.pbs.product.note_option, note, &name])
+    }
+
+    /// As the job's comment, which Torque's `qstat -f` shows for as long as the server keeps an ended job, and an operator alone
+    /// may set (docs/facts/pbs.md#results-of-a-prologue). OpenPBS delivers what the job's error file has.
+    fn tell_refused(&self, job: &JobId, line: &str) -> Result<(), String> {
+        if !self.pbs.product.comments {
+            return Ok(());
+        }
+        let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
+        let comment = format!("comment=\"{comment}\"");
+        let arguments = ["-W", &comment, job.as_str()];
+        let answer = self.pbs.run("qalter", &arguments, CALL_DEADLINE, self.host)?;
+        match answer.code {
+            Some(0) => Ok(()),
+            _ => Err(format!("qalter said: {}", one_line(answer.text.trim(), SHOWN))),
+        }
     }
 
     fn put_back(&self, clear: bool) -> Result<String, String> {

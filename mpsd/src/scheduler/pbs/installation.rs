@@ -32,6 +32,8 @@ pub struct Product {
     pub no_note: &'static str,
     /// pbsnodes: back into service.
     pub online_option: &'static str,
+    /// Whether a refused job's comment tells its user, because nothing else does.
+    pub comments: bool,
 }
 
 /// A PBS on this node.

@@ -22,4 +22,5 @@ pub(crate) static PRODUCT: Product = Product {
     note_option: "-N",
     no_note: "n",
     online_option: "-c",
+    comments: true,
 };
