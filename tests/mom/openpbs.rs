@@ -267,7 +267,12 @@ fn goes_back(c: &mut Cluster, job: &Job, why: &str, tries: u32) {
         "21 tries in half a minute: {took:?}"
     );
     assert!(took < Duration::from_secs(25), "below the hook's alarm: {took:?}");
-    assert_eq!(c.tries(job), tries, "21 of them, and PBS holds the job: {}", hooked.message);
+    assert_eq!(
+        c.tries(job),
+        tries,
+        "21 of them, and PBS holds the job: {}",
+        hooked.message
+    );
     c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
     before.holds(c);
     assert_eq!(c.state("nodea").0, "free");
@@ -299,7 +304,8 @@ fn a_node_that_may_not_drain_itself_holds_its_rejection_back() {
 /// A user who breaks his own start again and again is held by PBS in the end, as with any job.
 #[test]
 fn a_start_that_may_fail_by_its_users_doing_counts() {
-    let never = |builder: tests::double::Builder| builder.fast().fault(|faults| faults.start = "never".into());
+    let never =
+        |builder: tests::double::Builder| builder.fast().fault(|faults| faults.start = "never".into());
     let mut c = Cluster::with(Product::OpenPbs, &["nodea"], never, "deadline_s = 5\n");
     goes_back(&mut c, &Job::new("32.localhost", "MPS=true"), "", 1);
 }
