@@ -25,9 +25,6 @@ pub struct Arguments {
     /// Return when the daemon is proved ready, or as soon as it is being started.
     #[arg(long, value_enum, default_value = "ready")]
     pub wait: Wait,
-    /// Most that this may take, where the configuration says more or cannot be read.
-    #[arg(long, value_name = "SECONDS")]
-    pub limit: Option<u64>,
     /// Leave a refusal or a failure on the node for the job's tasks to read.
     #[arg(long)]
     pub record: bool,

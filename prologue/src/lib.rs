@@ -108,9 +108,6 @@ fn limit(
 ) -> Duration {
     let settings = load(arguments, node).ok().map(|(_, s)| s);
     let own = settings.as_ref().map_or(USUAL_LIMIT, |s| s.deadline);
-    let own = arguments
-        .limit
-        .map_or(own, |most| own.min(Duration::from_secs(most)));
     let site = settings.as_ref().map(Site::of).unwrap_or_default();
     let own = submission.map_or(own, |submission| scheduler::time_for(submission, own, &site));
     if arguments.record {

@@ -256,6 +256,36 @@ fn a_compute_node_looks_at_its_moms_own_copy_of_the_hook() {
         assert_eq!(ended, Ended::Code(code), "{text}");
         assert!(text.contains(line), "{text}");
     }
+    // A mom that is late, or an upgrade after which nobody installed the hook anew.
+    c.nodes[0].write(&format!("{hooks}/mpsd.HK"), &format!("{copy}alarm=60\n"), 0o600);
+    let late = "WARN  '/var/spool/pbs/mom_priv/hooks/mpsd.PY' is another version's hook";
+    let text = c.nodes[0].sh("mpsctl pbs check");
+    assert!(text.contains(late), "{text}");
+    c.nodes[0].sh(&format!("cp /var/lib/mpsd/mpsd.py {hooks}/mpsd.PY"));
+    let text = c.nodes[0].sh("mpsctl pbs check");
+    assert!(!text.contains("another version"), "{text}");
+}
+
+/// Each state of an installation of Torque, from nothing to what the mom has read; the foreign ones are in `tasks` and above.
+#[test]
+fn check_says_what_a_torque_node_lacks_until_it_lacks_nothing() {
+    let mut c = Cluster::new(Product::Torque, &["nodea"]);
+    let node = &mut c.nodes[0];
+    node.try_sh("mpsctl pbs uninstall");
+    tests::mom::torque::hang_up(node);
+    node.sh("mpsctl pbs uninstall");
+    let (code, text) = node.try_sh("mpsctl pbs check");
+    assert_eq!(code, Ended::Code(1), "{text}");
+    let missing = text
+        .lines()
+        .filter(|line| line.starts_with("FAIL  no '") && line.contains("jobs run without MPS"));
+    assert_eq!(missing.count(), 4, "{text}");
+    node.sh("mpsctl pbs install");
+    let text = node.sh("mpsctl pbs check");
+    assert!(text.contains("WARN  the mom has not read"), "{text}");
+    tests::mom::torque::hang_up(node);
+    let text = node.sh("mpsctl pbs check");
+    assert!(!text.contains("WARN") && !text.contains("FAIL"), "{text}");
 }
 
 #[test]

@@ -121,8 +121,7 @@ def shape(job):
 
 def begin(event):
     job = event.job
-    arguments = ["--scheduler", "openpbs", "--record", "--limit=%d" % (LIMIT_S - GRACE_S)] + OPTIONS
-    arguments += ["--sister"] if is_sister(job) else []
+    arguments = ["--scheduler", "openpbs", "--record"] + OPTIONS + (["--sister"] if is_sister(job) else [])
     arguments += ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
     code, _, line = call("mps-prologue", arguments + shape(job) + identity(job), LIMIT_S)
     if line:

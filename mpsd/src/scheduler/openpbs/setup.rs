@@ -7,7 +7,7 @@ use crate::scheduler::pbs::installation::{Installation, MOST_CONF, Product};
 use crate::scheduler::pbs::qmgr::qmgr;
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
 use crate::scheduler::setup::{Done, Finding, Surroundings, place, remove};
-use mpsd_core::config::{GpusUnknown, UnattachedTasks};
+use mpsd_core::config::{GpusUnknown, Settings, UnattachedTasks};
 use mpsd_core::text::one_line;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -46,6 +46,8 @@ const ALARM_MARGIN_S: u64 = 10;
 /// After pbs_cgroups (100), whose file names the job's GPUs.
 const ORDER: u32 = 110;
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
+/// What the lines of the hook hold that an installation fills in.
+const FILLED_IN: &str = "# filled in by";
 const HOOK: &str = include_str!("../../../../etc/pbs/hooks/mpsd.py");
 
 /// The steps of `mpsctl pbs` that are OpenPBS's own.
@@ -179,9 +181,9 @@ fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> 
     Ok(done)
 }
 
-/// How long the hook waits for one of our programs. Seconds.
+/// How long the hook waits for one of our programs: no less than one takes that cannot read its configuration. Seconds.
 fn limit_s(around: &Surroundings<'_>) -> u64 {
-    around.settings.deadline.as_secs() + GRACE_S
+    around.settings.deadline.max(Settings::usual().deadline).as_secs() + GRACE_S
 }
 
 /// When PBS may kill the hook. Seconds.
@@ -382,7 +384,26 @@ fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) 
         }
         _ => Finding::Good(format!("hook '{NAME}' is enabled")),
     });
+    all.extend(of_another_version(pbs, around));
     true
+}
+
+/// The hook is not an installed file: an upgrade leaves the old one in place, and a mom that is late has the one before.
+fn of_another_version(pbs: &Installation, around: &Surroundings<'_>) -> Option<Finding> {
+    let copy = moms_copy(pbs, NAME, "PY");
+    let text = around.host.read(&copy, MOST_CONF).ok().flatten()?;
+    let text = String::from_utf8_lossy(&text);
+    let key = |line: &str| line.split(' ').next().map(str::to_owned);
+    let is_alike =
+        |(its, ours): (&str, &str)| its == ours || (ours.contains(FILLED_IN) && key(its) == key(ours));
+    let same = text.lines().count() == HOOK.lines().count() && text.lines().zip(HOOK.lines()).all(is_alike);
+    (!same).then(|| {
+        Finding::Better(format!(
+            "'{}' is another version's hook than this mpsctl's: 'mpsctl pbs install' on the server's host, once all nodes \
+             are upgraded; its moms have it within seconds",
+            copy.display()
+        ))
+    })
 }
 
 fn read_back(shown: Result<String, String>, events: &str, alarm: u64) -> Done {
