@@ -183,6 +183,7 @@ fn a_refusal_on_two_nodes_takes_no_sister_down() {
         shell_ends(&mut c, run, &job, 1);
         let (out, text) = c.output(&job, 0);
         assert!(out.is_empty() && text.contains(word), "{out} {text}");
+        assert!(!c.server().join("comments").exists(), "told where its user looks");
         c.torque_end(&job, 1);
         before.holds(&mut c);
         let job = job.interactive();

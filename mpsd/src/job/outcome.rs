@@ -84,7 +84,8 @@ pub fn tell(
         return;
     }
     let line = failure.to_string();
-    if failure.kind() == FailureKind::Refusal && !submission.interactive {
+    let ends_unheard = !submission.interactive && !submission.sister;
+    if failure.kind() == FailureKind::Refusal && ends_unheard {
         said(node, submission, |node| {
             node.tell_refused(place, &submission.job, &format!("MPS refused: {line}"))
         });
