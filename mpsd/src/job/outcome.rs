@@ -212,7 +212,8 @@ pub fn requeue(
 }
 
 /// Ends a script that would run without its MPS: nothing could be left for its task, and a script may come without the flags
-/// that it was submitted with. Those of a step come with the step, whose own start fails likewise.
+/// that it was submitted with. Those of a step come with the step, whose own start fails likewise
+/// (docs/facts/slurm.md#options).
 fn end_script(node: &mut impl Node, job: &Job) {
     let id = &job.asked.submission.job;
     let text = match node.end_script(&job.place(), id) {

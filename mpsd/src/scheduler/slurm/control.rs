@@ -101,7 +101,7 @@ impl Controller for Node {
         Ok(done)
     }
 
-    /// Who has the word in a job's name ends that job alone.
+    /// `BatchFlag` tells (docs/facts/slurm.md#failures). Who has the word in a job's name ends that job alone.
     fn end_script(&self, job: &JobId) -> Result<bool, String> {
         let shown = self.call("scontrol", &["--oneliner", "show", "job", job.as_str()])?;
         let is_script = shown.split_whitespace().any(|word| word == "BatchFlag=1");
