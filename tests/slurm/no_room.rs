@@ -137,6 +137,10 @@ fn salloc_reads_what_ran_out(cell: &Context) -> Result<()> {
         ];
         let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?;
         ensure!(done.stderr.contains(WORDS), "{left} inodes: not told: {done:?}");
+        ensure!(
+            done.status.success(),
+            "{left} inodes: its shell is ended: {done:?}"
+        );
         cell.bed.wait_idle(LIMIT)?;
     }
     check_undrained(cell)
