@@ -193,3 +193,27 @@ fn guide_and_configuration_tell_one_truth_about_a_client_that_misses_its_daemon(
         }
     }
 }
+
+#[test]
+fn an_error_is_explained_to_anybody_and_so_is_a_log() {
+    let stage = stage(1);
+    let code = mpsctl(&stage, &["explain", "806"]);
+    let told = "the server died (CUDA error 806)\n  cause:  ";
+    assert!(code.code == Some(0) && code.out.starts_with(told), "{code:?}");
+    let transcript = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../docs/facts/mps-580-transcript.txt"
+    );
+    let log = stage.path("control.log");
+    std::fs::copy(transcript, &log).expect("log");
+    let log = mpsctl(&stage, &["explain", log.to_str().expect("path")]);
+    let line = "\n  line:   CLIENT spin error 806 cudaErrorMpsRpcFailure (and 2 more)\n";
+    assert!(log.code == Some(0) && log.out.contains(line), "{log:?}");
+    let none = mpsctl(&stage, &["explain", "/nonexistent"]);
+    assert!(none.code == Some(1) && none.out.is_empty(), "{none:?}");
+    let nothing = mpsctl(&stage, &["explain", "-"]);
+    assert_eq!(
+        (nothing.code, nothing.out.as_str()),
+        (Some(0), "nothing in it is known here\n")
+    );
+}

@@ -5,6 +5,7 @@ pub mod attach;
 pub mod doctor;
 pub mod env;
 pub mod exec;
+pub mod explain;
 pub mod mpsctl;
 pub mod plan;
 pub mod programs;

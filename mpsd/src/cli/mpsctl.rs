@@ -4,6 +4,7 @@ use super::attach::Caller;
 use super::doctor::{self, Doctor};
 use super::env::Env;
 use super::exec::Exec;
+use super::explain::Explain;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::report::Report as ReportVerb;
@@ -86,6 +87,10 @@ enum Verb {
     /// Looks at the configuration, our programs, the driver, directories, cgroups, units, what jobs left, and the scheduler's
     /// set-up as its check does. Changes nothing. Exit status: 0 all lines are OK; 1 a WARN is among them; 2 a FAIL.
     Doctor(Doctor),
+    /// Say in words what an error of CUDA's under MPS, or a log, tells: cause, remedy, source
+    ///
+    /// Of a log each thing that is known is told once, with its first line. Needs neither a job nor a GPU.
+    Explain(Explain),
     /// Print the lines that make this node offer shares of its GPUs
     Advertise(Advertise),
     /// Pack what a report of a problem needs to say of this node into one file of root's (root)
@@ -155,6 +160,7 @@ pub fn main() -> u8 {
             as_root(&config, None, ("support-bundle", "it reads root's log"), run)
         }
         Verb::Doctor(verb) => doctor(&config, &verb),
+        Verb::Explain(verb) => print(verb.run()),
         Verb::Advertise(verb) => {
             print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
         }

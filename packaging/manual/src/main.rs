@@ -6,6 +6,7 @@
 //! `manual DIR` makes `DIR/man/NAME.SECTION` and `DIR/completions/{bash,zsh,fish}/…`. A crate of its own, so that `cargo
 //! xtask` itself is built without the suite.
 
+mod errors;
 mod options;
 mod pages;
 mod programs;
@@ -41,8 +42,14 @@ fn main() -> Result<()> {
 fn texts(repository: &Path) -> Result<()> {
     let page = repository.join("docs/quick-start.md");
     let text = fs::read_to_string(&page).with_context(|| format!("cannot read '{}'", page.display()))?;
+    let errors = repository.join("docs/troubleshooting.md");
+    let told = fs::read_to_string(&errors).with_context(|| format!("cannot read '{}'", errors.display()))?;
     let keys = repository.join("etc/mpsd/mpsd.toml");
-    for (path, text) in [(page, options::in_page(&text)?), (keys, settings::to_toml())] {
+    for (path, text) in [
+        (page, options::in_page(&text)?),
+        (errors, errors::in_page(&told)?),
+        (keys, settings::to_toml()),
+    ] {
         fs::write(&path, text).with_context(|| format!("cannot write '{}'", path.display()))?;
     }
     Ok(())

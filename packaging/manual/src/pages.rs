@@ -7,7 +7,7 @@ use clap::Command;
 use clap_mangen::Man;
 
 use crate::programs::{self, Program};
-use crate::{options, settings};
+use crate::{errors, options, settings};
 
 /// Prose of the programs' pages: sections that follow the options.
 const PROSE: [(&str, &str); 5] = [
@@ -24,6 +24,7 @@ const SHIPPED: &str = include_str!("../../../etc/mpsd/mpsd.toml");
 const KEYS: &str = ".\\\" KEYS\n";
 const FLAGS: &str = ".\\\" FLAGS\n";
 const TOKENS: &str = ".\\\" TOKENS\n";
+const ERRORS: &str = ".\\\" ERRORS\n";
 
 /// Every page by its file's name.
 pub fn all() -> Result<BTreeMap<String, String>> {
@@ -33,7 +34,11 @@ pub fn all() -> Result<BTreeMap<String, String>> {
         let prose = PROSE.iter().find(|(name, _)| *name == program.name);
         let (_, prose) = prose.with_context(|| format!("no prose for '{}'", program.name))?;
         let prose = match program.name {
-            "mpsctl" => filled(prose, TOKENS, &options::tokens())?,
+            "mpsctl" => filled(
+                &filled(prose, TOKENS, &options::tokens())?,
+                ERRORS,
+                &errors::to_roff(),
+            )?,
             _ => (*prose).to_owned(),
         };
         pages.insert(file, page(&program, &prose)?);
