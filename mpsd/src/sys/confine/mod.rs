@@ -42,8 +42,8 @@ impl Confinement {
 }
 
 /// Below these directories the NVML worker may write: devices, and what a library may leave behind. Nothing of the system's
-/// programs and settings, and nobody's home.
-const WORKERS_DIRECTORIES: [&str; 5] = ["/dev", "/proc", "/run", "/tmp", "/var"];
+/// programs and settings, of units and sockets in `/run`, of the kernel's settings in `/proc`, and nobody's home.
+const WORKERS_DIRECTORIES: [&str; 3] = ["/dev", "/tmp", "/var"];
 
 /// Confines this process, which is to run NVML: a vendor's library as root. It executes nothing, has no network, signals
 /// nobody, and writes in few places. What is executed for NVML elsewhere, `nvidia-modprobe`, has to be done before.

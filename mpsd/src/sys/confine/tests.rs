@@ -155,6 +155,8 @@ fn the_worker_executes_nothing_has_no_network_and_writes_in_few_places() {
             i32::from(std::thread::spawn(|| ()).join().is_err()),
             code(std::fs::File::create("/etc/mpsd-unit-test")),
             write("/etc/passwd"),
+            code(std::fs::File::create("/run/mpsd-unit-test")),
+            write("/proc/self/comm"),
             code(std::fs::read("/etc/passwd")),
             write("/dev/null"),
             code(tempfile::tempfile()),
@@ -162,7 +164,9 @@ fn the_worker_executes_nothing_has_no_network_and_writes_in_few_places() {
         ]
     };
     let (eperm, eacces) = (libc::EPERM, libc::EACCES);
-    let want = [eperm, eperm, eperm, 0, eperm, 0, eacces, eacces, 0, 0, 0, eperm];
+    let want = [
+        eperm, eperm, eperm, 0, eperm, 0, eacces, eacces, eacces, eacces, 0, 0, 0, eperm,
+    ];
     assert_eq!(after(|| nvml_worker().unwrap(), tried), want);
     // Landlock by itself keeps it from executing, too.
     let execute = || vec![code(std::process::Command::new("/bin/true").status())];
