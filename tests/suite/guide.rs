@@ -121,6 +121,16 @@ const RUN: &[Row] = &[
         "tests/hardware/slurm.rs",
         "limits.probe_options()",
     ),
+    (
+        "srun --gres=gpu:1 --mps mpsctl sweep -- ./solver",
+        "tests/suite/sweep.rs",
+        ".arg(\"sweep\")",
+    ),
+    (
+        "mpsctl support-bundle",
+        ADMIN,
+        "commands(\"troubleshooting.md\", \"To report a problem\")",
+    ),
     // Torque and OpenPBS
     (
         "mpsctl pbs install",

@@ -68,6 +68,7 @@ fn by_the_guide(suite: &'static str) {
         simulate(root);
         jobs(&mut cluster);
         quick_start(&mut cluster);
+        report_a_problem(&cluster);
         let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("held-client-{suite}"));
         units::reach_the_simulated_gpus(&cluster.machine);
         units::are_rated(&cluster.machine);
@@ -196,6 +197,20 @@ fn quick_start(cluster: &mut Cluster) {
     cluster
         .machine
         .run(&["sh", "-ec", &format!("cd {home}; rm solver job.sh slurm-*.out")]);
+}
+
+/// The bundle of a node on which jobs ran: the checks' lines and our programs' are in it, and it is root's alone.
+fn report_a_problem(cluster: &Cluster) {
+    for step in commands("troubleshooting.md", "To report a problem") {
+        cluster.administrator(&step);
+    }
+    let look = "cd /root/packages; stat --format='%a %U' mpsd-support-*.tar; tar -xOf mpsd-support-*.tar; rm mpsd-support-*.tar";
+    let text = cluster.machine.run(&["sh", "-ec", look]);
+    assert!(text.starts_with("600 root\n"), "{text}");
+    for words in ["OK    Slurm", "mpsd.service", "deadline_s", "mps-prologue["] {
+        assert!(text.contains(words), "no '{words}' in {text}");
+    }
+    assert!(!text.contains(&format!("'{USER}'")), "{text}");
 }
 
 /// A job lives through restarts of everything that root may restart, and through an upgrade from the units of 0.1.0, and its
