@@ -387,6 +387,7 @@ fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
         "version",
         "mpsd.toml",
         "config-show",
+        "doctor",
         "slurm-check",
         "pbs-check",
         "reconcile-dry-run",

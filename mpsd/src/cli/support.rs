@@ -114,6 +114,7 @@ fn pieces(around: &Around<'_>) -> Vec<(String, Vec<u8>)> {
     let config = around.config.display().to_string();
     for (name, words) in [
         ("config-show", &["config", "show"][..]),
+        ("doctor", &["doctor"]),
         ("slurm-check", &["slurm", "check"]),
         ("pbs-check", &["pbs", "check"]),
         ("reconcile-dry-run", &["reconcile", "--dry-run"]),
