@@ -45,6 +45,8 @@ const DEPENDENCIES: [(&str, &[&str]); 5] = [
     (
         "mpsd",
         &[
+            "anstream",
+            "anstyle",
             "clap",
             "cudarc",
             "derive_more",

@@ -217,3 +217,33 @@ fn an_error_is_explained_to_anybody_and_so_is_a_log() {
         (Some(0), "nothing in it is known here\n")
     );
 }
+
+#[test]
+fn a_lone_mps_in_the_account_is_told_and_nothing_is_touched() {
+    let stage = stage(1);
+    let ran = stage.torque("22.srv", "proj1,MPS");
+    let told =
+        "mpsd: 'MPS' in the account asks for no MPS: this job has none; with one it is submitted as MPS=on\n";
+    assert_eq!(
+        (ran.code, ran.err.as_str(), ran.out.as_str()),
+        (Some(0), told, "")
+    );
+    assert!(!stage.path("run/jobs").exists(), "nothing is touched");
+    let site = stage.torque("22.srv", "mps");
+    assert_eq!(
+        (site.code, site.err.as_str()),
+        (Some(0), ""),
+        "a site's own account"
+    );
+}
+
+#[test]
+fn the_word_of_a_finding_has_a_colour_on_a_terminal_alone() {
+    let stage = stage(1);
+    let check = |env: &[(&str, &str)]| stage.run("mpsctl", &["config", "check"], env).out;
+    assert!(check(&[]).starts_with("OK    '"), "no terminal");
+    // The convention by which a pager is told that it shows to one.
+    let forced = check(&[("CLICOLOR_FORCE", "1"), ("TERM", "xterm")]);
+    assert!(forced.starts_with("\x1b[32mOK\x1b[0m    '"), "{forced:?}");
+    assert!(check(&[("NO_COLOR", "1"), ("TERM", "xterm")]).starts_with("OK    '"));
+}

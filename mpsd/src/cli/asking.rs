@@ -1,5 +1,6 @@
 //! What a job asked for, in the words of `mps-prologue` and of `mpsctl plan`: one definition for both.
 
+use super::complain;
 pub use crate::plan::Asked;
 use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
@@ -82,7 +83,13 @@ impl Asking {
     /// A refusal for what it asked; undetermined when the scheduler called us with a vector that it never uses.
     pub fn asked(&self, input: &Input<'_>, host: &dyn Host) -> Result<Option<Asked>, Failure> {
         let submission = scheduler::read(input, host)?;
-        self.asked_by(submission.of_step(self.step.as_deref())?)
+        let account = submission.account.clone();
+        let asked = self.asked_by(submission.of_step(self.step.as_deref())?)?;
+        // Told, and no more: it may be the site's own account.
+        if let (None, Some(told)) = (&asked, account.and_then(Request::almost_asked)) {
+            complain("mpsd", &told);
+        }
+        Ok(asked)
     }
 
     /// The same for a job that is known already.

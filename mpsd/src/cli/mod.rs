@@ -17,12 +17,35 @@ pub mod status;
 pub mod support;
 pub mod sweep;
 
+use anstyle::AnsiColor;
 use std::io::Write;
 
 pub use crate::node::log::complain;
 
 /// Name of `mpsctl` in messages.
 pub const NAME: &str = "mpsctl";
+
+/// The words that begin a finding, each in its colour.
+const WORDS: [(&str, AnsiColor); 3] = [
+    ("OK", AnsiColor::Green),
+    ("WARN", AnsiColor::Yellow),
+    ("FAIL", AnsiColor::Red),
+];
+
+/// Prints findings, or what stands between them; with colours on a terminal alone, and not where NO_COLOR is set.
+pub(super) fn say_findings(text: &str) {
+    let mut out = anstream::stdout();
+    for line in text.lines() {
+        let word = WORDS.iter().find_map(|(word, colour)| {
+            let rest = line.strip_prefix(word).filter(|rest| rest.starts_with(' '))?;
+            Some((word, colour.on_default(), rest))
+        });
+        let _ = match word {
+            Some((word, style, rest)) => writeln!(out, "{style}{word}{style:#}{rest}"),
+            None => writeln!(out, "{line}"),
+        };
+    }
+}
 
 /// Prints `text` on standard output; a closed one loses it.
 pub fn say(text: &str) {

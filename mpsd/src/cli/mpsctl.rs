@@ -13,7 +13,7 @@ use super::standing::standing;
 use super::status::Status;
 use super::support::{Around, SupportBundle};
 use super::sweep::Sweep;
-use super::{NAME, complain, say};
+use super::{NAME, complain, say, say_findings};
 use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
 use crate::scheduler::{Host, SET_UPS, ThisHost};
 use crate::sys::priority;
@@ -168,7 +168,7 @@ pub fn main() -> u8 {
 }
 
 fn told(done: &Done) -> u8 {
-    done.lines.iter().for_each(|line| say(&format!("{line}\n")));
+    done.lines.iter().for_each(|line| say_findings(line));
     u8::from(done.incomplete)
 }
 
@@ -295,7 +295,7 @@ fn doctor(config: &Path, verb: &Doctor) -> u8 {
     let node = verb.node.as_deref().unwrap_or(&host);
     match around(config, node, |around| Ok(doctor::look(node, around))) {
         Ok(found) => {
-            say(&verb.text(&found));
+            say_findings(&verb.text(&found));
             doctor::worst(&found)
         }
         Err(stopped) => stop(&stopped),
