@@ -83,6 +83,11 @@ fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
             let share = deadline.remaining() / u32::try_from(left).unwrap_or(1);
             let ended = job::end(&mut node(share), id, &ending);
             ended.lines.iter().for_each(|line| complain(NAME, line));
+            if scheduler::of(submission.scheduler).shows_end() {
+                for words in &ended.last_words {
+                    complain(NAME, &format!("job {id}: its mpsd says: {words}"));
+                }
+            }
             clean &= ended.findings.is_clean();
         }
         if clean { 0 } else { BROKEN }

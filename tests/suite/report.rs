@@ -165,7 +165,11 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     let control = place.pids("nvidia-cuda-mps-control")[0];
     kill(control, Signal::SIGKILL);
     tells(&place, "402.srv", "daemons_lost\":[{");
-    place.assert_ends_clean("402.srv", "a killed control daemon");
+    // Torque puts what an epilogue says into the job's error file.
+    let end = place.strict_end("402.srv");
+    let last = format!("job 402.srv: its mpsd says: control daemon {control} died (signal 9)");
+    assert!(end.code == Some(0) && end.err.contains(&last), "{end:?}");
+    place.assert_as_before("a killed control daemon");
     let text = report(&place, &["402.srv"]).out;
     assert!(
         text.contains(&format!("control daemon {control} was lost (signal 9)")),

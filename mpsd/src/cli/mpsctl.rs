@@ -255,7 +255,8 @@ fn report(config: &Path, verb: &ReportVerb) -> u8 {
         let why = "they are root's: whoever may read a file can keep it from being removed";
         return failed(&Refusal::new("the job reports", why, "root").into());
     }
-    let code = settings(config, &ThisHost.name()).and_then(|settings| verb.run(&settings));
+    let name = verb.node.clone().unwrap_or_else(|| ThisHost.name());
+    let code = settings(config, &name).and_then(|settings| verb.run(&settings));
     code.unwrap_or_else(|failure| failed(&failure))
 }
 

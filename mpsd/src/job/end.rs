@@ -36,6 +36,8 @@ pub struct Ended {
     pub findings: Findings,
     /// What an administrator reads on standard error; it stands in the node's log as well.
     pub lines: Vec<String>,
+    /// What its user should read at the end, where the scheduler shows him what an epilogue says: his own process's word.
+    pub last_words: Vec<String>,
 }
 
 /// The job, and its steps with daemons of their own, as far as something of them is here.
@@ -86,6 +88,7 @@ fn end_if(
         }
     };
     let took = began.elapsed();
+    let last_words = seen.as_ref().map_or(Vec::new(), |seen| seen.last_words.clone());
     if let Some(journal) = &journal {
         evidence::of_silent_nvml(node, At::end(journal));
     }
@@ -96,7 +99,11 @@ fn end_if(
         node.keep_report(&written(journal, seen, &findings, drained.as_deref(), took));
     }
     lines.extend(drained);
-    Ended { findings, lines }
+    Ended {
+        findings,
+        lines,
+        last_words,
+    }
 }
 
 /// The report of a job whose end brought these findings and took so long.

@@ -9,9 +9,13 @@ use crate::sys::files::Dir;
 use crate::sys::guard::ask;
 use mpsd_core::Paths;
 use mpsd_core::config::Reports;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// The directory above, which has other things too.
+const PASSABLE: u32 = 0o711;
 /// The directory: nobody but root lists what root changes.
 const SECRET: u32 = 0o700;
 /// A report.
@@ -44,6 +48,12 @@ pub fn write(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), Strin
 
 fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), String> {
     let text = serde_json::to_vec(report).map_err(|e| e.to_string())?;
+    // On a node without tmpfiles it is not there before the first drain or report.
+    let made = DirBuilder::new()
+        .recursive(true)
+        .mode(PASSABLE)
+        .create(paths.state());
+    made.map_err(|e| format!("cannot make '{}': {e}", paths.state().display()))?;
     let state = Dir::open(paths.state()).map_err(|e| e.to_string())?;
     let name = paths.reports();
     let name = name.file_name().unwrap_or_default();

@@ -64,6 +64,10 @@ pub trait BatchSystem: Sync {
     fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
         false
     }
+    /// Whether what the epilogue says on standard error goes into the job's own error file.
+    fn shows_end(&self) -> bool {
+        false
+    }
     /// Whether it starts a batch job whose prologue failed again at once. Where the node could not be taken out of
     /// service, the prologue then holds its exit back until its deadline: that is the only brake left.
     fn retries_at_once(&self) -> bool {

@@ -23,6 +23,9 @@ pub struct Report {
     /// The reports themselves, an object a line
     #[arg(long)]
     pub json: bool,
+    /// The node's name in the scheduler; this host's if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
 }
 
 impl Report {

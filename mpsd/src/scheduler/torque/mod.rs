@@ -80,6 +80,11 @@ impl BatchSystem for Torque {
         true
     }
 
+    /// docs/facts/pbs.md#environment-identity-and-descriptors.
+    fn shows_end(&self) -> bool {
+        true
+    }
+
     fn at(&self, site: &Site) -> Box<dyn Located> {
         Box::new(Installation::find(&PRODUCT, site, &ThisHost))
     }
