@@ -1,6 +1,6 @@
 use super::*;
 
-/// What NVIDIA's programs wrote (docs/facts/README.md).
+/// What NVIDIA's programs wrote.
 const TRANSCRIPT: &str = include_str!("../../../../docs/facts/mps-580-transcript.txt");
 
 fn explained(what: &str) -> String {
