@@ -127,7 +127,13 @@ fn dnf_installs_from_the_repository_and_from_the_packages() {
             let to = root.at("/root/packages").join(file.file_name().unwrap());
             fs::copy(file, to).unwrap();
         }
-        let typed = |step: &str| root.run(&["sh", "-ec", &format!("cd /root/packages\n{step}")]);
+        // In a pid namespace of its own, which ends the agent of gpg's that dnf leaves behind.
+        const ALONE: [&str; 6] = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-ec"];
+        let shell = |line: &str| root.output(&[&ALONE[..], &[line]].concat());
+        let typed = |step: &str| {
+            let output = shell(&format!("cd /root/packages\n{step}"));
+            assert!(output.status.success(), "{step}: {}", said(&output));
+        };
         let are_there = || {
             root.run(&["rpm", "--query", "mpsd", "mpsd-slurm"]);
             root.run(&["mpsctl", "--version"]);
@@ -147,7 +153,7 @@ fn dnf_installs_from_the_repository_and_from_the_packages() {
         // A list that was changed after it was signed.
         let list = format!("{PLACE}/dnf/repodata/repomd.xml");
         root.write(&list, &(root.read(&list) + "\n"));
-        let refused = root.output(&["sh", "-c", "dnf clean all; dnf install -y mpsd"]);
+        let refused = shell("dnf clean all\ndnf install -y mpsd");
         assert!(
             !refused.status.success() && said(&refused).contains("GPG"),
             "{}",
