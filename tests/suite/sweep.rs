@@ -181,7 +181,7 @@ fn clients_are_measured_side_by_side_and_the_best_is_told() {
     );
     assert_eq!(
         json["advice"],
-        "4 clients, MPS=true,MPS_THREADS=auto: 4.0 × one after another, 4.0 × the same 4 without MPS; memory allows 48; \
+        "4 clients, MPS=true,MPS_THREADS=auto: 4.0 × one after another, 4.0 × the same 4 without MPS; memory allows 272, MPS 48; \
          more may be better still (--clients 8)"
     );
     let memory = row(&json, 4, Some("none"))["memory_mib"]

@@ -161,7 +161,8 @@ options! {
         allowed: Threads::ALLOWED,
         words: &["auto"],
         help: "active thread percentage of each client: 1 to 100, `auto`, or a list by local rank (`30:70`)",
-        more: "Decimals are allowed. `auto` is 100 / (n/2), at most 100, for n tasks of the job on a GPU.",
+        more: "Decimals are allowed. `auto` is 200/n, at most 100, for n tasks of the job on a GPU: twice the even share, since clients \
+               seldom all compute at once. A task whose neighbours are idle is held to it all the same (mpsd(8), LIMITS).",
         lowered_by_steps: true,
         ..Row::PLAIN
     }, str::parse, ToString::to_string;

@@ -27,6 +27,18 @@ impl Metric {
         self.0.as_str()
     }
 
+    /// What stands beside the number in the pattern: `ns/day` of `([0-9.]+) ns/day`.
+    pub fn unit(&self) -> &str {
+        let pattern = self.0.as_str();
+        let is_word = |part: &&str| part.chars().any(char::is_alphabetic);
+        let beside = match (pattern.find('('), pattern.rfind(')')) {
+            (Some(open), Some(close)) if open < close => [&pattern[..open], &pattern[close + 1..]],
+            _ => [pattern, ""],
+        };
+        let trimmed = beside.map(|part| part.trim_matches(|c: char| !c.is_alphanumeric()));
+        trimmed.into_iter().filter(is_word).next_back().unwrap_or(pattern)
+    }
+
     /// The number of the last match in `line`: the pattern's first group; without one a number in the match, else right behind
     /// it (`ns/day: 12`), else right before it (`12 ns/day`), else the next one on the line.
     pub fn find(&self, line: &str) -> Option<f64> {

@@ -131,7 +131,7 @@ impl Sweep {
             unit: self
                 .metric
                 .as_ref()
-                .map_or("completions an hour", Metric::pattern)
+                .map_or("completions an hour", Metric::unit)
                 .to_owned(),
             gpus: u32::try_from(places.gpus.len()).unwrap_or(1).max(1),
             gpu_memory_mib: memory.map(|memory| memory.total_mib),

@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 const AS_GOOD: f64 = 0.98;
 /// What is no gain: less than runs of the same thing differ.
 const NO_GAIN: f64 = 1.05;
-/// Clients that a server takes (docs/facts/mps-control.md#clients).
-const CLIENTS_OF_A_SERVER: u64 = 48;
+/// Clients that MPS takes on a GPU (docs/facts/mps-control.md#clients).
+const MOST_CLIENTS: u64 = 48;
 /// Longest bar. Characters.
 const BAR: f64 = 40.0;
 
@@ -104,9 +104,9 @@ fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// `1,156` or `3.42`: as many digits as a person reads.
-fn figure(value: f64) -> String {
+pub(super) fn figure(value: f64) -> String {
     let decimals = match value {
-        _ if value >= 100.0 => 0,
+        _ if value >= 100.0 || value == 0.0 => 0,
         _ if value >= 10.0 => 1,
         _ => 2,
     };
@@ -216,16 +216,10 @@ impl Outcome {
         out + "\n"
     }
 
-    /// Clients that fit into the GPUs' memory, and that a server takes.
-    pub fn memory_allows(&self) -> Option<u64> {
-        let each = self
-            .rows
-            .iter()
-            .filter(|row| row.mps)
-            .filter_map(|row| row.memory_mib)
-            .max();
-        let fit = self.gpu_memory_mib? / each.filter(|mib| *mib > 0)?;
-        Some(fit.min(CLIENTS_OF_A_SERVER) * u64::from(self.gpus.max(1)))
+    /// So many clients like those of `row` fit into the GPUs' memory.
+    fn memory_allows(&self, row: &Row) -> Option<u64> {
+        let fit = self.gpu_memory_mib? / row.memory_mib.filter(|mib| *mib > 0)?;
+        Some(fit * u64::from(self.gpus.max(1)))
     }
 
     /// The best of the configurations under MPS: fewer clients, and no share, where that is as good.
@@ -253,6 +247,9 @@ impl Outcome {
             rows.find_map(|row| row.throughput)
         };
         let single = of(1, false).or(of(1, true));
+        if self.counts() == [1] {
+            return "one client alone: --clients 1,2,4,8 shows what MPS brings".to_owned();
+        }
         if best.clients == 1 || single.is_some_and(|single| rate < single * NO_GAIN) {
             return "MPS brings this program nothing here: run one client at a time, or fewer on each GPU"
                 .to_owned();
@@ -275,11 +272,15 @@ impl Outcome {
         if !times.is_empty() {
             let _ = write!(line, ": {}", times.join(", "));
         }
-        if let Some(allows) = self.memory_allows() {
+        if let Some(allows) = self.memory_allows(best) {
             let _ = write!(line, "; memory allows {allows}");
+            let most = MOST_CLIENTS * u64::from(self.gpus.max(1));
+            if allows > most {
+                let _ = write!(line, ", MPS {most}");
+            }
         }
         let room = self
-            .memory_allows()
+            .memory_allows(best)
             .is_none_or(|allows| allows > u64::from(best.clients));
         if self.counts().last() == Some(&best.clients) && room {
             let _ = write!(

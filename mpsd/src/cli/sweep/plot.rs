@@ -1,6 +1,6 @@
 //! The plot, as SVG: throughput over the number of clients, a line for each column of the table.
 
-use super::outcome::Outcome;
+use super::outcome::{Outcome, figure};
 use plotters::prelude::*;
 
 /// Width and height, in pixels of the drawing.
@@ -52,6 +52,8 @@ fn draw(outcome: &Outcome, title: &str, text: &mut String) -> Result<(), Box<dyn
                 .and_then(|place| counts.get(place))
                 .map_or_else(String::new, u32::to_string)
         })
+        .max_light_lines(1)
+        .y_label_formatter(&|y| figure(*y))
         .x_desc("clients at once")
         .y_desc(format!("{}, all clients together", outcome.unit))
         .draw()?;

@@ -34,6 +34,22 @@ fn the_number_beside_the_match_is_the_figure() {
 }
 
 #[test]
+fn the_unit_is_what_stands_beside_the_number() {
+    let unit = |pattern: &str| pattern.parse::<Metric>().unwrap().unit().to_owned();
+    let patterns = [
+        "ns/day",
+        "([0-9.]+) ns/day",
+        "\"per_second\":([0-9.]+)",
+        "speed: ([0-9]+) it/s",
+        "([0-9]+)",
+    ];
+    assert_eq!(
+        patterns.map(unit),
+        ["ns/day", "ns/day", "per_second", "it/s", "([0-9]+)"]
+    );
+}
+
+#[test]
 fn the_last_match_counts_however_the_bytes_come() {
     let metric: Metric = "steps".parse().unwrap();
     let mut scan = Scan::default();

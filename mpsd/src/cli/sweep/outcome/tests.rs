@@ -71,6 +71,12 @@ fn no_gain_no_figure_and_no_mps_are_said() {
         "{}",
         failed.advice()
     );
+    let alone = outcome(&[(1, Some("none"), 1.0), (1, Some("25"), 0.6)]);
+    assert!(
+        alone.advice().starts_with("one client alone"),
+        "{}",
+        alone.advice()
+    );
     let without = outcome(&[(1, None, 1.0), (2, None, 1.0)]);
     assert!(
         without.advice().contains("submit it with --mps"),
