@@ -127,6 +127,16 @@ impl<'a> Job<'a> {
         Ok(env)
     }
 
+    /// The configuration of the run.
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// The scheduler's name of the job.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
     fn directory(&self) -> PathBuf {
         self.place.run.join("mpsd/jobs").join(&self.id)
     }

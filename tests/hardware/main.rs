@@ -9,6 +9,7 @@ mod clients;
 mod contract;
 mod debs;
 mod devices;
+mod gain;
 mod job;
 mod look;
 mod many;
@@ -55,7 +56,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'bind' and 'many' (the default)
+    /// Everything but 'bind', 'many' and 'gain' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -75,17 +76,22 @@ enum Part {
     Bind,
     /// All GPUs of the machine: jobs that start and end at once, one job of all, load, a full GPU beside busy ones (3 minutes)
     Many,
+    /// What MPS brings: 'mpsctl sweep' with OpenMM and with small kernels, 1 to 16 clients (8 minutes)
+    Gain,
     /// Whether a real Slurm comes up on this machine, without the plugin
     SlurmAlone,
 }
 
 impl Part {
     /// Whether a run of `self` takes `other` in. The floor is part of the pairs, the plain Slurm of the other one, and
-    /// the ways to bind take long.
+    /// the ways to bind and the gain take long.
     fn takes(self, other: Self) -> bool {
         self == other
             || (self == Self::All
-                && !matches!(other, Self::Floor | Self::SlurmAlone | Self::Bind | Self::Many))
+                && !matches!(
+                    other,
+                    Self::Floor | Self::SlurmAlone | Self::Bind | Self::Many | Self::Gain
+                ))
     }
 }
 
@@ -181,6 +187,12 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
     if part.takes(Part::Many) {
         let debs = package(options)?.join("debs");
         step(outcome, "many", |section| many::run(section, place, &debs))?;
+    }
+    if part.takes(Part::Gain) {
+        let (package, out) = (package(options)?, options.out.as_deref());
+        step(outcome, "gain", |section| {
+            gain::run(section, place, gpu, &package, out)
+        })?;
     }
     if part.takes(Part::Contract) {
         step(outcome, "contract", |section| contract::run(section, place))?;

@@ -12,6 +12,7 @@ mod evidence;
 mod facts;
 mod faults;
 mod flood;
+mod gain;
 mod guide;
 mod hostile;
 mod inheritance;

@@ -38,6 +38,20 @@ const PROGRAMS: [(&str, &str, &str); 9] = [
     ("spank_mps.so", "cdylib", "spank_mps"),
 ];
 
+/// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the Python packages.
+const OPENMM: [&str; 2] = ["OpenMM==8.6.1", "OpenMM-CUDA-13==8.6.1"];
+const OPENMM_FOR: [&str; 8] = [
+    "--no-deps",
+    "--only-binary=:all:",
+    "--python-version",
+    "3.12",
+    "--implementation",
+    "cp",
+    "--platform",
+    "manylinux_2_34_x86_64",
+];
+/// What runs it.
+const DYNAMICS: &str = "tests/hardware/dynamics.py";
 /// The contract suite, a test program.
 const CONTRACT: &str = "contract";
 /// Scripts of `etc/slurm` that the plugin looks for beside the prologue.
@@ -57,6 +71,9 @@ pub struct Options {
     /// Pack no Slurm packages
     #[arg(long, requires = "pack")]
     no_slurm: bool,
+    /// Pack OpenMM as well, for the part 'gain'
+    #[arg(long)]
+    openmm: bool,
     /// Arguments for the 'hardware' program, 'all' if there are none
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -81,6 +98,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
             pack: None,
             dev: options.dev,
             no_slurm: true,
+            openmm: options.openmm,
             arguments: Vec::new(),
         },
     )?;
@@ -166,6 +184,11 @@ fn pack(root: &Path, directory: &Path, options: &Options) -> Result<()> {
     for name in SCRIPTS {
         let from = root.join("etc/slurm").join(name);
         fs::copy(&from, directory.join(name)).with_context(|| format!("cannot copy '{}'", from.display()))?;
+    }
+    fs::copy(root.join(DYNAMICS), directory.join("dynamics.py"))
+        .with_context(|| format!("cannot copy '{DYNAMICS}'"))?;
+    if options.openmm {
+        openmm(&directory.join("wheels"))?;
     }
     if !options.no_slurm {
         slurm_packages(&directory.join("debs"))?;
@@ -256,6 +279,20 @@ fn slurm_packages(directory: &Path) -> Result<()> {
         .context("cannot start 'apt-get': pack with --no-slurm on a machine without it")?;
     if !status.success() {
         bail!("'apt-get download' failed: {status}; pack with --no-slurm to leave Slurm out");
+    }
+    Ok(())
+}
+
+fn openmm(directory: &Path) -> Result<()> {
+    let status = Command::new("python3")
+        .args(["-m", "pip", "download", "-q", "--dest"])
+        .arg(directory)
+        .args(OPENMM_FOR)
+        .args(OPENMM)
+        .status()
+        .context("cannot start 'python3'")?;
+    if !status.success() {
+        bail!("'pip download' failed: {status}");
     }
     Ok(())
 }

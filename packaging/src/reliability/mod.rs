@@ -2,6 +2,7 @@
 
 mod figures;
 pub mod fuzz;
+mod gain;
 pub mod matrices;
 mod plot;
 pub mod readme;

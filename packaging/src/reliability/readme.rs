@@ -8,6 +8,7 @@ use serde_json::Value;
 use toml::Table;
 
 use super::figures::{self, Figures};
+use super::gain;
 use super::plot;
 use crate::cargo;
 
@@ -83,6 +84,7 @@ fn filled(root: &Path, page: &str, text: &str) -> Result<String> {
             .with_context(|| format!("{page}: the figures '{name}' do not end"))?;
         let block = match name {
             "hardware" => hardware(root)?,
+            "gain" => brought(root)?,
             "srun" => srun(root)?,
             "reliability" => reliability(root)?,
             other => bail!("{page}: there are no figures '{other}'"),
@@ -143,6 +145,19 @@ fn hardware(root: &Path) -> Result<String> {
         epilogue = times("epilogue_ms_spread")?,
         not_asked = times("not_asked_ms_spread")?,
     ))
+}
+
+/// What MPS brought to two programs on a GPU.
+fn brought(root: &Path) -> Result<String> {
+    let sweep = |end: &str| -> Result<(String, Value)> {
+        let name = newest(root, "tests/hardware/results", |name| name.ends_with(end))?;
+        let text = fs::read_to_string(root.join(&name)).with_context(|| format!("cannot read '{name}'"))?;
+        let value = serde_json::from_str(&text).with_context(|| format!("'{name}'"))?;
+        Ok((name, value))
+    };
+    let [openmm, kernels] = [sweep("-openmm.json")?, sweep("-kernels.json")?];
+    let (_, alone) = sweep("-openmm-alone.json")?;
+    gain::block((&openmm.0, &openmm.1), (&kernels.0, &kernels.1), &alone)
 }
 
 /// Beliefs of the contract suite that the vendor's program was held to, how many of them need two GPUs, and how many
@@ -366,7 +381,7 @@ mod tests {
         check(&root).unwrap();
         let all = PAGES.map(|page| text(&root, page).unwrap());
         let blocks = all.each_ref().map(|text| text.matches(BEGIN).count());
-        assert_eq!(blocks, [1, 2], "a page lost a block");
+        assert_eq!(blocks, [1, 3], "a page lost a block");
         // Another figure, and one that was cut, are found.
         for (number, is, other) in [
             (0, "none wrong", "few wrong"),
@@ -383,7 +398,7 @@ mod tests {
             );
             assert!(same_lines(page, &wrong, right).is_err());
         }
-        assert!(filled(&root, PAGES[1], &all[1].replacen(END, "", 2)).is_err());
+        assert!(filled(&root, PAGES[1], &all[1].replacen(END, "", 3)).is_err());
         assert!(
             filled(
                 &root,

@@ -1,4 +1,5 @@
-//! A CUDA program that launches many small kernels, and says how many: `cuda-load --at UNIX --seconds S [--by-rank]`.
+//! A CUDA program that launches many small kernels, and says how many: `cuda-load (--at UNIX | --after S) --seconds S
+//! [--by-rank]`.
 //!
 //! It takes the first GPU that it sees, as most programs do; with `--by-rank` that of its local rank modulo the number of those
 //! it sees, as programs do which map their ranks themselves. The kernel reads and writes no memory.
@@ -38,8 +39,11 @@ const BURST: u64 = 8;
 #[derive(Debug, Parser)]
 struct Options {
     /// When all clients begin to count, seconds since 1970
-    #[arg(long)]
-    at: f64,
+    #[arg(long, required_unless_present = "after")]
+    at: Option<f64>,
+    /// The same, from this client's start
+    #[arg(long, conflicts_with = "at")]
+    after: Option<f64>,
     /// How long they count
     #[arg(long)]
     seconds: f64,
@@ -62,6 +66,11 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<serde_json::Value> {
+    let started = SystemTime::now();
+    let begin = match (options.at, options.after) {
+        (Some(at), _) => UNIX_EPOCH + Duration::try_from_secs_f64(at)?,
+        (None, after) => started + Duration::try_from_secs_f64(after.unwrap_or_default())?,
+    };
     let rank = mpsd_core::environment::rank(&|name| std::env::var(name).ok());
     let rank = rank.map_or(0, |(rank, _)| rank.local as usize);
     let visible = usize::try_from(CudaContext::device_count()?)?;
@@ -72,7 +81,6 @@ fn run(options: &Options) -> Result<serde_json::Value> {
     let function = kernel()?;
     // The first launch loads what it needs.
     burst(&context, function)?;
-    let begin = UNIX_EPOCH + Duration::try_from_secs_f64(options.at)?;
     let late = begin.elapsed().is_ok();
     std::thread::sleep(begin.duration_since(SystemTime::now()).unwrap_or_default());
     let (started, length) = (Instant::now(), Duration::try_from_secs_f64(options.seconds)?);

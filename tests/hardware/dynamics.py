@@ -1,0 +1,96 @@
+"""Molecular dynamics with OpenMM: a small protein in water, PME, 4 fs steps, for a while; prints ns/day.
+
+    dynamics.py prepare FILE        the system and its state, from the structure that OpenMM's own package has
+    dynamics.py run FILE SECONDS    one simulation
+"""
+
+import time
+
+BEGIN = time.monotonic()
+
+import ctypes
+import pathlib
+import site
+import sys
+import sysconfig
+
+# OpenMM's CUDA plugin wants these by name; another package's copies do where it stands elsewhere.
+for folder in {sysconfig.get_path("purelib"), *site.getsitepackages()}:
+    for name in ("libnvrtc.so.13", "libcufft.so.12"):
+        for library in pathlib.Path(folder).glob(f"nvidia/*/lib/{name}"):
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+import openmm
+from openmm import app, unit
+
+# Edge of the box, nm: about as many atoms as DHFR's benchmark has (23,558).
+EDGE = 6.2
+STEP = 4 * unit.femtoseconds
+# From the start of a simulation to the moment when it begins to count, s.
+AFTER = 9
+
+
+def prepare(file):
+    # The villin headpiece that OpenMM brings for its own test of an installation.
+    structure = app.PDBFile(str(pathlib.Path(app.__file__).parent / "data" / "test.pdb"))
+    field = app.ForceField("amber14-all.xml", "amber14/tip3pfb.xml")
+    model = app.Modeller(structure.topology, structure.positions)
+    model.deleteWater()
+    model.addSolvent(field, boxSize=openmm.Vec3(EDGE, EDGE, EDGE) * unit.nanometers)
+    system = field.createSystem(
+        model.topology,
+        nonbondedMethod=app.PME,
+        nonbondedCutoff=0.9 * unit.nanometers,
+        constraints=app.HBonds,
+        hydrogenMass=1.5 * unit.amu,
+    )
+    context = simulation(system)
+    context.setPositions(model.positions)
+    openmm.LocalEnergyMinimizer.minimize(context, maxIterations=300)
+    context.setVelocitiesToTemperature(300 * unit.kelvin, 1)
+    context.getIntegrator().setStepSize(1 * unit.femtoseconds)
+    context.getIntegrator().step(2000)
+    state = context.getState(positions=True, velocities=True)
+    pathlib.Path(file).write_text(openmm.XmlSerializer.serialize(system))
+    pathlib.Path(file + ".state").write_text(openmm.XmlSerializer.serialize(state))
+    print(f"{system.getNumParticles()} atoms, {context.getPlatform().getName()}, OpenMM {openmm.__version__}")
+
+
+def simulation(system):
+    integrator = openmm.LangevinMiddleIntegrator(300 * unit.kelvin, 1 / unit.picosecond, STEP)
+    names = [openmm.Platform.getPlatform(n).getName() for n in range(openmm.Platform.getNumPlatforms())]
+    if "CUDA" in names:
+        return openmm.Context(system, integrator, openmm.Platform.getPlatformByName("CUDA"), {"Precision": "mixed"})
+    if "--any-platform" in sys.argv:
+        return openmm.Context(system, integrator)
+    sys.exit("OpenMM has no CUDA platform: " + "; ".join(openmm.Platform.getPluginLoadFailures()))
+
+
+def run(file, seconds):
+    system = openmm.XmlSerializer.deserialize(pathlib.Path(file).read_text())
+    context = simulation(system)
+    context.setState(openmm.XmlSerializer.deserialize(pathlib.Path(file + ".state").read_text()))
+    context.getIntegrator().setStepSize(STEP)
+    # Kernels are compiled, and neighbours come up, before anything counts: those that started together count together.
+    late = time.monotonic() - BEGIN > AFTER
+    go_on(context, BEGIN + AFTER)
+    begin = time.monotonic()
+    steps = go_on(context, begin + float(seconds))
+    days = (time.monotonic() - begin) / 86400
+    print(f"{steps * STEP.value_in_unit(unit.nanoseconds) / days:.1f} ns/day{' (late)' if late else ''}", flush=True)
+    # The others still count.
+    go_on(context, time.monotonic() + 2)
+
+
+def go_on(context, end):
+    steps = 0
+    while time.monotonic() < end:
+        context.getIntegrator().step(100)
+        # Waits for the GPU: launches alone return at once.
+        context.getState(energy=True)
+        steps += 100
+    return steps
+
+
+if __name__ == "__main__":
+    {"prepare": prepare, "run": run}[sys.argv[1]](*[word for word in sys.argv[2:] if not word.startswith("--")])
