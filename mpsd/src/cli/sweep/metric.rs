@@ -36,7 +36,7 @@ impl Metric {
             _ => [pattern, ""],
         };
         let trimmed = beside.map(|part| part.trim_matches(|c: char| !c.is_alphanumeric()));
-        trimmed.into_iter().filter(is_word).next_back().unwrap_or(pattern)
+        trimmed.into_iter().rfind(is_word).unwrap_or(pattern)
     }
 
     /// The number of the last match in `line`: the pattern's first group; without one a number in the match, else right behind
