@@ -167,6 +167,21 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     assert_eq!(cluster.slurm("check", &[]).code, Some(0));
 }
 
+/// As every other program of ours, where several nodes run on one host.
+#[test]
+fn a_check_goes_by_the_settings_of_the_node_that_it_names() {
+    let cluster = Cluster::new(GOOD);
+    cluster
+        .stage
+        .configure("[[node]]\nhosts = \"n1\"\ncontrol = \"/nonexistent/control\"");
+    assert_eq!(cluster.enable().code, Some(0));
+    let ran = cluster.slurm("check", &["--node", "n1"]);
+    let line = "FAIL  NVIDIA's MPS: cannot open '/nonexistent'";
+    assert!(ran.code == Some(1) && ran.out.contains(line), "{ran:?}");
+    let ran = cluster.slurm("check", &["--node", "n2"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
 #[test]
 fn nobody_elses_file_is_touched() {
     let cluster = Cluster::new(GOOD);

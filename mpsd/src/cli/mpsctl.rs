@@ -325,8 +325,12 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
 
 /// The verbs that stand in a scheduler's folder.
 fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<Done, Stopped> {
-    let host = ThisHost.name();
-    around(config, &host, |around| verbs.run(matches, around))
+    // The settings are those of the node that the verb is about, as paths may have its name in them.
+    let named = matches
+        .subcommand()
+        .and_then(|(_, verb)| verb.try_get_one::<String>("node").ok()?);
+    let node = named.cloned().unwrap_or_else(|| ThisHost.name());
+    around(config, &node, |around| verbs.run(matches, around))
 }
 
 /// What the verbs of an administrator need to know of this host, called `node`.
