@@ -50,9 +50,9 @@ pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until
 
 fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Until) -> Result<(), Failed> {
     let began = Instant::now();
-    node.prepare_nvml();
     expect_no_suspicion(node, job)?;
     expect_no_waiting_drain(node, job)?;
+    node.prepare_nvml();
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
     let inventory = node.inventory()?;

@@ -27,11 +27,11 @@ const MOST_NAMES: usize = 200_000;
 /// Time to write one and to remove old ones: an end waits for it, and no longer.
 const WRITE_TIME: Duration = Duration::from_millis(500);
 
-/// Writes `report` and removes what is too much, in a child with a deadline: the disk may not answer.
+/// Writes `report` and removes what is too much, in a child with a deadline, `limit` at most: the disk may not answer.
 ///
 /// # Errors
 /// One line; nothing else is lost.
-pub fn write(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), String> {
+pub fn write(paths: &Paths, rule: &Reports, report: &Report, limit: Duration) -> Result<(), String> {
     if rule.keep == 0 {
         return Ok(());
     }
@@ -39,7 +39,7 @@ pub fn write(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), Strin
         let written = write_here(paths, rule, report);
         written.err().unwrap_or_default().into_bytes()
     };
-    match ask(Deadline::after(WRITE_TIME), question) {
+    match ask(Deadline::after(WRITE_TIME.min(limit)), question) {
         Ok(none) if none.is_empty() => Ok(()),
         Ok(why) => Err(String::from_utf8_lossy(&why).into_owned()),
         Err(none) => Err(none.to_string()),

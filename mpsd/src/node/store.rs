@@ -293,7 +293,9 @@ impl Store for RealNode {
             }
             Vec::new()
         };
-        matches!(ask(Deadline::after(LOCKED), touch), Err(NoAnswer::Killed(_)))
+        // A job with many steps has little time for each.
+        let limit = LOCKED.min(self.teardown / 4);
+        matches!(ask(Deadline::after(limit), touch), Err(NoAnswer::Killed(_)))
     }
 
     /// Removes them, with all that the user put there: nothing is followed, nothing is waited for without a bound. By a child:
@@ -369,7 +371,7 @@ impl Store for RealNode {
     }
 
     fn keep_report(&mut self, report: &Report) {
-        if let Err(why) = reports::write(&self.paths, &self.reports, report) {
+        if let Err(why) = reports::write(&self.paths, &self.reports, report, self.teardown / 4) {
             let line = format!("job {}: no report: {why}", report.job);
             log::line(self.program, Severity::Info, &line);
         }
