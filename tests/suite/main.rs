@@ -18,6 +18,7 @@ mod hostile;
 mod inheritance;
 mod kills;
 mod known_gaps;
+mod lifted;
 mod mpsctl;
 mod plans;
 mod reconcile;

@@ -36,6 +36,8 @@ pub struct Seen {
     pub fatal: Vec<i32>,
     /// Clients that held more memory than their limit.
     pub over_memory: Vec<OverMemory>,
+    /// Limits that the owner of a control daemon had it change after the start.
+    pub limits_changed: Vec<LimitChanged>,
     /// The sentences of the job's log that its user should read at the end.
     pub last_words: Vec<String>,
 }
@@ -93,6 +95,18 @@ pub struct OverMemory {
     pub terminated: bool,
 }
 
+/// A limit that no longer held when it was read back.
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
+#[display("{limit}: {} was asked for, and it says {}", asked.as_deref().unwrap_or("nothing"), said.as_deref().unwrap_or("nothing"))]
+pub struct LimitChanged {
+    /// What it limits: `active thread percentage`, `memory limit 4096M of GPU-…`.
+    pub limit: String,
+    /// As it was asked for; `None`: nothing was asked.
+    pub asked: Option<String>,
+    /// The control daemon's word; `None`: it says nothing.
+    pub said: Option<String>,
+}
+
 /// Appends to a list that is kept short.
 pub fn keep<T>(list: &mut Vec<T>, entry: T) {
     if list.len() < MOST {
@@ -112,9 +126,16 @@ impl Seen {
         seen.daemons_lost.truncate(MOST);
         seen.fatal.truncate(MOST);
         seen.over_memory.truncate(MOST);
+        seen.limits_changed.truncate(MOST);
         seen.last_words.truncate(MOST);
         for daemon in &mut seen.daemons_lost {
             daemon.how = one_line(&daemon.how, 80);
+        }
+        for change in &mut seen.limits_changed {
+            change.limit = one_line(&change.limit, 160);
+            for text in [&mut change.asked, &mut change.said].into_iter().flatten() {
+                *text = one_line(text, 80);
+            }
         }
         for sentence in &mut seen.last_words {
             *sentence = one_line(sentence, SENTENCE);

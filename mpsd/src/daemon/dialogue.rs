@@ -232,6 +232,8 @@ pub enum Event {
     ServerToEnd(i32),
     /// `Server 691 exited with status 1`. A server that was killed has status 0 as well.
     ServerExited(i32, i32),
+    /// `Cmd:set_default_active_thread_percentage 100`: somebody told the daemon to set something, which need not have been granted.
+    Setting,
     /// `NEW CLIENT 1519 from user 1001: …`.
     NewClient(i32),
     /// `Status of client {PID: 4631, Context ID: 1} is ACTIVE`: it has a context.
@@ -249,6 +251,9 @@ impl Event {
     /// Reads a line `[date time Who pid] message`; `None` when it means nothing to us.
     pub fn parse(line: &str) -> Option<Self> {
         let message = line.strip_prefix('[')?.split_once("] ")?.1.trim_end();
+        if let Some(command) = message.strip_prefix("Cmd:") {
+            return command.trim_start().starts_with("set_").then_some(Self::Setting);
+        }
         if let Some(rest) = message.strip_prefix("NEW SERVER ") {
             return rest
                 .strip_suffix(": Ready")
@@ -292,7 +297,8 @@ impl Event {
         if message.contains("fatal") {
             return Some(Self::Fatal(one_line(message, 200)));
         }
-        let trouble = message.starts_with("Failed to start server") || message.contains("fault");
+        let trouble =
+            message.starts_with("Failed to start server") || message.replace("default", "").contains("fault");
         trouble.then(|| Self::Trouble(one_line(message, 200)))
     }
 }

@@ -7,6 +7,7 @@
 pub mod dialogue;
 pub mod events;
 pub mod inquiry;
+mod limits;
 mod memory;
 mod session;
 mod sight;

@@ -2,6 +2,7 @@
 
 use super::dialogue::Event;
 use super::events::Events;
+use super::limits::LimitWatch;
 use super::memory::MemoryWatch;
 use super::sight::Sight;
 use super::start::{self, Running};
@@ -18,25 +19,35 @@ pub fn until_the_end(
     sight: &mut Sight,
 ) {
     let mut memory = MemoryWatch::new(spec);
+    let mut limits = LimitWatch::default();
     let mut to_end = None;
     while !running.is_empty() {
-        let Ok(terminate) = events.wait(memory.period()) else {
+        let Ok(terminate) = events.wait(memory.period().into_iter().chain(limits.period()).min()) else {
             return;
         };
         for daemon in &mut running {
+            let mut told_to_set = false;
             for line in daemon.tail.lines() {
                 let Some(event) = Event::parse(&line) else {
                     continue;
                 };
-                if matches!(event, Event::NewClient(_)) {
-                    memory.wake();
+                match event {
+                    Event::NewClient(_) => memory.wake(),
+                    Event::Setting => told_to_set = true,
+                    _ => {}
                 }
                 sight.take(&event);
                 tell(log, sight, event, &mut to_end);
             }
+            if told_to_set {
+                limits.wake(daemon);
+            }
         }
         running.retain_mut(|daemon| !has_ended(daemon, log, sight));
         memory.look(spec, &running, log, sight);
+        if !terminate {
+            limits.look(spec, &running, log, sight);
+        }
         sight.write();
         if terminate {
             log.line(&format!("job {}: ending MPS on a signal", spec.job));

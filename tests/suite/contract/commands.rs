@@ -225,3 +225,24 @@ fn device_query_is_a_table_of_the_gpus() {
     );
     assert_eq!(daemon.say_as(USER, "get_server_list").out, format!("{server}\n"));
 }
+
+#[test]
+fn the_log_has_each_command_of_a_session_as_it_was_said() {
+    let bench = Bench::new();
+    let daemon = bench.daemon();
+    let commands = ["set_default_active_thread_percentage 25", "get_server_list"];
+    daemon.say(&commands.join("\n"));
+    for command in commands {
+        let line = format!("] Cmd:{command}\n");
+        assert!(daemon.logs(&line), "{line}: {}", daemon.log_text());
+        let text = daemon.log_text();
+        let said = text
+            .lines()
+            .find(|said| said.contains("Cmd:") && said.ends_with(command));
+        let by = said.and_then(|said| said.split(']').next()).unwrap_or_default();
+        assert!(
+            by.ends_with(&daemon.pid().to_string()) && by.contains(" Control "),
+            "{text}"
+        );
+    }
+}

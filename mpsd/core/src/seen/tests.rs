@@ -24,12 +24,26 @@ fn what_a_user_may_write_is_bounded_and_printable() {
     let hostile = Seen {
         last_words: many.collect(),
         fatal: vec![1; 1000],
+        limits_changed: vec![
+            LimitChanged {
+                limit: "\u{1b}[2J".repeat(1000),
+                asked: None,
+                said: Some("\u{7}\n".repeat(1000)),
+            };
+            1000
+        ],
         ..Seen::default()
     };
     let seen = Seen::parse(hostile.line().as_bytes()).unwrap();
     assert!(seen.last_words.len() == MOST && seen.fatal.len() == MOST);
     let clean = |text: &String| !text.contains(char::is_control) && text.chars().count() <= SENTENCE + 3;
     assert!(seen.last_words.iter().all(clean));
+    assert_eq!(seen.limits_changed.len(), MOST);
+    assert!(
+        seen.limits_changed
+            .iter()
+            .all(|change| clean(&change.to_string()))
+    );
     for none in [
         "",
         "{",

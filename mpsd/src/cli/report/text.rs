@@ -100,6 +100,11 @@ fn of_user(report: &Report, seen: &Seen) -> Vec<String> {
             .iter()
             .map(|pid| format!("    client {pid} caused a fatal GPU error")),
     );
+    lines.extend(
+        seen.limits_changed
+            .iter()
+            .map(|change| format!("    the user had the control daemon change a limit: {change}")),
+    );
     for over in &seen.over_memory {
         let ended = if over.terminated { ", and was ended" } else { "" };
         lines.push(format!(

@@ -107,3 +107,23 @@ fn lines_that_mean_nothing_or_are_hostile_mean_nothing() {
         Some(Event::ServerExited(551, 1))
     );
 }
+
+/// Recorded forms (docs/facts/mps-580-transcript.txt, tests/hardware/results): the daemon logs each command of a session.
+#[test]
+fn a_command_that_sets_something_is_known_and_none_is_a_fault() {
+    for line in [
+        "[2026-11-22 04:21:26.163 Control  4582] Cmd:set_default_active_thread_percentage 25",
+        "[2026-11-22 04:21:26.163 Control  4582] Cmd:set_default_device_pinned_mem_limit GPU-c7ad435f-7fa3-8d23-29fd-57b9c6e1047b 4096M",
+    ] {
+        assert_eq!(Event::parse(line), Some(Event::Setting), "{line:?}");
+    }
+    for line in [
+        "[2026-11-21 02:38:36.736 Control   621] Cmd:get_server_list",
+        "[x Control   621] Cmd:get_default_active_thread_percentage",
+        "[2026-11-22 04:21:26.163 Control  4582] set_default_device_pinned_mem_limit GPU-c7ad435f-7fa3-8d23-29fd-57b9c6e1047b 4096M.",
+    ] {
+        assert_eq!(Event::parse(line), None, "{line:?}");
+    }
+    let fault = "[x Server   621] a fault by default";
+    assert!(matches!(Event::parse(fault), Some(Event::Trouble(_))));
+}
