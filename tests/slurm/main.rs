@@ -13,6 +13,7 @@ mod mps;
 mod no_room;
 mod plain;
 mod runner;
+mod seen;
 mod shapes;
 mod site_matrix;
 mod sites;
@@ -52,6 +53,7 @@ const GROUPS: &[runner::Group] = &[
     devices::PARTIAL,
     devices::PARTIAL_FREE,
     devices::FIRST,
+    seen::GROUP,
     stack::GROUP,
     stack::CONFIGLESS,
     unplugged::OPTIONAL,

@@ -181,11 +181,7 @@ fn the_running_slurmd_is_found(cell: &Context) -> Result<()> {
     bed.start_node("node1")?;
     bed.wait_idle(LIMIT)?;
     let checked = stack.check_on("node1")?.success()?;
-    let pid = bed.daemon("node1").context("slurmd's pid")?;
-    says(
-        &checked,
-        &format!("OK    slurmd (pid {pid}) has loaded our plugin"),
-    )?;
+    says(&checked, "OK    slurmd has loaded our plugin")?;
     drop(stack);
     bed.stop_node("node1")?;
     bed.start_node("node1")?;

@@ -1,0 +1,168 @@
+//! What is seen of a job's clients: `mpsctl status` while it runs, in it and as root, and its report when it has ended.
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tests::slurm::Options;
+
+use crate::mps::{LIMIT, nodes, simulated, start};
+use crate::runner::{Context, Group};
+
+/// One bed for both.
+pub const GROUP: Group = Group {
+    name: "seen",
+    options: Options::default,
+    prepare: simulated,
+    needs: || None,
+    cells: &[
+        (
+            "eight_clients_and_the_gpu_without_one",
+            eight_clients_and_the_gpu_without_one,
+        ),
+        ("a_report_of_what_was_lost", a_report_of_what_was_lost),
+    ],
+};
+
+/// `mpsctl` of the bed's product with its configuration, as words of a shell.
+fn mpsctl(cell: &Context) -> Result<String> {
+    let product = &nodes(cell)?.product;
+    let (program, config) = (product.libexec.join("mpsctl"), &product.config);
+    Ok(format!("{} --config {}", program.display(), config.display()))
+}
+
+/// What root is told on `node1`, an object.
+fn roots(cell: &Context, verb: &str) -> Result<Value> {
+    let line = format!("SLURMD_NODENAME=node1 {} {verb}", mpsctl(cell)?);
+    let done = cell.bed.on_node("node1", &["/bin/sh", "-c", &line])?.success()?;
+    serde_json::from_str(&done.stdout).with_context(|| format!("{verb}: {}{}", done.stdout, done.stderr))
+}
+
+/// The clients on the second GPU of a job.
+fn clients(job: &Value) -> Vec<&Value> {
+    job["gpus"][1]["clients"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn eight_clients_and_the_gpu_without_one(cell: &Context) -> Result<()> {
+    let node = nodes(cell)?.node("node1")?;
+    // The ninth task asks, as often as it takes for all to be there.
+    let asks = format!(
+        "for i in $(seq 100); do out=$({} status --json); code=$?; \
+         [ $(echo \"$out\" | grep -o rank.: | wc -l) = 8 ] && break; sleep 0.2; done; echo \"$out\"; exit $code",
+        mpsctl(cell)?
+    );
+    let client = nodes(cell)?.client("--gpu 1 --hold 12");
+    let line = format!("if [ $SLURM_PROCID = 8 ]; then {asks}; fi; {client}");
+    let shape = ["-w", "node1", "-n9", "--gres=gpu:2", "--overcommit"];
+    let job = start(
+        cell,
+        &cell.user,
+        &[&["srun", "--mps", "--mps-threads=50"], &shape[..]].concat(),
+        &line,
+    )?;
+    cell.bed.wait_until("eight clients", LIMIT, || {
+        let contexts = node.contexts();
+        Ok(contexts
+            .iter()
+            .filter(|(_, context)| context.kind == "mps" && context.bytes > 0)
+            .count()
+            == 8)
+    })?;
+    let seen_by_root = roots(cell, "status --json")?;
+    let done = job.wait(LIMIT)?.success()?;
+    let own = done
+        .stdout
+        .lines()
+        .find(|line| line.contains("\"jobs\":"))
+        .context("no status")?;
+    let own: Value = serde_json::from_str(own)?;
+    ensure!(own["under_mps"]["attached"] == "yes", "{own}");
+    for told in [&own, &seen_by_root] {
+        let job = &told["jobs"][0];
+        let ranks: Vec<_> = clients(job)
+            .iter()
+            .filter_map(|client| client["rank"].as_u64())
+            .collect();
+        ensure!(ranks == (0..8).collect::<Vec<u64>>(), "ranks {ranks:?}: {told}");
+        let memory = clients(job)
+            .iter()
+            .all(|client| client["memory_mib"].as_u64() > Some(0));
+        ensure!(memory, "memory: {told}");
+        ensure!(
+            job["without_client"] == serde_json::json!([node.uuids()[0]]),
+            "{told}"
+        );
+        let threads = &job["daemons"][0]["limits"][0];
+        ensure!(threads["holds"] == true && threads["said"] == "50.0", "{told}");
+    }
+    Ok(())
+}
+
+fn a_report_of_what_was_lost(cell: &Context) -> Result<()> {
+    let simulated = nodes(cell)?;
+    let node = simulated.node("node1")?;
+    let _two = simulated.change(|node| node.max_clients = 2)?;
+    // The third comes when the others are there.
+    let client = simulated.client("--busy --hold 20");
+    let line = format!("[ $SLURM_PROCID = 2 ] && sleep 3; echo pid $SLURM_PROCID $$; {client}");
+    let shape = [
+        "-w",
+        "node1",
+        "-n3",
+        "--gres=gpu:1",
+        "--overcommit",
+        "--kill-on-bad-exit=0",
+    ];
+    let job = start(
+        cell,
+        &cell.user,
+        &[&["srun", "--mps"], &shape[..]].concat(),
+        &line,
+    )?;
+    let seen = |words: &str| -> Result<bool> {
+        let jobs = cell.bed.run_dir().join("node1/jobs");
+        let mut files = std::fs::read_dir(&jobs).into_iter().flatten().flatten();
+        Ok(files.any(|dir| {
+            std::fs::read_to_string(dir.path().join("seen")).is_ok_and(|text| text.contains(words))
+        }))
+    };
+    cell.bed
+        .wait_until("a client without a context", LIMIT, || seen("\"beside\":2"))?;
+    let daemons = node.daemons();
+    let is_server = |exe: &std::path::Path| exe.ends_with("nvidia-cuda-mps-server");
+    let server = daemons
+        .iter()
+        .find(|daemon| is_server(&daemon.exe))
+        .context("no server")?
+        .pid;
+    kill(Pid::from_raw(i32::try_from(server)?), Signal::SIGKILL)?;
+    cell.bed
+        .wait_until("a lost server", LIMIT, || seen("\"servers_lost\":[{"))?;
+    let done = job.wait(LIMIT)?;
+    let third = done
+        .stdout
+        .lines()
+        .find_map(|line| line.strip_prefix("pid 2 "))
+        .context("no third task")?;
+    let mut told = Value::Null;
+    cell.bed.wait_until("its report", LIMIT, || {
+        told = roots(cell, "report --node node1 --since 1h --json | tail -n 1").unwrap_or_default();
+        Ok(told["said_by_user"]["servers_lost"][0]["pid"] == server)
+    })?;
+    let lost = &told["said_by_user"];
+    ensure!(
+        lost["refused"][0]["pid"] == third.trim().parse::<i32>()?,
+        "{third}: {told}"
+    );
+    ensure!(lost["servers_lost"][0]["clients"] == 2, "{told}");
+    ensure!(
+        told["as_before"] == true && told["scheduler"] == "slurm",
+        "{told}"
+    );
+    ensure!(told["ready_ms"].as_u64() > Some(0), "{told}");
+    Ok(())
+}
