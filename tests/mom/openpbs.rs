@@ -400,9 +400,15 @@ fn queuejob_refuses_at_qsub_and_moves_our_words() {
     assert!(moved.accepted());
     assert_eq!(moved.account.as_deref(), Some("proj1"));
     assert_eq!(moved.resources["mps"].as_deref(), Some("per-node+threads=25"));
-    let left = queued(&mut c, "mps_physics");
-    assert_eq!(left.account.as_deref(), Some("mps_physics"));
-    assert_eq!(left.resources["mps"], None);
+    for (account, lines) in [("mps_physics", 0), ("proj1,MPS", 1)] {
+        let left = queued(&mut c, account);
+        assert!(left.accepted(), "{}", left.message);
+        assert_eq!(left.account.as_deref(), Some(account));
+        assert_eq!(left.resources["mps"], None);
+        // Where it is submitted, and never in the job.
+        let told = |(_, line): &&(i32, String)| line.contains("asks for no MPS");
+        assert_eq!(left.log.iter().filter(told).count(), lines, "{:?}", left.log);
+    }
 }
 
 #[test]

@@ -219,22 +219,37 @@ fn an_error_is_explained_to_anybody_and_so_is_a_log() {
 }
 
 #[test]
-fn a_lone_mps_in_the_account_is_told_and_nothing_is_touched() {
+fn a_lone_mps_in_the_account_is_told_to_who_tries_it_and_never_in_a_job() {
     let stage = stage(1);
-    let ran = stage.torque("22.srv", "proj1,MPS");
-    let told =
-        "mpsd: 'MPS' in the account asks for no MPS: this job has none; with one it is submitted as MPS=on\n";
-    assert_eq!(
-        (ran.code, ran.err.as_str(), ran.out.as_str()),
-        (Some(0), told, "")
-    );
+    for account in ["proj1,MPS", "MPS", "mps"] {
+        let ran = stage.torque("22.srv", account);
+        assert_eq!(
+            (ran.code, ran.err.as_str(), ran.out.as_str()),
+            (Some(0), "", ""),
+            "{account}: the job did not ask"
+        );
+    }
     assert!(!stage.path("run/jobs").exists(), "nothing is touched");
-    let site = stage.torque("22.srv", "mps");
-    assert_eq!(
-        (site.code, site.err.as_str()),
-        (Some(0), ""),
-        "a site's own account"
-    );
+    let told = "'MPS' in the account asks for no MPS: this job has none; with one it is submitted as MPS=on";
+    let user = ["plan", "--scheduler", "torque", "--user", "root"];
+    for (account, note) in [
+        ("proj1,MPS", true),
+        ("MPS", true),
+        ("mps", false),
+        ("MPS=off", false),
+    ] {
+        let plan = mpsctl(&stage, &[&user[..], &["--account", account]].concat());
+        let note = if note {
+            format!("note: {told}\n")
+        } else {
+            String::new()
+        };
+        let text = format!("MPS was not asked for: nothing is done\n{note}");
+        assert_eq!((plan.code, plan.out), (Some(0), text), "{account}: {}", plan.err);
+    }
+    let request = mpsctl(&stage, &["pbs", "request", "--account=proj1,MPS"]);
+    let answer = format!("{{\"account\":\"proj1,MPS\",\"note\":\"{told}\",\"resource\":\"\"}}\n");
+    assert_eq!((request.code, request.out), (Some(0), answer), "{}", request.err);
 }
 
 #[test]

@@ -196,7 +196,7 @@ def tell(line):
 
 
 def request(job):
-    """What the job asked for, read by mpsctl: exit code, {"account", "resource"}, line."""
+    """What the job asked for, read by mpsctl: exit code, {"account", "resource", perhaps "note"}, line."""
     arguments = ["pbs", "request", "--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
     code, answer, line = call("mpsctl", arguments + OPTIONS, ENV_LIMIT_S)
     return code, json_of(answer) if code == 0 else {}, line
@@ -244,6 +244,8 @@ def queuejob(event):
         return line
     if code == 0 and said["resource"]:  # any other code is this host's, not the user's: the nodes look at it again
         job.Resource_List["mps"] = said["resource"]
+    if said.get("note"):
+        log("mpsd: " + said["note"])
         job.Account_Name = said["account"] or None
     return None
 

@@ -1,6 +1,5 @@
 //! What a job asked for, in the words of `mps-prologue` and of `mpsctl plan`: one definition for both.
 
-use super::complain;
 pub use crate::plan::Asked;
 use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
@@ -82,14 +81,16 @@ impl Asking {
     /// # Errors
     /// A refusal for what it asked; undetermined when the scheduler called us with a vector that it never uses.
     pub fn asked(&self, input: &Input<'_>, host: &dyn Host) -> Result<Option<Asked>, Failure> {
+        self.asked_by(self.submission(input, host)?)
+    }
+
+    /// The job, or the step of it, that the scheduler's words name.
+    ///
+    /// # Errors
+    /// As [`Asking::asked`], but for the request.
+    pub fn submission(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
         let submission = scheduler::read(input, host)?;
-        let account = submission.account.clone();
-        let asked = self.asked_by(submission.of_step(self.step.as_deref())?)?;
-        // Told, and no more: it may be the site's own account.
-        if let (None, Some(told)) = (&asked, account.and_then(Request::almost_asked)) {
-            complain("mpsd", &told);
-        }
-        Ok(asked)
+        Ok(submission.of_step(self.step.as_deref())?)
     }
 
     /// The same for a job that is known already.

@@ -8,7 +8,7 @@ use crate::scheduler::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Site, Submission, ThisHost, UserRef,
 };
 use mpsd_core::config::Config;
-use mpsd_core::{Failure, JobId, Refusal};
+use mpsd_core::{Failure, JobId, Refusal, Request};
 use std::path::Path;
 
 /// The job's id where nobody gives one.
@@ -47,12 +47,16 @@ impl PlanVerb {
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
         let settings = file.for_node(&host, &[])?;
         let input = self.asking.input(env, Site::of(&settings), false);
-        let asked = match &self.user {
-            Some(user) => self.asking.in_tokens()?.asked_by(self.submission(user)?)?,
-            None => self.asking.in_tokens()?.asked(&input, &ThisHost)?,
+        let asking = self.asking.in_tokens()?;
+        let submission = match &self.user {
+            Some(user) => self.submission(user)?,
+            None => asking.submission(&input, &ThisHost)?,
         };
-        let Some(asked) = asked else {
-            return Ok("MPS was not asked for: nothing is done\n".to_owned());
+        // Told here, where it is tried out, and never in a job: it may be the site's own account.
+        let almost = submission.account.as_ref().and_then(Request::almost_asked);
+        let Some(asked) = asking.asked_by(submission)? else {
+            let note = almost.map(|told| format!("note: {told}\n")).unwrap_or_default();
+            return Ok(format!("MPS was not asked for: nothing is done\n{note}"));
         };
         let told = match &self.user {
             Some(_) => None,

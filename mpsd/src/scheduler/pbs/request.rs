@@ -5,7 +5,7 @@ use mpsd_core::failure::Refusal;
 use mpsd_core::request::Request;
 use std::os::unix::ffi::OsStrExt;
 
-/// One line of JSON: `resource` (empty: not asked) and `account`.
+/// One line of JSON: `resource` (empty: not asked), `account`, and a `note` where the account almost asks.
 pub(super) fn read(asked: &Asked) -> Result<String, Refusal> {
     let account = asked.account.as_bytes();
     let by_account = Request::from_account(account)?;
@@ -23,10 +23,18 @@ pub(super) fn read(asked: &Asked) -> Result<String, Refusal> {
         .split([',', ';', ' ', '\t', '\n'])
         .filter(|token| !token.is_empty() && is_the_sites(token));
     let rest: Vec<&str> = rest.collect();
+    let note = match &request {
+        Some(_) => None,
+        None => Request::almost_asked(account),
+    };
     let resource = request
         .map(|request| request.in_resource_words())
         .unwrap_or_default();
-    Ok(serde_json::json!({ "resource": resource, "account": rest.join(",") }).to_string())
+    let mut answer = serde_json::json!({ "resource": resource, "account": rest.join(",") });
+    if let Some(note) = note {
+        answer["note"] = note.into();
+    }
+    Ok(answer.to_string())
 }
 
 fn is_the_sites(token: &str) -> bool {
