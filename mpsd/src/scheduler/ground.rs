@@ -12,6 +12,10 @@ use std::time::Duration;
 const NVIDIA: &str = "0x10de";
 /// The server's program, beside the control daemon's (docs/facts/mps-control.md#starting).
 const SERVER: &str = "nvidia-cuda-mps-server";
+/// The driver has it where it is loaded.
+const DRIVER: &str = "/proc/driver/nvidia/version";
+/// It has two lines. Bytes.
+const MOST_OF_DRIVER: usize = 4096;
 /// What a check says of an NVML that does not answer; 'mpsctl doctor' says why.
 pub(crate) const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
 /// systemd has it where it runs (sd_booted(3)).
@@ -31,9 +35,7 @@ const UNITS: [(&str, &str); 2] = [
 /// The node's programs, its NVML, our units; one line where this host has no GPU, as login hosts.
 pub(crate) fn ground(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     if !has_gpu(around) {
-        return vec![Good(
-            "no NVIDIA GPU here: no job gets MPS on this host".to_owned(),
-        )];
+        return vec![without_gpu(around.host)];
     }
     let mut all = control(&around.settings.control, around.host);
     all.push(match (around.inventory)(node) {
@@ -42,6 +44,17 @@ pub(crate) fn ground(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     });
     all.extend(units(around.host, Path::new(BOOTED).is_dir()));
     all
+}
+
+/// A host without a GPU: a login host, or a node that lost its only one, whose driver is loaded still.
+pub(crate) fn without_gpu(host: &dyn Host) -> Finding {
+    match host.configuration(Path::new(DRIVER), MOST_OF_DRIVER) {
+        Ok(None) => Good("no NVIDIA GPU here: no job gets MPS on this host".to_owned()),
+        Ok(Some(_)) | Err(_) => Better(format!(
+            "NVIDIA's driver is loaded ('{DRIVER}') and no GPU is on the bus: no job gets MPS on this host; see the kernel's log \
+             for one that is lost"
+        )),
+    }
 }
 
 /// Whether this is a host for jobs with GPUs: one of NVIDIA's is on its bus, or the site named another NVML than the usual one.

@@ -6,7 +6,7 @@ use super::reconcile::{Reconcile, Told};
 use crate::node::nvml::Driver;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::SET_UPS;
-use crate::scheduler::ground::{NO_NVML, control, has_gpu, units};
+use crate::scheduler::ground::{NO_NVML, control, has_gpu, units, without_gpu};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::scheduler::setup::{SetUp, Surroundings};
 use mpsd_core::{Failure, Inventory};
@@ -72,9 +72,7 @@ pub(super) fn look(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     all.extend(PROGRAMS.map(|name| Finding::program(&around.programs.join(name), around.host)));
     match has_gpu(around) {
         true => all.extend(of_gpus(node, around)),
-        false => all.push(Good(
-            "no NVIDIA GPU here: no job gets MPS on this host".to_owned(),
-        )),
+        false => all.push(without_gpu(around.host)),
     }
     all.extend(schedulers(node, around));
     // What a scheduler's check looks at as well is told once, and why where that is known here.

@@ -47,3 +47,15 @@ fn a_unit_that_is_off_is_wrong_and_the_line_says_what_switches_it_on() {
     assert!(said(&Paper::default())[0].starts_with("WARN  mpsd.service: systemd does not say"));
     assert!(units(&good, false)[0].to_string().contains("mpsctl reconcile"));
 }
+
+#[test]
+fn a_node_whose_driver_is_loaded_and_whose_gpu_is_gone_is_no_login_host() {
+    let login = without_gpu(&Paper::default()).to_string();
+    assert_eq!(login, "OK    no NVIDIA GPU here: no job gets MPS on this host");
+    let lost = Paper::default().file(
+        "/proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64\n",
+    );
+    let lost = without_gpu(&lost).to_string();
+    assert!(lost.starts_with("WARN  NVIDIA's driver is loaded"), "{lost}");
+}
