@@ -26,6 +26,8 @@ const LONGEST: usize = 1 << 20;
 const MOST_NAMES: usize = 200_000;
 /// Time to write one and to remove old ones: an end waits for it, and no longer.
 const WRITE_TIME: Duration = Duration::from_millis(500);
+/// A file that was begun so long ago has nobody who ends it: whoever writes one is killed after [`WRITE_TIME`]. Seconds.
+const ABANDONED: u64 = 60;
 
 /// Writes `report` and removes what is too much, in a child with a deadline, `limit` at most: the disk may not answer.
 ///
@@ -63,10 +65,32 @@ fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), Stri
     let written = reports.write_whole(report.file_name(), &text, FILE);
     written.map_err(|e| e.to_string())?;
     let oldest = now().saturating_sub(u64::from(rule.days) * 86_400);
-    for name in too_many(names(&reports)?, rule.keep, oldest) {
+    let all = listed(&reports)?;
+    let mut gone = unfinished(&reports, &all, now().saturating_sub(ABANDONED));
+    gone.extend(too_many(names(all), rule.keep, oldest));
+    for name in gone {
         reports.remove_file(&name).map_err(|e| e.to_string())?;
     }
     Ok(())
+}
+
+fn listed(reports: &Dir) -> Result<Vec<String>, String> {
+    let names = reports.names(MOST_NAMES).map_err(|e| e.to_string())?;
+    Ok(names
+        .into_iter()
+        .filter_map(|name| name.into_string().ok())
+        .collect())
+}
+
+/// What a killed writer left of reports (see [`Dir::write_whole`]), last written before `then`.
+fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
+    let begun = |name: &str| name.strip_prefix('.')?.strip_suffix(".new").and_then(began);
+    let is_old = |name: &String| {
+        let status = reports.status_of(name).ok().flatten();
+        status.is_some_and(|status| u64::try_from(status.st_mtime).is_ok_and(|time| time < then))
+    };
+    let left = all.iter().filter(|name| begun(name).is_some() && is_old(name));
+    left.cloned().collect()
 }
 
 fn now() -> u64 {
@@ -74,14 +98,13 @@ fn now() -> u64 {
     since.unwrap_or_default().as_secs()
 }
 
-/// The reports in a directory, the youngest first.
-fn names(reports: &Dir) -> Result<Vec<(u64, String)>, String> {
-    let names = reports.names(MOST_NAMES).map_err(|e| e.to_string())?;
-    let names = names.into_iter().filter_map(|name| name.into_string().ok());
-    let mut found: Vec<_> = names.filter_map(|name| Some((began(&name)?, name))).collect();
+/// The reports among the names of a directory, the youngest first.
+fn names(all: Vec<String>) -> Vec<(u64, String)> {
+    let reports = all.into_iter().filter_map(|name| Some((began(&name)?, name)));
+    let mut found: Vec<_> = reports.collect();
     found.sort();
     found.reverse();
-    Ok(found)
+    found
 }
 
 /// Of these, the youngest first, those beyond the first `keep`, and those that began before `oldest`.
@@ -102,7 +125,7 @@ pub fn read(paths: &Paths, since: u64) -> Result<Vec<Report>, String> {
     let Some(reports) = Dir::find(path).map_err(|e| e.to_string())? else {
         return Ok(Vec::new());
     };
-    let names = names(&reports)?
+    let names = names(listed(&reports)?)
         .into_iter()
         .take_while(|(began, _)| *began >= since);
     let read = |(_, name): (u64, String)| {

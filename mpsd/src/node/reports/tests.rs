@@ -20,3 +20,21 @@ fn the_name_of_a_report_says_when_its_job_began() {
         assert_eq!(began(other), None, "{other}");
     }
 }
+
+#[test]
+fn what_a_killed_writer_left_goes_once_nobody_can_be_writing_it() {
+    let top = tempfile::tempdir().unwrap();
+    let left = [".7.40.json.new", ".8.50.json.new", ".other.new", "7.30.json"];
+    for name in left {
+        std::fs::write(top.path().join(name), "{").unwrap();
+    }
+    let long_ago = SystemTime::now() - Duration::from_secs(2 * ABANDONED);
+    let old = std::fs::File::options()
+        .write(true)
+        .open(top.path().join(left[0]))
+        .unwrap();
+    old.set_modified(long_ago).unwrap();
+    let reports = Dir::open(top.path()).unwrap();
+    let all = listed(&reports).unwrap();
+    assert_eq!(unfinished(&reports, &all, now() - ABANDONED), [left[0]]);
+}
