@@ -564,3 +564,27 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         assert_eq!(world.borrow().requeued, Vec::<JobId>::new(), "{case}");
     }
 }
+
+#[test]
+fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
+    for scheduler in [Scheduler::Torque, Scheduler::OpenPbs] {
+        let mut scenario = Scenario::new("pbs", "MPS=true", 1).of(scheduler, false);
+        scenario.record = true;
+        let world = shared(&before(&scenario));
+        world.borrow_mut().no_room = true;
+        let job = scenario.job().expect("job");
+        let begun = job::begin(
+            &mut Sim::new(&world, Trouble::UndeterminedAt(0)),
+            &job,
+            &scenario,
+            Until::Ready,
+        );
+        assert_eq!(begun.code, 2, "{scheduler}");
+        let log = world.borrow().log.clone();
+        assert!(
+            log.iter().any(|line| line.contains("record for the job's tasks")),
+            "{log:?}"
+        );
+        assert!(!log.iter().any(|line| line.contains("script")), "{log:?}");
+    }
+}

@@ -51,7 +51,8 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     let lost = job.record && !recorded;
     let requeued = requeue(node, &job.place(), submission, &job.settings, failure, lost);
     tell(node, &job.place(), submission, failure, requeued.as_ref());
-    if lost && requeued.is_none() && !submission.step {
+    // Elsewhere the exit code keeps it from starting.
+    if lost && requeued.is_none() && policy(submission).requeue {
         end_script(node, job);
     }
     if awaited && failure.kind() != FailureKind::Refusal && !drained {

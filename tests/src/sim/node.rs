@@ -10,8 +10,8 @@ use mpsd::job::node::{
 use mpsd::job::report::Report;
 use mpsd::job::spec::Spec;
 use mpsd::job::suspicion::Suspicion;
-use mpsd::scheduler::Requeued;
 use mpsd::scheduler::drain::Place;
+use mpsd::scheduler::{Requeued, Scheduler};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
@@ -291,6 +291,9 @@ impl Store for Sim {
 
     fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
         self.call("write_record")?;
+        if self.world.borrow().no_room {
+            return Err(Undetermined::new("record", "no room").into());
+        }
         let record = record.clone();
         match record.state {
             State::Ready => self.assert_proved(&record),
@@ -605,8 +608,13 @@ impl Drains for Sim {
         Ok(Requeued::default())
     }
 
-    fn end_script(&mut self, _: &Place<'_>, _: &JobId) -> Result<bool, String> {
-        Ok(false)
+    fn end_script(&mut self, place: &Place<'_>, _: &JobId) -> Result<bool, String> {
+        match place.scheduler {
+            Scheduler::Slurm => Ok(false),
+            Scheduler::Torque | Scheduler::OpenPbs => {
+                Err("this scheduler does not do that for us".to_owned())
+            }
+        }
     }
 }
 

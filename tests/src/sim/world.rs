@@ -92,6 +92,8 @@ pub struct World {
     pub drains: Vec<String>,
     /// The jobs put back into the queue.
     pub requeued: Vec<JobId>,
+    /// No record can be written.
+    pub no_room: bool,
     /// The jobs whose daemons root proved.
     pub proved: BTreeSet<JobId>,
     /// The jobs through whose daemons `mps-probe` ran.
