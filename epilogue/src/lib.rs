@@ -46,7 +46,10 @@ pub fn main() -> u8 {
         terminal: false,
     };
     match named(&arguments, &input) {
-        Ok(submission) => clean(&arguments, &submission),
+        Ok(submission) => {
+            let shown = scheduler::of(submission.scheduler).shows_end(&input);
+            clean(&arguments, &submission, shown)
+        }
         Err(failure) => {
             complain(NAME, &failure.to_string());
             if arguments.strict { failure.exit_code() } else { 0 }
@@ -59,7 +62,8 @@ fn named(arguments: &Arguments, input: &Input<'_>) -> Result<Submission, Failure
     Ok(submission.of_step(arguments.step.as_deref())?)
 }
 
-fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
+/// `shown`: whether the job's user reads what we say.
+fn clean(arguments: &Arguments, submission: &Submission, shown: bool) -> u8 {
     let name = submission.node_name(&ThisHost);
     let settings = settings(&arguments.config, &name);
     let limit = scheduler::time_for(submission, settings.deadline, &Site::of(&settings));
@@ -82,12 +86,13 @@ fn clean(arguments: &Arguments, submission: &Submission) -> u8 {
             // A step whose user keeps it from its end leaves the others their share.
             let share = deadline.remaining() / u32::try_from(left).unwrap_or(1);
             let ended = job::end(&mut node(share), id, &ending);
-            ended.lines.iter().for_each(|line| complain(NAME, line));
-            if scheduler::of(submission.scheduler).shows_end() {
+            // First: the last line is root's own, whatever a user's process said.
+            if shown {
                 for words in &ended.last_words {
                     complain(NAME, &format!("job {id}: its mpsd says: {words}"));
                 }
             }
+            ended.lines.iter().for_each(|line| complain(NAME, line));
             clean &= ended.findings.is_clean();
         }
         if clean { 0 } else { BROKEN }

@@ -416,6 +416,30 @@ fn a_rank_nobody_told_has_the_lowest_of_a_list() {
     both::a_rank_nobody_told_has_the_lowest_of_a_list(&mut cluster(&["nodea"]), "15.localhost");
 }
 
+#[test]
+fn an_end_that_left_something_is_logged_with_its_code_and_last_line() {
+    let mut c = cluster(&["nodea"]);
+    let job = Job::new("31.localhost", "MPS=true");
+    c.openpbs_files(&job);
+    let program = "/usr/bin/mps-epilogue";
+    c.nodes[0].sh(&format!("mkdir /root/p; mv {program} /root/p"));
+    for (end, logged) in [
+        (
+            "echo one >&2; echo two >&2; exit 2",
+            "mpsd: mps-epilogue ended with 2: two",
+        ),
+        ("exit 2", "mpsd: mps-epilogue ended with 2: it says nothing"),
+        ("echo note >&2", "note"),
+    ] {
+        c.nodes[0].write(program, &format!("#!/bin/sh\n{end}\n"), 0o755);
+        let hooked = c.hook(&job, 0, "execjob_end", &Default::default());
+        let log: Vec<&str> = hooked.log.iter().map(|(_, line)| line.as_str()).collect();
+        assert!(hooked.accepted(), "{}", hooked.message);
+        assert_eq!(log, [logged], "{end}");
+    }
+    c.nodes[0].sh(&format!("mv /root/p/mps-epilogue {program}"));
+}
+
 /// What PBS gives to the hook and raises instead, as `pbs.logmsg` of a release that was built with a newer Python does.
 const RAISING: [&str; 14] = [
     "logmsg",

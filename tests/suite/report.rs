@@ -185,6 +185,38 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     assert_eq!(of(&place, "403.srv")["said_by_user"]["clients"], 1);
 }
 
+/// A user's process may say "drained", or anything else, in the same words as root.
+#[test]
+fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
+    for (job, words) in [("404.srv", 1), ("405.srv", 0)] {
+        let mut place = place(fast(1), "");
+        begin(&place, job, "MPS=true");
+        kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
+        tells(&place, job, "daemons_lost\":[{");
+        place.stage.node.change(|node| node.nvml.init_fails = true);
+        let end = match words {
+            // Torque's epilogue writes into the job's error file.
+            1 => place.strict_end(job),
+            _ => {
+                let hook = ["--scheduler", "openpbs", "--strict", "--", job, USER, "nogroup"];
+                place.stage.epilogue(&hook, &[])
+            }
+        };
+        place.stage.node.change(|node| node.nvml.init_fails = false);
+        assert_eq!(end.code, Some(2), "{end:?}");
+        let said = |line: &&str| line.contains("its mpsd says: ");
+        assert_eq!(end.err.lines().filter(said).count(), words, "{end:?}");
+        let last = end.err.lines().last().unwrap_or_default();
+        assert!(
+            last.contains("NVML") || last.contains("drain"),
+            "root's line: {end:?}"
+        );
+        assert!(!said(&last), "{end:?}");
+        place.take_drains();
+        assert_eq!(place.strict_end(job).code, Some(0), "NVML is back");
+    }
+}
+
 #[test]
 fn reports_are_kept_by_number_and_are_roots_alone() {
     let place = place(fast(1), "[reports]\nkeep = 2\n");

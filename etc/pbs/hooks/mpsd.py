@@ -227,7 +227,9 @@ def remove(env, name):
 
 
 def clean(job):
-    _, _, line = call("mps-epilogue", ["--scheduler", "openpbs", "--strict"] + OPTIONS + identity(job), LIMIT_S)
+    code, _, line = call("mps-epilogue", ["--scheduler", "openpbs", "--strict"] + OPTIONS + identity(job), LIMIT_S)
+    if code not in (0, NOT_RUN):
+        line = "mpsd: mps-epilogue ended with %d: %s" % (code, line or "it says nothing")
     if line:
         log(line)
 
@@ -242,10 +244,10 @@ def queuejob(event):
     code, said, line = request(job)
     if code == 1:
         return line
-    if code == 0 and said["resource"]:  # any other code is this host's, not the user's: the nodes look at it again
-        job.Resource_List["mps"] = said["resource"]
     if said.get("note"):
         log("mpsd: " + said["note"])
+    if code == 0 and said["resource"]:  # any other code is this host's, not the user's: the nodes look at it again
+        job.Resource_List["mps"] = said["resource"]
         job.Account_Name = said["account"] or None
     return None
 

@@ -64,8 +64,8 @@ pub trait BatchSystem: Sync {
     fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
         false
     }
-    /// Whether what the epilogue says on standard error goes into the job's own error file.
-    fn shows_end(&self) -> bool {
+    /// Whether what the epilogue, called with `input`, says on standard error goes into the job's own error file.
+    fn shows_end(&self, _: &Input<'_>) -> bool {
         false
     }
     /// Whether it starts a batch job whose prologue failed again at once. Where the node could not be taken out of

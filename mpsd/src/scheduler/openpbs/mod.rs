@@ -70,9 +70,10 @@ impl BatchSystem for OpenPbs {
         true
     }
 
-    /// docs/facts/pbs.md#environment-identity-and-descriptors.
-    fn shows_end(&self) -> bool {
-        true
+    /// The classic epilogue's goes there (docs/facts/pbs.md#environment-identity-and-descriptors); our hook, which has no more
+    /// than the job's identity, logs one line.
+    fn shows_end(&self, input: &Input<'_>) -> bool {
+        input.arguments.len() == submission::CLASSIC_EPILOGUE
     }
 
     fn at(&self, site: &Site) -> Box<dyn Located> {

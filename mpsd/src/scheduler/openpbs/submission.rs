@@ -22,6 +22,9 @@ const MOST_JOB_FILE: usize = 4 << 20;
 /// `printjob` reads one small file.
 const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
 
+/// Arguments of the classic epilogue.
+pub(super) const CLASSIC_EPILOGUE: usize = 10;
+
 /// The arguments that it gives.
 pub(super) fn vectors(program: Program) -> &'static str {
     match program {
@@ -38,7 +41,7 @@ pub(super) fn vectors(program: Program) -> &'static str {
 pub(super) fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     let classic = match input.program {
         Program::Prologue => input.arguments.len() == 3,
-        Program::Epilogue => matches!(input.arguments.len(), 3 | 10),
+        Program::Epilogue => matches!(input.arguments.len(), 3 | CLASSIC_EPILOGUE),
     };
     if !classic {
         return Err(input.wrong_vector(Scheduler::OpenPbs, vectors(input.program)));
@@ -55,7 +58,7 @@ pub(super) fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Fai
         job,
         user: UserRef::Name(input.text(2, "user")?),
         account: input
-            .account((input.arguments.len() == 10).then_some(9))
+            .account((input.arguments.len() == CLASSIC_EPILOGUE).then_some(9))
             .filter(|a| !null(a))
             .or_else(|| status(&file, "Account_Name").map(String::into_bytes)),
         resource: input

@@ -81,7 +81,7 @@ impl BatchSystem for Torque {
     }
 
     /// docs/facts/pbs.md#environment-identity-and-descriptors.
-    fn shows_end(&self) -> bool {
+    fn shows_end(&self, _: &Input<'_>) -> bool {
         true
     }
 
