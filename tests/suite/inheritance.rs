@@ -6,6 +6,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
+use mpsd::job::spec::Spec;
+use mpsd_core::config::MemoryOverLimit;
 use tests::place::{Place, fast};
 use tests::stage::{finish, prologue_args};
 
@@ -73,6 +75,32 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
         }
     }
     place.assert_ends_clean("86.srv", "privileges");
+}
+
+/// Root hands descriptor 5 over only where it could make the file `seen`; else the number is `mpsd`'s own to use.
+#[test]
+fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
+    let place = Place::new(fast(1), CONFIG);
+    let spec = Spec {
+        job: "87.srv".to_owned(),
+        uid: 0,
+        control: place.stage.node.control(),
+        nvml: String::new(),
+        daemons: Vec::new(),
+        start_ms: 5_000,
+        command_ms: 1_000,
+        over_limit: MemoryOverLimit::Ignore,
+    };
+    let (asked, said) = (place.stage.path("spec"), place.stage.path("said"));
+    fs::write(&asked, serde_json::to_string(&spec).expect("JSON")).expect("write");
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", "exec \"$0\" 3<\"$1\" 4>\"$2\" 5<&-"])
+        .arg(place.stage.program("mpsd"))
+        .args([&asked, &said]);
+    let ran = finish(command);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(fs::read_to_string(&said).expect("a report"), "{\"Ok\":[]}\n");
 }
 
 /// Whether a process can only write to this descriptor (`/proc/PID/fdinfo`, octal flags).

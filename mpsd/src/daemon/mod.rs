@@ -34,9 +34,9 @@ pub fn run() -> Result<(), String> {
     let began = Instant::now();
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
+    let mut sight = sight::Sight::open();
     let mut events = events::Events::new()?;
     let mut log = user_log::UserLog::open(&spec);
-    let mut sight = sight::Sight::open();
     let started = start::all(&spec, &mut events, |why| send(&mut report, &Err(why.to_owned())));
     let running = started.inspect_err(|why| log.line(why))?;
     log.line(&format!("ready after {} ms", began.elapsed().as_millis()));

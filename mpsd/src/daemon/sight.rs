@@ -23,10 +23,10 @@ pub struct Sight {
 }
 
 impl Sight {
-    /// Into the file that root has handed over; into none where there is none.
+    /// Into the file that root has handed over; into none where there is none. Call before anything else is opened.
     pub fn open() -> Self {
         Self {
-            file: descriptors::take(SEEN_FD).map(File::from).ok(),
+            file: descriptors::take_file(SEEN_FD).map(File::from).ok(),
             ..Self::default()
         }
     }

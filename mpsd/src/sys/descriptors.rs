@@ -6,7 +6,7 @@ use super::raw;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open, openat};
 use nix::poll::{PollFd, PollFlags, poll};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, SFlag};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Opens `/dev/null` on each of 0, 1, 2 that is closed, so that nothing opened later lands there: Slurm runs
@@ -80,6 +80,21 @@ pub fn take(number: RawFd) -> Result<OwnedFd, Errno> {
     let owned = unsafe { OwnedFd::from_raw_fd(number) };
     fcntl(&owned, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     Ok(owned)
+}
+
+/// As [`take`], of a regular file alone: what else has that number is left as it is.
+///
+/// # Errors
+/// As [`take`]; `EINVAL`: it is no regular file.
+pub fn take_file(number: RawFd) -> Result<OwnedFd, Errno> {
+    if !raw::is_open(number) {
+        return Err(Errno::EBADF);
+    }
+    let kind = nix::sys::stat::fstat(raw::borrow(number))?.st_mode & SFlag::S_IFMT.bits();
+    if kind != SFlag::S_IFREG.bits() {
+        return Err(Errno::EINVAL);
+    }
+    take(number)
 }
 
 /// Up to `cap` bytes of a file that does not wait for what it has not got, as those of `/proc` and of cgroups. No link is

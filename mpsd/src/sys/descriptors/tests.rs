@@ -51,3 +51,19 @@ fn all_three_go_to_null() {
     in_child(clean);
     in_child(|| nix::unistd::close(0).is_ok() && nix::unistd::close(2).is_ok() && clean());
 }
+
+#[test]
+fn a_number_is_taken_as_a_file_where_it_is_one_and_else_left_open() {
+    let _alone = alone();
+    in_child(|| {
+        raw::close_all_except(&[]);
+        let file = std::fs::File::open("/proc/self/exe").map(IntoRawFd::into_raw_fd);
+        let pipe = nix::unistd::pipe().map(|(read, _)| read.into_raw_fd());
+        let (Ok(file), Ok(pipe)) = (file, pipe) else {
+            return false;
+        };
+        let taken = take_file(file).is_ok_and(|fd| fd.as_raw_fd() == file);
+        let left = take_file(pipe).err() == Some(Errno::EINVAL) && raw::is_open(pipe);
+        taken && left && take_file(60).err() == Some(Errno::EBADF)
+    });
+}
