@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::Builder;
 use tests::double::look::wait_until;
+use tests::double::node::Node;
 use tests::place::{Place, Running, fast, kill};
 use tests::stage::{Ran, USER, as_user, finish};
 
@@ -156,6 +157,34 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
         "{all}"
     );
     assert_eq!(report(&place, &["401.srv"]).code, Some(1));
+}
+
+/// A process of `user` that NVML lists as an MPS client on the first GPU, with 9,000 MiB, and that is none of the job's.
+fn foreign(place: &Place, user: &str) -> Running {
+    let mut command = as_user(user, "/bin/sleep");
+    let child = command.arg("60").stdin(Stdio::null()).spawn().expect("sleep");
+    let node = Node::open(place.stage.node.dir()).expect("the node");
+    let gpu = &place.stage.node.uuids()[0];
+    node.register(gpu, child.id(), 9_000 << 20, "mps")
+        .expect("a context");
+    Running(child)
+}
+
+#[test]
+fn clients_of_others_on_a_shared_gpu_are_neither_counted_nor_held_to_the_jobs_limit() {
+    let place = place(fast(1), "");
+    begin(&place, "407.srv", "MPS=true,MPS_MEM=4G");
+    let others = [foreign(&place, "root"), foreign(&place, USER)];
+    let held = attached(&place, "407.srv", &["--hold", "30", "--busy"]);
+    tells(&place, "407.srv", "\"most_clients\":1,\"most_memory_mib\"");
+    drop((held, others));
+    place.assert_ends_clean("407.srv", "a job beside clients of others");
+
+    let told = of(&place, "407.srv");
+    let seen = &told["said_by_user"];
+    assert_eq!(seen["gpus"][0]["most_clients"], 1, "{told}");
+    assert_eq!(seen["over_memory"], Value::Array(Vec::new()), "{told}");
+    assert_eq!(seen["last_words"], Value::Array(Vec::new()), "{told}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::start::Running;
 use super::user_log::UserLog;
 use crate::job::spec::Spec;
 use crate::node::nvml::Nvml;
+use crate::sys::process::Process;
 use mpsd_core::GpuUuid;
 use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::seen::OverMemory;
@@ -28,6 +29,8 @@ pub struct MemoryWatch {
     policy: MemoryOverLimit,
     library: String,
     limits: Vec<(GpuUuid, u64)>,
+    /// The job's user.
+    uid: u32,
     /// The job's GPUs.
     gpus: Vec<GpuUuid>,
     nvml: Option<Nvml>,
@@ -49,6 +52,7 @@ impl MemoryWatch {
             policy: spec.over_limit,
             library: spec.nvml.clone(),
             limits,
+            uid: spec.uid,
             gpus: spec
                 .daemons
                 .iter()
@@ -86,7 +90,7 @@ impl MemoryWatch {
             PERIOD
         };
         self.next = Instant::now() + period;
-        let Some(clients) = self.clients() else {
+        let Some(clients) = self.clients(sight) else {
             if !self.limits.is_empty() {
                 log.line("NVML does not answer: the clients' memory is not watched");
             }
@@ -117,8 +121,9 @@ impl MemoryWatch {
         }
     }
 
-    /// The MPS clients on the watched GPUs: pid, GPU, memory in MiB.
-    fn clients(&mut self) -> Option<Vec<(i32, GpuUuid, u64)>> {
+    /// The job's MPS clients on the watched GPUs: pid, GPU, memory in MiB. A GPU that is shared has other jobs' clients too: of the
+    /// others of this user the daemons' logs know nothing.
+    fn clients(&mut self, sight: &Sight) -> Option<Vec<(i32, GpuUuid, u64)>> {
         if self.nvml.is_none() {
             self.nvml = Nvml::load(&self.library).ok();
         }
@@ -126,7 +131,8 @@ impl MemoryWatch {
         let mut all = Vec::new();
         for gpu in &self.gpus {
             let processes = nvml.processes(gpu).ok()?;
-            let clients = processes.into_iter().filter(|p| p.mps_client);
+            let is_ours = |pid| is_of(self.uid, pid) && !sight.is_stranger(pid);
+            let clients = processes.into_iter().filter(|p| p.mps_client && is_ours(p.pid));
             all.extend(clients.map(|p| (p.pid, gpu.clone(), p.memory.unwrap_or(0) / MIB)));
         }
         Some(all)
@@ -147,6 +153,12 @@ impl MemoryWatch {
             })
             .collect()
     }
+}
+
+/// Whether `pid` is a process of this user.
+fn is_of(uid: u32, pid: i32) -> bool {
+    let uids = Process::find(pid).and_then(|process| process.uids());
+    uids.is_some_and(|uids| uids.effective == uid)
 }
 
 /// Says `terminate_client` to the daemon whose server has the client; the others answer that they do not know it.

@@ -10,15 +10,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
+/// Most clients of one daemon that are remembered. A server takes 60 a GPU; a log is its user's, who may write more into it.
+const MOST_CLIENTS: usize = 1024;
+
+/// What the log of one daemon says now.
+#[derive(Debug, Default)]
+struct Known {
+    /// The clients that have a context.
+    clients: BTreeSet<i32>,
+    /// The server that was told to end.
+    to_end: Option<i32>,
+}
+
 /// The account, and where it goes.
 #[derive(Debug, Default)]
 pub struct Sight {
     seen: Seen,
     file: Option<File>,
-    /// The clients that have a context now.
-    clients: BTreeSet<i32>,
-    /// The server that was told to end.
-    to_end: Option<i32>,
+    /// By the pid of the control daemon.
+    daemons: BTreeMap<i32, Known>,
     written: Seen,
 }
 
@@ -31,21 +41,23 @@ impl Sight {
         }
     }
 
-    /// Takes an event of the vendor's log in.
-    pub fn take(&mut self, event: &Event) {
+    /// Takes an event of the vendor's log in. `daemon`: the pid of the control daemon whose log it is.
+    pub fn take(&mut self, daemon: i32, event: &Event) {
+        let known = self.daemons.entry(daemon).or_default();
         match event {
-            Event::Active(pid) if self.clients.insert(*pid) => {
+            Event::Active(pid) if known.clients.len() < MOST_CLIENTS && known.clients.insert(*pid) => {
+                let now = self.daemons.values().map(|known| known.clients.len() as u64);
                 self.seen.clients += 1;
-                self.seen.most_clients = self.seen.most_clients.max(self.clients.len() as u64);
+                self.seen.most_clients = self.seen.most_clients.max(now.sum());
             }
-            Event::Left(pid) if !self.clients.remove(pid) => {
-                let (pid, beside) = (*pid, self.clients.len() as u64);
+            Event::Left(pid) if !known.clients.remove(pid) => {
+                let (pid, beside) = (*pid, known.clients.len() as u64);
                 keep(&mut self.seen.refused, Refused { pid, beside });
             }
-            Event::ServerToEnd(pid) => self.to_end = Some(*pid),
+            Event::ServerToEnd(pid) => known.to_end = Some(*pid),
             Event::ServerExited(pid, status) => {
-                let clients = std::mem::take(&mut self.clients).len() as u64;
-                if *status != 0 || self.to_end != Some(*pid) {
+                let clients = std::mem::take(&mut known.clients).len() as u64;
+                if *status != 0 || known.to_end != Some(*pid) {
                     let (pid, status) = (*pid, *status);
                     keep(&mut self.seen.servers_lost, ServerLost { pid, status, clients });
                 }
@@ -58,6 +70,18 @@ impl Sight {
         }
     }
 
+    /// Whether this daemon's server was told to end.
+    pub fn was_told_to_end(&self, daemon: i32, server: i32) -> bool {
+        let known = self.daemons.get(&daemon);
+        known.is_some_and(|known| known.to_end == Some(server))
+    }
+
+    /// Whether the logs know every client, and not this one.
+    pub fn is_stranger(&self, pid: i32) -> bool {
+        let unknown = |known: &Known| known.clients.len() < MOST_CLIENTS && !known.clients.contains(&pid);
+        self.seen.clients > 0 && self.daemons.values().all(unknown)
+    }
+
     /// A sentence that the user should read at the end.
     pub fn say(&mut self, sentence: &str) {
         keep(&mut self.seen.last_words, sentence.to_owned());
@@ -65,6 +89,7 @@ impl Sight {
 
     /// A control daemon has ended.
     pub fn lose(&mut self, pid: i32, how: String) {
+        self.daemons.remove(&pid);
         keep(&mut self.seen.daemons_lost, DaemonLost { pid, how });
     }
 

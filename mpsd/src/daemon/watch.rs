@@ -20,24 +20,23 @@ pub fn until_the_end(
 ) {
     let mut memory = MemoryWatch::new(spec);
     let mut limits = LimitWatch::default();
-    let mut to_end = None;
     while !running.is_empty() {
         let Ok(terminate) = events.wait(memory.period().into_iter().chain(limits.period()).min()) else {
             return;
         };
         for daemon in &mut running {
-            let mut told_to_set = false;
+            let (pid, mut told_to_set) = (daemon.child.pid(), false);
             for line in daemon.tail.lines() {
                 let Some(event) = Event::parse(&line) else {
                     continue;
                 };
                 match event {
-                    Event::NewClient(_) => memory.wake(),
+                    Event::NewClient(_) | Event::Active(_) => memory.wake(),
                     Event::Setting => told_to_set = true,
                     _ => {}
                 }
-                sight.take(&event);
-                tell(log, sight, event, &mut to_end);
+                sight.take(pid, &event);
+                tell(log, sight, pid, event);
             }
             if told_to_set {
                 limits.wake(daemon);
@@ -74,15 +73,18 @@ fn has_ended(daemon: &mut Running, log: &mut UserLog, sight: &mut Sight) -> bool
     true
 }
 
-/// Says a line of the vendor's log in the user's words. `to_end`: the server that was told to end.
-fn tell(log: &mut UserLog, sight: &mut Sight, event: Event, to_end: &mut Option<i32>) {
+/// Says a line of the vendor's log in the user's words. `daemon`: the pid of the control daemon whose log it is.
+fn tell(log: &mut UserLog, sight: &mut Sight, daemon: i32, event: Event) {
+    let told_to_end = match &event {
+        Event::ServerExited(pid, 0) => sight.was_told_to_end(daemon, *pid),
+        _ => false,
+    };
     let mut grave = |sentence: &str| {
         log.line(sentence);
         sight.say(sentence);
     };
     match event {
-        Event::ServerToEnd(pid) => *to_end = Some(pid),
-        Event::ServerExited(pid, 0) if *to_end == Some(pid) => {
+        Event::ServerExited(pid, 0) if told_to_end => {
             log.line(&format!("server {pid} ended"));
         }
         Event::ServerExited(pid, status) => grave(&format!(
@@ -98,3 +100,6 @@ fn tell(log: &mut UserLog, sight: &mut Sight, event: Event, to_end: &mut Option<
         _ => {}
     }
 }
+
+#[cfg(test)]
+mod tests;

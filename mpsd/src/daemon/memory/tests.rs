@@ -6,6 +6,7 @@ fn watch(policy: MemoryOverLimit, limit: Option<u64>) -> MemoryWatch {
         gpus: vec![gpu.clone()],
         next: Instant::now(),
         policy,
+        uid: 0,
         library: String::new(),
         limits: limit.map(|l| (gpu, l)).into_iter().collect(),
         nvml: None,

@@ -7,7 +7,7 @@ fn seen(lines: &[&str]) -> Seen {
     for line in lines {
         let line = format!("[2026-11-22 04:21:29.604 Server  4590] {line}");
         if let Some(event) = Event::parse(&line) {
-            sight.take(&event);
+            sight.take(1, &event);
         }
     }
     sight.seen
@@ -73,4 +73,60 @@ fn a_fatal_error_names_its_client_where_the_line_does() {
         [8349]
     );
     assert_eq!(seen(&["fatal: 3 things"]).fatal, Vec::<i32>::new());
+}
+
+/// Takes these lines of the logs of control daemons 1 and 2 in.
+fn of_two(lines: &[(i32, &str)]) -> Sight {
+    let mut sight = Sight::default();
+    for (daemon, line) in lines {
+        let event = Event::parse(&format!("[2026-11-22 04:21:29.604 Server  4590] {line}"));
+        sight.take(*daemon, &event.expect(line));
+    }
+    sight
+}
+
+#[test]
+fn a_lost_server_takes_its_own_daemons_clients_alone() {
+    let (first, second) = (active(5), active(6));
+    let lost = "Server 691 exited with status 0";
+    let sight = of_two(&[
+        (1, &first),
+        (2, &second),
+        (1, lost),
+        (2, "Client process 6 disconnected"),
+    ]);
+    assert_eq!((sight.seen.clients, sight.seen.most_clients), (2, 2));
+    assert_eq!(sight.seen.servers_lost[0].clients, 1);
+    assert_eq!(sight.seen.refused, []);
+}
+
+#[test]
+fn servers_of_two_daemons_that_are_told_to_end_at_once_are_both_told() {
+    let sight = of_two(&[
+        (1, "Try shutting down server 691, backoff is enabled"),
+        (2, "Try shutting down server 692, backoff is enabled"),
+        (1, "Server 691 exited with status 0"),
+        (2, "Server 692 exited with status 0"),
+    ]);
+    assert_eq!(sight.seen.servers_lost, []);
+}
+
+#[test]
+fn a_log_with_clients_without_end_is_remembered_to_a_bound() {
+    let mut sight = Sight::default();
+    for pid in 1..100_000 {
+        sight.take(1, &Event::Active(pid));
+    }
+    assert_eq!(sight.daemons[&1].clients.len(), MOST_CLIENTS);
+    assert_eq!(sight.seen.most_clients, MOST_CLIENTS as u64);
+    // It knows no longer whose clients there are.
+    assert!(!sight.is_stranger(99_999));
+}
+
+#[test]
+fn a_client_that_no_log_names_is_a_stranger_once_one_names_any() {
+    assert!(!Sight::default().is_stranger(7));
+    let (first, second) = (active(5), active(6));
+    let sight = of_two(&[(1, &first), (2, &second)]);
+    assert_eq!([5, 6, 7].map(|pid| sight.is_stranger(pid)), [false, false, true]);
 }
