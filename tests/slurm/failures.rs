@@ -49,6 +49,10 @@ pub const HELD: Group = Group {
             "a_restart_of_another_cause_does_not_count",
             a_restart_of_another_cause_does_not_count,
         ),
+        (
+            "an_element_of_an_array_is_held_alone",
+            an_element_of_an_array_is_held_alone,
+        ),
     ],
 };
 
@@ -374,6 +378,63 @@ fn a_restart_of_another_cause_does_not_count(cell: &Context) -> Result<()> {
     cell.bed
         .root(&["scontrol", "update", "nodename=node1", "comment="])?
         .success()?;
+    cell.bed.wait_idle(LIMIT)?;
+    check_undrained(cell)
+}
+
+/// What Slurm shows of a job of this name, in one line.
+fn shown_as(cell: &Context, name: &str) -> Result<String> {
+    let words = ["scontrol", "-o", "show", "job", name];
+    Ok(cell.bed.root(&words)?.success()?.stdout)
+}
+
+/// The id of one element is the array's own, and Slurm's orders take it for every element: the other one runs on.
+fn an_element_of_an_array_is_held_alone(cell: &Context) -> Result<()> {
+    let words = ["--array=1-2", "--hold", "--mps", "--gres=gpu:1", "--requeue"];
+    let words = [&words[..], &["--comment=by hand"]].concat();
+    let array = cell.bed.sbatch(&cell.user, &words, "sleep 120")?;
+    let (healthy, failing) = (format!("{array}_1"), format!("{array}_2"));
+    let is = |name: &str, words: &[&str]| -> Result<bool> {
+        let shown = shown_as(cell, name)?;
+        Ok(words.iter().all(|word| shown.contains(word)))
+    };
+    let undisturbed = ["JobState=RUNNING ", "Restarts=0 ", "Comment=by hand "];
+    cell.bed.root(&["scontrol", "release", &healthy])?.success()?;
+    let id = shown_as(cell, &healthy)?;
+    let id = id.split_whitespace().find_map(|word| word.strip_prefix("JobId="));
+    let record = format!("jobs/{}/record", id.context("its id")?);
+    let mut outcome = cell.bed.wait_until("the healthy element", LIMIT, || {
+        let starts = |node: &String| cell.bed.run_dir().join(node).join(&record);
+        let ready = |file| fs::read_to_string(file).is_ok_and(|text| text.contains("\"ready\""));
+        Ok(is(&healthy, &undisturbed)? && cell.bed.nodes().iter().map(starts).any(ready))
+    });
+    let changed = nodes(cell)?.change(|node| node.faults.server = "never-ready".into())?;
+    cell.bed.root(&["scontrol", "release", &failing])?.success()?;
+    let own = format!("JobId={array} ");
+    outcome = outcome.and_then(|()| {
+        cell.bed.wait_until("the failing element, held", LIMIT, || {
+            is(&failing, &["Reason=JobHeldUser "])
+        })?;
+        ensure!(is(&failing, &[&own, "Restarts=2 "])?, "not of the array's own id");
+        ensure!(is(&failing, &["failed start 2: "])?, "its comment does not count");
+        ensure!(is(&healthy, &undisturbed)?, "the other element was touched");
+        Ok(())
+    });
+    drop(changed);
+    let outcome = outcome.with_context(|| format!("{:?}", shown_as(cell, &array.to_string())));
+    end_held(cell, array)?;
+    outcome
+}
+
+/// Ends a job, and removes the notes that a job was held here.
+fn end_held(cell: &Context, job: u32) -> Result<()> {
+    cell.bed.root(&["scancel", &job.to_string()])?.success()?;
+    for node in cell.bed.nodes() {
+        let node = format!("nodename={node}");
+        cell.bed
+            .root(&["scontrol", "update", &node, "comment="])?
+            .success()?;
+    }
     cell.bed.wait_idle(LIMIT)?;
     check_undrained(cell)
 }

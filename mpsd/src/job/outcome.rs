@@ -51,8 +51,9 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     let lost = job.record && !recorded;
     let requeued = requeue(node, &job.place(), submission, &job.settings, failure, lost);
     tell(node, &job.place(), submission, failure, requeued.as_ref());
+    let is_back = requeued.is_some_and(|done| done.failed.is_none());
     // Elsewhere the exit code keeps it from starting.
-    if lost && requeued.is_none() && policy(submission).requeue {
+    if lost && !is_back && policy(submission).requeue {
         end_script(node, job);
     }
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
@@ -73,7 +74,7 @@ pub fn exit_code(submission: &Submission, uncounted: bool, failure: &Failure) ->
 }
 
 /// Tells the user of a job that is not a step, whose own tasks tell. Aloud where no task does: in an allocation that starts none
-/// by itself, and after a fault, which ends the job before they start. `requeued`: how the job stands that went back into its queue.
+/// by itself, and after a fault, which ends the job before they start. `requeued`: how the job stands that was to go back into its queue.
 pub fn tell(
     node: &mut impl Node,
     place: &Place<'_>,
@@ -201,12 +202,17 @@ pub fn requeue(
     let id = &submission.job;
     let done = node.requeue(place, id, settings.slurm.requeue_limit);
     let text = match &done {
+        Err(why)
+        | Ok(Requeued {
+            failed: Some(why), ..
+        }) => {
+            format!("job {id}: not put back into the queue: {why}")
+        }
         Ok(Requeued { held, trouble, .. }) => {
             let held = if *held { ", and held there" } else { "" };
             let trouble = trouble.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
             format!("job {id}: put back into the queue{held}{trouble}")
         }
-        Err(why) => format!("job {id}: not put back into the queue: {why}"),
     };
     node.log(Severity::Info, &text);
     done.ok()

@@ -11,9 +11,11 @@ pub struct Shown {
     pub reason: Option<String>,
 }
 
-/// How a job stands that was put back into the queue.
+/// How a job stands that was to go back into the queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requeued {
+    /// Why the order was turned down: another of its nodes gave it before, or the job does not go back. One line.
+    pub failed: Option<String>,
     /// It waits for its user, who releases it; else it starts again.
     pub held: bool,
     /// What the line that its user is told begins with: the number of this failed start, for the next one to find.

@@ -59,6 +59,7 @@ impl Controller for Node {
         let ours = one_line(&format!("{OURS}{}: {line}", self.name), LONGEST_COMMENT);
         let written = self.comment(job, &ours);
         if aloud {
+            // By the number, which is one job's here; of a name scontrol would take the array's.
             self.call("scontrol", &["notify", job.as_str(), &ours])?;
         }
         written
@@ -67,15 +68,21 @@ impl Controller for Node {
     /// Held as by its user, who releases it when he likes. The requeue is what counts: what fails around it is told with it.
     /// The failed starts stand in the job's comment; where that is not seen, Slurm's own restarts of any cause count.
     fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
-        let queued = self.job(job);
-        self.call("scontrol", &["requeue", job.as_str()])?;
-        let mut done = Requeued::default();
+        let own = self.own_name(job)?;
+        let queued = self.job(job, &own);
+        let mut done = Requeued {
+            failed: self.call("scontrol", &["requeue", &own]).err(),
+            ..Requeued::default()
+        };
+        let told = queued.as_ref().ok().and_then(Queued::failed_starts);
+        let counts = done.failed.is_none() || queued.as_ref().is_ok_and(|queued| queued.runs);
+        let told_now = told.filter(|_| counts);
+        done.number = told_now.map(|told| format!("{FAILED}{}", told.saturating_add(1)));
+        if done.failed.is_some() {
+            return Ok(done);
+        }
         let before = match queued {
-            Ok(queued) => {
-                let told = queued.comment.as_deref().map(failed_starts);
-                done.number = told.map(|told| format!("{FAILED}{}", told.saturating_add(1)));
-                told.unwrap_or(queued.restarts)
-            }
+            Ok(queued) => told.unwrap_or(queued.restarts),
             Err(_) if most == 0 => return Ok(done),
             Err(why) => {
                 done.trouble = Some(format!("whether requeue_limit holds it is not known: {why}"));
@@ -86,7 +93,7 @@ impl Controller for Node {
             return Ok(done);
         }
         let failed = before.saturating_add(1);
-        if let Err(why) = self.call("scontrol", &["uhold", job.as_str()]) {
+        if let Err(why) = self.call("scontrol", &["uhold", &own]) {
             done.trouble = Some(format!("not held after {failed} failed starts: {why}"));
             return Ok(done);
         }
@@ -101,12 +108,14 @@ impl Controller for Node {
         Ok(done)
     }
 
-    /// `BatchFlag` tells (docs/facts/slurm.md#failures). Who has the word in a job's name ends that job alone.
+    /// `BatchFlag` tells (docs/facts/slurm.md#failures). Who has the word in a job's name ends that job alone, as it goes by the
+    /// name of its own.
     fn end_script(&self, job: &JobId) -> Result<bool, String> {
-        let shown = self.call("scontrol", &["--oneliner", "show", "job", job.as_str()])?;
+        let own = self.own_name(job)?;
+        let shown = self.call("scontrol", &["--oneliner", "show", "job", &own])?;
         let is_script = shown.split_whitespace().any(|word| word == "BatchFlag=1");
         if is_script {
-            self.call("scancel", &[job.as_str()])?;
+            self.call("scancel", &[&own])?;
         }
         Ok(is_script)
     }
@@ -126,30 +135,46 @@ const SHOWN_COMMENT: usize = 1024;
 /// A job as squeue shows it.
 #[derive(Debug, PartialEq, Eq)]
 struct Queued {
+    /// Nobody put it back into the queue yet.
+    runs: bool,
     restarts: u32,
     /// `None`: squeue does not show it whole, in one line.
     comment: Option<String>,
 }
 
+impl Queued {
+    /// How many starts its comment counts.
+    fn failed_starts(&self) -> Option<u32> {
+        self.comment.as_deref().map(failed_starts)
+    }
+}
+
 impl Node {
-    fn update_job(&self, job: &JobId, word: &str) -> Result<(), String> {
-        let id = format!("jobid={job}");
-        self.call("scontrol", &["update", &id, word]).map(drop)
+    /// The name that is this job's alone. The id of an array's last element is the array's, and Slurm's orders take it for every
+    /// element (docs/facts/slurm.md#failures). No text of the user's is in the answer.
+    fn own_name(&self, job: &JobId) -> Result<String, String> {
+        let words = ["--noheader", "--jobs", job.as_str(), "--format", "%A %i"];
+        let unknown = |why: &str| format!("what is its own name, should it be an array's: {why}");
+        let names = self.call("squeue", &words).map_err(|why| unknown(&why))?;
+        let own = names.lines().find_map(|line| own_name(line.trim(), job.as_str()));
+        own.ok_or_else(|| unknown(&format!("squeue shows no job {job} that started")))
     }
 
     /// Writes `ours` behind what the user wrote, where that is seen whole.
     fn comment(&self, job: &JobId, ours: &str) -> Result<(), String> {
-        let users = self.job(job)?.comment;
+        let own = self.own_name(job)?;
+        let users = self.job(job, &own)?.comment;
         let all = users.and_then(|users| with_ours(&users, ours));
         let all = all.ok_or("its comment has several lines or no room, and stays as it is")?;
-        self.update_job(job, &format!("comment={all}"))
+        let words = ["update", &format!("jobid={own}"), &format!("comment={all}")];
+        self.call("scontrol", &words).map(drop)
     }
 
-    fn job(&self, job: &JobId) -> Result<Queued, String> {
+    /// `own`: the name that is its alone.
+    fn job(&self, job: &JobId, own: &str) -> Result<Queued, String> {
         // The number behind the comment proves that the line is whole.
-        let format = format!("--Format=JobID:16,RestartCnt:16,Comment:{SHOWN_COMMENT},JobID:16");
-        let text = self.call("squeue", &["--noheader", "--jobs", job.as_str(), &format])?;
-        // Of an array squeue shows every element.
+        let format = format!("--Format=JobID:16,State:16,RestartCnt:16,Comment:{SHOWN_COMMENT},JobID:16");
+        let text = self.call("squeue", &["--noheader", "--jobs", own, &format])?;
         let mut lines = text.lines();
         let found = lines.find_map(|line| queued(line.trim(), job.as_str()));
         found.ok_or_else(|| format!("squeue shows no job {job}"))
@@ -169,9 +194,24 @@ impl Node {
     }
 }
 
-/// `4711  2  the user's comment  4711`.
+/// `4711 4711_2` of an array's element, `4711 4711+0` of a het job's first part, whose id is the whole job's, as it has to be.
+fn own_name(line: &str, job: &str) -> Option<String> {
+    let (id, name) = line.split_once(' ')?;
+    let behind = |sign| name.split_once(sign).map(|(_, behind)| behind);
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match () {
+        () if id != job => None,
+        () if name == job || behind('+').is_some_and(is_number) => Some(job.to_owned()),
+        () => behind('_')
+            .filter(|index| is_number(index))
+            .map(|_| name.to_owned()),
+    }
+}
+
+/// `4711  RUNNING  2  the user's comment  4711`.
 fn queued(line: &str, job: &str) -> Option<Queued> {
     let (id, rest) = line.split_once(char::is_whitespace)?;
+    let (state, rest) = rest.trim_start().split_once(char::is_whitespace)?;
     let rest = rest.trim_start();
     let (restarts, comment) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
     let restarts = restarts.parse().ok().filter(|_| id == job)?;
@@ -181,6 +221,7 @@ fn queued(line: &str, job: &str) -> Option<Queued> {
         .map(str::trim_end)
         .filter(|text| text.len() < SHOWN_COMMENT);
     Some(Queued {
+        runs: matches!(state, "RUNNING" | "CONFIGURING"),
         restarts,
         comment: comment.map(|text| if text == "(null)" { "" } else { text }.to_owned()),
     })
@@ -203,11 +244,21 @@ fn failed_starts(comment: &str) -> u32 {
     number.unwrap_or(0)
 }
 
-/// The user's comment with ours, which replaces an earlier one of ours. `None`: there is no room.
+/// `ours` with the number of failed starts that `comment` counts, where it has none of its own.
+fn counted(comment: &str, ours: &str) -> String {
+    let named = ours.strip_prefix(OURS).and_then(|ours| ours.split_once(": "));
+    match (failed_starts(ours), failed_starts(comment), named) {
+        (0, failed @ 1.., Some((node, line))) => format!("{OURS}{node}: {FAILED}{failed}: {line}"),
+        _ => ours.to_owned(),
+    }
+}
+
+/// The user's comment with ours, which replaces an earlier one of ours but for the number of failed starts: another of the job's
+/// nodes may have counted this one. `None`: there is no room.
 fn with_ours(users: &str, ours: &str) -> Option<String> {
     let all = match users.get(..of_ours(users)).unwrap_or_default() {
-        "" => ours.to_owned(),
-        users => format!("{users}; {ours}"),
+        "" => counted(users, ours),
+        text => format!("{text}; {}", counted(users, ours)),
     };
     Some(all).filter(|all| all.len() < SHOWN_COMMENT)
 }

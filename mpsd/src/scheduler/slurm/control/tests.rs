@@ -5,7 +5,23 @@ use std::os::unix::fs::PermissionsExt;
 
 /// A line as squeue pads it.
 fn shown(restarts: u32, comment: &str) -> String {
-    format!("{:16}{restarts:<16}{comment:1024.1024}{:16}", "4711", "4711")
+    shown_as("RUNNING", restarts, comment)
+}
+
+fn shown_as(state: &str, restarts: u32, comment: &str) -> String {
+    format!(
+        "{:16}{state:16}{restarts:<16}{comment:1024.1024}{:16}",
+        "4711", "4711"
+    )
+}
+
+/// A squeue that shows the names of `names`, and does `body` when asked for more.
+fn squeue(names: &str, body: &str) -> String {
+    format!("case \"$*\" in *'%A %i') printf '{names}\\n' ;; *) {body} ;; esac")
+}
+
+fn squeue_of(line: &str) -> String {
+    squeue("4711 4711", &format!("echo '{line}'"))
 }
 
 fn comment(text: &str) -> Option<String> {
@@ -53,10 +69,12 @@ fn with_scripts(squeue: &str, scontrol: &str) -> (tempfile::TempDir, Node) {
     // Only what root alone can have put there is run, and /tmp is everybody's.
     let dir = tempfile::tempdir_in("/run").expect("a directory");
     let told = dir.path().join("told");
+    let cancelled = format!("echo scancel \"$@\" >>{}", told.display());
     let told = format!("echo \"$@\" >>{}\n{scontrol}", told.display());
     for (name, body) in [
         ("squeue", squeue),
         ("scontrol", &told),
+        ("scancel", &cancelled),
         ("sinfo", "echo '(null)'"),
     ] {
         let file = dir.path().join(name);
@@ -75,11 +93,12 @@ fn with_scripts(squeue: &str, scontrol: &str) -> (tempfile::TempDir, Node) {
 #[test]
 fn a_job_is_requeued_whatever_fails_around_it() {
     let id = JobId::parse("4711").expect("an id");
-    let line = format!("echo '{}'", shown(7, "by hand; mpsd: n2: failed start 3: why"));
+    let line = squeue_of(&shown(7, "by hand; mpsd: n2: failed start 3: why"));
+    let unseen = squeue("4711 4711", "exit 1");
     let trouble = |word: &str| Some(word.to_owned());
     for (squeue, scontrol, held, word) in [
         (line.as_str(), "", true, None),
-        ("exit 1", "", false, trouble("squeue said")),
+        (&unseen, "", false, trouble("squeue said")),
         (
             &line,
             "[ $1 != uhold ]",
@@ -107,19 +126,84 @@ fn a_job_is_requeued_whatever_fails_around_it() {
         (2, "two\nlines", 2, 0, true),
         (2, "two\nlines", 3, 0, false),
     ] {
-        let (_dir, node) = with_scripts(&format!("echo '{}'", shown(restarts, comment)), "");
+        let (_dir, node) = with_scripts(&squeue_of(&shown(restarts, comment)), "");
         let done = node.requeue(&id, most).expect("requeued");
         let number = (failed > 0).then(|| format!("failed start {failed}"));
         assert_eq!((&done.number, done.held), (&number, held), "{comment}: {done:?}");
     }
     let (_dir, node) = with_scripts(&line, "exit 1");
-    node.requeue(&id, 3).expect_err("it is not back in the queue");
+    let done = node.requeue(&id, 3).expect("an answer");
+    assert!(done.failed.is_some(), "it is not back in the queue: {done:?}");
+}
+
+/// The first of its nodes put it back; the next one's order is turned down.
+#[test]
+fn the_next_node_of_a_job_keeps_the_count() {
+    let id = JobId::parse("4711").expect("an id");
+    for (state, comment, number, all) in [
+        // The first node's comment is on its way.
+        ("RUNNING", "by hand; mpsd: n2: failed start 1: x", Some(2), 2),
+        ("CONFIGURING", "by hand; mpsd: n2: failed start 1: x", Some(2), 2),
+        ("COMPLETING", "by hand; mpsd: n2: failed start 2: x", None, 2),
+        ("PENDING", "by hand; mpsd: n2: failed start 2: x", None, 2),
+    ] {
+        let line = shown_as(state, 7, comment);
+        let (dir, node) = with_scripts(&squeue_of(&line), "[ $1 != requeue ]");
+        let done = node.requeue(&id, 3).expect("an answer");
+        assert!(done.failed.is_some() && !done.held, "{state}: {done:?}");
+        let number = number.map(|number| format!("failed start {number}"));
+        assert_eq!(done.number, number, "{state}");
+        let line = number.map(|number| format!("{number}: why"));
+        node.tell(&id, line.as_deref().unwrap_or("why"), false)
+            .expect("told");
+        let told = fs::read_to_string(dir.path().join("told")).expect("orders");
+        let last = format!("comment=by hand; mpsd: n1: failed start {all}: why\n");
+        assert!(told.ends_with(&last), "{state}: {told}");
+    }
+}
+
+/// The array's own id is that of one of its elements, and all of them to Slurm.
+#[test]
+fn an_element_of_an_array_is_dealt_with_alone() {
+    let id = JobId::parse("4711").expect("an id");
+    let line = shown(7, "by hand; mpsd: n2: failed start 3: why");
+    let names = squeue("4712 4711_1\\n4711 4711_2", &format!("echo '{line}'"));
+    let (dir, node) = with_scripts(&names, "echo BatchFlag=1");
+    assert!(node.requeue(&id, 3).expect("requeued").held);
+    node.tell(&id, "failed start 4: why", true).expect("told");
+    assert!(node.end_script(&id).expect("ended"));
+    let told = fs::read_to_string(dir.path().join("told")).expect("orders");
+    let told: Vec<&str> = told.lines().filter(|line| !line.contains("nodename=")).collect();
+    let expected = [
+        "requeue 4711_2",
+        "uhold 4711_2",
+        "update jobid=4711_2 comment=by hand; mpsd: n1: failed start 4: why",
+        // Its notice goes by the number, which it takes for one job's.
+        "notify 4711 mpsd: n1: failed start 4: why",
+        "--oneliner show job 4711_2",
+        "scancel 4711_2",
+    ];
+    assert_eq!(told, expected);
+    // A name that nobody tells, of others alone, and of elements that wait.
+    for names in ["", "4712 4711_1", "4711 4711_[2-3]", "4711 x"] {
+        let (dir, node) = with_scripts(&squeue(names, &format!("echo '{line}'")), "");
+        let why = node.requeue(&id, 3).expect_err("whose name is not known");
+        assert!(why.contains("4711"), "{why}");
+        node.end_script(&id).expect_err("whose name is not known");
+        node.tell(&id, "why", false).expect_err("whose name is not known");
+        assert!(!dir.path().join("told").exists(), "nothing was done to it");
+    }
+    // A het job is one job to Slurm.
+    let (dir, node) = with_scripts(&squeue("4711 4711+0", &format!("echo '{line}'")), "");
+    node.requeue(&id, 0).expect("requeued");
+    let told = fs::read_to_string(dir.path().join("told")).expect("orders");
+    assert_eq!(told, "requeue 4711\n");
 }
 
 #[test]
 fn who_waits_is_told_where_the_comment_cannot_be() {
     let id = JobId::parse("4711").expect("an id");
-    let (dir, node) = with_scripts(&format!("echo '{}'", shown(0, "two\nlines")), "");
+    let (dir, node) = with_scripts(&squeue_of(&shown(0, "two\nlines")), "");
     let why = node.tell(&id, "why", true).expect_err("not in the comment");
     assert!(why.contains("several lines"), "{why}");
     let told = fs::read_to_string(dir.path().join("told")).expect("orders");
