@@ -18,7 +18,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use release::{Release, epoch, notes, version};
 use repository::Repository;
@@ -38,6 +38,9 @@ pub struct Options {
     /// Add the packages to the apt and dnf repositories in this directory, and sign these
     #[arg(long, value_name = "DIR", requires = "key")]
     pub repository: Option<PathBuf>,
+    /// Build and pack nothing: take the packages that 'dist' left in --out before, so that no build runs beside the key
+    #[arg(long, requires = "repository", conflicts_with = "programs")]
+    pub packed: bool,
     /// The secret key that signs, as gpg knows it
     #[arg(long, value_name = "KEY", requires = "repository")]
     pub key: Option<String>,
@@ -50,6 +53,7 @@ impl Options {
             out: dir.into(),
             programs: None,
             revision: 1,
+            packed: false,
             repository: None,
             key: None,
         }
@@ -63,15 +67,36 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(repository) = &repository {
         repository.prepare()?;
     }
-    let built = match &options.programs {
-        Some(programs) => programs::around(programs)?,
-        None => programs::everything(programs::Profile::Portable)?,
+    let packages = match (options.packed, &options.programs) {
+        (true, _) => packed(&options.out)?,
+        (false, Some(programs)) => pack(&programs::around(programs)?, &options.out, options.revision)?,
+        (false, None) => {
+            let built = programs::everything(programs::Profile::Portable)?;
+            pack(&built, &options.out, options.revision)?
+        }
     };
-    let packages = pack(&built, &options.out, options.revision)?;
     for package in &packages {
         println!("{}", package.display());
     }
     repository.map_or(Ok(()), |repository| repository.add(&packages))
+}
+
+/// The packages in `out`, in order.
+fn packed(out: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(out).with_context(|| format!("cannot list '{}'", out.display()))?;
+    let files: Vec<PathBuf> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::io::Result<_>>()?;
+    let is_package = |file: &PathBuf| file.extension().is_some_and(|end| end == "deb" || end == "rpm");
+    let mut packages: Vec<PathBuf> = files.into_iter().filter(is_package).collect();
+    packages.sort();
+    if packages.is_empty() {
+        bail!(
+            "--packed: '{}' has no package; run 'cargo xtask dist' first",
+            out.display()
+        );
+    }
+    Ok(packages)
 }
 
 /// Packs what was built into `out`, which is emptied first; the packages in order.
