@@ -421,6 +421,30 @@ fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
         !ran.out.contains("2 clients"),
         "more of the same is not tried: {ran:?}"
     );
+    // So does each round: what fails with two has been measured with one in all of them.
+    let peers = bench.place.stage.path("peers");
+    let text = format!(
+        "cd {}\n: >$$\nsleep 1\nfor peer in *; do kill -0 $peer 2>&- || rm -f $peer; done\nset -- *\nrm -f $$\n\
+         [ $# -eq 1 ] || exit 3\necho '5 apples'",
+        peers.display()
+    );
+    let pair = bench.script("pair", &text);
+    let json = bench.json(&[
+        "--clients",
+        "1,2",
+        "--threads",
+        "none",
+        "--only-mps",
+        "--repeat",
+        "3",
+        "--metric",
+        "apples",
+        "--",
+        &pair,
+    ]);
+    let one = row(&json, 1, Some("none"));
+    assert_eq!(one["runs"].as_array().map(Vec::len), Some(3), "{json:#}");
+    assert!(row(&json, 2, Some("none"))["failed"].is_string(), "{json:#}");
     let mute = bench.sweep(&[
         "--clients",
         "1",

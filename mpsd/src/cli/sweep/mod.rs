@@ -211,8 +211,8 @@ struct Rounds<'a> {
     bar: ProgressBar,
     ways: &'a [Way],
     all: &'a [Configuration],
-    /// Ways that have failed: more clients would fail as well.
-    broken: Vec<Way>,
+    /// Ways that have failed, with how many clients: as many or more would fail as well.
+    broken: Vec<Configuration>,
     /// A row for each of `all`.
     outcome: &'a mut Outcome,
 }
@@ -227,9 +227,11 @@ impl Rounds<'_> {
         if same != what {
             let place = self.all.iter().position(|other| *other == same);
             let row = place.and_then(|place| self.outcome.rows.get(place));
-            let figures = row.and_then(|row| Some((*row.runs.last()?, row.memory_mib)));
+            // Where it failed in this round there is no new figure.
+            let known = self.outcome.rows.get(at).map_or(0, |row| row.runs.len());
+            let figures = row.and_then(|row| Some((*row.runs.get(known)?, row.memory_mib)));
             self.add(at, figures);
-        } else if !self.broken.contains(&what.way) {
+        } else if !self.is_broken(what) {
             match self.bench.measure(what, self.memory, &self.bar) {
                 Ok(measured) => {
                     let line = format!("{what}: {:.2} {}", measured.throughput, self.outcome.unit);
@@ -238,7 +240,7 @@ impl Rounds<'_> {
                 }
                 Err(Unmeasured::Told(signal)) => return Err(signal),
                 Err(Unmeasured::Failed(why)) => {
-                    self.broken.push(what.way);
+                    self.broken.push(what);
                     self.outcome.notes.push(format!("{what}: {why}"));
                     if let Some(row) = self.outcome.rows.get_mut(at) {
                         row.failed = Some(why);
@@ -248,6 +250,12 @@ impl Rounds<'_> {
         }
         self.bar.inc(1);
         Ok(())
+    }
+
+    /// Whether this way has failed with as many clients or fewer.
+    fn is_broken(&self, what: Configuration) -> bool {
+        let fails = |failed: &Configuration| failed.way == what.way && failed.clients <= what.clients;
+        self.broken.iter().any(fails)
     }
 
     fn add(&mut self, at: usize, figures: Option<(f64, Option<u64>)>) {
