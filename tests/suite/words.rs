@@ -209,6 +209,16 @@ fn an_error_is_explained_to_anybody_and_so_is_a_log() {
     let log = mpsctl(&stage, &["explain", log.to_str().expect("path")]);
     let line = "\n  line:   CLIENT spin error 806 cudaErrorMpsRpcFailure (and 2 more)\n";
     assert!(log.code == Some(0) && log.out.contains(line), "{log:?}");
+    // What has no end is not waited for.
+    let fifo = stage.path("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o644)).expect("FIFO");
+    for endless in [fifo.to_str().expect("path"), "/dev/zero"] {
+        let ran = mpsctl(&stage, &["explain", endless]);
+        assert!(
+            ran.code == Some(2) && ran.err.contains("no regular file"),
+            "{ran:?}"
+        );
+    }
     let none = mpsctl(&stage, &["explain", "/nonexistent"]);
     assert!(none.code == Some(1) && none.out.is_empty(), "{none:?}");
     let nothing = mpsctl(&stage, &["explain", "-"]);

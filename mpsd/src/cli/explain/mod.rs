@@ -4,8 +4,10 @@ pub mod table;
 
 use mpsd_core::text::one_line;
 use mpsd_core::{Failure, Refusal, Undetermined};
+use nix::fcntl::OFlag;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use table::{ROWS, Row};
 
@@ -71,11 +73,18 @@ fn unknown(word: &str) -> Refusal {
     )
 }
 
+/// A regular file: a FIFO or a terminal might never end, and is not waited for either.
 fn open(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    match file.metadata()?.is_dir() {
-        true => Err(io::Error::from(io::ErrorKind::IsADirectory)),
-        false => Ok(file),
+    let mut options = File::options();
+    let file = options
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other(
+            "it is no regular file; give what it says on standard input: mpsctl explain -",
+        )),
     }
 }
 
