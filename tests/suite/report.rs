@@ -286,6 +286,28 @@ fn reports_are_kept_by_number_and_are_roots_alone() {
 }
 
 #[test]
+fn reports_that_cannot_be_used_are_counted() {
+    let place = place(fast(1), "");
+    begin(&place, "413.srv", "MPS=true");
+    place.assert_ends_clean("413.srv", "a job with a report");
+    assert_eq!(report(&place, &[]).err, "");
+    let file = files(&place).remove(0);
+    let text = fs::read_to_string(&file).expect("report");
+    let newer = text.replacen("\"version\":1", "\"version\":9", 1);
+    assert_ne!(newer, text);
+    for (began, text) in [("1700000000", newer.as_str()), ("1700000001", "{")] {
+        fs::write(file.with_file_name(format!("414.srv.{began}.json")), text).expect("report");
+    }
+    let ran = report(&place, &[]);
+    assert!(ran.code == Some(0) && ran.out.starts_with("jobs: 1\n"), "{ran:?}");
+    assert!(
+        ran.err
+            .contains("2 reports of this node are left out: unreadable"),
+        "{ran:?}"
+    );
+}
+
+#[test]
 fn a_job_that_did_not_ask_leaves_no_report_and_a_site_may_want_none() {
     let place = place(fast(1), "[reports]\nkeep = 0\n");
     begin(&place, "420.srv", "MPS=true");

@@ -3,7 +3,7 @@
 //! A process that may read a file can keep the file's lock on some file systems (XFS: `xfs_file_buffered_read`), and whoever
 //! removes it then waits. So no user may open a report.
 
-use crate::job::report::{Report, began};
+use crate::job::report::{Report, VERSION, began};
 use crate::sys::deadline::Deadline;
 use crate::sys::files::Dir;
 use crate::sys::guard::ask;
@@ -115,24 +115,41 @@ fn too_many(names: Vec<(u64, String)>, keep: u32, oldest: u64) -> Vec<String> {
     gone.map(|(_, (_, name))| name).collect()
 }
 
-/// The reports of jobs that began at `since` (seconds since 1970) or later, the youngest first. What cannot be read is left
-/// out.
+/// The reports that are there.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The youngest first.
+    pub reports: Vec<Report>,
+    /// How many more there are that cannot be read, or have another version's format.
+    pub unread: usize,
+}
+
+/// The reports of jobs that began at `since` (seconds since 1970) or later.
 ///
 /// # Errors
 /// One line: the directory cannot be read.
-pub fn read(paths: &Paths, since: u64) -> Result<Vec<Report>, String> {
+pub fn read(paths: &Paths, since: u64) -> Result<Found, String> {
     let path: &Path = &paths.reports();
     let Some(reports) = Dir::find(path).map_err(|e| e.to_string())? else {
-        return Ok(Vec::new());
+        return Ok(Found::default());
     };
     let names = names(listed(&reports)?)
         .into_iter()
         .take_while(|(began, _)| *began >= since);
-    let read = |(_, name): (u64, String)| {
-        let bytes = reports.read_limited(name, LONGEST).ok()??;
-        serde_json::from_slice(&bytes).ok()
-    };
-    Ok(names.filter_map(read).collect())
+    let mut found = Found::default();
+    for (_, name) in names {
+        let bytes = match reports.read_limited(name, LONGEST) {
+            Ok(Some(bytes)) => bytes,
+            // It has just been removed, as too old or one too many.
+            Ok(None) => continue,
+            Err(_) => Vec::new(),
+        };
+        match serde_json::from_slice::<Report>(&bytes) {
+            Ok(report) if report.version == VERSION => found.reports.push(report),
+            _ => found.unread += 1,
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 mod summary;
 mod text;
 
-use super::say;
+use super::{NAME, complain, say};
 use crate::job::report::Report as JobReport;
-use crate::node::reports;
+use crate::node::reports::{self, Found};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_REFUSED, Undetermined};
 use mpsd_core::{Failure, JobId, Refusal};
@@ -37,7 +37,16 @@ impl Report {
         let since = self.since.as_deref().map_or(Ok(0), since)?;
         let job = self.job.as_deref().map(JobId::parse).transpose()?;
         let unread = |why: String| Undetermined::new("the job reports of this node", why);
-        let mut found = reports::read(&settings.paths, since).map_err(unread)?;
+        let Found {
+            reports: mut found,
+            unread: left_out,
+        } = reports::read(&settings.paths, since).map_err(unread)?;
+        if left_out > 0 {
+            let line = format!(
+                "{left_out} reports of this node are left out: unreadable, or of another version of mpsd"
+            );
+            complain(NAME, &line);
+        }
         if let Some(job) = &job {
             // A job's own, and those of its steps with daemons of their own.
             found.retain(|report| report.job.belongs_to(job));
