@@ -74,12 +74,15 @@ fn a_user_in_the_daemons_own_group_is_told_to_the_administrator() {
             let ran = place.torque("4.pbs", "MPS=true", "0");
             assert_eq!(ran.code, Some(0), "{ran:?}");
             let lines = log.lines();
-            let what =
-                format!("job 4.pbs: {USER} is in group {daemon_group}, the daemons' own (daemon_group)");
+            let what = format!(
+                "job 4.pbs: user '{USER}' is in group {daemon_group}, the daemons' own (daemon_group)"
+            );
             let found = lines.iter().filter(|line| line.contains(&what)).count();
             assert_eq!(found, told, "{daemon_group}: {lines:?}");
             assert!(
-                lines.iter().any(|line| line.contains("job 4.pbs: MPS ready")),
+                lines
+                    .iter()
+                    .any(|line| line.contains(&format!("job 4.pbs: MPS ready for user '{USER}'"))),
                 "{lines:?}"
             );
             place.assert_ends_clean("4.pbs", "the daemons' group");

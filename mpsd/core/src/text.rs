@@ -45,5 +45,10 @@ fn is_format(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
+/// A user as every line of ours names them: 'mpsctl support-bundle' finds names by this form, and cuts them.
+pub fn user(name: impl std::fmt::Display) -> String {
+    format!("user '{name}'")
+}
+
 #[cfg(test)]
 mod tests;

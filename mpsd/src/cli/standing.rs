@@ -6,6 +6,7 @@ use crate::node::failed_starts::{self, Several};
 use crate::node::real::RealNode;
 use crate::scheduler::setup::Finding::{self, Better, Wrong};
 use mpsd_core::config::Settings;
+use mpsd_core::text;
 use std::time::Duration;
 use users::os::unix::GroupExt as _;
 
@@ -59,7 +60,7 @@ fn group(id: u32) -> Option<Finding> {
     let members: Vec<_> = group
         .members()
         .iter()
-        .map(|name| name.to_string_lossy())
+        .map(|name| text::user(name.to_string_lossy()))
         .collect();
     let (name, list) = (group.name().to_string_lossy(), members.join(", "));
     let members = if list.is_empty() {

@@ -1,5 +1,5 @@
-//! `mpsctl support-bundle`: what somebody far away needs to know of this node, in one file of root's. Nothing of a user's: no file of
-//! a job is read, and where a line names a user, the name is left out.
+//! `mpsctl support-bundle`: what somebody far away needs to know of this node, in one file of root's. No file of a job is
+//! read, and where a line of ours names a user (always as `user 'NAME'`), the name is left out.
 
 use super::reconcile::{Report, Told};
 use crate::scheduler::Host;
@@ -26,6 +26,8 @@ const UNITS: [&str; 5] = [
     "mpsd-reconcile.service",
     "mpsd-look-again.path",
 ];
+/// What is asked of each.
+const STANDS: &str = "Id,LoadState,ActiveState,SubState,UnitFileState,Result,ExecMainStatus,StateChangeTimestamp,FragmentPath,DropInPaths";
 /// Files of the system's that say what it is.
 const ABOUT: [(&str, &str); 4] = [
     ("os-release", "/etc/os-release"),
@@ -122,7 +124,9 @@ fn pieces(around: &Around<'_>) -> Vec<(String, Vec<u8>)> {
         let words = [words, &["--config", &config]].concat();
         all.push((name.to_owned(), command(around.host, around.mpsctl, &words)));
     }
-    let status = [&["status", "--no-pager", "--full"][..], &UNITS].concat();
+    // Neither their log, which is below, nor the processes of mpsd.service with their arguments: jobs' own are among them.
+    let properties = format!("--property={STANDS}");
+    let status = [&["show", "--no-pager", &properties][..], &UNITS].concat();
     all.push((
         "units".to_owned(),
         command(around.host, Path::new("/usr/bin/systemctl"), &status),

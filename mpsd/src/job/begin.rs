@@ -14,6 +14,7 @@ use crate::sys::deadline::Deadline;
 use mpsd_core::Failure;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, State};
+use mpsd_core::text;
 use std::time::Instant;
 
 /// When the prologue returns.
@@ -212,7 +213,7 @@ impl Start {
             start.tell_tasks(node, State::Ready)
         })?;
         let journal = &self.journal;
-        let line = format!("job {}: MPS ready for {}", journal.job, journal.user);
+        let line = format!("job {}: MPS ready for {}", journal.job, text::user(&journal.user));
         node.log(Severity::Info, &line);
         Ok(())
     }

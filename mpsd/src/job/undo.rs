@@ -7,6 +7,7 @@ use super::ladder::Rung;
 use super::node::{Member, Node, Role};
 use crate::plan::effects::Effect;
 use mpsd_core::failure::{Fault, Undetermined};
+use mpsd_core::text;
 use mpsd_core::{Failure, GpuUuid};
 
 /// What a teardown found.
@@ -202,7 +203,7 @@ fn look_for_contexts(node: &mut impl Node, journal: &Journal, gpu: &GpuUuid, fin
         findings.notes.push(format!(
             "process {} of {} has a context on {gpu}{}",
             process.pid,
-            journal.user,
+            text::user(&journal.user),
             if mine { ", and is of this job" } else { "" }
         ));
         if mine && journal.kill_clients {

@@ -19,7 +19,7 @@ use mpsd_core::config::Cgroup as CgroupRule;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::paths::SEEN;
 use mpsd_core::record::Daemon;
-use mpsd_core::text::one_line;
+use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
@@ -89,7 +89,7 @@ impl Daemons for RealNode {
             self.log(Severity::Info, &line);
         }
         if self.daemon_group != 0 && groups_of(journal).contains(&self.daemon_group) {
-            let (job, user, group) = (&journal.job, &journal.user, self.daemon_group);
+            let (job, user, group) = (&journal.job, text::user(&journal.user), self.daemon_group);
             let line = format!(
                 "job {job}: {user} is in group {group}, the daemons' own (daemon_group), and can take over the job's daemons, which \
                  are outside of the job's limits: name a group in mpsd.toml that nobody is in"

@@ -9,6 +9,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::guard::ask;
 use crate::sys::process::{Executable, Process, ProcessTable};
 use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::text;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
@@ -77,8 +78,8 @@ pub fn strangers(node: &RealNode, journal: &Journal, own: &BTreeSet<i32>) -> Vec
         }
     }
     if !hidden.is_empty() {
-        let (job, user, list) = (&journal.job, &journal.user, hidden.join(", "));
-        let line = format!("job {job}: whose {user}'s processes {list} are cannot be seen: left alone");
+        let (job, user, list) = (&journal.job, text::user(&journal.user), hidden.join(", "));
+        let line = format!("job {job}: whose processes {list} of {user} are cannot be seen: left alone");
         super::log::line(node.program, Severity::Info, &line);
     }
     found

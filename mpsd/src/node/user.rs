@@ -3,6 +3,7 @@
 use crate::job::User;
 use crate::scheduler::UserRef;
 use mpsd_core::failure::Undetermined;
+use mpsd_core::text;
 use mpsd_core::{Failure, Refusal};
 
 /// Looks `user` up in the directory service.
@@ -16,7 +17,7 @@ pub fn find_user(user: &UserRef) -> Result<User, Failure> {
     };
     let Some(found) = found else {
         let why = "not known on this node (directory service down, or another node's user)";
-        return Err(Undetermined::new(format!("user '{user}'"), why).into());
+        return Err(Undetermined::new(text::user(user), why).into());
     };
     if found.uid() == 0 {
         let why = "MPS runs under the job's own user id, and never as root";

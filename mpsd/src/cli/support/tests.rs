@@ -45,6 +45,14 @@ fn the_bundle_is_bounded_and_keeps_the_end_without_names() {
 }
 
 #[test]
+fn a_user_as_our_lines_name_them_is_cut() {
+    for name in ["alice", "o.b-c", "nobody"] {
+        let line = format!("job 7: MPS ready for {}", mpsd_core::text::user(name));
+        assert_eq!(without_users(&line), "job 7: MPS ready for user '...'");
+    }
+}
+
+#[test]
 fn a_name_that_does_not_end_takes_the_rest_with_it() {
     assert_eq!(
         without_users("a user 'b' c user 'd e"),
