@@ -121,6 +121,45 @@ fn a_driver_that_is_dead_and_one_that_forgets() {
     found(&mut place, line, kept(false), kept(true));
 }
 
+/// As a user does who has used up the memory: nothing is proved against the node, and no health check may take it out of service.
+#[test]
+fn an_answer_that_did_not_come_is_no_proof() {
+    let mut place = place();
+    let killed =
+        |is: bool| move |place: &mut Place| place.stage.node.change(|node| node.nvml.init_killed = is);
+    let line = "WARN  could not be told now: NVML: the process that called it ended by ";
+    killed(true)(&mut place);
+    let all = problems(&place.stage);
+    assert_eq!(
+        all.iter().filter(|told| told.contains("NVML")).count(),
+        1,
+        "{all:#?}"
+    );
+    killed(false)(&mut place);
+    found(&mut place, line, killed(true), killed(false));
+}
+
+/// One that was killed between the two steps left a cgroup.
+#[test]
+fn the_cgroup_of_a_doctor_that_was_killed_goes_by_reconcile() {
+    let mut place = place();
+    // No process has so high a number (PID_MAX_LIMIT).
+    let name = "doctor-4194305";
+    let line = "of an 'mpsctl doctor' that was killed: would be removed";
+    let base = place.cgroups.clone().expect("cgroups");
+    let harm = |_: &mut Place| fs::create_dir(base.join(name)).expect("cgroup");
+    let remedy = |place: &mut Place| {
+        // Another one's, which still runs.
+        let other = base.join(format!("doctor-{}", std::process::id()));
+        fs::create_dir(&other).expect("cgroup");
+        let ran = place.stage.run("mpsctl", &["reconcile", "--node", "n1"], &[]);
+        assert!(ran.code == Some(0) && ran.out.contains(name), "{ran:?}");
+        assert!(!base.join(name).exists() && other.exists());
+        fs::remove_dir(&other).expect("cgroup");
+    };
+    found(&mut place, line, harm, remedy);
+}
+
 #[test]
 fn a_configuration_with_a_typo() {
     let mut place = place();
@@ -199,6 +238,10 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
     };
     assert_eq!(run("''", 0), "status 0\n");
     assert_eq!(run("'WARN  a' 'WARN  b'", 1), "status 0\n");
+    // Killed, not found, or a word of the command line that it does not know: no line says that something fails.
+    assert_eq!(run("'FAIL  half a line'", 137), "status 0\n");
+    assert_eq!(run("''", 127), "status 0\n");
+    assert_eq!(run("'WARN  a FAIL  b'", 2), "status 0\n");
     assert_eq!(
         run("'WARN  a' 'FAIL  no daemon' 'FAIL  c'", 2),
         "died 1 check_mpsd:  no daemon\nstatus 1\n"

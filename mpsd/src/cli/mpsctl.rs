@@ -85,7 +85,8 @@ enum Verb {
     /// Say what keeps this host from giving jobs an MPS, one line each, with what to do
     ///
     /// Looks at the configuration, our programs, the driver, directories, cgroups, units, what jobs left, and the scheduler's
-    /// set-up as its check does. Changes nothing. Exit status: 0 all lines are OK; 1 a WARN is among them; 2 a FAIL.
+    /// set-up as its check does. As root it makes a cgroup as a job's and removes it; nothing else is changed. What could not be told
+    /// now, for want of memory or time, is a WARN. Exit status: 0 all lines are OK; 1 a WARN is among them; 2 a FAIL.
     Doctor(Doctor),
     /// Say in words what an error of CUDA's under MPS, or a log, tells: cause, remedy, source
     ///
@@ -96,7 +97,8 @@ enum Verb {
     /// Pack what a report of a problem needs to say of this node into one file of root's (root)
     ///
     /// Versions, the configuration, what the checks say, and the last lines of our programs in the journal: at most 4 MiB. It has nothing of
-    /// a job's files, and no names of users; job ids are in the lines of the log. A command that takes longer than 20 s is left out.
+    /// a job's files, and where our lines name a user the name is left out. Job ids are in it, and so is a request that was
+    /// refused, as its user wrote it. A command that takes longer than 20 s is left out.
     SupportBundle(SupportBundle),
 }
 
@@ -292,6 +294,9 @@ fn sweep(config: &Path, verb: &Sweep) -> u8 {
 }
 
 fn doctor(config: &Path, verb: &Doctor) -> u8 {
+    if nix::unistd::geteuid().is_root() {
+        priority::raise();
+    }
     let host = ThisHost.name();
     let node = verb.node.as_deref().unwrap_or(&host);
     match around(config, node, |around| Ok(doctor::look(node, around))) {
@@ -351,8 +356,8 @@ fn around<T>(
         programs: &programs,
         host: &ThisHost,
         inventory: &|node| {
-            let nvml = self::settings(config, node).ok()?.nvml;
-            inventory(&programs.join("mpsd"), &nvml).ok()
+            let nvml = self::settings(config, node)?.nvml;
+            inventory(&programs.join("mpsd"), &nvml)
         },
         standing: &|settings| standing(settings),
     };

@@ -13,9 +13,10 @@ use crate::scheduler::drain::{self, DrainState, Marker, Outcome, Place, markers}
 use crate::scheduler::host::boot_time;
 use crate::scheduler::known_jobs::{JobState, KnownJobs};
 use crate::scheduler::{self, Scheduler, Site};
+use crate::sys::cgroup::Cgroup;
 use crate::sys::deadline::Deadline;
 use crate::sys::guard::{NoAnswer, ask};
-use mpsd_core::config::Settings;
+use mpsd_core::config::{Cgroup as Rule, Settings};
 use mpsd_core::record::{self, Look};
 use mpsd_core::{Failure, JobId, Undetermined};
 use std::collections::{BTreeSet, HashMap};
@@ -121,6 +122,7 @@ impl Reconcile {
         run.jobs()?;
         run.locks()?;
         run.gpus();
+        run.trials();
         for marker in markers::all(&settings.paths) {
             run.drain(&marker, settings.drain.auto_undrain);
         }
@@ -166,6 +168,29 @@ impl<'a> Run<'a> {
             report: Report::default(),
             asked: HashMap::new(),
             unfinished: BTreeSet::new(),
+        }
+    }
+
+    /// A doctor that was killed left the cgroup that it had made to see whether it can.
+    fn trials(&mut self) {
+        let base = match &self.settings.cgroup {
+            Rule::None => return,
+            Rule::Auto => None,
+            Rule::Below(base) => Some(base.as_path()),
+        };
+        for cgroup in Cgroup::left_by_trials(base) {
+            let what = format!(
+                "cgroup '{}' of an 'mpsctl doctor' that was killed",
+                cgroup.path().display()
+            );
+            if self.dry {
+                self.report.tell(Left(format!("{what}: would be removed")));
+                continue;
+            }
+            self.report.tell(match cgroup.remove() {
+                Ok(_) => Did(format!("{what}: removed")),
+                Err(error) => Left(format!("{what}: {error}")),
+            });
         }
     }
 

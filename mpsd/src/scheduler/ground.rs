@@ -4,6 +4,7 @@
 use super::host::Host;
 use super::setup::Finding::{self, Better, Good, Wrong};
 use super::setup::Surroundings;
+use mpsd_core::Failure;
 use mpsd_core::trusted::open_trusted;
 use std::path::Path;
 use std::time::Duration;
@@ -39,8 +40,8 @@ pub(crate) fn ground(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     }
     let mut all = control(&around.settings.control, around.host);
     all.push(match (around.inventory)(node) {
-        Some(_) => Good("NVML answers".to_owned()),
-        None => Wrong(NO_NVML.to_owned()),
+        Ok(_) => Good("NVML answers".to_owned()),
+        Err(failure) => unless_proved(&failure, || NO_NVML.to_owned()),
     });
     all.extend(units(around.host, Path::new(BOOTED).is_dir()));
     all
@@ -54,6 +55,17 @@ pub(crate) fn without_gpu(host: &dyn Host) -> Finding {
             "NVIDIA's driver is loaded ('{DRIVER}') and no GPU is on the bus: no job gets MPS on this host; see the kernel's log \
              for one that is lost"
         )),
+    }
+}
+
+/// What did not work: wrong where it is proved. All else may come from users' processes, which can use up memory, processes and
+/// CPUs, and must not take a node out of service.
+pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> Finding {
+    match failure {
+        Failure::Fault(_) => Wrong(wrong()),
+        Failure::Refusal(_) | Failure::Undetermined(_) => {
+            Better(format!("could not be told now: {failure}; try it again"))
+        }
     }
 }
 

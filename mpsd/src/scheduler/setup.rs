@@ -33,8 +33,8 @@ pub(crate) struct Surroundings<'a> {
     pub programs: &'a Path,
     /// The machine.
     pub host: &'a dyn Host,
-    /// The GPUs of this node, given its name in the scheduler; none where NVML does not answer.
-    pub inventory: &'a dyn Fn(&str) -> Option<Inventory>,
+    /// The GPUs of this node, given its name in the scheduler, or why NVML does not tell them.
+    pub inventory: &'a dyn Fn(&str) -> Result<Inventory, Failure>,
     /// What waits for the administrator here, under these settings, whoever schedules the node.
     pub standing: &'a dyn Fn(&Settings) -> Vec<Finding>,
 }

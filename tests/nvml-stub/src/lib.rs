@@ -49,6 +49,9 @@ fn initialize() -> Return {
     if node.is.nvml.init_hangs {
         hang();
     }
+    if node.is.nvml.init_killed {
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+    }
     if node.is.nvml.init_fails {
         return DRIVER_NOT_LOADED;
     }

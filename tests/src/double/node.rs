@@ -161,6 +161,8 @@ pub struct NvmlFaults {
     pub init_hangs: bool,
     /// `nvmlInit` answers "driver not loaded".
     pub init_fails: bool,
+    /// The kernel kills the process in `nvmlInit`, as where memory has run out.
+    pub init_killed: bool,
     /// Every call after `nvmlInit` never returns.
     pub calls_hang: bool,
     /// Setting a compute mode answers "no permission".

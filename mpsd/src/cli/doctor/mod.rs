@@ -1,4 +1,5 @@
-//! `mpsctl doctor`: all that keeps a node from giving jobs an MPS, one line each, with what to do. It changes nothing.
+//! `mpsctl doctor`: all that keeps a node from giving jobs an MPS, one line each, with what to do. It changes nothing
+//! that stays: a cgroup is made as a job's, and removed.
 
 mod place;
 
@@ -6,7 +7,7 @@ use super::reconcile::{Reconcile, Told};
 use crate::node::nvml::Driver;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::SET_UPS;
-use crate::scheduler::ground::{NO_NVML, control, has_gpu, units, without_gpu};
+use crate::scheduler::ground::{NO_NVML, control, has_gpu, units, unless_proved, without_gpu};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::scheduler::setup::{SetUp, Surroundings};
 use mpsd_core::{Failure, Inventory};
@@ -112,9 +113,12 @@ fn nvml(worker: &Path, library: &str) -> Vec<Finding> {
     let (inventory, driver) = match asked() {
         Ok(answers) => answers,
         Err(failure) => {
-            return vec![Wrong(format!(
-                "{failure}: the first job that asks for MPS takes the node out of service; see 'nvidia-smi' and the kernel's log"
-            ))];
+            let wrong = || {
+                format!(
+                    "{failure}: the first job that asks for MPS takes the node out of service; see 'nvidia-smi' and the kernel's log"
+                )
+            };
+            return vec![unless_proved(&failure, wrong)];
         }
     };
     let mut all = vec![match inventory.gpus.len() {
@@ -176,7 +180,10 @@ fn leftovers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     };
     let report = match dry.run(&around.settings, node) {
         Ok(report) => report,
-        Err(failure) => return vec![Wrong(format!("what jobs left cannot be told: {failure}"))],
+        Err(failure) => {
+            let wrong = || format!("what jobs left cannot be told: {failure}");
+            return vec![unless_proved(&failure, wrong)];
+        }
     };
     let left: Vec<Finding> = report
         .told

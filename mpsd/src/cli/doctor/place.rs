@@ -48,7 +48,7 @@ pub(super) fn directories(paths: &Paths) -> Vec<Finding> {
 
 /// Whether a job's daemons get a cgroup of their own: one is made as a job's, and removed.
 pub(super) fn cgroup(rule: &Rule) -> Finding {
-    let name = format!("doctor-{}", std::process::id());
+    let name = Cgroup::trial();
     let made = match rule {
         Rule::None => {
             return Better(

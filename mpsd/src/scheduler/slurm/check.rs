@@ -275,7 +275,7 @@ fn gpus(conf: &Conf, node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     if !gres.grants {
         return Vec::new();
     }
-    let Some(inventory) = (around.inventory)(node) else {
+    let Ok(inventory) = (around.inventory)(node) else {
         return vec![Better(
             "NVML does not answer: which GPUs gres.conf lists is not known".to_owned(),
         )];

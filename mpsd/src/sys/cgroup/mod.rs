@@ -37,6 +37,11 @@ const BASE_TIME: Duration = Duration::from_millis(500);
 /// Most that is read of a cgroup's file: the numbers of 100,000 processes and more. Bytes.
 const MOST: usize = 1 << 20;
 
+/// What the name of a trial's cgroup begins with; its maker's number follows. No job's does: a job's id begins with a digit.
+const TRIAL: &str = "doctor-";
+/// More names than are ever in our directory.
+const MOST_NAMES: usize = 10_000;
+
 /// One job's cgroup, held by descriptor.
 #[derive(Debug)]
 pub struct Cgroup {
@@ -80,6 +85,37 @@ impl Cgroup {
         places
             .filter_map(|base| Self::open(&base.join(job)).ok().flatten())
             .next()
+    }
+
+    /// The name under which this process makes one that is no job's, to see whether a job would get one.
+    pub fn trial() -> String {
+        format!("{TRIAL}{}", std::process::id())
+    }
+
+    /// The cgroups of trials whose maker was killed before it removed them: below the `base` of the site's choice, else where
+    /// [`Cgroup::create`] makes them.
+    pub fn left_by_trials(base: Option<&Path>) -> Vec<Self> {
+        let usual =
+            |mount: mounts::Mount| [mount.path.join("system.slice").join(UNIT), mount.path.join(PLAIN)];
+        let bases: Vec<_> = match base {
+            Some(base) => vec![base.to_path_buf()],
+            None => mounts::usable()
+                .unwrap_or_default()
+                .into_iter()
+                .flat_map(usual)
+                .collect(),
+        };
+        let gone = |pid: i32| Process::find(pid).is_none();
+        let left = |name: &String| {
+            name.strip_prefix(TRIAL)
+                .and_then(|pid| pid.parse().ok())
+                .is_some_and(gone)
+        };
+        bases
+            .iter()
+            .flat_map(|base| names(base).into_iter().filter(left).map(|name| base.join(name)))
+            .filter_map(|path| Self::open(&path).ok().flatten())
+            .collect()
     }
 
     /// Takes the cgroup at a path that [`Cgroup::create`] chose; None when it is gone. A hierarchy's root, or a cgroup
@@ -236,6 +272,25 @@ impl Cgroup {
     fn fail(&self, act: &'static str) -> impl FnOnce(Errno) -> FileError {
         FileError::io(act, self.path())
     }
+}
+
+/// What is in a directory; read by a child, since anybody may list systemd's, and keep its lock.
+fn names(base: &Path) -> Vec<String> {
+    let list = || {
+        let names = Dir::open(base)
+            .and_then(|dir| dir.names(MOST_NAMES))
+            .unwrap_or_default();
+        let names: Vec<_> = names
+            .into_iter()
+            .filter_map(|name| name.into_string().ok())
+            .collect();
+        names.join("\n").into_bytes()
+    };
+    let told = ask(Deadline::after(BASE_TIME), list).unwrap_or_default();
+    String::from_utf8_lossy(&told)
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Takes our own directory away when the last job has gone; one in use stays, as the kernel sees to it.

@@ -10,7 +10,7 @@ fn the_hook_is_filled_in_and_nothing_else_changes() {
         broken: None,
         programs: Path::new("/opt/m/bin"),
         host: &crate::scheduler::host::ThisHost,
-        inventory: &|_| None,
+        inventory: &|_| Err(mpsd_core::Undetermined::new("NVML", "not asked").into()),
         standing: &|_| Vec::new(),
     };
     let text = render(&around).unwrap();

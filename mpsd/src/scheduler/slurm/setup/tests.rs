@@ -10,7 +10,7 @@ fn only_what_is_unusual_stands_in_the_line() {
         broken: None,
         programs: Path::new(programs),
         host: &crate::scheduler::host::ThisHost,
-        inventory: &|_| None,
+        inventory: &|_| Err(mpsd_core::Undetermined::new("NVML", "not asked").into()),
         standing: &|_| Vec::new(),
     };
     let plugin = Path::new("/usr/lib/mpsd/spank/22.05/spank_mps.so");
