@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use mpsd_core::paths::JOURNAL;
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, tcgetattr};
@@ -198,6 +199,40 @@ fn root_waits_for_no_daemon_and_a_hung_one_is_said_to_be() {
     place.assert_ends_clean("302.srv", "a hung daemon");
 }
 
+#[test]
+fn a_journal_that_cannot_be_read_hides_no_other_job() {
+    let place = served(fast(2), "306.srv", "0");
+    let other = place.torque("307.srv", ACCOUNT, "1");
+    assert_eq!(other.code, Some(0), "{other:?}");
+    let journal = place.stage.job("307.srv").join(JOURNAL);
+    let whole = std::fs::read(&journal).expect("journal");
+    std::fs::write(&journal, "{").expect("journal");
+    let ran = status(&place, None, &[], &[]);
+    assert!(
+        ran.code == Some(2) && ran.out.contains("job 306.srv of ") && ran.out.contains("MPS is up"),
+        "{ran:?}"
+    );
+    let of_it = ran.out.lines().filter(|line| line.contains("307.srv"));
+    assert_eq!(of_it.count(), 1, "{ran:?}");
+    let ran = status(&place, None, &["--json"], &[]);
+    let told = object(&ran);
+    assert!(
+        ran.code == Some(2) && told["jobs"][0]["job"] == "306.srv",
+        "{ran:?}"
+    );
+    assert!(
+        told["unread"][0]
+            .as_str()
+            .is_some_and(|line| line.contains("307.srv")),
+        "{told}"
+    );
+    let ran = status(&place, None, &["307.srv"], &[]);
+    assert!(ran.code == Some(2) && ran.out.contains("307.srv"), "{ran:?}");
+    std::fs::write(&journal, whole).expect("journal");
+    assert_eq!(place.strict_end("307.srv").code, Some(0));
+    place.assert_ends_clean("306.srv", "an unreadable journal");
+}
+
 /// What a user's own control daemon may answer.
 fn nonsense() -> [(&'static str, String); 6] {
     let megabytes = "x".repeat(3 << 20);
@@ -234,7 +269,9 @@ fn a_daemon_that_answers_nonsense_gets_no_control_character_onto_a_terminal() {
         for (user, env) in [(Some(USER), &env[..]), (None, &[])] {
             for args in [&[][..], &["--json"]] {
                 let ran = status(&place, user, args, env);
-                assert_harmless(&ran, &format!("{name} for {commands:?}, {user:?} {args:?}"));
+                let what = format!("{name} for {commands:?}, {user:?} {args:?}");
+                assert_harmless(&ran, &what);
+                assert_names_nobody_else(&ran, &what);
             }
         }
         drop(client);
@@ -254,6 +291,18 @@ fn assert_harmless(ran: &Ran, what: &str) {
         !ran.out.contains("/suite") && !ran.out.contains("init"),
         "{what}: {ran:?}"
     );
+}
+
+/// Pid 1 and the test itself are neither a server nor a client of the job's user, whatever the daemon says.
+#[track_caller]
+fn assert_names_nobody_else(ran: &Ran, what: &str) {
+    for pid in [1, std::process::id()] {
+        for named in [format!("\"pid\":{pid},"), format!("server {pid} ")] {
+            assert!(!ran.out.contains(&named), "{what}: {named}: {ran:?}");
+        }
+        let is_row = |line: &str| line.split_whitespace().nth(1) == Some(&pid.to_string());
+        assert!(!ran.out.lines().any(is_row), "{what}: {pid}: {ran:?}");
+    }
 }
 
 /// `mpsctl status --watch` of the job's user on a terminal of its own.

@@ -48,14 +48,22 @@ pub struct Task {
     pub command: String,
 }
 
+/// Whether `pid` is a process of the user `uid`. No process can keep that from being read.
+pub fn is_of(uid: u32, pid: i32) -> bool {
+    own(uid, pid).is_some()
+}
+
+fn own(uid: u32, pid: i32) -> Option<Process> {
+    Process::find(pid).filter(|p| p.uids().is_some_and(|u| u.effective == uid))
+}
+
 /// Those of `pids` that are processes of the user `uid`. Looked at by a child with a deadline; where that hangs, only the
 /// names that no process can keep from being read.
 pub fn tasks(uid: u32, pids: &[i32]) -> Vec<Task> {
     let pids = pids.get(..MOST_PROCESSES).unwrap_or(pids);
     let all = |look: fn(&Process) -> Task| -> Vec<Task> {
-        let own = |pid: &i32| Process::find(*pid).filter(|p| p.uids().is_some_and(|u| u.effective == uid));
         pids.iter()
-            .filter_map(own)
+            .filter_map(|pid| own(uid, *pid))
             .map(|process| look(&process))
             .collect()
     };

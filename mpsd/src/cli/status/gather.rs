@@ -7,7 +7,7 @@ use super::whether::{Whether, whether};
 use crate::daemon::inquiry::{self, Said, Silence};
 use crate::job::Journal;
 use crate::job::node::Store as _;
-use crate::node::clients::tasks;
+use crate::node::clients::{is_of, tasks};
 use crate::node::real::RealNode;
 use crate::node::worker::{NvmlWorker, Question};
 use mpsd_core::config::Settings;
@@ -15,6 +15,7 @@ use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{self, Look, Record};
+use mpsd_core::text::one_line;
 use mpsd_core::{Failure, GpuUuid, JobId, Refusal};
 use std::path::Path;
 use std::time::Duration;
@@ -23,6 +24,8 @@ use std::time::Duration;
 const ASK_TIME: Duration = Duration::from_secs(2);
 /// Time for one answer of NVML.
 const NVML_TIME: Duration = Duration::from_secs(2);
+/// Longest line about a job of which nothing can be told. Characters.
+const LONGEST_LINE: usize = 300;
 
 /// What there is to tell.
 #[derive(Debug, Default)]
@@ -31,6 +34,8 @@ pub struct Gathered {
     pub whether: Option<Whether>,
     /// The jobs.
     pub jobs: Vec<View>,
+    /// A line for each job of which nothing can be told.
+    pub unread: Vec<String>,
     /// One job was asked for.
     pub asked: bool,
 }
@@ -75,6 +80,7 @@ pub fn of_user(caller: &Caller<'_>, worker: &Path) -> Result<Gathered, Failure> 
         whether: own.then(|| whether(&subject, &view, pipe.as_deref())),
         jobs: vec![view],
         asked: true,
+        ..Gathered::default()
     })
 }
 
@@ -111,26 +117,16 @@ pub fn of_node(caller: &Caller<'_>, worker: &Path) -> Result<Gathered, Failure> 
         Some(job) => vec![JobId::parse(job)?.directory_name()],
         None => node.job_directories()?,
     };
-    let mut jobs = Vec::new();
+    let (mut jobs, mut unread) = (Vec::new(), Vec::new());
     for name in names {
-        let named = JobId::parse(&name)?;
-        let journal = node.read_journal(&named)?;
-        let record = match record::look(&settings.paths.job(&named).record()) {
-            Ok(Look::Found(record)) => Some(*record),
-            _ => None,
-        };
-        let Some(subject) = of_journal(journal.as_ref(), record) else {
-            continue;
-        };
-        let said = match &journal {
-            Some(journal) => heard(&node, journal),
-            None => Vec::new(),
-        };
-        let nvml = journal.as_ref().map_or(&settings.nvml, |journal| &journal.nvml);
-        jobs.push(view(&subject, &learn(&subject, said, nvml, worker)));
+        match of_job(&mut node, &settings, &name, worker) {
+            Ok(view) => jobs.extend(view),
+            // Whatever became of one job's files, the others are told.
+            Err(why) => unread.push(one_line(&format!("job {name}: {why}"), LONGEST_LINE)),
+        }
     }
     let asked = caller.job.is_some();
-    let none = (asked && jobs.is_empty()).then(|| {
+    let none = (asked && jobs.is_empty() && unread.is_empty()).then(|| {
         Whether::no(format!(
             "job {} has no MPS on this node",
             caller.job.unwrap_or_default()
@@ -139,8 +135,33 @@ pub fn of_node(caller: &Caller<'_>, worker: &Path) -> Result<Gathered, Failure> 
     Ok(Gathered {
         whether: none,
         jobs,
+        unread,
         asked,
     })
+}
+
+/// Root's view of one job; `None`: nothing of it is here.
+fn of_job(
+    node: &mut RealNode,
+    settings: &Settings,
+    name: &str,
+    worker: &Path,
+) -> Result<Option<View>, Failure> {
+    let named = JobId::parse(name)?;
+    let journal = node.read_journal(&named)?;
+    let record = match record::look(&settings.paths.job(&named).record()) {
+        Ok(Look::Found(record)) => Some(*record),
+        _ => None,
+    };
+    let Some(subject) = of_journal(journal.as_ref(), record) else {
+        return Ok(None);
+    };
+    let said = match &journal {
+        Some(journal) => heard(node, journal),
+        None => Vec::new(),
+    };
+    let nvml = journal.as_ref().map_or(&settings.nvml, |journal| &journal.nvml);
+    Ok(Some(view(&subject, &learn(&subject, said, nvml, worker))))
 }
 
 /// What a job's daemons say to a process of its user.
@@ -187,7 +208,12 @@ fn of_journal(journal: Option<&Journal>, record: Option<Record>) -> Option<Subje
     })
 }
 
-fn learn(subject: &Subject, said: Vec<Result<Said, Silence>>, nvml: &str, worker: &Path) -> Learnt {
+/// What the daemons said, as far as their user can know it: a pid of somebody else's is no server or client of the job.
+fn learn(subject: &Subject, mut said: Vec<Result<Said, Silence>>, nvml: &str, worker: &Path) -> Learnt {
+    for said in said.iter_mut().flatten() {
+        said.servers.retain(|server| is_of(subject.uid, server.pid));
+        said.clients.retain(|client| is_of(subject.uid, client.pid));
+    }
     let clients = said.iter().flatten().flat_map(|said| &said.clients);
     let pids: Vec<i32> = clients.map(|client| client.pid).collect();
     Learnt {

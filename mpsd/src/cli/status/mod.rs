@@ -43,6 +43,9 @@ struct Told<'a> {
     under_mps: Option<&'a Whether>,
     /// The jobs.
     jobs: &'a [View],
+    /// The jobs of which nothing can be told, and why.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    unread: &'a [String],
 }
 
 impl Status {
@@ -77,6 +80,7 @@ fn json(gathered: &Gathered) -> String {
     let told = Told {
         under_mps: gathered.whether.as_ref(),
         jobs: &gathered.jobs,
+        unread: &gathered.unread,
     };
     serde_json::to_string(&told).map_or_else(|_| String::new(), |text| text + "\n")
 }
@@ -88,6 +92,7 @@ fn lines(gathered: &Gathered, width: Option<usize>) -> Vec<String> {
         .into_iter()
         .collect();
     lines.extend(gathered.jobs.iter().flat_map(|view| text::lines(view, width)));
+    lines.extend(gathered.unread.iter().cloned());
     if lines.is_empty() {
         lines.push("no job has MPS on this node".to_owned());
     }
@@ -98,6 +103,9 @@ fn lines(gathered: &Gathered, width: Option<usize>) -> Vec<String> {
 fn code(gathered: &Gathered) -> u8 {
     if let Some(whether) = &gathered.whether {
         return whether.code();
+    }
+    if !gathered.unread.is_empty() {
+        return EXIT_NODE;
     }
     let asked = gathered.asked.then(|| gathered.jobs.first()).flatten();
     match asked {

@@ -5,6 +5,8 @@ use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::record::State;
 use mpsd_core::text::one_line;
 use serde::Serialize;
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// The verdict.
@@ -59,15 +61,25 @@ pub fn whether(subject: &Subject, view: &View, pipe: Option<&str>) -> Whether {
     let Some(pipe) = pipe else {
         return Whether::no(format!("{PIPE_DIRECTORY} is not set here: {how}"));
     };
-    let place = subject
+    let own: Vec<&Path> = subject
         .daemons
         .iter()
-        .position(|daemon| daemon.pipe == Path::new(pipe));
-    let Some(place) = place else {
-        let pipe = one_line(pipe, 120);
-        return Whether::no(format!(
-            "{PIPE_DIRECTORY} is '{pipe}', which is no daemon's of job {job}: {how}"
-        ));
+        .map(|daemon| daemon.pipe.as_path())
+        .collect();
+    let place = match place(&own, Path::new(pipe)) {
+        Ok(Some(place)) => place,
+        Ok(None) => {
+            let pipe = one_line(pipe, 120);
+            return Whether::no(format!(
+                "{PIPE_DIRECTORY} is '{pipe}', which is no daemon's of job {job}: {how}"
+            ));
+        }
+        Err(why) => {
+            return Whether {
+                attached: Attached::Unknown,
+                because: one_line(&format!("{PIPE_DIRECTORY} is '{pipe}': {why}"), 300),
+            };
+        }
     };
     let daemon = view.daemons.get(place);
     match daemon.and_then(|daemon| daemon.silent.clone()) {
@@ -83,6 +95,35 @@ pub fn whether(subject: &Subject, view: &View, pipe: Option<&str>) -> Whether {
             because,
         },
     }
+}
+
+/// Which of the directories `own` this is, by its name or, through a link or a bind mount, by itself.
+///
+/// # Errors
+/// One line: that cannot be looked at.
+fn place(own: &[&Path], pipe: &Path) -> Result<Option<usize>, String> {
+    if let Some(place) = own.iter().position(|own| *own == pipe) {
+        return Ok(Some(place));
+    }
+    let look = |path: &Path| {
+        let about = path.metadata();
+        about.map(|about| (about.dev(), about.ino()))
+    };
+    let unseen = |path: &Path, why: Error| format!("'{}' cannot be looked at: {why}", path.display());
+    let here = match look(pipe) {
+        Ok(here) => here,
+        Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(why) => return Err(unseen(pipe, why)),
+    };
+    let mut hidden = None;
+    for (place, own) in own.iter().enumerate() {
+        match look(own) {
+            Ok(own) if own == here => return Ok(Some(place)),
+            Ok(_) => {}
+            Err(why) => hidden = Some(unseen(own, why)),
+        }
+    }
+    hidden.map_or(Ok(None), Err)
 }
 
 #[cfg(test)]

@@ -68,3 +68,34 @@ fn each_state_of_a_task_has_its_reason_and_code() {
         );
     }
 }
+
+#[test]
+fn a_link_to_the_jobs_own_directory_is_that_directory() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path();
+    let (own, other, link) = (dir.join("own"), dir.join("other"), dir.join("link"));
+    for dir in [&own, &other] {
+        std::fs::create_dir_all(dir).unwrap();
+    }
+    std::os::unix::fs::symlink(&own, &link).unwrap();
+    std::fs::write(dir.join("file"), "").unwrap();
+    let mut subject = subject(State::Ready);
+    subject.daemons[0].pipe.clone_from(&own);
+    let learnt = Learnt {
+        said: vec![Ok(Said::default())],
+        ..Learnt::default()
+    };
+    let view = view(&subject, &learnt);
+    let code = |subject: &Subject, pipe: &Path| whether(subject, &view, pipe.to_str()).code();
+    assert_eq!(code(&subject, &link), 0, "a link");
+    assert_eq!(code(&subject, &other), 1, "another directory");
+    assert_eq!(code(&subject, &dir.join("none")), 1, "no directory");
+    assert_eq!(
+        code(&subject, &dir.join("file/below")),
+        2,
+        "one that cannot be looked at"
+    );
+    // As in a container that has it under another name.
+    subject.daemons[0].pipe = dir.join("gone");
+    assert_eq!(code(&subject, &link), 2, "the job's own cannot be looked at");
+}
