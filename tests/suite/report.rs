@@ -308,6 +308,70 @@ fn reports_that_cannot_be_used_are_counted() {
 }
 
 #[test]
+fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_told() {
+    let mut place = place(fast(1), "");
+    begin(&place, "460.srv", "MPS=true");
+    let client = attached(&place, "460.srv", &["--hold", "30"]);
+    tells(&place, "460.srv", "\"clients\":1");
+    drop(client);
+    place.stage.node.change(|node| node.nvml.init_fails = true);
+    let end = place.strict_end("460.srv");
+    assert_eq!(end.code, Some(2), "{end:?}");
+    let first = of(&place, "460.srv");
+    assert!(
+        first["drain"].is_string() && first["as_before"] == false && first["faults"][0].is_string(),
+        "{first}"
+    );
+    // Its end is told in seconds.
+    std::thread::sleep(Duration::from_millis(1100));
+    place.stage.node.change(|node| node.nvml.init_fails = false);
+    let again = place.strict_end("460.srv");
+    // What root itself ended since then, no mpsd has lost.
+    assert!(
+        again.code == Some(0) && !again.err.contains("its mpsd says"),
+        "{again:?}"
+    );
+    let told = of(&place, "460.srv");
+    for key in [
+        "faults",
+        "undetermined",
+        "drain",
+        "drained",
+        "ended",
+        "teardown_ms",
+        "said_by_user",
+    ] {
+        assert_eq!(told[key], first[key], "{key}: {told}");
+    }
+    assert_eq!(
+        (&told["as_before"], &told["said_by_user"]["clients"]),
+        (&true.into(), &1.into()),
+        "{told}"
+    );
+    assert_eq!(files(&place).len(), 1, "{:?}", files(&place));
+    let text = report(&place, &["460.srv"]).out;
+    for line in [
+        "the node is as before",
+        "  fault: ",
+        "  drain: ",
+        "looked at again ",
+    ] {
+        assert!(text.contains(line), "{line}:\n{text}");
+    }
+    assert!(
+        !text.contains("not drained") && !text.contains("was lost"),
+        "{text}"
+    );
+    // Nobody took the drain.
+    let all = report(&place, &[]).out;
+    for line in ["drained: 0", "drain not delivered: 1"] {
+        assert!(all.lines().any(|other| other == line), "{line}:\n{all}");
+    }
+    let _ = place.take_drains();
+    place.assert_as_before("a second end");
+}
+
+#[test]
 fn a_job_that_did_not_ask_leaves_no_report_and_a_site_may_want_none() {
     let place = place(fast(1), "[reports]\nkeep = 0\n");
     begin(&place, "420.srv", "MPS=true");

@@ -96,9 +96,9 @@ fn end_if(
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
     // Last: nobody waits for it.
     if let Some(journal) = &journal {
-        node.keep_report(&written(journal, seen, &findings, drained.as_deref(), took));
+        node.keep_report(&written(journal, seen, &findings, drained.as_ref(), took));
     }
-    lines.extend(drained);
+    lines.extend(drained.map(|(line, _)| line));
     Ended {
         findings,
         lines,
@@ -111,7 +111,7 @@ fn written(
     journal: &Journal,
     said_by_user: Option<Seen>,
     findings: &Findings,
-    drain: Option<&str>,
+    drain: Option<&(String, bool)>,
     took: Duration,
 ) -> Report {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -134,7 +134,8 @@ fn written(
         undetermined: report::lines(&findings.undetermined),
         faults: report::lines(&findings.faults),
         notes: report::lines(&findings.notes),
-        drain: report::lines(drain).pop(),
+        drain: report::lines(drain.map(|(line, _)| line)).pop(),
+        drained: drain.is_some_and(|(_, delivered)| *delivered),
         said_by_user,
     }
 }
@@ -184,8 +185,8 @@ fn take_down(
     if !meant(journal.as_ref()) {
         return Ok(None);
     }
-    // It goes with the job's directory.
-    let seen = node.seen(job);
+    // It goes with the job's directory, and what `mpsd` sees from here on is root's own doing.
+    let seen = node.take_seen(job);
     match &journal {
         // A refusal's or a failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,
@@ -219,14 +220,14 @@ fn say(node: &mut impl Node, job: &JobId, findings: &Findings) -> Vec<String> {
     lines
 }
 
-/// Drains as configured when the job began: the configuration may be gone.
+/// Drains as configured when the job began: the configuration may be gone. The line, and whether the scheduler has it.
 fn drain(
     node: &mut impl Node,
     job: &JobId,
     ending: &Ending<'_>,
     journal: Option<&Journal>,
     findings: &Findings,
-) -> Option<String> {
+) -> Option<(String, bool)> {
     let settings = ending.settings;
     let (enabled, prefix) = match journal {
         Some(journal) => (journal.drain.enabled, &journal.drain.prefix),
@@ -241,5 +242,5 @@ fn drain(
     };
     let gpus = journal.map(Journal::gpu_names).unwrap_or_default();
     let prefix = enabled.then_some(prefix.as_str());
-    outcome::drain(node, &place, prefix, job, findings.faults.iter(), gpus).map(|(line, _)| line)
+    outcome::drain(node, &place, prefix, job, findings.faults.iter(), gpus)
 }

@@ -189,8 +189,8 @@ pub trait Store {
     /// A fault.
     fn remove_job(&mut self, job: &JobId) -> Result<(), Failure>;
 
-    /// What the job's `mpsd` says that it saw: its user's word.
-    fn seen(&mut self, job: &JobId) -> Option<Seen>;
+    /// What the job's `mpsd` says that it saw: its user's word. Told once; what `mpsd` writes afterwards goes nowhere.
+    fn take_seen(&mut self, job: &JobId) -> Option<Seen>;
     /// Keeps the job's report, as far as that can be done at once: nothing waits for it, and nothing fails with it.
     fn keep_report(&mut self, report: &Report);
 

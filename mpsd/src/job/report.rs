@@ -11,6 +11,8 @@ pub const VERSION: u32 = 1;
 /// Most lines of a kind, and the longest of them. Characters.
 const MOST_LINES: usize = 32;
 const LONGEST_LINE: usize = 500;
+/// How the note of a later end begins.
+const AGAIN: &str = "looked at again ";
 
 /// `/var/lib/mpsd/reports/<job>.<began>.json`, root 0600.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +53,9 @@ pub struct Report {
     pub notes: Vec<String>,
     /// What became of the drain, where there was one.
     pub drain: Option<String>,
+    /// Its scheduler has taken the drain.
+    #[serde(default)]
+    pub drained: bool,
     /// The word of the job's own `mpsd`, a process of its user's: root has proved none of it.
     pub said_by_user: Option<Seen>,
 }
@@ -60,6 +65,54 @@ impl Report {
     pub fn file_name(&self) -> String {
         format!("{}.{}.json", self.job.directory_name(), self.began)
     }
+
+    /// This report of a later end, together with the `earlier` one of the same job: what was found, done and said at the
+    /// first end stays, and the later one says how the node is now. After an end that left the node as before there is
+    /// none: then this is another job's.
+    pub fn after(self, earlier: Self) -> Self {
+        if earlier.as_before
+            || (earlier.version, &earlier.job, earlier.uid) != (self.version, &self.job, self.uid)
+        {
+            return self;
+        }
+        let is = if self.as_before { "is" } else { "is not" };
+        let later = self.ended.saturating_sub(earlier.ended);
+        let look = format!(
+            "{AGAIN}{later} s later, for {} ms: the node {is} as before",
+            self.teardown_ms
+        );
+        let mut notes = earlier.notes;
+        notes.retain(|note| !note.starts_with(AGAIN));
+        let mut notes = joined(notes, self.notes);
+        notes.truncate(MOST_LINES - 1);
+        notes.push(look);
+        let is_first = earlier.drain.is_some() && (earlier.drained || !self.drained);
+        let (drain, drained) = match is_first {
+            true => (earlier.drain, earlier.drained),
+            false => (self.drain, self.drained),
+        };
+        Self {
+            ended: earlier.ended,
+            teardown_ms: earlier.teardown_ms,
+            undetermined: joined(earlier.undetermined, self.undetermined),
+            faults: joined(earlier.faults, self.faults),
+            notes,
+            drain,
+            drained,
+            said_by_user: earlier.said_by_user,
+            ..self
+        }
+    }
+}
+
+/// The lines of two ends, each once.
+fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
+    for line in second {
+        if first.len() < MOST_LINES && !first.contains(&line) {
+            first.push(line);
+        }
+    }
+    first
 }
 
 /// When the job of the report with this file name began, seconds since 1970; `None`: it is no report's.

@@ -49,7 +49,6 @@ pub fn write(paths: &Paths, rule: &Reports, report: &Report, limit: Duration) ->
 }
 
 fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), String> {
-    let text = serde_json::to_vec(report).map_err(|e| e.to_string())?;
     // On a node without tmpfiles it is not there before the first drain or report.
     let made = DirBuilder::new()
         .recursive(true)
@@ -62,7 +61,13 @@ fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), Stri
     let (reports, _) = state
         .create_dir(name, SECRET, (0, 0))
         .map_err(|e| e.to_string())?;
-    let written = reports.write_whole(report.file_name(), &text, FILE);
+    let name = report.file_name();
+    let report = match earlier(&reports, &name) {
+        Some(earlier) => report.clone().after(earlier),
+        None => report.clone(),
+    };
+    let text = serde_json::to_vec(&report).map_err(|e| e.to_string())?;
+    let written = reports.write_whole(name, &text, FILE);
     written.map_err(|e| e.to_string())?;
     let oldest = now().saturating_sub(u64::from(rule.days) * 86_400);
     let all = listed(&reports)?;
@@ -91,6 +96,12 @@ fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
     };
     let left = all.iter().filter(|name| begun(name).is_some() && is_old(name));
     left.cloned().collect()
+}
+
+/// The report of the job's earlier end, where there was one.
+fn earlier(reports: &Dir, name: &str) -> Option<Report> {
+    let bytes = reports.read_limited(name, LONGEST).ok()??;
+    serde_json::from_slice(&bytes).ok()
 }
 
 fn now() -> u64 {

@@ -365,9 +365,11 @@ impl Store for RealNode {
     }
 
     /// Root's file, which nobody but the job's `mpsd` can write: it has a descriptor, and nobody can take it over.
-    fn seen(&mut self, job: &JobId) -> Option<Seen> {
+    fn take_seen(&mut self, job: &JobId) -> Option<Seen> {
         let dir = find(self.paths.job(job).directory()).ok()??;
-        Seen::parse(&dir.read_limited(SEEN, seen::LONGEST).ok()??)
+        let told = dir.read_limited(SEEN, seen::LONGEST);
+        let _ = dir.remove_file(SEEN);
+        Seen::parse(&told.ok()??)
     }
 
     fn keep_report(&mut self, report: &Report) {

@@ -354,7 +354,7 @@ impl Store for Sim {
         Ok(())
     }
 
-    fn seen(&mut self, _: &JobId) -> Option<Seen> {
+    fn take_seen(&mut self, _: &JobId) -> Option<Seen> {
         self.point();
         None
     }

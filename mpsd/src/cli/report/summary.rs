@@ -15,7 +15,11 @@ pub fn lines(reports: &[Report]) -> Vec<String> {
     vec![
         format!("jobs: {}", reports.len()),
         format!("node not as before: {}", count(|report| !report.as_before)),
-        format!("drained: {}", count(|report| report.drain.is_some())),
+        format!("drained: {}", count(|report| report.drained)),
+        format!(
+            "drain not delivered: {}",
+            count(|report| report.drain.is_some() && !report.drained)
+        ),
         format!("never ready: {}", count(|report| report.ready_ms.is_none())),
         times(
             "time to ready",

@@ -64,6 +64,7 @@ fn report() -> JobReport {
         faults: Vec::new(),
         notes: vec!["Terminate for mps-server 691".to_owned()],
         drain: None,
+        drained: false,
         said_by_user: Some(seen),
     }
 }
@@ -92,11 +93,19 @@ job 7 of alice on n1: ready after 210 ms, ended after 60 s, taken down in 120 ms
 fn many_reports_are_summed_up() {
     let mut quiet = report();
     (quiet.said_by_user, quiet.ready_ms, quiet.as_before) = (None, None, false);
-    let text = summary::lines(&[report(), quiet]).join("\n");
+    let drain = |drained| JobReport {
+        drain: Some("a line".to_owned()),
+        drained,
+        ..quiet.clone()
+    };
+    let all = [report(), drain(true), drain(false), drain(false)];
+    let text = summary::lines(&all).join("\n");
     for line in [
-        "jobs: 2",
-        "node not as before: 1",
-        "never ready: 1",
+        "jobs: 4",
+        "node not as before: 3",
+        "drained: 1",
+        "drain not delivered: 2",
+        "never ready: 3",
         "lost a server: 1",
         "time to ready: median 210 ms, most 210 ms",
         "a GPU without a client at any look: 1",
@@ -119,4 +128,59 @@ fn a_time_that_is_none_is_refused() {
 fn a_report_comes_back_as_it_was_written() {
     let text = serde_json::to_string(&report()).unwrap();
     assert_eq!(serde_json::from_str::<JobReport>(&text).unwrap(), report());
+}
+
+#[test]
+fn a_later_end_adds_how_the_node_is_now_and_takes_nothing_back() {
+    let first = JobReport {
+        as_before: false,
+        faults: vec!["NVML".to_owned()],
+        drain: Some("a drain".to_owned()),
+        drained: true,
+        ..report()
+    };
+    let later = |as_before| JobReport {
+        ended: 1360,
+        teardown_ms: 9,
+        as_before,
+        notes: Vec::new(),
+        said_by_user: None,
+        ..report()
+    };
+    let note = |told: &JobReport| told.notes.last().cloned().unwrap_or_default();
+    let told = later(false).after(first.clone());
+    assert_eq!(
+        note(&told),
+        "looked at again 300 s later, for 9 ms: the node is not as before"
+    );
+    let told = later(true).after(told);
+    assert_eq!(
+        note(&told),
+        "looked at again 300 s later, for 9 ms: the node is as before"
+    );
+    assert_eq!(
+        told.notes.len(),
+        2,
+        "of the later looks the last: {:?}",
+        told.notes
+    );
+    let all_else = JobReport {
+        as_before: false,
+        notes: first.notes.clone(),
+        ..told
+    };
+    assert_eq!(all_else, first);
+    // A drain that got through at the second end is the job's, whatever became of the first.
+    let taken = JobReport {
+        drain: Some("taken".to_owned()),
+        drained: true,
+        ..later(false)
+    };
+    let lost = JobReport {
+        drained: false,
+        ..first
+    };
+    assert_eq!(taken.after(lost).drain.as_deref(), Some("taken"));
+    // A job that was started anew in the same second.
+    assert_eq!(later(true).after(report()), later(true));
 }

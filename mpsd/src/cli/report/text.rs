@@ -34,13 +34,19 @@ pub fn lines(report: &Report) -> Vec<String> {
     lines
 }
 
-fn state(report: &Report) -> &'static str {
-    match (report.as_before, report.exclusive) {
-        (true, true) => "the node is as before, compute modes restored; not drained",
-        (true, false) => "the node is as before, compute modes were not changed; not drained",
-        (false, _) if report.drain.is_some() => "the node is not as before",
-        (false, _) => "the node is not as before; not drained",
-    }
+fn state(report: &Report) -> String {
+    let state = match (report.as_before, report.exclusive) {
+        (true, true) => "the node is as before, compute modes restored",
+        (true, false) => "the node is as before, compute modes were not changed",
+        (false, _) => "the node is not as before",
+    };
+    // A drain has a line of its own.
+    let drain = if report.drain.is_some() {
+        ""
+    } else {
+        "; not drained"
+    };
+    format!("{state}{drain}")
 }
 
 fn limits(report: &Report) -> Vec<String> {
