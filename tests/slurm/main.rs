@@ -19,6 +19,7 @@ mod site_matrix;
 mod sites;
 mod stack;
 mod steps;
+mod sweep;
 mod unplugged;
 
 use std::path::Path;
@@ -36,6 +37,7 @@ const GROUPS: &[runner::Group] = &[
     steps::GROUP,
     steps::MEMORY,
     steps::MEMORY_CGROUP,
+    sweep::GROUP,
     held::GROUP,
     failures::OPTIONAL,
     failures::REQUIRED,
