@@ -6,4 +6,5 @@ mod gain;
 pub mod matrices;
 mod plot;
 pub mod readme;
+mod several;
 pub mod soak;

@@ -10,6 +10,7 @@ use toml::Table;
 use super::figures::{self, Figures};
 use super::gain;
 use super::plot;
+use super::several;
 use crate::cargo;
 
 /// The pages that have figures.
@@ -85,6 +86,7 @@ fn filled(root: &Path, page: &str, text: &str) -> Result<String> {
         let block = match name {
             "hardware" => hardware(root)?,
             "gain" => brought(root)?,
+            "several" => several_gpus(root)?,
             "srun" => srun(root)?,
             "reliability" => reliability(root)?,
             other => bail!("{page}: there are no figures '{other}'"),
@@ -100,7 +102,7 @@ fn filled(root: &Path, page: &str, text: &str) -> Result<String> {
 fn hardware(root: &Path) -> Result<String> {
     let name = newest(root, "tests/hardware/results", |name| {
         name.ends_with(".toml")
-            && !["-contract.toml", "-devices.toml"]
+            && !["-contract.toml", "-devices.toml", "-many.toml"]
                 .iter()
                 .any(|end| name.ends_with(end))
     })?;
@@ -158,6 +160,18 @@ fn brought(root: &Path) -> Result<String> {
     let [openmm, kernels] = [sweep("-openmm.json")?, sweep("-kernels.json")?];
     let (_, alone) = sweep("-openmm-alone.json")?;
     gain::block((&openmm.0, &openmm.1), (&kernels.0, &kernels.1), &alone)
+}
+
+/// What jobs on all GPUs of a host cost one another.
+fn several_gpus(root: &Path) -> Result<String> {
+    let name = newest(root, "tests/hardware/results", |name| {
+        name.ends_with("-many.toml")
+    })?;
+    let result = table(root, &name)?;
+    let many = value(&result, &["many"])?
+        .as_table()
+        .context("no section 'many'")?;
+    several::block(&name, many)
 }
 
 /// Beliefs of the contract suite that the vendor's program was held to, how many of them need two GPUs, and how many
@@ -381,7 +395,7 @@ mod tests {
         check(&root).unwrap();
         let all = PAGES.map(|page| text(&root, page).unwrap());
         let blocks = all.each_ref().map(|text| text.matches(BEGIN).count());
-        assert_eq!(blocks, [1, 3], "a page lost a block");
+        assert_eq!(blocks, [1, 4], "a page lost a block");
         // Another figure, and one that was cut, are found.
         for (number, is, other) in [
             (0, "none wrong", "few wrong"),
@@ -398,7 +412,7 @@ mod tests {
             );
             assert!(same_lines(page, &wrong, right).is_err());
         }
-        assert!(filled(&root, PAGES[1], &all[1].replacen(END, "", 3)).is_err());
+        assert!(filled(&root, PAGES[1], &all[1].replacen(END, "", 4)).is_err());
         assert!(
             filled(
                 &root,
