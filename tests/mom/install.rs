@@ -285,7 +285,9 @@ fn check_says_what_a_torque_node_lacks_until_it_lacks_nothing() {
     assert!(text.contains("WARN  the mom has not read"), "{text}");
     tests::mom::torque::hang_up(node);
     let text = node.sh("mpsctl pbs check");
-    assert!(!text.contains("WARN") && !text.contains("FAIL"), "{text}");
+    // The simulated node has no systemd, which is the one thing left to say.
+    let left = text.lines().filter(|line| !line.starts_with("OK"));
+    assert!(left.eq(["WARN  systemd does not run here: nothing calls 'mpsctl reconcile' by itself; let cron do that every ten minutes"]), "{text}");
 }
 
 #[test]
