@@ -17,6 +17,7 @@ pub const FILE: &str = "file";
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
+const SETATTR: u32 = 4;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
@@ -73,6 +74,14 @@ impl Hung {
     /// As [`Hung::over`].
     pub fn over_reads(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(READ, at, uid, "")
+    }
+
+    /// The same, where no mode or owner is ever changed.
+    ///
+    /// # Errors
+    /// As [`Hung::over`].
+    pub fn over_changes(at: &Path, uid: u32) -> std::io::Result<Self> {
+        Self::withholding(SETATTR, at, uid, "")
     }
 
     fn withholding(withheld: u32, at: &Path, uid: u32, more: &str) -> std::io::Result<Self> {

@@ -123,8 +123,8 @@ const RUN: &[Row] = &[
     ),
     (
         "srun --gres=gpu:1 --mps mpsctl sweep -- ./solver",
-        "tests/suite/sweep.rs",
-        ".arg(\"sweep\")",
+        "tests/slurm/sweep.rs",
+        "[\"srun\", \"--mps\", \"-N1\", \"-n1\", \"--gres=gpu:2\"]",
     ),
     (
         "mpsctl support-bundle",

@@ -11,7 +11,10 @@ use serde_json::Value;
 use tests::double::Builder;
 use tests::double::look::wait_until;
 use tests::double::node::Node;
+use tests::figures;
+use tests::fuse::Hung;
 use tests::place::{Place, Running, fast, kill};
+use tests::scarcity::{Small, alone};
 use tests::stage::{Ran, USER, as_user, finish};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -382,7 +385,7 @@ fn a_job_that_did_not_ask_leaves_no_report_and_a_site_may_want_none() {
 }
 
 #[test]
-fn a_report_that_cannot_be_written_neither_fails_an_end_nor_holds_it_up() {
+fn a_report_that_cannot_be_written_does_not_fail_an_end() {
     let place = place(fast(1), "");
     // In the place of the directory, a file.
     let reports = place.stage.path("state/reports");
@@ -392,6 +395,29 @@ fn a_report_that_cannot_be_written_neither_fails_an_end_nor_holds_it_up() {
     assert_eq!(end.code, Some(0), "{end:?}");
     fs::remove_file(&reports).expect("file");
     place.assert_as_before("an end without a report");
+}
+
+#[test]
+fn a_disk_that_does_not_answer_does_not_hold_an_end_up() {
+    alone(|| {
+        let place = place(fast(1), "");
+        // Nothing but a mount namespace of this thread's own is wanted of it.
+        let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
+        begin(&place, "431.srv", "MPS=true");
+        let reports = place.stage.path("state/reports");
+        fs::create_dir(&reports).expect("directory");
+        let hung = match Hung::over_changes(&reports, 0) {
+            Ok(hung) => hung,
+            Err(why) => return println!("not tried here, this machine has no FUSE: {why}"),
+        };
+        let end = place.strict_end("431.srv");
+        assert!(hung.holds_somebody(), "nobody asked that disk: {end:?}");
+        assert_eq!(end.code, Some(0), "{end:?}");
+        assert!(end.took < SOON, "{end:?}");
+        drop(hung);
+        place.assert_not_drained("a disk that does not answer");
+        figures::tell("faults", 1);
+    });
 }
 
 /// Seconds of an epilogue, the fastest of several, with reports and without.

@@ -35,27 +35,37 @@ fn gave_up(place: &Place, ran: &Ran, words: &[&str], after: &str) {
     place.assert_as_before(after);
 }
 
+/// Starts again and again with one more of `what` free, as `leave` makes it, until one is ready, which then ends clean; how many
+/// failed, as `judge` wants it.
+fn until_it_starts(
+    place: &Place,
+    small: &Small,
+    what: &str,
+    leave: impl Fn(&Small, usize),
+    judge: impl Fn(&Ran, &str),
+) -> u64 {
+    for free in 0..64 {
+        leave(small, free);
+        let after = format!("{free} free {what}");
+        let ran = place.stage.prologue(&openpbs_args("70.srv", USER, ACCOUNT), &[]);
+        small.free();
+        if ran.code == Some(0) {
+            place.assert_ends_clean("70.srv", &after);
+            return free as u64;
+        }
+        println!("{after}: {}", ran.err.trim_end());
+        judge(&ran, &after);
+    }
+    panic!("a job needs 64 {what}");
+}
+
 #[test]
 fn a_file_system_that_is_full_at_any_moment_of_the_start_is_not_the_nodes_fault() {
     alone(|| {
         let place = Place::new(fast(1), CONFIG);
         let small = Small::over(&place.stage.path("run"), 256, 0o755);
-        let (mut failed, mut pages) = (0, 0);
-        loop {
-            small.leave(pages);
-            let after = format!("{pages} free pages");
-            let ran = place.stage.prologue(&openpbs_args("70.srv", USER, ACCOUNT), &[]);
-            small.free();
-            if ran.code == Some(0) {
-                place.assert_ends_clean("70.srv", &after);
-                break;
-            }
-            println!("{after}: {}", ran.err.trim_end());
-            gave_up(&place, &ran, &[FULL, "MPS did not start"], &after);
-            failed += 1;
-            pages += 1;
-            assert!(pages < 64, "a job needs {pages} pages");
-        }
+        let judge = |ran: &Ran, after: &str| gave_up(&place, ran, &[FULL, "MPS did not start"], after);
+        let failed = until_it_starts(&place, &small, "pages", Small::leave, judge);
         assert!(failed >= 3, "the file system was full at {failed} moments only");
         figures::tell("faults", failed);
     });
@@ -67,24 +77,13 @@ fn a_start_that_finds_no_room_tells_which_file_system_lacks_what() {
         let place = Place::new(fast(1), CONFIG);
         let run = place.stage.path("run");
         let small = Small::of_files(&run, 256, 0o755);
-        let mut files = 0;
-        loop {
-            small.leave_files(files);
-            let after = format!("{files} free inodes");
-            let ran = place.stage.prologue(&openpbs_args("70.srv", USER, ACCOUNT), &[]);
-            small.free();
-            if ran.code == Some(0) {
-                place.assert_ends_clean("70.srv", &after);
-                break;
-            }
-            println!("{after}: {}", ran.err.trim_end());
-            gave_up(&place, &ran, &["of 256 inodes free"], &after);
+        let judge = |ran: &Ran, after: &str| {
+            gave_up(&place, ran, &["of 256 inodes free"], after);
             assert!(ran.err.contains(&format!("'{}'", run.display())), "{ran:?}");
-            files += 1;
-            assert!(files < 64, "a job needs {files} inodes");
-        }
-        assert!(files >= 8, "there were too few inodes at {files} moments only");
-        figures::tell("faults", files as u64);
+        };
+        let failed = until_it_starts(&place, &small, "inodes", Small::leave_files, judge);
+        assert!(failed >= 8, "there were too few inodes at {failed} moments only");
+        figures::tell("faults", failed);
     });
     alone(|| {
         let place = Place::new(fast(1), CONFIG);

@@ -93,6 +93,12 @@ impl Bench {
         serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {ran:?}"))
     }
 
+    /// So many clients under MPS alone, without a share.
+    fn limitless(&self, clients: &str, more: &[&str]) -> Value {
+        let words = ["--clients", clients, "--threads", "none", "--only-mps"];
+        self.json(&[&words, more].concat())
+    }
+
     /// What runs out of the user's directory, or of the node's clients.
     fn left(&self) -> Vec<String> {
         let programs = look::processes_from(&self.place.stage.path("programs"));
@@ -354,30 +360,11 @@ fn a_job_without_mps_is_told_how_to_ask_and_one_with_a_share_is_refused() {
 fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
     let bench = Bench::new(1, "keep", "MPS=true");
     let quick = bench.script("quick", "sleep 0.5");
-    let json = bench.json(&[
-        "--clients",
-        "1,2",
-        "--threads",
-        "none",
-        "--only-mps",
-        "--",
-        &quick,
-    ]);
+    let json = bench.limitless("1,2", &["--", &quick]);
     let [one, two] = [1, 2].map(|clients| figure(&json, clients, Some("none")));
     assert!((4000.0..7300.0).contains(&one), "two a second at most: {one}");
     assert!(two > 1.5 * one, "{json}");
-    let again = [
-        "--clients",
-        "1",
-        "--threads",
-        "none",
-        "--only-mps",
-        "--seconds",
-        "3",
-        "--",
-        &quick,
-    ];
-    let json = bench.json(&again);
+    let json = bench.limitless("1", &["--seconds", "3", "--", &quick]);
     assert!(
         (4000.0..7300.0).contains(&figure(&json, 1, Some("none"))),
         "{json}"
@@ -387,20 +374,7 @@ fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
         "endless",
         "n=0; while :; do n=$((n + 1)); echo $n steps; sleep 0.2; done",
     );
-    let cut = [
-        "--clients",
-        "2",
-        "--threads",
-        "none",
-        "--only-mps",
-        "--seconds",
-        "2",
-        "--metric",
-        "steps",
-        "--",
-        &endless,
-    ];
-    let json = bench.json(&cut);
+    let json = bench.limitless("2", &["--seconds", "2", "--metric", "steps", "--", &endless]);
     assert!((10.0..24.0).contains(&figure(&json, 2, Some("none"))), "{json}");
     // One without a figure, nor an end.
     let ran = bench.sweep(&["--clients", "1", "--only-mps", "--seconds", "1", "--", &endless]);
@@ -429,19 +403,7 @@ fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
         peers.display()
     );
     let pair = bench.script("pair", &text);
-    let json = bench.json(&[
-        "--clients",
-        "1,2",
-        "--threads",
-        "none",
-        "--only-mps",
-        "--repeat",
-        "3",
-        "--metric",
-        "apples",
-        "--",
-        &pair,
-    ]);
+    let json = bench.limitless("1,2", &["--repeat", "3", "--metric", "apples", "--", &pair]);
     let one = row(&json, 1, Some("none"));
     assert_eq!(one["runs"].as_array().map(Vec::len), Some(3), "{json:#}");
     assert!(row(&json, 2, Some("none"))["failed"].is_string(), "{json:#}");
@@ -471,17 +433,7 @@ fn megabytes_of_garbage_are_read_and_forgotten() {
     let bench = Bench::new(1, "keep", "MPS=true");
     let text = "head -c 4000000 /dev/urandom; echo; echo '12.5 ns/day'; head -c 3000000 /dev/zero";
     let garbage = bench.script("garbage", text);
-    let json = bench.json(&[
-        "--clients",
-        "2",
-        "--threads",
-        "none",
-        "--only-mps",
-        "--metric",
-        "ns/day",
-        "--",
-        &garbage,
-    ]);
+    let json = bench.limitless("2", &["--metric", "ns/day", "--", &garbage]);
     assert_eq!(figure(&json, 2, Some("none")), 25.0, "{json}");
 }
 
@@ -496,17 +448,7 @@ fn children_that_outlive_their_run_are_ended_with_it() {
         .replace("LINGER 602", "echo 1 x")
         .replace("LINGER", &linger);
     let leaving = bench.script("leaving", &text);
-    let json = bench.json(&[
-        "--clients",
-        "2",
-        "--threads",
-        "none",
-        "--only-mps",
-        "--metric",
-        "x",
-        "--",
-        &leaving,
-    ]);
+    let json = bench.limitless("2", &["--metric", "x", "--", &leaving]);
     assert_eq!(figure(&json, 2, Some("none")), 2.0, "{json}");
     bench.assert_none_left(Duration::ZERO);
 }

@@ -1,15 +1,14 @@
 //! A job's clients as root sees them for `mpsctl status`: what its control daemons say, asked by a process of its user, and
 //! whose rank and what program a process is.
 
-use super::launch::with_spec;
+use super::launch::{to_ask, with_spec};
 use super::looks::asked;
 use super::real::RealNode;
 use crate::job::Journal;
-use crate::job::spec::{REPORT_FD, Spec};
+use crate::job::spec::REPORT_FD;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_line;
 use crate::sys::process::Process;
-use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::text::one_line;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
@@ -101,16 +100,7 @@ impl RealNode {
         let deadline = Deadline::after(limit);
         let daemons = u32::try_from(journal.daemons.len().max(1)).unwrap_or(u32::MAX);
         let each = (limit * 3 / 4 / daemons).as_millis();
-        let spec = Spec {
-            job: journal.job.as_str().to_owned(),
-            uid: journal.uid,
-            control: journal.control.clone(),
-            nvml: journal.nvml.clone(),
-            daemons: journal.daemons.clone(),
-            start_ms: 0,
-            command_ms: u64::try_from(each).unwrap_or(u64::MAX),
-            over_limit: MemoryOverLimit::Ignore,
-        };
+        let spec = to_ask(journal, u64::try_from(each).unwrap_or(u64::MAX));
         let (report, theirs) = pipe2(OFlag::O_CLOEXEC).ok()?;
         let mut spawn = with_spec(self, journal, &spec, &["--look"]).ok()?;
         spawn.inherit.push((theirs, REPORT_FD));

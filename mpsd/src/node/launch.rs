@@ -36,19 +36,25 @@ pub fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str])
     Ok(spawn)
 }
 
-/// The polite rung, by a process of the job's user: root does not talk to sockets that a user owns.
-pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
-    let per_command = (deadline.remaining() / 3).as_millis().min(u128::from(COMMAND_MS));
-    let spec = Spec {
+/// What `mpsd` is told where it only asks the daemons of a job, `command_ms` for each command.
+pub fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
+    Spec {
         job: journal.job.as_str().to_owned(),
         uid: journal.uid,
         control: journal.control.clone(),
         nvml: journal.nvml.clone(),
         daemons: journal.daemons.clone(),
         start_ms: 0,
-        command_ms: u64::try_from(per_command).unwrap_or(COMMAND_MS),
+        command_ms,
         over_limit: MemoryOverLimit::Ignore,
-    };
+    }
+}
+
+/// The polite rung, by a process of the job's user: root does not talk to sockets that a user owns.
+pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
+    let per_command = (deadline.remaining() / 3).as_millis().min(u128::from(COMMAND_MS));
+    let per_command = u64::try_from(per_command).unwrap_or(COMMAND_MS);
+    let spec = to_ask(journal, per_command);
     let Ok(spawn) = with_spec(node, journal, &spec, &["--stop"]) else {
         return;
     };
