@@ -184,7 +184,8 @@ pub fn recv_fd(fd: &OwnedFd) -> Option<(Vec<u8>, Option<OwnedFd>)> {
         );
         match got {
             Ok(message) => break (message.bytes, passed_descriptor(&message)),
-            Err(Errno::EINTR) => {}
+            // The other end closed with something unread: told before what it had still sent, which is read next.
+            Err(Errno::EINTR | Errno::ECONNRESET) => {}
             Err(_) => return None,
         }
     };
@@ -203,4 +204,20 @@ fn passed_descriptor(message: &socket::RecvMsg<'_, '_, UnixAddr>) -> Option<Owne
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that ends a client tells it why and closes, whatever the client had just asked.
+    #[test]
+    fn last_words_are_read_though_the_other_end_closed_with_something_unread() {
+        let (client, server) = pair().expect("a pair");
+        send(&client, b"LAUNCH").expect("sent");
+        send(&server, b"810").expect("sent");
+        drop(server);
+        assert_eq!(recv(&client).as_deref(), Some(&b"810"[..]));
+        assert_eq!(recv(&client), None);
+    }
 }
