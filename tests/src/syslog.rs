@@ -22,22 +22,41 @@ impl Syslog {
     /// Lays a `/dev` with a log over the machine's, of which `room`, an empty directory, keeps the difference. The thread gets a
     /// mount namespace of its own, as with [`Small::over`].
     pub fn hear(room: &Path) -> Self {
+        Self::hear_at(room, "/dev", Path::new("/dev/log"))
+    }
+
+    /// The same with systemd's journal, in a `/run` laid over the machine's.
+    pub fn hear_journal(room: &Path) -> Self {
+        Self::hear_at(room, "/run", Path::new("/run/systemd/journal/socket"))
+    }
+
+    fn hear_at(room: &Path, top: &str, path: &Path) -> Self {
         let small = Small::over(room, 64, 0o700);
         let [upper, work] = ["upper", "work"].map(|name| room.join(name));
         for dir in [&upper, &work] {
             fs::create_dir(dir).expect("directory");
         }
         let options = format!(
-            "lowerdir=/dev,upperdir={},workdir={}",
+            "lowerdir={top},upperdir={},workdir={}",
             upper.display(),
             work.display()
         );
         let none = MsFlags::empty();
-        mount(Some("dev"), "/dev", Some("overlay"), none, Some(options.as_str())).expect("an overlay");
-        let _ = fs::remove_file("/dev/log");
-        let socket = UnixDatagram::bind("/dev/log").expect("a socket");
+        mount(Some("over"), top, Some("overlay"), none, Some(options.as_str())).expect("an overlay");
+        fs::create_dir_all(path.parent().expect("a directory")).expect("directory");
+        let _ = fs::remove_file(path);
+        let socket = UnixDatagram::bind(path).expect("a socket");
         socket.set_nonblocking(true).expect("a socket");
         Self { socket, _room: small }
+    }
+
+    /// Lets nobody be heard any more: its queue is full, and nobody reads.
+    pub fn fill(&self) {
+        let own = self.socket.local_addr().expect("its address");
+        let path = own.as_pathname().expect("its path");
+        let sender = UnixDatagram::unbound().expect("a socket");
+        sender.set_nonblocking(true).expect("a socket");
+        while sender.send_to(b"x", path).is_ok() {}
     }
 
     /// The lines since the last call, each with its severity and its program's name.

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod architecture;
+mod audit;
 mod bad_input;
 mod circles;
 mod confined;

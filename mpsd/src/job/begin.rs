@@ -1,5 +1,6 @@
 //! The begin of a job: [`start`] is all that a prologue does, a step a line.
 
+use super::audit;
 use super::case::{Job, Scheduled};
 use super::effects;
 use super::evidence;
@@ -14,7 +15,6 @@ use crate::sys::deadline::Deadline;
 use mpsd_core::Failure;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, State};
-use mpsd_core::text;
 use std::time::Instant;
 
 /// When the prologue returns.
@@ -212,9 +212,7 @@ impl Start {
             effects::expect_its_job(node, &start.journal.job)?;
             start.tell_tasks(node, State::Ready)
         })?;
-        let journal = &self.journal;
-        let line = format!("job {}: MPS ready for {}", journal.job, text::user(&journal.user));
-        node.log(Severity::Info, &line);
+        node.audit(&audit::begun(&self.journal));
         Ok(())
     }
 

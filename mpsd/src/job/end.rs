@@ -1,6 +1,7 @@
 //! The end of a job, whoever asks for it: the epilogue when the job has ended, or `mpsctl reconcile` when the scheduler
 //! has forgotten it. The journal backwards, the log lines, the drain on proof.
 
+use super::audit;
 use super::evidence;
 use super::journal::Journal;
 use super::node::{Node, Severity};
@@ -92,7 +93,7 @@ fn end_if(
     if let Some(journal) = &journal {
         evidence::of_silent_nvml(node, At::end(journal));
     }
-    let mut lines = say(node, job, &findings);
+    let mut lines = say(node, job, journal.as_ref(), &findings);
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
     // Last: nobody waits for it.
     if let Some(journal) = &journal {
@@ -114,7 +115,6 @@ fn written(
     drain: Option<&(String, bool)>,
     took: Duration,
 ) -> Report {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let sets_mode = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
     Report {
         version: report::VERSION,
@@ -128,7 +128,7 @@ fn written(
         exclusive: journal.to_undo().any(sets_mode),
         began: journal.began,
         ready_ms: journal.ready_ms,
-        ended: since.unwrap_or_default().as_secs(),
+        ended: now(),
         teardown_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         as_before: findings.is_clean(),
         undetermined: report::lines(&findings.undetermined),
@@ -198,7 +198,13 @@ fn take_down(
     Ok(Some(Found { journal, seen }))
 }
 
-fn say(node: &mut impl Node, job: &JobId, findings: &Findings) -> Vec<String> {
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+fn say(node: &mut impl Node, job: &JobId, journal: Option<&Journal>, findings: &Findings) -> Vec<String> {
     for note in &findings.notes {
         node.log(Severity::Info, &format!("job {job}: {note}"));
     }
@@ -213,9 +219,15 @@ fn say(node: &mut impl Node, job: &JobId, findings: &Findings) -> Vec<String> {
         node.log(Severity::Error, &format!("fault: {text}"));
         lines.push(text);
     }
-    if findings.is_clean() {
-        let line = format!("job {job}: MPS ended, the node is as it was");
-        node.log(Severity::Info, &line);
+    match journal.and_then(|journal| audit::ended(journal, now(), findings.is_clean())) {
+        Some(entry) => node.audit(&entry),
+        None if findings.is_clean() => {
+            node.log(
+                Severity::Info,
+                &format!("job {job}: no MPS, the node is as it was"),
+            );
+        }
+        None => {}
     }
     lines
 }

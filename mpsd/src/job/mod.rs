@@ -2,6 +2,7 @@
 //! call, are generic over it ([`node`]): the programs run them on this one, the tests on one in memory.
 
 pub mod account;
+pub mod audit;
 mod begin;
 mod case;
 mod claim;

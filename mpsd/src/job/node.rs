@@ -2,6 +2,7 @@
 //! One method is one effect or one question; no order is built in.
 
 use super::account::Account;
+use super::audit::Entry;
 use super::journal::{Journal, ProcessRef, Programs};
 use super::ladder::Rung;
 use super::report::Report;
@@ -331,6 +332,10 @@ pub enum Severity {
 pub trait Console {
     /// One line to the node's log.
     fn log(&mut self, severity: Severity, line: &str);
+    /// An entry of the audit trail to the node's log.
+    fn audit(&mut self, entry: &Entry) {
+        self.log(Severity::Info, &entry.line);
+    }
     /// One line to whoever started the program.
     fn complain(&mut self, line: &str);
     /// Time for the whole teardown.

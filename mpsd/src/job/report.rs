@@ -120,6 +120,18 @@ pub fn began(file_name: &str) -> Option<u64> {
     file_name.strip_suffix(".json")?.rsplit_once('.')?.1.parse().ok()
 }
 
+/// The limits of each client of `daemon`, in words; `None`: it has none.
+pub fn limits(daemon: &Daemon) -> Option<String> {
+    let threads = daemon.threads.map(|threads| format!("threads {threads} %"));
+    let memory = daemon
+        .memory
+        .iter()
+        .map(|(gpu, mib)| format!("memory {mib}M of {gpu}"));
+    let priority = daemon.priority.map(|priority| format!("priority {priority}"));
+    let all: Vec<String> = threads.into_iter().chain(memory).chain(priority).collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
 /// So many of these lines, each printable, as a report has.
 pub fn lines<T: ToString>(of: impl IntoIterator<Item = T>) -> Vec<String> {
     let lines = of.into_iter().take(MOST_LINES);

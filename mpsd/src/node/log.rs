@@ -1,11 +1,16 @@
-//! Lines for the node's log and for whoever started a program. Syslog, where there is one, without a library and without
-//! waiting.
+//! Lines for the node's log and for whoever started a program. Syslog, where there is one, and for the audit trail systemd's
+//! journal, without a library and without waiting.
 
+use crate::job::audit::Entry;
 use crate::job::node::Severity;
 use mpsd_core::text::one_line;
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 
+/// Where systemd's journal takes entries with fields.
+const JOURNAL: &str = "/run/systemd/journal/socket";
+/// Longest value of a field there. Characters.
+const LONGEST: usize = 4000;
 /// Facility `daemon`, severities of syslog(3).
 const DAEMON: u8 = 3 << 3;
 
@@ -25,6 +30,32 @@ pub fn line(program: &str, severity: Severity, text: &str) {
         one_line(text, 900)
     );
     let _ = socket.send_to(line.as_bytes(), "/dev/log");
+}
+
+/// Sends an entry of the audit trail: to systemd's journal with its fields, by the journal's native protocol
+/// (systemd.io/JOURNAL_NATIVE_PROTOCOL); where there is none, or it takes nothing now, as a line.
+pub fn entry(program: &str, entry: &Entry) {
+    if journal(program, entry).is_err() {
+        line(program, Severity::Info, &entry.line);
+    }
+}
+
+fn journal(program: &str, entry: &Entry) -> std::io::Result<()> {
+    let own = [
+        ("MESSAGE", entry.line.clone()),
+        ("PRIORITY", (Severity::Info as u8).to_string()),
+        ("SYSLOG_FACILITY", (DAEMON >> 3).to_string()),
+        ("SYSLOG_IDENTIFIER", program.to_owned()),
+    ];
+    // A value without a line's end stands behind its name on one line.
+    let text: String = own
+        .iter()
+        .chain(&entry.fields)
+        .map(|(name, value)| format!("{name}={}\n", one_line(value, LONGEST)))
+        .collect();
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    socket.send_to(text.as_bytes(), JOURNAL).map(drop)
 }
 
 /// Prints `program: text` on standard error, on one line; a closed standard error loses it.

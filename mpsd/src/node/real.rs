@@ -3,6 +3,7 @@
 use super::log;
 use super::worker::NvmlWorker;
 use crate::job::Journal;
+use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Drains, Severity};
 use crate::plan::effects::Effect;
@@ -195,6 +196,10 @@ impl Drains for RealNode {
 impl Console for RealNode {
     fn log(&mut self, severity: Severity, line: &str) {
         log::line(self.program, severity, line);
+    }
+
+    fn audit(&mut self, entry: &Entry) {
+        log::entry(self.program, entry);
     }
 
     fn complain(&mut self, line: &str) {

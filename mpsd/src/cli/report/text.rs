@@ -1,6 +1,6 @@
 //! One report in words.
 
-use crate::job::report::Report;
+use crate::job::report::{self, Report};
 use mpsd_core::seen::Seen;
 
 /// The lines of a report.
@@ -17,7 +17,8 @@ pub fn lines(report: &Report) -> Vec<String> {
         ),
         format!("  {}", state(report)),
     ];
-    lines.extend(limits(report));
+    let limits = report.daemons.iter().filter_map(report::limits);
+    lines.extend(limits.map(|limits| format!("  limits of each client: {limits}")));
     lines.extend(report.drain.iter().map(|line| format!("  drain: {line}")));
     lines.extend(report.faults.iter().map(|line| format!("  fault: {line}")));
     lines.extend(
@@ -47,20 +48,6 @@ fn state(report: &Report) -> String {
         "; not drained"
     };
     format!("{state}{drain}")
-}
-
-fn limits(report: &Report) -> Vec<String> {
-    let of = |daemon: &mpsd_core::record::Daemon| {
-        let threads = daemon.threads.map(|threads| format!("threads {threads} %"));
-        let memory = daemon
-            .memory
-            .iter()
-            .map(|(gpu, mib)| format!("memory {mib}M of {gpu}"));
-        let priority = daemon.priority.map(|priority| format!("priority {priority}"));
-        let all: Vec<String> = threads.into_iter().chain(memory).chain(priority).collect();
-        (!all.is_empty()).then(|| format!("  limits of each client: {}", all.join(", ")))
-    };
-    report.daemons.iter().filter_map(of).collect()
 }
 
 /// What the job's own `mpsd` said: a user's word, and marked so.
