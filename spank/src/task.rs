@@ -221,6 +221,11 @@ fn attach(
         )
         .into()),
         Progress::Ready => {
+            let rank = slurm.item(Item::TaskId);
+            if let Some(warning) = environment::warning(rank, &|name| slurm.job_env(name)) {
+                // Slurm shows the user errors alone.
+                slurm.log(Level::Error, &warning);
+            }
             let own = match demand {
                 Demand::On(request) => {
                     of_step(record, request).map_err(|refusal| Why::from(refusal.to_string()))

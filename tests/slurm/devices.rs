@@ -489,6 +489,7 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
     };
     let inventory = Inventory {
         gpus: (0..).zip(minors).map(gpu).collect::<Result<_>>()?,
+        driver: String::new(),
     };
     let submission = scheduler::read(&input, &ByName)?;
     let GpuSource::Numbered(numbers) = scheduler::devices(&submission, &input, &ByName)?.gpus else {

@@ -28,6 +28,7 @@ fn scenarios() -> Vec<Scenario> {
             .devices(|d| d.tasks_on_node = Some(8)),
         Scenario::new("auto_tasks_unknown", "MPS=true,MPS_THREADS=auto", 1),
         Scenario::new("replicas", "MPS=true,MPS_REPLICAS=3", 1),
+        Scenario::new("more_replicas_than_clients", "MPS=true,MPS_REPLICAS=60", 1),
         Scenario::new("bound", "MPS=true,MPS_BIND=closest+peers,MPS_VISIBLE=ordinal", 2),
         Scenario::new("bound_by_the_site", "MPS=true", 2).config("[defaults]\nbind = \"block\""),
         Scenario::new("verify", "MPS=true,MPS_VERIFY=true", 1),
@@ -66,6 +67,20 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("too_many_tasks_refused", "MPS=true", 1)
             .config("too_many_tasks = \"refuse\"")
             .devices(|d| d.tasks_on_node = Some(49)),
+        Scenario::new("many_tasks_on_driver_590", "MPS=true", 1)
+            .driver("590.44.01")
+            .config("too_many_tasks = \"refuse\"")
+            .devices(|d| d.tasks_on_node = Some(60)),
+        Scenario::new("too_many_tasks_for_driver_590", "MPS=true", 1)
+            .driver("590.44.01")
+            .devices(|d| d.tasks_on_node = Some(61)),
+        Scenario::new("many_tasks_by_the_site", "MPS=true", 1)
+            .config("max_clients = 64")
+            .devices(|d| d.tasks_on_node = Some(61)),
+        Scenario::new("too_many_tasks_before_volta", "MPS=true", 1)
+            .config("max_clients = 64")
+            .gpus(|gpus| old(&mut gpus[0]))
+            .devices(|d| d.tasks_on_node = Some(17)),
     ]
 }
 

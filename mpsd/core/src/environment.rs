@@ -20,6 +20,10 @@ pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// A client's own memory limit. A name of a GPU that the client does not see drops every limit
 /// (docs/facts/mps-control.md#memory-limits).
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+/// Connections that a client holds of its GPU's. The user's own: never set or removed.
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+/// What a client has without the variable (docs/facts/mps-control.md#clients).
+const USUAL_CONNECTIONS: u32 = 2;
 /// The job whose MPS a task uses; tells variables inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
 /// Variables with a launcher's local rank, and with the number of its ranks on the node, in the order they are looked up: an
@@ -41,6 +45,17 @@ pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static s
     LAUNCHERS.iter().find_map(|(name, size)| {
         let (local, of) = (number(name)?, number(size));
         Some((Rank { local, of }, *name))
+    })
+}
+
+/// What the first rank of a node, or a process without one, is told of its environment: no error, and no reason not to run.
+pub fn warning(rank: Option<u32>, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let connections: u32 = lookup(CONNECTIONS)?.trim().parse().ok()?;
+    (rank.unwrap_or(0) == 0 && connections > USUAL_CONNECTIONS).then(|| {
+        format!(
+            "warning: {CONNECTIONS}={connections}: above {USUAL_CONNECTIONS} a GPU takes fewer MPS clients, each of which holds \
+             that many of its connections"
+        )
     })
 }
 

@@ -91,8 +91,17 @@ pub struct Gpu {
     pub cpus: Option<String>,
 }
 
+/// Clients of a GPU before Volta.
+const CLIENTS_BEFORE_VOLTA: u32 = 16;
+/// Clients of a later one, up to CUDA 13.0: seen on driver 580.
+const CLIENTS_UP_TO_13_0: u32 = 48;
+/// Most clients that any GPU takes: with CUDA 13.1 and later.
+pub const MOST_CLIENTS: u32 = 60;
+/// The branch of the driver that came with CUDA 13.1 (docs/facts/mps-control.md#what-newer-drivers-change).
+pub const DRIVER_OF_13_1: u32 = 590;
+
 impl Gpu {
-    /// Volta (compute capability 7.0) and later take clients in their own address spaces, 48 and more; before it 16.
+    /// Volta (compute capability 7.0) and later take clients in their own address spaces.
     pub fn is_volta_or_later(&self) -> bool {
         self.capability >= (7, 0)
     }
@@ -114,9 +123,33 @@ pub struct GpuProcess {
 pub struct Inventory {
     /// All GPUs, in NVML's order.
     pub gpus: Vec<Gpu>,
+    /// The driver's version (`580.159.04`); empty: not known.
+    #[serde(default)]
+    pub driver: String,
 }
 
 impl Inventory {
+    /// Whether the driver is of this branch (`580`) or a later one; one that is not known is not.
+    pub fn has_driver(&self, branch: u32) -> bool {
+        let own = self.driver.split('.').next();
+        own.and_then(|own| own.parse::<u32>().ok())
+            .is_some_and(|own| own >= branch)
+    }
+
+    /// Clients that MPS takes on `gpu` (docs/facts/mps-control.md#clients); `site` is `max_clients`, which goes before what
+    /// the driver is known for, and does not give a GPU before Volta more than it has.
+    pub fn clients(&self, gpu: &Gpu, site: Option<u32>) -> u32 {
+        let known = match self.has_driver(DRIVER_OF_13_1) {
+            true => MOST_CLIENTS,
+            false => CLIENTS_UP_TO_13_0,
+        };
+        let clients = site.unwrap_or(known);
+        match gpu.is_volta_or_later() {
+            true => clients,
+            false => clients.min(CLIENTS_BEFORE_VOLTA),
+        }
+    }
+
     /// The GPU with NVML's index `index`.
     pub fn by_index(&self, index: u32) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.index == index)

@@ -166,6 +166,9 @@ pub struct Record {
     /// Which GPU a rank sees; `None` in a record of an earlier release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
+    /// MPS clients that each of the GPUs takes; `None` in a record of an earlier release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clients: Option<u32>,
 }
 
 fn yes() -> bool {
@@ -197,6 +200,7 @@ impl Record {
             names: None,
             same_numbers: false,
             bind: None,
+            clients: None,
         }
     }
 

@@ -5,6 +5,7 @@ use super::{NAME, complain};
 use crate::scheduler::setup::Stopped;
 use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
+use mpsd_core::environment::{rank, warning};
 use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::{Failure, Refusal};
 use std::ffi::OsString;
@@ -66,6 +67,10 @@ impl Exec {
     /// The job has no MPS here, or it was refused or failed, or the command cannot be run.
     pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, Stopped> {
         let found = self.find(caller)?;
+        let rank = rank(caller.env).map(|(rank, _)| rank.local);
+        if let (Found::Attached(_), Some(warning)) = (&found, warning(rank, caller.env)) {
+            complain(NAME, &warning);
+        }
         let Some((program, arguments)) = self.command.split_first() else {
             return Err(Stopped {
                 line: "no command".to_owned(),

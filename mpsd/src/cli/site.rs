@@ -5,8 +5,8 @@ use crate::scheduler::advertise::advertise;
 use crate::scheduler::batch_system::Offer;
 use crate::scheduler::setup::{Done, Finding};
 use crate::scheduler::{self, Scheduler};
-use mpsd_core::config::{Config, Settings};
-use mpsd_core::{Failure, Inventory};
+use mpsd_core::config::Config;
+use mpsd_core::{Failure, Gpu, Inventory};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -97,26 +97,22 @@ impl Advertise {
         let node = self.node.as_deref().unwrap_or(host);
         let settings = config.for_node(node, &[])?;
         let inventory = inventory(worker, &settings.nvml)?;
-        let replicas = replicas(&config, node, &inventory)?;
-        let offers: Vec<Offer<'_>> = inventory
-            .gpus
-            .iter()
-            .zip(replicas)
-            .map(|(gpu, replicas)| Offer { gpu, replicas })
-            .collect();
+        let offers = offers(&config, node, &inventory)?;
         Ok(advertise(scheduler::of(self.scheduler), node, &offers)?)
     }
 }
 
-/// `replicas` of each GPU: that of its own product, whatever else is on the node.
-fn replicas(config: &Config, node: &str, inventory: &Inventory) -> Result<Vec<Option<u32>>, Failure> {
-    let of = |product: &str| {
-        config
-            .for_node(node, &[product])
-            .map(|settings: Settings| settings.replicas)
+/// Each GPU by the settings for its own product, whatever else is on the node.
+fn offers<'a>(config: &Config, node: &str, inventory: &'a Inventory) -> Result<Vec<Offer<'a>>, Failure> {
+    let of = |gpu: &'a Gpu| {
+        let settings = config.for_node(node, &[&gpu.name])?;
+        Ok(Offer {
+            gpu,
+            replicas: settings.replicas,
+            clients: inventory.clients(gpu, settings.max_clients),
+        })
     };
-    let all: Result<Vec<_>, _> = inventory.gpus.iter().map(|gpu| of(&gpu.name)).collect();
-    Ok(all?)
+    inventory.gpus.iter().map(of).collect()
 }
 
 #[cfg(test)]

@@ -85,6 +85,7 @@ impl Job {
             names: Some(plan.names),
             same_numbers: plan.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,
             bind: Some(plan.bind),
+            clients: plan.clients,
         }
     }
 }

@@ -112,7 +112,9 @@ impl Nvml {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Inventory { gpus })
+        // Not a GPU's affair: without it MPS goes on, as with the oldest driver.
+        let driver = self.library.sys_driver_version().unwrap_or_default();
+        Ok(Inventory { gpus, driver })
     }
 
     fn gpu(&self, index: u32) -> Result<Gpu, NvmlError> {

@@ -82,6 +82,8 @@ pub struct Plan {
     pub bind: Bind,
     /// How its GPUs are named.
     pub names: DeviceNames,
+    /// MPS clients that each of its GPUs takes.
+    pub clients: Option<u32>,
 }
 
 impl fmt::Display for Plan {

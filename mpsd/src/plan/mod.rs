@@ -7,7 +7,6 @@ pub(crate) mod tasks;
 
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::share::{Share, Wanted};
-use crate::scheduler::batch_system::SHARES_BEFORE_VOLTA;
 use crate::scheduler::{Devices, Exclusive, Submission};
 use mpsd_core::bind::Bind;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
@@ -57,7 +56,14 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let request = settings.with_defaults(&case.asked.request);
     let mut notes = Vec::new();
     check_generations(request.mode, &gpus)?;
-    check_tasks(case, &settings, &gpus, tasks, &mut notes)?;
+    let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
+    let clients = gpus.iter().map(clients).min();
+    check_tasks(case, &settings, gpus.len(), tasks.zip(clients), &mut notes)?;
+    let shares = request
+        .replicas
+        .zip(clients)
+        .filter(|(shares, most)| shares > most);
+    notes.extend(shares.map(|(shares, most)| format!("a GPU takes {most} MPS clients, not {shares}")));
     let wanted = Wanted {
         asked: &case.asked.request,
         wording: case.asked.wording,
@@ -94,6 +100,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         then: request.plan_lines().collect(),
         bind: request.bind.unwrap_or(Bind::NONE),
         names: request.visible.unwrap_or(settings.cuda_visible_devices),
+        clients,
     };
     Ok((settings, plan))
 }
@@ -186,27 +193,16 @@ fn tasks_per_gpu(devices: &Devices, gpus: usize) -> Option<u32> {
 fn check_tasks(
     case: &Case<'_>,
     settings: &Settings,
-    gpus: &[&Gpu],
-    tasks: Option<u32>,
+    gpus: usize,
+    tasks_and_most: Option<(u32, u32)>,
     notes: &mut Vec<String>,
 ) -> Result<(), Refusal> {
-    let Some(tasks) = tasks else { return Ok(()) };
-    let volta = gpus.iter().all(|gpu| gpu.is_volta_or_later());
-    let most = if volta {
-        settings.max_clients
-    } else {
-        SHARES_BEFORE_VOLTA.min(settings.max_clients)
-    };
-    if tasks <= most {
+    let Some((tasks, most)) = tasks_and_most.filter(|(tasks, most)| tasks > most) else {
         return Ok(());
-    }
+    };
     let why = format!("a GPU takes {most} MPS clients, and this job has {tasks} tasks on each");
     if settings.too_many_tasks == TooManyTasks::Refuse {
-        let what = format!(
-            "{} tasks on {} GPUs",
-            case.devices.tasks_on_node.unwrap_or(0),
-            gpus.len()
-        );
+        let what = format!("{} tasks on {gpus} GPUs", case.devices.tasks_on_node.unwrap_or(0));
         return Err(Refusal::new(what, why, format!("at most {most} tasks a GPU")));
     }
     notes.push(format!("{why}; those beyond fail if all of them use it"));

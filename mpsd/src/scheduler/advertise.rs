@@ -3,7 +3,7 @@
 //! What the Kubernetes device plugin does by itself, an administrator does here by pasting: a scheduler's
 //! configuration is the site's. Pure: a node in, text out.
 
-use super::batch_system::{BatchSystem, Offer, SHARES_BEFORE_VOLTA};
+use super::batch_system::{BatchSystem, Offer};
 use mpsd_core::Refusal;
 
 /// What the administrator adds to the configuration of `system` so that `node` offers its shares.
@@ -31,9 +31,9 @@ pub fn advertise(system: &dyn BatchSystem, node: &str, offers: &[Offer<'_>]) -> 
 fn left_out(offers: &[Offer<'_>]) -> String {
     let why = |offer: &Offer<'_>| match offer.replicas {
         Some(_) if offer.gpu.mig => Some("is in MIG mode".to_owned()),
-        Some(wanted) if offer.shares() < wanted => Some(format!(
-            "takes {SHARES_BEFORE_VOLTA} clients, not {wanted}: it is older than Volta"
-        )),
+        Some(wanted) if offer.shares() < wanted => {
+            Some(format!("takes {} clients, not {wanted}", offer.clients))
+        }
         Some(_) => None,
         None => Some("has no replicas in mpsd.toml".to_owned()),
     };

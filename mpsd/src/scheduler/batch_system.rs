@@ -12,9 +12,6 @@ use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Wording;
 use std::time::Duration;
 
-/// Clients, and so shares, of a GPU before Volta (docs/facts/mps-control.md#clients).
-pub(crate) const SHARES_BEFORE_VOLTA: u32 = 16;
-
 /// A batch system: its calls, its jobs, its way to take a node out of service.
 pub trait BatchSystem: Sync {
     /// Its name, as it stands in journals, markers and `--scheduler`.
@@ -141,6 +138,8 @@ pub struct Offer<'a> {
     pub gpu: &'a Gpu,
     /// `replicas` for its product on its node; `None`: it is not offered in shares.
     pub replicas: Option<u32>,
+    /// The MPS clients that it takes.
+    pub clients: u32,
 }
 
 impl Offer<'_> {
@@ -150,8 +149,7 @@ impl Offer<'_> {
             // MPS is given to whole GPUs only.
             None => 0,
             Some(_) if self.gpu.mig => 0,
-            Some(replicas) if self.gpu.is_volta_or_later() => replicas,
-            Some(replicas) => replicas.min(SHARES_BEFORE_VOLTA),
+            Some(replicas) => replicas.min(self.clients),
         }
     }
 }

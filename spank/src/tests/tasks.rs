@@ -75,6 +75,24 @@ fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
     }
 }
 
+#[test]
+fn the_first_task_is_warned_of_connections_and_runs() {
+    for (rank, warned) in [(0, true), (1, false)] {
+        let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        let mut slurm = FakeSlurm::step(0).with_job_env("CUDA_DEVICE_MAX_CONNECTIONS", "8");
+        slurm.items.retain(|(item, _)| *item != Item::TaskId);
+        slurm.items.push((Item::TaskId, rank));
+        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+        let errors = slurm.errors();
+        assert_eq!(!errors.is_empty(), warned, "{errors:?}");
+        assert!(errors.iter().all(|line| line.starts_with("warning: ")));
+        assert_eq!(
+            slurm.job_env["CUDA_DEVICE_MAX_CONNECTIONS"], "8",
+            "the user's own"
+        );
+    }
+}
+
 /// The task's own view decides: of the node's GPUs the first is closed to it, so that its number 0 is the second one.
 #[test]
 fn a_number_is_a_place_among_what_the_task_may_open() {

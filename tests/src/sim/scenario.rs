@@ -64,6 +64,7 @@ impl Scenario {
             config: "",
             inventory: Inventory {
                 gpus: (0..gpus).map(h200).collect(),
+                driver: "580.159.04".to_owned(),
             },
             devices: Devices {
                 gpus: GpuSource::Listed((0..gpus).map(GpuName::Index).collect()),
@@ -94,6 +95,12 @@ impl Scenario {
     /// With another node.
     pub fn gpus(mut self, change: impl FnOnce(&mut Vec<Gpu>)) -> Self {
         change(&mut self.inventory.gpus);
+        self
+    }
+
+    /// With another driver.
+    pub fn driver(mut self, version: &str) -> Self {
+        self.inventory.driver = version.to_owned();
         self
     }
 

@@ -5,7 +5,7 @@ use crate::bench::{Bench, nvidia, say};
 use crate::client::Client;
 
 /// One line each, printed by every run.
-const DOCUMENTED: [&str; 8] = [
+const DOCUMENTED: [&str; 10] = [
     "EXCLUSIVE_PROCESS: a client without MPS fails while another context is on the GPU",
     "EXCLUSIVE_PROCESS: clients under MPS share the GPU, which the server alone holds",
     "EXCLUSIVE_PROCESS: a server cannot start while a foreign context holds the GPU",
@@ -13,6 +13,8 @@ const DOCUMENTED: [&str; 8] = [
     "after a fatal fault of a client get_server_status answers FAULT until all clients have gone",
     "get_server_status answers INITIALIZING while a server comes up",
     "before Volta a server takes 16 clients, and one fault ends them all",
+    "from driver 590 on a GPU takes 60 clients",
+    "CUDA_DEVICE_MAX_CONNECTIONS above 2 makes a GPU take fewer clients",
     "a server shows no MIG devices of several GPUs at once",
 ];
 

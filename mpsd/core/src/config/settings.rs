@@ -7,6 +7,7 @@ use super::values::{
     UnattachedTasks, Value, Wait,
 };
 use crate::bind::{Bind, DeviceNames};
+use crate::gpu::MOST_CLIENTS;
 use crate::limits::{Amount, Percent, Priority};
 use crate::paths::Paths;
 use crate::request::{MemoryLimit, Request, Threads};
@@ -156,13 +157,13 @@ settings! {
         /// More tasks on a GPU than it takes MPS clients: "warn" (not every task is a client), or "refuse".
         too_many_tasks: TooManyTasks = TooManyTasks::Warn;
 
-        /// Clients that one GPU takes: 48 with driver 580, 60 with newer ones by their documentation. GPUs before Volta take
-        /// 16, whatever stands here.
-        max_clients: u32 = 48, Given::whole::<1, 1024, _>;
+        /// Clients that one GPU takes. Not set: what its driver is known for, 48 up to 580 and 60 from 590 on (CUDA 13.1) by
+        /// NVIDIA's documentation. GPUs before Volta take 16, whatever stands here.
+        max_clients: Option<u32> = None => 48, Given::whole::<1, 1024, _>;
 
-        /// Into how many shares the GPUs of a node are advertised to the scheduler ('mpsctl advertise'); 1 to 48. It limits no
+        /// Into how many shares the GPUs of a node are advertised to the scheduler ('mpsctl advertise'); 1 to 60. It limits no
         /// job. Not set: none are advertised.
-        replicas: Option<u32> = None => 4, Given::whole::<1, 48, _>;
+        replicas: Option<u32> = None => 4, Given::whole::<1, MOST_CLIENTS, _>;
 
         /// How tasks find their GPUs in CUDA_VISIBLE_DEVICES; a job may say it (MPS_VISIBLE).
         /// "uuid": by UUID, since a daemon that sees some of the node's GPUs numbers them anew. "ordinal": by the daemon's own

@@ -68,7 +68,7 @@ fn defaults() {
     assert_eq!(settings.nvml, "libnvidia-ml.so.1");
     assert_eq!(
         (settings.max_clients, settings.deadline),
-        (48, Duration::from_secs(20))
+        (None, Duration::from_secs(20))
     );
     assert_eq!(
         (settings.drain.enabled, settings.drain.auto_undrain),
@@ -88,7 +88,7 @@ fn defaults() {
         .collect();
     assert_eq!(
         unset.join(" "),
-        "replicas defaults.threads defaults.mem defaults.priority defaults.verify defaults.bind ceilings.threads ceilings.mem \
+        "max_clients replicas defaults.threads defaults.mem defaults.priority defaults.verify defaults.bind ceilings.threads ceilings.mem \
          slurm.exec slurm.conf slurm.auto_constraint pbs.home pbs.exec pbs.node"
     );
 }
@@ -118,7 +118,8 @@ compute_mode = "exclusive"
 #[test]
 fn later_sections_override_earlier_ones() {
     let config = parsed(SECTIONS);
-    let clients = |node: &str, products: &[&str]| config.for_node(node, products).unwrap().max_clients;
+    let clients =
+        |node: &str, products: &[&str]| config.for_node(node, products).unwrap().max_clients.unwrap();
     assert_eq!(clients("login", &[]), 60);
     assert_eq!(clients("gpu001", &[]), 16);
     assert_eq!(clients("gpu001", &["NVIDIA A100", "NVIDIA H200"]), 32);
@@ -207,7 +208,7 @@ fn an_error_names_file_line_column_and_what_is_known() {
         ("defaults.mem = \"4GB\"", "1:16: decimal units are not accepted"),
         ("ceilings.threads = \"30:70\"", "1:20: not a plain decimal number"),
         ("max_clients = 0", "1:15: 0 is out of range; allowed: 1 to 1024"),
-        ("replicas = 49", "1:12: 49 is out of range; allowed: 1 to 48"),
+        ("replicas = 61", "1:12: 61 is out of range; allowed: 1 to 60"),
         (
             "deadline_s = 2.5",
             "1:14: invalid type: floating point '2.5', expected a whole number",
@@ -294,7 +295,7 @@ fn only_roots_file_is_obeyed() {
             .for_node("n", &[])
             .unwrap()
             .max_clients,
-        7
+        Some(7)
     );
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o664)).unwrap();
     assert!(Config::load(&path).is_err(), "writable by the group");

@@ -52,6 +52,31 @@ fn value(changes: &[Change], name: &str) -> Option<String> {
         .and_then(|c| c.value.clone())
 }
 
+/// docs/facts/mps-control.md#clients
+#[test]
+fn one_rank_is_warned_of_connections_that_cost_clients() {
+    let told = |rank, value: Option<&str>| {
+        let value = value.map(str::to_owned);
+        warning(rank, &|name: &str| {
+            value.clone().filter(|_| name == "CUDA_DEVICE_MAX_CONNECTIONS")
+        })
+    };
+    let line = told(Some(0), Some("8")).unwrap();
+    assert!(
+        line.starts_with("warning: CUDA_DEVICE_MAX_CONNECTIONS=8: above 2 "),
+        "{line}"
+    );
+    assert!(told(None, Some(" 3 ")).is_some());
+    for (rank, value) in [
+        (Some(1), Some("8")),
+        (Some(0), Some("2")),
+        (Some(0), Some("x")),
+        (None, None),
+    ] {
+        assert_eq!(told(rank, value), None, "{rank:?} {value:?}");
+    }
+}
+
 #[test]
 fn devices_become_uuids_under_either_numbering() {
     let global = Task {

@@ -187,7 +187,7 @@ options! {
         name: "replicas",
         value: "N",
         allowed: values::REPLICAS,
-        help: "an N-th of each GPU for each client: threads 100/N, memory total/N; 1 to 48",
+        help: "an N-th of each GPU for each client: threads 100/N, memory total/N; 1 to 60",
         more: "Excludes threads and memory.",
         ..Row::PLAIN
     }, values::replicas, ToString::to_string;

@@ -59,7 +59,7 @@ fn every_request() -> Vec<Request> {
                     assert_eq!(Request::from_resource(&words), Ok(bound.clone()), "{words}");
                     all.push(bound);
                 }
-                all.extend([1, 48].map(|replicas| Request {
+                all.extend([1, 60].map(|replicas| Request {
                     replicas: Some(replicas),
                     ..plain.clone()
                 }));

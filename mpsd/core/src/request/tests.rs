@@ -201,15 +201,15 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
         ),
         (
             "MPS=on,MPS_REPLICAS=0",
-            "MPS_REPLICAS=0: below 1; allowed: a whole number from 1 to 48".to_owned(),
+            "MPS_REPLICAS=0: below 1; allowed: a whole number from 1 to 60".to_owned(),
         ),
         (
-            "MPS=on,MPS_REPLICAS=49",
-            "MPS_REPLICAS=49: above 48; allowed: a whole number from 1 to 48".to_owned(),
+            "MPS=on,MPS_REPLICAS=61",
+            "MPS_REPLICAS=61: above 60; allowed: a whole number from 1 to 60".to_owned(),
         ),
         (
             "MPS=on,MPS_REPLICAS=2.5",
-            "MPS_REPLICAS=2.5: not a whole number; allowed: a whole number from 1 to 48".to_owned(),
+            "MPS_REPLICAS=2.5: not a whole number; allowed: a whole number from 1 to 60".to_owned(),
         ),
         (
             "MPS=on,MPS_PRIORITY=high",
@@ -348,8 +348,8 @@ fn a_wrong_flag_is_refused_by_name_when_it_arrives_and_with_all_the_others() {
         ),
         (
             Key::Replicas,
-            Some("49"),
-            "--mps-replicas=49: above 48; allowed: a whole number from 1 to 48".to_owned(),
+            Some("61"),
+            "--mps-replicas=61: above 60; allowed: a whole number from 1 to 60".to_owned(),
         ),
         (
             Key::Verify,

@@ -1,13 +1,10 @@
 //! The values of the grammar that are no plain limits: the mode, and what may be a list by local rank or by GPU.
 
-use crate::gpu::GpuUuid;
+use crate::gpu::{GpuUuid, MOST_CLIENTS};
 use crate::limits::{Amount, Invalid, Percent, carried_as_text, word};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
-
-/// Most shares of one GPU: the clients that a server takes (docs/facts/mps-control.md#clients).
-const MOST_REPLICAS: u32 = 48;
 
 /// How a job's GPUs are given to control daemons.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, derive_more::Display, Serialize, Deserialize)]
@@ -208,7 +205,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, Invalid> {
 }
 
 /// What [`replicas`] accepts.
-pub(super) const REPLICAS: &str = "a whole number from 1 to 48";
+pub(super) const REPLICAS: &str = "a whole number from 1 to 60";
 
 /// A number of shares of one GPU.
 pub(super) fn replicas(text: &str) -> Result<u32, Invalid> {
@@ -217,8 +214,8 @@ pub(super) fn replicas(text: &str) -> Result<u32, Invalid> {
     }
     match text.parse::<u32>() {
         Ok(0) => Err(Invalid::new("below 1", REPLICAS)),
-        Ok(number) if number <= MOST_REPLICAS => Ok(number),
-        _ => Err(Invalid::new("above 48", REPLICAS)),
+        Ok(number) if number <= MOST_CLIENTS => Ok(number),
+        _ => Err(Invalid::new("above 60", REPLICAS)),
     }
 }
 

@@ -76,7 +76,9 @@ fn meaning(code: u32) -> &'static str {
         }
         806 => "the MPS server died or was shut down while this client used it",
         807 => "the MPS server is not ready to take clients",
-        808 => "the MPS server has its full number of clients (48 a GPU since Volta, 16 before)",
+        808 => {
+            "the MPS server has its full number of clients (48 a GPU, 60 from driver 590 on, 16 before Volta)"
+        }
         809 => "the device has no more connections to give to MPS clients",
         810 => "this client was ended through the MPS daemon (terminate_client)",
         _ => "see the CUDA driver API's table of CUresult",

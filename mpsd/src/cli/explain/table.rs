@@ -120,8 +120,9 @@ pub static ROWS: &[Row] = &[
             "cudaerrormpsmaxconnectionsreached",
             "cuda_error_mps_max_connections_reached",
         ],
-        cause: "a GPU takes 48 clients with driver 580, 60 with newer ones (documented), 16 before Volta, and this was one more",
-        remedy: "start fewer processes on each GPU; --mps-bind=block deals them out over the job's GPUs",
+        cause: "a GPU takes 48 clients up to driver 580, 60 from 590 on (documented), 16 before Volta, fewer where \
+                CUDA_DEVICE_MAX_CONNECTIONS is above 2, and this was one more",
+        remedy: "start fewer processes on each GPU, without CUDA_DEVICE_MAX_CONNECTIONS; --mps-bind=block deals them out over the job's GPUs",
         source: "mps-control.md#clients",
     },
     Row {

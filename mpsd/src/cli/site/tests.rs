@@ -31,7 +31,7 @@ fn show_names_node_value_and_line() {
         "{here}"
     );
     assert!(show(Some("n4"), &["X"]).contains("\nmax_clients = 16 "));
-    assert!(show(Some("other"), &[]).contains("\nmax_clients = 48 "));
+    assert!(show(Some("other"), &[]).contains("\nmax_clients is not set "));
 }
 
 #[test]
@@ -50,6 +50,12 @@ fn each_gpu_has_its_own_products_replicas() {
     };
     let inventory = Inventory {
         gpus: vec![gpu(0, "A"), gpu(1, "B")],
+        driver: "590.48.01".to_owned(),
     };
-    assert_eq!(replicas(&config, "n", &inventory).unwrap(), [Some(2), Some(7)]);
+    let offers = offers(&config, "n", &inventory).unwrap();
+    let each: Vec<_> = offers
+        .iter()
+        .map(|offer| (offer.replicas, offer.clients))
+        .collect();
+    assert_eq!(each, [(Some(2), 60), (Some(7), 60)]);
 }

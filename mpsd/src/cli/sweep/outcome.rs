@@ -8,8 +8,6 @@ use std::fmt::Write as _;
 const AS_GOOD: f64 = 0.98;
 /// What is no gain: less than runs of the same thing differ.
 const NO_GAIN: f64 = 1.05;
-/// Clients that MPS takes on a GPU (docs/facts/mps-control.md#clients).
-const MOST_CLIENTS: u64 = 48;
 /// Longest bar. Characters.
 const BAR: f64 = 40.0;
 
@@ -49,6 +47,9 @@ pub struct Outcome {
     /// Memory of the smallest of them, MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory_mib: Option<u64>,
+    /// MPS clients that each of them takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_clients: Option<u32>,
     /// PBS's words are used, else Slurm's.
     pub pbs: bool,
     /// The configurations, in the order in which they were measured.
@@ -274,8 +275,10 @@ impl Outcome {
         }
         if let Some(allows) = self.memory_allows(best) {
             let _ = write!(line, "; memory allows {allows}");
-            let most = MOST_CLIENTS * u64::from(self.gpus.max(1));
-            if allows > most {
+            let most = self
+                .most_clients
+                .map(|most| u64::from(most) * u64::from(self.gpus.max(1)));
+            if let Some(most) = most.filter(|most| allows > *most) {
                 let _ = write!(line, ", MPS {most}");
             }
         }

@@ -65,6 +65,11 @@ impl Places {
         self.with_mps.is_some()
     }
 
+    /// MPS clients that each GPU takes, where the job has an MPS.
+    pub fn most_clients(&self) -> Option<u32> {
+        self.with_mps.as_ref()?.0.clients
+    }
+
     /// Whether the job made its GPUs exclusive: then nothing runs on them without its MPS.
     pub fn is_exclusive(&self) -> bool {
         self.with_mps.as_ref().is_some_and(|(record, _)| record.exclusive)

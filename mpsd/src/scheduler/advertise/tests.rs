@@ -24,11 +24,12 @@ fn slurm_gets_shards_of_each_gpu() {
     let offers = [&new, &mig, &old].map(|gpu| Offer {
         gpu,
         replicas: Some(20),
+        clients: if gpu.is_volta_or_later() { 48 } else { 16 },
     });
     let text = advertise(&Slurm, "gpu1", &offers).unwrap();
     let expected = "\
 # GPU 1 'NVIDIA X' is in MIG mode
-# GPU 2 'NVIDIA X' takes 16 clients, not 20: it is older than Volta
+# GPU 2 'NVIDIA X' takes 16 clients, not 20
 # slurm.conf: these words in the lines that are there
 GresTypes=gpu,shard
 NodeName=gpu1 Gres=gpu:3,shard:36
@@ -50,10 +51,12 @@ fn both_pbs_get_a_consumable_resource() {
         Offer {
             gpu: &gpu,
             replicas: Some(4),
+            clients: 48,
         },
         Offer {
             gpu: &gpu,
             replicas: Some(4),
+            clients: 48,
         },
     ];
     let openpbs = advertise(&OpenPbs, "n1", &offers).unwrap();
@@ -73,14 +76,16 @@ fn nothing_to_offer_is_said() {
     assert_eq!(
         refused(&[Offer {
             gpu: &plain,
-            replicas: None
+            replicas: None,
+            clients: 48,
         }]),
         "replicas is not set for it in mpsd.toml"
     );
     assert!(
         refused(&[Offer {
             gpu: &mig,
-            replicas: Some(4)
+            replicas: Some(4),
+            clients: 48,
         }])
         .contains("MIG")
     );

@@ -91,6 +91,7 @@ fn node(minors: &[u32]) -> Inventory {
     };
     Inventory {
         gpus: (0..).zip(minors).map(gpu).collect(),
+        driver: String::new(),
     }
 }
 

@@ -21,6 +21,7 @@ fn outcome(rows: &[(u32, Option<&str>, f64)]) -> Outcome {
         unit: "ns/day".to_owned(),
         gpus: 1,
         gpu_memory_mib: Some(143_771),
+        most_clients: Some(48),
         pbs: false,
         rows: rows.iter().map(row).collect(),
         notes: Vec::new(),
