@@ -1,10 +1,10 @@
 //! What stands between the plugin and the world: Slurm on one side, this node's files and programs on the other.
 //! The real ones are in [`crate::sys`] and [`crate::node`]; unit tests bring their own.
 
-use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_core::record::Record;
 use mpsd_core::request::Key;
+use mpsd_core::{JobId, JobPaths};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ pub enum Item {
     LocalTasks = 6,
     /// The task's rank on this node; in task hooks only.
     TaskId = 11,
+    /// How the task ended, as wait(2) says; in `task_exit` only.
+    TaskExitStatus = 13,
 }
 
 /// How loud a line is.
@@ -47,6 +49,8 @@ pub enum Item {
 pub enum Level {
     /// The user's terminal in srun, sbatch, salloc and `task_init`; slurmd's log elsewhere.
     Error,
+    /// As an error, where it is none.
+    Told,
     /// Never the user's terminal from a node.
     Info,
     /// Only with `-v`.
@@ -131,6 +135,8 @@ pub trait Node {
     fn record(&self, path: &Path) -> Result<Option<Record>, String>;
     /// Leaves a record for the job's tasks where `mps-prologue` could not; root only.
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String>;
+    /// What the job's `mpsd` has said for its user and nobody has told yet. It is told by the caller then: nobody else gets it.
+    fn untold(&self, job: &JobPaths) -> Vec<String>;
     /// As [`Node::record`], but a record that is still `starting` is waited for: as long as it says itself, else `deadline`.
     fn settled_record(&self, path: &Path, deadline: Duration) -> Result<Option<Record>, String>;
 }

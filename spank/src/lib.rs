@@ -11,6 +11,7 @@
 //! | `job_script` | `job_prolog`, `job_epilog`: `slurmstepd spank prolog`, a process of its own, root |
 //! | `stepd` | slurmstepd, root: a step's own daemon |
 //! | `task` | `task_init`: the forked child of slurmstepd, the user |
+//! | `ending` | slurmstepd, root: what a task that failed is told of its MPS |
 //! | `unplugged` | nodes that do not load the plugin |
 //! | `node` | files of this node, as `handle::Node` |
 //!
@@ -19,6 +20,7 @@
 #![deny(unsafe_code)]
 
 mod arguments;
+mod ending;
 mod handle;
 mod job_script;
 mod node;

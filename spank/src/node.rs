@@ -2,12 +2,16 @@
 
 use crate::handle::{Ended, Node, Program};
 use crate::sys::spawn::run;
-use mpsd_core::JobId;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{self, Look, Record};
 use mpsd_core::replace::{Until, replace};
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
+use mpsd_core::seen::{self, Seen};
+use mpsd_core::trusted::open_trusted;
+use mpsd_core::{JobId, JobPaths};
+use nix::fcntl::{Flock, FlockArg, OFlag, open};
+use nix::sys::stat::Mode;
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::Path;
 use std::time::Duration;
 
@@ -61,9 +65,30 @@ impl Node for ThisNode {
         replace(path, text.as_bytes(), 0o644, Until::Placed).map_err(|e| e.to_string())
     }
 
+    fn untold(&self, job: &JobPaths) -> Vec<String> {
+        take_untold(job).unwrap_or_default()
+    }
+
     fn settled_record(&self, path: &Path, deadline: Duration) -> Result<Option<Record>, String> {
         record::settled(path, deadline)
     }
+}
+
+/// The last words beyond those that the file `told` counts, which counts them then. Root's files in root's directory; `None`:
+/// there is nothing, or somebody else tells it just now.
+fn take_untold(job: &JobPaths) -> Option<Vec<String>> {
+    let words = open_trusted(&job.seen()).ok()?.read(seen::LONGEST).ok()?;
+    let words = Seen::parse(&words)?.last_words;
+    // It was made with the job: made here it would stand in the way of an end that removes the directory just now.
+    let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let file = File::from(open(&job.told(), flags, Mode::empty()).ok()?);
+    let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
+    let mut number = [0; 8];
+    let length = file.read_at(&mut number, 0).ok()?;
+    let told = std::str::from_utf8(&number[..length]).ok()?.parse().unwrap_or(0);
+    let untold = words.get(told..).filter(|untold| !untold.is_empty())?;
+    file.write_all_at(words.len().to_string().as_bytes(), 0).ok()?;
+    Some(untold.to_vec())
 }
 
 /// Slurm's name of this node, else the host's.

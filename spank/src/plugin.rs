@@ -4,7 +4,7 @@ use crate::arguments::{Arguments, Scope};
 use crate::handle::{Context, Level, Node, Slurm, Verdict};
 use crate::state::State;
 use crate::submission::{self, Submitter};
-use crate::{job_script, stepd, task};
+use crate::{ending, job_script, stepd, task};
 use mpsd_core::request::Key;
 
 /// `slurm_spank_init`.
@@ -63,6 +63,14 @@ pub fn task_init(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, _: &
         Context::Remote => task::begin(slurm, node, state),
         _ => Verdict::Continue,
     }
+}
+
+/// `slurm_spank_task_exit`.
+pub fn task_exit(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, _: &[String]) -> Verdict {
+    if slurm.context() == Context::Remote {
+        ending::of_task(slurm, node, state);
+    }
+    Verdict::Continue
 }
 
 /// `slurm_spank_exit`.

@@ -19,6 +19,10 @@ pub struct State {
     pub own_daemon: bool,
     /// How many GPUs the step has, where Slurm names them. A task may have fewer.
     pub gpus: Option<u32>,
+    /// How many of its tasks on this node have ended.
+    pub ended: u32,
+    /// Its user has read why its MPS failed.
+    pub told: bool,
     /// Why the step has none.
     pub failure: Option<String>,
 }
@@ -33,6 +37,8 @@ impl State {
             settings: None,
             own_daemon: false,
             gpus: None,
+            ended: 0,
+            told: false,
             failure: None,
         }
     }

@@ -115,7 +115,11 @@ fn changes(
         (Some(record), _) if has_no_gpu(slurm, &record, kind) => {
             Ok(marked(slurm, strip(slurm, settings, None)))
         }
-        (Some(record), demand) => Ok(marked(slurm, attach(slurm, state, &record, kind, demand)?)),
+        (Some(record), demand) => {
+            let changes = attach(slurm, state, &record, kind, demand)?;
+            warn(slurm, &record, kind);
+            Ok(marked(slurm, changes))
+        }
         (None, Demand::On(_) | Demand::Wrong(_))
             if !(arguments.scope == Scope::Step && kind == Kind::Job) =>
         {
@@ -127,6 +131,24 @@ fn changes(
                 Demand::On(_) if has_prolog(slurm) => marked(slurm, changes),
                 _ => changes,
             })
+        }
+    }
+}
+
+/// Says what the job's user should know although it runs: once a node, by the script, or else by the first step.
+fn warn(slurm: &dyn Slurm, record: &Record, kind: Kind) {
+    // slurmd's word in the environment of a script, from which its steps have it.
+    let of_script = || slurm.job_env("ENVIRONMENT").as_deref() == Some("BATCH");
+    let first = match kind {
+        Kind::Job => true,
+        Kind::Step(number) => {
+            slurm.job().is_some_and(|job| job != record.job) || (number == 0 && !of_script())
+        }
+        Kind::Extern => false,
+    };
+    if first && slurm.item(Item::TaskId).is_none_or(|rank| rank == 0) {
+        for warning in &record.warnings {
+            slurm.log(Level::Told, &format!("job {}: {warning}", record.job));
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 /// What Slurm looks for. `init` and `fini` would be called by its loader; `spank_options` would be registered as not
 /// given in the prolog; each further callback costs something (see `sys`).
-const EXPORTS: [&str; 9] = [
+const EXPORTS: [&str; 10] = [
     "plugin_name",
     "plugin_type",
     "plugin_version",
@@ -16,14 +16,16 @@ const EXPORTS: [&str; 9] = [
     "slurm_spank_init_post_opt",
     "slurm_spank_job_epilog",
     "slurm_spank_job_prolog",
+    "slurm_spank_task_exit",
     "slurm_spank_task_init",
 ];
 
 /// What Slurm must have: all of them since before 22.05. The plugin is linked with BIND_NOW, so one that a program
 /// lacks keeps it from loading.
-const IMPORTS: [&str; 11] = [
+const IMPORTS: [&str; 12] = [
     "slurm_error",
     "slurm_info",
+    "slurm_spank_log",
     "slurm_verbose",
     "spank_context",
     "spank_get_item",

@@ -4,7 +4,7 @@ use crate::assertions::{Before, attached, bare, shell_ends};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tests::double::look::wait_until;
-use tests::mom::cluster::{Cluster, Job, Verdict};
+use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::wire::{Ended, Run, Stream};
 
 /// Starts the job's shell, which must be let through, and waits for its end.
@@ -149,4 +149,24 @@ pub fn restarting_the_mom_leaves_a_running_job_attached(c: &mut Cluster, id: &st
     assert_eq!(records[0]["daemon_pid"], records[1]["daemon_pid"]);
     c.end(&job, 0);
     before.holds(c);
+}
+
+/// Four tasks on a GPU that takes three clients: the job runs, and its error file says so once, whatever the job starts.
+pub fn too_many_tasks_are_told_once(product: Product, id: &str) {
+    let mut c = Cluster::with(product, &["nodea"], |builder| builder.fast(), "max_clients = 3\n");
+    let before = Before::of(&mut c);
+    let job = Job::new(id, "MPS=true");
+    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    let client = Cluster::client("");
+    shell(
+        &mut c,
+        &job,
+        &format!("{client}; eval \"$(mpsctl env)\"; mpsctl exec -- {client}"),
+        0,
+    );
+    let told = c.output(&job, 0).1;
+    let line = "a GPU takes 3 MPS clients, and this job has 4 tasks on each";
+    assert!(told.lines().count() == 1 && told.contains(line), "{told}");
+    c.end(&job, 0);
+    before.holds(&mut c);
 }

@@ -569,3 +569,8 @@ fn qsub_takes_a_job_where_the_hook_fails() {
         );
     }
 }
+
+#[test]
+fn too_many_tasks_are_told_once() {
+    both::too_many_tasks_are_told_once(Product::OpenPbs, "19.localhost");
+}

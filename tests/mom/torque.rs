@@ -193,3 +193,8 @@ fn restarting_the_mom_leaves_a_running_job_attached() {
 fn a_rank_nobody_told_has_the_lowest_of_a_list() {
     both::a_rank_nobody_told_has_the_lowest_of_a_list(&mut cluster(&["nodea"]), "9.vm");
 }
+
+#[test]
+fn too_many_tasks_are_told_once() {
+    both::too_many_tasks_are_told_once(Product::Torque, "19.vm");
+}

@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use tests::double::NodeDouble;
 use tests::slurm::Options;
 
 use crate::mps::{LIMIT, nodes, simulated, start};
@@ -21,6 +22,7 @@ pub const GROUP: Group = Group {
             eight_clients_and_the_gpu_without_one,
         ),
         ("a_report_of_what_was_lost", a_report_of_what_was_lost),
+        ("a_script_is_told_once", a_script_is_told_once),
     ],
 };
 
@@ -102,6 +104,55 @@ fn eight_clients_and_the_gpu_without_one(cell: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Kills the server of the node's only job; its pid.
+fn kill_server(node: &NodeDouble) -> Result<u32> {
+    let daemons = node.daemons();
+    let mut servers = daemons
+        .iter()
+        .filter(|daemon| daemon.exe.ends_with("nvidia-cuda-mps-server"));
+    let server = servers.next().context("no server")?.pid;
+    kill(Pid::from_raw(i32::try_from(server)?), Signal::SIGKILL)?;
+    Ok(server)
+}
+
+/// How many lines tell of the death of `server`.
+fn lost_server(text: &str, server: u32) -> usize {
+    let told = format!("on node1 its mpsd says: server {server} died (");
+    text.lines().filter(|line| line.contains(&told)).count()
+}
+
+/// Its step is told, and the script, which fails with it, does not say it again. A job that fails without a lost server, and
+/// one without MPS, read nothing of ours.
+fn a_script_is_told_once(cell: &Context) -> Result<()> {
+    let simulated = nodes(cell)?;
+    let node = simulated.node("node1")?;
+    let line = simulated.client("--busy --hold 20");
+    let asks = ["-w", "node1", "-n2", "--gres=gpu:1", "--overcommit"];
+    for (runs, is_told_by) in [("srun /bin/sh -c", "the step"), ("/bin/sh -c", "the script")] {
+        let script = format!("#SBATCH --mps\n{runs} '{line}'\nexit 7");
+        let job = cell.bed.sbatch(&cell.user, &asks, &script)?;
+        cell.bed.wait_until("a client with a context", LIMIT, || {
+            let seen = cell.bed.run_dir().join(format!("node1/jobs/{job}/seen"));
+            Ok(std::fs::read_to_string(seen)
+                .is_ok_and(|text| !text.contains("\"clients\":0,") && !text.is_empty()))
+        })?;
+        let server = kill_server(node)?;
+        cell.bed.wait_job(job, &["FAILED"], LIMIT)?;
+        let said = cell.bed.output(&cell.user, job);
+        ensure!(
+            lost_server(&said, server) == 1,
+            "{is_told_by} is told once: {said}"
+        );
+        ensure!(!said.contains("error: mps"), "it is no error of ours: {said}");
+    }
+    for flags in [&["--mps"][..], &[]] {
+        let shape = ["-w", "node1", "--gres=gpu:1"];
+        let done = start(cell, &cell.user, &[&["srun"], flags, &shape].concat(), "exit 7")?.wait(LIMIT)?;
+        ensure!(!done.stderr.contains("mps"), "{flags:?}: {}", done.stderr);
+    }
+    Ok(())
+}
+
 fn a_report_of_what_was_lost(cell: &Context) -> Result<()> {
     let simulated = nodes(cell)?;
     let node = simulated.node("node1")?;
@@ -132,17 +183,15 @@ fn a_report_of_what_was_lost(cell: &Context) -> Result<()> {
     };
     cell.bed
         .wait_until("a client without a context", LIMIT, || seen("\"beside\":2"))?;
-    let daemons = node.daemons();
-    let is_server = |exe: &std::path::Path| exe.ends_with("nvidia-cuda-mps-server");
-    let server = daemons
-        .iter()
-        .find(|daemon| is_server(&daemon.exe))
-        .context("no server")?
-        .pid;
-    kill(Pid::from_raw(i32::try_from(server)?), Signal::SIGKILL)?;
+    let server = kill_server(node)?;
     cell.bed
         .wait_until("a lost server", LIMIT, || seen("\"servers_lost\":[{"))?;
     let done = job.wait(LIMIT)?;
+    ensure!(
+        lost_server(&done.stderr, server) == 1,
+        "told once: {}",
+        done.stderr
+    );
     let third = done
         .stdout
         .lines()

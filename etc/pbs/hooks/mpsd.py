@@ -165,6 +165,8 @@ def launch(event):
     if code != 0:
         line = line or "mpsd: mpsctl env ended with %d" % code
         return None if tells_itself(event, line) else tell(line)
+    if line and is_main_shell(event) and not is_launcher(event):
+        tell(line)  # what the user should know although the job runs
     for name, value in changes.items():
         if value is None:
             remove(env, name)
@@ -207,9 +209,13 @@ def asked(job):
     return said != "" and said.split("+")[0] != "off"
 
 
+def is_launcher(event):
+    return os.path.basename(text(getattr(event, "progname", ""))) in LAUNCHERS
+
+
 def is_main_shell(event):
     """The job's main shell is task 1 of the first node; it and an MPI launcher's daemon have no rank, their ranks come later."""
-    if os.path.basename(text(getattr(event, "progname", ""))) in LAUNCHERS:
+    if is_launcher(event):
         return True
     try:
         return not is_sister(event.job) and int(event.env.get("PBS_TASKNUM", "1")) == 1

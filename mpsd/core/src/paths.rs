@@ -83,6 +83,8 @@ pub const JOURNAL: &str = "journal";
 pub const CANCELLED: &str = "cancelled";
 /// File name of what the job's `mpsd` saw.
 pub const SEEN: &str = "seen";
+/// File name of the number of its last words that the job's user has been told.
+pub const TOLD: &str = "told";
 /// File name of the record that root leaves for the job's tasks.
 pub const RECORD: &str = "record";
 
@@ -100,6 +102,11 @@ impl JobPaths {
     /// What the job's `mpsd` saw, root 0600.
     pub fn seen(&self) -> PathBuf {
         self.directory.join(SEEN)
+    }
+
+    /// How many of the last words in [`Self::seen`] the job's user has been told, root 0600.
+    pub fn told(&self) -> PathBuf {
+        self.directory.join(TOLD)
     }
 
     /// The record for the job's tasks, root 0644.

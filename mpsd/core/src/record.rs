@@ -169,6 +169,9 @@ pub struct Record {
     /// MPS clients that each of the GPUs takes; `None` in a record of an earlier release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
+    /// What its user should read although it runs, a line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 fn yes() -> bool {
@@ -201,6 +204,7 @@ impl Record {
             same_numbers: false,
             bind: None,
             clients: None,
+            warnings: Vec::new(),
         }
     }
 

@@ -116,6 +116,12 @@ impl Caller<'_> {
         broken.map_or(Ok(None), |fault| Err(fault.into()))
     }
 
+    /// What the job's user should read although it runs.
+    pub fn warnings(&self) -> Vec<String> {
+        let job = self.job_with_mps().ok().flatten();
+        job.map_or(Vec::new(), |(record, _)| record.warnings)
+    }
+
     /// The id that messages name.
     pub fn job(&self) -> Option<JobId> {
         self.ids().ok()?.pop()

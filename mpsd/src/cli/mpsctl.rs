@@ -2,7 +2,7 @@
 
 use super::attach::Caller;
 use super::doctor::{self, Doctor};
-use super::env::Env;
+use super::env::{Env, Shell};
 use super::exec::Exec;
 use super::explain::Explain;
 use super::plan::PlanVerb;
@@ -226,13 +226,18 @@ fn as_root(
 fn env(config: &Path, verb: &Env) -> u8 {
     let uid = nix::unistd::geteuid().as_raw();
     let job = verb.job.as_deref();
-    let text = verb.run(&Caller {
+    let caller = Caller {
         config,
         job,
         env: &|name| std::env::var(name).ok(),
         uid,
         main: verb.main,
-    });
+    };
+    let text = verb.run(&caller);
+    // The hook of OpenPBS, which writes it into the job's error file.
+    if text.is_ok() && verb.main && verb.shell == Shell::Json {
+        caller.warnings().iter().for_each(|line| complain(NAME, line));
+    }
     if text.is_err() {
         say(verb.shell.failure());
     }

@@ -10,6 +10,7 @@ use super::outcome;
 use super::spec::Spec;
 use super::suspicion::PAUSE_S;
 use super::undo::{self, Failed};
+use crate::plan::effects::Plan;
 use crate::plan::{Case, decide, tasks};
 use crate::sys::deadline::Deadline;
 use mpsd_core::Failure;
@@ -82,7 +83,7 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
         began,
         _held: held,
     };
-    start.say_notes(node, &plan.notes);
+    start.say_notes(node, &plan);
     start.or_undo(node, |start, node| {
         start.tell_tasks(node, State::Starting)?;
         effects::carry_out(node, &mut start.journal, &start.spec)
@@ -179,9 +180,16 @@ struct Start {
 }
 
 impl Start {
-    fn say_notes(&self, node: &mut impl Node, notes: &[String]) {
-        for note in notes {
-            node.log(Severity::Info, &format!("job {}: {note}", self.journal.job));
+    fn say_notes(&self, node: &mut impl Node, plan: &Plan) {
+        let job = &self.journal.job;
+        for warning in &plan.warnings {
+            let line = format!("job {job}: {warning}");
+            node.log(Severity::Warning, &line);
+            // Torque: the job's own error file.
+            node.complain(&line);
+        }
+        for note in &plan.notes {
+            node.log(Severity::Info, &format!("job {job}: {note}"));
         }
     }
 

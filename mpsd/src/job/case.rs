@@ -86,6 +86,7 @@ impl Job {
             same_numbers: plan.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,
             bind: Some(plan.bind),
             clients: plan.clients,
+            warnings: plan.warnings.clone(),
         }
     }
 }

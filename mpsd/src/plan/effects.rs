@@ -72,6 +72,8 @@ pub struct Plan {
     pub divided: Divided,
     /// The effects, in order.
     pub effects: Vec<Effect>,
+    /// What the job's user should read, one line each.
+    pub warnings: Vec<String>,
     /// What the log should say of decisions taken, one line each (a mode that stays, for example).
     pub notes: Vec<String>,
     /// Run `mps-probe` through the new daemon before the job starts.
@@ -121,7 +123,7 @@ impl fmt::Display for Plan {
         for line in &self.then {
             writeln!(f, "{line}")?;
         }
-        for note in &self.notes {
+        for note in self.warnings.iter().chain(&self.notes) {
             writeln!(f, "note: {note}")?;
         }
         Ok(())

@@ -58,12 +58,12 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     check_generations(request.mode, &gpus)?;
     let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
     let clients = gpus.iter().map(clients).min();
-    check_tasks(case, &settings, gpus.len(), tasks.zip(clients), &mut notes)?;
+    let warning = check_tasks(case, &settings, gpus.len(), tasks.zip(clients))?;
     let shares = request
         .replicas
         .zip(clients)
         .filter(|(shares, most)| shares > most);
-    notes.extend(shares.map(|(shares, most)| format!("a GPU takes {most} MPS clients, not {shares}")));
+    let shares = shares.map(|(shares, most)| format!("a GPU takes {most} MPS clients, not {shares}"));
     let wanted = Wanted {
         asked: &case.asked.request,
         wording: case.asked.wording,
@@ -95,6 +95,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
             threads: tasks.filter(|_| request.threads == Some(Threads::Auto)),
             memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto)),
         },
+        warnings: warning.into_iter().chain(shares).collect(),
         notes,
         verify: request.verify == Some(true),
         then: request.plan_lines().collect(),
@@ -190,21 +191,20 @@ fn tasks_per_gpu(devices: &Devices, gpus: usize) -> Option<u32> {
         .map(|tasks| tasks.div_ceil(gpus))
 }
 
+/// A refusal, or a warning where the site only warns.
 fn check_tasks(
     case: &Case<'_>,
     settings: &Settings,
     gpus: usize,
     tasks_and_most: Option<(u32, u32)>,
-    notes: &mut Vec<String>,
-) -> Result<(), Refusal> {
+) -> Result<Option<String>, Refusal> {
     let Some((tasks, most)) = tasks_and_most.filter(|(tasks, most)| tasks > most) else {
-        return Ok(());
+        return Ok(None);
     };
     let why = format!("a GPU takes {most} MPS clients, and this job has {tasks} tasks on each");
     if settings.too_many_tasks == TooManyTasks::Refuse {
         let what = format!("{} tasks on {gpus} GPUs", case.devices.tasks_on_node.unwrap_or(0));
         return Err(Refusal::new(what, why, format!("at most {most} tasks a GPU")));
     }
-    notes.push(format!("{why}; those beyond fail if all of them use it"));
-    Ok(())
+    Ok(Some(format!("{why}; those beyond fail if all of them use it")))
 }

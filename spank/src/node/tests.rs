@@ -117,3 +117,30 @@ fn a_steps_directory_counts_as_its_jobs() {
     }
     assert!(!ThisNode.has_directories(&place.0.join("none"), &job));
 }
+
+#[test]
+fn last_words_are_told_once_and_only_where_root_has_made_room_for_their_number() {
+    assert!(is_root(), "run as root, as CI does");
+    let place = Place::new("untold");
+    let job = mpsd_core::Paths::new(&place.0, &place.0).job(&JobId::parse("4711").unwrap());
+    std::fs::create_dir_all(job.directory()).unwrap();
+    let says = |words: &[&str]| {
+        let seen = Seen {
+            last_words: words.iter().map(|word| (*word).to_owned()).collect(),
+            ..Seen::default()
+        };
+        std::fs::write(job.seen(), seen.line()).unwrap();
+    };
+    assert!(ThisNode.untold(&job).is_empty(), "nothing is there");
+    says(&["one\x1b[31m"]);
+    assert!(ThisNode.untold(&job).is_empty() && !job.told().exists());
+    std::fs::write(job.told(), "").unwrap();
+    assert_eq!(ThisNode.untold(&job), ["one?[31m"]);
+    assert!(ThisNode.untold(&job).is_empty());
+    says(&["one", "two"]);
+    let elsewhere = File::options().write(true).open(job.told()).unwrap();
+    let held = Flock::lock(elsewhere, FlockArg::LockExclusive).unwrap();
+    assert!(ThisNode.untold(&job).is_empty(), "another step tells it");
+    drop(held);
+    assert_eq!(ThisNode.untold(&job), ["two"]);
+}

@@ -49,4 +49,6 @@ unsafe extern "C" {
     pub fn slurm_error(format: *const c_char, ...);
     pub fn slurm_info(format: *const c_char, ...);
     pub fn slurm_verbose(format: *const c_char, ...);
+    /// Always to the user, without a word like `error:` before it.
+    pub fn slurm_spank_log(format: *const c_char, ...);
 }

@@ -1,8 +1,9 @@
 //! Slurm's ABI: what the plugin exports, and the way in and out of each callback.
 //!
-//! Exported are the three names that Slurm's loader looks for and the six callbacks; nothing else (a test reads the
+//! Exported are the three names that Slurm's loader looks for and the seven callbacks; nothing else (a test reads the
 //! symbol table). Slurm decides by the presence of a symbol: `job_prolog` and `job_epilog` cost a process each for
-//! every job, `task_post_fork`, `user_init` and `task_exit` would run in a child that shares memory with slurmstepd.
+//! every job; `task_exit` is one call a task, and where the site has `SlurmdParameters=contain_spank` (24.11) a child that
+//! shares memory with slurmstepd, as `task_post_fork` and `user_init` would be.
 //! Never export `init` or `fini`: Slurm's loader calls them.
 #![allow(non_upper_case_globals)]
 
@@ -107,6 +108,10 @@ callback! {
 callback! {
     /// The forked child of a task, as the user, just before exec.
     slurm_spank_task_init => plugin::task_init
+}
+callback! {
+    /// slurmstepd, root: a task has ended, and the step's standard error is still there.
+    slurm_spank_task_exit => plugin::task_exit
 }
 callback! {
     /// The end of slurmstepd (root), srun, sbatch, salloc.

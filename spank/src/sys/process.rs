@@ -24,6 +24,7 @@ pub fn log(level: Level, line: &str) {
     };
     let say = match level {
         Level::Error => abi::slurm_error,
+        Level::Told => abi::slurm_spank_log,
         Level::Info => abi::slurm_info,
         Level::Verbose => abi::slurm_verbose,
     };

@@ -4,8 +4,8 @@ use crate::handle::{Context, Ended, Item, Level, Node, Program, Slurm};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{Daemon, Record, RecordGpu, State};
 use mpsd_core::request::Key;
-use mpsd_core::{GpuUuid, JobId, Paths};
-use std::cell::RefCell;
+use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -173,6 +173,11 @@ pub struct FakeNode {
     pub directories: Vec<&'static str>,
     /// Something waits for its second look.
     pub look_again: bool,
+    /// What the job's `mpsd` says, from the second look on where it is `late`.
+    pub words: RefCell<Vec<&'static str>>,
+    pub late: Cell<bool>,
+    /// How often somebody looked for a record.
+    pub looks: Cell<u32>,
 }
 
 impl FakeNode {
@@ -186,6 +191,9 @@ impl FakeNode {
             ran: RefCell::default(),
             directories: Vec::new(),
             look_again: false,
+            words: RefCell::default(),
+            late: Cell::default(),
+            looks: Cell::default(),
         }
     }
 
@@ -278,7 +286,15 @@ impl Node for FakeNode {
     fn has_mark(&self, mark: &Path) -> bool {
         self.look_again && mark.ends_with("look-again")
     }
+    fn untold(&self, job: &JobPaths) -> Vec<String> {
+        assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
+        match self.late.take() {
+            true => Vec::new(),
+            false => self.words.take().into_iter().map(str::to_owned).collect(),
+        }
+    }
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
+        self.looks.set(self.looks.get() + 1);
         Ok(self.records.borrow().get(path).cloned())
     }
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {

@@ -1,7 +1,7 @@
 //! task_init.
 
 use super::fake::{FakeNode, FakeSlurm, key, record};
-use crate::handle::{Item, Slurm as _, Verdict};
+use crate::handle::{Item, Level, Slurm as _, Verdict};
 use crate::plugin;
 use crate::state::State;
 use mpsd_core::GpuUuid;
@@ -414,4 +414,39 @@ fn another_users_record_is_not_used() {
         &[],
     );
     assert!(told.contains("another user"), "{told}");
+}
+
+/// By the script, or else by the first step of the job or the one whose daemon it is; always by one task of the node.
+#[test]
+fn a_warning_is_read_once_a_node() {
+    let told = |job: &str, step: u32, rank: u32, of_script: bool| {
+        let mut ready = record(job, Progress::Ready);
+        ready.warnings = vec!["too many tasks".into()];
+        let node = FakeNode::new().with_record(ready);
+        let mut slurm = FakeSlurm::step(step);
+        let item = slurm.items.iter_mut().find(|(item, _)| *item == Item::TaskId);
+        item.expect("a task has a rank").1 = rank;
+        if of_script {
+            slurm.job_env.insert("ENVIRONMENT".into(), "BATCH".into());
+        }
+        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+        let lines = slurm.lines.borrow();
+        let line = (Level::Told, format!("job {job}: too many tasks"));
+        assert!(lines.iter().all(|other| *other == line), "{lines:?}");
+        lines.len()
+    };
+    for (job, step, rank, of_script, times) in [
+        ("4711", BATCH, 0, true, 1),
+        ("4711", 0, 0, true, 0),
+        ("4711", 0, 0, false, 1),
+        ("4711", 0, 1, false, 0),
+        ("4711", 1, 0, false, 0),
+        ("4711.5", 5, 0, false, 1),
+    ] {
+        assert_eq!(
+            told(job, step, rank, of_script),
+            times,
+            "{job} step {step} rank {rank}"
+        );
+    }
 }

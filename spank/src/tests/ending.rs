@@ -1,0 +1,89 @@
+//! What a task that failed is told of its MPS.
+
+use super::fake::{FakeNode, FakeSlurm, ended, key, record};
+use crate::handle::{Item, Level};
+use crate::plugin;
+use crate::state::State;
+use mpsd_core::record::State as Progress;
+
+const LOST: &str = "server 12 died";
+const BATCH: u32 = 0xffff_fffb;
+
+fn begin(slurm: &mut FakeSlurm, node: &FakeNode, flags: &[&str]) -> State {
+    let mut state = State::default();
+    plugin::init(slurm, node, &mut state, &[]);
+    for flag in flags {
+        plugin::option(&mut state, key(flag), None, true);
+    }
+    plugin::init_post_opt(slurm, node, &mut state, &[]);
+    state
+}
+
+/// One of the four tasks of `slurm` ends with `status`.
+fn exit(slurm: &mut FakeSlurm, node: &FakeNode, state: &mut State, status: u32) {
+    slurm.items.retain(|(item, _)| *item != Item::TaskExitStatus);
+    slurm.items.push((Item::TaskExitStatus, status));
+    plugin::task_exit(slurm, node, state, &[]);
+}
+
+fn told(slurm: &FakeSlurm) -> Vec<String> {
+    let lines = slurm.lines.borrow();
+    let told = lines.iter().filter(|(level, _)| *level == Level::Told);
+    told.map(|(_, line)| line.clone()).collect()
+}
+
+#[test]
+fn the_first_task_that_fails_is_told_why_and_no_other_is() {
+    for step in [0, BATCH] {
+        let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        let mut slurm = FakeSlurm::step(step);
+        let mut state = begin(&mut slurm, &node, &["mps"]);
+        *node.words.borrow_mut() = vec![LOST];
+        exit(&mut slurm, &node, &mut state, 0);
+        assert!(slurm.is_silent(), "it ended well");
+        for _ in 0..2 {
+            exit(&mut slurm, &node, &mut state, 256);
+        }
+        assert_eq!(told(&slurm), ["job 4711: on n1 its mpsd says: server 12 died"]);
+    }
+}
+
+#[test]
+fn the_last_task_waits_for_what_mpsd_has_not_read_yet() {
+    let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    let mut slurm = FakeSlurm::step(0);
+    let mut state = begin(&mut slurm, &node, &["mps"]);
+    for _ in 0..3 {
+        exit(&mut slurm, &node, &mut state, 9);
+    }
+    assert!(slurm.is_silent());
+    *node.words.borrow_mut() = vec![LOST];
+    node.late.set(true);
+    exit(&mut slurm, &node, &mut state, 9);
+    assert_eq!(told(&slurm).len(), 1);
+}
+
+#[test]
+fn a_step_with_a_daemon_of_its_own_is_told_of_that_one() {
+    let node = FakeNode::new().answering(ended(0, ""), Some(record("4711.3", Progress::Ready)));
+    let mut slurm = FakeSlurm::step(3);
+    let mut state = begin(&mut slurm, &node, &["mps"]);
+    *node.words.borrow_mut() = vec![LOST];
+    exit(&mut slurm, &node, &mut state, 256);
+    assert_eq!(told(&slurm).len(), 1);
+}
+
+#[test]
+fn a_task_of_a_job_without_mps_is_told_nothing_and_costs_a_look_where_it_fails() {
+    for step in [0, BATCH] {
+        let node = FakeNode::new();
+        let mut slurm = FakeSlurm::step(step);
+        let mut state = begin(&mut slurm, &node, &[]);
+        let before = node.looks.get();
+        exit(&mut slurm, &node, &mut state, 0);
+        assert_eq!(node.looks.get(), before);
+        exit(&mut slurm, &node, &mut state, 256);
+        assert_eq!(node.looks.get(), before + 1);
+        assert!(slurm.is_silent());
+    }
+}
