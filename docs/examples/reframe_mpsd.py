@@ -1,21 +1,32 @@
-"""A check of ReFrame's: every node gives jobs an MPS. Run it as 'reframe -c reframe_mpsd.py -r --distribute=idle'."""
+"""A check of ReFrame's: a job of an ordinary user's gets its MPS through the site's scheduler, and leaves nothing.
+
+Run it as that user, where jobs are submitted: 'reframe -c /usr/share/mpsd/examples/reframe_mpsd.py -r'. Words of the site for srun or qsub
+go with it: '-S words=--partition=gpu,--nodelist=gpu001'.
+"""
 import reframe as rfm
 import reframe.utility.sanity as sn
+import reframe.utility.typecheck as typ
 
 
 @rfm.simple_test
-class MpsDoctorCheck(rfm.RunOnlyRegressionTest):
-    descr = "mpsctl doctor finds nothing that does not work"
+class MpsSelftest(rfm.RunOnlyRegressionTest):
+    descr = "mpsctl selftest: attached, limited, and gone afterwards"
     valid_systems = ["*"]
     valid_prog_environs = ["*"]
+    words = variable(typ.List[str], value=[])
+    # It submits jobs of its own.
+    local = True
     executable = "/usr/bin/mpsctl"
-    executable_opts = ["doctor"]
-    # Warnings end with 1, and a user's own job cannot see what root can: only a FAIL counts.
-    time_limit = "2m"
+    time_limit = "15m"
+
+    @run_before("run")
+    def with_words(self):
+        self.executable_opts = ["selftest", "--", *self.words]
 
     @sanity_function
-    def nothing_fails(self):
+    def is_ok(self):
+        # What could not be looked at is told as WARN: only a FAIL counts.
         return sn.all([
-            sn.assert_found(r"^OK    ", self.stdout),
+            sn.assert_found(r"^(OK|WARN)  +selftest", self.stdout),
             sn.assert_not_found(r"^FAIL  .*", self.stdout),
         ])

@@ -6,6 +6,7 @@ mod both;
 mod classic;
 mod install;
 mod openpbs;
+mod selftest;
 mod starter;
 mod tasks;
 mod torque;

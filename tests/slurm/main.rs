@@ -14,6 +14,7 @@ mod no_room;
 mod plain;
 mod runner;
 mod seen;
+mod selftest;
 mod shapes;
 mod site_matrix;
 mod sites;
@@ -38,6 +39,7 @@ const GROUPS: &[runner::Group] = &[
     steps::MEMORY,
     steps::MEMORY_CGROUP,
     sweep::GROUP,
+    selftest::GROUP,
     held::GROUP,
     failures::OPTIONAL,
     failures::REQUIRED,

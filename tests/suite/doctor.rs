@@ -248,7 +248,7 @@ fn the_example_for_nhc_takes_out_a_node_on_which_something_fails_and_no_other() 
     );
 }
 
-/// ReFrame itself is not here: its names are stood for by the few that the check uses.
+/// ReFrame itself is not here: its names are stood for by the few that the check uses. It was run by ReFrame 4.10.4 as well.
 #[test]
 fn the_example_for_reframe_finds_what_fails() {
     let dir = tempfile::tempdir().expect("directory");
@@ -262,16 +262,23 @@ sanity = types.ModuleType("reframe.utility.sanity")
 sanity.all = all
 sanity.assert_found = lambda pattern, file: bool(re.search(pattern, open(file).read(), re.M))
 sanity.assert_not_found = lambda pattern, file: not re.search(pattern, open(file).read(), re.M)
+typecheck = types.ModuleType("reframe.utility.typecheck")
+typecheck.List = {str: list}
 utility = types.ModuleType("reframe.utility")
-utility.sanity = sanity
-sys.modules.update({"reframe": reframe, "reframe.utility": utility, "reframe.utility.sanity": sanity})
+utility.sanity, utility.typecheck = sanity, typecheck
+sys.modules.update({"reframe": reframe, "reframe.utility": utility})
+sys.modules.update({"reframe.utility.sanity": sanity, "reframe.utility.typecheck": typecheck})
 builtins.sanity_function = lambda function: function
+builtins.run_before = lambda stage: lambda function: function
+builtins.variable = lambda type, value: value
 tests = []
 exec(open(sys.argv[1]).read())
 one = tests[0]()
-assert (one.executable, one.executable_opts) == ("/usr/bin/mpsctl", ["doctor"])
+one.words = ["--partition=gpu"]
+one.with_words()
+assert (one.executable, one.executable_opts) == ("/usr/bin/mpsctl", ["selftest", "--", "--partition=gpu"])
 one.stdout = sys.argv[2]
-print(one.nothing_fails())
+print(one.is_ok())
 "#;
     let run = |text: &str| {
         let output = dir.path().join("output");
@@ -280,7 +287,8 @@ print(one.nothing_fails())
         command.args(["-c", stand_in, &check]).arg(&output);
         finish(command)
     };
-    assert_eq!(run("OK    a\nWARN  b\n").out, "True\n");
-    assert_eq!(run("OK    a\nFAIL  b\n").out, "False\n");
-    assert_eq!(run("").out, "False\n");
+    assert_eq!(run("OK    a\nOK    selftest\n").out, "True\n");
+    assert_eq!(run("OK    a\nWARN  b\nWARN  selftest: not all\n").out, "True\n");
+    assert_eq!(run("FAIL  a\nFAIL  selftest\n").out, "False\n");
+    assert_eq!(run("OK    a\n").out, "False\n");
 }

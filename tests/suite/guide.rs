@@ -85,6 +85,11 @@ const RUN: &[Row] = &[
         ADMIN,
         "commands(\"fleets.md\", \"One configuration\")",
     ),
+    (
+        "mpsctl selftest",
+        "tests/slurm/selftest.rs",
+        "(\"a_healthy_node\", a_healthy_node)",
+    ),
     // The quick start, and README's line out of it
     (
         "srun --gres=gpu:1 --mps -n2 ./solver",

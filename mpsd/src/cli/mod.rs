@@ -11,6 +11,7 @@ pub mod plan;
 pub mod programs;
 pub mod reconcile;
 pub mod report;
+pub mod selftest;
 pub mod site;
 mod standing;
 pub mod status;

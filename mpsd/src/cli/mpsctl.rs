@@ -8,6 +8,7 @@ use super::explain::Explain;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::report::Report as ReportVerb;
+use super::selftest::Selftest;
 use super::site::{Advertise, ConfigVerb, inventory};
 use super::standing::standing;
 use super::status::Status;
@@ -65,6 +66,12 @@ enum Verb {
     /// With a job: its reports, in words. Without: a summary of all. What the job's own mpsd saw, clients and lost servers, is
     /// the word of a process of the job's user, and said to be.
     Report(ReportVerb),
+    /// Try a job with MPS through this site's scheduler, as an ordinary user, and say what it got
+    ///
+    /// Submits a job that asks for MPS and half a GPU's threads, runs mps-probe in it, and reads the limits back; then one without
+    /// MPS on the same node, which sees what the first one left. A job that is late, or whose selftest is interrupted, is
+    /// cancelled. Exit status: 0 all lines are OK; 1 something could not be looked at (WARN); 2 a FAIL.
+    Selftest(Selftest),
     /// Print what root would do here for a job, and do nothing of it
     ///
     /// Takes what mps-prologue takes; or, for a job that no scheduler tells of, --user, --request and --gpus.
@@ -130,6 +137,7 @@ pub fn main() -> u8 {
         Verb::Status(verb) => status(&config, &verb),
         Verb::Sweep(verb) => sweep(&config, &verb),
         Verb::Report(verb) => report(&config, &verb),
+        Verb::Selftest(verb) => selftest(&config, &verb),
         Verb::Plan(verb) => {
             let env = |name: &str| std::env::var(name).ok();
             print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env)))
@@ -296,6 +304,18 @@ fn sweep(config: &Path, verb: &Sweep) -> u8 {
         .map_err(Stopped::from)
         .and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
     swept.unwrap_or_else(|stopped| stop(&stopped))
+}
+
+fn selftest(config: &Path, verb: &Selftest) -> u8 {
+    let caller = Caller {
+        config,
+        job: None,
+        env: &|name| std::env::var(name).ok(),
+        uid: nix::unistd::geteuid().as_raw(),
+        main: false,
+    };
+    let code = programs().and_then(|dir| verb.run(&caller, &dir));
+    code.unwrap_or_else(|failure| failed(&failure))
 }
 
 fn doctor(config: &Path, verb: &Doctor) -> u8 {

@@ -6,6 +6,7 @@ use super::devices::Devices;
 use super::host::Host;
 use super::known_jobs::KnownJobs;
 use super::site::Site;
+use super::trial::Trial;
 use mpsd_core::Gpu;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::{JobId, Scheduler};
@@ -76,6 +77,8 @@ pub trait BatchSystem: Sync {
 
     // The administrator's configuration.
 
+    /// How its users run a small job, for `mpsctl selftest`.
+    fn trial(&self) -> &'static dyn Trial;
     /// The lines that make it offer `total` shares of the GPUs of `node`.
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;
 }

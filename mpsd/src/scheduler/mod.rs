@@ -23,6 +23,7 @@ pub mod setup;
 mod site;
 mod slurm;
 mod torque;
+pub mod trial;
 
 #[cfg(test)]
 mod testing;

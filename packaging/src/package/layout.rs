@@ -129,7 +129,7 @@ pub fn entries() -> Vec<Entry> {
     all
 }
 
-const BASE: [Entry; 21] = {
+const BASE: [Entry; 23] = {
     use Package::Base;
     use Source::{Crates, Directory, Link, Man, Program, Repository};
     [
@@ -184,6 +184,18 @@ const BASE: [Entry; 21] = {
             Repository("CHANGELOG.md"),
         ),
         entry(Base, "/usr/share/doc/mpsd/crates.txt", FILE, Crates),
+        entry(
+            Base,
+            "/usr/share/mpsd/examples/mpsd.nhc",
+            FILE,
+            Repository("docs/examples/mpsd.nhc"),
+        ),
+        entry(
+            Base,
+            "/usr/share/mpsd/examples/reframe_mpsd.py",
+            FILE,
+            Repository("docs/examples/reframe_mpsd.py"),
+        ),
     ]
 };
 

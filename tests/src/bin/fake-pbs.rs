@@ -1,4 +1,4 @@
-//! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `qalter`, `printjob`, `qmgr`, `momctl`, by
+//! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `qalter`, `printjob`, `qmgr`, `momctl`, `qsub`, `qdel`, by
 //! the name it is called. One directory, `/var/srv/pbs`, is the server; what was recorded of refusals, exit codes and
 //! texts is kept (docs/facts/pbs.md#pbsnodes), above all that Torque's pbsnodes ends with 0 when it was refused.
 
@@ -26,6 +26,8 @@ fn main() -> ExitCode {
         "printjob" => printjob(&words),
         "qmgr" => qmgr(&words),
         "momctl" => 0,
+        "qsub" => qsub(&words),
+        "qdel" => qdel(&words),
         _ => 64,
     })
 }
@@ -160,6 +162,32 @@ fn qstat(words: &[&str]) -> u8 {
             153
         }
     }
+}
+
+/// Puts the job into `queue/ID`, a word a line, then the script after an empty one; the test is its server.
+fn qsub(words: &[&str]) -> u8 {
+    if words == ["--version"] {
+        match torque() {
+            true => eprintln!("Version: 6.1.3\nCommit: b0e5a0d"),
+            false => println!("pbs_version = 23.06.06"),
+        }
+        return 0;
+    }
+    let Ok(script) = std::io::read_to_string(std::io::stdin()) else {
+        return 1;
+    };
+    let number = fs::read_dir(at("queue")).map_or(0, Iterator::count);
+    let id = format!("{number}.{}", text("server").unwrap_or_default());
+    let job = format!("{}\n\n{script}", words.join("\n"));
+    let kept = keep(&format!("jobs/{id}"), "    job_state = Q").and(keep(&format!("queue/{id}"), &job));
+    println!("{id}");
+    u8::from(kept.is_none())
+}
+
+fn qdel(words: &[&str]) -> u8 {
+    let id = words.first().copied().unwrap_or_default();
+    let deleted = keep(&format!("deleted/{id}"), "").and(keep(&format!("jobs/{id}"), "    job_state = C"));
+    u8::from(deleted.is_none())
 }
 
 /// `-W comment="TEXT" JOB`, which is an operator's.

@@ -12,7 +12,9 @@ pub const USER: (&str, u32) = ("alice", 54321);
 /// Our programs.
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 /// The commands of PBS.
-const COMMANDS: [&str; 6] = ["pbsnodes", "qstat", "qalter", "printjob", "qmgr", "momctl"];
+const COMMANDS: [&str; 8] = [
+    "pbsnodes", "qstat", "qalter", "printjob", "qmgr", "momctl", "qsub", "qdel",
+];
 
 /// Which PBS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! `mpsctl status`: a job's MPS as it is now, for its user, and of all jobs of the node for root.
 
-mod gather;
+pub(super) mod gather;
 mod live;
 mod text;
-mod view;
+pub(super) mod view;
 mod whether;
 
 use super::attach::Caller;

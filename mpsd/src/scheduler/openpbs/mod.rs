@@ -9,7 +9,9 @@ use super::call::{Input, Lookup, Program, Submission};
 use super::devices::Devices;
 use super::host::{Host, ThisHost};
 use super::pbs::installation::Installation;
+use super::pbs::trial::Qsub;
 use super::site::Site;
+use super::trial::Trial;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::Scheduler;
 use product::PRODUCT;
@@ -17,6 +19,18 @@ use product::PRODUCT;
 /// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
 pub struct OpenPbs;
+
+/// Its users' `qsub`.
+static TRIAL: Qsub = Qsub {
+    is_its: |version| version.contains("pbs_version"),
+    place: |node| {
+        let node = node.map_or_else(String::new, |node| format!(":host={node}"));
+        let select = format!("select=1:ngpus=1{node}");
+        ["-l", &select, "-l", "place=exclhost"]
+            .map(str::to_owned)
+            .to_vec()
+    },
+};
 
 impl BatchSystem for OpenPbs {
     fn scheduler(&self) -> Scheduler {
@@ -78,6 +92,10 @@ impl BatchSystem for OpenPbs {
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
         Box::new(Installation::find(&PRODUCT, site, &ThisHost))
+    }
+
+    fn trial(&self) -> &'static dyn Trial {
+        &TRIAL
     }
 
     fn shares(&self, node: &str, _: &[Offer<'_>], total: u32) -> String {

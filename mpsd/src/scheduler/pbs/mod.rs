@@ -9,6 +9,7 @@ pub(crate) mod qmgr;
 mod request;
 pub(crate) mod setup;
 pub(crate) mod status;
+pub(crate) mod trial;
 pub(crate) mod verbs;
 
 use super::batch_system::Located;

@@ -13,6 +13,7 @@ mod release;
 pub(crate) mod setup;
 mod slurmd;
 mod submission;
+mod trial;
 
 use commands::Installation;
 use conf::Conf;
@@ -24,6 +25,7 @@ use super::devices::Devices;
 use super::host::{Host, ThisHost};
 use super::known_jobs::KnownJobs;
 use super::site::Site;
+use super::trial::Trial;
 use mpsd_core::Gpu;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::{JobId, Scheduler};
@@ -80,6 +82,10 @@ impl BatchSystem for Slurm {
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
         Box::new(Here(site.clone()))
+    }
+
+    fn trial(&self) -> &'static dyn Trial {
+        &trial::Srun
     }
 
     /// `gres/shard`: it counts and does not limit; the limits are ours. A GPU's lines name its device file, so that the

@@ -11,7 +11,9 @@ use super::call::{Input, Lookup, Program, Submission};
 use super::devices::Devices;
 use super::host::{Host, ThisHost};
 use super::pbs::installation::Installation;
+use super::pbs::trial::Qsub;
 use super::site::Site;
+use super::trial::Trial;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::Scheduler;
 use product::PRODUCT;
@@ -19,6 +21,12 @@ use product::PRODUCT;
 /// The batch system Torque.
 #[derive(Debug, Clone, Copy)]
 pub struct Torque;
+
+/// Its users' `qsub`.
+static TRIAL: Qsub = Qsub {
+    is_its: |version| !version.contains("pbs_version"),
+    place: |node| vec!["-l".to_owned(), format!("nodes={}:gpus=1", node.unwrap_or("1"))],
+};
 
 impl BatchSystem for Torque {
     fn scheduler(&self) -> Scheduler {
@@ -87,6 +95,10 @@ impl BatchSystem for Torque {
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
         Box::new(Installation::find(&PRODUCT, site, &ThisHost))
+    }
+
+    fn trial(&self) -> &'static dyn Trial {
+        &TRIAL
     }
 
     /// Torque's own scheduler counts no generic resource of a node; Maui and Moab do.

@@ -52,7 +52,7 @@ pub(super) fn ask_with(
     raw::restore_mask(&mask);
     drop(writer);
     let mut child = forked?;
-    match listen(&mut child, &mut [&mut answer], deadline, MOST_ANSWER) {
+    match listen(&mut child, &mut [&mut answer], None, deadline, MOST_ANSWER) {
         Ok(Exit::Code(0)) => Ok(answer.bytes),
         Ok(other) => Err(NoAnswer::Ended(other)),
         Err(why) => {

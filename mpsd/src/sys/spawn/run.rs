@@ -6,6 +6,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::process::{Process, State};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -59,6 +60,9 @@ pub enum Unheard {
         /// Its pid, if it is still there: state D, which SIGKILL does not end.
         survivor: Option<i32>,
     },
+    /// The caller's signal came first.
+    #[error("was ended, because something else came first")]
+    Interrupted,
     /// It wrote more than so many bytes. No part of such an answer is used: a list that is cut off would say that the rest
     /// does not exist.
     #[error("wrote more than {0} bytes")]
@@ -75,7 +79,17 @@ impl Spawn {
     /// Starts the program in a session of its own and waits for its end, reading at most `most` bytes of each output.
     /// Whatever it leaves running in that session is killed, so that nobody waits for a copy of a pipe. `session`,
     /// `stdout` and `stderr` are set here.
-    pub fn run(mut self, deadline: Deadline, most: usize) -> Result<Ended, RunError> {
+    pub fn run(self, deadline: Deadline, most: usize) -> Result<Ended, RunError> {
+        self.run_unless(None, deadline, most)
+    }
+
+    /// The same; it is killed as well as soon as `stop` can be read.
+    pub fn run_unless(
+        mut self,
+        stop: Option<BorrowedFd<'_>>,
+        deadline: Deadline,
+        most: usize,
+    ) -> Result<Ended, RunError> {
         let program = self.name();
         let (mut out, stdout) = Output::pipe().map_err(self.parent("no pipe to be had"))?;
         let (mut err, stderr) = Output::pipe().map_err(self.parent("no pipe to be had"))?;
@@ -83,7 +97,7 @@ impl Spawn {
         self.stdout = Some(stdout);
         self.stderr = Some(stderr);
         let mut child = self.start(deadline)?;
-        match listen(&mut child, &mut [&mut out, &mut err], deadline, most) {
+        match listen(&mut child, &mut [&mut out, &mut err], stop, deadline, most) {
             Ok(exit) => Ok(Ended {
                 exit,
                 out: out.bytes,
@@ -99,25 +113,34 @@ impl Spawn {
 pub(in crate::sys) fn listen(
     child: &mut Child,
     outputs: &mut [&mut Output],
+    stop: Option<BorrowedFd<'_>>,
     deadline: Deadline,
     most: usize,
 ) -> Result<Exit, Unheard> {
     let limit = deadline.remaining();
     let mut fits = true;
-    while fits && !child.has_ended() && !deadline.expired() {
-        child.wait_with(outputs.iter().filter_map(|output| output.source()), deadline);
+    while fits && !child.has_ended() && !deadline.expired() && !stop.is_some_and(is_readable) {
+        let sources = outputs.iter().filter_map(|output| output.source());
+        child.wait_with(sources.chain(stop), deadline);
         fits = outputs.iter_mut().all(|output| output.read(most));
     }
     let late = fits && !child.has_ended();
+    let stopped = late && stop.is_some_and(is_readable);
     let exit = put_down(child);
     // What it wrote just before its end.
     fits = fits && outputs.iter_mut().all(|output| output.read(most));
     let survivor = exit.is_none().then_some(child.pid());
     match exit {
+        _ if stopped => Err(Unheard::Interrupted),
         Some(_) if !fits => Err(Unheard::TooMuch(most)),
         Some(exit) if !late => Ok(exit),
         _ => Err(Unheard::Late { limit, survivor }),
     }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut one = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut one, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 fn put_down(child: &mut Child) -> Option<Exit> {

@@ -1,0 +1,181 @@
+//! The scheduler's commands as the user would type them: each with a deadline, and ended when the user ends the selftest.
+
+use crate::scheduler::trial::{Order, Trial, Typed};
+use crate::sys::Exit;
+use crate::sys::deadline::Deadline;
+use crate::sys::signals::Signals;
+use crate::sys::spawn::{RunError, Spawn, Unheard};
+use mpsd_core::text::one_line;
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::signal::Signal;
+use nix::unistd::{AccessFlags, access};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What begins the line that a job of ours says.
+pub const MARK: &str = "mpsd-selftest: ";
+/// For a command that waits for no job.
+const COMMAND_TIME: Duration = Duration::from_secs(30);
+/// How often a job is asked for where its submission does not wait.
+const TURN: Duration = Duration::from_secs(1);
+/// Most that is read of one answer. Bytes.
+const MOST: usize = 1 << 20;
+/// Most that a message repeats. Characters.
+const SHOWN: usize = 400;
+
+/// Why a job was not run to its end.
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
+pub enum Stop {
+    /// The scheduler, or its command, would not.
+    #[display("{_0}")]
+    Failed(String),
+    /// It had not ended in time, and was cancelled; what it waited for.
+    #[display("{_0}")]
+    Late(String),
+    /// The user ended the selftest, and the job was cancelled.
+    #[display("interrupted by {_0}")]
+    Interrupted(Signal),
+}
+
+/// Runs jobs of one scheduler.
+pub struct Runner<'a> {
+    /// Whose.
+    pub trial: &'static dyn Trial,
+    /// What ends the selftest.
+    pub signals: &'a Signals,
+    /// Longest that a job may take, from its submission to its end.
+    pub limit: Duration,
+}
+
+/// A program in the user's own `PATH`.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let mut all = std::env::split_paths(&path).map(|dir| dir.join(name));
+    all.find(|file| file.is_absolute() && file.is_file() && access(file, AccessFlags::X_OK).is_ok())
+}
+
+/// What a command said, and whether it ended well.
+fn say(typed: &Typed, stop: Option<&Signals>, limit: Duration) -> Result<(bool, String, String), RunError> {
+    let unknown = || PathBuf::from("/nonexistent").join(typed.program);
+    let mut spawn = Spawn::new(find(typed.program).unwrap_or_else(unknown));
+    spawn.args = typed.arguments.iter().map(Into::into).collect();
+    spawn.env = std::env::vars_os().collect();
+    spawn.input(typed.input.as_bytes())?;
+    let stop = stop.map(Signals::as_fd);
+    let ended = spawn.run_unless(stop, Deadline::after(limit), MOST)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((ended.exit == Exit::Code(0), text(&ended.out), text(&ended.err)))
+}
+
+/// What `program --version` answers.
+pub fn version(program: &'static str) -> String {
+    let answer = say(&Typed::new(program, &["--version"]), None, COMMAND_TIME);
+    answer.map_or_else(|_| String::new(), |(_, out, err)| out + &err)
+}
+
+impl Runner<'_> {
+    /// Runs the job to its end; what it wrote.
+    ///
+    /// # Errors
+    /// Why not. Nothing of it is left in the queue then.
+    pub fn run(&self, order: &Order<'_>) -> Result<String, Stop> {
+        let typed = self.trial.submit(order);
+        let deadline = Deadline::after(self.limit);
+        if self.trial.ask("").is_none() {
+            return self.wait(order, &typed);
+        }
+        // It is not interrupted: the job is known by what it answers alone.
+        let submitted = say(&typed, None, COMMAND_TIME).map_err(|error| Stop::Failed(error.to_string()))?;
+        let (true, out, _) = &submitted else {
+            return Err(Stop::Failed(lines(&submitted)));
+        };
+        let id = out.trim().to_owned();
+        let ended = self.until_over(order, &id, deadline);
+        let output = std::fs::read_to_string(order.output);
+        // Nobody else's; where it never came there is none.
+        let _ = std::fs::remove_file(order.output);
+        ended?;
+        output.map_err(|error| {
+            let file = order.output;
+            Stop::Failed(format!(
+                "job {id} has ended, and its output did not come to '{file}': {error}"
+            ))
+        })
+    }
+
+    /// The command that submits ends with the job.
+    fn wait(&self, order: &Order<'_>, typed: &Typed) -> Result<String, Stop> {
+        match say(typed, Some(self.signals), self.limit) {
+            Ok((true, out, _)) => Ok(out),
+            // What ran in it may have told already what failed.
+            Ok((false, out, err)) if out.contains(MARK) => Ok(out + &err),
+            Ok(answer) => Err(Stop::Failed(lines(&answer))),
+            Err(RunError::Killed {
+                why: Unheard::Late { .. },
+                ..
+            }) => Err(self.late(order.name, None)),
+            Err(RunError::Killed {
+                why: Unheard::Interrupted,
+                ..
+            }) => Err(self.interrupted(order.name, None)),
+            Err(error) => {
+                self.cancel(order.name, None);
+                Err(Stop::Failed(error.to_string()))
+            }
+        }
+    }
+
+    fn until_over(&self, order: &Order<'_>, id: &str, deadline: Deadline) -> Result<(), Stop> {
+        while !deadline.expired() {
+            let asked = self.trial.ask(id).map(|typed| say(&typed, None, COMMAND_TIME));
+            if let Some(Ok((_, out, err))) = asked
+                && self.trial.is_over(&(out + &err))
+            {
+                return Ok(());
+            }
+            let mut one = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            if poll(&mut one, deadline.within(TURN).poll_timeout()).is_ok_and(|ready| ready > 0) {
+                return Err(self.interrupted(order.name, Some(id)));
+            }
+        }
+        Err(self.late(order.name, Some(id)))
+    }
+
+    fn late(&self, name: &str, id: Option<&str>) -> Stop {
+        let why = say(&self.trial.why(name, id), None, COMMAND_TIME);
+        let why = why.map(|answer| lines(&answer)).unwrap_or_default();
+        self.cancel(name, id);
+        let limit = self.limit.as_secs();
+        Stop::Late(format!(
+            "it had not ended after {limit} s, and was cancelled: {why}"
+        ))
+    }
+
+    fn interrupted(&self, name: &str, id: Option<&str>) -> Stop {
+        self.cancel(name, id);
+        let signal = self.signals.read().ok().flatten();
+        Stop::Interrupted(signal.unwrap_or(Signal::SIGTERM))
+    }
+
+    fn cancel(&self, name: &str, id: Option<&str>) {
+        // Nothing more can be done: the job has a time limit of its own.
+        let _ = say(&self.trial.cancel(name, id), None, COMMAND_TIME);
+    }
+}
+
+/// What a command said, on one line, as far as it can be shown: a task's own last words are among its output.
+fn lines((_, out, err): &(bool, String, String)) -> String {
+    let both = [err, out].into_iter().flat_map(|said| said.lines());
+    let all: Vec<&str> = both.map(str::trim).filter(|line| !line.is_empty()).collect();
+    match all.is_empty() {
+        true => "the scheduler's command said nothing".to_owned(),
+        false => one_line(&all.join("; "), SHOWN),
+    }
+}
+
+/// A file below the user's own directory for the output of a job, if there is one.
+pub fn output(home: Option<String>) -> PathBuf {
+    let home = home.filter(|home| Path::new(home).is_absolute());
+    let name = format!(".mpsd-selftest.{}", std::process::id());
+    Path::new(&home.unwrap_or_else(|| "/tmp".to_owned())).join(name)
+}

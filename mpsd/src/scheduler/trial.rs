@@ -1,0 +1,66 @@
+//! A small job of an ordinary user's, as `mpsctl selftest` submits one: by the scheduler's own commands, out of the user's `PATH`.
+
+/// What one job of a trial is to do.
+#[derive(Debug, Clone, Copy)]
+pub struct Order<'a> {
+    /// A name that no other job of the user's has.
+    pub name: &'a str,
+    /// It asks for MPS, with half of the threads and 1 GiB.
+    pub mps: bool,
+    /// It is to run there.
+    pub node: Option<&'a str>,
+    /// Words of the user's own for the submitting command.
+    pub own: &'a [String],
+    /// What it runs, `mpsctl` first.
+    pub program: &'a [String],
+    /// Where its output goes, if the submitting command does not pass it on.
+    pub output: &'a str,
+}
+
+/// A command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Typed {
+    /// The program, in the user's `PATH`.
+    pub program: &'static str,
+    /// What follows.
+    pub arguments: Vec<String>,
+    /// What it reads.
+    pub input: String,
+}
+
+impl Typed {
+    pub(crate) fn new(program: &'static str, arguments: &[&str]) -> Self {
+        Self {
+            program,
+            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
+            input: String::new(),
+        }
+    }
+}
+
+/// How a scheduler's users run one.
+pub trait Trial: Sync {
+    /// The command that submits.
+    fn submits(&self) -> &'static str;
+    /// Whether that command, asked for its version, is this scheduler's by its answer.
+    fn is_its(&self, version: &str) -> bool;
+    /// The request, as the user writes it.
+    fn request(&self) -> &'static str;
+    /// Submits the job.
+    fn submit(&self, order: &Order<'_>) -> Typed;
+    /// Asks for the job `id`, which a command that does not wait for its end has named; `None`: it waits.
+    fn ask(&self, id: &str) -> Option<Typed>;
+    /// Whether such an answer says that the job is over.
+    fn is_over(&self, answer: &str) -> bool;
+    /// Says what the job waits for: by its name, or by its id where that is known.
+    fn why(&self, name: &str, id: Option<&str>) -> Typed;
+    /// Ends the job, or takes it out of the queue.
+    fn cancel(&self, name: &str, id: Option<&str>) -> Typed;
+    /// What an administrator does about a job that ended by this.
+    fn remedy(&self, said: &str) -> &'static str;
+}
+
+/// The name of a command's argument for the shell, whatever is in it.
+pub(crate) fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
