@@ -17,6 +17,7 @@ const ADMIN: &str = "packaging/tests/packages/admin.rs";
 const REPOSITORY: &str = "packaging/tests/packages/repository.rs";
 const APT: &str = "commands(\"install.md\", \"From a repository with apt\")";
 const INSTALL: &str = "tests/mom/install.rs";
+const CONTAINERS: &str = "packaging/tests/packages/containers.rs";
 const RECORDED: &str = "tests/mom/RECORDED.md";
 
 const RUN: &[Row] = &[
@@ -135,6 +136,18 @@ const RUN: &[Row] = &[
         "mpsctl support-bundle",
         ADMIN,
         "commands(\"troubleshooting.md\", \"To report a problem\")",
+    ),
+    // Containers
+    (
+        "podman run --rm $(mpsctl env --container podman) IMAGE ./solver",
+        CONTAINERS,
+        "commands(\"containers.md\", \"Podman\")",
+    ),
+    (
+        "podman run --rm $(mpsctl env --container podman) --volume /usr/libexec/mpsd/mps-probe:/mps-probe:ro IMAGE /mps-probe \
+         --require-mps",
+        CONTAINERS,
+        "commands(\"containers.md\", \"To see whether a container is attached\")",
     ),
     // Torque and OpenPBS
     (

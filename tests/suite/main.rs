@@ -9,6 +9,7 @@ mod confined;
 mod corpus;
 mod crash;
 mod doctor;
+mod enroot;
 mod evidence;
 mod facts;
 mod faults;

@@ -1,8 +1,12 @@
 //! `mpsctl env`: the variables that attach a shell to its job's MPS, for that shell to evaluate.
 
+mod container;
+
 use super::attach::Caller;
+use container::Container;
 use mpsd_core::Failure;
 use mpsd_core::environment::Change;
+use nix::unistd::getegid;
 
 /// `mpsctl env`.
 #[derive(Debug, Clone, clap::Args)]
@@ -13,6 +17,9 @@ pub struct Env {
     /// For whom to print
     #[arg(long, value_enum, default_value = "sh")]
     pub shell: Shell,
+    /// Print the options that attach a container, for its runtime: podman run $(mpsctl env --container podman) IMAGE
+    #[arg(long, value_enum, value_name = "RUNTIME", conflicts_with = "shell")]
+    pub container: Option<Container>,
     /// This is the job's main shell, which has no rank: it gets the lowest limit of a list, and no GPU's own daemon
     #[arg(long)]
     pub main: bool,
@@ -36,16 +43,28 @@ impl Env {
     /// MPS left variables.
     ///
     /// # Errors
-    /// As [`Caller::find`].
+    /// As [`Caller::find`]; as [`Container::write`].
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
-        Ok(self.shell.write(&caller.find()?.changes()))
+        let changes = caller.find()?.changes();
+        Ok(match self.container {
+            Some(container) => container.write(&changes, caller.uid, getegid().as_raw())?,
+            None => self.shell.write(&changes),
+        })
+    }
+
+    /// What is printed when nothing could be found out, so that what reads it fails as well.
+    pub fn failure(&self) -> &'static str {
+        match self.container {
+            Some(_) => Container::FAILURE,
+            None => self.shell.failure(),
+        }
     }
 }
 
 impl Shell {
     /// What a shell evaluates when nothing could be found out. `eval ""` succeeds in every shell, so that a script under
     /// `set -e`, or one that asks for the status, would go on without its MPS.
-    pub fn failure(self) -> &'static str {
+    fn failure(self) -> &'static str {
         match self {
             Self::Sh | Self::Csh | Self::Fish => "false\n",
             Self::Json => "",

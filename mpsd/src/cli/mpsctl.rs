@@ -42,7 +42,7 @@ enum Verb {
     /// Print the variables that attach a shell to its job's MPS: eval "$(mpsctl env)"
     ///
     /// Prints nothing outside a job and in a job without MPS. Where the job's MPS was refused or did not start, says why
-    /// on standard error and prints 'false', so that the eval fails too.
+    /// on standard error and prints 'false', so that the eval fails too; with --container an option that no runtime knows.
     Env(Env),
     /// Run a program attached to the job's MPS, with its rank's limits
     ///
@@ -247,7 +247,7 @@ fn env(config: &Path, verb: &Env) -> u8 {
         caller.warnings().iter().for_each(|line| complain(NAME, line));
     }
     if text.is_err() {
-        say(verb.shell.failure());
+        say(verb.failure());
     }
     print(text)
 }

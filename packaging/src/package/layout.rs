@@ -129,7 +129,7 @@ pub fn entries() -> Vec<Entry> {
     all
 }
 
-const BASE: [Entry; 23] = {
+const BASE: [Entry; 24] = {
     use Package::Base;
     use Source::{Crates, Directory, Link, Man, Program, Repository};
     [
@@ -151,6 +151,13 @@ const BASE: [Entry; 23] = {
             "/etc/mpsd/mpsd.toml",
             FILE,
             Repository("etc/mpsd/mpsd.toml"),
+        ),
+        // Inert where there is no enroot.
+        entry(
+            Base,
+            "/etc/enroot/hooks.d/50-mpsd.sh",
+            PROGRAM,
+            Repository("etc/enroot/hooks.d/50-mpsd.sh"),
         ),
         entry(
             Base,

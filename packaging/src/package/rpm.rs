@@ -128,9 +128,11 @@ fn files(release: &Release, package: Package) -> String {
     lines.join("\n")
 }
 
-/// A directory with our name in its path goes with the last package that has a file in it.
+/// A directory with our name in its path goes with the last package that has a file in it; enroot's as well, which is there
+/// for nobody else where enroot is not.
 fn is_ours(directory: &Path) -> bool {
-    directory.components().any(|part| part.as_os_str() == "mpsd")
+    let ours = |name| directory.components().any(|part| part.as_os_str() == name);
+    ours("mpsd") || ours("enroot")
 }
 
 #[cfg(test)]
@@ -139,7 +141,12 @@ mod tests {
 
     #[test]
     fn only_directories_of_ours_go_with_the_package() {
-        for ours in ["/usr/lib/mpsd/spank/22.05", "/etc/mpsd", "/usr/share/mpsd"] {
+        for ours in [
+            "/usr/lib/mpsd/spank/22.05",
+            "/etc/mpsd",
+            "/usr/share/mpsd",
+            "/etc/enroot/hooks.d",
+        ] {
             assert!(is_ours(Path::new(ours)), "{ours}");
         }
         for foreign in ["/usr/lib", "/", "/usr/share/man/man8", "/etc/profile.d"] {

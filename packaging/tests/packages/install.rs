@@ -88,7 +88,18 @@ fn gone(root: &Root, but: &[&str]) {
         }
         let found = Command::new("find")
             .arg(&place_in)
-            .args(["(", "-name", "mpsd*", "-o", "-name", "mpsctl*", ")"])
+            .args([
+                "(",
+                "-name",
+                "mpsd*",
+                "-o",
+                "-name",
+                "mpsctl*",
+                "-o",
+                "-name",
+                "*-mpsd.sh",
+                ")",
+            ])
             .output();
         let text = String::from_utf8(found.unwrap().stdout).unwrap();
         let left: Vec<&str> = text
@@ -133,6 +144,7 @@ fn the_debian_packages_install_upgrade_and_leave() {
         let kept = [
             "/etc/mpsd",
             "/etc/mpsd/mpsd.toml",
+            "/etc/enroot/hooks.d/50-mpsd.sh",
             "/etc/profile.d/mpsd.sh",
             "/etc/profile.d/mpsd.csh",
         ];

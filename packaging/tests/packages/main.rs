@@ -5,6 +5,7 @@
 
 mod admin;
 mod cluster;
+mod containers;
 mod contents;
 mod debian;
 mod guide;

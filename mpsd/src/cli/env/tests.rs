@@ -48,6 +48,7 @@ fn outside_a_job_nothing_is_printed() {
         Env {
             job: None,
             shell,
+            container: None,
             main: false,
         }
         .run(&caller)

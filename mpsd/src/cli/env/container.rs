@@ -1,0 +1,145 @@
+//! `mpsctl env --container RUNTIME`: the options that attach a container to its job's MPS (docs/containers.md).
+
+use mpsd_core::Refusal;
+use mpsd_core::environment::{Change, PIPE_DIRECTORY};
+use std::path::Path;
+
+/// What starts a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Container {
+    /// apptainer exec, singularity exec
+    Apptainer,
+    /// enroot start
+    Enroot,
+    /// podman run
+    Podman,
+    /// docker run: with the job's user, since the daemon serves nobody else
+    Docker,
+}
+
+impl Container {
+    /// What stands in the place of the options when they could not be found out. No runtime knows it, so that the container
+    /// does not start: without its options it would run outside of MPS without a word.
+    pub const FAILURE: &str = "--mpsctl-env-failed\n";
+
+    /// One line of options: the job's directory at its own path, with the sockets of all its daemons, and the variables. A
+    /// variable that is to be removed has no option: none of these runtimes passes it on, apart from Apptainer.
+    ///
+    /// # Errors
+    /// A refusal where a word would come apart in the shell.
+    pub fn write(self, changes: &[Change], uid: u32, gid: u32) -> Result<String, Refusal> {
+        let value = |change: &Change| Some((change.name, change.value.clone()?));
+        let set: Vec<_> = changes.iter().filter_map(value).collect();
+        let pipe = set.iter().find(|(name, _)| *name == PIPE_DIRECTORY);
+        let Some(directory) = pipe.and_then(|(_, pipe)| Path::new(pipe).parent()) else {
+            return Ok(String::new());
+        };
+        let directory = directory.display();
+        let mut words: Vec<String> = match self {
+            Self::Apptainer => vec!["--bind".into(), format!("{directory}")],
+            Self::Enroot => vec![
+                "--mount".into(),
+                format!("{directory}:{directory}:none:x-create=dir,bind,rw,nosuid,nodev,noexec,private"),
+            ],
+            Self::Podman => vec!["--volume".into(), format!("{directory}:{directory}")],
+            Self::Docker => vec![
+                format!("--user={uid}:{gid}"),
+                "--volume".into(),
+                format!("{directory}:{directory}"),
+            ],
+        };
+        for (name, value) in &set {
+            let word = format!("{name}={value}");
+            words.extend([
+                "--env".into(),
+                if self.splits(value) {
+                    format!("\"{word}\"")
+                } else {
+                    word
+                },
+            ]);
+        }
+        match words.iter().find(|word| !is_one_word(word)) {
+            Some(word) => {
+                let what = format!("the option '{word}'");
+                let why = "a shell would not read it as one word";
+                Err(Refusal::new(
+                    what,
+                    why,
+                    "a run_dir of letters, digits, '/', '.', '_' and '-'",
+                ))
+            }
+            None => Ok(words.join(" ") + "\n"),
+        }
+    }
+
+    /// Whether it takes a comma for the end of a variable: Apptainer does behind a second '=', and takes quotes off
+    /// (pflag, `stringToStringValue.Set`).
+    fn splits(self, value: &str) -> bool {
+        self == Self::Apptainer && value.contains(',')
+    }
+}
+
+/// Whether a shell that splits and expands what a command printed leaves it as it is. Job ids may have brackets, which match
+/// files of such names alone.
+fn is_one_word(word: &str) -> bool {
+    word.bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"/._-=:,[]%\"".contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(name: &'static str, value: Option<&str>) -> Change {
+        Change {
+            name,
+            value: value.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn each_runtime_gets_the_directory_and_the_variables() {
+        let changes = [
+            change(PIPE_DIRECTORY, Some("/run/mpsd/jobs/42/pipe-1")),
+            change("MPSD_JOB", Some("42")),
+            change("CUDA_VISIBLE_DEVICES", Some("GPU-0,GPU-1")),
+            change("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None),
+        ];
+        let all = "--env CUDA_MPS_PIPE_DIRECTORY=/run/mpsd/jobs/42/pipe-1 --env MPSD_JOB=42 --env \
+                   CUDA_VISIBLE_DEVICES=GPU-0,GPU-1\n";
+        let of = |container: Container| container.write(&changes, 1000, 100).unwrap();
+        assert_eq!(
+            of(Container::Apptainer),
+            format!("--bind /run/mpsd/jobs/42 {all}")
+        );
+        assert_eq!(
+            of(Container::Enroot),
+            format!(
+                "--mount /run/mpsd/jobs/42:/run/mpsd/jobs/42:none:x-create=dir,bind,rw,nosuid,nodev,noexec,private {all}"
+            )
+        );
+        assert_eq!(
+            of(Container::Podman),
+            format!("--volume /run/mpsd/jobs/42:/run/mpsd/jobs/42 {all}")
+        );
+        assert_eq!(
+            of(Container::Docker),
+            format!("--user=1000:100 --volume /run/mpsd/jobs/42:/run/mpsd/jobs/42 {all}")
+        );
+    }
+
+    #[test]
+    fn a_job_without_mps_has_no_options() {
+        let removed = [change(PIPE_DIRECTORY, None), change("MPSD_JOB", None)];
+        assert_eq!(Container::Docker.write(&removed, 0, 0).unwrap(), "");
+        assert_eq!(Container::Podman.write(&[], 0, 0).unwrap(), "");
+    }
+
+    #[test]
+    fn a_word_that_would_come_apart_is_refused() {
+        let changes = [change(PIPE_DIRECTORY, Some("/run/m psd/jobs/42/pipe"))];
+        let refused = Container::Podman.write(&changes, 0, 0).unwrap_err().to_string();
+        assert!(refused.contains("/run/m psd/jobs/42"), "{refused}");
+    }
+}

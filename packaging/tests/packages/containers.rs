@@ -1,0 +1,217 @@
+//! A real rootless Podman with crun, out of Debian's packages: a container with the options that `mpsctl env --container`
+//! prints is under its job's MPS, one without them is not, and both are told apart.
+//!
+//! The packages are unpacked in the target directory and laid over /usr and /etc in namespaces of the container's own: this
+//! machine has no more of them than before, and whatever Podman leaves running ends with its first process.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tests::double::NodeDouble;
+use tests::stage::{Ran, Stage, USER, finish};
+
+use crate::guide::commands;
+use crate::{said, skip};
+
+/// Podman and what it needs that no smallest system has.
+const PACKAGES: [&str; 6] = [
+    "podman",
+    "crun",
+    "conmon",
+    "libyajl2",
+    "libsubid4",
+    "golang-github-containers-common",
+];
+const JOB: &str = "4711.srv";
+/// The job's script is `$0`. cgroup v2 alone, since crun refuses where v1 is beside it; no /etc/containers of this machine's.
+const INSIDE: &str = r#"
+mount --make-rshared /
+mount -t overlay overlay -o "lowerdir=$PACKAGES/usr:/usr" /usr
+mount -t overlay overlay -o "lowerdir=$PACKAGES/etc:/etc" /etc
+while umount -l /sys/fs/cgroup 2>/dev/null; do :; done
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+cd "$HOME"
+setpriv --reuid "$AS" --regid nogroup --clear-groups sh -ec "$0"
+"#;
+
+/// The directory with the packages, unpacked; why they cannot be had.
+fn unpacked() -> Result<PathBuf, String> {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("podman");
+    let (root, note) = (place.join("root"), place.join("included"));
+    if fs::read_to_string(&note).is_ok_and(|text| text == PACKAGES.join(" ")) {
+        return Ok(root);
+    }
+    let _ = fs::remove_dir_all(&place);
+    fs::create_dir_all(&place).unwrap();
+    let download = || {
+        let mut command = Command::new("apt-get");
+        command.args(["download", "-q", "-o", "APT::Sandbox::User=root"]);
+        command.args(PACKAGES).current_dir(&place).output()
+    };
+    let mut output = download().map_err(|error| format!("no apt-get: {error}"))?;
+    if !output.status.success() {
+        // An old list, or none.
+        let _ = Command::new("apt-get").args(["update", "-q"]).output();
+        output = download().unwrap();
+    }
+    if !output.status.success() {
+        return Err(format!("Podman's packages cannot be had: {}", said(&output)));
+    }
+    for entry in fs::read_dir(&place).unwrap().flatten() {
+        let mut command = Command::new("dpkg-deb");
+        command.arg("--extract").arg(entry.path()).arg(&root);
+        crate::run(&mut command);
+    }
+    fs::write(note, PACKAGES.join(" ")).unwrap();
+    Ok(root)
+}
+
+/// A job under MPS on a simulated node, and a place for its user's containers.
+struct Bed {
+    stage: Stage,
+    packages: PathBuf,
+}
+
+impl Bed {
+    /// As a job that has the GPUs in mode DEFAULT, where a client that misses its daemon meets no error.
+    fn new(packages: PathBuf) -> Bed {
+        let node = NodeDouble::builder().gpus(1, "NVIDIA H200").fast().build();
+        let stage = Stage::new(node.unwrap(), "compute_mode = \"keep\"");
+        for dir in ["home", "home/run", "home/image"] {
+            fs::create_dir(stage.path(dir)).unwrap();
+            fs::set_permissions(stage.path(dir), fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        for dir in ["usr", "etc", "proc", "dev", "sys", "tmp", "run", "var"] {
+            fs::create_dir(stage.path("home/image").join(dir)).unwrap();
+        }
+        for link in ["bin", "lib", "lib64", "sbin"] {
+            std::os::unix::fs::symlink(format!("usr/{link}"), stage.path("home/image").join(link)).unwrap();
+        }
+        let mut own = Command::new("chown");
+        own.args(["-R", &format!("{USER}:nogroup")])
+            .arg(stage.path("home"));
+        crate::run(&mut own);
+        let begun = stage.torque_on(JOB, "MPS=true,MPS_THREADS=25", "0");
+        assert_eq!(begun.code, Some(0), "{begun:?}");
+        Bed { stage, packages }
+    }
+
+    /// A line of the job's script, where `mpsctl` and `podman` are on the PATH. The site's words for Podman come from an alias: a
+    /// machine without subordinate ids or cgroups, and an image without programs.
+    fn script(&self, line: &str) -> Ran {
+        let stage = &self.stage;
+        let node = stage.node.dir().display();
+        let podman = format!(
+            "podman() {{ [ \"$1\" = run ] && shift; command podman --root \"$HOME/store\" --runroot \"$HOME/run/pods\" \
+             --storage-driver vfs --cgroup-manager cgroupfs --events-backend file run --rm --cgroups disabled --network none \
+             --volume /usr:/usr:ro --volume {node}:{node} \"$@\"; }}\n\
+             mpsctl() {{ command mpsctl --config {config} \"$@\"; }}\n",
+            config = stage.config().display(),
+        );
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+            .args(["--propagation", "private", "sh", "-ec", INSIDE])
+            .arg(podman + line)
+            .env_clear()
+            .env("PACKAGES", &self.packages)
+            .env("AS", USER)
+            .env("HOME", stage.path("home"))
+            .env("XDG_RUNTIME_DIR", stage.path("home/run"))
+            .env("PBS_JOBID", JOB)
+            .env(
+                "PATH",
+                format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", stage.path("bin").display()),
+            );
+        finish(command)
+    }
+
+    /// A client in a container that is started with these options.
+    fn client(&self, options: &str) -> Value {
+        let (client, node) = (self.stage.node.client(), self.stage.node.dir());
+        let (client, node) = (client.display(), node.display());
+        let image = self.stage.path("home/image");
+        let ran = self.script(&format!(
+            "podman run {options} --rootfs {} {client} --node {node}",
+            image.display()
+        ));
+        let record = ran.out.lines().find_map(|line| serde_json::from_str(line).ok());
+        record.unwrap_or_else(|| panic!("{ran:?}"))
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = self.stage.torque_end(JOB);
+    }
+}
+
+#[test]
+fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less() {
+    let packages = match unpacked() {
+        Ok(packages) => packages,
+        Err(why) => return skip("containers of a real Podman", &why),
+    };
+    let bed = Bed::new(packages);
+    let [line] = &commands("containers.md", "Podman")[..] else {
+        panic!("one command");
+    };
+    let (start, _) = line.split_once(" IMAGE ").unwrap();
+    let options = start.strip_prefix("podman run ").unwrap();
+    let attached = bed.client(options);
+    assert_eq!(attached["under_mps"], true, "{attached}");
+    assert_eq!(attached["sms"], 32, "{attached}");
+    assert_eq!(attached["job"], JOB, "{attached}");
+
+    // No option: nobody hears of it. The variables alone do not help either.
+    let outside = bed.client("");
+    assert_eq!(
+        (&outside["under_mps"], &outside["error"]),
+        (&Value::Bool(false), &Value::Null),
+        "{outside}"
+    );
+    let pipe = bed.stage.job(JOB).join("pipe");
+    let blind = bed.client(&format!("--env CUDA_MPS_PIPE_DIRECTORY={}", pipe.display()));
+    assert_eq!(blind["under_mps"], false, "{blind}");
+
+    // Where the job's MPS cannot be told, no container starts.
+    let (image, nobodys) = (
+        bed.stage.path("home/image"),
+        "$(mpsctl env --container podman --job '../x')",
+    );
+    let refused = bed.script(&format!(
+        "podman run {nobodys} --rootfs {} /bin/echo ran",
+        image.display()
+    ));
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    assert!(
+        !refused.out.contains("ran") && refused.err.contains("unknown flag"),
+        "{refused:?}"
+    );
+    assert!(refused.err.contains("mpsctl: "), "{refused:?}");
+}
+
+/// The probe needs no more of an image than a C library: it is bound into the container. That it tells the two apart is
+/// recorded on real GPUs; here is no CUDA, and that is what it says.
+#[test]
+fn the_probe_runs_in_a_container_that_it_is_bound_into() {
+    let packages = match unpacked() {
+        Ok(packages) => packages,
+        Err(why) => return skip("the probe in a container of a real Podman", &why),
+    };
+    let bed = Bed::new(packages);
+    let [line] = &commands("containers.md", "To see whether a container is attached")[..] else {
+        panic!("one command");
+    };
+    let rootfs = format!("--rootfs {}", bed.stage.path("home/image").display());
+    let line = line.replace(
+        "/usr/libexec/mpsd/mps-probe:/",
+        &format!("{}:/", bed.stage.program("mps-probe").display()),
+    );
+    let ran = bed.script(&line.replace(" IMAGE ", &format!(" {rootfs} ")));
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.err.contains("mps-probe: no libcuda.so.1"), "{ran:?}");
+}
