@@ -13,6 +13,7 @@
 //! | `task` | `task_init`: the forked child of slurmstepd, the user |
 //! | `ending` | slurmstepd, root: what a task that failed is told of its MPS |
 //! | `unplugged` | nodes that do not load the plugin |
+//! | `container` | a second line behind pyxis': what a task sees from its container |
 //! | `node` | files of this node, as `handle::Node` |
 //!
 //! No NVML, no CUDA, no threads. Nothing lives outside what `slurm_spank_init` makes: one process may load, unload
@@ -20,6 +21,7 @@
 #![deny(unsafe_code)]
 
 mod arguments;
+mod container;
 mod ending;
 mod handle;
 mod job_script;

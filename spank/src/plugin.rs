@@ -4,11 +4,14 @@ use crate::arguments::{Arguments, Scope};
 use crate::handle::{Context, Level, Node, Slurm, Verdict};
 use crate::state::State;
 use crate::submission::{self, Submitter};
-use crate::{ending, job_script, stepd, task};
+use crate::{container, ending, job_script, stepd, task};
 use mpsd_core::request::Key;
 
 /// `slurm_spank_init`.
 pub fn init(slurm: &mut dyn Slurm, _: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
+    if container::is_look(words) {
+        return Verdict::Continue;
+    }
     *state = State::new(words);
     match (slurm.context(), &state.line) {
         // Also with a broken line: an unknown flag would not tell the user why.
@@ -32,7 +35,10 @@ pub fn option(state: &mut State, key: Key, argument: Option<&str>, remote: bool)
 }
 
 /// `slurm_spank_init_post_opt`.
-pub fn init_post_opt(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, _: &[String]) -> Verdict {
+pub fn init_post_opt(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
+    if container::is_look(words) {
+        return Verdict::Continue;
+    }
     state.demand = state.flags.demand();
     match slurm.context() {
         Context::Local => submission::check(slurm, state, Submitter::Srun),
@@ -45,6 +51,7 @@ pub fn init_post_opt(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, 
 /// `slurm_spank_job_prolog`: `init` has not run.
 pub fn job_prolog(slurm: &mut dyn Slurm, node: &dyn Node, _: &mut State, words: &[String]) -> Verdict {
     match Arguments::parse(words) {
+        _ if container::is_look(words) => Verdict::Continue,
         Ok(arguments) if arguments.scope != Scope::Step => job_script::prolog(slurm, node, &arguments),
         _ => Verdict::Continue,
     }
@@ -52,30 +59,35 @@ pub fn job_prolog(slurm: &mut dyn Slurm, node: &dyn Node, _: &mut State, words: 
 
 /// `slurm_spank_job_epilog`: `init` has not run, and maybe no job_prolog either.
 pub fn job_epilog(slurm: &mut dyn Slurm, node: &dyn Node, _: &mut State, words: &[String]) -> Verdict {
+    if container::is_look(words) {
+        return Verdict::Continue;
+    }
     // Also under scope=step: a slurmstepd that was killed left its step's daemon. And also with a broken line, by the
     // defaults: a line that was changed under running jobs leaves none of them behind.
     job_script::epilog(slurm, node, &Arguments::parse(words).unwrap_or_default())
 }
 
 /// `slurm_spank_task_init`.
-pub fn task_init(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, _: &[String]) -> Verdict {
+pub fn task_init(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
     match slurm.context() {
+        Context::Remote if container::is_look(words) => container::begin(slurm, node),
         Context::Remote => task::begin(slurm, node, state),
         _ => Verdict::Continue,
     }
 }
 
 /// `slurm_spank_task_exit`.
-pub fn task_exit(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, _: &[String]) -> Verdict {
-    if slurm.context() == Context::Remote {
+pub fn task_exit(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
+    if slurm.context() == Context::Remote && !container::is_look(words) {
         ending::of_task(slurm, node, state);
     }
     Verdict::Continue
 }
 
 /// `slurm_spank_exit`.
-pub fn exit(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, _: &[String]) -> Verdict {
+pub fn exit(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, words: &[String]) -> Verdict {
     match slurm.context() {
+        _ if container::is_look(words) => Verdict::Continue,
         Context::Remote => stepd::end(slurm, node, state),
         _ => Verdict::Continue,
     }

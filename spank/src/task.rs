@@ -56,8 +56,8 @@ impl Why {
     }
 }
 
-/// With the node's name: not every release of Slurm puts it before our line.
-fn refuse(slurm: &dyn Slurm, job: &JobId, why: &str) {
+/// Says why a task does not start, with the node's name: not every release of Slurm puts it before our line.
+pub fn refuse(slurm: &dyn Slurm, job: &JobId, why: &str) {
     let node = this_node(slurm);
     slurm.log(Level::Error, &format!("job {job}: not started on {node}: {why}"));
 }

@@ -4,6 +4,7 @@
 //! `cargo test -p tests --test slurm [WORD…]` runs the cells whose `group::name` holds one of the words.
 
 mod burst;
+mod containers;
 mod devices;
 mod failures;
 mod held;
@@ -60,6 +61,7 @@ const GROUPS: &[runner::Group] = &[
     seen::GROUP,
     stack::GROUP,
     stack::CONFIGLESS,
+    containers::GROUP,
     unplugged::OPTIONAL,
     unplugged::REQUIRED,
     leftovers::GROUP,

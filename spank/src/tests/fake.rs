@@ -178,6 +178,8 @@ pub struct FakeNode {
     pub late: Cell<bool>,
     /// How often somebody looked for a record.
     pub looks: Cell<u32>,
+    /// The job's directory is not in the task's container.
+    pub hides: bool,
 }
 
 impl FakeNode {
@@ -194,6 +196,7 @@ impl FakeNode {
             words: RefCell::default(),
             late: Cell::default(),
             looks: Cell::default(),
+            hides: false,
         }
     }
 
@@ -284,7 +287,7 @@ impl Node for FakeNode {
             .any(|name| JobId::parse(name).unwrap().belongs_to(job))
     }
     fn has_mark(&self, mark: &Path) -> bool {
-        self.look_again && mark.ends_with("look-again")
+        self.look_again && mark.ends_with("look-again") || !self.hides && mark.ends_with("pipe")
     }
     fn untold(&self, job: &JobPaths) -> Vec<String> {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");

@@ -1,5 +1,6 @@
 //! The callbacks against a Slurm and a node of our own: no symbol of Slurm is reached.
 
+mod container;
 mod ending;
 mod fake;
 mod jobs;

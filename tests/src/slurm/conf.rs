@@ -225,6 +225,9 @@ pub fn plugstack_conf(options: &Options) -> String {
         }
         text.push('\n');
     }
+    for line in &options.stack_lines {
+        let _ = writeln!(text, "{line}");
+    }
     text
 }
 

@@ -39,6 +39,8 @@ pub struct Options {
     pub plugin: Option<PathBuf>,
     /// Arguments on the plugin's line.
     pub plugin_arguments: Vec<String>,
+    /// Lines of plugstack.conf behind the plugin's.
+    pub stack_lines: Vec<String>,
     /// Nodes whose slurmd is started without the plugin, on the same cluster: see [`crate::slurm::Bed::plain_conf`].
     pub plain_nodes: Vec<String>,
     /// `PrologFlags`; empty: none.
@@ -71,6 +73,7 @@ impl Default for Options {
             word: Word::Optional,
             plugin: None,
             plugin_arguments: Vec::new(),
+            stack_lines: Vec::new(),
             plain_nodes: Vec::new(),
             prolog_flags: "Alloc,Contain".into(),
             slurm_lines: Vec::new(),

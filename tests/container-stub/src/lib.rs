@@ -1,0 +1,96 @@
+//! A double of pyxis: a plugin of Slurm's that takes a task into namespaces of its own in `task_init`, as pyxis does with those
+//! of a container (pyxis_slurmstepd.c, `slurm_spank_task_init`).
+//!
+//! The task's variable `CONTAINER` says which: `show` has the node's files, in `hide` the directories of the line's words
+//! `hide=DIR` are empty. Without it nothing is done.
+#![allow(non_upper_case_globals)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs;
+use std::io;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{getgid, getuid};
+
+/// Slurm's handle.
+type Spank = *mut c_void;
+
+/// The plugin's name.
+#[used]
+#[unsafe(no_mangle)]
+pub static plugin_name: [u8; 10] = *b"container\0";
+
+/// What Slurm's loader expects.
+#[used]
+#[unsafe(no_mangle)]
+pub static plugin_type: [u8; 6] = *b"spank\0";
+
+/// Slurm's release, written by the test.
+#[used]
+#[unsafe(no_mangle)]
+pub static plugin_version: u32 = 0x16_05_00;
+
+unsafe extern "C" {
+    fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int) -> c_int;
+    fn slurm_error(format: *const c_char, ...);
+}
+
+/// The forked child of a task, as the user.
+///
+/// # Safety
+/// Slurm calls it with its own handle and the `count` words of plugstack.conf.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slurm_spank_task_init(
+    spank: Spank,
+    count: c_int,
+    words: *const *const c_char,
+) -> c_int {
+    let mut buffer = [0; 64];
+    // SAFETY: the handle is this callback's, the buffer is as long as is said.
+    let found = unsafe { spank_getenv(spank, c"CONTAINER".as_ptr(), buffer.as_mut_ptr(), 64) };
+    if found != 0 {
+        return 0;
+    }
+    // SAFETY: Slurm has ended it with a zero.
+    let kind = unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_string_lossy();
+    let word = |n| {
+        // SAFETY: Slurm passes so many C strings.
+        let word = unsafe { CStr::from_ptr(*words.add(n)) }.to_string_lossy();
+        word.strip_prefix("hide=").map(str::to_owned)
+    };
+    let words = (0..usize::try_from(count).unwrap_or(0)).filter_map(word);
+    let hidden: Vec<String> = words.filter(|_| kind == "hide").collect();
+    match enter(&hidden) {
+        Ok(()) => 0,
+        Err(error) => {
+            let line = CString::new(format!("container: {error}")).unwrap_or_default();
+            // SAFETY: both are C strings, the format takes one.
+            unsafe { slurm_error(c"%s".as_ptr(), line.as_ptr()) };
+            -1
+        }
+    }
+}
+
+/// A user namespace that maps the user, and a mount namespace without `hidden`.
+fn enter(hidden: &[String]) -> io::Result<()> {
+    const NONE: Option<&str> = None;
+    // What root was a moment ago may not write its own maps.
+    nix::sys::prctl::set_dumpable(true)?;
+    let (user, group) = (getuid(), getgid());
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
+    fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
+    mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)?;
+    for directory in hidden {
+        mount(
+            Some("none"),
+            directory.as_str(),
+            Some("tmpfs"),
+            MsFlags::empty(),
+            NONE,
+        )?;
+    }
+    Ok(())
+}
