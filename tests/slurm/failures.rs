@@ -7,6 +7,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use tests::double::mig;
 use tests::slurm::{Bed, Options, Simulated};
 
 use crate::mps::{LIMIT, check_daemons, clients, nodes, records, required};
@@ -62,7 +63,7 @@ const CELLS: &[Cell] = &[
         "a_value_over_the_ceiling_is_refused",
         a_value_over_the_ceiling_is_refused,
     ),
-    ("a_mig_device_is_refused", a_mig_device_is_refused),
+    ("a_gpu_in_mig_mode_is_refused", a_gpu_in_mig_mode_is_refused),
     (
         "no_control_daemon_drains_with_our_reason",
         no_control_daemon_drains_with_our_reason,
@@ -179,9 +180,8 @@ fn a_value_over_the_ceiling_is_refused(cell: &Context) -> Result<()> {
     check_undrained(cell)
 }
 
-fn a_mig_device_is_refused(cell: &Context) -> Result<()> {
-    let changed = nodes(cell)?
-        .change(|node| node.gpu[0].mig = vec!["MIG-00000000-0000-0000-0000-000000000001".into()])?;
+fn a_gpu_in_mig_mode_is_refused(cell: &Context) -> Result<()> {
+    let changed = nodes(cell)?.change(|node| node.gpu[0].mig = vec![mig(0, 0)])?;
     check_refused(cell, &["--mps"], &[], &["MIG"])?;
     drop(changed);
     check_undrained(cell)

@@ -4,8 +4,10 @@ use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong};
 
 use crate::node::MIB;
 use crate::out;
+use crate::processes::contexts;
 use crate::{
-    Device, INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, Return, UNKNOWN, gpu, healthy, node, returned,
+    Device, INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, Return, UNKNOWN, gpu, healthy, mig,
+    node, part, returned,
 };
 
 /// Compute modes, at the place of their number.
@@ -83,7 +85,7 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *m
     }
 }
 
-/// A GPU by its UUID.
+/// A GPU, or a MIG device, by its UUID (nvml.h: "the UUID of the target GPU or MIG instance").
 ///
 /// # Safety
 /// `uuid` is a string and `device` points to a handle.
@@ -91,6 +93,8 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *m
 pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut Device) -> Return {
     // SAFETY: the caller's promise.
     match unsafe { out::string(uuid) } {
+        // SAFETY: the caller's promise.
+        Ok(uuid) if uuid.starts_with("MIG-") => unsafe { crate::mig::handle(device, &uuid) },
         // SAFETY: the caller's promise.
         Ok(uuid) => unsafe { handle(device, |_, gpu| gpu.uuid == uuid) },
         Err(error) => error,
@@ -131,30 +135,24 @@ pub unsafe extern "C" fn nvmlDeviceGetIndex(device: Device, index: *mut c_uint) 
 /// `uuid` has room for `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetUUID(device: Device, uuid: *mut c_char, length: c_uint) -> Return {
-    returned(gpu(device).and_then(|(_, gpu, _)| {
-        let own = match (device as usize >= 0x1000, device as usize % 0x1000) {
-            (true, instance) => gpu.mig.get(instance).ok_or(NOT_FOUND)?,
-            _ => &gpu.uuid,
-        };
-        // SAFETY: the caller's promise.
-        unsafe { out::text(uuid, length, own) }
-    }))
+    // SAFETY: the caller's promise.
+    returned(part(device).and_then(|(_, part)| unsafe { out::text(uuid, length, &part.uuid) }))
 }
 
-/// A GPU's product.
+/// A GPU's product; a MIG device's has its profile (nvml.h: "MIG device names which can be used to identify devices").
 ///
 /// # Safety
 /// `name` has room for `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetName(device: Device, name: *mut c_char, length: c_uint) -> Return {
     // SAFETY: the caller's promise.
-    returned(gpu(device).and_then(|(_, gpu, _)| unsafe { out::text(name, length, &gpu.name) }))
+    returned(part(device).and_then(|(_, part)| unsafe { out::text(name, length, &part.name) }))
 }
 
 /// Total, used and free memory in bytes.
 fn memory(device: Device) -> Result<(u64, u64, u64), Return> {
-    let (node, gpu, _) = gpu(device)?;
-    let used: u64 = node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();
+    let (node, gpu) = part(device)?;
+    let used: u64 = contexts(&node, &gpu).iter().map(|c| c.bytes).sum();
     let total = gpu.memory_mib * MIB;
     Ok((total, used, total.saturating_sub(used + RESERVED_MIB * MIB)))
 }
@@ -189,13 +187,17 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, to: *mut Mem
     returned(all.and_then(|all| unsafe { out::value(to, all) }))
 }
 
-/// A GPU's compute mode.
+/// A GPU's compute mode; of one in MIG mode only its devices tell (nvml.h: "If MIG is enabled on a GPU, device must be MIG device
+/// handle").
 ///
 /// # Safety
 /// `mode` points to a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: *mut c_uint) -> Return {
-    returned(gpu(device).and_then(|(node, gpu, _)| {
+    returned(part(device).and_then(|(node, gpu)| {
+        if !gpu.mig.is_empty() {
+            return Err(NOT_SUPPORTED);
+        }
         let now = node.mode(&gpu.uuid);
         let number = MODES.iter().position(|m| *m == now).ok_or(UNKNOWN)?;
         // SAFETY: the caller's promise.
@@ -203,14 +205,18 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: *mut c_u
     }))
 }
 
-/// Sets a GPU's compute mode; only root may, and EXCLUSIVE_THREAD is no more (as in NVML).
+/// Sets a GPU's compute mode; only root may, and EXCLUSIVE_THREAD is no more (as in NVML). In MIG mode EXCLUSIVE_PROCESS "is not
+/// supported" (NVIDIA's MIG guide, "MIG with CUDA MPS"), and the handle must be a MIG device's (nvml.h).
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
-    returned(gpu(device).and_then(|(node, gpu, _)| {
+    returned(part(device).and_then(|(node, gpu)| {
         let name = MODES
             .get(mode as usize)
             .filter(|m| **m != "exclusive_thread")
             .ok_or(INVALID_ARGUMENT)?;
+        if !gpu.mig.is_empty() || mig(device).is_some() && *name == "exclusive_process" {
+            return Err(NOT_SUPPORTED);
+        }
         if node.is.nvml.set_refused || !nix::unistd::Uid::effective().is_root() {
             return Err(NO_PERMISSION);
         }

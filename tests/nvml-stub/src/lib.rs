@@ -92,15 +92,26 @@ fn node() -> Result<Node, Return> {
     Ok(node)
 }
 
-/// The GPU behind a handle, unless it is lost.
+/// The handle of a MIG device: its GPU's index and its own on it.
+fn mig(device: Device) -> Option<(usize, usize)> {
+    let handle = device as usize;
+    (handle >= 0x1000).then(|| (handle / 0x1000 - 1, handle % 0x1000))
+}
+
+/// What a handle is of: the GPU, or the MIG device as one, behind it.
+fn part(device: Device) -> Result<(Node, Gpu), Return> {
+    let (node, gpu, _) = gpu(device)?;
+    let part = match mig(device) {
+        None => gpu,
+        Some((_, number)) => gpu.mig.get(number).ok_or(NOT_FOUND)?.of(&gpu),
+    };
+    Ok((node, part))
+}
+
+/// The GPU behind a handle, or behind that of a MIG device, unless it is lost.
 fn gpu(device: Device) -> Result<(Node, Gpu, usize), Return> {
     let node = node()?;
-    let handle = device as usize;
-    let index = if handle >= 0x1000 {
-        handle / 0x1000 - 1
-    } else {
-        handle.wrapping_sub(1)
-    };
+    let index = mig(device).map_or((device as usize).wrapping_sub(1), |(gpu, _)| gpu);
     let gpu = node.is.gpu.get(index).cloned().ok_or(INVALID_ARGUMENT)?;
     healthy(&gpu)?;
     Ok((node, gpu, index))

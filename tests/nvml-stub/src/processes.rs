@@ -2,9 +2,9 @@
 
 use std::ffi::{c_uint, c_ulonglong};
 
-use crate::node::{Context, MIB};
+use crate::node::{Context, Gpu, MIB, Node};
 use crate::out;
-use crate::{Device, Return, gpu, returned};
+use crate::{Device, Return, gpu, part, returned};
 
 /// `nvmlProcessInfo_t`, third version.
 #[repr(C)]
@@ -16,8 +16,17 @@ pub struct Process {
     compute_instance: c_uint,
 }
 
+/// The contexts on a GPU, or on a MIG device; a GPU in MIG mode has those of all its devices (nvml.h: "if device handle is
+/// provided, the API returns aggregate information [...]. Per-instance information can be queried by using specific MIG device
+/// handles").
+pub fn contexts(node: &Node, gpu: &Gpu) -> Vec<Context> {
+    let parts = gpu.mig.iter().map(|mig| mig.uuid.as_str());
+    let uuids = [gpu.uuid.as_str()].into_iter().chain(parts);
+    uuids.flat_map(|uuid| node.contexts(uuid)).collect()
+}
+
 fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return> {
-    let (node, gpu, _) = gpu(device)?;
+    let (node, gpu) = part(device)?;
     // Recorded: a client that only enumerated this GPU stands, with no memory, in the list of clients alone.
     let listed = |c: &Context| {
         if only_clients {
@@ -33,7 +42,7 @@ fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return>
         gpu_instance: none,
         compute_instance: none,
     };
-    let contexts = node.contexts(&gpu.uuid);
+    let contexts = contexts(&node, &gpu);
     let mut list: Vec<Process> = contexts
         .iter()
         .filter(|c| listed(c))

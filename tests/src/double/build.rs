@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::look::{self, Process};
-use super::node::{Context, Description, Faults, Gpu, Node, NvmlFaults, Times};
+use super::node::{Context, Description, Faults, Gpu, MigDevice, Node, NvmlFaults, Times};
 
 /// Where the built doubles lie.
 #[derive(Clone, Debug)]
@@ -127,6 +127,12 @@ impl Builder {
         self
     }
 
+    /// GPU `gpu` in MIG mode, with so many MIG devices.
+    pub fn divided(mut self, gpu: usize, devices: u32) -> Builder {
+        self.is.gpu[gpu].mig = (0..devices).map(|number| mig(gpu, number)).collect();
+        self
+    }
+
     /// In this directory (it is made, with mode 0755) instead of a temporary one.
     pub fn at(mut self, dir: impl Into<PathBuf>) -> Builder {
         self.at = Some(dir.into());
@@ -184,9 +190,6 @@ impl NodeDouble {
         mkdir("modes", 0o755)?;
         mkdir("state", 0o755)?;
         mkdir("state/contexts", 0o755)?;
-        for gpu in &self.is.gpu {
-            mkdir(&format!("state/contexts/{}", gpu.uuid), 0o1777)?;
-        }
         for (from, name) in [
             (&programs.control, "nvidia-cuda-mps-control"),
             (&programs.control, "nvidia-cuda-mps-server"),
@@ -201,6 +204,11 @@ impl NodeDouble {
     }
 
     fn write(&self) -> std::io::Result<()> {
+        for uuid in self.all_uuids() {
+            let dir = self.dir.join("state/contexts").join(uuid);
+            fs::create_dir_all(&dir)?;
+            fs::set_permissions(dir, Permissions::from_mode(0o1777))?;
+        }
         let text = toml::to_string(&self.is).map_err(std::io::Error::other)?;
         let (file, new) = (self.dir.join("node.toml"), self.dir.join("node.toml.new"));
         fs::write(&new, text)?;
@@ -239,6 +247,15 @@ impl NodeDouble {
         self.is.gpu.iter().map(|g| g.uuid.clone()).collect()
     }
 
+    /// The UUIDs of the GPUs, each with those of its MIG devices behind it.
+    fn all_uuids(&self) -> Vec<String> {
+        let with_parts = |gpu: &Gpu| {
+            let parts = gpu.mig.iter().map(|mig| mig.uuid.clone());
+            [gpu.uuid.clone()].into_iter().chain(parts).collect::<Vec<_>>()
+        };
+        self.is.gpu.iter().flat_map(with_parts).collect()
+    }
+
     /// File names of the GPUs' devices, in PCI order; those that have one.
     pub fn device_names(&self) -> Vec<String> {
         let names = self
@@ -260,7 +277,7 @@ impl NodeDouble {
     pub fn contexts(&self) -> Vec<(String, Context)> {
         let node = self.node();
         let of = |uuid: String| node.contexts(&uuid).into_iter().map(move |c| (uuid.clone(), c));
-        self.uuids().into_iter().flat_map(of).collect()
+        self.all_uuids().into_iter().flat_map(of).collect()
     }
 
     /// The compute mode of each GPU now: `default`, `exclusive_process`, `exclusive_thread`, `prohibited`.
@@ -325,6 +342,17 @@ pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
     Err(std::io::Error::other(
         String::from_utf8_lossy(&done.stderr).into_owned(),
     ))
+}
+
+/// MIG device `number` of GPU `gpu`: one, two or four of its slices and eighths.
+pub fn mig(gpu: usize, number: u32) -> MigDevice {
+    let part = 1 << number.min(2);
+    MigDevice {
+        uuid: format!("MIG-{gpu:08x}-{number:04x}-5000-8000-000000000000"),
+        slices: part,
+        eighths: part,
+        caps: Vec::new(),
+    }
 }
 
 /// A GPU with a UUID that follows from the node's name and its index.

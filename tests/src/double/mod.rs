@@ -11,5 +11,5 @@ pub mod node;
 pub mod visible;
 pub mod wire;
 
-pub use build::{Builder, NodeDouble, Programs, copy_program};
+pub use build::{Builder, NodeDouble, Programs, copy_program, mig};
 pub use frozen::Frozen;

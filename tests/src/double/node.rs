@@ -84,15 +84,63 @@ pub struct Gpu {
     /// CPUs near it, in bits from CPU 0 on.
     #[serde(default = "all_cpus")]
     pub cpus: u64,
-    /// MIG instances (their UUIDs, `MIG-…`); any entry means that MIG is on.
+    /// Its MIG devices; any entry means that MIG is on.
     #[serde(default)]
-    pub mig: Vec<String>,
+    pub mig: Vec<MigDevice>,
+    /// More device files that a program needs for it: those of a MIG device's capabilities.
+    #[serde(default)]
+    pub caps: Vec<PathBuf>,
+    /// Of a MIG device: its part of the compute slices.
+    #[serde(default)]
+    pub slices: Option<u32>,
     /// Whether this product knows MIG at all.
     #[serde(default = "yes")]
     pub mig_capable: bool,
     /// `lost`: every call about it answers "GPU is lost". `gone`: it is not found.
     #[serde(default)]
     pub fault: String,
+}
+
+/// Compute slices of a GPU, and so the most MIG devices (H100, H200: NVIDIA's MIG guide, "Supported MIG Profiles").
+pub const SLICES: u32 = 7;
+
+/// One MIG device of a GPU.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigDevice {
+    /// `MIG-…`.
+    pub uuid: String,
+    /// Its compute slices.
+    #[serde(default = "one")]
+    pub slices: u32,
+    /// Its memory in eighths of the GPU's.
+    #[serde(default = "one")]
+    pub eighths: u32,
+    /// The files of its capabilities (`/dev/nvidia-caps/nvidia-capN`, of its GPU instance and of its compute instance), which
+    /// a program needs beside the GPU's own (NVIDIA's MIG guide, "Device Nodes and Capabilities").
+    #[serde(default)]
+    pub caps: Vec<PathBuf>,
+}
+
+impl MigDevice {
+    /// As CUDA shows it: a device of its own (NVIDIA's MIG guide, "CUDA Device Enumeration").
+    pub fn of(&self, gpu: &Gpu) -> Gpu {
+        let part = |mib: u64| mib * u64::from(self.eighths) / 8;
+        // NVML's name for it ends in its profile (NVIDIA's MIG guide, "MIG Device Names").
+        let gib = part(gpu.memory_mib).div_ceil(1024);
+        Gpu {
+            uuid: self.uuid.clone(),
+            name: format!("{} MIG {}g.{gib}gb", gpu.name, self.slices),
+            memory_mib: part(gpu.memory_mib),
+            cuda_memory_mib: part(gpu.cuda_memory_mib),
+            sms: gpu.sms / SLICES * self.slices,
+            mode: mode(),
+            caps: self.caps.clone(),
+            slices: Some(self.slices),
+            mig: Vec::new(),
+            ..gpu.clone()
+        }
+    }
 }
 
 /// Durations, in ms; the defaults are the recorded ones.
@@ -215,6 +263,9 @@ fn capability() -> (u32, u32) {
 fn mode() -> String {
     "default".into()
 }
+fn one() -> u32 {
+    1
+}
 fn yes() -> bool {
     true
 }
@@ -245,6 +296,15 @@ impl Node {
         let exe =
             fs::read_link("/proc/self/exe").map_err(|e| format!("cannot read '/proc/self/exe': {e}"))?;
         Node::open(exe.parent().ok_or("the program has no directory")?)
+    }
+
+    /// What CUDA can show: the GPUs, and in place of one in MIG mode its MIG devices.
+    pub fn cuda(&self) -> Vec<Gpu> {
+        let parts = |gpu: &Gpu| match gpu.mig.as_slice() {
+            [] => vec![gpu.clone()],
+            devices => devices.iter().map(|mig| mig.of(gpu)).collect(),
+        };
+        self.is.gpu.iter().flat_map(parts).collect()
     }
 
     /// The compute mode of a GPU now: what was set last, else what `node.toml` says.

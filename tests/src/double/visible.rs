@@ -15,22 +15,36 @@ pub fn counted<'a>(gpus: &[&'a Gpu], order: Option<&str>) -> Vec<&'a Gpu> {
     counted
 }
 
-/// Whether this process may open the GPU's device file. No driver stands behind a simulated one: ENXIO means that it may.
+/// Whether this process may open the GPU's device file, and those of a MIG device's capabilities. No driver stands behind a simulated one: ENXIO means that it may.
 pub fn may_open(gpu: &Gpu) -> bool {
     const ENXIO: i32 = 6;
     let Some(file) = &gpu.device else {
         return true;
     };
-    match std::fs::OpenOptions::new().read(true).write(true).open(file) {
-        Ok(_) => true,
-        Err(error) => error.raw_os_error() == Some(ENXIO),
-    }
+    let opens =
+        |file: &std::path::PathBuf| match std::fs::OpenOptions::new().read(true).write(true).open(file) {
+            Ok(_) => true,
+            Err(error) => error.raw_os_error() == Some(ENXIO),
+        };
+    opens(file) && gpu.caps.iter().all(opens)
+}
+
+/// What CUDA enumerates of these: one MIG device, and no whole GPU beside it (NVIDIA's MIG guide, "CUDA Device Enumeration": "a
+/// single CUDA process can only enumerate a single MIG device", "will not enumerate non-MIG GPU if any compute instance is
+/// enumerated").
+fn enumerated(gpus: Vec<&Gpu>) -> Vec<&Gpu> {
+    let mig = gpus.iter().find(|gpu| is_mig(gpu)).copied();
+    mig.map_or(gpus, |mig| vec![mig])
+}
+
+fn is_mig(gpu: &Gpu) -> bool {
+    gpu.uuid.starts_with("MIG-")
 }
 
 /// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order. The first name that fits no GPU ends the list.
 pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
     let Some(list) = variable else {
-        return gpus.to_vec();
+        return enumerated(gpus.to_vec());
     };
     let mut seen: Vec<&Gpu> = Vec::new();
     for name in list.split(',').map(str::trim) {
@@ -39,7 +53,7 @@ pub fn visible<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
             _ => break,
         }
     }
-    seen
+    enumerated(seen)
 }
 
 /// What a daemon with this `CUDA_VISIBLE_DEVICES` shows its clients: always in PCI order (recorded).
@@ -53,11 +67,14 @@ pub fn confined<'a>(gpus: &[&'a Gpu], variable: Option<&str>) -> Vec<&'a Gpu> {
 
 fn find<'a>(gpus: &[&'a Gpu], name: &str) -> Option<&'a Gpu> {
     if let Ok(index) = name.parse::<usize>() {
-        return gpus.get(index).copied();
+        return enumerated(gpus.to_vec()).get(index).copied();
     }
-    let mut matches = gpus
-        .iter()
-        .filter(|g| name.starts_with("GPU-") && g.uuid.starts_with(name));
+    // Only of a GPU's UUID the manuals say that its beginning will do.
+    let fits = |g: &&&Gpu| match is_mig(g) {
+        true => g.uuid == name,
+        false => name.starts_with("GPU-") && g.uuid.starts_with(name),
+    };
+    let mut matches = gpus.iter().filter(fits);
     let first = matches.next().copied();
     first.filter(|_| matches.next().is_none())
 }
@@ -100,13 +117,15 @@ pub fn canonical_memory(text: &str) -> Option<String> {
 }
 
 /// The daemon's limit for the GPU with this index in the daemon's numbering: of those that name it, the last one
-/// applied.
+/// applied. A name of a MIG device counts for nothing here: NVIDIA's plugin for Kubernetes sets limits by index alone, since they
+/// were "not applied for devices if set by UUID" (NVIDIA/k8s-device-plugin, pull request 572, which says "index == 0" of MIG
+/// devices). On whole GPUs a name was recorded to do, and on MIG devices it never was.
 pub fn daemon_limit<'l>(
     limits: impl Iterator<Item = &'l MemoryLimit>,
     index: usize,
     uuid: &str,
 ) -> Option<u64> {
-    let names = |name: &str| name == uuid || name.parse() == Ok(index);
+    let names = |name: &str| name == uuid && !uuid.starts_with("MIG-") || name.parse() == Ok(index);
     limits
         .filter(|(name, _)| names(name))
         .last()
@@ -120,7 +139,7 @@ pub fn client_limits(variable: &str, seen: &[&Gpu]) -> Option<Vec<Option<u64>>> 
     for part in variable.split(',').filter(|p| !p.is_empty()) {
         let (name, value) = part.split_once('=')?;
         let bytes = memory(value.trim())?;
-        let gpu = find(seen, name.trim())?;
+        let gpu = find(seen, name.trim()).filter(|gpu| gpu.uuid != name.trim() || !is_mig(gpu))?;
         let at = seen.iter().position(|s| s.uuid == gpu.uuid)?;
         limits[at] = Some(bytes);
     }

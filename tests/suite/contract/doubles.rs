@@ -233,7 +233,7 @@ fn nvml_faults() {
     let (lib, uuids) = (node.nvml(), node.uuids());
     node.change(|d| {
         d.gpu[1].fault = "lost".into();
-        d.gpu[2].mig = vec!["MIG-11111111-2222-3333-4444-555555555555".into()];
+        d.gpu[2].mig = vec![tests::double::mig(2, 0)];
         d.nvml.stale_pid = Some(4_000_000);
     });
     let nvml = Nvml::builder().lib_path(lib.as_os_str()).init().unwrap();
@@ -250,7 +250,7 @@ fn nvml_faults() {
     let third = nvml.device_by_index(2).unwrap();
     assert_eq!(third.mig_mode().unwrap().current, 1);
     let mig = third.mig_device_by_index(0).unwrap();
-    assert_eq!(mig.uuid().unwrap(), "MIG-11111111-2222-3333-4444-555555555555");
+    assert_eq!(mig.uuid().unwrap(), tests::double::mig(2, 0).uuid);
     drop(nvml);
     node.change(|d| d.nvml.init_fails = true);
     let refused = Nvml::builder().lib_path(lib.as_os_str()).init();

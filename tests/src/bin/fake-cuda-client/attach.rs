@@ -93,7 +93,7 @@ pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
 /// Whether this program may open the device of every GPU that it got: a client needs it beside its server.
 fn all_open(node: &Node, gpus: &[Granted]) -> bool {
     let got = |uuid: &str| gpus.iter().any(|granted| granted.uuid == uuid);
-    node.is.gpu.iter().filter(|gpu| got(&gpu.uuid)).all(may_open)
+    node.cuda().iter().filter(|gpu| got(&gpu.uuid)).all(may_open)
 }
 
 fn ask(names: &[u8], connection: OwnedFd, gpu: Option<usize>) -> Result<Running, CudaError> {

@@ -16,7 +16,8 @@ pub struct Bare {
 impl Bare {
     /// Opens a context on each visible GPU, or on one of them.
     pub fn open(node: &Node, only: Option<usize>) -> Result<(Bare, Vec<Granted>), CudaError> {
-        let all: Vec<&Gpu> = node.is.gpu.iter().collect();
+        let all = node.cuda();
+        let all: Vec<&Gpu> = all.iter().collect();
         let list = variable("CUDA_VISIBLE_DEVICES");
         let all = visible::counted(&all, variable("CUDA_DEVICE_ORDER").as_deref());
         let seen = visible::visible(&all, list.as_deref());

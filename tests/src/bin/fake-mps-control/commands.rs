@@ -193,7 +193,8 @@ impl Daemon {
         {
             return format!("Server {pid} not found\n");
         }
-        let all: Vec<&Gpu> = self.node.is.gpu.iter().collect();
+        let all = self.node.cuda();
+        let all: Vec<&Gpu> = all.iter().collect();
         let variable = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let table = device_table(
             &visible::confined(&all, variable.as_deref()),

@@ -128,7 +128,7 @@ impl Daemon {
     pub fn server_ended(&mut self, pid: u32, status: i32) {
         self.log
             .control(&format!("Server {pid} exited with status {status}"));
-        for gpu in &self.node.is.gpu {
+        for gpu in &self.node.cuda() {
             self.node.unregister(&gpu.uuid, pid);
         }
         let Some(server) = self.server.take_if(|s| s.pid == pid) else {

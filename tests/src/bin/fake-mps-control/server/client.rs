@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use tests::double::node::{Gpu, MIB};
+use tests::double::node::{Gpu, MIB, SLICES};
 use tests::double::wire::{Attach, CudaError, Granted, Reply};
 use tests::double::{visible, wire};
 
@@ -94,7 +94,7 @@ impl Server {
             return Reply::Failed(CudaError::of(805));
         }
         let attached = self.clients.iter().filter(|c| !c.granted.is_empty()).count();
-        if attached >= self.node.is.max_clients {
+        if attached >= self.most_clients() {
             return Reply::Failed(CudaError::of(808));
         }
         let shown: Vec<&Gpu> = self.gpus.iter().collect();
@@ -121,6 +121,14 @@ impl Server {
         client.granted.clone_from(&granted);
         self.log_attached(&self.clients[at]);
         Reply::Granted(granted)
+    }
+
+    /// As many as the description says; on a MIG device the part of its compute instance (NVIDIA's MIG guide, "Application
+    /// Considerations": "lowered proportionally to the Compute Instance size").
+    fn most_clients(&self) -> usize {
+        let most = self.node.is.max_clients;
+        let slices = self.gpus.iter().find_map(|gpu| gpu.slices);
+        slices.map_or(most, |slices| most * slices as usize / SLICES as usize)
     }
 
     fn log_attached(&self, client: &Client) {

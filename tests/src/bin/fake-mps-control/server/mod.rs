@@ -55,7 +55,8 @@ pub fn run(node: Node) -> ExitCode {
         settings = Settings::default();
     }
     log.line("Other", "Initializing server process");
-    let all: Vec<&Gpu> = node.is.gpu.iter().collect();
+    let all = node.cuda();
+    let all: Vec<&Gpu> = all.iter().collect();
     let variable = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let gpus = visible::confined(&all, variable.as_deref())
         .into_iter()
