@@ -276,9 +276,9 @@ fn attach(
 /// ConstrainDevices it has the step's first GPUs for every task with GPUs of its own (common_gres_set_env, 22.05 to 26.05).
 fn task(slurm: &dyn Slurm, record: &Record, kind: Kind) -> Task {
     let counted = environment::counted(record);
-    // A record of an earlier release names no files; its numbers are the node's.
+    // A record of an earlier release names no files; its numbers are the node's. Slurm gives MIG devices no numbers of NVML's.
     let gpus = match kind {
-        _ if counted.is_some() => environment::VISIBLE_DEVICES,
+        _ if counted.is_some() || record.is_mig() => environment::VISIBLE_DEVICES,
         Kind::Job => "SLURM_JOB_GPUS",
         _ => "SLURM_STEP_GPUS",
     };

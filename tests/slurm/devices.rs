@@ -481,7 +481,7 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
             name: "NVIDIA H200".to_owned(),
             memory_mib: 143_771,
             mode: ComputeMode::Default,
-            mig: false,
+            mig: mpsd_core::gpu::Mig::Off,
             capability: (9, 0),
             minor: Some(minor),
             cpus: None,
@@ -490,6 +490,7 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let inventory = Inventory {
         gpus: (0..).zip(minors).map(gpu).collect::<Result<_>>()?,
         driver: String::new(),
+        migs: Vec::new(),
     };
     let submission = scheduler::read(&input, &ByName)?;
     let GpuSource::Numbered(numbers) = scheduler::devices(&submission, &input, &ByName)?.gpus else {

@@ -26,6 +26,7 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("step", "MPS=true", 1).step(),
         Scenario::new("verified by its tasks' record", "MPS=true,MPS_VERIFY=true", 1).recorded(),
         Scenario::new("detached", "MPS=true,MPS_VERIFY=true", 1).detached(),
+        Scenario::new("MIG", "MPS=true,MPS_MEM=4G", 1).divided(1, &[(0, 0), (0, 2)]),
         Scenario::new("exclusive found", "MPS=true", 1)
             .gpus(|gpus| gpus[0].mode = ComputeMode::ExclusiveProcess),
     ]

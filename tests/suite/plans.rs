@@ -1,6 +1,6 @@
 //! The plan of each scenario as text: whoever changes what root will do on a node changes a snapshot in the same commit.
 
-use mpsd::scheduler::{Exclusive, GpuName, GpuSource};
+use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Scheduler};
 use mpsd_core::ComputeMode;
 use tests::sim::scenario::Scenario;
 
@@ -36,7 +36,44 @@ fn scenarios() -> Vec<Scenario> {
             .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(5), GpuName::Index(2)])),
         Scenario::new("mode_found_exclusive", "MPS=true", 2)
             .gpus(|gpus| gpus[1].mode = ComputeMode::ExclusiveProcess),
-        Scenario::new("mig", "MPS=true", 2).gpus(|gpus| gpus[1].mig = true),
+        Scenario::new("mig_one", "MPS=true,MPS_THREADS=50,MPS_MEM=4G", 2).divided(1, &[(0, 1)]),
+        Scenario::new("mig_two", "MPS=true,MPS_MEM=25%", 2).divided(2, &[(1, 0), (0, 2)]),
+        Scenario::new(
+            "mig_two_by_rank",
+            "MPS=per-gpu,MPS_BIND=block,MPS_MEM=0=4G:1=2G",
+            2,
+        )
+        .divided(2, &[(0, 1), (1, 1)]),
+        Scenario::new("mig_auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 1)
+            .divided(1, &[(0, 0), (0, 2)])
+            .devices(|d| d.tasks_on_node = Some(16)),
+        Scenario::new("mig_too_many_tasks", "MPS=true", 1)
+            .divided(1, &[(0, 0)])
+            .config("too_many_tasks = \"refuse\"")
+            .devices(|d| d.tasks_on_node = Some(7)),
+        Scenario::new("mig_beside_a_gpu", "MPS=true", 2)
+            .divided(1, &[(0, 1)])
+            .devices(|d| given(d, "1")),
+        Scenario::new("mig_beside_a_gpu_by_uuid", "MPS=true", 2)
+            .divided(1, &[(0, 1)])
+            .devices(|d| given(d, "GPU-00000001-0000-4000-8000-000000000000")),
+        Scenario::new("mig_whole_gpu", "MPS=true", 2)
+            .divided(1, &[])
+            .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Index(0), GpuName::Index(1)])),
+        Scenario::new("mig_taken_away", "MPS=true", 1)
+            .divided(1, &[])
+            .devices(|d| d.gpus = GpuSource::Listed(vec![GpuName::Uuid("MIG-12345678".to_owned())])),
+        Scenario::new("mig_before_470", "MPS=true", 1)
+            .divided(1, &[])
+            .devices(|d| {
+                let name = "MIG-GPU-00000000-0000-4000-8000-000000000000/1/0";
+                d.gpus = GpuSource::Listed(vec![GpuName::Uuid(name.to_owned())]);
+            }),
+        Scenario::new("mig_not_bound", "MPS=true,MPS_BIND=none", 1).divided(1, &[(0, 0), (0, 1)]),
+        Scenario::new("mig_by_number", "MPS=true,MPS_VISIBLE=ordinal", 1).divided(1, &[(0, 0)]),
+        Scenario::new("mig_openpbs", "MPS=true,MPS_MEM=4G", 1)
+            .of(Scheduler::OpenPbs, false)
+            .divided(1, &[(0, 1)]),
         Scenario::new("mixed_generations", "MPS=true", 2).gpus(|gpus| old(&mut gpus[1])),
         Scenario::new("mixed_generations_per_gpu", "MPS=per-gpu", 2).gpus(|gpus| old(&mut gpus[1])),
         Scenario::new("gpu_not_there", "MPS=true", 1)
@@ -82,6 +119,13 @@ fn scenarios() -> Vec<Scenario> {
             .gpus(|gpus| old(&mut gpus[0]))
             .devices(|d| d.tasks_on_node = Some(17)),
     ]
+}
+
+/// One more GPU of the job's.
+fn given(devices: &mut Devices, name: &str) {
+    if let GpuSource::Listed(names) = &mut devices.gpus {
+        names.extend(GpuName::parse(name));
+    }
 }
 
 fn old(gpu: &mut mpsd_core::Gpu) {

@@ -145,7 +145,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
             let seen: Vec<String> = limits
                 .iter()
                 .filter(|(g, _)| gpus.contains(g))
-                .map(|(g, mib)| format!("{g}={mib}M"))
+                .map(|(g, mib)| format!("{}={mib}M", g.in_limits()))
                 .collect();
             changes.push(Change::set(MEMORY, seen.join(",")));
         }
@@ -338,6 +338,9 @@ fn are_numbers_safe(record: &Record, task: &Task, daemon: &Daemon) -> bool {
         uuids.len() == daemon.gpus.len() && uuids.iter().all(|uuid| daemon.gpus.contains(uuid))
     };
     let job: Vec<GpuUuid> = record.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    if record.is_mig() {
+        return false;
+    }
     let open = task.counted.as_deref();
     let is_free = open.is_none_or(|open| open.len() == record.devices.len());
     open.is_some_and(all) || record.same_numbers && is_free && all(&job)

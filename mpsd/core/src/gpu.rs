@@ -4,7 +4,8 @@ use super::failure::Refusal;
 use super::text::one_line;
 use derive_more::{Display, Into};
 
-/// A full GPU's UUID as NVML prints it (`GPU-200b4359-5562-4e0e-ed46-88b581af6524`). Safe as a file name.
+/// The UUID of a GPU (`GPU-200b4359-5562-4e0e-ed46-88b581af6524`) or of a MIG device (`MIG-…`), as NVML prints it. Safe as a
+/// file name.
 #[derive(
     Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display, Into, serde::Serialize, serde::Deserialize,
 )]
@@ -12,12 +13,13 @@ use derive_more::{Display, Into};
 pub struct GpuUuid(String);
 
 impl GpuUuid {
-    /// Checks `raw`: `GPU-`, then hexadecimal digits and `-`, at most 64 bytes.
+    /// Checks `raw`: `GPU-` or `MIG-`, then hexadecimal digits and `-`, at most 64 bytes.
     ///
     /// # Errors
-    /// A refusal that names `raw`; a MIG device (`MIG-…`) is named as such.
+    /// A refusal that names `raw`. Before 470 the driver names a MIG device by its GPU and two numbers.
     pub fn parse(raw: &str) -> Result<Self, Refusal> {
-        let digits = raw.strip_prefix("GPU-").unwrap_or("");
+        let digits = raw.strip_prefix("GPU-").or_else(|| raw.strip_prefix(MIG));
+        let digits = digits.unwrap_or("");
         let good = !digits.is_empty()
             && raw.len() <= 64
             && digits.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
@@ -25,23 +27,34 @@ impl GpuUuid {
             return Ok(Self(raw.to_owned()));
         }
         let what = format!("GPU '{}'", one_line(raw, 64));
-        if raw.starts_with("MIG-") {
-            return Err(Refusal::new(
+        Err(match raw.starts_with(MIG) {
+            true => Refusal::new(
                 what,
-                "it is a MIG device, and this suite gives MPS to whole GPUs",
-                "GPU-… UUIDs",
-            ));
-        }
-        Err(Refusal::new(
-            what,
-            "it is no GPU UUID",
-            "GPU-, then hexadecimal digits and '-'",
-        ))
+                "drivers before 470 name a MIG device so",
+                "a newer driver, which gives it a UUID",
+            ),
+            false => Refusal::new(
+                what,
+                "it is no GPU UUID",
+                "GPU- or MIG-, then hexadecimal digits and '-'",
+            ),
+        })
     }
 
     /// The UUID's text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Whether it is a MIG device's.
+    pub fn is_mig(&self) -> bool {
+        self.0.starts_with(MIG)
+    }
+
+    /// The name in memory limits, for a daemon and for its clients. A MIG device is the only one that its daemon shows, and
+    /// NVIDIA's own plugin for Kubernetes counts on limits by index alone there (docs/facts/mps-control.md#mig).
+    pub fn in_limits(&self) -> &str {
+        if self.is_mig() { "0" } else { &self.0 }
     }
 }
 
@@ -50,6 +63,26 @@ impl TryFrom<String> for GpuUuid {
     fn try_from(raw: String) -> Result<Self, Refusal> {
         Self::parse(&raw)
     }
+}
+
+/// How the name of a MIG device begins.
+pub const MIG: &str = "MIG-";
+
+/// What MIG makes of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mig {
+    /// Nothing: it is off, or the product has none.
+    Off,
+    /// It is on: jobs have the GPU's MIG devices, and nobody the GPU itself.
+    On,
+    /// This is no GPU but a MIG device, with so many of the compute slices of its GPU.
+    Device {
+        /// Its own.
+        slices: u32,
+        /// All.
+        of: u32,
+    },
 }
 
 /// A GPU's compute mode (`nvidia-smi -c`; `nvmlComputeMode_t`).
@@ -67,7 +100,7 @@ pub enum ComputeMode {
     ExclusiveProcess,
 }
 
-/// One GPU of the node.
+/// One GPU of the node, or one MIG device with what its GPU lends it: index, minor number, CPUs, compute capability.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Gpu {
     /// NVML's index: PCI order.
@@ -80,8 +113,8 @@ pub struct Gpu {
     pub memory_mib: u64,
     /// Compute mode found.
     pub mode: ComputeMode,
-    /// MIG mode is on.
-    pub mig: bool,
+    /// What MIG makes of it.
+    pub mig: Mig,
     /// CUDA compute capability, major and minor.
     pub capability: (u32, u32),
     /// Minor number of `/dev/nvidiaN`, where the driver tells.
@@ -105,6 +138,15 @@ impl Gpu {
     pub fn is_volta_or_later(&self) -> bool {
         self.capability >= (7, 0)
     }
+
+    /// How many clients a server takes on it where one takes `most` on a whole GPU. NVIDIA: lowered in proportion to the size of
+    /// the compute instance (docs/facts/mps-control.md#mig); that it is rounded down is supposed.
+    fn part_of(&self, most: u32) -> u32 {
+        match self.mig {
+            Mig::Device { slices, of } if slices < of => (most * slices / of).max(1),
+            _ => most,
+        }
+    }
 }
 
 /// A process with a context on a GPU, as NVML lists it.
@@ -126,6 +168,9 @@ pub struct Inventory {
     /// The driver's version (`580.159.04`); empty: not known.
     #[serde(default)]
     pub driver: String,
+    /// The MIG devices of those in MIG mode, in the same order, and by their numbers on each.
+    #[serde(default)]
+    pub migs: Vec<Gpu>,
 }
 
 impl Inventory {
@@ -136,7 +181,7 @@ impl Inventory {
             .is_some_and(|own| own >= branch)
     }
 
-    /// Clients that MPS takes on `gpu` (docs/facts/mps-control.md#clients); `site` is `max_clients`, which goes before what
+    /// Clients that MPS takes on `gpu`, of a MIG device its part of them (docs/facts/mps-control.md#clients); `site` is `max_clients`, which goes before what
     /// the driver is known for, and does not give a GPU before Volta more than it has.
     pub fn clients(&self, gpu: &Gpu, site: Option<u32>) -> u32 {
         let known = match self.has_driver(DRIVER_OF_13_1) {
@@ -145,7 +190,7 @@ impl Inventory {
         };
         let clients = site.unwrap_or(known);
         match gpu.is_volta_or_later() {
-            true => clients,
+            true => gpu.part_of(clients),
             false => clients.min(CLIENTS_BEFORE_VOLTA),
         }
     }
@@ -155,9 +200,14 @@ impl Inventory {
         self.gpus.iter().find(|gpu| gpu.index == index)
     }
 
-    /// The GPU with that UUID.
+    /// The GPU, or the MIG device, with that UUID.
     pub fn by_uuid(&self, uuid: &GpuUuid) -> Option<&Gpu> {
-        self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+        self.all().find(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// GPUs and MIG devices.
+    pub fn all(&self) -> impl Iterator<Item = &Gpu> {
+        self.gpus.iter().chain(&self.migs)
     }
 }
 

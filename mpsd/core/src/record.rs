@@ -208,6 +208,12 @@ impl Record {
         }
     }
 
+    /// Whether the job's GPUs are MIG devices. Its tasks have their names in `CUDA_VISIBLE_DEVICES`, whatever numbers stand
+    /// elsewhere (docs/facts/slurm.md#gpus-of-a-job).
+    pub fn is_mig(&self) -> bool {
+        self.gpus.iter().any(|gpu| gpu.uuid.is_mig())
+    }
+
     /// How `CUDA_VISIBLE_DEVICES` names the GPUs.
     pub fn names(&self) -> DeviceNames {
         let before = match self.uuids {

@@ -8,6 +8,7 @@ use mpsd_core::environment::{
     task_environment,
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
+use mpsd_core::gpu::MIG;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{self, Record, State};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
@@ -207,7 +208,8 @@ impl Caller<'_> {
         let of_job = (self.env)(JOB).as_deref() == Some(record.job.as_str());
         let entries = || visible.split(',').map(str::trim);
         let here = |entry: &str| record.gpus.iter().any(|gpu| gpu.uuid.as_str() == entry);
-        of_job && entries().all(|entry| entry.starts_with("GPU-") && !here(entry))
+        let is_name = |entry: &str| entry.starts_with("GPU-") || entry.starts_with(MIG);
+        of_job && entries().all(|entry| is_name(entry) && !here(entry))
     }
 
     /// The devices of a process that is attached already and names them by its daemon's numbers. What else has numbers, as a
@@ -237,7 +239,7 @@ impl Caller<'_> {
     /// which under Slurm's ConstrainDevices stand in `SLURM_STEP_GPUS` only.
     fn visible(&self, counted: bool) -> Option<String> {
         let own = self.var(VISIBLE_DEVICES)?;
-        if counted || own.contains("GPU-") || self.var("SLURM_JOB_ID").is_none() {
+        if counted || own.contains("GPU-") || own.contains(MIG) || self.var("SLURM_JOB_ID").is_none() {
             return Some(own);
         }
         self.var("SLURM_STEP_GPUS")

@@ -19,7 +19,8 @@ const PRECISION: f64 = 0.05;
 fn limits(daemon: &Daemon) -> Vec<[String; 3]> {
     let memory = daemon.memory.iter().map(|(gpu, mib)| {
         let words = format!("memory limit {mib}M of {gpu}");
-        [format!("device_pinned_mem_limit {gpu}"), format!("{mib}M"), words]
+        let name = format!("device_pinned_mem_limit {}", gpu.in_limits());
+        [name, format!("{mib}M"), words]
     });
     let priority = daemon.priority.map(|priority| {
         let words = format!("client priority {priority}");
@@ -204,7 +205,7 @@ impl Proof {
             let bytes = self
                 .memory
                 .iter()
-                .find(|(device, _)| device == gpu.as_str())
+                .find(|(device, _)| device == gpu.in_limits())
                 .map(|(_, b)| *b);
             if bytes != Some(mib << 20) {
                 let said = bytes.map_or("nothing".to_owned(), |b| format!("{b} bytes"));

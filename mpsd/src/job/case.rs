@@ -8,7 +8,7 @@ use crate::sys::deadline::Deadline;
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{self, Record, State};
-use mpsd_core::{Failure, Inventory, Mode};
+use mpsd_core::{Failure, Inventory};
 
 /// A user of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Job {
             kind: None,
             exclusive: plan.effects.iter().any(exclusive),
             deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
-            per_gpu: self.asked.request.mode == Mode::PerGpu,
+            per_gpu: plan.per_gpu,
             request: Some(self.asked.request.clone()),
             named: matches!(devices.gpus, GpuSource::Listed(_) | GpuSource::Numbered(_)),
             gpus: plan.gpus.clone(),

@@ -1,7 +1,7 @@
 //! NVML, called directly. Every call may hang in the driver: [`super::worker`] calls it from a process of its own.
 
 use mpsd_core::failure::Evidence;
-use mpsd_core::gpu::GpuProcess;
+use mpsd_core::gpu::{GpuProcess, Mig};
 use mpsd_core::ranks;
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
@@ -104,20 +104,24 @@ impl Nvml {
             .library
             .device_count()
             .map_err(NvmlError::of("nvmlDeviceGetCount_v2", NVML))?;
-        let mut gpus = Vec::new();
+        let mut all = Inventory::default();
         for index in 0..count {
             match self.gpu(index) {
-                Ok(gpu) => gpus.push(gpu),
+                Ok((gpu, migs)) => {
+                    all.gpus.push(gpu);
+                    all.migs.extend(migs);
+                }
                 Err(error) if error.evidence == Some(Evidence::GpuLost) => {}
                 Err(error) => return Err(error),
             }
         }
         // Not a GPU's affair: without it MPS goes on, as with the oldest driver.
-        let driver = self.library.sys_driver_version().unwrap_or_default();
-        Ok(Inventory { gpus, driver })
+        all.driver = self.library.sys_driver_version().unwrap_or_default();
+        Ok(all)
     }
 
-    fn gpu(&self, index: u32) -> Result<Gpu, NvmlError> {
+    /// A GPU with its MIG devices.
+    fn gpu(&self, index: u32) -> Result<(Gpu, Vec<Gpu>), NvmlError> {
         let failed = |call| NvmlError::of(call, format!("GPU {index}"));
         let device = self
             .library
@@ -129,24 +133,35 @@ impl Nvml {
             .cuda_compute_capability()
             .map_err(failed("nvmlDeviceGetCudaComputeCapability"))?;
         let memory = device.memory_info().map_err(failed("nvmlDeviceGetMemoryInfo"))?;
-        Ok(Gpu {
+        let mig = is_mig(&device).map_err(failed("nvmlDeviceGetMigMode"))?;
+        let gpu = Gpu {
             index,
             uuid,
             name: device.name().map_err(failed("nvmlDeviceGetName"))?,
             memory_mib: memory.total / MIB,
-            mode: ours(
-                device
-                    .compute_mode()
-                    .map_err(failed("nvmlDeviceGetComputeMode"))?,
-            ),
-            mig: is_mig(&device).map_err(failed("nvmlDeviceGetMigMode"))?,
+            // In MIG mode only its devices may be asked (docs/facts/mps-control.md#mig).
+            mode: match mig {
+                true => ComputeMode::Default,
+                false => ours(
+                    device
+                        .compute_mode()
+                        .map_err(failed("nvmlDeviceGetComputeMode"))?,
+                ),
+            },
+            mig: if mig { Mig::On } else { Mig::Off },
             capability: (
                 u32::try_from(capability.major).unwrap_or(0),
                 u32::try_from(capability.minor).unwrap_or(0),
             ),
             minor: device.minor_number().ok(),
             cpus: near_cpus(&device),
-        })
+        };
+        let migs = if mig {
+            mig_devices(&device, &gpu)?
+        } else {
+            Vec::new()
+        };
+        Ok((gpu, migs))
     }
 
     /// The driver's version, and the GPUs that it forgets between jobs.
@@ -172,6 +187,10 @@ impl Nvml {
     /// # Errors
     /// The GPU is unknown or lost, or NVML fails.
     pub fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, NvmlError> {
+        // A MIG device keeps the mode that it has, and an end must not depend on one that was taken away meanwhile.
+        if gpu.is_mig() {
+            return Ok(ComputeMode::Default);
+        }
         let mode = self.device(gpu)?.compute_mode();
         mode.map(ours)
             .map_err(NvmlError::of("nvmlDeviceGetComputeMode", gpu))
@@ -189,24 +208,39 @@ impl Nvml {
     /// The processes with a compute context on `gpu`: the plain list, which has the MPS servers, and the MPS clients.
     ///
     /// NVML goes on listing a process for a moment after its end, and one of another pid namespace by a number that
-    /// means nothing here: whether it is there is the caller's to find out.
+    /// means nothing here: whether it is there is the caller's to find out. A MIG device's own handle lists its own processes, and
+    /// one that was taken away has none.
     ///
     /// # Errors
     /// As [`Nvml::compute_mode`].
     pub fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, NvmlError> {
-        let device = self.device(gpu)?;
+        let device = match self.device(gpu) {
+            Err(error) if gpu.is_mig() && error.evidence.is_none() => return Ok(Vec::new()),
+            device => device?,
+        };
         let plain = settled(|| device.running_compute_processes())
-            .map_err(NvmlError::of("nvmlDeviceGetComputeRunningProcesses_v3", gpu))?;
+            .map_err(of_device("nvmlDeviceGetComputeRunningProcesses_v3", gpu))?;
         let clients = settled(|| device.mps_running_compute_processes());
         // Before Volta, and drivers without the call: their clients all stand in the plain list.
         let clients = or_unknown(clients, Vec::new())
-            .map_err(NvmlError::of("nvmlDeviceGetMPSComputeRunningProcesses_v3", gpu))?;
+            .map_err(of_device("nvmlDeviceGetMPSComputeRunningProcesses_v3", gpu))?;
         Ok(merged(&plain, &clients))
     }
 
     fn device(&self, gpu: &GpuUuid) -> Result<Device<'_>, NvmlError> {
         let device = self.library.device_by_uuid(gpu.as_str());
-        device.map_err(NvmlError::of("nvmlDeviceGetHandleByUUID", gpu))
+        device.map_err(of_device("nvmlDeviceGetHandleByUUID", gpu))
+    }
+}
+
+/// For `map_err` of what was asked about one GPU or MIG device. A MIG device can be taken away while its GPU runs, by whoever may
+/// divide that GPU: that it is not found is no evidence.
+fn of_device<'u>(call: &'static str, gpu: &'u GpuUuid) -> impl FnOnce(Cause) -> NvmlError + 'u {
+    move |cause| {
+        let is_gone = gpu.is_mig() && matches!(cause, Cause::NotFound | Cause::InvalidArg);
+        let error = NvmlError::of(call, gpu)(cause);
+        let evidence = error.evidence.filter(|_| !is_gone);
+        NvmlError { evidence, ..error }
     }
 }
 
@@ -242,7 +276,6 @@ fn merged(plain: &[ProcessInfo], clients: &[ProcessInfo]) -> Vec<GpuProcess> {
         .collect()
 }
 
-/// Before Ampere, and drivers before MIG, there is none.
 /// The CPUs near a GPU, as the kernel lists them. The kernel's own file comes first: NVML looks over the whole machine for its
 /// first answer, 10 ms on the host of an H200 (driver 580).
 fn near_cpus(device: &Device<'_>) -> Option<String> {
@@ -261,6 +294,50 @@ fn cpus_of(bus_id: &str) -> Option<String> {
     Some(says("local_cpulist")?.trim().to_owned()).filter(|list| !list.is_empty())
 }
 
+/// The MIG devices of `parent`, in the order of their numbers on it. One that goes away meanwhile is left out: whoever needs it
+/// finds it missing.
+///
+/// # Errors
+/// NVML fails for another reason.
+fn mig_devices(device: &Device<'_>, parent: &Gpu) -> Result<Vec<Gpu>, NvmlError> {
+    let failed = |call| NvmlError::of(call, format!("GPU {}", parent.index));
+    let most = device
+        .mig_device_count()
+        .map_err(failed("nvmlDeviceGetMaxMigDeviceCount"))?;
+    let mut all = Vec::new();
+    for number in 0..most {
+        match mig_device(device, number, most, parent) {
+            Ok(mig) => all.push(mig),
+            // Numbers are not promised to be without gaps, and a device may go at any time.
+            Err(Cause::NotFound | Cause::InvalidArg) => {}
+            Err(cause) => {
+                return Err(NvmlError::of(
+                    "nvmlDeviceGetMigDeviceHandleByIndex",
+                    format!("MIG device {number} of GPU {}", parent.index),
+                )(cause));
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn mig_device(device: &Device<'_>, number: u32, most: u32, parent: &Gpu) -> Result<Gpu, Cause> {
+    let mig = device.mig_device_by_index(number)?;
+    // Drivers before 470 give it no UUID: nothing can name it to us either.
+    let uuid = GpuUuid::parse(&mig.uuid()?).map_err(|_| Cause::NotFound)?;
+    // The slices of a GPU are as many as the devices that it can have at most.
+    let slices = or_unknown(mig.attributes().map(|all| all.compute_instance_slice_count), most)?;
+    Ok(Gpu {
+        uuid,
+        name: mig.name()?,
+        memory_mib: mig.memory_info()?.total / MIB,
+        mode: or_unknown(mig.compute_mode().map(ours), ComputeMode::Default)?,
+        mig: Mig::Device { slices, of: most },
+        ..parent.clone()
+    })
+}
+
+/// Before Ampere, and drivers before MIG, there is none.
 fn is_mig(device: &Device<'_>) -> Result<bool, Cause> {
     or_unknown(device.mig_mode().map(|mode| mode.current != 0), false)
 }

@@ -2,6 +2,7 @@
 
 use crate::job::node::Gpus;
 use crate::scheduler::drain::{Marker, markers};
+use mpsd_core::gpu::Mig;
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{GpuUuid, Paths};
 use std::path::Path;
@@ -33,11 +34,12 @@ pub fn recheck(node: &mut impl Gpus, marker: &Marker, check: &Recheck<'_>) -> Re
     let inventory = node.inventory().map_err(|e| e.to_string())?;
     for name in &marker.gpus {
         let uuid = GpuUuid::parse(name).map_err(|e| e.to_string())?;
-        if inventory.by_uuid(&uuid).is_none() {
+        // MIG devices do not outlive a boot, nor the next division of their GPU.
+        if !uuid.is_mig() && inventory.by_uuid(&uuid).is_none() {
             return Err(format!("NVML does not list GPU {uuid}"));
         }
     }
-    for gpu in &inventory.gpus {
+    for gpu in inventory.gpus.iter().filter(|gpu| gpu.mig != Mig::On) {
         node.compute_mode(&gpu.uuid).map_err(|e| e.to_string())?;
     }
     // A place that could not be written is the evidence of some drains.

@@ -80,6 +80,8 @@ pub struct Plan {
     pub verify: bool,
     /// What the request's options add to the printed plan, one line each.
     pub then: Vec<String>,
+    /// One daemon a GPU.
+    pub per_gpu: bool,
     /// Which GPU a rank sees.
     pub bind: Bind,
     /// How its GPUs are named.

@@ -1,25 +1,28 @@
 //! Which GPUs of the node are the job's.
 
+use super::mig;
 use crate::scheduler::{Devices, GpuName, GpuSource};
 use mpsd_core::config::GpusUnknown;
-use mpsd_core::failure::{Evidence, Fault};
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::gpu::MIG;
 use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
 
-/// The job's GPUs, in NVML's order, each once. Never silently all of the node's.
+/// The job's GPUs, or its MIG devices, in NVML's order, each once. Never silently all of the node's.
 ///
 /// # Errors
-/// A refusal when the job has none, when nobody names them, or for a MIG device; a fault when a GPU that the scheduler
-/// gave is not in NVML.
+/// A refusal when the job has none, when nobody names them, or for a mix of GPUs and MIG devices; a fault when a GPU that the
+/// scheduler gave is not in NVML.
 pub fn of_job<'a>(
     devices: &Devices,
     inventory: &'a Inventory,
     unknown: GpusUnknown,
 ) -> Result<Vec<&'a Gpu>, Failure> {
-    let mut gpus = match &devices.gpus {
-        GpuSource::Listed(names) => names
-            .iter()
-            .map(|name| find(name, inventory))
-            .collect::<Result<Vec<_>, _>>()?,
+    let given = match &devices.gpus {
+        GpuSource::Listed(names) => {
+            mig::unmixed(names)?;
+            let found = names.iter().map(|name| find(name, inventory));
+            found.collect::<Result<Vec<_>, _>>()?
+        }
         GpuSource::Numbered(numbers) => numbers.gpus(inventory)?,
         GpuSource::None => {
             return Err(Refusal::new("MPS", "the job has no GPU on this node", "a request with GPUs").into());
@@ -38,17 +41,9 @@ pub fn of_job<'a>(
         }
         GpuSource::Unknown(why) => whole_node(why, devices, inventory, unknown)?,
     };
-    gpus.sort_by_key(|gpu| gpu.index);
-    gpus.dedup_by_key(|gpu| gpu.index);
-    if let Some(mig) = gpus.iter().find(|gpu| gpu.mig) {
-        let what = format!("GPU {} ({})", mig.index, mig.uuid);
-        return Err(Refusal::new(
-            what,
-            "MIG mode is on, and this suite gives MPS to whole GPUs",
-            "a GPU without MIG",
-        )
-        .into());
-    }
+    let is_given = |gpu: &&Gpu| given.iter().any(|one| one.uuid == gpu.uuid);
+    let gpus: Vec<&Gpu> = inventory.all().filter(is_given).collect();
+    mig::usable(&gpus)?;
     Ok(gpus)
 }
 
@@ -57,6 +52,12 @@ fn find<'a>(name: &GpuName, inventory: &'a Inventory) -> Result<&'a Gpu, Failure
         GpuName::Index(index) => (inventory.by_index(*index), index.to_string()),
         GpuName::Uuid(uuid) => (inventory.by_uuid(&GpuUuid::parse(uuid)?), uuid.clone()),
     };
+    if found.is_none() && text.starts_with(MIG) {
+        // MIG devices come and go while the GPU runs, by the hand of whoever may make them: no evidence against the node.
+        let why = "the scheduler gave it to the job, and NVML does not list it: the GPU was divided anew since the scheduler \
+                   looked, or a user may do that";
+        return Err(Undetermined::new(format!("MIG device {text}"), why).into());
+    }
     found.ok_or_else(|| {
         let why = format!(
             "the scheduler gave it to the job, and NVML lists {} others",

@@ -2,13 +2,13 @@
 
 pub mod effects;
 mod gpus;
+mod mig;
 mod share;
 pub(crate) mod tasks;
 
 use crate::plan::effects::{Effect, Plan};
 use crate::plan::share::{Share, Wanted};
 use crate::scheduler::{Devices, Exclusive, Submission};
-use mpsd_core::bind::Bind;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{Daemon, Divided, RecordGpu};
@@ -53,17 +53,32 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let settings = case.config.for_node(case.node, &products)?;
     let gpus = gpus::of_job(case.devices, case.inventory, settings.gpus_unknown)?;
     let tasks = tasks_per_gpu(case.devices, gpus.len());
-    let request = settings.with_defaults(&case.asked.request);
     let mut notes = Vec::new();
+    let mut request = settings.with_defaults(&case.asked.request);
+    let (bind, names) = mig::sight(
+        &case.asked.request,
+        case.asked.wording,
+        &request,
+        &settings,
+        &gpus,
+    )?;
+    if mig::has_devices(&gpus) && gpus.len() > 1 && request.mode != Mode::PerGpu {
+        request.mode = Mode::PerGpu;
+        notes.push(
+            "one daemon for each MIG device, and one of them for each task: a process sees no more"
+                .to_owned(),
+        );
+    }
     check_generations(request.mode, &gpus)?;
     let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
     let clients = gpus.iter().map(clients).min();
-    let warning = check_tasks(case, &settings, gpus.len(), tasks.zip(clients))?;
+    let warning = check_tasks(case, &settings, &gpus, tasks.zip(clients))?;
     let shares = request
         .replicas
         .zip(clients)
         .filter(|(shares, most)| shares > most);
-    let shares = shares.map(|(shares, most)| format!("a GPU takes {most} MPS clients, not {shares}"));
+    let shares =
+        shares.map(|(shares, most)| format!("a {} takes {most} MPS clients, not {shares}", mig::kind(&gpus)));
     let wanted = Wanted {
         asked: &case.asked.request,
         wording: case.asked.wording,
@@ -99,8 +114,9 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         notes,
         verify: request.verify == Some(true),
         then: request.plan_lines().collect(),
-        bind: request.bind.unwrap_or(Bind::NONE),
-        names: request.visible.unwrap_or(settings.cuda_visible_devices),
+        per_gpu: request.mode == Mode::PerGpu,
+        bind,
+        names,
         clients,
     };
     Ok((settings, plan))
@@ -148,7 +164,9 @@ fn effects(
 }
 
 fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {
-    if settings.compute_mode != ComputeModeRule::Exclusive {
+    if gpu.uuid.is_mig() {
+        Some("EXCLUSIVE_PROCESS is not for MIG devices")
+    } else if settings.compute_mode != ComputeModeRule::Exclusive {
         Some("compute_mode = \"keep\"")
     } else if case.asked.submission.step {
         Some("a step does not change it")
@@ -195,16 +213,21 @@ fn tasks_per_gpu(devices: &Devices, gpus: usize) -> Option<u32> {
 fn check_tasks(
     case: &Case<'_>,
     settings: &Settings,
-    gpus: usize,
+    gpus: &[&Gpu],
     tasks_and_most: Option<(u32, u32)>,
 ) -> Result<Option<String>, Refusal> {
     let Some((tasks, most)) = tasks_and_most.filter(|(tasks, most)| tasks > most) else {
         return Ok(None);
     };
-    let why = format!("a GPU takes {most} MPS clients, and this job has {tasks} tasks on each");
+    let kind = mig::kind(gpus);
+    let why = format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
     if settings.too_many_tasks == TooManyTasks::Refuse {
-        let what = format!("{} tasks on {gpus} GPUs", case.devices.tasks_on_node.unwrap_or(0));
-        return Err(Refusal::new(what, why, format!("at most {most} tasks a GPU")));
+        let what = format!(
+            "{} tasks on {} {kind}s",
+            case.devices.tasks_on_node.unwrap_or(0),
+            gpus.len()
+        );
+        return Err(Refusal::new(what, why, format!("at most {most} tasks a {kind}")));
     }
     Ok(Some(format!("{why}; those beyond fail if all of them use it")))
 }

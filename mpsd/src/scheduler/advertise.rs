@@ -5,6 +5,7 @@
 
 use super::batch_system::{BatchSystem, Offer};
 use mpsd_core::Refusal;
+use mpsd_core::gpu::Mig;
 
 /// What the administrator adds to the configuration of `system` so that `node` offers its shares.
 ///
@@ -18,7 +19,7 @@ pub fn advertise(system: &dyn BatchSystem, node: &str, offers: &[Offer<'_>]) -> 
         } else if offers.iter().all(|offer| offer.replicas.is_none()) {
             "replicas is not set for it in mpsd.toml"
         } else {
-            "its GPUs with replicas are in MIG mode, and MPS is given to whole GPUs"
+            "its GPUs with replicas are in MIG mode, and shares are of whole GPUs"
         };
         let allowed = "replicas = N, for the site, in a [[node]] section with hosts, or in one with product";
         return Err(Refusal::new(format!("shares of node '{node}'"), why, allowed));
@@ -30,7 +31,7 @@ pub fn advertise(system: &dyn BatchSystem, node: &str, offers: &[Offer<'_>]) -> 
 
 fn left_out(offers: &[Offer<'_>]) -> String {
     let why = |offer: &Offer<'_>| match offer.replicas {
-        Some(_) if offer.gpu.mig => Some("is in MIG mode".to_owned()),
+        Some(_) if offer.gpu.mig != Mig::Off => Some("is in MIG mode".to_owned()),
         Some(wanted) if offer.shares() < wanted => {
             Some(format!("takes {} clients, not {wanted}", offer.clients))
         }

@@ -9,6 +9,7 @@ use super::site::Site;
 use super::trial::Trial;
 use mpsd_core::Gpu;
 use mpsd_core::failure::Failure;
+use mpsd_core::gpu::Mig;
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Wording;
 use std::time::Duration;
@@ -149,9 +150,9 @@ impl Offer<'_> {
     /// The shares that it is offered as; none where MPS cannot be given to it.
     pub(crate) fn shares(&self) -> u32 {
         match self.replicas {
-            // MPS is given to whole GPUs only.
             None => 0,
-            Some(_) if self.gpu.mig => 0,
+            // Its MIG devices are the scheduler's own, and a share of one has no way to name it.
+            Some(_) if self.gpu.mig != Mig::Off => 0,
             Some(replicas) => replicas.min(self.clients),
         }
     }

@@ -10,7 +10,7 @@ use mpsd_core::text::one_line;
 pub enum GpuName {
     /// The scheduler's number: gres.conf's index, Torque's `-gpuN`.
     Index(u32),
-    /// What the vendor calls a UUID: `GPU-…`, or `MIG-…` (which is refused later).
+    /// What the vendor calls a UUID: `GPU-…`, or `MIG-…`.
     Uuid(String),
 }
 

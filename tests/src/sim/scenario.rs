@@ -6,6 +6,7 @@ use mpsd::plan::{Asked, Case, decide};
 use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
+use mpsd_core::gpu::Mig;
 use mpsd_core::request::Wording;
 use mpsd_core::{ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Refusal, Request, Scheduler};
 use std::time::Duration;
@@ -48,14 +49,47 @@ pub fn h200(index: u32) -> Gpu {
         name: "NVIDIA H200".to_owned(),
         memory_mib: 143_771,
         mode: ComputeMode::Default,
-        mig: false,
+        mig: Mig::Off,
         capability: (9, 0),
         minor: Some(index),
         cpus: None,
     }
 }
 
+/// MIG device `number` of a GPU that three share: 1, 2 and 4 of 7 slices, and so many eighths of its memory (profiles 1g.18gb,
+/// 2g.35gb and 4g.71gb of an H200; NVIDIA's guide, "Supported MIG profiles").
+pub fn mig(gpu: &Gpu, number: u32) -> Gpu {
+    let (slices, eighths) = (1 << number, 1 << number);
+    let uuid = format!("MIG-{:08x}-{number:04x}-5000-8000-000000000000", gpu.index);
+    Gpu {
+        uuid: GpuUuid::parse(&uuid).expect("uuid"),
+        name: format!("{} MIG {slices}g.{}gb", gpu.name, 18 * eighths),
+        memory_mib: gpu.memory_mib * eighths / 8,
+        mig: Mig::Device {
+            slices: slices as u32,
+            of: 7,
+        },
+        ..gpu.clone()
+    }
+}
+
 impl Scenario {
+    /// A node whose first `divided` GPUs have three MIG devices each, and a job with these of them, as GPU and number.
+    pub fn divided(mut self, divided: usize, given: &[(usize, u32)]) -> Self {
+        let gpus = &mut self.inventory.gpus;
+        gpus.iter_mut().take(divided).for_each(|gpu| gpu.mig = Mig::On);
+        let parts = gpus
+            .iter()
+            .take(divided)
+            .flat_map(|gpu| (0..3).map(|number| mig(gpu, number)));
+        self.inventory.migs = parts.collect();
+        let name = |(gpu, number): &(usize, u32)| {
+            GpuName::Uuid(mig(&self.inventory.gpus[*gpu], *number).uuid.to_string())
+        };
+        self.devices.gpus = GpuSource::Listed(given.iter().map(name).collect());
+        self
+    }
+
     /// A job of `account` that alone holds every GPU of a node with `gpus` of them.
     pub fn new(name: &'static str, account: &'static str, gpus: u32) -> Self {
         Self {
@@ -65,6 +99,7 @@ impl Scenario {
             inventory: Inventory {
                 gpus: (0..gpus).map(h200).collect(),
                 driver: "580.159.04".to_owned(),
+                migs: Vec::new(),
             },
             devices: Devices {
                 gpus: GpuSource::Listed((0..gpus).map(GpuName::Index).collect()),

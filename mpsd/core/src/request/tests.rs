@@ -163,9 +163,9 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
             format!("MPS_MEM=0=auto: not a plain decimal number with a unit; allowed: {memory}"),
         ),
         (
-            "MPS=on,MPS_MEM=MIG-77f46ec1=4G",
-            "MPS_MEM=MIG-77f46ec1=4G: names a MIG device, and MPS is given to whole GPUs; \
-             allowed: the GPU's number within the job, from 0, or its UUID (GPU-...)"
+            "MPS=on,MPS_MEM=MIX-77f46ec1=4G",
+            "MPS_MEM=MIX-77f46ec1=4G: names no GPU; allowed: the GPU's number within the job, from 0, or its UUID (GPU-... or \
+             MIG-...)"
                 .to_owned(),
         ),
         (

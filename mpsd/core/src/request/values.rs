@@ -163,7 +163,7 @@ pub enum GpuSelector {
 }
 
 impl GpuSelector {
-    const ALLOWED: &'static str = "the GPU's number within the job, from 0, or its UUID (GPU-...)";
+    const ALLOWED: &'static str = "the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)";
 }
 
 impl FromStr for GpuSelector {
@@ -177,12 +177,6 @@ impl FromStr for GpuSelector {
             return Ok(GpuSelector::Index(index));
         }
         let prefix = text.get(..4).unwrap_or("").to_ascii_uppercase();
-        if prefix == "MIG-" {
-            return Err(Invalid::new(
-                "names a MIG device, and MPS is given to whole GPUs",
-                Self::ALLOWED,
-            ));
-        }
         // NVML prints the digits in lower case; the user's spelling must not hide the GPU.
         let uuid = format!("{prefix}{}", text.get(4..).unwrap_or("").to_ascii_lowercase());
         let uuid = GpuUuid::parse(&uuid).map_err(|_| Invalid::new("names no GPU", Self::ALLOWED))?;

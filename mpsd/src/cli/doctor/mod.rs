@@ -10,6 +10,7 @@ use crate::scheduler::SET_UPS;
 use crate::scheduler::ground::{NO_NVML, control, has_gpu, units, unless_proved, without_gpu};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::scheduler::setup::{SetUp, Surroundings};
+use mpsd_core::gpu::Mig;
 use mpsd_core::{Failure, Inventory};
 use std::path::Path;
 use std::time::Duration;
@@ -133,18 +134,7 @@ fn nvml(worker: &Path, library: &str) -> Vec<Finding> {
         driver.version,
         products(&inventory)
     )));
-    let mig: Vec<String> = inventory
-        .gpus
-        .iter()
-        .filter(|gpu| gpu.mig)
-        .map(|gpu| gpu.index.to_string())
-        .collect();
-    if !mig.is_empty() {
-        all.push(Better(format!(
-            "GPU {} in MIG mode: MPS is given to whole GPUs, and a job with one is refused",
-            mig.join(", ")
-        )));
-    }
+    all.extend(divided(&inventory));
     all.push(match driver.forgotten.as_slice() {
         [] => Good("persistence mode is on".to_owned()),
         some => Better(format!(
@@ -154,6 +144,20 @@ fn nvml(worker: &Path, library: &str) -> Vec<Finding> {
         )),
     });
     all
+}
+
+/// What is to be known of GPUs in MIG mode.
+fn divided(inventory: &Inventory) -> Option<Finding> {
+    let gpus = inventory.gpus.iter().filter(|gpu| gpu.mig == Mig::On);
+    let gpus: Vec<String> = gpus.map(|gpu| gpu.index.to_string()).collect();
+    (!gpus.is_empty()).then(|| {
+        Better(format!(
+            "GPU {} in MIG mode, with {} MIG devices, each of which gets its own MPS: documented, not verified, that is built from \
+             NVIDIA's manuals and not tried by us on such a machine",
+            gpus.join(", "),
+            inventory.migs.len()
+        ))
+    })
 }
 
 /// `8 x NVIDIA H200`.

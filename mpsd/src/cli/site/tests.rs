@@ -43,7 +43,7 @@ fn each_gpu_has_its_own_products_replicas() {
         name: name.to_owned(),
         memory_mib: 1024,
         mode: ComputeMode::Default,
-        mig: false,
+        mig: mpsd_core::gpu::Mig::Off,
         capability: (9, 0),
         minor: None,
         cpus: None,
@@ -51,6 +51,7 @@ fn each_gpu_has_its_own_products_replicas() {
     let inventory = Inventory {
         gpus: vec![gpu(0, "A"), gpu(1, "B")],
         driver: "590.48.01".to_owned(),
+        migs: Vec::new(),
     };
     let offers = offers(&config, "n", &inventory).unwrap();
     let each: Vec<_> = offers

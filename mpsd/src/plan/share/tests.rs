@@ -9,7 +9,7 @@ fn gpu(index: u32, memory_mib: u64) -> Gpu {
         name: "NVIDIA X".to_owned(),
         memory_mib,
         mode: ComputeMode::Default,
-        mig: false,
+        mig: mpsd_core::gpu::Mig::Off,
         capability: (9, 0),
         minor: None,
         cpus: None,

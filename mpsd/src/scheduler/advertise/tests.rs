@@ -11,7 +11,11 @@ fn gpu(index: u32, capability: (u32, u32), mig: bool) -> Gpu {
         name: "NVIDIA X".to_owned(),
         memory_mib: 81_920,
         mode: ComputeMode::Default,
-        mig,
+        mig: if mig {
+            mpsd_core::gpu::Mig::On
+        } else {
+            mpsd_core::gpu::Mig::Off
+        },
         capability,
         minor: Some(index + 4),
         cpus: None,

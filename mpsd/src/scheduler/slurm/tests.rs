@@ -84,7 +84,7 @@ fn node(minors: &[u32]) -> Inventory {
         name: "NVIDIA H200".to_owned(),
         memory_mib: 143_771,
         mode: ComputeMode::Default,
-        mig: false,
+        mig: mpsd_core::gpu::Mig::Off,
         capability: (9, 0),
         minor: Some(*minor),
         cpus: None,
@@ -92,6 +92,7 @@ fn node(minors: &[u32]) -> Inventory {
     Inventory {
         gpus: (0..).zip(minors).map(gpu).collect(),
         driver: String::new(),
+        migs: Vec::new(),
     }
 }
 
