@@ -107,6 +107,53 @@ impl Drop for Slurmd {
 
 const GOOD: &str = "GresTypes=gpu\nPrologFlags=Alloc";
 
+/// Files are taken in the order of their names, so pyxis' own, `pyxis.conf`, comes behind ours.
+#[test]
+fn beside_pyxis_a_second_line_looks_behind_it() {
+    let cluster = Cluster::new(GOOD);
+    let dir = cluster.path("etc/plugstack.conf.d");
+    fs::create_dir(&dir).expect("directory");
+    let pyxis =
+        |name: &str| fs::write(dir.join(name), "required /usr/lib/slurm/spank_pyxis.so\n").expect("pyxis");
+    assert_eq!(cluster.enable().code, Some(0));
+    pyxis("pyxis.conf");
+    let ran = cluster.slurm("check", &[]);
+    let look = format!(
+        "optional {} look=container",
+        cluster.path("plugins/22.05/spank_mps.so").display()
+    );
+    assert!(ran.out.contains("WARN") && ran.out.contains(&look), "{ran:?}");
+
+    assert_eq!(cluster.enable().code, Some(0));
+    assert_eq!(
+        cluster.read("plugstack.conf.d/zz-mpsd.conf").lines().last(),
+        Some(&*look)
+    );
+    let ran = cluster.slurm("check", &[]);
+    assert!(
+        ran.out.contains("whose container hides its MPS does not start"),
+        "{ran:?}"
+    );
+    assert!(ran.out.contains("has our line, 'optional'"), "{ran:?}");
+
+    pyxis("a-pyxis.conf");
+    let ran = cluster.slurm("check", &[]);
+    assert!(
+        ran.out.contains("WARN") && ran.out.contains("comes before ours"),
+        "{ran:?}"
+    );
+
+    let ran = cluster.slurm("disable", &[]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let left = fs::read_dir(&dir)
+        .expect("directory")
+        .flatten()
+        .map(|entry| entry.file_name());
+    let mut left: Vec<_> = left.collect();
+    left.sort();
+    assert_eq!(left, ["a-pyxis.conf", "pyxis.conf"]);
+}
+
 #[test]
 fn enable_writes_one_line_and_disable_takes_it_back() {
     let cluster = Cluster::new(GOOD);

@@ -4,6 +4,7 @@ use super::commands::Installation;
 use super::conf::Conf;
 use super::gres::Gres;
 use super::line::{self, PLUGIN, USUAL_PROGRAMS, WORDS};
+use super::pyxis;
 use super::release::{Release, all_installed, stamp_of};
 use crate::scheduler::batch_system::{STEP_MARGIN, within};
 use crate::scheduler::ground::ground;
@@ -37,6 +38,10 @@ pub(super) fn check(
             all.push(Good(format!("'{}' has our line, '{word}'", home.display())));
             plugin(&rest, installed, &mut all);
             all.extend(files(&rest, around));
+            all.extend(
+                rest.first()
+                    .and_then(|plugin| pyxis::order(conf, Path::new(plugin))),
+            );
             loaded = rest.into_iter().next().map(PathBuf::from);
         }
         Err(why) => all.push(Wrong(format!("'{}': {why}", home.display()))),

@@ -116,6 +116,24 @@ impl Conf {
         )
     }
 
+    /// The lines of the stack in the order in which Slurm takes them: an `include` has its files in the order of their names.
+    pub fn stack_lines(&self) -> Vec<String> {
+        let stack = self.stack();
+        let base = stack.with_file_name("");
+        let text = fs::read_to_string(&stack).unwrap_or_default();
+        let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let taken_in = |pattern: &str| {
+            let mut files = matching(&base.join(pattern));
+            files.sort();
+            files
+                .iter()
+                .flat_map(|file| lines(fs::read_to_string(file).unwrap_or_default()))
+                .collect()
+        };
+        let one = |line: &str| pattern(line).map_or_else(|| vec![line.to_owned()], taken_in);
+        text.lines().flat_map(one).collect()
+    }
+
     /// The file in which Slurm finds our line.
     pub fn found(&self) -> Option<PathBuf> {
         let stack = self.stack();
@@ -135,13 +153,7 @@ impl Conf {
 /// Whether an `include` of the stack in `base` names `snippet`: by itself, or by a pattern for the last component,
 /// which is all that anybody writes.
 fn includes(text: &str, base: &Path, snippet: &Path) -> bool {
-    let lines = text
-        .lines()
-        .map(|line| line.split('#').next().unwrap_or_default().trim());
-    let patterns = lines
-        .filter_map(|line| line.strip_prefix("include"))
-        .filter(|rest| rest.starts_with([' ', '\t']));
-    patterns.map(str::trim).any(|pattern| {
+    text.lines().filter_map(pattern).any(|pattern| {
         let path = base.join(pattern);
         let name = path
             .file_name()
@@ -153,6 +165,28 @@ fn includes(text: &str, base: &Path, snippet: &Path) -> bool {
             .unwrap_or_default();
         path.parent() == snippet.parent() && fits(name, file)
     })
+}
+
+/// What an `include` of the stack names.
+fn pattern(line: &str) -> Option<&str> {
+    let line = line.split('#').next().unwrap_or_default().trim();
+    let rest = line.strip_prefix("include")?;
+    rest.starts_with([' ', '\t']).then(|| rest.trim())
+}
+
+/// The files that fit a pattern in the last component.
+fn matching(path: &Path) -> Vec<PathBuf> {
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let entries = path.parent().map(fs::read_dir).into_iter().flatten().flatten();
+    let fitting = |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(|file| fits(name, file));
+    entries
+        .flatten()
+        .filter(fitting)
+        .map(|entry| entry.path())
+        .collect()
 }
 
 /// Whether a pattern with at most one `*` fits `name`.

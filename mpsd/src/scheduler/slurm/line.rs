@@ -19,10 +19,21 @@ pub(super) fn is_ours(line: &str) -> bool {
     words.next().is_some_and(|word| WORDS.contains(&word)) && words.next().is_some_and(names)
 }
 
-/// Our line in `file`, if there is one.
+/// The word that makes a line of ours the second one, behind pyxis' (spank: `container`).
+pub(super) const LOOK: &str = "look=container";
+
+/// Whether it is the second one.
+pub(super) fn is_look(line: &str) -> bool {
+    is_ours(line) && line.split_whitespace().any(|word| word == LOOK)
+}
+
+/// Our line in `file`, if there is one: the first, which attaches the tasks.
 pub(super) fn of(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;
-    text.lines().find(|line| is_ours(line)).map(str::to_owned)
+    let mut lines = text.lines();
+    lines
+        .find(|line| is_ours(line) && !is_look(line))
+        .map(str::to_owned)
 }
 
 /// Whether a file is there that we did not write.

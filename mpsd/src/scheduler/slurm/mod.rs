@@ -9,6 +9,7 @@ mod gres;
 mod known_jobs;
 mod line;
 mod lines;
+mod pyxis;
 mod release;
 pub(crate) mod setup;
 mod slurmd;

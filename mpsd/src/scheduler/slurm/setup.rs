@@ -4,6 +4,7 @@ use super::check::check;
 use super::commands::{Installation, several};
 use super::conf::Conf;
 use super::line::{self, PLUGIN, TAG, USUAL_PROGRAMS, is_foreign, is_ours};
+use super::pyxis;
 use super::release::{Release, installed, stamp_of};
 use crate::scheduler::setup::{self, Done, Finding, SetUp, Stopped, Surroundings};
 use crate::scheduler::site::Site;
@@ -191,6 +192,10 @@ fn enable(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
             let (stack, line) = (stack.display(), conf.include());
             done.left(format!("add this line to '{stack}': {line}"));
         }
+        let look = pyxis::snippet(&conf);
+        if pyxis::is_there(&conf) && !is_foreign(&look) {
+            write(&look, &pyxis::text(&plugin), "to look behind pyxis", &mut done)?;
+        }
     }
     if done.lines.is_empty() {
         done.did(format!(
@@ -261,6 +266,11 @@ fn refresh(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> 
     }
     let release = release(options, &slurm, around)?;
     let plugin = plugin(&options.place.plugins, release)?;
+    let look = pyxis::snippet(&conf);
+    if look.exists() && !is_foreign(&look) {
+        let what = format!("to name the plugin for Slurm {release}");
+        write(&look, &pyxis::text(&plugin), &what, &mut done)?;
+    }
     let old = fs::read_to_string(&home).map_err(|e| format!("cannot read '{}': {e}", home.display()))?;
     let new = renamed(&old, &plugin);
     if new == old {
@@ -296,7 +306,7 @@ fn renamed(text: &str, plugin: &Path) -> String {
 fn disable(conf: &Conf) -> Result<Done, String> {
     let mut done = Done::default();
     let (snippet, stack) = (conf.snippet(), conf.stack());
-    for file in [&snippet, &stack] {
+    for file in [&snippet, &pyxis::snippet(conf), &stack] {
         if file.exists() && !is_foreign(file) {
             setup::remove(file, &mut done)?;
         }
