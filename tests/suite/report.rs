@@ -236,6 +236,9 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
         };
         place.stage.node.change(|node| node.nvml.init_fails = false);
         assert_eq!(end.code, Some(2), "{end:?}");
+        let mut lines: Vec<&str> = end.err.lines().collect();
+        lines.sort_unstable();
+        assert!(lines.windows(2).all(|two| two[0] != two[1]), "said once: {end:?}");
         let said = |line: &&str| line.contains("its mpsd says: ");
         assert_eq!(end.err.lines().filter(said).count(), words, "{end:?}");
         let last = end.err.lines().last().unwrap_or_default();

@@ -27,14 +27,20 @@ impl Findings {
         self.faults.is_empty() && self.undetermined.is_empty()
     }
 
-    /// Enters a failure, if there is one.
+    /// Enters a failure, if there is one; the same one once, as a dead NVML is met at each GPU.
     pub fn take(&mut self, result: Result<(), Failure>) {
         match result {
             Ok(()) => {}
-            Err(Failure::Fault(fault)) => self.faults.push(fault),
-            Err(Failure::Undetermined(u)) => self.undetermined.push(u),
-            Err(Failure::Refusal(r)) => self.notes.push(r.to_string()),
+            Err(Failure::Fault(fault)) => push_new(&mut self.faults, fault),
+            Err(Failure::Undetermined(u)) => push_new(&mut self.undetermined, u),
+            Err(Failure::Refusal(r)) => push_new(&mut self.notes, r.to_string()),
         }
+    }
+}
+
+fn push_new<T: PartialEq>(list: &mut Vec<T>, entry: T) {
+    if !list.contains(&entry) {
+        list.push(entry);
     }
 }
 
