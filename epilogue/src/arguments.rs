@@ -1,6 +1,7 @@
 //! The command line of `mps-epilogue`.
 
 use clap::Parser;
+use mpsd::cli;
 use mpsd::scheduler::{self, Scheduler};
 use mpsd_core::config::DEFAULT_PATH;
 use std::ffi::OsString;
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 ///
 /// Exit status: 0; with --strict 2 when the node is not as it was.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "mps-epilogue", version)]
+#[command(name = "mps-epilogue", version = cli::version(), after_help = cli::examples::of("mps-epilogue"))]
 pub struct Arguments {
     /// The batch system; without it, found from the number of arguments and the environment.
     #[arg(long, value_parser = scheduler::by_name())]

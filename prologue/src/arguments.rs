@@ -1,6 +1,7 @@
 //! The command line of `mps-prologue`.
 
 use clap::{Parser, ValueEnum};
+use mpsd::cli;
 use mpsd::cli::asking::Asking;
 use mpsd_core::config::DEFAULT_PATH;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 /// not do it (requeue the job); 3 the same, told to
 /// the OpenPBS hook alone: the node's fault, so that the try does not count against the job.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "mps-prologue", version)]
+#[command(name = "mps-prologue", version = cli::version(), after_help = cli::examples::of("mps-prologue"))]
 pub struct Arguments {
     /// The job and its request.
     #[command(flatten)]

@@ -272,3 +272,87 @@ fn the_word_of_a_finding_has_a_colour_on_a_terminal_alone() {
     assert!(forced.starts_with("\x1b[32mOK\x1b[0m    '"), "{forced:?}");
     assert!(check(&[("NO_COLOR", "1"), ("TERM", "xterm")]).starts_with("OK    '"));
 }
+
+#[test]
+fn what_a_script_reads_is_one_object() {
+    let stage = stage(2);
+    let object = |args: &[&str], code: i32| -> serde_json::Value {
+        let ran = stage.run("mpsctl", &[args, &["--json"]].concat(), &[]);
+        assert_eq!(
+            (ran.code, ran.out.lines().count()),
+            (Some(code), 1),
+            "{args:?}: {ran:?}"
+        );
+        serde_json::from_str(&ran.out).unwrap_or_else(|why| panic!("{why}: {ran:?}"))
+    };
+    let check = object(&["config", "check"], 0);
+    assert_eq!(
+        (&check["incomplete"], &check["findings"][0]["status"]),
+        (&false.into(), &"OK".into())
+    );
+    assert!(
+        check["findings"][0]["text"]
+            .as_str()
+            .is_some_and(|text| text.starts_with('\'')),
+        "{check}"
+    );
+    let check = object(&["config", "check", "/nonexistent"], 1);
+    assert_eq!(
+        (&check["incomplete"], &check["findings"][0]["status"]),
+        (&true.into(), &"FAIL".into())
+    );
+    let show = object(&["config", "show", "--node", "n1"], 0);
+    let control = show["settings"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|row| row["key"] == "control");
+    let control = control.unwrap_or_else(|| panic!("{show}"));
+    assert!(
+        control["line"].is_u64() && control["value"].is_string(),
+        "{control}"
+    );
+    let asked = ["plan", "--user", USER, "--gpus", "0", "--request"];
+    let plan = object(&[&asked[..], &["MPS=on,MPS_THREADS=25"]].concat(), 0);
+    assert_eq!((&plan["asked"], &plan["node"].is_string()), (&true.into(), &true));
+    assert_eq!(plan["daemons"][0]["gpus"][0], stage.node.uuids()[0], "{plan}");
+    assert!(
+        plan["effects"][0]["do"]
+            .as_str()
+            .is_some_and(|text| text.starts_with("claim ")),
+        "{plan}"
+    );
+    assert_eq!(object(&[&asked[..], &["proj1"]].concat(), 0)["asked"], false);
+    let reconcile = object(&["reconcile", "--dry-run"], 0);
+    assert_eq!(
+        (&reconcile["incomplete"], &reconcile["told"]),
+        (&false.into(), &serde_json::json!([]))
+    );
+    std::fs::write(
+        stage.config(),
+        std::fs::read_to_string(stage.config()).unwrap() + "replicas = 4\n",
+    )
+    .unwrap();
+    let advertise = object(&["advertise", "slurm", "--node", "n1"], 0);
+    assert!(
+        advertise["lines"]
+            .as_array()
+            .is_some_and(|lines| !lines.is_empty()),
+        "{advertise}"
+    );
+}
+
+#[test]
+fn a_build_that_was_told_no_commit_says_its_release_alone() {
+    let stage = stage(1);
+    for program in ["mpsctl", "mpsd", "mps-prologue", "mps-epilogue", "mps-probe"] {
+        let mut command = std::process::Command::new(stage.program(program));
+        command.arg("--version");
+        let ran = finish(command);
+        assert_eq!(
+            ran.out,
+            format!("{program} {}\n", env!("CARGO_PKG_VERSION")),
+            "{ran:?}"
+        );
+    }
+}

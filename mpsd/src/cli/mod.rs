@@ -4,6 +4,7 @@ pub mod asking;
 pub mod attach;
 pub mod doctor;
 pub mod env;
+pub mod examples;
 pub mod exec;
 pub mod explain;
 pub mod mpsctl;
@@ -25,6 +26,15 @@ pub use crate::node::log::complain;
 
 /// Name of `mpsctl` in messages.
 pub const NAME: &str = "mpsctl";
+
+/// What `--version` says: the release, and the commit where the build was told it (`MPSD_COMMIT`, as the packages' builds are).
+pub fn version() -> String {
+    let release = env!("CARGO_PKG_VERSION");
+    match option_env!("MPSD_COMMIT") {
+        Some(commit) => format!("{release} ({commit})"),
+        None => release.to_owned(),
+    }
+}
 
 /// The words that begin a finding, each in its colour.
 const WORDS: [(&str, AnsiColor); 3] = [

@@ -3,6 +3,7 @@
 use super::attach::Caller;
 use super::doctor::{self, Doctor};
 use super::env::{Env, Shell};
+use super::examples;
 use super::exec::Exec;
 use super::explain::Explain;
 use super::plan::PlanVerb;
@@ -18,7 +19,7 @@ use super::{NAME, complain, say, say_findings};
 use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
 use crate::scheduler::{Host, SET_UPS, ThisHost};
 use crate::sys::priority;
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
 use mpsd_core::failure::EXIT_NODE;
 use mpsd_core::{Failure, Refusal, Undetermined};
@@ -28,7 +29,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Exit status: 0 done; 1 refused, or something is left to do; 2 this node could not do it.
 #[derive(Debug, Parser)]
-#[command(name = "mpsctl", version)]
+#[command(name = "mpsctl", version = super::version())]
 struct Arguments {
     /// The configuration
     #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_PATH)]
@@ -112,12 +113,44 @@ enum Verb {
 /// The command line's definition: for help, manual pages and completions alike.
 pub fn command() -> clap::Command {
     let of_schedulers = SET_UPS.map(SetUp::command);
-    Arguments::command().subcommands(of_schedulers)
+    let command = Arguments::command().subcommands(of_schedulers);
+    let command = WITH_JSON
+        .iter()
+        .fold(command, |command, verbs| with_json(command, verbs));
+    examples::added(command, "")
+}
+
+/// Verbs that print one JSON object on demand; others that have it say more of theirs.
+const WITH_JSON: [&[&str]; 7] = [
+    &["advertise"],
+    &["config", "check"],
+    &["config", "show"],
+    &["pbs", "check"],
+    &["plan"],
+    &["reconcile"],
+    &["slurm", "check"],
+];
+
+fn with_json(command: clap::Command, verbs: &[&str]) -> clap::Command {
+    let Some((first, below)) = verbs.split_first() else {
+        let flag = Arg::new("json").long("json").action(ArgAction::SetTrue);
+        return command.arg(flag.help("One JSON object"));
+    };
+    command.mut_subcommand(first, |verb| with_json(verb, below))
+}
+
+/// Whether the verb was asked for JSON.
+fn wants_json(matches: &ArgMatches) -> bool {
+    match matches.subcommand() {
+        Some((_, below)) => wants_json(below),
+        None => matches!(matches.try_get_one("json"), Ok(Some(true))),
+    }
 }
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
     let matches = command().get_matches();
+    let json = wants_json(&matches);
     if let Some((name, below)) = matches.subcommand()
         && let Some(verbs) = SET_UPS
             .into_iter()
@@ -125,7 +158,7 @@ pub fn main() -> u8 {
         && let Some(config) = below.get_one::<PathBuf>("config")
     {
         return match set_up(config, verbs, below) {
-            Ok(done) => told(&done),
+            Ok(done) => told(&done, json),
             Err(stopped) => stop(&stopped),
         };
     }
@@ -140,7 +173,7 @@ pub fn main() -> u8 {
         Verb::Selftest(verb) => selftest(&config, &verb),
         Verb::Plan(verb) => {
             let env = |name: &str| std::env::var(name).ok();
-            print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env)))
+            print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env, json)))
         }
         Verb::Reconcile(verb) => {
             let why = match verb.dry_run {
@@ -148,15 +181,15 @@ pub fn main() -> u8 {
                 false => ("reconcile", "it changes the node"),
             };
             let run = |settings: &Settings, name: &str| verb.run(settings, name);
-            as_root(&config, verb.node.as_deref(), why, run)
+            as_root(&config, verb.node.as_deref(), why, json, run)
         }
         Verb::Undrain(verb) => {
             let run = |settings: &Settings, name: &str| verb.run(settings, name);
             let why = ("undrain", "it changes the node");
-            as_root(&config, verb.node.as_deref(), why, run)
+            as_root(&config, verb.node.as_deref(), why, false, run)
         }
-        Verb::Config(ConfigVerb::Check(verb)) => told(&verb.run(&config)),
-        Verb::Config(ConfigVerb::Show(verb)) => print(verb.run(&config, &ThisHost.name())),
+        Verb::Config(ConfigVerb::Check(verb)) => told(&verb.run(&config), json),
+        Verb::Config(ConfigVerb::Show(verb)) => print(verb.run(&config, &ThisHost.name(), json)),
         Verb::SupportBundle(verb) => {
             let run = |settings: &Settings, _: &str| {
                 let mpsctl = programs()?.join(NAME);
@@ -167,18 +200,28 @@ pub fn main() -> u8 {
                     mpsctl: &mpsctl,
                 })
             };
-            as_root(&config, None, ("support-bundle", "it reads root's log"), run)
+            as_root(
+                &config,
+                None,
+                ("support-bundle", "it reads root's log"),
+                false,
+                run,
+            )
         }
         Verb::Doctor(verb) => doctor(&config, &verb),
         Verb::Explain(verb) => print(verb.run()),
         Verb::Advertise(verb) => {
-            print(programs().and_then(|dir| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"))))
+            let run = |dir: PathBuf| verb.run(&config, &ThisHost.name(), &dir.join("mpsd"), json);
+            print(programs().and_then(run))
         }
     }
 }
 
-fn told(done: &Done) -> u8 {
-    done.lines.iter().for_each(|line| say_findings(line));
+fn told(done: &Done, json: bool) -> u8 {
+    match json {
+        true => say(&format!("{}\n", done.json())),
+        false => done.lines.iter().for_each(|line| say_findings(line)),
+    }
     u8::from(done.incomplete)
 }
 
@@ -207,6 +250,7 @@ fn as_root(
     config: &Path,
     node: Option<&str>,
     (name_of_verb, needs_root): (&str, &str),
+    json: bool,
     verb: impl FnOnce(&Settings, &str) -> Result<Report, Failure>,
 ) -> u8 {
     if !nix::unistd::geteuid().is_root() {
@@ -221,10 +265,7 @@ fn as_root(
     });
     match verb(&settings, name) {
         Ok(report) => {
-            report
-                .told
-                .iter()
-                .for_each(|told| say(&format!("{}\n", told.text())));
+            say(&report.print(json));
             if report.incomplete { EXIT_NODE } else { 0 }
         }
         Err(failure) => failed(&failure),

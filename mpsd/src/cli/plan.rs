@@ -42,7 +42,13 @@ impl PlanVerb {
     ///
     /// # Errors
     /// What would keep mps-prologue from carrying the plan out, as far as can be told without touching anything.
-    pub fn run(&self, config: &Path, worker: &Path, env: scheduler::Lookup<'_>) -> Result<String, Failure> {
+    pub fn run(
+        &self,
+        config: &Path,
+        worker: &Path,
+        env: scheduler::Lookup<'_>,
+        json: bool,
+    ) -> Result<String, Failure> {
         let file = Config::load(config)?;
         let host = self.node.clone().unwrap_or_else(|| ThisHost.name());
         let settings = file.for_node(&host, &[])?;
@@ -55,6 +61,12 @@ impl PlanVerb {
         // Told here, where it is tried out, and never in a job: it may be the site's own account.
         let almost = submission.account.as_ref().and_then(Request::almost_asked);
         let Some(asked) = asking.asked_by(submission)? else {
+            if json {
+                return Ok(format!(
+                    "{}\n",
+                    serde_json::json!({"asked": false, "note": almost})
+                ));
+            }
             let note = almost.map(|told| format!("note: {told}\n")).unwrap_or_default();
             return Ok(format!("MPS was not asked for: nothing is done\n{note}"));
         };
@@ -85,6 +97,15 @@ impl PlanVerb {
             devices: &devices,
             inventory: &inventory,
         })?;
+        if json {
+            let mut object = plan.json();
+            object["asked"] = true.into();
+            object["node"] = node.into();
+            object["user"] = user.name.into();
+            object["request"] = asked.request.to_string().into();
+            object["note"] = told.into();
+            return Ok(format!("{object}\n"));
+        }
         let told = told.map(|told| format!("note: {told}\n")).unwrap_or_default();
         Ok(format!(
             "node {node} user {} request {}\n{plan}{told}",

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 ///
 /// Started by mps-prologue as the job's user, with its specification on descriptor 3; it is of no use by hand.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "mpsd", version)]
+#[command(name = "mpsd", version = super::version(), after_help = super::examples::of("mpsd"))]
 pub struct Daemon {
     /// Ask the job's control daemons to end, then end (used by the teardown).
     #[arg(long, conflicts_with = "nvml")]
@@ -33,7 +33,8 @@ ended by SIGALRM.";
 /// Opens a CUDA context through the MPS daemon of this environment (CUDA_MPS_PIPE_DIRECTORY) and says what it
 /// got: whether it is under MPS, multiprocessors, memory it may allocate, and one memset that was read back.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "mps-probe", version, after_help = EXIT_CODES)]
+#[command(name = "mps-probe", version = super::version())]
+#[command(after_help = format!("{EXIT_CODES}\n\n{}", super::examples::of("mps-probe")))]
 pub struct Probe {
     /// One JSON object on one line instead of the table
     #[arg(long)]

@@ -70,6 +70,14 @@ pub enum Told {
 }
 
 impl Told {
+    fn kind(&self) -> &'static str {
+        match self {
+            Said(_) => "said",
+            Did(_) => "did",
+            Left(_) => "left",
+        }
+    }
+
     /// The line.
     pub fn text(&self) -> &str {
         let (Said(text) | Did(text) | Left(text)) = self;
@@ -78,6 +86,23 @@ impl Told {
 }
 
 impl Report {
+    /// Its lines, or one JSON object.
+    pub fn print(&self, json: bool) -> String {
+        if !json {
+            return self
+                .told
+                .iter()
+                .map(|told| format!("{}\n", told.text()))
+                .collect();
+        }
+        let one = |told: &Told| serde_json::json!({"kind": told.kind(), "text": told.text()});
+        let told: Vec<_> = self.told.iter().map(one).collect();
+        format!(
+            "{}\n",
+            serde_json::json!({"incomplete": self.incomplete, "told": told})
+        )
+    }
+
     fn tell(&mut self, told: Told) {
         match &told {
             Said(_) => {}

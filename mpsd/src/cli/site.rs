@@ -5,7 +5,7 @@ use crate::scheduler::advertise::advertise;
 use crate::scheduler::batch_system::Offer;
 use crate::scheduler::setup::{Done, Finding};
 use crate::scheduler::{self, Scheduler};
-use mpsd_core::config::Config;
+use mpsd_core::config::{Config, Origin};
 use mpsd_core::{Failure, Gpu, Inventory};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -67,11 +67,20 @@ impl Show {
     ///
     /// # Errors
     /// The file cannot be used, or the name is none.
-    pub fn run(&self, file: &Path, host: &str) -> Result<String, Failure> {
+    pub fn run(&self, file: &Path, host: &str, json: bool) -> Result<String, Failure> {
         let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
         let products: Vec<&str> = self.products.iter().map(String::as_str).collect();
         let settings = config.for_node(node, &products)?;
+        if json {
+            let origin = |origin: &Origin| {
+                let (key, value, line) = (origin.key, &origin.value, origin.line);
+                serde_json::json!({"key": key, "value": value, "line": line})
+            };
+            let settings: Vec<_> = settings.origins.iter().map(origin).collect();
+            let all = serde_json::json!({"node": node, "file": file, "settings": settings});
+            return Ok(format!("{all}\n"));
+        }
         Ok(format!("# node '{node}'\n{}", settings.explain(file)))
     }
 }
@@ -92,13 +101,19 @@ impl Advertise {
     ///
     /// # Errors
     /// The file cannot be used, NVML does not answer, or nothing is to be offered.
-    pub fn run(&self, file: &Path, host: &str, worker: &Path) -> Result<String, Failure> {
+    pub fn run(&self, file: &Path, host: &str, worker: &Path, json: bool) -> Result<String, Failure> {
         let config = Config::load(file)?;
         let node = self.node.as_deref().unwrap_or(host);
         let settings = config.for_node(node, &[])?;
         let inventory = inventory(worker, &settings.nvml)?;
         let offers = offers(&config, node, &inventory)?;
-        Ok(advertise(scheduler::of(self.scheduler), node, &offers)?)
+        let text = advertise(scheduler::of(self.scheduler), node, &offers)?;
+        if json {
+            let lines: Vec<&str> = text.lines().collect();
+            let all = serde_json::json!({"scheduler": self.scheduler, "node": node, "lines": lines});
+            return Ok(format!("{all}\n"));
+        }
+        Ok(text)
     }
 }
 

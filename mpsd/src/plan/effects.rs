@@ -90,6 +90,20 @@ pub struct Plan {
     pub clients: Option<u32>,
 }
 
+impl Plan {
+    /// The same as it prints.
+    pub fn json(&self) -> serde_json::Value {
+        let effect =
+            |effect: &Effect| serde_json::json!({"do": effect.to_string(), "undo": effect.inverse()});
+        let effects: Vec<_> = self.effects.iter().map(effect).collect();
+        serde_json::json!({
+            "job": self.job, "uid": self.uid, "gpus": self.gpus, "daemons": self.daemons,
+            "rank_threads": self.rank_threads, "rank_memory": self.rank_memory, "effects": effects,
+            "then": self.then, "warnings": self.warnings, "notes": self.notes,
+        })
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "job {} uid {}", self.job, self.uid)?;

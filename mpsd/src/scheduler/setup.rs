@@ -58,6 +58,20 @@ impl Done {
         self.incomplete = true;
     }
 
+    /// One object in the form of 'mpsctl doctor --json'; a line that is no finding has no status.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let finding = |line: &String| {
+            let status = ["OK", "WARN", "FAIL"].into_iter().find_map(|word| {
+                let rest = line.strip_prefix(word)?.strip_prefix(' ')?;
+                Some((word, rest.trim_start()))
+            });
+            let (status, text) = status.map_or((None, line.as_str()), |(word, text)| (Some(word), text));
+            serde_json::json!({"status": status, "text": text})
+        };
+        let findings: Vec<_> = self.lines.iter().map(finding).collect();
+        serde_json::json!({"incomplete": self.incomplete, "findings": findings})
+    }
+
     pub(crate) fn add(&mut self, other: Self) {
         self.lines.extend(other.lines);
         self.incomplete |= other.incomplete;

@@ -104,6 +104,37 @@ mod tests {
         }
     }
 
+    /// The words of an example as a shell would have them.
+    fn words(line: &str) -> Vec<String> {
+        let parts = line.split('"').enumerate();
+        let parts = parts.flat_map(|(n, part)| match n % 2 {
+            0 => part.split_whitespace().map(str::to_owned).collect(),
+            _ => vec![part.to_owned()],
+        });
+        parts.collect()
+    }
+
+    #[test]
+    fn every_help_ends_with_examples_that_the_program_takes() {
+        for program in all() {
+            for (name, mut command) in with_subcommands(&program.command) {
+                let help = command.render_long_help().to_string();
+                let (_, examples) = help
+                    .split_once("\nExamples:\n")
+                    .unwrap_or_else(|| panic!("{name} has none"));
+                let examples: Vec<&str> = examples.lines().filter(|line| !line.trim().is_empty()).collect();
+                assert!(!examples.is_empty(), "{name} has none");
+                for example in examples {
+                    let line = example.trim_start();
+                    assert!(line.starts_with(&name), "{name}: {line}");
+                    if let Err(why) = program.command.clone().try_get_matches_from(words(line)) {
+                        panic!("{line}: {why}");
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_shell_completes_the_tokens_of_a_request() {
         let programs = all();

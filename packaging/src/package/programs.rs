@@ -6,6 +6,7 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::release;
 use super::zig::Zig;
 use crate::cargo::{self, target_directory};
 
@@ -82,6 +83,9 @@ fn portable() -> Result<()> {
         .args(SHIPPED)
         .env("PATH", zig.path()?)
         .env("RUSTFLAGS", remapped()?);
+    if let Some(commit) = release::commit() {
+        command.env("MPSD_COMMIT", commit);
+    }
     let status = command.status().context("cannot start cargo")?;
     if !status.success() {
         bail!("'cargo zigbuild --release' failed ({status})");

@@ -18,7 +18,7 @@ fn show_names_node_value_and_line() {
             node: node.map(str::to_owned),
             products,
         }
-        .run(&config, "n3.domain")
+        .run(&config, "n3.domain", false)
         .unwrap()
     };
     let here = show(None, &[]);
