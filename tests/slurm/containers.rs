@@ -22,6 +22,11 @@ pub const GROUP: Group = Group {
             who_sees_the_directory_is_attached,
         ),
         ("who_does_not_see_it_reads_why", who_does_not_see_it_reads_why),
+        ("a_batch_script_reads_why", a_batch_script_reads_why),
+        (
+            "without_the_task_prolog_slurm_names_it",
+            without_the_task_prolog_slurm_names_it,
+        ),
         (
             "who_does_not_ask_runs_as_without_us",
             who_does_not_ask_runs_as_without_us,
@@ -39,7 +44,11 @@ fn prepare(bed: &mut Bed) -> Result<Option<Simulated>> {
     stamp::write(&double, stamp::installed()?)?;
     let run = bed.run_dir().display().to_string();
     let lines = [
-        format!("required {} hide={run}", double.display()),
+        format!(
+            "required {} hide={run} prolog={}",
+            double.display(),
+            product.libexec.display()
+        ),
         format!("optional {} look=container", product.plugin.display()),
     ];
     bed.options_mut().stack_lines = lines.into();
@@ -78,6 +87,45 @@ fn who_does_not_see_it_reads_why(cell: &Context) -> Result<()> {
         home.exists() && done.stderr.contains("docs/containers.md"),
         "{done:?}"
     );
+    cell.bed.wait_idle(LIMIT)
+}
+
+/// `sbatch --container-image`: no task prolog runs before a script.
+fn a_batch_script_reads_why(cell: &Context) -> Result<()> {
+    for (kind, runs) in [("show", true), ("hide", false)] {
+        let env = [("CONTAINER", kind)];
+        let out = cell.bed.home(&cell.user).join(format!("script-{kind}"));
+        let output = format!("--output={}", out.display());
+        let words = [
+            "sbatch",
+            "--wait",
+            "--mps",
+            "--gres=gpu:1",
+            &output,
+            "--wrap",
+            "echo ran",
+        ];
+        let done = cell.bed.spawn_with(&cell.user, &words, &env)?.wait(LIMIT)?;
+        let said = fs::read_to_string(&out)?;
+        ensure!(done.status.success() == runs, "{kind}: {done:?} {said}");
+        ensure!(said.contains("ran\n") == runs, "{kind}: {said}");
+        ensure!(
+            said.contains("its container does not show") != runs,
+            "{kind}: {said}"
+        );
+        cell.bed.wait_idle(LIMIT)?;
+    }
+    Ok(())
+}
+
+/// Slurm runs it where the task is by then (docs/containers.md#enroot-and-pyxis).
+fn without_the_task_prolog_slurm_names_it(cell: &Context) -> Result<()> {
+    let done = srun(cell, &["--mps", "-N1", "-n1"], "prolog")?;
+    ensure!(
+        !done.status.success() && !done.stdout.contains("ran\n"),
+        "the program ran: {done:?}"
+    );
+    ensure!(done.stderr.contains("mps-task-prolog"), "{done:?}");
     cell.bed.wait_idle(LIMIT)
 }
 

@@ -1,8 +1,8 @@
 //! A double of pyxis: a plugin of Slurm's that takes a task into namespaces of its own in `task_init`, as pyxis does with those
 //! of a container (pyxis_slurmstepd.c, `slurm_spank_task_init`).
 //!
-//! The task's variable `CONTAINER` says which: `show` has the node's files, in `hide` the directories of the line's words
-//! `hide=DIR` are empty. Without it nothing is done.
+//! The task's variable `CONTAINER` says which: the directories of the line's words `CONTAINER=DIR` are empty there. Without it
+//! nothing is done.
 #![allow(non_upper_case_globals)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -57,10 +57,12 @@ pub unsafe extern "C" fn slurm_spank_task_init(
     let word = |n| {
         // SAFETY: Slurm passes so many C strings.
         let word = unsafe { CStr::from_ptr(*words.add(n)) }.to_string_lossy();
-        word.strip_prefix("hide=").map(str::to_owned)
+        let (of, directory) = word.split_once('=')?;
+        (of == kind).then(|| directory.to_owned())
     };
-    let words = (0..usize::try_from(count).unwrap_or(0)).filter_map(word);
-    let hidden: Vec<String> = words.filter(|_| kind == "hide").collect();
+    let hidden: Vec<String> = (0..usize::try_from(count).unwrap_or(0))
+        .filter_map(word)
+        .collect();
     match enter(&hidden) {
         Ok(()) => 0,
         Err(error) => {
