@@ -212,15 +212,16 @@ fn has_no_gpu(slurm: &dyn Slurm, record: &Record, kind: Kind) -> bool {
         && kind != Kind::Job
         && none("SLURM_STEP_GPUS")
         && none(environment::VISIBLE_DEVICES)
-        && !is_unbound(slurm)
+        && !is_unnamed(slurm)
 }
 
-/// `--gpu-bind=none`: the step has GPUs, and Slurm names none of them to its tasks. srun's word for it comes to the tasks in
-/// this variable (22.05, seen).
-fn is_unbound(slurm: &dyn Slurm) -> bool {
-    slurm
-        .job_env("SLURMD_TRES_BIND")
-        .is_some_and(|bind| bind.contains("gpu:none"))
+/// The step has GPUs, and Slurm names none of them to its tasks: `--gpu-bind=none`, and `--gpus-per-task=TYPE:N`, where it counts
+/// them still. srun's word for either comes to the tasks in this variable (22.05, seen; docs/facts/slurm.md#gpus-of-a-job).
+fn is_unnamed(slurm: &dyn Slurm) -> bool {
+    let has = |name: &str| slurm.job_env(name).is_some_and(|count| !count.is_empty());
+    slurm.job_env("SLURMD_TRES_BIND").is_some_and(|bind| {
+        bind.contains("gpu:none") || bind.contains("gpu:per_task:") && has("SLURM_GPUS_ON_NODE")
+    })
 }
 
 fn attach(

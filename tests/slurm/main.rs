@@ -10,6 +10,7 @@ mod failures;
 mod held;
 mod leftovers;
 mod matrix;
+mod mig;
 mod mps;
 mod no_room;
 mod plain;
@@ -58,6 +59,8 @@ const GROUPS: &[runner::Group] = &[
     devices::PARTIAL,
     devices::PARTIAL_FREE,
     devices::FIRST,
+    mig::CONFINED,
+    mig::FREE,
     seen::GROUP,
     stack::GROUP,
     stack::CONFIGLESS,

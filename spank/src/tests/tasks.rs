@@ -6,7 +6,7 @@ use crate::plugin;
 use crate::state::State;
 use mpsd_core::GpuUuid;
 use mpsd_core::bind::{Bind, How};
-use mpsd_core::record::{Record, RecordDevice, State as Progress};
+use mpsd_core::record::{Daemon, Record, RecordDevice, State as Progress};
 
 const BATCH: u32 = 0xffff_fffb;
 const INTERACTIVE: u32 = 0xffff_fffa;
@@ -179,6 +179,65 @@ fn a_step_with_unbound_gpus_has_all_of_its_jobs() {
     let node = FakeNode::new().with_record(record("4711", Progress::Ready));
     assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
     assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002,GPU-00000003");
+}
+
+/// `--gpus-per-task=TYPE:N`: Slurm names none of them, and counts them.
+#[test]
+fn a_step_whose_gpus_slurm_only_counts_is_no_step_without_gpus() {
+    let visible = |counted: bool| {
+        let mut slurm = FakeSlurm::step(0).with_job_env("SLURMD_TRES_BIND", "gpu:per_task:a:1");
+        slurm.job_env.remove("SLURM_STEP_GPUS");
+        slurm.job_env.remove("CUDA_VISIBLE_DEVICES");
+        if counted {
+            slurm.job_env.insert("SLURM_GPUS_ON_NODE".into(), "2".into());
+        }
+        let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+        slurm.job_env.get("CUDA_VISIBLE_DEVICES").cloned()
+    };
+    assert_eq!(visible(true).as_deref(), Some("GPU-00000002,GPU-00000003"));
+    // The word alone may come from a step around this one, which has none.
+    assert_eq!(visible(false), None);
+}
+
+/// Slurm's numbers of MIG devices are places in its own list.
+#[test]
+fn a_task_on_a_mig_device_goes_by_its_name() {
+    let uuid = |text: &str| GpuUuid::parse(text).unwrap();
+    let mut own = record("4711", Progress::Ready);
+    for (n, gpu) in own.gpus.iter_mut().enumerate() {
+        (gpu.index, gpu.uuid) = (0, uuid(&format!("MIG-0000000{n}")));
+    }
+    let daemon = own.daemons[0].clone();
+    own.per_gpu = true;
+    own.daemons = [0, 1]
+        .map(|n| Daemon {
+            gpus: vec![own.gpus[n].uuid.clone()],
+            pipe: format!("/run/mpsd/jobs/4711/pipe-{n}").into(),
+            ..daemon.clone()
+        })
+        .to_vec();
+    for (visible, rank, expected) in [
+        ("MIG-00000000,MIG-00000001", 0, "0"),
+        ("MIG-00000000,MIG-00000001", 1, "1"),
+        ("MIG-00000000,MIG-00000001", 2, "0"),
+        ("MIG-00000001", 0, "1"),
+    ] {
+        let mut slurm = FakeSlurm::step(0).with_job_env("SLURM_STEP_GPUS", "4,5");
+        slurm
+            .job_env
+            .insert("CUDA_VISIBLE_DEVICES".into(), visible.into());
+        slurm.items.retain(|(item, _)| *item != Item::TaskId);
+        slurm.items.push((Item::TaskId, rank));
+        let node = FakeNode::new().with_record(own.clone());
+        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+        let pipe = format!("/run/mpsd/jobs/4711/pipe-{expected}");
+        assert_eq!(slurm.job_env["CUDA_MPS_PIPE_DIRECTORY"], pipe, "{visible}");
+        assert_eq!(
+            slurm.job_env["CUDA_VISIBLE_DEVICES"],
+            format!("MIG-0000000{expected}")
+        );
+    }
 }
 
 #[test]

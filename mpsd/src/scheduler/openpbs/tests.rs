@@ -1,7 +1,7 @@
 //! OpenPBS's recorded argument vectors and environments, and what we make of them.
 
 use crate::scheduler::call::{Given, Program};
-use crate::scheduler::devices::{Exclusive, GpuSource};
+use crate::scheduler::devices::{Exclusive, GpuName, GpuSource};
 use crate::scheduler::testing::{Call, Paper};
 use mpsd_core::job::Scheduler;
 
@@ -79,6 +79,12 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
     };
     call.host = Paper::default().file("/var/spool/x/aux/0.localhost.env", "CUDA_VISIBLE_DEVICES=0\\,1\n");
     assert!(unknown(call.devices()).contains("aux/0.localhost.env' names GPUs by number"));
+    // As `_discover_migs` of the hook finds them (docs/facts/pbs.md#gpus-of-a-job).
+    let migs = "MIG-405bbda1-6b05-535f-9702-f95e8cd170ce\\,MIG-b0a55a70-b1b0-529f-af26-79ccdc267be0";
+    let text = format!("CUDA_DEVICE_ORDER=PCI_BUS_ID\nCUDA_VISIBLE_DEVICES={migs}\n");
+    call.host = Paper::default().file("/var/spool/x/aux/0.localhost.env", &text);
+    let names = migs.split("\\,").map(|name| GpuName::Uuid(name.to_owned()));
+    assert_eq!(call.devices().gpus, GpuSource::Listed(names.collect()));
     // A vnode with a count of GPUs, and no hook that names them.
     call.host = Paper::default();
     let counted = |vnodes: &str, place: &str| {

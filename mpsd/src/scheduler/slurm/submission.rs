@@ -104,7 +104,13 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>, node: &str) -> GpuSo
     };
     match GpuName::parse_list(&text) {
         Ok(names) if names.is_empty() => GpuSource::None,
-        Ok(names) if mig => GpuSource::Listed(names),
+        Ok(names) if mig => {
+            let several = scope == OF_JOB && gres.is_some_and(|gres| gres.several_types);
+            match beside(input, node, names.len(), several) {
+                None => GpuSource::Listed(names),
+                Some(why) => GpuSource::Unknown(why),
+            }
+        }
         Ok(names) if scope == OF_JOB && gres.as_ref().is_some_and(|gres| gres.several_types) => {
             match detail::places(input, node, &names) {
                 Ok(names) => GpuSource::Numbered(numbers(&names, "", gres)),
@@ -115,6 +121,25 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>, node: &str) -> GpuSo
         }
         Ok(names) => GpuSource::Numbered(numbers(&names, &visible, gres)),
         Err(why) => GpuSource::Unknown(format!("{scope}={}: {why}", one_line(&text, 80))),
+    }
+}
+
+/// What is against the names of so many MIG devices in a prolog: devices of a second type, which it is not told of, as the whole
+/// GPUs of a node that has both.
+fn beside(input: &Input<'_>, node: &str, named: usize, several_types: bool) -> Option<String> {
+    if !several_types {
+        return None;
+    }
+    let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default());
+    match told.and_then(|told| detail::places(input, node, &told)) {
+        Ok(all) if all.len() == named => None,
+        Ok(all) => Some(format!(
+            "Slurm gives it {} devices of several types, and names {named} of one type to the prolog",
+            all.len()
+        )),
+        Err(why) => Some(format!(
+            "{OF_JOB} names devices of one type only, and the node has several: {why}"
+        )),
     }
 }
 
