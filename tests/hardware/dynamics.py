@@ -1,7 +1,10 @@
 """Molecular dynamics with OpenMM: a small protein in water, PME, 4 fs steps, for a while; prints ns/day.
 
     dynamics.py prepare FILE        the system and its state, from the structure that OpenMM's own package has
-    dynamics.py run FILE SECONDS    one simulation
+    dynamics.py run FILE SECONDS    one simulation, on the first GPU that it sees
+
+With --by-rank on that of its rank modulo the number of those it sees, with --by-block on that which dealing the ranks out in
+blocks gives, as programs do which map their ranks themselves.
 """
 
 import time
@@ -9,6 +12,7 @@ import time
 BEGIN = time.monotonic()
 
 import ctypes
+import os
 import pathlib
 import site
 import sys
@@ -56,11 +60,23 @@ def prepare(file):
     print(f"{system.getNumParticles()} atoms, {context.getPlatform().getName()}, OpenMM {openmm.__version__}")
 
 
+def choice():
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+    rank, tasks = (int(os.environ.get(name, default)) for name, default in (("SLURM_LOCALID", 0), ("SLURM_NTASKS", 1)))
+    if "--by-rank" in sys.argv:
+        own = rank % len(listed)
+    elif "--by-block" in sys.argv:
+        own = rank * len(listed) // tasks
+    else:
+        return {}, listed[0]
+    return {"DeviceIndex": str(own)}, listed[own]
+
+
 def simulation(system):
     integrator = openmm.LangevinMiddleIntegrator(300 * unit.kelvin, 1 / unit.picosecond, STEP)
     names = [openmm.Platform.getPlatform(n).getName() for n in range(openmm.Platform.getNumPlatforms())]
     if "CUDA" in names:
-        return openmm.Context(system, integrator, openmm.Platform.getPlatformByName("CUDA"), {"Precision": "mixed"})
+        return openmm.Context(system, integrator, openmm.Platform.getPlatformByName("CUDA"), {"Precision": "mixed", **choice()[0]})
     if "--any-platform" in sys.argv:
         return openmm.Context(system, integrator)
     sys.exit("OpenMM has no CUDA platform: " + "; ".join(openmm.Platform.getPluginLoadFailures()))
@@ -77,7 +93,7 @@ def run(file, seconds):
     begin = time.monotonic()
     steps = go_on(context, begin + float(seconds))
     days = (time.monotonic() - begin) / 86400
-    print(f"{steps * STEP.value_in_unit(unit.nanoseconds) / days:.1f} ns/day{' (late)' if late else ''}", flush=True)
+    print(f"{steps * STEP.value_in_unit(unit.nanoseconds) / days:.1f} ns/day{' (late)' if late else ''} on {choice()[1]}", flush=True)
     # The others still count.
     go_on(context, time.monotonic() + 2)
 

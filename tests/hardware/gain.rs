@@ -1,7 +1,6 @@
 //! What MPS brings: `mpsctl sweep` as the user of a job that the prologue has prepared, with OpenMM and with a program of small
 //! kernels; and a job of its own that does as the sweep advises.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,28 +14,21 @@ use serde_json::Value;
 use crate::child::{self, Running};
 use crate::job::{self, Job};
 use crate::look::{self, Look};
+use crate::openmm::{self, Dynamics, SIMULATION};
 use crate::result::Section;
-use crate::site::{self, Gpu, Place};
+use crate::site::{Gpu, Place};
 
 /// Clients at once.
 const CLIENTS: &str = "1,2,4,8,16";
-/// How long a simulation counts; it warms up for 9 s before and goes on behind, so that all count side by side. Seconds.
-const COUNT: &str = "6";
 /// Longest that a sweep may take.
 const SWEEP: Duration = Duration::from_secs(420);
-/// Longest that one simulation may take, with all that comes before it counts.
-const SIMULATION: Duration = Duration::from_secs(120);
 /// How far a job that does as advised may be from the sweep's figure.
 const CONFIRMED: f64 = 0.10;
-/// OpenMM's input, in the user's directory.
-const INPUT: &str = "system.xml";
 
 /// Where things of this run are.
 struct Bench<'a> {
     place: &'a Place,
     gpu: &'a Gpu,
-    /// The package.
-    package: &'a Path,
     /// Where results go.
     out: Option<&'a Path>,
     /// The user's directory.
@@ -55,7 +47,6 @@ pub fn run(
     let bench = Bench {
         place,
         gpu,
-        package,
         out,
         home: place.user_dir("gain")?,
     };
@@ -79,7 +70,8 @@ pub fn run(
         "kernels",
         &[&["--clients", CLIENTS], &words[..]].concat(),
     )?;
-    if let Some(dynamics) = bench.dynamics(section)? {
+    if let Some(dynamics) = Dynamics::prepare(section, place, package, &bench.home)? {
+        let dynamics = dynamics.command;
         let command = [&["--metric", "([0-9.]+) ns/day", "--"][..], &words_of(&dynamics)].concat();
         let found = bench.sweep(
             section,
@@ -143,70 +135,11 @@ impl Bench<'_> {
     }
 
     fn as_user(&self, program: &Path, job: &Job<'_>) -> Command {
-        let mut env = self.environment();
+        let mut env = openmm::environment(&self.place.dir.join("python"), &self.home);
         env.insert("PBS_JOBID".into(), job.id().into());
         let mut command = self.place.as_user(program, &env);
         command.current_dir(&self.home);
         command
-    }
-
-    fn environment(&self) -> BTreeMap<String, String> {
-        let mut env = site::base_env();
-        env.insert("HOME".into(), self.home.display().to_string());
-        env.insert(
-            "PYTHONPATH".into(),
-            self.place.dir.join("python").display().to_string(),
-        );
-        // OpenMM keeps the kernels that it has compiled there.
-        env.insert("TMPDIR".into(), self.home.display().to_string());
-        env.insert(
-            "CUDA_CACHE_PATH".into(),
-            self.home.join("cache").display().to_string(),
-        );
-        env
-    }
-
-    /// The command of one simulation; None where the package has no OpenMM, or the machine no Python for it.
-    fn dynamics(&self, section: &mut Section) -> Result<Option<Vec<String>>> {
-        let wheels: Vec<PathBuf> = fs::read_dir(self.package.join("wheels"))
-            .into_iter()
-            .flatten()
-            .map(|entry| Ok(entry?.path()))
-            .collect::<Result<_>>()?;
-        // The one in PATH: the machine's own may lack numpy and CUDA's libraries.
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let python = std::env::split_paths(&path)
-            .map(|dir| dir.join("python3"))
-            .find(|file| file.is_file());
-        let (Some(python), false) = (python, wheels.is_empty()) else {
-            section.fact(
-                "openmm_left_out",
-                "no wheels in the package, or no python3 in PATH",
-            );
-            return Ok(None);
-        };
-        let python = python.display().to_string();
-        let mut pip = Command::new(&python);
-        pip.args([
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-index",
-            "--no-deps",
-            "--no-compile",
-            "--no-cache-dir",
-            "--target",
-        ]);
-        pip.arg(self.place.dir.join("python")).args(&wheels);
-        child::run(&mut pip, "", SIMULATION)?.success()?;
-        let script = self.place.staged("dynamics.py")?.display().to_string();
-        let mut prepare = self.place.as_user(python.as_ref(), &self.environment());
-        prepare.args([&script, "prepare", INPUT]).current_dir(&self.home);
-        let said = child::run(&mut prepare, "", SIMULATION)?.success()?;
-        section.fact("openmm", said.stdout.trim());
-        let words = [python.as_str(), &script, "run", INPUT, COUNT];
-        Ok(Some(words.map(str::to_owned).to_vec()))
     }
 
     /// A job of its own that asks for what the sweep found best, and starts so many simulations.

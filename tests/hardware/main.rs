@@ -13,8 +13,11 @@ mod gain;
 mod job;
 mod look;
 mod many;
+mod openmm;
 mod probe;
 mod result;
+mod seen;
+mod several;
 mod site;
 mod slurm;
 mod timing;
@@ -56,7 +59,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'bind', 'many' and 'gain' (the default)
+    /// Everything but 'bind', 'many', 'gain' and 'several' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -78,6 +81,10 @@ enum Part {
     Many,
     /// What MPS brings: 'mpsctl sweep' with OpenMM and with small kernels, 1 to 16 clients (8 minutes)
     Gain,
+    /// OpenMM on one, two and all GPUs of the machine, bound, unbound and as the default has it (5 minutes)
+    Several,
+    /// What status, report and explain show of clients, a killed one, one too many and an ended server
+    Seen,
     /// Whether a real Slurm comes up on this machine, without the plugin
     SlurmAlone,
 }
@@ -90,7 +97,7 @@ impl Part {
             || (self == Self::All
                 && !matches!(
                     other,
-                    Self::Floor | Self::SlurmAlone | Self::Bind | Self::Many | Self::Gain
+                    Self::Floor | Self::SlurmAlone | Self::Bind | Self::Many | Self::Gain | Self::Several
                 ))
     }
 }
@@ -193,6 +200,16 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
         step(outcome, "gain", |section| {
             gain::run(section, place, gpu, &package, out)
         })?;
+    }
+    let out = options.out.as_deref();
+    if part.takes(Part::Several) {
+        let package = package(options)?;
+        step(outcome, "several", |section| {
+            several::run(section, place, &package, out, &package.join("debs"))
+        })?;
+    }
+    if part.takes(Part::Seen) {
+        step(outcome, "seen", |section| seen::run(section, place, gpu, out))?;
     }
     if part.takes(Part::Contract) {
         step(outcome, "contract", |section| contract::run(section, place))?;

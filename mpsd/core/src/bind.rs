@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
 pub enum How {
-    /// As `block+peers` where a node has more tasks than GPUs; else no task is bound.
+    /// Every task sees all; where a node has more tasks than GPUs, each in an order of its own.
     Auto,
     /// Neighbouring ranks share a GPU.
     Block,
@@ -34,8 +34,11 @@ pub struct Bind {
 impl Bind {
     /// What [`Bind::from_str`] accepts, in any case.
     pub const ALLOWED: &'static str = "block, cyclic, closest, each also with +peers; auto, none";
-    /// No task is bound: what a job has that says nothing, on a site that says nothing. Its program may choose its GPU by its
-    /// rank, and finds the same GPUs in the same order as without us.
+    /// What a job has that says nothing, on a site that says nothing. A program that takes the first GPU that it sees would
+    /// leave a job's others idle (OpenMM, 16 clients on two GPUs: docs/measured.md); one that chooses by its rank, or names
+    /// its GPUs by number, finds as many as without us.
+    pub const DEFAULT: Self = Self::of(How::Auto);
+    /// No task is bound.
     pub const NONE: Self = Self::of(How::None);
 
     /// Without the other GPUs.

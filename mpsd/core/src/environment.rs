@@ -3,7 +3,7 @@
 use super::bind::{Bind, DeviceNames, How};
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
-use super::ranks::{Cpus, Rank, own_gpu};
+use super::ranks::{Cpus, Rank, place_of};
 use super::record::{Daemon, Record, RecordDevice, RecordGpu};
 use super::text::one_line;
 use nix::unistd::{AccessFlags, access};
@@ -261,10 +261,7 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         // The only process on the node: a program with several GPUs, or a launcher's daemon, whose ranks come after it.
         _ if !record.per_gpu && task.rank.is_some_and(|rank| rank.of == Some(1)) => return Ok(gpus),
         How::Auto if task.rank.is_none() || task.bound || !more_tasks() => return Ok(gpus),
-        How::Auto => Bind {
-            how: How::Block,
-            peers: true,
-        },
+        How::Auto if record.names() == DeviceNames::Keep => return Ok(gpus),
         _ if task.bound && !record.per_gpu => return Ok(gpus),
         _ => asked,
     };
@@ -288,13 +285,15 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         (None, How::Closest) => Cpus::of_this_process(),
         (None, _) => Cpus::default(),
     };
-    let own = own_gpu(bind.how, rank, &cpus, &all)?;
-    let others = all
-        .into_iter()
-        .map(|gpu| gpu.uuid.clone())
-        .filter(|uuid| *uuid != own);
-    let others: Vec<GpuUuid> = others.filter(|_| bind.peers && !record.per_gpu).collect();
-    Ok([vec![own], others].concat())
+    let place = place_of(bind.how, rank, &cpus, &all)?;
+    let mut list: Vec<GpuUuid> = all.iter().map(|gpu| gpu.uuid.clone()).collect();
+    match bind.how {
+        _ if record.per_gpu => list = vec![list.swap_remove(place)],
+        How::Auto => list.rotate_left(place),
+        _ if bind.peers => list[..=place].rotate_right(1),
+        _ => list = vec![list.swap_remove(place)],
+    }
+    Ok(list)
 }
 
 /// The daemon of this task and the GPUs that it keeps.

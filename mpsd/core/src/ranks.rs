@@ -2,7 +2,6 @@
 
 use super::bind::{Bind, How};
 use super::failure::Refusal;
-use super::gpu::GpuUuid;
 use super::record::RecordGpu;
 use std::collections::BTreeSet;
 
@@ -73,11 +72,11 @@ pub struct Rank {
     pub of: Option<u32>,
 }
 
-/// The task's own one of `gpus`.
+/// The place of the task's own one among `gpus`.
 ///
 /// # Errors
 /// A refusal where what the mode goes by is not known.
-pub fn own_gpu(how: How, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<GpuUuid, Refusal> {
+pub fn place_of(how: How, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<usize, Refusal> {
     let count = gpus.len().max(1);
     let local = rank.local as usize;
     let place = match how {
@@ -86,10 +85,37 @@ pub fn own_gpu(how: How, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result
             None => block(how, rank, count)?,
         },
         How::Block => block(how, rank, count)?,
-        How::Cyclic | How::Auto | How::None => local % count,
+        How::Auto => turned(how, rank, count)?,
+        How::Cyclic | How::None => local % count,
     };
     let none = || Refusal::new("MPS", "this task has no GPU", "a task with GPUs");
-    gpus.get(place).map(|gpu| gpu.uuid.clone()).ok_or_else(none)
+    (place < gpus.len()).then_some(place).ok_or_else(none)
+}
+
+/// How far a rank's list of GPUs is turned, so that whatever habit a program has, its ranks share the GPUs.
+///
+/// Programs take the first GPU that they see, or the one at their rank modulo the number of GPUs, or the one that dealing
+/// ranks out in blocks gives. Each rank in turn takes the start that keeps the first habit even, then the second as even as
+/// can be, then the third.
+fn turned(how: How, rank: Rank, gpus: usize) -> Result<usize, Refusal> {
+    block(how, rank, gpus)?;
+    let tasks = rank.of.unwrap_or_default() as usize;
+    let places =
+        |local: usize, start: usize| [0, local, local * gpus / tasks].map(|place| (start + place) % gpus);
+    // How many ranks so far come to each GPU, by habit.
+    let mut taken = vec![[0_usize; 3]; gpus];
+    let mut start = 0;
+    for local in 0..=rank.local as usize {
+        let crowd = |start: &usize| {
+            let [first, in_turn, in_blocks] = places(local, *start);
+            (taken[first][0], taken[in_turn][1], taken[in_blocks][2])
+        };
+        start = (0..gpus).min_by_key(crowd).unwrap_or(0);
+        for (habit, place) in places(local, start).into_iter().enumerate() {
+            taken[place][habit] += 1;
+        }
+    }
+    Ok(start)
 }
 
 fn block(how: How, rank: Rank, gpus: usize) -> Result<usize, Refusal> {

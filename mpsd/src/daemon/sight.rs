@@ -52,7 +52,10 @@ impl Sight {
             }
             Event::Left(pid) if !known.clients.remove(pid) => {
                 let (pid, beside) = (*pid, known.clients.len() as u64);
-                keep(&mut self.seen.refused, Refused { pid, beside });
+                // A program may try twice (cudarc on driver 580: seen).
+                if self.seen.refused.iter().all(|refused| refused.pid != pid) {
+                    keep(&mut self.seen.refused, Refused { pid, beside });
+                }
             }
             Event::ServerToEnd(pid) => known.to_end = Some(*pid),
             Event::ServerExited(pid, status) => {

@@ -67,7 +67,7 @@ pub fn sight(
     settings: &Settings,
     gpus: &[&Gpu],
 ) -> Result<(Bind, DeviceNames), Refusal> {
-    let bind = request.bind.unwrap_or(Bind::NONE);
+    let bind = request.bind.unwrap_or(Bind::DEFAULT);
     let names = request.visible.unwrap_or(settings.cuda_visible_devices);
     if !has_devices(gpus) {
         return Ok((bind, names));

@@ -258,7 +258,7 @@ fn the_tasks_of_a_step_are_bound_as_it_asks_and_slurms_own_binding_wins() {
     };
     const CYCLIC: Flags = &[("mps", None), ("mps-bind", Some("cyclic"))];
     // Four tasks on two GPUs.
-    assert_eq!(visible(ON, None, 0, 1), "2,3");
+    assert_eq!(visible(ON, None, 0, 1), "3,2");
     assert_eq!(visible(ON, None, 0, 2), "3,2");
     assert_eq!(visible(CYCLIC, None, 0, 1), "3");
     assert_eq!(visible(CYCLIC, Some("gpu:none"), 0, 1), "3");

@@ -200,7 +200,7 @@ settings! {
 
     /// What a job that asks for MPS gets where it does not say. The words are those of the request: threads 25, 12.5,
     /// "auto", "30:70"; mem "4G", "25%", "auto"; priority "normal", "below-normal"; bind "block", "cyclic", "closest", each
-    /// also with "+peers", "auto", "none". Not set: no limit, normal priority, no probe, bind "none".
+    /// also with "+peers", "auto", "none". Not set: no limit, normal priority, no probe, bind "auto".
     Defaults [defaults] {
         threads: Option<Threads> = None => "auto";
         memory as "mem": Option<MemoryLimit> = None => "auto";

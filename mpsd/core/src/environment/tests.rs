@@ -248,7 +248,21 @@ fn a_bound_rank_sees_its_own_gpu_alone_or_first() {
 fn nobody_is_bound_unasked_where_each_task_can_have_a_gpu() {
     let plain = |task| task;
     assert_eq!(seen(&bound("auto"), 2, plain), ["1,2"; 2]);
-    assert_eq!(seen(&bound("auto"), 4, plain), ["1,2", "1,2", "2,1", "2,1"]);
+    // By the first, by rank modulo two, by blocks of two: two on each.
+    assert_eq!(seen(&bound("auto"), 4, plain), ["1,2", "2,1", "2,1", "1,2"]);
+    let kept = Record {
+        names: Some(DeviceNames::Keep),
+        ..bound("auto")
+    };
+    let third = Task {
+        rank: Some(Rank {
+            local: 2,
+            of: Some(4),
+        }),
+        ..Task::default()
+    };
+    let changes = task_environment(&kept, &third).unwrap();
+    assert_eq!(value(&changes, VISIBLE_DEVICES), None, "it stays as it was set");
     let unknown = |task: Task| Task {
         rank: Some(Rank {
             local: task.rank.unwrap().local,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::gpu::GpuUuid;
 
 fn gpus(cpus: &[&str]) -> Vec<RecordGpu> {
     let gpu = |(index, cpus): (u32, &&str)| RecordGpu {
@@ -18,8 +19,8 @@ fn closest_to(gpus: &[RecordGpu], launcher: &str, tasks: &[&str]) -> String {
             own: (*own).to_owned(),
             of_launcher: launcher.to_owned(),
         };
-        let uuid = own_gpu(How::Closest, Rank { local, of }, &cpus, &all).unwrap();
-        uuid.as_str().chars().last().unwrap()
+        let place = place_of(How::Closest, Rank { local, of }, &cpus, &all).unwrap();
+        place.to_string()
     };
     (0..).zip(tasks).map(place).collect()
 }
@@ -72,4 +73,49 @@ fn where_all_gpus_are_as_near_the_ranks_are_shared_in_blocks() {
     assert_eq!(closest_to(&two, "0-7", &["0-7", "0-7", "0-7", "0-7"]), "0011");
     // Cores of neither socket.
     assert_eq!(closest_to(&two, "0-15", &["8-11", "12-15"]), "01");
+}
+
+/// How many more ranks the fullest GPU has than the emptiest: of a program that takes the first one that it sees, of one
+/// that takes its rank's modulo their number, and of one that deals its ranks out in blocks.
+fn unevenness(tasks: u32, count: usize) -> [usize; 3] {
+    let gpus = gpus(&vec![""; count]);
+    let all: Vec<&RecordGpu> = gpus.iter().collect();
+    let mut taken = vec![[0; 3]; count];
+    for local in 0..tasks {
+        let of = Some(tasks);
+        let start = place_of(How::Auto, Rank { local, of }, &Cpus::default(), &all).unwrap();
+        let rank = local as usize;
+        for (habit, choice) in [0, rank % count, rank * count / tasks as usize]
+            .into_iter()
+            .enumerate()
+        {
+            taken[(start + choice) % count][habit] += 1;
+        }
+    }
+    [0, 1, 2].map(|habit| {
+        let by_gpu = || taken.iter().map(|gpu| gpu[habit]);
+        by_gpu().max().unwrap() - by_gpu().min().unwrap()
+    })
+}
+
+#[test]
+fn whatever_habit_a_program_has_its_ranks_share_the_gpus() {
+    for (tasks, gpus) in [
+        (4, 2),
+        (8, 2),
+        (16, 2),
+        (48, 2),
+        (16, 4),
+        (32, 4),
+        (48, 4),
+        (9, 3),
+    ] {
+        assert_eq!(unevenness(tasks, gpus), [0; 3], "{tasks} on {gpus}");
+    }
+    for gpus in 2..=8 {
+        for tasks in gpus + 1..=12 * gpus {
+            let [first, in_turn, in_blocks] = unevenness(tasks, gpus as usize);
+            assert!(first <= 1 && in_turn <= 3 && in_blocks <= 6, "{tasks} on {gpus}");
+        }
+    }
 }

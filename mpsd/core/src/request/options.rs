@@ -207,11 +207,12 @@ options! {
         name: "bind",
         value: "B",
         allowed: Bind::ALLOWED,
-        words: &["block", "cyclic", "closest", "none"],
-        help: "which of the job's GPUs each rank sees: `block`, `cyclic`, `closest`, `none`, `auto`; `block+peers`: first",
+        words: &["auto", "block", "cyclic", "closest", "none"],
+        help: "which of the job's GPUs each rank sees: `auto`, `block`, `cyclic`, `closest`, `none`; `block+peers`: first",
         more: "A bound task sees its own GPU alone, with `+peers` the others behind it. `block` gives neighbouring ranks one \
-               GPU, `cyclic` deals the ranks out in turn, `closest` goes by the task's cores. `auto` is `block+peers` where a \
-               node has more tasks than GPUs, else `none`. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
+               GPU, `cyclic` deals the ranks out in turn, `closest` goes by the task's cores. `auto`, the default, \
+               shows every task all GPUs; where a node has more tasks than GPUs, each in an order of its own, so that the \
+               tasks share the GPUs whether a program takes the first, or chooses by its rank. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
         of_tasks: true,
         plan: |request| {
             Some(format!("tasks bound to GPUs: {}", request.bind?))

@@ -37,7 +37,7 @@ fn clients_are_counted_once_and_the_most_at_a_time() {
 fn a_client_that_goes_without_a_context_is_named_with_how_many_had_one() {
     let some: Vec<String> = (100..148).map(active).collect();
     let mut lines: Vec<&str> = some.iter().map(String::as_str).collect();
-    lines.push("Client process 999 disconnected");
+    lines.extend(["Client process 999 disconnected"; 2]);
     assert_eq!(seen(&lines).refused, [Refused { pid: 999, beside: 48 }]);
 }
 

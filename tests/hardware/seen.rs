@@ -1,0 +1,243 @@
+//! What user and administrator see of a job on NVIDIA's own daemon: status of eight clients, a report after a killed client, one
+//! client too many and a server that was ended, and what `explain` says of NVIDIA's own logs of these.
+
+use std::fs;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, read};
+use serde_json::Value;
+
+use crate::child::{self, Ran, Running};
+use crate::job::{self, Job};
+use crate::look::{self, Look};
+use crate::result::Section;
+use crate::site::{Gpu, Place};
+
+/// Clients that run, and most that a GPU takes with driver 580.
+const CLIENTS: usize = 8;
+const MOST: usize = 48;
+/// Longest that something may take to be seen.
+const SOON: Duration = Duration::from_secs(20);
+/// Longest that one program may take.
+const PROGRAM: Duration = Duration::from_secs(60);
+/// Seconds that a client runs if nobody ends it.
+const LOAD: &str = "90";
+
+struct Scene<'a> {
+    place: &'a Place,
+    job: Job<'a>,
+    out: Option<&'a Path>,
+}
+
+/// The whole play.
+pub fn run(section: &mut Section, place: &Place, gpu: &Gpu, out: Option<&Path>) -> Result<()> {
+    let before = Look::take(&place.run)?;
+    let job = Job::named(place, gpu, "7100.srv")?;
+    job.prologue()?.success()?;
+    let scene = Scene { place, job, out };
+    let mut clients = scene.clients(CLIENTS)?;
+    scene.wait_for(section, "eight clients", CLIENTS)?;
+    for (name, who) in [("status", Some(())), ("status-root", None)] {
+        let ran = scene.mpsctl(who.is_some(), &["status"])?;
+        let shown = clients
+            .iter()
+            .filter(|one| ran.stdout.contains(&one.pid().to_string()));
+        section.equal(format!("{name}: clients that it names"), &shown.count(), &CLIENTS);
+        scene.keep(name, &ran.stdout)?;
+    }
+    let frame = scene.watch()?;
+    let shown = clients
+        .iter()
+        .filter(|one| frame.contains(&one.pid().to_string()));
+    section.equal("status --watch: clients that it shows", &shown.count(), &CLIENTS);
+    let killed = clients.pop().context("a client")?;
+    let killed_pid = killed.pid();
+    kill(Pid::from_raw(killed_pid.cast_signed()), Signal::SIGKILL)?;
+    killed.finish(SOON)?;
+    scene.wait_for(section, "one client killed", CLIENTS - 1)?;
+    clients.extend(scene.clients(MOST - clients.len())?);
+    scene.wait_for(section, "a full GPU", MOST)?;
+    let extra = scene.load("1")?.finish(PROGRAM)?;
+    section.check(
+        "one client too many is refused",
+        extra.code == Some(1),
+        extra.story(),
+    );
+    scene.keep("refused", &extra.stderr)?;
+    let server = scene.server()?;
+    kill(Pid::from_raw(server.cast_signed()), Signal::SIGTERM)?;
+    let mut said = Vec::new();
+    for client in clients {
+        said.push(client.finish(SOON)?.stderr);
+    }
+    section.fact(
+        "a client whose server ended",
+        said.first().cloned().unwrap_or_default(),
+    );
+    let logs = scene.logs()?;
+    scene.job.epilogue()?.success()?;
+    let report = scene.mpsctl(false, &["report", scene.job.id()])?;
+    scene.keep("report", &report.stdout)?;
+    let json = scene.mpsctl(false, &["report", scene.job.id(), "--json"])?;
+    scene.keep("report.json", &json.stdout)?;
+    section.check("report: exit status", report.code == Some(0), report.story());
+    for (what, words) in [
+        ("the killed client", killed_pid.to_string()),
+        ("the ended server", server.to_string()),
+        ("the refused client", "49".into()),
+    ] {
+        let told = report.stdout.contains(&words) || json.stdout.contains(&words);
+        section.check(format!("report: {what}"), told, report.stdout.clone());
+    }
+    for (name, text) in logs {
+        let file = place.dir.join(&name);
+        fs::write(&file, text)?;
+        let told = scene.mpsctl(true, &["explain", &file.display().to_string()])?;
+        scene.keep(&format!("explain-{name}"), &told.stdout)?;
+        section.check(format!("explain {name}"), told.code == Some(0), told.story());
+    }
+    let told = scene.mpsctl(true, &["explain", "806"])?;
+    section.check("explain 806", told.code == Some(0), told.story());
+    let kept = job::kept(&place.run, &gpu.uuid);
+    look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
+}
+
+impl Scene<'_> {
+    fn clients(&self, count: usize) -> Result<Vec<Running>> {
+        (0..count).map(|_| self.load(LOAD)).collect()
+    }
+
+    fn load(&self, seconds: &str) -> Result<Running> {
+        let mut command = self
+            .place
+            .as_user(&self.place.staged("cuda-load")?, &self.job.environment()?);
+        Running::start(command.args(["--after", "0", "--seconds", seconds]), "")
+    }
+
+    fn command(&self, as_user: bool) -> Result<Command> {
+        let program = self.place.staged("mpsctl")?;
+        let mut command = match as_user {
+            true => self.place.as_user(&program, &self.job.environment()?),
+            false => Command::new(program),
+        };
+        command.arg("--config").arg(self.job.config());
+        Ok(command)
+    }
+
+    fn mpsctl(&self, as_user: bool, words: &[&str]) -> Result<Ran> {
+        child::run(self.command(as_user)?.args(words), "", PROGRAM)
+    }
+
+    fn status(&self) -> Result<Value> {
+        let ran = self.mpsctl(false, &["status", self.job.id(), "--json"])?;
+        serde_json::from_str(&ran.stdout).with_context(|| ran.story())
+    }
+
+    fn wait_for(&self, section: &mut Section, what: &str, count: usize) -> Result<()> {
+        let deadline = Instant::now() + SOON;
+        loop {
+            let status = self.status()?;
+            let gpus = status["jobs"][0]["gpus"].as_array();
+            let clients = gpus
+                .into_iter()
+                .flatten()
+                .filter_map(|gpu| gpu["clients"].as_array());
+            let seen: usize = clients.map(Vec::len).sum();
+            if seen == count || Instant::now() > deadline {
+                section.equal(format!("{what}: clients in the status"), &seen, &count);
+                return Ok(());
+            }
+            child::pause(Duration::from_millis(200))?;
+        }
+    }
+
+    fn server(&self) -> Result<u32> {
+        let status = self.status()?;
+        let pid = status["jobs"][0]["daemons"][0]["servers"][0]["pid"].as_u64();
+        Ok(u32::try_from(
+            pid.with_context(|| format!("no server in {status}"))?,
+        )?)
+    }
+
+    /// What `status --watch` writes to a terminal in three seconds.
+    fn watch(&self) -> Result<String> {
+        let size = Winsize {
+            ws_row: 30,
+            ws_col: 110,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        let pty = openpty(Some(&size), None)?;
+        let mut command = self.command(true)?;
+        command.args(["status", "--watch"]).env("TERM", "xterm");
+        command
+            .stdin(pty.slave.try_clone()?)
+            .stdout(pty.slave.try_clone()?)
+            .stderr(pty.slave);
+        let mut child = command.spawn()?;
+        drop(command);
+        let end = Instant::now() + Duration::from_secs(3);
+        let mut seen = Vec::new();
+        let mut buffer = [0; 4096];
+        while let Some(left) = end.checked_duration_since(Instant::now()) {
+            let mut fds = [nix::poll::PollFd::new(
+                pty.master.as_fd(),
+                nix::poll::PollFlags::POLLIN,
+            )];
+            let timeout = nix::poll::PollTimeout::try_from(left)?;
+            if nix::poll::poll(&mut fds, timeout)? == 0 {
+                break;
+            }
+            match read(&pty.master, &mut buffer) {
+                Ok(0) | Err(_) => break,
+                Ok(count) => seen.extend_from_slice(&buffer[..count]),
+            }
+        }
+        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM)?;
+        child.wait()?;
+        let text = String::from_utf8_lossy(&seen).into_owned();
+        self.keep("watch", &text)?;
+        Ok(text)
+    }
+
+    /// NVIDIA's logs of the job, by name, as long as they are there.
+    fn logs(&self) -> Result<Vec<(String, String)>> {
+        let mut found = Vec::new();
+        collect(&self.place.run.join("mpsd/jobs").join(self.job.id()), &mut found);
+        let mut logs = Vec::new();
+        for path in found {
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            logs.push((name, fs::read_to_string(path)?));
+        }
+        Ok(logs)
+    }
+
+    fn keep(&self, name: &str, text: &str) -> Result<()> {
+        let Some(out) = self.out else { return Ok(()) };
+        fs::create_dir_all(out)?;
+        let mut all = fs::read_to_string(out.join("seen.txt")).unwrap_or_default();
+        all += &format!("=== {name}\n{text}\n");
+        Ok(fs::write(out.join("seen.txt"), all)?)
+    }
+}
+
+fn collect(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match path.file_name().and_then(|name| name.to_str()) {
+            Some("control.log" | "server.log") => found.push(path),
+            _ if path.is_dir() => collect(&path, found),
+            _ => {}
+        }
+    }
+}
