@@ -96,6 +96,37 @@ pub fn run(
     )
 }
 
+/// What it brings to inference with PyTorch, where the machine has it.
+pub fn inference(section: &mut Section, place: &Place, gpu: &Gpu, out: Option<&Path>) -> Result<()> {
+    let before = Look::take(&place.run)?;
+    let bench = Bench {
+        place,
+        gpu,
+        out,
+        home: place.user_dir("inference")?,
+    };
+    let python = openmm::python().context("no python3 in PATH")?;
+    let job = Job::named(place, gpu, "7003.srv")?;
+    job.prologue_with("MPS=true")?.success()?;
+    let script = place.staged("inference.py")?.display().to_string();
+    let metric = "([0-9.]+) pictures/s";
+    let words = [
+        "--clients",
+        "1,8",
+        "--metric",
+        metric,
+        "--",
+        &python,
+        &script,
+        "3",
+    ];
+    bench.sweep(section, &job, "pytorch", &words)?;
+    job.epilogue()?.success()?;
+    fs::remove_dir_all(&bench.home)?;
+    let kept = job::kept(&place.run, &gpu.uuid);
+    look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
+}
+
 fn words_of(command: &[String]) -> Vec<&str> {
     command.iter().map(String::as_str).collect()
 }
@@ -117,10 +148,10 @@ impl Bench<'_> {
             &format!("{name}: advice"),
             told["advice"].as_str().unwrap_or_default(),
         );
-        let what = if name == "kernels" {
-            "small kernels"
-        } else {
-            "OpenMM"
+        let what = match name {
+            "kernels" => "small kernels",
+            "pytorch" => "PyTorch inference",
+            _ => "OpenMM",
         };
         let title = format!("{what}, one {}", self.gpu.name);
         told["title"] = title.as_str().into();

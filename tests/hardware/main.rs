@@ -59,7 +59,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'bind', 'many', 'gain' and 'several' (the default)
+    /// Everything but 'bind', 'many', 'gain', 'inference' and 'several' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -81,6 +81,8 @@ enum Part {
     Many,
     /// What MPS brings: 'mpsctl sweep' with OpenMM and with small kernels, 1 to 16 clients (8 minutes)
     Gain,
+    /// What MPS brings to PyTorch, where the machine has it: 'mpsctl sweep' with inference, 1 and 8 clients (2 minutes)
+    Inference,
     /// OpenMM on one, two and all GPUs of the machine, bound, unbound and as the default has it (5 minutes)
     Several,
     /// What status, report and explain show of clients, a killed one, one too many and an ended server
@@ -202,6 +204,11 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
         })?;
     }
     let out = options.out.as_deref();
+    if part.takes(Part::Inference) {
+        step(outcome, "inference", |section| {
+            gain::inference(section, place, gpu, out)
+        })?;
+    }
     if part.takes(Part::Several) {
         let package = package(options)?;
         step(outcome, "several", |section| {

@@ -42,18 +42,12 @@ impl Dynamics {
             .flatten()
             .map(|entry| Ok(entry?.path()))
             .collect::<Result<_>>()?;
-        // The one in PATH: the machine's own may lack numpy and CUDA's libraries.
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let python = std::env::split_paths(&path)
-            .map(|dir| dir.join("python3"))
-            .find(|file| file.is_file());
-        let (Some(python), false) = (python, wheels.is_empty()) else {
+        let (Some(python), false) = (python(), wheels.is_empty()) else {
             let why = "no wheels in the package, or no python3 in PATH";
             section.fact("openmm_left_out", why);
             return Ok(None);
         };
         let packages = place.dir.join("python");
-        let python = python.display().to_string();
         let mut pip = Command::new(&python);
         let quiet = ["-m", "pip", "install", "-q", "--no-index", "--no-deps"];
         let apart = ["--no-compile", "--no-cache-dir", "--target"];
@@ -61,7 +55,7 @@ impl Dynamics {
         child::run(&mut pip, "", SIMULATION)?.success()?;
         let script = place.staged("dynamics.py")?.display().to_string();
         let env = environment(&packages, home);
-        let mut prepare = place.as_user(python.as_ref(), &env);
+        let mut prepare = place.as_user(Path::new(&python), &env);
         prepare.args([&script, "prepare", INPUT]).current_dir(home);
         let said = child::run(&mut prepare, "", SIMULATION)?.success()?;
         section.fact("openmm", said.stdout.trim());
@@ -69,6 +63,15 @@ impl Dynamics {
         let command = vec![python, script, "run".into(), input, COUNT.into()];
         Ok(Some(Self { command, env }))
     }
+}
+
+/// The Python in PATH: the machine's own may lack numpy and CUDA's libraries.
+pub fn python() -> Option<String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut files = std::env::split_paths(&path).map(|dir| dir.join("python3"));
+    files
+        .find(|file| file.is_file())
+        .map(|file| file.display().to_string())
 }
 
 /// What every program of the user's has in its environment.

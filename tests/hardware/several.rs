@@ -129,8 +129,8 @@ fn one(
 ) -> Result<Row> {
     let count = EACH * case.gpus;
     let (gres, tasks) = (format!("--gres=gpu:{}", case.gpus), format!("-n{count}"));
-    // Of --mps and --mps=per-gpu the last one holds.
-    let mut words = vec![&*gres, &tasks, "--mps", "--mps-threads=auto"];
+    let mut words = vec![&*gres, &tasks, "--mps-threads=auto"];
+    words.extend((case.flag != Some("--mps=per-gpu")).then_some("--mps"));
     words.extend(case.flag);
     let variables: Vec<String> = (dynamics.env.iter().filter(|(name, _)| *name != "PATH"))
         .map(|(name, value)| format!("{name}={value}"))

@@ -50,8 +50,8 @@ const OPENMM_FOR: [&str; 8] = [
     "--platform",
     "manylinux_2_34_x86_64",
 ];
-/// What runs it.
-const DYNAMICS: &str = "tests/hardware/dynamics.py";
+/// What runs it, and PyTorch.
+const WORKLOADS: [&str; 2] = ["dynamics.py", "inference.py"];
 /// The contract suite, a test program.
 const CONTRACT: &str = "contract";
 /// Scripts of `etc/slurm` that the plugin looks for beside the prologue.
@@ -185,8 +185,10 @@ fn pack(root: &Path, directory: &Path, options: &Options) -> Result<()> {
         let from = root.join("etc/slurm").join(name);
         fs::copy(&from, directory.join(name)).with_context(|| format!("cannot copy '{}'", from.display()))?;
     }
-    fs::copy(root.join(DYNAMICS), directory.join("dynamics.py"))
-        .with_context(|| format!("cannot copy '{DYNAMICS}'"))?;
+    for name in WORKLOADS {
+        let from = root.join("tests/hardware").join(name);
+        fs::copy(&from, directory.join(name)).with_context(|| format!("cannot copy '{}'", from.display()))?;
+    }
     if options.openmm {
         openmm(&directory.join("wheels"))?;
     }

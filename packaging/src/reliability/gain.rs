@@ -49,7 +49,8 @@ fn figure(sweep: &Value, clients: u64, mps: bool, share: &str) -> Result<f64> {
         .with_context(|| format!("no figure of {clients} clients, MPS {mps}, share '{share}'"))
 }
 
-fn with_commas(figure: f64) -> String {
+/// A figure without its fraction, in groups of three.
+pub fn with_commas(figure: f64) -> String {
     let digits = format!("{figure:.0}");
     let mut out = String::new();
     for (place, digit) in digits.chars().enumerate() {

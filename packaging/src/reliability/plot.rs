@@ -1,4 +1,4 @@
-//! The front page's plot: what processes that share a GPU get done together, drawn from the table of recorded runs.
+//! The pages' plots, drawn from recorded runs: what processes that share a GPU get done together, and what those on several do.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -6,14 +6,32 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The plot.
-pub const FILE: &str = "docs/throughput.svg";
+/// A plot of bars in groups.
+pub struct Plot {
+    /// Its file in the repository.
+    pub file: &'static str,
+    title: &'static str,
+    /// What a group is named by, one of them and several.
+    groups: [&'static str; 2],
+}
+
+/// Processes on one GPU.
+pub const THROUGHPUT: Plot = Plot {
+    file: "docs/throughput.svg",
+    title: "OpenMM on one H100: simulated ns a day, all processes together",
+    groups: ["process", "processes"],
+};
+/// Processes on several GPUs.
+pub const SEVERAL: Plot = Plot {
+    file: "docs/several.svg",
+    title: "OpenMM, eight simulations a GPU: simulated ns a day, all together",
+    groups: ["GPU", "GPUs"],
+};
 /// The page with the table, and the table's first line.
 const TABLE: (&str, &str) = (
     "docs/facts/mps-control.md#throughput",
     "| processes | without MPS | with MPS | `--mps-threads=auto` |",
 );
-const TITLE: &str = "OpenMM on one H100: simulated ns a day, all processes together";
 const COLOURS: [&str; 3] = ["#8c8c8c", "#4a90c2", "#1b5e20"];
 /// Room for the title above the bars and for the names below them, and the highest bar, in units of the drawing.
 const TOP: f64 = 64.0;
@@ -21,8 +39,8 @@ const HEIGHT: f64 = 200.0;
 const BAR: f64 = 46.0;
 const GAP: f64 = 26.0;
 
-/// The plot's text.
-pub fn drawn(root: &Path) -> Result<String> {
+/// The front page's plot.
+pub fn throughput(root: &Path) -> Result<String> {
     let (place, first) = TABLE;
     let page = place.split('#').next().unwrap_or(place);
     let text = fs::read_to_string(root.join(page)).with_context(|| format!("cannot read '{page}'"))?;
@@ -40,7 +58,7 @@ pub fn drawn(root: &Path) -> Result<String> {
     }
     let names = first.split('|').map(|name| name.trim().trim_matches('`'));
     let names: Vec<&str> = names.filter(|name| !name.is_empty()).skip(1).collect();
-    Ok(svg(&names, &rows))
+    Ok(THROUGHPUT.svg(&names, &rows))
 }
 
 /// A line's first number and those behind it.
@@ -57,57 +75,61 @@ fn row(line: &str) -> Result<(u32, Vec<u32>)> {
     Ok((first, numbers.collect()))
 }
 
-fn svg(names: &[&str], rows: &[(u32, Vec<u32>)]) -> String {
-    let highest = rows
-        .iter()
-        .flat_map(|(_, values)| values)
-        .max()
-        .copied()
-        .unwrap_or(1);
-    let bars: usize = rows.iter().map(|(_, values)| values.len()).sum();
-    let width = GAP + bars as f64 * BAR + rows.len() as f64 * GAP;
-    let base = TOP + HEIGHT;
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" font-family=\"sans-serif\" \
-         font-size=\"12\" text-anchor=\"middle\">\n<title>{TITLE}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{GAP}\" y=\"20\" text-anchor=\"start\" font-size=\"14\">{TITLE}</text>\n",
-        height = base + 28.0
-    );
-    let mut x = GAP;
-    for (name, colour) in names.iter().zip(COLOURS) {
-        let _ = write!(
-            text,
-            "<rect x=\"{x}\" y=\"30\" width=\"12\" height=\"12\" fill=\"{colour}\"/>\n\
-             <text x=\"{at}\" y=\"41\" text-anchor=\"start\">{name}</text>\n",
-            at = x + 17.0
+impl Plot {
+    /// The drawing: a group of bars for each row, named by its number; `names` are those of the bars.
+    pub fn svg(&self, names: &[&str], rows: &[(u32, Vec<u32>)]) -> String {
+        let title = self.title;
+        let highest = rows
+            .iter()
+            .flat_map(|(_, values)| values)
+            .max()
+            .copied()
+            .unwrap_or(1);
+        let bars: usize = rows.iter().map(|(_, values)| values.len()).sum();
+        let width = GAP + bars as f64 * BAR + rows.len() as f64 * GAP;
+        let base = TOP + HEIGHT;
+        let mut text = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" font-family=\"sans-serif\" \
+         font-size=\"12\" text-anchor=\"middle\">\n<title>{title}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{GAP}\" y=\"20\" text-anchor=\"start\" font-size=\"14\">{title}</text>\n",
+            height = base + 28.0
         );
-        x += 40.0 + 7.0 * name.len() as f64;
-    }
-    let mut x = GAP;
-    for (processes, values) in rows {
-        for (value, colour) in values.iter().zip(COLOURS) {
-            let high = HEIGHT * f64::from(*value) / f64::from(highest) * 0.94;
+        let mut x = GAP;
+        for (name, colour) in names.iter().zip(COLOURS) {
             let _ = write!(
                 text,
-                "<rect x=\"{x}\" y=\"{y:.1}\" width=\"{wide}\" height=\"{high:.1}\" fill=\"{colour}\"/>\n\
-                 <text x=\"{middle}\" y=\"{above:.1}\">{value}</text>\n",
-                y = base - high,
-                wide = BAR - 4.0,
-                middle = x + BAR / 2.0 - 2.0,
-                above = base - high - 4.0
+                "<rect x=\"{x}\" y=\"30\" width=\"12\" height=\"12\" fill=\"{colour}\"/>\n\
+             <text x=\"{at}\" y=\"41\" text-anchor=\"start\">{name}</text>\n",
+                at = x + 17.0
             );
-            x += BAR;
+            x += 40.0 + 7.0 * name.len() as f64;
         }
-        let middle = x - values.len() as f64 * BAR / 2.0;
-        let of = if *processes == 1 { "process" } else { "processes" };
-        let _ = writeln!(
-            text,
-            "<text x=\"{middle}\" y=\"{}\">{processes} {of}</text>",
-            base + 18.0
-        );
-        x += GAP;
+        let mut x = GAP;
+        for (processes, values) in rows {
+            for (value, colour) in values.iter().zip(COLOURS) {
+                let high = HEIGHT * f64::from(*value) / f64::from(highest) * 0.94;
+                let _ = write!(
+                    text,
+                    "<rect x=\"{x}\" y=\"{y:.1}\" width=\"{wide}\" height=\"{high:.1}\" fill=\"{colour}\"/>\n\
+                 <text x=\"{middle}\" y=\"{above:.1}\">{value}</text>\n",
+                    y = base - high,
+                    wide = BAR - 4.0,
+                    middle = x + BAR / 2.0 - 2.0,
+                    above = base - high - 4.0
+                );
+                x += BAR;
+            }
+            let middle = x - values.len() as f64 * BAR / 2.0;
+            let of = self.groups[usize::from(*processes != 1)];
+            let _ = writeln!(
+                text,
+                "<text x=\"{middle}\" y=\"{}\">{processes} {of}</text>",
+                base + 18.0
+            );
+            x += GAP;
+        }
+        text + "</svg>\n"
     }
-    text + "</svg>\n"
 }
 
 #[cfg(test)]

@@ -46,15 +46,31 @@ fn write(root: &Path) -> Result<()> {
         fs::write(&file, filled(root, page, &text(root, page)?)?)
             .with_context(|| format!("cannot write '{}'", file.display()))?;
     }
-    let plot = root.join(plot::FILE);
-    fs::write(&plot, plot::drawn(root)?).with_context(|| format!("cannot write '{}'", plot.display()))
+    for (name, drawn) in plots(root)? {
+        let file = root.join(name);
+        fs::write(&file, drawn).with_context(|| format!("cannot write '{}'", file.display()))?;
+    }
+    Ok(())
 }
 
 fn check(root: &Path) -> Result<()> {
     for page in PAGES {
         same_lines(page, &text(root, page)?, &filled(root, page, &text(root, page)?)?)?;
     }
-    same_lines(plot::FILE, &text(root, plot::FILE)?, &plot::drawn(root)?)
+    for (name, drawn) in plots(root)? {
+        same_lines(name, &text(root, name)?, &drawn)?;
+    }
+    Ok(())
+}
+
+/// The plots: file and text.
+fn plots(root: &Path) -> Result<[(&'static str, String); 2]> {
+    let (_, several) = openmm_on_several(root)?;
+    let (names, rows) = several::bars(&several)?;
+    Ok([
+        (plot::THROUGHPUT.file, plot::throughput(root)?),
+        (plot::SEVERAL.file, plot::SEVERAL.svg(&names, &rows)),
+    ])
 }
 
 fn text(root: &Path, name: &str) -> Result<String> {
@@ -87,6 +103,10 @@ fn filled(root: &Path, page: &str, text: &str) -> Result<String> {
             "hardware" => hardware(root)?,
             "gain" => brought(root)?,
             "several" => several_gpus(root)?,
+            "openmm-several" => {
+                let (name, result) = openmm_on_several(root)?;
+                several::openmm(&name, &result)?
+            }
             "srun" => srun(root)?,
             "reliability" => reliability(root)?,
             other => bail!("{page}: there are no figures '{other}'"),
@@ -151,15 +171,22 @@ fn hardware(root: &Path) -> Result<String> {
 
 /// What MPS brought to two programs on a GPU.
 fn brought(root: &Path) -> Result<String> {
-    let sweep = |end: &str| -> Result<(String, Value)> {
-        let name = newest(root, "tests/hardware/results", |name| name.ends_with(end))?;
-        let text = fs::read_to_string(root.join(&name)).with_context(|| format!("cannot read '{name}'"))?;
-        let value = serde_json::from_str(&text).with_context(|| format!("'{name}'"))?;
-        Ok((name, value))
-    };
+    let sweep = |end| newest_json(root, end);
     let [openmm, kernels] = [sweep("-openmm.json")?, sweep("-kernels.json")?];
     let (_, alone) = sweep("-openmm-alone.json")?;
     gain::block((&openmm.0, &openmm.1), (&kernels.0, &kernels.1), &alone)
+}
+
+/// What OpenMM brought on several GPUs: the file, and what it has.
+fn openmm_on_several(root: &Path) -> Result<(String, Value)> {
+    newest_json(root, "-several.json")
+}
+
+fn newest_json(root: &Path, end: &str) -> Result<(String, Value)> {
+    let name = newest(root, "tests/hardware/results", |name| name.ends_with(end))?;
+    let text = fs::read_to_string(root.join(&name)).with_context(|| format!("cannot read '{name}'"))?;
+    let value = serde_json::from_str(&text).with_context(|| format!("'{name}'"))?;
+    Ok((name, value))
 }
 
 /// What jobs on all GPUs of a host cost one another.

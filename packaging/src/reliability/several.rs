@@ -1,7 +1,83 @@
-//! The page's table of several GPUs of one host, from what `cargo xtask hardware many` measured.
+//! The page's tables of several GPUs of one host, from what `cargo xtask hardware many` and `several` measured.
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 use toml::Table;
+
+/// What a user says who wants the order of the GPUs as it is.
+const UNBOUND: &str = "--mps-bind=none";
+
+/// One `srun` of OpenMM.
+struct Row<'a> {
+    gpus: u32,
+    program: &'a str,
+    flag: Option<&'a str>,
+    /// Simulated ns a day.
+    sum: f64,
+    /// Of as many times one GPU.
+    part: f64,
+}
+
+fn rows(result: &Value) -> Result<Vec<Row<'_>>> {
+    let rows = result["rows"].as_array().context("no rows")?;
+    let row = |row| -> Option<Row<'_>> {
+        let row: &Value = row;
+        Some(Row {
+            gpus: u32::try_from(row["gpus"].as_u64()?).ok()?,
+            program: row["program"].as_str()?,
+            flag: row["flag"].as_str(),
+            sum: row["ns_per_day"].as_f64()?,
+            part: row["of_one_gpu_each"].as_f64()?,
+        })
+    };
+    rows.iter()
+        .map(|one| row(one).with_context(|| format!("not a whole row: {one}")))
+        .collect()
+}
+
+/// The bars of the plot: a program that takes the first GPU that it sees, with the order as it was and as the default has it.
+pub fn bars(result: &Value) -> Result<([&'static str; 2], Vec<(u32, Vec<u32>)>)> {
+    let rows = rows(result)?;
+    let plain = rows.iter().filter(|row| row.program == "takes the first GPU");
+    let mut bars: Vec<(u32, Vec<u32>)> = Vec::new();
+    for row in plain {
+        let place = match row.flag {
+            None => 1,
+            Some(UNBOUND) => 0,
+            Some(_) => continue,
+        };
+        if !bars.iter().any(|(gpus, _)| *gpus == row.gpus) {
+            bars.push((row.gpus, vec![row.sum.round() as u32; 2]));
+        }
+        let bar = bars.iter_mut().find(|(gpus, _)| *gpus == row.gpus);
+        if let Some((_, values)) = bar {
+            values[place] = row.sum.round() as u32;
+        }
+    }
+    Ok((["--mps --mps-bind=none", "--mps"], bars))
+}
+
+/// The table of OpenMM; `name` is the file of the result.
+pub fn openmm(name: &str, result: &Value) -> Result<String> {
+    let title = result["title"].as_str().context("no title")?;
+    let each = result["simulations_each"].as_u64().context("no simulations")?;
+    let mut lines = format!(
+        "{title}, {each} simulations a GPU, `srun --gres=gpu:N --mps --mps-threads=auto` (`{name}`):\n\n\
+         | GPUs | the program | also said | ns/day | of as many times one GPU |\n|---|---|---|---|---|\n"
+    );
+    for row in rows(result)? {
+        let flag = row.flag.map(|flag| format!("`{flag}`")).unwrap_or_default();
+        lines.push_str(&format!(
+            "| {} | {} | {flag} | {} | {:.2} |\n",
+            row.gpus,
+            row.program,
+            super::gain::with_commas(row.sum),
+            row.part
+        ));
+    }
+    lines.push_str("\n![Simulated ns a day on one and several GPUs](several.svg)\n");
+    Ok(lines)
+}
 
 /// The block: `many` is the section of the result file `name`.
 pub fn block(name: &str, many: &Table) -> Result<String> {

@@ -12,7 +12,7 @@ fn a_line_is_its_numbers_and_an_empty_cell_is_none() {
 
 #[test]
 fn the_highest_bar_is_the_greatest_number() {
-    let text = svg(&["without", "with"], &[(1, vec![10, 20]), (2, vec![40])]);
+    let text = THROUGHPUT.svg(&["without", "with"], &[(1, vec![10, 20]), (2, vec![40])]);
     let heights: Vec<&str> = text
         .lines()
         .filter(|line| line.contains("height=\"") && line.contains("y=\"") && !line.contains("y=\"30\""))
