@@ -39,6 +39,21 @@ pub fn block(openmm: (&str, &Value), kernels: (&str, &Value), alone: &Value) -> 
     Ok(text)
 }
 
+/// The table of PyTorch's inference: the file, and the sweep.
+pub fn inference(name: &str, sweep: &Value) -> Result<String> {
+    let title = sweep["title"].as_str().context("no title")?;
+    let mut text = format!(
+        "{title}: pictures a second of a small network, one at a time, all clients together (`{name}`):\n\n\
+         | clients | without MPS | `--mps` | `--mps-threads=auto` |\n|---|---|---|---|\n"
+    );
+    for clients in [1, 8] {
+        let cells = COLUMNS.map(|(mps, share)| Ok(with_commas(figure(sweep, clients, mps, share)?)));
+        let cells: Result<Vec<String>> = cells.into_iter().collect();
+        text.push_str(&format!("| {clients} | {} |\n", cells?.join(" | ")));
+    }
+    Ok(text)
+}
+
 fn figure(sweep: &Value, clients: u64, mps: bool, share: &str) -> Result<f64> {
     let rows = sweep["rows"].as_array().context("no rows")?;
     let row = rows.iter().find(|row| {

@@ -14,7 +14,7 @@ use super::several;
 use crate::cargo;
 
 /// The pages that have figures.
-const PAGES: [&str; 2] = ["README.md", "docs/measured.md"];
+const PAGES: [&str; 3] = ["README.md", "docs/measured.md", "docs/seen.md"];
 /// What stands before and behind the lines of a block; its name follows the first.
 const BEGIN: &str = "<!-- figures: ";
 const END: &str = "<!-- end of figures -->";
@@ -107,6 +107,11 @@ fn filled(root: &Path, page: &str, text: &str) -> Result<String> {
                 let (name, result) = openmm_on_several(root)?;
                 several::openmm(&name, &result)?
             }
+            "pytorch" => {
+                let (name, result) = newest_json(root, "-pytorch.json")?;
+                gain::inference(&name, &result)?
+            }
+            name if name.starts_with("seen ") => seen(root, &name["seen ".len()..])?,
             "srun" => srun(root)?,
             "reliability" => reliability(root)?,
             other => bail!("{page}: there are no figures '{other}'"),
@@ -175,6 +180,18 @@ fn brought(root: &Path) -> Result<String> {
     let [openmm, kernels] = [sweep("-openmm.json")?, sweep("-kernels.json")?];
     let (_, alone) = sweep("-openmm-alone.json")?;
     gain::block((&openmm.0, &openmm.1), (&kernels.0, &kernels.1), &alone)
+}
+
+/// What a program wrote in front of a real GPU: a section of what the hardware suite kept.
+fn seen(root: &Path, section: &str) -> Result<String> {
+    let name = newest(root, "tests/hardware/results", |name| name.ends_with("-seen.txt"))?;
+    let all = text(root, &name)?;
+    let mut sections = all
+        .split("=== ")
+        .map(|part| part.split_once('\n').unwrap_or_default());
+    let found = sections.find(|(title, _)| *title == section);
+    let (_, written) = found.with_context(|| format!("'{name}' has no section '{section}'"))?;
+    Ok(format!("```text\n{}\n```\n", written.trim()))
 }
 
 /// What OpenMM brought on several GPUs: the file, and what it has.
