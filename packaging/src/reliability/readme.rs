@@ -456,7 +456,7 @@ mod tests {
             );
             assert!(same_lines(page, &wrong, right).is_err());
         }
-        assert!(filled(&root, PAGES[1], &all[1].replacen(END, "", 4)).is_err());
+        assert!(filled(&root, PAGES[1], &all[1].replacen(END, "", 6)).is_err());
         assert!(
             filled(
                 &root,
