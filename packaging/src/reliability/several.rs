@@ -35,8 +35,11 @@ fn rows(result: &Value) -> Result<Vec<Row<'_>>> {
         .collect()
 }
 
+/// Names of bars, and the bars of each group.
+type Bars = ([&'static str; 2], Vec<(u32, Vec<u32>)>);
+
 /// The bars of the plot: a program that takes the first GPU that it sees, with the order as it was and as the default has it.
-pub fn bars(result: &Value) -> Result<([&'static str; 2], Vec<(u32, Vec<u32>)>)> {
+pub fn bars(result: &Value) -> Result<Bars> {
     let rows = rows(result)?;
     let plain = rows.iter().filter(|row| row.program == "takes the first GPU");
     let mut bars: Vec<(u32, Vec<u32>)> = Vec::new();
