@@ -3,6 +3,7 @@
 //! dpkg-deb and rpmbuild make them, each from the files as they lie: both run on Debian and on RPM systems. (cargo-generate-rpm
 //! knows neither links nor file triggers, and Slurm's upgrade needs a trigger.)
 
+mod commit;
 mod deb;
 mod elf;
 mod layout;

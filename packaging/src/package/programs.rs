@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::release;
+use super::commit::commit;
 use super::zig::Zig;
 use crate::cargo::{self, target_directory};
 
@@ -83,7 +83,7 @@ fn portable() -> Result<()> {
         .args(SHIPPED)
         .env("PATH", zig.path()?)
         .env("RUSTFLAGS", remapped()?);
-    if let Some(commit) = release::commit() {
+    if let Some(commit) = commit() {
         command.env("MPSD_COMMIT", commit);
     }
     let status = command.status().context("cannot start cargo")?;

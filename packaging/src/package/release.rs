@@ -10,9 +10,6 @@ use super::stage::Staged;
 use crate::cargo;
 use crate::command::quietly;
 
-/// In an archive by `git archive`: the commit's name.
-const ARCHIVED: &str = include_str!("../../commit");
-
 /// What both formats need to know.
 #[derive(Debug)]
 pub struct Release {
@@ -49,25 +46,6 @@ pub fn epoch() -> Result<u64> {
     Ok(time.unwrap_or(1_767_225_600))
 }
 
-/// The short name of the commit that is built: `MPSD_COMMIT`, or git's, or what `git archive` wrote into the source; none where
-/// nothing tells.
-pub fn commit() -> Option<String> {
-    let given = std::env::var("MPSD_COMMIT").ok();
-    let of_git = || {
-        let output = Command::new("git")
-            .args(["rev-parse", "--short=12", "HEAD"])
-            .current_dir(cargo::root().ok()?)
-            .output()
-            .ok()?;
-        let name = String::from_utf8(output.stdout).ok()?;
-        output.status.success().then_some(name)
-    };
-    let given = given.or_else(of_git).unwrap_or_else(|| ARCHIVED.to_owned());
-    let name = given.trim();
-    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_name.then(|| name.chars().take(12).collect())
-}
-
 /// Without name and time, so that the same text gives the same bytes.
 pub fn gzip(path: &Path) -> Result<()> {
     quietly(Command::new("gzip").args(["-9n"]).arg(path))
@@ -94,20 +72,4 @@ pub fn notes(version: &str) -> Result<String> {
     let body = after.split_once('\n').map_or("", |(_, body)| body);
     let end = body.find("\n## [").unwrap_or(body.len());
     Ok(format!("{}\n", body[..end].trim()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_commit_is_a_name_of_git_and_the_file_in_the_repository_is_none() {
-        let is_name = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-        assert!(
-            ARCHIVED == "$Format:%H$\n" || is_name(ARCHIVED.trim()),
-            "{ARCHIVED}"
-        );
-        // A copy without a repository has none.
-        assert!(commit().is_none_or(|name| name.len() <= 12 && is_name(&name)));
-    }
 }
