@@ -8,6 +8,7 @@ pub mod arguments;
 
 use arguments::Arguments;
 use clap::Parser;
+use mpsd::cli::report;
 use mpsd::job::{self, Ending, evidence};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
@@ -90,6 +91,9 @@ fn clean(arguments: &Arguments, submission: &Submission, shown: bool) -> u8 {
             if shown {
                 for words in &ended.last_words {
                     complain(NAME, &format!("job {id}: its mpsd says: {words}"));
+                }
+                if let Some(report) = &ended.report {
+                    complain(NAME, &report::paragraph(report));
                 }
             }
             ended.lines.iter().for_each(|line| complain(NAME, line));

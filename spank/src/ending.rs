@@ -1,10 +1,13 @@
-//! `task_exit` in slurmstepd: a task that fails because its MPS did shows its user a bare CUDA error, and the job's own log
-//! goes with the job. So what its `mpsd` says of it is told on the step's standard error, once a node and job. Slurm has closed
-//! that when `exit` comes, but for a batch script's.
+//! `task_exit` in slurmstepd. A task that fails because its MPS did shows its user a bare CUDA error, and the job's own log
+//! goes with the job: what its `mpsd` says of it is told on the step's standard error, once a node and job. And at the last
+//! task's end what the MPS was used for, where the job wants to read it. Slurm has closed that standard error when `exit` comes, but
+//! for a batch script's.
 
 use crate::handle::{Item, Level, Node, Slurm};
 use crate::state::State;
 use crate::stepd::{self, Kind};
+use mpsd_core::record::Record;
+use mpsd_core::request::Demand;
 use mpsd_core::{JobId, JobPaths};
 use std::time::{Duration, Instant};
 
@@ -12,17 +15,24 @@ use std::time::{Duration, Instant};
 const LATE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Tells what befell the MPS of a task that has failed. A task of a job without MPS costs one look, and one that ended well none.
+/// Tells what befell the MPS of a task that has ended. Nothing is looked at for one that ended well where nobody wants a report.
 pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) {
     state.ended += 1;
-    if state.told || slurm.item(Item::TaskExitStatus).is_none_or(|status| status == 0) {
-        return;
+    let is_last = slurm.item(Item::LocalTasks).is_none_or(|all| state.ended >= all);
+    let failed = slurm.item(Item::TaskExitStatus).is_some_and(|status| status != 0);
+    if failed && !state.told {
+        last_words(slurm, node, state, if is_last { LATE } else { Duration::ZERO });
     }
-    let (Some(job), Some(paths)) = (slurm.job(), paths(slurm, node, state)) else {
+    if is_last && wants_report(slurm, state) {
+        report(slurm, node, state);
+    }
+}
+
+fn last_words(slurm: &dyn Slurm, node: &dyn Node, state: &mut State, limit: Duration) {
+    let (Some(job), Some(whose)) = (slurm.job(), whose(slurm, node, state)) else {
         return;
     };
-    let is_last = slurm.item(Item::LocalTasks).is_none_or(|all| state.ended >= all);
-    let words = untold(node, &paths, if is_last { LATE } else { Duration::ZERO });
+    let words = untold(node, &whose.paths, limit);
     state.told = !words.is_empty();
     let name = slurm.process_env("SLURMD_NODENAME").unwrap_or_default();
     for line in words {
@@ -33,19 +43,53 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) {
     }
 }
 
-/// The files of the MPS that the step's tasks use, where they have one.
-fn paths(slurm: &dyn Slurm, node: &dyn Node, state: &State) -> Option<JobPaths> {
-    let settings = state.settings.as_ref()?.as_ref().ok()?;
-    let has_record = |job: &JobId| matches!(node.record(&settings.paths.job(job).record()), Ok(Some(_)));
-    let job = slurm.job()?;
-    if has_record(&job) {
-        return Some(settings.paths.job(&job));
-    }
-    let Kind::Step(number) = stepd::kind(slurm)? else {
-        return None;
+/// Whether the flags, or else the site, ask for a report at the end of this: of the script, where the job has one.
+fn wants_report(slurm: &dyn Slurm, state: &State) -> bool {
+    let Some(Ok(settings)) = &state.settings else {
+        return false;
     };
-    let step = job.step(&number.to_string()).ok()?;
-    state.own_daemon.then(|| settings.paths.job(&step))
+    let asked = match &state.demand {
+        Demand::On(request) => request.report,
+        _ => None,
+    };
+    let of_step = || matches!(stepd::kind(slurm), Some(Kind::Step(_))) && !stepd::is_of_script(slurm);
+    asked.or(settings.defaults.report) == Some(true) && (stepd::is_script(slurm) || of_step())
+}
+
+fn report(slurm: &dyn Slurm, node: &dyn Node, state: &State) {
+    let (Some(job), Some(whose)) = (slurm.job(), whose(slurm, node, state)) else {
+        return;
+    };
+    let Some(seen) = whose.record.report.then(|| node.seen(&whose.paths)).flatten() else {
+        return;
+    };
+    let told = seen.told(&whose.record.gpus).join("; ");
+    let name = slurm.process_env("SLURMD_NODENAME").unwrap_or_default();
+    slurm.log(
+        Level::Told,
+        &format!("job {job}: on {name}, by its own mpsd so far: {told}"),
+    );
+}
+
+/// The MPS that the step's tasks use.
+struct Whose {
+    record: Record,
+    paths: JobPaths,
+}
+
+fn whose(slurm: &dyn Slurm, node: &dyn Node, state: &State) -> Option<Whose> {
+    let settings = state.settings.as_ref()?.as_ref().ok()?;
+    let of = |job: &JobId| {
+        let paths = settings.paths.job(job);
+        let record = node.record(&paths.record()).ok().flatten()?;
+        Some(Whose { record, paths })
+    };
+    let job = slurm.job()?;
+    let own = || match stepd::kind(slurm)? {
+        Kind::Step(number) if state.own_daemon => of(&job.step(&number.to_string()).ok()?),
+        _ => None,
+    };
+    of(&job).or_else(own)
 }
 
 fn untold(node: &dyn Node, paths: &JobPaths, limit: Duration) -> Vec<String> {

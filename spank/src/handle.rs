@@ -4,6 +4,7 @@
 use mpsd_core::config::Settings;
 use mpsd_core::record::Record;
 use mpsd_core::request::Key;
+use mpsd_core::seen::Seen;
 use mpsd_core::{JobId, JobPaths};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -135,6 +136,8 @@ pub trait Node {
     fn record(&self, path: &Path) -> Result<Option<Record>, String>;
     /// Leaves a record for the job's tasks where `mps-prologue` could not; root only.
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String>;
+    /// What the job's `mpsd` has seen so far.
+    fn seen(&self, job: &JobPaths) -> Option<Seen>;
     /// What the job's `mpsd` has said for its user and nobody has told yet. It is told by the caller then: nobody else gets it.
     fn untold(&self, job: &JobPaths) -> Vec<String>;
     /// As [`Node::record`], but a record that is still `starting` is waited for: as long as it says itself, else `deadline`.

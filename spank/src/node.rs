@@ -65,6 +65,10 @@ impl Node for ThisNode {
         replace(path, text.as_bytes(), 0o644, Until::Placed).map_err(|e| e.to_string())
     }
 
+    fn seen(&self, job: &JobPaths) -> Option<Seen> {
+        Seen::parse(&open_trusted(&job.seen()).ok()?.read(seen::LONGEST).ok()?)
+    }
+
     fn untold(&self, job: &JobPaths) -> Vec<String> {
         take_untold(job).unwrap_or_default()
     }
@@ -77,8 +81,7 @@ impl Node for ThisNode {
 /// The last words beyond those that the file `told` counts, which counts them then. Root's files in root's directory; `None`:
 /// there is nothing, or somebody else tells it just now.
 fn take_untold(job: &JobPaths) -> Option<Vec<String>> {
-    let words = open_trusted(&job.seen()).ok()?.read(seen::LONGEST).ok()?;
-    let words = Seen::parse(&words)?.last_words;
+    let words = ThisNode.seen(job)?.last_words;
     // It was made with the job: made here it would stand in the way of an end that removes the directory just now.
     let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = File::from(open(&job.told(), flags, Mode::empty()).ok()?);

@@ -44,6 +44,11 @@ pub fn is_script(slurm: &dyn Slurm) -> bool {
     slurm.item(Item::StepId) == Some(BATCH)
 }
 
+/// A step that a batch script began: slurmd's word in the script's environment, from which its steps have it.
+pub fn is_of_script(slurm: &dyn Slurm) -> bool {
+    slurm.job_env("ENVIRONMENT").as_deref() == Some("BATCH")
+}
+
 /// A component of a het job, whose flags on a node may be another component's.
 pub fn is_component(slurm: &dyn Slurm) -> bool {
     slurm.job_env("SLURM_HET_SIZE").is_some()

@@ -137,12 +137,10 @@ fn changes(
 
 /// Says what the job's user should know although it runs: once a node, by the script, or else by the first step.
 fn warn(slurm: &dyn Slurm, record: &Record, kind: Kind) {
-    // slurmd's word in the environment of a script, from which its steps have it.
-    let of_script = || slurm.job_env("ENVIRONMENT").as_deref() == Some("BATCH");
     let first = match kind {
         Kind::Job => true,
         Kind::Step(number) => {
-            slurm.job().is_some_and(|job| job != record.job) || (number == 0 && !of_script())
+            slurm.job().is_some_and(|job| job != record.job) || (number == 0 && !stepd::is_of_script(slurm))
         }
         Kind::Extern => false,
     };

@@ -23,6 +23,10 @@ pub const GROUP: Group = Group {
         ),
         ("a_report_of_what_was_lost", a_report_of_what_was_lost),
         ("a_script_is_told_once", a_script_is_told_once),
+        (
+            "who_asks_reads_what_the_mps_was_used_for",
+            who_asks_reads_what_the_mps_was_used_for,
+        ),
     ],
 };
 
@@ -119,6 +123,32 @@ fn kill_server(node: &NodeDouble) -> Result<u32> {
 fn lost_server(text: &str, server: u32) -> usize {
     let told = format!("on node1 its mpsd says: server {server} died (");
     text.lines().filter(|line| line.contains(&told)).count()
+}
+
+/// Once, at the end: of a script, whose steps say nothing of it, and of a step where there is no script.
+fn who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()> {
+    let line = nodes(cell)?.client("--hold 0.2");
+    let told = |text: &str| {
+        let of_report =
+            |line: &&str| line.contains(", by its own mpsd so far: ") && line.contains(" clients, ");
+        text.lines().filter(of_report).count()
+    };
+    let asks = ["-w", "node1", "--gres=gpu:1", "--mps", "--mps-report"];
+    let script = format!("srun /bin/sh -c '{line}'\n{line}");
+    let job = cell.bed.sbatch(&cell.user, &asks, &script)?;
+    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+    let said = cell.bed.output(&cell.user, job);
+    ensure!(
+        told(&said) == 1 && said.contains("on node1, by its own mpsd so far: 2 clients, 1 at once; GPU "),
+        "{said}"
+    );
+    for (flags, times) in [(&asks[..], 1), (&asks[..4], 0)] {
+        let done = start(cell, &cell.user, &[&["srun"], flags].concat(), &line)?
+            .wait(LIMIT)?
+            .success()?;
+        ensure!(told(&done.stderr) == times, "{flags:?}: {}", done.stderr);
+    }
+    Ok(())
 }
 
 /// Its step is told, and the script, which fails with it, does not say it again. A job that fails without a lost server, and

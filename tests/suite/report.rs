@@ -467,3 +467,34 @@ fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
     }
     place.assert_ends_clean("450.srv", "an account that others wanted");
 }
+
+/// Where the scheduler shows the user what an epilogue says, and only to who asked or where the site does.
+#[test]
+fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
+    for (config, account, asked) in [
+        ("", "MPS=true,MPS_REPORT=on", true),
+        ("", "MPS=true", false),
+        ("[defaults]\nreport = true\n", "MPS=true", true),
+        ("[defaults]\nreport = true\n", "MPS=true,MPS_REPORT=off", false),
+    ] {
+        let place = place(fast(1), config);
+        begin(&place, "480.srv", account);
+        drop(attached(&place, "480.srv", &["--hold", "30"]));
+        tells(&place, "480.srv", "\"clients\":1");
+        let end = place.strict_end("480.srv");
+        let told: Vec<&str> = end
+            .err
+            .lines()
+            .filter(|line| line.contains("480.srv of "))
+            .collect();
+        assert_eq!(told.len(), usize::from(asked), "{account} {config}: {end:?}");
+        for words in [
+            "ready after ",
+            "taken down in ",
+            "by the job's own mpsd: 1 clients, 1 at once",
+        ] {
+            assert!(told.iter().all(|line| line.contains(words)), "{words}: {told:?}");
+        }
+        place.assert_as_before("a job with a paragraph");
+    }
+}

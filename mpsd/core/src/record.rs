@@ -172,6 +172,9 @@ pub struct Record {
     /// What its user should read although it runs, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// Its user reads at the end what it was used for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub report: bool,
 }
 
 fn yes() -> bool {
@@ -205,6 +208,7 @@ impl Record {
             bind: None,
             clients: None,
             warnings: Vec::new(),
+            report: false,
         }
     }
 

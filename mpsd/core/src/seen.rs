@@ -4,6 +4,7 @@
 //! `/run/mpsd/jobs/<job>/seen`, root 0600: root makes the file and hands `mpsd` a descriptor of it. One line of JSON.
 
 use super::gpu::GpuUuid;
+use super::record::RecordGpu;
 use super::text::one_line;
 use serde::{Deserialize, Serialize};
 
@@ -146,6 +147,56 @@ impl Seen {
     /// Its line.
     pub fn line(&self) -> String {
         serde_json::to_string(self).map_or_else(|_| String::new(), |text| text + "\n")
+    }
+
+    /// All of it in words, of a job with these GPUs: first the clients.
+    pub fn told(&self, gpus: &[RecordGpu]) -> Vec<String> {
+        let mut lines = vec![format!("{} clients, {} at once", self.clients, self.most_clients)];
+        let look = |gpu: &RecordGpu| {
+            let look = self.gpus.iter().find(|look| look.uuid == gpu.uuid);
+            match look {
+                Some(look) => format!(
+                    "GPU {}: at most {} clients and {} MiB at a look",
+                    gpu.index, look.most_clients, look.most_memory_mib
+                ),
+                None => format!("GPU {}: no client at any look", gpu.index),
+            }
+        };
+        lines.extend(gpus.iter().map(look));
+        let refused = |client: &Refused| {
+            format!(
+                "client {} got no context; {} others had one",
+                client.pid, client.beside
+            )
+        };
+        lines.extend(self.refused.iter().map(refused));
+        let server = |server: &ServerLost| {
+            let how = match server.status {
+                0 => "killed or ended with status 0".to_owned(),
+                status => format!("status {status}"),
+            };
+            format!(
+                "server {} was lost ({how}) with {} clients, which got error 806",
+                server.pid, server.clients
+            )
+        };
+        lines.extend(self.servers_lost.iter().map(server));
+        let daemon = |daemon: &DaemonLost| format!("control daemon {} was lost ({})", daemon.pid, daemon.how);
+        lines.extend(self.daemons_lost.iter().map(daemon));
+        let fatal = |pid: &i32| format!("client {pid} caused a fatal GPU error");
+        lines.extend(self.fatal.iter().map(fatal));
+        let changed =
+            |change: &LimitChanged| format!("the user had the control daemon change a limit: {change}");
+        lines.extend(self.limits_changed.iter().map(changed));
+        let over = |over: &OverMemory| {
+            let ended = if over.terminated { ", and was ended" } else { "" };
+            format!(
+                "client {} held {} MiB over a limit of {} MiB{ended}",
+                over.pid, over.held_mib, over.limit_mib
+            )
+        };
+        lines.extend(self.over_memory.iter().map(over));
+        lines
     }
 
     /// What the looks at one GPU showed: enters what is more than before.

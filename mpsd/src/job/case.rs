@@ -87,6 +87,7 @@ impl Job {
             bind: Some(plan.bind),
             clients: plan.clients,
             warnings: plan.warnings.clone(),
+            report: plan.report,
         }
     }
 }

@@ -39,6 +39,8 @@ pub struct Ended {
     pub lines: Vec<String>,
     /// What its user should read at the end, where the scheduler shows him what an epilogue says: his own process's word.
     pub last_words: Vec<String>,
+    /// The job's report, where it asked to read some of it.
+    pub report: Option<Report>,
 }
 
 /// The job, and its steps with daemons of their own, as far as something of them is here.
@@ -96,14 +98,17 @@ fn end_if(
     let mut lines = say(node, job, journal.as_ref(), &findings);
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
     // Last: nobody waits for it.
-    if let Some(journal) = &journal {
-        node.keep_report(&written(journal, seen, &findings, drained.as_ref(), took));
-    }
+    let report = journal.map(|journal| {
+        let report = written(&journal, seen, &findings, drained.as_ref(), took);
+        node.keep_report(&report);
+        (journal.report, report)
+    });
     lines.extend(drained.map(|(line, _)| line));
     Ended {
         findings,
         lines,
         last_words,
+        report: report.and_then(|(asked, report)| asked.then_some(report)),
     }
 }
 

@@ -89,6 +89,9 @@ pub struct Journal {
     /// SIGKILL a client of the job that stays on its GPU, where root proves that it is the job's.
     #[serde(default)]
     pub kill_clients: bool,
+    /// Its user reads at the end what it was used for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub report: bool,
     /// Seconds since 1970 at which the job began, for reports.
     pub began: u64,
     /// From then until its MPS was proved ready, likewise. Milliseconds.
@@ -125,6 +128,7 @@ impl Journal {
                 slurm_conf: job.site.slurm_conf.clone(),
             },
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
+            report: plan.report,
             began: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .unwrap_or_default()

@@ -78,6 +78,8 @@ pub struct Plan {
     pub notes: Vec<String>,
     /// Run `mps-probe` through the new daemon before the job starts.
     pub verify: bool,
+    /// The job's user reads at the end what it was used for.
+    pub report: bool,
     /// What the request's options add to the printed plan, one line each.
     pub then: Vec<String>,
     /// One daemon a GPU.
@@ -99,7 +101,7 @@ impl Plan {
         serde_json::json!({
             "job": self.job, "uid": self.uid, "gpus": self.gpus, "daemons": self.daemons,
             "rank_threads": self.rank_threads, "rank_memory": self.rank_memory, "effects": effects,
-            "then": self.then, "warnings": self.warnings, "notes": self.notes,
+            "report": self.report, "then": self.then, "warnings": self.warnings, "notes": self.notes,
         })
     }
 }

@@ -113,6 +113,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         warnings: warning.into_iter().chain(shares).collect(),
         notes,
         verify: request.verify == Some(true),
+        report: request.report == Some(true),
         then: request.plan_lines().collect(),
         per_gpu: request.mode == Mode::PerGpu,
         bind,

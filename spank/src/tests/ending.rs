@@ -5,6 +5,7 @@ use crate::handle::{Item, Level};
 use crate::plugin;
 use crate::state::State;
 use mpsd_core::record::State as Progress;
+use mpsd_core::seen::Seen;
 
 const LOST: &str = "server 12 died";
 const BATCH: u32 = 0xffff_fffb;
@@ -85,5 +86,47 @@ fn a_task_of_a_job_without_mps_is_told_nothing_and_costs_a_look_where_it_fails()
         exit(&mut slurm, &node, &mut state, 256);
         assert_eq!(node.looks.get(), before + 1);
         assert!(slurm.is_silent());
+    }
+}
+
+/// By the script, or where there is none by the step; never by a step of the script.
+#[test]
+fn a_job_that_wants_it_reads_at_the_end_what_its_mps_was_used_for() {
+    let run = |step: u32, of_script: bool, flags: &[&str], recorded: bool| {
+        let mut own = record("4711", Progress::Ready);
+        own.report = recorded;
+        let mut node = FakeNode::new().with_record(own);
+        node.seen = Some(Seen {
+            clients: 3,
+            most_clients: 2,
+            ..Seen::default()
+        });
+        let mut slurm = FakeSlurm::step(step);
+        if of_script {
+            slurm.job_env.insert("ENVIRONMENT".into(), "BATCH".into());
+        }
+        let mut state = begin(&mut slurm, &node, flags);
+        let before = node.looks.get();
+        (0..4).for_each(|_| exit(&mut slurm, &node, &mut state, 0));
+        assert!(
+            flags.contains(&"mps-report") || node.looks.get() == before,
+            "nothing is looked at"
+        );
+        told(&slurm)
+    };
+    let asks = ["mps", "mps-report"];
+    let line = "job 4711: on n1, by its own mpsd so far: 3 clients, 2 at once; GPU 2: no client at any look; GPU 3: no client at any look";
+    assert_eq!(run(BATCH, true, &asks, true), [line]);
+    assert_eq!(run(0, false, &asks, true), [line]);
+    for (step, of_script, flags, recorded) in [
+        (0, true, &asks[..], true),
+        (0, false, &asks[..1], false),
+        (BATCH, true, &asks[..1], false),
+        (0, false, &asks[..], false),
+    ] {
+        assert!(
+            run(step, of_script, flags, recorded).is_empty(),
+            "{step} {of_script} {flags:?}"
+        );
     }
 }

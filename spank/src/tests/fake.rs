@@ -4,6 +4,7 @@ use crate::handle::{Context, Ended, Item, Level, Node, Program, Slurm};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{Daemon, Record, RecordGpu, State};
 use mpsd_core::request::Key;
+use mpsd_core::seen::Seen;
 use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -176,6 +177,8 @@ pub struct FakeNode {
     /// What the job's `mpsd` says, from the second look on where it is `late`.
     pub words: RefCell<Vec<&'static str>>,
     pub late: Cell<bool>,
+    /// What it has seen.
+    pub seen: Option<Seen>,
     /// How often somebody looked for a record.
     pub looks: Cell<u32>,
     /// The job's directory is not in the task's container.
@@ -195,6 +198,7 @@ impl FakeNode {
             look_again: false,
             words: RefCell::default(),
             late: Cell::default(),
+            seen: None,
             looks: Cell::default(),
             hides: false,
         }
@@ -288,6 +292,10 @@ impl Node for FakeNode {
     }
     fn has_mark(&self, mark: &Path) -> bool {
         self.look_again && mark.ends_with("look-again") || !self.hides && mark.ends_with("pipe")
+    }
+    fn seen(&self, job: &JobPaths) -> Option<Seen> {
+        assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
+        self.seen.clone()
     }
     fn untold(&self, job: &JobPaths) -> Vec<String> {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");

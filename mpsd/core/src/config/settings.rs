@@ -206,6 +206,7 @@ settings! {
         memory as "mem": Option<MemoryLimit> = None => "auto";
         priority: Option<Priority> = None => "normal";
         verify: Option<bool> = None => false;
+        report: Option<bool> = None => false;
         bind: Option<Bind> = None => "block";
     }
 
@@ -312,6 +313,7 @@ impl Settings {
         }
         whole.priority = whole.priority.or(self.defaults.priority);
         whole.verify = whole.verify.or(self.defaults.verify);
+        whole.report = whole.report.or(self.defaults.report);
         // The site's choice alone never makes a task fail: what stays as the scheduler set it is bound by nobody.
         let keeps = whole.visible.unwrap_or(self.cuda_visible_devices) == DeviceNames::Keep;
         whole.bind = whole.bind.or(self.defaults.bind.filter(|_| !keeps));

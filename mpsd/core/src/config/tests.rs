@@ -88,7 +88,7 @@ fn defaults() {
         .collect();
     assert_eq!(
         unset.join(" "),
-        "max_clients replicas defaults.threads defaults.mem defaults.priority defaults.verify defaults.bind ceilings.threads ceilings.mem \
+        "max_clients replicas defaults.threads defaults.mem defaults.priority defaults.verify defaults.report defaults.bind ceilings.threads ceilings.mem \
          slurm.exec slurm.conf slurm.auto_constraint pbs.home pbs.exec pbs.node"
     );
 }

@@ -248,7 +248,26 @@ options! {
             (request.verify == Some(true)).then(|| "then verify with mps-probe".to_owned())
         },
         ..Row::PLAIN
-    }, values::boolean, |verify: &bool| if *verify { "on" } else { "off" }.to_owned();
+    }, values::boolean, on_or_off;
+
+    /// A paragraph of the job's report in its own output.
+    Report report: bool, Row {
+        name: "report",
+        value: "B",
+        bare: Some("on"),
+        allowed: values::BOOLEAN,
+        words: &["on", "off"],
+        help: "say at the end, in the job's own output, what its MPS was used for",
+        more: "Slurm: on standard error, when the batch script ends, of its node, or without a script when a step ends, of each of its nodes (not \
+               under --pty); what was seen until then. Torque, and OpenPBS without our hook: in the job's error file, with its end. The whole report is \
+               root's (mpsctl report).",
+        of_tasks: true,
+        ..Row::PLAIN
+    }, values::boolean, on_or_off;
+}
+
+fn on_or_off(value: &bool) -> String {
+    if *value { "on" } else { "off" }.to_owned()
 }
 
 impl Request {

@@ -66,6 +66,13 @@ impl Report {
     }
 }
 
+/// One report as one paragraph, for the job's own output.
+pub fn paragraph(report: &JobReport) -> String {
+    let lines = text::lines(report);
+    let lines: Vec<&str> = lines.iter().map(|line| line.trim_start()).collect();
+    lines.join("; ")
+}
+
 fn of_job(job: &JobId, found: &[JobReport]) -> Vec<String> {
     match found {
         [] => vec![format!(
