@@ -7,6 +7,7 @@ use container::Container;
 use mpsd_core::Failure;
 use mpsd_core::environment::Change;
 use nix::unistd::getegid;
+use std::ffi::OsString;
 
 /// `mpsctl env`.
 #[derive(Debug, Clone, clap::Args)]
@@ -50,6 +51,16 @@ impl Env {
             Some(container) => container.write(&changes, caller.uid, getegid().as_raw())?,
             None => self.shell.write(&changes),
         })
+    }
+
+    /// What is printed when the words of the command line are wrong ones: a container would start without its options.
+    pub fn of_unread(words: impl Iterator<Item = OsString>) -> &'static str {
+        let words: Vec<OsString> = words.collect();
+        let asks = |word: &OsString| word.to_string_lossy().starts_with("--container");
+        match words.iter().any(|word| word == "env") && words.iter().any(asks) {
+            true => Container::FAILURE,
+            false => "",
+        }
     }
 
     /// What is printed when nothing could be found out, so that what reads it fails as well.

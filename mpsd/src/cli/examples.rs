@@ -17,7 +17,7 @@ macro_rules! examples {
 
 static ALL: &[Examples] = examples! {
     "mpsctl" => "status", "doctor", "explain 806";
-    "mpsctl env" => "", "--shell fish", "--shell json --job 4711";
+    "mpsctl env" => "", "--shell fish", "--shell json --job 4711", "--container podman";
     "mpsctl exec" => "-- ./simulate input.dat";
     "mpsctl status" => "", "--watch", "4711 --json";
     "mpsctl sweep" => "-- ./simulate input.dat", "--clients 1,2,4 --seconds 60 -- ./simulate input.dat";

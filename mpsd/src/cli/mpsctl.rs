@@ -149,7 +149,12 @@ fn wants_json(matches: &ArgMatches) -> bool {
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
-    let matches = command().get_matches();
+    let matches = command().try_get_matches().unwrap_or_else(|error| {
+        if error.use_stderr() {
+            say(Env::of_unread(std::env::args_os()));
+        }
+        error.exit()
+    });
     let json = wants_json(&matches);
     if let Some((name, below)) = matches.subcommand()
         && let Some(verbs) = SET_UPS

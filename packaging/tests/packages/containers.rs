@@ -178,20 +178,23 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
     assert_eq!(blind["under_mps"], false, "{blind}");
 
     // Where the job's MPS cannot be told, no container starts.
-    let (image, nobodys) = (
-        bed.stage.path("home/image"),
-        "$(mpsctl env --container podman --job '../x')",
-    );
-    let refused = bed.script(&format!(
-        "podman run {nobodys} --rootfs {} /bin/echo ran",
-        image.display()
-    ));
-    assert_ne!(refused.code, Some(0), "{refused:?}");
-    assert!(
-        !refused.out.contains("ran") && refused.err.contains("unknown flag"),
-        "{refused:?}"
-    );
-    assert!(refused.err.contains("mpsctl: "), "{refused:?}");
+    let image = bed.stage.path("home/image");
+    for (words, why) in [
+        ("podman --job '../x'", "mpsctl: "),
+        ("podmann", "invalid value 'podmann'"),
+    ] {
+        let line = format!(
+            "podman run $(mpsctl env --container {words}) --rootfs {} /bin/echo ran",
+            image.display()
+        );
+        let refused = bed.script(&line);
+        assert_ne!(refused.code, Some(0), "{refused:?}");
+        assert!(
+            !refused.out.contains("ran") && refused.err.contains("unknown flag"),
+            "{refused:?}"
+        );
+        assert!(refused.err.contains(why), "{refused:?}");
+    }
 }
 
 /// The probe needs no more of an image than a C library: it is bound into the container. That it tells the two apart is
