@@ -34,6 +34,21 @@ pub const GROUP: Group = Group {
     ],
 };
 
+/// Where one node is on the host, as everywhere but in a bed.
+pub const ALONE: Group = Group {
+    name: "leftovers_alone",
+    options: || Options {
+        nodes: 1,
+        ..Options::default()
+    },
+    prepare: simulated,
+    needs: || None,
+    cells: &[(
+        "a_job_that_runs_asks_no_controller",
+        a_job_that_runs_asks_no_controller,
+    )],
+};
+
 /// A job that no Slurm of a bed ever had.
 const NEVER: &str = "999999";
 
@@ -109,6 +124,25 @@ fn only_what_slurm_has_let_go(cell: &Context) -> Result<()> {
     let _ = client.wait(LIMIT)?;
     cell.bed.root(&["scancel", &job])?.success()?;
     Ok(())
+}
+
+/// The timers of ten thousand nodes must be no load for it: the job's slurmstepd says that it is here.
+fn a_job_that_runs_asks_no_controller(cell: &Context) -> Result<()> {
+    let argv = ["srun", "--mps", "--gres=gpu:1", "/bin/sleep", "60"];
+    let client = cell.bed.spawn(&cell.user, &argv)?;
+    let job = running(&cell.bed.run_dir().join("node1/jobs"))?;
+    let controller = cell.bed.daemon("slurmctld").context("no slurmctld")?;
+    let signal = |signal| nix::sys::signal::kill(nix::unistd::Pid::from_raw(controller), signal);
+    signal(Signal::SIGSTOP)?;
+    let told = mpsctl(cell, "reconcile", "node1");
+    signal(Signal::SIGCONT)?;
+    let (code, said) = told?;
+    let line = format!("job {job}: its scheduler has it here: left alone");
+    ensure!(code == Some(0) && said.contains(&line), "{code:?}: {said}");
+    client.signal(Signal::SIGKILL)?;
+    let _ = client.wait(LIMIT)?;
+    cell.bed.root(&["scancel", &job])?.success()?;
+    cell.bed.wait_idle(LIMIT)
 }
 
 /// Slurm shows an array's jobs and steps by another name than that of their own ids.

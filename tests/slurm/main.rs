@@ -68,6 +68,7 @@ const GROUPS: &[runner::Group] = &[
     unplugged::OPTIONAL,
     unplugged::REQUIRED,
     leftovers::GROUP,
+    leftovers::ALONE,
     no_room::GROUP,
     burst::GROUP,
 ];

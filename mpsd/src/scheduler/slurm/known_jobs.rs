@@ -1,30 +1,95 @@
-//! What a Slurm has on one node: one answer of `squeue` covers all its jobs.
+//! What a Slurm has on one node: a step's own slurmstepd says it, else one answer of `squeue` for all its jobs.
+//!
+//! `squeue -w` loads every job of the cluster and shows those of the node (squeue.c, 22.05 to 26.05): thousands of nodes whose
+//! timers ask are a load for the controller. So it is asked only of a job whose Slurm has no process here.
 
 use super::commands::Installation;
+use super::slurmd;
 use crate::scheduler::known_jobs::{JobState, KnownJobs};
+use crate::sys::process::{Process, ProcessTable};
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::time::Duration;
 
+/// The program of a step, which Debian gives an ending.
+const STEPD: &str = "slurmstepd";
+/// Longest title that is read. Bytes.
+const TITLE: usize = 256;
 /// A busy controller gets this for one answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Asks `slurm` what it has on `node`.
-pub(super) fn ask(slurm: &Installation, node: &str) -> Asked {
-    Asked(SlurmNode::ask(slurm, node))
+/// What `slurm` has on `node`.
+pub(super) fn of(slurm: Installation, node: String) -> Asked {
+    let steps = steps_here().unwrap_or_default();
+    let answer = OnceCell::new();
+    Asked {
+        slurm,
+        node,
+        steps,
+        answer,
+    }
 }
 
-/// What it answered, or why it did not.
-pub(super) struct Asked(Result<SlurmNode, String>);
+/// What is known without the controller, and what it answered, or why it did not.
+pub(super) struct Asked {
+    slurm: Installation,
+    node: String,
+    /// The steps whose slurmstepd runs here.
+    steps: BTreeSet<String>,
+    answer: OnceCell<Result<SlurmNode, String>>,
+}
 
 impl KnownJobs for Asked {
     fn state_of(&self, job: &JobId) -> JobState {
-        match &self.0 {
+        if has(&self.steps, job) {
+            return JobState::Here;
+        }
+        let ask = || SlurmNode::ask(&self.slurm, &self.node);
+        match self.answer.get_or_init(ask) {
             Ok(node) => node.state(job),
             Err(why) => JobState::Undecided(why.clone()),
         }
     }
+}
+
+/// Whether one of `steps` is this one, or one of this job's.
+fn has(steps: &BTreeSet<String>, job: &JobId) -> bool {
+    let job = job.as_str();
+    let is_its = |step: &String| step.split_once('.').is_some_and(|(whole, _)| whole == job);
+    steps.contains(job) || steps.iter().any(is_its)
+}
+
+/// The steps whose slurmstepd runs here, `4711.extern`. `None` where that is not known, or several nodes of Slurm's are on this
+/// host and their processes look alike.
+fn steps_here() -> Option<BTreeSet<String>> {
+    let table = ProcessTable::scan()?;
+    (slurmd::of_nodes(&table) <= 1).then_some(())?;
+    let is_one = |name: &OsStr| name.as_encoded_bytes().starts_with(STEPD.as_bytes());
+    let stepds = table.iter().filter(|entry| is_one(&entry.stat.name));
+    let step = |pid: i32| {
+        let process = Process::find(pid)?;
+        // A set-user-id program that a user started is root's by its effective id alone.
+        let uids = process.uids()?;
+        let program = process.executable()?.path;
+        let is_it = program.file_name()?.to_str()?.starts_with(STEPD);
+        let title = process.command_line(TITLE)?;
+        (uids.real == 0 && uids.effective == 0 && is_it).then(|| step_of(&title))?
+    };
+    Some(stepds.filter_map(|entry| step(entry.stat.id.pid)).collect())
+}
+
+/// The step that a slurmstepd's title names: `slurmstepd: [4711.extern]`. A het job's component, `[4711+1.0]`, has another id of
+/// its own, and is none.
+fn step_of(title: &[u8]) -> Option<String> {
+    let title = std::str::from_utf8(title).ok()?;
+    let (_, named) = title.split_once(": [")?;
+    let (step, _) = named.split_once(']')?;
+    let (job, of_job) = step.split_once('.')?;
+    let plain = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    (plain(of_job) && job.bytes().all(|byte| byte.is_ascii_digit())).then(|| step.to_owned())
 }
 
 /// What Slurm has on one node.

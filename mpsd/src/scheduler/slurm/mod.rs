@@ -133,7 +133,7 @@ impl Located for Here {
     }
 
     fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs> {
-        Box::new(known_jobs::ask(&Installation::find(&self.0, node), node))
+        Box::new(known_jobs::of(Installation::find(&self.0, node), node.to_owned()))
     }
 
     fn controller(&self, node: &str) -> Box<dyn Controller> {

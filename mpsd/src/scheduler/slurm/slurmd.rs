@@ -32,6 +32,15 @@ pub(super) struct Slurmd {
     node: Option<String>,
 }
 
+/// How many nodes of Slurm's have a daemon in `table`.
+pub(super) fn of_nodes(table: &ProcessTable) -> usize {
+    let slurmd = |stat: &Stat| stat.name == DAEMONS[0] || stat.name == DAEMONS[1];
+    let daemons: Vec<_> = table.iter().filter(|entry| slurmd(&entry.stat)).collect();
+    let is_child = |stat: &Stat| daemons.iter().any(|entry| entry.stat.id.pid == stat.parent);
+    let own = |stat: &Stat| !is_child(stat) && Slurmd::read(stat).is_some();
+    daemons.iter().filter(|entry| own(&entry.stat)).count()
+}
+
 impl Slurmd {
     /// That of `node` with the configuration `conf`: the one that started this program, else of all that run here the one
     /// that was started for the node, else the only one. A node's comes before other daemons.

@@ -27,3 +27,29 @@ fn what_squeue_never_prints_decides_nothing() {
     assert!(SlurmNode::parse("slurm_load_jobs error: x\n", "").is_err());
     assert!(SlurmNode::parse("4711|4711\n", "error\n").is_err());
 }
+
+#[test]
+fn a_slurmstepd_names_its_step() {
+    let of = |title: &str| step_of(title.as_bytes());
+    assert_eq!(of("slurmstepd: [4711.extern]\0").as_deref(), Some("4711.extern"));
+    assert_eq!(of("slurmstepd: [4711.0]").as_deref(), Some("4711.0"));
+    for other in [
+        "slurmstepd: [4711+1.0]",
+        "slurmstepd",
+        "/usr/sbin/slurmstepd infinity",
+        "x: [1.]",
+        "x: [a.0]",
+    ] {
+        assert_eq!(of(other), None, "{other}");
+    }
+    let steps = BTreeSet::from(["4711.extern".to_owned(), "4712.0".to_owned()]);
+    for (id, here) in [
+        ("4711", true),
+        ("4712", true),
+        ("4712.0", true),
+        ("4711.0", false),
+        ("471", false),
+    ] {
+        assert_eq!(has(&steps, &job(id)), here, "{id}");
+    }
+}
