@@ -137,7 +137,8 @@ impl<'a> Job<'a> {
         &self.id
     }
 
-    fn directory(&self) -> PathBuf {
+    /// Its directory.
+    pub fn directory(&self) -> PathBuf {
         self.place.run.join("mpsd/jobs").join(&self.id)
     }
 }

@@ -13,6 +13,7 @@ mod gain;
 mod job;
 mod look;
 mod many;
+mod mig;
 mod openmm;
 mod probe;
 mod result;
@@ -75,6 +76,8 @@ enum Part {
     Slurm,
     /// Two GPUs, listed partly and against the order of the bus: MPS on the GPU that the job has without it
     Devices,
+    /// MPS on MIG devices, where the machine has some: what is documented and not verified
+    Mig,
     /// Ranks on two GPUs under every --mps-bind: launches of small kernels, 1 to 16 clients (7 minutes)
     Bind,
     /// All GPUs of the machine: jobs that start and end at once, one job of all, load, a full GPU beside busy ones (3 minutes)
@@ -188,6 +191,9 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
     if part.takes(Part::Devices) {
         let debs = package(options)?.join("debs");
         step(outcome, "devices", |section| devices::run(section, place, &debs))?;
+    }
+    if part.takes(Part::Mig) {
+        step(outcome, "mig", |section| mig::run(section, place, gpu))?;
     }
     if part.takes(Part::Bind) {
         let debs = package(options)?.join("debs");

@@ -36,7 +36,7 @@ pub const CONFINED: Group = Group {
     },
     prepare,
     needs: || no_cgroups(&["devices", "freezer"]),
-    // A task with a device of its own gets the name of the step's first one here, and can open neither (docs/facts/slurm.md).
+    // A task with a device of its own gets the name of the step's first one here, and can open neither (docs/facts/slurm.md#gpus-of-a-job).
     cells: &[
         ("one_device", one_device),
         ("devices_by_type", devices_by_type),

@@ -5,6 +5,7 @@
 //! not certain which one the job goes, there is no answer but a refusal.
 
 use mpsd_core::failure::{Evidence, Fault};
+use mpsd_core::gpu::Mig;
 use mpsd_core::record::RecordDevice;
 use mpsd_core::{Failure, Gpu, GpuUuid, Inventory, Refusal};
 use std::path::PathBuf;
@@ -97,6 +98,14 @@ impl Numbers {
             let own: Result<Vec<&Gpu>, Failure> =
                 given.into_iter().collect::<Result<_, String>>().map_err(doubt);
             return confined(own?, &list, inventory, self.by_uuid);
+        }
+        if let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.mig == Mig::On) {
+            // CUDA shows no whole GPU beside a MIG device (docs/facts/mps-control.md#mig).
+            let why = format!(
+                "GPU {} is in MIG mode, and tasks may open its MIG devices",
+                gpu.index
+            );
+            return Err(doubt(why));
         }
         let free = self.confined.is_some();
         let pairs = self.numbers.iter().zip(given);

@@ -224,6 +224,54 @@ fn nvml_lists_servers_and_clients_as_recorded() {
 }
 
 #[test]
+fn nvml_has_mig_devices_as_its_header_says() {
+    if nvidia() {
+        return;
+    }
+    let bench = Bench::of_double(|b| b.gpus(1, "NVIDIA H200").divided(0, 2));
+    let node = bench.node.as_ref().unwrap();
+    let names = [0, 1].map(|number| tests::double::mig(0, number).uuid);
+    let daemon = bench.daemon_with(&[("CUDA_VISIBLE_DEVICES", &names[1])]);
+    let server = daemon.start_server();
+    let nvml = Nvml::builder().lib_path(node.nvml().as_os_str()).init().unwrap();
+    let gpu = nvml.device_by_index(0).unwrap();
+    assert_eq!(
+        (gpu.mig_mode().unwrap().current, gpu.mig_device_count().unwrap()),
+        (1, 7)
+    );
+    assert!(matches!(gpu.mig_device_by_index(2), Err(NvmlError::NotFound)));
+    assert!(matches!(gpu.compute_mode(), Err(NvmlError::NotSupported)));
+    let devices = names
+        .clone()
+        .map(|name| nvml.device_by_uuid(name.as_str()).unwrap());
+    let pids = |device: &nvml_wrapper::Device<'_>| -> Vec<u32> {
+        let all = device.running_compute_processes().unwrap();
+        all.iter().map(|process| process.pid).collect()
+    };
+    assert_eq!(devices.each_ref().map(pids), [vec![], vec![server]]);
+    assert_eq!(pids(&gpu), [server]);
+    for (number, device) in devices.iter().enumerate() {
+        assert_eq!(device.uuid().unwrap(), names[number]);
+        assert_eq!(
+            device.attributes().unwrap().compute_instance_slice_count,
+            1 << number
+        );
+        assert_eq!(
+            device.memory_info().unwrap().total >> 20,
+            143_771 * (1 << number) / 8
+        );
+        assert_eq!(
+            device.mig_parent_device().unwrap().uuid().unwrap(),
+            gpu.uuid().unwrap()
+        );
+        assert_eq!(device.compute_mode().unwrap(), ComputeMode::Default);
+    }
+    let mut one = nvml.device_by_uuid(names[0].as_str()).unwrap();
+    let refused = one.set_compute_mode(ComputeMode::ExclusiveProcess);
+    assert!(matches!(refused, Err(NvmlError::NotSupported)));
+}
+
+#[test]
 fn nvml_faults() {
     if nvidia() {
         return;

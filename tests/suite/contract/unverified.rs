@@ -3,9 +3,12 @@
 
 use crate::bench::{Bench, nvidia, say};
 use crate::client::Client;
+use tests::double::mig;
+
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// One line each, printed by every run.
-const DOCUMENTED: [&str; 10] = [
+const DOCUMENTED: [&str; 17] = [
     "EXCLUSIVE_PROCESS: a client without MPS fails while another context is on the GPU",
     "EXCLUSIVE_PROCESS: clients under MPS share the GPU, which the server alone holds",
     "EXCLUSIVE_PROCESS: a server cannot start while a foreign context holds the GPU",
@@ -15,6 +18,13 @@ const DOCUMENTED: [&str; 10] = [
     "before Volta a server takes 16 clients, and one fault ends them all",
     "from driver 590 on a GPU takes 60 clients",
     "CUDA_DEVICE_MAX_CONNECTIONS above 2 makes a GPU take fewer clients",
+    "MIG: a control daemon whose CUDA_VISIBLE_DEVICES is a MIG device's UUID serves that device alone",
+    "MIG: a process sees one MIG device, the first of several, and no whole GPU beside it",
+    "MIG: a memory limit of that daemon holds by index 0; by UUID it may not",
+    "MIG: a server takes its device's part of the clients",
+    "MIG: EXCLUSIVE_PROCESS is not supported, and only a MIG device's handle tells a compute mode",
+    "MIG: NVML lists a device's own server and clients through the handle of its UUID",
+    "MIG: a program needs the files of its device's two capabilities beside its GPU's",
     "a server shows no MIG devices of several GPUs at once",
 ];
 
@@ -26,6 +36,41 @@ fn documented_and_not_verified() {
     if nvidia() {
         say("the tests of namespaces, users and limits above ran against NVIDIA's program");
     }
+}
+
+#[test]
+fn a_daemon_of_a_mig_device_serves_it_alone_and_takes_limits_by_index() {
+    if nvidia() {
+        return;
+    }
+    let bench = Bench::of_double(|b| b.gpus(2, "NVIDIA H200").divided(0, 2));
+    let (own, other) = (mig(0, 1).uuid, mig(0, 0).uuid);
+    let outside = |visible: &str| {
+        let outcome = Client::new(&bench).env(VISIBLE, visible).run();
+        outcome.record()["uuids"].clone()
+    };
+    let whole = bench.gpus[1].uuid.as_str();
+    for visible in [format!("{own},{other}"), format!("{own},{whole}")] {
+        assert_eq!(outside(&visible), serde_json::json!([own]), "{visible}");
+    }
+    for (name, holds) in [("0", true), (own.as_str(), false)] {
+        let daemon = bench.daemon_with(&[(VISIBLE, &own)]);
+        daemon.say(&format!("set_default_device_pinned_mem_limit {name} 5G"));
+        for visible in [own.as_str(), "0"] {
+            let outcome = daemon.client().env(VISIBLE, visible).run();
+            let record = outcome.record();
+            assert!(crate::client::under_mps(record), "{record}");
+            assert_eq!(record["uuids"], serde_json::json!([own]), "{visible}");
+            let limited = crate::client::of_first_gpu(record, "free_mib") <= 5120;
+            assert_eq!(limited, holds, "limit by {name}");
+        }
+        assert_eq!(daemon.client().env(VISIBLE, &other).run().error(), Some(100));
+    }
+    // 48 clients by 1 of 7 slices.
+    let small = bench.daemon_with(&[(VISIBLE, &other)]);
+    let holding: Vec<_> = (0..6).map(|_| small.client().holding(20).hold()).collect();
+    assert_eq!(small.client().run().error(), Some(808));
+    drop(holding);
 }
 
 fn double(mode: &str) -> Option<Bench> {

@@ -202,12 +202,23 @@ fn look(
     let allocated = cap.map(|cap_mib| device.allocatable(cap_mib)).transpose()?;
     Ok(GpuReport {
         index,
-        mps_listed: witness::lists(witness, &facts.uuid, std::process::id()),
+        mps_listed: witness::lists(witness, &name_in_nvml(&facts.uuid), std::process::id()),
         facts,
         allocatable_mib: allocated.map(|(mib, _)| mib),
         allocation_capped: allocated.is_some_and(|(_, capped)| capped),
         memset_ok,
     })
+}
+
+/// What NVML is asked by: a MIG device is the only device that a process sees, and `cuDeviceGetUuid` may tell its GPU's UUID
+/// (docs/facts/mps-control.md#mig).
+fn name_in_nvml(uuid: &str) -> String {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let first = visible.split(',').next().unwrap_or_default().trim();
+    match first.starts_with(mpsd_core::gpu::MIG) {
+        true => first.to_owned(),
+        false => uuid.to_owned(),
+    }
 }
 
 fn show(options: &Options, report: &Report) -> io::Result<()> {

@@ -359,6 +359,28 @@ fn what_slurm_finds_by_itself() {
 }
 
 #[test]
+fn beside_a_divided_gpu_a_number_is_no_guess() {
+    let mut divided = node(SITE.minors);
+    divided.gpus[3].mig = mpsd_core::gpu::Mig::On;
+    // Its tasks can open nothing else, and CUDA counts from there.
+    assert_eq!(
+        SITE.gpus(CONFINED, &divided),
+        SITE.gpus(CONFINED, &node(SITE.minors))
+    );
+    assert!(SITE.gpus(FREE, &divided).unwrap_err().contains("MIG mode"));
+    // MIG devices are places in Slurm's own list: more than there are GPUs.
+    let found = Case {
+        gres: "AutoDetect=nvml\n",
+        granted: "gpu:6",
+        ..SITE
+    };
+    for task in [CONFINED, FREE] {
+        let why = found.gpus(task, &divided).unwrap_err();
+        assert!(why.contains("certain"), "{why}");
+    }
+}
+
+#[test]
 fn what_cannot_be_read_is_no_guess() {
     let lost = "Name=gpu File=/dev/nvidia\n";
     let case = Case { gres: lost, ..SITE };
