@@ -180,6 +180,15 @@ pub static ROWS: &[Row] = &[
         source: "mps-control.md#starting",
     },
     Row {
+        name: "Nsight Compute",
+        codes: &[],
+        words: &["==prof==", "ncu", "nsight compute"],
+        cause: "ncu must be told of MPS: a process of its own controls, and each client is started by ncu as one (documented, not tried)",
+        remedy: "ncu --mps=control --mps-num-clients=N once, and the N ranks by ncu --mps=client, one of them --mps=primary-client; or profile one \
+                 rank in a job without --mps",
+        source: "mps-control.md#programs-that-read-the-variables-themselves",
+    },
+    Row {
         name: "NCCL: several ranks on one GPU",
         codes: &[],
         words: &["duplicate gpu detected"],

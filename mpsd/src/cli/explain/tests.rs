@@ -171,3 +171,18 @@ fn what_logs_and_programs_write_is_found_and_made_fit_for_a_terminal() {
     let long = format!("{}\nDuplicate GPU detected\n", "x".repeat(100_000));
     assert_eq!(read(long.as_bytes()).unwrap(), ["Duplicate GPU detected"]);
 }
+
+#[test]
+fn a_log_of_the_profiler_says_how_it_is_told_of_mps() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        &log,
+        "==PROF== Connected to process 4711 (/home/alice/simulate)\n",
+    )
+    .unwrap();
+    let text = explained(log.path().to_str().unwrap());
+    assert!(
+        text.starts_with("Nsight Compute\n") && text.contains("--mps=control"),
+        "{text}"
+    );
+}
