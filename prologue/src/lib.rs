@@ -7,7 +7,7 @@ pub mod arguments;
 
 use arguments::{Arguments, Wait};
 use clap::Parser;
-use mpsd::job::node::{Console, Severity};
+use mpsd::job::node::{Console, Severity, Store as _};
 use mpsd::job::{self, Job, Scheduled, Until, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
@@ -263,6 +263,7 @@ fn is_left_to_shell(arguments: &Arguments, submission: &Submission, failure: &Fa
     let to_shell = outcome::is_told_by_shell(submission, failure, &Site::of(&settings));
     let uid = find_user(&submission.user).map_or(0, |user| user.uid);
     let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
+    node.count_failure(failure.kind());
     let recorded =
         (arguments.record || to_shell) && outcome::leave_record(&mut node, &submission.job, uid, failure);
     let told = to_shell && recorded;

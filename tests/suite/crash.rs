@@ -373,6 +373,7 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
     }
     assert!(!world.borrow().complaints.is_empty(), "{name}: nobody is told");
     assert_eq!(world.borrow().drains.len(), usize::from(fault), "{name}: drains");
+    assert_eq!(world.borrow().failed.len(), 1, "{name}: counted");
     world.borrow_mut().settle();
     let mut left = world.borrow().picture();
     let id = scenario.id();

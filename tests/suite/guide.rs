@@ -14,6 +14,8 @@ const BLOCKS: [&str; 4] = ["sh", "bash", "toml", "text"];
 type Row = (&'static str, &'static str, &'static str);
 
 const ADMIN: &str = "packaging/tests/packages/admin.rs";
+const MONITORING: &str = "packaging/tests/packages/monitoring.rs";
+const PROMETHEUS: &str = "commands(\"metrics.md\", \"Prometheus\")";
 const REPOSITORY: &str = "packaging/tests/packages/repository.rs";
 const APT: &str = "commands(\"install.md\", \"From a repository with apt\")";
 const INSTALL: &str = "tests/mom/install.rs";
@@ -148,6 +150,32 @@ const RUN: &[Row] = &[
          --require-mps",
         CONTAINERS,
         "commands(\"containers.md\", \"To see whether a container is attached\")",
+    ),
+    // Metrics and audit trail
+    (
+        "systemctl enable --now mpsd-metrics.timer",
+        MONITORING,
+        PROMETHEUS,
+    ),
+    (
+        "promtool check rules /usr/share/mpsd/monitoring/mpsd.rules.yml",
+        MONITORING,
+        PROMETHEUS,
+    ),
+    (
+        "journalctl --no-pager MPSD_EVENT=begin --since=-7d",
+        ADMIN,
+        "commands(\"metrics.md\", \"Who had MPS\")",
+    ),
+    (
+        "journalctl --no-pager MPSD_JOB=2 --output=verbose",
+        ADMIN,
+        "commands(\"metrics.md\", \"Who had MPS\")",
+    ),
+    (
+        "journalctl --no-pager MPSD_UID=1000 --output=json --output-fields=MPSD_EVENT,MPSD_JOB,MPSD_GPU,MPSD_LIMITS",
+        ADMIN,
+        "commands(\"metrics.md\", \"Who had MPS\")",
     ),
     // Torque and OpenPBS
     (

@@ -21,6 +21,7 @@ mod inheritance;
 mod kills;
 mod known_gaps;
 mod lifted;
+mod metrics;
 mod mig;
 mod mpsctl;
 mod plans;

@@ -49,6 +49,8 @@ fn files(place: &Place) -> Vec<PathBuf> {
         .flatten()
         .flatten()
         .map(|entry| entry.path())
+        // Beside them stand the counters, which are no job's.
+        .filter(|path| path.extension().is_some_and(|end| end == "json"))
         .collect()
 }
 

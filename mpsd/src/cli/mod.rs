@@ -7,6 +7,7 @@ pub mod env;
 pub mod examples;
 pub mod exec;
 pub mod explain;
+pub mod metrics;
 pub mod mpsctl;
 pub mod plan;
 pub mod programs;

@@ -6,6 +6,7 @@ use super::env::{Env, Shell};
 use super::examples;
 use super::exec::Exec;
 use super::explain::Explain;
+use super::metrics::Metrics;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::report::Report as ReportVerb;
@@ -73,6 +74,12 @@ enum Verb {
     /// MPS on the same node, which sees what the first one left. A job that is late, or whose selftest is interrupted, is
     /// cancelled. Exit status: 0 all lines are OK; 1 something could not be looked at (WARN); 2 a FAIL.
     Selftest(Selftest),
+    /// Print numbers about MPS on this node for Prometheus (root)
+    ///
+    /// Jobs, clients and memory by job and GPU, GPUs without a client, drains; and what has been counted since the first job:
+    /// starts that failed, ends, times. With --textfile as the file that node_exporter reads; mpsd-metrics.timer does so every minute.
+    /// No process of a user's is asked. Exit status: 2 where NVML or the counters cannot be read; the rest is there.
+    Metrics(Metrics),
     /// Print what root would do here for a job, and do nothing of it
     ///
     /// Takes what mps-prologue takes; or, for a job that no scheduler tells of, --user, --request and --gpus.
@@ -176,6 +183,7 @@ pub fn main() -> u8 {
         Verb::Sweep(verb) => sweep(&config, &verb),
         Verb::Report(verb) => report(&config, &verb),
         Verb::Selftest(verb) => selftest(&config, &verb),
+        Verb::Metrics(verb) => metrics(&config, &verb),
         Verb::Plan(verb) => {
             let env = |name: &str| std::env::var(name).ok();
             print(programs().and_then(|dir| verb.run(&config, &dir.join("mpsd"), &env, json)))
@@ -315,6 +323,16 @@ fn report(config: &Path, verb: &ReportVerb) -> u8 {
     if !nix::unistd::geteuid().is_root() {
         let why = "they are root's: whoever may read a file can keep it from being removed";
         return failed(&Refusal::new("the job reports", why, "root").into());
+    }
+    let name = verb.node.clone().unwrap_or_else(|| ThisHost.name());
+    let code = settings(config, &name).and_then(|settings| verb.run(&settings));
+    code.unwrap_or_else(|failure| failed(&failure))
+}
+
+fn metrics(config: &Path, verb: &Metrics) -> u8 {
+    if !nix::unistd::geteuid().is_root() {
+        let why = "it reads the journals of all jobs";
+        return failed(&Refusal::new("metrics", why, "root").into());
     }
     let name = verb.node.clone().unwrap_or_else(|| ThisHost.name());
     let code = settings(config, &name).and_then(|settings| verb.run(&settings));

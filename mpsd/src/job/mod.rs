@@ -17,6 +17,7 @@ pub mod report;
 pub mod spec;
 pub mod suspicion;
 pub(crate) mod sweep;
+pub mod tally;
 mod undo;
 
 pub use account::Account;

@@ -12,7 +12,7 @@ use crate::scheduler::Requeued;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
 pub use crate::sys::process::Thread;
-use mpsd_core::failure::Fault;
+use mpsd_core::failure::{FailureKind, Fault};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::{Daemon, Record};
 use mpsd_core::seen::Seen;
@@ -194,6 +194,9 @@ pub trait Store {
     fn take_seen(&mut self, job: &JobId) -> Option<Seen>;
     /// Keeps the job's report, as far as that can be done at once: nothing waits for it, and nothing fails with it.
     fn keep_report(&mut self, report: &Report);
+
+    /// Counts a start that failed, as far as that can be done at once.
+    fn count_failure(&mut self, kind: FailureKind);
 
     /// What the file system of the users' directories has too little of for a start, in words.
     fn lacking(&self) -> Option<String>;

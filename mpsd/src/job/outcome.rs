@@ -135,6 +135,7 @@ fn complain(node: &mut impl Node, job: &JobId, failure: &Failure) {
     node.complain(&format!("job {job}: {failure}"));
 }
 
+/// To the node's log, and counted.
 fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
     let severity = match failure.kind() {
         FailureKind::Refusal => Severity::Info,
@@ -142,6 +143,7 @@ fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
         FailureKind::Fault => Severity::Error,
     };
     node.log(severity, &format!("{}: job {job}: {failure}", failure.kind()));
+    node.count_failure(failure.kind());
 }
 
 /// Whether the node is drained now, for the failure itself or for what its rollback found.

@@ -66,6 +66,12 @@ impl Report {
         format!("{}.{}.json", self.job.directory_name(), self.began)
     }
 
+    /// Somebody looked, and saw no client on one of its GPUs at any time.
+    pub fn had_idle_gpu(&self) -> bool {
+        let looked = self.said_by_user.as_ref().filter(|seen| !seen.gpus.is_empty());
+        looked.is_some_and(|seen| seen.gpus.len() < self.gpus.len())
+    }
+
     /// This report of a later end, together with the `earlier` one of the same job: what was found, done and said at the
     /// first end stays, and the later one says how the node is now. After an end that left the node as before there is
     /// none: then this is another job's.

@@ -4,11 +4,15 @@
 //! removes it then waits. So no user may open a report.
 
 use crate::job::report::{Report, VERSION, began};
+use crate::job::tally::Tally;
+use crate::scheduler::drain::{Marker, markers};
 use crate::sys::deadline::Deadline;
 use crate::sys::files::Dir;
 use crate::sys::guard::ask;
 use mpsd_core::Paths;
 use mpsd_core::config::Reports;
+use mpsd_core::failure::FailureKind;
+use serde::{Deserialize, Serialize};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
@@ -26,6 +30,11 @@ const LONGEST: usize = 1 << 20;
 const MOST_NAMES: usize = 200_000;
 /// Time to write one and to remove old ones: an end waits for it, and no longer.
 const WRITE_TIME: Duration = Duration::from_millis(500);
+/// Time to read the numbers, and our drains, which lie on the same disk.
+const READ_TIME: Duration = Duration::from_secs(2);
+/// The numbers, and their lock.
+const COUNTERS: &str = "counters";
+const COUNTERS_LOCK: &str = ".counters.lock";
 /// A file that was begun so long ago has nobody who ends it: whoever writes one is killed after [`WRITE_TIME`]. Seconds.
 const ABANDONED: u64 = 60;
 
@@ -37,10 +46,11 @@ pub fn write(paths: &Paths, rule: &Reports, report: &Report, limit: Duration) ->
     if rule.keep == 0 {
         return Ok(());
     }
-    let question = || {
-        let written = write_here(paths, rule, report);
-        written.err().unwrap_or_default().into_bytes()
-    };
+    by_child(limit, || write_here(paths, rule, report))
+}
+
+fn by_child(limit: Duration, write: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    let question = || write().err().unwrap_or_default().into_bytes();
     match ask(Deadline::after(WRITE_TIME.min(limit)), question) {
         Ok(none) if none.is_empty() => Ok(()),
         Ok(why) => Err(String::from_utf8_lossy(&why).into_owned()),
@@ -48,7 +58,82 @@ pub fn write(paths: &Paths, rule: &Reports, report: &Report, limit: Duration) ->
     }
 }
 
-fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), String> {
+/// Counts a start that failed, in a child as [`write()`].
+///
+/// # Errors
+/// One line; nothing else is lost.
+pub fn count_failure(
+    paths: &Paths,
+    rule: &Reports,
+    kind: FailureKind,
+    limit: Duration,
+) -> Result<(), String> {
+    if rule.keep == 0 {
+        return Ok(());
+    }
+    by_child(limit, || {
+        change(&directory(paths)?, |tally| tally.failed(kind)).map(drop)
+    })
+}
+
+/// The numbers, with `ready` jobs that have their MPS now, and how many drains of ours wait and how many have got through. In a
+/// child as [`write()`].
+///
+/// # Errors
+/// One line.
+pub fn counted(paths: &Paths, rule: &Reports, ready: u64) -> Result<Counted, String> {
+    let question = || {
+        let counted = || {
+            let tally = match rule.keep {
+                0 => None,
+                _ => Some(change(&directory(paths)?, |tally| tally.look(ready))?),
+            };
+            let delivered = |marker: &Marker| marker.delivered;
+            let (got, wait): (Vec<Marker>, _) = markers::all(paths).into_iter().partition(delivered);
+            Ok(Counted {
+                tally,
+                drains: got.len(),
+                waiting: wait.len(),
+            })
+        };
+        let answer: Result<Counted, String> = counted();
+        serde_json::to_vec(&answer).unwrap_or_default()
+    };
+    let answer = ask(Deadline::after(READ_TIME), question).map_err(|none| none.to_string())?;
+    serde_json::from_slice(&answer).map_err(|e| e.to_string())?
+}
+
+/// What [`counted`] tells.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// Since anything was counted on this node; `None`: the site has nothing written down.
+    pub tally: Option<Tally>,
+    /// Drains of ours that the scheduler has got.
+    pub drains: usize,
+    /// Those that it has not.
+    pub waiting: usize,
+}
+
+/// Changes the numbers under their lock; what they are then.
+fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, String> {
+    let held = reports.lock(COUNTERS_LOCK, Deadline::after(WRITE_TIME / 2));
+    let _held = held.map_err(|e| e.to_string())?;
+    let bytes = reports.read_limited(COUNTERS, LONGEST);
+    let bytes = bytes.map_err(|e| e.to_string())?.unwrap_or_default();
+    // Garbled after a crash of the node: counted anew, as after any reset of a counter.
+    let before: Tally = serde_json::from_slice(&bytes).unwrap_or_default();
+    let mut tally = before.clone();
+    change(&mut tally);
+    if tally != before {
+        let text = serde_json::to_vec(&tally).map_err(|e| e.to_string())?;
+        let written = reports.write_whole(COUNTERS, &text, FILE);
+        written.map_err(|e| e.to_string())?;
+    }
+    Ok(tally)
+}
+
+/// The directory of the reports, made where it is not there.
+fn directory(paths: &Paths) -> Result<Dir, String> {
     // On a node without tmpfiles it is not there before the first drain or report.
     let made = DirBuilder::new()
         .recursive(true)
@@ -58,17 +143,26 @@ fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), Stri
     let state = Dir::open(paths.state()).map_err(|e| e.to_string())?;
     let name = paths.reports();
     let name = name.file_name().unwrap_or_default();
-    let (reports, _) = state
-        .create_dir(name, SECRET, (0, 0))
-        .map_err(|e| e.to_string())?;
+    let made = state.create_dir(name, SECRET, (0, 0));
+    made.map(|(reports, _)| reports).map_err(|e| e.to_string())
+}
+
+fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), String> {
+    let reports = directory(paths)?;
     let name = report.file_name();
-    let report = match earlier(&reports, &name) {
+    let earlier = earlier(&reports, &name);
+    // A later end of a job that has been counted.
+    let is_counted = earlier.as_ref().is_some_and(|earlier| !earlier.as_before);
+    let report = match earlier {
         Some(earlier) => report.clone().after(earlier),
         None => report.clone(),
     };
     let text = serde_json::to_vec(&report).map_err(|e| e.to_string())?;
     let written = reports.write_whole(name, &text, FILE);
     written.map_err(|e| e.to_string())?;
+    if !is_counted {
+        change(&reports, |tally| tally.end(&report))?;
+    }
     let oldest = now().saturating_sub(u64::from(rule.days) * 86_400);
     let all = listed(&reports)?;
     let mut gone = unfinished(&reports, &all, now().saturating_sub(ABANDONED));

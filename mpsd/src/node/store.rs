@@ -10,7 +10,7 @@ use crate::job::suspicion::Suspicion;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, LOCK};
 use crate::sys::guard::{NoAnswer, ask};
-use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD, SEEN};
 use mpsd_core::record::{self, Look, Record, State};
 use mpsd_core::seen::{self, Seen};
@@ -376,6 +376,16 @@ impl Store for RealNode {
         if let Err(why) = reports::write(&self.paths, &self.reports, report, self.teardown / 4) {
             let line = format!("job {}: no report: {why}", report.job);
             log::line(self.program, Severity::Info, &line);
+        }
+    }
+
+    fn count_failure(&mut self, kind: FailureKind) {
+        if let Err(why) = reports::count_failure(&self.paths, &self.reports, kind, self.teardown / 4) {
+            log::line(
+                self.program,
+                Severity::Info,
+                &format!("a failed start is not counted: {why}"),
+            );
         }
     }
 

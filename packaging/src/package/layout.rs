@@ -129,7 +129,7 @@ pub fn entries() -> Vec<Entry> {
     all
 }
 
-const BASE: [Entry; 24] = {
+const BASE: [Entry; 26] = {
     use Package::Base;
     use Source::{Crates, Directory, Link, Man, Program, Repository};
     [
@@ -166,6 +166,18 @@ const BASE: [Entry; 24] = {
             Directory("etc/systemd/system"),
         ),
         entry(Base, "/usr/lib/tmpfiles.d", FILE, Directory("etc/tmpfiles.d")),
+        entry(
+            Base,
+            "/usr/share/mpsd/monitoring/mpsd.rules.yml",
+            FILE,
+            Repository("docs/examples/mpsd.rules.yml"),
+        ),
+        entry(
+            Base,
+            "/usr/share/mpsd/monitoring/mpsd.dashboard.json",
+            FILE,
+            Repository("docs/examples/mpsd.dashboard.json"),
+        ),
         entry(Base, "/usr/share/man/man1/mpsctl.1", FILE, Man),
         entry(Base, "/usr/share/man/man1/mps-probe.1", FILE, Man),
         entry(Base, "/usr/share/man/man5/mpsd.toml.5", FILE, Man),

@@ -13,7 +13,7 @@ use crate::cluster::{self, CLIENT, Cluster, USER, VENDOR, listed};
 use crate::guide::{commands, script};
 use crate::machine::{Cgroup, Machine};
 use crate::root::Root;
-use crate::{NAMES, debian, newer, package, packages, repository, said, skip, units};
+use crate::{NAMES, debian, monitoring, newer, package, packages, repository, said, skip, units};
 
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What changes by itself, or is the package manager's own memory.
@@ -68,12 +68,16 @@ fn by_the_guide(suite: &'static str) {
         simulate(root);
         jobs(&mut cluster);
         quick_start(&mut cluster);
+        who_had_mps(&cluster);
         report_a_problem(&cluster);
         let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("held-client-{suite}"));
         units::reach_the_simulated_gpus(&cluster.machine);
         units::are_rated(&cluster.machine);
         units::reconcile_in_their_sandbox(&mut cluster, &note);
         units::look_again_once(&mut cluster.machine);
+        if suite == "bookworm" {
+            monitoring::tells_of_jobs_and_of_a_drain(&mut cluster, &note);
+        }
         restart_and_upgrade(&mut cluster, &note);
         remove(root, &mut cluster, &before);
         repository::apt_installs_from_it(root, &cluster);
@@ -197,6 +201,24 @@ fn quick_start(cluster: &mut Cluster) {
     cluster
         .machine
         .run(&["sh", "-ec", &format!("cd {home}; rm solver job.sh slurm-*.out")]);
+}
+
+/// The guide's questions to the journal are answered: the second job was the first with MPS.
+fn who_had_mps(cluster: &Cluster) {
+    cluster.machine.run(&["journalctl", "--sync"]);
+    let told = [
+        ["MPS ready for user 'worker' on GPU-", ": threads 25 %"],
+        ["MPSD_EVENT=end", "MPSD_LIMITS=threads 25 %"],
+        ["\"MPSD_EVENT\":\"end\"", "\"MPSD_LIMITS\":\"threads 25 %\""],
+    ];
+    let lines = commands("metrics.md", "Who had MPS");
+    assert_eq!(lines.len(), told.len());
+    for (line, words) in lines.iter().zip(told) {
+        let text = cluster.administrator(line);
+        for word in words {
+            assert!(text.contains(word), "{line}: no '{word}': {text}");
+        }
+    }
 }
 
 /// The bundle of a node on which jobs ran: the checks' lines and our programs' are in it, and it is root's alone.

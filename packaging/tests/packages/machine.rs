@@ -167,6 +167,11 @@ impl Machine {
         Path::new(&format!("/proc/{}/root", self.init)).join(path.trim_start_matches('/'))
     }
 
+    /// Its network, for nsenter(1).
+    pub fn network(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.init))
+    }
+
     /// A command in it, as root.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");

@@ -11,6 +11,7 @@ mod debian;
 mod guide;
 mod install;
 mod machine;
+mod monitoring;
 mod repository;
 mod root;
 mod slurm;

@@ -46,7 +46,12 @@ fn text(name: &str) -> String {
 fn every_unit_that_runs_a_command_is_confined() {
     assert_eq!(
         services(),
-        ["mpsd-boot.service", "mpsd-reconcile.service", "mpsd.service"]
+        [
+            "mpsd-boot.service",
+            "mpsd-metrics.service",
+            "mpsd-reconcile.service",
+            "mpsd.service"
+        ]
     );
     for name in services() {
         let mut command = Command::new("systemd-analyze");
@@ -62,14 +67,16 @@ fn every_unit_that_runs_a_command_is_confined() {
 fn sandbox(name: &str) -> String {
     let text = text(name);
     let (_, sandbox) = text
-        .split_once("\n# The sandbox of both units that run mpsctl;")
+        .split_once("\n# The sandbox of all units that run mpsctl;")
         .unwrap();
     sandbox.to_owned()
 }
 
 #[test]
-fn both_units_that_run_mpsctl_have_the_same_sandbox() {
-    assert_eq!(sandbox("mpsd-boot.service"), sandbox("mpsd-reconcile.service"));
+fn all_units_that_run_mpsctl_have_the_same_sandbox() {
+    for name in ["mpsd-boot.service", "mpsd-metrics.service"] {
+        assert_eq!(sandbox(name), sandbox("mpsd-reconcile.service"), "{name}");
+    }
 }
 
 /// A setting that systemd applies to the unit's cgroup holds for every job's daemon below it.
@@ -114,7 +121,7 @@ pub fn have_been_those_of_0_1_0(machine: &Machine) {
 
 /// The simulated GPUs keep their modes in files, where real ones have a driver.
 pub fn reach_the_simulated_gpus(machine: &Machine) {
-    for unit in ["mpsd-reconcile", "mpsd-boot"] {
+    for unit in ["mpsd-reconcile", "mpsd-boot", "mpsd-metrics"] {
         let dir = machine.at(&format!("/run/systemd/system/{unit}.service.d"));
         fs::create_dir_all(&dir).unwrap();
         fs::write(

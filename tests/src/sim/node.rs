@@ -13,7 +13,7 @@ use mpsd::job::suspicion::Suspicion;
 use mpsd::scheduler::drain::Place;
 use mpsd::scheduler::{Requeued, Scheduler};
 use mpsd::sys::deadline::Deadline;
-use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{Daemon, Record, State};
@@ -362,6 +362,10 @@ impl Store for Sim {
     fn keep_report(&mut self, report: &Report) {
         let report = report.clone();
         self.step(|world| world.reports.push(report));
+    }
+
+    fn count_failure(&mut self, kind: FailureKind) {
+        self.world.borrow_mut().failed.push(kind);
     }
 
     fn lacking(&self) -> Option<String> {

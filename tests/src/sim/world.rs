@@ -6,6 +6,7 @@ use mpsd::job::ladder::Rung;
 use mpsd::job::node::{Role, Thread, Waiting};
 use mpsd::job::report::Report;
 use mpsd::job::suspicion::Suspicion;
+use mpsd_core::failure::FailureKind;
 use mpsd_core::record::Record;
 use mpsd_core::{ComputeMode, GpuUuid, Inventory, JobId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +105,8 @@ pub struct World {
     pub complaints: Vec<String>,
     /// The reports of jobs that have ended: they stay on purpose.
     pub reports: Vec<Report>,
+    /// The kinds of the starts that failed.
+    pub failed: Vec<FailureKind>,
     /// Lines logged.
     pub log: Vec<String>,
     /// The locks that are held now.

@@ -45,14 +45,9 @@ pub fn lines(reports: &[Report]) -> Vec<String> {
         ),
         format!(
             "a GPU without a client at any look: {}",
-            reports.iter().filter(|r| idle(r)).count()
+            count(Report::had_idle_gpu)
         ),
     ]
-}
-
-fn idle(report: &Report) -> bool {
-    let looked = report.said_by_user.as_ref().filter(|seen| !seen.gpus.is_empty());
-    looked.is_some_and(|seen| seen.gpus.len() < report.gpus.len())
 }
 
 fn times(of: &str, values: impl Iterator<Item = u64>) -> String {

@@ -1,0 +1,133 @@
+//! What became of the jobs of this node, in numbers that only grow: they outlive the reports, of which so many are kept.
+
+use super::report::Report;
+use mpsd_core::failure::FailureKind;
+use mpsd_core::seen::Seen;
+use serde::{Deserialize, Serialize};
+
+/// Upper ends of the classes of times. Milliseconds.
+pub const CLASSES: [u64; 9] = [50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000];
+
+/// How long something took, by class.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// How many fell into each of [`CLASSES`] and into none before it.
+    pub within: [u64; CLASSES.len()],
+    /// How many there were.
+    pub count: u64,
+    /// What they took together. Milliseconds.
+    pub sum_ms: u64,
+}
+
+impl Times {
+    fn add(&mut self, ms: u64) {
+        if let Some(class) = CLASSES.iter().position(|end| ms <= *end) {
+            self.within[class] += 1;
+        }
+        self.count += 1;
+        self.sum_ms = self.sum_ms.saturating_add(ms);
+    }
+}
+
+/// The numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tally {
+    /// The most jobs whose MPS is known to have become ready: those that have ended, and those there at a look.
+    pub begun: u64,
+    /// Jobs with MPS that have ended.
+    pub ended: u64,
+    /// Those of them after which the node was not as before.
+    pub left: u64,
+    /// Those for which the node was drained.
+    pub drained: u64,
+    /// Time to ready of those whose MPS was.
+    pub ready: Times,
+    /// How long their ends took.
+    pub teardown: Times,
+    /// Starts that failed: refusals.
+    pub refusals: u64,
+    /// Faults.
+    pub faults: u64,
+    /// And whatever proves nothing.
+    pub undetermined: u64,
+    /// Jobs whose `mpsd` says that they lost a server.
+    pub server_lost: u64,
+    /// A control daemon.
+    pub daemon_lost: u64,
+    /// Had a client that caused a fatal GPU error.
+    pub fatal_client: u64,
+    /// Had a client that got no context.
+    pub refused_client: u64,
+    /// Had a client over its memory limit.
+    pub over_memory: u64,
+    /// Had a GPU that no client used at any look.
+    pub idle_gpu: u64,
+}
+
+impl Tally {
+    /// A job has ended.
+    pub fn end(&mut self, report: &Report) {
+        self.ended += 1;
+        self.left += u64::from(!report.as_before);
+        self.drained += u64::from(report.drained);
+        if let Some(ms) = report.ready_ms {
+            self.ready.add(ms);
+        }
+        self.teardown.add(report.teardown_ms);
+        if let Some(seen) = &report.said_by_user {
+            self.said(seen);
+        }
+        self.idle_gpu += u64::from(report.had_idle_gpu());
+    }
+
+    fn said(&mut self, seen: &Seen) {
+        self.server_lost += u64::from(!seen.servers_lost.is_empty());
+        self.daemon_lost += u64::from(!seen.daemons_lost.is_empty());
+        self.fatal_client += u64::from(!seen.fatal.is_empty());
+        self.refused_client += u64::from(!seen.refused.is_empty());
+        self.over_memory += u64::from(!seen.over_memory.is_empty());
+    }
+
+    /// A start has failed.
+    pub fn failed(&mut self, kind: FailureKind) {
+        *match kind {
+            FailureKind::Refusal => &mut self.refusals,
+            FailureKind::Fault => &mut self.faults,
+            FailureKind::Undetermined => &mut self.undetermined,
+        } += 1;
+    }
+
+    /// So many jobs have their MPS now. Of those that begin and end between two looks their end tells.
+    pub fn look(&mut self, ready: u64) {
+        self.begun = self.begun.max(self.ready.count.saturating_add(ready));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_of_one_class_and_the_longest_of_none() {
+        let mut times = Times::default();
+        for ms in [0, 50, 51, 20_000, 20_001] {
+            times.add(ms);
+        }
+        assert_eq!(times.within, [2, 1, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!((times.count, times.sum_ms), (5, 40_102));
+    }
+
+    #[test]
+    fn a_job_that_ends_between_two_looks_takes_nothing_back() {
+        let mut tally = Tally::default();
+        tally.look(2);
+        tally.ready.add(9);
+        tally.look(0);
+        assert_eq!(tally.begun, 2, "one has ended, and its report is to come");
+        tally.ready.add(9);
+        tally.ready.add(9);
+        tally.look(1);
+        assert_eq!(tally.begun, 4);
+    }
+}
