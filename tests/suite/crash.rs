@@ -2,6 +2,7 @@
 //! changes, or a call of theirs fails; then an epilogue runs, and the node must be exactly as it was before.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use mpsd::job::ladder::Rung;
@@ -15,11 +16,18 @@ use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Living, Sim, Trouble, World, living, silence_kills};
 
+/// Both exporters.
+const TOLD: &str = "[metrics]\ndcgm_job_map = \"/run/map\"\ngpustat = \"/run/gpustat\"";
+
 /// The scenarios whose every crash is tried. More GPUs or daemons add points, not kinds of them.
 fn scenarios() -> Vec<Scenario> {
     vec![
         Scenario::new("exclusive", "MPS=true,MPS_THREADS=25,MPS_MEM=4G", 2),
         Scenario::new("shared", "MPS=true", 1).devices(|d| d.exclusive = Exclusive::Shared),
+        Scenario::new("shared and told", "MPS=true", 1)
+            .config(TOLD)
+            .devices(|d| d.exclusive = Exclusive::Shared),
+        Scenario::new("told", "MPS=true", 2).config("[metrics]\ngpustat = \"/run/gpustat\""),
         Scenario::new("per-gpu", "MPS=per-gpu", 2),
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
         Scenario::new("no cgroup", "MPS=true", 1).config("cgroup = \"none\""),
@@ -39,6 +47,12 @@ fn before(scenario: &Scenario) -> World {
         let gpu = scenario.inventory.gpus[0].uuid.clone();
         let other = JobId::parse("1234").expect("job id");
         world.gpu_locks.insert(gpu.clone());
+        if scenario.config == TOLD {
+            let map = (PathBuf::from("/run/map"), "0".to_owned());
+            world.told.insert(map, "1234\n".to_owned());
+            let stat = (PathBuf::from("/run/gpustat"), gpu.to_string());
+            world.told.insert(stat, format!("1234 {}\n", UID + 1));
+        }
         world
             .accounts
             .insert(gpu.clone(), Account::join(None, &other, ComputeMode::Default));
@@ -478,6 +492,26 @@ fn a_start_that_fails_for_two_users_is_told_and_is_evidence_only_where_the_site_
         "{failed:?}"
     );
     restored(&world, &scenario, "failed starts");
+}
+
+#[test]
+fn other_exporters_have_the_job_beside_others_while_it_runs_and_none_fails_for_them() {
+    let scenario = Scenario::new("told", "MPS=true", 1)
+        .config(TOLD)
+        .devices(|d| d.exclusive = Exclusive::Shared);
+    let (world, ..) = running(&scenario);
+    let told: Vec<&String> = world.told.values().collect();
+    let id = scenario.id();
+    let (map, stat) = (format!("1234\n{id}\n"), format!("1234 {}\n{id} {UID}\n", UID + 1));
+    assert_eq!(told, [&stat, &map]);
+    restored(&shared(&world), &scenario, "a job that was told of");
+
+    let world = shared(&before(&scenario));
+    world.borrow_mut().untold = true;
+    prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("it runs");
+    let line = |line: &String| line.contains("dcgm-exporter is not told of it: no room");
+    assert!(world.borrow().log.iter().any(line), "{:?}", world.borrow().log);
+    restored(&world, &scenario, "a job that could not be told of");
 }
 
 #[test]

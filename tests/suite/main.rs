@@ -11,6 +11,7 @@ mod crash;
 mod doctor;
 mod enroot;
 mod evidence;
+mod exporters;
 mod facts;
 mod faults;
 mod flood;

@@ -16,6 +16,11 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("shared_by_shards", "MPS=true,MPS_MEM=25%", 1)
             .devices(|d| d.exclusive = Exclusive::Shared),
         Scenario::new("step", "MPS=true", 1).step(),
+        Scenario::new("told", "MPS=true", 1)
+            .config("[metrics]\ndcgm_job_map = \"/run/dcgm-job-map\"\ngpustat = \"/run/gpustat\""),
+        Scenario::new("step_untold", "MPS=true", 1)
+            .config("[metrics]\ngpustat = \"/run/gpustat\"")
+            .step(),
         Scenario::new("keep", "MPS=true", 1).config("compute_mode = \"keep\""),
         Scenario::new("no_cgroup", "MPS=true", 1).config("cgroup = \"none\""),
         Scenario::new(

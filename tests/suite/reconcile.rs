@@ -88,6 +88,23 @@ fn a_job_on_other_nodes_or_unknown_to_the_server_is_gone_here() {
     }
 }
 
+/// An epilogue that was killed, or never came.
+#[test]
+fn what_other_exporters_were_told_of_a_job_goes_with_it() {
+    let site = Site::new("");
+    let stat = site.stage.path("gpustat");
+    fs::create_dir(&stat).expect("directory");
+    let told = || fs::read_dir(&stat).expect("listed").count();
+    site.configure(&format!("[metrics]\ngpustat = \"{}\"\n", stat.display()));
+    site.start("5.srv");
+    assert_eq!(told(), 1);
+    site.job("5.srv", "C", NODE);
+    let ran = site.reconcile();
+    assert!(ran.code == Some(0) && ran.out.contains("taken down"), "{ran:?}");
+    assert_eq!(told(), 0);
+    site.stage.assert_clean();
+}
+
 #[test]
 fn a_refusals_record_goes_with_its_job() {
     let site = Site::new("");

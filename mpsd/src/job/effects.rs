@@ -2,7 +2,7 @@
 
 use super::claim;
 use super::journal::Journal;
-use super::node::Node;
+use super::node::{Node, Severity};
 use super::spec::Spec;
 use crate::plan::effects::Effect;
 use mpsd_core::failure::Undetermined;
@@ -38,6 +38,14 @@ fn perform(node: &mut impl Node, journal: &mut Journal, number: usize, spec: &Sp
             expect_its_job(node, &journal.job)?;
             journal.supervisor = Some(node.start_daemon(journal, spec)?);
             node.write_journal(journal)
+        }
+        Effect::TellExporter { exporter, directory } => {
+            // No job fails for what others are told of it.
+            if let Err(why) = node.enter_job(journal, exporter, &directory) {
+                let line = format!("job {}: {exporter} is not told of it: {why}", journal.job);
+                node.log(Severity::Warning, &line);
+            }
+            Ok(())
         }
     }
 }

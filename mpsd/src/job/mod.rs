@@ -9,6 +9,7 @@ mod claim;
 mod effects;
 mod end;
 pub mod evidence;
+pub mod exporters;
 pub mod journal;
 pub mod ladder;
 pub mod node;

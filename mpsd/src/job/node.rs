@@ -8,6 +8,7 @@ use super::ladder::Rung;
 use super::report::Report;
 use super::spec::Spec;
 use super::suspicion::Suspicion;
+use crate::plan::effects::Exporter;
 use crate::scheduler::Requeued;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
@@ -195,6 +196,21 @@ pub trait Store {
     /// Keeps the job's report, as far as that can be done at once: nothing waits for it, and nothing fails with it.
     fn keep_report(&mut self, report: &Report);
 
+    /// Enters the job, for each of its GPUs, into the files of `exporter` in `directory`; others' lines stay.
+    ///
+    /// # Errors
+    /// One line.
+    fn enter_job(&mut self, journal: &Journal, exporter: Exporter, directory: &Path) -> Result<(), String>;
+    /// Takes the job out of them. A line for the log, where what is there cannot be ours.
+    ///
+    /// # Errors
+    /// Undetermined.
+    fn strike_job(
+        &mut self,
+        journal: &Journal,
+        exporter: Exporter,
+        directory: &Path,
+    ) -> Result<Option<String>, Failure>;
     /// Counts a start that failed, as far as that can be done at once.
     fn count_failure(&mut self, kind: FailureKind);
 

@@ -106,6 +106,15 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
             findings.take(node.remove_directories(journal, *daemon));
         }
     }
+    // Where other lines stay, this needs the room that the user has left.
+    for effect in journal.to_undo() {
+        if let Effect::TellExporter { exporter, directory } = effect {
+            match node.strike_job(journal, *exporter, directory) {
+                Ok(note) => findings.notes.extend(note),
+                Err(failure) => findings.take(Err(failure)),
+            }
+        }
+    }
     if findings.is_clean() {
         findings.take(node.remove_job(&journal.job));
     }

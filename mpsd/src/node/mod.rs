@@ -3,6 +3,7 @@
 pub mod clients;
 mod daemons;
 mod device_files;
+mod exporters;
 pub(crate) mod failed_starts;
 mod gpus;
 mod kept;

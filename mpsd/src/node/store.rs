@@ -7,6 +7,7 @@ use crate::job::journal::Journal;
 use crate::job::node::{Held, Severity, Store};
 use crate::job::report::Report;
 use crate::job::suspicion::Suspicion;
+use crate::plan::effects::Exporter;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, LOCK};
 use crate::sys::guard::{NoAnswer, ask};
@@ -377,6 +378,19 @@ impl Store for RealNode {
             let line = format!("job {}: no report: {why}", report.job);
             log::line(self.program, Severity::Info, &line);
         }
+    }
+
+    fn enter_job(&mut self, journal: &Journal, exporter: Exporter, directory: &Path) -> Result<(), String> {
+        Self::tell(self, journal, exporter, directory)
+    }
+
+    fn strike_job(
+        &mut self,
+        journal: &Journal,
+        exporter: Exporter,
+        directory: &Path,
+    ) -> Result<Option<String>, Failure> {
+        Self::untell(self, journal, exporter, directory)
     }
 
     fn count_failure(&mut self, kind: FailureKind) {

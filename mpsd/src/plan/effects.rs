@@ -6,6 +6,7 @@ use mpsd_core::job::JobId;
 use mpsd_core::limits::Percent;
 use mpsd_core::record::{Daemon, Divided, RecordGpu};
 use std::fmt;
+use std::path::PathBuf;
 
 /// One thing that root does to the node for the job. Undone in reverse order; each inverse copes with an effect
 /// that was begun and not finished, or never begun.
@@ -38,6 +39,26 @@ pub enum Effect {
     /// Start `mpsd` as the job's user and have it prove every daemon ready. Inverse: the teardown ladder.
     #[display("start mpsd as the job's user")]
     StartDaemon,
+    /// Enter the job for each of its GPUs into the files that another exporter reads. Inverse: take its lines out.
+    #[display("tell {exporter} in '{}'", directory.display())]
+    TellExporter {
+        /// Which.
+        exporter: Exporter,
+        /// Where its files are.
+        directory: PathBuf,
+    },
+}
+
+/// Another exporter that can be told which jobs use a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exporter {
+    /// NVIDIA's, with `--hpc-job-mapping-dir`.
+    #[display("dcgm-exporter")]
+    Dcgm,
+    /// The one of jobstats.
+    #[display("jobstats")]
+    Jobstats,
 }
 
 impl Effect {
@@ -48,6 +69,7 @@ impl Effect {
             Self::SetComputeMode { .. } => "restore the mode found, after the last user",
             Self::MakeCgroup => "prove it empty, remove it",
             Self::MakeDirectories { .. } => "remove both",
+            Self::TellExporter { .. } => "take the job's lines out, and remove a file that has no other",
             Self::StartDaemon => "terminate_client, quit, quit -t, SIGTERM, SIGKILL, proof",
         }
     }

@@ -6,7 +6,7 @@ mod mig;
 mod share;
 pub(crate) mod tasks;
 
-use crate::plan::effects::{Effect, Plan};
+use crate::plan::effects::{Effect, Exporter, Plan};
 use crate::plan::share::{Share, Wanted};
 use crate::scheduler::{Devices, Exclusive, Submission};
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
@@ -14,6 +14,7 @@ use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{Daemon, Divided, RecordGpu};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Threads, Wording};
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, Refusal};
+use std::path::PathBuf;
 
 /// A job that asked for MPS.
 #[derive(Debug, Clone)]
@@ -161,7 +162,24 @@ fn effects(
     }
     effects.extend((0..daemons).map(|daemon| Effect::MakeDirectories { daemon }));
     effects.push(Effect::StartDaemon);
+    // Behind it: meanwhile the daemon comes up. A step's own daemon is one of several of its job on a GPU, which these files do not know.
+    if !case.asked.submission.step {
+        effects.extend(exporters(settings));
+    }
     effects
+}
+
+fn exporters(settings: &Settings) -> impl Iterator<Item = Effect> {
+    let site = &settings.metrics;
+    let all = [
+        (Exporter::Dcgm, &site.dcgm_job_map),
+        (Exporter::Jobstats, &site.gpustat),
+    ];
+    let told = |(exporter, directory): (Exporter, &Option<PathBuf>)| {
+        let directory = directory.clone()?;
+        Some(Effect::TellExporter { exporter, directory })
+    };
+    all.into_iter().filter_map(told).collect::<Vec<_>>().into_iter()
 }
 
 fn why_mode_stays(case: &Case<'_>, settings: &Settings, gpu: &Gpu) -> Option<&'static str> {

@@ -2,6 +2,7 @@
 
 use super::{Living, Sim, World, reference};
 use mpsd::job::account::Account;
+use mpsd::job::exporters;
 use mpsd::job::journal::{Journal, ProcessRef, Programs};
 use mpsd::job::ladder::Rung;
 use mpsd::job::node::{
@@ -10,6 +11,7 @@ use mpsd::job::node::{
 use mpsd::job::report::Report;
 use mpsd::job::spec::Spec;
 use mpsd::job::suspicion::Suspicion;
+use mpsd::plan::effects::Exporter;
 use mpsd::scheduler::drain::Place;
 use mpsd::scheduler::{Requeued, Scheduler};
 use mpsd::sys::deadline::Deadline;
@@ -90,6 +92,26 @@ impl Sim {
             });
             // What still lives goes on with its work between two of our steps.
             self.world.borrow_mut().settle();
+        }
+    }
+
+    /// Changes a file of another exporter's: the steps of the real node.
+    fn tell(&mut self, directory: &Path, name: &str, change: impl FnOnce(&str) -> String) {
+        let file = (directory.to_owned(), name.to_owned());
+        self.step(|world| world.half_told.remove(&file));
+        let before = self.world.borrow().told.get(&file).cloned().unwrap_or_default();
+        let after = change(&before);
+        if after == before {
+            return;
+        }
+        if after.is_empty() {
+            self.step(|world| world.told.remove(&file));
+        } else {
+            self.step(|world| world.half_told.insert(file.clone()));
+            self.step(|world| {
+                world.half_told.remove(&file);
+                world.told.insert(file, after);
+            });
         }
     }
 
@@ -362,6 +384,34 @@ impl Store for Sim {
     fn keep_report(&mut self, report: &Report) {
         let report = report.clone();
         self.step(|world| world.reports.push(report));
+    }
+
+    fn enter_job(&mut self, journal: &Journal, exporter: Exporter, directory: &Path) -> Result<(), String> {
+        self.point();
+        if self.world.borrow().untold {
+            return Err("no room".to_owned());
+        }
+        for entry in exporters::entries(exporter, journal) {
+            self.tell(directory, &entry.file, |text| {
+                exporters::with(text, &journal.job, &entry.line)
+            });
+        }
+        Ok(())
+    }
+
+    fn strike_job(
+        &mut self,
+        journal: &Journal,
+        exporter: Exporter,
+        directory: &Path,
+    ) -> Result<Option<String>, Failure> {
+        self.call("strike_job")?;
+        for entry in exporters::entries(exporter, journal) {
+            self.tell(directory, &entry.file, |text| {
+                exporters::without(text, &journal.job)
+            });
+        }
+        Ok(None)
     }
 
     fn count_failure(&mut self, kind: FailureKind) {

@@ -105,6 +105,12 @@ pub struct World {
     pub complaints: Vec<String>,
     /// The reports of jobs that have ended: they stay on purpose.
     pub reports: Vec<Report>,
+    /// The files of other exporters: directory, name, text.
+    pub told: BTreeMap<(PathBuf, String), String>,
+    /// Those that somebody began to write beside the old ones.
+    pub half_told: BTreeSet<(PathBuf, String)>,
+    /// No such file can be written.
+    pub untold: bool,
     /// The kinds of the starts that failed.
     pub failed: Vec<FailureKind>,
     /// Lines logged.
@@ -201,6 +207,8 @@ impl World {
             cgroups: self.cgroups.clone(),
             processes: self.processes.clone(),
             foreign: self.foreign.clone(),
+            told: self.told.clone(),
+            half_told: self.half_told.clone(),
             held: self.held.clone(),
             ..Self::default()
         }

@@ -123,6 +123,8 @@ settings! {
         drain: Drain,
         /// `[reports]`
         reports: Reports,
+        /// `[metrics]`
+        metrics: Metrics,
         /// `run_dir` and `state_dir`.
         paths: Paths,
         /// Every key with its value in force and its line, in the order of the file's documentation.
@@ -281,6 +283,18 @@ settings! {
 
         /// And none for longer than so many days.
         days: u32 = 30, Given::whole::<1, 3650, _>;
+    }
+
+    /// What other exporters are told of a job with MPS: a line in a file for each of its GPUs, from its begin to its end. Leave a
+    /// key out where a prolog of the site's own writes such files for all jobs. The directory must be there, be root's alone to
+    /// write, be reached through no link, and lie on the file system of run_dir. A job that shares its GPU leaves the others'
+    /// lines; steps with a daemon of their own are not entered. What cannot be written is a line of the node's log.
+    Metrics [metrics] {
+        /// The directory of dcgm-exporter's --hpc-job-mapping-dir: a file is named by NVML's index, and has a job id a line.
+        dcgm_job_map: Option<PathBuf> = None => "/run/dcgm-job-map";
+
+        /// That of jobstats, which its exporter reads: a file is named by the GPU's UUID, and has JOBID UID a line.
+        gpustat: Option<PathBuf> = None => "/run/gpustat";
     }
 }
 
