@@ -158,7 +158,7 @@ const RUN: &[Row] = &[
         PROMETHEUS,
     ),
     (
-        "promtool check rules /usr/share/mpsd/monitoring/mpsd.rules.yml",
+        "promtool check rules /usr/share/mpsd/examples/mpsd.rules.yml",
         MONITORING,
         PROMETHEUS,
     ),

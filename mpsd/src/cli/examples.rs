@@ -22,6 +22,7 @@ static ALL: &[Examples] = examples! {
     "mpsctl status" => "", "--watch", "4711 --json";
     "mpsctl sweep" => "-- ./simulate input.dat", "--clients 1,2,4 --seconds 60 -- ./simulate input.dat";
     "mpsctl report" => "4711", "--since 7d", "--since 24h --json";
+    "mpsctl metrics" => "", "--textfile /var/lib/prometheus/node-exporter";
     "mpsctl plan" => "--user alice --request MPS=on,MPS_THREADS=25 --gpus 0", "--user alice --request \"--mps --mps-mem=4G\" --gpus 0,1 --tasks 8 --json";
     "mpsctl reconcile" => "--dry-run", "--dry-run --json";
     "mpsctl selftest" => "", "--scheduler slurm --json -- -p gpu";

@@ -13,8 +13,9 @@ pub struct Entry {
     pub line: String,
 }
 
-/// The job's entries: dcgm-exporter reads a job id a line from a file named by the GPU's number
-/// (`internal/pkg/transformation/hpc.go`), jobstats' exporter `JOBID UID` from the first line of one named by its UUID.
+/// The job's entries: dcgm-exporter reads a job id a line from a file named by the GPU's number, of which its MIG devices have the same,
+/// jobstats' exporter `JOBID UID` from the first line of one named by its UUID
+/// (docs/facts/field.md#which-job-uses-a-gpu-as-exporters-read-it).
 pub fn entries(exporter: Exporter, journal: &Journal) -> Vec<Entry> {
     let entry = |gpu: &mpsd_core::record::RecordGpu| match exporter {
         Exporter::Dcgm => Entry {

@@ -168,13 +168,13 @@ const BASE: [Entry; 26] = {
         entry(Base, "/usr/lib/tmpfiles.d", FILE, Directory("etc/tmpfiles.d")),
         entry(
             Base,
-            "/usr/share/mpsd/monitoring/mpsd.rules.yml",
+            "/usr/share/mpsd/examples/mpsd.rules.yml",
             FILE,
             Repository("docs/examples/mpsd.rules.yml"),
         ),
         entry(
             Base,
-            "/usr/share/mpsd/monitoring/mpsd.dashboard.json",
+            "/usr/share/mpsd/examples/mpsd.dashboard.json",
             FILE,
             Repository("docs/examples/mpsd.dashboard.json"),
         ),

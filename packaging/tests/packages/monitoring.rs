@@ -17,7 +17,7 @@ const PACKAGES: [&str; 2] = ["prometheus", "prometheus-node-exporter"];
 const PROGRAMS: [&str; 3] = ["prometheus", "promtool", "prometheus-node-exporter"];
 /// Where the units write, and Debian's node_exporter looks.
 const TEXTFILES: &str = "/var/lib/prometheus/node-exporter";
-const RULES: &str = "/usr/share/mpsd/monitoring/mpsd.rules.yml";
+const RULES: &str = "/usr/share/mpsd/examples/mpsd.rules.yml";
 const RULE_TESTS: &str = include_str!("mpsd.rules.test.yml");
 const SERVER: &str = "http://127.0.0.1:9090";
 
@@ -200,7 +200,7 @@ fn start(machine: &Machine, bin: &Path, dir: &Path, rules: &Path) -> [Server; 2]
 
 /// The queries of the dashboard that is installed, for all nodes.
 fn expressions(machine: &Machine) -> Vec<String> {
-    let text = fs::read_to_string(machine.at("/usr/share/mpsd/monitoring/mpsd.dashboard.json")).unwrap();
+    let text = fs::read_to_string(machine.at("/usr/share/mpsd/examples/mpsd.dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let targets = panels
