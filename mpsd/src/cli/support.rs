@@ -19,12 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const LINES: &str = "2000";
 /// The names under which root's programs write to the node's log; the daemon's own, which users run, is none of them.
 const LOGGED: [&str; 3] = ["mps-prologue", "mps-epilogue", "mpsctl"];
-const UNITS: [&str; 5] = [
+const UNITS: [&str; 7] = [
     "mpsd.service",
     "mpsd-boot.service",
     "mpsd-reconcile.timer",
     "mpsd-reconcile.service",
     "mpsd-look-again.path",
+    "mpsd-metrics.timer",
+    "mpsd-metrics.service",
 ];
 /// What is asked of each.
 const STANDS: &str = "Id,LoadState,ActiveState,SubState,UnitFileState,Result,ExecMainStatus,StateChangeTimestamp,FragmentPath,DropInPaths";
