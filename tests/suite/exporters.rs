@@ -60,7 +60,7 @@ fn both_have_a_line_of_the_job_for_each_gpu_beside_others_until_it_ends() {
     let (place, map, stat) = place(2);
     let uuids = place.stage.node.uuids();
     fs::write(map.join("1"), "other\n").expect("file");
-    fs::write(stat.join(uuids[1].to_string()), "17 1\n").expect("file");
+    fs::write(stat.join(&uuids[1]), "17 1\n").expect("file");
     // What a writer that was killed left.
     fs::write(map.join(".0.new"), "7.").expect("file");
     begin(&place, "7.srv", "0,1");
