@@ -121,6 +121,19 @@ fn a_driver_that_is_dead_and_one_that_forgets() {
     found(&mut place, line, kept(false), kept(true));
 }
 
+#[test]
+fn mps_on_mig_devices_is_said_to_be_unverified() {
+    let mut place = place();
+    let divided = |count: u32| {
+        move |place: &mut Place| {
+            let devices = (0..count).map(|number| tests::double::mig(1, number)).collect();
+            place.stage.node.change(|node| node.gpu[1].mig = devices);
+        }
+    };
+    let line = "WARN  GPU 1 in MIG mode, with 2 MIG devices, each of which gets its own MPS: documented, not verified";
+    found(&mut place, line, divided(2), divided(0));
+}
+
 /// As a user does who has used up the memory: nothing is proved against the node, and no health check may take it out of service.
 #[test]
 fn an_answer_that_did_not_come_is_no_proof() {
