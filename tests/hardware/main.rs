@@ -15,6 +15,7 @@ mod look;
 mod many;
 mod mig;
 mod openmm;
+mod partitions;
 mod probe;
 mod result;
 mod seen;
@@ -70,6 +71,8 @@ enum Part {
     Floor,
     /// One whole job: prologue, eight clients, epilogue
     Job,
+    /// A job with static partitions, or its refusal where the driver has none
+    Partitions,
     /// Pairs of floor and prologue
     Pairs,
     /// The same job through a real Slurm: srun --mps
@@ -168,6 +171,11 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
     }
     if part.takes(Part::Job) {
         step(outcome, "job", |section| job::whole(section, place, gpu, &limits))?;
+    }
+    if part.takes(Part::Partitions) {
+        step(outcome, "partitions", |section| {
+            partitions::run(section, place, gpu)
+        })?;
     }
     if part.takes(Part::Pairs) {
         step(outcome, "times", |section| {

@@ -88,6 +88,7 @@ fn daemon() -> Daemon {
         threads: Some("25".parse().expect("percent")),
         memory: vec![(gpu, 4096)],
         priority: None,
+        partitions: Vec::new(),
     }
 }
 

@@ -305,3 +305,17 @@ print(one.is_ok())
     assert_eq!(run("FAIL  a\nFAIL  selftest\n").out, "False\n");
     assert_eq!(run("OK    a\n").out, "False\n");
 }
+
+#[test]
+fn what_a_newer_driver_is_only_documented_for_is_told() {
+    let newer = |node: &mut tests::double::node::Description| node.driver_version = "590.44.01".to_owned();
+    for (place, told) in [
+        (Place::new(fast(1), ""), false),
+        (Place::new(fast(1).describe(newer), ""), true),
+    ] {
+        let ran = doctor(&place.stage, &[]);
+        let line =
+            "OK    60 clients a GPU and static partitions (MPS_SMS): as NVIDIA documents them, not verified";
+        assert_eq!(ran.out.contains(line), told, "{}", ran.out);
+    }
+}

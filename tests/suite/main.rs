@@ -25,6 +25,7 @@ mod lifted;
 mod metrics;
 mod mig;
 mod mpsctl;
+mod partitions;
 mod plans;
 mod reconcile;
 mod releases;

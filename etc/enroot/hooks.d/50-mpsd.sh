@@ -16,7 +16,7 @@ fi
 # from enroot; every other process of a Slurm job has one.
 [ -z "${SLURM_JOB_ID-}" ] || [ -n "${SLURM_LOCALID-}" ] || exit 0
 for name in MPSD_JOB CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_VISIBLE_DEVICES \
-    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; do
+    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE CUDA_MPS_PINNED_DEVICE_MEM_LIMIT CUDA_MPS_SM_PARTITION; do
     eval "value=\${$name-}"
     [ -z "$value" ] || printf '%s=%s\n' "$name" "$value" >>"$ENROOT_ENVIRON" || exit 1
 done

@@ -3,6 +3,7 @@
 use super::bind::{Bind, DeviceNames, How};
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
+use super::partitions::{self, Partition};
 use super::ranks::{Cpus, Rank, place_of};
 use super::record::{Daemon, Record, RecordDevice, RecordGpu};
 use super::text::one_line;
@@ -120,7 +121,12 @@ impl Change {
 /// A refusal when the task's GPU cannot be told (a list or per-gpu mode without a local rank, a device that is not
 /// the job's).
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
-    let gpus = bound_gpus(record, task, visible_gpus(record, task)?)?;
+    let visible = visible_gpus(record, task)?;
+    let partition = own_partition(record, task)?;
+    let gpus = match partition {
+        Some(partition) => vec![gpu_of_partition(record, partition, &visible)?],
+        None => bound_gpus(record, task, visible)?,
+    };
     let (daemon, gpus) = daemon_of(record, gpus)?;
     let mut changes = vec![
         Change::set(PIPE_DIRECTORY, daemon.pipe.to_string_lossy()),
@@ -152,6 +158,14 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         None if foreign => changes.push(Change::unset(MEMORY)),
         None => {}
     }
+    match partition.and_then(Partition::name) {
+        Some(name) => changes.push(Change::set(partitions::VARIABLE, name)),
+        // Nobody else's, and not that of a rank that was started before: without one there is no context.
+        None if foreign || all_partitions(record).next().is_some() => {
+            changes.push(Change::unset(partitions::VARIABLE));
+        }
+        None => {}
+    }
     Ok(changes)
 }
 
@@ -174,7 +188,7 @@ pub fn strip_inherited(
             changes.push(Change::unset(name));
         }
     }
-    for name in [THREADS, MEMORY] {
+    for name in [THREADS, MEMORY, partitions::VARIABLE] {
         if lookup(name).is_some() {
             changes.push(Change::unset(name));
         }
@@ -294,6 +308,55 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         _ => list = vec![list.swap_remove(place)],
     }
     Ok(list)
+}
+
+fn all_partitions(record: &Record) -> impl Iterator<Item = &Partition> {
+    record.daemons.iter().flat_map(|daemon| &daemon.partitions)
+}
+
+/// The partition of this task, where the job has them; `None` as well for what ranks are started by: a script, or the only
+/// process on the node where there are several, which gets no context.
+fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Partition>, Refusal> {
+    let what = || "static partitions by local rank".to_owned();
+    let local = match (all_partitions(record).count(), task.rank) {
+        (0, _) => return Ok(None),
+        (1, None) => 0,
+        (2.., Some(Rank { of: Some(1), .. })) => return Ok(None),
+        (_, None) => return Err(no_rank("static partitions")),
+        (_, Some(rank)) => rank.local,
+    };
+    let own = all_partitions(record).find(|one| one.rank == local);
+    let own = own.ok_or_else(|| {
+        let why = format!("rank {local} of this node has none");
+        Refusal::new(what(), why, "MPS_SMS with a number for each rank")
+    })?;
+    match own.name() {
+        Some(_) => Ok(Some(own)),
+        None => Err(Refusal::new(
+            what(),
+            format!("that of rank {local} was never made"),
+            "",
+        )),
+    }
+}
+
+/// The GPU of a partition: the only one that its rank can use.
+fn gpu_of_partition(record: &Record, own: &Partition, visible: &[GpuUuid]) -> Result<GpuUuid, Refusal> {
+    let what = format!("the static partition of rank {}", own.rank);
+    if !visible.contains(&own.gpu) {
+        let has: Vec<&str> = visible.iter().map(GpuUuid::as_str).collect();
+        let why = format!("it lies on {}, and this task has {}", own.gpu, has.join(", "));
+        return Err(Refusal::new(
+            what,
+            why,
+            "tasks that the scheduler binds to no GPU of their own",
+        ));
+    }
+    if visible.len() > 1 && record.names() == DeviceNames::Keep {
+        let why = "CUDA_VISIBLE_DEVICES stays as the scheduler set it, with more GPUs than one";
+        return Err(Refusal::new(what, why, "MPS_VISIBLE=auto, uuid or ordinal"));
+    }
+    Ok(own.gpu.clone())
 }
 
 /// The daemon of this task and the GPUs that it keeps.

@@ -14,6 +14,7 @@ pub mod file;
 pub mod gpu;
 pub mod job;
 pub mod limits;
+pub mod partitions;
 pub mod paths;
 pub mod ranks;
 pub mod record;

@@ -8,6 +8,7 @@ use super::failure::FailureKind;
 use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::limits::{Percent, Priority};
+use super::partitions::Partition;
 use super::request::Request;
 use super::trusted::open_trusted;
 use nix::errno::Errno;
@@ -83,6 +84,9 @@ pub struct Daemon {
     /// Default client priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
+    /// Its static partitions, by rank; empty: it shares its GPUs' multiprocessors out as they are asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub partitions: Vec<Partition>,
 }
 
 /// By how many tasks `auto` has divided each GPU, where it was asked for: what a step with fewer GPUs has to lower.

@@ -12,7 +12,7 @@ mod words;
 
 pub use flags::{Demand, Flags};
 pub use options::{Key, Request, Row};
-pub use values::{GpuSelector, MemoryLimit, Mode, Threads};
+pub use values::{GpuSelector, MemoryLimit, Mode, Sms, Threads};
 pub use words::Wording;
 
 #[cfg(test)]

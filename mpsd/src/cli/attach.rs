@@ -259,8 +259,13 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
         ..record.clone()
     };
     let several = record.per_gpu && record.gpus.len() > 1;
+    let ranks: usize = record.daemons.iter().map(|daemon| daemon.partitions.len()).sum();
     let any = Task {
-        rank: (!several).then_some(Rank { local: 0, of: None }),
+        // Of several partitions none is its own: it gets no context, and its ranks do.
+        rank: (!several).then_some(Rank {
+            local: 0,
+            of: (ranks > 1).then_some(1),
+        }),
         ..task.clone()
     };
     match task_environment(&shared, &any) {

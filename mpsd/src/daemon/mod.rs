@@ -9,6 +9,7 @@ pub mod events;
 pub mod inquiry;
 mod limits;
 mod memory;
+pub mod partitions;
 mod session;
 mod sight;
 mod start;
@@ -37,8 +38,10 @@ pub fn run() -> Result<(), String> {
     let mut sight = sight::Sight::open();
     let mut events = events::Events::new()?;
     let mut log = user_log::UserLog::open(&spec);
-    let started = start::all(&spec, &mut events, |why| send(&mut report, &Err(why.to_owned())));
-    let running = started.inspect_err(|why| log.line(why))?;
+    let started = start::all(&spec, &mut events, |why| send(&mut report, &Err(why.clone())));
+    let running = started
+        .map_err(|why| why.to_string())
+        .inspect_err(|why| log.line(why))?;
     log.line(&format!("ready after {} ms", began.elapsed().as_millis()));
     send(
         &mut report,

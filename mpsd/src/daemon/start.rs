@@ -2,11 +2,13 @@
 
 use super::dialogue::{self, Proof};
 use super::events::Events;
+use super::partitions;
 use super::session;
 use super::tail::Tail;
-use crate::job::spec::{ReadyDaemon, Spec};
+use crate::job::spec::{ReadyDaemon, Spec, Unready};
 use crate::sys::deadline::Deadline;
 use crate::sys::spawn::Child;
+use mpsd_core::gpu::DRIVER_OF_13_1;
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use nix::sys::signal::Signal;
@@ -18,6 +20,9 @@ const RETRY: Duration = Duration::from_millis(1);
 /// A daemon that is not wanted gets this long to end by itself.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// The option of a daemon whose GPUs are partitioned; its clients need a partition each.
+const STATIC: &str = "-S";
+
 /// A control daemon that we started.
 #[derive(Debug)]
 pub struct Running {
@@ -27,6 +32,8 @@ pub struct Running {
     pub child: Child,
     /// Its log.
     pub tail: Tail,
+    /// It knows no option that it was started with.
+    refuses_option: bool,
     /// Its limits are set and read back, and its server is asked for.
     asked: bool,
     /// Its server, once that is active and confirms the limits.
@@ -35,11 +42,20 @@ pub struct Running {
 }
 
 impl Running {
+    /// Takes in what its log has.
+    fn hear(&mut self) {
+        for line in self.tail.lines() {
+            self.refuses_option |= line.starts_with("Unrecognized option");
+            self.proof.take(&line);
+        }
+    }
+
     /// The two pids for the report.
     pub fn ready(&self) -> ReadyDaemon {
         ReadyDaemon {
             control: self.child.pid(),
             server: self.server.unwrap_or(0),
+            partitions: self.daemon.partitions.iter().map(|one| one.id.clone()).collect(),
         }
     }
 }
@@ -49,7 +65,7 @@ impl Running {
 ///
 /// # Errors
 /// The first failure, one line, after all daemons were ended again.
-pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&str)) -> Result<Vec<Running>, String> {
+pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&Unready)) -> Result<Vec<Running>, Unready> {
     let mut running = Vec::new();
     let Err(reason) = bring_up(spec, events, &mut running) else {
         return Ok(running);
@@ -58,7 +74,11 @@ pub fn all(spec: &Spec, events: &mut Events, tell: impl FnOnce(&str)) -> Result<
         r.tail.lines();
         r.tail.last()
     });
-    let reason = with_cause(reason, &tail.collect::<Vec<_>>());
+    let tail: Vec<String> = tail.collect();
+    let reason = match reason {
+        Unready::Failed(reason) => Unready::Failed(with_cause(reason, &tail)),
+        refused @ Unready::Refused { .. } => refused,
+    };
     tell(&reason);
     running.iter_mut().for_each(end);
     Err(reason)
@@ -75,7 +95,7 @@ fn with_cause(reason: String, tail: &[String]) -> String {
     }
 }
 
-fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Result<(), String> {
+fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Result<(), Unready> {
     let end = Deadline::after_ms(spec.start_ms);
     for daemon in &spec.daemons {
         running.push(spawn(spec, daemon, events)?);
@@ -90,14 +110,11 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
         }
         let left = end.remaining();
         if left.is_zero() {
-            return Err(format!(
-                "not ready after {} ms: {}",
-                spec.start_ms,
-                stuck(running)
-            ));
+            let why = format!("not ready after {} ms: {}", spec.start_ms, stuck(running));
+            return Err(why.into());
         }
         if events.wait(Some(if again { RETRY } else { left }))? {
-            return Err("ended by a signal while starting".to_owned());
+            return Err("ended by a signal while starting".to_owned().into());
         }
     }
 }
@@ -119,6 +136,7 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
         daemon: daemon.clone(),
         child,
         tail,
+        refuses_option: false,
         asked: false,
         server: None,
         proof: Proof::default(),
@@ -128,6 +146,9 @@ fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, S
 fn spawn_control(spec: &Spec, daemon: &Daemon, log: File) -> Result<Child, String> {
     let mut program = session::program(&spec.control, daemon);
     program.args = vec!["-f".into()];
+    if !daemon.partitions.is_empty() {
+        program.args.push(STATIC.into());
+    }
     program.stderr = Some(log.try_clone().map_err(|e| e.to_string())?.into());
     program.stdout = Some(log.into());
     program
@@ -136,27 +157,49 @@ fn spawn_control(spec: &Spec, daemon: &Daemon, log: File) -> Result<Child, Strin
 }
 
 /// Takes a daemon as far as it will go now; true: look again soon, no event will tell.
-fn advance(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, String> {
-    for line in running.tail.lines() {
-        running.proof.take(&line);
-    }
+fn advance(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unready> {
+    running.hear();
     if let Some(end) = running.child.try_wait() {
-        return Err(format!("the control daemon ended ({end}) before it was ready"));
+        running.hear();
+        return Err(match running.refuses_option {
+            true => without_partitions(),
+            false => format!("the control daemon ended ({end}) before it was ready").into(),
+        });
     }
     match (running.asked, running.server) {
         (false, _) => ask(spec, running, end),
-        (true, None) => confirm(running).map(|()| false),
+        (true, None) => Ok(confirm(running).map(|()| false)?),
         (true, Some(_)) => Ok(false),
     }
 }
 
-fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, String> {
+/// What a driver before static partitions says to `-S` (recorded on 580, docs/facts/mps-control.md#starting).
+fn without_partitions() -> Unready {
+    Unready::Refused {
+        what: "MPS_SMS".to_owned(),
+        why: format!("NVIDIA's control daemon on this node knows no option {STATIC}"),
+        allowed: format!("a node with driver {DRIVER_OF_13_1} or a later one"),
+    }
+}
+
+fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unready> {
     if std::fs::symlink_metadata(running.daemon.pipe.join("control")).is_err() {
         return Ok(false);
     }
+    let limit = || spec.command_time().min(end.remaining());
+    let say = |daemon: &Daemon, commands: &str| session::say(&spec.control, daemon, commands, limit());
+    let wanted = &running.daemon.partitions;
+    if wanted.iter().any(|one| one.name().is_none()) {
+        let answer = say(&running.daemon, &partitions::commands(wanted))?;
+        if answer.nobody_listens() {
+            return Ok(true);
+        }
+        let made = partitions::made(wanted, &answer.text)?;
+        partitions::check(&made, &say(&running.daemon, partitions::LIST)?.text)?;
+        running.daemon.partitions = made;
+    }
     let commands = dialogue::configure(&running.daemon, spec.uid);
-    let limit = spec.command_time().min(end.remaining());
-    let answer = session::say(&spec.control, &running.daemon, &commands, limit)?;
+    let answer = say(&running.daemon, &commands)?;
     if answer.nobody_listens() {
         return Ok(true);
     }

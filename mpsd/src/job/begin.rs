@@ -251,7 +251,13 @@ impl Start {
             Ok(proved) => {
                 node.forget_failed_starts();
                 // What the driver holds at the job's end counts against the node only if it is one of these.
-                self.journal.proved = proved;
+                self.journal.proved = proved.processes;
+                for (daemon, ids) in self.journal.daemons.iter_mut().zip(proved.partitions) {
+                    for (partition, id) in daemon.partitions.iter_mut().zip(ids) {
+                        partition.id = id;
+                    }
+                }
+                self.record.daemons.clone_from(&self.journal.daemons);
                 self.journal.ready_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
                 node.write_journal(&self.journal)
             }

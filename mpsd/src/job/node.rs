@@ -25,6 +25,15 @@ use std::time::Duration;
 /// A lock that is held until it is dropped.
 pub type Held = Box<dyn Any>;
 
+/// What a start came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Proved {
+    /// The control daemons and servers, as root saw them.
+    pub processes: Vec<ProcessRef>,
+    /// The ids of each daemon's static partitions: the user's own word, which a wrong one of fails in his own tasks.
+    pub partitions: Vec<Vec<String>>,
+}
+
 /// Which of our own three a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -253,11 +262,11 @@ pub trait Daemons {
     /// # Errors
     /// Undetermined or a fault, by what kept it from starting.
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
-    /// Waits for its report and proves what root can prove of it: returns the control daemons and servers.
+    /// Waits for its report and proves what root can prove of it.
     ///
     /// # Errors
-    /// Undetermined: the user's own processes could be the cause.
-    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure>;
+    /// A refusal, in the words of the job's own `mpsd`; undetermined: the user's own processes could be the cause.
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
     ///
     /// # Errors

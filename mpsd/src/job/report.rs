@@ -134,7 +134,14 @@ pub fn limits(daemon: &Daemon) -> Option<String> {
         .iter()
         .map(|(gpu, mib)| format!("memory {mib}M of {gpu}"));
     let priority = daemon.priority.map(|priority| format!("priority {priority}"));
-    let all: Vec<String> = threads.into_iter().chain(memory).chain(priority).collect();
+    let partitions = daemon.partitions.iter();
+    let partitions = partitions.map(|one| format!("rank {}: {} SMs of {} alone", one.rank, one.sms, one.gpu));
+    let all = threads
+        .into_iter()
+        .chain(memory)
+        .chain(priority)
+        .chain(partitions);
+    let all: Vec<String> = all.collect();
     (!all.is_empty()).then(|| all.join(", "))
 }
 

@@ -70,8 +70,34 @@ pub struct ReadyDaemon {
     pub control: i32,
     /// Pid of the server.
     pub server: i32,
+    /// What it calls its static partitions, in the order of the specification.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub partitions: Vec<String>,
+}
+
+/// Why the job has no MPS, by its own `mpsd`: whoever lies there makes a refusal of his own job, and of nobody else's.
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
+pub enum Unready {
+    /// What the job asks for cannot be had here.
+    #[display("{what}: {why}; allowed: {allowed}")]
+    Refused {
+        /// The user's word.
+        what: String,
+        /// Why not.
+        why: String,
+        /// What can be had.
+        allowed: String,
+    },
+    /// It did not work.
+    Failed(String),
+}
+
+impl From<String> for Unready {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
 }
 
 /// What `mpsd` tells the prologue, one line of JSON: the daemons in the order of the specification, once every one is ready and
-/// every limit was read back; else one line, what failed and why.
-pub type Report = Result<Vec<ReadyDaemon>, String>;
+/// every limit was read back; else what failed and why.
+pub type Report = Result<Vec<ReadyDaemon>, Unready>;

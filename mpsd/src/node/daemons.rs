@@ -5,8 +5,8 @@ use super::launch::with_spec;
 use super::real::{RealNode, Started, groups_of};
 use super::{failure, looks, members as processes, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
-use crate::job::node::{Console, Daemons, Gpus, Role, Severity};
-use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, SEEN_FD, Spec};
+use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
+use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, SEEN_FD, Spec, Unready};
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
@@ -14,13 +14,14 @@ use crate::sys::descriptors::read_line;
 use crate::sys::files::Dir;
 use crate::sys::guard::detach;
 use crate::sys::process::Process;
-use mpsd_core::Failure;
 use mpsd_core::config::Cgroup as CgroupRule;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::partitions::is_id;
 use mpsd_core::paths::{SEEN, TOLD};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
+use mpsd_core::{Failure, Refusal};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use std::os::fd::{AsFd, OwnedFd};
@@ -114,7 +115,7 @@ impl Daemons for RealNode {
         Ok(process)
     }
 
-    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Vec<ProcessRef>, Failure> {
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure> {
         let Some(mut started) = self.started.take() else {
             return Err(Undetermined::new("mpsd", "it was not started by this program").into());
         };
@@ -127,8 +128,16 @@ impl Daemons for RealNode {
             Undetermined::new("mpsd", how)
         })?;
         self.dismiss_nvml();
-        let daemons = report.map_err(|why| Undetermined::new("MPS did not start", one_line(&why, 300)))?;
-        Ok(check(self, journal, spec, &daemons)?)
+        let daemons = report.map_err(|why| match why {
+            Unready::Failed(why) => {
+                Failure::from(Undetermined::new("MPS did not start", one_line(&why, 300)))
+            }
+            Unready::Refused { what, why, allowed } => {
+                let [what, why, allowed] = [what, why, allowed].map(|part| one_line(&part, 120));
+                Refusal::new(what, why, allowed).into()
+            }
+        })?;
+        Ok(check(self, journal, spec, daemons)?)
     }
 
     fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {
@@ -161,8 +170,8 @@ fn check(
     node: &mut RealNode,
     journal: &Journal,
     spec: &Spec,
-    daemons: &[ReadyDaemon],
-) -> Result<Vec<ProcessRef>, Undetermined> {
+    daemons: Vec<ReadyDaemon>,
+) -> Result<Proved, Undetermined> {
     let wrong = |why: String| Undetermined::new("mpsd's report does not hold", why);
     if daemons.len() != spec.daemons.len() {
         return Err(wrong(format!(
@@ -171,12 +180,18 @@ fn check(
             spec.daemons.len()
         )));
     }
-    let mut proved = Vec::new();
-    for daemon in daemons {
+    let mut proved = Proved::default();
+    for (daemon, asked) in daemons.into_iter().zip(&spec.daemons) {
         for (pid, role) in [(daemon.control, Role::Control), (daemon.server, Role::Server)] {
             let process = processes::prove(node, journal, pid, role);
-            proved.push(process.ok_or_else(|| wrong(format!("process {pid} is not this job's {role}")))?);
+            let process = process.ok_or_else(|| wrong(format!("process {pid} is not this job's {role}")))?;
+            proved.processes.push(process);
         }
+        let ids = &daemon.partitions;
+        if ids.len() != asked.partitions.len() || !ids.iter().all(|id| is_id(id)) {
+            return Err(wrong("its partitions are not those asked for".to_owned()));
+        }
+        proved.partitions.push(daemon.partitions);
     }
     Ok(proved)
 }

@@ -6,6 +6,7 @@ use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::failure::Undetermined;
+use mpsd_core::partitions::{Partition, VARIABLE};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::one_line;
 use mpsd_core::{Failure, GpuUuid};
@@ -26,12 +27,17 @@ pub fn probe(node: &RealNode, journal: &Journal, daemon: &Daemon, deadline: Dead
         "--deadline-s".into(),
         deadline.remaining().as_secs().max(1).to_string().into(),
     ];
+    // A client without a partition gets no context where its daemon has them, and one with it reaches that GPU alone.
+    let partition = daemon.partitions.first();
+    let gpus = partition.map_or(gpus, |one| vec![one.gpu.as_str()]);
     spawn.env = vec![
         (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
         (LOG_DIRECTORY.into(), daemon.log.clone().into()),
         (VISIBLE_DEVICES.into(), gpus.join(",").into()),
         (JOB.into(), journal.job.as_str().into()),
     ];
+    let name = partition.and_then(Partition::name);
+    spawn.env.extend(name.map(|name| (VARIABLE.into(), name.into())));
     let ended = spawn.run(deadline, LONGEST).map_err(|e| failed(e.to_string()))?;
     if ended.exit == Exit::Code(0) {
         return Ok(());

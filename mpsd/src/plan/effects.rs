@@ -4,6 +4,7 @@ use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::job::JobId;
 use mpsd_core::limits::Percent;
+use mpsd_core::partitions::Partition;
 use mpsd_core::record::{Daemon, Divided, RecordGpu};
 use std::fmt;
 use std::path::PathBuf;
@@ -146,6 +147,16 @@ impl fmt::Display for Plan {
                 write!(f, " priority {priority}")?;
             }
             writeln!(f)?;
+        }
+        for partition in self.daemons.iter().flat_map(|daemon| &daemon.partitions) {
+            let Partition {
+                rank,
+                gpu,
+                sms,
+                chunks,
+                ..
+            } = partition;
+            writeln!(f, "rank {rank}: {sms} SMs ({chunks} chunks) of {gpu} alone")?;
         }
         for (rank, threads) in self.rank_threads.iter().enumerate() {
             writeln!(f, "rank {rank}: threads {threads}")?;

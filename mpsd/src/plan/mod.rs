@@ -3,6 +3,7 @@
 pub mod effects;
 mod gpus;
 mod mig;
+mod partitions;
 mod share;
 pub(crate) mod tasks;
 
@@ -91,7 +92,22 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let share = wanted.share()?;
     let memory_parts = share.divides_memory_by(&gpus);
     let job = &case.asked.submission.job;
-    let daemons = daemons(&request, &gpus, &share, &settings.paths.job(job));
+    let partitions = partitions::Wanted {
+        request: &request,
+        wording: case.asked.wording,
+        settings: &settings,
+        inventory: case.inventory,
+        gpus: &gpus,
+        tasks: case.devices.tasks_on_node,
+    };
+    let mut daemons = daemons(&request, &gpus, &share, &settings.paths.job(job));
+    for partition in partitions.partitions()? {
+        let mut daemons = daemons.iter_mut();
+        let of_gpu = daemons.find(|daemon| daemon.gpus.contains(&partition.gpu));
+        of_gpu
+            .into_iter()
+            .for_each(|daemon| daemon.partitions.push(partition.clone()));
+    }
     let plan = Plan {
         job: job.clone(),
         uid: case.uid,

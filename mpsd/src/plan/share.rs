@@ -48,6 +48,7 @@ impl Share {
                 .cloned()
                 .collect(),
             priority: self.priority,
+            partitions: Vec::new(),
         }
     }
 }

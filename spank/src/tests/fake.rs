@@ -269,6 +269,7 @@ pub fn record(job: &str, state: State) -> Record {
         threads: "50".parse().ok(),
         memory: Vec::new(),
         priority: None,
+        partitions: Vec::new(),
     }];
     record
 }

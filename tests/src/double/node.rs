@@ -199,6 +199,10 @@ pub struct Faults {
     pub drop_limits: bool,
     /// The server itself refuses every client.
     pub refuse_clients: bool,
+    /// The control daemon knows no `-S`, whatever the driver's version is.
+    pub no_static: bool,
+    /// The listing of partitions gives each so many multiprocessors less than it has.
+    pub lacking_sms: u32,
 }
 
 /// Faults of NVML.
@@ -277,6 +281,18 @@ pub struct Node {
     pub dir: PathBuf,
     /// Its description.
     pub is: Description,
+}
+
+impl Description {
+    /// Whether the control daemon knows static partitions: from CUDA 13.1 on (MPS guide 615, "Using Static SM Partitioning";
+    /// release notes of CUDA 13.1: driver 590).
+    pub fn has_partitions(&self) -> bool {
+        let branch = self.driver_version.split('.').next();
+        branch
+            .and_then(|branch| branch.parse::<u32>().ok())
+            .is_some_and(|branch| branch >= 590)
+            && !self.faults.no_static
+    }
 }
 
 impl Node {

@@ -23,6 +23,9 @@ pub struct Attach {
     pub threads: Option<String>,
     /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`.
     pub memory: Option<String>,
+    /// `CUDA_MPS_SM_PARTITION`.
+    #[serde(default)]
+    pub partition: Option<String>,
     /// The one visible GPU on which it opens a context; all of them if there is none.
     pub gpu: Option<usize>,
     /// Its own name.
@@ -67,6 +70,7 @@ impl CudaError {
             807 => "cudaErrorMpsServerNotReady",
             808 => "cudaErrorMpsMaxClientsReached",
             810 => "cudaErrorMpsClientTerminated",
+            915 => "cudaErrorInvalidResourceConfiguration",
             _ => "cudaErrorUnknown",
         };
         CudaError {

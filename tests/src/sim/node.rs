@@ -6,7 +6,7 @@ use mpsd::job::exporters;
 use mpsd::job::journal::{Journal, ProcessRef, Programs};
 use mpsd::job::ladder::Rung;
 use mpsd::job::node::{
-    Console, Daemons, Drains, Gpus, Held, Member, Members, Role, Severity, Store, Thread, Waiting,
+    Console, Daemons, Drains, Gpus, Held, Member, Members, Proved, Role, Severity, Store, Thread, Waiting,
 };
 use mpsd::job::report::Report;
 use mpsd::job::spec::Spec;
@@ -496,7 +496,7 @@ impl Daemons for Sim {
         Ok(reference(pid))
     }
 
-    fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Vec<ProcessRef>, Failure> {
+    fn await_ready(&mut self, journal: &Journal, _: &Spec) -> Result<Proved, Failure> {
         self.call("await_ready")?;
         self.step(World::settle);
         let mut world = self.world.borrow_mut();
@@ -512,7 +512,14 @@ impl Daemons for Sim {
         world.proved.insert(journal.job.clone());
         let vendors = |p: &Living| p.job == journal.job && p.role != Role::Supervisor;
         let all = world.processes.iter().filter(|(_, p)| vendors(p));
-        Ok(all.map(|(pid, _)| reference(*pid)).collect())
+        let ids = |daemon: &Daemon| {
+            let ids = daemon.partitions.iter().map(|one| format!("P/{}", one.rank));
+            ids.collect()
+        };
+        Ok(Proved {
+            processes: all.map(|(pid, _)| reference(*pid)).collect(),
+            partitions: journal.daemons.iter().map(ids).collect(),
+        })
     }
 
     fn probe(&mut self, journal: &Journal, _: &Daemon, _: Deadline) -> Result<(), Failure> {

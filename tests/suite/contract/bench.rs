@@ -227,12 +227,21 @@ impl Daemon<'_> {
         self.start_in_group(USER, more);
     }
 
+    /// As [`Daemon::start`], with these options.
+    pub fn start_with(&mut self, options: &[&str]) {
+        self.start_so(USER, &[], options);
+    }
+
     /// As [`Daemon::start`], in a group of this number.
     pub fn start_in_group(&mut self, group: u32, more: &[(&str, &str)]) {
+        self.start_so(group, more, &[]);
+    }
+
+    fn start_so(&mut self, group: u32, more: &[(&str, &str)], options: &[&str]) {
         let mut env = self.env().to_vec();
         env.extend(more);
         let mut command = command(&self.bench.control, USER, &env);
-        command.arg("-f").gid(group);
+        command.arg("-f").args(options).gid(group);
         self.process = Some(spawn(command, "", self.bench.dir.path()));
         let control = self.pipe.join("control");
         assert!(

@@ -13,6 +13,7 @@ mod doubles;
 mod gpus;
 mod limits;
 mod namespaces;
+mod partitions;
 mod processes;
 mod quit;
 mod servers;

@@ -8,7 +8,7 @@ use tests::double::mig;
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// One line each, printed by every run.
-const DOCUMENTED: [&str; 17] = [
+const DOCUMENTED: [&str; 20] = [
     "EXCLUSIVE_PROCESS: a client without MPS fails while another context is on the GPU",
     "EXCLUSIVE_PROCESS: clients under MPS share the GPU, which the server alone holds",
     "EXCLUSIVE_PROCESS: a server cannot start while a foreign context holds the GPU",
@@ -25,6 +25,9 @@ const DOCUMENTED: [&str; 17] = [
     "MIG: EXCLUSIVE_PROCESS is not supported, and only a MIG device's handle tells a compute mode",
     "MIG: NVML lists a device's own server and clients through the handle of its UUID",
     "MIG: a program needs the files of its device's two capabilities beside its GPU's",
+    "static partitions: -S, sm_partition add and rm, lspart, chunks of 8 multiprocessors from Hopper on and of 4 before",
+    "static partitions: a client has those of its CUDA_MPS_SM_PARTITION, and no context without one",
+    "static partitions: no more chunks are given than a GPU has",
     "a server shows no MIG devices of several GPUs at once",
 ];
 

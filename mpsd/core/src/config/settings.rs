@@ -322,7 +322,9 @@ impl Settings {
             return whole;
         }
         if request.replicas.is_none() {
-            whole.threads = whole.threads.or_else(|| self.defaults.threads.clone());
+            // A percentage means nothing beside static partitions.
+            let threads = self.defaults.threads.clone().filter(|_| whole.sms.is_none());
+            whole.threads = whole.threads.or(threads);
             whole.memory = whole.memory.or_else(|| self.defaults.memory.clone());
         }
         whole.priority = whole.priority.or(self.defaults.priority);

@@ -14,6 +14,7 @@ fn record(per_gpu: bool) -> Record {
         threads: None,
         memory: Vec::new(),
         priority: None,
+        partitions: Vec::new(),
     };
     Record {
         version: VERSION,
@@ -397,4 +398,101 @@ fn numbers_are_the_daemons_and_only_where_they_mean_the_same_without_it() {
     };
     assert_eq!(seen(&named(DeviceNames::Auto, &own), 2, confined), ["1", "2"]);
     assert_eq!(seen(&named(DeviceNames::Ordinal, &own), 2, confined), ["0", "0"]);
+}
+
+/// Three ranks on two GPUs: 0 and 2 on the first, 1 on the second.
+fn partitioned(per_gpu: bool) -> Record {
+    let mut record = record(per_gpu);
+    for (rank, gpu) in [(0, 1), (1, 2), (2, 1)] {
+        let of_gpu = record.daemons.iter_mut().find(|d| d.gpus.contains(&uuid(gpu)));
+        of_gpu.unwrap().partitions.push(Partition {
+            rank,
+            gpu: uuid(gpu),
+            sms: 16,
+            chunks: 2,
+            id: format!("D/{rank}=="),
+        });
+    }
+    record
+}
+
+#[test]
+fn a_rank_gets_its_own_partition_and_sees_that_gpu_alone() {
+    for per_gpu in [false, true] {
+        for (rank, gpu) in [(0, 1), (1, 2), (2, 1)] {
+            let task = Task {
+                rank: one_of(rank, 3),
+                ..Task::default()
+            };
+            let changes = task_environment(&partitioned(per_gpu), &task).unwrap();
+            let name = format!("{}/D/{rank}==", uuid(gpu));
+            assert_eq!(value(&changes, "CUDA_MPS_SM_PARTITION"), Some(name));
+            assert_eq!(value(&changes, VISIBLE_DEVICES), Some(uuid(gpu).to_string()));
+            let pipe = ["pipe", "pipe-0", "pipe-1"][if per_gpu { gpu as usize } else { 0 }];
+            assert!(value(&changes, PIPE_DIRECTORY).unwrap().ends_with(pipe));
+        }
+    }
+}
+
+#[test]
+fn a_rank_without_a_partition_of_its_own_does_not_run() {
+    let record = partitioned(false);
+    let refused = |record: &Record, task: Task| task_environment(record, &task).unwrap_err().to_string();
+    let beyond = Task {
+        rank: one_of(3, 4),
+        ..Task::default()
+    };
+    assert!(refused(&record, beyond).contains("rank 3 of this node has none"));
+    assert!(refused(&record, Task::default()).contains("no local rank"));
+    let elsewhere = Task {
+        rank: one_of(1, 3),
+        visible: Some(uuid(1).to_string()),
+        ..Task::default()
+    };
+    assert!(refused(&record, elsewhere.clone()).contains("it lies on GPU-00000002"));
+    let mut unmade = record.clone();
+    unmade.daemons[0].partitions[1].id = String::new();
+    let whole = Task {
+        visible: None,
+        ..elsewhere
+    };
+    assert!(refused(&unmade, whole.clone()).contains("never made"));
+    let kept = Record {
+        names: Some(DeviceNames::Keep),
+        ..record
+    };
+    assert!(refused(&kept, whole).contains("stays as the scheduler set it"));
+}
+
+#[test]
+fn what_starts_the_ranks_has_no_partition_to_hand_on() {
+    let alone = Task {
+        rank: one_of(0, 1),
+        ..Task::default()
+    };
+    let changes = task_environment(&partitioned(false), &alone).unwrap();
+    let unset = Change::unset("CUDA_MPS_SM_PARTITION");
+    assert!(changes.contains(&unset), "{changes:?}");
+    let mut one = partitioned(false);
+    one.daemons[0].partitions.truncate(1);
+    for task in [alone, Task::default()] {
+        let changes = task_environment(&one, &task).unwrap();
+        assert!(value(&changes, "CUDA_MPS_SM_PARTITION").is_some());
+    }
+}
+
+#[test]
+fn a_partition_of_another_job_is_taken_away_and_the_users_own_stays() {
+    let foreign = Task {
+        inherited_job: Some("6".to_owned()),
+        ..Task::default()
+    };
+    let unset = Change::unset("CUDA_MPS_SM_PARTITION");
+    assert!(
+        task_environment(&record(false), &foreign)
+            .unwrap()
+            .contains(&unset)
+    );
+    let own = task_environment(&record(false), &Task::default()).unwrap();
+    assert!(own.iter().all(|change| change.name != "CUDA_MPS_SM_PARTITION"));
 }

@@ -2,7 +2,7 @@
 //! word in the resource of OpenPBS, its flag in Slurm with the line in `--help`, what a refusal allows, the printed
 //! request and plan, the manual pages, the completions and the table in the quick start.
 
-use super::values::{self, MemoryLimit, Mode, Threads};
+use super::values::{self, MemoryLimit, Mode, Sms, Threads};
 use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Invalid, Priority};
 use std::fmt;
@@ -233,6 +233,18 @@ options! {
         plan: |request| {
             Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?))
         },
+        ..Row::PLAIN
+    }, str::parse, ToString::to_string;
+
+    /// Static partitions: multiprocessors of each rank's own.
+    Sms sms: Sms, Row {
+        name: "sms",
+        value: "N",
+        list: true,
+        allowed: Sms::ALLOWED,
+        help: "multiprocessors (SMs) of each rank's own: `16`, or a list by local rank (`16:32`); from driver 590 on",
+        more: "Static partitions: no other rank uses them, and a rank uses no others. A multiple of 8 from Hopper on, of 4 on Ampere and \
+               Ada. Each rank sees one GPU. Excludes threads and replicas. By NVIDIA's documentation, and not verified.",
         ..Row::PLAIN
     }, str::parse, ToString::to_string;
 

@@ -63,6 +63,10 @@ fn every_request() -> Vec<Request> {
                     replicas: Some(replicas),
                     ..plain.clone()
                 }));
+                all.extend(["16", "8:16:32"].map(|sms| Request {
+                    sms: sms.parse().ok(),
+                    ..plain.clone()
+                }));
                 for threads in &threads {
                     let with = |memory: &Option<MemoryLimit>| Request {
                         threads: threads.clone(),

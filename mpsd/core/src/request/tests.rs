@@ -212,6 +212,22 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
             "MPS_REPLICAS=2.5: not a whole number; allowed: a whole number from 1 to 60".to_owned(),
         ),
         (
+            "MPS=on,MPS_SMS=16.5",
+            format!("MPS_SMS=16.5: not a whole number; allowed: {}", Sms::ALLOWED),
+        ),
+        (
+            "MPS=on,MPS_SMS=16:0",
+            format!("MPS_SMS=16:0: below 1; allowed: {}", Sms::ALLOWED),
+        ),
+        (
+            "MPS=on,MPS_SMS=16,MPS_THREADS=25",
+            "MPS_SMS=16: excludes MPS_THREADS=25; allowed: multiprocessors of each rank's own, or shares".to_owned(),
+        ),
+        (
+            "MPS=on,MPS_SMS=16,MPS_REPLICAS=4",
+            "MPS_SMS=16: excludes MPS_REPLICAS=4; allowed: multiprocessors of each rank's own, or shares".to_owned(),
+        ),
+        (
             "MPS=on,MPS_PRIORITY=high",
             "MPS_PRIORITY=high: unknown word; allowed: normal, below-normal".to_owned(),
         ),

@@ -152,6 +152,56 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
+/// The multiprocessors that each rank has alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Sms {
+    /// So many for each of the job's tasks on a node.
+    Uniform(u32),
+    /// One number for each local rank, in order; at least two.
+    PerRank(Vec<u32>),
+}
+
+impl Sms {
+    /// What [`Sms::from_str`] accepts.
+    pub const ALLOWED: &'static str =
+        "a whole number of multiprocessors such as 16, or one for each local rank such as 16:32";
+    /// Far more than a GPU has.
+    const MOST: u32 = 1024;
+
+    fn one(text: &str) -> Result<u32, Invalid> {
+        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(Invalid::new("not a whole number", Self::ALLOWED));
+        }
+        match text.parse() {
+            Ok(0) => Err(Invalid::new("below 1", Self::ALLOWED)),
+            Ok(sms) if sms <= Self::MOST => Ok(sms),
+            _ => Err(Invalid::new("above 1024", Self::ALLOWED)),
+        }
+    }
+}
+
+impl FromStr for Sms {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let all = text.split(':').map(Self::one).collect::<Result<Vec<_>, _>>()?;
+        match all.as_slice() {
+            [sms] => Ok(Sms::Uniform(*sms)),
+            _ => Ok(Sms::PerRank(all)),
+        }
+    }
+}
+
+impl fmt::Display for Sms {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Sms::Uniform(sms) => sms.fmt(out),
+            Sms::PerRank(all) => write_list(out, all),
+        }
+    }
+}
+
 /// How a request names a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, derive_more::Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -184,7 +234,7 @@ impl FromStr for GpuSelector {
     }
 }
 
-carried_as_text!(Mode, Threads, MemoryLimit, GpuSelector);
+carried_as_text!(Mode, Threads, MemoryLimit, Sms, GpuSelector);
 
 /// What [`boolean`] accepts.
 pub(super) const BOOLEAN: &str = "true, yes, on, 1; false, no, off, 0";

@@ -201,6 +201,7 @@ impl Request {
                 allowed,
             ));
         }
+        self.check_sms(source)?;
         let one_gpu = self.bind.filter(|bind| bind.peers || *bind == Bind::NONE);
         if let (Mode::PerGpu, Some(bind)) = (self.mode, one_gpu) {
             let what = source.token(Key::Bind, Some(&bind.to_string()));
@@ -217,6 +218,28 @@ impl Request {
             ));
         }
         Ok(())
+    }
+}
+
+impl Request {
+    /// With static partitions NVIDIA's daemon ignores percentages.
+    fn check_sms(&self, source: Wording) -> Result<(), Refusal> {
+        let Some(sms) = self.value(Key::Sms) else {
+            return Ok(());
+        };
+        let shares = [Key::Threads, Key::Replicas];
+        let given = shares.into_iter().find_map(|key| Some((key, self.value(key)?)));
+        match given {
+            None => Ok(()),
+            Some((key, value)) => Err(Refusal::new(
+                one_line(&source.token(Key::Sms, Some(&sms)), SHOWN),
+                one_line(
+                    &format!("excludes {}", source.token(key, Some(&value))),
+                    SHOWN + 10,
+                ),
+                "multiprocessors of each rank's own, or shares",
+            )),
+        }
     }
 }
 

@@ -25,6 +25,7 @@ fn record(job: &str) -> Record {
         threads: "50".parse().ok(),
         memory: vec![(uuid(1), 4096)],
         priority: None,
+        partitions: Vec::new(),
     }];
     record
 }

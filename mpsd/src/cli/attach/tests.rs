@@ -19,6 +19,7 @@ fn a_shell_without_a_rank_has_the_lowest_of_a_list() {
         threads: None,
         memory: Vec::new(),
         priority: None,
+        partitions: Vec::new(),
     }];
     record.rank_threads = ["70", "30"].map(|p| p.parse().unwrap()).to_vec();
     record.rank_memory = vec![vec![(gpu.clone(), 4096)], vec![(gpu, 2048)]];
@@ -107,6 +108,7 @@ fn two_gpus() -> Record {
         threads: None,
         memory: Vec::new(),
         priority: None,
+        partitions: Vec::new(),
     }];
     record.bind = "cyclic+peers".parse().ok();
     record.names = Some(DeviceNames::Ordinal);

@@ -10,7 +10,7 @@ use crate::scheduler::SET_UPS;
 use crate::scheduler::ground::{NO_NVML, control, has_gpu, units, unless_proved, without_gpu};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::scheduler::setup::{SetUp, Surroundings};
-use mpsd_core::gpu::Mig;
+use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS, Mig};
 use mpsd_core::{Failure, Inventory};
 use std::path::Path;
 use std::time::Duration;
@@ -134,6 +134,12 @@ fn nvml(worker: &Path, library: &str) -> Vec<Finding> {
         driver.version,
         products(&inventory)
     )));
+    if inventory.has_driver(DRIVER_OF_13_1) {
+        all.push(Good(format!(
+            "{MOST_CLIENTS} clients a GPU and static partitions (MPS_SMS): as NVIDIA documents them, not verified; 'cargo xtask \
+             hardware' verifies them here"
+        )));
+    }
     all.extend(divided(&inventory));
     all.push(match driver.forgotten.as_slice() {
         [] => Good("persistence mode is on".to_owned()),

@@ -84,7 +84,7 @@ impl Container {
 /// files of such names alone.
 fn is_one_word(word: &str) -> bool {
     word.bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || b"/._-=:,[]%\"".contains(&byte))
+        .all(|byte| byte.is_ascii_alphanumeric() || b"/._-+=:,[]%\"".contains(&byte))
 }
 
 #[cfg(test)]

@@ -126,6 +126,18 @@ pub static ROWS: &[Row] = &[
         source: "mps-control.md#clients",
     },
     Row {
+        name: "no static partition",
+        codes: &[915],
+        words: &[
+            "cudaerrorinvalidresourceconfiguration",
+            "cuda_error_invalid_resource_configuration",
+        ],
+        cause: "the job has static partitions (MPS_SMS), and this process has none or another GPU's: a script, or ranks that an MPI \
+                launcher started by itself (documented, not verified)",
+        remedy: "start each rank by srun, or by mpsctl exec, which give it its own",
+        source: "mps-control.md#static-partitions",
+    },
+    Row {
         name: "client ended by terminate_client",
         codes: &[810],
         words: &[

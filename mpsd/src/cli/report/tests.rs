@@ -53,6 +53,7 @@ fn report() -> JobReport {
             threads: Some("25".parse().unwrap()),
             memory: vec![(gpu(0), 1024)],
             priority: None,
+            partitions: Vec::new(),
         }],
         exclusive: true,
         began: 1000,

@@ -183,6 +183,11 @@ fn value(changes: &[Change], name: &str) -> Option<String> {
 
 /// A client can only lower what the job's MPS gives, so that every figure of a job with a share of its own would be a wrong one.
 fn unlimited(record: &Record) -> Result<(), Refusal> {
+    if record.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
+        let why = "its MPS gives each rank multiprocessors of its own";
+        let allowed = "a job with --mps (MPS=true) and no share of its own";
+        return Err(Refusal::new(format!("job {}", record.job), why, allowed));
+    }
     let of_daemon = record.daemons.iter().filter_map(|daemon| daemon.threads);
     match of_daemon.chain(record.rank_threads.iter().copied()).min() {
         None => Ok(()),

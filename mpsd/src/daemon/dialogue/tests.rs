@@ -12,6 +12,7 @@ fn daemon(threads: Option<&str>, memory: Option<u64>) -> Daemon {
         threads: threads.map(|t| t.parse().unwrap()),
         memory: memory.map(|m| vec![(gpu, m)]).unwrap_or_default(),
         priority: None,
+        partitions: Vec::new(),
     }
 }
 

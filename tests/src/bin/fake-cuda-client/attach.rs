@@ -105,6 +105,7 @@ fn ask(names: &[u8], connection: OwnedFd, gpu: Option<usize>) -> Result<Running,
         visible: variable("CUDA_VISIBLE_DEVICES"),
         threads: variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
         memory: variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+        partition: variable("CUDA_MPS_SM_PARTITION"),
         gpu,
         command,
     };

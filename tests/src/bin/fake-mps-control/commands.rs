@@ -54,7 +54,7 @@ impl Daemon {
     }
 
     fn stranger(&self, uid: u32, name: &str) -> Option<String> {
-        let modifies = name.starts_with("set_") || name == "terminate_client";
+        let modifies = name.starts_with("set_") || name == "terminate_client" || name == "sm_partition";
         (modifies && !Self::owner(uid))
             .then(|| format!("Insufficient privileges for UID {uid}. {STRANGER}\n"))
     }
@@ -110,6 +110,9 @@ impl Daemon {
             "get_device_pinned_mem_limit" => self.of_server(word(0), &format!("MEMORY {}", word(1))),
             "set_default_client_priority" => self.set_priority(word(0)),
             "get_default_client_priority" => format!("{}\n", self.settings.priority),
+            // Without -S it was never tried; a daemon that does not know them says so.
+            "sm_partition" if self.settings.partitions.is_some() => self.sm_partition(words),
+            "lspart" if self.settings.partitions.is_some() => self.lspart(),
             _ => format!("Unknown command \"{name}\"\n"),
         }
     }

@@ -47,16 +47,21 @@ pub struct Daemon {
     /// Whether a server has ever ended with another status than 0.
     pub server_failed: bool,
     last_session: u64,
+    /// How many static partitions it has made.
+    pub last_partition: u32,
 }
 
 impl Daemon {
-    pub fn new(node: Node, files: Files, log: Log, server_log: Log) -> Daemon {
+    pub fn new(node: Node, partitioned: bool, files: Files, log: Log, server_log: Log) -> Daemon {
         Daemon {
             node,
             files,
             log,
             server_log,
-            settings: Settings::default(),
+            settings: Settings {
+                partitions: partitioned.then(Vec::new),
+                ..Settings::default()
+            },
             server: None,
             pending: Vec::new(),
             sessions: Vec::new(),
@@ -65,6 +70,7 @@ impl Daemon {
             ended: None,
             server_failed: false,
             last_session: 0,
+            last_partition: 0,
         }
     }
 

@@ -8,6 +8,7 @@ mod commands;
 mod daemon;
 mod hang;
 mod log;
+mod partitions;
 mod quit;
 mod server;
 mod servers;
@@ -43,11 +44,14 @@ fn main() -> ExitCode {
     {
         return server::run(node);
     }
-    let (mut daemon, mut foreground) = (false, false);
+    let (mut daemon, mut foreground, mut partitioned) = (false, false, false);
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "-d" | "--daemon" => daemon = true,
             "-f" | "--forground" => foreground = true,
+            // Documented: "-S or --static-partitioning - Start daemon with static partitioning mode enabled" (MPS guide 615, Legacy MPS
+            // v2 Interface). Recorded on 580: an unknown option.
+            "-S" | "--static-partitioning" if node.is.has_partitions() => partitioned = true,
             "-M" | "--multiuser-server" | "-q" | "--ready-devices" => {}
             "-h" | "--help" => {
                 print!("{}", usage::TEXT);
@@ -61,8 +65,8 @@ fn main() -> ExitCode {
         }
     }
     match (foreground, daemon) {
-        (true, _) => start::foreground(node),
-        (false, true) => start::background(node),
+        (true, _) => start::foreground(node, partitioned),
+        (false, true) => start::background(node, partitioned),
         (false, false) => session::run(),
     }
 }

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use tests::double::visible::{self, MemoryLimit};
 
+use crate::partitions::Partition;
+
 /// Defaults for upcoming servers, or the settings of one server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
@@ -12,6 +14,8 @@ pub struct Settings {
     pub memory: Vec<MemoryLimit>,
     /// Client priority, 0 or 1.
     pub priority: u32,
+    /// Static partitions; none at all: the daemon was started without `-S`.
+    pub partitions: Option<Vec<Partition>>,
 }
 
 impl Default for Settings {
@@ -20,6 +24,7 @@ impl Default for Settings {
             threads: 100.0,
             memory: Vec::new(),
             priority: 0,
+            partitions: None,
         }
     }
 }

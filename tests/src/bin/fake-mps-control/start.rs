@@ -44,15 +44,15 @@ fn log_directory() -> PathBuf {
 }
 
 /// `-f`: stays, and logs to standard output.
-pub fn foreground(node: Node) -> ExitCode {
+pub fn foreground(node: Node, partitioned: bool) -> ExitCode {
     match prepare(&node) {
-        Ok(lock) => serve(node, lock, Log::stdout(), Log::stdout(), |_| ()),
+        Ok(lock) => serve((node, partitioned), lock, Log::stdout(), Log::stdout(), |_| ()),
         Err(code) => code,
     }
 }
 
 /// `-d`: returns when the daemon has its sockets.
-pub fn background(node: Node) -> ExitCode {
+pub fn background(node: Node, partitioned: bool) -> ExitCode {
     let lock = match prepare(&node) {
         Ok(lock) => lock,
         Err(code) => return code,
@@ -79,7 +79,7 @@ pub fn background(node: Node) -> ExitCode {
             drop(reader);
             // SAFETY: this process has one thread.
             if let Ok(ForkResult::Child) = unsafe { nix::unistd::fork() } {
-                return detached(node, lock, File::from(writer));
+                return detached((node, partitioned), lock, File::from(writer));
             }
             std::mem::forget(lock);
             ExitCode::SUCCESS
@@ -88,7 +88,7 @@ pub fn background(node: Node) -> ExitCode {
     }
 }
 
-fn detached(node: Node, lock: Flock<File>, mut word: File) -> ExitCode {
+fn detached(node: (Node, bool), lock: Flock<File>, mut word: File) -> ExitCode {
     let _ = nix::unistd::setsid();
     if let Ok(null) = OpenOptions::new().read(true).write(true).open("/dev/null") {
         let _ = nix::unistd::dup2_stdin(&null);
@@ -157,7 +157,13 @@ fn lock(pipe: &Path) -> Option<Flock<File>> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
 }
 
-fn serve(node: Node, lock: Flock<File>, log: Log, servers: Log, mut told: impl FnMut(bool)) -> ExitCode {
+fn serve(
+    (node, partitioned): (Node, bool),
+    lock: Flock<File>,
+    log: Log,
+    servers: Log,
+    mut told: impl FnMut(bool),
+) -> ExitCode {
     // SAFETY: no handler is installed, only a disposition.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
     if node.is.faults.ignore_sigterm {
@@ -195,7 +201,7 @@ fn serve(node: Node, lock: Flock<File>, log: Log, servers: Log, mut told: impl F
     if node.is.faults.start == "hangs" {
         hang();
     }
-    let status = Daemon::new(node, files, log, servers).run();
+    let status = Daemon::new(node, partitioned, files, log, servers).run();
     let _ = fs::remove_file(pipe.join("log"));
     let _ = fs::remove_file(pipe.join("nvidia-cuda-mps-control.pid"));
     ExitCode::from(status)

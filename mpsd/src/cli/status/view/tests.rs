@@ -30,6 +30,7 @@ pub fn subject() -> Subject {
             threads: None,
             memory: Vec::new(),
             priority: None,
+            partitions: Vec::new(),
         }],
     }
 }

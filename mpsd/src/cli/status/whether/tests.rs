@@ -22,6 +22,7 @@ fn subject(state: State) -> Subject {
             threads: None,
             memory: Vec::new(),
             priority: None,
+            partitions: Vec::new(),
         }],
     }
 }

@@ -31,6 +31,7 @@ fn places(names: DeviceNames, gpus: usize) -> Places {
         threads: None,
         memory: Vec::new(),
         priority: None,
+        partitions: Vec::new(),
     }];
     let task = Task {
         counted: Some((0..=gpus).map(uuid).collect()),

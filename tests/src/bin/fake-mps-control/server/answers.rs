@@ -37,6 +37,15 @@ impl Server {
             (["PS"], _) => self.ps(),
             (["THREADS", rest @ ..], _) => self.threads(rest),
             (["MEMORY", rest @ ..], _) => self.memory(rest),
+            (["PARTITIONS", all], _) => {
+                self.settings.partitions = serde_json::from_str(all).unwrap_or_default();
+                String::new()
+            }
+            (["USED"], _) => self
+                .clients
+                .iter()
+                .filter_map(|client| Some(format!("{}\n", client.partition.as_ref()?)))
+                .collect(),
             _ => String::new(),
         };
         let _ = wire::send(&self.control, format!("={answer}").as_bytes());

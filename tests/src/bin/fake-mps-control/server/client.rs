@@ -8,6 +8,7 @@ use tests::double::{visible, wire};
 
 use super::Server;
 use super::fatal::Fatal;
+use crate::partitions::Partition;
 
 /// A client program.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub struct Client {
     pub command: String,
     /// What it got, once it has attached.
     pub granted: Vec<Granted>,
+    /// The id of its static partition.
+    pub partition: Option<String>,
 }
 
 impl Client {
@@ -53,6 +56,7 @@ impl Server {
             id,
             command,
             granted,
+            partition: None,
         });
     }
 
@@ -102,7 +106,11 @@ impl Server {
         if seen.is_empty() {
             return Reply::Failed(CudaError::of(100));
         }
-        let granted = self.grant(&seen, attach);
+        let partition = match self.partition_of(&seen, attach) {
+            Ok(partition) => partition,
+            Err(error) => return Reply::Failed(error),
+        };
+        let granted = self.grant(&seen, attach, partition.as_ref());
         if granted.iter().all(|g| g.taken == 0) {
             return Reply::Failed(CudaError::of(101));
         }
@@ -119,6 +127,7 @@ impl Server {
         }
         client.command.clone_from(&attach.command);
         client.granted.clone_from(&granted);
+        client.partition = partition.map(|partition| partition.id);
         self.log_attached(&self.clients[at]);
         Reply::Granted(granted)
     }
@@ -151,13 +160,40 @@ impl Server {
             .for_each(|text| self.log.line("Server", &text));
     }
 
-    fn grant(&self, seen: &[&Gpu], attach: &Attach) -> Vec<Granted> {
+    /// The partition that a client names. "When static partitioning mode is enabled, all MPS clients must set the
+    /// CUDA_MPS_SM_PARTITION environment variable before creating a CUDA context. Failure to do so will result in context creation failing
+    /// with CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" [When to Use MPS]. A part of the UUID does [Common Tasks, Multiple Partitions Example].
+    fn partition_of(&self, seen: &[&Gpu], attach: &Attach) -> Result<Option<Partition>, CudaError> {
+        let Some(all) = &self.settings.partitions else {
+            return Ok(None);
+        };
+        let named = |one: &&Partition| {
+            let name = attach.partition.as_deref().and_then(|name| name.split_once('/'));
+            name.is_some_and(|(uuid, id)| {
+                uuid.starts_with("GPU-") && one.uuid.starts_with(uuid) && one.id == id
+            })
+        };
+        let own = all.iter().find(named);
+        let usable = |one: &&Partition| {
+            let at = seen.iter().position(|gpu| gpu.uuid == one.uuid);
+            at.is_some() && attach.gpu.is_none_or(|used| at == Some(used))
+        };
+        let own = own.filter(usable).ok_or(CudaError::of(915))?;
+        Ok(Some(own.clone()))
+    }
+
+    fn grant(&self, seen: &[&Gpu], attach: &Attach, partition: Option<&Partition>) -> Vec<Granted> {
         let asked = attach.threads.as_deref().and_then(visible::percentage);
         let percent = asked.map_or(self.settings.threads, |p| p.min(self.settings.threads));
         let own = attach.memory.as_deref().map(|m| visible::client_limits(m, seen));
         let mut granted = Vec::new();
         for (position, gpu) in seen.iter().enumerate() {
-            let sms = visible::multiprocessors(gpu.sms, percent);
+            // Percentages are ignored with static partitions [When to Use MPS, Static SM Partitioning].
+            let sms = match partition {
+                Some(own) => own.sms,
+                None => visible::multiprocessors(gpu.sms, percent),
+            };
+            let elsewhere = partition.is_some_and(|own| own.uuid != gpu.uuid);
             let limit = match &own {
                 Some(None) => None,
                 None => self.default_limit(gpu),
@@ -170,7 +206,7 @@ impl Server {
             let taken: u64 = self.node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();
             let room = limit.unwrap_or(u64::MAX).min(all.saturating_sub(taken));
             let context = visible::context_bytes(sms);
-            let taken = if attach.gpu.is_none_or(|used| used == position) {
+            let taken = if !elsewhere && attach.gpu.is_none_or(|used| used == position) {
                 context
             } else {
                 0

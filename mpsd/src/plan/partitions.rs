@@ -1,0 +1,147 @@
+//! The static partitions of a job's ranks: which rank has how many multiprocessors of which GPU. How many a GPU has in all is
+//! known to NVIDIA's daemon alone, which refuses what does not fit.
+
+use mpsd_core::bind::How;
+use mpsd_core::config::Settings;
+use mpsd_core::gpu::DRIVER_OF_13_1;
+use mpsd_core::partitions::{LEAST_CAPABILITY, Partition, chunk};
+use mpsd_core::request::{Key, Request, Sms, Wording};
+use mpsd_core::text::one_line;
+use mpsd_core::{Gpu, Inventory, Refusal};
+
+/// Longest word of the user's that a refusal repeats. Characters.
+const SHOWN: usize = 60;
+
+/// What partitions are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The request with the site's defaults.
+    pub request: &'a Request,
+    /// How the user wrote it.
+    pub wording: Wording,
+    /// What is in force.
+    pub settings: &'a Settings,
+    /// What the node has.
+    pub inventory: &'a Inventory,
+    /// The job's GPUs.
+    pub gpus: &'a [&'a Gpu],
+    /// The job's tasks on this node, where that is known.
+    pub tasks: Option<u32>,
+}
+
+impl Wanted<'_> {
+    /// The partitions, by rank; none where none were asked for.
+    ///
+    /// # Errors
+    /// A refusal: a driver or a GPU without them, no whole number of chunks, more ranks than numbers, a site whose ceiling they
+    /// would get round.
+    pub fn partitions(&self) -> Result<Vec<Partition>, Refusal> {
+        let Some(sms) = &self.request.sms else {
+            return Ok(Vec::new());
+        };
+        self.check_node()?;
+        let all = self.by_rank(sms)?;
+        let count = all.len();
+        let one = |(rank, sms): (usize, u32)| {
+            let gpu = self.gpu_of(rank, count)?;
+            let chunk = chunk(gpu);
+            if sms % chunk != 0 {
+                let why = format!(
+                    "a partition of GPU {} '{}' is made of chunks of {chunk} multiprocessors",
+                    gpu.index, gpu.name
+                );
+                let more = sms.next_multiple_of(chunk);
+                let allowed = match more - chunk {
+                    0 => format!("a multiple of {chunk}, such as {more}"),
+                    less => format!("a multiple of {chunk}, such as {less} or {more}"),
+                };
+                return Err(self.refused(&why, allowed));
+            }
+            Ok(Partition {
+                rank: u32::try_from(rank).unwrap_or(u32::MAX),
+                gpu: gpu.uuid.clone(),
+                sms,
+                chunks: sms / chunk,
+                id: String::new(),
+            })
+        };
+        all.into_iter().enumerate().map(one).collect()
+    }
+
+    fn refused(&self, why: &str, allowed: impl Into<String>) -> Refusal {
+        let word = self
+            .wording
+            .token(Key::Sms, self.request.value(Key::Sms).as_deref());
+        Refusal::new(one_line(&word, SHOWN), why, allowed)
+    }
+
+    fn check_node(&self) -> Result<(), Refusal> {
+        let driver = &self.inventory.driver;
+        if !self.inventory.has_driver(DRIVER_OF_13_1) {
+            let why = match driver.as_str() {
+                "" => "NVML does not say which driver this node has".to_owned(),
+                driver => format!("this node has driver {driver}, which has no static partitions"),
+            };
+            return Err(self.refused(
+                &why,
+                format!("a node with driver {DRIVER_OF_13_1} or a later one"),
+            ));
+        }
+        if let Some(old) = self.gpus.iter().find(|gpu| gpu.capability < LEAST_CAPABILITY) {
+            let why = format!("GPU {} '{}' has no static partitions", old.index, old.name);
+            return Err(self.refused(&why, "a GPU of Ampere (compute capability 8.0) or later"));
+        }
+        if let Some(mig) = self.gpus.iter().find(|gpu| gpu.uuid.is_mig()) {
+            let why = format!(
+                "{} is a MIG device, and only whole GPUs are documented to be partitioned so",
+                mig.uuid
+            );
+            return Err(self.refused(&why, "a whole GPU"));
+        }
+        match self.settings.ceilings.threads {
+            Some(ceiling) => {
+                let why =
+                    format!("this site's ceiling of {ceiling} % of the threads does not hold for partitions");
+                Err(self.refused(&why, "MPS_THREADS"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// One number for each rank of this node.
+    fn by_rank(&self, sms: &Sms) -> Result<Vec<u32>, Refusal> {
+        let tasks = self.tasks.filter(|tasks| *tasks > 0);
+        match (sms, tasks) {
+            (Sms::Uniform(sms), Some(tasks)) => Ok(vec![*sms; tasks as usize]),
+            (Sms::Uniform(_), None) => {
+                let why = "the scheduler does not say how many tasks the job has on this node";
+                Err(self.refused(why, "a list by local rank, such as 16:16"))
+            }
+            (Sms::PerRank(all), Some(tasks)) if tasks as usize > all.len() => {
+                let why = format!(
+                    "the job has {tasks} tasks on this node, and {} numbers",
+                    all.len()
+                );
+                Err(self.refused(&why, "a number for each of them"))
+            }
+            (Sms::PerRank(all), _) => Ok(all.clone()),
+        }
+    }
+
+    /// The GPU of a rank, one of `count`: its partition lies there, and so it is the only one that the rank can use.
+    fn gpu_of(&self, rank: usize, count: usize) -> Result<&Gpu, Refusal> {
+        let gpus = self.gpus.len();
+        let place = match self.request.bind.map(|bind| bind.how) {
+            _ if gpus < 2 => 0,
+            None | Some(How::Cyclic | How::None) => rank % gpus,
+            Some(How::Block | How::Auto) => rank * gpus / count,
+            Some(How::Closest) => {
+                let why =
+                    "which GPU is closest to a rank is known when it runs, and its partition is made before";
+                return Err(self.refused(why, "MPS_BIND=block or cyclic"));
+            }
+        };
+        let gpu = self.gpus.get(place).copied();
+        gpu.ok_or_else(|| self.refused("the job has no GPU on this node", "a job with GPUs"))
+    }
+}

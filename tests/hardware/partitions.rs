@@ -1,0 +1,101 @@
+//! Static partitions, on a driver that has them: each rank of a job has the multiprocessors of its own partition. On an older one: the job
+//! is refused, and the refusal names the driver.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::child::{self, Ran};
+use crate::job::{Job, kept};
+use crate::look::{self, Look};
+use crate::result::Section;
+use crate::site::{self, Gpu, Place};
+
+const JOB: &str = "4713.srv";
+/// Two ranks; multiples of a chunk of every GPU.
+const ACCOUNT: &str = "MPS=true,MPS_SMS=8:16";
+const RANKS: [(u32, u64); 2] = [(0, 8), (1, 16)];
+/// The first branch of the driver with them.
+const FIRST: u32 = 590;
+
+/// The whole job.
+pub fn run(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
+    section.fact("request", ACCOUNT);
+    let before = Look::take(&place.run)?;
+    let job = Job::named(place, gpu, JOB)?;
+    let prologue = job.prologue_with(ACCOUNT)?;
+    let branch: u32 = gpu
+        .driver
+        .split('.')
+        .next()
+        .and_then(|own| own.parse().ok())
+        .unwrap_or(0);
+    if branch < FIRST {
+        section.fact(
+            "not verified here",
+            format!("static partitions: driver {} has none", gpu.driver),
+        );
+        let named = prologue.story().contains(&gpu.driver);
+        section.check(
+            "a driver without them is refused by its name",
+            prologue.code == Some(1) && named,
+            prologue.story(),
+        );
+    } else {
+        if !section.check("mps-prologue", prologue.code == Some(0), prologue.story()) {
+            bail!("the job did not start: {}", prologue.story());
+        }
+        for (rank, sms) in RANKS {
+            let record = record(&client(place, &job, rank)?)?;
+            let has = record["gpus"][0]["sms"].as_u64();
+            // The last partition of a GPU may have those that make up no chunk.
+            section.check(
+                format!("rank {rank} has {sms} multiprocessors"),
+                has.is_some_and(|has| has >= sms),
+                record.to_string(),
+            );
+            section.equal(
+                format!("rank {rank} is under MPS"),
+                &record["under_mps"].as_bool(),
+                &Some(true),
+            );
+        }
+        let beyond = client(place, &job, 2)?;
+        section.check(
+            "a rank without a partition does not run",
+            beyond.code == Some(1),
+            beyond.story(),
+        );
+        let control = site::program("nvidia-cuda-mps-control")?;
+        let mut list = place.as_user(&control, &job.environment()?);
+        section.fact(
+            "lspart",
+            child::run(&mut list, "lspart\n", Duration::from_secs(10))?.stdout,
+        );
+    }
+    let epilogue = job.epilogue()?;
+    section.check("mps-epilogue", epilogue.code == Some(0), epilogue.story());
+    look::compare(
+        section,
+        &before,
+        &place.run,
+        &kept(&place.run, &gpu.uuid),
+        Duration::from_secs(3),
+    )
+}
+
+/// `mps-probe` as `mpsctl exec` starts the rank of that number.
+fn client(place: &Place, job: &Job<'_>, rank: u32) -> Result<Ran> {
+    let mut env = site::base_env();
+    env.insert("PBS_JOBID".into(), job.id().into());
+    env.insert("OMPI_COMM_WORLD_LOCAL_RANK".into(), rank.to_string());
+    let mut command = place.as_user(&place.staged("mpsctl")?, &env);
+    command.arg("--config").arg(job.config()).args(["exec", "--"]);
+    command.arg(place.bin("mps-probe")).arg("--json");
+    child::run(&mut command, "", Duration::from_secs(60))
+}
+
+fn record(ran: &Ran) -> Result<Value> {
+    serde_json::from_str(&ran.stdout).with_context(|| format!("no record: {}", ran.story()))
+}
