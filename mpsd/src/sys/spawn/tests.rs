@@ -280,6 +280,26 @@ fn a_program_run_past_its_deadline_is_killed_with_what_it_started() {
     gone(pid);
 }
 
+#[test]
+fn a_program_is_killed_as_soon_as_its_caller_has_something_to_read() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let mut spawn = Spawn::new("/bin/sh");
+    spawn.args = vec!["-c".into(), "echo $$; sleep 600".into()];
+    std::io::Write::write_all(&mut writer, b"x").unwrap();
+    let error = spawn.run_unless(Some(reader.as_fd()), soon(), 4096).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            RunError::Killed {
+                why: Unheard::Interrupted,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
 /// Waits until `pid` has ended; init may not have reaped it.
 fn gone(pid: i32) {
     if let Some(process) = Process::find(pid) {
