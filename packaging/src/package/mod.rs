@@ -36,6 +36,9 @@ pub struct Options {
     /// Number of the packages among those of this version: higher where the same version is packed again
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub revision: u32,
+    /// Number the packages as those of this version: of what is built now, for a test of upgrades
+    #[arg(long = "as", value_name = "VERSION", conflicts_with = "repository")]
+    pub number: Option<String>,
     /// Add the packages to the apt and dnf repositories in this directory, and sign these
     #[arg(long, value_name = "DIR", requires = "key")]
     pub repository: Option<PathBuf>,
@@ -54,6 +57,7 @@ impl Options {
             out: dir.into(),
             programs: None,
             revision: 1,
+            number: None,
             packed: false,
             repository: None,
             key: None,
@@ -70,10 +74,10 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let packages = match (options.packed, &options.programs) {
         (true, _) => packed(&options.out)?,
-        (false, Some(programs)) => pack(&programs::around(programs)?, &options.out, options.revision)?,
+        (false, Some(programs)) => pack(&programs::around(programs)?, options)?,
         (false, None) => {
             let built = programs::everything(programs::Profile::Portable)?;
-            pack(&built, &options.out, options.revision)?
+            pack(&built, options)?
         }
     };
     for package in &packages {
@@ -100,8 +104,9 @@ fn packed(out: &Path) -> Result<Vec<PathBuf>> {
     Ok(packages)
 }
 
-/// Packs what was built into `out`, which is emptied first; the packages in order.
-pub fn pack(built: &programs::Built, out: &Path, revision: u32) -> Result<Vec<PathBuf>> {
+/// Packs what was built into `--out`, which is emptied first; the packages in order.
+fn pack(built: &programs::Built, options: &Options) -> Result<Vec<PathBuf>> {
+    let out = &options.out;
     if out.exists() {
         fs::remove_dir_all(out).with_context(|| format!("cannot empty '{}'", out.display()))?;
     }
@@ -111,8 +116,8 @@ pub fn pack(built: &programs::Built, out: &Path, revision: u32) -> Result<Vec<Pa
     let tree = work.join("tree");
     let files = stage::stage(&tree, built)?;
     let release = Release {
-        version: version()?,
-        revision,
+        version: options.number.clone().map_or_else(version, Ok)?,
+        revision: options.revision,
         epoch: epoch()?,
         tree,
         files,

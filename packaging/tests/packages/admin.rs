@@ -13,7 +13,8 @@ use crate::cluster::{self, CLIENT, Cluster, USER, VENDOR, listed};
 use crate::guide::{commands, script};
 use crate::machine::{Cgroup, Machine};
 use crate::root::Root;
-use crate::{NAMES, debian, monitoring, newer, package, packages, repository, said, skip, units};
+use crate::stopwatch::Stopwatch;
+use crate::{NAMES, debian, monitoring, older, package, packages, repository, said, skip, units};
 
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What changes by itself, or is the package manager's own memory.
@@ -48,8 +49,8 @@ fn by_the_guide(suite: &'static str) {
         (Ok(base), Ok(cgroup)) => (base, cgroup),
         (Err(why), _) | (_, Err(why)) => return skip(&format!("a job from the packages on {suite}"), &why),
     };
-    let debs = NAMES.map(|name| package(name, ".deb"));
-    let newer = NAMES.map(|name| newer(name, ".deb"));
+    let debs = NAMES.map(|name| older(name, ".deb"));
+    let newer = NAMES.map(|name| package(name, ".deb"));
     Root::over(&base, suite, move |root| {
         let _vendor = cluster::configure(root);
         for (dir, files) in [("packages", &debs), ("newer", &newer)] {
@@ -64,8 +65,11 @@ fn by_the_guide(suite: &'static str) {
         cluster.idle();
         let before = tree(root);
 
-        install(&cluster);
+        let mut watch = Stopwatch::default();
+        install(&cluster, &mut watch);
         simulate(root);
+        selftest(&mut cluster, &mut watch);
+        watch.stop(suite, "mpsctl selftest");
         jobs(&mut cluster);
         quick_start(&mut cluster);
         who_had_mps(&cluster);
@@ -85,13 +89,13 @@ fn by_the_guide(suite: &'static str) {
 }
 
 /// Installed and enabled by the guide; in between, nothing has changed for a job.
-fn install(cluster: &Cluster) {
+fn install(cluster: &Cluster, watch: &mut Stopwatch) {
     let packages = commands("install.md", "From the packages");
     for step in packages.iter().filter(|step| !step.starts_with("dnf ")) {
-        cluster.administrator(step);
+        watch.take(step, || cluster.administrator(step));
     }
     for step in commands("install.md", "On the nodes") {
-        cluster.administrator(&step);
+        watch.take(&step, || cluster.administrator(&step));
     }
     for unit in ["mpsd.service", "mpsd-reconcile.timer"] {
         cluster.machine.run(&["systemctl", "is-active", unit]);
@@ -100,7 +104,7 @@ fn install(cluster: &Cluster) {
     let help = cluster.administrator("man -w mpsd 2>/dev/null || ls /usr/share/man/man8/mpsd.8.gz");
     assert!(help.contains("mpsd.8"), "{help}");
     for step in commands("slurm.md", "Enable") {
-        cluster.administrator(&step);
+        watch.take(&step, || cluster.administrator(&step));
     }
     assert!(knows_the_flag(cluster));
     for step in commands("fleets.md", "One configuration") {
@@ -119,6 +123,29 @@ fn simulate(root: &Root) {
     let keys =
         format!("control = \"{VENDOR}/nvidia-cuda-mps-control\"\nnvml = \"{VENDOR}/libnvidia-ml.so.1\"\n");
     root.write(CONFIG, &(keys + &shipped));
+}
+
+/// The last line of the guide, by the user: all is well, with a client of the double's for the probe, which needs a real CUDA.
+fn selftest(cluster: &mut Cluster, watch: &mut Stopwatch) {
+    cluster.idle();
+    let probe = cluster.machine.at("/usr/libexec/mpsd/mps-probe");
+    let real = fs::read(&probe).unwrap();
+    // In its place by a rename, since it may run.
+    let put = |bytes: &[u8]| {
+        let new = probe.with_extension("new");
+        fs::write(&new, bytes).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(&new, &probe).unwrap();
+    };
+    put(format!("#!/bin/sh\nexec {}\n", CLIENT.join(" ")).as_bytes());
+    for step in commands("install.md", "Last, one job") {
+        let typed = format!("cd /home/{USER} && {step}");
+        let words = ["runuser", "-u", USER, "--", "sh", "-ec", &typed];
+        let told = watch.take(&step, || cluster.machine.run(&words));
+        assert!(told.ends_with("OK    selftest\n"), "{told}");
+    }
+    put(&real);
+    cluster.nothing_is_left();
 }
 
 /// Under the MPS of their own job, as its user, with a quarter of the GPU.
@@ -235,7 +262,7 @@ fn report_a_problem(cluster: &Cluster) {
     assert!(!text.contains(&format!("'{USER}'")), "{text}");
 }
 
-/// A job lives through restarts of everything that root may restart, and through an upgrade from the units of 0.1.0, and its
+/// A job lives through restarts of everything that root may restart, and through an upgrade from 0.1.0 and its units, and its
 /// epilogue is then the newer one.
 fn restart_and_upgrade(cluster: &mut Cluster, note: &Path) {
     units::have_been_those_of_0_1_0(&cluster.machine);
@@ -280,7 +307,9 @@ fn restart_and_upgrade(cluster: &mut Cluster, note: &Path) {
         .machine
         .run(&["dpkg-query", "-W", "-f", "${Version}\n", "mpsd", "mpsd-slurm"]);
     assert!(
-        versions.lines().all(|version| version.ends_with("-2")),
+        versions
+            .lines()
+            .all(|version| version == env!("CARGO_PKG_VERSION")),
         "{versions}"
     );
     for unit in ["mpsd.service", "mpsd-reconcile.timer"] {

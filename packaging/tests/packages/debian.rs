@@ -8,8 +8,9 @@ use std::process::Command;
 
 use crate::said;
 
-/// Beside the smallest Debian: what starts services, and what a cluster's only node runs.
-const INCLUDED: &str = "systemd,dbus,iproute2,munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins";
+/// Beside the smallest Debian: what starts services, what a cluster's only node runs, and what Ansible wants to find.
+const INCLUDED: &str =
+    "systemd,dbus,iproute2,munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,python3,python3-apt";
 /// Longest that making it may take.
 const LIMIT: &str = "900";
 /// What debootstrap says when no package can be had: then there is nothing to test on, which is no fault of ours.

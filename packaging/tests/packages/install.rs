@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::root::Root;
-use crate::{NAMES, newer, package, skip};
+use crate::{NAMES, older, package, skip};
 
 /// Every program, by the path that people and schedulers use.
 const PROGRAMS: [&str; 7] = [
@@ -115,8 +115,8 @@ fn the_debian_packages_install_upgrade_and_leave() {
     if !Path::new("/var/lib/dpkg/status").exists() {
         return skip("Debian packages", "this system is not Debian's");
     }
-    let debs = NAMES.map(|name| package(name, ".deb"));
-    let newer = NAMES.map(|name| newer(name, ".deb"));
+    let debs = NAMES.map(|name| older(name, ".deb"));
+    let newer = NAMES.map(|name| package(name, ".deb"));
     Root::with("deb", move |root| {
         put_foreign(root);
         dpkg(root, &debs);
@@ -194,8 +194,8 @@ pub fn distribution(root: &Root) {
 
 #[test]
 fn the_rpm_packages_install_upgrade_and_leave() {
-    let rpms = NAMES.map(|name| package(name, ".rpm"));
-    let newer = NAMES.map(|name| newer(name, ".rpm"));
+    let rpms = NAMES.map(|name| older(name, ".rpm"));
+    let newer = NAMES.map(|name| package(name, ".rpm"));
     Root::with("rpm", move |root| {
         put_foreign(root);
         distribution(root);
@@ -212,13 +212,15 @@ fn the_rpm_packages_install_upgrade_and_leave() {
             "rpm",
             "--query",
             "--qf",
-            "%{NAME} %{RELEASE}\n",
+            "%{NAME} %{VERSION}\n",
             "mpsd",
             "mpsd-slurm",
             "mpsd-pbs",
         ]);
         let have: Vec<&str> = have.lines().filter(|line| line.starts_with("mpsd")).collect();
-        assert_eq!(have, ["mpsd 2", "mpsd-slurm 2", "mpsd-pbs 2"]);
+        let expected = ["mpsd", "mpsd-slurm", "mpsd-pbs"];
+        let expected = expected.map(|name| format!("{name} {}", env!("CARGO_PKG_VERSION")));
+        assert_eq!(have, expected);
         upgraded(root, changed);
         // All but the file that was changed.
         root.run(&["rpm", "--verify", "--noconfig", "mpsd", "mpsd-slurm", "mpsd-pbs"]);

@@ -15,6 +15,7 @@ mod monitoring;
 mod repository;
 mod root;
 mod slurm;
+mod stopwatch;
 mod units;
 
 use std::io::Write as _;
@@ -46,12 +47,15 @@ fn package(name: &str, extension: &str) -> PathBuf {
     find(packages(), name, extension)
 }
 
-/// The same package, packed again under a higher number.
-fn newer(name: &str, extension: &str) -> PathBuf {
+/// The release before, by its number: what is in the packages is this one's.
+const BEFORE: &str = "0.1.0";
+
+/// The same package under that number.
+fn older(name: &str, extension: &str) -> PathBuf {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     packages();
     find(
-        MADE.get_or_init(|| dist("newer", &["--revision", "2"])),
+        MADE.get_or_init(|| dist("older", &["--as", BEFORE])),
         name,
         extension,
     )

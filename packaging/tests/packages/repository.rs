@@ -9,6 +9,7 @@ use crate::cluster::Cluster;
 use crate::guide::commands;
 use crate::install::distribution;
 use crate::root::Root;
+use crate::stopwatch::Stopwatch;
 use crate::{NAMES, package, packages, run, said, skip};
 
 /// Where the guide has it.
@@ -139,9 +140,15 @@ fn dnf_installs_from_the_repository_and_from_the_packages() {
             root.run(&["mpsctl", "--version"]);
             root.run(&["rpm", "--erase", "mpsd-slurm", "mpsd"]);
         };
+        let mut watch = Stopwatch::default();
         for step in commands("install.md", "From a repository with dnf") {
-            typed(&step);
+            watch.take(&step, || typed(&step));
         }
+        // No Slurm runs in this copy of a system: the check says so, and so ends the guide here.
+        let check = "mpsctl slurm check";
+        let answer = watch.take(check, || shell(check));
+        assert_eq!(answer.status.code(), Some(1), "{}", said(&answer));
+        watch.stop("rpm", check);
         are_there();
         for step in commands("install.md", "From the packages")
             .iter()

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::install::{distribution, dpkg, rpm};
 use crate::root::Root;
-use crate::{NAMES, newer, package, run, said, skip};
+use crate::{NAMES, older, package, run, said, skip};
 
 const SNIPPET: &str = "/etc/slurm/plugstack.conf.d/mpsd.conf";
 const STACK: (&str, &str) = (
@@ -69,8 +69,8 @@ fn the_debian_package_follows_slurm() {
     if !Path::new("/var/lib/dpkg/status").exists() {
         return skip("Debian's trigger", "this system is not Debian's");
     }
-    let debs = NAMES.map(|name| package(name, ".deb"));
-    let newer = NAMES.map(|name| newer(name, ".deb"));
+    let debs = NAMES.map(|name| older(name, ".deb"));
+    let newer = NAMES.map(|name| package(name, ".deb"));
     let slurmd = slurm_of_tomorrow();
     Root::with("slurm-deb", move |root| {
         site(root);
@@ -105,8 +105,8 @@ fn the_debian_package_follows_slurm() {
 
 #[test]
 fn the_rpm_package_follows_slurm() {
-    let rpms = NAMES.map(|name| package(name, ".rpm"));
-    let newer = NAMES.map(|name| newer(name, ".rpm"));
+    let rpms = NAMES.map(|name| older(name, ".rpm"));
+    let newer = NAMES.map(|name| package(name, ".rpm"));
     Root::with("slurm-rpm", move |root| {
         site(root);
         distribution(root);

@@ -1,0 +1,50 @@
+//! How long the guide takes from its first line to a job that is OK: what is ours, and what is the package manager's.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// What a line begins with whose time is the package manager's.
+const MANAGERS: [&str; 2] = ["apt", "dnf"];
+/// Longest that our own lines may take in all.
+const OURS: Duration = Duration::from_secs(60);
+
+/// The times of one system.
+#[derive(Debug, Default)]
+pub struct Stopwatch {
+    ours: Duration,
+    managers: Duration,
+    lines: usize,
+}
+
+impl Stopwatch {
+    /// Does what `line` says, and takes the time.
+    pub fn take<T>(&mut self, line: &str, typed: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let done = typed();
+        let is_managers = MANAGERS.iter().any(|word| line.starts_with(word));
+        *(if is_managers {
+            &mut self.managers
+        } else {
+            &mut self.ours
+        }) += begun.elapsed();
+        self.lines += 1;
+        done
+    }
+
+    /// Says it, past the capture of a test that passes, and leaves it beside the packages.
+    pub fn stop(&self, system: &str, last: &str) {
+        let text = format!(
+            "system = \"{system}\"\nlines = {}\nlast = \"{last}\"\nours_s = {:.1}\npackage_manager_s = {:.1}\n",
+            self.lines,
+            self.ours.as_secs_f64(),
+            self.managers.as_secs_f64()
+        );
+        let line = format!("\nstopwatch: {}\n", text.trim_end().replace('\n', ", "));
+        std::io::stdout().write_all(line.as_bytes()).unwrap();
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stopwatch-{system}.toml"));
+        fs::write(file, text).unwrap();
+        assert!(self.ours < OURS, "our own lines took {:?}", self.ours);
+    }
+}
