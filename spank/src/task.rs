@@ -283,7 +283,11 @@ fn task(slurm: &dyn Slurm, record: &Record, kind: Kind) -> Task {
     };
     let lookup = |name: &str| slurm.job_env(name);
     let local = slurm.item(Item::TaskId);
-    let of = slurm.item(Item::LocalTasks);
+    // The only one of its step, whatever the job's tasks are: they come later, each with what is its own.
+    let of = match kind {
+        Kind::Job => Some(1),
+        _ => slurm.item(Item::LocalTasks),
+    };
     let rank = local.map(|local| Rank { local, of });
     Task {
         rank: rank.or_else(|| Some(environment::rank(&lookup)?.0)),

@@ -6,6 +6,7 @@ use crate::plugin;
 use crate::state::State;
 use mpsd_core::GpuUuid;
 use mpsd_core::bind::{Bind, How};
+use mpsd_core::partitions::Partition;
 use mpsd_core::record::{Daemon, Record, RecordDevice, State as Progress};
 
 const BATCH: u32 = 0xffff_fffb;
@@ -90,6 +91,38 @@ fn the_first_task_is_warned_of_connections_and_runs() {
             slurm.job_env["CUDA_DEVICE_MAX_CONNECTIONS"], "8",
             "the user's own"
         );
+    }
+}
+
+#[test]
+fn a_script_hands_no_ranks_partition_on_and_a_rank_has_its_own() {
+    let mut partitioned = record("4711", Progress::Ready);
+    partitioned.request = "MPS=on,MPS_SMS=16:32".parse().ok();
+    partitioned.daemons[0].threads = None;
+    partitioned.daemons[0].partitions = [(0, "A"), (1, "B")]
+        .map(|(rank, id)| Partition {
+            rank,
+            gpu: GpuUuid::parse("GPU-00000002").unwrap(),
+            sms: 16,
+            chunks: 2,
+            id: id.to_owned(),
+        })
+        .to_vec();
+    let node = FakeNode::new().with_record(partitioned);
+    for (step, rank, own) in [
+        (BATCH, 0, None),
+        (INTERACTIVE, 0, None),
+        (0, 0, Some("GPU-00000002/A")),
+        (0, 1, Some("GPU-00000002/B")),
+    ] {
+        let mut slurm = FakeSlurm::step(step)
+            .with_job_env("SLURM_JOB_GPUS", "2,3")
+            .with_job_env("CUDA_MPS_SM_PARTITION", "inherited");
+        slurm.items.retain(|(item, _)| *item != Item::TaskId);
+        slurm.items.push((Item::TaskId, rank));
+        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+        let found = slurm.job_env.get("CUDA_MPS_SM_PARTITION").map(String::as_str);
+        assert_eq!(found, own, "{step:x} {rank}");
     }
 }
 
