@@ -4,6 +4,7 @@
 //! Debian made from nothing, that is gone with the test: an overlay in a mount namespace of its own.
 
 mod admin;
+mod ansible;
 mod cluster;
 mod containers;
 mod contents;

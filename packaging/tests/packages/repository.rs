@@ -55,7 +55,7 @@ impl Drop for Keys {
 }
 
 /// Both repositories, made by the first who asks, of the packages that are there.
-fn repository() -> &'static Path {
+pub fn repository() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
         packages();
@@ -75,7 +75,7 @@ fn repository() -> &'static Path {
 }
 
 /// Copies it to where the guide has it.
-fn place(root: &Root) {
+pub fn place(root: &Root) {
     let to = root.at(PLACE);
     fs::create_dir_all(to.parent().unwrap()).unwrap();
     run(Command::new("cp").arg("-rT").arg(repository()).arg(to));

@@ -1,0 +1,288 @@
+//! The Ansible role, against a booted Debian with a real Slurm: the first run changes, a second one nothing; then an upgrade, and away
+//! again. Ansible runs on this machine, and reaches the other one by a command in ssh's place.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use crate::cluster::{self, Cluster, VENDOR};
+use crate::install::distribution;
+use crate::machine::{Cgroup, HOST, Machine};
+use crate::root::Root;
+use crate::{debian, older, repository, said, skip};
+
+/// Needs Python 3.11 here, and 3.8 there.
+const ANSIBLE: &str = "ansible-core==2.19.14";
+/// Longest that one playbook may take, in seconds.
+const LIMIT: &str = "180";
+
+/// The directory with its programs, made by the first who asks; why it cannot be had.
+fn ansible() -> Result<PathBuf, String> {
+    static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    MADE.get_or_init(make).clone()
+}
+
+fn make() -> Result<PathBuf, String> {
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ansible");
+    let (bin, note) = (home.join("bin"), home.join("installed"));
+    if fs::read_to_string(&note).is_ok_and(|text| text == ANSIBLE) {
+        return Ok(bin);
+    }
+    let venv = Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&home)
+        .output();
+    let venv = venv.map_err(|error| format!("python3: {error}"))?;
+    if !venv.status.success() {
+        return Err(said(&venv));
+    }
+    let words = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        ANSIBLE,
+    ];
+    let pip = Command::new(bin.join("python")).args(words).output().unwrap();
+    if !pip.status.success() {
+        return Err(said(&pip));
+    }
+    // Last: what was not finished is made again.
+    fs::write(note, ANSIBLE).unwrap();
+    Ok(bin)
+}
+
+/// Runs the role against a machine.
+struct Control {
+    bin: PathBuf,
+    place: PathBuf,
+}
+
+impl Control {
+    /// With a command in ssh's place that hands its last word to `enter`.
+    fn of(name: &str, enter: &Command, bin: PathBuf) -> Control {
+        let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-control"));
+        let _ = fs::remove_dir_all(&place);
+        fs::create_dir_all(&place).unwrap();
+        let words = std::iter::once(enter.get_program()).chain(enter.get_args());
+        let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
+        let variables = "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8";
+        let text = format!(
+            "#!/bin/sh\nfor last; do :; done\nexec env -i {variables} {} \"$last\"\n",
+            words.join(" ")
+        );
+        fs::write(place.join("ssh"), text).unwrap();
+        fs::set_permissions(place.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+        Control { bin, place }
+    }
+
+    fn play(&self, variables: &serde_json::Value) -> Output {
+        let role = Path::new(env!("CARGO_MANIFEST_DIR")).join("ansible");
+        let play = serde_json::json!([{
+            "hosts": "all", "gather_facts": true,
+            "roles": [{"role": "mpsd", "vars": variables}],
+        }]);
+        // JSON is YAML.
+        fs::write(self.place.join("play.yml"), play.to_string()).unwrap();
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", LIMIT]);
+        command
+            .arg(self.bin.join("ansible-playbook"))
+            .arg(self.place.join("play.yml"));
+        command.args(["--inventory", &format!("{HOST},"), "--connection", "ssh"]);
+        command
+            .env("ANSIBLE_ROLES_PATH", role)
+            .env("ANSIBLE_HOME", self.place.join("home"));
+        command.env("ANSIBLE_SSH_EXECUTABLE", self.place.join("ssh"));
+        command
+            .env("ANSIBLE_SSH_TRANSFER_METHOD", "piped")
+            .env("ANSIBLE_SSH_ARGS", "");
+        command
+            .env("ANSIBLE_PIPELINING", "true")
+            .env("ANSIBLE_NOCOLOR", "true");
+        command
+            .env("ANSIBLE_PYTHON_INTERPRETER", "/usr/bin/python3")
+            .env("LC_ALL", "C.UTF-8");
+        command.env_remove("ANSIBLE_CONFIG");
+        command.output().unwrap()
+    }
+
+    /// How many tasks changed something, and what the run said.
+    #[track_caller]
+    fn changes(&self, variables: &serde_json::Value) -> (u32, String) {
+        let output = self.play(variables);
+        let text = said(&output);
+        assert!(output.status.success(), "{text}");
+        let (_, rest) = text
+            .split_once("changed=")
+            .unwrap_or_else(|| panic!("no recap: {text}"));
+        let count = rest.split_whitespace().next().and_then(|word| word.parse().ok());
+        (count.unwrap_or_else(|| panic!("no number: {text}")), text)
+    }
+}
+
+fn knows_the_flag(cluster: &Cluster) -> bool {
+    cluster.machine.run(&["srun", "--help"]).contains("--mps-threads")
+}
+
+fn started(cluster: &Cluster) -> String {
+    let words = [
+        "systemctl",
+        "show",
+        "--property=ExecMainStartTimestampMonotonic",
+        "slurmd",
+    ];
+    cluster.machine.run(&words)
+}
+
+#[test]
+fn the_ansible_role_installs_upgrades_and_removes() {
+    let what = "the Ansible role";
+    let (base, cgroup) = match (debian::base("bookworm"), Cgroup::create("ansible")) {
+        (Ok(base), Ok(cgroup)) => (base, cgroup),
+        (Err(why), _) | (_, Err(why)) => return skip(what, &why),
+    };
+    let bin = match ansible() {
+        Ok(bin) => bin,
+        Err(why) => return skip(what, &why),
+    };
+    let before = ["mpsd", "mpsd-slurm"].map(|name| older(name, ".deb"));
+    repository::repository();
+    Root::over(&base, "ansible", move |root| {
+        let _vendor = cluster::configure(root);
+        repository::place(root);
+        let machine = Machine::boot(root, cgroup);
+        let control = Control::of("ansible", &machine.command(&["sh", "-c"]), bin);
+        let mut cluster = Cluster { machine };
+        cluster.idle();
+        root.write("/etc/apt/sources.list", "");
+
+        let mut variables = serde_json::json!({
+            "mpsd_scheduler": "slurm",
+            "mpsd_files": before.map(|file| file.display().to_string()),
+            "mpsd_config": {
+                "control": format!("{VENDOR}/nvidia-cuda-mps-control"),
+                "nvml": format!("{VENDOR}/libnvidia-ml.so.1"),
+                "deadline_s": 25,
+                "defaults": {"threads": 50},
+                "node": [{"hosts": "gpu[001-100]", "compute_mode": "keep"}],
+            },
+        });
+        let before = started(&cluster);
+        let (changed, told) = control.changes(&variables);
+        assert!(changed >= 5 && knows_the_flag(&cluster), "{told}");
+        assert_ne!(started(&cluster), before, "slurmd did not restart");
+        let shown = cluster
+            .machine
+            .run(&["mpsctl", "config", "show", "--node", "gpu001"]);
+        for line in ["deadline_s = 25", "compute_mode = \"keep\""] {
+            assert!(shown.contains(line), "no '{line}': {shown}");
+        }
+        cluster.idle();
+        let records = cluster.clients(&["--gres=gpu:1", "--mps"]);
+        assert!(
+            records
+                .iter()
+                .all(|record| record.under_mps && record.sms == Some(66)),
+            "{records:?}"
+        );
+        cluster.nothing_is_left();
+
+        let before = started(&cluster);
+        let (changed, told) = control.changes(&variables);
+        assert_eq!(changed, 0, "{told}");
+        assert_eq!(started(&cluster), before, "slurmd restarted for nothing");
+
+        // The newer packages, out of a repository, and another value: nothing is restarted for either.
+        variables["mpsd_repository"] = "file:///srv/mpsd".into();
+        variables["mpsd_upgrade"] = true.into();
+        variables["mpsd_config"]["deadline_s"] = 26.into();
+        let (changed, told) = control.changes(&variables);
+        assert!(changed > 0 && started(&cluster) == before, "{told}");
+        let words = ["dpkg-query", "-W", "-f", "${Version}\n", "mpsd", "mpsd-slurm"];
+        let versions = cluster.machine.run(&words);
+        assert!(
+            versions
+                .lines()
+                .all(|version| version == env!("CARGO_PKG_VERSION")),
+            "{versions}{told}"
+        );
+        assert!(
+            cluster
+                .machine
+                .run(&["mpsctl", "config", "show"])
+                .contains("deadline_s = 26"),
+            "{told}"
+        );
+        let (changed, told) = control.changes(&variables);
+        assert_eq!(changed, 0, "{told}");
+
+        // What cannot be used is not put in place.
+        variables["mpsd_config"]["deadline_s"] = "soon".into();
+        let refused = control.play(&variables);
+        assert!(
+            !refused.status.success() && said(&refused).contains("failed to validate"),
+            "{}",
+            said(&refused)
+        );
+        assert!(
+            cluster
+                .machine
+                .run(&["mpsctl", "config", "show"])
+                .contains("deadline_s = 26")
+        );
+
+        let away = serde_json::json!({"mpsd_state": "absent", "mpsd_scheduler": "slurm"});
+        let (changed, told) = control.changes(&away);
+        assert!(changed >= 3 && !knows_the_flag(&cluster), "{told}");
+        assert!(!cluster.machine.at("/usr/bin/mpsctl").exists(), "{told}");
+        let (changed, told) = control.changes(&away);
+        assert_eq!(changed, 0, "{told}");
+        cluster.idle();
+    });
+}
+
+/// The packages and mpsd.toml alone, as in an image: no systemd runs in this copy of a system.
+#[test]
+fn the_ansible_role_installs_with_dnf() {
+    let what = "the Ansible role with dnf";
+    if !Path::new("/usr/bin/dnf").exists() || !Path::new("/usr/bin/python3").exists() {
+        return skip(what, "no dnf is here");
+    }
+    let bin = match ansible() {
+        Ok(bin) => bin,
+        Err(why) => return skip(what, &why),
+    };
+    repository::repository();
+    Root::with("ansible-dnf", move |root| {
+        distribution(root);
+        repository::place(root);
+        fs::create_dir_all(root.at("/etc/yum.repos.d")).unwrap();
+        // In a pid namespace of its own, which ends the agent of gpg's that dnf leaves behind.
+        let mut enter = Command::new("unshare");
+        enter.args(["--pid", "--fork", "--kill-child", "chroot"]);
+        enter.arg(root.at("/")).args(["sh", "-c"]);
+        let control = Control::of("ansible-dnf", &enter, bin);
+        let variables = serde_json::json!({
+            "mpsd_manager": "dnf", "mpsd_dnf": "dnf4", "mpsd_node": false, "mpsd_repository": "file:///srv/mpsd",
+            "mpsd_config": {"deadline_s": 25},
+        });
+        let (changed, told) = control.changes(&variables);
+        assert!(changed >= 3, "{told}");
+        root.run(&["rpm", "--query", "mpsd"]);
+        assert!(
+            root.run(&["mpsctl", "config", "show"])
+                .contains("deadline_s = 25")
+        );
+        let (changed, told) = control.changes(&variables);
+        assert_eq!(changed, 0, "{told}");
+        let away = serde_json::json!({"mpsd_manager": "dnf", "mpsd_dnf": "dnf4", "mpsd_state": "absent"});
+        let (changed, told) = control.changes(&away);
+        assert!(changed >= 1 && !root.at("/usr/bin/mpsctl").exists(), "{told}");
+        let (changed, told) = control.changes(&away);
+        assert_eq!(changed, 0, "{told}");
+    });
+}
