@@ -134,6 +134,8 @@ const MEASURED: &[&str] = &[
     "-p",
     "nvml-stub",
     "-p",
+    "container-stub",
+    "-p",
     "tests",
 ];
 

@@ -273,6 +273,11 @@ fn srun(root: &Path) -> Result<String> {
             ),
             flags => format!("`PrologFlags={flags}`, {} pairs", at(&at_setting("pairs"))?),
         };
+        let against = bench.pointer(&at_setting("against")).and_then(Value::as_str);
+        let how = match against {
+            Some("an empty plugin") => format!("{how}; without ours, but with a plugin that does nothing"),
+            _ => how,
+        };
         lines.push_str(&format!(
             "| {how} | {:.0} ms | {:.0} ms |\n",
             ms(&at_setting("without/median"))?,

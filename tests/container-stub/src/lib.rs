@@ -1,6 +1,8 @@
 //! A double of pyxis: a plugin of Slurm's that takes a task into namespaces of its own in `task_init`, as pyxis does with those
 //! of a container (pyxis_slurmstepd.c, `slurm_spank_task_init`).
 //!
+//! It has a prolog and an epilog that do nothing: what they cost is what slurmd does for any plugin's.
+//!
 //! The task's variable `CONTAINER` says which: the directories of the line's words `CONTAINER=DIR` are empty there. Without it
 //! nothing is done.
 #![allow(non_upper_case_globals)]
@@ -34,6 +36,18 @@ pub static plugin_version: u32 = 0x16_05_00;
 unsafe extern "C" {
     fn spank_getenv(spank: Spank, name: *const c_char, buffer: *mut c_char, length: c_int) -> c_int;
     fn slurm_error(format: *const c_char, ...);
+}
+
+/// Does nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_job_prolog(_: Spank, _: c_int, _: *const *const c_char) -> c_int {
+    0
+}
+
+/// Does nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_job_epilog(_: Spank, _: c_int, _: *const *const c_char) -> c_int {
+    0
 }
 
 /// The forked child of a task, as the user.

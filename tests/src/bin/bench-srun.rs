@@ -1,7 +1,8 @@
 //! What the plugin costs a job that did not ask for it: `srun true` with and without it, in turn, on the same Slurm.
 //!
 //! One node's slurmd is started with the plugin and the other's without; the commands likewise. Half-way the two nodes
-//! change places, so that nothing but the plugin differs. Then the same for `srun --mps true` on simulated nodes, with
+//! change places, so that nothing but the plugin differs. Without PrologFlags, where slurmd runs programs of its own for any
+//! plugin's prolog, the same against nodes with a plugin that does nothing. Then the same for `srun --mps true` on simulated nodes, with
 //! `slurm.wait` "task" against "prolog". Started by `cargo xtask bench srun`.
 
 use std::path::PathBuf;
@@ -11,13 +12,17 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use serde::Serialize;
-use tests::slurm::{Bed, Options, PLUGIN, Product, Simulated, User, program_beside};
+use tests::slurm::{Bed, Options, PLUGIN, Product, Simulated, User, program_beside, stamp};
 
 /// Longest that one `srun true` may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Rounds before the first that counts, on each side.
 const WARM_UP: u32 = 5;
+
+/// What the other side loads.
+const NOTHING: &str = "no plugin";
+const EMPTY: &str = "an empty plugin";
 
 #[derive(Parser)]
 struct Arguments {
@@ -53,6 +58,8 @@ struct Waits {
 #[derive(Serialize)]
 struct Setting {
     prolog_flags: String,
+    /// What the other node's slurmd and command load: nothing, or a plugin with a prolog and an epilog that do nothing.
+    against: &'static str,
     pairs: usize,
     without: Figures,
     with: Figures,
@@ -82,11 +89,11 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     let mut settings = Vec::new();
     let mut slurm = String::new();
-    for flags in ["Alloc,Contain", ""] {
-        let setting = measure(flags, arguments.pairs, &mut slurm)?;
+    for (flags, against) in [("Alloc,Contain", NOTHING), ("", NOTHING), ("", EMPTY)] {
+        let setting = measure(flags, against, arguments.pairs, &mut slurm)?;
         let name = if flags.is_empty() { "none" } else { flags };
         println!(
-            "PrologFlags {name:<14} without {:6.1} ms   with {:6.1} ms   difference {:+5.1} ms   ratio {:.3}   ({} pairs)",
+            "PrologFlags {name:<14} {against}: {:6.1} ms   with {:6.1} ms   difference {:+5.1} ms   ratio {:.3}   ({} pairs)",
             setting.without.median,
             setting.with.median,
             setting.difference_median,
@@ -126,7 +133,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn measure(flags: &str, pairs: u32, slurm: &mut String) -> Result<Setting> {
+fn measure(flags: &str, against: &'static str, pairs: u32, slurm: &mut String) -> Result<Setting> {
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for plain in ["node2", "node1"] {
         let options = Options {
@@ -135,6 +142,12 @@ fn measure(flags: &str, pairs: u32, slurm: &mut String) -> Result<Setting> {
             ..Options::default()
         };
         let mut bed = Bed::create(options)?;
+        if against == EMPTY {
+            let empty = bed.dir().join("empty.so");
+            std::fs::copy(program_beside("libcontainer_stub.so")?, &empty)?;
+            stamp::write(&empty, stamp::installed()?)?;
+            bed.options_mut().plain_stack_lines = vec![format!("optional {}", empty.display())];
+        }
         let config = format!(
             "run_dir = \"{}/%n\"\nstate_dir = \"{}/mpsd/%n\"\n",
             bed.run_dir().display(),
@@ -168,6 +181,7 @@ fn measure(flags: &str, pairs: u32, slurm: &mut String) -> Result<Setting> {
     let (with, without) = (Figures::of(with), Figures::of(without));
     Ok(Setting {
         prolog_flags: flags.into(),
+        against,
         pairs: differences.len(),
         difference_median: quantile(&differences, 0.5),
         ratio: with.median / without.median,

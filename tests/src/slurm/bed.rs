@@ -170,7 +170,8 @@ impl Bed {
             let plain = slurm.lines().filter(|line| !line.starts_with(STACK));
             let none = format!("{STACK}={}/no-plugstack.conf\n", etc.display());
             fs::write(self.plain_conf(), plain.fold(none, |all, line| all + line + "\n"))?;
-            fs::write(etc.join("no-plugstack.conf"), "")?;
+            let lines = &self.options.plain_stack_lines;
+            fs::write(etc.join("no-plugstack.conf"), lines.join("\n") + "\n")?;
         }
         fs::write(etc.join("gres.conf"), conf::gres_conf(&self.dir, &self.options))?;
         fs::write(etc.join("plugstack.conf"), conf::plugstack_conf(&self.options))?;

@@ -43,6 +43,8 @@ pub struct Options {
     pub stack_lines: Vec<String>,
     /// Nodes whose slurmd is started without the plugin, on the same cluster: see [`crate::slurm::Bed::plain_conf`].
     pub plain_nodes: Vec<String>,
+    /// Lines of those nodes' own plugstack.conf.
+    pub plain_stack_lines: Vec<String>,
     /// `PrologFlags`; empty: none.
     pub prolog_flags: String,
     /// Lines of `slurm.conf`; one that sets a key of ours replaces it.
@@ -75,6 +77,7 @@ impl Default for Options {
             plugin_arguments: Vec::new(),
             stack_lines: Vec::new(),
             plain_nodes: Vec::new(),
+            plain_stack_lines: Vec::new(),
             prolog_flags: "Alloc,Contain".into(),
             slurm_lines: Vec::new(),
             partition_lines: Vec::new(),
