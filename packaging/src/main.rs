@@ -17,6 +17,7 @@
 //! | `dist` | the packages for Debian and RPM systems, from that tree |
 //! | `release-check` | what must hold before a version gets its tag |
 //! | `readme` | the figures of README and docs/, from the results of recorded runs |
+//! | `bench scale` | what jobs, clients and nodes at once cost one another |
 //! | `bench srun` | what the plugin costs a job that did not ask for it |
 
 mod cargo;
@@ -106,6 +107,15 @@ impl Verb {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
+    /// Jobs, clients and nodes at once against one.
+    Scale {
+        /// Rounds of each.
+        #[arg(long, default_value_t = 10)]
+        rounds: u32,
+        /// Where the result goes, as JSON.
+        #[arg(long, default_value = "target/bench-scale.json")]
+        out: std::path::PathBuf,
+    },
     /// `srun true` with and without the plugin on the same Slurm, in turn.
     Srun {
         /// Pairs to measure.
@@ -184,6 +194,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             }
             cargo::build(&["build", "--workspace"])?;
             cargo::become_program("demo", &["--scheduler", scheduler])
+        }
+        Verb::Bench(Bench::Scale { rounds, out }) => {
+            slurm::run()?;
+            cargo::build(MEASURED)?;
+            let out = out.display().to_string();
+            cargo::become_program("bench-scale", &["--rounds", &rounds.to_string(), "--out", &out])
         }
         Verb::Bench(Bench::Srun { pairs, out }) => {
             slurm::run()?;

@@ -1,0 +1,215 @@
+//! What many at once cost one another, on simulated GPUs with recorded times: eight jobs that begin and end at once on a node of
+//! eight GPUs against one alone, 48 clients that start at once against one, and a job on 1 to 16 nodes of a real Slurm with and
+//! without `--mps`. Started by `cargo xtask bench scale`.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use serde_json::{Value, json};
+use tests::double::NodeDouble;
+use tests::double::look::wait_until;
+use tests::place::{Place, side_by_side};
+use tests::slurm::{Bed, Options, Simulated, User};
+use tests::stage::{USER, as_user};
+
+/// Longest that anything here may take.
+const LIMIT: Duration = Duration::from_secs(60);
+const GPUS: usize = 8;
+const CLIENTS: usize = 48;
+const NODES: [usize; 5] = [1, 2, 4, 8, 16];
+const GPU: &str = "NVIDIA H200";
+
+#[derive(Parser)]
+struct Arguments {
+    /// Rounds of each.
+    #[arg(long, default_value_t = 10)]
+    rounds: usize,
+    /// Where the result goes.
+    #[arg(long)]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench-scale: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let told = json!({
+        "cpus": std::thread::available_parallelism()?.get(),
+        "rounds": arguments.rounds,
+        "jobs": jobs(arguments.rounds)?,
+        "clients": clients(arguments.rounds)?,
+        "nodes": nodes(arguments.rounds)?,
+    });
+    println!("{told:#}");
+    if let Some(dir) = arguments.out.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    std::fs::write(&arguments.out, format!("{told:#}\n"))
+        .with_context(|| format!("cannot write '{}'", arguments.out.display()))
+}
+
+/// Milliseconds of begin and end: alone, and the last of eight.
+fn jobs(rounds: usize) -> Result<Value> {
+    let node = NodeDouble::builder().gpus(GPUS, GPU);
+    let place = Place::new(node, "deadline_s = 60\n");
+    let (mut alone, mut at_once) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for round in 0..=rounds {
+        for (count, times) in [(1, &mut alone), (GPUS, &mut at_once)] {
+            let [begin, end] = together(&place, round % GPUS, count)?;
+            // The first brings programs into the page cache.
+            if round > 0 {
+                times[0].push(begin);
+                times[1].push(end);
+            }
+        }
+    }
+    let ratio = |n: usize| rounded(median(&at_once[n]) / median(&alone[n]));
+    Ok(json!({
+        "begin_alone_ms": median(&alone[0]), "begin_last_of_8_ms": median(&at_once[0]), "begin_times": ratio(0),
+        "end_alone_ms": median(&alone[1]), "end_last_of_8_ms": median(&at_once[1]), "end_times": ratio(1),
+    }))
+}
+
+/// So many jobs of a GPU each begin at once, and end at once: how long until all have.
+fn together(place: &Place, first: usize, count: usize) -> Result<[f64; 2]> {
+    let ids: Vec<(String, String)> = (0..count)
+        .map(|n| (format!("{}.srv", 500 + n), ((first + n) % GPUS).to_string()))
+        .collect();
+    let begin = Instant::now();
+    side_by_side(ids.clone(), count, |(job, gpu)| {
+        let ran = place.torque(&job, "MPS=true", &gpu);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    });
+    let began = milliseconds(begin.elapsed());
+    let begin = Instant::now();
+    side_by_side(ids, count, |(job, _)| {
+        let ran = place.strict_end(&job);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    });
+    let ended = milliseconds(begin.elapsed());
+    let as_before = wait_until(LIMIT, || place.difference().is_empty());
+    ensure!(as_before, "{:?}", place.difference());
+    Ok([began, ended])
+}
+
+/// Milliseconds until one client, and all of 48 that start at once, have their contexts.
+fn clients(rounds: usize) -> Result<Value> {
+    let place = Place::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
+    let ran = place.torque("600.srv", "MPS=true", "0");
+    ensure!(ran.code == Some(0), "{ran:?}");
+    let (mut alone, mut at_once) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        for (count, times) in [(1, &mut alone), (CLIENTS, &mut at_once)] {
+            let begin = Instant::now();
+            let mut running = Vec::new();
+            for _ in 0..count {
+                let mut command: Command = as_user(USER, place.stage.node.client());
+                command
+                    .arg("--node")
+                    .arg(place.stage.node.dir())
+                    .args(["--hold", "60"])
+                    .env_clear()
+                    .envs([place.pipe("600.srv")])
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::null());
+                running.push(tests::place::Running(command.spawn()?));
+            }
+            let all = || {
+                let contexts = place.stage.node.contexts();
+                contexts.iter().filter(|(_, context)| context.bytes > 0).count() == count
+            };
+            ensure!(wait_until(LIMIT, all), "not all of {count} clients attach");
+            times.push(milliseconds(begin.elapsed()));
+            drop(running);
+            let none = || place.stage.node.contexts().is_empty();
+            ensure!(wait_until(LIMIT, none), "clients that do not go");
+        }
+    }
+    ensure!(place.strict_end("600.srv").code == Some(0), "its end");
+    Ok(json!({"one_ms": median(&alone), "all_48_ms": median(&at_once)}))
+}
+
+/// A job on so many nodes: how long `srun true` takes, what `--mps` adds, and how much of it is the host's own work, which is
+/// every node's here.
+fn nodes(rounds: usize) -> Result<Value> {
+    let most = NODES[NODES.len() - 1];
+    let mut bed = Bed::create(Options {
+        nodes: u16::try_from(most)?.into(),
+        ..Options::default()
+    })?;
+    let _simulated = Simulated::install(&mut bed, "", |node| node)?;
+    bed.start()?;
+    let user = User::pair()?[0].clone();
+    let cpus = std::thread::available_parallelism()?.get() as f64;
+    let mut rows = Vec::new();
+    for count in NODES {
+        let nodes = format!("-N{count}");
+        let (mut plain, mut added, mut work) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let timed = |mps: &[&str]| -> Result<(f64, f64)> {
+                let argv = [&["srun", &nodes, "--gres=gpu:1"], mps, &["true"]].concat();
+                let busy = busy()?;
+                let took = milliseconds(bed.time(&user, &argv, &[], LIMIT)?);
+                let busy = self::busy()? - busy;
+                bed.wait_idle(LIMIT)?;
+                Ok((took, busy))
+            };
+            let (without, busy_without) = timed(&[])?;
+            let (with, busy_with) = timed(&["--mps"])?;
+            plain.push(without);
+            added.push(with - without);
+            work.push(busy_with - busy_without);
+        }
+        let (added, work) = (median(&added), median(&work));
+        rows.push(json!({
+            "nodes": count, "srun_ms": median(&plain), "mps_adds_ms": added,
+            "work_a_node_ms": rounded(work / count as f64),
+            "beyond_the_hosts_work_ms": rounded(added - work / cpus),
+        }));
+    }
+    bed.wait_clean(LIMIT)?;
+    bed.end()?;
+    Ok(Value::Array(rows))
+}
+
+/// Milliseconds that the processors of the host have worked (proc(5), `/proc/stat`: hundredths of a second).
+fn busy() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let line = text.lines().next().context("/proc/stat is empty")?;
+    let numbers: Vec<f64> = line.split_whitespace().skip(1).flat_map(str::parse).collect();
+    // Without idle and waiting for disks.
+    let work = numbers
+        .iter()
+        .enumerate()
+        .filter(|(n, _)| ![3, 4].contains(n) && *n < 8);
+    Ok(work.map(|(_, ticks)| ticks * 10.0).sum())
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1e3)
+}
+
+fn rounded(number: f64) -> f64 {
+    (number * 100.0).round() / 100.0
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[middle],
+        _ => rounded((sorted[middle - 1] + sorted[middle]) / 2.0),
+    }
+}
