@@ -76,7 +76,7 @@ impl Container {
     /// Whether it takes a comma for the end of a variable: Apptainer does behind a second '=', and takes quotes off
     /// (pflag, `stringToStringValue.Set`).
     fn splits(self, value: &str) -> bool {
-        self == Self::Apptainer && value.contains(',')
+        self == Self::Apptainer && value.contains(',') && value.contains('=')
     }
 }
 
@@ -106,6 +106,9 @@ mod tests {
             change("CUDA_VISIBLE_DEVICES", Some("GPU-0,GPU-1")),
             change("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None),
         ];
+        let limits = [changes[0].clone(), change("LIMIT", Some("0=4G,1=2G"))];
+        let quoted = Container::Apptainer.write(&limits, 1000, 100).unwrap();
+        assert!(quoted.ends_with("--env \"LIMIT=0=4G,1=2G\"\n"), "{quoted}");
         let all = "--env CUDA_MPS_PIPE_DIRECTORY=/run/mpsd/jobs/42/pipe-1 --env MPSD_JOB=42 --env \
                    CUDA_VISIBLE_DEVICES=GPU-0,GPU-1\n";
         let of = |container: Container| container.write(&changes, 1000, 100).unwrap();
