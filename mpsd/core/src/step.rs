@@ -38,6 +38,10 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
         let allowed = format!("{}, lower than the job's", lower.join(" and "));
         return Err(refused(key, value, "the job's MPS runs already", &allowed));
     }
+    if let Some((key, value)) = beside_partitions(record, step, job) {
+        let why = "the job's MPS gives each rank multiprocessors of its own, of one GPU";
+        return Err(refused(key, value, why, "a step without it"));
+    }
     if let Some(threads) = changed(&step.threads, &job.threads) {
         own.rank_threads = lower_threads(record, threads)?;
     }
@@ -90,6 +94,16 @@ fn unchangeable(step: &Request, job: &Request) -> Option<(Key, String)> {
         ))
     };
     Key::ALL.into_iter().filter(fixed).find_map(other)
+}
+
+/// The first word of the step that means nothing beside static partitions: NVIDIA's daemon ignores percentages then, and each
+/// partition lies on its GPU since the job began.
+fn beside_partitions(record: &Record, step: &Request, job: &Request) -> Option<(Key, String)> {
+    if record.daemons.iter().all(|daemon| daemon.partitions.is_empty()) {
+        return None;
+    }
+    let threads = changed(&step.threads, &job.threads).map(|threads| (Key::Threads, threads.to_string()));
+    threads.or_else(|| changed(&step.bind, &job.bind).map(|bind| (Key::Bind, bind.to_string())))
 }
 
 fn refused(key: Key, value: String, why: &str, allowed: &str) -> Refusal {

@@ -43,6 +43,32 @@ fn which_gpu_its_tasks_see_is_a_steps_own_affair() {
     assert_eq!(own.names(), crate::bind::DeviceNames::Ordinal);
 }
 
+/// NVIDIA's daemon ignores percentages beside static partitions, and each lies on its GPU since the job's begin.
+#[test]
+fn a_step_of_a_job_with_partitions_has_no_threads_and_no_binding_of_its_own() {
+    let mut parted = record("MPS=on,MPS_SMS=16:32,MPS_BIND=block");
+    parted.daemons[0].threads = None;
+    parted.daemons[0].partitions = vec![crate::partitions::Partition {
+        rank: 0,
+        gpu: uuid(1),
+        sms: 16,
+        chunks: 2,
+        id: "A".to_owned(),
+    }];
+    let inherited = request("MPS=on,MPS_SMS=16:32,MPS_BIND=block");
+    assert!(of_step(&parted, &inherited).is_ok());
+    for (step, word) in [
+        ("MPS=on,MPS_THREADS=25", "--mps-threads=25"),
+        ("MPS=on,MPS_BIND=cyclic", "--mps-bind=cyclic"),
+    ] {
+        let refusal = of_step(&parted, &request(step)).unwrap_err().to_string();
+        assert!(
+            refusal.starts_with(word) && refusal.contains("multiprocessors of its own"),
+            "{refusal}"
+        );
+    }
+}
+
 #[test]
 fn what_a_step_inherits_changes_nothing() {
     for step in [JOB, "MPS=on", "MPS=on,MPS_MEM=4G"] {
