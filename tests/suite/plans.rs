@@ -132,6 +132,9 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("partitions_for_fewer_tasks", "MPS=true,MPS_SMS=16:16", 1)
             .driver("590.44.01")
             .devices(|d| d.tasks_on_node = Some(3)),
+        Scenario::new("partitions_for_more_tasks_than_clients", "MPS=true,MPS_SMS=8", 1)
+            .driver("590.44.01")
+            .devices(|d| d.tasks_on_node = Some(61)),
         Scenario::new("partitions_of_a_mig_device", "MPS=true,MPS_SMS=16:16", 2)
             .divided(1, &[(0, 1)])
             .driver("590.44.01"),

@@ -3,7 +3,7 @@
 
 use mpsd_core::bind::How;
 use mpsd_core::config::Settings;
-use mpsd_core::gpu::DRIVER_OF_13_1;
+use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS};
 use mpsd_core::partitions::{LEAST_CAPABILITY, Partition, chunk};
 use mpsd_core::request::{Key, Request, Sms, Wording};
 use mpsd_core::text::one_line;
@@ -111,6 +111,15 @@ impl Wanted<'_> {
     /// One number for each rank of this node.
     fn by_rank(&self, sms: &Sms) -> Result<Vec<u32>, Refusal> {
         let tasks = self.tasks.filter(|tasks| *tasks > 0);
+        // More chunks than any GPU has; and of tasks without end, which a user may ask of OpenPBS, no list is made.
+        let most = MOST_CLIENTS.saturating_mul(self.gpus.len().try_into().unwrap_or(u32::MAX));
+        if let Some(tasks) = tasks.filter(|tasks| *tasks > most) {
+            let why = format!(
+                "the job has {tasks} tasks on this node, and {} GPUs have no partition for each",
+                self.gpus.len()
+            );
+            return Err(self.refused(&why, format!("at most {MOST_CLIENTS} tasks a GPU")));
+        }
         match (sms, tasks) {
             (Sms::Uniform(sms), Some(tasks)) => Ok(vec![*sms; tasks as usize]),
             (Sms::Uniform(_), None) => {
