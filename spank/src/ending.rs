@@ -6,7 +6,7 @@
 use crate::handle::{Item, Level, Node, Slurm};
 use crate::state::State;
 use crate::stepd::{self, Kind};
-use mpsd_core::record::Record;
+use mpsd_core::record::{Record, State as Progress};
 use mpsd_core::request::Demand;
 use mpsd_core::{JobId, JobPaths};
 use std::time::{Duration, Instant};
@@ -18,6 +18,10 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Tells what befell the MPS of a task that has ended. Nothing is looked at for one that ended well where nobody wants a report.
 pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) {
     state.ended += 1;
+    // Its failures are not those of an MPS that it opted out of, whose words wait for whom they concern.
+    if state.demand == Demand::Off {
+        return;
+    }
     let is_last = slurm.item(Item::LocalTasks).is_none_or(|all| state.ended >= all);
     let failed = slurm.item(Item::TaskExitStatus).is_some_and(|status| status != 0);
     if failed && !state.told {
@@ -82,7 +86,9 @@ fn whose(slurm: &dyn Slurm, node: &dyn Node, state: &State) -> Option<Whose> {
     let of = |job: &JobId| {
         let paths = settings.paths.job(job);
         let record = node.record(&paths.record()).ok().flatten()?;
-        Some(Whose { record, paths })
+        // What is left of another user's job may stand in this one's place.
+        let is_own = slurm.item(Item::JobUid).is_none_or(|uid| uid == record.uid);
+        (is_own && record.state == Progress::Ready).then_some(Whose { record, paths })
     };
     let job = slurm.job()?;
     let own = || match stepd::kind(slurm)? {

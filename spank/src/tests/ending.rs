@@ -89,6 +89,32 @@ fn a_task_of_a_job_without_mps_is_told_nothing_and_costs_a_look_where_it_fails()
     }
 }
 
+/// Neither a step that opted out of its job's MPS nor the job of another user whose id has come again takes the words, or waits.
+#[test]
+fn who_has_not_that_mps_is_told_nothing_of_it() {
+    for (off, uid) in [(true, 1000), (false, 1001)] {
+        let mut own = record("4711", Progress::Ready);
+        own.report = true;
+        let mut node = FakeNode::new().with_record(own);
+        node.seen = Some(Seen::default());
+        let mut slurm = FakeSlurm::step(0);
+        slurm.items.retain(|(item, _)| *item != Item::JobUid);
+        slurm.items.push((Item::JobUid, uid));
+        let mut state = State::default();
+        plugin::init(&mut slurm, &node, &mut state, &[]);
+        let word = off.then_some("off");
+        plugin::option(&mut state, key("mps"), word, true);
+        plugin::init_post_opt(&mut slurm, &node, &mut state, &[]);
+        if let Some(Ok(settings)) = &mut state.settings {
+            settings.defaults.report = Some(true);
+        }
+        *node.words.borrow_mut() = vec![LOST];
+        (0..4).for_each(|_| exit(&mut slurm, &node, &mut state, 256));
+        assert_eq!(told(&slurm), Vec::<String>::new(), "{off} {uid}");
+        assert_eq!(*node.words.borrow(), [LOST], "they wait for whom they concern");
+    }
+}
+
 /// By the script, or where there is none by the step; never by a step of the script.
 #[test]
 fn a_job_that_wants_it_reads_at_the_end_what_its_mps_was_used_for() {
