@@ -67,7 +67,11 @@ fn eight_clients_and_the_gpu_without_one(cell: &Context) -> Result<()> {
     let job = start(
         cell,
         &cell.user,
-        &[&["srun", "--mps", "--mps-threads=50"], &shape[..]].concat(),
+        &[
+            &["srun", "--mps", "--mps-threads=50", "--mps-bind=none"],
+            &shape[..],
+        ]
+        .concat(),
         &line,
     )?;
     cell.bed.wait_until("eight clients", LIMIT, || {
