@@ -357,6 +357,59 @@ fn hide(place: &Place, at: &Path, hung: &Hung, job: &str) -> Running {
     hidden
 }
 
+/// The timer looks for the processes of Slurm's steps: a user's with such a name is not read.
+#[test]
+fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
+    alone(|| {
+        let place = Place::without_cgroup(fast(1), CONFIG);
+        let Some((at, hung)) = over(&place, "fuse", Hung::over_writes) else {
+            return;
+        };
+        let slurm = place.stage.path("slurm");
+        fs::create_dir_all(&slurm).expect("directory");
+        for (name, text) in [
+            ("scontrol", ""),
+            ("squeue", "case $2 in -s) ;; *) echo '4711|4711' ;; esac"),
+        ] {
+            fs::write(slurm.join(name), format!("#!/bin/sh\n{text}\n")).expect("command");
+            fs::set_permissions(slurm.join(name), fs::Permissions::from_mode(0o755)).expect("chmod");
+        }
+        place.configure(&format!("{CONFIG}[slurm]\nexec = \"{}\"\n", slurm.display()));
+        let asked = ["4711", USER, "nogroup", "j", "r", "q", "MPS=maybe"];
+        let options = ["--scheduler", "torque", "--record", "--gpus", "0"];
+        let refused = place.stage.prologue(&[&options[..], &asked].concat(), &[]);
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        let stepd = place.stage.path("slurmstepd");
+        copy_program(&place.stage.node.control(), &stepd).expect("a copy");
+        let mut command = as_user(USER, &stepd);
+        command
+            .env_clear()
+            .env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
+        let named = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
+        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+        let file = |name: &str| format!("/proc/{}/{name}", named.0.id());
+        assert_eq!(fs::read_to_string(file("comm")).expect("comm"), "slurmstepd\n");
+        assert!(!can_be_read(&file("cmdline")), "it holds no lock");
+        let mut command = std::process::Command::new(place.stage.program("mpsctl"));
+        command
+            .arg("--config")
+            .arg(place.stage.config())
+            .args(["reconcile", "--node", "gpu001"]);
+        command.env_clear().stdout(Stdio::piped());
+        let mut reconcile = Running(command.spawn().expect("mpsctl"));
+        let ended = wait_until(Duration::from_secs(20), || {
+            reconcile.0.try_wait().is_ok_and(|status| status.is_some())
+        });
+        drop(hung);
+        drop(named);
+        assert!(ended, "it reads what a user's process holds");
+        let mut said = String::new();
+        let out = reconcile.0.stdout.as_mut().expect("its output");
+        std::io::Read::read_to_string(out, &mut said).expect("its output");
+        assert!(said.contains("job 4711: its scheduler has it here"), "{said}");
+    });
+}
+
 /// Whether `cat FILE` ends within a second.
 fn can_be_read(file: &str) -> bool {
     let mut cat = Running(

@@ -71,12 +71,12 @@ fn steps_here() -> Option<BTreeSet<String>> {
     let stepds = table.iter().filter(|entry| is_one(&entry.stat.name));
     let step = |pid: i32| {
         let process = Process::find(pid)?;
-        // A set-user-id program that a user started is root's by its effective id alone.
+        // A set-user-id program that a user started is root's by its effective id alone, and one that takes root's real id too
+        // may run by any link and any title. A user's process is not read: it can hang whoever reads its memory.
         let uids = process.uids()?;
-        let program = process.executable()?.path;
-        let is_it = program.file_name()?.to_str()?.starts_with(STEPD);
-        let title = process.command_line(TITLE)?;
-        (uids.real == 0 && uids.effective == 0 && is_it).then(|| step_of(&title))?
+        (uids.real == 0 && uids.effective == 0).then_some(())?;
+        slurmd::program(&process, |name| name.starts_with(STEPD))?;
+        step_of(&process.command_line(TITLE)?)
     };
     Some(stepds.filter_map(|entry| step(entry.stat.id.pid)).collect())
 }

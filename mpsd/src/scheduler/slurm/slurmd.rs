@@ -83,7 +83,7 @@ impl Slurmd {
         if file(&place("root")).is_some_and(|own| Some(own) != file(Path::new("/"))) {
             return None;
         }
-        let program = program(&process);
+        let program = program(&process, |name| DAEMONS.contains(&name));
         // Only root may know the program of root's process.
         if program.is_none() && nix::unistd::geteuid().is_root() {
             return None;
@@ -204,19 +204,18 @@ fn ancestor() -> Option<Slurmd> {
     found
 }
 
-/// The file of a daemon of Slurm's, and whether it was replaced since. A process has the name of a link that any user may
-/// have made: what counts is the file that it runs, in a place where root alone puts files.
-fn program(process: &Process) -> Option<(PathBuf, bool)> {
+/// The file of a program of Slurm's with such a name, and whether it was replaced since. A process has the name of a link that
+/// any user may have made: what counts is the file that it runs, in a place where root alone puts files.
+pub(super) fn program(process: &Process, is_it: impl Fn(&str) -> bool) -> Option<(PathBuf, bool)> {
     let Executable { file, path } = process.executable()?;
     let old = path.to_str()?.strip_suffix(" (deleted)").map(PathBuf::from);
     let replaced = old.is_some();
     let path = old.unwrap_or(path);
-    let name = path.file_name()?;
+    let name = path.file_name()?.to_str()?;
     // By a mount of its own, a path that is root's here can be another file there.
     let is_there = |found: TrustedFile| found.device == file.device && found.inode == file.inode;
     let is_trusted = replaced || open_trusted(&path).is_ok_and(is_there);
-    let is_daemon = DAEMONS.iter().any(|daemon| name == *daemon);
-    (is_daemon && is_roots_place(&path) && is_trusted).then_some((path, replaced))
+    (is_it(name) && is_roots_place(&path) && is_trusted).then_some((path, replaced))
 }
 
 /// Whether nobody but root can have put a file there, not even a hard link as in `/tmp`.
