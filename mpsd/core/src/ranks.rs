@@ -5,7 +5,7 @@ use super::failure::Refusal;
 use super::record::RecordGpu;
 use std::collections::BTreeSet;
 
-/// Most CPUs that a kernel of Linux counts (`CONFIG_NR_CPUS`).
+/// Most CPUs that a kernel of Linux counts (`CONFIG_NR_CPUS`): no node has more ranks that share its GPUs.
 const MOST_CPUS: u32 = 8192;
 
 /// The CPUs of a task, as the kernel lists them (`0-3,8`).
@@ -99,6 +99,10 @@ pub fn place_of(how: How, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Resul
 /// can be, then the third.
 fn turned(how: How, rank: Rank, gpus: usize) -> Result<usize, Refusal> {
     block(how, rank, gpus)?;
+    // A launcher's word, which the job's user may write, and root counts by it in OpenPBS's hook.
+    if rank.of.is_some_and(|tasks| tasks > MOST_CPUS) {
+        return Ok(rank.local as usize % gpus);
+    }
     let tasks = rank.of.unwrap_or_default() as usize;
     let places =
         |local: usize, start: usize| [0, local, local * gpus / tasks].map(|place| (start + place) % gpus);

@@ -98,6 +98,24 @@ fn unevenness(tasks: u32, count: usize) -> [usize; 3] {
     })
 }
 
+/// Root asks for it in a hook of OpenPBS's, of variables that the job's user wrote.
+#[test]
+fn a_rank_that_no_launcher_gives_takes_no_time() {
+    let two = gpus(&["", ""]);
+    let all: Vec<&RecordGpu> = two.iter().collect();
+    let began = std::time::Instant::now();
+    let place = |local| {
+        let of = Some(u32::MAX);
+        place_of(How::Auto, Rank { local, of }, &Cpus::default(), &all).unwrap()
+    };
+    assert_eq!([place(100_000_000), place(100_000_001)], [0, 1]);
+    assert!(
+        began.elapsed() < std::time::Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
 #[test]
 fn whatever_habit_a_program_has_its_ranks_share_the_gpus() {
     for (tasks, gpus) in [
