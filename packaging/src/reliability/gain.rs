@@ -3,6 +3,10 @@
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
+use super::plot::Bars;
+
+/// Clients at once.
+const CLIENTS: [u64; 5] = [1, 2, 4, 8, 16];
 /// The columns of a sweep: under MPS or not, and the share.
 const COLUMNS: [(bool, &str); 3] = [(false, ""), (true, "none"), (true, "auto")];
 
@@ -18,7 +22,7 @@ pub fn block(openmm: (&str, &Value), kernels: (&str, &Value), alone: &Value) -> 
          `--mps-threads=auto` |\n|---|---|---|---|---|---|---|\n",
         openmm.0, kernels.0
     );
-    for clients in [1, 2, 4, 8, 16] {
+    for clients in CLIENTS {
         let cells = [openmm.1, kernels.1]
             .into_iter()
             .flat_map(|sweep| COLUMNS.map(|column| (sweep, column)));
@@ -37,6 +41,17 @@ pub fn block(openmm: (&str, &Value), kernels: (&str, &Value), alone: &Value) -> 
         one("12.5")?,
     ));
     Ok(text)
+}
+
+/// The bars of the front page's plot, from the sweep of OpenMM.
+pub fn bars(openmm: &Value) -> Result<Bars> {
+    let mut groups = Vec::new();
+    for clients in CLIENTS {
+        let bars = COLUMNS.map(|(mps, share)| Ok(figure(openmm, clients, mps, share)?.round() as u32));
+        let bars: Result<Vec<u32>> = bars.into_iter().collect();
+        groups.push((clients as u32, bars?));
+    }
+    Ok((vec!["without MPS", "--mps", "--mps --mps-threads=auto"], groups))
 }
 
 /// The table of PyTorch's inference: the file, and the sweep.

@@ -1,10 +1,9 @@
 //! The pages' plots, drawn from recorded runs: what processes that share a GPU get done together, and what those on several do.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+/// Names of the bars, and the bars of each group behind its number.
+pub type Bars = (Vec<&'static str>, Vec<(u32, Vec<u32>)>);
 
 /// A plot of bars in groups.
 pub struct Plot {
@@ -18,7 +17,7 @@ pub struct Plot {
 /// Processes on one GPU.
 pub const THROUGHPUT: Plot = Plot {
     file: "docs/throughput.svg",
-    title: "OpenMM on one H100: simulated ns a day, all processes together",
+    title: "OpenMM on one H200: simulated ns a day, all processes together",
     groups: ["process", "processes"],
 };
 /// Processes on several GPUs.
@@ -27,53 +26,12 @@ pub const SEVERAL: Plot = Plot {
     title: "OpenMM, eight simulations a GPU: simulated ns a day, all together",
     groups: ["GPU", "GPUs"],
 };
-/// The page with the table, and the table's first line.
-const TABLE: (&str, &str) = (
-    "docs/facts/mps-control.md#throughput",
-    "| processes | without MPS | with MPS | `--mps-threads=auto` |",
-);
 const COLOURS: [&str; 3] = ["#8c8c8c", "#4a90c2", "#1b5e20"];
 /// Room for the title above the bars and for the names below them, and the highest bar, in units of the drawing.
 const TOP: f64 = 64.0;
 const HEIGHT: f64 = 200.0;
 const BAR: f64 = 46.0;
 const GAP: f64 = 26.0;
-
-/// The front page's plot.
-pub fn throughput(root: &Path) -> Result<String> {
-    let (place, first) = TABLE;
-    let page = place.split('#').next().unwrap_or(place);
-    let text = fs::read_to_string(root.join(page)).with_context(|| format!("cannot read '{page}'"))?;
-    let (_, rows) = text
-        .split_once(first)
-        .with_context(|| format!("'{page}' has no table '{first}'"))?;
-    let rows = rows
-        .lines()
-        .skip(2)
-        .take_while(|line| line.starts_with('|'))
-        .map(row)
-        .collect::<Result<Vec<_>>>()?;
-    if rows.is_empty() {
-        bail!("'{page}': the table '{first}' is empty");
-    }
-    let names = first.split('|').map(|name| name.trim().trim_matches('`'));
-    let names: Vec<&str> = names.filter(|name| !name.is_empty()).skip(1).collect();
-    Ok(THROUGHPUT.svg(&names, &rows))
-}
-
-/// A line's first number and those behind it.
-fn row(line: &str) -> Result<(u32, Vec<u32>)> {
-    let numbers = line.split('|').map(|cell| cell.trim().replace(',', ""));
-    let numbers = numbers.filter(|cell| !cell.is_empty()).map(|cell| {
-        cell.parse::<u32>()
-            .with_context(|| format!("'{cell}' is no number: '{line}'"))
-    });
-    let mut numbers = numbers.collect::<Result<Vec<_>>>()?.into_iter();
-    let first = numbers
-        .next()
-        .with_context(|| format!("an empty line: '{line}'"))?;
-    Ok((first, numbers.collect()))
-}
 
 impl Plot {
     /// The drawing: a group of bars for each row, named by its number; `names` are those of the bars.

@@ -66,10 +66,11 @@ fn check(root: &Path) -> Result<()> {
 /// The plots: file and text.
 fn plots(root: &Path) -> Result<[(&'static str, String); 2]> {
     let (_, several) = openmm_on_several(root)?;
-    let (names, rows) = several::bars(&several)?;
+    let (_, openmm) = newest_json(root, "-openmm.json")?;
+    let drawn = |plot: plot::Plot, (names, rows): plot::Bars| (plot.file, plot.svg(&names, &rows));
     Ok([
-        (plot::THROUGHPUT.file, plot::throughput(root)?),
-        (plot::SEVERAL.file, plot::SEVERAL.svg(&names, &rows)),
+        drawn(plot::THROUGHPUT, gain::bars(&openmm)?),
+        drawn(plot::SEVERAL, several::bars(&several)?),
     ])
 }
 

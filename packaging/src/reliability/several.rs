@@ -4,6 +4,8 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 use toml::Table;
 
+use super::plot::Bars;
+
 /// What a user says who wants the order of the GPUs as it is.
 const UNBOUND: &str = "--mps-bind=none";
 
@@ -35,9 +37,6 @@ fn rows(result: &Value) -> Result<Vec<Row<'_>>> {
         .collect()
 }
 
-/// Names of bars, and the bars of each group.
-type Bars = ([&'static str; 2], Vec<(u32, Vec<u32>)>);
-
 /// The bars of the plot: a program that takes the first GPU that it sees, with the order as it was and as the default has it.
 pub fn bars(result: &Value) -> Result<Bars> {
     let rows = rows(result)?;
@@ -57,7 +56,7 @@ pub fn bars(result: &Value) -> Result<Bars> {
             values[place] = row.sum.round() as u32;
         }
     }
-    Ok((["--mps --mps-bind=none", "--mps"], bars))
+    Ok((vec!["--mps --mps-bind=none", "--mps"], bars))
 }
 
 /// The table of OpenMM; `name` is the file of the result.

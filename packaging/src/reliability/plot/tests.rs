@@ -1,16 +1,6 @@
 use super::*;
 
 #[test]
-fn a_line_is_its_numbers_and_an_empty_cell_is_none() {
-    assert_eq!(
-        row("| 8 | 1,156 | 3,723 | 4,590 |").unwrap(),
-        (8, vec![1156, 3723, 4590])
-    );
-    assert_eq!(row("| 1 | 1,706 | 1,667 | |").unwrap(), (1, vec![1706, 1667]));
-    assert!(row("| 1 | many | |").is_err() && row("| | |").is_err());
-}
-
-#[test]
 fn the_highest_bar_is_the_greatest_number() {
     let text = THROUGHPUT.svg(&["without", "with"], &[(1, vec![10, 20]), (2, vec![40])]);
     let heights: Vec<&str> = text
