@@ -23,6 +23,8 @@ pub struct Gres {
     pub confined: Option<bool>,
     /// Tasks get UUIDs in `CUDA_VISIBLE_DEVICES`.
     pub by_uuid: bool,
+    /// Slurm leaves `CUDA_VISIBLE_DEVICES` as the user wrote it (`Flags=no_gpu_env`, or those of other vendors alone).
+    pub unnamed: bool,
     /// GPUs of several types, of which a prolog is told one only (docs/facts/slurm.md#gpus-of-a-job).
     pub several_types: bool,
     /// slurm.conf has a line for this node, with GPUs.
@@ -55,12 +57,19 @@ impl Gres {
             let mut values = lines.iter().filter_map(|line| line.value(key));
             values.any(fits)
         };
+        let here = |line: &&Line| line.value("NodeName").is_none_or(|list| contains(list, node));
+        let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
         let outdated = outdated(conf, node);
         let granted = granted(&slurm, node).unwrap_or_default();
         let mut types = gres.iter().filter_map(|line| line.value("Type"));
         let first = types.next();
         Self {
             confined: confined(&slurm, cgroup.as_deref()),
+            unnamed: gres
+                .iter()
+                .filter(here)
+                .filter_map(|line| line.value("Flags"))
+                .any(leaves),
             by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
             several_types: granted.len() > 1 || types.any(|other| Some(other) != first),
             grants: !granted.is_empty(),
@@ -77,6 +86,7 @@ impl Gres {
             list: List::Unknown(why),
             confined: None,
             by_uuid: false,
+            unnamed: false,
             several_types: false,
             grants: false,
             outdated: None,

@@ -104,6 +104,11 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>, node: &str) -> GpuSo
     };
     match GpuName::parse_list(&text) {
         Ok(names) if names.is_empty() => GpuSource::None,
+        // In a step the variable is the user's own there, and whoever wrote it could name another job's device.
+        Ok(_) if mig && scope != OF_JOB && gres.as_ref().is_some_and(|gres| gres.unnamed) => {
+            let why = "gres.conf has Flags by which Slurm leaves CUDA_VISIBLE_DEVICES to the step's user, and nothing else names a MIG device";
+            GpuSource::Unknown(why.to_owned())
+        }
         Ok(names) if mig => {
             let several = scope == OF_JOB && gres.is_some_and(|gres| gres.several_types);
             match beside(input, node, names.len(), several) {

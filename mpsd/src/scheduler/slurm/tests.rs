@@ -100,6 +100,42 @@ fn uuid(index: u32) -> GpuUuid {
     GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap()
 }
 
+/// What no slurmstepd writes is the user's word, and may be another job's device.
+#[test]
+fn a_steps_mig_device_is_believed_only_where_slurm_names_it() {
+    for (gres, believed) in [
+        ("AutoDetect=nvml\n", true),
+        ("AutoDetect=nvml\nNodeName=n2 Name=gpu Flags=no_gpu_env\n", true),
+        (
+            "AutoDetect=nvml\nName=gpu Flags=nvidia_gpu_env,opencl_gpu_env\n",
+            true,
+        ),
+        ("AutoDetect=nvml\nName=gpu Flags=no_gpu_env\n", false),
+        ("AutoDetect=nvml\nNodeName=n1 Name=gpu Flags=amd_gpu_env\n", false),
+    ] {
+        let env = [
+            ("CUDA_VISIBLE_DEVICES", "MIG-abc"),
+            ("SLURM_STEP_GPUS", "0"),
+            ("SLURMD_NODENAME", "n1"),
+            ("SLURM_JOB_ID", "47"),
+            ("SLURM_JOB_UID", "1000"),
+            ("SLURM_CONF", "/etc/slurm/slurm.conf"),
+            ("SLURM_STEP_ID", "0"),
+        ];
+        let mut call = Call::new(Program::Prologue, &[], &env);
+        let slurm = "GresTypes=gpu\nNodeName=n[1-4] Gres=gpu:6\n";
+        call.host = Paper::default()
+            .file("/etc/slurm/slurm.conf", slurm)
+            .file("/etc/slurm/gres.conf", gres);
+        let gpus = call.devices().gpus;
+        let own = GpuSource::Listed(vec![GpuName::Uuid("MIG-abc".into())]);
+        match believed {
+            true => assert_eq!(gpus, own, "{gres}"),
+            false => assert!(matches!(gpus, GpuSource::Unknown(_)), "{gres}: {gpus:?}"),
+        }
+    }
+}
+
 /// A job's prolog on a node: what its files say, and its two variables.
 struct Case {
     gres: &'static str,
