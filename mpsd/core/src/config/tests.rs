@@ -89,7 +89,7 @@ fn defaults() {
     assert_eq!(
         unset.join(" "),
         "max_clients replicas defaults.threads defaults.mem defaults.priority defaults.verify defaults.report defaults.bind ceilings.threads ceilings.mem \
-         slurm.exec slurm.conf slurm.auto_constraint pbs.home pbs.exec pbs.node"
+         slurm.exec slurm.conf slurm.auto_constraint pbs.home pbs.exec pbs.node metrics.dcgm_job_map metrics.gpustat"
     );
 }
 
