@@ -6,6 +6,9 @@ use crate::sys::deadline::Deadline;
 use crate::sys::spawn::{Child, Output, Unheard, listen};
 use crate::sys::{descriptors, raw};
 use nix::errno::Errno;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,9 +46,10 @@ pub(super) fn ask_with(
     question: impl FnOnce() -> Vec<u8>,
 ) -> Result<Vec<u8>, NoAnswer> {
     let (mut answer, writer) = Output::pipe().map_err(NoAnswer::NotStarted)?;
+    let asker = nix::unistd::getpid();
     let mask = raw::block_all().map_err(NoAnswer::NotStarted)?;
     let forked = match raw::fork() {
-        Ok(None) => in_child(writer, kept, question),
+        Ok(None) => in_child(asker, writer, kept, question),
         Ok(Some(pid)) => Ok(Child::adopt_as_ours(pid)),
         Err(errno) => Err(NoAnswer::NotStarted(errno)),
     };
@@ -67,11 +71,13 @@ pub(super) fn ask_with(
     }
 }
 
-fn in_child(writer: OwnedFd, kept: Option<BorrowedFd>, question: impl FnOnce() -> Vec<u8>) -> ! {
+fn in_child(asker: Pid, writer: OwnedFd, kept: Option<BorrowedFd>, question: impl FnOnce() -> Vec<u8>) -> ! {
     // The session is what the parent kills, with whatever the question has started.
     let ready =
         nix::unistd::setsid().is_ok() && descriptors::all_to_null().is_ok() && raw::reset_signals().is_ok();
-    if ready {
+    // Whoever asked may be killed, and what it began be undone meanwhile: nothing is changed behind that.
+    let tied = || set_pdeathsig(Signal::SIGKILL).is_ok() && nix::unistd::getppid() == asker;
+    if ready && tied() {
         let mut keep = vec![writer.as_raw_fd()];
         keep.extend(kept.map(|fd| fd.as_raw_fd()));
         keep.sort_unstable();

@@ -56,6 +56,33 @@ fn a_question_may_crash_panic_exit_or_hang() {
     );
 }
 
+/// A start that is killed, and undone by an end at once, must not go on in its child behind that.
+#[test]
+fn a_question_ends_with_whoever_asked_it() {
+    let _alone = alone();
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("asked");
+    let Some(asker) = raw::fork().unwrap() else {
+        let _ = ask(Deadline::after_ms(60_000), || {
+            let _ = std::fs::write(&path, std::process::id().to_string() + "\n");
+            std::thread::sleep(Duration::from_secs(60));
+            Vec::new()
+        });
+        raw::exit_now(0)
+    };
+    let deadline = soon();
+    let asked = loop {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        if let Some(pid) = text.strip_suffix('\n') {
+            break pid.parse::<i32>().unwrap();
+        }
+        assert!(deadline.sleep(Duration::from_millis(5)), "nobody was asked");
+    };
+    let asked = Process::find(asked).expect("it waits");
+    assert!(Child::adopt_as_ours(asker).kill(soon()).is_some());
+    assert!(asked.wait_gone(soon()), "it goes on");
+}
+
 /// Uninterruptible for real: the parent of a vfork waits in state D until its child ends, and the child is stopped. (Since
 /// Linux 6.3 SIGKILL ends that wait.)
 #[test]
