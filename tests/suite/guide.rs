@@ -163,17 +163,17 @@ const RUN: &[Row] = &[
         PROMETHEUS,
     ),
     (
-        "journalctl --no-pager MPSD_EVENT=begin --since=-7d",
+        "journalctl --no-pager _UID=0 MPSD_EVENT=begin --since=-7d",
         ADMIN,
         "commands(\"metrics.md\", \"Who had MPS\")",
     ),
     (
-        "journalctl --no-pager MPSD_JOB=2 --output=verbose",
+        "journalctl --no-pager _UID=0 MPSD_JOB=2 --output=verbose",
         ADMIN,
         "commands(\"metrics.md\", \"Who had MPS\")",
     ),
     (
-        "journalctl --no-pager MPSD_UID=1000 --output=json --output-fields=MPSD_EVENT,MPSD_JOB,MPSD_GPU,MPSD_LIMITS",
+        "journalctl --no-pager _UID=0 MPSD_UID=1000 --output=json --output-fields=MPSD_EVENT,MPSD_JOB,MPSD_GPU,MPSD_LIMITS",
         ADMIN,
         "commands(\"metrics.md\", \"Who had MPS\")",
     ),

@@ -230,9 +230,16 @@ fn quick_start(cluster: &mut Cluster) {
         .run(&["sh", "-ec", &format!("cd {home}; rm solver job.sh slurm-*.out")]);
 }
 
-/// The guide's questions to the journal are answered: the second job was the first with MPS.
+/// The guide's questions to the journal are answered: the second job was the first with MPS. What a user sends it is no answer.
 fn who_had_mps(cluster: &Cluster) {
+    let forged =
+        "printf 'MESSAGE=forged\\nMPSD_EVENT=begin\\nMPSD_JOB=2\\nMPSD_UID=1000\\n' | logger --journald";
+    cluster
+        .machine
+        .run(&["runuser", "-u", USER, "--", "sh", "-c", forged]);
     cluster.machine.run(&["journalctl", "--sync"]);
+    let sent = cluster.administrator("journalctl --no-pager MPSD_EVENT=begin");
+    assert!(sent.contains("forged"), "{sent}");
     let told = [
         ["MPS ready for user 'worker' on GPU-", ": threads 25 %"],
         ["MPSD_EVENT=end", "MPSD_LIMITS=threads 25 %"],
@@ -242,6 +249,7 @@ fn who_had_mps(cluster: &Cluster) {
     assert_eq!(lines.len(), told.len());
     for (line, words) in lines.iter().zip(told) {
         let text = cluster.administrator(line);
+        assert!(!text.contains("forged"), "{line}: {text}");
         for word in words {
             assert!(text.contains(word), "{line}: no '{word}': {text}");
         }
