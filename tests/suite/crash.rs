@@ -492,6 +492,16 @@ fn a_start_that_fails_for_two_users_is_told_and_is_evidence_only_where_the_site_
         "{failed:?}"
     );
     restored(&world, &scenario, "failed starts");
+
+    // What two users ask of a daemon that is known by its documentation alone is no evidence against the node.
+    let parted = Scenario::new("stillborn", "MPS=true,MPS_SMS=16:16", 1)
+        .driver("590.44.01")
+        .config("[drain]\non_failed_starts = true");
+    let world = shared(&before(&parted));
+    world.borrow_mut().stillborn = true;
+    world.borrow_mut().failed_starts.insert(UID + 7);
+    let failed = prologue(&mut Sim::new(&world, Trouble::None), &parted).expect_err("stillborn");
+    assert!(matches!(failed.failure, Failure::Undetermined(_)), "{failed:?}");
 }
 
 #[test]

@@ -41,9 +41,11 @@ pub fn of_failed_start(
     if let Some(lacking) = &lacking {
         unknown.why += &format!("; {lacking}");
     }
+    // What is known of static partitions is NVIDIA's word, which the daemon here may not keep; no other job suffers for it.
+    let has_partitions = journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty());
     let a_users =
         user_was_here || node.user_is_here(journal) || lacking.is_some() || gpu_is_held(node, journal);
-    if a_users || !node.note_failed_start(journal.uid, &journal.job) {
+    if has_partitions || a_users || !node.note_failed_start(journal.uid, &journal.job) {
         return unknown.into();
     }
     // First: a scheduler cuts the reason of a drain.
