@@ -175,6 +175,7 @@ fn a_second_end_of_a_job_is_not_counted_again() {
     place.stage.node.change(|node| node.nvml.init_fails = true);
     assert_eq!(place.strict_end("12.srv").code, Some(2));
     place.stage.node.change(|node| node.nvml.init_fails = false);
+    is(&page(&place), "mpsd_jobs_begun_total", 1.0);
     assert_eq!(place.strict_end("12.srv").code, Some(0));
     let now = page(&place);
     is(&now, "mpsd_jobs_ended_total{as_before=\"false\"}", 1.0);

@@ -63,7 +63,7 @@ pub struct Report {
 impl Report {
     /// Its file's name: a job that was started anew under its id has another one.
     pub fn file_name(&self) -> String {
-        format!("{}.{}.json", self.job.directory_name(), self.began)
+        file_name(&self.job, self.began)
     }
 
     /// Somebody looked, and saw no client on one of its GPUs at any time.
@@ -124,6 +124,11 @@ fn joined(mut first: Vec<String>, second: Vec<String>) -> Vec<String> {
 /// When the job of the report with this file name began, seconds since 1970; `None`: it is no report's.
 pub fn began(file_name: &str) -> Option<u64> {
     file_name.strip_suffix(".json")?.rsplit_once('.')?.1.parse().ok()
+}
+
+/// The name of the report of `job`, which began at `began`, seconds since 1970.
+pub fn file_name(job: &JobId, began: u64) -> String {
+    format!("{}.{began}.json", job.directory_name())
 }
 
 /// The limits of each client of `daemon`, in words; `None`: it has none.

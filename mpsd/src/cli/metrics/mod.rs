@@ -5,6 +5,7 @@ mod page;
 mod text;
 
 use super::{NAME, complain, say};
+use crate::job::report::file_name;
 use crate::node::reports;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::Dir;
@@ -40,9 +41,9 @@ impl Metrics {
     /// Our own directories cannot be read, or the file cannot be written.
     pub fn run(&self, settings: &Settings) -> Result<u8, Failure> {
         let mut seen = look::look(settings)?;
-        let ready = seen.jobs.iter().filter(|job| job.ready).count();
-        let ready = u64::try_from(ready).unwrap_or(u64::MAX);
-        let counted = reports::counted(&settings.paths, &settings.reports, ready);
+        let ready = seen.jobs.iter().filter(|job| job.ready);
+        let ready: Vec<String> = ready.map(|job| file_name(&job.job, job.began)).collect();
+        let counted = reports::counted(&settings.paths, &settings.reports, &ready);
         let counted = counted.map_err(|why| seen.missing.push(format!("the counters: {why}")));
         let page = text::page(&seen, counted.ok().as_ref());
         match &self.textfile {
