@@ -424,3 +424,21 @@ fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
     let ran = mpsctl(&stage, &["support-bundle"], &[]);
     assert!(ran.code == Some(1) && ran.err.contains("root"), "{ran:?}");
 }
+
+/// Podman and Docker pass no variable on: without it the container would see all GPUs of its job, in another order.
+#[test]
+fn a_container_has_the_devices_that_the_scheduler_named_where_they_stay() {
+    let place = tests::place::Place::without_cgroup(tests::place::fast(2), "deadline_s = 6\n");
+    let ran = place.torque("7.srv", "MPS=true,MPS_VISIBLE=keep", "0,1");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let mut command = as_user(USER, place.stage.program("mpsctl"));
+    command.arg("--config").arg(place.stage.config());
+    command.args(["env", "--container", "podman"]).env_clear();
+    command.envs([("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")]);
+    let ran = finish(command);
+    assert!(
+        ran.code == Some(0) && ran.out.contains(" --env CUDA_VISIBLE_DEVICES=1"),
+        "{ran:?}"
+    );
+    assert_eq!(place.strict_end("7.srv").code, Some(0));
+}

@@ -5,7 +5,7 @@ mod container;
 use super::attach::Caller;
 use container::Container;
 use mpsd_core::Failure;
-use mpsd_core::environment::Change;
+use mpsd_core::environment::{Change, VISIBLE_DEVICES};
 use nix::unistd::getegid;
 use std::ffi::OsString;
 
@@ -46,9 +46,16 @@ impl Env {
     /// # Errors
     /// As [`Caller::find`]; as [`Container::write`].
     pub fn run(&self, caller: &Caller<'_>) -> Result<String, Failure> {
-        let changes = caller.find()?.changes();
+        let mut changes = caller.find()?.changes();
         Ok(match self.container {
-            Some(container) => container.write(&changes, caller.uid, getegid().as_raw())?,
+            Some(container) => {
+                // As the scheduler set it (MPS_VISIBLE=keep): most runtimes pass no variable on by themselves.
+                if changes.iter().all(|change| change.name != VISIBLE_DEVICES) {
+                    let (name, value) = (VISIBLE_DEVICES, (caller.env)(VISIBLE_DEVICES));
+                    changes.push(Change { name, value });
+                }
+                container.write(&changes, caller.uid, getegid().as_raw())?
+            }
             None => self.shell.write(&changes),
         })
     }
