@@ -132,9 +132,9 @@ pub static ROWS: &[Row] = &[
             "cudaerrorinvalidresourceconfiguration",
             "cuda_error_invalid_resource_configuration",
         ],
-        cause: "the job has static partitions (MPS_SMS), and this process has none or another GPU's: a script, or ranks that an MPI \
-                launcher started by itself (documented, not verified)",
-        remedy: "start each rank by srun, or by mpsctl exec, which give it its own",
+        cause: "the job has static partitions (MPS_SMS), and this process has none or another GPU's: a script, a step's only task on \
+                its node, or ranks that an MPI launcher started by itself (documented, not verified)",
+        remedy: "start all ranks of a node by one srun, or each by mpsctl exec, which give it its own",
         source: "mps-control.md#static-partitions",
     },
     Row {
