@@ -131,7 +131,8 @@ fn lost_server(text: &str, server: u32) -> usize {
 
 /// Once, at the end: of a script, whose steps say nothing of it, and of a step where there is no script.
 fn who_asks_reads_what_the_mps_was_used_for(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 0.2");
+    // Long enough for mpsd to read of it in a log on a busy machine.
+    let line = nodes(cell)?.client("--hold 1");
     let told = |text: &str| {
         let of_report =
             |line: &&str| line.contains(", by its own mpsd so far: ") && line.contains(" clients, ");
