@@ -597,7 +597,7 @@ fn units_call_verbs_that_there_are() {
             calls += 1;
         }
     }
-    assert_eq!(calls, 2);
+    assert_eq!(calls, 3);
     let home = fs::read_to_string(units.join("mpsd.service")).expect("unit");
     for promise in [
         "Delegate=yes",
