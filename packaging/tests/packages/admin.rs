@@ -70,9 +70,9 @@ fn by_the_guide(suite: &'static str) {
         simulate(root);
         selftest(&mut cluster, &mut watch);
         watch.stop(suite, "mpsctl selftest");
-        jobs(&mut cluster);
+        let with_mps = jobs(&mut cluster);
         quick_start(&mut cluster);
-        who_had_mps(&cluster);
+        who_had_mps(&cluster, &with_mps);
         report_a_problem(&cluster);
         let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("held-client-{suite}"));
         units::reach_the_simulated_gpus(&cluster.machine);
@@ -171,7 +171,8 @@ fn uid(cluster: &Cluster) -> u32 {
     cluster.machine.run(&["id", "-u", USER]).trim().parse().unwrap()
 }
 
-fn jobs(cluster: &mut Cluster) {
+/// Returns the id of the one with MPS.
+fn jobs(cluster: &mut Cluster) -> String {
     cluster.idle();
     let plain = cluster.clients(&["--gres=gpu:1"]);
     assert!(
@@ -193,6 +194,7 @@ fn jobs(cluster: &mut Cluster) {
         !refused.status.success() && said.contains("--mps-threads") && said.contains("300"),
         "{said}"
     );
+    records[0].job.clone().unwrap()
 }
 
 /// Every line of the quick start for Slurm, as it stands there, with a client of the double's for the user's program.
@@ -230,13 +232,13 @@ fn quick_start(cluster: &mut Cluster) {
         .run(&["sh", "-ec", &format!("cd {home}; rm solver job.sh slurm-*.out")]);
 }
 
-/// The guide's questions to the journal are answered: the second job was the first with MPS. What a user sends it is no answer.
-fn who_had_mps(cluster: &Cluster) {
-    let forged =
-        "printf 'MESSAGE=forged\\nMPSD_EVENT=begin\\nMPSD_JOB=2\\nMPSD_UID=1000\\n' | logger --journald";
+/// The guide's questions to the journal are answered, of `job`, which had MPS, for the guide's. What a user sends it is no answer.
+fn who_had_mps(cluster: &Cluster, job: &str) {
+    let fields = format!("MESSAGE=forged\\nMPSD_EVENT=begin\\nMPSD_JOB={job}\\nMPSD_UID=1000\\n");
+    let forged = format!("printf '{fields}' | logger --journald");
     cluster
         .machine
-        .run(&["runuser", "-u", USER, "--", "sh", "-c", forged]);
+        .run(&["runuser", "-u", USER, "--", "sh", "-c", &forged]);
     cluster.machine.run(&["journalctl", "--sync"]);
     let sent = cluster.administrator("journalctl --no-pager MPSD_EVENT=begin");
     assert!(sent.contains("forged"), "{sent}");
@@ -248,7 +250,8 @@ fn who_had_mps(cluster: &Cluster) {
     let lines = commands("metrics.md", "Who had MPS");
     assert_eq!(lines.len(), told.len());
     for (line, words) in lines.iter().zip(told) {
-        let text = cluster.administrator(line);
+        let line = line.replace("MPSD_JOB=2 ", &format!("MPSD_JOB={job} "));
+        let text = cluster.administrator(&line);
         assert!(!text.contains("forged"), "{line}: {text}");
         for word in words {
             assert!(text.contains(word), "{line}: no '{word}': {text}");
