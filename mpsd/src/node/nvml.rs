@@ -308,8 +308,9 @@ fn mig_devices(device: &Device<'_>, parent: &Gpu) -> Result<Vec<Gpu>, NvmlError>
     for number in 0..most {
         match mig_device(device, number, most, parent) {
             Ok(mig) => all.push(mig),
-            // Numbers are not promised to be without gaps, and a device may go at any time.
-            Err(Cause::NotFound | Cause::InvalidArg) => {}
+            // Numbers are not promised to be without gaps, and a device may go at any time. What an ordinary user may not see is
+            // another job's; root may see all.
+            Err(Cause::NotFound | Cause::InvalidArg | Cause::NoPermission) => {}
             Err(cause) => {
                 return Err(NvmlError::of(
                     "nvmlDeviceGetMigDeviceHandleByIndex",
