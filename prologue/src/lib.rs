@@ -185,9 +185,12 @@ fn fail_unprepared(
 ) -> u8 {
     let name = submission.node_name(&ThisHost);
     let settings = load(arguments, &name).ok().map(|(_, s)| s);
-    let usual = Settings::usual;
     let known = settings.is_some();
-    let settings = settings.unwrap_or_else(usual);
+    let mut settings = settings.unwrap_or_else(Settings::usual);
+    if !known {
+        // Where this node's counters are is not known: none are made elsewhere.
+        settings.reports.keep = 0;
+    }
     let mut node = RealNode::new(NAME, &settings, RECORD_LIMIT, RECORD_LIMIT / 3);
     let told = match failure.clone() {
         Failure::Fault(fault) => fault.to_user(&name).into(),

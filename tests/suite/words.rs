@@ -162,7 +162,11 @@ fn a_draft_of_the_configuration_is_checked_whosever_it_is() {
 fn who_asked_on_a_node_with_a_broken_configuration_reads_that_it_is_not_his_doing() {
     let stage = stage(1);
     std::fs::write(stage.config(), "compute_mode = keep\n").expect("configuration");
+    // Where this node's counters are is not known: those of the usual place are another's.
+    let counters = || std::fs::metadata("/var/lib/mpsd/reports/counters").and_then(|file| file.modified());
+    let before = counters().ok();
     let ran = stage.torque("21.srv", "MPS=true");
+    assert_eq!(counters().ok(), before);
     let node = nix::unistd::gethostname().expect("name");
     let told = format!(
         "mps-prologue: job 21.srv: MPS is misconfigured on {} (not your job), tell your administrator: ",
