@@ -183,15 +183,16 @@ impl Running {
         }
     }
 
-    /// Sleeps; if `attentive`, false as soon as the server has gone or has said something.
-    pub fn sleep(&self, time: Duration, attentive: bool) -> bool {
+    /// Sleeps; if `attentive`, no longer than until the server has gone or has said something, and launches a kernel.
+    pub fn sleep(&self, time: Duration, attentive: bool) -> Result<(), CudaError> {
         let Some(mps) = self.mps.as_ref().filter(|_| attentive) else {
             std::thread::sleep(time);
-            return true;
+            return Ok(());
         };
         let mut fds = [PollFd::new(mps.connection.as_fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
-        matches!(poll(&mut fds, timeout), Ok(0)) && self.launch().is_ok()
+        let _ = poll(&mut fds, timeout);
+        self.launch()
     }
 }
 

@@ -124,13 +124,16 @@ fn run(node: &Node, options: &Options) -> ExitCode {
     } else {
         options.hold
     };
-    while !options.hold.is_zero() {
+    // An error stays a context's: the first one is the program's.
+    let mut held = Ok(());
+    while !options.hold.is_zero() && held.is_ok() {
         let left = until.saturating_duration_since(Instant::now());
-        if !running.sleep(step.min(left), options.busy) || left.is_zero() {
+        held = running.sleep(step.min(left), options.busy);
+        if left.is_zero() {
             break;
         }
     }
-    match running.launch() {
+    match held.and_then(|()| running.launch()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => record::failed(options.record.as_deref(), &node.is.name, &error, 3),
     }
