@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::double::look::{self, wait_until};
 use crate::double::{Builder, NodeDouble};
-use crate::stage::{Ran, Stage, epilogue_args, prologue_args};
+use crate::stage::{Ran, Stage, USER, as_user, epilogue_args, finish, prologue_args};
 
 /// How long what was ended may take to vanish.
 const MOMENT: Duration = Duration::from_secs(4);
@@ -237,6 +237,47 @@ impl Place {
         self.assert_not_drained(after);
         assert_eq!(end.code, Some(0), "{after}: {end:?}");
         self.assert_as_before(after);
+    }
+
+    /// A CUDA program of the user's in this job, with `env` beside the job's pipe directory.
+    pub fn client(&self, job: &str, args: &[&str], env: &[(&str, &str)]) -> Running {
+        let mut command = as_user(USER, self.stage.node.client());
+        command.arg("--node").arg(self.stage.node.dir()).args(args);
+        command
+            .env_clear()
+            .envs([self.pipe(job)])
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        Running(command.spawn().expect("client"))
+    }
+
+    /// The same, once it has its context.
+    pub fn attached(&self, job: &str, args: &[&str], env: &[(&str, &str)]) -> Running {
+        let client = self.client(job, args, env);
+        let has_context = || {
+            let contexts = self.stage.node.contexts();
+            contexts
+                .iter()
+                .any(|(_, context)| context.pid == client.0.id() && context.bytes > 0)
+        };
+        assert!(
+            wait_until(Duration::from_secs(5), has_context),
+            "the client does not attach"
+        );
+        client
+    }
+
+    /// What a CUDA program writes that the user starts by `mpsctl exec` with this environment alone.
+    pub fn exec(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
+        let mut command = as_user(USER, self.stage.program("mpsctl"));
+        command.arg("--config").arg(self.stage.config());
+        command.args(["exec", "--"]).arg(self.stage.node.client());
+        command.arg("--node").arg(self.stage.node.dir()).args(args);
+        finish({
+            command.env_clear().envs(env.iter().copied());
+            command
+        })
     }
 
     /// What a client of `job` finds its daemon by.

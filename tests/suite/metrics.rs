@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, symlink};
-use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::look::wait_until;
 use tests::fuse::Hung;
-use tests::place::{Place, Running, fast, kill};
+use tests::place::{Place, fast, kill};
 use tests::scarcity::{Small, alone};
 use tests::stage::{Ran, USER, as_user, openpbs_args};
 
@@ -65,30 +64,6 @@ fn is(page: &BTreeMap<String, f64>, sample: &str, value: f64) {
     assert_eq!(page.get(sample), Some(&value), "{sample}: {page:#?}");
 }
 
-fn attached(place: &Place, job: &str) -> Running {
-    let mut command = as_user(USER, place.stage.node.client());
-    command.arg("--node").arg(place.stage.node.dir());
-    command.args(["--hold", "60", "--busy"]);
-    command
-        .env_clear()
-        .envs([place.pipe(job)])
-        .env("CUDA_VISIBLE_DEVICES", "0");
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("client");
-    let client = Running(child);
-    let has_context = || {
-        let contexts = place.stage.node.contexts();
-        contexts
-            .iter()
-            .any(|(_, context)| context.pid == client.0.id() && context.bytes > 0)
-    };
-    assert!(wait_until(SOON, has_context), "the client does not attach");
-    client
-}
-
 #[test]
 fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_that_ended() {
     let mut place = Place::new(fast(2), "[reports]\nkeep = 1\n");
@@ -102,7 +77,11 @@ fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_tha
 
     let ran = place.torque("7.srv", "MPS=true", "0,1");
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    let client = attached(&place, "7.srv");
+    let client = place.attached(
+        "7.srv",
+        &["--hold", "60", "--busy"],
+        &[("CUDA_VISIBLE_DEVICES", "0")],
+    );
     let [first, second] = &place.stage.node.uuids()[..] else {
         panic!("two GPUs");
     };

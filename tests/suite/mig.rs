@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 use tests::double::mig;
 use tests::place::{Place, fast};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, finish};
+use tests::stage::{OTHER_USER, Ran, USER};
 
 const JOB: &str = "4711";
 
@@ -66,15 +66,6 @@ fn ended(place: &Place, job: &str, user: &str) {
 
 /// A task of the job that Slurm gave these devices: a CUDA program behind `mpsctl exec`.
 fn task(place: &Place, job: &str, names: &str, rank: u32, args: &[&str]) -> Ran {
-    let mut command = as_user(USER, place.stage.program("mpsctl"));
-    command
-        .arg("--config")
-        .arg(place.stage.config())
-        .args(["exec", "--"]);
-    command
-        .arg(place.stage.node.client())
-        .arg("--node")
-        .arg(place.stage.node.dir());
     let rank = rank.to_string();
     let env = [
         ("SLURM_JOB_ID", job),
@@ -82,8 +73,7 @@ fn task(place: &Place, job: &str, names: &str, rank: u32, args: &[&str]) -> Ran 
         ("SLURM_STEP_GPUS", "4,5"),
         ("CUDA_VISIBLE_DEVICES", names),
     ];
-    command.args(args).env_clear().envs(env);
-    finish(command)
+    place.exec(args, &env)
 }
 
 #[track_caller]

@@ -23,21 +23,13 @@ fn place(node: Builder) -> Place {
 
 /// A client as `mpsctl exec` starts the rank of that number.
 fn rank(place: &Place, job: &str, rank: Option<u32>, env: &[(&str, &str)]) -> Ran {
-    let mut command = as_user(USER, place.stage.program("mpsctl"));
-    command
-        .arg("--config")
-        .arg(place.stage.config())
-        .args(["exec", "--"]);
-    command
-        .arg(place.stage.node.client())
-        .arg("--node")
-        .arg(place.stage.node.dir());
-    command
-        .env_clear()
-        .env("PBS_JOBID", job)
-        .envs(env.iter().copied());
-    command.envs(rank.map(|rank| ("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string())));
-    finish(command)
+    let local = rank.map(|rank| rank.to_string());
+    let local = local
+        .as_deref()
+        .map(|local| ("OMPI_COMM_WORLD_LOCAL_RANK", local));
+    let job = [("PBS_JOBID", job)];
+    let env: Vec<_> = job.into_iter().chain(env.iter().copied()).chain(local).collect();
+    place.exec(&[], &env)
 }
 
 #[track_caller]

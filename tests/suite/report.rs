@@ -54,31 +54,6 @@ fn files(place: &Place) -> Vec<PathBuf> {
         .collect()
 }
 
-fn client(place: &Place, job: &str, args: &[&str]) -> Running {
-    let mut command = as_user(USER, place.stage.node.client());
-    command.arg("--node").arg(place.stage.node.dir()).args(args);
-    command.env_clear().envs([place.pipe(job)]);
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("client");
-    Running(child)
-}
-
-/// The same, once it has its context.
-fn attached(place: &Place, job: &str, args: &[&str]) -> Running {
-    let client = client(place, job, args);
-    let has_context = || {
-        let contexts = place.stage.node.contexts();
-        contexts
-            .iter()
-            .any(|(_, context)| context.pid == client.0.id() && context.bytes > 0)
-    };
-    assert!(wait_until(SOON, has_context), "the client does not attach");
-    client
-}
-
 /// What the job's own `mpsd` has told so far, once it holds this.
 #[track_caller]
 fn tells(place: &Place, job: &str, words: &str) {
@@ -95,8 +70,8 @@ fn tells(place: &Place, job: &str, words: &str) {
 fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_the_culprit() {
     let place = place(fast(1).describe(|node| node.max_clients = 2), "");
     begin(&place, "400.srv", "MPS=true,MPS_THREADS=25,MPS_MEM=4G");
-    let held = [(); 2].map(|()| attached(&place, "400.srv", &["--hold", "30", "--busy"]));
-    let mut third = client(&place, "400.srv", &["--hold", "30"]);
+    let held = [(); 2].map(|()| place.attached("400.srv", &["--hold", "30", "--busy"], &[]));
+    let mut third = place.client("400.srv", &["--hold", "30"], &[]);
     assert_eq!(third.wait(), Some(3), "one too many");
     tells(
         &place,
@@ -107,7 +82,7 @@ fn a_report_names_the_client_that_got_no_context_the_server_that_was_killed_and_
     let server = place.pids("nvidia-cuda-mps-server")[0];
     kill(server, Signal::SIGKILL);
     tells(&place, "400.srv", "servers_lost\":[{");
-    let culprit = attached(&place, "400.srv", &["--hold", "1", "--fault"]);
+    let culprit = place.attached("400.srv", &["--hold", "1", "--fault"], &[]);
     tells(&place, "400.srv", &format!("\"fatal\":[{}]", culprit.0.id()));
     let (lost, bad) = (third.0.id(), culprit.0.id());
     drop((held, third, culprit));
@@ -180,7 +155,7 @@ fn clients_of_others_on_a_shared_gpu_are_neither_counted_nor_held_to_the_jobs_li
     let place = place(fast(1), "");
     begin(&place, "407.srv", "MPS=true,MPS_MEM=4G");
     let others = [foreign(&place, "root"), foreign(&place, USER)];
-    let held = attached(&place, "407.srv", &["--hold", "30", "--busy"]);
+    let held = place.attached("407.srv", &["--hold", "30", "--busy"], &[]);
     tells(&place, "407.srv", "\"most_clients\":1,\"most_memory_mib\"");
     drop((held, others));
     place.assert_ends_clean("407.srv", "a job beside clients of others");
@@ -211,7 +186,7 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     );
     // An mpsd that was killed has told what it saw before.
     begin(&place, "403.srv", "MPS=true");
-    let client = attached(&place, "403.srv", &["--hold", "30"]);
+    let client = place.attached("403.srv", &["--hold", "30"], &[]);
     tells(&place, "403.srv", "\"clients\":1");
     kill(place.pids("mpsd")[0], Signal::SIGKILL);
     drop(client);
@@ -319,7 +294,7 @@ fn reports_that_cannot_be_used_are_counted() {
 fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_told() {
     let mut place = place(fast(1), "");
     begin(&place, "460.srv", "MPS=true");
-    let client = attached(&place, "460.srv", &["--hold", "30"]);
+    let client = place.attached("460.srv", &["--hold", "30"], &[]);
     tells(&place, "460.srv", "\"clients\":1");
     drop(client);
     place.stage.node.change(|node| node.nvml.init_fails = true);
@@ -481,7 +456,7 @@ fn who_asks_for_it_reads_a_paragraph_of_the_report_in_the_jobs_own_output() {
     ] {
         let place = place(fast(1), config);
         begin(&place, "480.srv", account);
-        drop(attached(&place, "480.srv", &["--hold", "30"]));
+        drop(place.attached("480.srv", &["--hold", "30"], &[]));
         tells(&place, "480.srv", "\"clients\":1");
         let end = place.strict_end("480.srv");
         let told: Vec<&str> = end

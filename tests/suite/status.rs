@@ -51,29 +51,7 @@ fn object(ran: &Ran) -> Value {
 
 /// A client of the job on this GPU of it, attached.
 fn client(place: &Place, job: &str, gpu: &str, rank: &str) -> Running {
-    let mut command = as_user(USER, place.stage.node.client());
-    command
-        .arg("--node")
-        .arg(place.stage.node.dir())
-        .args(["--hold", "30", "--gpu", gpu]);
-    command
-        .env_clear()
-        .envs([place.pipe(job)])
-        .env("SLURM_PROCID", rank);
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("client");
-    let client = Running(child);
-    let attached = || {
-        let contexts = place.stage.node.contexts();
-        contexts
-            .iter()
-            .any(|(_, context)| context.pid == client.0.id() && context.bytes > 0)
-    };
-    assert!(wait_until(SOON, attached), "the client does not attach");
-    client
+    place.attached(job, &["--hold", "30", "--gpu", gpu], &[("SLURM_PROCID", rank)])
 }
 
 #[test]

@@ -9,7 +9,6 @@ pub type Bars = (Vec<&'static str>, Vec<(u32, Vec<u32>)>);
 pub struct Plot {
     /// Its file in the repository.
     pub file: &'static str,
-    title: &'static str,
     /// What a group is named by, one of them and several.
     groups: [&'static str; 2],
 }
@@ -17,13 +16,11 @@ pub struct Plot {
 /// Processes on one GPU.
 pub const THROUGHPUT: Plot = Plot {
     file: "docs/throughput.svg",
-    title: "OpenMM on one H200: simulated ns a day, all processes together",
     groups: ["process", "processes"],
 };
 /// Processes on several GPUs.
 pub const SEVERAL: Plot = Plot {
     file: "docs/several.svg",
-    title: "OpenMM, eight simulations a GPU: simulated ns a day, all together",
     groups: ["GPU", "GPUs"],
 };
 const COLOURS: [&str; 3] = ["#8c8c8c", "#4a90c2", "#1b5e20"];
@@ -35,8 +32,7 @@ const GAP: f64 = 26.0;
 
 impl Plot {
     /// The drawing: a group of bars for each row, named by its number; `names` are those of the bars.
-    pub fn svg(&self, names: &[&str], rows: &[(u32, Vec<u32>)]) -> String {
-        let title = self.title;
+    pub fn svg(&self, title: &str, names: &[&str], rows: &[(u32, Vec<u32>)]) -> String {
         let highest = rows
             .iter()
             .flat_map(|(_, values)| values)

@@ -59,6 +59,20 @@ pub fn bars(result: &Value) -> Result<Bars> {
     Ok((vec!["--mps --mps-bind=none", "--mps"], bars))
 }
 
+/// What the most GPUs of the result do for who says nothing of binding.
+pub fn most(result: &Value) -> Result<String> {
+    let each = result["simulations_each"].as_u64().context("no simulations")?;
+    let rows = rows(result)?;
+    let unasked = rows.iter().filter(|row| row.flag.is_none());
+    let most = unasked.max_by_key(|row| row.gpus).context("no rows")?;
+    let all = each * u64::from(most.gpus);
+    Ok(format!(
+        "{all} simulations on {} GPUs do {:.2} times what {each} do on one, and nothing has to be said of binding for that.\n",
+        most.gpus,
+        most.part * f64::from(most.gpus)
+    ))
+}
+
 /// The table of OpenMM; `name` is the file of the result.
 pub fn openmm(name: &str, result: &Value) -> Result<String> {
     let title = result["title"].as_str().context("no title")?;

@@ -2,7 +2,11 @@ use super::*;
 
 #[test]
 fn the_highest_bar_is_the_greatest_number() {
-    let text = THROUGHPUT.svg(&["without", "with"], &[(1, vec![10, 20]), (2, vec![40])]);
+    let text = THROUGHPUT.svg(
+        "a title",
+        &["without", "with"],
+        &[(1, vec![10, 20]), (2, vec![40])],
+    );
     let heights: Vec<&str> = text
         .lines()
         .filter(|line| line.contains("height=\"") && line.contains("y=\"") && !line.contains("y=\"30\""))
