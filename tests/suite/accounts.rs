@@ -71,6 +71,7 @@ fn epilogues_at_once_twice_and_for_nothing() {
     for epilogue in &mut all {
         assert_eq!(epilogue.wait(), Some(0));
     }
+    place.assert_not_drained("four epilogues at once");
     place.assert_as_before("four epilogues at once");
     assert_eq!(place.strict_end("64.srv").code, Some(0));
     place.assert_as_before("one more");
