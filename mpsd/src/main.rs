@@ -6,11 +6,12 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = Daemon::parse();
-    let result = match &arguments.nvml {
-        Some(library) => worker::serve(library),
-        None if arguments.stop => daemon::stop(),
-        None if arguments.look => daemon::look(),
-        None => daemon::run(),
+    let result = match (&arguments.nvml, &arguments.set) {
+        (Some(library), _) => worker::serve(library),
+        (None, Some(limits)) => daemon::set(limits),
+        (None, None) if arguments.stop => daemon::stop(),
+        (None, None) if arguments.look => daemon::look(),
+        (None, None) => daemon::run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

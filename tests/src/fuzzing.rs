@@ -2,7 +2,7 @@
 //! takes any bytes; what must hold of them is asserted. Used by `fuzz/` (cargo-fuzz) and by the suite, which replays the
 //! corpus and mutations of it. This file uses nothing but `mpsd` and `std`.
 
-use mpsd::daemon::dialogue::{Event, Proof, check};
+use mpsd::daemon::dialogue::{Event, Of, Proof, check};
 use mpsd::job::Journal;
 use mpsd::scheduler::host::{Answer, Host};
 use mpsd::scheduler::{self, Given, GpuName, Input, Program, Site};
@@ -95,7 +95,7 @@ fn daemon() -> Daemon {
 /// The control daemon's answers: only the right ones pass, whatever stands around them.
 pub fn daemon_answers(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    match check(&daemon(), &text) {
+    match check(Of::NextServers, &daemon(), &text) {
         Err(why) => harmless(&why),
         Ok(()) => {
             let said: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();

@@ -90,6 +90,7 @@ fn an_mpsd_without_the_file_for_what_it_saw_starts_and_ends() {
         start_ms: 5_000,
         command_ms: 1_000,
         over_limit: MemoryOverLimit::Ignore,
+        most: mpsd_core::record::ClientLimits::default(),
     };
     let (asked, said) = (place.stage.path("spec"), place.stage.path("said"));
     fs::write(&asked, serde_json::to_string(&spec).expect("JSON")).expect("write");

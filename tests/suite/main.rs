@@ -33,6 +33,7 @@ mod reliability;
 mod report;
 mod scarce;
 mod second_look;
+mod set;
 mod slurm_stack;
 mod soak;
 mod sources;

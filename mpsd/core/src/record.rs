@@ -89,6 +89,47 @@ pub struct Daemon {
     pub partitions: Vec<Partition>,
 }
 
+/// The limits of each client: the most that a job may have, what its owner sets while it runs, or what is in force then.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct ClientLimits {
+    /// Active thread percentage.
+    pub threads: Option<Percent>,
+    /// Pinned device memory, MiB by GPU.
+    pub memory: Vec<(GpuUuid, u64)>,
+}
+
+impl ClientLimits {
+    /// The memory limit on `gpu`, MiB.
+    pub fn memory_of(&self, gpu: &GpuUuid) -> Option<u64> {
+        let mut limits = self.memory.iter();
+        limits.find(|(uuid, _)| uuid == gpu).map(|(_, mib)| *mib)
+    }
+}
+
+impl Daemon {
+    /// What it gives to each client.
+    pub fn limits(&self) -> ClientLimits {
+        ClientLimits {
+            threads: self.threads,
+            memory: self.memory.clone(),
+        }
+    }
+
+    /// The same daemon with those of `limits` that are for it.
+    pub fn with(&self, limits: &ClientLimits) -> Self {
+        let mut own = self.clone();
+        own.threads = limits.threads.or(self.threads);
+        for gpu in &self.gpus {
+            if let Some(mib) = limits.memory_of(gpu) {
+                own.memory.retain(|(uuid, _)| uuid != gpu);
+                own.memory.push((gpu.clone(), mib));
+            }
+        }
+        own
+    }
+}
+
 /// By how many tasks `auto` has divided each GPU, where it was asked for: what a step with fewer GPUs has to lower.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Divided {

@@ -39,6 +39,8 @@ pub struct Seen {
     pub over_memory: Vec<OverMemory>,
     /// Limits that the owner of a control daemon had it change after the start.
     pub limits_changed: Vec<LimitChanged>,
+    /// Limits that its owner set by `mpsctl set`, the youngest.
+    pub limits_set: Vec<LimitSet>,
     /// The sentences of the job's log that its user should read at the end.
     pub last_words: Vec<String>,
 }
@@ -108,6 +110,20 @@ pub struct LimitChanged {
     pub said: Option<String>,
 }
 
+/// A limit that was set while the job ran, within the site's ceilings.
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
+#[display("{limit}: from {} to {to}", from.as_deref().unwrap_or("none"))]
+pub struct LimitSet {
+    /// What it limits: `active thread percentage`, `memory limit of GPU-…`.
+    pub limit: String,
+    /// What it was before; `None`: there was none.
+    pub from: Option<String>,
+    /// What it is from then on.
+    pub to: String,
+    /// When, seconds since 1970.
+    pub at: u64,
+}
+
 /// Appends to a list that is kept short.
 pub fn keep<T>(list: &mut Vec<T>, entry: T) {
     if list.len() < MOST {
@@ -128,6 +144,7 @@ impl Seen {
         seen.fatal.truncate(MOST);
         seen.over_memory.truncate(MOST);
         seen.limits_changed.truncate(MOST);
+        seen.limits_set.truncate(MOST);
         seen.last_words.truncate(MOST);
         for daemon in &mut seen.daemons_lost {
             daemon.how = one_line(&daemon.how, 80);
@@ -135,6 +152,12 @@ impl Seen {
         for change in &mut seen.limits_changed {
             change.limit = one_line(&change.limit, 160);
             for text in [&mut change.asked, &mut change.said].into_iter().flatten() {
+                *text = one_line(text, 80);
+            }
+        }
+        for set in &mut seen.limits_set {
+            set.limit = one_line(&set.limit, 160);
+            for text in set.from.iter_mut().chain([&mut set.to]) {
                 *text = one_line(text, 80);
             }
         }
@@ -188,6 +211,8 @@ impl Seen {
         let changed =
             |change: &LimitChanged| format!("the user had the control daemon change a limit: {change}");
         lines.extend(self.limits_changed.iter().map(changed));
+        let set = |set: &LimitSet| format!("set while the job ran (mpsctl set): {set}");
+        lines.extend(self.limits_set.iter().map(set));
         let over = |over: &OverMemory| {
             let ended = if over.terminated { ", and was ended" } else { "" };
             format!(
@@ -197,6 +222,14 @@ impl Seen {
         };
         lines.extend(self.over_memory.iter().map(over));
         lines
+    }
+
+    /// Enters a limit that was set; of too many the oldest go.
+    pub fn set(&mut self, set: LimitSet) {
+        if self.limits_set.len() == MOST {
+            self.limits_set.remove(0);
+        }
+        self.limits_set.push(set);
     }
 
     /// What the looks at one GPU showed: enters what is more than before.

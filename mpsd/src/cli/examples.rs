@@ -20,6 +20,7 @@ static ALL: &[Examples] = examples! {
     "mpsctl env" => "", "--shell fish", "--shell json --job 4711", "--container podman";
     "mpsctl exec" => "-- ./simulate input.dat";
     "mpsctl status" => "", "--watch", "4711 --json";
+    "mpsctl set" => "--threads 40", "4711 --threads 12.5 --mem 0=4G:1=2G --json";
     "mpsctl sweep" => "-- ./simulate input.dat", "--clients 1,2,4 --seconds 60 -- ./simulate input.dat";
     "mpsctl report" => "4711", "--since 7d", "--since 24h --json";
     "mpsctl metrics" => "", "--textfile /var/lib/prometheus/node-exporter";

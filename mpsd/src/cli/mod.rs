@@ -14,6 +14,7 @@ pub mod programs;
 pub mod reconcile;
 pub mod report;
 pub mod selftest;
+mod set;
 pub mod site;
 mod standing;
 pub mod status;

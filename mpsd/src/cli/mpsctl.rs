@@ -11,6 +11,7 @@ use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
 use super::report::Report as ReportVerb;
 use super::selftest::Selftest;
+use super::set::Set;
 use super::site::{Advertise, ConfigVerb, inventory};
 use super::standing::standing;
 use super::status::Status;
@@ -57,6 +58,12 @@ enum Verb {
     /// Exit status: 0 under MPS, or up; 1 not; 2 that cannot be told. How busy a GPU is, NVML tells of all clients together
     /// and of none alone: that is not shown.
     Status(Status),
+    /// Give the clients of a running job other limits, within the site's ceilings
+    ///
+    /// For the job's owner, and root. NVIDIA's daemon gives them to clients that connect from now on: those that run keep theirs, and
+    /// no command of it is for a single client. A rank's own limits still only lower them. What was set stands in the job's log,
+    /// 'mpsctl status' and its report.
+    Set(Set),
     /// Run 1, 2, 4, 8 copies of a program with the job's MPS and without, and say what does best
     ///
     /// Each copy sees one of the job's GPUs, in turn, and has its share of the threads from its start. Ask for the job with --mps
@@ -180,6 +187,7 @@ pub fn main() -> u8 {
         Verb::Env(verb) => env(&config, &verb),
         Verb::Exec(verb) => exec(&config, &verb),
         Verb::Status(verb) => status(&config, &verb),
+        Verb::Set(verb) => set(&config, &verb),
         Verb::Sweep(verb) => sweep(&config, &verb),
         Verb::Report(verb) => report(&config, &verb),
         Verb::Selftest(verb) => selftest(&config, &verb),
@@ -317,6 +325,17 @@ fn status(config: &Path, verb: &Status) -> u8 {
     };
     let code = programs().and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
     code.unwrap_or_else(|failure| failed(&failure))
+}
+
+fn set(config: &Path, verb: &Set) -> u8 {
+    let caller = Caller {
+        config,
+        job: verb.job.as_deref(),
+        env: &|name| std::env::var(name).ok(),
+        uid: nix::unistd::geteuid().as_raw(),
+        main: false,
+    };
+    print(verb.run(&caller))
 }
 
 fn report(config: &Path, verb: &ReportVerb) -> u8 {

@@ -15,6 +15,9 @@ pub struct Daemon {
     /// Ask the job's control daemons what they say of their clients, and report it on descriptor 4 (used by 'mpsctl status').
     #[arg(long, conflicts_with_all = ["nvml", "stop"])]
     pub look: bool,
+    /// Ask the job's mpsd to set these limits, and report its answer on descriptor 4 (used by 'mpsctl set').
+    #[arg(long, value_name = "LIMITS", conflicts_with_all = ["nvml", "stop", "look"])]
+    pub set: Option<String>,
     /// Answer questions about the node's GPUs through this NVML library, on descriptor 3 (used by root's programs).
     #[arg(long, value_name = "LIBRARY")]
     pub nvml: Option<String>,

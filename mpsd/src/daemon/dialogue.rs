@@ -10,19 +10,48 @@ use mpsd_core::text::one_line;
 
 /// The command that always answers, with one number; it brackets those that may not.
 pub const BRACKET: &str = "get_default_active_thread_percentage";
+/// What the daemon's commands call the threads of a client.
+const THREADS: &str = "active_thread_percentage";
 /// What it answers where nothing was set. Per cent.
 const NO_LIMIT: f64 = 100.0;
 /// The daemon prints one decimal.
 const PRECISION: f64 = 0.05;
 
-/// The limits of `daemon` besides its threads: what the daemon's commands call each, its value, and what it is in words.
-fn limits(daemon: &Daemon) -> Vec<[String; 3]> {
+/// Whose limits a command is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    /// The servers that the daemon starts from now on.
+    NextServers,
+    /// One that runs, by its pid: the clients that connect to it from now on.
+    Server(i32),
+}
+
+impl Of {
+    /// The daemon's command that does `verb` with the limit `name`.
+    fn command(self, verb: &str, name: &str) -> String {
+        match (self, name.split_once(' ')) {
+            (Self::NextServers, _) => format!("{verb}_default_{name}"),
+            (Self::Server(pid), None) => format!("{verb}_{name} {pid}"),
+            (Self::Server(pid), Some((name, device))) => format!("{verb}_{name} {pid} {device}"),
+        }
+    }
+
+    /// The command that always answers, with one number; it brackets those that may not.
+    fn bracket(self) -> String {
+        self.command("get", THREADS)
+    }
+}
+
+/// The limits of `daemon` besides its threads: what the daemon's commands call each, its value, and what it is in words. A server
+/// that runs has no priority to set.
+fn limits(of: Of, daemon: &Daemon) -> Vec<[String; 3]> {
     let memory = daemon.memory.iter().map(|(gpu, mib)| {
         let words = format!("memory limit {mib}M of {gpu}");
         let name = format!("device_pinned_mem_limit {}", gpu.in_limits());
         [name, format!("{mib}M"), words]
     });
-    let priority = daemon.priority.map(|priority| {
+    let priority = daemon.priority.filter(|_| of == Of::NextServers);
+    let priority = priority.map(|priority| {
         let words = format!("client priority {priority}");
         ["client_priority".to_owned(), level(priority).to_string(), words]
     });
@@ -31,26 +60,34 @@ fn limits(daemon: &Daemon) -> Vec<[String; 3]> {
 
 /// The session that sets every limit of `daemon`, reads each back, and starts the server of `uid`.
 pub fn configure(daemon: &Daemon, uid: u32) -> String {
-    let limits = limits(daemon);
+    format!("{}start_server -uid {uid}\n", set(Of::NextServers, daemon))
+}
+
+/// The session that sets every limit of `daemon` and reads each back: [`check`] has the answers.
+pub fn set(of: Of, daemon: &Daemon) -> String {
+    let limits = limits(of, daemon);
     let threads = daemon
         .threads
-        .map(|threads| format!("active_thread_percentage {threads}"));
-    let others = limits.iter().map(|[name, value, _]| format!("{name} {value}"));
+        .map(|threads| format!("{} {threads}", of.command("set", THREADS)));
+    let others = limits
+        .iter()
+        .map(|[name, value, _]| format!("{} {value}", of.command("set", name)));
     let set = threads.into_iter().chain(others);
-    let set: String = set.map(|setting| format!("set_default_{setting}\n")).collect();
-    format!("{set}{}start_server -uid {uid}\n", reading(&limits))
+    let set: String = set.map(|setting| setting + "\n").collect();
+    set + &reading(of, &limits)
 }
 
 /// The lines that read every limit back, none of them changed.
-fn reading(limits: &[[String; 3]]) -> String {
-    let read = |[name, ..]: &[String; 3]| format!("get_default_{name}\n{BRACKET}\n");
+fn reading(of: Of, limits: &[[String; 3]]) -> String {
+    let bracket = of.bracket();
+    let read = |[name, ..]: &[String; 3]| format!("{}\n{bracket}\n", of.command("get", name));
     let others: String = limits.iter().map(read).collect();
-    format!("{BRACKET}\n{others}")
+    format!("{bracket}\n{others}")
 }
 
 /// The session that only reads the limits of `daemon`.
 pub fn read(daemon: &Daemon) -> String {
-    reading(&limits(daemon))
+    reading(Of::NextServers, &limits(Of::NextServers, daemon))
 }
 
 /// A limit as it was asked for and as the daemon says it.
@@ -60,14 +97,18 @@ pub struct InForce {
     pub limit: String,
     /// As it was asked for; `None`: nothing was asked.
     pub asked: Option<String>,
+    /// What it was set to since, by `mpsctl set`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<String>,
     /// The daemon's own word; `None`: it says nothing.
     pub said: Option<String>,
-    /// Whether the two are the same.
+    /// Whether it says what was last wanted.
     pub holds: bool,
 }
 
-/// The limits of `daemon` by the answers to [`read`]. An answer may be missing: what follows is then the bracket's.
-pub fn in_force(daemon: &Daemon, answers: &str) -> Vec<InForce> {
+/// The limits of `daemon` by the answers to [`read`], of a job that asked for those of `asked`. An answer may be missing: what
+/// follows is then the bracket's.
+pub fn in_force(asked: &Daemon, daemon: &Daemon, answers: &str) -> Vec<InForce> {
     let mut answers = answers
         .lines()
         .map(str::trim)
@@ -75,18 +116,23 @@ pub fn in_force(daemon: &Daemon, answers: &str) -> Vec<InForce> {
         .peekable();
     let bracket = answers.next();
     let wanted = daemon.threads.map_or(NO_LIMIT, |p| f64::from(p.tenths()) / 10.0);
+    let of_threads = |daemon: &Daemon| daemon.threads.map(|percent| percent.to_string());
     let mut all = vec![InForce {
         limit: "active thread percentage".to_owned(),
-        asked: daemon.threads.map(|percent| percent.to_string()),
+        asked: of_threads(asked),
+        set: of_threads(daemon).filter(|_| daemon.threads != asked.threads),
         said: bracket.map(|said| one_line(said, 80)),
         holds: expect_percent(bracket, wanted).is_ok(),
     }];
-    for [_, value, words] in limits(daemon) {
+    let asked = limits(Of::NextServers, asked);
+    for [name, value, words] in limits(Of::NextServers, daemon) {
         let said = answers.next_if(|said| Some(*said) != bracket);
         answers.next_if(|said| Some(*said) == bracket);
+        let before = asked.iter().find(|[before, ..]| *before == name);
         all.push(InForce {
-            limit: words,
-            asked: Some(value.clone()),
+            limit: before.map_or(&words, |[.., words]| words).clone(),
+            asked: before.map(|[_, value, _]| value.clone()),
+            set: Some(value.clone()).filter(|_| before.is_none_or(|[_, before, _]| *before != value)),
             said: said.map(|said| one_line(said, 80)),
             holds: said.is_some_and(|said| is_same(said, &value)),
         });
@@ -102,18 +148,18 @@ fn level(priority: Priority) -> u8 {
     }
 }
 
-/// Checks the answers to [`configure`] line by line.
+/// Checks the answers to [`configure`] or [`set`] line by line.
 ///
 /// # Errors
 /// The first limit that is not in force, and what the daemon said instead.
-pub fn check(daemon: &Daemon, answers: &str) -> Result<(), String> {
+pub fn check(of: Of, daemon: &Daemon, answers: &str) -> Result<(), String> {
     let mut answers = answers.lines().map(str::trim).filter(|l| !l.is_empty());
     let wanted = daemon.threads.map_or(NO_LIMIT, |p| f64::from(p.tenths()) / 10.0);
     if daemon.threads.is_some() {
         expect_percent(answers.next(), wanted)?;
     }
     expect_percent(answers.next(), wanted)?;
-    for [_, value, words] in limits(daemon) {
+    for [_, value, words] in limits(of, daemon) {
         let said = answers.next();
         if !said.is_some_and(|said| is_same(said, &value)) {
             return Err(format!(
@@ -125,7 +171,7 @@ pub fn check(daemon: &Daemon, answers: &str) -> Result<(), String> {
     }
     match answers.next() {
         None => Ok(()),
-        Some(more) => Err(format!("start_server was answered with {}", quoted(Some(more)))),
+        Some(more) => Err(format!("the daemon's last word is {}", quoted(Some(more)))),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the daemon waits for: signals, ended children, and files that change.
 
+use super::door::Door;
 use super::tail::CONTROL_LOG;
 use crate::sys::signals::Signals;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -14,6 +15,7 @@ use std::time::Duration;
 pub struct Events {
     signals: Signals,
     inotify: Inotify,
+    door: Option<Door>,
 }
 
 impl Events {
@@ -26,7 +28,21 @@ impl Events {
         let signals = Signals::block(&wanted).map_err(|e| format!("cannot make a signal descriptor: {e}"))?;
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
             .map_err(|e| format!("cannot watch files: {e}"))?;
-        Ok(Self { signals, inotify })
+        Ok(Self {
+            signals,
+            inotify,
+            door: None,
+        })
+    }
+
+    /// Wakes for who knocks at `door`, too.
+    pub fn watch_door(&mut self, door: Door) {
+        self.door = Some(door);
+    }
+
+    /// The door, where there is one.
+    pub fn door(&self) -> Option<&Door> {
+        self.door.as_ref()
     }
 
     /// Watches for a daemon's socket and its log.
@@ -51,10 +67,9 @@ impl Events {
         let timeout = limit.map_or(PollTimeout::NONE, |d| {
             PollTimeout::try_from(d + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
         });
-        let mut fds = [
-            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
-        ];
+        let own = [self.signals.as_fd(), self.inotify.as_fd()];
+        let all = own.into_iter().chain(self.door.as_ref().map(AsFd::as_fd));
+        let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(format!("cannot wait: {e}")),

@@ -1,6 +1,7 @@
 //! What a control daemon says of its servers and clients, asked for [`crate::cli::status`]. Its user's word, whoever asks.
 
 use super::dialogue::{self, InForce};
+use super::door;
 use super::session;
 use crate::sys::deadline::Deadline;
 use mpsd_core::GpuUuid;
@@ -59,11 +60,16 @@ pub struct Client {
     pub gpu: Option<GpuUuid>,
 }
 
-/// Asks the control daemon of `daemon` for all of it, by the vendor's program `control`, within `limit`.
-///
-/// # Errors
-/// Nobody listens, or there is no whole answer in time.
-pub fn ask(control: &Path, daemon: &Daemon, limit: Duration) -> Result<Said, Silence> {
+/// Asks each of these control daemons of a job for all of it, by the vendor's program `control`, each within `limit`: which limits
+/// are wanted now, the job's `mpsd` says.
+pub fn ask_all(control: &Path, daemons: &[Daemon], limit: Duration) -> Vec<Result<Said, Silence>> {
+    let now = door::now(daemons);
+    let both = daemons.iter().zip(&now);
+    both.map(|(asked, now)| ask(control, asked, now, limit)).collect()
+}
+
+/// Asks the control daemon `daemon`, of which the job asked for the limits of `asked`.
+fn ask(control: &Path, asked: &Daemon, daemon: &Daemon, limit: Duration) -> Result<Said, Silence> {
     let end = Deadline::after(limit);
     let say = |commands: &str| match session::say(control, daemon, commands, end.remaining()) {
         Ok(answer) if answer.nobody_listens() => Err(Silence::Ended),
@@ -97,7 +103,7 @@ pub fn ask(control: &Path, daemon: &Daemon, limit: Duration) -> Result<Said, Sil
     if !said.clients.is_empty() {
         place(&mut said.clients, &say("ps\n")?.text, &daemon.gpus);
     }
-    said.limits = dialogue::in_force(daemon, &limits);
+    said.limits = dialogue::in_force(asked, daemon, &limits);
     Ok(said)
 }
 

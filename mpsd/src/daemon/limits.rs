@@ -82,7 +82,7 @@ fn read(spec: &Spec, running: &Running, known: &mut Known, log: &mut UserLog, si
             return;
         }
     };
-    let all = dialogue::in_force(&running.daemon, &text);
+    let all = dialogue::in_force(&running.daemon, &running.daemon, &text);
     let changed: Vec<InForce> = all.into_iter().filter(|limit| !limit.holds).collect();
     for limit in changed.iter().filter(|limit| !known.changed.contains(limit)) {
         let change = LimitChanged {

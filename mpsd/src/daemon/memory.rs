@@ -29,6 +29,8 @@ pub struct MemoryWatch {
     policy: MemoryOverLimit,
     library: String,
     limits: Vec<(GpuUuid, u64)>,
+    /// What they are once no client is left that has the ones before.
+    next_limits: Option<Vec<(GpuUuid, u64)>>,
     /// The job's user.
     uid: u32,
     /// The job's GPUs.
@@ -52,6 +54,7 @@ impl MemoryWatch {
             policy: spec.over_limit,
             library: spec.nvml.clone(),
             limits,
+            next_limits: None,
             uid: spec.uid,
             gpus: spec
                 .daemons
@@ -71,6 +74,22 @@ impl MemoryWatch {
             self.active = true;
             self.next = Instant::now() + PERIOD;
         }
+    }
+
+    /// The limits were set anew, for clients that connect from now on. Those before keep theirs, so that until none is left the
+    /// higher of both holds for all: nobody is ended for what he may hold.
+    pub fn set(&mut self, running: &[Running]) {
+        let all = running.iter().flat_map(|daemon| daemon.daemon.memory.iter());
+        let now: Vec<(GpuUuid, u64)> = all.cloned().collect();
+        if !self.active {
+            self.limits = now;
+            return;
+        }
+        for (gpu, limit) in &mut self.limits {
+            let new = now.iter().find(|(uuid, _)| uuid == gpu);
+            *limit = new.map_or(*limit, |(_, new)| *new.max(limit));
+        }
+        self.next_limits = Some(now);
     }
 
     /// How long to sleep; `None`: until something happens.
@@ -99,6 +118,12 @@ impl MemoryWatch {
             return;
         };
         self.active = !clients.is_empty();
+        if !self.active {
+            self.limits = self
+                .next_limits
+                .take()
+                .unwrap_or_else(|| std::mem::take(&mut self.limits));
+        }
         sight.look(&clients);
         for over in self.over(&clients) {
             let (pid, gpu, mib, limit) = &over;

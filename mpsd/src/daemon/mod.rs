@@ -4,7 +4,9 @@
 //! runs while nothing does. When it is killed the job's MPS goes on: the control daemons write into files and hold
 //! nothing of it.
 
+mod change;
 pub mod dialogue;
+pub mod door;
 pub mod events;
 pub mod inquiry;
 mod limits;
@@ -48,6 +50,11 @@ pub fn run() -> Result<(), String> {
         &Ok(running.iter().map(start::Running::ready).collect()),
     );
     drop(report);
+    match spec.daemons.first().map(|first| door::Door::open(&first.log)) {
+        Some(Ok(door)) => events.watch_door(door),
+        Some(Err(why)) => log.line(&format!("'mpsctl set' cannot reach this mpsd: {why}")),
+        None => {}
+    }
     watch::until_the_end(&spec, running, &mut events, &mut log, &mut sight);
     Ok(())
 }
@@ -68,9 +75,23 @@ pub fn stop() -> Result<(), String> {
 pub fn look() -> Result<(), String> {
     let spec = own_spec()?;
     let mut report = inherited(REPORT_FD, "report")?;
-    let ask = |daemon| inquiry::ask(&spec.control, daemon, spec.command_time());
-    let said: Vec<Result<inquiry::Said, inquiry::Silence>> = spec.daemons.iter().map(ask).collect();
-    let line = serde_json::to_string(&said).map_err(|e| e.to_string())?;
+    let said = inquiry::ask_all(&spec.control, &spec.daemons, spec.command_time());
+    told(&mut report, &said)
+}
+
+/// Asks the job's `mpsd` to set these limits, a line of JSON, and reports its answer: `mpsd --set`, run as the job's user for root.
+///
+/// # Errors
+/// One line when there is nobody to report to.
+pub fn set(limits: &str) -> Result<(), String> {
+    let spec = own_spec()?;
+    let mut report = inherited(REPORT_FD, "report")?;
+    let limits = serde_json::from_str(limits).map_err(|e| format!("unreadable limits: {e}"))?;
+    told(&mut report, &door::ask(&spec.daemons, &limits, door::TIME))
+}
+
+fn told(report: &mut File, what: &impl serde::Serialize) -> Result<(), String> {
+    let line = serde_json::to_string(what).map_err(|e| e.to_string())?;
     let written = report.write_all((line + "\n").as_bytes());
     written.map_err(|e| format!("cannot report: {e}"))
 }

@@ -5,7 +5,9 @@ use super::dialogue::Event;
 use crate::job::spec::SEEN_FD;
 use crate::sys::descriptors;
 use mpsd_core::GpuUuid;
-use mpsd_core::seen::{DaemonLost, LONGEST, LimitChanged, OverMemory, Refused, Seen, ServerLost, keep};
+use mpsd_core::seen::{
+    DaemonLost, LONGEST, LimitChanged, LimitSet, OverMemory, Refused, Seen, ServerLost, keep,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -104,6 +106,11 @@ impl Sight {
     /// A limit no longer holds.
     pub fn change(&mut self, change: LimitChanged) {
         keep(&mut self.seen.limits_changed, change);
+    }
+
+    /// A limit was set for the job's owner.
+    pub fn set(&mut self, set: LimitSet) {
+        self.seen.set(set);
     }
 
     /// A look at the GPUs: pid, GPU, MiB of each client. One that has only looked at a GPU is listed with nothing

@@ -1,6 +1,6 @@
 //! Starts the control daemons of a job and proves them ready.
 
-use super::dialogue::{self, Proof};
+use super::dialogue::{self, Of, Proof};
 use super::events::Events;
 use super::partitions;
 use super::session;
@@ -203,7 +203,7 @@ fn ask(spec: &Spec, running: &mut Running, end: Deadline) -> Result<bool, Unread
     if answer.nobody_listens() {
         return Ok(true);
     }
-    dialogue::check(&running.daemon, &answer.text)?;
+    dialogue::check(Of::NextServers, &running.daemon, &answer.text)?;
     running.asked = true;
     Ok(true)
 }

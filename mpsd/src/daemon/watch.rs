@@ -1,6 +1,8 @@
 //! Watches over ready daemons: what happens to them goes into the user's log.
 
+use super::change;
 use super::dialogue::Event;
+use super::door;
 use super::events::Events;
 use super::limits::LimitWatch;
 use super::memory::MemoryWatch;
@@ -9,6 +11,7 @@ use super::start::{self, Running};
 use super::user_log::UserLog;
 use crate::job::spec::Spec;
 use crate::sys::Exit;
+use mpsd_core::record::ClientLimits;
 
 /// Watches over ready daemons until a signal ends us or the last of them has ended.
 pub fn until_the_end(
@@ -45,6 +48,7 @@ pub fn until_the_end(
         running.retain_mut(|daemon| !has_ended(daemon, log, sight));
         memory.look(spec, &running, log, sight);
         if !terminate {
+            serve(spec, &mut running, events, (&mut memory, log, sight));
             limits.look(spec, &running, log, sight);
         }
         sight.write();
@@ -54,6 +58,39 @@ pub fn until_the_end(
             return;
         }
     }
+}
+
+/// Does what the job's owner asks for, if anything.
+fn serve(
+    spec: &Spec,
+    running: &mut [Running],
+    events: &Events,
+    (memory, log, sight): (&mut MemoryWatch, &mut UserLog, &mut Sight),
+) {
+    let Some((stream, wanted)) = events.door().and_then(door::Door::take) else {
+        return;
+    };
+    let mut answer = change::limits(running);
+    if wanted != ClientLimits::default() {
+        match change::set(spec, running, &wanted) {
+            Ok(changes) => {
+                memory.set(running);
+                for change in changes {
+                    log.line(&format!("set while the job runs (mpsctl set): {change}"));
+                    sight.set(change);
+                }
+                answer = change::limits(running);
+            }
+            Err(why) => {
+                log.line(&format!("not set: {why}"));
+                answer = Err(why);
+            }
+        }
+    }
+    // Written down before it is told.
+    sight.write();
+    // Who has gone meanwhile reads it in the log.
+    let _ = door::send(&stream, &answer);
 }
 
 fn has_ended(daemon: &mut Running, log: &mut UserLog, sight: &mut Sight) -> bool {

@@ -2,6 +2,7 @@
 
 use super::journal::Journal;
 use super::report;
+use mpsd_core::seen::Seen;
 use mpsd_core::text;
 
 /// A line of the log, and what a reader may ask the log for.
@@ -31,10 +32,27 @@ pub fn begun(journal: &Journal) -> Entry {
     }
 }
 
+/// Root had these limits set, by the word of the job's `mpsd`.
+pub fn set(journal: &Journal, limits: &str) -> Entry {
+    let mut fields = fields(journal, "set");
+    fields.push(("MPSD_LIMITS_SET", limits.to_owned()));
+    Entry {
+        line: format!(
+            "job {}: root set limits of {}: {limits}",
+            journal.job,
+            text::user(&journal.user)
+        ),
+        fields,
+    }
+}
+
 /// The job's MPS is gone at `now`, seconds since 1970; `None`: it never was ready.
-pub fn ended(journal: &Journal, now: u64, as_before: bool) -> Option<Entry> {
+/// What the job's `mpsd` says that was set while it ran is its user's word, and has a field of its own.
+pub fn ended(journal: &Journal, seen: Option<&Seen>, now: u64, as_before: bool) -> Option<Entry> {
     journal.ready_ms?;
     let mut fields = fields(journal, "end");
+    let set = seen.into_iter().flat_map(|seen| &seen.limits_set);
+    fields.extend(set.map(|set| ("MPSD_SAID_BY_USER_SET", set.to_string())));
     fields.push(("MPSD_ENDED", now.to_string()));
     fields.push(("MPSD_AS_BEFORE", if as_before { "yes" } else { "no" }.to_owned()));
     let how = if as_before { "is" } else { "is not" };

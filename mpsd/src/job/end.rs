@@ -95,7 +95,7 @@ fn end_if(
     if let Some(journal) = &journal {
         evidence::of_silent_nvml(node, At::end(journal));
     }
-    let mut lines = say(node, job, journal.as_ref(), &findings);
+    let mut lines = say(node, job, (journal.as_ref(), seen.as_ref()), &findings);
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
     // Last: nobody waits for it.
     let report = journal.map(|journal| {
@@ -209,7 +209,12 @@ fn now() -> u64 {
     since.unwrap_or_default().as_secs()
 }
 
-fn say(node: &mut impl Node, job: &JobId, journal: Option<&Journal>, findings: &Findings) -> Vec<String> {
+fn say(
+    node: &mut impl Node,
+    job: &JobId,
+    (journal, seen): (Option<&Journal>, Option<&Seen>),
+    findings: &Findings,
+) -> Vec<String> {
     for note in &findings.notes {
         node.log(Severity::Info, &format!("job {job}: {note}"));
     }
@@ -224,7 +229,7 @@ fn say(node: &mut impl Node, job: &JobId, journal: Option<&Journal>, findings: &
         node.log(Severity::Error, &format!("fault: {text}"));
         lines.push(text);
     }
-    match journal.and_then(|journal| audit::ended(journal, now(), findings.is_clean())) {
+    match journal.and_then(|journal| audit::ended(journal, seen, now(), findings.is_clean())) {
         Some(entry) => node.audit(&entry),
         None if findings.is_clean() => {
             node.log(

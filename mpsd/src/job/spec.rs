@@ -3,7 +3,7 @@
 use crate::plan::effects::Plan;
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::{MemoryOverLimit, Settings};
-use mpsd_core::record::Daemon;
+use mpsd_core::record::{ClientLimits, Daemon};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,6 +34,9 @@ pub struct Spec {
     pub command_ms: u64,
     /// What to do with a client over its memory limit.
     pub over_limit: MemoryOverLimit,
+    /// The most that the job's owner may set while it runs.
+    #[serde(default)]
+    pub most: ClientLimits,
 }
 
 impl Spec {
@@ -59,6 +62,7 @@ impl Spec {
             start_ms: ms(start),
             command_ms: ms(start / 2),
             over_limit: settings.memory_over_limit,
+            most: plan.most.clone(),
         }
     }
 }

@@ -5,7 +5,7 @@ use super::launch::{to_ask, with_spec};
 use super::looks::asked;
 use super::real::RealNode;
 use crate::job::Journal;
-use crate::job::spec::REPORT_FD;
+use crate::job::spec::{REPORT_FD, Spec};
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_line;
 use crate::sys::process::Process;
@@ -101,8 +101,25 @@ impl RealNode {
         let daemons = u32::try_from(journal.daemons.len().max(1)).unwrap_or(u32::MAX);
         let each = (limit * 3 / 4 / daemons).as_millis();
         let spec = to_ask(journal, u64::try_from(each).unwrap_or(u64::MAX));
+        self.asked_as_user(journal, &spec, &["--look"], deadline)
+    }
+
+    /// What the job's `mpsd` answers to who wants `limits` set, likewise.
+    pub fn set_limits(&self, journal: &Journal, limits: &str, limit: Duration) -> Option<Vec<u8>> {
+        let spec = to_ask(journal, 0);
+        self.asked_as_user(journal, &spec, &["--set", limits], Deadline::after(limit))
+    }
+
+    /// The line that `mpsd`, run as the job's user with these arguments, reports.
+    fn asked_as_user(
+        &self,
+        journal: &Journal,
+        spec: &Spec,
+        args: &[&str],
+        deadline: Deadline,
+    ) -> Option<Vec<u8>> {
         let (report, theirs) = pipe2(OFlag::O_CLOEXEC).ok()?;
-        let mut spawn = with_spec(self, journal, &spec, &["--look"]).ok()?;
+        let mut spawn = with_spec(self, journal, spec, args).ok()?;
         spawn.inherit.push((theirs, REPORT_FD));
         let mut child = spawn.start(deadline).ok()?;
         let line = read_line(report.as_fd(), deadline, LONGEST_REPORT).ok().flatten();

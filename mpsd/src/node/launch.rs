@@ -10,6 +10,7 @@ use mpsd_core::Failure;
 use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::record::ClientLimits;
 
 /// 48 clients need several descriptors each in the server (the vendor's guide asks for more than the usual 1024).
 const OPEN_FILES: u64 = 16_384;
@@ -47,6 +48,7 @@ pub fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
         start_ms: 0,
         command_ms,
         over_limit: MemoryOverLimit::Ignore,
+        most: ClientLimits::default(),
     }
 }
 

@@ -5,7 +5,7 @@ use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::job::JobId;
 use mpsd_core::limits::Percent;
 use mpsd_core::partitions::Partition;
-use mpsd_core::record::{Daemon, Divided, RecordGpu};
+use mpsd_core::record::{ClientLimits, Daemon, Divided, RecordGpu};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -91,6 +91,8 @@ pub struct Plan {
     pub rank_threads: Vec<Percent>,
     /// Memory limits by local rank, MiB by GPU; empty where every task has the daemon's.
     pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
+    /// The most that `mpsctl set` may give to each client while the job runs.
+    pub most: ClientLimits,
     /// What `auto` assumed.
     pub divided: Divided,
     /// The effects, in order.
@@ -123,7 +125,7 @@ impl Plan {
         let effects: Vec<_> = self.effects.iter().map(effect).collect();
         serde_json::json!({
             "job": self.job, "uid": self.uid, "gpus": self.gpus, "daemons": self.daemons,
-            "rank_threads": self.rank_threads, "rank_memory": self.rank_memory, "effects": effects,
+            "rank_threads": self.rank_threads, "rank_memory": self.rank_memory, "most": self.most, "effects": effects,
             "report": self.report, "then": self.then, "warnings": self.warnings, "notes": self.notes,
         })
     }

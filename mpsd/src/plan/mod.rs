@@ -90,6 +90,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         tasks,
     };
     let share = wanted.share()?;
+    let most = wanted.most();
     let memory_parts = share.divides_memory_by(&gpus);
     let job = &case.asked.submission.job;
     let partitions = partitions::Wanted {
@@ -123,6 +124,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         daemons,
         rank_threads: share.rank_threads,
         rank_memory: share.rank_memory,
+        most,
         divided: Divided {
             threads: tasks.filter(|_| request.threads == Some(Threads::Auto)),
             memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto)),

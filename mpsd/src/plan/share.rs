@@ -2,7 +2,7 @@
 
 use mpsd_core::config::Ceilings;
 use mpsd_core::limits::{Amount, Percent, Priority};
-use mpsd_core::record::Daemon;
+use mpsd_core::record::{ClientLimits, Daemon};
 use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Request, Threads, Wording};
 use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, GpuUuid, Refusal};
@@ -89,6 +89,19 @@ impl Wanted<'_> {
             rank_threads,
             rank_memory,
         })
+    }
+
+    /// The most that the site, and each GPU, let a client have.
+    pub fn most(&self) -> ClientLimits {
+        let of_gpu = |gpu: &&Gpu| {
+            let ceiling = self.ceilings.memory.map(|most| most.mebibytes_of(gpu.memory_mib));
+            let total = gpu.memory_mib;
+            (gpu.uuid.clone(), ceiling.map_or(total, |most| most.min(total)))
+        };
+        ClientLimits {
+            threads: Some(self.ceilings.threads.unwrap_or(Percent::WHOLE)),
+            memory: self.gpus.iter().map(of_gpu).collect(),
+        }
     }
 
     fn tasks(&self, what: &str) -> Result<u32, Refusal> {

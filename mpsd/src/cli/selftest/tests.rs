@@ -9,6 +9,7 @@ fn limit(limit: &str, asked: Option<&str>, said: &str) -> InForce {
     InForce {
         limit: limit.to_owned(),
         asked: asked.map(str::to_owned),
+        set: None,
         said: Some(said.to_owned()),
         holds: asked.is_none_or(|asked| asked == said),
     }

@@ -71,8 +71,7 @@ pub fn of_user(caller: &Caller<'_>, worker: &Path) -> Result<Gathered, Failure> 
         return Err(Refusal::new(format!("job {}", record.job), "its MPS is another user's", "").into());
     }
     let subject = of_record(record);
-    let ask = |daemon| inquiry::ask(&settings.control, daemon, ASK_TIME);
-    let said = subject.daemons.iter().map(ask).collect();
+    let said = inquiry::ask_all(&settings.control, &subject.daemons, ASK_TIME);
     let learnt = learn(&subject, said, &settings.nvml, worker);
     let view = view(&subject, &learnt);
     let pipe = (caller.env)(PIPE_DIRECTORY).filter(|pipe| !pipe.is_empty());

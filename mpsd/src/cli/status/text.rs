@@ -66,8 +66,10 @@ fn of_daemon(daemon: &DaemonView, several: bool) -> Vec<String> {
             Some(asked) => format!("asked {asked}"),
             None => "not asked for".to_owned(),
         };
+        let set = limit.set.as_ref().map(|set| format!(", set to {set} since"));
+        let set = set.unwrap_or_default();
         let holds = if limit.holds { "" } else { ": NOT in force" };
-        format!("  {}: {asked}, the daemon says {said}{holds}", limit.limit)
+        format!("  {}: {asked}{set}, the daemon says {said}{holds}", limit.limit)
     }));
     lines
 }

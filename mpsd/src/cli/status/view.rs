@@ -175,6 +175,7 @@ fn of_daemon(daemon: &Daemon, said: &Result<Said, Silence>) -> DaemonView {
             .map(|limit| InForce {
                 limit: text(&limit.limit),
                 asked: limit.asked.as_deref().map(text),
+                set: limit.set.as_deref().map(text),
                 said: limit.said.as_deref().map(text),
                 ..limit
             })

@@ -32,15 +32,26 @@ fn the_session_sets_reads_back_and_starts() {
 #[test]
 fn answers_of_the_recorded_daemon_pass() {
     assert_eq!(
-        check(&daemon(Some("25"), Some(4096)), "25.0\n25.0\n4096M\n25.0\n"),
+        check(
+            Of::NextServers,
+            &daemon(Some("25"), Some(4096)),
+            "25.0\n25.0\n4096M\n25.0\n"
+        ),
         Ok(())
     );
     assert_eq!(
-        check(&daemon(Some("25"), Some(4096)), "25.0\n25.0\n4G\n25.0\n"),
+        check(
+            Of::NextServers,
+            &daemon(Some("25"), Some(4096)),
+            "25.0\n25.0\n4G\n25.0\n"
+        ),
         Ok(())
     );
-    assert_eq!(check(&daemon(Some("12.5"), None), "12.5\n12.5\n"), Ok(()));
-    assert_eq!(check(&daemon(None, None), "100.0\n"), Ok(()));
+    assert_eq!(
+        check(Of::NextServers, &daemon(Some("12.5"), None), "12.5\n12.5\n"),
+        Ok(())
+    );
+    assert_eq!(check(Of::NextServers, &daemon(None, None), "100.0\n"), Ok(()));
 }
 
 #[test]
@@ -54,7 +65,7 @@ fn a_limit_that_was_silently_dropped_is_seen() {
         ("25.0\n25.0\n4096M\n25.0\nNot enough privilege\n", "Not enough"),
         ("", "nothing"),
     ] {
-        let error = check(&want, answers).unwrap_err();
+        let error = check(Of::NextServers, &want, answers).unwrap_err();
         assert!(error.contains(word), "{answers:?}: {error}");
     }
 }

@@ -9,6 +9,7 @@ fn watch(policy: MemoryOverLimit, limit: Option<u64>) -> MemoryWatch {
         uid: 0,
         library: String::new(),
         limits: limit.map(|l| (gpu, l)).into_iter().collect(),
+        next_limits: None,
         nvml: None,
         told: BTreeSet::new(),
         active: false,

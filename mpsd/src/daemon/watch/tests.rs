@@ -12,6 +12,7 @@ fn said(events: &[(i32, Event)]) -> String {
         start_ms: 1,
         command_ms: 1,
         over_limit: MemoryOverLimit::Ignore,
+        most: ClientLimits::default(),
     };
     let (mut log, mut sight) = (UserLog::open(&spec), Sight::default());
     for (daemon, event) in events {

@@ -31,6 +31,7 @@ fn example() -> View {
             limits: vec![InForce {
                 limit: "active thread percentage".to_owned(),
                 asked: Some("25".to_owned()),
+                set: None,
                 said: Some("100.0".to_owned()),
                 holds: false,
             }],

@@ -137,6 +137,7 @@ fn no_control_character_of_a_users_comes_through() {
     said.limits.push(InForce {
         limit: "threads\r".to_owned(),
         asked: Some("\u{7}".to_owned()),
+        set: None,
         said: Some("\u{202e}25".to_owned()),
         holds: true,
     });

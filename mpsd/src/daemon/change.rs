@@ -1,0 +1,116 @@
+//! Sets other limits while the job runs, as its owner asks ([`super::door`]): as defaults of the servers to come and at those that
+//! run, which NVIDIA's daemon applies to the clients that connect from then on (docs/facts/mps-control.md#limits-of-a-running-server).
+//! Nothing above what root allowed when the job began, and each is read back.
+
+use super::dialogue::{self, Of};
+use super::door::Answer;
+use super::session;
+use super::start::Running;
+use crate::job::spec::{Spec, Unready};
+use crate::sys::deadline::Deadline;
+use mpsd_core::record::{ClientLimits, Daemon};
+use mpsd_core::seen::LimitSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longest time for all of it, half of [`super::door::TIME`]: nothing else is watched meanwhile.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// Servers of a daemon that are told: it has one user, and so one server.
+const MOST_SERVERS: usize = 4;
+
+/// Sets `wanted` on the daemons that it is for, all or none; what was set, for the report.
+///
+/// # Errors
+/// Refused: it is above what the job may have. Failed: the daemon did not do it, and was told the limits before.
+pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Result<Vec<LimitSet>, Unready> {
+    allowed(spec, wanted)?;
+    let end = Deadline::after(PATIENCE);
+    let before: Vec<Daemon> = running.iter().map(|one| one.daemon.clone()).collect();
+    for (place, daemon) in before.iter().enumerate() {
+        if let Err(why) = tell(spec, &daemon.with(wanted), end) {
+            let again = Deadline::after(PATIENCE);
+            let told = before.iter().take(place + 1);
+            told.for_each(|daemon| drop(tell(spec, daemon, again)));
+            return Err(why.into());
+        }
+    }
+    for one in running.iter_mut() {
+        one.daemon = one.daemon.with(wanted);
+    }
+    Ok(changes(&before, wanted))
+}
+
+/// The limits of all daemons as they are wanted now.
+pub fn limits(running: &[Running]) -> Answer {
+    Ok(running.iter().map(|one| one.daemon.limits()).collect())
+}
+
+fn allowed(spec: &Spec, wanted: &ClientLimits) -> Result<(), Unready> {
+    let refuse = |what: String, why: &str, allowed: String| {
+        let why = why.to_owned();
+        Err(Unready::Refused { what, why, allowed })
+    };
+    if let Some(threads) = wanted.threads {
+        let what = format!("--threads {threads}");
+        if spec.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
+            let why = "the job's ranks have multiprocessors of their own (MPS_SMS), and NVIDIA's daemon ignores percentages then";
+            return refuse(what, why, "--mem".to_owned());
+        }
+        if let Some(most) = spec.most.threads.filter(|most| threads > *most) {
+            let why = "it is above this site's ceiling";
+            return refuse(what, why, format!("1 to {most}"));
+        }
+    }
+    for (gpu, mib) in &wanted.memory {
+        let what = format!("--mem {gpu}={mib}M");
+        match spec.most.memory_of(gpu) {
+            None => return refuse(what, "the job has no such GPU here", "its own GPUs".to_owned()),
+            Some(most) if *mib > most => {
+                let why = "it is more than this site's ceiling, or than the GPU has";
+                return refuse(what, why, format!("at most {most}M"));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Tells one daemon the limits of `daemon`, and its servers.
+fn tell(spec: &Spec, daemon: &Daemon, end: Deadline) -> Result<(), String> {
+    let limit = || spec.command_time().min(end.remaining());
+    let say = |commands: &str| match session::say(&spec.control, daemon, commands, limit()) {
+        Ok(answer) if answer.nobody_listens() => Err("the control daemon has ended".to_owned()),
+        answer => answer,
+    };
+    let told = |of: Of| dialogue::check(of, daemon, &say(&dialogue::set(of, daemon))?.text);
+    told(Of::NextServers)?;
+    // After that: a server that starts in between has the new ones.
+    let servers = say("get_server_list\n")?.numbers();
+    let mut servers = servers.into_iter().take(MOST_SERVERS);
+    servers.try_for_each(|pid| told(Of::Server(pid)))
+}
+
+/// What `wanted` changes of the limits of `before`.
+fn changes(before: &[Daemon], wanted: &ClientLimits) -> Vec<LimitSet> {
+    let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let set = |limit: String, from: Option<String>, to: String| LimitSet {
+        limit,
+        from,
+        to,
+        at: at.as_secs(),
+    };
+    let threads = wanted.threads.map(|to| {
+        let from = before.iter().filter_map(|daemon| daemon.threads).max();
+        let limit = "active thread percentage".to_owned();
+        set(limit, from.map(|from| from.to_string()), to.to_string())
+    });
+    let memory = wanted.memory.iter().map(|(gpu, to)| {
+        let from = before.iter().find_map(|daemon| daemon.limits().memory_of(gpu));
+        let limit = format!("memory limit of {gpu}");
+        set(limit, from.map(|from| format!("{from}M")), format!("{to}M"))
+    });
+    threads
+        .into_iter()
+        .chain(memory)
+        .filter(|set| set.from.as_ref() != Some(&set.to))
+        .collect()
+}

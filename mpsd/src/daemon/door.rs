@@ -1,0 +1,100 @@
+//! How the job's owner reaches its `mpsd`: a socket in the log directory of the first daemon, which is the owner's, mode 0700. One line
+//! of JSON each way. What comes out of it is the user's word, as all that `mpsd` says.
+
+use crate::job::spec::Unready;
+use crate::sys::deadline::Deadline;
+use crate::sys::descriptors::read_line;
+use mpsd_core::record::{ClientLimits, Daemon};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::geteuid;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+/// The socket's name.
+const NAME: &str = "mpsd.socket";
+/// Longest line. Bytes: 64 GPUs with their UUIDs have a few kilobytes.
+const LONGEST: usize = 64 * 1024;
+/// Time for one who knocks to say what he wants, and to take the answer: nothing else is watched meanwhile.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Longest wait for limits to be set, and to be put back where that fails.
+pub const TIME: Duration = Duration::from_secs(9);
+
+/// What comes back: the limits of each daemon as they are wanted now, or why nothing was set.
+pub type Answer = Result<Vec<ClientLimits>, Unready>;
+
+/// The socket, in `mpsd`.
+#[derive(Debug)]
+pub struct Door(UnixListener);
+
+impl Door {
+    /// Opens it beside the first daemon's log.
+    ///
+    /// # Errors
+    /// As the system says; something of that name is there already.
+    pub fn open(log: &Path) -> io::Result<Self> {
+        let listener = UnixListener::bind(log.join(NAME))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self(listener))
+    }
+
+    /// Takes one who knocks, and what he wants set; `None`: nobody, or nothing that makes sense.
+    pub fn take(&self) -> Option<(UnixStream, ClientLimits)> {
+        let (stream, _) = self.0.accept().ok()?;
+        let peer = getsockopt(&stream, PeerCredentials).ok()?;
+        if ![geteuid().as_raw(), 0].contains(&peer.uid()) {
+            return None;
+        }
+        let line = read_line(stream.as_fd(), Deadline::after(PATIENCE), LONGEST).ok()??;
+        Some((stream, serde_json::from_slice(&line).ok()?))
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Sends a line; whoever does not take it in time loses it.
+pub fn send(mut stream: &UnixStream, what: &impl serde::Serialize) -> io::Result<()> {
+    let line = serde_json::to_string(what)?;
+    // An accepted socket may have its listener's mode.
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all((line + "\n").as_bytes())
+}
+
+/// Asks the `mpsd` of a job with these daemons to set `wanted`, which may be nothing, and waits `limit` at most.
+///
+/// # Errors
+/// It refuses; or one line: it is gone, or gives no answer in time.
+pub fn ask(daemons: &[Daemon], wanted: &ClientLimits, limit: Duration) -> Answer {
+    let gone = |why: String| Unready::Failed(format!("the job's mpsd cannot be asked: {why}"));
+    let first = daemons
+        .first()
+        .ok_or_else(|| gone("it has no daemon".to_owned()))?;
+    let stream = UnixStream::connect(first.log.join(NAME)).map_err(|error| gone(error.to_string()))?;
+    send(&stream, wanted).map_err(|error| gone(error.to_string()))?;
+    let line = read_line(stream.as_fd(), Deadline::after(limit), LONGEST);
+    let line = line.map_err(|errno| gone(errno.desc().to_owned()))?;
+    let line = line.ok_or_else(|| gone("it has hung up".to_owned()))?;
+    let answer: Answer = serde_json::from_slice(&line).map_err(|error| gone(error.to_string()))?;
+    answer.and_then(|limits| match limits.len() == daemons.len() {
+        true => Ok(limits),
+        false => Err(gone("its answer is of another job".to_owned())),
+    })
+}
+
+/// The daemons as `mpsd` wants their limits now; those given where it does not say.
+pub fn now(daemons: &[Daemon]) -> Vec<Daemon> {
+    let said = ask(daemons, &ClientLimits::default(), 2 * PATIENCE);
+    let now = |limits: Vec<ClientLimits>| {
+        let both = daemons.iter().zip(limits);
+        both.map(|(daemon, limits)| daemon.with(&limits)).collect()
+    };
+    said.map_or_else(|_| daemons.to_vec(), now)
+}
