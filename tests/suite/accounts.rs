@@ -19,6 +19,9 @@ fn client_is_served(place: &Place, job: &str) -> bool {
     ran.code == Some(0) && record["under_mps"] == true && record["sms"] == 32
 }
 
+/// How often what only a race shows is tried.
+const ROUNDS: u64 = 4;
+
 #[test]
 fn the_last_of_two_jobs_on_a_gpu_restores_the_mode() {
     let place = Place::new(fast(1), CONFIG);
@@ -75,6 +78,27 @@ fn epilogues_at_once_twice_and_for_nothing() {
     place.assert_as_before("four epilogues at once");
     assert_eq!(place.strict_end("64.srv").code, Some(0));
     place.assert_as_before("one more");
+}
+
+/// What a restarted mom, a requeued job and the timer do to one job, all of them at once.
+#[test]
+fn beginnings_and_ends_of_one_job_all_at_once_are_no_evidence_and_leave_nothing() {
+    let place = Place::new(fast(1), CONFIG);
+    for round in 0..ROUNDS {
+        let mut all = Vec::new();
+        for other in 0..6 {
+            all.push(if (round + other) % 3 == 0 {
+                place.start_torque("72.srv", ACCOUNT, "0")
+            } else {
+                place.start_end("72.srv")
+            });
+            std::thread::sleep(Duration::from_millis((7 * round + 13 * other) % 29));
+        }
+        for program in &mut all {
+            assert!(program.wait().is_some(), "no signal");
+        }
+        place.assert_ends_clean("72.srv", &format!("six at once, round {round}"));
+    }
 }
 
 #[test]
