@@ -41,6 +41,8 @@ pub const FACTORS: &[Factor] = &[
     // --mps-bind and --mps-visible.
     factor("ranks", &["as-the-site", "cyclic", "block+peers", "closest"]),
     factor("names", &["by-itself", "ordinal", "uuid"]),
+    // Tasks on a node: one for each GPU of a job with several, or two for each.
+    factor("tasks", &["two-tasks", "four-tasks"]),
     // Whether the nodes of the job that asks load the plugin: all, the first of two, none.
     factor(PLUG, &["plugged", "half-plugged", "unplugged"]),
 ];
@@ -163,7 +165,9 @@ pub fn possible(choice: &Choice) -> bool {
         is("gres", "reversed") && is("node", "alone-on-node") && is("ask", "auto"),
         is("bind", "bind-none") && is("node", "alone-on-node") && is("ask", "auto"),
         // Which of the node's GPUs are the step's, and by that which limit is whose, is Slurm's choice.
-        is("gres", "reversed") && is("node", "alone-on-node") && is("ask", "memory-by-gpu"),
+        (is("gres", "reversed") || is("gres", "minors"))
+            && is("node", "alone-on-node")
+            && is("ask", "memory-by-gpu"),
         is("ask", "memory-by-gpu")
             && is("node", "alone-on-node")
             && is("bind", "bind-none")
@@ -178,6 +182,9 @@ pub fn possible(choice: &Choice) -> bool {
         // Its two components have a node each.
         is("launch", "het") && is_not("nodes", "n2"),
         is(PLUG, "half-plugged") && is_not("nodes", "n2"),
+        // It is there for what nobody asks for: more tasks than GPUs, bound by nobody.
+        is("tasks", "four-tasks")
+            && (is_not("gpus", "gpu2") || is_not("bind", "unbound") || is_not("ranks", "as-the-site")),
     ];
     !impossible.contains(&true)
 }

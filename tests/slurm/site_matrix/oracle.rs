@@ -7,7 +7,7 @@ use tests::slurm::{Bystander, SMS, Witness};
 
 use super::factors::{Choice, is};
 use super::request::{
-    Asks, LESS, Step, Variant, is_batch, is_bound_by_us, is_unplugged, several_gpus, steps,
+    Asks, LESS, Step, Variant, is_batch, is_bound_by_us, is_unplugged, several_gpus, steps, tasks,
 };
 
 /// Memory of a simulated GPU, in MiB.
@@ -138,6 +138,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
         troubles.push(format!("a task that the plain job does not have: {place:?}"));
     }
     spread(request, with, plain, &mut troubles);
+    even(request, with, &mut troubles);
     own_daemons(request, with, &mut troubles);
     modes(site, request, with, plain, beside, &mut troubles);
     for (node, bystander) in &beside.bystanders {
@@ -159,18 +160,18 @@ fn array(index: &str) -> String {
 fn baseline(request: &Choice, plain: &Run, troubles: &mut Vec<String>) {
     let nodes = if is(request, "nodes", "n2") { 2 } else { 1 };
     let elements = if is(request, "launch", "array") { 2 } else { 1 };
-    let tasks: usize = steps(request)
+    let all: usize = steps(request)
         .iter()
         .map(|step| match step.label {
             "batch" => elements,
-            _ if is(request, "launch", "het") => 2,
-            _ => 2 * nodes * elements,
+            _ if is(request, "launch", "het") => tasks(request),
+            _ => tasks(request) * nodes * elements,
         })
         .sum();
-    if plain.code != Some(0) || plain.by_place().len() != tasks {
+    if plain.code != Some(0) || plain.by_place().len() != all {
         let (code, count) = (plain.code, plain.by_place().len());
         troubles.push(format!(
-            "the plain job itself: exit {code:?}, {count} of {tasks} tasks: {}",
+            "the plain job itself: exit {code:?}, {count} of {all} tasks: {}",
             plain.said
         ));
     }
@@ -447,11 +448,11 @@ fn names(site: &Choice, request: &Choice, task: &Witness) -> Option<String> {
 
 fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<String> {
     let ask = |value| is(request, "ask", value);
-    let per_task = if several_gpus(request) { 1 } else { 2 };
+    let per_gpu = tasks(request) / if several_gpus(request) { 2 } else { 1 };
     let percent = match () {
         () if step.asks == Asks::Less => LESS.parse().unwrap_or(0.0),
         () if ask("on") || ask("per-gpu") => 50.0,
-        () if ask("list") => [30.0, 70.0][rank.min(1)],
+        () if ask("list") => [30.0, 70.0][rank % 2],
         () => 100.0,
     };
     let mut said = Vec::new();
@@ -463,7 +464,7 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
         () if ask("on") => &[Some(4096)],
         () if ask("memory-by-gpu") && several_gpus(request) => &[Some(4096), Some(2048)],
         () if ask("memory-by-gpu") => &[Some(4096)],
-        () if ask("auto") => &[Some(MEMORY / per_task)],
+        () if ask("auto") => &[Some(MEMORY / per_gpu as u64)],
         () => &[None],
     };
     if !allowed.contains(&task.cuda.memory_limit_mib) {
@@ -501,6 +502,35 @@ fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>)
         let most = if several_gpus(request) { 2 } else { 1 };
         if devices.len() < all.len().min(most) {
             troubles.push(format!("{place:?}: all tasks on {devices:?} of {all:?}"));
+        }
+    }
+}
+
+/// More tasks than GPUs, and nobody has bound them: as many come to each GPU, whether their program takes the first that it sees or
+/// the one at its rank.
+fn even(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
+    if !is(request, "tasks", "four-tasks") {
+        return;
+    }
+    let mut steps: BTreeMap<_, Vec<(usize, &[String])>> = BTreeMap::new();
+    for ((label, index, node, rank), task) in with.by_place() {
+        if label != "batch" && task.cuda.under_mps {
+            let list = steps.entry((label, index, node)).or_default();
+            list.push((rank, &task.cuda.uuids));
+        }
+    }
+    for (place, ranks) in steps {
+        for (habit, by_rank) in [("the first GPU", false), ("the GPU at its rank", true)] {
+            let seen = ranks.iter().flat_map(|(_, list)| *list);
+            let mut taken: BTreeMap<&String, usize> = seen.map(|gpu| (gpu, 0)).collect();
+            for (rank, list) in ranks.iter().filter(|(_, list)| !list.is_empty()) {
+                let at = if by_rank { rank % list.len() } else { 0 };
+                *taken.entry(&list[at]).or_default() += 1;
+            }
+            let counts: BTreeSet<usize> = taken.values().copied().collect();
+            if counts.len() != 1 || taken.len() < 2 {
+                troubles.push(format!("{place:?}: each task takes {habit}: {taken:?}"));
+            }
         }
     }
 }

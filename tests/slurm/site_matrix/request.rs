@@ -154,6 +154,11 @@ pub fn several_gpus(request: &Choice) -> bool {
     !one
 }
 
+/// The job's tasks on each of its nodes.
+pub fn tasks(request: &Choice) -> usize {
+    if is(request, "tasks", "four-tasks") { 4 } else { 2 }
+}
+
 fn flags(request: &Choice, asks: Asks) -> Vec<String> {
     let own = match asks {
         Asks::AsItsJob | Asks::Nothing => Vec::new(),
@@ -168,19 +173,21 @@ fn flags(request: &Choice, asks: Asks) -> Vec<String> {
 fn shape(request: &Choice, variant: Variant) -> Vec<String> {
     let is = |factor, value| is(request, factor, value);
     let [first, second] = variant.nodes(request);
-    let mut shape: Vec<String> = match is("nodes", "n2") && !is("launch", "het") {
-        true => vec![
-            "-N2".into(),
-            "-n4".into(),
-            "-w".into(),
-            format!("{first},{second}"),
-        ],
-        false => vec!["-N1".into(), "-n2".into(), "-w".into(), first],
+    let (nodes, list) = match is("nodes", "n2") && !is("launch", "het") {
+        true => (2, format!("{first},{second}")),
+        false => (1, first),
     };
-    let mut words: Vec<&str> = match is("gpus", "tasks-per-gpu") {
-        true => Vec::new(),
-        false => vec!["--ntasks-per-node=2"],
-    };
+    let tasks = tasks(request);
+    let mut shape = vec![
+        format!("-N{nodes}"),
+        format!("-n{}", nodes * tasks),
+        "-w".into(),
+        list,
+    ];
+    if !is("gpus", "tasks-per-gpu") {
+        shape.push(format!("--ntasks-per-node={tasks}"));
+    }
+    let mut words: Vec<&str> = Vec::new();
     words.extend(match () {
         () if is("gpus", "gpu2") => ["--gres=gpu:2"].as_slice(),
         () if is("gpus", "gpus-per-task") => &["--gpus-per-task=1"],
