@@ -36,11 +36,7 @@ pub const HELD: Group = Group {
     name: "failures_held",
     options: Options::default,
     prepare: |bed| {
-        let line = format!(
-            "AuthInfo=socket={}/munge/socket,cred_expire=5",
-            bed.dir().display()
-        );
-        bed.options_mut().slurm_lines.push(line);
+        starts_again_soon(bed);
         prepare(bed)
     },
     needs: || None,
@@ -100,6 +96,15 @@ fn prepare(bed: &mut Bed) -> Result<Option<Simulated>> {
         "deadline_s = {DEADLINE}\n[ceilings]\nthreads = 60\nmem = \"8G\"\n[slurm]\nrequeue_limit = 1\n"
     );
     Simulated::install(bed, &extra, |node| node.fast()).map(Some)
+}
+
+/// A requeued job of this bed starts again after some seconds (docs/facts/slurm.md#failures).
+pub fn starts_again_soon(bed: &mut Bed) {
+    let line = format!(
+        "AuthInfo=socket={}/munge/socket,cred_expire=5",
+        bed.dir().display()
+    );
+    bed.options_mut().slurm_lines.push(line);
 }
 
 /// Checks that no node is drained.
@@ -289,7 +294,7 @@ fn a_server_never_ready_requeues_a_batch_job(cell: &Context) -> Result<()> {
 }
 
 /// A job's comment, whole.
-fn comment(cell: &Context, job: u32) -> Result<String> {
+pub fn comment(cell: &Context, job: u32) -> Result<String> {
     let words = ["squeue", "-h", "-a", "-j", &job.to_string(), "-o", "%k"];
     Ok(cell.bed.root(&words)?.success()?.stdout.trim().to_owned())
 }
@@ -427,7 +432,7 @@ fn an_element_of_an_array_is_held_alone(cell: &Context) -> Result<()> {
 }
 
 /// Ends a job, and removes the notes that a job was held here.
-fn end_held(cell: &Context, job: u32) -> Result<()> {
+pub fn end_held(cell: &Context, job: u32) -> Result<()> {
     cell.bed.root(&["scancel", &job.to_string()])?.success()?;
     for node in cell.bed.nodes() {
         let node = format!("nodename={node}");

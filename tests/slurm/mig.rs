@@ -8,11 +8,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tests::double::mig;
 use tests::slurm::{Bed, Gpus, Options, Record, SIMULATED_MAJOR, Simulated, private_dev};
 
+use crate::failures::{comment, end_held, starts_again_soon};
 use crate::mps::{LIMIT, check_daemons, clients, nodes};
 use crate::runner::{Context, Group};
 use crate::sites::no_cgroups;
@@ -58,6 +59,7 @@ pub const FREE: Group = Group {
         ("a_device_for_each_task", a_device_for_each_task),
         ("ranks_share_two_devices", ranks_share_two_devices),
         ("no_mix_and_no_guess", no_mix_and_no_guess),
+        ("a_device_that_is_gone", a_device_that_is_gone),
     ],
 };
 
@@ -103,8 +105,9 @@ fn prepare(bed: &mut Bed) -> Result<Option<Simulated>> {
     }
     lines += &line("whole", &dev.join("gpu1").display().to_string(), None);
     fs::write(bed.dir().join("etc/fake_gpus.conf"), lines)?;
+    starts_again_soon(bed);
     let shape = |node: tests::double::Builder| node.fast().describe(|node| node.gpu[0].mig = devices.clone());
-    Simulated::install(bed, "", shape).map(Some)
+    Simulated::install(bed, "[slurm]\nrequeue_limit = 1\n", shape).map(Some)
 }
 
 /// `<type>|<CPUs>|<near>|<links>|<files>|<UUID>|<flags>`, as `_add_fake_gpus_from_file` reads it.
@@ -242,4 +245,29 @@ fn no_mix_and_no_guess(cell: &Context) -> Result<()> {
     let state = cell.bed.node_state("node1")?;
     ensure!(!state.state.contains("DRAIN"), "a refusal drains: {state:?}");
     Ok(())
+}
+
+/// The GPU was divided anew, and Slurm's list is an old one: the job comes back, is held in the end, and says why.
+fn a_device_that_is_gone(cell: &Context) -> Result<()> {
+    let gone = nodes(cell)?.change(|node| node.gpu[0].mig[0].uuid = mig(0, 9).uuid)?;
+    let gres = format!("--gres=gpu:{SMALL}:1");
+    let job = cell.bed.sbatch(&cell.user, &["--mps", &gres], "echo ran")?;
+    let held = || {
+        let shown = cell.bed.job(job)?.context("the job is gone")?;
+        Ok(shown.get("Reason").is_some_and(|reason| reason == "JobHeldUser"))
+    };
+    let outcome = cell.bed.wait_until("a held job", LIMIT, held);
+    let (said, shown) = (comment(cell, job)?, cell.bed.job(job)?);
+    drop(gone);
+    end_held(cell, job)?;
+    outcome.with_context(|| format!("{shown:?}"))?;
+    ensure!(
+        said.contains("failed start 2: ") && said.contains(&mig(0, 0).uuid) && said.contains("divided anew"),
+        "its comment: {said}"
+    );
+    ensure!(
+        !cell.bed.output(&cell.user, job).contains("ran"),
+        "the script ran without its MPS"
+    );
+    same(cell, &[&gres], 1).map(drop)
 }
