@@ -4,6 +4,7 @@
 //! for a batch script's.
 
 use crate::handle::{Item, Level, Node, Slurm};
+use crate::partitions;
 use crate::state::State;
 use crate::stepd::{self, Kind};
 use mpsd_core::record::{Record, State as Progress};
@@ -18,11 +19,14 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Tells what befell the MPS of a task that has ended. Nothing is looked at for one that ended well where nobody wants a report.
 pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) {
     state.ended += 1;
+    let is_last = slurm.item(Item::LocalTasks).is_none_or(|all| state.ended >= all);
+    if is_last {
+        partitions::give_back(state);
+    }
     // Its failures are not those of an MPS that it opted out of, whose words wait for whom they concern.
     if state.demand == Demand::Off {
         return;
     }
-    let is_last = slurm.item(Item::LocalTasks).is_none_or(|all| state.ended >= all);
     let failed = slurm.item(Item::TaskExitStatus).is_some_and(|status| status != 0);
     if failed && !state.told {
         last_words(slurm, node, state, if is_last { LATE } else { Duration::ZERO });

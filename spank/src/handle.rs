@@ -6,6 +6,7 @@ use mpsd_core::record::Record;
 use mpsd_core::request::Key;
 use mpsd_core::seen::Seen;
 use mpsd_core::{JobId, JobPaths};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -140,6 +141,8 @@ pub trait Node {
     fn seen(&self, job: &JobPaths) -> Option<Seen>;
     /// What the job's `mpsd` has said for its user and nobody has told yet. It is told by the caller then: nobody else gets it.
     fn untold(&self, job: &JobPaths) -> Vec<String>;
+    /// Opens what a step locks whose ranks have the job's static partitions; root only, for tasks that inherit it.
+    fn ranks(&self, job: &JobPaths) -> Result<File, String>;
     /// As [`Node::record`], but a record that is still `starting` is waited for: as long as it says itself, else `deadline`.
     fn settled_record(&self, path: &Path, deadline: Duration) -> Result<Option<Record>, String>;
 }

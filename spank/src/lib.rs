@@ -26,6 +26,7 @@ mod ending;
 mod handle;
 mod job_script;
 mod node;
+mod partitions;
 mod plugin;
 mod state;
 mod stepd;

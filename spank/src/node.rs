@@ -73,6 +73,13 @@ impl Node for ThisNode {
         take_untold(job).unwrap_or_default()
     }
 
+    fn ranks(&self, job: &JobPaths) -> Result<File, String> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let opened = open(&job.ranks(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
+        let shown = |e| format!("cannot open '{}': {e}", job.ranks().display());
+        opened.map(File::from).map_err(shown)
+    }
+
     fn settled_record(&self, path: &Path, deadline: Duration) -> Result<Option<Record>, String> {
         record::settled(path, deadline)
     }

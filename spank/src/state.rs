@@ -3,6 +3,7 @@
 use crate::arguments::Arguments;
 use mpsd_core::config::Settings;
 use mpsd_core::request::{Demand, Flags};
+use std::fs::File;
 
 /// Made by `init`; a task's forked child inherits slurmstepd's.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub struct State {
     pub own_daemon: bool,
     /// How many GPUs the step has, where Slurm names them. A task may have fewer.
     pub gpus: Option<u32>,
+    /// What it locks while its ranks have the job's static partitions, or why it cannot; `None`: the job has none.
+    pub ranks: Option<Result<File, String>>,
     /// How many of its tasks on this node have ended.
     pub ended: u32,
     /// Its user has read why its MPS failed.
@@ -37,6 +40,7 @@ impl State {
             settings: None,
             own_daemon: false,
             gpus: None,
+            ranks: None,
             ended: 0,
             told: false,
             failure: None,

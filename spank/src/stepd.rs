@@ -6,6 +6,7 @@
 use crate::arguments::{Arguments, Scope};
 use crate::handle::{Item, Level, Node, Program, Slurm, Verdict};
 use crate::job_script::{self, GRACE};
+use crate::partitions;
 use crate::state::State;
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
@@ -71,6 +72,7 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) -> Verdict {
     }
     if let (Kind::Step(number), Ok(settings)) = (kind, &settings) {
         own_daemon(slurm, node, state, &arguments, settings, number);
+        state.ranks = partitions::open(slurm, node, settings);
     }
     state.settings = Some(settings);
     Verdict::Continue

@@ -7,12 +7,15 @@
 
 use crate::arguments::Scope;
 use crate::handle::{Item, Level, Node, Slurm, Verdict};
+use crate::partitions::{self, Theirs};
 use crate::state::State;
 use crate::stepd::{self, Kind};
 use crate::unplugged;
 use mpsd_core::JobId;
+use mpsd_core::Refusal;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
+use mpsd_core::partitions::VARIABLE;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, State as Progress};
 use mpsd_core::request::Demand;
@@ -258,15 +261,59 @@ fn attach(
                 (Some(tasks), Some(gpus)) => of_tasks(&own, tasks, gpus),
                 _ => own,
             });
-            own.and_then(|own| {
-                environment::task_environment(&own, &task(slurm, &own, kind)).map_err(Why::of_task)
-            })
+            own.and_then(|own| with_partitions(slurm, state, &own, kind))
         }
         Progress::Refused | Progress::Failed => Err(reason().into()),
         Progress::Starting => Err(Why::of_task(format!(
             "its MPS was still being started after {} s; the node's log has what mps-prologue says of job {}",
             record.deadline_s, record.job
         ))),
+    }
+}
+
+/// The environment of a task of a step, where its ranks may have what they are promised for themselves.
+fn with_partitions(
+    slurm: &dyn Slurm,
+    state: &State,
+    record: &Record,
+    kind: Kind,
+) -> Result<Vec<Change>, Why> {
+    let changes =
+        |record| environment::task_environment(record, &task(slurm, record, kind)).map_err(Why::of_task);
+    let tasks = slurm.item(Item::LocalTasks);
+    match partitions::take(state, record, tasks).map_err(Why::of_task)? {
+        Theirs::Free => changes(record),
+        // Somebody may want to look at what the other step does.
+        Theirs::Taken if tasks == Some(1) => {
+            let node = this_node(slurm);
+            let job = &record.job;
+            slurm.log(
+                Level::Told,
+                &format!(
+                    "job {job}: another step has the static partition of its rank on {node}: CUDA gives this task no context (915)"
+                ),
+            );
+            let mut without = record.clone();
+            without
+                .daemons
+                .iter_mut()
+                .for_each(|daemon| daemon.partitions.clear());
+            let mut changes = changes(&without)?;
+            changes.push(Change {
+                name: VARIABLE,
+                value: None,
+            });
+            Ok(changes)
+        }
+        Theirs::Taken => {
+            let why = "another step of the job has them on this node";
+            let allowed = "one step at a time, or a job for each";
+            Err(Why::of_task(Refusal::new(
+                "static partitions by local rank",
+                why,
+                allowed,
+            )))
+        }
     }
 }
 

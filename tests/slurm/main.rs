@@ -13,6 +13,7 @@ mod matrix;
 mod mig;
 mod mps;
 mod no_room;
+mod partitions;
 mod plain;
 mod runner;
 mod seen;
@@ -61,6 +62,7 @@ const GROUPS: &[runner::Group] = &[
     devices::FIRST,
     mig::CONFINED,
     mig::FREE,
+    partitions::GROUP,
     seen::GROUP,
     stack::GROUP,
     stack::CONFIGLESS,

@@ -8,6 +8,7 @@ use mpsd_core::seen::Seen;
 use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -181,6 +182,8 @@ pub struct FakeNode {
     pub seen: Option<Seen>,
     /// How often somebody looked for a record.
     pub looks: Cell<u32>,
+    /// What the job's steps lock.
+    pub ranks: PathBuf,
     /// The job's directory is not in the task's container.
     pub hides: bool,
 }
@@ -200,6 +203,7 @@ impl FakeNode {
             late: Cell::default(),
             seen: None,
             looks: Cell::default(),
+            ranks: PathBuf::new(),
             hides: false,
         }
     }
@@ -312,6 +316,10 @@ impl Node for FakeNode {
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
         self.records.borrow_mut().insert(path.to_owned(), record.clone());
         Ok(())
+    }
+    fn ranks(&self, _: &JobPaths) -> Result<File, String> {
+        let opened = File::options().read(true).write(true).open(&self.ranks);
+        opened.map_err(|e| e.to_string())
     }
     fn settled_record(&self, path: &Path, _: Duration) -> Result<Option<Record>, String> {
         self.unreadable.clone().map_or_else(|| self.record(path), Err)

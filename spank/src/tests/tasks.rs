@@ -8,6 +8,7 @@ use mpsd_core::GpuUuid;
 use mpsd_core::bind::{Bind, How};
 use mpsd_core::partitions::Partition;
 use mpsd_core::record::{Daemon, Record, RecordDevice, State as Progress};
+use std::path::PathBuf;
 
 const BATCH: u32 = 0xffff_fffb;
 const INTERACTIVE: u32 = 0xffff_fffa;
@@ -94,21 +95,138 @@ fn the_first_task_is_warned_of_connections_and_runs() {
     }
 }
 
-#[test]
-fn a_script_hands_no_ranks_partition_on_and_a_rank_has_its_own() {
+/// A job whose ranks have these partitions, and the file that its steps lock, which goes in the end.
+fn partitioned(test: &str, ids: &[&str]) -> (FakeNode, Locked) {
     let mut partitioned = record("4711", Progress::Ready);
     partitioned.request = "MPS=on,MPS_SMS=16:32".parse().ok();
     partitioned.daemons[0].threads = None;
-    partitioned.daemons[0].partitions = [(0, "A"), (1, "B")]
+    partitioned.daemons[0].partitions = (0..)
+        .zip(ids)
         .map(|(rank, id)| Partition {
             rank,
             gpu: GpuUuid::parse("GPU-00000002").unwrap(),
             sms: 16,
             chunks: 2,
-            id: id.to_owned(),
+            id: (*id).to_owned(),
         })
-        .to_vec();
-    let node = FakeNode::new().with_record(partitioned);
+        .collect();
+    let mut node = FakeNode::new().with_record(partitioned);
+    node.ranks = std::env::temp_dir().join(format!("mpsd-spank-ranks-{test}-{}", std::process::id()));
+    std::fs::write(&node.ranks, "").unwrap();
+    let file = Locked(node.ranks.clone());
+    (node, file)
+}
+
+struct Locked(PathBuf);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A step's slurmstepd, before its tasks.
+fn slurmstepd(slurm: &mut FakeSlurm, node: &FakeNode) -> State {
+    let mut state = State::default();
+    plugin::init(slurm, node, &mut state, &[]);
+    plugin::init_post_opt(slurm, node, &mut state, &[]);
+    state
+}
+
+fn rank_of_step(step: u32, rank: u32, tasks: u32) -> FakeSlurm {
+    let mut slurm = FakeSlurm::step(step).with_job_env("CUDA_VISIBLE_DEVICES", "2,3");
+    slurm.job_env.insert("SLURM_STEP_GPUS".into(), "2,3".into());
+    slurm
+        .items
+        .retain(|(item, _)| !matches!(item, Item::TaskId | Item::LocalTasks));
+    slurm
+        .items
+        .extend([(Item::TaskId, rank), (Item::LocalTasks, tasks)]);
+    slurm
+}
+
+/// Nobody shares what is promised to each rank alone: of two steps at once the later one does not run.
+#[test]
+fn one_step_at_a_time_has_the_partitions() {
+    let (node, _file) = partitioned("steps", &["A", "B"]);
+    let begins = |slurm: &mut FakeSlurm, state: &mut State| plugin::task_init(slurm, &node, state, &[]);
+    let mut first = slurmstepd(&mut rank_of_step(0, 0, 2), &node);
+    let mut second = slurmstepd(&mut rank_of_step(1, 0, 2), &node);
+    for rank in 0..2 {
+        assert_eq!(
+            begins(&mut rank_of_step(0, rank, 2), &mut first),
+            Verdict::Continue
+        );
+    }
+    // Each rank of the other one says it: whether the partitions are free may change between them.
+    for rank in 0..2 {
+        let mut slurm = rank_of_step(1, rank, 2);
+        assert_eq!(begins(&mut slurm, &mut second), Verdict::Leave);
+        let said = slurm.errors();
+        assert!(
+            said[0].contains("another step of the job has them on this node; allowed: one step"),
+            "{said:?}"
+        );
+        plugin::task_exit(&mut slurm, &node, &mut second, &[]);
+    }
+    // What starts MPI's ranks has no partition anyway, and takes none from others.
+    let mut starter = slurmstepd(&mut rank_of_step(2, 0, 1), &node);
+    let mut slurm = rank_of_step(2, 0, 1);
+    assert_eq!(begins(&mut slurm, &mut starter), Verdict::Continue);
+    assert!(slurm.is_silent() && !slurm.job_env.contains_key("CUDA_MPS_SM_PARTITION"));
+    // The end of one of two ranks gives nothing back, that of the last one all, while slurmstepd still runs.
+    let mut third = slurmstepd(&mut rank_of_step(3, 0, 2), &node);
+    for (ended, verdict) in [(0, Verdict::Leave), (1, Verdict::Continue)] {
+        plugin::task_exit(&mut rank_of_step(0, ended, 2), &node, &mut first, &[]);
+        assert_eq!(begins(&mut rank_of_step(3, 0, 2), &mut third), verdict);
+    }
+    drop(third);
+    // And so does the end of slurmstepd, whatever ended it.
+    let mut fourth = slurmstepd(&mut rank_of_step(4, 0, 2), &node);
+    assert_eq!(begins(&mut rank_of_step(4, 0, 2), &mut fourth), Verdict::Continue);
+}
+
+/// Somebody who looks at what the only rank does gets no context, is told so, and disturbs nothing.
+#[test]
+fn a_single_task_beside_the_only_rank_runs_without_its_partition() {
+    let (node, _file) = partitioned("alone", &["A"]);
+    let mut first = slurmstepd(&mut rank_of_step(0, 0, 1), &node);
+    let mut slurm = rank_of_step(0, 0, 1);
+    assert_eq!(
+        plugin::task_init(&mut slurm, &node, &mut first, &[]),
+        Verdict::Continue
+    );
+    assert_eq!(slurm.job_env["CUDA_MPS_SM_PARTITION"], "GPU-00000002/A");
+    let mut second = slurmstepd(&mut rank_of_step(1, 0, 1), &node);
+    let mut slurm = rank_of_step(1, 0, 1).with_job_env("CUDA_MPS_SM_PARTITION", "inherited");
+    assert_eq!(
+        plugin::task_init(&mut slurm, &node, &mut second, &[]),
+        Verdict::Continue
+    );
+    assert!(!slurm.job_env.contains_key("CUDA_MPS_SM_PARTITION"));
+    let said = slurm.lines.borrow();
+    assert!(
+        matches!(&said[..], [(Level::Told, line)] if line.contains("another step has the static partition")),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn without_the_lock_of_the_partitions_no_rank_runs() {
+    let (mut node, _file) = partitioned("unopened", &["A", "B"]);
+    node.ranks = "/nonexistent/ranks".into();
+    let mut state = slurmstepd(&mut rank_of_step(0, 0, 2), &node);
+    let mut slurm = rank_of_step(0, 0, 2);
+    assert_eq!(
+        plugin::task_init(&mut slurm, &node, &mut state, &[]),
+        Verdict::Leave
+    );
+    assert!(slurm.errors()[0].contains("No such file"), "{:?}", slurm.errors());
+}
+
+#[test]
+fn a_script_hands_no_ranks_partition_on_and_a_rank_has_its_own() {
+    let (node, _file) = partitioned("script", &["A", "B"]);
     for (step, rank, own) in [
         (BATCH, 0, None),
         (INTERACTIVE, 0, None),
