@@ -14,6 +14,7 @@ mod evidence;
 mod exporters;
 mod facts;
 mod faults;
+mod fleet;
 mod flood;
 mod gain;
 mod guide;
