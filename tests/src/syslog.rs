@@ -9,7 +9,7 @@ use nix::mount::{MsFlags, mount};
 use crate::scarcity::Small;
 
 /// Longest line that is kept. Bytes.
-const LONGEST: usize = 2048;
+const LONGEST: usize = 64 * 1024;
 
 /// The node's log of this thread and of what it starts.
 #[derive(Debug)]

@@ -18,6 +18,35 @@ fn has(entry: &[(&str, &str)], name: &str, value: &str) {
     assert!(entry.contains(&(name, value)), "{name}={value}: {entry:?}");
 }
 
+/// A daemon of very many GPUs has very many limits: each is there to the end of its name.
+#[test]
+fn no_limit_is_cut_off() {
+    alone(|| {
+        let place = Place::new(fast(80), "deadline_s = 20\n");
+        let room = place.stage.path("room");
+        fs::create_dir(&room).expect("directory");
+        let journal = Syslog::hear_journal(&room);
+        let list: Vec<String> = (0..80).map(|gpu| gpu.to_string()).collect();
+        let ran = place.torque("79.pbs", "MPS=true,MPS_MEM=4G", &list.join(","));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        place.assert_ends_clean("79.pbs", "a job on very many GPUs");
+        let all = journal.lines();
+        let entry = fields(all.first().expect("an entry"));
+        let limits = entry
+            .iter()
+            .find(|(name, _)| *name == "MPSD_LIMITS")
+            .expect("limits")
+            .1;
+        assert!(limits.len() > 4000, "{} characters", limits.len());
+        for gpu in place.stage.node.uuids() {
+            assert!(
+                limits.contains(&format!("memory 4096M of {gpu}")),
+                "{gpu}: {limits}"
+            );
+        }
+    });
+}
+
 #[test]
 fn begin_and_end_of_a_jobs_mps_stand_in_the_journal_with_fields() {
     alone(|| {

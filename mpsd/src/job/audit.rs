@@ -17,7 +17,7 @@ pub struct Entry {
 /// The job's MPS is proved ready.
 pub fn begun(journal: &Journal) -> Entry {
     let gpus = journal.gpu_names().join(", ");
-    let limits = limits(journal);
+    let limits = limits(journal).join(", ");
     let limits = match limits.is_empty() {
         true => String::new(),
         false => format!(": {limits}"),
@@ -78,16 +78,13 @@ fn fields(journal: &Journal, event: &str) -> Vec<(&'static str, String)> {
         ("MPSD_BEGAN", journal.began.to_string()),
     ];
     fields.extend(journal.gpu_names().into_iter().map(|gpu| ("MPSD_GPU", gpu)));
-    let limits = limits(journal);
-    if !limits.is_empty() {
-        fields.push(("MPSD_LIMITS", limits));
-    }
+    fields.extend(limits(journal).into_iter().map(|limits| ("MPSD_LIMITS", limits)));
     fields
 }
 
-/// The limits of all daemons; those that several have alike once.
-fn limits(journal: &Journal) -> String {
+/// The limits of each daemon; those that several have alike once.
+fn limits(journal: &Journal) -> Vec<String> {
     let mut all: Vec<String> = journal.daemons.iter().filter_map(report::limits).collect();
     all.dedup();
-    all.join(", ")
+    all
 }

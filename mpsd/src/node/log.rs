@@ -9,8 +9,9 @@ use std::os::unix::net::UnixDatagram;
 
 /// Where systemd's journal takes entries with fields.
 const JOURNAL: &str = "/run/systemd/journal/socket";
-/// Longest value of a field there. Characters.
-const LONGEST: usize = 4000;
+/// Longest value of a field there. Characters: the limits of one daemon, with a memory limit for each of hundreds of GPUs; what is longer
+/// ends with "...".
+const LONGEST: usize = 32_000;
 /// Facility `daemon`, severities of syslog(3).
 const DAEMON: u8 = 3 << 3;
 
