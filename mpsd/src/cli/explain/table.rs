@@ -201,6 +201,15 @@ pub static ROWS: &[Row] = &[
         source: "mps-control.md#programs-that-read-the-variables-themselves",
     },
     Row {
+        name: "CUDA-GDB",
+        codes: &[],
+        words: &["cuda-gdb"],
+        cause: "a program that cuda-gdb starts waits in cuInit() until the job has no other MPS client, and may then run outside MPS (documented, \
+                not tried)",
+        remedy: "debug one rank in a job without --mps; under MPS, take a core dump of the GPU's and read it afterwards",
+        source: "mps-control.md#programs-that-read-the-variables-themselves",
+    },
+    Row {
         name: "NCCL: several ranks on one GPU",
         codes: &[],
         words: &["duplicate gpu detected"],
