@@ -341,7 +341,9 @@ fn set(config: &Path, verb: &Set) -> u8 {
 fn report(config: &Path, verb: &ReportVerb) -> u8 {
     if !nix::unistd::geteuid().is_root() {
         let why = "they are root's: whoever may read a file can keep it from being removed";
-        return failed(&Refusal::new("the job reports", why, "root").into());
+        let allowed =
+            "root; a job's own user reads its report in the job's output, with --mps-report or MPS_REPORT=on";
+        return failed(&Refusal::new("the job reports", why, allowed).into());
     }
     let name = verb.node.clone().unwrap_or_else(|| ThisHost.name());
     let code = settings(config, &name).and_then(|settings| verb.run(&settings));
