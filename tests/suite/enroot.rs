@@ -5,7 +5,7 @@ use crate::sources::root;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// What enroot hands to a hook (its doc/configuration.md), and what the hook writes there.
@@ -26,16 +26,33 @@ impl Enroot {
         self.dir.path().join("jobs/42")
     }
 
-    /// Runs the hook as enroot does, by its own first line; the mounts and the variables.
-    #[track_caller]
-    fn hook(&self, env: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
+    /// Runs the hook as enroot does, by its own first line.
+    fn run(&self, env: &[(&str, &str)]) -> Output {
         let mut command = Command::new(root().join("etc/enroot/hooks.d/50-mpsd.sh"));
         command.env_clear().env("PATH", "/usr/bin:/bin");
         for (variable, file) in [("ENROOT_MOUNTS", "mounts"), ("ENROOT_ENVIRON", "environ")] {
-            fs::write(self.dir.path().join(file), "").expect("file");
+            let given = env.iter().find(|(name, _)| *name == "GIVEN" && file == "environ");
+            let given = given.map_or("", |(_, text)| text);
+            fs::write(self.dir.path().join(file), given).expect("file");
             command.env(variable, self.dir.path().join(file));
         }
-        let output = command.envs(env.iter().copied()).output().expect("the hook");
+        command.envs(env.iter().copied()).output().expect("the hook")
+    }
+
+    /// What it says, when the container may not start.
+    #[track_caller]
+    fn refusal(&self, env: &[(&str, &str)]) -> String {
+        let output = self.run(env);
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        said
+    }
+
+    /// The mounts and the variables.
+    #[track_caller]
+    fn hook(&self, env: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
+        let output = self.run(env);
         assert!(
             output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(),
             "{output:?}"
@@ -62,6 +79,37 @@ fn a_container_of_a_job_without_mps_is_left_alone() {
     let gone = enroot.job().join("pipe").display().to_string();
     let left = [("MPSD_JOB", "42"), ("CUDA_MPS_PIPE_DIRECTORY", gone.as_str())];
     assert_eq!(enroot.hook(&left), NONE);
+    // 'sbatch' and 'qsub -V' from inside of a job bring its variables along, and that job may run here still.
+    for _ in 0..2 {
+        for own in ["SLURM_JOB_ID", "PBS_JOBID"] {
+            assert_eq!(enroot.hook(&[left[0], left[1], (own, "43")]), NONE);
+        }
+        fs::create_dir_all(&gone).expect("job");
+    }
+}
+
+#[test]
+fn a_container_that_would_miss_its_jobs_mps_does_not_start() {
+    let enroot = Enroot::new();
+    let job = enroot.job();
+    let pipe = job.join("pipe").display().to_string();
+    let of_job = [("MPSD_JOB", "42"), ("CUDA_MPS_PIPE_DIRECTORY", pipe.as_str())];
+    for own in ["SLURM_JOB_ID", "PBS_JOBID"] {
+        let said = enroot.refusal(&[of_job[0], of_job[1], (own, "42")]);
+        assert!(
+            said.contains("job 42") && said.contains(job.to_str().expect("text")),
+            "{said}"
+        );
+    }
+    let step = [("MPSD_JOB", "42.1"), of_job[1], ("SLURM_JOB_ID", "42")];
+    assert!(enroot.refusal(&step).contains("job 42.1"));
+    // A job of its own beside the one whose variables it has.
+    fs::create_dir_all(job.with_file_name("43")).expect("job");
+    let said = enroot.refusal(&[of_job[0], of_job[1], ("PBS_JOBID", "43")]);
+    assert!(
+        said.contains("job 43") && said.contains("job 42") && said.contains("mpsctl env"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -98,10 +146,21 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
         .collect();
     assert_eq!(environ, set);
 
-    // From a job script of Slurm's the same; pyxis, which keeps the rank back, hands each task's own variables on itself.
+    // The same in a job of Slurm's, be it in a shell of salloc's, which has no rank.
     let slurm = [&by_hand[..3], &[("SLURM_JOB_ID", "42"), ("SLURM_LOCALID", "0")]].concat();
-    assert_eq!(enroot.hook(&slurm), (mounts.clone(), environ));
-    assert_eq!(enroot.hook(&slurm[..4]), (mounts, Vec::new()));
+    assert_eq!(enroot.hook(&slurm), (mounts.clone(), environ.clone()));
+    assert_eq!(enroot.hook(&slurm[..4]), (mounts.clone(), environ));
+    // pyxis hands each task's own variables on itself.
+    for pyxis in [
+        ("PYXIS_VERSION", "0.24.0"),
+        ("ENROOT_ROOTFS", "/var/lib/enroot/pyxis_42.0"),
+    ] {
+        let env = [&slurm[..4], &[pyxis]].concat();
+        assert_eq!(enroot.hook(&env), (mounts.clone(), Vec::new()), "{pyxis:?}");
+    }
+    // What 'mpsctl env --container enroot' has set is this rank's, and the shell's may be less.
+    let env = [&by_hand[..], &[("GIVEN", "MPSD_JOB=42\n")]].concat();
+    assert_eq!(enroot.hook(&env), (mounts, vec!["MPSD_JOB=42".to_owned()]));
 }
 
 /// enroot runs no hook that is not executable, and says nothing of it.

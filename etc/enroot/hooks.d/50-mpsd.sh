@@ -1,10 +1,25 @@
 #!/bin/sh
 # mpsd: shows a container its job's MPS. enroot runs this before a container starts, as the user who starts it, with the
-# job's environment. Without a job that has MPS nothing is done.
+# job's environment. Without a job that has MPS nothing is done; a container that would miss its job's MPS does not start.
 [ -n "${MPSD_JOB-}" ] && [ -n "${CUDA_MPS_PIPE_DIRECTORY-}" ] || exit 0
 # With several daemons each task has a directory of its own, and pyxis starts one container for all tasks of a node.
 job=${CUDA_MPS_PIPE_DIRECTORY%/*}
-[ -d "$job" ] || exit 0
+own=${SLURM_JOB_ID:-${PBS_JOBID-}}
+refuse() {
+    echo "mpsd: job $own: $1, and the container would run outside of the job's MPS; allowed: $2" >&2
+    exit 1
+}
+case $MPSD_JOB in
+"$own" | "$own".*)
+    [ -d "$job" ] || refuse "'$job', where the MPS of job $MPSD_JOB is, is not there" "a job whose MPS runs"
+    ;;
+*)
+    # Brought along from another job, by 'sbatch' or 'qsub -V'; or nobody says which job this is.
+    [ -z "$own" ] || [ ! -d "${job%/*}/$own" ] || refuse "the variables here are those of job $MPSD_JOB" \
+        "'eval \"\$(mpsctl env)\"' before it"
+    [ -z "$own" ] && [ -d "$job" ] || exit 0
+    ;;
+esac
 options=none\ x-create=dir,bind,rw,nosuid,nodev,noexec,private
 printf '%s %s %s\n' "$job" "$job" "$options" >>"$ENROOT_MOUNTS" || exit 1
 # What srun runs before each task of such a job, from inside of pyxis' container.
@@ -12,9 +27,12 @@ prolog=/usr/libexec/mpsd/mps-task-prolog
 if [ -e "$prolog" ]; then
     printf '%s %s none x-create=file,bind,ro,nosuid,nodev,private\n' "$prolog" "$prolog" >>"$ENROOT_MOUNTS" || exit 1
 fi
-# pyxis lets a container's variables win over each task's own, and hands those on itself. It keeps the first task's rank
-# from enroot; every other process of a Slurm job has one.
-[ -z "${SLURM_JOB_ID-}" ] || [ -n "${SLURM_LOCALID-}" ] || exit 0
+# pyxis lets a container's variables win over each task's own, and hands those on itself. It is known by its variable, and
+# before 0.21 by the names of its containers.
+[ -z "${PYXIS_VERSION-}" ] || exit 0
+case ${ENROOT_ROOTFS##*/} in pyxis_*) exit 0 ;; esac
+# What 'mpsctl env --container enroot' has set is more of this process's than what its shell has.
+! grep -q '^MPSD_JOB=' "$ENROOT_ENVIRON" || exit 0
 for name in MPSD_JOB CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_VISIBLE_DEVICES \
     CUDA_MPS_ACTIVE_THREAD_PERCENTAGE CUDA_MPS_PINNED_DEVICE_MEM_LIMIT CUDA_MPS_SM_PARTITION; do
     eval "value=\${$name-}"
