@@ -4,11 +4,12 @@ use crate::scheduler::{Host, Lookup, ThisHost};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::{
-    self, Change, JOB, OF_SLURM, PIPE_DIRECTORY, Task, VISIBLE_DEVICES, counted, strip_inherited,
-    task_environment,
+    self, Change, JOB, LOG_DIRECTORY, MEMORY, OF_SLURM, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES,
+    counted, strip_inherited, task_environment,
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
+use mpsd_core::partitions;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{self, Record, State};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
@@ -280,6 +281,21 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
                     name: VISIBLE_DEVICES,
                     value: Some(all.join(",")),
                 });
+            }
+            // Ranks below know them for another job's by this one's name no more.
+            if task
+                .inherited_job
+                .as_deref()
+                .is_some_and(|job| job != record.job.as_str())
+            {
+                let foreign = [
+                    PIPE_DIRECTORY,
+                    LOG_DIRECTORY,
+                    THREADS,
+                    MEMORY,
+                    partitions::VARIABLE,
+                ];
+                changes.extend(foreign.map(|name| Change { name, value: None }));
             }
             Ok(changes)
         }

@@ -54,6 +54,8 @@ impl Env {
                     let (name, value) = (VISIBLE_DEVICES, (caller.env)(VISIBLE_DEVICES));
                     changes.push(Change { name, value });
                 }
+                // One that is to be removed matters where it is.
+                changes.retain(|change| change.value.is_some() || (caller.env)(change.name).is_some());
                 container.write(&changes, caller.uid, getegid().as_raw())?
             }
             None => self.shell.write(&changes),

@@ -91,6 +91,31 @@ fn numbers_of_a_slurm_step_are_the_nodes() {
     assert_eq!(visible(&[]), None);
 }
 
+#[test]
+fn a_shell_before_its_ranks_keeps_nothing_of_another_jobs_mps() {
+    let mut record = two_gpus();
+    record.per_gpu = true;
+    let removed = |inherited: &str| -> Vec<&str> {
+        let task = Task {
+            inherited_job: Some(inherited.to_owned()),
+            ..Task::default()
+        };
+        let changes = main_shell(&record, &task).unwrap();
+        let removed = changes.iter().filter(|change| change.value.is_none());
+        removed.map(|change| change.name).collect()
+    };
+    for name in [
+        PIPE_DIRECTORY,
+        LOG_DIRECTORY,
+        THREADS,
+        MEMORY,
+        partitions::VARIABLE,
+    ] {
+        assert!(removed("6").contains(&name), "{name}");
+    }
+    assert_eq!(removed("7"), [""; 0]);
+}
+
 /// A job of two GPUs, the node's 1 and 2, whose ranks are bound in turn.
 fn two_gpus() -> Record {
     let mut record = Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new());

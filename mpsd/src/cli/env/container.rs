@@ -26,7 +26,7 @@ impl Container {
     /// variable that is to be removed has no option: none of these runtimes passes it on, apart from Apptainer.
     ///
     /// # Errors
-    /// A refusal where a word would come apart in the shell.
+    /// A refusal where a word would come apart in the shell, or Apptainer would pass on what is to be removed.
     pub fn write(self, changes: &[Change], uid: u32, gid: u32) -> Result<String, Refusal> {
         let value = |change: &Change| Some((change.name, change.value.clone()?));
         let set: Vec<_> = changes.iter().filter_map(value).collect();
@@ -34,6 +34,14 @@ impl Container {
         let Some(directory) = pipe.and_then(|(_, pipe)| Path::new(pipe).parent()) else {
             return Ok(String::new());
         };
+        let removed = changes.iter().find(|change| change.value.is_none());
+        if let (Self::Apptainer, Some(Change { name, .. })) = (self, removed) {
+            return Err(Refusal::new(
+                format!("variable {name}"),
+                "another job's MPS left it, and Apptainer takes it into the container",
+                "'eval \"$(mpsctl env)\"' before it",
+            ));
+        }
         let directory = directory.display();
         let mut words: Vec<String> = match self {
             Self::Apptainer => vec!["--bind".into(), format!("{directory}")],
@@ -104,8 +112,12 @@ mod tests {
             change(PIPE_DIRECTORY, Some("/run/mpsd/jobs/42/pipe-1")),
             change("MPSD_JOB", Some("42")),
             change("CUDA_VISIBLE_DEVICES", Some("GPU-0,GPU-1")),
-            change("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None),
         ];
+        let foreign = [&changes[..], &[change("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None)]].concat();
+        let same = Container::Podman.write(&foreign, 1000, 100);
+        assert_eq!(same, Container::Podman.write(&changes, 1000, 100));
+        let refused = Container::Apptainer.write(&foreign, 1000, 100).unwrap_err();
+        assert!(refused.to_string().contains("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
         let limits = [changes[0].clone(), change("LIMIT", Some("0=4G,1=2G"))];
         let quoted = Container::Apptainer.write(&limits, 1000, 100).unwrap();
         assert!(quoted.ends_with("--env \"LIMIT=0=4G,1=2G\"\n"), "{quoted}");
