@@ -5,8 +5,10 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::time::Duration;
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tests::double::frozen::Frozen;
 use tests::double::look::wait_until;
 use tests::fuse::Hung;
 use tests::place::{Place, fast, kill};
@@ -154,7 +156,12 @@ fn a_second_end_of_a_job_is_not_counted_again() {
     place.stage.node.change(|node| node.nvml.init_fails = true);
     assert_eq!(place.strict_end("12.srv").code, Some(2));
     place.stage.node.change(|node| node.nvml.init_fails = false);
-    is(&page(&place), "mpsd_jobs_begun_total", 1.0);
+    let left = page(&place);
+    is(&left, "mpsd_jobs_begun_total", 1.0);
+    is(&left, "mpsd_jobs{state=\"left\"}", 1.0);
+    is(&left, "mpsd_jobs{state=\"ready\"}", 0.0);
+    let lost = "mpsd_job_daemons_lost{jobid=\"12.srv\"}";
+    assert!(!left.contains_key(lost), "taken down is not lost: {left:?}");
     assert_eq!(place.strict_end("12.srv").code, Some(0));
     let now = page(&place);
     is(&now, "mpsd_jobs_ended_total{as_before=\"false\"}", 1.0);
@@ -199,6 +206,63 @@ fn the_textfile_is_whole_readable_and_never_written_through_a_link() {
         command
     });
     assert!(ran.code == Some(1) && ran.err.contains("root"), "{ran:?}");
+}
+
+#[test]
+fn two_writers_of_the_textfile_take_turns() {
+    let place = Place::new(fast(1), "");
+    let dir = place.stage.path("textfile");
+    fs::create_dir(&dir).expect("directory");
+    let to = || metrics(&place, &["--textfile", dir.to_str().expect("a path")]);
+    let file = fs::File::create(dir.join(".mpsd.prom.lock")).expect("the lock");
+    let held = Flock::lock(file, FlockArg::LockExclusive).expect("the lock");
+    let ran = to();
+    assert!(ran.code == Some(2) && ran.took < SOON, "{ran:?}");
+    assert!(ran.err.contains("still locked"), "{ran:?}");
+    assert!(!dir.join("mpsd.prom").exists());
+    drop(held);
+    assert_eq!(to().code, Some(0));
+    assert_eq!(fs::read_dir(&dir).expect("listed").count(), 1);
+}
+
+/// The process that asks NVML.
+fn worker(place: &Place) -> Option<u32> {
+    let processes = place.processes();
+    let mut all = processes
+        .iter()
+        .filter(|process| process.exe.ends_with("bin/mpsd"));
+    let maps = |pid| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    all.find(|process| maps(process.pid).contains("libnvidia-ml"))
+        .map(|process| process.pid)
+}
+
+#[test]
+fn while_one_process_hangs_in_nvml_no_look_starts_another() {
+    let mut place = Place::new(fast(1), "");
+    assert_eq!(place.torque("16.srv", "MPS=true", "0").code, Some(0));
+    place.stage.node.change(|node| node.nvml.calls_hang = true);
+    let frozen = std::thread::scope(|scope| {
+        let look = scope.spawn(|| metrics(&place, &[]));
+        assert!(wait_until(SOON, || worker(&place).is_some()), "nobody asks NVML");
+        let frozen = Frozen::new(&[worker(&place).expect("a worker")]);
+        let ran = look.join().expect("a look");
+        is(&samples(&ran.out), "mpsd_nvml_up", 0.0);
+        frozen
+    });
+    let frozen = match frozen {
+        Ok(frozen) => frozen,
+        Err(why) => return println!("not tried here, this machine has no version-1 freezer: {why}"),
+    };
+    let first = worker(&place).expect("it outlived SIGKILL");
+    let ran = metrics(&place, &[]);
+    is(&samples(&ran.out), "mpsd_nvml_up", 0.0);
+    let line = format!("NVML is not asked: process {first}");
+    assert!(ran.code == Some(2) && ran.err.contains(&line), "{ran:?}");
+    drop(frozen);
+    assert!(wait_until(SOON, || worker(&place).is_none()));
+    place.stage.node.change(|node| node.nvml.calls_hang = false);
+    is(&page(&place), "mpsd_nvml_up", 1.0);
+    place.assert_ends_clean("16.srv", "a job beside a process that hung in NVML");
 }
 
 #[test]

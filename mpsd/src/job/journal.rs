@@ -97,6 +97,9 @@ pub struct Journal {
     /// From then until its MPS was proved ready, likewise. Milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_ms: Option<u64>,
+    /// It was taken down, and something of it is here still.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
 }
 
 impl Journal {
@@ -134,6 +137,7 @@ impl Journal {
                 .unwrap_or_default()
                 .as_secs(),
             ready_ms: None,
+            left: false,
         }
     }
 

@@ -99,7 +99,8 @@ impl Tally {
     }
 
     /// So many jobs have their MPS now. Of those that begin and end between two looks their end tells.
-    pub fn look(&mut self, ready: u64) {
+    pub fn look(&mut self, ready: usize) {
+        let ready = u64::try_from(ready).unwrap_or(u64::MAX);
         self.begun = self.begun.max(self.ready.count.saturating_add(ready));
     }
 }

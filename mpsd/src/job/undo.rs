@@ -117,6 +117,13 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     }
     if findings.is_clean() {
         findings.take(node.remove_job(&journal.job));
+    } else if !journal.left {
+        let left = true;
+        // For whoever counts jobs: one that cannot be written is no finding of its own.
+        let _ = node.write_journal(&Journal {
+            left,
+            ..journal.clone()
+        });
     }
     findings
 }

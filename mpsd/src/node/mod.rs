@@ -6,6 +6,7 @@ mod device_files;
 mod exporters;
 pub(crate) mod failed_starts;
 mod gpus;
+pub mod hung_worker;
 mod kept;
 mod launch;
 pub mod log;

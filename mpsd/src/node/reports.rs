@@ -76,20 +76,17 @@ pub fn count_failure(
     })
 }
 
-/// The numbers, with the jobs that have their MPS now, `ready` by the names of their reports, and how many drains of ours wait and how many have got through. In a
-/// child as [`write()`].
+/// The numbers, with the `ready` jobs that have their MPS now, and how many drains of ours wait and how many have got through.
+/// In a child as [`write()`].
 ///
 /// # Errors
 /// One line.
-pub fn counted(paths: &Paths, rule: &Reports, ready: &[String]) -> Result<Counted, String> {
+pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, String> {
     let question = || {
         let counted = || {
             let tally = match rule.keep {
                 0 => None,
-                _ => {
-                    let reports = directory(paths)?;
-                    Some(change(&reports, |tally| tally.look(not_ended(&reports, ready)))?)
-                }
+                _ => Some(change(&directory(paths)?, |tally| tally.look(ready))?),
             };
             let delivered = |marker: &Marker| marker.delivered;
             let (got, wait): (Vec<Marker>, _) = markers::all(paths).into_iter().partition(delivered);
@@ -104,12 +101,6 @@ pub fn counted(paths: &Paths, rule: &Reports, ready: &[String]) -> Result<Counte
     };
     let answer = ask(Deadline::after(READ_TIME), question).map_err(|none| none.to_string())?;
     serde_json::from_slice(&answer).map_err(|e| e.to_string())?
-}
-
-/// How many of these have no report yet: whose end has been tried is counted already.
-fn not_ended(reports: &Dir, ready: &[String]) -> u64 {
-    let runs = |name: &&String| !matches!(reports.status_of(name.as_str()), Ok(Some(_)));
-    ready.iter().filter(runs).count().try_into().unwrap_or(u64::MAX)
 }
 
 /// What [`counted`] tells.

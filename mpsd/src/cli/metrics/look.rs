@@ -3,6 +3,7 @@
 
 use crate::job::Journal;
 use crate::job::node::{Gpus as _, Members as _, Role, Store as _};
+use crate::node::hung_worker;
 use crate::node::real::RealNode;
 use mpsd_core::config::Settings;
 use mpsd_core::gpu::GpuProcess;
@@ -29,14 +30,26 @@ pub struct Seen {
 pub struct SeenJob {
     /// Its id.
     pub job: JobId,
-    /// Its MPS was proved ready.
-    pub ready: bool,
+    /// What became of it.
+    pub state: State,
     /// Seconds since 1970 at which it began.
     pub began: u64,
-    /// How many of its control daemons have ended, once they were ready.
+    /// How many of its control daemons are not there; of one that is ready they have ended.
     pub daemons_lost: usize,
     /// Its GPUs.
     pub gpus: Vec<SeenGpu>,
+}
+
+/// What became of a job's MPS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
+#[display(rename_all = "lowercase")]
+pub enum State {
+    /// It is to be proved.
+    Starting,
+    /// It was proved ready.
+    Ready,
+    /// It was taken down, and something of it is here still.
+    Left,
 }
 
 /// A GPU of a job.
@@ -69,7 +82,20 @@ pub fn look(settings: &Settings) -> Result<Seen, Failure> {
         }
     }
     seen.suspicions = node.suspicions().len();
-    let lists = processes(&mut node, &journals, &mut seen);
+    let hung = hung_worker::earlier(&settings.paths);
+    let lists = match hung.filter(|_| !journals.is_empty()) {
+        Some(worker) => {
+            let why = format!(
+                "NVML is not asked: process {worker}, which an earlier look asked, hangs in it still"
+            );
+            (seen.nvml, seen.missing) = (Some(false), vec![why]);
+            Lists::new()
+        }
+        None => processes(&mut node, &journals, &mut seen),
+    };
+    if let Some(silent) = node.silent_nvml() {
+        hung_worker::remember(&settings.paths, silent);
+    }
     seen.jobs = journals
         .iter()
         .map(|journal| of_job(&mut node, journal, &journals, &lists))
@@ -103,7 +129,11 @@ fn processes(node: &mut RealNode, journals: &[Journal], seen: &mut Seen) -> List
 }
 
 fn of_job(node: &mut RealNode, journal: &Journal, all: &[Journal], lists: &Lists) -> SeenJob {
-    let ready = journal.ready_ms.is_some();
+    let state = match journal.ready_ms {
+        _ if journal.left => State::Left,
+        Some(_) => State::Ready,
+        None => State::Starting,
+    };
     let own = node.own(journal);
     let living = own.iter().filter(|m| m.role == Role::Control && !m.is_defunct());
     let lost = journal.daemons.len().saturating_sub(living.count());
@@ -116,9 +146,9 @@ fn of_job(node: &mut RealNode, journal: &Journal, all: &[Journal], lists: &Lists
     });
     SeenJob {
         job: journal.job.clone(),
-        ready,
+        state,
         began: journal.began,
-        daemons_lost: if ready { lost } else { 0 },
+        daemons_lost: lost,
         gpus: gpus.collect(),
     }
 }

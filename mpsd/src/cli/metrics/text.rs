@@ -1,10 +1,11 @@
 //! The page: which numbers there are, under which names. A job's numbers are gone with the job, so that no label grows without end.
 
-use super::look::{Seen, SeenGpu, SeenJob};
+use super::look::{Seen, SeenGpu, SeenJob, State};
 use super::page::Kind::{Counter, Gauge, Histogram};
-use super::page::{Labels, Page};
+use super::page::{Kind, Labels, Page};
 use crate::job::tally::{CLASSES, Tally, Times};
 use crate::node::reports::Counted;
+use std::fmt::Display;
 
 /// All of it; without `counted`, what is there now.
 pub fn page(seen: &Seen, counted: Option<&Counted>) -> String {
@@ -14,10 +15,14 @@ pub fn page(seen: &Seen, counted: Option<&Counted>) -> String {
     now(&mut page, seen);
     of_jobs(&mut page, &seen.jobs);
     if let Some(counted) = counted {
-        let help = "Drains of this node by mpsd that stand, by whether its scheduler has got them.";
-        page.family("mpsd_drains", Gauge, help);
-        page.sample("mpsd_drains", &[("delivered", "true")], counted.drains);
-        page.sample("mpsd_drains", &[("delivered", "false")], counted.waiting);
+        by_label(
+            &mut page,
+            "mpsd_drains",
+            Gauge,
+            "Drains of this node by mpsd that stand, by whether its scheduler has got them.",
+            "delivered",
+            [("true", counted.drains), ("false", counted.waiting)],
+        );
         if let Some(tally) = &counted.tally {
             since(&mut page, tally);
         }
@@ -26,15 +31,20 @@ pub fn page(seen: &Seen, counted: Option<&Counted>) -> String {
 }
 
 fn now(page: &mut Page, seen: &Seen) {
-    let ready = seen.jobs.iter().filter(|job| job.ready).count();
-    page.family("mpsd_jobs", Gauge, "Jobs with MPS on this node, by state.");
-    for (state, number) in [
-        ("starting", seen.jobs.len() - ready),
-        ("ready", ready),
-        ("unreadable", seen.unread),
-    ] {
-        page.sample("mpsd_jobs", &[("state", state)], number);
-    }
+    let count = |state| seen.jobs.iter().filter(|job| job.state == state).count();
+    by_label(
+        page,
+        "mpsd_jobs",
+        Gauge,
+        "Jobs with MPS on this node, by state; left: taken down, and something of it is here still.",
+        "state",
+        [
+            ("starting", count(State::Starting)),
+            ("ready", count(State::Ready)),
+            ("left", count(State::Left)),
+            ("unreadable", seen.unread),
+        ],
+    );
     page.single(
         "mpsd_gpus_idle",
         Gauge,
@@ -54,7 +64,7 @@ fn now(page: &mut Page, seen: &Seen) {
 }
 
 fn idle(seen: &Seen) -> usize {
-    let ready = seen.jobs.iter().filter(|job| job.ready);
+    let ready = seen.jobs.iter().filter(|job| job.state == State::Ready);
     let clients = ready.flat_map(|job| &job.gpus).filter_map(|gpu| gpu.clients);
     clients.filter(|(clients, _)| *clients == 0).count()
 }
@@ -74,7 +84,7 @@ fn of_jobs(page: &mut Page, jobs: &[SeenJob]) {
     }
     let help = "Control daemons of a ready job that have ended: its clients fail, or run outside of MPS.";
     page.family("mpsd_job_daemons_lost", Gauge, help);
-    for job in jobs.iter().filter(|job| job.ready) {
+    for job in jobs.iter().filter(|job| job.state == State::Ready) {
         page.sample(
             "mpsd_job_daemons_lost",
             &[("jobid", job.job.as_str())],
@@ -114,35 +124,38 @@ fn since(page: &mut Page, tally: &Tally) {
         "Jobs whose MPS became ready.",
         tally.begun,
     );
-    counters(
+    by_label(
         page,
         "mpsd_starts_failed_total",
+        Counter,
         "Starts of a job's MPS that failed, by kind: refusals are the users', faults the node's, the rest proves nothing.",
         "kind",
-        &[
+        [
             ("refusal", tally.refusals),
             ("fault", tally.faults),
             ("undetermined", tally.undetermined),
         ],
     );
-    counters(
+    by_label(
         page,
         "mpsd_jobs_ended_total",
+        Counter,
         "Jobs with MPS that have ended, by whether the node was as before then.",
         "as_before",
-        &[
+        [
             ("true", tally.ended.saturating_sub(tally.left)),
             ("false", tally.left),
         ],
     );
     let help = "Jobs with MPS for whose end the node was drained.";
     page.single("mpsd_jobs_drained_total", Counter, help, tally.drained);
-    counters(
+    by_label(
         page,
         "mpsd_jobs_troubled_total",
+        Counter,
         "Jobs that have ended, by what went wrong in them; the word of a process of the job's user.",
         "trouble",
-        &[
+        [
             ("server_lost", tally.server_lost),
             ("daemon_lost", tally.daemon_lost),
             ("fatal_client", tally.fatal_client),
@@ -165,14 +178,20 @@ fn since(page: &mut Page, tally: &Tally) {
     );
 }
 
-fn counters(page: &mut Page, name: &str, help: &str, label: &str, values: &Values<'_>) {
-    page.family(name, Counter, help);
+/// A family of numbers that one label tells apart.
+fn by_label<N: Display, const COUNT: usize>(
+    page: &mut Page,
+    name: &str,
+    kind: Kind,
+    help: &str,
+    label: &str,
+    values: [(&str, N); COUNT],
+) {
+    page.family(name, kind, help);
     for (value, number) in values {
         page.sample(name, &[(label, value)], number);
     }
 }
-
-type Values<'a> = [(&'a str, u64)];
 
 fn histogram(page: &mut Page, name: &str, help: &str, times: &Times) {
     page.family(name, Histogram, help);
