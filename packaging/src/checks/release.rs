@@ -6,9 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::cargo;
 use crate::command::quietly;
+use crate::install::{self, deny};
 use crate::package::{self, release};
-use crate::{cargo, install};
 
 /// `release-check`'s options.
 #[derive(Debug, clap::Args)]
@@ -36,7 +37,7 @@ pub fn run(options: &Options) -> Result<()> {
     };
     check("version", version(options.tag.as_deref()));
     check("changelog", changelog());
-    check("licences and dependencies", deny());
+    check("licences and dependencies", dependencies());
     check("man pages and completions", manual());
     if !options.quick {
         let packages = package::run(&package::Options::into_dir("target/packages"));
@@ -102,19 +103,9 @@ fn newest_entry(text: &str, version: &str) -> Result<()> {
 }
 
 /// `deny.toml`; the advisories' database is asked for over the network, and without one they are not judged.
-fn deny() -> Result<()> {
-    if !cargo::is_there(&["deny", "--version"]) {
-        quietly(&mut cargo::command(&[
-            "install",
-            "--locked",
-            "--debug",
-            "cargo-deny",
-        ]))?;
-    }
-    quietly(&mut cargo::command(&[
-        "deny", "check", "licenses", "bans", "sources",
-    ]))?;
-    if let Err(error) = quietly(&mut cargo::command(&["deny", "check", "advisories"])) {
+fn dependencies() -> Result<()> {
+    quietly(&mut deny::command(&["check", "licenses", "bans", "sources"])?)?;
+    if let Err(error) = quietly(&mut deny::command(&["check", "advisories"])?) {
         let why = format!("{error:#}");
         if !why.contains("failed to fetch advisory database") {
             return Err(error);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::tally::{Gaps, Tally};
-use crate::install::slurm;
+use crate::install::{deny, slurm};
 use crate::reliability::matrices;
 use crate::{cargo, command, site};
 
@@ -93,11 +93,10 @@ impl Report {
         } else {
             self.skip(&format!("aarch64: the target {ARM} is not installed"));
         }
-        if cargo::is_there(&["deny", "--version"]) {
-            // Advisories change by themselves: CI looks at them.
-            self.cargo("deny", &["deny", "check", "licenses", "bans", "sources"], &[]);
-        } else {
-            self.skip("deny: cargo-deny is not installed");
+        // Advisories change by themselves: CI looks at them.
+        match deny::command(&["check", "licenses", "bans", "sources"]) {
+            Ok(command) => drop(self.command("deny", command, &[])),
+            Err(why) => self.skip(&format!("deny: cargo-deny cannot be had: {why:#}").replace('\n', " ")),
         }
         Ok(())
     }

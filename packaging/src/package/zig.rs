@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::install::python;
 
@@ -25,8 +25,6 @@ impl Zig {
 
     /// `PATH` with the two in it: cargo finds its verbs there.
     pub fn path(&self) -> Result<OsString> {
-        let rest = std::env::var_os("PATH").unwrap_or_default();
-        let all = std::iter::once(self.bin.clone()).chain(std::env::split_paths(&rest));
-        std::env::join_paths(all).context("PATH cannot be extended")
+        python::path(self.bin.clone())
     }
 }
