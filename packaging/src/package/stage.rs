@@ -94,9 +94,12 @@ fn program(built: &programs::Built, name: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Nothing that RHEL 8's C library does not have.
+/// Nothing that RHEL 8's C library does not have, and no other library, as GCC's for unwinding: the packages depend on none.
 fn old_enough(name: &str, bytes: &[u8]) -> Result<()> {
     let versions = elf::Elf::parse(bytes)?.wanted_versions()?;
+    if let Some(other) = versions.iter().find(|version| elf::glibc(version).is_none()) {
+        bail!("'{name}' needs {other}: allowed is the C library alone, and of it what is public");
+    }
     let newest = versions.iter().filter_map(|version| elf::glibc(version)).max();
     match newest {
         None => bail!("'{name}' asks for no version of the C library at all: is it a program?"),
@@ -183,6 +186,13 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_needs_a_second_library_is_not_packed() {
+        let own = fs::read("/proc/self/exe").unwrap();
+        let why = old_enough("own", &own).unwrap_err().to_string();
+        assert!(why.contains("'own' needs GCC_"), "{why}");
+    }
 
     #[test]
     fn the_shipped_texts_name_the_installed_programs() {
