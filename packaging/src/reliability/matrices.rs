@@ -58,7 +58,7 @@ pub fn run(options: &Options) -> Result<()> {
 pub enum Matrix {
     /// Jobs of every kind on clusters of every kind, with MPS, without, and without the plugin.
     Slurm {
-        /// The Slurm to run, as 'make install' laid it out [default: the machine's own]
+        /// The Slurm to run, configured with --enable-multiple-slurmd, as 'make install' laid it out [default: the machine's own]
         #[arg(long)]
         prefix: Option<PathBuf>,
         /// A system with the Slurm to run, as debootstrap makes it; nothing is written into it
