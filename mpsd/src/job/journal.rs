@@ -75,7 +75,7 @@ pub struct Journal {
     /// The job's `mpsd`, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<ProcessRef>,
-    /// The control daemons and servers, once root has proved them.
+    /// The control daemons and servers, once root has proved them: each daemon, and behind it its server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub proved: Vec<ProcessRef>,
     /// The process that finishes the start alone, once the prologue has returned.
@@ -103,6 +103,11 @@ pub struct Journal {
 }
 
 impl Journal {
+    /// The servers among [`Journal::proved`], one a daemon, in their order.
+    pub fn servers(&self) -> impl Iterator<Item = &ProcessRef> {
+        self.proved.iter().skip(1).step_by(2)
+    }
+
     /// The journal of a job of which nothing was begun.
     pub fn new(job: &Job, settings: &Settings, plan: &Plan) -> Self {
         Self {

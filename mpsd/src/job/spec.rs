@@ -28,6 +28,9 @@ pub struct Spec {
     pub nvml: String,
     /// The daemons.
     pub daemons: Vec<Daemon>,
+    /// The server that was proved of each, in their order; none before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<i32>,
     /// Time for all of them to be ready, milliseconds.
     pub start_ms: u64,
     /// Time for one control command, milliseconds.
@@ -59,6 +62,7 @@ impl Spec {
             control: settings.control.clone(),
             nvml: settings.nvml.clone(),
             daemons: plan.daemons.clone(),
+            servers: Vec::new(),
             start_ms: ms(start),
             command_ms: ms(start / 2),
             over_limit: settings.memory_over_limit,

@@ -76,7 +76,6 @@ impl<F: Into<Failure>> From<F> for Failed {
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
     let started = journal.has_begun(&Effect::StartDaemon);
-    node.prepare_nvml();
     if started {
         // Of a rollback too: what `mpsd` sees from here on is root's own doing, and no loss that a later end may tell.
         node.take_seen(&journal.job);

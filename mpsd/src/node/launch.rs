@@ -1,7 +1,8 @@
 //! `mpsd` run as the job's user, with its specification.
 
-use super::real::RealNode;
+use super::real::{RealNode, groups_of};
 use crate::job::Journal;
+use crate::job::node::Gpus as _;
 use crate::job::spec::{SPEC_FD, Spec};
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::holding;
@@ -17,10 +18,14 @@ const OPEN_FILES: u64 = 16_384;
 /// A control command's share of a polite stop.
 const COMMAND_MS: u64 = 2_000;
 
-/// `mpsd` as the job's user, with `spec` on its descriptor.
+/// `mpsd` as the job's user, with `spec` on its descriptor. With `args` it only talks to the daemons that are there.
 pub fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Result<Spawn, Failure> {
     let text = serde_json::to_string(spec).map_err(|e| broken("specification", &e.to_string()))?;
-    let mut spawn = node.as_user(journal, "mpsd")?;
+    let groups = match args {
+        [] => groups_of(journal),
+        _ => vec![journal.gid],
+    };
+    let mut spawn = node.as_user(journal, "mpsd", groups)?;
     spawn.args = args.iter().map(Into::into).collect();
     // It needs no variable. By this one it is known as the job's own where there is no cgroup and its starter was
     // killed before its pid stood in the journal.
@@ -45,6 +50,7 @@ pub fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
         control: journal.control.clone(),
         nvml: journal.nvml.clone(),
         daemons: journal.daemons.clone(),
+        servers: journal.servers().map(|server| server.pid).collect(),
         start_ms: 0,
         command_ms,
         over_limit: MemoryOverLimit::Ignore,
@@ -63,6 +69,8 @@ pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
     let Ok(mut child) = spawn.start(deadline) else {
         return;
     };
+    // What comes next is made ready while the daemons end.
+    node.prepare_nvml();
     if child.wait(deadline).is_none() {
         child.kill(Deadline::after_ms(200));
     }
@@ -71,3 +79,6 @@ pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
 fn broken(what: &str, why: &str) -> Failure {
     Fault::new(Evidence::Storage, what, why).into()
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use super::real::RealNode;
 use crate::job::evidence::DRIVER;
 use crate::job::journal::{Journal, ProcessRef};
 use crate::job::ladder::Rung;
-use crate::job::node::{Member, Members, Role, Waiting};
+use crate::job::node::{Gpus as _, Member, Members, Role, Waiting};
 use crate::sys::deadline::Deadline;
 use crate::sys::priority::normalise;
 use crate::sys::process::{Process, ProcessTable, State, Thread};
@@ -105,6 +105,7 @@ impl Members for RealNode {
                 signal_each(&self.own(journal), Signal::SIGKILL);
             }
         }
+        self.prepare_nvml();
         wait_gone(self, journal, rung == Rung::Kill, deadline)
     }
 

@@ -1,6 +1,6 @@
 //! `mps-probe` through a new daemon, before the job starts (`MPS_VERIFY`).
 
-use super::real::RealNode;
+use super::real::{RealNode, groups_of};
 use crate::job::Journal;
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
@@ -21,7 +21,7 @@ const LONGEST: usize = 16 * 1024;
 pub fn probe(node: &RealNode, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {
     let failed = |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
     let gpus: Vec<&str> = daemon.gpus.iter().map(GpuUuid::as_str).collect();
-    let mut spawn = node.as_user(journal, "mps-probe")?;
+    let mut spawn = node.as_user(journal, "mps-probe", groups_of(journal))?;
     spawn.args = vec![
         "--require-mps".into(),
         "--deadline-s".into(),

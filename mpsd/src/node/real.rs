@@ -117,8 +117,9 @@ impl RealNode {
     }
 
     /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, confined, and in a
-    /// group that its user's other processes are not in: they cannot debug it (ptrace(2), "Ptrace access mode checking").
-    pub(super) fn as_user(&self, journal: &Journal, name: &str) -> Result<Spawn, Failure> {
+    /// group that its user's other processes are not in: they cannot debug it (ptrace(2), "Ptrace access mode checking"). What
+    /// uses no GPU needs none of the user's `groups`, and asks no directory service for them.
+    pub(super) fn as_user(&self, journal: &Journal, name: &str, groups: Vec<u32>) -> Result<Spawn, Failure> {
         let mut spawn = Spawn::new(&beside(name)?);
         let directory = |cgroup: Cgroup| {
             let failed = |e: FileError| Fault::new(Evidence::Storage, "the job's cgroup", e.to_string());
@@ -135,7 +136,7 @@ impl RealNode {
                 0 => journal.gid,
                 own => own,
             },
-            groups: groups_of(journal),
+            groups,
         });
         spawn.session = true;
         Ok(spawn)

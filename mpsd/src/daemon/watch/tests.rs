@@ -9,6 +9,7 @@ fn said(events: &[(i32, Event)]) -> String {
         control: "/".into(),
         nvml: String::new(),
         daemons: Vec::new(),
+        servers: Vec::new(),
         start_ms: 1,
         command_ms: 1,
         over_limit: MemoryOverLimit::Ignore,
