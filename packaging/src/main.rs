@@ -107,6 +107,18 @@ impl Verb {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
+    /// One job's begin and end, and one that did not ask, against the shortest possible, on a simulated GPU.
+    Job {
+        /// Rounds of each side.
+        #[arg(long, default_value_t = 20)]
+        rounds: u32,
+        /// Another build's programs, to be measured in turn with these.
+        #[arg(long, value_name = "DIRECTORY")]
+        beside: Option<std::path::PathBuf>,
+        /// Where the result goes, as JSON.
+        #[arg(long, default_value = "target/bench-job.json")]
+        out: std::path::PathBuf,
+    },
     /// Jobs, clients and nodes at once against one.
     Scale {
         /// Rounds of each.
@@ -200,6 +212,14 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             cargo::build(MEASURED)?;
             let out = out.display().to_string();
             cargo::become_program("bench-scale", &["--rounds", &rounds.to_string(), "--out", &out])
+        }
+        Verb::Bench(Bench::Job { rounds, beside, out }) => {
+            cargo::build(MEASURED)?;
+            let (rounds, out) = (rounds.to_string(), out.display().to_string());
+            let beside = beside.as_ref().map(|dir| dir.display().to_string());
+            let mut arguments = vec!["--rounds", &rounds, "--out", &out];
+            arguments.extend(beside.iter().flat_map(|dir| ["--beside", dir]));
+            cargo::become_program("bench-job", &arguments)
         }
         Verb::Bench(Bench::Srun { pairs, out }) => {
             slurm::run()?;

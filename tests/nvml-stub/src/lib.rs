@@ -52,6 +52,7 @@ fn initialize() -> Return {
     if node.is.nvml.init_killed {
         let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
     }
+    std::thread::sleep(std::time::Duration::from_millis(node.is.times.nvml));
     if node.is.nvml.init_fails {
         return DRIVER_NOT_LOADED;
     }

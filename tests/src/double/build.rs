@@ -117,6 +117,7 @@ impl Builder {
                 server_ready: (5, 5),
                 server_exit: 5,
                 client: 2,
+                nvml: 0,
             }
         })
     }

@@ -155,6 +155,8 @@ pub struct Times {
     pub server_exit: u64,
     /// From a client's connection to its context.
     pub client: u64,
+    /// Of `nvmlInit`.
+    pub nvml: u64,
 }
 
 impl Default for Times {
@@ -164,6 +166,7 @@ impl Default for Times {
             server_ready: (106, 263),
             server_exit: 70,
             client: 90,
+            nvml: 12,
         }
     }
 }

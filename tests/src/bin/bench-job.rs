@@ -1,0 +1,266 @@
+//! What our own part of a job costs, on a simulated GPU with recorded times: `mps-prologue` and `mps-epilogue` against the
+//! floor, NVIDIA's daemon and server by the shortest possible means, and both programs for a job that did not ask against a
+//! program that does nothing. All sides in turn, each first in every second round. Other builds of the same programs can take
+//! part (`--beside`). Started by `cargo xtask bench job`; on a real GPU `cargo xtask hardware` measures the same.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use serde_json::{Value, json};
+use tests::double::look::wait_until;
+use tests::double::{NodeDouble, copy_program};
+use tests::place::{Place, Running};
+use tests::stage::{USER, as_user};
+
+/// Longest that anything here may take.
+const LIMIT: Duration = Duration::from_secs(60);
+const GPU: &str = "NVIDIA H200";
+/// `nvmlInit` there, and from `start_server` to Ready: recorded.
+const NVML_MS: u64 = 25;
+const READY_MS: u64 = 250;
+/// Runs of a job that did not ask in a round: they are short.
+const OTHERS: usize = 5;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Rounds.
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+    /// Another build's mps-prologue, mps-epilogue and mpsd, to be measured in turn with these.
+    #[arg(long, value_name = "DIRECTORY")]
+    beside: Option<PathBuf>,
+    /// Where the result goes.
+    #[arg(long)]
+    out: PathBuf,
+}
+
+/// What is measured, by name; milliseconds.
+type Times = BTreeMap<&'static str, Vec<f64>>;
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench-job: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let ours = place(None)?;
+    let other = arguments
+        .beside
+        .as_deref()
+        .map(|dir| place(Some(dir)))
+        .transpose()?;
+    let sides: Vec<&Place> = [Some(&ours), other.as_ref()].into_iter().flatten().collect();
+    let mut all: Vec<Times> = sides.iter().map(|_| Times::new()).collect();
+    let mut floor = Times::new();
+    for round in 0..=arguments.rounds {
+        let mut order: Vec<usize> = (0..=sides.len()).collect();
+        order.rotate_left(round % (sides.len() + 1));
+        let mut now: Vec<Times> = sides.iter().map(|_| Times::new()).collect();
+        let mut floor_now = Times::new();
+        for number in order {
+            match sides.get(number) {
+                Some(side) => job(side, &mut now[number])?,
+                None => by_hand(&ours, &mut floor_now)?,
+            }
+        }
+        // The first brings programs into the page cache.
+        if round > 0 {
+            all.iter_mut().zip(now).for_each(|(all, now)| add(all, now));
+            add(&mut floor, floor_now);
+        }
+    }
+    let told = json!({
+        "simulated": format!("{GPU}: nvmlInit {NVML_MS} ms, a server ready after {READY_MS} ms"),
+        "cpus": std::thread::available_parallelism()?.get(),
+        "rounds": arguments.rounds,
+        "floor": spreads(&floor),
+        "ours": against(&all[0], &floor),
+        "beside": all.get(1).map(|times| against(times, &floor)),
+    });
+    println!("{told:#}");
+    if let Some(dir) = arguments.out.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    std::fs::write(&arguments.out, format!("{told:#}\n"))
+        .with_context(|| format!("cannot write '{}'", arguments.out.display()))
+}
+
+/// A node with this build's programs, or those in `programs`.
+fn place(programs: Option<&Path>) -> Result<Place> {
+    let node = NodeDouble::builder().gpus(1, GPU).times(|times| {
+        times.nvml = NVML_MS;
+        times.server_ready = (READY_MS, READY_MS);
+    });
+    let place = Place::new(node, "compute_mode = \"keep\"\n");
+    for name in ["mps-prologue", "mps-epilogue", "mpsd"] {
+        let Some(from) = programs.map(|dir| dir.join(name)) else {
+            break;
+        };
+        let to = place.stage.program(name);
+        std::fs::remove_file(&to)?;
+        copy_program(&from, &to).with_context(|| format!("cannot copy '{}'", from.display()))?;
+        std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(place)
+}
+
+/// One job that asked, and some that did not.
+fn job(place: &Place, times: &mut Times) -> Result<()> {
+    let mut took = |name, ran: tests::stage::Ran| -> Result<()> {
+        ensure!(ran.code == Some(0), "{name}: {ran:?}");
+        times.entry(name).or_default().push(milliseconds(ran.took));
+        Ok(())
+    };
+    took("prologue_ms", place.stage.torque("700.srv", "MPS=true"))?;
+    took("epilogue_ms", place.strict_end("700.srv"))?;
+    let as_before = wait_until(LIMIT, || place.difference().is_empty());
+    ensure!(as_before, "{:?}", place.difference());
+    for _ in 0..OTHERS {
+        let not_asked = || place.stage.torque("701.srv", "mps_physics");
+        took("prologue_not_asked_ms", not_asked())?;
+        took("epilogue_not_asked_ms", place.stage.torque_end("701.srv"))?;
+    }
+    Ok(())
+}
+
+/// NVIDIA's daemon and server by the shortest possible means, and a program that does nothing.
+fn by_hand(place: &Place, times: &mut Times) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    nix::unistd::chown(dir.path(), Some(user()?), None)?;
+    let control = |arguments: &[&str]| {
+        let mut command = as_user(USER, place.stage.node.control());
+        command.args(arguments).env_clear();
+        command.env("CUDA_MPS_PIPE_DIRECTORY", dir.path());
+        command.env("CUDA_MPS_LOG_DIRECTORY", dir.path());
+        command.env("CUDA_VISIBLE_DEVICES", &place.stage.node.uuids()[0]);
+        command
+    };
+    let begin = Instant::now();
+    let log = dir.path().join("said");
+    let daemon = control(&["-f"])
+        .stdin(Stdio::null())
+        .stdout(std::fs::File::create(&log)?)
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut daemon = Running(daemon);
+    ensure!(wait_closely(|| dir.path().join("control").exists()), "no socket");
+    let start = format!("start_server -uid {}\n", user()?);
+    while !said(control(&[]), &start)? {}
+    let ready = || {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let mut pids = text.lines().filter_map(|line| {
+            let (_, rest) = line.split_once("NEW SERVER ")?;
+            rest.strip_suffix(": Ready")?.parse::<i32>().ok()
+        });
+        pids.next()
+    };
+    ensure!(wait_closely(|| ready().is_some()), "no server");
+    let server = ready().unwrap_or_default();
+    times
+        .entry("start_ms")
+        .or_default()
+        .push(milliseconds(begin.elapsed()));
+    let begin = Instant::now();
+    said(control(&[]), "quit\n")?;
+    daemon.0.wait()?;
+    ensure!(
+        wait_closely(|| !Path::new(&format!("/proc/{server}")).exists()),
+        "a server that stays"
+    );
+    times
+        .entry("quit_ms")
+        .or_default()
+        .push(milliseconds(begin.elapsed()));
+    for _ in 0..OTHERS {
+        let begin = Instant::now();
+        tests::stage::finish(Command::new("/bin/true"));
+        times
+            .entry("nothing_ms")
+            .or_default()
+            .push(milliseconds(begin.elapsed()));
+    }
+    Ok(())
+}
+
+/// One session: whether anybody listened.
+fn said(mut control: Command, commands: &str) -> Result<bool> {
+    let mut child: Child = control
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let written = child
+        .stdin
+        .take()
+        .map(|mut input| input.write_all(commands.as_bytes()));
+    let _ = written;
+    Ok(child.wait()?.success())
+}
+
+fn wait_closely(is_so: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + LIMIT;
+    while !is_so() {
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    true
+}
+
+fn user() -> Result<nix::unistd::Uid> {
+    let user = nix::unistd::User::from_name(USER)?.context("no such user")?;
+    Ok(user.uid)
+}
+
+fn add(all: &mut Times, more: Times) {
+    for (name, values) in more {
+        all.entry(name).or_default().extend(values);
+    }
+}
+
+fn spreads(times: &Times) -> Value {
+    let one = |(name, values): (&&str, &Vec<f64>)| {
+        let at = |part: f64| quantile(values, part);
+        (
+            (*name).to_owned(),
+            json!({"median": at(0.5), "quartiles": [at(0.25), at(0.75)]}),
+        )
+    };
+    times.iter().map(one).collect::<serde_json::Map<_, _>>().into()
+}
+
+/// With the ratios to the floor.
+fn against(times: &Times, floor: &Times) -> Value {
+    let ratio = |of: &str, to: &str| rounded(quantile(&times[of], 0.5) / quantile(&floor[to], 0.5));
+    let mut told = spreads(times);
+    told["prologue_times_the_floor"] = ratio("prologue_ms", "start_ms").into();
+    told["epilogue_times_the_floor"] = ratio("epilogue_ms", "quit_ms").into();
+    told
+}
+
+fn quantile(values: &[f64], part: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = ((sorted.len().saturating_sub(1)) as f64 * part).round() as usize;
+    sorted.get(at).copied().unwrap_or(f64::NAN)
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1e3)
+}
+
+fn rounded(number: f64) -> f64 {
+    (number * 1000.0).round() / 1000.0
+}
