@@ -479,7 +479,7 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
             index,
             uuid: GpuUuid::parse(&format!("GPU-0000000{minor}"))?,
             name: "NVIDIA H200".to_owned(),
-            memory_mib: 143_771,
+            memory_mib: Some(143_771),
             mode: ComputeMode::Default,
             mig: mpsd_core::gpu::Mig::Off,
             capability: (9, 0),

@@ -26,6 +26,7 @@ mod lifted;
 mod metrics;
 mod mig;
 mod mpsctl;
+mod no_memory_told;
 mod partitions;
 mod plans;
 mod reconcile;

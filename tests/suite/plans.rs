@@ -170,7 +170,7 @@ fn given(devices: &mut Devices, name: &str) {
 fn old(gpu: &mut mpsd_core::Gpu) {
     gpu.name = "Tesla P100".to_owned();
     gpu.capability = (6, 0);
-    gpu.memory_mib = 16_384;
+    gpu.memory_mib = Some(16_384);
 }
 
 #[test]

@@ -109,8 +109,8 @@ pub struct Gpu {
     pub uuid: GpuUuid,
     /// Product name (`NVIDIA H200`).
     pub name: String,
-    /// Total memory, MiB.
-    pub memory_mib: u64,
+    /// Total memory, MiB; none where NVML does not tell, as where it is the machine's.
+    pub memory_mib: Option<u64>,
     /// Compute mode found.
     pub mode: ComputeMode,
     /// What MIG makes of it.

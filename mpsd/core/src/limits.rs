@@ -113,13 +113,14 @@ impl Amount {
     /// 1024 TiB: far above any GPU, far below any overflow.
     const MOST_MEBIBYTES: u64 = 1 << 30;
 
-    /// The limit in whole MiB on a GPU with `total_mib` MiB, rounded down, at least 1.
-    pub fn mebibytes_of(self, total_mib: u64) -> u64 {
+    /// The limit in whole MiB on a GPU with `total_mib` MiB, rounded down, at least 1; none if it is a share of what is not known.
+    pub fn mebibytes_of(self, total_mib: Option<u64>) -> Option<u64> {
         match self {
-            Amount::Mebibytes(mebibytes) => mebibytes,
+            Amount::Mebibytes(mebibytes) => Some(mebibytes),
             Amount::Percent(share) => {
-                let part = u128::from(total_mib) * u128::from(share.tenths()) / 1000;
-                u64::try_from(part).unwrap_or(total_mib).max(1)
+                let total = total_mib?;
+                let part = u128::from(total) * u128::from(share.tenths()) / 1000;
+                Some(u64::try_from(part).unwrap_or(total).max(1))
             }
         }
     }

@@ -132,13 +132,13 @@ impl Nvml {
         let capability = device
             .cuda_compute_capability()
             .map_err(failed("nvmlDeviceGetCudaComputeCapability"))?;
-        let memory = device.memory_info().map_err(failed("nvmlDeviceGetMemoryInfo"))?;
+        let memory = memory_mib(&device).map_err(failed("nvmlDeviceGetMemoryInfo"))?;
         let mig = is_mig(&device).map_err(failed("nvmlDeviceGetMigMode"))?;
         let gpu = Gpu {
             index,
             uuid,
             name: device.name().map_err(failed("nvmlDeviceGetName"))?,
-            memory_mib: memory.total / MIB,
+            memory_mib: memory,
             // In MIG mode only its devices may be asked (docs/facts/mps-control.md#mig).
             mode: match mig {
                 true => ComputeMode::Default,
@@ -331,11 +331,17 @@ fn mig_device(device: &Device<'_>, number: u32, most: u32, parent: &Gpu) -> Resu
     Ok(Gpu {
         uuid,
         name: mig.name()?,
-        memory_mib: mig.memory_info()?.total / MIB,
+        memory_mib: memory_mib(&mig)?,
         mode: or_unknown(mig.compute_mode().map(ours), ComputeMode::Default)?,
         mig: Mig::Device { slices, of: most },
         ..parent.clone()
     })
+}
+
+/// A GPU whose memory is the machine's does not tell how much it is, or says zero (docs/facts/mps-control.md#nvml).
+fn memory_mib(device: &Device<'_>) -> Result<Option<u64>, Cause> {
+    let total = device.memory_info().map(|memory| Some(memory.total / MIB));
+    Ok(or_unknown(total, None)?.filter(|mib| *mib > 0))
 }
 
 /// Before Ampere, and drivers before MIG, there is none.

@@ -26,7 +26,7 @@ pub struct Share {
 impl Share {
     /// By how many each GPU's memory is divided at least: by more than its tasks where a ceiling is lower than their share.
     pub fn divides_memory_by(&self, gpus: &[&Gpu]) -> Option<u32> {
-        let whole = |uuid: &GpuUuid| Some(gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib);
+        let whole = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid)?.memory_mib;
         let parts = self
             .memory
             .iter()
@@ -94,9 +94,10 @@ impl Wanted<'_> {
     /// The most that the site, and each GPU, let a client have.
     pub fn most(&self) -> ClientLimits {
         let of_gpu = |gpu: &&Gpu| {
-            let ceiling = self.ceilings.memory.map(|most| most.mebibytes_of(gpu.memory_mib));
-            let total = gpu.memory_mib;
-            (gpu.uuid.clone(), ceiling.map_or(total, |most| most.min(total)))
+            let ceiling = self.ceilings.memory;
+            let ceiling = ceiling.map(|most| most.mebibytes_of(gpu.memory_mib).unwrap_or(0));
+            let most = ceiling.into_iter().chain(gpu.memory_mib).min();
+            (gpu.uuid.clone(), most.unwrap_or(u64::MAX))
         };
         ClientLimits {
             threads: Some(self.ceilings.threads.unwrap_or(Percent::WHOLE)),
@@ -154,12 +155,17 @@ impl Wanted<'_> {
     }
 
     fn memory(&self) -> Result<Memory, Refusal> {
-        let even = |parts: u32| self.on_each(|gpu| (gpu.memory_mib / u64::from(parts.max(1))).max(1));
-        let all = |amount: Amount| self.on_each(|gpu| amount.mebibytes_of(gpu.memory_mib));
+        let even = |parts: u32| {
+            self.on_each(|gpu| {
+                let total = gpu.memory_mib.ok_or_else(|| self.untold(gpu))?;
+                Ok((total / u64::from(parts.max(1))).max(1))
+            })
+        };
+        let all = |amount: Amount| self.on_each(|gpu| self.part(gpu, amount));
         let daemons = match (&self.request.memory, self.request.replicas) {
             (_, Some(replicas)) => even(replicas)?,
             (None, None) => match self.ceilings.memory {
-                Some(_) => self.on_each(|gpu| gpu.memory_mib)?,
+                Some(_) => self.on_each(|gpu| Ok(gpu.memory_mib.unwrap_or(u64::MAX)))?,
                 None => Vec::new(),
             },
             (Some(MemoryLimit::Auto), _) => even(self.tasks("MPS_MEM")?)?,
@@ -169,9 +175,9 @@ impl Wanted<'_> {
                 let ranks = list.iter().map(|amount| all(*amount));
                 let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
                 // As with threads, the daemon holds the largest and each rank lowers its own.
-                let most = self.gpus.iter().enumerate().map(|(n, gpu)| {
+                let most = self.gpus.iter().enumerate().filter_map(|(n, gpu)| {
                     let most = ranks.iter().map(|rank| rank[n].1).max();
-                    (gpu.uuid.clone(), most.unwrap_or(gpu.memory_mib))
+                    Some((gpu.uuid.clone(), most?))
                 });
                 return Ok((most.collect(), ranks));
             }
@@ -179,21 +185,48 @@ impl Wanted<'_> {
         Ok((daemons, Vec::new()))
     }
 
-    fn on_each(&self, mib: impl Fn(&Gpu) -> u64) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
-        let limit = |gpu: &&Gpu| Ok((gpu.uuid.clone(), self.limit(gpu, mib(gpu))?));
+    fn on_each(&self, mib: impl Fn(&Gpu) -> Result<u64, Refusal>) -> Result<Vec<(GpuUuid, u64)>, Refusal> {
+        let limit = |gpu: &&Gpu| Ok((gpu.uuid.clone(), self.limit(gpu, mib(gpu)?)?));
         self.gpus.iter().map(limit).collect()
+    }
+
+    /// So much of a GPU, MiB.
+    fn part(&self, gpu: &Gpu, amount: Amount) -> Result<u64, Refusal> {
+        let part = amount.mebibytes_of(gpu.memory_mib);
+        part.ok_or_else(|| self.untold(gpu))
+    }
+
+    /// The job's share of a GPU's memory, where nobody knows of how much.
+    fn untold(&self, gpu: &Gpu) -> Refusal {
+        let key = match self.request.replicas {
+            Some(_) => Key::Replicas,
+            None => Key::Mem,
+        };
+        let word = self.wording.token(key, self.request.value(key).as_deref());
+        let size = self.wording.token(Key::Mem, Some("4G"));
+        untold(one_line(&word, SHOWN), gpu, &format!("a size, as in {size}"))
+    }
+
+    /// The ceiling on a GPU, MiB.
+    fn ceiling(&self, gpu: &Gpu, ceiling: Amount) -> Result<u64, Refusal> {
+        let most = ceiling.mebibytes_of(gpu.memory_mib);
+        most.ok_or_else(|| {
+            let what = format!("this site's memory ceiling of {ceiling}");
+            untold(what, gpu, "none, until an administrator sets it to a size")
+        })
     }
 
     /// A limit of so many MiB on a GPU, under the ceiling.
     fn limit(&self, gpu: &Gpu, mib: u64) -> Result<u64, Refusal> {
-        let total = gpu.memory_mib;
+        let total = gpu.memory_mib.unwrap_or(u64::MAX);
         if let Some(ceiling) = self.ceilings.memory
-            && mib > ceiling.mebibytes_of(total)
+            && let most = self.ceiling(gpu, ceiling)?
+            && mib > most
         {
             let above = |key, allowed| Err(self.above(key, "memory limit", ceiling, allowed));
             return match (&self.asked.memory, self.asked.replicas) {
                 (_, Some(_)) => above(Key::Replicas, "more replicas, each of them smaller".to_owned()),
-                (None | Some(MemoryLimit::Auto), _) => Ok(ceiling.mebibytes_of(total).min(total)),
+                (None | Some(MemoryLimit::Auto), _) => Ok(most.min(total)),
                 _ => above(Key::Mem, format!("at most {ceiling}")),
             };
         }
@@ -226,19 +259,27 @@ impl Wanted<'_> {
                 let why = format!("the job has {has} on this node");
                 Refusal::new(format!("memory limit for GPU {selector}"), why, allowed)
             })?;
-            limits.push((
-                gpu.uuid.clone(),
-                self.limit(gpu, amount.mebibytes_of(gpu.memory_mib))?,
-            ));
+            limits.push((gpu.uuid.clone(), self.limit(gpu, self.part(gpu, *amount)?)?));
         }
         if let Some(ceiling) = self.ceilings.memory {
             let named: Vec<GpuUuid> = limits.iter().map(|(uuid, _)| uuid.clone()).collect();
             let left_out = self.gpus.iter().filter(|gpu| !named.contains(&gpu.uuid));
-            let most = |gpu: &Gpu| ceiling.mebibytes_of(gpu.memory_mib).min(gpu.memory_mib);
-            limits.extend(left_out.map(|gpu| (gpu.uuid.clone(), most(gpu))));
+            for gpu in left_out {
+                let most = self.ceiling(gpu, ceiling)?;
+                limits.push((gpu.uuid.clone(), most.min(gpu.memory_mib.unwrap_or(most))));
+            }
         }
         Ok(limits)
     }
+}
+
+/// What can only be reckoned from a GPU's memory, which NVML does not tell.
+fn untold(what: String, gpu: &Gpu, allowed: &str) -> Refusal {
+    let why = format!(
+        "NVML does not tell how much memory GPU {} '{}' has",
+        gpu.index, gpu.name
+    );
+    Refusal::new(what, why, allowed)
 }
 
 #[cfg(test)]

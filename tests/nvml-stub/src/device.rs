@@ -152,6 +152,9 @@ pub unsafe extern "C" fn nvmlDeviceGetName(device: Device, name: *mut c_char, le
 /// Total, used and free memory in bytes.
 fn memory(device: Device) -> Result<(u64, u64, u64), Return> {
     let (node, gpu) = part(device)?;
+    if !gpu.memory_told {
+        return Err(NOT_SUPPORTED);
+    }
     let used: u64 = contexts(&node, &gpu).iter().map(|c| c.bytes).sum();
     let total = gpu.memory_mib * MIB;
     Ok((total, used, total.saturating_sub(used + RESERVED_MIB * MIB)))

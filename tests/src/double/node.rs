@@ -58,6 +58,9 @@ pub struct Gpu {
     /// Total memory as NVML tells it, in MiB.
     #[serde(default = "memory_mib")]
     pub memory_mib: u64,
+    /// Whether NVML tells its memory at all: not where it is the machine's (GB10).
+    #[serde(default = "yes")]
+    pub memory_told: bool,
     /// Total memory as CUDA tells it, in MiB (less than NVML's).
     #[serde(default = "cuda_memory_mib")]
     pub cuda_memory_mib: u64,

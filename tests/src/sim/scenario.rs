@@ -47,7 +47,7 @@ pub fn h200(index: u32) -> Gpu {
         index,
         uuid: GpuUuid::parse(&format!("GPU-{index:08x}-0000-4000-8000-000000000000")).expect("uuid"),
         name: "NVIDIA H200".to_owned(),
-        memory_mib: 143_771,
+        memory_mib: Some(143_771),
         mode: ComputeMode::Default,
         mig: Mig::Off,
         capability: (9, 0),
@@ -64,7 +64,7 @@ pub fn mig(gpu: &Gpu, number: u32) -> Gpu {
     Gpu {
         uuid: GpuUuid::parse(&uuid).expect("uuid"),
         name: format!("{} MIG {slices}g.{}gb", gpu.name, 18 * eighths),
-        memory_mib: gpu.memory_mib * eighths / 8,
+        memory_mib: gpu.memory_mib.map(|all| all * eighths / 8),
         mig: Mig::Device {
             slices: slices as u32,
             of: 7,

@@ -121,10 +121,16 @@ fn shares_of_a_gpu() {
     assert_eq!(Percent::auto(2), Percent::WHOLE);
     assert_eq!(Percent::auto(8), Percent(250));
     assert_eq!(Percent::auto(3), Percent(666));
-    assert_eq!(Amount::Percent(Percent(333)).mebibytes_of(1000), 333);
-    assert_eq!(Amount::Percent(Percent(10)).mebibytes_of(10), 1);
-    assert_eq!(Amount::Percent(Percent::WHOLE).mebibytes_of(u64::MAX), u64::MAX);
-    assert_eq!(Amount::Mebibytes(900).mebibytes_of(10), 900);
+    assert_eq!(Amount::Percent(Percent(333)).mebibytes_of(Some(1000)), Some(333));
+    assert_eq!(Amount::Percent(Percent(10)).mebibytes_of(Some(10)), Some(1));
+    assert_eq!(
+        Amount::Percent(Percent::WHOLE).mebibytes_of(Some(u64::MAX)),
+        Some(u64::MAX)
+    );
+    assert_eq!(Amount::Percent(Percent::WHOLE).mebibytes_of(None), None);
+    for total in [Some(10), None] {
+        assert_eq!(Amount::Mebibytes(900).mebibytes_of(total), Some(900));
+    }
 }
 
 #[test]

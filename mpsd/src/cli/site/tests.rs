@@ -41,7 +41,7 @@ fn each_gpu_has_its_own_products_replicas() {
         index,
         uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),
         name: name.to_owned(),
-        memory_mib: 1024,
+        memory_mib: Some(1024),
         mode: ComputeMode::Default,
         mig: mpsd_core::gpu::Mig::Off,
         capability: (9, 0),

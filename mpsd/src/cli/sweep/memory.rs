@@ -16,8 +16,8 @@ const MIB: u64 = 1 << 20;
 pub struct Memory {
     worker: NvmlWorker,
     gpus: Vec<GpuUuid>,
-    /// Of the smallest GPU. MiB.
-    pub total_mib: u64,
+    /// Of the smallest GPU, MiB; none where NVML does not tell it of each.
+    pub total_mib: Option<u64>,
 }
 
 impl Memory {
@@ -30,6 +30,7 @@ impl Memory {
             .collect::<Option<_>>()?;
         let inventory: Inventory = worker.ask(&Question::Inventory).ok()?;
         let totals = gpus.iter().map(|gpu| Some(inventory.by_uuid(gpu)?.memory_mib));
+        // None is less than any number.
         let total_mib = totals.collect::<Option<Vec<_>>>()?.into_iter().min()?;
         Some(Self {
             worker,

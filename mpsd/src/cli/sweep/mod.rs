@@ -134,7 +134,7 @@ impl Sweep {
                 .map_or("completions an hour", Metric::unit)
                 .to_owned(),
             gpus: u32::try_from(places.gpus.len()).unwrap_or(1).max(1),
-            gpu_memory_mib: memory.map(|memory| memory.total_mib),
+            gpu_memory_mib: memory.and_then(|memory| memory.total_mib),
             most_clients: places.most_clients(),
             pbs,
             rows: Vec::new(),

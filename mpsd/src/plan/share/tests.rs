@@ -2,12 +2,12 @@ use super::*;
 use mpsd_core::ComputeMode;
 use mpsd_core::config::Config;
 
-fn gpu(index: u32, memory_mib: u64) -> Gpu {
+fn gpu(index: u32, memory_mib: impl Into<Option<u64>>) -> Gpu {
     Gpu {
         index,
         uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
         name: "NVIDIA X".to_owned(),
-        memory_mib,
+        memory_mib: memory_mib.into(),
         mode: ComputeMode::Default,
         mig: mpsd_core::gpu::Mig::Off,
         capability: (9, 0),
@@ -129,4 +129,59 @@ fn a_ceiling_below_its_share_divides_a_gpu_by_more() {
     assert_eq!(parts([40_960, 20_480]), Some(2), "the share of two tasks");
     // Under a ceiling of 10G: four tasks on one of them may keep it.
     assert_eq!(parts([10_240, 10_240]), Some(4));
+}
+
+/// GPU 0 tells no size, GPU 1 does.
+#[test]
+fn where_no_size_is_told_a_size_is_a_limit_and_a_share_is_refused() {
+    let of = |config: &str, account: &str| -> Result<Vec<u64>, String> {
+        let settings = Config::parse(config).unwrap().for_node("n1", &[]).unwrap();
+        let gpus = [gpu(0, None), gpu(1, 81_920)];
+        let asked = Request::from_account(account).unwrap().unwrap();
+        let wanted = Wanted {
+            asked: &asked,
+            wording: Wording::Account,
+            request: &settings.with_defaults(&asked),
+            ceilings: &settings.ceilings,
+            gpus: &gpus.iter().collect::<Vec<_>>(),
+            tasks: Some(4),
+        };
+        let share = wanted.share().map_err(|refusal| refusal.to_string())?;
+        Ok(share.memory.iter().map(|(_, mib)| *mib).collect())
+    };
+    let size = "[ceilings]\nmem = \"10G\"\n";
+    assert_eq!(of("", "MPS=on"), Ok(vec![]));
+    assert_eq!(of("", "MPS=on,MPS_MEM=4G"), Ok(vec![4096, 4096]));
+    assert_eq!(of("", "MPS=on,MPS_MEM=2G:4G"), Ok(vec![4096, 4096]));
+    assert_eq!(of("", "MPS=on,MPS_MEM=1=25%"), Ok(vec![20_480]));
+    assert_eq!(of(size, "MPS=on"), Ok(vec![10_240, 10_240]));
+    assert_eq!(of(size, "MPS=on,MPS_MEM=1=2G"), Ok(vec![2048, 10_240]));
+    let why = "NVML does not tell how much memory GPU 0 'NVIDIA X' has; allowed:";
+    for (config, account, what) in [
+        ("", "MPS=on,MPS_MEM=25%", "MPS_MEM=25%"),
+        ("", "MPS=on,MPS_MEM=auto", "MPS_MEM=auto"),
+        ("", "MPS=on,MPS_MEM=0=25%", "MPS_MEM=0=25%"),
+        ("", "MPS=on,MPS_MEM=4G:25%", "MPS_MEM=4G:25%"),
+        ("", "MPS=on,MPS_REPLICAS=4", "MPS_REPLICAS=4"),
+        ("[defaults]\nmem = \"25%\"\n", "MPS=on", "MPS_MEM=25%"),
+        (size, "MPS=on,MPS_MEM=25%", "MPS_MEM=25%"),
+        (
+            "[ceilings]\nmem = \"50%\"\n",
+            "MPS=on",
+            "this site's memory ceiling of 50%",
+        ),
+        (
+            "[ceilings]\nmem = \"50%\"\n",
+            "MPS=on,MPS_MEM=4G",
+            "this site's memory ceiling of 50%",
+        ),
+        (
+            "[ceilings]\nmem = \"50%\"\n",
+            "MPS=on,MPS_MEM=1=2G",
+            "this site's memory ceiling of 50%",
+        ),
+    ] {
+        let refusal = of(config, account).unwrap_err();
+        assert!(refusal.starts_with(&format!("{what}: {why}")), "{refusal}");
+    }
 }

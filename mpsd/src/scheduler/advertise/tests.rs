@@ -9,7 +9,7 @@ fn gpu(index: u32, capability: (u32, u32), mig: bool) -> Gpu {
         index,
         uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
         name: "NVIDIA X".to_owned(),
-        memory_mib: 81_920,
+        memory_mib: Some(81_920),
         mode: ComputeMode::Default,
         mig: if mig {
             mpsd_core::gpu::Mig::On

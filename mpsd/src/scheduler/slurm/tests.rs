@@ -82,7 +82,7 @@ fn node(minors: &[u32]) -> Inventory {
         index,
         uuid: uuid(index),
         name: "NVIDIA H200".to_owned(),
-        memory_mib: 143_771,
+        memory_mib: Some(143_771),
         mode: ComputeMode::Default,
         mig: mpsd_core::gpu::Mig::Off,
         capability: (9, 0),
