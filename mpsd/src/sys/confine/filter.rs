@@ -152,3 +152,6 @@ fn fail(errno: i32) -> sock_filter {
 fn allow() -> sock_filter {
     instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW)
 }
+
+#[cfg(test)]
+mod tests;
