@@ -12,6 +12,11 @@ const SAID: &str = "/tmp/said";
 
 /// Starts it on the node, which is the submitting host as well; its pid.
 fn start(c: &mut Cluster, words: &[&str]) -> i32 {
+    start_at(c, &format!("/home/{}", USER.0), words)
+}
+
+/// The same with this home.
+fn start_at(c: &mut Cluster, home: &str, words: &[&str]) -> i32 {
     let server = c.server();
     for dir in ["queue", "jobs", "deleted"] {
         std::fs::create_dir_all(server.join(dir)).unwrap();
@@ -27,9 +32,9 @@ fn start(c: &mut Cluster, words: &[&str]) -> i32 {
     let gpu = "/var/srv/pbs/gpu-nodea";
     let probe = format!("#!/bin/sh\nexec {gpu}/fake-cuda-client --node {gpu}\n");
     c.nodes[0].write("/usr/bin/mps-probe", &probe, 0o755);
-    let (user, uid) = USER;
+    let (_, uid) = USER;
     let env = [
-        ("HOME", format!("/home/{user}")),
+        ("HOME", home.to_owned()),
         ("PATH", "/usr/local/bin:/opt/pbs/bin:/usr/bin:/bin".to_owned()),
     ];
     let argv = [&["/usr/bin/mpsctl", "selftest"], words].concat();
@@ -181,4 +186,48 @@ fn a_late_job_and_one_of_who_loses_patience_are_deleted() {
     let text = said(&mut c);
     assert!(text.contains("ended by SIGINT"), "{text}");
     assert!(c.server().join("deleted/1.pbsserver").exists());
+}
+
+/// The job is in the queue, and who submitted it has not been told its number.
+#[test]
+fn a_job_whose_qsub_does_not_answer_is_deleted() {
+    for (product, signal) in [(Product::OpenPbs, None), (Product::Torque, Some(2))] {
+        let mut c = Cluster::new(product, &["nodea"]);
+        std::fs::write(c.server().join("qsub-hangs"), "").unwrap();
+        let wait = if signal.is_none() { "3" } else { "300" };
+        let pid = start(&mut c, &["--wait", wait]);
+        next(&c, "0.pbsserver");
+        if let Some(signal) = signal {
+            c.nodes[0].signal(pid, signal);
+        }
+        assert_eq!(c.nodes[0].wait(pid, 20_000), Ended::Code(2), "{}", said(&mut c));
+        let text = said(&mut c);
+        let words = if signal.is_none() {
+            "it had not ended after 3 s, and was cancelled"
+        } else {
+            "ended by SIGINT"
+        };
+        assert!(text.contains(words), "{text}");
+        assert!(
+            c.server().join("deleted/0.pbsserver").exists(),
+            "the job stays: {text}"
+        );
+    }
+}
+
+/// Nothing is submitted whose output could not come back: another directory is on this host alone, or everybody's.
+#[test]
+fn without_a_home_for_the_output_nothing_is_submitted() {
+    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
+    for (home, why) in [
+        ("", "HOME is ''"),
+        ("/nonexistent", "HOME is '/nonexistent'"),
+        ("/etc", "HOME is '/etc'"),
+    ] {
+        let pid = start_at(&mut c, home, &["--wait", "3"]);
+        assert_eq!(c.nodes[0].wait(pid, 20_000), Ended::Code(2));
+        let text = said(&mut c);
+        assert!(text.contains(why) && text.contains("allowed: HOME="), "{text}");
+        assert!(!c.server().join("queue/0.pbsserver").exists(), "{text}");
+    }
 }

@@ -186,9 +186,8 @@ fn its_own_job_is_cancelled(cell: &Context) -> Result<()> {
     cell.bed
         .wait_until("an empty queue", LIMIT, || Ok(queue()?.is_empty()))?;
     let job = start(cell, &["--", "--begin=now+600"], &[])?;
-    cell.bed.wait_until("a job in the queue", LIMIT, || {
-        Ok(queue()?.contains("mpsd-selftest"))
-    })?;
+    cell.bed
+        .wait_until("a job in the queue", LIMIT, || Ok(queue()?.contains("selftest-")))?;
     job.signal(Signal::SIGINT)?;
     let done = job.wait(LIMIT)?.exits(2)?;
     ensure!(

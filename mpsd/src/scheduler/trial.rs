@@ -3,7 +3,7 @@
 /// What one job of a trial is to do.
 #[derive(Debug, Clone, Copy)]
 pub struct Order<'a> {
-    /// A name that no other job of the user's has.
+    /// A name that no other job of the user's has, of 15 bytes at most, which an older PBS allows.
     pub name: &'a str,
     /// It asks for MPS, with half of the threads and 1 GiB.
     pub mps: bool,
@@ -54,6 +54,10 @@ pub trait Trial: Sync {
     fn is_over(&self, answer: &str) -> bool;
     /// Says what the job waits for: by its name, or by its id where that is known.
     fn why(&self, name: &str, id: Option<&str>) -> Typed;
+    /// Tells the ids of the jobs of this name, a line each; `None`: a job is ended by its name.
+    fn named(&self, _name: &str) -> Option<Typed> {
+        None
+    }
     /// Ends the job, or takes it out of the queue.
     fn cancel(&self, name: &str, id: Option<&str>) -> Typed;
     /// What an administrator does about a job that ended by this.

@@ -1,4 +1,4 @@
-//! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `qalter`, `printjob`, `qmgr`, `momctl`, `qsub`, `qdel`, by
+//! The commands of a PBS as its users and our programs see them: `pbsnodes`, `qstat`, `qalter`, `printjob`, `qmgr`, `momctl`, `qsub`, `qselect`, `qdel`, by
 //! the name it is called. One directory, `/var/srv/pbs`, is the server; what was recorded of refusals, exit codes and
 //! texts is kept (docs/facts/pbs.md#pbsnodes), above all that Torque's pbsnodes ends with 0 when it was refused.
 
@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         "qmgr" => qmgr(&words),
         "momctl" => 0,
         "qsub" => qsub(&words),
+        "qselect" => qselect(&words),
         "qdel" => qdel(&words),
         _ => 64,
     })
@@ -180,8 +181,26 @@ fn qsub(words: &[&str]) -> u8 {
     let id = format!("{number}.{}", text("server").unwrap_or_default());
     let job = format!("{}\n\n{script}", words.join("\n"));
     let kept = keep(&format!("jobs/{id}"), "    job_state = Q").and(keep(&format!("queue/{id}"), &job));
+    if at("qsub-hangs").exists() {
+        // The job is in the queue, and the server's answer is not: who called ends this.
+        std::thread::sleep(std::time::Duration::from_secs(120));
+    }
     println!("{id}");
     u8::from(kept.is_none())
+}
+
+/// `-N NAME`: the jobs of that name, a line each.
+fn qselect(words: &[&str]) -> u8 {
+    let ["-N", name] = words else {
+        return 2;
+    };
+    for entry in fs::read_dir(at("queue")).into_iter().flatten().flatten() {
+        let job = fs::read_to_string(entry.path()).unwrap_or_default();
+        if job.starts_with(&format!("-N\n{name}\n")) {
+            println!("{}", entry.file_name().to_string_lossy());
+        }
+    }
+    0
 }
 
 fn qdel(words: &[&str]) -> u8 {
@@ -248,6 +267,9 @@ fn qmgr(words: &[&str]) -> u8 {
         ["list", "hook", name] => text(&format!("hooks/{name}.HK")).map(|all| println!("Hook {name}\n{all}")),
         ["export", "hook", name, "application/x-config", "default"] => {
             text(&format!("hooks/{name}.CF")).map(|all| println!("{all}"))
+        }
+        ["export", "hook", name, "application/x-python", "default"] => {
+            text(&format!("hooks/{name}.PY")).map(|all| println!("{all}"))
         }
         ["list", "resource", name] => text(&format!("resources/{name}")).map(|all| println!("{all}")),
         ["create", "hook", name] => keep(

@@ -12,8 +12,8 @@ pub const USER: (&str, u32) = ("alice", 54321);
 /// Our programs.
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 /// The commands of PBS.
-const COMMANDS: [&str; 8] = [
-    "pbsnodes", "qstat", "qalter", "printjob", "qmgr", "momctl", "qsub", "qdel",
+const COMMANDS: [&str; 9] = [
+    "pbsnodes", "qstat", "qalter", "printjob", "qmgr", "momctl", "qsub", "qselect", "qdel",
 ];
 
 /// Which PBS.

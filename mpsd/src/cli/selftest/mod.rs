@@ -20,7 +20,7 @@ use mpsd_core::{Failure, Refusal};
 use nix::sys::signal::Signal;
 use run::{MARK, Runner, Stop, find, output, version};
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// The part of the job that asks; the other one's begins with what the first saw.
 const ASKS: &str = "asks";
@@ -140,8 +140,16 @@ impl Steps<'_> {
             signals,
             limit: Duration::from_secs(self.selftest.wait),
         };
-        let (name, output) = (job_name(), output((caller.env)("HOME")));
-        let output = output.display().to_string();
+        let name = job_name();
+        let output = match output((caller.env)("HOME")) {
+            Ok(file) => file.display().to_string(),
+            // srun passes it on, and needs no file.
+            Err(_) if trial.ask(&name).is_none() => String::new(),
+            Err(why) => {
+                self.add(Wrong(format!("job: none was submitted: {why}")));
+                return None;
+            }
+        };
         let part = |part: String| [words(caller, programs), vec![part]].concat();
         let program = part(ASKS.to_owned());
         let order = Order {
@@ -230,10 +238,9 @@ fn words(caller: &Caller<'_>, programs: &Path) -> Vec<String> {
     words
 }
 
-/// No other job of the user's has it.
+/// No other job that the user submits from here has it.
 fn job_name() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("mpsd-selftest-{}-{}", std::process::id(), now.as_secs())
+    format!("selftest-{:x}", std::process::id())
 }
 
 /// In a job of ours.

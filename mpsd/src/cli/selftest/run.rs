@@ -81,15 +81,11 @@ impl Runner<'_> {
     pub fn run(&self, order: &Order<'_>) -> Result<String, Stop> {
         let typed = self.trial.submit(order);
         let deadline = Deadline::after(self.limit);
-        if self.trial.ask("").is_none() {
-            return self.wait(order, &typed);
-        }
-        // It is not interrupted: the job is known by what it answers alone.
-        let submitted = say(&typed, None, COMMAND_TIME).map_err(|error| Stop::Failed(error.to_string()))?;
-        let (true, out, _) = &submitted else {
-            return Err(Stop::Failed(lines(&submitted)));
-        };
+        let out = self.typed(order, &typed)?;
         let id = out.trim().to_owned();
+        if self.trial.ask(&id).is_none() {
+            return Ok(out);
+        }
         let ended = self.until_over(order, &id, deadline);
         let output = std::fs::read_to_string(order.output);
         // Nobody else's; where it never came there is none.
@@ -103,8 +99,8 @@ impl Runner<'_> {
         })
     }
 
-    /// The command that submits ends with the job.
-    fn wait(&self, order: &Order<'_>, typed: &Typed) -> Result<String, Stop> {
+    /// The command that submits, which ends with the job or names it. Where it is ended before, the job is known by its name.
+    fn typed(&self, order: &Order<'_>, typed: &Typed) -> Result<String, Stop> {
         match say(typed, Some(self.signals), self.limit) {
             Ok((true, out, _)) => Ok(out),
             // What ran in it may have told already what failed.
@@ -158,8 +154,15 @@ impl Runner<'_> {
     }
 
     fn cancel(&self, name: &str, id: Option<&str>) {
-        // Nothing more can be done: the job has a time limit of its own.
-        let _ = say(&self.trial.cancel(name, id), None, COMMAND_TIME);
+        let named = self.trial.named(name).filter(|_| id.is_none());
+        let ids = named.map(|typed| say(&typed, None, COMMAND_TIME).map_or(String::new(), |(_, out, _)| out));
+        let ids = ids
+            .as_ref()
+            .map_or(vec![id], |ids| ids.lines().map(Some).collect());
+        for id in ids {
+            // Nothing more can be done: the job has a time limit of its own.
+            let _ = say(&self.trial.cancel(name, id), None, COMMAND_TIME);
+        }
     }
 }
 
@@ -173,9 +176,19 @@ fn lines((_, out, err): &(bool, String, String)) -> String {
     }
 }
 
-/// A file below the user's own directory for the output of a job, if there is one.
-pub fn output(home: Option<String>) -> PathBuf {
-    let home = home.filter(|home| Path::new(home).is_absolute());
-    let name = format!(".mpsd-selftest.{}", std::process::id());
-    Path::new(&home.unwrap_or_else(|| "/tmp".to_owned())).join(name)
+/// A file in the user's own directory for the output of a job. A node has no other place of the user's, and everybody's /tmp is
+/// another one there.
+///
+/// # Errors
+/// There is none, and what is allowed.
+pub fn output(home: Option<String>) -> Result<PathBuf, String> {
+    let home = home.unwrap_or_default();
+    let directory = Path::new(&home);
+    let writable = access(directory, AccessFlags::W_OK | AccessFlags::X_OK).is_ok();
+    if !directory.is_absolute() || !directory.is_dir() || !writable {
+        return Err(format!(
+            "HOME is '{home}', where its output cannot go; allowed: HOME=DIR, a directory of yours that the nodes have as well"
+        ));
+    }
+    Ok(directory.join(format!(".mpsd-selftest.{}", std::process::id())))
 }

@@ -10,8 +10,6 @@ pub(crate) struct Qsub {
     pub(crate) place: fn(Option<&str>) -> Vec<String>,
 }
 
-/// The job's name: older ones allow 15 characters.
-const NAME: &str = "mpsd-selftest";
 /// What is asked for.
 const REQUEST: &str = "MPS=true,MPS_THREADS=50,MPS_MEM=1G";
 
@@ -33,7 +31,7 @@ impl Trial for Qsub {
         let request = order.mps.then_some(REQUEST).into_iter();
         let accounts: Vec<&str> = account.as_deref().into_iter().chain(request).collect();
         let accounts = accounts.join(",");
-        let mut arguments = vec!["-N", NAME, "-j", "oe", "-o", order.output, "-S", "/bin/sh"];
+        let mut arguments = vec!["-N", order.name, "-j", "oe", "-o", order.output, "-S", "/bin/sh"];
         arguments.extend(["-l", "walltime=00:05:00"]);
         if !accounts.is_empty() {
             arguments.extend(["-A", &accounts]);
@@ -71,7 +69,12 @@ impl Trial for Qsub {
     }
 
     fn why(&self, _: &str, id: Option<&str>) -> Typed {
-        Typed::new("qstat", &["-s", id.unwrap_or_default()])
+        let job = id.map(|id| ["-s", id]);
+        Typed::new("qstat", job.as_ref().map_or(&["-Q"], |words| words))
+    }
+
+    fn named(&self, name: &str) -> Option<Typed> {
+        Some(Typed::new("qselect", &["-N", name]))
     }
 
     fn cancel(&self, _: &str, id: Option<&str>) -> Typed {
