@@ -45,6 +45,9 @@ fn a_foreign_prologue_is_never_touched() {
     assert_eq!(c.gpus[0].modes()[0], "exclusive_process");
     c.torque_end(&job, 0);
     assert_eq!(c.gpus[0].modes()[0], "default");
+    // Nothing is left to do by hand any more.
+    let text = c.nodes[0].sh("mpsctl pbs install");
+    assert!(text.contains("is the site's own and calls us"), "{text}");
     c.nodes[0].sh("mpsctl pbs uninstall; true");
     assert_eq!(
         c.nodes[0].read(&format!("{home}/prologue")).unwrap(),
@@ -114,6 +117,48 @@ fn the_hook_needs_a_manager_and_is_read_back() {
         text.contains("qmgr -c 'create resource mps type=string,flag=m'"),
         "{text}"
     );
+}
+
+/// A configuration manager runs it each time, and changes nothing where nothing is to be changed.
+#[test]
+fn install_writes_only_what_is_not_so_already() {
+    for product in [Product::Torque, Product::OpenPbs] {
+        let mut c = Cluster::new(product, &["nodea"]);
+        let (said, stat) = (
+            "wrote '|imported hook",
+            format!("stat -c '%n %i %y' {}/mom_priv/* /var/lib/mpsd/*", product.home()),
+        );
+        let before = c.nodes[0].try_sh(&stat);
+        let text = c.nodes[0].sh("mpsctl pbs install");
+        assert!(said.split('|').all(|word| !text.contains(word)), "{text}");
+        assert_eq!(c.nodes[0].try_sh(&stat), before);
+        // What was changed is put right, and said.
+        let hook = c.server().join("hooks/mpsd.HK");
+        let (file, word) = match product {
+            Product::Torque => ("/var/spool/torque/mom_priv/mpsd-job-starter", "wrote '"),
+            Product::OpenPbs => ("/var/lib/mpsd/mpsd.py", "wrote '"),
+        };
+        c.nodes[0].sh(&format!("echo '# older' >>{file}"));
+        assert!(c.nodes[0].sh("mpsctl pbs install").contains(word));
+        if product == Product::OpenPbs {
+            for (from, to) in [
+                ("alarm = 60", "alarm = 30"),
+                ("enabled = true", "enabled = false"),
+                ("execjob_abort", "execjob_prologue"),
+            ] {
+                let text = std::fs::read_to_string(&hook).unwrap();
+                assert!(text.contains(from), "{text}");
+                std::fs::write(&hook, text.replace(from, to)).unwrap();
+                assert!(
+                    c.nodes[0].sh("mpsctl pbs install").contains("imported hook"),
+                    "{from}"
+                );
+                assert!(std::fs::read_to_string(&hook).unwrap().contains(from));
+            }
+            std::fs::write(c.server().join("hooks/mpsd.PY"), "import pbs\n").unwrap();
+            assert!(c.nodes[0].sh("mpsctl pbs install").contains("imported hook"));
+        }
+    }
 }
 
 /// A stock server counts GPUs: said before the first user is refused.

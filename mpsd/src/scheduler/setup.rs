@@ -6,6 +6,7 @@ use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::replace::{Until, replace};
 use mpsd_core::{Failure, Inventory};
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// The verbs of one scheduler, or of several that share them: `mpsctl slurm …`.
@@ -165,6 +166,19 @@ impl Finding {
 /// One line.
 pub(crate) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> Result<(), String> {
     replace(path, text.as_ref(), mode, Until::OnDisk).map_err(|error| error.to_string())
+}
+
+/// The same, unless the file is so already; whether it was written.
+///
+/// # Errors
+/// One line.
+pub(crate) fn ensure(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> Result<bool, String> {
+    let is_so = |about: fs::Metadata| about.is_file() && about.uid() == 0 && about.mode() & 0o7777 == mode;
+    let same = fs::read(path).is_ok_and(|old| old == text.as_ref());
+    if same && fs::symlink_metadata(path).is_ok_and(is_so) {
+        return Ok(false);
+    }
+    place(path, text, mode).map(|()| true)
 }
 
 /// Removes a file that is there.

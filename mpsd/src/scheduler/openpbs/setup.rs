@@ -5,10 +5,12 @@ use super::product::PRODUCT;
 use crate::scheduler::pbs::files::{self, Script, config_option};
 use crate::scheduler::pbs::installation::{Installation, MOST_CONF, Product};
 use crate::scheduler::pbs::qmgr::qmgr;
+use crate::scheduler::pbs::status::status;
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
-use crate::scheduler::setup::{Done, Finding, Surroundings, place, remove};
+use crate::scheduler::setup::{Done, Finding, Surroundings, ensure, remove};
 use mpsd_core::config::{GpusUnknown, Settings, UnattachedTasks};
 use mpsd_core::text::one_line;
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -146,32 +148,33 @@ fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> 
     let mut builder = fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o711).create(directory);
     made.map_err(|e| format!("cannot make '{}': {e}", directory.display()))?;
-    place(&file, render(around)?, 0o644)?;
-    done.did(format!("wrote '{}'", file.display()));
+    let body = render(around)?;
+    if ensure(&file, &body, 0o644)? {
+        done.did(format!("wrote '{}'", file.display()));
+    }
     let events = if options.queuejob {
         format!("{EVENTS},queuejob")
     } else {
         EVENTS.to_owned()
     };
-    let commands = commands(
-        &file,
-        &events,
-        alarm_s(around),
-        ask(&format!("list hook {NAME}")).is_err(),
-    );
-    match commands.iter().try_for_each(|line| ask(line).map(|_| ())) {
-        Ok(()) => done.add(read_back(
-            ask(&format!("list hook {NAME}")),
-            &events,
-            alarm_s(around),
-        )),
-        Err(why) => {
-            done.left(format!(
-                "qmgr did not take the hook ({why}); a manager of PBS runs:"
-            ));
-            commands
-                .iter()
-                .for_each(|line| done.left(format!("    qmgr -c '{line}'")));
+    let list = || ask(&format!("list hook {NAME}"));
+    let (before, alarm) = (list(), alarm_s(around));
+    let commands = commands(&file, &events, alarm, before.is_err());
+    if before.is_ok_and(|shown| is_as_wanted(&shown, &events, alarm))
+        && exported(&ask).as_deref() == Ok(body.trim_end())
+    {
+        done.did(format!("hook '{NAME}' is as it should be: {events}"));
+    } else {
+        match commands.iter().try_for_each(|line| ask(line).map(|_| ())) {
+            Ok(()) => done.add(read_back(list(), &events, alarm)),
+            Err(why) => {
+                done.left(format!(
+                    "qmgr did not take the hook ({why}); a manager of PBS runs:"
+                ));
+                commands
+                    .iter()
+                    .for_each(|line| done.left(format!("    qmgr -c '{line}'")));
+            }
         }
     }
     if ask("list resource mps").is_err() {
@@ -406,13 +409,29 @@ fn of_another_version(pbs: &Installation, around: &Surroundings<'_>) -> Option<F
     })
 }
 
+/// The hook's body as the server has it.
+fn exported(ask: &dyn Fn(&str) -> Result<String, String>) -> Result<String, String> {
+    ask(&format!("export hook {NAME} application/x-python default")).map(|body| body.trim_end().to_owned())
+}
+
+/// Whether a hook that qmgr shows listens to these events and no other, and is otherwise as [`commands`] sets it.
+fn is_as_wanted(shown: &str, events: &str, alarm: u64) -> bool {
+    let set = |list: &str| -> BTreeSet<String> {
+        let words = list.trim_matches('"').split(',');
+        words.map(|word| word.trim().to_owned()).collect()
+    };
+    let is =
+        |name: &str, wanted: String| status(shown, name).is_some_and(|value| value.to_lowercase() == wanted);
+    status(shown, "event").is_some_and(|all| set(&all) == set(events))
+        && is("enabled", "true".to_owned())
+        && is("order", ORDER.to_string())
+        && is("alarm", alarm.to_string())
+}
+
 fn read_back(shown: Result<String, String>, events: &str, alarm: u64) -> Done {
     let mut done = Done::default();
     match shown {
-        Ok(text)
-            if events.split(',').all(|event| text.contains(event))
-                && text.to_lowercase().contains("enabled = true") =>
-        {
+        Ok(text) if is_as_wanted(&text, events, alarm) => {
             done.did(format!("imported hook '{NAME}': {events}, order {ORDER}, alarm {alarm} s; moms have it within seconds"));
         }
         Ok(text) => done.left(format!(

@@ -1,7 +1,7 @@
 //! The classic scripts in `mom_priv`: written where none stands, replaced where ours stands, else left alone.
 
 use super::installation::Installation;
-use crate::scheduler::setup::{Done, Surroundings, place, remove};
+use crate::scheduler::setup::{Done, Surroundings, ensure, remove};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -68,7 +68,12 @@ pub(crate) fn install(
     for (script, name) in named(scripts) {
         let path = pbs.mom_priv().join(name);
         let shown = path.display();
-        if owner(&path) == Owner::Foreign {
+        let foreign = owner(&path) == Owner::Foreign;
+        if foreign && calls_us(&path) {
+            done.did(format!("'{shown}' is the site's own and calls us"));
+            continue;
+        }
+        if foreign {
             let call = command(&around.programs.join(script.program), around);
             done.left(format!("'{shown}' is the site's own and stays; add to it:"));
             for line in script.lines {
@@ -76,8 +81,10 @@ pub(crate) fn install(
             }
             continue;
         }
-        place(&path, render(script.text, around), SCRIPT_MODE)?;
-        done.did(format!("wrote '{shown}'"));
+        done.did(match ensure(&path, render(script.text, around), SCRIPT_MODE)? {
+            true => format!("wrote '{shown}'"),
+            false => format!("'{shown}' is ours"),
+        });
     }
     Ok(done)
 }

@@ -17,7 +17,12 @@ pub fn needed(pbs: &Installation, starter: &Path) -> Option<String> {
     let (pid, start) = running(pbs)?;
     let newer = start > fs::metadata(pbs.mom_config()).ok()?.mtime() + ROUNDED;
     let named = || Some(Path::new(in_force(pbs, pid, start)?.split_whitespace().next()?) == starter);
-    (!newer && named() != Some(true)).then(|| format!("kill -HUP {pid}"))
+    (!newer && named() != Some(true)).then(|| command(pbs)).flatten()
+}
+
+/// The command that makes the mom of `pbs`, where it runs, read its configuration again.
+pub fn command(pbs: &Installation) -> Option<String> {
+    running(pbs).map(|(pid, _)| format!("kill -HUP {pid}"))
 }
 
 /// The mom's process, and when it began, seconds since 1970. Its lock file ends in a NUL byte (recorded).

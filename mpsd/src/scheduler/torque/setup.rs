@@ -7,7 +7,7 @@ use crate::scheduler::batch_system::Unattached;
 use crate::scheduler::pbs::files::{self, Owner, Script};
 use crate::scheduler::pbs::installation::{Installation, Product};
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
-use crate::scheduler::setup::{Done, Finding, Surroundings, place, remove};
+use crate::scheduler::setup::{Done, Finding, Surroundings, ensure, place, remove};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -88,7 +88,9 @@ impl OwnSteps for Steps {
         if kept.len() < text.len() {
             replace(&config, &kept).map_err(|why| format!("cannot change '{shown}': {why}"))?;
             done.left(format!("took '{}' out of '{shown}'; {REREAD}", config_line(pbs)));
-            done.left(format!("'{ours}' stays until then: run this again"));
+            done.left(format!("'{ours}' stays until then: run this again, after:"));
+            let command = reread::command(pbs).unwrap_or_else(|| "a start of the mom".to_owned());
+            done.left(format!("    {command}"));
         } else if files::owner(&starter) == Owner::Ours {
             remove(&starter, &mut done)?;
         }
@@ -146,7 +148,9 @@ fn install(pbs: &Installation, wanted: bool, around: &Surroundings<'_>) -> Resul
         Starter::Ours(at) => {
             match closed(pbs).filter(|_| at == path(pbs)) {
                 Some(why) => done.left(format!("$job_starter '{}': {why}", at.display())),
-                None if at == path(pbs) => write(pbs, around)?,
+                None if at == path(pbs) && write(pbs, around)? => {
+                    done.did(format!("wrote '{}'", at.display()));
+                }
                 None => {}
             }
             done.did(format!("$job_starter '{}' is ours", at.display()));
@@ -231,10 +235,8 @@ fn contents(config: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-fn write(pbs: &Installation, around: &Surroundings<'_>) -> Result<(), String> {
-    let path = path(pbs);
-    let text = files::render(JOB_STARTER, around);
-    place(&path, text, STARTER_MODE)
+fn write(pbs: &Installation, around: &Surroundings<'_>) -> Result<bool, String> {
+    ensure(&path(pbs), files::render(JOB_STARTER, around), STARTER_MODE)
 }
 
 /// Why users cannot reach our starter, if they cannot. It has no other place: a package takes its own files with it.
