@@ -1,5 +1,5 @@
-//! The Ansible role, against a booted Debian with a real Slurm: the first run changes, a second one nothing; then an upgrade, and away
-//! again. Ansible runs on this machine, and reaches the other one by a command in ssh's place.
+//! The Ansible role, against a booted Debian with a real Slurm, or what stands for a PBS: the first run changes, a second one nothing; then
+//! an upgrade, and away again. Ansible runs on this machine, and reaches the other one by a command in ssh's place.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use crate::cluster::{self, Cluster, VENDOR};
 use crate::install::distribution;
 use crate::machine::{Cgroup, HOST, Machine};
 use crate::root::Root;
-use crate::{debian, older, repository, said, skip};
+use crate::{debian, older, package, repository, said, skip};
 
 /// Needs Python 3.11 here, and 3.8 there.
 const ANSIBLE: &str = "ansible-core==2.19.14";
@@ -242,6 +242,102 @@ fn the_ansible_role_installs_upgrades_and_removes() {
         let (changed, told) = control.changes(&away);
         assert_eq!(changed, 0, "{told}");
         cluster.idle();
+    });
+}
+
+/// What stands for a mom: its lock, and what its log says when it reads its configuration (docs/facts/pbs.md#environment-into-the-job).
+const MOM: &str = r#"#!/bin/bash
+home=/var/spool/torque
+mkdir -p $home/mom_logs $home/mom_priv
+[ -e $home/mom_priv/config ] || echo '$logevent 255' >$home/mom_priv/config
+said() { echo "11/22/2026 00:10:12.123;02;   pbs_mom.$$;Svr;$1" >>$home/mom_logs/20261122; }
+starter() { while read -r key path; do [ "$key" != '$job_starter' ] || said "jobstarter;$path"; done <$home/mom_priv/config; }
+trap 'said "process_hup;reset"; starter' HUP
+starter
+printf '%d\n\0' $$ >$home/mom_priv/mom.lock
+while :; do sleep 1000 & wait; done
+"#;
+
+/// Of either: the commands and the server's directory; of Torque a mom that runs.
+fn pbs(root: &Root) {
+    let fake = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("fake-pbs");
+    for product in ["torque", "pbs"] {
+        fs::create_dir_all(root.at(&format!("/opt/{product}/bin"))).unwrap();
+        for name in ["qmgr", "pbsnodes", "qstat"] {
+            let to = root.at(&format!("/opt/{product}/bin/{name}"));
+            tests::double::copy_program(&fake, &to).unwrap();
+        }
+    }
+    root.write("/var/srv/pbs/server", HOST);
+    root.write(&format!("/var/srv/pbs/nodes/{HOST}"), "free\n");
+    root.write("/usr/local/sbin/pbs_mom", MOM);
+    root.run(&["chmod", "755", "/usr/local/sbin/pbs_mom"]);
+    let unit = "[Service]\nExecStart=/usr/local/sbin/pbs_mom\n[Install]\nWantedBy=multi-user.target\n";
+    root.write("/etc/systemd/system/pbs_mom.service", unit);
+    root.run(&["systemctl", "enable", "pbs_mom.service"]);
+}
+
+#[test]
+fn the_ansible_role_enables_torque_and_openpbs_and_removes_them() {
+    let what = "the Ansible role under a PBS";
+    let (base, cgroup) = match (debian::base("bookworm"), Cgroup::create("ansible-pbs")) {
+        (Ok(base), Ok(cgroup)) => (base, cgroup),
+        (Err(why), _) | (_, Err(why)) => return skip(what, &why),
+    };
+    let bin = match ansible() {
+        Ok(bin) => bin,
+        Err(why) => return skip(what, &why),
+    };
+    let debs = ["mpsd", "mpsd-pbs"].map(|name| package(name, ".deb").display().to_string());
+    Root::over(&base, "ansible-pbs", move |root| {
+        let _vendor = cluster::vendor(root);
+        pbs(root);
+        let machine = Machine::boot(root, cgroup);
+        let control = Control::of("ansible-pbs", &machine.command(&["sh", "-c"]), bin);
+        root.write("/etc/apt/sources.list", "");
+        let ours =
+            |machine: &Machine| machine.run(&["find", "/var/spool", "/var/srv/pbs/hooks", "-name", "*mpsd*"]);
+        let config = serde_json::json!({
+            "control": format!("{VENDOR}/nvidia-cuda-mps-control"), "nvml": format!("{VENDOR}/libnvidia-ml.so.1"),
+        });
+        fs::create_dir_all(machine.at("/var/srv/pbs/hooks")).unwrap();
+        for (product, sign, count) in [
+            ("torque", "/var/spool/torque/mom_priv/mpsd-job-starter", 4),
+            ("openpbs", "/var/srv/pbs/hooks/mpsd.PY", 3),
+        ] {
+            fs::write(machine.at("/var/srv/pbs/product"), product).unwrap();
+            let exec = if product == "torque" { "torque" } else { "pbs" };
+            let mut config = config.clone();
+            config["pbs"] = serde_json::json!({"exec": format!("/opt/{exec}")});
+            if product == "openpbs" {
+                machine.run(&["systemctl", "stop", "pbs_mom"]);
+                fs::remove_dir_all(machine.at("/var/spool/torque")).unwrap();
+                fs::create_dir_all(machine.at("/var/spool/pbs/mom_priv")).unwrap();
+                fs::write(machine.at("/var/spool/pbs/mom_priv/config"), "$logevent 255\n").unwrap();
+                let conf = "PBS_SERVER=gpu001\nPBS_HOME=/var/spool/pbs\nPBS_EXEC=/opt/pbs\n";
+                fs::write(machine.at("/etc/pbs.conf"), conf).unwrap();
+            }
+            let variables = serde_json::json!({
+                "mpsd_scheduler": product, "mpsd_server": true, "mpsd_files": debs, "mpsd_config": config,
+            });
+            let (changed, told) = control.changes(&variables);
+            assert!(changed >= count && machine.at(sign).exists(), "{told}");
+            let check = machine.run(&["mpsctl", "pbs", "check", "--scheduler", product]);
+            assert!(
+                !check.contains("kill -HUP") && !check.contains("FAIL"),
+                "{check}{told}"
+            );
+            let (changed, told) = control.changes(&variables);
+            assert_eq!(changed, 0, "{told}");
+
+            let away =
+                serde_json::json!({"mpsd_state": "absent", "mpsd_scheduler": product, "mpsd_server": true});
+            let (changed, told) = control.changes(&away);
+            assert!(changed >= 2 && !machine.at("/usr/bin/mpsctl").exists(), "{told}");
+            assert_eq!(ours(&machine), "", "{told}");
+            let (changed, told) = control.changes(&away);
+            assert_eq!(changed, 0, "{told}");
+        }
     });
 }
 

@@ -48,9 +48,14 @@ pub fn configure(root: &Root) -> NodeDouble {
     );
     // Slurm's plugin for v2 refuses to load where the machine below has v1 as well; nothing here uses either.
     root.write("/etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\n");
-    root.write("/etc/hosts", &format!("127.0.0.1 localhost\n127.0.1.1 {HOST}\n"));
     root.run(&["useradd", "--create-home", USER]);
     root.run(&["install", "-d", "-o", "slurm", "/var/lib/slurm/slurmctld"]);
+    vendor(root)
+}
+
+/// The simulated GPUs alone, on a node with a name.
+pub fn vendor(root: &Root) -> NodeDouble {
+    root.write("/etc/hosts", &format!("127.0.0.1 localhost\n127.0.1.1 {HOST}\n"));
     let vendor = NodeDouble::builder().name(HOST).gpus(2, "NVIDIA H200");
     let vendor = vendor.at(root.at(VENDOR)).programs(doubles()).build().unwrap();
     fs::set_permissions(root.at("/opt"), fs::Permissions::from_mode(0o755)).unwrap();
