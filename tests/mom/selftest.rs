@@ -203,7 +203,7 @@ fn a_job_whose_qsub_does_not_answer_is_deleted() {
         assert_eq!(c.nodes[0].wait(pid, 20_000), Ended::Code(2), "{}", said(&mut c));
         let text = said(&mut c);
         let words = if signal.is_none() {
-            "it had not ended after 3 s, and was cancelled"
+            "it had not ended after 3 s, and was cancelled: 'qsub' had not answered"
         } else {
             "ended by SIGINT"
         };

@@ -138,8 +138,13 @@ impl Runner<'_> {
     }
 
     fn late(&self, name: &str, id: Option<&str>) -> Stop {
-        let why = say(&self.trial.why(name, id), None, COMMAND_TIME);
-        let why = why.map(|answer| lines(&answer)).unwrap_or_default();
+        let why = match (id, self.trial.named(name)) {
+            (None, Some(_)) => format!("'{}' had not answered", self.trial.submits()),
+            _ => {
+                let why = say(&self.trial.why(name, id), None, COMMAND_TIME);
+                why.map(|answer| lines(&answer)).unwrap_or_default()
+            }
+        };
         self.cancel(name, id);
         let limit = self.limit.as_secs();
         Stop::Late(format!(

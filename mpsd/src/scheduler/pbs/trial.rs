@@ -69,8 +69,7 @@ impl Trial for Qsub {
     }
 
     fn why(&self, _: &str, id: Option<&str>) -> Typed {
-        let job = id.map(|id| ["-s", id]);
-        Typed::new("qstat", job.as_ref().map_or(&["-Q"], |words| words))
+        Typed::new("qstat", &["-s", id.unwrap_or_default()])
     }
 
     fn named(&self, name: &str) -> Option<Typed> {
