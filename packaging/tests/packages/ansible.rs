@@ -269,6 +269,7 @@ fn pbs(root: &Root) {
         }
     }
     root.write("/var/srv/pbs/server", HOST);
+    root.write("/var/srv/pbs/operators", &format!("root@{HOST}\n"));
     root.write(&format!("/var/srv/pbs/nodes/{HOST}"), "free\n");
     root.write("/usr/local/sbin/pbs_mom", MOM);
     root.run(&["chmod", "755", "/usr/local/sbin/pbs_mom"]);

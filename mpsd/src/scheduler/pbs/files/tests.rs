@@ -47,7 +47,7 @@ fn a_file_without_our_tag_is_foreign() {
     assert_eq!(owner(&path), Owner::Nobody);
     fs::write(&path, "#!/bin/sh\nexit 0\n").unwrap();
     assert_eq!(owner(&path), Owner::Foreign);
-    place(&path, torque::setup::SCRIPTS[0].text, SCRIPT_MODE).unwrap();
+    crate::scheduler::setup::place(&path, torque::setup::SCRIPTS[0].text, SCRIPT_MODE).unwrap();
     assert_eq!(owner(&path), Owner::Ours);
     assert_eq!(
         fs::metadata(&path).unwrap().permissions().mode() & 0o7777,
