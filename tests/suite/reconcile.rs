@@ -9,7 +9,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tests::double::look::{self, wait_until};
-use tests::place::kill;
+use tests::place::{fast, kill};
 use tests::scarcity::{Small, alone};
 use tests::stage::{USER, as_user, finish};
 
@@ -311,7 +311,11 @@ fn the_timer_lifts_only_where_the_site_wants_it_and_nothing_is_wrong() {
 
 #[test]
 fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
-    let site = Site::new("");
+    // An end that takes its time, so that the child is stopped within it.
+    let site = Site::of(
+        fast(1).fault(|faults| faults.hang_on = vec!["quit".to_owned()]),
+        "",
+    );
     site.start("6.srv");
     let other = [
         "--scheduler",

@@ -1,21 +1,23 @@
 //! The server: how it is started, what it says, and what of it can be changed.
 
-use std::time::Duration;
-
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::double::look::{alive, process, wait_until};
 
-use crate::bench::{Bench, PATIENCE};
+use crate::bench::{Bench, PATIENCE, nvidia};
 use crate::processes::{STRANGER, USER};
 
 #[test]
 fn start_server_returns_before_the_server_is_ready() {
-    let bench = Bench::new();
+    // The double takes long enough for a loaded machine to look in time.
+    let bench = if nvidia() {
+        Bench::new()
+    } else {
+        Bench::of_double(|b| b.times(|t| t.server_ready = (3000, 3000)))
+    };
     let daemon = bench.daemon();
     let ended = daemon.say(&format!("start_server -uid {USER}"));
     assert_eq!((ended.out.as_str(), ended.code()), ("", 0));
-    assert!(ended.took < Duration::from_millis(100), "{:?}", ended.took);
     assert!(
         !daemon.log_text().contains(": Ready"),
         "the server was ready at once"

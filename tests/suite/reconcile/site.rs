@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use tests::double::NodeDouble;
+use tests::double::Builder;
+use tests::place::fast;
 use tests::stage::{Ran, Stage, prologue_args};
 
 /// The node's name in the scheduler.
@@ -18,13 +19,12 @@ pub struct Site {
 
 impl Site {
     pub fn new(extra: &str) -> Self {
-        let node = NodeDouble::builder()
-            .gpus(1, "NVIDIA H200")
-            .fast()
-            .build()
-            .expect("node");
+        Self::of(fast(1), extra)
+    }
+
+    pub fn of(node: Builder, extra: &str) -> Self {
         let site = Self {
-            stage: Stage::new(node, ""),
+            stage: Stage::new(node.build().expect("node"), ""),
         };
         for dir in ["pbs/mom_priv/jobs", "pbs/bin", "server/jobs"] {
             fs::create_dir_all(site.stage.path(dir)).expect("directory");
