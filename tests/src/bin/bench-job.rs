@@ -1,7 +1,9 @@
 //! What our own part of a job costs, on a simulated GPU with recorded times: `mps-prologue` and `mps-epilogue` against the
 //! floor, NVIDIA's daemon and server by the shortest possible means, and both programs for a job that did not ask against a
 //! program that does nothing. All sides in turn, each first in every second round. Other builds of the same programs can take
-//! part (`--beside`). Started by `cargo xtask bench job`; on a real GPU `cargo xtask hardware` measures the same.
+//! part (`--beside`), and so does this build where all that watches a job is at work: the other exporters' files are written, the
+//! report is told to the user, and the numbers are asked for at the very moment when the job begins. Started by `cargo xtask bench
+//! job`; on a real GPU `cargo xtask hardware` measures floor and programs.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -24,6 +26,8 @@ const GPU: &str = "NVIDIA H200";
 /// `nvmlInit` there, and from `start_server` to Ready: recorded.
 const NVML_MS: u64 = 25;
 const READY_MS: u64 = 250;
+/// The mode of a GPU is left alone, as on a machine that is lent.
+const KEPT: &str = "compute_mode = \"keep\"\n";
 /// Runs of a job that did not ask in a round: they are short.
 const OTHERS: usize = 5;
 
@@ -54,13 +58,15 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    let ours = place(None)?;
-    let other = arguments
-        .beside
-        .as_deref()
-        .map(|dir| place(Some(dir)))
-        .transpose()?;
-    let sides: Vec<&Place> = [Some(&ours), other.as_ref()].into_iter().flatten().collect();
+    let ours = Side::of(place(None)?);
+    let watched = Side {
+        watched: true,
+        ..Side::of(place(None)?)
+    };
+    watched.tell_exporters()?;
+    let beside = arguments.beside.as_deref().map(|dir| place(Some(dir)));
+    let beside = beside.transpose()?.map(Side::of);
+    let sides: Vec<&Side> = [&ours, &watched].into_iter().chain(&beside).collect();
     let mut all: Vec<Times> = sides.iter().map(|_| Times::new()).collect();
     let mut floor = Times::new();
     for round in 0..=arguments.rounds {
@@ -71,7 +77,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         for number in order {
             match sides.get(number) {
                 Some(side) => job(side, &mut now[number])?,
-                None => by_hand(&ours, &mut floor_now)?,
+                None => by_hand(&ours.place, &mut floor_now)?,
             }
         }
         // The first brings programs into the page cache.
@@ -86,7 +92,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         "rounds": arguments.rounds,
         "floor": spreads(&floor),
         "ours": against(&all[0], &floor),
-        "beside": all.get(1).map(|times| against(times, &floor)),
+        "watched": watched_against(&all[1], &all[0], &floor),
+        "beside": all.get(2).map(|times| against(times, &floor)),
     });
     println!("{told:#}");
     if let Some(dir) = arguments.out.parent() {
@@ -96,13 +103,53 @@ fn run(arguments: &Arguments) -> Result<()> {
         .with_context(|| format!("cannot write '{}'", arguments.out.display()))
 }
 
+/// One that takes part.
+struct Side {
+    place: Place,
+    /// The numbers are asked for while its job begins.
+    watched: bool,
+}
+
+impl Side {
+    fn of(place: Place) -> Self {
+        Self {
+            place,
+            watched: false,
+        }
+    }
+
+    /// Has its jobs told to the other exporters.
+    fn tell_exporters(&self) -> Result<()> {
+        let path = |name: &str| self.place.stage.path(name);
+        for name in ["dcgm", "gpustat"] {
+            std::fs::create_dir_all(path(name))?;
+        }
+        let (dcgm, gpustat) = (path("dcgm"), path("gpustat"));
+        let metrics = format!("[metrics]\ndcgm_job_map = {dcgm:?}\ngpustat = {gpustat:?}\n");
+        let reported = format!("{KEPT}[defaults]\nreport = true\n{metrics}");
+        self.place.configure(&reported);
+        Ok(())
+    }
+
+    /// `mpsctl metrics`, where it is to be asked.
+    fn scrape(&self) -> Result<Option<Running>> {
+        let stage = &self.place.stage;
+        let page = || {
+            let mut command = Command::new(stage.program("mpsctl"));
+            command.arg("--config").arg(stage.config()).arg("metrics");
+            command.stdout(Stdio::null()).spawn().map(Running)
+        };
+        Ok(self.watched.then(page).transpose()?)
+    }
+}
+
 /// A node with this build's programs, or those in `programs`.
 fn place(programs: Option<&Path>) -> Result<Place> {
     let node = NodeDouble::builder().gpus(1, GPU).times(|times| {
         times.nvml = NVML_MS;
         times.server_ready = (READY_MS, READY_MS);
     });
-    let place = Place::new(node, "compute_mode = \"keep\"\n");
+    let place = Place::new(node, KEPT);
     for name in ["mps-prologue", "mps-epilogue", "mpsd"] {
         let Some(from) = programs.map(|dir| dir.join(name)) else {
             break;
@@ -116,13 +163,18 @@ fn place(programs: Option<&Path>) -> Result<Place> {
 }
 
 /// One job that asked, and some that did not.
-fn job(place: &Place, times: &mut Times) -> Result<()> {
+fn job(side: &Side, times: &mut Times) -> Result<()> {
+    let place = &side.place;
     let mut took = |name, ran: tests::stage::Ran| -> Result<()> {
         ensure!(ran.code == Some(0), "{name}: {ran:?}");
         times.entry(name).or_default().push(milliseconds(ran.took));
         Ok(())
     };
+    let scrape = side.scrape()?;
     took("prologue_ms", place.stage.torque("700.srv", "MPS=true"))?;
+    if let Some(mut scrape) = scrape {
+        ensure!(scrape.0.wait()?.success(), "the numbers cannot be had");
+    }
     took("epilogue_ms", place.strict_end("700.srv"))?;
     let as_before = wait_until(LIMIT, || place.difference().is_empty());
     ensure!(as_before, "{:?}", place.difference());
@@ -247,6 +299,26 @@ fn against(times: &Times, floor: &Times) -> Value {
     let mut told = spreads(times);
     told["prologue_times_the_floor"] = ratio("prologue_ms", "start_ms").into();
     told["epilogue_times_the_floor"] = ratio("epilogue_ms", "quit_ms").into();
+    told
+}
+
+/// With what each step costs more than where nothing watches: the median of the rounds' differences, and its part of the step.
+fn watched_against(times: &Times, plain: &Times, floor: &Times) -> Value {
+    let mut told = against(times, floor);
+    for step in [
+        "prologue_ms",
+        "epilogue_ms",
+        "prologue_not_asked_ms",
+        "epilogue_not_asked_ms",
+    ] {
+        let pairs = times[step].iter().zip(&plain[step]);
+        let more: Vec<f64> = pairs.map(|(watched, plain)| watched - plain).collect();
+        let median = quantile(&more, 0.5);
+        told[format!("{step}_more")] = json!({
+            "median_ms": rounded(median),
+            "part": rounded(median / quantile(&plain[step], 0.5)),
+        });
+    }
     told
 }
 
