@@ -163,6 +163,37 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
     assert_eq!(enroot.hook(&env), (mounts, vec!["MPSD_JOB=42".to_owned()]));
 }
 
+/// A task of a heterogeneous job has the leader's number, and the MPS of its own component (docs/facts/slurm.md#callbacks-of-a-plugin).
+#[test]
+fn a_container_of_a_component_gets_its_components_directory() {
+    let enroot = Enroot::new();
+    let pipe = enroot.job().join("pipe").display().to_string();
+    let of = |job: &'static str, leader: &'static str| {
+        [
+            ("MPSD_JOB", job),
+            ("CUDA_MPS_PIPE_DIRECTORY", pipe.as_str()),
+            ("SLURM_JOB_ID", leader),
+            ("SLURM_HET_SIZE", "2"),
+        ]
+    };
+    // The leader may be on another node, or on this one with an MPS of its own.
+    for _ in 0..2 {
+        assert!(enroot.refusal(&of("42", "41")).contains("job 42"));
+        fs::create_dir_all(&pipe).expect("job");
+        let (mounts, environ) = enroot.hook(&of("42", "41"));
+        assert!(!mounts.is_empty() && environ[0] == "MPSD_JOB=42", "{environ:?}");
+        fs::remove_dir_all(enroot.job()).expect("job");
+        fs::create_dir_all(enroot.job().with_file_name("41")).expect("leader");
+    }
+    fs::remove_dir_all(enroot.job().with_file_name("41")).expect("leader");
+    // Others are not of this job, though they run here.
+    fs::create_dir_all(&pipe).expect("job");
+    for (job, leader) in [("42", "40"), ("42", "43"), ("42.1", "41"), ("42.srv", "41")] {
+        assert_eq!(enroot.hook(&of(job, leader)), NONE, "{job} {leader}");
+    }
+    assert_eq!(enroot.hook(&of("42", "41")[..3]), NONE);
+}
+
 /// enroot runs no hook that is not executable, and says nothing of it.
 #[test]
 fn the_hook_is_executable() {

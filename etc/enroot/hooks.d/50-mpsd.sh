@@ -5,6 +5,11 @@
 # With several daemons each task has a directory of its own, and pyxis starts one container for all tasks of a node.
 job=${CUDA_MPS_PIPE_DIRECTORY%/*}
 own=${SLURM_JOB_ID:-${PBS_JOBID-}}
+# Slurm's number for a task of a heterogeneous job is the first component's; the others' follow it.
+case ${SLURM_HET_SIZE:-x}${own:-x}$MPSD_JOB in
+*[!0-9]*) ;;
+*) [ "$MPSD_JOB" -lt "$own" ] || [ "$MPSD_JOB" -ge $((own + SLURM_HET_SIZE)) ] || own=$MPSD_JOB ;;
+esac
 refuse() {
     echo "mpsd: job $own: $1, and the container would run outside of the job's MPS; allowed: $2" >&2
     exit 1
