@@ -1,6 +1,7 @@
 //! How the job's owner reaches its `mpsd`: a socket in the log directory of the first daemon, which is the owner's, mode 0700. One line
 //! of JSON each way. What comes out of it is the user's word, as all that `mpsd` says.
 
+use super::session;
 use crate::job::spec::Unready;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_line;
@@ -77,7 +78,8 @@ pub fn ask(daemons: &[Daemon], wanted: &ClientLimits, limit: Duration) -> Answer
     let first = daemons
         .first()
         .ok_or_else(|| gone("it has no daemon".to_owned()))?;
-    let stream = UnixStream::connect(first.log.join(NAME)).map_err(|error| gone(error.to_string()))?;
+    let stream = session::connect(&first.log.join(NAME)).map(UnixStream::from);
+    let stream = stream.map_err(|errno| gone(errno.desc().to_owned()))?;
     send(&stream, wanted).map_err(|error| gone(error.to_string()))?;
     let line = read_line(stream.as_fd(), Deadline::after(limit), LONGEST);
     let line = line.map_err(|errno| gone(errno.desc().to_owned()))?;
@@ -98,3 +100,6 @@ pub fn now(daemons: &[Daemon]) -> Vec<Daemon> {
     };
     said.map_or_else(|_| daemons.to_vec(), now)
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,8 @@ use crate::sys::deadline::Deadline;
 use crate::sys::spawn::{RunError, Spawn, Unheard};
 use mpsd_core::environment::{LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::record::Daemon;
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -33,6 +35,14 @@ impl Answer {
         let says = |text: &str| text.contains("Cannot find MPS control daemon");
         self.exit == Exit::Code(1) && (says(&self.text) || says(&self.trouble))
     }
+}
+
+/// Connects to the socket at `path` without waiting; EAGAIN: so many others do that its backlog is full.
+pub fn connect(path: &Path) -> nix::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    socket::connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(socket)
 }
 
 /// The process ids in `text`, one a line.

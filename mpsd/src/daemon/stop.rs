@@ -8,8 +8,6 @@ use super::session::{self, Answer};
 use crate::job::spec::Spec;
 use mpsd_core::record::Daemon;
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -84,12 +82,10 @@ fn end_clients(servers: &Answer, say: impl Fn(&str) -> Result<Answer, String>) -
 /// Whether anybody listens at the control socket in `pipe`: the kernel says it without a session. A socket whose backlog is
 /// full, or of another type, has a listener.
 fn listens(pipe: &Path) -> bool {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let connected = UnixAddr::new(&pipe.join("control")).and_then(|address| {
-        let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        connect(socket.as_raw_fd(), &address)
-    });
-    !matches!(connected, Err(Errno::ECONNREFUSED | Errno::ENOENT))
+    !matches!(
+        session::connect(&pipe.join("control")),
+        Err(Errno::ECONNREFUSED | Errno::ENOENT)
+    )
 }
 
 #[cfg(test)]

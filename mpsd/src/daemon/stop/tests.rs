@@ -1,6 +1,8 @@
 use super::*;
 use mpsd_core::config::MemoryOverLimit;
 use mpsd_core::record::ClientLimits;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, socket};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixListener;
 
 #[test]
