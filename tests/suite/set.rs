@@ -320,6 +320,77 @@ fn without_its_mpsd_and_with_a_daemon_that_does_not_answer_nothing_is_said_to_be
     place.assert_ends_clean(job, "limits that were not set");
 }
 
+/// The control daemons by the job's GPUs.
+fn control_daemons(place: &Place) -> Vec<u32> {
+    let mut all = place.pids("nvidia-cuda-mps-control");
+    let of = |pid: &u32, n: usize| {
+        let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        String::from_utf8_lossy(&environ).contains(&format!("/pipe-{n}"))
+    };
+    all.sort_by_key(|pid| (0..).find(|n| *n > 8 || of(pid, *n)));
+    all
+}
+
+/// The multiprocessors of a client of the daemon of GPU `n` that connects now.
+#[track_caller]
+fn sms_of_gpu(place: &Place, job: &str, n: usize) -> u64 {
+    let pipe = place
+        .stage
+        .job(job)
+        .join(format!("pipe-{n}"))
+        .display()
+        .to_string();
+    let ran = place
+        .stage
+        .client(&[] as &[&str], &[("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)]);
+    let record: Value = serde_json::from_str(ran.out.lines().last().unwrap_or_default()).expect("a record");
+    assert_eq!(record["under_mps"], true, "{record}");
+    record["sms"].as_u64().expect("multiprocessors")
+}
+
+/// All or none: what a job had no limit of has none again, where one of its daemons does not do it.
+#[test]
+fn limits_that_one_daemon_did_not_take_are_taken_back_from_the_others() {
+    let (place, job) = (Place::new(fast(2), "deadline_s = 6\n"), "488.srv");
+    assert_eq!(place.torque(job, "MPS=per-gpu", "0,1").code, Some(0));
+    let whole = sms_of_gpu(&place, job, 0);
+    let second = control_daemons(&place)[1];
+    kill(second, Signal::SIGSTOP);
+    let ran = mpsctl(
+        &place,
+        Some(USER),
+        &["set", job, "--threads", "40", "--mem", "0=1G"],
+    );
+    refused(&ran, 2, "nothing is known to be set: ");
+    kill(second, Signal::SIGCONT);
+    assert_eq!(sms_of_gpu(&place, job, 0), whole);
+    place.assert_ends_clean(job, "limits that one daemon did not take");
+}
+
+/// What the daemons that are left have is told; what only one that has ended could do is not said to be done.
+#[test]
+fn a_daemon_that_has_ended_keeps_the_others_from_nothing() {
+    let account = "MPS=per-gpu,MPS_THREADS=25,MPS_MEM=1G";
+    let (place, job) = (served(fast(2), "489.srv", account, "0,1"), "489.srv");
+    kill(control_daemons(&place)[0], Signal::SIGKILL);
+    assert!(wait_until(SOON, || {
+        let log = place.stage.job(job).join("log-0/mpsd.log");
+        let log = fs::read_to_string(log).unwrap_or_default();
+        log.contains("clients that start from now on run without MPS")
+    }));
+    let ran = mpsctl(&place, Some(USER), &["set", job, "--mem", "0=2G"]);
+    refused(&ran, 2, "nothing is known to be set: ");
+    for user in [Some(USER), None] {
+        let ran = mpsctl(&place, user, &["set", job, "--threads", "40"]);
+        done(&ran, "threads 40 %");
+    }
+    assert_eq!(sms_of_gpu(&place, job, 1), of_gpu(40.0));
+    let ran = mpsctl(&place, Some(USER), &["status", job]);
+    let threads = "active thread percentage: asked 25, set to 40 since, the daemon says 40.0\n";
+    assert!(ran.out.contains(threads) && !ran.out.contains("NOT"), "{ran:?}");
+    place.assert_ends_clean(job, "a lost daemon");
+}
+
 /// What their own process says in `mpsd`'s place is told as what it is, without escapes, and holds nobody.
 #[test]
 fn a_socket_of_the_users_own_gets_nothing_onto_roots_terminal_or_into_roots_word() {

@@ -8,6 +8,7 @@ use super::session;
 use super::start::Running;
 use crate::job::spec::{Spec, Unready};
 use crate::sys::deadline::Deadline;
+use mpsd_core::GpuUuid;
 use mpsd_core::record::{ClientLimits, Daemon};
 use mpsd_core::seen::LimitSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,14 +23,14 @@ const MOST_SERVERS: usize = 4;
 /// # Errors
 /// Refused: it is above what the job may have. Failed: the daemon did not do it, and was told the limits before.
 pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Result<Vec<LimitSet>, Unready> {
-    allowed(spec, wanted)?;
+    allowed(spec, running, wanted)?;
     let end = Deadline::after(PATIENCE);
     let before: Vec<Daemon> = running.iter().map(|one| one.daemon.clone()).collect();
     for (place, daemon) in before.iter().enumerate() {
         if let Err(why) = tell(spec, &daemon.with(wanted), end) {
             let again = Deadline::after(PATIENCE);
             let told = before.iter().take(place + 1);
-            told.for_each(|daemon| drop(tell(spec, daemon, again)));
+            told.for_each(|daemon| drop(tell(spec, &as_before(spec, daemon, wanted), again)));
             return Err(why.into());
         }
     }
@@ -39,12 +40,31 @@ pub fn set(spec: &Spec, running: &mut [Running], wanted: &ClientLimits) -> Resul
     Ok(changes(&before, wanted))
 }
 
-/// The limits of all daemons as they are wanted now.
-pub fn limits(running: &[Running]) -> Answer {
-    Ok(running.iter().map(|one| one.daemon.limits()).collect())
+/// What undoes `wanted` at `daemon`. NVIDIA's daemon has no command that takes a limit away: the most does the same, since the job
+/// has none only where the site has no ceiling.
+fn as_before(spec: &Spec, daemon: &Daemon, wanted: &ClientLimits) -> Daemon {
+    let own = daemon.limits();
+    let most = |(gpu, _): &(GpuUuid, u64)| Some((gpu.clone(), spec.most.memory_of(gpu)?));
+    let unlimited = wanted
+        .memory
+        .iter()
+        .filter(|(gpu, _)| own.memory_of(gpu).is_none());
+    daemon.with(&ClientLimits {
+        threads: own.threads.or(wanted.threads.and(spec.most.threads)),
+        memory: unlimited.filter_map(most).collect(),
+    })
 }
 
-fn allowed(spec: &Spec, wanted: &ClientLimits) -> Result<(), Unready> {
+/// The limits of all daemons of the job as they are wanted now, one that has ended included.
+pub fn limits(spec: &Spec, running: &[Running]) -> Answer {
+    let now = |daemon: &Daemon| {
+        let one = running.iter().find(|one| one.daemon.pipe == daemon.pipe);
+        one.map_or(daemon, |one| &one.daemon).limits()
+    };
+    Ok(spec.daemons.iter().map(now).collect())
+}
+
+fn allowed(spec: &Spec, running: &[Running], wanted: &ClientLimits) -> Result<(), Unready> {
     let refuse = |what: String, why: &str, allowed: String| {
         let why = why.to_owned();
         Err(Unready::Refused { what, why, allowed })
@@ -67,6 +87,9 @@ fn allowed(spec: &Spec, wanted: &ClientLimits) -> Result<(), Unready> {
             Some(most) if *mib > most => {
                 let why = "it is more than this site's ceiling, or than the GPU has";
                 return refuse(what, why, format!("at most {most}M"));
+            }
+            Some(_) if running.iter().all(|one| !one.daemon.gpus.contains(gpu)) => {
+                return Err(format!("the control daemon of {gpu} has ended").into());
             }
             Some(_) => {}
         }

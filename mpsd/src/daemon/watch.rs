@@ -70,7 +70,7 @@ fn serve(
     let Some((stream, wanted)) = events.door().and_then(door::Door::take) else {
         return;
     };
-    let mut answer = change::limits(running);
+    let mut answer = change::limits(spec, running);
     if wanted != ClientLimits::default() {
         match change::set(spec, running, &wanted) {
             Ok(changes) => {
@@ -79,7 +79,7 @@ fn serve(
                     log.line(&format!("set while the job runs (mpsctl set): {change}"));
                     sight.set(change);
                 }
-                answer = change::limits(running);
+                answer = change::limits(spec, running);
             }
             Err(why) => {
                 log.line(&format!("not set: {why}"));
