@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 use tests::double::mig;
 use tests::place::{Place, fast};
-use tests::stage::{OTHER_USER, Ran, USER};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, finish};
 
 const JOB: &str = "4711";
 
@@ -136,6 +136,31 @@ fn a_mig_device_has_a_daemon_of_its_own_and_its_neighbours_are_left_alone() {
     assert_eq!(place.picture(), beside, "what the neighbour has is as it was");
     ended(&place, "4700", OTHER_USER);
     place.assert_as_before("two jobs on one GPU's MIG devices");
+}
+
+/// `mpsctl set` names a MIG device as its daemon does: by its only number.
+#[test]
+fn other_limits_go_to_the_mig_device_that_they_are_for() {
+    let place = place();
+    let names = [name(0, 2), name(1, 2)].join(",");
+    begun(&place, JOB, USER, "MPS=true,MPS_MEM=4G", &names);
+    let mut command = as_user(USER, place.stage.program("mpsctl"));
+    command.arg("--config").arg(place.stage.config());
+    command.args(["set", JOB, "--threads", "50", "--mem", "1=2G"]);
+    let ran = finish({
+        command.env_clear();
+        command
+    });
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for (rank, most) in [(0, 4096), (1, 2048)] {
+        let record = record(&task(&place, JOB, &names, rank, &["--alloc=16384"]));
+        let may = record["gpus"][0]["allocatable_mib"].as_u64().expect("a figure");
+        assert!((most / 2..most).contains(&may), "{record}");
+        // 4 of 7 slices of 132, and half of these.
+        assert_eq!(record["sms"], 36, "{record}");
+    }
+    ended(&place, JOB, USER);
+    place.assert_as_before("other limits on MIG devices");
 }
 
 #[test]

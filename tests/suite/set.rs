@@ -458,3 +458,25 @@ fn who_knocks_and_says_nothing_keeps_neither_mpsd_nor_the_end() {
     drop((silent, loud));
     place.assert_ends_clean(job, "silent visitors");
 }
+
+/// Nor does the end wait for limits that a stopped server keeps from being set.
+#[test]
+fn the_end_waits_for_no_limits_that_are_being_set() {
+    let (place, job) = (served(fast(1), "490.srv", ACCOUNT, "0"), "490.srv");
+    kill(place.pids("nvidia-cuda-mps-server")[0], Signal::SIGSTOP);
+    let socket = place.stage.job(job).join("log/mpsd.socket");
+    let asked: Vec<UnixStream> = (0..4)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&socket).expect("a door");
+            let wanted = b"{\"threads\":\"40\"}\n";
+            stream.write_all(wanted).expect("it is read, or waits");
+            stream
+        })
+        .collect();
+    let session = || place.pids("nvidia-cuda-mps-control").len() > 1;
+    assert!(wait_until(SOON, session), "nobody sets anything");
+    let started = Instant::now();
+    place.assert_ends_clean(job, "limits that are being set");
+    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+    drop(asked);
+}
