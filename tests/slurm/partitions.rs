@@ -111,7 +111,7 @@ fn at_once(cell: &Context, tasks: &str, first: &str, second: &str) -> Result<Fin
     let script = format!(
         "srun --overlap {first} /bin/sh -c '{long}' & first=$!; until [ -e {go} ]; do sleep 0.1; done; \
          srun --overlap {second} /bin/sh -c '{short}'; echo second $?; \
-         scancel --signal=TERM $SLURM_JOB_ID.0; wait $first; srun --overlap {first} /bin/sh -c '{short}'; echo third $?",
+         kill $first; wait $first; srun --overlap {first} /bin/sh -c '{short}'; echo third $?",
         go = go.display()
     );
     let running = start(cell, &cell.user, &words, &script)?;
