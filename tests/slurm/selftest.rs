@@ -187,7 +187,7 @@ fn its_own_job_is_cancelled(cell: &Context) -> Result<()> {
         .wait_until("an empty queue", LIMIT, || Ok(queue()?.is_empty()))?;
     let job = start(cell, &["--", "--begin=now+600"], &[])?;
     cell.bed
-        .wait_until("a job in the queue", LIMIT, || Ok(queue()?.contains("selftest-")))?;
+        .wait_until("a job in the queue", LIMIT, || Ok(queue()?.contains("mpsd-")))?;
     job.signal(Signal::SIGINT)?;
     let done = job.wait(LIMIT)?.exits(2)?;
     ensure!(

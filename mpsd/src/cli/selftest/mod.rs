@@ -19,6 +19,7 @@ use mpsd_core::text::one_line;
 use mpsd_core::{Failure, Refusal};
 use nix::sys::signal::Signal;
 use run::{MARK, Runner, Stop, find, output, version};
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 use std::time::Duration;
 
@@ -141,7 +142,7 @@ impl Steps<'_> {
             limit: Duration::from_secs(self.selftest.wait),
         };
         let name = job_name();
-        let output = match output((caller.env)("HOME")) {
+        let output = match output((caller.env)("HOME"), &name) {
             Ok(file) => file.display().to_string(),
             // srun passes it on, and needs no file.
             Err(_) if trial.ask(&name).is_none() => String::new(),
@@ -238,9 +239,11 @@ fn words(caller: &Caller<'_>, programs: &Path) -> Vec<String> {
     words
 }
 
-/// No other job that the user submits from here has it.
+/// No other job has it, whatever host or container it was submitted from: a job may be ended by its name alone.
 fn job_name() -> String {
-    format!("selftest-{:x}", std::process::id())
+    // The standard library's own seed comes from the kernel's random numbers.
+    let random = RandomState::new().hash_one(std::process::id());
+    format!("mpsd-{:010x}", random & 0xff_ffff_ffff)
 }
 
 /// In a job of ours.

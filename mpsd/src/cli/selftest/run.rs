@@ -181,12 +181,12 @@ fn lines((_, out, err): &(bool, String, String)) -> String {
     }
 }
 
-/// A file in the user's own directory for the output of a job. A node has no other place of the user's, and everybody's /tmp is
+/// A file in the user's own directory for the output of the job of this name. A node has no other place of the user's, and everybody's /tmp is
 /// another one there.
 ///
 /// # Errors
 /// There is none, and what is allowed.
-pub fn output(home: Option<String>) -> Result<PathBuf, String> {
+pub fn output(home: Option<String>, job: &str) -> Result<PathBuf, String> {
     let home = home.unwrap_or_default();
     let directory = Path::new(&home);
     let writable = access(directory, AccessFlags::W_OK | AccessFlags::X_OK).is_ok();
@@ -195,5 +195,5 @@ pub fn output(home: Option<String>) -> Result<PathBuf, String> {
             "HOME is '{home}', where its output cannot go; allowed: HOME=DIR, a directory of yours that the nodes have as well"
         ));
     }
-    Ok(directory.join(format!(".mpsd-selftest.{}", std::process::id())))
+    Ok(directory.join(format!(".{job}")))
 }

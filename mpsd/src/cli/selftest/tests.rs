@@ -131,3 +131,11 @@ fn a_jobs_line_is_found_among_others() {
     assert_eq!(read::<Seen>(&said), Ok(seen()));
     assert!(matches!(read::<Seen>("a banner"), Err(Stop::Failed(why)) if why.contains("a banner")));
 }
+
+#[test]
+fn no_two_jobs_have_one_name_wherever_they_come_from() {
+    let (one, other) = (job_name(), job_name());
+    // A process id is the same on two hosts, and 1 in each container.
+    assert_ne!(one, other);
+    assert!(one.len() <= 15 && one.starts_with("mpsd-"), "{one}");
+}
