@@ -190,3 +190,6 @@ pub(crate) fn remove(path: &Path, done: &mut Done) -> Result<(), String> {
     done.did(format!("removed '{}'", path.display()));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
