@@ -2,6 +2,7 @@
 
 use super::real::{RealNode, groups_of};
 use crate::job::Journal;
+use crate::job::journal::ProcessRef;
 use crate::job::node::Gpus as _;
 use crate::job::spec::{SPEC_FD, Spec};
 use crate::sys::deadline::Deadline;
@@ -23,7 +24,12 @@ pub fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str])
     let text = serde_json::to_string(spec).map_err(|e| broken("specification", &e.to_string()))?;
     let groups = match args {
         [] => groups_of(journal),
-        _ => vec![journal.gid],
+        // Those of the job's own `mpsd`, by which the vendor's program may be reached: no directory service is asked again.
+        _ => {
+            let supervisor = journal.supervisor.and_then(ProcessRef::open);
+            let groups = supervisor.and_then(|mpsd| mpsd.groups());
+            groups.unwrap_or_else(|| vec![journal.gid])
+        }
     };
     let mut spawn = node.as_user(journal, "mpsd", groups)?;
     spawn.args = args.iter().map(Into::into).collect();

@@ -117,8 +117,7 @@ impl RealNode {
     }
 
     /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, confined, and in a
-    /// group that its user's other processes are not in: they cannot debug it (ptrace(2), "Ptrace access mode checking"). What
-    /// uses no GPU needs none of the user's `groups`, and asks no directory service for them.
+    /// group that its user's other processes are not in: they cannot debug it (ptrace(2), "Ptrace access mode checking").
     pub(super) fn as_user(&self, journal: &Journal, name: &str, groups: Vec<u32>) -> Result<Spawn, Failure> {
         let mut spawn = Spawn::new(&beside(name)?);
         let directory = |cgroup: Cgroup| {

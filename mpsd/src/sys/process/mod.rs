@@ -79,6 +79,11 @@ impl Process {
         stat::parse_uids(&self.read("status", 65_536)?)
     }
 
+    /// Supplementary group ids, 65,536 at most (Linux, `NGROUPS_MAX`).
+    pub fn groups(&self) -> Option<Vec<u32>> {
+        stat::ids(&self.read("status", 1 << 20)?, "Groups:")
+    }
+
     /// The file it runs; None also of a defunct process and a kernel thread. The file's file system is not asked.
     pub fn executable(&self) -> Option<Executable> {
         let exe = self.thread_prefix() + "exe";

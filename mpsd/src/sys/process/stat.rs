@@ -121,18 +121,20 @@ pub struct Executable {
 }
 
 pub(in crate::sys) fn parse_uids(status: &[u8]) -> Option<Uids> {
+    let ids = ids(status, "Uid:")?;
+    Some(Uids {
+        real: *ids.first()?,
+        effective: *ids.get(1)?,
+    })
+}
+
+/// The numbers behind `name` in `/proc/PID/status`.
+pub(super) fn ids(status: &[u8], name: &str) -> Option<Vec<u32>> {
     let line = status
         .split(|b| *b == b'\n')
-        .find_map(|line| line.strip_prefix(b"Uid:"))?;
-    let mut ids = std::str::from_utf8(line)
-        .ok()?
-        .split_ascii_whitespace()
-        .map(str::parse);
-    let mut next = || ids.next()?.ok();
-    Some(Uids {
-        real: next()?,
-        effective: next()?,
-    })
+        .find_map(|line| line.strip_prefix(name.as_bytes()))?;
+    let ids = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    ids.map(|id| id.parse().ok()).collect()
 }
 
 /// One line of `/proc/PID/cgroup` (cgroups(7)).
