@@ -138,9 +138,18 @@ impl Caller<'_> {
         let Some(job) = self.var("SLURM_JOB_ID") else {
             return Ok(Vec::new());
         };
-        let job = JobId::parse(&job)?;
+        let job = JobId::parse(&self.component().unwrap_or(job))?;
         let step = self.var("SLURM_STEP_ID").and_then(|step| job.step(&step).ok());
         Ok(step.into_iter().chain([job]).collect())
+    }
+
+    /// The component of a heterogeneous job whose task this is, where it has MPS: Slurm's number is the first one's, and those of the
+    /// others follow it.
+    fn component(&self) -> Option<String> {
+        let number = |name| self.var(name)?.parse::<u32>().ok();
+        let (first, size, own) = (number("SLURM_JOB_ID")?, number("SLURM_HET_SIZE")?, number(JOB)?);
+        let is_of_it = own.checked_sub(first).is_some_and(|place| place < size);
+        is_of_it.then(|| own.to_string())
     }
 
     fn var(&self, name: &str) -> Option<String> {

@@ -56,6 +56,22 @@ fn the_job_is_the_schedulers() {
     assert!(ids(None, &[("SLURM_JOB_ID", "")]).is_empty());
 }
 
+/// Slurm's number is the first component's, whose MPS is another one, or none (docs/facts/slurm.md#callbacks-of-a-plugin).
+#[test]
+fn a_task_of_a_heterogeneous_job_is_its_own_components() {
+    let of = |own, more: &[(&str, &str)]| {
+        let het = [("SLURM_JOB_ID", "8"), ("SLURM_HET_SIZE", "2"), (JOB, own)];
+        ids(None, &[&het[..], more].concat())
+    };
+    assert_eq!(of("9", &[]), ["9"]);
+    assert_eq!(of("9", &[("SLURM_STEP_ID", "2")]), ["9.2", "9"]);
+    // The first itself, and what was inherited from a job that is another one.
+    for own in ["8", "7", "10", "9.2", "9.srv", ""] {
+        assert_eq!(of(own, &[]), ["8"], "{own}");
+    }
+    assert_eq!(ids(None, &[("SLURM_JOB_ID", "8"), (JOB, "9")]), ["8"]);
+}
+
 #[test]
 fn numbers_of_a_slurm_step_are_the_nodes() {
     let visible = |env: &[(&str, &str)]| {
