@@ -12,7 +12,7 @@ pub use world::{Job, Living, World, reference};
 
 use mpsd_core::Failure;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
 use std::rc::Rc;
@@ -48,6 +48,8 @@ pub struct Sim {
     locks: Rc<RefCell<BTreeSet<String>>>,
     /// It goes on alone after its program has ended.
     alone: bool,
+    /// Its last call asked whether the job has ended.
+    asked: Cell<bool>,
     other: Option<Other>,
 }
 
@@ -72,6 +74,7 @@ impl Sim {
             calls: 0,
             locks: Rc::default(),
             alone: false,
+            asked: Cell::new(false),
             other: None,
         }
     }
@@ -113,6 +116,7 @@ impl Sim {
     /// The begin of a call that can fail.
     fn call(&mut self, name: &'static str) -> Result<(), Failure> {
         self.point();
+        self.asked.set(false);
         let now = self.calls;
         self.calls += 1;
         let asks_nvml = ["inventory", "compute_mode", "set_compute_mode", "gpu_processes"].contains(&name);

@@ -91,6 +91,7 @@ impl Store for Sim {
     }
 
     fn is_cancelled(&self, job: &JobId) -> bool {
+        self.asked.set(true);
         self.world.borrow().cancelled.contains(job)
     }
 
@@ -122,6 +123,11 @@ impl Store for Sim {
     }
 
     fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
+        let asked = self.asked.get();
+        assert!(
+            asked || record.state != State::Ready,
+            "ready, and not asked whether the job has ended"
+        );
         self.call("write_record")?;
         if self.world.borrow().no_room {
             return Err(Undetermined::new("record", "no room").into());
