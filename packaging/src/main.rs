@@ -2,7 +2,7 @@
 //!
 //! | verb | does |
 //! |---|---|
-//! | `setup` | installs Slurm and munge through the system's package manager, once |
+//! | `setup` | installs Slurm and munge through the system's package manager, once; with `--arm64` lays out a Debian for arm64 instead |
 //! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched; on simulated moms with `--scheduler` |
 //! | `test` | README's second command: everything that CI runs |
 //! | `matrices` | the crash, kill and fault matrices alone, and how much they tried |
@@ -14,7 +14,7 @@
 //! | `docs` | the documentation's site, every link of it followed |
 //! | `stage DIR` | the tree that is installed |
 //! | `spank-variants` | one linked plugin, stamped for each release of Slurm |
-//! | `dist` | the packages for Debian and RPM systems, from that tree |
+//! | `dist` | the packages for Debian and RPM systems, from that tree, for x86_64 and arm64 |
 //! | `release-check` | what must hold before a version gets its tag |
 //! | `readme` | the figures of README and docs/, from the results of recorded runs |
 //! | `bench scale` | what jobs, clients and nodes at once cost one another |
@@ -35,7 +35,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 
 use checks::{hardware, release, test};
-use install::slurm;
+use install::{arm64, slurm};
 use package::{plugin, stage};
 use reliability::{fuzz, matrices, readme, soak};
 
@@ -50,7 +50,11 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Install what the tests need and is missing: Slurm and munge.
-    Setup,
+    Setup {
+        /// Only the system that arm64's packages are tried on: print its directory.
+        #[arg(long)]
+        arm64: bool,
+    },
     /// Show one MPS job on a throw-away two-node Slurm, with this machine's GPUs or simulated ones.
     Demo {
         /// Torque or OpenPBS instead: simulated moms and GPUs
@@ -179,7 +183,11 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     std::env::set_current_dir(cargo::root()?)?;
     match &arguments.verb {
-        Verb::Setup => slurm::run().map(|()| ExitCode::SUCCESS),
+        Verb::Setup { arm64: false } => slurm::run().map(|()| ExitCode::SUCCESS),
+        Verb::Setup { arm64: true } => {
+            println!("{}", arm64::system()?.display());
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::Test => test::run(),
         Verb::Matrices(options) => matrices::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Matrix(matrix) => {

@@ -173,6 +173,7 @@ fn reproducible() -> Result<()> {
             .arg("dist")
             .arg("--out")
             .arg(&out)
+            .args(["--target", "x86_64,aarch64"])
             .env("CARGO_TARGET_DIR", &target),
     )?;
     let (first, second) = (

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::tally::{Gaps, Tally};
-use crate::install::{deny, slurm};
+use crate::install::{arm64, deny, slurm};
+use crate::package::machine::Machine;
+use crate::package::programs::{self, Profile};
 use crate::reliability::matrices;
 use crate::{cargo, command, site};
 
@@ -21,8 +23,19 @@ const HARDWARE: &str = "hardware: NVIDIA's own programs and a real GPU";
 /// Every target of the workspace, with the dependencies of Cargo.lock.
 const ALL: &[&str] = &["--locked", "--workspace", "--all-targets"];
 
-/// The other architecture that the packages are made for.
-const ARM: &str = "aarch64-unknown-linux-gnu";
+/// The unit tests that an emulator runs: what reckons, and takes no minute under it. The rest reads the system's files, or asks the
+/// kernel, which stays this machine's; programs of the packages' tests do that.
+const EMULATED: [&str; 9] = [
+    "--lib",
+    "-p",
+    "mpsd-core",
+    "--",
+    "environment::",
+    "gpu::",
+    "job::",
+    "limits::",
+    "step::",
+];
 
 /// The cells that run on Debian 13's Slurm as well, below three minutes: half of the site matrix's clusters, with PrologFlags of
 /// every kind, and all that depends on where Slurm is.
@@ -87,11 +100,10 @@ impl Report {
             }
             None => self.skip(&format!("oldest rust: toolchain {oldest} is not installed")),
         }
-        if cargo::has_target(ARM) {
-            let check = [&["check"], ALL, &["--target", ARM]].concat();
-            self.cargo("aarch64", &check, &[]);
-        } else {
-            self.skip(&format!("aarch64: the target {ARM} is not installed"));
+        // What the packages' tests pack and run.
+        match programs::build(Profile::Quick, Machine::Arm) {
+            Ok(command) => drop(self.command("aarch64", command, &[])),
+            Err(why) => self.skip(&format!("aarch64: {why:#}").replace('\n', " ")),
         }
         // Advisories change by themselves: CI looks at them.
         match deny::command(&["check", "licenses", "bans", "sources"]) {
@@ -172,7 +184,24 @@ impl Report {
             &["test", "--locked", "--package", "xtask", "--test", "packages"],
             &[],
         );
+        self.emulated();
         self.newer_slurm()
+    }
+
+    /// Unit tests for the other architecture, by the emulator of the system that its packages were tried on.
+    fn emulated(&mut self) {
+        let made = programs::portable(Profile::Quick, Machine::Arm, "test")
+            .and_then(|command| Ok((command, arm64::system()?)));
+        let (mut command, system) = match made {
+            Ok(made) => made,
+            Err(why) => return self.skip(&format!("arm64's unit tests: {why:#}").replace('\n', " ")),
+        };
+        let emulator = system.join(arm64::EMULATOR);
+        let runner = format!("{} -L {}", emulator.display(), system.display());
+        command
+            .args(EMULATED)
+            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+        self.command("arm64 units", command, &[]);
     }
 
     /// Cells on the Slurm of Debian 13, in the system that the packages were tried on.

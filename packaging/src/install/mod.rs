@@ -1,5 +1,6 @@
 //! What the tests and the packages need of the system, installed when it is missing.
 
+pub mod arm64;
 pub mod deny;
 pub mod python;
 pub mod slurm;

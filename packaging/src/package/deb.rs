@@ -24,13 +24,11 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
         .collect()
 }
 
-/// Debian's name of this machine's architecture; scripts have none.
-fn architecture(package: Package) -> &'static str {
-    match std::env::consts::ARCH {
-        _ if package == Package::Pbs => "all",
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
+/// Debian's name of the machine; scripts have none.
+fn architecture(release: &Release, package: Package) -> &'static str {
+    match package {
+        Package::Pbs => "all",
+        Package::Base | Package::Slurm => release.machine.debian(),
     }
 }
 
@@ -53,7 +51,7 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
         "{}_{}_{}.deb",
         package.name(),
         version(release),
-        architecture(package)
+        architecture(release, package)
     ));
     let mut command = Command::new("/usr/bin/dpkg-deb");
     command
@@ -129,7 +127,7 @@ fn control(release: &Release, package: Package, dir: &Path) -> Result<()> {
     let read = |name: &str| fs::read_to_string(recipes.join(format!("{}.{name}", package.name())));
     let control = read("control")?
         .replace("@VERSION@", &version(release))
-        .replace("@ARCH@", architecture(package))
+        .replace("@ARCH@", architecture(release, package))
         .replace("@MAINTAINER@", MAINTAINER)
         .replace("@SIZE@", &size.to_string());
     file(&into.join("control"), &control, 0o644)?;

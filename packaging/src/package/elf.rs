@@ -52,6 +52,14 @@ impl<'a> Elf<'a> {
         Ok(Elf { bytes, sections })
     }
 
+    /// The machine that it is for (`e_machine`).
+    ///
+    /// # Errors
+    /// A file that is cut off.
+    pub fn machine(&self) -> Result<usize> {
+        word(self.bytes, 18, 2)
+    }
+
     /// Where in the file the bytes of the dynamic symbol `name` lie, and how many there are.
     ///
     /// # Errors
@@ -139,6 +147,7 @@ pub fn glibc(version: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::package::machine::Machine;
 
     #[test]
     fn reads_this_program() {
@@ -150,6 +159,7 @@ mod tests {
             "{versions:?}"
         );
         assert!(elf.symbol("no_such_symbol").is_err());
+        assert_eq!(elf.machine().unwrap(), Machine::OWN.elf());
     }
 
     #[test]

@@ -7,20 +7,24 @@ mod commit;
 mod deb;
 mod elf;
 mod layout;
+pub mod machine;
 pub mod plugin;
-mod programs;
+pub mod programs;
 pub mod release;
 mod repository;
 mod rpm;
 pub mod stage;
 mod zig;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use machine::Machine;
+use programs::Profile;
 use release::{Release, epoch, notes, version};
 use repository::Repository;
 
@@ -30,6 +34,12 @@ pub struct Options {
     /// Where the packages go; emptied first
     #[arg(long, value_name = "DIR", default_value = "target/packages")]
     pub out: PathBuf,
+    /// For which machines, with a comma between; this one's without it
+    #[arg(long, value_name = "ARCH", value_delimiter = ',', default_value = Machine::OWN.name())]
+    pub target: Vec<Machine>,
+    /// Build the programs for these of the machines quickly, not optimized: to try, not to ship
+    #[arg(long, value_name = "ARCH", value_delimiter = ',')]
+    pub quick: Vec<Machine>,
     /// Pack the programs of this directory, which 'dist' left there before, instead of building them
     #[arg(long, value_name = "DIR")]
     pub programs: Option<PathBuf>,
@@ -51,10 +61,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Everything built, the packages in `dir`.
+    /// Everything built for every machine, the packages in `dir`.
     pub fn into_dir(dir: &str) -> Options {
         Options {
             out: dir.into(),
+            target: vec![Machine::X86, Machine::Arm],
+            quick: Vec::new(),
             programs: None,
             revision: 1,
             number: None,
@@ -72,18 +84,27 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(repository) = &repository {
         repository.prepare()?;
     }
-    let packages = match (options.packed, &options.programs) {
-        (true, _) => packed(&options.out)?,
-        (false, Some(programs)) => pack(&programs::around(programs)?, options)?,
-        (false, None) => {
-            let built = programs::everything(programs::Profile::Portable)?;
-            pack(&built, options)?
-        }
+    let packages = match options.packed {
+        true => packed(&options.out)?,
+        false => pack(&built(options)?, options)?,
     };
     for package in &packages {
         println!("{}", package.display());
     }
     repository.map_or(Ok(()), |repository| repository.add(&packages))
+}
+
+/// What is to be packed, for each machine.
+fn built(options: &Options) -> Result<Vec<programs::Built>> {
+    let built = |machine: &Machine| match &options.programs {
+        Some(programs) => programs::around(programs, *machine),
+        None if options.quick.contains(machine) => programs::everything(Profile::Quick, *machine),
+        None => programs::everything(Profile::Portable, *machine),
+    };
+    if options.programs.is_some() && options.target.len() > 1 {
+        bail!("--programs: a directory has the programs of one machine; give one --target");
+    }
+    options.target.iter().map(built).collect()
 }
 
 /// The packages in `out`, in order.
@@ -105,7 +126,7 @@ fn packed(out: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Packs what was built into `--out`, which is emptied first; the packages in order.
-fn pack(built: &programs::Built, options: &Options) -> Result<Vec<PathBuf>> {
+fn pack(built: &[programs::Built], options: &Options) -> Result<Vec<PathBuf>> {
     let out = &options.out;
     if out.exists() {
         fs::remove_dir_all(out).with_context(|| format!("cannot empty '{}'", out.display()))?;
@@ -113,20 +134,27 @@ fn pack(built: &programs::Built, options: &Options) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out).with_context(|| format!("cannot make '{}'", out.display()))?;
     let out = &fs::canonicalize(out)?;
     let work = out.join("work");
-    let tree = work.join("tree");
-    let files = stage::stage(&tree, built)?;
-    let release = Release {
-        version: options.number.clone().map_or_else(version, Ok)?,
-        revision: options.revision,
-        epoch: epoch()?,
-        tree,
-        files,
-    };
-    let mut packages = deb::pack(&release, &work, out)?;
-    packages.extend(rpm::pack(&release, &work, out)?);
-    packages.sort();
+    let version = options.number.clone().map_or_else(version, Ok)?;
+    let mut packages = BTreeSet::new();
+    for built in built {
+        let work = work.join(built.machine.name());
+        let tree = work.join("tree");
+        let files = stage::stage(&tree, built)?;
+        let release = Release {
+            version: version.clone(),
+            revision: options.revision,
+            epoch: epoch()?,
+            machine: built.machine,
+            tree,
+            files,
+        };
+        // What is for every machine has the same name and the same files each time.
+        packages.extend(deb::pack(&release, &work, out)?);
+        packages.extend(rpm::pack(&release, &work, out)?);
+    }
+    let packages: Vec<PathBuf> = packages.into_iter().collect();
     sums(out, &packages)?;
-    fs::write(out.join("notes.md"), notes(&release.version)?)?;
+    fs::write(out.join("notes.md"), notes(&version)?)?;
     fs::remove_dir_all(&work).with_context(|| format!("cannot remove '{}'", work.display()))?;
     Ok(packages)
 }

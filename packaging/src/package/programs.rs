@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
 use super::commit::commit;
+use super::machine::Machine;
 use super::zig::Zig;
 use crate::cargo::{self, target_directory};
 
@@ -21,6 +22,8 @@ pub const GLIBC: (u32, u32) = (2, 28);
 pub enum Profile {
     /// The dev profile, for this machine.
     Debug,
+    /// As released, but not optimized: quick, to try on another machine.
+    Quick,
     /// Released: stripped, linked against the oldest C library that is supported.
     Portable,
 }
@@ -30,6 +33,8 @@ pub enum Profile {
 pub struct Built {
     /// How.
     pub profile: Profile,
+    /// What they run on.
+    pub machine: Machine,
     /// Directory of the programs and the plugin.
     pub programs: PathBuf,
     /// What `manual` wrote.
@@ -39,58 +44,89 @@ pub struct Built {
 }
 
 /// Builds everything.
-pub fn everything(profile: Profile) -> Result<Built> {
+pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
     let target = target_directory()?;
     let programs = match profile {
         Profile::Debug => {
             cargo::build(&[["build", "--locked"].as_slice(), &SHIPPED].concat())?;
             target.join("debug")
         }
-        Profile::Portable => {
-            portable()?;
-            target.join(triple()).join("release")
+        Profile::Quick | Profile::Portable => {
+            let status = build(profile, machine)?.status().context("cannot start cargo")?;
+            if !status.success() {
+                bail!("'cargo zigbuild' for {} failed ({status})", machine.name());
+            }
+            let directory = if profile == Profile::Quick {
+                "debug"
+            } else {
+                "release"
+            };
+            target.join(machine.triple()).join(directory)
         }
     };
-    around_programs(profile, programs)
+    around_programs(profile, machine, programs)
 }
 
 /// Everything but the programs, which lie in `programs`, of the portable build.
-pub fn around(programs: &Path) -> Result<Built> {
-    around_programs(Profile::Portable, programs.to_owned())
+pub fn around(programs: &Path, machine: Machine) -> Result<Built> {
+    around_programs(Profile::Portable, machine, programs.to_owned())
 }
 
-fn around_programs(profile: Profile, programs: PathBuf) -> Result<Built> {
+fn around_programs(profile: Profile, machine: Machine, programs: PathBuf) -> Result<Built> {
     let manual = target_directory()?.join("manual");
     let text = manual.to_str().context("the target directory is not text")?;
     cargo::build(&["run", "--quiet", "--locked", "-p", "manual", "--", text])?;
     Ok(Built {
         profile,
+        machine,
         programs,
         manual,
-        crates: crates()?,
+        crates: crates(machine)?,
     })
 }
 
-fn triple() -> String {
-    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+/// The command that builds what is shipped; and, to try it, the simulated NVML of that machine.
+///
+/// # Errors
+/// As [`portable`].
+pub fn build(profile: Profile, machine: Machine) -> Result<Command> {
+    let mut command = portable(profile, machine, "zigbuild")?;
+    command.args(SHIPPED);
+    if profile == Profile::Quick {
+        command.args(["-p", "nvml-stub"]);
+    }
+    Ok(command)
 }
 
-fn portable() -> Result<()> {
+/// cargo-zigbuild's command for programs, or tests, that another machine runs.
+///
+/// # Errors
+/// No standard library for that machine; no Zig.
+pub fn portable(profile: Profile, machine: Machine, verb: &str) -> Result<Command> {
+    let triple = machine.triple();
+    if !cargo::has_target(&triple) {
+        bail!("the standard library for {triple} is missing; run 'rustup target add {triple}'");
+    }
     let zig = Zig::find_or_install()?;
-    let target = format!("{}.{}.{}", triple(), GLIBC.0, GLIBC.1);
-    let mut command = cargo::command(&["zigbuild", "--release", "--locked", "--target", &target]);
+    let mut command = Command::new(zig.program());
     command
-        .args(SHIPPED)
+        .args([verb, "--locked", "--target"])
+        .arg(format!("{triple}.{}.{}", GLIBC.0, GLIBC.1))
         .env("PATH", zig.path()?)
-        .env("RUSTFLAGS", remapped()?);
+        .env("RUSTFLAGS", remapped()?)
+        .stdin(Stdio::null());
+    if profile == Profile::Portable {
+        command.arg("--release");
+    } else {
+        command.envs([
+            ("CARGO_PROFILE_DEV_DEBUG", "0"),
+            ("CARGO_PROFILE_DEV_STRIP", "symbols"),
+        ]);
+    }
     if let Some(commit) = commit() {
         command.env("MPSD_COMMIT", commit);
     }
-    let status = command.status().context("cannot start cargo")?;
-    if !status.success() {
-        bail!("'cargo zigbuild --release' failed ({status})");
-    }
-    Ok(())
+    Ok(command)
 }
 
 /// No path of this machine in the programs: they are the same bytes wherever they are built.
@@ -107,7 +143,7 @@ fn remapped() -> Result<String> {
 }
 
 /// One line for each crate that is linked into what we ship.
-fn crates() -> Result<String> {
+fn crates(machine: Machine) -> Result<String> {
     let tree = [
         "tree",
         "--locked",
@@ -120,7 +156,7 @@ fn crates() -> Result<String> {
         "{p}\t{l}",
     ];
     let output = cargo::command(&tree)
-        .args(["--target", &triple()])
+        .args(["--target", &machine.triple()])
         .args(SHIPPED)
         .stderr(Stdio::inherit())
         .output()

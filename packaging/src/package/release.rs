@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use super::machine::Machine;
 use super::stage::Staged;
 use crate::cargo;
 use crate::command::quietly;
@@ -19,6 +20,8 @@ pub struct Release {
     pub revision: u32,
     /// Seconds since 1970 that every file and package carries.
     pub epoch: u64,
+    /// What the programs run on.
+    pub machine: Machine,
     /// The staged tree.
     pub tree: PathBuf,
     /// Its files.

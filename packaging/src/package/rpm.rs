@@ -50,6 +50,7 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
     command
         .arg("-bb")
         .arg("--nodeps")
+        .arg(format!("--target={}-linux", release.machine.name()))
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string());
     for line in &macros {
         command.args(["--define", line]);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use super::layout::{self, Entry, Package, Source};
+use super::machine::Machine;
 use super::programs::{self, GLIBC};
 use super::{elf, plugin};
 use crate::cargo;
@@ -39,7 +40,7 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         programs::Profile::Portable
     };
-    let built = programs::everything(profile)?;
+    let built = programs::everything(profile, Machine::OWN)?;
     let files = stage(&options.dir, &built)?;
     println!("{} files below '{}'", files.len(), options.dir.display());
     Ok(())
@@ -88,15 +89,20 @@ fn one(dir: &Path, entry: &Entry, built: &programs::Built) -> Result<Staged> {
 
 fn program(built: &programs::Built, name: &str) -> Result<Vec<u8>> {
     let bytes = read(&built.programs.join(name))?;
-    if built.profile == programs::Profile::Portable {
-        old_enough(name, &bytes)?;
+    if built.profile != programs::Profile::Debug {
+        runs_there(name, &bytes, built.machine)?;
     }
     Ok(bytes)
 }
 
-/// Nothing that RHEL 8's C library does not have, and no other library, as GCC's for unwinding: the packages depend on none.
-fn old_enough(name: &str, bytes: &[u8]) -> Result<()> {
-    let versions = elf::Elf::parse(bytes)?.wanted_versions()?;
+/// Another machine's code nowhere, nothing that RHEL 8's C library does not have, and no other library, as GCC's for unwinding: the
+/// packages depend on none.
+fn runs_there(name: &str, bytes: &[u8], machine: Machine) -> Result<()> {
+    let elf = elf::Elf::parse(bytes)?;
+    if elf.machine()? != machine.elf() {
+        bail!("'{name}' is not built for {}", machine.name());
+    }
+    let versions = elf.wanted_versions()?;
     if let Some(other) = versions.iter().find(|version| elf::glibc(version).is_none()) {
         bail!("'{name}' needs {other}: allowed is the C library alone, and of it what is public");
     }
@@ -190,8 +196,17 @@ mod tests {
     #[test]
     fn a_program_that_needs_a_second_library_is_not_packed() {
         let own = fs::read("/proc/self/exe").unwrap();
-        let why = old_enough("own", &own).unwrap_err().to_string();
-        assert!(why.contains("'own' needs GCC_"), "{why}");
+        let why = |machine| runs_there("own", &own, machine).unwrap_err().to_string();
+        assert!(
+            why(Machine::OWN).contains("'own' needs GCC_"),
+            "{}",
+            why(Machine::OWN)
+        );
+        let other = [Machine::X86, Machine::Arm].map(why);
+        assert!(
+            other.iter().any(|why| why.starts_with("'own' is not built for ")),
+            "{other:?}"
+        );
     }
 
     #[test]

@@ -30,6 +30,11 @@ impl Zig {
         Ok(Zig { bin })
     }
 
+    /// cargo-zigbuild itself.
+    pub fn program(&self) -> PathBuf {
+        self.bin.join("cargo-zigbuild")
+    }
+
     /// `PATH` with the two in it: cargo finds its verbs there.
     pub fn path(&self) -> Result<OsString> {
         python::path(self.bin.clone())

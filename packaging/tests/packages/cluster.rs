@@ -63,7 +63,7 @@ pub fn vendor(root: &Root) -> NodeDouble {
 }
 
 /// The doubles of this build; `cargo xtask test` has built them.
-fn doubles() -> Programs {
+pub fn doubles() -> Programs {
     let dir = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
     let of = || Programs::of(dir.join("fake-mps-control"), dir.join("fake-cuda-client"));
     of().unwrap_or_else(|_| {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{NAMES, package, packages, run};
+use crate::{NAMES, arm64, package, packages, run, skip};
 
 /// Compares with the recorded list; where they differ, the new one is left beside it as `.snap.new`, and said how.
 fn compare(name: &str, text: &str) -> Option<String> {
@@ -26,6 +26,67 @@ fn compare(name: &str, text: &str) -> Option<String> {
         old.difference(&now).collect::<Vec<_>>(),
         now.difference(&old).collect::<Vec<_>>()
     ))
+}
+
+/// Where `dpkg-deb -c` has what may differ.
+const SIZE_AND_DATE: std::ops::RangeInclusive<usize> = 2..=4;
+
+/// The same files in both machines' packages, the same dependencies, and the same bytes in what is for every machine.
+#[test]
+fn arm64_has_the_same_files() {
+    if arm64::made().is_none() {
+        return skip("packages for arm64", "Rust's library for it is not installed");
+    }
+    for name in NAMES {
+        let deb = |path: PathBuf| {
+            let listed = run(Command::new("dpkg-deb").arg("-c").arg(&path));
+            let files: BTreeSet<String> = listed
+                .lines()
+                .map(|line| {
+                    line.split_whitespace()
+                        .enumerate()
+                        .filter(|(column, _)| !SIZE_AND_DATE.contains(column))
+                        .map(|(_, word)| format!("{word} "))
+                        .collect()
+                })
+                .collect();
+            let depends = run(Command::new("dpkg-deb")
+                .arg("-f")
+                .arg(&path)
+                .args(["Depends", "Suggests", "Version"]));
+            (files, depends)
+        };
+        assert_eq!(
+            deb(arm64::package(name, ".deb")),
+            deb(package(name, ".deb")),
+            "{name}"
+        );
+        let rpm = |path: PathBuf| {
+            run(Command::new("rpm")
+                .args([
+                    "-qp",
+                    "--qf",
+                    "[%{FILEMODES:perms} %{FILENAMES} %{FILELINKTOS}\n][%{REQUIRES}\n]%{VERSION}-%{RELEASE}",
+                ])
+                .arg(path))
+        };
+        assert_eq!(
+            rpm(arm64::package(name, ".rpm")),
+            rpm(package(name, ".rpm")),
+            "{name}"
+        );
+    }
+    let debs = [arm64::package, package].map(|package| fs::read(package("mpsd-pbs", ".deb")).unwrap());
+    assert!(
+        debs[0] == debs[1],
+        "mpsd-pbs.deb is not the same for both machines"
+    );
+    // An RPM has the name of the machine that it was made on, or for, in its header. This sum is of its files.
+    let sums = [arm64::package, package].map(|package| {
+        let query = ["-qp", "--qf", "%{PAYLOADDIGEST}", "--"];
+        run(Command::new("rpm").args(query).arg(package("mpsd-pbs", ".rpm")))
+    });
+    assert!(sums[0].len() == 64 && sums[0] == sums[1], "{sums:?}");
 }
 
 #[test]
@@ -129,10 +190,15 @@ fn the_sums_are_the_packages() {
 #[test]
 fn no_program_needs_a_newer_c_library_or_names_this_machine() {
     let mut programs = 0;
-    for path in unpacked_programs() {
-        let symbols = run(Command::new("objdump").arg("-T").arg(&path));
+    let all = unpacked(package).into_iter().chain(
+        arm64::made()
+            .map(|_| unpacked(arm64::package))
+            .unwrap_or_default(),
+    );
+    for path in all {
+        let symbols = run(Command::new("readelf").args(["--dyn-syms", "--wide"]).arg(&path));
         let newest = symbols
-            .split(['(', ')', ' ', '\n'])
+            .split(['@', ' ', '\n'])
             .filter_map(|word| word.strip_prefix("GLIBC_2."))
             .filter_map(|minor| minor.split('.').next()?.parse::<u32>().ok())
             .max();
@@ -151,12 +217,20 @@ fn no_program_needs_a_newer_c_library_or_names_this_machine() {
         }
         programs += 1;
     }
-    assert_eq!(programs, 5 + 8);
+    let machines = 1 + usize::from(arm64::made().is_some());
+    assert_eq!(programs, machines * (5 + 8));
 }
 
 #[test]
 fn the_plugins_differ_in_their_stamp_alone() {
-    let plugins: Vec<PathBuf> = unpacked_programs()
+    stamps_alone_differ(package);
+    if arm64::made().is_some() {
+        stamps_alone_differ(arm64::package);
+    }
+}
+
+fn stamps_alone_differ(package: fn(&str, &str) -> PathBuf) {
+    let plugins: Vec<PathBuf> = unpacked(package)
         .into_iter()
         .filter(|path| path.ends_with("spank_mps.so"))
         .collect();
@@ -179,14 +253,14 @@ fn the_plugins_differ_in_their_stamp_alone() {
     assert_eq!(stamps.len(), 8, "two releases have the same plugin");
 }
 
-fn unpacked_programs() -> Vec<PathBuf> {
+/// The programs and plugins of one machine's packages.
+fn unpacked(package: fn(&str, &str) -> PathBuf) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for name in ["mpsd", "mpsd-slurm"] {
-        let dir = tempdir(&format!("files-{name}-{:?}", std::thread::current().id()));
-        run(Command::new("dpkg-deb")
-            .arg("-x")
-            .arg(package(name, ".deb"))
-            .arg(&dir));
+        let deb = package(name, ".deb");
+        let file = deb.file_stem().unwrap().to_str().unwrap();
+        let dir = tempdir(&format!("files-{file}-{:?}", std::thread::current().id()));
+        run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&dir));
         walk(&dir, &mut found);
     }
     found.retain(|path| !path.is_symlink() && fs::read(path).unwrap().starts_with(b"\x7fELF"));

@@ -30,14 +30,14 @@ const FOREIGN: [(&str, &str); 3] = [
     ("/etc/mpsd/site-notes", "kept\n"),
 ];
 
-fn put_foreign(root: &Root) {
+pub fn put_foreign(root: &Root) {
     for (path, text) in FOREIGN {
         root.write(path, text);
     }
 }
 
 #[track_caller]
-fn foreign_is_as_it_was(root: &Root) {
+pub fn foreign_is_as_it_was(root: &Root) {
     for (path, text) in FOREIGN {
         assert_eq!(root.read(path), text, "{path}");
     }
@@ -54,7 +54,7 @@ fn upgraded(root: &Root, configuration: &str) {
     nothing_is_active(root);
 }
 
-fn programs_run(root: &Root) {
+pub fn programs_run(root: &Root) {
     for program in PROGRAMS {
         let said = root.run(&[program, "--version"]);
         assert!(said.contains(env!("CARGO_PKG_VERSION")), "{program}: {said}");
@@ -63,7 +63,7 @@ fn programs_run(root: &Root) {
 }
 
 /// Nothing of ours in what a scheduler reads, and no unit is enabled.
-fn nothing_is_active(root: &Root) {
+pub fn nothing_is_active(root: &Root) {
     foreign_is_as_it_was(root);
     for dir in [
         "/etc/slurm",
@@ -80,7 +80,7 @@ fn nothing_is_active(root: &Root) {
     }
 }
 
-fn gone(root: &Root, but: &[&str]) {
+pub fn gone(root: &Root, but: &[&str]) {
     for place in ["/usr/bin", "/usr/libexec", "/usr/lib/mpsd", "/usr/share", "/etc"] {
         let place_in = root.at(place);
         if !place_in.exists() {

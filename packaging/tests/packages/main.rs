@@ -5,6 +5,7 @@
 
 mod admin;
 mod ansible;
+mod arm64;
 mod cluster;
 mod containers;
 mod contents;

@@ -10,7 +10,7 @@ use crate::guide::commands;
 use crate::install::distribution;
 use crate::root::Root;
 use crate::stopwatch::Stopwatch;
-use crate::{NAMES, package, packages, run, said, skip};
+use crate::{NAMES, arm64, package, packages, run, said, skip};
 
 /// Where the guide has it.
 const PLACE: &str = "/srv/mpsd";
@@ -58,15 +58,18 @@ impl Drop for Keys {
 pub fn repository() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
-        packages();
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("repository");
         let _ = fs::remove_dir_all(&dir);
         let keys = Keys::make();
         let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages-of-repository");
+        let _ = fs::remove_dir_all(&out);
+        fs::create_dir(&out).unwrap();
+        for made in [packages()].into_iter().chain(arm64::made()) {
+            run(Command::new("cp").arg("-rT").arg(made).arg(&out));
+        }
         command
-            .arg("dist")
-            .arg("--out")
+            .args(["dist", "--packed", "--out"])
             .arg(out)
             .env("GNUPGHOME", &keys.0);
         run(command.arg("--repository").arg(&dir).args(["--key", KEY]));
@@ -101,6 +104,37 @@ pub fn apt_installs_from_it(root: &Root, cluster: &Cluster) {
     let why = said(&refused);
     // apt of Debian 12 verifies by gpgv, of Debian 13 by sqv; each has words of its own.
     assert!(!refused.status.success() && why.contains("ignature"), "{why}");
+}
+
+#[test]
+fn both_repositories_have_the_packages_of_both_machines() {
+    if arm64::made().is_none() {
+        return skip(
+            "arm64 in the repositories",
+            "Rust's library for it is not installed",
+        );
+    }
+    let apt = fs::read_to_string(repository().join("apt/Packages")).unwrap();
+    let of = |name: &str| {
+        let lines = apt
+            .lines()
+            .filter(|line| line.strip_prefix("Architecture: ") == Some(name));
+        lines.count()
+    };
+    assert_eq!((of("amd64"), of("arm64"), of("all")), (2, 2, 1), "{apt}");
+    let release = fs::read_to_string(repository().join("apt/Release")).unwrap();
+    assert!(release.contains("Architectures: amd64 arm64\n"), "{release}");
+    let mut list = Command::new("sh");
+    let dnf = run(list
+        .args(["-c", "zcat repodata/*-primary.xml.gz"])
+        .current_dir(repository().join("dnf")));
+    for (name, count) in [("x86_64", 2), ("aarch64", 2), ("noarch", 1)] {
+        assert_eq!(
+            dnf.matches(&format!("<arch>{name}</arch>")).count(),
+            count,
+            "{dnf}"
+        );
+    }
 }
 
 #[test]

@@ -15,7 +15,19 @@ use crate::said;
 #[derive(Debug)]
 pub struct Root {
     path: PathBuf,
+    /// Runs its programs, where they are another machine's.
+    emulator: Option<PathBuf>,
 }
+
+/// What the kernel starts the emulator for: ELF, 64 bits, little endian, machine 183, a program or a library (binfmt_misc:
+/// `Documentation/admin-guide/binfmt-misc.rst`). `F` has it opened now, so that it is found from within the system.
+const ARM_FILES: [&str; 2] = [
+    r"\x7f\x45\x4c\x46\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00",
+    r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff",
+];
+/// Mounts the list of such files at its first argument, adds the second to it, and becomes the rest in that system.
+const EMULATE: &str =
+    r#"mount -t binfmt_misc none "$1"; printf %s "$2" >"$1/register"; shift 2; exec chroot "$@""#;
 
 impl Root {
     /// Makes a copy of this machine's system, with its devices and processes, and hands it to `body`, in a thread of its
@@ -27,6 +39,27 @@ impl Root {
             mount(Some("proc"), &proc, Some("proc"), MsFlags::empty(), NONE).unwrap();
             mount(Some("/dev"), &dev, NONE, MsFlags::MS_BIND, NONE).unwrap();
             body(root);
+        });
+    }
+
+    /// Makes a copy of a system for arm64, with the processes, whose programs `emulator`, a file in it, runs for the commands in it. The
+    /// kernel knows the emulator for them alone: each has a user namespace of its own, with a list of its own (Linux 6.7).
+    pub fn emulated(lower: &Path, emulator: &str, name: &str, body: impl FnOnce(&Root) + Send + 'static) {
+        let emulator = lower.join(emulator);
+        Root::over(lower, name, move |root| {
+            let none: Option<&str> = None;
+            mount(
+                Some("proc"),
+                &root.at("/proc"),
+                Some("proc"),
+                MsFlags::empty(),
+                none,
+            )
+            .unwrap();
+            body(&Root {
+                path: root.path.clone(),
+                emulator: Some(emulator),
+            });
         });
     }
 
@@ -53,7 +86,7 @@ impl Root {
             Some("mode=755"),
         )
         .unwrap();
-        for part in ["upper", "work", "root"] {
+        for part in ["upper", "work", "root", "formats"] {
             fs::create_dir(place.join(part)).unwrap();
         }
         fs::set_permissions(place.join("upper"), fs::Permissions::from_mode(0o755)).unwrap();
@@ -71,7 +104,7 @@ impl Root {
             Some(options.as_str()),
         )
         .unwrap();
-        Root { path }
+        Root { path, emulator: None }
     }
 
     /// A place in it.
@@ -102,13 +135,28 @@ impl Root {
 
     /// Runs a command in it.
     pub fn output(&self, words: &[&str]) -> Output {
-        let mut command = Command::new("chroot");
+        let mut command = self.chroot();
         command.arg(&self.path).args(words).current_dir("/").env_clear();
         command
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("LC_ALL", "C.UTF-8")
             .env("DEBIAN_FRONTEND", "noninteractive");
         command.output().unwrap()
+    }
+
+    fn chroot(&self) -> Command {
+        let Some(emulator) = &self.emulator else {
+            return Command::new("chroot");
+        };
+        let formats = self.path.with_file_name("formats");
+        let [magic, mask] = ARM_FILES;
+        let entry = format!(":arm64:M::{magic}:{mask}:{}:F", emulator.display());
+        let mut command = Command::new("unshare");
+        command
+            .args(["--user", "--map-root-user", "--mount", "sh", "-ec", EMULATE, "sh"])
+            .arg(formats)
+            .arg(entry);
+        command
     }
 
     /// Runs a command in it that must succeed; what it said.

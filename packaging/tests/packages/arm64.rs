@@ -1,0 +1,384 @@
+//! The packages for arm64, on a system of that machine under emulation: they install, their programs run and say what x86_64's say,
+//! and the plugin loads. What qemu's user emulation has not (seccomp, Landlock) nothing here can show.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::mpsc::channel;
+
+use tests::double::NodeDouble;
+
+use crate::cluster::doubles;
+use crate::install::{
+    distribution, dpkg, foreign_is_as_it_was, gone, nothing_is_active, programs_run, put_foreign, rpm,
+};
+use crate::root::Root;
+use crate::{NAMES, dist, find, packages, run, said, skip};
+
+/// The system's emulator; xtask puts it there.
+const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
+/// Rust's name of the machine.
+const TRIPLE: &str = "aarch64-unknown-linux-gnu";
+/// What Slurm calls, and what it reads before.
+const EXPORTED: [&str; 9] = [
+    "plugin_name",
+    "plugin_type",
+    "slurm_spank_init",
+    "slurm_spank_init_post_opt",
+    "slurm_spank_job_prolog",
+    "slurm_spank_job_epilog",
+    "slurm_spank_task_init",
+    "slurm_spank_task_exit",
+    "slurm_spank_exit",
+];
+/// The C library, which came without dpkg's records, and what packages may not be without.
+const INSTALLED: &str = "Package: libc6\nStatus: install ok installed\nPriority: optional\nSection: libs\nMaintainer: none\n\
+                         Architecture: arm64\nMulti-Arch: same\nVersion: 2.36-9\nDescription: none\n\n";
+
+/// The directory with arm64's packages, made by the first who asks; none on a machine without Rust's library for it.
+pub fn made() -> Option<&'static Path> {
+    static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        packages();
+        let rustc = Command::new("rustc")
+            .args(["--print", "target-libdir", "--target", TRIPLE])
+            .output();
+        let library = String::from_utf8(rustc.ok()?.stdout).ok()?;
+        let there = Path::new(library.trim()).is_dir();
+        there.then(|| dist("packages-arm64", &["--target", "aarch64", "--quick", "aarch64"]))
+    });
+    made.as_deref()
+}
+
+/// As [`crate::package`], of arm64's.
+pub fn package(name: &str, extension: &str) -> PathBuf {
+    find(made().unwrap(), name, extension)
+}
+
+/// Hands a copy of the system to `body`, or says why there is none.
+fn with_system(name: &'static str, body: impl FnOnce(&Root) + Send + 'static) {
+    static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let what = format!("packages for arm64, {name}");
+    if made().is_none() {
+        return skip(
+            &what,
+            "Rust's library for aarch64-unknown-linux-gnu is not installed",
+        );
+    }
+    let system = MADE.get_or_init(|| {
+        let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+            .args(["setup", "--arm64"])
+            .output();
+        let output = output.map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).trim().into()),
+            false => Err(said(&output)),
+        }
+    });
+    let lower = match system {
+        Ok(lower) => lower.clone(),
+        Err(why) => return skip(&what, why),
+    };
+    Root::emulated(&lower, EMULATOR, &format!("arm64-{name}"), move |root| {
+        let uname = root.output(&["uname", "-m"]);
+        if uname.stdout != b"aarch64\n" {
+            let why = "the kernel starts no emulator for one user namespace alone (Linux 6.7)";
+            return skip(&what, &format!("{why}: {}", said(&uname)));
+        }
+        body(root);
+    });
+}
+
+/// Where both systems have the simulated node, and what its NVML answers from.
+const VENDOR: &str = "/opt/vendor";
+
+/// What x86_64's programs and arm64's must say alike: lines of a node with two GPUs, plans, refusals, each with its exit code.
+const SAID: &[&[&str]] = &[
+    &["/usr/bin/mpsctl", "--version"],
+    &["/usr/libexec/mpsd/mpsd", "--help"],
+    &["/usr/bin/mpsctl", "config", "check"],
+    &["/usr/bin/mpsctl", "config", "show"],
+    &["/usr/bin/mpsctl", "advertise", "slurm", "--node", "n1"],
+    &[
+        "/usr/bin/mpsctl",
+        "plan",
+        "--user",
+        "alice",
+        "--job",
+        "77",
+        "--node",
+        "n1",
+        "--request",
+        "MPS=on,MPS_THREADS=25,MPS_MEM=25%",
+        "--gpus",
+        "0,1",
+    ],
+    &[
+        "/usr/bin/mpsctl",
+        "plan",
+        "--user",
+        "alice",
+        "--job",
+        "77",
+        "--node",
+        "n1",
+        "--request",
+        "MPS=per-gpu",
+        "--gpus",
+        "1",
+        "--json",
+    ],
+    &[
+        "/usr/bin/mpsctl",
+        "plan",
+        "--user",
+        "alice",
+        "--job",
+        "77",
+        "--node",
+        "n1",
+        "--request",
+        "MPS=on,MPS_THREADS=0",
+        "--gpus",
+        "0",
+    ],
+    &[
+        "/usr/bin/mpsctl",
+        "plan",
+        "--user",
+        "alice",
+        "--job",
+        "77",
+        "--node",
+        "n1",
+        "--request",
+        "MPS=on",
+        "--gpus",
+        "7",
+    ],
+    &["/usr/bin/mpsctl", "no-such-verb"],
+    &["/usr/bin/mpsctl", "exec", "--", "/bin/true"],
+    &["/usr/bin/mpsctl", "status", "--json"],
+    &["/usr/bin/mpsctl", "explain", "oom"],
+    &["/usr/bin/mps-probe", "--help"],
+    // Not asked; a mistake; arguments that no scheduler gives. None of them leaves anything.
+    &[
+        "/usr/libexec/mpsd/mps-prologue",
+        "--scheduler",
+        "torque",
+        "1.srv",
+        "alice",
+        "alice",
+        "job",
+        "walltime=1",
+        "batch",
+        "proj42",
+    ],
+    &[
+        "/usr/libexec/mpsd/mps-prologue",
+        "--scheduler",
+        "torque",
+        "1.srv",
+        "alice",
+        "alice",
+        "job",
+        "walltime=1",
+        "batch",
+        "MPS=maybe",
+    ],
+    &["/usr/libexec/mpsd/mps-prologue", "--no-such-word"],
+    &[
+        "/usr/libexec/mpsd/mps-epilogue",
+        "--scheduler",
+        "torque",
+        "1.srv",
+        "alice",
+        "alice",
+        "job",
+        "7",
+        "walltime=1",
+        "",
+        "batch",
+        "MPS=on",
+    ],
+];
+
+/// Runs them, and doctor's lines, of which those of programs and packages are the same on every system.
+fn said_by(root: &Root) -> Vec<String> {
+    let mut all: Vec<String> = SAID
+        .iter()
+        .map(|words| format!("{words:?}: {}", said(&root.output(words))))
+        .collect();
+    let doctor = root.output(&["/usr/bin/mpsctl", "doctor", "--node", "n1"]);
+    let told = String::from_utf8(doctor.stdout).unwrap();
+    let known = [
+        "OK    mpsd.toml can be used",
+        "OK    NVML answers",
+        "OK    driver 580",
+    ];
+    all.extend(known.map(|line| format!("{line}: {}", told.lines().any(|told| told.starts_with(line)))));
+    all
+}
+
+/// The simulated node's NVML, for this machine or built for the other one.
+fn vendor(root: &Root, library: Option<&Path>) -> NodeDouble {
+    let node = NodeDouble::builder().name("n1").gpus(2, "NVIDIA H200");
+    let node = node.at(root.at(VENDOR)).programs(doubles()).build().unwrap();
+    if let Some(library) = library {
+        let place = root.at(&format!("{VENDOR}/libnvidia-ml.so.1"));
+        fs::remove_file(&place).unwrap();
+        fs::copy(library, place).unwrap();
+    }
+    fs::set_permissions(root.at("/opt"), fs::Permissions::from_mode(0o755)).unwrap();
+    let lines =
+        format!("nvml = \"{VENDOR}/libnvidia-ml.so.1\"\ncontrol = \"{VENDOR}/nvidia-cuda-mps-control\"\n");
+    root.write("/etc/mpsd/mpsd.toml", &lines);
+    root.write(
+        "/etc/passwd",
+        "root:x:0:0::/root:/bin/sh\nalice:x:4711:4711::/home/alice:/bin/sh\n",
+    );
+    root.write("/etc/group", "root:x:0:\nalice:x:4711:\n");
+    node
+}
+
+/// Our double of NVML, built with the packages' programs.
+fn nvml_for_arm64() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    target.join(TRIPLE).join("debug/libnvml_stub.so")
+}
+
+/// In a copy of this machine's system, with the package's files and nothing else of it.
+fn said_by_x86() -> Vec<String> {
+    let (sender, receiver) = channel();
+    Root::with("x86-twin", move |root| {
+        for name in ["mpsd", "mpsd-slurm"] {
+            run(Command::new("dpkg-deb")
+                .arg("-x")
+                .arg(crate::package(name, ".deb"))
+                .arg(root.at("/")));
+        }
+        let _node = vendor(root, None);
+        sender.send(said_by(root)).unwrap();
+    });
+    receiver.recv().unwrap()
+}
+
+fn programs_say_what_x86_says(root: &Root, library: &Path, x86: &[String]) {
+    let _node = vendor(root, Some(library));
+    for (arm, x86) in said_by(root).iter().zip(x86) {
+        assert_eq!(arm, x86);
+    }
+}
+
+/// What a program of Slurm's exports to the plugin, which is linked to bind all of it at once.
+const SLURM: [&str; 12] = [
+    "spank_setenv",
+    "spank_unsetenv",
+    "spank_context",
+    "spank_job_control_setenv",
+    "spank_get_item",
+    "spank_option_getopt",
+    "spank_getenv",
+    "spank_option_register",
+    "slurm_error",
+    "slurm_spank_log",
+    "slurm_info",
+    "slurm_verbose",
+];
+
+/// A library for arm64 with these names, by the linker of the packages.
+fn slurm_for_arm64() -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (text, library) = (dir.join("slurm.c"), dir.join("libslurm-names.so"));
+    let functions = SLURM.map(|name| format!("int {name}(void) {{ return 0; }}\n"));
+    fs::write(&text, functions.concat()).unwrap();
+    let tools = dir.parent().unwrap().join("tools/zig/bin");
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let words = [
+        "zig",
+        "cc",
+        "--",
+        "-target",
+        "aarch64-linux-gnu.2.28",
+        "-shared",
+        "-fPIC",
+        "-o",
+    ];
+    let mut link = Command::new(tools.join("cargo-zigbuild"));
+    run(link.args(words).arg(&library).arg(&text).env("PATH", path));
+    library
+}
+
+/// As Slurm loads it, by dlopen(3): the stamp is the release's, and each function that Slurm calls is there.
+const LOAD: &str = r#"
+    use DynaLoader;
+    my ($slurm, $file, $stamp, @names) = @ARGV;
+    DynaLoader::dl_load_file($slurm, 1) or die DynaLoader::dl_error();
+    my $plugin = DynaLoader::dl_load_file($file, 0) or die DynaLoader::dl_error();
+    for my $name (@names) { DynaLoader::dl_find_symbol($plugin, $name) or die "no $name in $file"; }
+    my $at = DynaLoader::dl_find_symbol($plugin, "plugin_version");
+    my $found = unpack("L", unpack("P4", pack("J", $at)));
+    $found == $stamp or die "$file has the stamp $found, not $stamp";
+"#;
+
+fn the_plugin_of_each_release_loads(root: &Root) {
+    let slurm = root.take(&slurm_for_arm64());
+    let mut loaded = 0;
+    for release in fs::read_dir(root.at("/usr/lib/mpsd/spank")).unwrap() {
+        let release = release.unwrap().file_name().into_string().unwrap();
+        let (major, minor) = release.split_once('.').unwrap();
+        let stamp = major.parse::<u32>().unwrap() << 16 | minor.parse::<u32>().unwrap() << 8;
+        let file = format!("/usr/lib/mpsd/spank/{release}/spank_mps.so");
+        let words = ["perl", "-e", LOAD, &slurm, &file, &stamp.to_string()];
+        root.run(&[&words[..], &EXPORTED].concat());
+        loaded += 1;
+    }
+    assert_eq!(loaded, 8);
+}
+
+#[test]
+fn the_debian_packages_install_run_and_leave() {
+    if made().is_none() {
+        return;
+    }
+    let (library, x86) = (nvml_for_arm64(), said_by_x86());
+    with_system("DEB", move |root| {
+        root.write("/var/lib/dpkg/status", INSTALLED);
+        root.write("/var/lib/dpkg/available", "");
+        put_foreign(root);
+        dpkg(root, &NAMES.map(|name| package(name, ".deb")));
+        programs_run(root);
+        nothing_is_active(root);
+        programs_say_what_x86_says(root, &library, &x86);
+        the_plugin_of_each_release_loads(root);
+        root.run(&["dpkg", "--purge", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
+        gone(root, &["/etc/mpsd"]);
+        foreign_is_as_it_was(root);
+    });
+}
+
+#[test]
+fn the_rpm_packages_install_run_and_leave() {
+    with_system("RPM", |root| {
+        put_foreign(root);
+        distribution(root);
+        rpm(root, "--install", &NAMES.map(|name| package(name, ".rpm")));
+        programs_run(root);
+        nothing_is_active(root);
+        root.run(&["rpm", "--verify", "mpsd", "mpsd-slurm", "mpsd-pbs"]);
+        let arch = root.run(&[
+            "rpm",
+            "--query",
+            "--qf",
+            "%{ARCH}\n",
+            "mpsd",
+            "mpsd-slurm",
+            "mpsd-pbs",
+        ]);
+        assert!(arch.contains("aarch64\naarch64\nnoarch\n"), "{arch}");
+        root.run(&["rpm", "--erase", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
+        foreign_is_as_it_was(root);
+    });
+}
