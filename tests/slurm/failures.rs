@@ -332,19 +332,17 @@ fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
             ensure!(said.matches("mpsd: node1: ").count() == 1, "told once: {said}");
             Ok(())
         });
-    let node = cell
-        .bed
-        .root(&["scontrol", "show", "node", "node1"])?
-        .success()?
-        .stdout;
+    // The note is written once the job is held.
+    let note = format!("Comment=mpsd: job {job} was held");
+    let noted = || {
+        let node = cell.bed.root(&["scontrol", "show", "node", "node1"])?;
+        Ok(node.success()?.stdout.contains(&note))
+    };
+    let outcome = outcome.and_then(|()| cell.bed.wait_until("the node's note", LIMIT, noted));
     drop(changed);
     let outcome = outcome.with_context(|| format!("{:?}", cell.bed.job(job)));
     cell.bed.root(&["scancel", &job.to_string()])?.success()?;
     outcome?;
-    ensure!(
-        node.contains(&format!("Comment=mpsd: job {job} was held")),
-        "the node's note: {node}"
-    );
     cell.bed
         .root(&["scontrol", "update", "nodename=node1", "comment="])?
         .success()?;
@@ -421,7 +419,10 @@ fn an_element_of_an_array_is_held_alone(cell: &Context) -> Result<()> {
             is(&failing, &["Reason=JobHeldUser "])
         })?;
         ensure!(is(&failing, &[&own, "Restarts=2 "])?, "not of the array's own id");
-        ensure!(is(&failing, &["failed start 2: "])?, "its comment does not count");
+        // The reason is written once it is held.
+        cell.bed.wait_until("a comment that counts", LIMIT, || {
+            is(&failing, &["failed start 2: "])
+        })?;
         ensure!(is(&healthy, &undisturbed)?, "the other element was touched");
         Ok(())
     });

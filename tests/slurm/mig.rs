@@ -265,6 +265,9 @@ fn a_device_that_is_gone(cell: &Context) -> Result<()> {
         Ok(shown.get("Reason").is_some_and(|reason| reason == "JobHeldUser"))
     };
     let outcome = cell.bed.wait_until("a held job", LIMIT, held);
+    // The reason is written once the job is held.
+    let told = || Ok(comment(cell, job)?.contains("failed start 2: "));
+    let outcome = outcome.and_then(|()| cell.bed.wait_until("the reason", LIMIT, told));
     let (said, shown) = (comment(cell, job)?, cell.bed.job(job)?);
     drop(gone);
     end_held(cell, job)?;
