@@ -6,6 +6,7 @@ pub mod fuse;
 pub mod fuzzing;
 pub mod mom;
 pub mod place;
+pub mod samples;
 pub mod scarcity;
 pub mod sim;
 pub mod slurm;

@@ -31,6 +31,24 @@ pub struct Caller<'a> {
     pub main: bool,
 }
 
+/// A variable of this process.
+pub fn own_variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+impl<'a> Caller<'a> {
+    /// This process.
+    pub fn this(config: &'a Path, job: Option<&'a str>, main: bool) -> Self {
+        Self {
+            config,
+            job,
+            env: &own_variable,
+            uid: nix::unistd::geteuid().as_raw(),
+            main,
+        }
+    }
+}
+
 /// What was found for a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {

@@ -1,6 +1,6 @@
 //! The command line of `mpsctl`.
 
-use super::attach::Caller;
+use super::attach::{self, Caller};
 use super::doctor::{self, Doctor};
 use super::env::{Env, Shell};
 use super::examples;
@@ -294,15 +294,8 @@ fn as_root(
 }
 
 fn env(config: &Path, verb: &Env) -> u8 {
-    let uid = nix::unistd::geteuid().as_raw();
     let job = verb.job.as_deref();
-    let caller = Caller {
-        config,
-        job,
-        env: &|name| std::env::var(name).ok(),
-        uid,
-        main: verb.main,
-    };
+    let caller = Caller::this(config, job, verb.main);
     let text = verb.run(&caller);
     // The hook of OpenPBS, which writes it into the job's error file.
     if text.is_ok() && verb.main && verb.shell == Shell::Json {
@@ -315,26 +308,13 @@ fn env(config: &Path, verb: &Env) -> u8 {
 }
 
 fn status(config: &Path, verb: &Status) -> u8 {
-    let uid = nix::unistd::geteuid().as_raw();
-    let caller = Caller {
-        config,
-        job: verb.job.as_deref(),
-        env: &|name| std::env::var(name).ok(),
-        uid,
-        main: false,
-    };
+    let caller = Caller::this(config, verb.job.as_deref(), false);
     let code = programs().and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
     code.unwrap_or_else(|failure| failed(&failure))
 }
 
 fn set(config: &Path, verb: &Set) -> u8 {
-    let caller = Caller {
-        config,
-        job: verb.job.as_deref(),
-        env: &|name| std::env::var(name).ok(),
-        uid: nix::unistd::geteuid().as_raw(),
-        main: false,
-    };
+    let caller = Caller::this(config, verb.job.as_deref(), false);
     print(verb.run(&caller))
 }
 
@@ -361,30 +341,16 @@ fn metrics(config: &Path, verb: &Metrics) -> u8 {
 }
 
 fn exec(config: &Path, verb: &Exec) -> u8 {
-    let uid = nix::unistd::geteuid().as_raw();
     let job = verb.job.as_deref();
-    let env = |name: &str| std::env::var(name).ok();
-    let main = verb.is_main(&env);
-    match verb.run(&Caller {
-        config,
-        job,
-        env: &env,
-        uid,
-        main,
-    }) {
+    let main = verb.is_main(&attach::own_variable);
+    match verb.run(&Caller::this(config, job, main)) {
         Ok(never) => match never {},
         Err(stopped) => stop(&stopped),
     }
 }
 
 fn sweep(config: &Path, verb: &Sweep) -> u8 {
-    let caller = Caller {
-        config,
-        job: verb.job.as_deref(),
-        env: &|name| std::env::var(name).ok(),
-        uid: nix::unistd::geteuid().as_raw(),
-        main: false,
-    };
+    let caller = Caller::this(config, verb.job.as_deref(), false);
     let swept = programs()
         .map_err(Stopped::from)
         .and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
@@ -392,13 +358,7 @@ fn sweep(config: &Path, verb: &Sweep) -> u8 {
 }
 
 fn selftest(config: &Path, verb: &Selftest) -> u8 {
-    let caller = Caller {
-        config,
-        job: None,
-        env: &|name| std::env::var(name).ok(),
-        uid: nix::unistd::geteuid().as_raw(),
-        main: false,
-    };
+    let caller = Caller::this(config, None, false);
     let code = programs().and_then(|dir| verb.run(&caller, &dir));
     code.unwrap_or_else(|failure| failed(&failure))
 }

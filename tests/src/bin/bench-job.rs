@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tests::double::look::wait_until;
 use tests::double::{NodeDouble, copy_program};
 use tests::place::{Place, Running};
+use tests::samples::{median, milliseconds, quantile, rounded};
 use tests::stage::{USER, as_user};
 
 /// Longest that anything here may take.
@@ -284,7 +285,7 @@ fn add(all: &mut Times, more: Times) {
 
 fn spreads(times: &Times) -> Value {
     let one = |(name, values): (&&str, &Vec<f64>)| {
-        let at = |part: f64| quantile(values, part);
+        let at = |part: f64| rounded(quantile(values, part));
         (
             (*name).to_owned(),
             json!({"median": at(0.5), "quartiles": [at(0.25), at(0.75)]}),
@@ -295,7 +296,7 @@ fn spreads(times: &Times) -> Value {
 
 /// With the ratios to the floor.
 fn against(times: &Times, floor: &Times) -> Value {
-    let ratio = |of: &str, to: &str| rounded(quantile(&times[of], 0.5) / quantile(&floor[to], 0.5));
+    let ratio = |of: &str, to: &str| rounded(median(&times[of]) / median(&floor[to]));
     let mut told = spreads(times);
     told["prologue_times_the_floor"] = ratio("prologue_ms", "start_ms").into();
     told["epilogue_times_the_floor"] = ratio("epilogue_ms", "quit_ms").into();
@@ -313,26 +314,11 @@ fn watched_against(times: &Times, plain: &Times, floor: &Times) -> Value {
     ] {
         let pairs = times[step].iter().zip(&plain[step]);
         let more: Vec<f64> = pairs.map(|(watched, plain)| watched - plain).collect();
-        let median = quantile(&more, 0.5);
+        let more = median(&more);
         told[format!("{step}_more")] = json!({
-            "median_ms": rounded(median),
-            "part": rounded(median / quantile(&plain[step], 0.5)),
+            "median_ms": rounded(more),
+            "part": rounded(more / median(&plain[step])),
         });
     }
     told
-}
-
-fn quantile(values: &[f64], part: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = ((sorted.len().saturating_sub(1)) as f64 * part).round() as usize;
-    sorted.get(at).copied().unwrap_or(f64::NAN)
-}
-
-fn milliseconds(time: Duration) -> f64 {
-    rounded(time.as_secs_f64() * 1e3)
-}
-
-fn rounded(number: f64) -> f64 {
-    (number * 1000.0).round() / 1000.0
 }

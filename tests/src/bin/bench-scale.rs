@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tests::double::NodeDouble;
 use tests::double::look::wait_until;
 use tests::place::{Place, side_by_side};
+use tests::samples::{median, milliseconds, rounded};
 use tests::slurm::{Bed, Options, Simulated, User};
 use tests::stage::{USER, as_user};
 
@@ -195,23 +196,4 @@ fn busy() -> Result<f64> {
         .enumerate()
         .filter(|(n, _)| ![3, 4].contains(n) && *n < 8);
     Ok(work.map(|(_, ticks)| ticks * 10.0).sum())
-}
-
-fn milliseconds(time: Duration) -> f64 {
-    rounded(time.as_secs_f64() * 1e3)
-}
-
-fn rounded(number: f64) -> f64 {
-    (number * 100.0).round() / 100.0
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => sorted[middle],
-        _ => rounded((sorted[middle - 1] + sorted[middle]) / 2.0),
-    }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use serde::Serialize;
+use tests::samples::{milliseconds, quantile};
 use tests::slurm::{Bed, Options, PLUGIN, Product, Simulated, User, program_beside, stamp};
 
 /// Longest that one `srun true` may take.
@@ -256,28 +257,12 @@ fn measure_waits(pairs: u32) -> Result<Waits> {
     })
 }
 
-fn milliseconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
-}
-
 impl Figures {
     fn of(samples: Vec<f64>) -> Figures {
-        let mut sorted = samples.clone();
-        sorted.sort_by(f64::total_cmp);
         Figures {
-            median: quantile(&sorted, 0.5),
-            quartiles: [quantile(&sorted, 0.25), quantile(&sorted, 0.75)],
+            median: quantile(&samples, 0.5),
+            quartiles: [quantile(&samples, 0.25), quantile(&samples, 0.75)],
             samples,
         }
     }
-}
-
-/// Linear interpolation between the two nearest of the sorted samples.
-fn quantile(sorted: &[f64], part: f64) -> f64 {
-    let Some(last) = sorted.len().checked_sub(1) else {
-        return f64::NAN;
-    };
-    let at = part * last as f64;
-    let (low, high) = (at.floor() as usize, at.ceil() as usize);
-    sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64)
 }

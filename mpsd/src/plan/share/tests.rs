@@ -17,7 +17,12 @@ fn gpu(index: u32, memory_mib: impl Into<Option<u64>>) -> Gpu {
 }
 
 /// The limits that an account comes to: threads, MiB of each GPU, threads by rank.
-fn limits(config: &str, account: &str, memory: &[u64], tasks: Option<u32>) -> Result<String, String> {
+fn limits(
+    config: &str,
+    account: &str,
+    memory: &[impl Into<Option<u64>> + Copy],
+    tasks: Option<u32>,
+) -> Result<String, String> {
     let settings = Config::parse(config).unwrap().for_node("n1", &[]).unwrap();
     let gpus: Vec<Gpu> = (0..)
         .zip(memory)
@@ -134,28 +139,15 @@ fn a_ceiling_below_its_share_divides_a_gpu_by_more() {
 /// GPU 0 tells no size, GPU 1 does.
 #[test]
 fn where_no_size_is_told_a_size_is_a_limit_and_a_share_is_refused() {
-    let of = |config: &str, account: &str| -> Result<Vec<u64>, String> {
-        let settings = Config::parse(config).unwrap().for_node("n1", &[]).unwrap();
-        let gpus = [gpu(0, None), gpu(1, 81_920)];
-        let asked = Request::from_account(account).unwrap().unwrap();
-        let wanted = Wanted {
-            asked: &asked,
-            wording: Wording::Account,
-            request: &settings.with_defaults(&asked),
-            ceilings: &settings.ceilings,
-            gpus: &gpus.iter().collect::<Vec<_>>(),
-            tasks: Some(4),
-        };
-        let share = wanted.share().map_err(|refusal| refusal.to_string())?;
-        Ok(share.memory.iter().map(|(_, mib)| *mib).collect())
-    };
+    let of = |config: &str, account: &str| limits(config, account, &[None, Some(81_920)], Some(4));
+    let all = |memory: &[u64]| Ok(format!("all {memory:?}"));
     let size = "[ceilings]\nmem = \"10G\"\n";
-    assert_eq!(of("", "MPS=on"), Ok(vec![]));
-    assert_eq!(of("", "MPS=on,MPS_MEM=4G"), Ok(vec![4096, 4096]));
-    assert_eq!(of("", "MPS=on,MPS_MEM=2G:4G"), Ok(vec![4096, 4096]));
-    assert_eq!(of("", "MPS=on,MPS_MEM=1=25%"), Ok(vec![20_480]));
-    assert_eq!(of(size, "MPS=on"), Ok(vec![10_240, 10_240]));
-    assert_eq!(of(size, "MPS=on,MPS_MEM=1=2G"), Ok(vec![2048, 10_240]));
+    assert_eq!(of("", "MPS=on"), all(&[]));
+    assert_eq!(of("", "MPS=on,MPS_MEM=4G"), all(&[4096, 4096]));
+    assert_eq!(of("", "MPS=on,MPS_MEM=2G:4G"), all(&[4096, 4096]));
+    assert_eq!(of("", "MPS=on,MPS_MEM=1=25%"), all(&[20_480]));
+    assert_eq!(of(size, "MPS=on"), all(&[10_240, 10_240]));
+    assert_eq!(of(size, "MPS=on,MPS_MEM=1=2G"), all(&[2048, 10_240]));
     let why = "NVML does not tell how much memory GPU 0 'NVIDIA X' has; allowed:";
     for (config, account, what) in [
         ("", "MPS=on,MPS_MEM=25%", "MPS_MEM=25%"),

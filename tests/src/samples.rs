@@ -1,0 +1,43 @@
+//! Figures of repeated measurements.
+
+use std::time::Duration;
+
+/// Milliseconds, to the microsecond.
+pub fn milliseconds(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1e3)
+}
+
+/// Three decimals.
+pub fn rounded(number: f64) -> f64 {
+    (number * 1e3).round() / 1e3
+}
+
+/// The sample below which `part` of them lie (0 to 1): linear interpolation between the two nearest. Of none: not a number.
+pub fn quantile(samples: &[f64], part: f64) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let Some(last) = sorted.len().checked_sub(1) else {
+        return f64::NAN;
+    };
+    let at = part * last as f64;
+    let (low, high) = (at.floor() as usize, at.ceil() as usize);
+    sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64)
+}
+
+/// The one in the middle, or between the middle two.
+pub fn median(samples: &[f64]) -> f64 {
+    quantile(samples, 0.5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_lie_between_the_nearest_two() {
+        assert_eq!(median(&[5.0, 1.0, 3.0]), 3.0);
+        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!(quantile(&[4.0, 1.0, 3.0, 2.0], 0.25), 1.75);
+        assert!(median(&[]).is_nan());
+    }
+}
