@@ -167,6 +167,11 @@ impl Running {
         self.drains[0].so_far()
     }
 
+    /// The same of its standard error.
+    pub fn stderr_so_far(&self) -> String {
+        self.drains[1].so_far()
+    }
+
     /// Waits for its end; one that takes longer than `limit` is killed, which is an error.
     pub fn finish(mut self, limit: Duration) -> Result<Ran> {
         let deadline = self.begin + limit;

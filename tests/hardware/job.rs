@@ -205,7 +205,18 @@ pub fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What the control daemon answers, asked by hand.
+/// What the daemon that `env` names answers to `question`, asked by hand.
+pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Result<String> {
+    let control = site::program("nvidia-cuda-mps-control")?;
+    let ran = child::run(
+        &mut place.as_user(&control, env),
+        &format!("{question}\n"),
+        Duration::from_secs(10),
+    )?;
+    Ok(ran.success()?.stdout.trim().to_owned())
+}
+
+/// The limits, as the control daemon tells them.
 fn read_back(
     section: &mut Section,
     place: &Place,
@@ -213,15 +224,7 @@ fn read_back(
     env: &BTreeMap<String, String>,
     limits: &Limits,
 ) -> Result<()> {
-    let control = site::program("nvidia-cuda-mps-control")?;
-    let ask = |question: &str| -> Result<String> {
-        let ran = child::run(
-            &mut place.as_user(&control, env),
-            &format!("{question}\n"),
-            Duration::from_secs(10),
-        )?;
-        Ok(ran.success()?.stdout.trim().to_owned())
-    };
+    let ask = |question: &str| ask(place, env, question);
     let threads = ask("get_default_active_thread_percentage")?;
     section.equal(
         "read back: thread percentage",

@@ -17,6 +17,7 @@ mod mig;
 mod openmm;
 mod partitions;
 mod probe;
+mod recipes;
 mod result;
 mod seen;
 mod several;
@@ -61,7 +62,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'bind', 'many', 'gain', 'inference' and 'several' (the default)
+    /// Everything but 'bind', 'many', 'gain', 'inference', 'recipes' and 'several' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -89,6 +90,8 @@ enum Part {
     Gain,
     /// What MPS brings to PyTorch, where the machine has it: 'mpsctl sweep' with inference, 1 and 8 clients (2 minutes)
     Inference,
+    /// The recipes for PyTorch, JAX, CuPy, NCCL and MPI, where the machine has them: four ranks on one GPU (90 seconds at most)
+    Recipes,
     /// OpenMM on one, two and all GPUs of the machine, bound, unbound and as the default has it (5 minutes)
     Several,
     /// What status, report and explain show of clients, a killed one, one too many and an ended server
@@ -105,7 +108,14 @@ impl Part {
             || (self == Self::All
                 && !matches!(
                     other,
-                    Self::Floor | Self::SlurmAlone | Self::Bind | Self::Many | Self::Gain | Self::Several
+                    Self::Floor
+                        | Self::SlurmAlone
+                        | Self::Bind
+                        | Self::Many
+                        | Self::Gain
+                        | Self::Inference
+                        | Self::Recipes
+                        | Self::Several
                 ))
     }
 }
@@ -222,6 +232,9 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
         step(outcome, "inference", |section| {
             gain::inference(section, place, gpu, out)
         })?;
+    }
+    if part.takes(Part::Recipes) {
+        step(outcome, "recipes", |section| recipes::run(section, place, gpu))?;
     }
     if part.takes(Part::Several) {
         let package = package(options)?;

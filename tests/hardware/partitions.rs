@@ -1,5 +1,5 @@
 //! Static partitions, on a driver that has them: each rank of a job has the multiprocessors of its own partition. On an older one: the job
-//! is refused, and the refusal names the driver.
+//! is refused, and the refusal names the driver and the first that has them; NVIDIA's program itself knows no option for them.
 
 use std::time::Duration;
 
@@ -36,12 +36,14 @@ pub fn run(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
             "not verified here",
             format!("static partitions: driver {} has none", gpu.driver),
         );
-        let named = prologue.story().contains(&gpu.driver);
+        let told = prologue.story();
+        let named = told.contains(&gpu.driver) && told.contains(&format!("driver {FIRST}"));
         section.check(
-            "a driver without them is refused by its name",
+            "the job is refused, by the driver here and the first that has them",
             prologue.code == Some(1) && named,
-            prologue.story(),
+            told,
         );
+        unknown(section, place, gpu)?;
     } else {
         if !section.check("mps-prologue", prologue.code == Some(0), prologue.story()) {
             bail!("the job did not start: {}", prologue.story());
@@ -83,6 +85,27 @@ pub fn run(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
         &kept(&place.run, &gpu.uuid),
         Duration::from_secs(3),
     )
+}
+
+/// NVIDIA's own program and the option, started as the job's daemon would be: it names the option and leaves.
+fn unknown(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
+    let directory = place.user_dir("partitions")?;
+    let text = directory.display().to_string();
+    let mut env = site::base_env();
+    env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), text.clone());
+    env.insert("CUDA_MPS_LOG_DIRECTORY".into(), text);
+    env.insert("CUDA_VISIBLE_DEVICES".into(), gpu.uuid.clone());
+    let control = site::program("nvidia-cuda-mps-control")?;
+    let mut command = place.as_user(&control, &env);
+    let ran = child::run(command.args(["-f", "-S"]), "", Duration::from_secs(10))?;
+    let told = format!("{}{}", ran.stdout, ran.stderr);
+    let first = told.lines().next().unwrap_or_default();
+    section.check(
+        "NVIDIA's daemon refuses -S, and no daemon stays",
+        first.starts_with("Unrecognized option") && !directory.join("control").exists(),
+        format!("exit {:?}: {first}", ran.code),
+    );
+    std::fs::remove_dir_all(directory).context("the directory of a daemon that was refused")
 }
 
 /// `mps-probe` as `mpsctl exec` starts the rank of that number.

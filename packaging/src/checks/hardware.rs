@@ -50,8 +50,8 @@ const OPENMM_FOR: [&str; 8] = [
     "--platform",
     "manylinux_2_34_x86_64",
 ];
-/// What runs it, and PyTorch.
-const WORKLOADS: [&str; 2] = ["dynamics.py", "inference.py"];
+/// What runs it, and PyTorch and others.
+const WORKLOADS: [&str; 3] = ["dynamics.py", "inference.py", "recipes.py"];
 /// The contract suite, a test program.
 const CONTRACT: &str = "contract";
 /// Scripts of `etc/slurm` that the plugin looks for beside the prologue.

@@ -212,9 +212,10 @@ pub static ROWS: &[Row] = &[
     Row {
         name: "NCCL: several ranks on one GPU",
         codes: &[],
-        words: &["duplicate gpu detected"],
-        cause: "NCCL 2.28 refuses two ranks of a communicator on one GPU, under MPS too",
-        remedy: "one rank a GPU for what NCCL joins (--mps-bind=block with as many ranks as GPUs)",
+        words: &["duplicate gpu detected", "using the same gpu"],
+        cause: "NCCL refuses two ranks of a communicator on one GPU, under MPS too",
+        remedy: "one rank a GPU for what NCCL joins (--mps-bind=block with as many ranks as GPUs), or from NCCL 2.30 on \
+                 NCCL_MULTI_RANK_GPU_ENABLE=1 (experimental, documented)",
         source: "mps-control.md#programs-that-read-the-variables-themselves",
     },
 ];

@@ -153,6 +153,10 @@ fn what_logs_and_programs_write_is_found_and_made_fit_for_a_terminal() {
             "NCCL: several ranks on one GPU",
         ),
         (
+            "NCCL WARN Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable",
+            "NCCL: several ranks on one GPU",
+        ),
+        (
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate",
             "out of memory under a limit",
         ),

@@ -1,0 +1,359 @@
+//! The recipes of docs/recipes.md whose Python packages this machine has: four ranks of a job on one GPU each, as the page says.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::child::{self, Running};
+use crate::clients::MARGIN_MIB;
+use crate::job::{self, Job};
+use crate::look::{self, Look};
+use crate::openmm;
+use crate::result::Section;
+use crate::site::{self, Gpu, Place};
+
+/// Ranks on the GPU.
+const RANKS: usize = 4;
+/// The limit of each rank, and of that the share which a recipe takes.
+const LIMIT_MIB: u64 = 4096;
+const SHARE_MIB: u64 = LIMIT_MIB / 2;
+const ACCOUNT: &str = "MPS=true,MPS_MEM=4G";
+/// Longest that Python may take to load a package for the first time, that the ranks of a recipe may take until all have said what they
+/// saw, and that the whole part may take.
+const LOAD: Duration = Duration::from_secs(40);
+const RECIPE: Duration = Duration::from_secs(30);
+const PART: Duration = Duration::from_secs(85);
+/// The first NCCL that lets several ranks share a GPU, if it is asked to.
+const NCCL_SHARES: (u32, u32) = (2, 30);
+
+/// One recipe.
+struct Recipe {
+    name: &'static str,
+    modules: &'static [&'static str],
+    /// The ranks are an MPI launcher's.
+    launched: bool,
+}
+
+const fn recipe(name: &'static str, modules: &'static [&'static str]) -> Recipe {
+    Recipe {
+        name,
+        modules,
+        launched: false,
+    }
+}
+
+const RECIPES: [Recipe; 5] = [
+    recipe("pytorch", &["torch"]),
+    recipe("jax", &["jax"]),
+    recipe("cupy", &["cupy"]),
+    recipe("nccl", &["torch"]),
+    Recipe {
+        launched: true,
+        ..recipe("mpi", &["torch", "mpi4py"])
+    },
+];
+
+struct Kitchen<'a> {
+    place: &'a Place,
+    python: String,
+    /// The user's directory.
+    home: PathBuf,
+    end: Instant,
+}
+
+/// Every recipe in a job of its own; one that this machine has not the packages for is left out by name.
+pub fn run(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
+    let before = Look::take(&place.run)?;
+    let Some(python) = openmm::python() else {
+        section.fact("left_out", "no python3 in PATH");
+        return Ok(());
+    };
+    let kitchen = Kitchen {
+        place,
+        python,
+        home: place.user_dir("recipes")?,
+        end: Instant::now() + PART,
+    };
+    let packages = kitchen.packages(section)?;
+    for (number, recipe) in RECIPES.iter().enumerate() {
+        let lacking = recipe.modules.iter().find(|name| !packages.contains(name));
+        let why = match lacking {
+            Some(name) => Some(format!("no Python package '{name}'")),
+            None if recipe.launched && site::program("mpirun").is_err() => Some("no 'mpirun'".into()),
+            None if Instant::now() > kitchen.end => Some(format!("{} s were over", PART.as_secs())),
+            None => None,
+        };
+        if let Some(why) = why {
+            section.fact(&format!("{}: left_out", recipe.name), why);
+            continue;
+        }
+        eprintln!("hardware: recipe {}", recipe.name);
+        let job = Job::named(place, gpu, &format!("{}.srv", 7200 + number))?;
+        let cooked = kitchen.one(section, &job, recipe);
+        if let Err(e) = cooked {
+            section.check(format!("{}: carried out", recipe.name), false, format!("{e:#}"));
+        }
+        let ended = job.epilogue()?;
+        section.check(
+            format!("{}: epilogue", recipe.name),
+            ended.code == Some(0),
+            ended.story(),
+        );
+    }
+    fs::remove_dir_all(&kitchen.home)?;
+    let kept = job::kept(&place.run, &gpu.uuid);
+    look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
+}
+
+impl Kitchen<'_> {
+    /// The packages that this machine has. All are loaded at once, so that their files are in memory when the ranks come.
+    fn packages(&self, section: &mut Section) -> Result<Vec<&'static str>> {
+        let mut loading = BTreeMap::new();
+        for module in RECIPES.iter().flat_map(|recipe| recipe.modules) {
+            if !loading.contains_key(module) {
+                let script = format!("import {module}; print({module}.__version__)");
+                let mut command = self.as_user(Path::new(&self.python));
+                loading.insert(*module, Running::start(command.args(["-c", &script]), "")?);
+            }
+        }
+        let mut found = Vec::new();
+        for (module, running) in loading {
+            let said = match running.finish(LOAD) {
+                Ok(ran) if ran.code == Some(0) => {
+                    found.push(module);
+                    ran.stdout.trim().to_owned()
+                }
+                Ok(ran) => ran.stderr.lines().last().unwrap_or("no word").to_owned(),
+                Err(e) => format!("{e:#}"),
+            };
+            section.fact(&format!("package {module}"), said);
+        }
+        Ok(found)
+    }
+
+    fn as_user(&self, program: &Path) -> Command {
+        let env = openmm::environment(&self.place.dir.join("python"), &self.home);
+        let mut command = self.place.as_user(program, &env);
+        command.current_dir(&self.home);
+        command
+    }
+
+    fn one(&self, section: &mut Section, job: &Job<'_>, recipe: &Recipe) -> Result<()> {
+        let name = recipe.name;
+        job.prologue_with(ACCOUNT)?.success()?;
+        let go = self.home.join(format!("{name}.go"));
+        let ranks = match recipe.launched {
+            true => vec![self.launch(job, name, &go)?],
+            false => (0..RANKS)
+                .map(|rank| self.rank(job, name, rank, &go))
+                .collect::<Result<_>>()?,
+        };
+        let reports = reports(&ranks, RANKS)?;
+        let listed = self.listed(job)?;
+        if name == "jax" {
+            self.greedy(section, job, &go)?;
+        }
+        fs::write(&go, "")?;
+        for rank in ranks {
+            let _ = rank.finish(RECIPE * 2)?;
+        }
+        section.fact(&format!("{name}: rank 0"), reports[0].to_string());
+        if let Some(why) = reports.iter().find_map(|report| report["left_out"].as_str()) {
+            section.fact(&format!("{name}: left_out"), why);
+            return Ok(());
+        }
+        let clients = reports
+            .iter()
+            .filter(|report| listed.contains(&report["pid"].to_string()));
+        section.equal(
+            format!("{name}: ranks in the daemon's list of clients"),
+            &clients.count(),
+            &RANKS,
+        );
+        section.fact(&format!("{name}: the daemon's list"), listed.join(" "));
+        match name {
+            "nccl" => self.collective(section, job, &reports),
+            _ => judge(section, name, &reports),
+        }
+    }
+
+    /// What starts one rank, up to the number of the rank.
+    fn words(&self, job: &Job<'_>) -> Result<Vec<String>> {
+        let text = |path: &Path| path.display().to_string();
+        let script = self.place.staged("recipes.py")?;
+        let config = text(job.config());
+        let words = ["--config", &config, "exec", "--", &self.python, &text(&script)];
+        Ok(words.map(String::from).to_vec())
+    }
+
+    fn rank(&self, job: &Job<'_>, name: &str, rank: usize, go: &Path) -> Result<Running> {
+        let mut command = self.as_user(&self.place.staged("mpsctl")?);
+        command.args(self.words(job)?).args([name, &rank.to_string()]);
+        command.args([RANKS.to_string(), LIMIT_MIB.to_string()]).arg(go);
+        command.env("PBS_JOBID", job.id());
+        command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
+        Running::start(&mut command, "")
+    }
+
+    /// `mpirun -n 4 mpsctl exec -- ...`: the rank comes from the launcher.
+    fn launch(&self, job: &Job<'_>, name: &str, go: &Path) -> Result<Running> {
+        let mut command = self.as_user(&site::program("mpirun")?);
+        command.args(["-n", &RANKS.to_string()]);
+        command.arg(self.place.staged("mpsctl")?).args(self.words(job)?);
+        command.args([name, "0", &RANKS.to_string(), &LIMIT_MIB.to_string()]);
+        command.arg(go).env("PBS_JOBID", job.id());
+        Running::start(&mut command, "")
+    }
+
+    /// The clients of the job's servers, as the daemon lists them.
+    fn listed(&self, job: &Job<'_>) -> Result<Vec<String>> {
+        let env = job.environment()?;
+        let mut listed = Vec::new();
+        for server in job::ask(self.place, &env, "get_server_list")?.lines() {
+            let clients = job::ask(self.place, &env, &format!("get_client_list {server}"))?;
+            listed.extend(clients.lines().map(|line| line.trim().to_owned()));
+        }
+        Ok(listed)
+    }
+
+    /// What JAX does that takes its own share of the whole memory, three quarters, under the limit: a fact, nothing rests on it.
+    fn greedy(&self, section: &mut Section, job: &Job<'_>, go: &Path) -> Result<()> {
+        let ranks = [self.rank(job, "jax-default", 0, go)?];
+        let told = reports(&ranks, 1).map_or_else(|e| format!("{e:#}"), |told| told[0].to_string());
+        section.fact("jax with its own share", told);
+        Ok(())
+    }
+
+    /// Several ranks of NCCL: an older one refuses, in the words that `mpsctl explain` knows; a newer one does it when asked to.
+    fn collective(&self, section: &mut Section, job: &Job<'_>, reports: &[Value]) -> Result<()> {
+        let version = reports[0]["nccl"].as_str().context("NCCL's version")?;
+        let mut numbers = version.split('.').filter_map(|word| word.parse().ok());
+        let own = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        if own >= NCCL_SHARES {
+            let right = reports.iter().filter(|report| report["right"] == true).count();
+            section.equal(format!("nccl: right sums by NCCL {version}"), &right, &RANKS);
+            return Ok(());
+        }
+        let refused = |report: &&Value| {
+            let said = report["refused"].as_str().unwrap_or_default();
+            said.contains("Duplicate GPU detected")
+        };
+        let count = reports.iter().filter(refused).count();
+        section.equal(format!("nccl: ranks that NCCL {version} refuses"), &count, &RANKS);
+        let said = reports[0]["refused"].as_str().unwrap_or_default();
+        let mut explain = self.as_user(&self.place.staged("mpsctl")?);
+        explain.arg("--config").arg(job.config()).args(["explain", "-"]);
+        let told = child::run(&mut explain, said, Duration::from_secs(10))?;
+        section.check(
+            "nccl: mpsctl explain explains it",
+            told.stdout.contains("NCCL: several ranks on one GPU"),
+            told.story(),
+        );
+        Ok(())
+    }
+}
+
+/// What the ranks say, as soon as there are `count` reports.
+fn reports(ranks: &[Running], count: usize) -> Result<Vec<Value>> {
+    let said = || -> Vec<Value> {
+        let lines: Vec<String> = ranks.iter().map(Running::stdout_so_far).collect();
+        let complete = lines.iter().flat_map(|text| text.split_inclusive('\n'));
+        complete
+            .filter(|line| line.ends_with('\n'))
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
+    };
+    let over = || ranks.iter().any(|rank| !crate::vendor::alive(rank.pid()));
+    child::until(RECIPE, Duration::from_millis(50), || {
+        said().len() >= count || over()
+    })?;
+    let found = said();
+    if found.len() < count {
+        // What one that has ended wrote last may still be in the pipe.
+        child::pause(Duration::from_millis(300))?;
+    }
+    let errors = || {
+        let texts = ranks.iter().map(Running::stderr_so_far);
+        texts.collect::<Vec<_>>().join("\n")
+    };
+    ensure!(
+        found.len() == count,
+        "{} of {count} ranks reported within {} s: {}",
+        found.len(),
+        RECIPE.as_secs(),
+        errors()
+    );
+    Ok(found)
+}
+
+/// Each rank's result, and its memory against the limit.
+fn judge(section: &mut Section, name: &str, reports: &[Value]) -> Result<()> {
+    let right = reports.iter().filter(|report| report["right"] == true).count();
+    section.equal(format!("{name}: right results"), &right, &reports.len());
+    let numbers =
+        |key: &str| -> Vec<u64> { reports.iter().filter_map(|report| report[key].as_u64()).collect() };
+    let mut all = |what: &str, key: &str, least: u64, most: u64| {
+        let seen = numbers(key);
+        let good = seen.len() == reports.len() && seen.iter().all(|mib| (least..=most).contains(mib));
+        section.check(
+            format!("{name}: {what}, {least} to {most} MiB"),
+            good,
+            format!("{seen:?}"),
+        );
+    };
+    all("free memory that CUDA tells", "free_mib", 0, LIMIT_MIB);
+    all(
+        "whole memory that CUDA tells",
+        "whole_mib",
+        LIMIT_MIB + 1,
+        u64::MAX,
+    );
+    if !numbers("taken_of_share_mib").is_empty() {
+        let least = SHARE_MIB - MARGIN_MIB;
+        all("taken of the share", "taken_of_share_mib", least, SHARE_MIB);
+    }
+    if !numbers("taken_mib").is_empty() {
+        all("taken before it was refused", "taken_mib", SHARE_MIB, LIMIT_MIB);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(report: Value) -> Vec<String> {
+        let mut section = Section::new("test");
+        judge(&mut section, "pytorch", &vec![report; RANKS]).unwrap();
+        let bad = section.checks.into_iter().filter(|check| !check.ok);
+        bad.map(|check| check.name).collect()
+    }
+
+    #[test]
+    fn memory_beyond_the_limit_or_the_share_fails() {
+        let good = serde_json::json!({"right": true, "free_mib": 3600, "whole_mib": 81_000, "taken_of_share_mib": 2048, "taken_mib": 3500});
+        assert_eq!(failed(good.clone()), Vec::<String>::new());
+        for (key, value) in [
+            ("right", Value::Bool(false)),
+            ("free_mib", 80_000.into()),
+            ("whole_mib", 4096.into()),
+            ("taken_of_share_mib", 2112.into()),
+            ("taken_of_share_mib", 0.into()),
+            ("taken_mib", 4160.into()),
+        ] {
+            let mut report = good.clone();
+            report[key] = value;
+            assert_eq!(failed(report).len(), 1, "{key}");
+        }
+        assert_eq!(
+            failed(serde_json::json!({})).len(),
+            3,
+            "a rank that says nothing is no success"
+        );
+    }
+}
