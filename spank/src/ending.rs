@@ -1,12 +1,13 @@
 //! `task_exit` in slurmstepd. A task that fails because its MPS did shows its user a bare CUDA error, and the job's own log
 //! goes with the job: what its `mpsd` says of it is told on the step's standard error, once a node and job. And at the last
 //! task's end what the MPS was used for, where the job wants to read it. Slurm has closed that standard error when `exit` comes, but
-//! for a batch script's.
+//! for a batch script's. A task that a signal ended is noted for the job's report.
 
 use crate::handle::{Item, Level, Node, Slurm};
 use crate::partitions;
 use crate::state::State;
 use crate::stepd::{self, Kind};
+use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{Record, State as Progress};
 use mpsd_core::request::Demand;
 use mpsd_core::{JobId, JobPaths};
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// How long the last task of a step is waited for: a client may end before `mpsd` has read why in the log of NVIDIA's daemon.
 const LATE: Duration = Duration::from_millis(500);
+/// The signal of the out-of-memory killer.
+const SIGKILL: i32 = 9;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Tells what befell the MPS of a task that has ended. Nothing is looked at for one that ended well where nobody wants a report.
@@ -27,19 +30,43 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) {
     if state.demand == Demand::Off {
         return;
     }
-    let failed = slurm.item(Item::TaskExitStatus).is_some_and(|status| status != 0);
-    if failed && !state.told {
-        last_words(slurm, node, state, if is_last { LATE } else { Duration::ZERO });
+    let status = slurm.item(Item::TaskExitStatus).filter(|status| *status != 0);
+    if let Some((status, whose)) = status.and_then(|status| Some((status, whose(slurm, node, state)?))) {
+        note_killed(slurm, node, status, &whose);
+        if !state.told {
+            let limit = if is_last { LATE } else { Duration::ZERO };
+            last_words(slurm, node, state, &whose, limit);
+        }
     }
     if is_last && wants_report(slurm, state) {
         report(slurm, node, state);
     }
 }
 
-fn last_words(slurm: &dyn Slurm, node: &dyn Node, state: &mut State, limit: Duration) {
-    let (Some(job), Some(whose)) = (slurm.job(), whose(slurm, node, state)) else {
-        return;
+/// What nobody else sees of a killed client: NVIDIA's log has it as one that ended. One may be a child of the task that is noted.
+fn note_killed(slurm: &dyn Slurm, node: &dyn Node, status: u32, whose: &Whose) {
+    let step = match stepd::kind(slurm) {
+        Some(Kind::Step(number)) => Some(number),
+        _ => None,
     };
+    // The core flag aside, a status of wait(2) below 128 is the signal's number.
+    let (signal, pid) = ((status & 0x7f).cast_signed(), slurm.item(Item::TaskPid));
+    let (1.., Some(pid)) = (signal, pid) else { return };
+    let rank = slurm
+        .item(Item::TaskGlobalId)
+        .or_else(|| slurm.item(Item::TaskId));
+    let task = KilledTask {
+        step,
+        rank: rank.unwrap_or_default(),
+        pid: pid.cast_signed(),
+        signal,
+        oom_kills: if signal == SIGKILL { node.oom_kills() } else { 0 },
+    };
+    node.note_killed(&whose.paths, &task);
+}
+
+fn last_words(slurm: &dyn Slurm, node: &dyn Node, state: &mut State, whose: &Whose, limit: Duration) {
+    let Some(job) = slurm.job() else { return };
     let words = untold(node, &whose.paths, limit);
     state.told = !words.is_empty();
     let name = slurm.process_env("SLURMD_NODENAME").unwrap_or_default();

@@ -2,6 +2,7 @@
 //! The real ones are in [`crate::sys`] and [`crate::node`]; unit tests bring their own.
 
 use mpsd_core::config::Settings;
+use mpsd_core::killed::KilledTask;
 use mpsd_core::record::Record;
 use mpsd_core::request::Key;
 use mpsd_core::seen::Seen;
@@ -44,6 +45,10 @@ pub enum Item {
     TaskId = 11,
     /// How the task ended, as wait(2) says; in `task_exit` only.
     TaskExitStatus = 13,
+    /// The task's rank in the step; in task hooks only.
+    TaskGlobalId = 12,
+    /// Its pid; in `task_exit` also of the process that has ended.
+    TaskPid = 14,
 }
 
 /// How loud a line is.
@@ -141,6 +146,10 @@ pub trait Node {
     fn seen(&self, job: &JobPaths) -> Option<Seen>;
     /// What the job's `mpsd` has said for its user and nobody has told yet. It is told by the caller then: nobody else gets it.
     fn untold(&self, job: &JobPaths) -> Vec<String>;
+    /// Notes a task of the job that a signal ended, for its report; root only.
+    fn note_killed(&self, job: &JobPaths, task: &KilledTask);
+    /// How many processes of the job of this process the kernel's out-of-memory killer has ended; 0 where that cannot be seen.
+    fn oom_kills(&self) -> u64;
     /// Opens what a step locks whose ranks have the job's static partitions; root only, for tasks that inherit it.
     fn ranks(&self, job: &JobPaths) -> Result<File, String>;
     /// As [`Node::record`], but a record that is still `starting` is waited for: as long as it says itself, else `deadline`.

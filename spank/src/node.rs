@@ -3,6 +3,7 @@
 use crate::handle::{Ended, Node, Program};
 use crate::sys::spawn::run;
 use mpsd_core::config::{Config, Settings};
+use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{self, Look, Record};
 use mpsd_core::replace::{Until, replace};
 use mpsd_core::seen::{self, Seen};
@@ -11,8 +12,9 @@ use mpsd_core::{JobId, JobPaths};
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::Mode;
 use std::fs::{DirBuilder, File};
+use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The real node.
@@ -73,6 +75,16 @@ impl Node for ThisNode {
         take_untold(job).unwrap_or_default()
     }
 
+    fn note_killed(&self, job: &JobPaths, task: &KilledTask) {
+        // What cannot be noted is not in the report, and that is all.
+        let _ = append_killed(job, task);
+    }
+
+    fn oom_kills(&self) -> u64 {
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        oom_kills(&own, Path::new("/sys/fs/cgroup")).unwrap_or_default()
+    }
+
     fn ranks(&self, job: &JobPaths) -> Result<File, String> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let opened = open(&job.ranks(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
@@ -99,6 +111,26 @@ fn take_untold(job: &JobPaths) -> Option<Vec<String>> {
     let untold = words.get(told..).filter(|untold| !untold.is_empty())?;
     file.write_all_at(words.len().to_string().as_bytes(), 0).ok()?;
     Some(untold.to_vec())
+}
+
+/// Root's file in root's directory. It was made with the job, as `told`.
+fn append_killed(job: &JobPaths, task: &KilledTask) -> Option<()> {
+    let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let mut file = File::from(open(&job.killed(), flags, Mode::empty()).ok()?);
+    let line = task.line(file.metadata().ok()?.len())?;
+    // One write, so that lines of two steps do not mix.
+    file.write_all(line.as_bytes()).ok()
+}
+
+/// The count of the job's cgroup, in which Slurm keeps slurmstepd as well (`job_N/step_M/slurm`); version 2 alone counts for all
+/// below a cgroup. `own`: `/proc/self/cgroup`.
+fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let at = path.split('/').position(|name| name.starts_with("job_"))?;
+    let of_job: PathBuf = path.split('/').take(at + 1).collect();
+    let events = std::fs::read_to_string(mounted.join(of_job).join("memory.events")).ok()?;
+    let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "))?;
+    count.parse().ok()
 }
 
 /// Slurm's name of this node, else the host's.

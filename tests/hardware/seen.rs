@@ -56,8 +56,8 @@ pub fn run(section: &mut Section, place: &Place, gpu: &Gpu, out: Option<&Path>) 
         .iter()
         .filter(|one| frame.contains(&one.pid().to_string()));
     section.equal("status --watch: clients that it shows", &shown.count(), &CLIENTS);
-    // In NVIDIA's log it looks like one that ends by itself: the report cannot name it.
     let killed = clients.pop().context("a client")?;
+    let killed_pid = killed.pid();
     kill(Pid::from_raw(killed.pid().cast_signed()), Signal::SIGKILL)?;
     killed.finish(SOON)?;
     scene.wait_for(section, "one client killed", CLIENTS - 1)?;
@@ -94,6 +94,7 @@ pub fn run(section: &mut Section, place: &Place, gpu: &Gpu, out: Option<&Path>) 
         let told = report.stdout.contains(&words) || json.stdout.contains(&words);
         section.check(format!("report: {what}"), told, report.stdout.clone());
     }
+    killed_is_named(section, killed_pid, &report.stdout)?;
     for (name, text) in logs {
         let file = place.dir.join(&name);
         fs::write(&file, text)?;
@@ -106,6 +107,28 @@ pub fn run(section: &mut Section, place: &Place, gpu: &Gpu, out: Option<&Path>) 
     section.check("explain 806", told.code == Some(0), told.story());
     let kept = job::kept(&place.run, &gpu.uuid);
     look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
+}
+
+/// In NVIDIA's log the killed client looks like one that ends by itself: without Slurm the report names it where the kernel tells its job's
+/// `mpsd` how another's child ended.
+fn killed_is_named(section: &mut Section, pid: u32, report: &str) -> Result<()> {
+    let kernel = nix::sys::utsname::uname()?;
+    let release = kernel.release().to_string_lossy().into_owned();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|word| word.parse::<u32>().ok());
+    let tells = (numbers.next(), numbers.next()) >= (Some(6), Some(15));
+    let named = report.contains(&format!("client {pid} was ended by signal 9 (SIGKILL)"));
+    if !tells {
+        let why = format!("not tried: needs Linux 6.15 or Slurm, this is {release}");
+        section.fact("report: the killed client", why);
+    }
+    section.check(
+        "report: a killed client is named where the kernel tells, and else not",
+        named == tells,
+        report.to_owned(),
+    );
+    Ok(())
 }
 
 impl Scene<'_> {

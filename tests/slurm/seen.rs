@@ -22,6 +22,10 @@ pub const GROUP: Group = Group {
             eight_clients_and_the_gpu_without_one,
         ),
         ("a_report_of_what_was_lost", a_report_of_what_was_lost),
+        (
+            "a_killed_client_is_named_with_its_task",
+            a_killed_client_is_named_with_its_task,
+        ),
         ("a_script_is_told_once", a_script_is_told_once),
         (
             "who_asks_reads_what_the_mps_was_used_for",
@@ -185,6 +189,68 @@ fn a_script_is_told_once(cell: &Context) -> Result<()> {
         let done = start(cell, &cell.user, &[&["srun"], flags, &shape].concat(), "exit 7")?.wait(LIMIT)?;
         ensure!(!done.stderr.contains("mps"), "{flags:?}: {}", done.stderr);
     }
+    Ok(())
+}
+
+/// One of three is killed; the two others end by themselves.
+fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
+    let client = nodes(cell)?.client("--busy --hold 4");
+    let line = format!("echo pid $SLURM_PROCID $$; {client}");
+    let shape = [
+        "-w",
+        "node1",
+        "-n3",
+        "--gres=gpu:1",
+        "--overcommit",
+        "--kill-on-bad-exit=0",
+    ];
+    let asks = [&["srun", "--mps"], &shape[..]].concat();
+    let job = start(cell, &cell.user, &asks, &line)?;
+    let mut pids = Vec::new();
+    cell.bed.wait_until("three clients", LIMIT, || {
+        let jobs = std::fs::read_dir(cell.bed.run_dir().join("node1/jobs"));
+        let accounts = jobs.into_iter().flatten().flatten();
+        let accounts = accounts.filter_map(|job| std::fs::read_to_string(job.path().join("seen")).ok());
+        pids = accounts
+            .filter_map(|text| serde_json::from_str::<Value>(&text).ok())
+            .flat_map(|seen| seen["pids"].as_array().cloned().unwrap_or_default())
+            .filter_map(|pid| pid.as_i64())
+            .collect();
+        Ok(pids.len() == 3)
+    })?;
+    let victim = i32::try_from(pids[1])?;
+    kill(Pid::from_raw(victim), Signal::SIGKILL)?;
+    let done = job.wait(LIMIT)?;
+    let ranks = done.stdout.lines().filter_map(|line| line.strip_prefix("pid "));
+    let rank = ranks
+        .filter_map(|line| line.trim().split_once(' '))
+        .find_map(|(rank, pid)| (pid == victim.to_string()).then_some(rank))
+        .with_context(|| format!("no rank of {victim}: {}", done.stdout))?;
+    let mut told = Value::Null;
+    cell.bed.wait_until("its report", LIMIT, || {
+        told = roots(cell, "report --node node1 --since 1h --json | tail -n 1").unwrap_or_default();
+        Ok(told["killed"][0]["pid"] == victim)
+    })?;
+    let noted = &told["killed"];
+    ensure!(
+        noted.as_array().is_some_and(|all| all.len() == 1)
+            && noted[0]["signal"] == 9
+            && noted[0]["step"] == 0
+            && noted[0]["rank"] == rank.parse::<u32>()?,
+        "{told}"
+    );
+    let id = told["job"].as_str().context("no job")?;
+    let line = format!("SLURMD_NODENAME=node1 {} report {id} --node node1", mpsctl(cell)?);
+    let text = cell
+        .bed
+        .on_node("node1", &["/bin/sh", "-c", &line])?
+        .success()?
+        .stdout;
+    let named = format!("  client {victim} (task {rank} of step 0) was ended by signal 9 (SIGKILL)\n");
+    ensure!(
+        text.contains(&named) && text.matches("was ended by").count() == 1,
+        "{text}"
+    );
     Ok(())
 }
 

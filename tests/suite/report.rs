@@ -194,6 +194,58 @@ fn a_control_daemon_and_an_mpsd_that_are_killed_stand_in_the_report() {
     assert_eq!(of(&place, "403.srv")["said_by_user"]["clients"], 1);
 }
 
+/// By what `mpsd` itself sees, where the kernel tells it (Linux 6.15), and by what Slurm's plugin has noted.
+#[test]
+fn a_killed_client_stands_in_the_report_with_pid_and_signal_and_one_that_ended_does_not() {
+    let place = place(fast(1), "");
+    begin(&place, "404.srv", "MPS=true");
+    let victim = place.attached("404.srv", &["--hold", "30"], &[]);
+    let mut well = place.attached("404.srv", &["--hold", "0.5"], &[]);
+    let killed = victim.0.id();
+    tells(&place, "404.srv", &format!("\"pids\":[{killed},"));
+    drop(victim);
+    assert_eq!(well.wait(), Some(0));
+    let words = format!("\"killed\":[{{\"pid\":{killed},\"signal\":9}}]");
+    let kernel = nix::sys::utsname::uname().expect("uname");
+    let release = kernel.release().to_string_lossy().into_owned();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|word| word.parse::<u32>().ok());
+    let is_told = (numbers.next(), numbers.next()) >= (Some(6), Some(15));
+    match is_told {
+        true => tells(&place, "404.srv", &words),
+        false => println!("not tried here: Linux {release} tells nobody how another's child ended"),
+    }
+    // As the plugin does it in slurmstepd; `/proc` has no such process.
+    let noted = place.stage.job("404.srv").join("killed");
+    let about = fs::metadata(&noted).expect("made with the job");
+    assert_eq!((about.uid(), about.mode() & 0o7777, about.len()), (0, 0o600, 0));
+    fs::write(&noted, format!("0 3 {killed} 9 0\n0 4 2147483646 15 0\n")).expect("notes");
+    place.assert_ends_clean("404.srv", "a job with a killed client");
+    let text = report(&place, &["404.srv"]).out;
+    for line in [
+        format!("  client {killed} (task 3 of step 0) was ended by signal 9 (SIGKILL)\n"),
+        "  task 4 of step 0 (pid 2147483646) was ended by signal 15 (SIGTERM)\n".to_owned(),
+    ] {
+        assert!(text.contains(&line), "{line}:\n{text}");
+    }
+    assert_eq!(text.matches("was ended by").count(), 2, "{text}");
+    if !is_told {
+        return;
+    }
+    // Elsewhere nobody but mpsd knows of it.
+    begin(&place, "405.srv", "MPS=true");
+    let victim = place.attached("405.srv", &["--hold", "30"], &[]);
+    let killed = victim.0.id();
+    tells(&place, "405.srv", "\"clients\":1");
+    drop(victim);
+    tells(&place, "405.srv", "\"killed\":[{");
+    place.assert_ends_clean("405.srv", "a job with a killed client");
+    let text = report(&place, &["405.srv"]).out;
+    let line = format!("    client {killed} was ended by signal 9 (SIGKILL)\n");
+    assert!(text.contains(&line), "{line}:\n{text}");
+}
+
 /// A user's process may say "drained", or anything else, in the same words as root.
 #[test]
 fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {

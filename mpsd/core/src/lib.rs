@@ -13,6 +13,7 @@ pub mod failure;
 pub mod file;
 pub mod gpu;
 pub mod job;
+pub mod killed;
 pub mod limits;
 pub mod partitions;
 pub mod paths;

@@ -85,6 +85,8 @@ pub const CANCELLED: &str = "cancelled";
 pub const SEEN: &str = "seen";
 /// File name of the number of its last words that the job's user has been told.
 pub const TOLD: &str = "told";
+/// File name of the tasks that a signal ended.
+pub const KILLED: &str = "killed";
 /// File name of what a step holds the lock of whose ranks have the job's static partitions.
 pub const RANKS: &str = "ranks";
 /// File name of the record that root leaves for the job's tasks.
@@ -109,6 +111,11 @@ impl JobPaths {
     /// How many of the last words in [`Self::seen`] the job's user has been told, root 0600.
     pub fn told(&self) -> PathBuf {
         self.directory.join(TOLD)
+    }
+
+    /// The tasks that a signal ended, root 0600 ([`crate::killed`]).
+    pub fn killed(&self) -> PathBuf {
+        self.directory.join(KILLED)
     }
 
     /// What a step locks whose ranks have the job's static partitions, root 0600.

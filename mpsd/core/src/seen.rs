@@ -4,6 +4,7 @@
 //! `/run/mpsd/jobs/<job>/seen`, root 0600: root makes the file and hands `mpsd` a descriptor of it. One line of JSON.
 
 use super::gpu::GpuUuid;
+use super::killed::Named;
 use super::record::RecordGpu;
 use super::text::one_line;
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub const LONGEST: usize = 64 * 1024;
 /// Most entries of each list; what comes after is not kept.
 const MOST: usize = 16;
+/// Most pids of clients: of more the youngest.
+const MOST_PIDS: usize = 512;
 /// Most GPUs of a job.
 const MOST_GPUS: usize = 64;
 /// Longest sentence. Characters.
@@ -25,10 +28,14 @@ pub struct Seen {
     pub clients: u64,
     /// The most of them at once.
     pub most_clients: u64,
+    /// Their pids, the youngest last.
+    pub pids: Vec<i32>,
     /// What the looks at the GPUs showed; empty where nobody looked.
     pub gpus: Vec<SeenGpu>,
     /// Connections that ended without a context.
     pub refused: Vec<Refused>,
+    /// Clients that a signal ended, where the kernel tells of processes that are not one's own (Linux 6.15).
+    pub killed: Vec<Killed>,
     /// Servers that ended unasked.
     pub servers_lost: Vec<ServerLost>,
     /// Control daemons that ended.
@@ -63,6 +70,15 @@ pub struct Refused {
     pub pid: i32,
     /// How many others had a context when it went.
     pub beside: u64,
+}
+
+/// A client that a signal ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Killed {
+    /// Its pid.
+    pub pid: i32,
+    /// The signal.
+    pub signal: i32,
 }
 
 /// A server that ended unasked.
@@ -139,6 +155,8 @@ impl Seen {
         let mut seen: Self = serde_json::from_slice(line).ok()?;
         seen.gpus.truncate(MOST_GPUS);
         seen.refused.truncate(MOST);
+        seen.pids.truncate(MOST_PIDS);
+        seen.killed.truncate(MOST);
         seen.servers_lost.truncate(MOST);
         seen.daemons_lost.truncate(MOST);
         seen.fatal.truncate(MOST);
@@ -193,6 +211,11 @@ impl Seen {
             )
         };
         lines.extend(self.refused.iter().map(refused));
+        let killed = |client: &Killed| {
+            let signal = Named(client.signal);
+            format!("client {} was ended by {signal}", client.pid)
+        };
+        lines.extend(self.killed.iter().map(killed));
         let server = |server: &ServerLost| {
             let how = match server.status {
                 0 => "killed or ended with status 0".to_owned(),
@@ -222,6 +245,21 @@ impl Seen {
         };
         lines.extend(self.over_memory.iter().map(over));
         lines
+    }
+
+    /// A client has a context: counts it, and `now` of them at once.
+    pub fn enter(&mut self, pid: i32, now: u64) {
+        self.clients += 1;
+        self.most_clients = self.most_clients.max(now);
+        if self.pids.len() == MOST_PIDS {
+            self.pids.remove(0);
+        }
+        self.pids.push(pid);
+    }
+
+    /// Whether this was the pid of a client.
+    pub fn is_client(&self, pid: i32) -> bool {
+        self.pids.contains(&pid) || self.killed.iter().any(|killed| killed.pid == pid)
     }
 
     /// Enters a limit that was set; of too many the oldest go.

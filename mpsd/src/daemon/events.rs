@@ -1,6 +1,7 @@
 //! What the daemon waits for: signals, ended children, and files that change.
 
 use super::door::Door;
+use super::ends::Ends;
 use super::tail::CONTROL_LOG;
 use crate::sys::signals::Signals;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -58,11 +59,11 @@ impl Events {
         watch(&log.join(CONTROL_LOG), AddWatchFlags::IN_MODIFY)
     }
 
-    /// Waits for an event, `limit` at most; `None`: for ever. True when it is SIGTERM, SIGINT or SIGHUP.
+    /// Waits for an event, the end of a client among them, `limit` at most; `None`: for ever. True when it is SIGTERM, SIGINT or SIGHUP.
     ///
     /// # Errors
     /// One line when the system refuses to wait.
-    pub fn wait(&mut self, limit: Option<Duration>) -> Result<bool, String> {
+    pub fn wait(&mut self, limit: Option<Duration>, ends: &Ends) -> Result<bool, String> {
         // Rounded up: a limit below a millisecond must not become a busy loop.
         let timeout = limit.map_or(PollTimeout::NONE, |d| {
             PollTimeout::try_from(d + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX)
@@ -70,6 +71,7 @@ impl Events {
         let own = [self.signals.as_fd(), self.inotify.as_fd()];
         let all = own.into_iter().chain(self.door.as_ref().map(AsFd::as_fd));
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        fds.extend(ends.descriptors().map(|fd| PollFd::new(fd, PollFlags::empty())));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(format!("cannot wait: {e}")),

@@ -7,6 +7,7 @@
 mod change;
 pub mod dialogue;
 pub mod door;
+mod ends;
 pub mod events;
 pub mod inquiry;
 mod limits;

@@ -6,7 +6,7 @@ use crate::job::spec::SEEN_FD;
 use crate::sys::descriptors;
 use mpsd_core::GpuUuid;
 use mpsd_core::seen::{
-    DaemonLost, LONGEST, LimitChanged, LimitSet, OverMemory, Refused, Seen, ServerLost, keep,
+    DaemonLost, Killed, LONGEST, LimitChanged, LimitSet, OverMemory, Refused, Seen, ServerLost, keep,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -49,8 +49,7 @@ impl Sight {
         match event {
             Event::Active(pid) if known.clients.len() < MOST_CLIENTS && known.clients.insert(*pid) => {
                 let now = self.daemons.values().map(|known| known.clients.len() as u64);
-                self.seen.clients += 1;
-                self.seen.most_clients = self.seen.most_clients.max(now.sum());
+                self.seen.enter(*pid, now.sum());
             }
             Event::Left(pid) if !known.clients.remove(pid) => {
                 let (pid, beside) = (*pid, known.clients.len() as u64);
@@ -101,6 +100,11 @@ impl Sight {
     /// A client is over its limit.
     pub fn exceed(&mut self, over: OverMemory) {
         keep(&mut self.seen.over_memory, over);
+    }
+
+    /// A signal ended a client.
+    pub fn kill(&mut self, killed: Killed) {
+        keep(&mut self.seen.killed, killed);
     }
 
     /// A limit no longer holds.

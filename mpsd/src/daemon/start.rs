@@ -1,6 +1,7 @@
 //! Starts the control daemons of a job and proves them ready.
 
 use super::dialogue::{self, Of, Proof};
+use super::ends::Ends;
 use super::events::Events;
 use super::partitions;
 use super::session;
@@ -113,7 +114,7 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
             let why = format!("not ready after {} ms: {}", spec.start_ms, stuck(running));
             return Err(why.into());
         }
-        if events.wait(Some(if again { RETRY } else { left }))? {
+        if events.wait(Some(if again { RETRY } else { left }), &Ends::default())? {
             return Err("ended by a signal while starting".to_owned().into());
         }
     }

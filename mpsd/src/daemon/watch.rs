@@ -3,6 +3,7 @@
 use super::change;
 use super::dialogue::Event;
 use super::door;
+use super::ends::Ends;
 use super::events::Events;
 use super::limits::LimitWatch;
 use super::memory::MemoryWatch;
@@ -11,6 +12,7 @@ use super::start::{self, Running};
 use super::user_log::UserLog;
 use crate::job::spec::Spec;
 use crate::sys::Exit;
+use mpsd_core::killed::Named;
 use mpsd_core::record::ClientLimits;
 
 /// Watches over ready daemons until a signal ends us or the last of them has ended.
@@ -23,8 +25,10 @@ pub fn until_the_end(
 ) {
     let mut memory = MemoryWatch::new(spec);
     let mut limits = LimitWatch::default();
+    let mut ends = Ends::default();
     while !running.is_empty() {
-        let Ok(terminate) = events.wait(memory.period().into_iter().chain(limits.period()).min()) else {
+        let period = memory.period().into_iter().chain(limits.period()).min();
+        let Ok(terminate) = events.wait(period, &ends) else {
             return;
         };
         for daemon in &mut running {
@@ -38,12 +42,18 @@ pub fn until_the_end(
                     Event::Setting => told_to_set = true,
                     _ => {}
                 }
+                ends.take(&event);
                 sight.take(pid, &event);
                 tell(log, sight, pid, event);
             }
             if told_to_set {
                 limits.wake(daemon);
             }
+        }
+        for killed in ends.killed() {
+            let (pid, signal) = (killed.pid, Named(killed.signal));
+            log.line(&format!("client {pid} was ended by {signal}"));
+            sight.kill(killed);
         }
         running.retain_mut(|daemon| !has_ended(daemon, log, sight));
         memory.look(spec, &running, log, sight);

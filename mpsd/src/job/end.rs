@@ -13,6 +13,7 @@ use crate::plan::effects::Effect;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, Scheduler, Site, Submission};
 use mpsd_core::config::Settings;
+use mpsd_core::killed::KilledTask;
 use mpsd_core::seen::Seen;
 use mpsd_core::{Failure, JobId};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -82,7 +83,11 @@ fn end_if(
 ) -> Ended {
     let began = Instant::now();
     let mut findings = Findings::default();
-    let Found { journal, seen } = match take_down(node, job, meant, &mut findings) {
+    let Found {
+        journal,
+        seen,
+        killed,
+    } = match take_down(node, job, meant, &mut findings) {
         Ok(Some(found)) => found,
         Ok(None) => return Ended::default(),
         Err(failure) => {
@@ -99,7 +104,10 @@ fn end_if(
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
     // Last: nobody waits for it.
     let report = journal.map(|journal| {
-        let report = written(&journal, seen, &findings, drained.as_ref(), took);
+        let report = Report {
+            killed,
+            ..written(&journal, seen, &findings, drained.as_ref(), took)
+        };
         node.keep_report(&report);
         (journal.report, report)
     });
@@ -139,6 +147,7 @@ fn written(
         undetermined: report::lines(&findings.undetermined),
         faults: report::lines(&findings.faults),
         notes: report::lines(&findings.notes),
+        killed: Vec::new(),
         drain: report::lines(drain.map(|(line, _)| line)).pop(),
         drained: drain.is_some_and(|(_, delivered)| *delivered),
         said_by_user,
@@ -172,10 +181,11 @@ fn cancel_start(
 struct Found {
     journal: Option<Journal>,
     seen: Option<Seen>,
+    killed: Vec<KilledTask>,
 }
 
-/// The order of an end. `None`: nothing of the job is here, or another one of its id; else its journal, if it had one, and
-/// what its `mpsd` saw.
+/// The order of an end. `None`: nothing of the job is here, or another one of its id; else its journal, if it had one,
+/// what its `mpsd` saw, and the tasks that a signal ended.
 fn take_down(
     node: &mut impl Node,
     job: &JobId,
@@ -191,7 +201,7 @@ fn take_down(
         return Ok(None);
     }
     // It goes with the job's directory, and what `mpsd` sees from here on is root's own doing.
-    let seen = node.take_seen(job);
+    let (seen, killed) = (node.take_seen(job), node.killed_tasks(job));
     match &journal {
         // A refusal's or a failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,
@@ -200,7 +210,11 @@ fn take_down(
             *findings = undo::undo(node, journal);
         }
     }
-    Ok(Some(Found { journal, seen }))
+    Ok(Some(Found {
+        journal,
+        seen,
+        killed,
+    }))
 }
 
 /// Seconds since 1970.

@@ -15,6 +15,7 @@ use crate::sys::deadline::Deadline;
 pub use crate::sys::process::Thread;
 use mpsd_core::failure::{FailureKind, Fault};
 use mpsd_core::gpu::GpuProcess;
+use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{Daemon, Record};
 use mpsd_core::seen::Seen;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
@@ -202,6 +203,8 @@ pub trait Store {
 
     /// What the job's `mpsd` says that it saw: its user's word. Told once; what `mpsd` writes afterwards goes nowhere.
     fn take_seen(&mut self, job: &JobId) -> Option<Seen>;
+    /// The tasks of the job that a signal ended, as root noted them.
+    fn killed_tasks(&self, job: &JobId) -> Vec<KilledTask>;
     /// Keeps the job's report, as far as that can be done at once: nothing waits for it, and nothing fails with it.
     fn keep_report(&mut self, report: &Report);
 

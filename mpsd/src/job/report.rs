@@ -1,5 +1,6 @@
 //! A job's report: what root saw of it, written at its end, and beside it what the job's own `mpsd` says it saw.
 
+use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{Daemon, RecordGpu};
 use mpsd_core::seen::Seen;
 use mpsd_core::text::one_line;
@@ -51,6 +52,9 @@ pub struct Report {
     pub faults: Vec<String>,
     /// What was done at the end beyond the usual: processes that had to be ended, contexts that stayed, a mode left alone.
     pub notes: Vec<String>,
+    /// Tasks that a signal ended, as far as the scheduler has its own processes wait for them under our eyes: Slurm.
+    #[serde(default)]
+    pub killed: Vec<KilledTask>,
     /// What became of the drain, where there was one.
     pub drain: Option<String>,
     /// Its scheduler has taken the drain.
@@ -105,6 +109,7 @@ impl Report {
             notes,
             drain,
             drained,
+            killed: earlier.killed,
             said_by_user: earlier.said_by_user,
             ..self
         }

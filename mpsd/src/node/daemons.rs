@@ -17,7 +17,7 @@ use crate::sys::process::Process;
 use mpsd_core::config::Cgroup as CgroupRule;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::partitions::is_id;
-use mpsd_core::paths::{SEEN, TOLD};
+use mpsd_core::paths::{KILLED, SEEN, TOLD};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
@@ -100,8 +100,11 @@ impl Daemons for RealNode {
         let mut spawn = with_spec(self, journal, spec, &[])?;
         spawn.inherit.push((theirs, REPORT_FD));
         // Without one the job has no account in its report, and that is all.
-        let seen = Dir::open(self.paths.job(&journal.job).directory())
-            .and_then(|dir| dir.create_file(TOLD, 0o600).and(dir.create_file(SEEN, 0o600)));
+        let seen = Dir::open(self.paths.job(&journal.job).directory()).and_then(|dir| {
+            dir.create_file(KILLED, 0o600)?;
+            dir.create_file(TOLD, 0o600)?;
+            dir.create_file(SEEN, 0o600)
+        });
         spawn.inherit.extend(seen.ok().map(|file| (file, SEEN_FD)));
         // A user at the limit of their processes, or a full process table, proves nothing against the node.
         let mut child = spawn

@@ -12,7 +12,8 @@ use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, LOCK};
 use crate::sys::guard::{NoAnswer, ask};
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
-use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, RECORD, SEEN};
+use mpsd_core::killed::{self, KilledTask};
+use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, RECORD, SEEN};
 use mpsd_core::record::{self, Look, Record, State};
 use mpsd_core::seen::{self, Seen};
 use mpsd_core::{Failure, GpuUuid, JobId};
@@ -376,6 +377,14 @@ impl Store for RealNode {
         let told = dir.read_limited(SEEN, seen::LONGEST);
         let _ = dir.remove_file(SEEN);
         Seen::parse(&told.ok()??)
+    }
+
+    fn killed_tasks(&self, job: &JobId) -> Vec<KilledTask> {
+        let found = || {
+            let dir = find(self.paths.job(job).directory()).ok()??;
+            dir.read_limited(KILLED, killed::LONGEST).ok()?
+        };
+        killed::parse(&found().unwrap_or_default())
     }
 
     fn keep_report(&mut self, report: &Report) {

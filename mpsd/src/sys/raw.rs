@@ -40,11 +40,15 @@ fn wait_now(pid: i32) -> Result<(i32, Exit), Errno> {
     let mut status = 0;
     // SAFETY: `status` lives for the whole call and is a plain integer.
     let found = Errno::result(unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) })?;
-    let end = match libc::WIFSIGNALED(status) {
+    Ok((found, exit_of(status)))
+}
+
+/// A status of wait(2) of a process that has ended.
+fn exit_of(status: i32) -> Exit {
+    match libc::WIFSIGNALED(status) {
         true => Exit::Signal(libc::WTERMSIG(status)),
         false => Exit::Code(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX)),
-    };
-    Ok((found, end))
+    }
 }
 
 /// Ends this process at once, without destructors or exit handlers: the only way out of a forked child, whose
@@ -86,7 +90,8 @@ pub(super) fn fork_into(cgroup: BorrowedFd<'_>) -> Result<Option<i32>, Errno> {
 
 /// A descriptor of process `pid`; ENOSYS before Linux 5.3.
 pub(super) fn pidfd_open(pid: i32) -> rustix::io::Result<OwnedFd> {
-    let pid = Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH)?;
+    // rustix takes none below 0.
+    let pid = Pid::from_raw(pid.max(0)).ok_or(rustix::io::Errno::SRCH)?;
     rustix::process::pidfd_open(pid, PidfdFlags::empty())
 }
 
@@ -96,6 +101,32 @@ pub(super) fn pidfd_signal(pidfd: BorrowedFd<'_>, number: i32) -> Result<(), Err
     // SAFETY: the descriptor is borrowed for the call; a null siginfo means "as kill(2)".
     let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), number, none, 0) };
     Errno::result(done).map(drop)
+}
+
+/// What the kernel says of the end of the process behind `pidfd`, which need not be a child of ours. `Ok(None)`: it has not ended, or
+/// nobody has waited for it yet. ENOTTY, EINVAL: a kernel before Linux 6.13; ESRCH: before 6.15, of one that has ended.
+pub(super) fn pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
+    /// `struct pidfd_info` (linux/pidfd.h) in its first size, which every release takes.
+    #[repr(C)]
+    #[derive(Default)]
+    struct PidfdInfo {
+        mask: u64,
+        cgroup: u64,
+        /// Pids and ids.
+        numbers: [u32; 11],
+        exit_code: i32,
+    }
+    const EXIT: u64 = 1 << 3;
+    const GET_INFO: u64 = 0xC040_FF0B; // PIDFD_GET_INFO, _IOWR(0xFF, 11, struct pidfd_info) of 64 bytes
+    const { assert!(size_of::<PidfdInfo>() == 64) };
+    let mut info = PidfdInfo {
+        mask: EXIT,
+        ..PidfdInfo::default()
+    };
+    // SAFETY: the structure has the kernel's layout and the size that the request names, and lives for the call.
+    Errno::result(unsafe { libc::ioctl(pidfd.as_raw_fd(), GET_INFO as _, &raw mut info) })?;
+    let ended = info.mask & EXIT != 0;
+    Ok(ended.then(|| exit_of(info.exit_code)))
 }
 
 /// Blocks every signal in this thread; returns the mask that was set before.

@@ -144,3 +144,58 @@ fn last_words_are_told_once_and_only_where_root_has_made_room_for_their_number()
     drop(held);
     assert_eq!(ThisNode.untold(&job), ["two"]);
 }
+
+#[test]
+fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
+    let place = Place::new("killed");
+    let job = mpsd_core::Paths::new(&place.0, "/var/lib/mpsd").job(&JobId::parse("4711").unwrap());
+    let task = KilledTask {
+        step: Some(0),
+        rank: 3,
+        pid: 8349,
+        signal: 9,
+        oom_kills: 0,
+    };
+    ThisNode.note_killed(&job, &task);
+    assert!(!job.killed().exists(), "nothing is made");
+    std::fs::create_dir_all(job.directory()).unwrap();
+    let elsewhere = place.0.join("elsewhere");
+    std::fs::write(&elsewhere, "").unwrap();
+    std::os::unix::fs::symlink(&elsewhere, job.killed()).unwrap();
+    ThisNode.note_killed(&job, &task);
+    assert_eq!(std::fs::read(&elsewhere).unwrap(), b"", "no link is followed");
+    std::fs::remove_file(job.killed()).unwrap();
+    std::fs::write(job.killed(), "").unwrap();
+    for _ in 0..1000 {
+        ThisNode.note_killed(&job, &task);
+    }
+    let file = std::fs::read(job.killed()).unwrap();
+    assert!(file.len() <= mpsd_core::killed::LONGEST, "{}", file.len());
+    let noted = mpsd_core::killed::parse(&file);
+    assert!(
+        noted.len() > 100 && noted.iter().all(|one| *one == task),
+        "{noted:?}"
+    );
+}
+
+#[test]
+fn the_out_of_memory_killer_is_asked_in_the_jobs_cgroup_of_version_2_alone() {
+    let place = Place::new("oom");
+    let of_job = place.0.join("system.slice/slurmstepd.scope/job_12");
+    std::fs::create_dir_all(&of_job).unwrap();
+    std::fs::write(
+        of_job.join("memory.events"),
+        "low 0\noom 5\noom_kill 2\noom_group_kill 1\n",
+    )
+    .unwrap();
+    let own = "0::/system.slice/slurmstepd.scope/job_12/step_0/slurm\n";
+    assert_eq!(oom_kills(own, &place.0), Some(2));
+    for other in [
+        "0::/system.slice/slurmd.service\n",
+        "0::/system.slice/slurmstepd.scope/job_13/step_0/slurm\n",
+        "4:memory:/slurm/uid_0/job_12/step_0\n0::/\n",
+        "",
+    ] {
+        assert_eq!(oom_kills(other, &place.0), None, "{other}");
+    }
+}

@@ -4,7 +4,9 @@ use super::fake::{FakeNode, FakeSlurm, ended, key, record};
 use crate::handle::{Item, Level};
 use crate::plugin;
 use crate::state::State;
+use mpsd_core::killed::KilledTask;
 use mpsd_core::record::State as Progress;
+use mpsd_core::request::Demand;
 use mpsd_core::seen::Seen;
 
 const LOST: &str = "server 12 died";
@@ -154,5 +156,69 @@ fn a_job_that_wants_it_reads_at_the_end_what_its_mps_was_used_for() {
             run(step, of_script, flags, recorded).is_empty(),
             "{step} {of_script} {flags:?}"
         );
+    }
+}
+
+/// One of the four tasks of `slurm`, of rank `rank` in the step, with this pid.
+fn of_rank(slurm: &mut FakeSlurm, rank: u32, pid: u32) {
+    slurm
+        .items
+        .retain(|(item, _)| !matches!(item, Item::TaskGlobalId | Item::TaskPid));
+    slurm
+        .items
+        .extend([(Item::TaskGlobalId, rank), (Item::TaskPid, pid)]);
+}
+
+#[test]
+fn a_task_that_a_signal_ended_is_noted_and_one_that_ended_or_failed_is_not() {
+    for (step, of) in [(0, Some(0)), (7, Some(7)), (BATCH, None)] {
+        let mut node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        node.oom_kills = 3;
+        let mut slurm = FakeSlurm::step(step);
+        let mut state = begin(&mut slurm, &node, &["mps"]);
+        // SIGKILL, ended well, failed, SIGSEGV with a core; 137 is a shell's word, and no signal.
+        for (rank, status) in [(3, 9), (4, 0), (5, 256), (6, 128 + 11), (7, 137 << 8)] {
+            of_rank(&mut slurm, rank, 8349 + rank);
+            exit(&mut slurm, &node, &mut state, status);
+        }
+        let noted = |rank: u32, signal, oom_kills| KilledTask {
+            step: of,
+            rank,
+            pid: 8349 + i32::try_from(rank).unwrap(),
+            signal,
+            oom_kills,
+        };
+        assert_eq!(*node.killed.borrow(), [noted(3, 9, 3), noted(6, 11, 0)], "{step}");
+    }
+}
+
+#[test]
+fn nothing_is_noted_of_who_has_not_that_mps() {
+    for (records, uid, flags) in [
+        (false, 1000, &[][..]),
+        (true, 1001, &["mps"]),
+        (true, 1000, &["off"]),
+    ] {
+        let node = match records {
+            true => FakeNode::new().with_record(record("4711", Progress::Ready)),
+            false => FakeNode::new(),
+        };
+        let mut slurm = FakeSlurm::step(0);
+        for (item, value) in &mut slurm.items {
+            if *item == Item::JobUid {
+                *value = uid;
+            }
+        }
+        let mut state = match flags {
+            ["off"] => {
+                let mut state = begin(&mut slurm, &node, &[]);
+                state.demand = Demand::Off;
+                state
+            }
+            flags => begin(&mut slurm, &node, flags),
+        };
+        of_rank(&mut slurm, 0, 8349);
+        exit(&mut slurm, &node, &mut state, 9);
+        assert_eq!(*node.killed.borrow(), [], "{records} {uid} {flags:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::handle::{Context, Ended, Item, Level, Node, Program, Slurm};
 use mpsd_core::config::{Config, Settings};
+use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{Daemon, Record, RecordGpu, State};
 use mpsd_core::request::Key;
 use mpsd_core::seen::Seen;
@@ -180,6 +181,9 @@ pub struct FakeNode {
     pub late: Cell<bool>,
     /// What it has seen.
     pub seen: Option<Seen>,
+    /// What was noted of its tasks, and what the out-of-memory killer has done.
+    pub killed: RefCell<Vec<KilledTask>>,
+    pub oom_kills: u64,
     /// How often somebody looked for a record.
     pub looks: Cell<u32>,
     /// What the job's steps lock.
@@ -202,6 +206,8 @@ impl FakeNode {
             words: RefCell::default(),
             late: Cell::default(),
             seen: None,
+            killed: RefCell::default(),
+            oom_kills: 0,
             looks: Cell::default(),
             ranks: PathBuf::new(),
             hides: false,
@@ -308,6 +314,13 @@ impl Node for FakeNode {
             true => Vec::new(),
             false => self.words.take().into_iter().map(str::to_owned).collect(),
         }
+    }
+    fn note_killed(&self, job: &JobPaths, task: &KilledTask) {
+        assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
+        self.killed.borrow_mut().push(task.clone());
+    }
+    fn oom_kills(&self) -> u64 {
+        self.oom_kills
     }
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
         self.looks.set(self.looks.get() + 1);

@@ -24,6 +24,8 @@ fn what_a_user_may_write_is_bounded_and_printable() {
     let hostile = Seen {
         last_words: many.collect(),
         fatal: vec![1; 1000],
+        pids: vec![1; 10_000],
+        killed: vec![Killed { pid: 1, signal: 9 }; 1000],
         limits_changed: vec![
             LimitChanged {
                 limit: "\u{1b}[2J".repeat(1000),
@@ -36,6 +38,7 @@ fn what_a_user_may_write_is_bounded_and_printable() {
     };
     let seen = Seen::parse(hostile.line().as_bytes()).unwrap();
     assert!(seen.last_words.len() == MOST && seen.fatal.len() == MOST);
+    assert!(seen.pids.len() == MOST_PIDS && seen.killed.len() == MOST);
     let clean = |text: &String| !text.contains(char::is_control) && text.chars().count() <= SENTENCE + 3;
     assert!(seen.last_words.iter().all(clean));
     assert_eq!(seen.limits_changed.len(), MOST);
@@ -55,4 +58,18 @@ fn what_a_user_may_write_is_bounded_and_printable() {
     ] {
         assert_eq!(Seen::parse(none.as_bytes()), None, "{none:?}");
     }
+}
+
+#[test]
+fn of_the_clients_the_youngest_are_known() {
+    let mut seen = Seen::default();
+    for pid in 1..=600 {
+        seen.enter(pid, 3);
+    }
+    assert_eq!(
+        (seen.clients, seen.most_clients, seen.pids.len()),
+        (600, 3, MOST_PIDS)
+    );
+    assert!(seen.is_client(600) && !seen.is_client(1) && !seen.is_client(601));
+    assert!(seen.line().len() < LONGEST / 2, "{}", seen.line().len());
 }

@@ -95,7 +95,8 @@ pub static ROWS: &[Row] = &[
         ],
         cause: "the server writes that where a client has gone: it ended, was killed, or was ended by terminate_client; the number is not \
                 the client's error",
-        remedy: "nothing, where the client was to end; else the job's log and the program's own output say why it did",
+        remedy: "nothing, where the client was to end; else its own output says why it did, and the job's report which client a signal ended, where Slurm \
+                 or the kernel (Linux 6.15) tells",
         source: "mps-control.md#crashes-and-hangs",
     },
     Row {

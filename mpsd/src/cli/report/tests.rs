@@ -1,8 +1,9 @@
 //! The words of a report and of many.
 
 use super::*;
+use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{Daemon, RecordGpu};
-use mpsd_core::seen::{DaemonLost, OverMemory, Refused, Seen, ServerLost};
+use mpsd_core::seen::{DaemonLost, Killed, OverMemory, Refused, Seen, ServerLost};
 use mpsd_core::{GpuUuid, Scheduler};
 
 fn gpu(n: usize) -> GpuUuid {
@@ -66,6 +67,7 @@ fn report() -> JobReport {
         notes: vec!["Terminate for mps-server 691".to_owned()],
         drain: None,
         drained: false,
+        killed: Vec::new(),
         said_by_user: Some(seen),
     }
 }
@@ -88,6 +90,38 @@ job 7 of alice on n1: ready after 210 ms, ended after 60 s, taken down in 120 ms
     client 8349 caused a fatal GPU error
     client 17 held 4096 MiB over a limit of 1024 MiB, and was ended"
     );
+}
+
+#[test]
+fn who_was_killed_is_said_once_as_roots_word_where_root_knows_and_else_as_the_users() {
+    let of = |n: u32| KilledTask {
+        step: Some(0),
+        rank: n,
+        pid: 100 + i32::try_from(n).unwrap(),
+        signal: 9,
+        oom_kills: 1,
+    };
+    let killed = |pid| Killed { pid, signal: 9 };
+    let mut told = report();
+    told.killed = vec![of(1), of(2), of(3)];
+    let seen = told.said_by_user.as_mut().unwrap();
+    (seen.pids, seen.killed) = (vec![101, 7], vec![killed(102), killed(7)]);
+    let lines = text::lines(&told);
+    let (root, user): (Vec<&str>, Vec<&str>) = lines
+        .iter()
+        .map(String::as_str)
+        .filter(|line| line.contains("ended by") || line.contains("out-of-memory"))
+        .partition(|line| !line.starts_with("    "));
+    assert_eq!(
+        root,
+        [
+            "  client 101 (task 1 of step 0) was ended by signal 9 (SIGKILL)",
+            "  client 102 (task 2 of step 0) was ended by signal 9 (SIGKILL)",
+            "  task 3 of step 0 (pid 103) was ended by signal 9 (SIGKILL)",
+            "  the kernel's out-of-memory killer ended processes of the job: 1",
+        ]
+    );
+    assert_eq!(user, ["    client 7 was ended by signal 9 (SIGKILL)"]);
 }
 
 #[test]

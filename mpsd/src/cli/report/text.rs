@@ -1,6 +1,8 @@
 //! One report in words.
 
 use crate::job::report::{self, Report};
+use mpsd_core::killed::{self, KilledTask};
+use mpsd_core::seen::Seen;
 
 /// The lines of a report.
 pub fn lines(report: &Report) -> Vec<String> {
@@ -27,8 +29,12 @@ pub fn lines(report: &Report) -> Vec<String> {
             .map(|line| format!("  undetermined: {line}")),
     );
     lines.extend(report.notes.iter().map(|line| format!("  at the end: {line}")));
-    match &report.said_by_user {
-        Some(seen) => lines.extend(of_user(&seen.told(&report.gpus))),
+    let said = report.said_by_user.as_ref();
+    let is_client = |pid| said.is_some_and(|seen| seen.is_client(pid));
+    let killed = killed::told(&report.killed, is_client);
+    lines.extend(killed.into_iter().map(|line| format!("  {line}")));
+    match said {
+        Some(seen) => lines.extend(of_user(&beside(seen, report).told(&report.gpus))),
         None => lines.push("  its mpsd has left no account".to_owned()),
     }
     lines
@@ -47,6 +53,16 @@ fn state(report: &Report) -> String {
         "; not drained"
     };
     format!("{state}{drain}")
+}
+
+/// What `mpsd` saw, less the ends that root noted.
+fn beside(seen: &Seen, report: &Report) -> Seen {
+    let mut seen = seen.clone();
+    seen.killed.retain(|client| {
+        let is_noted = |task: &KilledTask| (task.pid, task.signal) == (client.pid, client.signal);
+        !report.killed.iter().any(is_noted)
+    });
+    seen
 }
 
 /// A user's word, and marked so.

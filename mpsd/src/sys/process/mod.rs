@@ -3,7 +3,7 @@
 
 use super::deadline::Deadline;
 use super::descriptors::{self, read_at, write_at};
-use super::raw;
+use super::raw::{self, Exit};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::signal::{Signal, kill};
@@ -11,7 +11,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
 use std::ffi::OsString;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
@@ -26,6 +26,34 @@ impl ProcessId {
     /// Takes hold of this process; None if it is gone, cannot be read, or its pid has passed to another.
     pub fn open(self) -> Option<Process> {
         Process::find(self.pid).filter(|process| process.id == self)
+    }
+}
+
+/// Sees how a process ends that need not be a child of ours.
+#[derive(Debug)]
+pub struct Witness(OwnedFd);
+
+impl Witness {
+    /// Of `pid`; `None`: it has gone, no descriptor is left, or the kernel tells of nobody but one's own children (before Linux 6.15;
+    /// 6.13 and 6.14 cannot be told from later ones here, and say nothing of an end).
+    pub fn of(pid: i32) -> Option<Self> {
+        let pidfd = raw::pidfd_open(pid).ok()?;
+        raw::pidfd_end(pidfd.as_fd()).ok()?;
+        Some(Self(pidfd))
+    }
+
+    /// Polled for no event, it wakes when the process has ended and been waited for (POLLHUP).
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// `None`: it has not ended, or nobody has waited for it. `Some(None)`: it has, and the kernel does not say how.
+    pub fn end(&self) -> Option<Option<Exit>> {
+        match raw::pidfd_end(self.0.as_fd()) {
+            Ok(None) => None,
+            Ok(end) => Some(end),
+            Err(_) => Some(None),
+        }
     }
 }
 

@@ -197,6 +197,10 @@ impl Store for Sim {
         None
     }
 
+    fn killed_tasks(&self, _: &JobId) -> Vec<mpsd_core::killed::KilledTask> {
+        Vec::new()
+    }
+
     fn keep_report(&mut self, report: &Report) {
         let report = report.clone();
         self.step(|world| world.reports.push(report));
