@@ -21,8 +21,7 @@ pub fn environment(name: &str, wanted: &[&str]) -> Result<PathBuf> {
     if std::fs::read_to_string(&note).is_ok_and(|text| text == all) {
         return Ok(bin);
     }
-    let shown: Vec<&str> = wanted.iter().filter_map(|line| line.split(' ').next()).collect();
-    let progress = Progress::start(&format!("installing {}", shown.join(", ")));
+    let progress = Progress::start(&format!("installing {name}"));
     venv()?;
     quietly(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home))?;
     let write = |file: &Path| {
@@ -35,6 +34,8 @@ pub fn environment(name: &str, wanted: &[&str]) -> Result<PathBuf> {
         "install",
         "--quiet",
         "--disable-pip-version-check",
+        "--only-binary=:all:",
+        "--require-hashes",
         "--requirement",
     ];
     quietly(Command::new(bin.join("python")).args(pip).arg(&list))?;

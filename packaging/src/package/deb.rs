@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::layout::Package;
-use super::release::{Release, date, gzip};
+use super::release::{Release, date, gzip, same_if_there};
 use crate::command::quietly;
 use crate::{cargo, install};
 
@@ -47,18 +47,21 @@ fn one(release: &Release, package: Package, work: &Path, out: &Path) -> Result<P
     documents(release, package, &dir)?;
     control(release, package, &dir)?;
     modes_of_directories(&dir)?;
-    let file = out.join(format!(
+    let name = format!(
         "{}_{}_{}.deb",
         package.name(),
         version(release),
         architecture(release, package)
-    ));
+    );
+    let (made, file) = (work.join("deb").join(&name), out.join(&name));
     let mut command = Command::new("/usr/bin/dpkg-deb");
     command
         .args(["--root-owner-group", "-Zxz", "--build"])
         .arg(&dir)
-        .arg(&file);
+        .arg(&made);
     quietly(command.env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
+    same_if_there(&made, &file)?;
+    fs::rename(&made, &file).with_context(|| format!("cannot move '{}'", made.display()))?;
     Ok(file)
 }
 

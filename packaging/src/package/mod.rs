@@ -148,7 +148,7 @@ fn pack(built: &[programs::Built], options: &Options) -> Result<Vec<PathBuf>> {
             tree,
             files,
         };
-        // What is for every machine has the same name and the same files each time.
+        // What is for every machine has the same name each time, and must be the same.
         packages.extend(deb::pack(&release, &work, out)?);
         packages.extend(rpm::pack(&release, &work, out)?);
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use super::machine::Machine;
 use super::stage::Staged;
@@ -52,6 +52,18 @@ pub fn epoch() -> Result<u64> {
 /// Without name and time, so that the same text gives the same bytes.
 pub fn gzip(path: &Path) -> Result<()> {
     quietly(Command::new("gzip").args(["-9n"]).arg(path))
+}
+
+/// What is for every machine is packed with each one's programs, under one name: refuses `made` where `there` has other bytes.
+pub fn same_if_there(made: &Path, there: &Path) -> Result<()> {
+    let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read '{}'", path.display()));
+    if there.exists() && read(made)? != read(there)? {
+        bail!(
+            "'{}' is for every machine, and came out as other bytes for the second one",
+            there.display()
+        );
+    }
+    Ok(())
 }
 
 /// A time in a format of date(1)'s.

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use super::layout::Package;
-use super::release::{Release, date, gzip};
+use super::release::{Release, date, gzip, same_if_there};
 use crate::command::quietly;
 use crate::{cargo, install};
 
@@ -43,6 +43,9 @@ pub fn pack(release: &Release, work: &Path, out: &Path) -> Result<Vec<PathBuf>> 
         format!("_rpmdir {}", top.join("made").display()),
         "_rpmfilename %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm".to_owned(),
         "_buildhost localhost".to_owned(),
+        // Of what is for every machine too, so that it is the same wherever it is built, and for whichever.
+        "_target_platform linux".to_owned(),
+        "optflags -O2".to_owned(),
         "use_source_date_epoch_as_buildtime 1".to_owned(),
         "clamp_mtime_to_source_date_epoch 1".to_owned(),
     ];
@@ -68,6 +71,7 @@ fn collect(made: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     for entry in fs::read_dir(made).with_context(|| format!("cannot list '{}'", made.display()))? {
         let from = entry?.path();
         let to = out.join(from.file_name().context("no name")?);
+        same_if_there(&from, &to)?;
         fs::rename(&from, &to).with_context(|| format!("cannot move '{}'", from.display()))?;
         packages.push(to);
     }

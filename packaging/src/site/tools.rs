@@ -7,8 +7,8 @@ use anyhow::Result;
 
 use crate::install::{self, python};
 
-/// Its version; the site's looks come with it.
-const MKDOCS: &str = "mkdocs==1.6.1";
+/// It, whose version has the site's looks with it, and what it needs.
+const MKDOCS: &str = include_str!("../../python/mkdocs.txt");
 
 /// The program mkdocs, in a virtual environment of its own in the target directory.
 pub fn mkdocs() -> Result<PathBuf> {

@@ -13,8 +13,8 @@ use crate::machine::{Cgroup, HOST, Machine};
 use crate::root::Root;
 use crate::{debian, older, package, repository, said, skip};
 
-/// Needs Python 3.11 here, and 3.8 there.
-const ANSIBLE: &str = "ansible-core==2.19.14";
+/// ansible-core, which needs Python 3.11 here and 3.8 there, and what it needs.
+const ANSIBLE: &str = include_str!("../../python/ansible.txt");
 /// Longest that one playbook may take, in seconds.
 const LIMIT: &str = "180";
 
@@ -44,9 +44,14 @@ fn make() -> Result<PathBuf, String> {
         "install",
         "--quiet",
         "--disable-pip-version-check",
-        ANSIBLE,
+        "--only-binary=:all:",
+        "--require-hashes",
+        "--requirement",
     ];
-    let pip = Command::new(bin.join("python")).args(words).output().unwrap();
+    let wanted = home.join("wanted");
+    fs::write(&wanted, ANSIBLE).unwrap();
+    let mut pip = Command::new(bin.join("python"));
+    let pip = pip.args(words).arg(wanted).output().unwrap();
     if !pip.status.success() {
         return Err(said(&pip));
     }
