@@ -44,8 +44,13 @@ pub fn lines(command: &mut Command, limit: Duration, mut each: impl FnMut(&str))
 
 /// Runs a command that says something only when it fails.
 pub fn quietly(command: &mut Command) -> Result<()> {
+    quietly_within(command, QUIET)
+}
+
+/// The same of one that may take this long.
+pub fn quietly_within(command: &mut Command, limit: Duration) -> Result<()> {
     let mut said = Vec::new();
-    let status = lines(command, QUIET, |line| said.push(line.to_owned()))?;
+    let status = lines(command, limit, |line| said.push(line.to_owned()))?;
     if !status.success() {
         let tail = said[said.len().saturating_sub(25)..].join("\n");
         bail!("'{command:?}' failed ({status}):\n{tail}");

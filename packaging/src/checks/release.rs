@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::cargo;
-use crate::command::quietly;
+use crate::command::{quietly, quietly_within};
 use crate::install::{self, deny};
 use crate::package::{self, release};
 
@@ -21,6 +22,9 @@ pub struct Options {
     #[arg(long)]
     quick: bool,
 }
+
+/// Longest that the packages for all machines may take: from nothing, optimized, on two cores that others use as well.
+const BUILD: Duration = Duration::from_secs(3600);
 
 /// Where the second build goes.
 const AGAIN: &str = "target/again";
@@ -36,7 +40,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
     };
     check("version", version(options.tag.as_deref()));
-    check("changelog", changelog());
+    check("changelog", changelog(options.tag.is_some()));
     check("licences and dependencies", dependencies());
     check("man pages and completions", manual());
     if !options.quick {
@@ -78,8 +82,9 @@ fn version(tag: Option<&str>) -> Result<()> {
     }
 }
 
-/// The newest entry is this version's, and says something.
-fn changelog() -> Result<()> {
+/// The newest entry is this version's, and says something; under a tag nothing stands above it, which would be in the packages and not in their
+/// notes.
+fn changelog(tagged: bool) -> Result<()> {
     let version = release::version()?;
     let text =
         fs::read_to_string(cargo::root()?.join("CHANGELOG.md")).context("cannot read 'CHANGELOG.md'")?;
@@ -87,7 +92,18 @@ fn changelog() -> Result<()> {
     if release::notes(&version)?.trim().is_empty() {
         bail!("the entry of {version} is empty");
     }
+    if tagged && !unreleased(&text).is_empty() {
+        bail!("something stands under [Unreleased]: it belongs into the entry of {version}");
+    }
     Ok(())
+}
+
+/// What stands under [Unreleased].
+fn unreleased(text: &str) -> &str {
+    let below = text
+        .split_once("## [Unreleased]\n")
+        .map_or("", |(_, below)| below);
+    below.split("\n## [").next().unwrap_or("").trim()
 }
 
 fn newest_entry(text: &str, version: &str) -> Result<()> {
@@ -168,14 +184,11 @@ fn reproducible() -> Result<()> {
     fs::create_dir_all(&target)?;
     std::os::unix::fs::symlink(&tools, target.join("tools"))?;
     let out = target.join("packages");
-    quietly(
-        Command::new(own)
-            .arg("dist")
-            .arg("--out")
-            .arg(&out)
-            .args(["--target", "x86_64,aarch64"])
-            .env("CARGO_TARGET_DIR", &target),
-    )?;
+    let mut dist = Command::new(own);
+    dist.arg("dist").arg("--out").arg(&out);
+    dist.args(["--target", "x86_64,aarch64"])
+        .env("CARGO_TARGET_DIR", &target);
+    quietly_within(&mut dist, BUILD)?;
     let (first, second) = (
         fs::read_to_string("target/packages/SHA256SUMS")?,
         fs::read_to_string(out.join("SHA256SUMS"))?,
@@ -202,5 +215,7 @@ mod tests {
         assert!(newest_entry(text, "0.2.0").is_ok());
         assert!(newest_entry(text, "0.1.0").is_err());
         assert!(newest_entry("# Changelog\n## [Unreleased]\n", "0.1.0").is_err());
+        assert_eq!(unreleased(text), "- x");
+        assert_eq!(unreleased("## [Unreleased]\n\n## [0.2.0]\n- y\n"), "");
     }
 }
