@@ -15,8 +15,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const MOST: usize = 256 << 10;
 /// Longest that one command may take.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Lines of the log.
-const LINES: &str = "2000";
+/// Lines of the log; fewer where so many are more than is read of a command, as those of jobs with long limits on many GPUs can be.
+const LINES: [&str; 3] = ["2000", "500", "100"];
 /// The names under which root's programs write to the node's log; the daemon's own, which users run, is none of them.
 const LOGGED: [&str; 3] = ["mps-prologue", "mps-epilogue", "mpsctl"];
 const UNITS: [&str; 7] = [
@@ -133,13 +133,25 @@ fn pieces(around: &Around<'_>) -> Vec<(String, Vec<u8>)> {
         "units".to_owned(),
         command(around.host, Path::new("/usr/bin/systemctl"), &status),
     ));
-    let mut log = vec!["--no-pager", "--output=short-iso", "--lines", LINES, "_UID=0"];
-    log.extend(LOGGED.iter().flat_map(|name| ["--identifier", name]));
-    all.push((
-        "log".to_owned(),
-        command(around.host, Path::new("/usr/bin/journalctl"), &log),
-    ));
+    all.push(("log".to_owned(), log(around.host)));
     all
+}
+
+/// The last lines of root's programs, as many as are answered.
+fn log(host: &dyn Host) -> Vec<u8> {
+    let answers = LINES.iter().map(|lines| {
+        let mut words = vec!["--no-pager", "--output=short-iso", "--lines", lines, "_UID=0"];
+        words.extend(LOGGED.iter().flat_map(|name| ["--identifier", name]));
+        said(host, Path::new("/usr/bin/journalctl"), &words)
+    });
+    let mut why = Vec::new();
+    for answer in answers {
+        match answer {
+            Ok(text) => return text,
+            Err(text) => why = text,
+        }
+    }
+    why
 }
 
 /// A file of the system's or of ours, or why there is none.
@@ -167,19 +179,20 @@ fn vendor(around: &Around<'_>) -> String {
     )
 }
 
-/// What a command said, its end where that is long, and how it ended.
+/// What a command said, or why it said nothing.
 fn command(host: &dyn Host, program: &Path, words: &[&str]) -> Vec<u8> {
-    let text = match host.run(program, words, &[], PATIENCE) {
-        Ok(answer) => {
-            let code = answer
-                .code
-                .map_or("a signal".to_owned(), |code| format!("exit status {code}"));
-            format!("{}\n{code}\n", without_users(&answer.text))
-        }
-        Err(why) => format!("'{}': {why}\n", program.display()),
-    };
-    let bytes = text.into_bytes();
-    bytes[bytes.len().saturating_sub(MOST)..].to_vec()
+    said(host, program, words).unwrap_or_else(|why| why)
+}
+
+/// What a command said, its end where that is long, and how it ended; why it said nothing.
+fn said(host: &dyn Host, program: &Path, words: &[&str]) -> Result<Vec<u8>, Vec<u8>> {
+    let answer = host.run(program, words, &[], PATIENCE);
+    let answer = answer.map_err(|why| format!("'{}': {why}\n", program.display()).into_bytes())?;
+    let code = answer
+        .code
+        .map_or("a signal".to_owned(), |code| format!("exit status {code}"));
+    let bytes = format!("{}\n{code}\n", without_users(&answer.text)).into_bytes();
+    Ok(bytes[bytes.len().saturating_sub(MOST)..].to_vec())
 }
 
 /// The text without the names of users, as our messages have them: `user 'NAME'`.

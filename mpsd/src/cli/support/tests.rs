@@ -60,3 +60,36 @@ fn a_name_that_does_not_end_takes_the_rest_with_it() {
     );
     assert_eq!(without_users("no name"), "no name");
 }
+
+/// One whose log is more than is read of a command unless few lines are asked for.
+struct Busy;
+
+impl Host for Busy {
+    fn read(&self, _: &Path, _: usize) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    fn executable(&self, _: &Path) -> bool {
+        false
+    }
+
+    fn run(&self, _: &Path, words: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
+        match words.contains(&"500") {
+            true => Ok(Answer {
+                code: Some(0),
+                text: "the last line".to_owned(),
+            }),
+            false => Err("said more than 1048576 bytes".to_owned()),
+        }
+    }
+
+    fn name(&self) -> String {
+        "gpu001".to_owned()
+    }
+}
+
+#[test]
+fn a_log_that_is_too_long_is_asked_for_its_last_lines() {
+    let log = log(&Busy);
+    assert_eq!(String::from_utf8_lossy(&log), "the last line\nexit status 0\n");
+}
