@@ -1,4 +1,4 @@
-//! The guide: README and the pages of docs/. Every command on them is run somewhere, every piece of mpsd.toml can be read, and every verb
+//! The guide: README and the pages of docs/, and the examples of the man pages. Every command on them is run somewhere, every piece of mpsd.toml can be read, and every verb
 //! that they name is there.
 
 use std::collections::BTreeSet;
@@ -24,7 +24,6 @@ const RECORDED: &str = "tests/mom/RECORDED.md";
 
 const RUN: &[Row] = &[
     // README
-    ("cargo xtask demo", "README.md", "18 of 18 promises kept"),
     ("cargo xtask test", ".ci/run", "exec cargo xtask test"),
     // Install
     (
@@ -74,6 +73,11 @@ const RUN: &[Row] = &[
         "apt-get remove -y mpsd mpsd-slurm",
         ADMIN,
         "commands(\"install.md\", \"Remove\")",
+    ),
+    (
+        "dnf remove -y mpsd mpsd-slurm",
+        ADMIN,
+        "commands(\"install.md\", \"Remove with dnf\")",
     ),
     // Slurm
     ("mpsctl slurm enable", ADMIN, "commands(\"slurm.md\", \"Enable\")"),
@@ -186,8 +190,8 @@ const RUN: &[Row] = &[
     ("mpsctl pbs check", INSTALL, "sh(\"mpsctl pbs check\")"),
     (
         "mpsctl pbs uninstall",
-        RECORDED,
-        "| 6 | `mpsctl pbs uninstall` while",
+        INSTALL,
+        "sh(\"mpsctl pbs uninstall; mpsctl pbs uninstall\")",
     ),
     (
         "qsub -A \"MPS=true\" -l nodes=1:gpus=1 job.sh",
@@ -245,10 +249,57 @@ const RUN: &[Row] = &[
         RECORDED,
         "`mpirun -n 4 mpsctl exec -- CLIENT`",
     ),
+    // The man pages alone
+    (
+        "mps-probe --require-mps",
+        CONTAINERS,
+        "commands(\"containers.md\", \"To see whether a container is attached\")",
+    ),
+    (
+        "srun --mps --mps-threads=50 mps-probe --require-mps --expect-sms 66",
+        "tests/hardware/slurm.rs",
+        "limits.probe_options()",
+    ),
+    (
+        "srun --gres=gpu:1 --mps --mps-sms=64 -n2 ./solver",
+        "tests/slurm/partitions.rs",
+        "[\"--mps\", \"--mps-sms=8\", \"-N1\", \"-n2\", \"--gres=gpu:1\"]",
+    ),
+    (
+        "mpsctl sweep --seconds 60 --metric 'ns/day' -- ./simulation",
+        "tests/suite/sweep.rs",
+        "[\"--seconds\", \"2\", \"--metric\", \"steps\", \"--\", &endless]",
+    ),
+    (
+        "mpsctl set --threads 40",
+        "tests/suite/set.rs",
+        "clients_that_connect_from_then_on_have_the_new_limits",
+    ),
+    (
+        "mpsctl set 4711 --mem 0=4G:1=2G",
+        "tests/suite/set.rs",
+        "[\"set\", job, \"--mem\", \"0=2G\"]",
+    ),
+    (
+        "mpsctl selftest -- --partition=gpu --nodelist=gpu001",
+        "tests/slurm/selftest.rs",
+        "[\"--\", \"--nodelist=node1\"]",
+    ),
+    (
+        "mpsctl selftest -- -q gpu -A project",
+        "tests/mom/selftest.rs",
+        "[\"--\", \"-q\", \"gpu\", \"-A\", \"proj1\"]",
+    ),
 ];
 
+/// Not run by a test, each for the reason beside it.
+const NOT_RUN: &[(&str, &str)] = &[(
+    "cargo xtask demo",
+    "it is README's own figure, and makes a second Slurm beside that of the tests, whose cells promise the same",
+)];
+
 /// README and the pages of docs/ itself: what lies in folders below it are facts.
-fn pages() -> Vec<(String, String)> {
+pub fn pages() -> Vec<(String, String)> {
     let mut pages = vec![("README.md".to_owned(), text("README.md"))];
     let guide = files("docs", ".md").into_iter();
     pages.extend(guide.filter(|(name, _)| name.matches('/').count() == 1));
@@ -275,6 +326,11 @@ fn blocks(page: &str) -> (Vec<(&str, String)>, String) {
         }
     }
     (blocks, outside)
+}
+
+/// What stands outside of a page's blocks.
+pub fn without_blocks(page: &str) -> String {
+    blocks(page).1
 }
 
 /// What stands in backquotes.
@@ -304,16 +360,23 @@ fn commands(page: &str) -> Vec<String> {
 #[test]
 fn every_command_of_the_guide_is_run_somewhere() {
     let mut typed = BTreeSet::new();
-    for (name, page) in pages() {
-        for command in commands(&page) {
+    let manual = files("packaging/man", "").into_iter();
+    let manual = manual.map(|(name, page)| (name, examples(&page)));
+    let guide = pages().into_iter().map(|(name, page)| (name, commands(&page)));
+    for (name, commands) in guide.chain(manual) {
+        for command in commands {
+            let is_not_run = NOT_RUN.iter().any(|(row, _)| *row == command);
             assert!(
-                RUN.iter().any(|(row, ..)| *row == command),
+                is_not_run || RUN.iter().any(|(row, ..)| *row == command),
                 "{name}: nothing is known to run '{command}': run it in a test and name it in RUN"
             );
             typed.insert(command);
         }
     }
     assert!(typed.len() > 20, "only {typed:?}");
+    for (command, _) in NOT_RUN {
+        assert!(typed.contains(*command), "no page has '{command}' any more");
+    }
     for (command, file, shows) in RUN {
         assert!(typed.contains(*command), "no page has '{command}' any more");
         assert!(root().join(file).exists(), "'{command}': there is no '{file}'");
@@ -322,6 +385,33 @@ fn every_command_of_the_guide_is_run_somewhere() {
             "'{command}': '{file}' has no '{shows}'"
         );
     }
+}
+
+/// The commands among the examples of the man pages, as roff has them: a line that begins with one of these words, or assigns to the shell.
+fn examples(page: &str) -> Vec<String> {
+    const PROGRAMS: [&str; 14] = [
+        "apt",
+        "apt-get",
+        "dnf",
+        "echo",
+        "eval",
+        "journalctl",
+        "mpirun",
+        "mps-probe",
+        "mpsctl",
+        "podman",
+        "qmgr",
+        "qsub",
+        "srun",
+        "systemctl",
+    ];
+    let blocks = page.split("\n.EX\n").skip(1);
+    let lines = blocks.flat_map(|block| block.split("\n.EE").next().unwrap_or("").lines());
+    let lines = lines.map(|line| line.replace("\\-", "-"));
+    let lines = lines.map(|line| line.split(" #").next().unwrap_or("").trim().to_owned());
+    lines
+        .filter(|line| PROGRAMS.contains(&line.split(' ').next().unwrap_or("")))
+        .collect()
 }
 
 #[test]
@@ -380,6 +470,10 @@ fn every_verb_that_the_guide_names_is_there() {
 fn a_command_in_a_block_or_a_table_is_seen() {
     let page = "`srun --mps x`\n| a | `srun --mps true` |\n```sh\none --two  # said\n\nthree\n```\n```text\nno command\n```\n";
     assert_eq!(commands(page), ["one --two", "three", "srun --mps true"]);
+    assert_eq!(
+        examples(".PP\n.EX\nmpsctl x \\-\\-y # z\nmpsd: no command\n.EE\n.PP\nmpsctl z\n"),
+        ["mpsctl x --y"]
+    );
     let (found, outside) = blocks(page);
     assert_eq!(found.len(), 2);
     assert!(!outside.contains("no command"), "{outside}");

@@ -5,6 +5,7 @@ mod architecture;
 mod audit;
 mod bad_input;
 mod circles;
+mod claims;
 mod confined;
 mod corpus;
 mod crash;

@@ -9,7 +9,7 @@ const PLACES: [&str; 3] = ["tests/suite/", "tests/mom/", "tests/slurm/"];
 
 /// The tests of one file, by their path inside the test program: `#[test]` functions, also in modules inside the file, and
 /// the cells of `tests/slurm`, which has a runner of its own.
-fn tests_of(module: &str, text: &str) -> BTreeSet<String> {
+pub fn tests_of(module: &str, text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut modules = vec![(0, module.to_owned())];
     let mut is_test = false;

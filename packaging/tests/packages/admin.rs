@@ -84,6 +84,9 @@ fn by_the_guide(suite: &'static str) {
         }
         restart_and_upgrade(&mut cluster, &note);
         remove(root, &mut cluster, &before);
+        if suite == "bookworm" {
+            by_dnf(root, &mut cluster);
+        }
         repository::apt_installs_from_it(root, &cluster);
     });
 }
@@ -94,6 +97,14 @@ fn install(cluster: &Cluster, watch: &mut Stopwatch) {
     for step in packages.iter().filter(|step| !step.starts_with("dnf ")) {
         watch.take(step, || cluster.administrator(step));
     }
+    enable(cluster, watch);
+    for step in commands("fleets.md", "One configuration") {
+        assert!(cluster.administrator(&step).contains("deadline_s"), "{step}");
+    }
+}
+
+/// The lines behind the package manager's, whichever that was.
+fn enable(cluster: &Cluster, watch: &mut Stopwatch) {
     for step in commands("install.md", "On the nodes") {
         watch.take(&step, || cluster.administrator(&step));
     }
@@ -107,9 +118,39 @@ fn install(cluster: &Cluster, watch: &mut Stopwatch) {
         watch.take(&step, || cluster.administrator(&step));
     }
     assert!(knows_the_flag(cluster));
-    for step in commands("fleets.md", "One configuration") {
-        assert!(cluster.administrator(&step).contains("deadline_s"), "{step}");
+}
+
+/// The same with the RPM packages, whose scripts and triggers then meet a systemd and a Slurm that run; and away again. No distribution that is made
+/// of RPM packages can be had as Debian can.
+fn by_dnf(root: &Root, cluster: &mut Cluster) {
+    let mut watch = Stopwatch::default();
+    repository::dnf_installs_from_it(root, cluster, &mut watch);
+    enable(cluster, &mut watch);
+    simulate(root);
+    selftest(cluster, &mut watch);
+    watch.stop("bookworm-dnf", "mpsctl selftest");
+    for step in commands("install.md", "Remove with dnf") {
+        cluster.administrator(&step);
     }
+    assert!(!knows_the_flag(cluster) && !cluster.machine.at("/usr/bin/mpsctl").exists());
+    let units = [
+        "systemctl",
+        "list-units",
+        "--all",
+        "--plain",
+        "--no-legend",
+        "mps*",
+    ];
+    assert_eq!(cluster.machine.run(&units), "", "units");
+    assert!(!cluster.machine.at("/run/mpsd").exists());
+    cluster.machine.run(&[
+        "rm",
+        "-r",
+        "/etc/mpsd/mpsd.toml.rpmsave",
+        "/etc/mpsd",
+        "/var/lib/mpsd",
+    ]);
+    cluster.idle();
 }
 
 /// Whether srun knows our options: only if Slurm itself has loaded the plugin.

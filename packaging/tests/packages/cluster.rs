@@ -129,9 +129,9 @@ impl Cluster {
 
     /// The files whose processes a job's MPS consists of: what our packages installed, and the vendor's.
     fn programs(&self) -> Vec<String> {
-        let installed = self
-            .machine
-            .run(&["dpkg-query", "--listfiles", "mpsd", "mpsd-slurm"]);
+        // Of whichever package manager brought them.
+        let list = "rpm --query --list mpsd mpsd-slurm 2>/dev/null || dpkg-query --listfiles mpsd mpsd-slurm";
+        let installed = self.machine.run(&["sh", "-c", list]);
         let mut files: Vec<String> = installed
             .lines()
             .filter(|path| self.machine.at(path).is_file())

@@ -11,6 +11,8 @@ use crate::said;
 /// Beside the smallest Debian: what starts services, what a cluster's only node runs, and what Ansible wants to find.
 const INCLUDED: &str =
     "systemd,dbus,iproute2,munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,python3,python3-apt";
+/// And dnf, by which the RPM packages come to a Slurm.
+const WITH_DNF: &str = "dnf,rpm";
 /// Longest that making it may take.
 const LIMIT: &str = "900";
 /// What debootstrap says when no package can be had: then there is nothing to test on, which is no fault of ours.
@@ -23,9 +25,13 @@ const OFFLINE: [&str; 4] = [
 
 /// The directory with the system of a release, by its code name; why there can be none.
 pub fn base(suite: &str) -> Result<PathBuf, String> {
+    let included = match suite {
+        "bookworm" => format!("{INCLUDED},{WITH_DNF}"),
+        _ => INCLUDED.to_owned(),
+    };
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("debian-{suite}"));
     let (root, note) = (place.join("root"), place.join("included"));
-    if fs::read_to_string(&note).is_ok_and(|text| text == INCLUDED) {
+    if fs::read_to_string(&note).is_ok_and(|text| text == included) {
         return Ok(root);
     }
     program()?;
@@ -33,7 +39,7 @@ pub fn base(suite: &str) -> Result<PathBuf, String> {
     fs::create_dir_all(&place).unwrap();
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", LIMIT, "debootstrap", "--variant=minbase"]);
-    command.arg(format!("--include={INCLUDED}")).arg(suite).arg(&root);
+    command.arg(format!("--include={included}")).arg(suite).arg(&root);
     let output = command.env("LC_ALL", "C").output().unwrap();
     if !output.status.success() {
         let why = said(&output);
@@ -45,7 +51,7 @@ pub fn base(suite: &str) -> Result<PathBuf, String> {
         return Err(format!("debootstrap cannot get Debian's packages: {line}"));
     }
     // Last: a system that was not finished is made again.
-    fs::write(note, INCLUDED).unwrap();
+    fs::write(note, included).unwrap();
     Ok(root)
 }
 

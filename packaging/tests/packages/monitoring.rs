@@ -164,6 +164,8 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Cluster, note: &Path) {
     cluster.machine.run(&["systemctl", "start", timer[2]]);
     cluster.machine.run(&["scancel", &job]);
     srun.wait().unwrap();
+    let page = cluster.machine.at(&format!("{TEXTFILES}/mpsd.prom"));
+    assert!(page.exists(), "what was told last has gone");
     fs::remove_dir_all(cluster.machine.at("/var/lib/prometheus")).unwrap();
     cluster.nothing_is_left();
 }

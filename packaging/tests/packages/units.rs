@@ -63,6 +63,23 @@ fn every_unit_that_runs_a_command_is_confined() {
     }
 }
 
+/// As docs/fleets.md and docs/metrics.md say it.
+#[test]
+fn the_looks_are_as_far_apart_as_the_guide_says() {
+    for (name, lines) in [
+        (
+            "mpsd-reconcile.timer",
+            ["OnUnitInactiveSec=10min", "RandomizedDelaySec=2min"].as_slice(),
+        ),
+        ("mpsd-metrics.timer", &["OnUnitInactiveSec=1min"]),
+    ] {
+        let text = text(name);
+        for line in lines {
+            assert!(text.lines().any(|one| one == *line), "{name}: no '{line}'");
+        }
+    }
+}
+
 /// What stands below the line that begins the sandbox.
 fn sandbox(name: &str) -> String {
     let text = text(name);
