@@ -1,15 +1,13 @@
 //! The static partitions of a job's ranks, which one step has at a time: the ranks of another one at once would share them.
 //!
-//! The lock of root's file in the job's directory tells. slurmstepd opens the file, and its tasks, who inherit it, lock it: so it is
+//! The lock of a file in the job's directory tells, which a rank of `mpsctl exec` takes its part of. slurmstepd opens the file, and its tasks, who inherit it, lock it: so it is
 //! the step's, and ends with it whatever ends it. The last task's end gives it back, because srun returns before slurmstepd has ended.
 
 use crate::handle::{Node, Slurm};
 use crate::state::State;
 use mpsd_core::config::Settings;
+use mpsd_core::partitions::{self, Whose};
 use mpsd_core::record::Record;
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
-use nix::libc;
 use std::fs::File;
 
 /// What a step of a job with partitions has to lock; `None`: the job has none.
@@ -34,14 +32,14 @@ pub enum Theirs {
 /// # Errors
 /// The file that is to be locked cannot be.
 pub fn take(state: &State, record: &Record, tasks: Option<u32>) -> Result<Theirs, String> {
-    let partitions = record.daemons.iter().map(|daemon| daemon.partitions.len());
-    let starter = tasks == Some(1) && partitions.sum::<usize>() > 1;
+    let all = record.daemons.iter().map(|daemon| daemon.partitions.len());
+    let starter = tasks == Some(1) && all.sum::<usize>() > 1;
     let Some(file) = state.ranks.as_ref().filter(|_| !starter) else {
         return Ok(Theirs::Free);
     };
-    match lock(file.as_ref().map_err(Clone::clone)?, libc::F_WRLCK) {
-        Ok(_) => Ok(Theirs::Free),
-        Err(Errno::EAGAIN | Errno::EACCES) => Ok(Theirs::Taken),
+    match partitions::take(file.as_ref().map_err(Clone::clone)?, Whose::All) {
+        Ok(true) => Ok(Theirs::Free),
+        Ok(false) => Ok(Theirs::Taken),
         Err(e) => Err(format!("the lock of the ranks' static partitions: {e}")),
     }
 }
@@ -49,18 +47,6 @@ pub fn take(state: &State, record: &Record, tasks: Option<u32>) -> Result<Theirs
 /// Gives them back; no trouble where another step has them.
 pub fn give_back(state: &State) {
     if let Some(Ok(file)) = &state.ranks {
-        let _ = lock(file, libc::F_UNLCK);
+        partitions::give_back(file);
     }
-}
-
-/// Of the open file, and not of a process: slurmstepd and its tasks have one together.
-fn lock(file: &File, kind: libc::c_int) -> nix::Result<libc::c_int> {
-    let all = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    fcntl(file, FcntlArg::F_OFD_SETLK(&all))
 }

@@ -3,9 +3,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::Value;
 use tests::double::Builder;
+use tests::double::look::wait_until;
 use tests::place::{Place, fast};
 use tests::stage::{Ran, USER, as_user, finish};
 
@@ -72,6 +75,70 @@ fn each_rank_has_the_multiprocessors_that_were_asked_for_and_no_others() {
     let bare = record(&finish(bare));
     assert_eq!(bare["cuda"]["code"], 915, "{bare}");
     place.assert_ends_clean(job, "a job with partitions");
+}
+
+/// `mpsctl exec` twice, one inside the other, as a job starter and the user's own line are; or once.
+fn started(place: &Place, job: &str, local: &str, hold: &str, nested: bool) -> std::process::Command {
+    let mpsctl = place.stage.program("mpsctl");
+    let mut command = as_user(USER, &mpsctl);
+    command
+        .arg("--config")
+        .arg(place.stage.config())
+        .args(["exec", "--"]);
+    if nested {
+        command.arg(&mpsctl).arg("--config").arg(place.stage.config());
+        command.args(["exec", "--"]);
+    }
+    command.arg(place.stage.node.client()).arg("--node");
+    command.arg(place.stage.node.dir()).args(["--hold", hold]);
+    command.env_clear().env("PBS_JOBID", job);
+    command.env("OMPI_COMM_WORLD_LOCAL_RANK", local);
+    command
+}
+
+#[test]
+fn two_launchers_at_once_do_not_share_a_partition() {
+    let (place, job) = (place(node(1, WITH)), "597.srv");
+    let ran = place.torque(job, TWO, "0");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let mut first = started(&place, job, "0", "60", true);
+    let mut first = first.stdout(Stdio::null()).spawn().expect("a rank");
+    assert!(wait_until(Duration::from_secs(10), || {
+        let contexts = place.stage.node.contexts();
+        contexts.iter().any(|(_, one)| one.pid == first.id())
+    }));
+    let second = finish(started(&place, job, "0", "0", false));
+    let why = "another process of the job has that of rank 0 on this node; allowed: one launcher at a time";
+    assert!(second.code == Some(1) && second.err.contains(why), "{second:?}");
+    let other = record(&finish(started(&place, job, "1", "0", false)));
+    assert_eq!(other["sms"], 32, "{other}");
+    first.kill().and_then(|()| first.wait()).expect("its end");
+    let third = record(&finish(started(&place, job, "0", "0", true)));
+    assert_eq!(third["sms"], 16, "{third}");
+    // A step of Slurm has all of them; its own ranks have their variable from the plugin.
+    let file = fs::File::options()
+        .write(true)
+        .open(place.stage.job(job).join("ranks"));
+    let file = file.expect("what is locked");
+    assert!(mpsd_core::partitions::take(&file, mpsd_core::partitions::Whose::All).expect("a lock"));
+    let beside = finish(started(&place, job, "1", "0", false));
+    assert!(
+        beside.code == Some(1) && beside.err.contains("that of rank 1"),
+        "{beside:?}"
+    );
+    let record_of_job = fs::read_to_string(place.stage.job(job).join("record")).expect("a record");
+    let of_job: Value = serde_json::from_str(&record_of_job).expect("a record");
+    let own = &of_job["daemons"][0]["partitions"][0];
+    let name = ["gpu", "id"]
+        .map(|key| own[key].as_str().expect("its name"))
+        .join("/");
+    let mut of_step = started(&place, job, "0", "0", false);
+    of_step
+        .env("SLURM_STEP_ID", "0")
+        .env("CUDA_MPS_SM_PARTITION", name);
+    assert_eq!(record(&finish(of_step))["sms"], 16);
+    drop(file);
+    place.assert_ends_clean(job, "a job of two launchers");
 }
 
 #[test]

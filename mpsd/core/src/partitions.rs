@@ -4,6 +4,10 @@
 //! no rank runs without its partition.
 
 use super::gpu::{Gpu, GpuUuid};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use std::fs::File;
 
 /// What a client finds its partition by, before its first context.
 pub const VARIABLE: &str = "CUDA_MPS_SM_PARTITION";
@@ -41,6 +45,48 @@ impl Partition {
 /// partitions fail when they are read back.
 pub fn chunk(gpu: &Gpu) -> u32 {
     if gpu.capability >= HOPPER { 8 } else { 4 }
+}
+
+/// Whose partitions are taken, of root's file in the job's directory that says who has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// All ranks': a step of Slurm's has them together.
+    All,
+    /// The one of this rank.
+    Rank(u32),
+}
+
+/// Takes them for as long as the open file lives, a byte of it for each rank; false: somebody else has them, or one of them.
+///
+/// # Errors
+/// The file cannot be locked.
+pub fn take(file: &File, whose: Whose) -> nix::Result<bool> {
+    match lock(file, whose, libc::F_WRLCK) {
+        Ok(()) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Gives all back before that.
+pub fn give_back(file: &File) {
+    let _ = lock(file, Whose::All, libc::F_UNLCK);
+}
+
+/// Of the open file, and not of a process: those who inherit it have one lock together.
+fn lock(file: &File, whose: Whose, kind: libc::c_int) -> nix::Result<()> {
+    let (start, length) = match whose {
+        Whose::All => (0, 0),
+        Whose::Rank(rank) => (rank.into(), 1),
+    };
+    let range = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: length,
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&range)).map(drop)
 }
 
 /// The id in `text`, which names a partition of `gpu` in full. An id is base64 and may hold `/` itself.

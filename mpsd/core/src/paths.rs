@@ -87,7 +87,7 @@ pub const SEEN: &str = "seen";
 pub const TOLD: &str = "told";
 /// File name of the tasks that a signal ended.
 pub const KILLED: &str = "killed";
-/// File name of what a step holds the lock of whose ranks have the job's static partitions.
+/// File name of what a step holds the lock of, or a rank of `mpsctl exec` of a byte, that has the job's static partitions.
 pub const RANKS: &str = "ranks";
 /// File name of the record that root leaves for the job's tasks.
 pub const RECORD: &str = "record";
@@ -118,7 +118,7 @@ impl JobPaths {
         self.directory.join(KILLED)
     }
 
-    /// What a step locks whose ranks have the job's static partitions, root 0600.
+    /// What is locked by who has the job's static partitions, its user's 0600.
     pub fn ranks(&self) -> PathBuf {
         self.directory.join(RANKS)
     }

@@ -9,11 +9,11 @@ use mpsd_core::environment::{
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
-use mpsd_core::partitions;
+use mpsd_core::partitions::{self, Partition};
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{self, Record, State};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The process that asks: its environment, and what its command line says of it.
 #[derive(Clone, Copy, derive_more::Debug)]
@@ -134,6 +134,25 @@ impl Caller<'_> {
             }
         }
         broken.map_or(Ok(None), |fault| Err(fault.into()))
+    }
+
+    /// The partition of that name of the caller's job, and the file that says who has it.
+    ///
+    /// # Errors
+    /// As [`Caller::find`].
+    pub fn partition(&self, name: &str) -> Result<Option<(Partition, PathBuf)>, Failure> {
+        let (settings, _) = self.settings();
+        for id in self.ids()? {
+            let paths = settings.paths.job(&id);
+            let unread = |why| Undetermined::new(format!("record '{}'", paths.record().display()), why);
+            let record = record::settled(&paths.record(), settings.deadline).map_err(unread)?;
+            let all = record.into_iter().flat_map(|record| record.daemons);
+            let mut partitions = all.flat_map(|daemon| daemon.partitions);
+            if let Some(own) = partitions.find(|one| one.name().as_deref() == Some(name)) {
+                return Ok(Some((own, paths.ranks())));
+            }
+        }
+        Ok(None)
     }
 
     /// What the job's user should read although it runs.

@@ -14,6 +14,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+mod partition;
+
 /// Shells that Torque starts as login shells where it has no `$job_starter`; the user's own is another.
 const SHELLS: [&str; 8] = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish"];
 /// What MPI's launchers start on a job's other nodes: it has no rank itself, its children have.
@@ -82,7 +84,9 @@ impl Exec {
         if let (true, Some(name)) = (self.starter && !is_of_tm(caller.env), self.lone_shell(caller.env)) {
             command.arg0(format!("-{name}"));
         }
-        for change in found.changes() {
+        let changes = found.changes();
+        partition::hold(caller, &changes)?;
+        for change in changes {
             match change.value {
                 Some(value) => command.env(change.name, value),
                 None => command.env_remove(change.name),

@@ -17,13 +17,13 @@ use crate::sys::process::Process;
 use mpsd_core::config::Cgroup as CgroupRule;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::partitions::is_id;
-use mpsd_core::paths::{KILLED, SEEN, TOLD};
+use mpsd_core::paths::{KILLED, RANKS, SEEN, TOLD};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{Failure, Refusal};
 use nix::fcntl::OFlag;
-use nix::unistd::pipe2;
+use nix::unistd::{Gid, Uid, fchown, pipe2};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -99,8 +99,14 @@ impl Daemons for RealNode {
         }
         let mut spawn = with_spec(self, journal, spec, &[])?;
         spawn.inherit.push((theirs, REPORT_FD));
+        let directory = Dir::open(self.paths.job(&journal.job).directory());
+        if journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
+            let made = directory.as_ref().map_err(ToString::to_string);
+            made.and_then(|directory| ranks_of(directory, journal))
+                .map_err(|e| Undetermined::new("the lock of the ranks' static partitions", e))?;
+        }
         // Without one the job has no account in its report, and that is all.
-        let seen = Dir::open(self.paths.job(&journal.job).directory()).and_then(|dir| {
+        let seen = directory.and_then(|dir| {
             dir.create_file(KILLED, 0o600)?;
             dir.create_file(TOLD, 0o600)?;
             dir.create_file(SEEN, 0o600)
@@ -197,4 +203,14 @@ fn check(
         proved.partitions.push(daemon.partitions);
     }
     Ok(proved)
+}
+
+/// Makes what the job's ranks lock for their partitions: the user's, so that `mpsctl exec` can.
+fn ranks_of(directory: &Dir, journal: &Journal) -> Result<(), String> {
+    if (directory.status_of(RANKS).map_err(|e| e.to_string())?).is_some() {
+        return Ok(());
+    }
+    let file = directory.create_file(RANKS, 0o600).map_err(|e| e.to_string())?;
+    let owner = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));
+    fchown(&file, Some(owner.0), Some(owner.1)).map_err(|e| format!("cannot give '{RANKS}' away: {e}"))
 }
