@@ -99,7 +99,7 @@ pub fn slurm_conf(dir: &Path, host: &str, ports: &[u16], options: &Options) -> S
          AccountingStorageType=accounting_storage/none\n\
          JobCompType=jobcomp/none\n\
          SchedulerType=sched/backfill\n\
-         SchedulerParameters=bf_interval=1,batch_sched_delay=0\n\
+         SchedulerParameters=bf_interval=1,batch_sched_delay=0,sched_interval=1\n\
          SelectType=select/cons_tres\n\
          SelectTypeParameters=CR_Core\n\
          SlurmdParameters=config_overrides\n\
