@@ -1,11 +1,13 @@
 //! A small test runner: the bed is shared by a group's cells, which libtest's harness cannot do without a static that is
-//! never dropped.
+//! never dropped. A bed mostly waits, so several stand at once; what one cell says is shown as one piece.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use tests::beside::Work;
 use tests::slurm::{Bed, Options, Simulated, User};
 
 /// How long the bed may take to become quiet after a cell.
@@ -42,46 +44,52 @@ pub struct Context {
 
 /// What the cells came to.
 #[derive(Default)]
-pub struct Tally {
-    /// How many cells there are, chosen or not.
-    pub all: usize,
+pub struct Tally(Mutex<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    all: usize,
     passed: usize,
     failed: Vec<String>,
 }
 
-/// Runs the groups' cells whose names hold one of `words`.
-pub fn run(groups: &[Group], words: &[String], tally: &mut Tally) {
+/// The beds of the groups' cells whose names hold one of `words`. They have these claims beside their own.
+pub fn beds<'a>(groups: &'a [Group], claims: &[&str], words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
     let selected = |group: &Group, cell: &str| {
         let name = format!("{}::{cell}", group.name);
         words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
     };
+    let mut beds = Vec::new();
     for group in groups {
         let cells: Vec<_> = group
             .cells
             .iter()
             .filter(|(name, _)| selected(group, name))
             .collect();
-        tally.all += group.cells.len();
+        tally.there_are(group.cells.len());
         match (group.needs)() {
             _ if cells.is_empty() => {}
             Some(why) => println!("skipped: slurm {}: {why}", group.name),
-            None => run_group(group, &cells, tally),
+            None => beds.push(Work {
+                claims: [
+                    (group.options)().claims(),
+                    claims.iter().map(|&claim| claim.to_owned()).collect(),
+                ]
+                .concat(),
+                run: Box::new(move || tally.of_bed(group.name, || run_group(group, &cells, tally))),
+            }),
         }
     }
+    beds
 }
 
-fn run_group(group: &Group, cells: &[&Cell], tally: &mut Tally) {
+fn run_group(group: &Group, cells: &[&Cell], tally: &Tally) {
     let context = match bring_up(group) {
         Ok(context) => context,
         Err(error) => {
             for (name, _) in cells {
-                note(
-                    tally,
-                    group,
-                    name,
-                    Instant::now(),
-                    Err(anyhow!("the bed does not come up: {error:#}")),
-                );
+                let why = anyhow!("the bed does not come up: {error:#}");
+                note(tally, group, name, Instant::now(), Err(why), "");
             }
             return;
         }
@@ -89,14 +97,15 @@ fn run_group(group: &Group, cells: &[&Cell], tally: &mut Tally) {
     for (name, cell) in cells {
         let started = Instant::now();
         let outcome = guarded(|| cell(&context)).and_then(|()| quiet(&context));
-        if outcome.is_err() {
-            recover(&context);
-        }
-        note(tally, group, name, started, outcome);
+        let said = match outcome {
+            Ok(()) => String::new(),
+            Err(_) => recover(&context),
+        };
+        note(tally, group, name, started, outcome, &said);
     }
     let started = Instant::now();
     let outcome = guarded(|| teardown(context));
-    note(tally, group, "the bed leaves nothing", started, outcome);
+    note(tally, group, "the bed leaves nothing", started, outcome, "");
 }
 
 fn bring_up(group: &Group) -> Result<Context> {
@@ -105,7 +114,7 @@ fn bring_up(group: &Group) -> Result<Context> {
     if let Err(error) = bed.start() {
         bail!("{error:#}\n{}", logs(&bed));
     }
-    let [user, other] = User::pair()?;
+    let [user, other] = bed.users();
     Ok(Context {
         bed,
         simulated,
@@ -133,9 +142,9 @@ fn quiet(context: &Context) -> Result<()> {
     context.simulated.as_ref().map_or(Ok(()), Simulated::check_idle)
 }
 
-/// Makes the bed usable for the next cell after a failure, and shows what the daemons said.
-fn recover(context: &Context) {
-    println!("{}", logs(&context.bed));
+/// Makes the bed usable for the next cell after a failure; what the daemons said.
+fn recover(context: &Context) -> String {
+    let said = logs(&context.bed);
     let _ = context
         .bed
         .root(&["scancel", "--full", "--signal=KILL", "--state=RUNNING"]);
@@ -151,6 +160,7 @@ fn recover(context: &Context) {
         }
     }
     let _ = context.bed.wait_idle(QUIET);
+    said
 }
 
 fn teardown(context: Context) -> Result<()> {
@@ -182,44 +192,67 @@ fn logs(bed: &Bed) -> String {
     text
 }
 
-fn note(tally: &mut Tally, group: &Group, name: &str, started: Instant, outcome: Result<()>) {
-    tally.note(
-        &format!("{}::{}", group.name, name.replace(' ', "_")),
-        started,
-        outcome,
-    );
+fn note(tally: &Tally, group: &Group, name: &str, started: Instant, outcome: Result<()>, said: &str) {
+    let name = format!("{}::{}", group.name, name.replace(' ', "_"));
+    tally.note(&name, started, outcome, said);
 }
 
 impl Tally {
-    /// Notes how a cell ended, and shows it.
-    pub fn note(&mut self, name: &str, started: Instant, outcome: Result<()>) {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts cells, chosen or not.
+    pub fn there_are(&self, cells: usize) {
+        self.counts().all += cells;
+    }
+
+    /// Runs the cells of a bed; a panic outside of them is a failure of this bed's and of no other's.
+    pub fn of_bed(&self, name: &str, cells: impl FnOnce()) {
+        let started = Instant::now();
+        let run = || {
+            cells();
+            Ok(())
+        };
+        if let Err(error) = guarded(run) {
+            self.note(&format!("{name}::the_bed"), started, Err(error), "");
+        }
+    }
+
+    /// Notes how a cell ended, and shows it below what was `said` meanwhile: in one piece, whatever the other beds show.
+    pub fn note(&self, name: &str, started: Instant, outcome: Result<()>, said: &str) {
         let seconds = started.elapsed().as_secs_f64();
+        let mut counts = self.counts();
+        if !said.is_empty() {
+            println!("{}", said.trim_end());
+        }
         match outcome {
             Ok(()) => {
-                self.passed += 1;
+                counts.passed += 1;
                 println!("test {name} ... ok ({seconds:.1} s)");
             }
             Err(error) => {
                 println!("test {name} ... FAILED ({seconds:.1} s)\n{error:#}");
-                self.failed.push(format!("{name}\n{error:#}"));
+                counts.failed.push(format!("{name}\n{error:#}"));
             }
         }
     }
 
     /// Prints the failures and libtest's summary line.
     pub fn end(&self, started: Instant) -> ExitCode {
-        for failure in &self.failed {
+        let counts = self.counts();
+        for failure in &counts.failed {
             println!("\n---- {failure}");
         }
-        let filtered = self.all.saturating_sub(self.passed + self.failed.len());
+        let filtered = counts.all.saturating_sub(counts.passed + counts.failed.len());
         println!(
             "\ntest result: {}. {} passed; {} failed; 0 ignored; 0 measured; {filtered} filtered out; finished in {:.2}s",
-            if self.failed.is_empty() { "ok" } else { "FAILED" },
-            self.passed,
-            self.failed.len(),
+            if counts.failed.is_empty() { "ok" } else { "FAILED" },
+            counts.passed,
+            counts.failed.len(),
             started.elapsed().as_secs_f64()
         );
-        if self.failed.is_empty() {
+        if counts.failed.is_empty() {
             ExitCode::SUCCESS
         } else {
             ExitCode::FAILURE

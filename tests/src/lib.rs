@@ -1,5 +1,6 @@
 //! What the test programs share.
 
+pub mod beside;
 pub mod double;
 pub mod figures;
 pub mod fuse;

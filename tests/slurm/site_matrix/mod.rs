@@ -17,6 +17,7 @@ mod site;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
+use tests::beside::Work;
 
 use self::factors::{SITE, levels, values};
 use self::known::KNOWN;
@@ -57,56 +58,60 @@ pub fn names() -> impl Iterator<Item = String> {
 const MANUAL: &str = include_str!("../../../packaging/man/mpsd.8");
 const HEADING: &str = "SLURM'S SETTINGS";
 
-fn manual(words: &[String], tally: &mut Tally) {
+fn manual(words: &[String], tally: &Tally) {
     let name = format!("{NAME}::the_manual_tells_every_setting");
-    tally.all += 1;
+    tally.there_are(1);
     if words.is_empty() || words.iter().any(|word| name.contains(word.as_str())) {
         let wrong = factors::untold(MANUAL, HEADING);
         let outcome = match wrong.is_empty() {
             true => Ok(()),
             false => Err(anyhow!("mpsd(8): {}", wrong.join("; "))),
         };
-        tally.note(&name, Instant::now(), outcome);
+        tally.note(&name, Instant::now(), outcome, "");
     }
 }
 
-/// Runs the cells whose names hold one of `words`.
-pub fn run(words: &[String], tally: &mut Tally) {
+/// The sites of the cells whose names hold one of `words`.
+pub fn beds<'a>(words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
     manual(words, tally);
+    let mut beds = Vec::new();
     for (site, mut cells) in cells() {
-        tally.all += cells.len();
+        tally.there_are(cells.len());
         cells.retain(|(name, _)| words.is_empty() || words.iter().any(|word| name.contains(word.as_str())));
         // The bystander leaves once.
         cells.sort_by_key(|(_, row)| factors::is(row, "node", "alone-on-node"));
         match site::needs(&site) {
             _ if cells.is_empty() => {}
             Some(why) => println!("skipped: slurm {NAME}::{}: {why}", cells[0].0),
-            None => run_site(&site, &cells, tally),
+            None => beds.push(Work {
+                claims: site::options(&site).claims(),
+                run: Box::new(move || tally.of_bed(&site_name(&site), || run_site(&site, &cells, tally))),
+            }),
         }
     }
+    beds
 }
 
-fn site_values(choice: &Row) -> Vec<usize> {
-    choice.iter().copied().flatten().collect()
+fn site_name(choice: &Row) -> String {
+    let chosen: Vec<usize> = choice.iter().copied().flatten().collect();
+    format!("{NAME}::{}", values(&chosen, 0))
 }
 
-fn run_site(choice: &Row, cells: &[(String, Row)], tally: &mut Tally) {
+fn run_site(choice: &Row, cells: &[(String, Row)], tally: &Tally) {
     let started = Instant::now();
     let mut site = match Site::start(choice) {
         Ok(site) => site,
         Err(error) => {
             for (name, _) in cells {
-                tally.note(
-                    name,
-                    started,
-                    Err(anyhow!("the site does not come up: {error:#}")),
-                );
+                let why = anyhow!("the site does not come up: {error:#}");
+                tally.note(name, started, Err(why), "");
             }
             return;
         }
     };
     println!(
-        "{NAME}: a site is up after {:.1} s",
+        "{}: up after {:.1} s",
+        site_name(choice),
         started.elapsed().as_secs_f64()
     );
     for (name, row) in cells {
@@ -114,20 +119,15 @@ fn run_site(choice: &Row, cells: &[(String, Row)], tally: &mut Tally) {
         let outcome = site
             .cell(choice, row)
             .and_then(|troubles| weigh(name, row, troubles));
-        if outcome.is_err() {
-            println!("{}", site.logs());
-        }
-        tally.note(name, started, outcome);
+        let said = match outcome {
+            Ok(()) => String::new(),
+            Err(_) => site.logs(),
+        };
+        tally.note(name, started, outcome, &said);
     }
     let started = Instant::now();
-    tally.note(
-        &format!(
-            "{NAME}::{}::the_site_leaves_nothing",
-            values(&site_values(choice), 0)
-        ),
-        started,
-        site.end(),
-    );
+    let name = format!("{}::the_site_leaves_nothing", site_name(choice));
+    tally.note(&name, started, site.end(), "");
 }
 
 /// A cell's troubles are a failure, unless it is known for each of them; a known gap without its troubles is one too.

@@ -48,7 +48,7 @@ impl Site {
             let said = |file: &str| fs::read_to_string(bed.dir().join("log").join(file)).unwrap_or_default();
             bail!("{error:#}\n{}{}", said("site1.out"), said("slurmctld.out"));
         }
-        let [user, other] = User::pair()?;
+        let [user, other] = bed.users();
         Ok(Site {
             bed,
             simulated,

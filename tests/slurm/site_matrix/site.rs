@@ -52,7 +52,8 @@ pub fn create(site: &Choice) -> Result<(Bed, Simulated)> {
     Ok((bed, simulated))
 }
 
-fn options(site: &Choice) -> Options {
+/// What it is like.
+pub fn options(site: &Choice) -> Options {
     let is = |factor, value| is(site, factor, value);
     let shards = is("shards", "shards");
     let lines = gres_lines(site);

@@ -13,7 +13,7 @@ use tests::double::NodeDouble;
 use tests::double::look::wait_until;
 use tests::place::{Place, side_by_side};
 use tests::samples::{median, milliseconds, rounded};
-use tests::slurm::{Bed, Options, Simulated, User};
+use tests::slurm::{Bed, Options, Simulated};
 use tests::stage::{USER, as_user};
 
 /// Longest that anything here may take.
@@ -152,7 +152,7 @@ fn nodes(rounds: usize) -> Result<Value> {
     })?;
     let _simulated = Simulated::install(&mut bed, "", |node| node)?;
     bed.start()?;
-    let user = User::pair()?[0].clone();
+    let [user, _] = bed.users();
     let cpus = std::thread::available_parallelism()?.get() as f64;
     let mut rows = Vec::new();
     for count in NODES {

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 use serde::Serialize;
 use tests::samples::{milliseconds, quantile};
-use tests::slurm::{Bed, Options, PLUGIN, Product, Simulated, User, program_beside, stamp};
+use tests::slurm::{Bed, Options, PLUGIN, Product, Simulated, program_beside, stamp};
 
 /// Longest that one `srun true` may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -192,7 +192,7 @@ fn measure(flags: &str, against: &'static str, pairs: u32, slurm: &mut String) -
 }
 
 fn pairs_on(bed: &Bed, plain: &str, pairs: u32, with: &mut Vec<f64>, without: &mut Vec<f64>) -> Result<()> {
-    let user = User::pair()?[0].clone();
+    let [user, _] = bed.users();
     let loaded = if plain == "node1" { "node2" } else { "node1" };
     let plain_conf = bed.plain_conf();
     for pair in 0..pairs {
@@ -229,9 +229,9 @@ fn pairs_on(bed: &Bed, plain: &str, pairs: u32, with: &mut Vec<f64>, without: &m
 
 fn measure_waits(pairs: u32) -> Result<Waits> {
     let (mut task, mut prolog) = (Vec::new(), Vec::new());
-    let user = User::pair()?[0].clone();
     for waits in ["node1", "node2"] {
         let mut bed = Bed::create(Options::default())?;
+        let [user, _] = bed.users();
         let extra = format!("[[node]]\nhosts = \"{waits}\"\n[node.slurm]\nwait = \"prolog\"\n");
         let _simulated = Simulated::install(&mut bed, &extra, |node| node)?;
         bed.start()?;

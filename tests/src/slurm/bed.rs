@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use super::client::{Finished, User};
+use super::client::Finished;
 use super::conf;
 use super::host::{
     cgroups_of_slurmd, free_ports, fresh_cgroup, fresh_directory, program, program_beside,
@@ -18,6 +18,7 @@ use super::host::{
 };
 use super::look::Snapshot;
 use super::options::Options;
+use super::users::{Pair, User};
 use super::warden::{Reply, Request, WARDEN, Warden};
 
 /// Where the bed's directory is made: passable for everybody, owned by root all the way up, neither `/tmp` (a job may get
@@ -46,6 +47,8 @@ pub struct Bed {
     pub(super) baseline: Mutex<Option<Snapshot>>,
     /// The controller's.
     port: Mutex<Option<u16>>,
+    /// Given back last: no process of theirs is left then.
+    pub(super) users: Pair,
 }
 
 impl Bed {
@@ -55,6 +58,7 @@ impl Bed {
         if !nix::unistd::geteuid().is_root() {
             bail!("a throw-away Slurm needs root: its nodes start jobs for other users");
         }
+        let users = Pair::take()?;
         let warden = Warden::start(&program_beside(WARDEN)?)?;
         let dir = fresh_directory(BASE)?;
         warden.ask(&Request::Remove { path: dir.clone() })?;
@@ -81,13 +85,14 @@ impl Bed {
             daemons: Mutex::default(),
             baseline: Mutex::default(),
             port: Mutex::default(),
+            users,
         };
         for name in ["etc", "log", "pid", "munge", "state", "spool", "dev", "home"] {
             fs::create_dir(bed.dir.join(name))?;
         }
         bed.make_devices()?;
-        for user in User::pair()? {
-            let home = bed.home(&user);
+        for user in &bed.users.0 {
+            let home = bed.home(user);
             fs::create_dir(&home)?;
             chown(&home, Some(user.uid), Some(user.gid))?;
         }
@@ -131,6 +136,11 @@ impl Bed {
         (1..=self.options.nodes)
             .map(|index| self.options.node(index))
             .collect()
+    }
+
+    /// Who submits here: two ordinary users, whom no other bed of this process has meanwhile.
+    pub fn users(&self) -> [User; 2] {
+        self.users.0.clone()
     }
 
     /// A directory of the user's own: where the jobs start and `sbatch` leaves its output.

@@ -13,48 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::look::Process;
+use super::users::User;
 use super::warden::{Request, Warden};
-
-/// An existing account of the machine that submits jobs: nothing is created for the tests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    /// Account name.
-    pub name: String,
-    /// User id.
-    pub uid: u32,
-    /// Primary group id.
-    pub gid: u32,
-}
-
-impl User {
-    /// Looks an account up. Errors if there is none, or if it is root.
-    pub fn named(name: &str) -> Result<User> {
-        let user =
-            nix::unistd::User::from_name(name)?.with_context(|| format!("there is no account '{name}'"))?;
-        if user.uid.is_root() {
-            bail!("'{name}' is root, and jobs of the bed are an ordinary user's");
-        }
-        Ok(User {
-            name: name.to_owned(),
-            uid: user.uid.as_raw(),
-            gid: user.gid.as_raw(),
-        })
-    }
-
-    /// Two ordinary accounts that every distribution of Linux has.
-    pub fn pair() -> Result<[User; 2]> {
-        Ok([User::named("nobody")?, User::named("daemon")?])
-    }
-
-    /// The administrator.
-    pub fn root() -> User {
-        User {
-            name: "root".into(),
-            uid: 0,
-            gid: 0,
-        }
-    }
-}
 
 /// What a command did.
 #[derive(Clone, Debug)]

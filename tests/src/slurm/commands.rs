@@ -8,8 +8,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::bed::Bed;
-use super::client::{self, Client, Finished, User};
+use super::client::{self, Client, Finished};
 use super::host::{program, search_path};
+use super::users::User;
 
 /// Longest that one of Slurm's administrative commands may take.
 const COMMAND: Duration = Duration::from_secs(30);

@@ -4,6 +4,10 @@ use std::path::PathBuf;
 
 use super::conf::{self, Gpus, Word};
 
+/// What a bed without files claims, see [`Options::claims`]: the places where Slurm looks then, and to have the only slurmds that
+/// do not say whose they are.
+pub const CONFIGLESS: &str = "slurmds without a file";
+
 /// What the bed is to be like.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -93,6 +97,14 @@ impl Options {
         format!("{}{index}", self.node_name)
     }
 
+    /// What of the machine's such a bed has for itself: two that share a word must not stand at the same time.
+    pub fn claims(&self) -> Vec<String> {
+        let cgroups = self.slurm_lines.iter().any(|line| line.ends_with("/cgroup"));
+        let cgroups = cgroups.then(|| format!("the cgroups of {}1", self.node_name));
+        let configless = self.configless.then(|| CONFIGLESS.to_owned());
+        cgroups.into_iter().chain(configless).collect()
+    }
+
     pub(super) fn names_key(&self, key: &str) -> bool {
         self.slurm_lines
             .iter()
@@ -112,5 +124,22 @@ mod tests {
         };
         assert!(options.names_key("ProctrackType"));
         assert!(!options.names_key("TaskPlugin"));
+    }
+
+    #[test]
+    fn beds_claim_what_they_cannot_share() {
+        let with_cgroups = |node_name| Options {
+            slurm_lines: vec!["TaskPlugin=task/cgroup".into()],
+            node_name,
+            ..Options::default()
+        };
+        let configless = Options {
+            configless: true,
+            ..Options::default()
+        };
+        assert!(Options::default().claims().is_empty());
+        assert_eq!(with_cgroups("node").claims(), with_cgroups("node").claims());
+        assert_ne!(with_cgroups("node").claims(), with_cgroups("site").claims());
+        assert_eq!(configless.claims(), [CONFIGLESS]);
     }
 }

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use super::bed::Bed;
 use super::host::program_beside;
 use super::stamp;
+use crate::double::copy_program;
 
 /// Programs of the product, beside one another as after an installation.
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
@@ -76,7 +77,8 @@ impl Product {
 
 /// Copies a file of the build to a place that is root's alone to write.
 pub fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
-    fs::copy(from, to).with_context(|| format!("cannot copy '{}' to '{}'", from.display(), to.display()))?;
+    copy_program(from, to)
+        .with_context(|| format!("cannot copy '{}' to '{}'", from.display(), to.display()))?;
     fs::set_permissions(to, fs::Permissions::from_mode(mode))?;
     Ok(())
 }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::bed::{Bed, lock};
-use super::client::User;
 use super::look::{Process, Snapshot};
 
 /// A node as the controller sees it.
@@ -124,9 +123,7 @@ impl Bed {
     pub fn snapshot(&self) -> Snapshot {
         let known = lock(&self.daemons).values().copied().collect();
         let roots: Vec<PathBuf> = [&self.run].into_iter().chain(&self.cgroup).cloned().collect();
-        let users: Vec<u32> = User::pair()
-            .map(|pair| pair.map(|user| user.uid).to_vec())
-            .unwrap_or_default();
+        let users = self.users.0.each_ref().map(|user| user.uid);
         Snapshot::take(&roots, &users, self.warden.pid(), &known)
     }
 

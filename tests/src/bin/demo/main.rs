@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
 use tests::mom::cluster::Product;
-use tests::slurm::{Bed, Record, User};
+use tests::slurm::{Bed, Record};
 
 use account::Account;
 use onlooker::Onlooker;
@@ -88,7 +88,7 @@ fn run(signals: SigSet) -> Result<bool> {
         "Slurm is up after {:.1} s; submitting",
         up.elapsed().as_secs_f64()
     ));
-    let user = User::pair()?[0].clone();
+    let [user, _] = bed.users();
     let arguments = site.arguments();
     println!(
         "\n  {}$ srun {} {}\n",

@@ -1,0 +1,130 @@
+//! Work that mostly waits, some of it at once: what claims a thing that another has waits until that one has ended.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A piece of it.
+pub struct Work<'a> {
+    /// What nobody else may have meanwhile.
+    pub claims: Vec<String>,
+    /// Does it.
+    pub run: Box<dyn FnOnce() + Send + 'a>,
+}
+
+#[derive(Default)]
+struct State<'a> {
+    waiting: Vec<Work<'a>>,
+    claimed: Vec<String>,
+}
+
+struct Queue<'a> {
+    state: Mutex<State<'a>>,
+    given_back: Condvar,
+}
+
+/// Does all of it in its order, as far as the claims let it, at most so many pieces at once. A panic in one of them is one of this
+/// function's when all else is done.
+pub fn run(all: Vec<Work<'_>>, at_once: usize) {
+    let queue = Queue {
+        state: Mutex::new(State {
+            waiting: all,
+            claimed: Vec::new(),
+        }),
+        given_back: Condvar::new(),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..at_once.max(1) {
+            scope.spawn(|| {
+                while let Some((run, _claimed)) = queue.next() {
+                    run();
+                }
+            });
+        }
+    });
+}
+
+impl<'a> Queue<'a> {
+    /// The first that may start now; none when nothing waits any more.
+    fn next(&self) -> Option<(Box<dyn FnOnce() + Send + 'a>, Claimed<'_, 'a>)> {
+        let mut state = self.lock();
+        loop {
+            if state.waiting.is_empty() {
+                return None;
+            }
+            let free = |work: &Work<'_>| work.claims.iter().all(|claim| !state.claimed.contains(claim));
+            if let Some(at) = state.waiting.iter().position(free) {
+                let Work { claims, run } = state.waiting.remove(at);
+                state.claimed.extend(claims.iter().cloned());
+                return Some((run, Claimed { queue: self, claims }));
+            }
+            state = self
+                .given_back
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<'a>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives back what a piece of work had, however it ended.
+struct Claimed<'q, 'a> {
+    queue: &'q Queue<'a>,
+    claims: Vec<String>,
+}
+
+impl Drop for Claimed<'_, '_> {
+    fn drop(&mut self) {
+        self.queue.lock().claimed.retain(|one| !self.claims.contains(one));
+        self.queue.given_back.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    fn work<'a>(claims: &[&str], run: impl FnOnce() + Send + 'a) -> Work<'a> {
+        Work {
+            claims: claims.iter().map(|&claim| claim.to_owned()).collect(),
+            run: Box::new(run),
+        }
+    }
+
+    #[test]
+    fn who_claims_the_same_waits_and_who_does_not_goes_before_it() {
+        let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let shared = || {
+            most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(50));
+            inside.fetch_sub(1, Ordering::SeqCst);
+        };
+        // Ends only if the first and the last are there at the same time.
+        let both = Barrier::new(2);
+        let first = work(&["a", "b"], || {
+            both.wait();
+            shared();
+        });
+        let last = work(&["c"], || {
+            both.wait();
+        });
+        run(vec![first, work(&["b"], shared), work(&["b"], shared), last], 2);
+        assert_eq!(most.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_panic_gives_the_claims_back() {
+        let done = AtomicUsize::new(0);
+        let all = vec![
+            work(&["a"], || panic!("in the work")),
+            work(&["a"], || done.store(1, Ordering::SeqCst)),
+        ];
+        assert!(catch_unwind(AssertUnwindSafe(|| run(all, 2))).is_err());
+        assert_eq!(done.load(Ordering::SeqCst), 1);
+    }
+}

@@ -1,0 +1,99 @@
+//! Who submits: accounts that the machine has anyway.
+
+use std::sync::Mutex;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::bed::lock;
+
+/// Ordinary accounts of the distributions of Linux, those first that all of them have.
+const ACCOUNTS: [&str; 12] = [
+    "nobody", "daemon", "bin", "mail", "lp", "games", "sync", "news", "sys", "adm", "operator", "uucp",
+];
+
+/// The accounts of the beds of this process.
+static TAKEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// An existing account of the machine that submits jobs: nothing is created for the tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Account name.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Primary group id.
+    pub gid: u32,
+}
+
+impl User {
+    /// Looks an account up. Errors if there is none, or if it is root.
+    pub fn named(name: &str) -> Result<User> {
+        let user =
+            nix::unistd::User::from_name(name)?.with_context(|| format!("there is no account '{name}'"))?;
+        if user.uid.is_root() {
+            bail!("'{name}' is root, and jobs of the bed are an ordinary user's");
+        }
+        Ok(User {
+            name: name.to_owned(),
+            uid: user.uid.as_raw(),
+            gid: user.gid.as_raw(),
+        })
+    }
+
+    /// The administrator.
+    pub fn root() -> User {
+        User {
+            name: "root".into(),
+            uid: 0,
+            gid: 0,
+        }
+    }
+}
+
+/// The two that submit on one bed. No other bed of this process has them meanwhile: what a job leaves in `/dev/shm` is known by its
+/// owner.
+#[derive(Debug)]
+pub(super) struct Pair(pub [User; 2]);
+
+impl Pair {
+    /// The first two that no bed has.
+    pub fn take() -> Result<Pair> {
+        let mut taken = lock(&TAKEN);
+        let mut free = existing().filter(|user| !taken.contains(&user.name));
+        let mut next = || free.next().context("no account is left for a further bed");
+        let pair = [next()?, next()?];
+        taken.extend(pair.iter().map(|user| user.name.clone()));
+        Ok(Pair(pair))
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        lock(&TAKEN).retain(|name| self.0.iter().all(|user| user.name != *name));
+    }
+}
+
+/// For how many beds at once this machine has accounts.
+pub fn most_beds() -> usize {
+    existing().count() / 2
+}
+
+fn existing() -> impl Iterator<Item = User> {
+    ACCOUNTS.iter().filter_map(|name| User::named(name).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beds_at_the_same_time_have_different_users() {
+        let first = Pair::take().unwrap();
+        let second = Pair::take().unwrap();
+        let names = |pair: &Pair| pair.0.each_ref().map(|user| user.name.clone());
+        assert!(names(&first).iter().all(|name| !names(&second).contains(name)));
+        let before = names(&first);
+        drop(first);
+        assert_eq!(names(&Pair::take().unwrap()), before);
+    }
+}
