@@ -13,7 +13,7 @@ use crate::package::programs::{self, Profile};
 use crate::reliability::matrices;
 use crate::{cargo, command, site};
 
-/// Longest that one stage may take. All of them are to fit into forty minutes on two cores; the workflow gives ninety,
+/// Longest that one stage may take. All of them are to fit into thirty minutes on two cores; the workflow gives ninety,
 /// for the first build and a slow network.
 const STAGE: Duration = Duration::from_secs(1500);
 
