@@ -166,12 +166,15 @@ impl Report {
             false => "no /dev/nvidia0 on this machine; elsewhere: 'cargo xtask hardware'",
         };
         self.skip(&format!("{HARDWARE}: {why}"));
+        // A job under a mom waits for most of its time: two tests for each processor.
+        let threads = std::thread::available_parallelism().map_or(2, |count| 2 * count.get());
+        let threads = threads.to_string();
         for target in cargo::test_targets(&cargo::metadata()?, "tests") {
-            // The contract is tested on our double here, and on NVIDIA's program by `cargo xtask hardware`.
-            let env: &[_] = if target == "contract" {
-                &[("MPS_SUBJECT", "fake")]
-            } else {
-                &[]
+            let env: &[_] = match target.as_str() {
+                // The contract is tested on our double here, and on NVIDIA's program by `cargo xtask hardware`.
+                "contract" => &[("MPS_SUBJECT", "fake")],
+                "mom" => &[("RUST_TEST_THREADS", &threads)],
+                _ => &[],
             };
             self.cargo(
                 &target,
