@@ -199,10 +199,16 @@ pub fn whole(section: &mut Section, place: &Place, gpu: &Gpu, limits: &Limits) -
 
 /// What the run directory keeps between jobs: its own three directories and the lock file of the GPU.
 pub fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
-    ["mpsd", "mpsd/jobs", "mpsd/gpus", &format!("mpsd/gpus/{gpu}")]
-        .iter()
-        .map(|path| run.join(path))
-        .collect()
+    let own = ["mpsd", "mpsd/jobs", "mpsd/gpus", &format!("mpsd/gpus/{gpu}")].map(|path| run.join(path));
+    let mut all = own.to_vec();
+    // Reports that their users may read, until the next boot.
+    let mut reports = vec![run.join("mpsd/reports")];
+    while let Some(path) = reports.pop() {
+        let entries = fs::read_dir(&path).into_iter().flatten().flatten();
+        reports.extend(entries.map(|entry| entry.path()));
+        all.push(path);
+    }
+    all
 }
 
 /// What the daemon that `env` names answers to `question`, asked by hand.

@@ -18,6 +18,8 @@ impl Before {
             "/run/mpsd ",
             "/run/mpsd/jobs ",
             "/run/mpsd/gpus ",
+            // Copies of reports for their users.
+            "/run/mpsd/reports",
             "/run/mpsd/lock ",
             "/run/mpsd/failed-starts ",
             "/run/mpsd/.failed-starts.lock ",

@@ -24,8 +24,8 @@ const STANDING: [&str; 6] = [
     "run/.failed-starts.lock",
 ];
 
-/// The reports of jobs that have ended.
-const REPORTS: &str = "state/reports/";
+/// The reports of jobs that have ended, and their users' copies, which lie in a tmpfs alone.
+const REPORTS: [&str; 2] = ["state/reports/", "run/reports"];
 /// The node's name in the scheduler.
 const NODE: &str = "gpu001";
 
@@ -140,7 +140,7 @@ impl Place {
         for name in STANDING {
             picture.remove(name);
         }
-        picture.retain(|name, _| !name.starts_with(REPORTS));
+        picture.retain(|name, _| !REPORTS.iter().any(|top| name.starts_with(top)));
         for (name, value) in self.stage.node.uuids().iter().zip(self.stage.node.modes()) {
             picture.insert(format!("mode of {name}"), value);
         }

@@ -1,7 +1,7 @@
 //! Job reports: what root writes down at a job's end, and what of it is the user's word.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tests::figures;
 use tests::fuse::Hung;
 use tests::place::{Place, Running, fast, kill};
 use tests::scarcity::{Small, alone};
-use tests::stage::{Ran, USER, as_user, finish};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, finish};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -308,16 +308,124 @@ fn reports_are_kept_by_number_and_are_roots_alone() {
             .into_iter()
             .all(|file| about(file).is_ok_and(|it| it == (0, 0o600)))
     );
-    let mut command = as_user(USER, place.stage.program("mpsctl"));
+    // Where copies cannot be had safely (this place is on a disk) there are none, and the user is told.
+    let ran = report_of(&place, USER, &["412.srv"]);
+    assert!(
+        ran.code == Some(1) && ran.out.starts_with("job 412.srv: no report for you on this node"),
+        "{ran:?}"
+    );
+    assert!(!place.stage.path("run/reports").exists());
+}
+
+/// `mpsctl report`, as an ordinary user.
+fn report_of(place: &Place, user: &str, args: &[&str]) -> Ran {
+    let mut command = as_user(user, place.stage.program("mpsctl"));
     command
         .arg("--config")
         .arg(place.stage.config())
-        .args(["report", "412.srv"]);
-    let ran = finish(command);
-    assert!(
-        ran.code == Some(1) && ran.err.contains("allowed: root"),
-        "{ran:?}"
-    );
+        .arg("report")
+        .args(args);
+    finish(command)
+}
+
+fn id_of(user: &str) -> u32 {
+    let user = nix::unistd::User::from_name(user).expect("users").expect("user");
+    user.uid.as_raw()
+}
+
+#[test]
+fn a_jobs_own_user_reads_its_report_and_nobody_else_finds_or_keeps_anything() {
+    alone(|| {
+        let place = place(fast(1), "");
+        let run = place.stage.path("run");
+        let _memory = Small::over(&run, 1024, 0o755);
+        begin(&place, "415.srv", "MPS=true");
+        drop(place.attached("415.srv", &["--hold", "30"], &[]));
+        tells(&place, "415.srv", "\"clients\":1");
+        let none = report_of(&place, USER, &["415.srv"]);
+        assert_eq!(none.code, Some(1), "it runs: {none:?}");
+        assert_eq!(place.strict_end("415.srv").code, Some(0));
+
+        let (root, own) = (
+            report(&place, &["415.srv"]),
+            report_of(&place, USER, &["415.srv"]),
+        );
+        assert!(
+            own.code == Some(0) && own.out == root.out && own.out.contains("1 clients, 1 at once"),
+            "{own:?} {root:?}"
+        );
+        let json = report_of(&place, USER, &["415.srv", "--json"]).out;
+        assert_eq!(json, report(&place, &["415.srv", "--json"]).out);
+        for (user, args, words) in [
+            (OTHER_USER, &["415.srv"][..], "no report for you"),
+            (USER, &["414.srv"], "no report for you"),
+            (USER, &[], "allowed: root, or 'mpsctl report JOB'"),
+        ] {
+            let ran = report_of(&place, user, args);
+            assert!(
+                ran.code == Some(1) && format!("{}{}", ran.out, ran.err).contains(words),
+                "{user} {args:?}: {ran:?}"
+            );
+        }
+        // Nobody lists, links, or changes what is root's, and no other user, in this one's group, comes near.
+        let (all, mine) = (run.join("reports"), run.join(format!("reports/{}", id_of(USER))));
+        let file = mine.join("415.srv.json");
+        let away = place.stage.path("away");
+        fs::create_dir(&away).expect("directory");
+        fs::set_permissions(&away, fs::Permissions::from_mode(0o777)).expect("mode");
+        let (all, mine) = (all.display().to_string(), mine.display().to_string());
+        let (file, copy) = (file.display().to_string(), away.join("x").display().to_string());
+        for (user, program, args) in [
+            (USER, "/bin/ls", vec![all.as_str()]),
+            (USER, "/bin/ls", vec![&mine]),
+            (USER, "/bin/rm", vec!["-f", &file]),
+            (USER, "/bin/touch", vec![&file]),
+            (USER, "/bin/chmod", vec!["0666", &file]),
+            (USER, "/bin/mv", vec![&mine, &copy]),
+            (OTHER_USER, "/bin/cat", vec![&file]),
+            (OTHER_USER, "/bin/ls", vec!["-d", &file]),
+            (OTHER_USER, "/bin/ls", vec![&mine]),
+        ] {
+            let mut command = as_user(user, program);
+            command.args(args.iter());
+            let ran = finish(command);
+            assert_ne!(ran.code, Some(0), "{user} {program} {args:?}: {ran:?}");
+        }
+        // An open descriptor and its lock, and a read into memory that the user's file system withholds, keep root from nothing.
+        let mut lock = as_user(USER, "/usr/bin/flock");
+        let lock = lock
+            .args(["-s", &file, "/bin/sleep", "30"])
+            .spawn()
+            .expect("flock");
+        let _lock = Running(lock);
+        let fuse = place.stage.path("fuse");
+        fs::create_dir(&fuse).expect("directory");
+        let holder;
+        let hung = Hung::over_reads(&fuse, id_of(USER));
+        match &hung {
+            Ok(hung) => {
+                let mut command = as_user(USER, place.stage.node.control());
+                command.env_clear().env("FAKE_MPS_READS", &file);
+                command.env("FAKE_MPS_HANGS_IN", fuse.join(tests::fuse::FILE));
+                holder = Some(Running(command.stdin(Stdio::null()).spawn().expect("a process")));
+                assert!(wait_until(SOON, || hung.holds_somebody()));
+            }
+            Err(why) => {
+                holder = None;
+                println!("not tried here, this machine has no FUSE: {why}");
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1100));
+        begin(&place, "415.srv", "MPS=true");
+        let end = place.strict_end("415.srv");
+        assert!(
+            end.code == Some(0) && end.took < SOON && end.err.is_empty(),
+            "{end:?}"
+        );
+        let again = report_of(&place, USER, &["415.srv", "--json"]).out;
+        assert_eq!(again.lines().count(), 2, "both runs: {again}");
+        drop((hung, holder));
+    });
 }
 
 #[test]

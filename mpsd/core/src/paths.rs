@@ -60,6 +60,11 @@ impl Paths {
         self.state.join("reports")
     }
 
+    /// Copies of job reports for the jobs' users, root 0711, by their numbers.
+    pub fn own_reports(&self) -> PathBuf {
+        self.run.join("reports")
+    }
+
     /// Everything of one job.
     pub fn job(&self, job: &JobId) -> JobPaths {
         JobPaths {

@@ -13,6 +13,7 @@ pub mod log;
 mod looks;
 mod members;
 pub(crate) mod nvml;
+pub(crate) mod own_reports;
 mod probe;
 pub mod real;
 pub(crate) mod recheck;

@@ -1,8 +1,9 @@
 //! Job reports on disk: written without waiting for the disk, kept up to a number and an age, read by root alone.
 //!
 //! A process that may read a file can keep the file's lock on some file systems (XFS: `xfs_file_buffered_read`), and whoever
-//! removes it then waits. So no user may open a report.
+//! removes it then waits. So no user may open a report; the job's own has a copy ([`own_reports`]).
 
+use super::own_reports;
 use crate::job::report::{Report, VERSION, began};
 use crate::job::tally::Tally;
 use crate::scheduler::drain::{Marker, markers};
@@ -170,7 +171,8 @@ fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), Stri
     for name in gone {
         reports.remove_file(&name).map_err(|e| e.to_string())?;
     }
-    Ok(())
+    // Last, and in another file system: whatever becomes of it, root's is kept.
+    own_reports::keep(paths, &report, oldest).map_err(|why| format!("for its user; root has it: {why}"))
 }
 
 fn listed(reports: &Dir) -> Result<Vec<String>, String> {

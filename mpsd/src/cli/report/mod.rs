@@ -5,6 +5,7 @@ mod text;
 
 use super::{NAME, complain, say};
 use crate::job::report::Report as JobReport;
+use crate::node::own_reports;
 use crate::node::reports::{self, Found};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_REFUSED, Undetermined};
@@ -36,11 +37,19 @@ impl Report {
     pub fn run(&self, settings: &Settings) -> Result<u8, Failure> {
         let since = self.since.as_deref().map_or(Ok(0), since)?;
         let job = self.job.as_deref().map(JobId::parse).transpose()?;
-        let unread = |why: String| Undetermined::new("the job reports of this node", why);
+        let uid = nix::unistd::geteuid();
         let Found {
             reports: mut found,
             unread: left_out,
-        } = reports::read(&settings.paths, since).map_err(unread)?;
+        } = match (uid.is_root(), &job) {
+            (true, _) => reports::read(&settings.paths, since).map_err(unread)?,
+            (false, Some(job)) => own(settings, uid.as_raw(), job, since)?,
+            (false, None) => {
+                let why = "the reports of all jobs are root's";
+                let allowed = "root, or 'mpsctl report JOB' for a job of one's own";
+                return Err(Refusal::new("report", why, allowed).into());
+            }
+        };
         if left_out > 0 {
             let line = format!(
                 "{left_out} reports of this node are left out: unreadable, or of another version of mpsd"
@@ -57,7 +66,7 @@ impl Report {
                 .iter()
                 .filter_map(|report| serde_json::to_string(report).ok())
                 .collect(),
-            (Some(job), false) => of_job(job, &found),
+            (Some(job), false) => of_job(job, &found, uid.is_root()),
             (None, false) => summary::lines(&found),
         };
         lines.iter().for_each(|line| say(&format!("{line}\n")));
@@ -73,8 +82,29 @@ pub fn paragraph(report: &JobReport) -> String {
     lines.join("; ")
 }
 
-fn of_job(job: &JobId, found: &[JobReport]) -> Vec<String> {
+fn unread(why: String) -> Undetermined {
+    Undetermined::new("the job reports of this node", why)
+}
+
+/// What is kept of `job` for user `uid`, the youngest first.
+fn own(settings: &Settings, uid: u32, job: &JobId, since: u64) -> Result<Found, Undetermined> {
+    let kept = own_reports::read(&settings.paths, uid, job).map_err(unread)?;
+    let mut found = Found {
+        reports: kept.unwrap_or_default(),
+        unread: 0,
+    };
+    found.reports.retain(|report| report.began >= since);
+    found
+        .reports
+        .sort_by_key(|report| std::cmp::Reverse(report.began));
+    Ok(found)
+}
+
+fn of_job(job: &JobId, found: &[JobReport], is_root: bool) -> Vec<String> {
     match found {
+        [] if !is_root => vec![format!(
+            "job {job}: no report for you on this node: it is another user's, had no MPS here, has not ended, or root alone has its              report (after a reboot; of one's own jobs the last 32 are kept, and none where run_dir is no tmpfs)"
+        )],
         [] => vec![format!(
             "job {job}: no report on this node: it had no MPS here, has not ended, or its report is gone"
         )],

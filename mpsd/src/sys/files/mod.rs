@@ -136,6 +136,39 @@ impl Dir {
         Ok((dir, made))
     }
 
+    /// Whether it lies in memory: no process that reads a file there keeps a lock of it meanwhile.
+    pub fn is_tmpfs(&self) -> bool {
+        const TMPFS_MAGIC: i64 = 0x0102_1994;
+        #[allow(clippy::unnecessary_cast)] // its type differs between C libraries
+        rustix::fs::fstatfs(&self.fd).is_ok_and(|about| about.f_type as i64 == TMPFS_MAGIC)
+    }
+
+    /// Lets user `uid` pass through this directory of root's, not list it, by a POSIX ACL; nobody else but root may.
+    ///
+    /// # Errors
+    /// The file system's: it has no ACLs.
+    pub fn let_pass(&self, uid: u32) -> Result<(), FileError> {
+        const NOBODY: u32 = u32::MAX;
+        // linux/posix_acl_xattr.h: version, and entries of tag, permissions, id, in the order of their tags.
+        let entries: [(u16, u16, u32); 5] = [
+            (0x01, 0o7, NOBODY), // the owner
+            (0x02, 0o1, uid),
+            (0x04, 0o0, NOBODY), // the group
+            (0x10, 0o1, NOBODY), // the most for all but owner and others
+            (0x20, 0o0, NOBODY), // others
+        ];
+        let mut acl = 2_u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries {
+            acl.extend(tag.to_le_bytes());
+            acl.extend(permissions.to_le_bytes());
+            acl.extend(id.to_le_bytes());
+        }
+        let flags = rustix::fs::XattrFlags::empty();
+        let set = rustix::fs::fsetxattr(self.listing()?, "system.posix_acl_access", &acl, flags);
+        let errno = |e: rustix::io::Errno| Errno::from_raw(e.raw_os_error());
+        set.map_err(|e| FileError::io("set the ACL of", &self.path)(errno(e)))
+    }
+
     /// Names in this directory, at most `max`; more is an error. No order.
     pub fn names(&self, max: usize) -> Result<Vec<OsString>, FileError> {
         let names = self.batch(max.saturating_add(1))?;

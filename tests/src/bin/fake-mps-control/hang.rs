@@ -10,6 +10,8 @@ use nix::libc;
 pub const VARIABLE: &str = "FAKE_MPS_HANGS_IN";
 /// Names a directory to keep the lock of.
 pub const LISTS: &str = "FAKE_MPS_LISTS";
+/// Names a file to read, as [`LISTS`].
+pub const READS: &str = "FAKE_MPS_READS";
 /// Names a file to keep the lock of.
 pub const WRITES: &str = "FAKE_MPS_WRITES";
 const LENGTH: usize = 4096;
@@ -36,8 +38,23 @@ pub fn in_writing(goal: &Path, file: &Path) -> ExitCode {
 /// Lists `directory` into a mapping of `file`: the kernel keeps the directory's lock for as long as the file system withholds
 /// what stands there.
 pub fn in_listing(directory: &Path, file: &Path) -> ExitCode {
+    // SAFETY: the mapping is writable and as long as is said, and nothing refers to it.
+    into_mapping(directory, file, |fd, at| unsafe {
+        libc::syscall(libc::SYS_getdents64, fd, at, LENGTH);
+    })
+}
+
+/// Reads `goal` into a mapping of `file`: some file systems keep the lock of `goal` meanwhile.
+pub fn in_reading(goal: &Path, file: &Path) -> ExitCode {
+    // SAFETY: as above.
+    into_mapping(goal, file, |fd, at| unsafe {
+        libc::read(fd, at, LENGTH);
+    })
+}
+
+fn into_mapping(goal: &Path, file: &Path, call: impl Fn(i32, *mut libc::c_void)) -> ExitCode {
     use std::os::fd::AsRawFd;
-    let (Ok(directory), Ok(file)) = (std::fs::File::open(directory), std::fs::File::open(file)) else {
+    let (Ok(goal), Ok(file)) = (std::fs::File::open(goal), std::fs::File::open(file)) else {
         return ExitCode::FAILURE;
     };
     let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
@@ -46,8 +63,7 @@ pub fn in_listing(directory: &Path, file: &Path) -> ExitCode {
     if at == libc::MAP_FAILED {
         return ExitCode::FAILURE;
     }
-    // SAFETY: the mapping is writable and as long as is said, and nothing refers to it.
-    unsafe { libc::syscall(libc::SYS_getdents64, directory.as_raw_fd(), at, LENGTH) };
+    call(goal.as_raw_fd(), at);
     ExitCode::SUCCESS
 }
 

@@ -24,6 +24,9 @@ use tests::double::node::Node;
 fn main() -> ExitCode {
     if let Some(file) = std::env::var_os(hang::VARIABLE) {
         let (lists, writes) = (std::env::var_os(hang::LISTS), std::env::var_os(hang::WRITES));
+        if let Some(goal) = std::env::var_os(hang::READS) {
+            return hang::in_reading(goal.as_ref(), file.as_ref());
+        }
         return match (lists, writes) {
             (Some(directory), _) => hang::in_listing(directory.as_ref(), file.as_ref()),
             (_, Some(goal)) => hang::in_writing(goal.as_ref(), file.as_ref()),
