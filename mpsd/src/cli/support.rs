@@ -111,9 +111,15 @@ fn pieces(around: &Around<'_>) -> Vec<(String, Vec<u8>)> {
         format!("mpsd {}\n", env!("CARGO_PKG_VERSION")).into_bytes(),
     )];
     for (name, path) in ABOUT {
-        all.push((name.to_owned(), file(around.host, Path::new(path))));
+        let path = Path::new(path);
+        all.push((
+            name.to_owned(),
+            text_of(path, around.host.configuration(path, MOST)),
+        ));
     }
-    all.push(("mpsd.toml".to_owned(), file(around.host, around.config)));
+    // As our programs read it: what is not root's may lead anywhere, and none of them obeys it.
+    let config = around.host.read(around.config, MOST);
+    all.push(("mpsd.toml".to_owned(), text_of(around.config, config)));
     all.push(("vendor".to_owned(), vendor(around).into_bytes()));
     let config = around.config.display().to_string();
     for (name, words) in [
@@ -154,9 +160,9 @@ fn log(host: &dyn Host) -> Vec<u8> {
     why
 }
 
-/// A file of the system's or of ours, or why there is none.
-fn file(host: &dyn Host, path: &Path) -> Vec<u8> {
-    let text = match host.configuration(path, MOST) {
+/// What was read of a file of the system's or of ours, or why nothing was.
+fn text_of(path: &Path, read: io::Result<Option<Vec<u8>>>) -> Vec<u8> {
+    let text = match read {
         Ok(Some(bytes)) => return bytes,
         Ok(None) => format!("'{}': not there\n", path.display()),
         Err(error) => format!("'{}': {error}\n", path.display()),

@@ -61,12 +61,16 @@ fn a_name_that_does_not_end_takes_the_rest_with_it() {
     assert_eq!(without_users("no name"), "no name");
 }
 
-/// One whose log is more than is read of a command unless few lines are asked for.
+/// One whose log is more than is read of a command unless few lines are asked for, and whose mpsd.toml is a user's link to a secret.
 struct Busy;
 
 impl Host for Busy {
     fn read(&self, _: &Path, _: usize) -> io::Result<Option<Vec<u8>>> {
-        Ok(None)
+        Err(io::Error::other("it belongs to user 1000"))
+    }
+
+    fn configuration(&self, _: &Path, _: usize) -> io::Result<Option<Vec<u8>>> {
+        Ok(Some(b"a secret".to_vec()))
     }
 
     fn executable(&self, _: &Path) -> bool {
@@ -92,4 +96,18 @@ impl Host for Busy {
 fn a_log_that_is_too_long_is_asked_for_its_last_lines() {
     let log = log(&Busy);
     assert_eq!(String::from_utf8_lossy(&log), "the last line\nexit status 0\n");
+}
+
+#[test]
+fn a_configuration_that_is_not_roots_is_named_and_not_packed() {
+    let settings = Settings::usual();
+    let pieces = pieces(&Around {
+        host: &Busy,
+        config: Path::new("/home/alice/mpsd.toml"),
+        settings: &settings,
+        mpsctl: Path::new("/usr/bin/mpsctl"),
+    });
+    let (_, text) = pieces.iter().find(|(name, _)| name == "mpsd.toml").unwrap();
+    let text = String::from_utf8_lossy(text);
+    assert_eq!(text, "'/home/alice/mpsd.toml': it belongs to user 1000\n");
 }
