@@ -124,7 +124,13 @@ impl Wanted<'_> {
             (Sms::Uniform(sms), Some(tasks)) => Ok(vec![*sms; tasks as usize]),
             (Sms::Uniform(_), None) => {
                 let why = "the scheduler does not say how many tasks the job has on this node";
-                Err(self.refused(why, "a list by local rank, such as 16:16"))
+                let list = "a list by local rank, such as 16:16";
+                let allowed = match self.wording {
+                    // Slurm tells a prolog only what the user said (docs/facts/slurm.md#environment-of-job_prolog).
+                    Wording::Options => format!("-n with the number of tasks, or {list}"),
+                    Wording::Account | Wording::Resource => list.to_owned(),
+                };
+                Err(self.refused(why, allowed))
             }
             (Sms::PerRank(all), Some(tasks)) if tasks as usize > all.len() => {
                 let why = format!(
