@@ -3,6 +3,7 @@
 use crate::arguments::Arguments;
 use mpsd_core::config::Settings;
 use mpsd_core::request::{Demand, Flags};
+use mpsd_core::seen::LimitSet;
 use std::fs::File;
 
 /// Made by `init`; a task's forked child inherits slurmstepd's.
@@ -22,6 +23,8 @@ pub struct State {
     pub gpus: Option<u32>,
     /// What it locks while its ranks have the job's static partitions, or why it cannot; `None`: the job has none.
     pub ranks: Option<Result<File, String>>,
+    /// The limits that `mpsctl set` gave the job's clients before the step began.
+    pub set: Vec<LimitSet>,
     /// How many of its tasks on this node have ended.
     pub ended: u32,
     /// Its user has read why its MPS failed.
@@ -41,6 +44,7 @@ impl State {
             own_daemon: false,
             gpus: None,
             ranks: None,
+            set: Vec::new(),
             ended: 0,
             told: false,
             failure: None,

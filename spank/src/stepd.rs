@@ -11,6 +11,7 @@ use crate::state::State;
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_core::request::Demand;
+use mpsd_core::seen::LimitSet;
 use std::time::Duration;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option.
@@ -73,9 +74,17 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) -> Verdict {
     if let (Kind::Step(number), Ok(settings)) = (kind, &settings) {
         own_daemon(slurm, node, state, &arguments, settings, number);
         state.ranks = partitions::open(slurm, node, settings);
+        state.set = limits_set(slurm, node, settings).unwrap_or_default();
     }
     state.settings = Some(settings);
     Verdict::Continue
+}
+
+/// The limits that `mpsctl set` gave the job's clients, in root's file, which the tasks cannot open.
+fn limits_set(slurm: &dyn Slurm, node: &dyn Node, settings: &Settings) -> Option<Vec<LimitSet>> {
+    let paths = settings.paths.job(&slurm.job()?);
+    node.record(&paths.record()).ok()??;
+    Some(node.seen(&paths)?.limits_set)
 }
 
 fn own_daemon(

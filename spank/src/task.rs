@@ -19,7 +19,7 @@ use mpsd_core::partitions::VARIABLE;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, State as Progress};
 use mpsd_core::request::Demand;
-use mpsd_core::step::{of_step, of_tasks};
+use mpsd_core::step::{of_step_after, of_tasks};
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &State) -> Verdict {
@@ -251,9 +251,8 @@ fn attach(
                 slurm.log(Level::Error, &warning);
             }
             let own = match demand {
-                Demand::On(request) => {
-                    of_step(record, request).map_err(|refusal| Why::from(refusal.to_string()))
-                }
+                Demand::On(request) => of_step_after(record, &state.set, request)
+                    .map_err(|refusal| Why::from(refusal.to_string())),
                 // What root left is in force, not what somebody forged.
                 _ => Ok(record.clone()),
             };

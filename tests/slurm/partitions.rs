@@ -99,7 +99,11 @@ fn not_beside_percentages(cell: &Context) -> Result<()> {
         refused(cell, &["--mps", "--mps-sms=16", other], "--mps-sms")?;
     }
     // srun has one task then, and its job's prolog is told of none.
-    refused(cell, &["--mps", "--mps-sms=16"], "allowed: -n with the number of tasks")?;
+    refused(
+        cell,
+        &["--mps", "--mps-sms=16"],
+        "allowed: -n with the number of tasks",
+    )?;
     refused(cell, &["-n1", "--mps", "--mps-sms=12"], "a multiple of 8")
 }
 

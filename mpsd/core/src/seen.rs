@@ -5,7 +5,7 @@
 
 use super::gpu::GpuUuid;
 use super::killed::Named;
-use super::record::RecordGpu;
+use super::record::{ClientLimits, RecordGpu};
 use super::text::one_line;
 use serde::{Deserialize, Serialize};
 
@@ -138,6 +138,26 @@ pub struct LimitSet {
     pub to: String,
     /// When, seconds since 1970.
     pub at: u64,
+}
+
+impl LimitSet {
+    /// What it says of the thread percentage, and of a GPU's memory.
+    pub const THREADS: &str = "active thread percentage";
+    /// What stands before the GPU.
+    pub const MEMORY: &str = "memory limit of ";
+
+    /// The limit that was set; nothing where it is none that this release knows.
+    pub fn limits(&self) -> ClientLimits {
+        let memory = || {
+            let gpu = GpuUuid::parse(self.limit.strip_prefix(Self::MEMORY)?).ok()?;
+            Some((gpu, self.to.strip_suffix('M')?.parse().ok()?))
+        };
+        let threads = (self.limit == Self::THREADS).then(|| self.to.parse().ok());
+        ClientLimits {
+            threads: threads.flatten(),
+            memory: memory().into_iter().collect(),
+        }
+    }
 }
 
 /// Appends to a list that is kept short.

@@ -6,6 +6,7 @@ use super::gpu::GpuUuid;
 use super::limits::{Amount, Percent};
 use super::record::Record;
 use super::request::{Key, MemoryLimit, Mode, Request, Threads, Wording};
+use super::seen::LimitSet;
 use super::text::one_line;
 
 /// Longest word that a refusal repeats. Characters.
@@ -50,6 +51,23 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     }
     own.bind = step.bind.or(own.bind);
     own.names = step.visible.or(own.names);
+    Ok(own)
+}
+
+/// The same where `mpsctl set` gave the job's clients other limits since: the step is held to those, which are no more than the site's
+/// ceilings. They are the word of the job's own user, whose clients NVIDIA's daemon holds to what it was told in any case.
+///
+/// # Errors
+/// As [`of_step`].
+pub fn of_step_after(record: &Record, set: &[LimitSet], step: &Request) -> Result<Record, Refusal> {
+    let mut now = record.clone();
+    for limits in set.iter().map(LimitSet::limits) {
+        for daemon in &mut now.daemons {
+            *daemon = daemon.with(&limits);
+        }
+    }
+    let mut own = of_step(&now, step)?;
+    own.daemons.clone_from(&record.daemons);
     Ok(own)
 }
 

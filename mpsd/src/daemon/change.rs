@@ -69,6 +69,11 @@ fn allowed(spec: &Spec, running: &[Running], wanted: &ClientLimits) -> Result<()
         let why = why.to_owned();
         Err(Unready::Refused { what, why, allowed })
     };
+    // Every prologue that knows of this says a ceiling of the threads.
+    if spec.most.threads.is_none() {
+        let why = "the release that started the job's MPS says no ceilings";
+        return refuse("set".to_owned(), why, "a job that begins now".to_owned());
+    }
     if let Some(threads) = wanted.threads {
         let what = format!("--threads {threads}");
         if spec.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
@@ -123,12 +128,12 @@ fn changes(before: &[Daemon], wanted: &ClientLimits) -> Vec<LimitSet> {
     };
     let threads = wanted.threads.map(|to| {
         let from = before.iter().filter_map(|daemon| daemon.threads).max();
-        let limit = "active thread percentage".to_owned();
+        let limit = LimitSet::THREADS.to_owned();
         set(limit, from.map(|from| from.to_string()), to.to_string())
     });
     let memory = wanted.memory.iter().map(|(gpu, to)| {
         let from = before.iter().find_map(|daemon| daemon.limits().memory_of(gpu));
-        let limit = format!("memory limit of {gpu}");
+        let limit = format!("{}{gpu}", LimitSet::MEMORY);
         set(limit, from.map(|from| format!("{from}M")), format!("{to}M"))
     });
     threads
@@ -137,3 +142,6 @@ fn changes(before: &[Daemon], wanted: &ClientLimits) -> Vec<LimitSet> {
         .filter(|set| set.from.as_ref() != Some(&set.to))
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,8 @@ use mpsd_core::GpuUuid;
 use mpsd_core::bind::{Bind, How};
 use mpsd_core::partitions::Partition;
 use mpsd_core::record::{Daemon, Record, RecordDevice, State as Progress};
+use mpsd_core::request::Demand;
+use mpsd_core::seen::{LimitSet, Seen};
 use std::path::PathBuf;
 
 const BATCH: u32 = 0xffff_fffb;
@@ -143,6 +145,31 @@ fn rank_of_step(step: u32, rank: u32, tasks: u32) -> FakeSlurm {
         .items
         .extend([(Item::TaskId, rank), (Item::LocalTasks, tasks)]);
     slurm
+}
+
+#[test]
+fn a_step_is_held_to_what_mpsctl_set_gave_since() {
+    let set = LimitSet {
+        limit: LimitSet::THREADS.to_owned(),
+        from: None,
+        to: "75".to_owned(),
+        at: 1,
+    };
+    for (limits_set, goes_on) in [(vec![], false), (vec![set], true)] {
+        let mut before = record("4711", Progress::Ready);
+        before.request = "MPS=on,MPS_THREADS=25".parse().ok();
+        before.daemons[0].threads = "25".parse().ok();
+        let mut node = FakeNode::new().with_record(before);
+        node.seen = Some(Seen {
+            limits_set,
+            ..Seen::default()
+        });
+        let mut slurm = rank_of_step(0, 0, 2);
+        let mut state = slurmstepd(&mut slurm, &node);
+        state.demand = Demand::On("MPS=on,MPS_THREADS=50".parse().unwrap());
+        let verdict = plugin::task_init(&mut slurm, &node, &mut state, &[]);
+        assert_eq!(verdict == Verdict::Continue, goes_on, "{:?}", slurm.errors());
+    }
 }
 
 /// Nobody shares what is promised to each rank alone: of two steps at once the later one does not run.

@@ -162,3 +162,35 @@ fn what_the_jobs_daemon_cannot_give_is_refused_by_name() {
     }
     assert!(of_step(&ranked, &request("MPS=on,MPS_THREADS=20:60")).is_ok());
 }
+
+#[test]
+fn a_step_is_held_to_the_limits_that_were_set_since() {
+    let set = |limit: String, to: &str| LimitSet {
+        limit,
+        from: None,
+        to: to.to_owned(),
+        at: 1,
+    };
+    let memory = format!("{}{}", LimitSet::MEMORY, uuid(1));
+    let raised = [
+        set(LimitSet::THREADS.to_owned(), "60"),
+        set(LimitSet::THREADS.to_owned(), "75"),
+        set(memory, "6144M"),
+        set("nonsense".to_owned(), "1"),
+    ];
+    let lowered = [set(LimitSet::THREADS.to_owned(), "10")];
+    let asked = |words: &str| request(&format!("MPS=on,{words}"));
+    let own = of_step_after(&record(JOB), &raised, &asked("MPS_THREADS=70,MPS_MEM=5G")).unwrap();
+    assert_eq!(own.rank_threads, ["70".parse().unwrap()]);
+    assert_eq!(own.daemons, record(JOB).daemons);
+    for (set, words, most) in [
+        (&raised[..], "MPS_THREADS=80", "75"),
+        (&raised, "MPS_MEM=8G", "6144M"),
+        (&lowered, "MPS_THREADS=20", "10"),
+        (&[], "MPS_THREADS=70", "50"),
+    ] {
+        let refused = of_step_after(&record(JOB), set, &asked(words)).unwrap_err();
+        let why = format!("the job's MPS gives {most}");
+        assert!(refused.to_string().contains(&why), "{words}: {refused}");
+    }
+}
