@@ -29,7 +29,8 @@ pub struct Description {
     /// The version of CUDA, as the control daemon's log has it.
     #[serde(default = "cuda_version")]
     pub cuda_version: u32,
-    /// How many client programs a server takes.
+    /// How many client programs a server takes: 48 recorded with 580 (docs/facts/mps-control.md#clients); 60 from CUDA 13.1 on is documented
+    /// and not verified (MPS guide 615, "When to Use MPS", Client-Server Connection Limits: "60 client CUDA contexts per-device").
     #[serde(default = "max_clients")]
     pub max_clients: usize,
     /// Durations.
@@ -126,7 +127,8 @@ pub struct MigDevice {
 }
 
 impl MigDevice {
-    /// As CUDA shows it: a device of its own (NVIDIA's MIG guide, "CUDA Device Enumeration").
+    /// As CUDA shows it: a device of its own (NVIDIA's MIG guide, "CUDA Device Enumeration"), with sevenths of the multiprocessors and eighths
+    /// of the memory (the same, "Supported MIG Profiles": "Fraction of SMs", "Fraction of Memory"). Documented, not verified.
     pub fn of(&self, gpu: &Gpu) -> Gpu {
         let part = |mib: u64| mib * u64::from(self.eighths) / 8;
         // NVML's name for it ends in its profile (NVIDIA's MIG guide, "MIG Device Names").
