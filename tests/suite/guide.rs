@@ -60,6 +60,16 @@ const RUN: &[Row] = &[
         "commands(\"install.md\", \"From the packages\")",
     ),
     (
+        "apt install -y --allow-downgrades ./mpsd_*.deb ./mpsd-slurm_*.deb",
+        ADMIN,
+        "commands(\"install.md\", \"Back to an older release\")",
+    ),
+    (
+        "dnf downgrade -y ./mpsd-[0-9]*.rpm ./mpsd-slurm-*.rpm",
+        REPOSITORY,
+        "commands(\"install.md\", \"Back to an older release\")",
+    ),
+    (
         "systemctl enable --now mpsd.service mpsd-reconcile.timer",
         ADMIN,
         "commands(\"install.md\", \"On the nodes\")",

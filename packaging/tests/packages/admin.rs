@@ -14,7 +14,7 @@ use crate::guide::{commands, script};
 use crate::machine::{Cgroup, Machine};
 use crate::root::Root;
 use crate::stopwatch::Stopwatch;
-use crate::{NAMES, debian, monitoring, older, package, packages, repository, said, skip, units};
+use crate::{BEFORE, NAMES, debian, monitoring, older, package, packages, repository, said, skip, units};
 
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What changes by itself, or is the package manager's own memory.
@@ -83,6 +83,7 @@ fn by_the_guide(suite: &'static str) {
             monitoring::tells_of_jobs_and_of_a_drain(&mut cluster, &note);
         }
         restart_and_upgrade(&mut cluster, &note);
+        go_back(&mut cluster);
         remove(root, &mut cluster, &before);
         if suite == "bookworm" {
             by_dnf(root, &mut cluster);
@@ -381,6 +382,39 @@ fn restart_and_upgrade(cluster: &mut Cluster, note: &Path) {
     cluster.nothing_is_left();
     are_under_mps(
         &cluster.clients(&["--gres=gpu:1", "--mps", "--mps-threads=25", "-n2"]),
+        uid(cluster),
+    );
+    cluster.nothing_is_left();
+}
+
+/// The older packages over the newer ones, by the guide: with nothing restarted, a job has its MPS.
+fn go_back(cluster: &mut Cluster) {
+    let configuration = fs::read_to_string(cluster.machine.at(CONFIG)).unwrap();
+    let since = [
+        "systemctl",
+        "show",
+        "--property=ExecMainStartTimestampMonotonic",
+        "slurmd",
+        "mpsd.service",
+    ];
+    let before = cluster.machine.run(&since);
+    let lines = commands("install.md", "Back to an older release");
+    for step in lines.iter().filter(|step| !step.starts_with("dnf ")) {
+        cluster.administrator(step);
+    }
+    let have = ["dpkg-query", "-W", "-f", "${Version}\n", "mpsd", "mpsd-slurm"];
+    let have = cluster.machine.run(&have);
+    assert!(have.lines().all(|version| version == BEFORE), "{have}");
+    assert_eq!(
+        fs::read_to_string(cluster.machine.at(CONFIG)).unwrap(),
+        configuration
+    );
+    assert_eq!(cluster.machine.run(&since), before, "something was restarted");
+    for unit in ["mpsd.service", "mpsd-reconcile.timer"] {
+        cluster.machine.run(&["systemctl", "is-active", unit]);
+    }
+    are_under_mps(
+        &cluster.clients(&["--gres=gpu:1", "--mps", "--mps-threads=25"]),
         uid(cluster),
     );
     cluster.nothing_is_left();

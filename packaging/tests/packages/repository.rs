@@ -10,7 +10,7 @@ use crate::guide::commands;
 use crate::install::distribution;
 use crate::root::Root;
 use crate::stopwatch::Stopwatch;
-use crate::{NAMES, arm64, package, packages, run, said, skip};
+use crate::{BEFORE, NAMES, arm64, older, package, packages, run, said, skip};
 
 /// Where the guide has it.
 const PLACE: &str = "/srv/mpsd";
@@ -163,6 +163,7 @@ fn dnf_installs_from_the_repository_and_from_the_packages() {
         }
     }
     let rpms = NAMES.map(|name| package(name, ".rpm"));
+    let before = NAMES.map(|name| older(name, ".rpm"));
     repository();
     Root::with("dnf", move |root| {
         distribution(root);
@@ -189,12 +190,18 @@ fn dnf_installs_from_the_repository_and_from_the_packages() {
             typed(&step);
         }
         are_there();
-        for step in commands("install.md", "From the packages")
-            .iter()
-            .filter(|step| step.starts_with("dnf "))
-        {
-            typed(step);
+        let by_dnf = |steps: Vec<String>| steps.into_iter().filter(|step| step.starts_with("dnf "));
+        by_dnf(commands("install.md", "From the packages")).for_each(|step| typed(&step));
+        // The older ones in their place.
+        for file in &rpms {
+            fs::remove_file(root.at("/root/packages").join(file.file_name().unwrap())).unwrap();
         }
+        for file in &before {
+            fs::copy(file, root.at("/root/packages").join(file.file_name().unwrap())).unwrap();
+        }
+        by_dnf(commands("install.md", "Back to an older release")).for_each(|step| typed(&step));
+        let have = root.run(&["rpm", "--query", "--qf", "%{VERSION}\n", "mpsd", "mpsd-slurm"]);
+        assert_eq!(have.matches(BEFORE).count(), 2, "{have}");
         are_there();
         // A list that was changed after it was signed.
         let list = format!("{PLACE}/dnf/repodata/repomd.xml");
