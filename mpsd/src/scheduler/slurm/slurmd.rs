@@ -34,11 +34,7 @@ pub(super) struct Slurmd {
 
 /// How many nodes of Slurm's have a daemon in `table`.
 pub(super) fn of_nodes(table: &ProcessTable) -> usize {
-    let slurmd = |stat: &Stat| stat.name == DAEMONS[0] || stat.name == DAEMONS[1];
-    let daemons: Vec<_> = table.iter().filter(|entry| slurmd(&entry.stat)).collect();
-    let is_child = |stat: &Stat| daemons.iter().any(|entry| entry.stat.id.pid == stat.parent);
-    let own = |stat: &Stat| !is_child(stat) && Slurmd::read(stat).is_some();
-    daemons.iter().filter(|entry| own(&entry.stat)).count()
+    Slurmd::all(table, &DAEMONS[..2]).count()
 }
 
 impl Slurmd {
@@ -49,19 +45,28 @@ impl Slurmd {
             return Some(ours);
         }
         let table = ProcessTable::scan()?;
-        let is_one = |stat: &Stat| DAEMONS.iter().any(|name| stat.name == *name);
-        let of_slurm: Vec<_> = table.iter().filter(|entry| is_one(&entry.stat)).collect();
-        let is_child = |stat: &Stat| of_slurm.iter().any(|entry| entry.stat.id.pid == stat.parent);
-        let mut found: Vec<Self> = of_slurm
-            .iter()
-            .filter(|entry| !is_child(&entry.stat))
-            .filter_map(|entry| Self::read(&entry.stat))
+        let mut found: Vec<Self> = Self::all(&table, &DAEMONS)
             .filter(|one| conf.is_none_or(|conf| one.may_have(conf)))
             .collect();
         let several = found.iter().filter(|one| one.is_of_node()).count() > 1;
         found.retain(|one| !several || one.node.as_deref().is_none_or(|name| name == node));
         found.sort_by_key(|one| (!one.is_of_node(), one.node.is_none()));
         found.into_iter().next()
+    }
+
+    /// Those of the table with one of these names, but for the children that they forked.
+    fn all(table: &ProcessTable, names: &[&str]) -> impl Iterator<Item = Self> {
+        let is_one = |stat: &Stat| names.iter().any(|name| stat.name == *name);
+        let daemons: Vec<&Stat> = table
+            .iter()
+            .map(|entry| &entry.stat)
+            .filter(|stat| is_one(stat))
+            .collect();
+        let is_child = |stat: &Stat| daemons.iter().any(|one| one.id.pid == stat.parent);
+        let own = daemons.iter().filter(|stat| !is_child(stat));
+        own.filter_map(|stat| Self::read(stat))
+            .collect::<Vec<_>>()
+            .into_iter()
     }
 
     /// `None`: it has ended, is not root's, is in a container, or runs another program.
