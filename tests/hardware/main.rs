@@ -3,6 +3,7 @@
 //!
 //! It runs without cargo: `cargo xtask hardware --pack DIR` puts it and everything it needs into one folder.
 
+mod anatomy;
 mod bind;
 mod child;
 mod clients;

@@ -10,7 +10,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{Pid, User};
 
 use crate::child;
@@ -120,8 +122,10 @@ pub fn smi(arguments: &[&str]) -> Result<String> {
 pub struct Place {
     /// Programs and configuration: root-owned all the way up, passable for everybody.
     pub dir: PathBuf,
-    /// The run directory of the configuration, on a memory file system where `/run` is one.
+    /// The run directory of the configuration, on a memory file system, as `/run` is on a node.
     pub run: PathBuf,
+    /// That file system is ours: this machine's `/run` is on a disk.
+    mounted: bool,
     pub user: User,
 }
 
@@ -130,11 +134,24 @@ impl Place {
         if !nix::unistd::geteuid().is_root() {
             bail!("run it as root: it plays the scheduler, which starts things for an ordinary user");
         }
-        let place = Self {
+        let mut place = Self {
             dir: fresh("/var/lib")?,
             run: fresh("/run")?,
+            mounted: false,
             user,
         };
+        if statfs(&place.run)?.filesystem_type() != TMPFS_MAGIC {
+            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+            mount(
+                Some("mpsd-hw"),
+                &place.run,
+                Some("tmpfs"),
+                flags,
+                Some("mode=0755"),
+            )
+            .with_context(|| format!("no tmpfs on '{}'", place.run.display()))?;
+            place.mounted = true;
+        }
         for name in ["bin", "etc", "state"] {
             fs::create_dir(place.dir.join(name))?;
         }
@@ -195,6 +212,9 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         sweep(&self.run, &self.dir);
+        if self.mounted {
+            let _ = umount2(&self.run, MntFlags::MNT_DETACH);
+        }
         let _ = fs::remove_dir_all(&self.run);
         let _ = fs::remove_dir_all(&self.dir);
     }

@@ -1,9 +1,12 @@
 //! Times: the floor (daemon and server by the shortest possible means) and our prologue, in turn, in one process.
 
-use std::time::Duration;
+use std::fs::File;
+use std::io::Read as _;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 
+use crate::anatomy::{self, Steps};
 use crate::child;
 use crate::job::Job;
 use crate::result::{Section, Spread, times};
@@ -23,21 +26,49 @@ struct Times {
     quit: Vec<f64>,
     prologue: Vec<f64>,
     epilogue: Vec<f64>,
+    begins: Both,
+    ends: Both,
+}
+
+/// The steps of the floor, and ours.
+#[derive(Debug, Default)]
+struct Both {
+    floor: Steps,
+    ours: Steps,
 }
 
 impl Times {
     fn floor(&mut self, place: &Place, gpu: &Gpu) -> Result<()> {
+        let from = SystemTime::now();
         let daemon = Daemon::start(place, &gpu.uuid, "floor", &[])?;
+        self.begins.floor.begun(&daemon.log, from, from + daemon.ready);
         self.floor.push(child::ms(daemon.ready));
         self.socket.push(child::ms(daemon.socket));
-        self.quit.push(child::ms(daemon.quit()?));
+        let from = SystemTime::now();
+        let (took, log) = daemon.quit_and_tell()?;
+        self.ends.floor.ended(&log, from, from + took);
+        self.quit.push(child::ms(took));
         settle()
     }
 
     fn ours(&mut self, place: &Place, gpu: &Gpu, number: usize) -> Result<()> {
         let job = Job::named(place, gpu, &format!("{}.srv", 5000 + number))?;
-        self.prologue.push(job.prologue()?.success()?.ms());
-        self.epilogue.push(job.epilogue()?.success()?.ms());
+        let from = SystemTime::now();
+        let begun = job.prologue()?.success()?;
+        self.prologue.push(begun.ms());
+        let file = job.directory().join("log/control.log");
+        self.begins
+            .ours
+            .begun(&anatomy::lines(&file)?, from, from + begun.wall);
+        // It goes with the job; what is open stays readable.
+        let mut kept = File::open(&file)?;
+        let from = SystemTime::now();
+        let ended = job.epilogue()?.success()?;
+        self.epilogue.push(ended.ms());
+        let mut text = String::new();
+        kept.read_to_string(&mut text)?;
+        let log: Vec<String> = text.lines().map(str::to_owned).collect();
+        self.ends.ours.ended(&log, from, from + ended.wall);
         settle()
     }
 
@@ -56,6 +87,10 @@ impl Times {
                 section.fact(&format!("{name}_spread"), spread.text());
             }
         }
+        self.begins.floor.record(section, "floor_begin");
+        self.begins.ours.record(section, "begin");
+        self.ends.floor.record(section, "floor_end");
+        self.ends.ours.record(section, "end");
     }
 }
 

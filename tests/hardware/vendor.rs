@@ -154,7 +154,12 @@ impl<'a> Daemon<'a> {
     }
 
     /// `quit`, then waits until daemon and server are gone; how long that took.
-    pub fn quit(mut self) -> Result<Duration> {
+    pub fn quit(self) -> Result<Duration> {
+        Ok(self.quit_and_tell()?.0)
+    }
+
+    /// The same, and all that it has logged.
+    pub fn quit_and_tell(mut self) -> Result<(Duration, Vec<String>)> {
         let begin = Instant::now();
         let _ = self.command("quit\n")?;
         let Some(mut child) = self.child.take() else {
@@ -169,7 +174,9 @@ impl<'a> Daemon<'a> {
             thread::sleep(Duration::from_micros(500));
         }
         child::until(STEP, Duration::from_millis(1), || !alive(self.server))?;
-        Ok(begin.elapsed())
+        let took = begin.elapsed();
+        self.collect();
+        Ok((took, std::mem::take(&mut self.log)))
     }
 }
 

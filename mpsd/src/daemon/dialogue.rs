@@ -282,6 +282,8 @@ pub enum Event {
     ServerExited(i32, i32),
     /// `Cmd:set_default_active_thread_percentage 100`: somebody told the daemon to set something, which need not have been granted.
     Setting,
+    /// `Cmd:quit`, or with a time: somebody told the daemon to end.
+    Quit,
     /// `NEW CLIENT 1519 from user 1001: …`.
     NewClient(i32),
     /// `Status of client {PID: 4631, Context ID: 1} is ACTIVE`: it has a context.
@@ -300,7 +302,11 @@ impl Event {
     pub fn parse(line: &str) -> Option<Self> {
         let message = line.strip_prefix('[')?.split_once("] ")?.1.trim_end();
         if let Some(command) = message.strip_prefix("Cmd:") {
-            return command.trim_start().starts_with("set_").then_some(Self::Setting);
+            let command = command.trim();
+            return match command.split(' ').next() {
+                Some("quit") => Some(Self::Quit),
+                _ => command.starts_with("set_").then_some(Self::Setting),
+            };
         }
         if let Some(rest) = message.strip_prefix("NEW SERVER ") {
             return rest

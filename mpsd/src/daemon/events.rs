@@ -5,11 +5,18 @@ use super::ends::Ends;
 use super::tail::CONTROL_LOG;
 use crate::sys::signals::Signals;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use nix::sys::signal::Signal;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
+
+/// What is watched of one daemon.
+#[derive(Debug, Default)]
+pub struct Watches {
+    socket: Option<WatchDescriptor>,
+    log: Option<WatchDescriptor>,
+}
 
 /// The descriptors that are waited on.
 #[derive(Debug)]
@@ -50,13 +57,33 @@ impl Events {
     ///
     /// # Errors
     /// One line: the directory is gone, or the user's watches are used up.
-    pub fn watch_start(&mut self, pipe: &Path, log: &Path) -> Result<(), String> {
+    pub fn watch_start(&mut self, pipe: &Path, log: &Path) -> Result<Watches, String> {
         let watch = |path: &Path, what| {
-            let watched = self.inotify.add_watch(path, what).map(drop);
+            let watched = self.inotify.add_watch(path, what).map(Some);
             watched.map_err(|e| format!("cannot watch '{}': {e}", path.display()))
         };
-        watch(pipe, AddWatchFlags::IN_CREATE)?;
-        watch(&log.join(CONTROL_LOG), AddWatchFlags::IN_MODIFY)
+        Ok(Watches {
+            socket: watch(pipe, AddWatchFlags::IN_CREATE)?,
+            log: watch(&log.join(CONTROL_LOG), AddWatchFlags::IN_MODIFY)?,
+        })
+    }
+
+    /// No event for a daemon's socket any more: it is there.
+    pub fn forget_socket(&mut self, watches: &mut Watches) {
+        self.forget(watches.socket.take());
+    }
+
+    /// None for its log either: its end is told by a signal.
+    ///
+    /// In time, because a descriptor of which a file was still watched a moment ago takes the kernel 7 to 25 ms to close (it waits
+    /// for the readers of a list, `fsnotify_wait_marks_destroyed`; measured on Linux 6.18), and root waits for our end.
+    pub fn forget_log(&mut self, watches: &mut Watches) {
+        self.forget(watches.log.take());
+    }
+
+    fn forget(&self, watch: Option<WatchDescriptor>) {
+        // One whose file is gone is gone itself.
+        let _ = watch.map(|watch| self.inotify.rm_watch(watch));
     }
 
     /// Waits for an event, the end of a client among them, `limit` at most; `None`: for ever. True when it is SIGTERM, SIGINT or SIGHUP.

@@ -22,6 +22,8 @@ struct Known {
     clients: BTreeSet<i32>,
     /// The server that was told to end.
     to_end: Option<i32>,
+    /// The daemon was told so.
+    quits: bool,
 }
 
 /// The account, and where it goes.
@@ -58,6 +60,7 @@ impl Sight {
                     keep(&mut self.seen.refused, Refused { pid, beside });
                 }
             }
+            Event::Quit => known.quits = true,
             Event::ServerToEnd(pid) => known.to_end = Some(*pid),
             Event::ServerExited(pid, status) => {
                 let clients = std::mem::take(&mut known.clients).len() as u64;
@@ -72,6 +75,12 @@ impl Sight {
                 .extend(culprit(words).filter(|_| self.seen.fatal.len() < 16)),
             _ => {}
         }
+    }
+
+    /// Whether this daemon is ending, with a server that has no clients: nothing will happen any more but its end.
+    pub fn is_ending(&self, daemon: i32) -> bool {
+        let known = self.daemons.get(&daemon);
+        known.is_some_and(|known| known.quits && known.to_end.is_some() && known.clients.is_empty())
     }
 
     /// Whether this daemon's server was told to end.

@@ -2,7 +2,7 @@
 
 use super::dialogue::{self, Of, Proof};
 use super::ends::Ends;
-use super::events::Events;
+use super::events::{Events, Watches};
 use super::partitions;
 use super::session;
 use super::tail::Tail;
@@ -33,6 +33,8 @@ pub struct Running {
     pub child: Child,
     /// Its log.
     pub tail: Tail,
+    /// What is watched of it.
+    pub watches: Watches,
     /// It knows no option that it was started with.
     refuses_option: bool,
     /// Its limits are set and read back, and its server is asked for.
@@ -107,6 +109,9 @@ fn bring_up(spec: &Spec, events: &mut Events, running: &mut Vec<Running>) -> Res
             again |= advance(spec, daemon, end)?;
         }
         if running.iter().all(|r| r.server.is_some()) {
+            running
+                .iter_mut()
+                .for_each(|daemon| events.forget_socket(&mut daemon.watches));
             return Ok(());
         }
         let left = end.remaining();
@@ -130,13 +135,14 @@ fn stuck(running: &[Running]) -> &'static str {
 fn spawn(spec: &Spec, daemon: &Daemon, events: &mut Events) -> Result<Running, String> {
     let (writer, tail) = Tail::create(&daemon.log)
         .map_err(|e| format!("cannot make the log in '{}': {e}", daemon.log.display()))?;
-    events.watch_start(&daemon.pipe, &daemon.log)?;
+    let watches = events.watch_start(&daemon.pipe, &daemon.log)?;
     let child =
         spawn_control(spec, daemon, writer).map_err(|e| format!("the control daemon does not start: {e}"))?;
     Ok(Running {
         daemon: daemon.clone(),
         child,
         tail,
+        watches,
         refuses_option: false,
         asked: false,
         server: None,

@@ -49,6 +49,9 @@ pub fn until_the_end(
             if told_to_set {
                 limits.wake(daemon);
             }
+            if sight.is_ending(pid) {
+                events.forget_log(&mut daemon.watches);
+            }
         }
         for killed in ends.killed() {
             let (pid, signal) = (killed.pid, Named(killed.signal));

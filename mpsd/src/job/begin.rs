@@ -54,7 +54,7 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
     let began = Instant::now();
     expect_no_suspicion(node, job)?;
     expect_no_waiting_drain(node, job)?;
-    node.prepare_nvml();
+    node.prepare_nvml(&[]);
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
     let inventory = node.inventory()?;

@@ -207,6 +207,10 @@ fn take_down(
         None => node.remove_job(job)?,
         Some(journal) => {
             node.use_nvml(&journal.nvml);
+            // Beside the daemons' end: both take the driver's time.
+            if journal.has_begun(&Effect::StartDaemon) {
+                node.prepare_nvml(&journal.gpu_uuids());
+            }
             *findings = undo::undo(node, journal);
         }
     }

@@ -4,7 +4,7 @@ use super::case::Job;
 use crate::plan::effects::{Effect, Plan};
 use mpsd_core::config::{LeftoverClients, Settings};
 use mpsd_core::record::{Daemon, RecordGpu};
-use mpsd_core::{JobId, Scheduler};
+use mpsd_core::{GpuUuid, JobId, Scheduler};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -180,7 +180,12 @@ impl Journal {
         self.plan[..self.begun.min(self.plan.len())].iter().rev()
     }
 
-    /// The UUIDs of the job's GPUs, for the marker of a drain.
+    /// The job's GPUs.
+    pub fn gpu_uuids(&self) -> Vec<GpuUuid> {
+        self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
+    }
+
+    /// The same in words, for the marker of a drain.
     pub fn gpu_names(&self) -> Vec<String> {
         let names = self.gpus.iter().map(|gpu| gpu.uuid.as_str().to_owned());
         names.collect()

@@ -86,8 +86,8 @@ pub trait Gpus {
     /// From now on NVML is this library: the one that the job's journal names.
     fn use_nvml(&mut self, library: &str);
     /// Questions about GPUs are to come: NVML needs tens of milliseconds for the first, which can pass while other things are
-    /// done. What fails here is told by the first question.
-    fn prepare_nvml(&mut self) {}
+    /// done, and so it does for its first look at each of `gpus`. What fails here is told by the first question.
+    fn prepare_nvml(&mut self, _gpus: &[GpuUuid]) {}
     /// No more of them: what ends NVML goes on while other things are done.
     fn dismiss_nvml(&mut self) {}
     /// All GPUs with their compute modes.

@@ -189,10 +189,15 @@ fn check(
             spec.daemons.len()
         )));
     }
+    let pids: Vec<i32> = daemons
+        .iter()
+        .flat_map(|daemon| [daemon.control, daemon.server])
+        .collect();
+    let by_file = processes::by_file(node, journal, &pids);
     let mut proved = Proved::default();
     for (daemon, asked) in daemons.into_iter().zip(&spec.daemons) {
         for (pid, role) in [(daemon.control, Role::Control), (daemon.server, Role::Server)] {
-            let process = processes::prove(node, journal, pid, role);
+            let process = processes::prove(node, journal, pid, role, &by_file);
             let process = process.ok_or_else(|| wrong(format!("process {pid} is not this job's {role}")))?;
             proved.processes.push(process);
         }

@@ -38,13 +38,16 @@ impl Gpus for RealNode {
         }
     }
 
-    fn prepare_nvml(&mut self) {
+    fn prepare_nvml(&mut self, gpus: &[GpuUuid]) {
         if self.worker.is_none() {
             let program = beside("mpsd").ok();
             let started = program.map(|mpsd| NvmlWorker::start(&mpsd, &self.nvml, PREPARATION));
             self.worker = started
                 .and_then(Result::ok)
                 .map(|worker| worker.within(self.nvml_time));
+            if let Some(worker) = &mut self.worker {
+                worker.attach(gpus);
+            }
         }
     }
 

@@ -3,7 +3,6 @@
 use super::real::{RealNode, groups_of};
 use crate::job::Journal;
 use crate::job::journal::ProcessRef;
-use crate::job::node::Gpus as _;
 use crate::job::spec::{SPEC_FD, Spec};
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::holding;
@@ -75,8 +74,6 @@ pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
     let Ok(mut child) = spawn.start(deadline) else {
         return;
     };
-    // What comes next is made ready while the daemons end.
-    node.prepare_nvml();
     if child.wait(deadline).is_none() {
         child.kill(Deadline::after_ms(200));
     }

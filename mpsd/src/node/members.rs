@@ -105,7 +105,7 @@ impl Members for RealNode {
                 signal_each(&self.own(journal), Signal::SIGKILL);
             }
         }
-        self.prepare_nvml();
+        self.prepare_nvml(&journal.gpu_uuids());
         wait_gone(self, journal, rung == Rung::Kill, deadline)
     }
 
@@ -237,17 +237,32 @@ fn down_to_driver(stack: &str) -> String {
 
 /// `pid`, if it is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
 /// with its pipe directory, and has not ended.
-pub fn prove(node: &RealNode, journal: &Journal, pid: i32, role: Role) -> Option<ProcessRef> {
+///
+/// `by_file`: what was found of it by its file, where the journal does not know that ([`by_file`]).
+pub fn prove(
+    node: &RealNode,
+    journal: &Journal,
+    pid: i32,
+    role: Role,
+    by_file: &[(ProcessRef, Role)],
+) -> Option<ProcessRef> {
     let process = Process::find(pid)?;
-    // The usual case needs no child.
-    let runs = || {
-        role_by_journal(journal, &process) == Some(role)
-            || roles(node, journal, &[process.id()]) == [(process.id(), role)]
-    };
+    let runs = || role_by_journal(journal, &process) == Some(role) || by_file.contains(&(process.id(), role));
     let here = || talks_here(journal, process.id(), Deadline::after(PROOF_TIME)) == Some(true);
     let in_group = || node.grouped(journal).contains(&pid);
     let proved = uid_of(pid) == Some(journal.uid) && runs() && (in_group() || here());
     proved.then(|| process.id())
+}
+
+/// What those of `pids` are whose files the journal does not know, as where a wrapper stands at the usual path. The usual case needs
+/// no child, and this one a single child.
+pub fn by_file(node: &RealNode, journal: &Journal, pids: &[i32]) -> Vec<(ProcessRef, Role)> {
+    let processes = pids.iter().filter_map(|pid| Process::find(*pid));
+    let unknown: Vec<ProcessRef> = processes
+        .filter(|process| role_by_journal(journal, process).is_none())
+        .map(|process| process.id())
+        .collect();
+    roles(node, journal, &unknown)
 }
 
 fn signal_each(members: &[Member], signal: Signal) {
@@ -272,8 +287,8 @@ fn wait_gone(node: &mut RealNode, journal: &Journal, killed: bool, deadline: Dea
                 }
             }
         }
-        // A process that is waited for by descriptor has ended; one without may not have.
-        if found.len() < left.len() {
+        // Who was waited for by descriptor has ended, and who ended meanwhile is not listed again; one without may not have.
+        if found.is_empty() {
             deadline.sleep(PAUSE);
         }
     }

@@ -18,6 +18,8 @@ use std::path::Path;
 const ATTEMPTS: usize = 4;
 /// What failed where it was no single GPU.
 const NVML: &str = "NVML";
+/// A directory for each GPU that the driver has, named after its place on the bus.
+const DRIVER_GPUS: &str = "/proc/driver/nvidia/gpus";
 /// NVIDIA's number among the vendors of PCI devices.
 const NVIDIA: &str = "0x10de";
 /// Most CPUs that are asked for, in words of 64.
@@ -227,10 +229,39 @@ impl Nvml {
         Ok(merged(&plain, &clients))
     }
 
+    /// The first look at `gpu`, which takes NVML 7 ms; whoever asks is told what fails.
+    pub fn attach(&self, gpu: &GpuUuid) {
+        let _ = self.device(gpu);
+    }
+
     fn device(&self, gpu: &GpuUuid) -> Result<Device<'_>, NvmlError> {
+        if let Some(device) = self.at_place(gpu) {
+            return Ok(device);
+        }
         let device = self.library.device_by_uuid(gpu.as_str());
         device.map_err(of_device("nvmlDeviceGetHandleByUUID", gpu))
     }
+
+    /// The same by its place on the bus, which the driver's own files tell: looking for a UUID, NVML looks at one GPU after the
+    /// other, 7 ms each (docs/facts/mps-control.md#times).
+    fn at_place(&self, gpu: &GpuUuid) -> Option<Device<'_>> {
+        let place = place_of(gpu, Path::new(DRIVER_GPUS))?;
+        let device = self.library.device_by_pci_bus_id(place).ok()?;
+        (device.uuid().ok()? == gpu.as_str()).then_some(device)
+    }
+}
+
+/// Where `gpu` is on the bus, by the driver's account in `directory` of the GPUs that it has.
+fn place_of(gpu: &GpuUuid, directory: &Path) -> Option<String> {
+    let is_its = |text: &str| {
+        let uuid = text.lines().find_map(|line| line.strip_prefix("GPU UUID:"));
+        uuid.is_some_and(|uuid| uuid.trim() == gpu.as_str())
+    };
+    let mut places = std::fs::read_dir(directory).ok()?.flatten();
+    let its = places.find(|place| {
+        std::fs::read_to_string(place.path().join("information")).is_ok_and(|text| is_its(&text))
+    })?;
+    its.file_name().into_string().ok()
 }
 
 /// For `map_err` of what was asked about one GPU or MIG device. A MIG device can be taken away while its GPU runs, by whoever may

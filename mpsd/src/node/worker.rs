@@ -45,6 +45,8 @@ pub enum Question {
     Driver,
     /// The processes on a GPU: [`mpsd_core::gpu::GpuProcess`]es.
     Processes(GpuUuid),
+    /// No answer is wanted: a GPU will be asked about, and NVML takes 7 ms for the first look at it.
+    Attach(GpuUuid),
 }
 
 /// The worker's side: answers until nobody asks.
@@ -61,29 +63,34 @@ pub fn serve(library: &str) -> Result<(), String> {
     for line in reader.lines() {
         let line = line.map_err(|e| e.to_string())?;
         let question = serde_json::from_str(&line).map_err(|e| format!("not a question: {e}"))?;
-        let mut answer = answer(&nvml, question).map_err(|e| e.to_string())?;
+        let Some(mut answer) = answer(&nvml, question).map_err(|e| e.to_string())? else {
+            continue;
+        };
         answer.push('\n');
         stream.write_all(answer.as_bytes()).map_err(|e| e.to_string())?;
     }
     Ok(())
 }
 
-fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Result<String> {
-    let loaded = match nvml {
-        Ok(loaded) => loaded,
-        Err(error) => return serde_json::to_string(&Err::<(), _>(error)),
-    };
-    match question {
-        Question::Inventory => text(loaded.inventory()),
-        Question::Mode(gpu) => text(loaded.compute_mode(&gpu)),
-        Question::SetMode(gpu, mode) => text(loaded.set_compute_mode(&gpu, mode)),
-        Question::Driver => text(loaded.driver()),
-        Question::Processes(gpu) => text(loaded.processes(&gpu)),
+/// `None`: none is wanted.
+fn answer(nvml: &Result<Nvml, NvmlError>, question: Question) -> serde_json::Result<Option<String>> {
+    match (nvml, question) {
+        (Ok(loaded), Question::Attach(gpu)) => {
+            loaded.attach(&gpu);
+            Ok(None)
+        }
+        (Err(_), Question::Attach(_)) => Ok(None),
+        (Err(error), _) => text(Err::<(), _>(error)),
+        (Ok(loaded), Question::Inventory) => text(loaded.inventory()),
+        (Ok(loaded), Question::Mode(gpu)) => text(loaded.compute_mode(&gpu)),
+        (Ok(loaded), Question::SetMode(gpu, mode)) => text(loaded.set_compute_mode(&gpu, mode)),
+        (Ok(loaded), Question::Driver) => text(loaded.driver()),
+        (Ok(loaded), Question::Processes(gpu)) => text(loaded.processes(&gpu)),
     }
 }
 
-fn text<T: Serialize>(answer: Result<T, NvmlError>) -> serde_json::Result<String> {
-    serde_json::to_string(&answer)
+fn text<T: Serialize, E: Serialize>(answer: Result<T, E>) -> serde_json::Result<Option<String>> {
+    serde_json::to_string(&answer).map(Some)
 }
 
 /// The asker's side.
@@ -133,6 +140,14 @@ impl NvmlWorker {
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
+    }
+
+    /// Has NVML look at `gpus` before anything is asked about them. What fails is told by the first question.
+    pub fn attach(&mut self, gpus: &[GpuUuid]) {
+        for gpu in gpus {
+            let line = serde_json::to_string(&Question::Attach(gpu.clone())).unwrap_or_default() + "\n";
+            let _ = self.stream.write_all(line.as_bytes());
+        }
     }
 
     /// The process, where it gave no answer in its time.

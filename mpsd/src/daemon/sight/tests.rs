@@ -130,3 +130,27 @@ fn a_client_that_no_log_names_is_a_stranger_once_one_names_any() {
     let sight = of_two(&[(1, &first), (2, &second)]);
     assert_eq!([5, 6, 7].map(|pid| sight.is_stranger(pid)), [false, false, true]);
 }
+
+#[test]
+fn a_daemon_is_ending_once_it_was_told_to_quit_and_nobody_is_left() {
+    let mut sight = Sight::default();
+    let mut ending = |message: &str| {
+        let line = format!("[2026-11-22 04:21:29.604 Control  4590] {message}");
+        if let Some(event) = Event::parse(&line) {
+            sight.take(1, &event);
+        }
+        sight.is_ending(1)
+    };
+    assert!(!ending(&active(5)));
+    assert!(!ending("Cmd:quit -t 1"));
+    assert!(
+        !ending("Try shutting down server 691, backoff is disabled"),
+        "a client is there"
+    );
+    assert!(ending("Client process 5 disconnected"));
+
+    let mut other = Sight::default();
+    let told = "[x Control 1] Try shutting down server 691, backoff is enabled";
+    other.take(2, &Event::parse(told).unwrap());
+    assert!(!other.is_ending(2), "the daemon itself stays");
+}

@@ -68,3 +68,39 @@ fn a_name_that_the_loader_does_not_know_is_one_line() {
     assert_eq!(error.evidence, Some(Evidence::VendorProgram));
     assert!(!error.to_string().contains('\n'), "{error}");
 }
+
+#[test]
+fn a_gpu_is_found_on_the_bus_by_the_drivers_own_files() {
+    let gpus = tempfile::tempdir().unwrap();
+    // Recorded of driver 580.159.04.
+    let information = |uuid: &str| {
+        format!(
+            "Model: \t\t NVIDIA H200\nIRQ:   \t\t 41\nGPU UUID: \t {uuid}\nVideo BIOS: \t 96.00.a5.00.1a\nBus Type: \t PCIe\n\
+             Bus Location: \t 0000:00:06.0\nDevice Minor: \t 0\n"
+        )
+    };
+    let (first, second) = (
+        "GPU-3ea58d0c-f30d-995c-4fef-0ba272ecfd56",
+        "GPU-187287f1-1987-72d3-4970-63dd039c1b15",
+    );
+    for (place, text) in [
+        ("0000:00:06.0", information(first)),
+        ("0000:00:07.0", information(second)),
+        // A GPU that the driver has not initialised.
+        (
+            "0000:00:08.0",
+            information("GPU-????????-????-????-????-????????????"),
+        ),
+    ] {
+        std::fs::create_dir(gpus.path().join(place)).unwrap();
+        std::fs::write(gpus.path().join(place).join("information"), text).unwrap();
+    }
+    let place = |uuid: &str| place_of(&GpuUuid::parse(uuid).unwrap(), gpus.path());
+    assert_eq!(place(first).as_deref(), Some("0000:00:06.0"));
+    assert_eq!(place(second).as_deref(), Some("0000:00:07.0"));
+    assert_eq!(place("GPU-187287f1-1987-72d3-4970-63dd039c1b16"), None);
+    assert_eq!(
+        place_of(&GpuUuid::parse(first).unwrap(), &gpus.path().join("none")),
+        None
+    );
+}
