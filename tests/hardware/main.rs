@@ -26,6 +26,7 @@ mod site;
 mod slurm;
 mod timing;
 mod vendor;
+mod waits;
 
 use std::fs;
 use std::path::PathBuf;
@@ -63,7 +64,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'bind', 'many', 'gain', 'inference', 'recipes' and 'several' (the default)
+    /// Everything but 'bind', 'many', 'plugin', 'gain', 'inference', 'recipes' and 'several' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,
@@ -79,6 +80,10 @@ enum Part {
     Pairs,
     /// The same job through a real Slurm: srun --mps
     Slurm,
+    /// 'srun --mps true' against 'srun true' on the real GPU, in turn (1 minute)
+    Waits,
+    /// What the plugin costs a job that did not ask, on simulated nodes of this machine's own Slurm (2 minutes)
+    Plugin,
     /// Two GPUs, listed partly and against the order of the bus: MPS on the GPU that the job has without it
     Devices,
     /// MPS on MIG devices, where the machine has some: what is documented and not verified
@@ -205,6 +210,20 @@ fn parts(options: &Options, place: &Place, gpu: &Gpu, outcome: &mut Outcome) -> 
         let debs = package(options)?.join("debs");
         step(outcome, "slurm", |section| {
             slurm::run(section, place, gpu, minor, &limits, &debs)
+        })?;
+    }
+    if part.takes(Part::Waits) {
+        let minor = u32::try_from(options.gpu)?;
+        let debs = package(options)?.join("debs");
+        step(outcome, "waits", |section| {
+            waits::run(section, place, gpu, minor, options.pairs, &debs)
+        })?;
+    }
+    if part.takes(Part::Plugin) {
+        let package = package(options)?;
+        let (debs, out) = (package.join("debs"), options.out.as_deref());
+        step(outcome, "plugin", |section| {
+            waits::plugin(section, &package, &debs, out, 2 * options.pairs)
         })?;
     }
     if part.takes(Part::Devices) {

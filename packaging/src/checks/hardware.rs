@@ -38,6 +38,30 @@ const PROGRAMS: [(&str, &str, &str); 9] = [
     ("spank_mps.so", "cdylib", "spank_mps"),
 ];
 
+/// What measures the plugin on simulated nodes, under cargo's own names in the folder `bench`: name, kind of its target, its name.
+const BENCH: [(&str, &str, &str); 10] = [
+    ("bench-srun", "bin", "bench-srun"),
+    ("slurm-warden", "bin", "slurm-warden"),
+    ("fake-mps-control", "bin", "fake-mps-control"),
+    ("fake-cuda-client", "bin", "fake-cuda-client"),
+    ("libnvml_stub.so", "cdylib", "nvml_stub"),
+    ("libcontainer_stub.so", "cdylib", "container_stub"),
+    ("libspank_mps.so", "cdylib", "spank_mps"),
+    ("mpsd", "bin", "mpsd"),
+    ("mps-prologue", "bin", "mps-prologue"),
+    ("mps-epilogue", "bin", "mps-epilogue"),
+];
+
+/// Those of them, and of the package's other programs, that are of the crate `tests`.
+const TESTS: [&str; 6] = [
+    "hardware",
+    "cuda-load",
+    "slurm-warden",
+    "bench-srun",
+    "fake-mps-control",
+    "fake-cuda-client",
+];
+
 /// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the Python packages.
 const OPENMM: [&str; 2] = ["OpenMM==8.6.1", "OpenMM-CUDA-13==8.6.1"];
 const OPENMM_FOR: [&str; 8] = [
@@ -158,28 +182,40 @@ fn pack(root: &Path, directory: &Path, options: &Options) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("cannot make '{}'", directory.display()))?;
     let profile: &[&str] = if options.dev { &[] } else { &["--release"] };
     let crates = [
-        "-p", "mpsd", "-p", "prologue", "-p", "epilogue", "-p", "spank", "-p", "tests",
+        "-p",
+        "mpsd",
+        "-p",
+        "prologue",
+        "-p",
+        "epilogue",
+        "-p",
+        "spank",
+        "-p",
+        "nvml-stub",
+        "-p",
+        "container-stub",
     ];
     let mut built = build(
         root,
         &[&["build", "--bins", "--lib"], &crates[..], profile].concat(),
     )?;
+    let mut ours = vec!["build", "-p", "tests"];
+    for bin in TESTS {
+        ours.extend(["--bin", bin]);
+    }
+    built.extend(build(root, &[&ours[..], profile].concat())?);
     built.extend(build(
         root,
         &[&["test", "--no-run", "-p", "tests", "--test", CONTRACT], profile].concat(),
     )?);
     let contract = (CONTRACT, "test", CONTRACT);
-    for (name, kind, target) in PROGRAMS.into_iter().chain([contract]) {
-        let key = (kind.to_owned(), target.to_owned());
-        let file = built
-            .get(&key)
-            .with_context(|| format!("cargo built no {kind} '{target}'"))?;
-        let to = directory.join(name);
-        // A running copy cannot be written over, but it can be replaced.
-        let _ = fs::remove_file(&to);
-        fs::copy(file, &to)
-            .with_context(|| format!("cannot copy '{}' to '{}'", file.display(), to.display()))?;
-        strip(&to)?;
+    for program in PROGRAMS.into_iter().chain([contract]) {
+        put(&built, program, directory)?;
+    }
+    let bench = directory.join("bench");
+    fs::create_dir_all(&bench).with_context(|| format!("cannot make '{}'", bench.display()))?;
+    for program in BENCH {
+        put(&built, program, &bench)?;
     }
     for name in SCRIPTS {
         let from = root.join("etc/slurm").join(name);
@@ -200,6 +236,22 @@ fn pack(root: &Path, directory: &Path, options: &Options) -> Result<()> {
         directory.display(),
         directory.display()
     ))
+}
+
+/// Puts one of the things that were `built` into `directory`.
+fn put(
+    built: &BTreeMap<(String, String), PathBuf>,
+    (name, kind, target): (&str, &str, &str),
+    directory: &Path,
+) -> Result<()> {
+    let file = built
+        .get(&(kind.to_owned(), target.to_owned()))
+        .with_context(|| format!("cargo built no {kind} '{target}'"))?;
+    let to = directory.join(name);
+    // A running copy cannot be written over, but it can be replaced.
+    let _ = fs::remove_file(&to);
+    fs::copy(file, &to).with_context(|| format!("cannot copy '{}' to '{}'", file.display(), to.display()))?;
+    strip(&to)
 }
 
 /// Runs cargo; what it built, by kind and name of the target.

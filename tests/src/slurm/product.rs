@@ -43,8 +43,9 @@ impl Product {
         for name in PROGRAMS {
             copy(&program_beside(name)?, &product.libexec.join(name), 0o755)?;
         }
-        let prolog = concat!(env!("CARGO_MANIFEST_DIR"), "/../etc/slurm/mps-task-prolog");
-        copy(Path::new(prolog), &product.libexec.join("mps-task-prolog"), 0o755)?;
+        let checkout = || concat!(env!("CARGO_MANIFEST_DIR"), "/../etc/slurm/mps-task-prolog").into();
+        let prolog = program_beside("mps-task-prolog").unwrap_or_else(|_| checkout());
+        copy(&prolog, &product.libexec.join("mps-task-prolog"), 0o755)?;
         copy(&program_beside(PLUGIN)?, &product.plugin, 0o755)?;
         stamp::write(&product.plugin, stamp::installed()?)?;
         fs::write(&product.config, config)?;
