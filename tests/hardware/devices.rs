@@ -7,14 +7,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use tests::slurm::{Bed, Options, User};
+use tests::slurm::{Bed, Options, User, unified};
 
 use crate::debs::Debs;
 use crate::job;
 use crate::look::{self, Look};
 use crate::result::Section;
 use crate::site::{self, Place};
-use crate::slurm::{self, Slice, tail, unified};
+use crate::slurm::{self, Slice, tail};
 
 /// Longest that one `srun` may take.
 const SRUN: Duration = Duration::from_secs(90);

@@ -28,6 +28,8 @@ const ACCOUNT: &str = "MPS=true,MPS_MEM=4G";
 const LOAD: Duration = Duration::from_secs(40);
 const RECIPE: Duration = Duration::from_secs(30);
 const PART: Duration = Duration::from_secs(85);
+/// By how much a program may round its share up.
+const ROUNDED_MIB: u64 = 16;
 /// The first NCCL that lets several ranks share a GPU, if it is asked to.
 const NCCL_SHARES: (u32, u32) = (2, 30);
 
@@ -206,6 +208,8 @@ impl Kitchen<'_> {
         command.args(["-n", &RANKS.to_string()]);
         command.arg(self.place.staged("mpsctl")?).args(self.words(job)?);
         command.args([name, "0", &RANKS.to_string(), &LIMIT_MIB.to_string()]);
+        // All ranks are here: no program that reaches other machines is looked for.
+        command.env("OMPI_MCA_plm", "isolated");
         command.arg(go).env("PBS_JOBID", job.id());
         Running::start(&mut command, "")
     }
@@ -315,7 +319,13 @@ fn judge(section: &mut Section, name: &str, reports: &[Value]) -> Result<()> {
     );
     if !numbers("taken_of_share_mib").is_empty() {
         let least = SHARE_MIB - MARGIN_MIB;
-        all("taken of the share", "taken_of_share_mib", least, SHARE_MIB);
+        // JAX rounds its share of the whole memory up: 2050 MiB of an H200's.
+        all(
+            "taken of the share",
+            "taken_of_share_mib",
+            least,
+            SHARE_MIB + ROUNDED_MIB,
+        );
     }
     if !numbers("taken_mib").is_empty() {
         all("taken before it was refused", "taken_mib", SHARE_MIB, LIMIT_MIB);

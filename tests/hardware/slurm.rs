@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tests::slurm::{Bed, Gpus, Options, User};
+use tests::slurm::{Bed, Gpus, Options, User, unified};
 
 use crate::clients::{self, Limits};
 use crate::debs::Debs;
@@ -107,18 +107,8 @@ pub fn options(minors: Vec<u32>) -> Options {
         nodes: 1,
         cpus: CLIENTS as u32,
         gpus: Gpus::Real(minors),
-        cgroup_lines: match unified() {
-            // Without systemd, Slurm's plugin for the unified hierarchy makes its own groups, in `system.slice`.
-            true => vec!["CgroupPlugin=cgroup/v2".into(), "IgnoreSystemd=yes".into()],
-            false => Options::default().cgroup_lines,
-        },
         ..Options::default()
     }
-}
-
-/// Whether `/sys/fs/cgroup` is the unified hierarchy.
-pub fn unified() -> bool {
-    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
 /// `system.slice`, where Slurm's groups go and systemd has made none; removed again if it is ours.

@@ -29,7 +29,7 @@ pub use client::{Client, Finished};
 pub use conf::{Gpus, SIMULATED_MAJOR, Word, private_dev};
 pub use host::{program_beside, use_slurm_of};
 pub use look::{Process, Snapshot, processes};
-pub use options::{CONFIGLESS, Options};
+pub use options::{CONFIGLESS, Options, unified};
 pub use product::{PLUGIN, Product};
 pub use simulated::{Changed, MODEL, Record, RecordGpu, SMS, Simulated};
 pub use state::NodeState;

@@ -1,6 +1,6 @@
 //! What a bed is to be like.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::conf::{self, Gpus, Word};
 
@@ -61,6 +61,20 @@ pub struct Options {
     pub job_container_lines: Vec<String>,
 }
 
+/// Whether `/sys/fs/cgroup` is the unified hierarchy.
+pub fn unified() -> bool {
+    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+}
+
+/// What works on this machine.
+fn cgroup_lines() -> Vec<String> {
+    match unified() {
+        // Without systemd, Slurm's plugin for the unified hierarchy makes its own groups, in `system.slice`.
+        true => vec!["CgroupPlugin=cgroup/v2".into(), "IgnoreSystemd=yes".into()],
+        false => vec!["CgroupAutomount=no".into()],
+    }
+}
+
 impl Default for Options {
     fn default() -> Options {
         Options {
@@ -85,7 +99,7 @@ impl Default for Options {
             prolog_flags: "Alloc,Contain".into(),
             slurm_lines: Vec::new(),
             partition_lines: Vec::new(),
-            cgroup_lines: vec!["CgroupAutomount=no".into()],
+            cgroup_lines: cgroup_lines(),
             job_container_lines: Vec::new(),
         }
     }
