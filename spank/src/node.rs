@@ -4,11 +4,13 @@ use crate::handle::{Ended, Node, Program};
 use crate::sys::spawn::run;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::killed::KilledTask;
+use mpsd_core::paths::RANKS;
 use mpsd_core::record::{self, Look, Record};
 use mpsd_core::replace::{Until, replace};
 use mpsd_core::seen::{self, Seen};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{JobId, JobPaths};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::Mode;
 use std::fs::{DirBuilder, File};
@@ -86,8 +88,15 @@ impl Node for ThisNode {
     }
 
     fn ranks(&self, job: &JobPaths) -> Result<File, String> {
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let opened = open(&job.ranks(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
+        let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let opened = open(&job.ranks(), flags, Mode::empty()).or_else(|errno| match errno {
+            // A job that an earlier release started: its steps make a file of root's.
+            Errno::ENOENT | Errno::ENOTDIR => {
+                let earlier = job.directory().join(RANKS);
+                open(&earlier, flags | OFlag::O_CREAT, Mode::S_IRUSR | Mode::S_IWUSR)
+            }
+            other => Err(other),
+        });
         let shown = |e| format!("cannot open '{}': {e}", job.ranks().display());
         opened.map(File::from).map_err(shown)
     }

@@ -582,6 +582,46 @@ fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that
     });
 }
 
+/// A user's process writes to the file of the ranks' locks, which is its own, what the user's file system withholds.
+#[test]
+fn a_lock_file_of_ranks_that_its_user_keeps_holds_nobody() {
+    alone(|| {
+        let node = fast(1).describe(|node| node.driver_version = "590.44.01".to_owned());
+        let place = Place::new(node, CONFIG);
+        let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
+        let ran = place.torque("95.srv", "MPS=true,MPS_SMS=16:32", "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        // Dropped after the file system: until then nothing ends it.
+        let holder;
+        let Some((at, hung)) = over(&place, "fuse", Hung::over_reads) else {
+            return;
+        };
+        let ranks = mpsd_core::Paths::new(place.stage.path("run"), "/");
+        let ranks = ranks
+            .job(&mpsd_core::JobId::parse("95.srv").expect("a job"))
+            .ranks();
+        let mut command = as_user(USER, place.stage.node.control());
+        command.env_clear().env("FAKE_MPS_WRITES", &ranks);
+        command.env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
+        holder = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
+        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+        let end = place.strict_end("95.srv");
+        assert!(
+            end.code == Some(2) && end.took < Duration::from_secs(9),
+            "{end:?}"
+        );
+        assert!(end.err.contains("cannot clean the user's directory"), "{end:?}");
+        let ran = place.torque("95.srv", ACCOUNT, "0");
+        assert!(
+            ran.code == Some(2) && ran.took < Duration::from_secs(10),
+            "{ran:?}"
+        );
+        place.assert_not_drained("a lock that its user keeps");
+        drop((hung, holder));
+        place.assert_ends_clean("95.srv", "a lock that its user let go");
+    });
+}
+
 /// Whoever can list a directory can keep its lock.
 #[test]
 fn nobody_but_root_lists_what_root_must_change() {

@@ -92,8 +92,11 @@ pub const SEEN: &str = "seen";
 pub const TOLD: &str = "told";
 /// File name of the tasks that a signal ended.
 pub const KILLED: &str = "killed";
-/// File name of what a step holds the lock of, or a rank of `mpsctl exec` of a byte, that has the job's static partitions.
+/// Name of the directory, root 0711, of what a step holds the lock of, or a rank of `mpsctl exec` of a byte, that has the job's static
+/// partitions. One of its own: whoever owns a file can keep its lock, and who removes it then waits with the lock of its directory.
 pub const RANKS: &str = "ranks";
+/// The file in it.
+pub const RANKS_LOCK: &str = "lock";
 /// File name of the record that root leaves for the job's tasks.
 pub const RECORD: &str = "record";
 
@@ -125,7 +128,7 @@ impl JobPaths {
 
     /// What is locked by who has the job's static partitions, its user's 0600.
     pub fn ranks(&self) -> PathBuf {
-        self.directory.join(RANKS)
+        self.directory.join(RANKS).join(RANKS_LOCK)
     }
 
     /// The record for the job's tasks, root 0644.

@@ -13,7 +13,7 @@ use crate::sys::files::{Bounds, Dir, FileError, LOCK};
 use crate::sys::guard::{NoAnswer, ask};
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::killed::{self, KilledTask};
-use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, RECORD, SEEN};
+use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, RANKS, RECORD, SEEN};
 use mpsd_core::record::{self, Look, Record, State};
 use mpsd_core::seen::{self, Seen};
 use mpsd_core::{Failure, GpuUuid, JobId};
@@ -47,7 +47,7 @@ const ROOT: (u32, u32) = (0, 0);
 
 /// Removes `names` from the job's directory `path`, which is locked for as long as this goes on: of those who come meanwhile
 /// none waits for one that hangs.
-fn remove_from(path: &Path, names: [String; 2], bounds: Bounds) -> Result<(), String> {
+fn remove_from(path: &Path, names: &[String], bounds: Bounds) -> Result<(), String> {
     let dir = match Dir::open(path) {
         Err(error) if error.is_absent() => return Ok(()),
         other => other.map_err(|e| e.to_string())?,
@@ -305,8 +305,11 @@ impl Store for RealNode {
     fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
         let (path, bounds) = (self.paths.job(&journal.job).directory().to_owned(), self.bounds());
         let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
+        let mut names = vec![pipe, log];
+        // Root's directory with a file of the user's.
+        names.extend((n == 0).then(|| RANKS.to_owned()));
         let question = || {
-            remove_from(&path, [pipe, log], bounds)
+            remove_from(&path, &names, bounds)
                 .err()
                 .unwrap_or_default()
                 .into_bytes()

@@ -35,7 +35,7 @@ pub fn hold(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure> {
     let file = match open(&path, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         // A job that an earlier release started has none, or one that is its steps' alone.
-        Err(Errno::ENOENT | Errno::EACCES) => return Ok(()),
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES) => return Ok(()),
         Err(e) => return Err(cannot(e).into()),
     };
     let taken = take(&file, Whose::Rank(partition.rank)).map_err(cannot)?;

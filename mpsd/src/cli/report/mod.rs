@@ -103,7 +103,7 @@ fn own(settings: &Settings, uid: u32, job: &JobId, since: u64) -> Result<Found, 
 fn of_job(job: &JobId, found: &[JobReport], is_root: bool) -> Vec<String> {
     match found {
         [] if !is_root => vec![format!(
-            "job {job}: no report for you on this node: it is another user's, had no MPS here, has not ended, or root alone has its              report (after a reboot; of one's own jobs the last 32 are kept, and none where run_dir is no tmpfs)"
+            "job {job}: no report for you on this node: it is another user's, had no MPS here, has not ended, or root alone has its report (after a reboot; of one's own jobs the last 32 are kept, and none where run_dir is no tmpfs)"
         )],
         [] => vec![format!(
             "job {job}: no report on this node: it had no MPS here, has not ended, or its report is gone"
