@@ -64,7 +64,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum Part {
-    /// Everything but 'bind', 'many', 'plugin', 'gain', 'inference', 'recipes' and 'several' (the default)
+    /// Everything but 'bind', 'many', 'gain', 'inference', 'recipes' and 'several' (the default)
     All,
     /// The contract suite with MPS_SUBJECT=nvidia
     Contract,

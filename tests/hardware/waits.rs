@@ -95,6 +95,9 @@ fn of_reports(section: &mut Section, place: &Place) -> Result<()> {
             continue;
         }
         let report: Value = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
+        if report["scheduler"] != "slurm" {
+            continue;
+        }
         ready.extend(report["ready_ms"].as_f64());
         gone.extend(report["teardown_ms"].as_f64());
     }

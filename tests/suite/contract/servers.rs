@@ -194,7 +194,8 @@ fn a_running_servers_limits_are_its_own_and_the_defaults_are_the_next_ones() {
     };
     has(60.0, 2048);
     kill(Pid::from_raw(server as i32), Signal::SIGTERM).unwrap();
-    assert!(wait_until(PATIENCE, || !alive(server)));
+    // Who comes before the daemon has seen the end is refused with 805 (seen once on driver 580).
+    assert!(daemon.logs(&format!("Server {server} exited with status 0")));
     has(12.5, 1024);
 }
 
