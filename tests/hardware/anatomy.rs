@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 
 use crate::result::{Section, Spread, times};
 
-/// Milliseconds of an hour: stamps are in the machine's own time, and zones differ by more than minutes.
-const HOUR: f64 = 3_600_000.0;
+/// Milliseconds of a quarter of an hour: stamps are in the machine's own time, and zones differ by quarters.
+const QUARTER: f64 = 900_000.0;
 
 /// The points of a begin: what the log says there.
 const BEGIN: [(&str, &str); 4] = [
@@ -40,15 +40,15 @@ impl Steps {
     /// Takes in an end.
     pub fn ended(&mut self, log: &[String], from: SystemTime, to: SystemTime) {
         // Stamps are cut to the millisecond.
-        let begin = since_hour(from) - 1.0;
-        let length = (since_hour(to) - begin).rem_euclid(HOUR);
-        let its = |line: &&String| stamp(line).is_some_and(|at| (at - begin).rem_euclid(HOUR) <= length);
+        let begin = since_quarter(from) - 1.0;
+        let length = (since_quarter(to) - begin).rem_euclid(QUARTER);
+        let its = |line: &&String| stamp(line).is_some_and(|at| (at - begin).rem_euclid(QUARTER) <= length);
         let its: Vec<String> = log.iter().filter(its).cloned().collect();
         self.take(&END, &its, from, to);
     }
 
     fn take(&mut self, points: &[(&'static str, &str)], log: &[String], from: SystemTime, to: SystemTime) {
-        let begin = since_hour(from);
+        let begin = since_quarter(from);
         let mut reached = begin;
         let mut steps = Vec::new();
         for (name, says) in points {
@@ -69,7 +69,7 @@ impl Steps {
             steps.push(("last_line", span(reached, last)));
             reached = last;
         }
-        steps.push(("return", span(reached, since_hour(to))));
+        steps.push(("return", span(reached, since_quarter(to))));
         for (name, value) in steps {
             match self.names.iter().position(|known| *known == name) {
                 Some(place) => self.values[place].push(value),
@@ -109,17 +109,17 @@ pub fn lines(file: &Path) -> Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// Milliseconds from one moment of the hour to another.
+/// Milliseconds from one moment of a quarter to another.
 fn span(from: f64, to: f64) -> f64 {
-    let length = (to - from).rem_euclid(HOUR);
+    let length = (to - from).rem_euclid(QUARTER);
     // A stamp is cut to the millisecond: what it tells may be a little before the moment that it follows.
-    let length = if length > HOUR - 1000.0 { 0.0 } else { length };
+    let length = if length > QUARTER - 1000.0 { 0.0 } else { length };
     (length * 100.0).round() / 100.0
 }
 
-fn since_hour(at: SystemTime) -> f64 {
+fn since_quarter(at: SystemTime) -> f64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    (since.as_secs_f64() * 1000.0).rem_euclid(HOUR)
+    (since.as_secs_f64() * 1000.0).rem_euclid(QUARTER)
 }
 
 /// The moment in `[2026-11-22 07:47:23.040 Control   441] …`, milliseconds of its hour.
@@ -155,6 +155,20 @@ mod tests {
         );
         assert_eq!(steps.values.concat(), [10.0, 2.0, 3.0, 150.0, 1.0, 4.0]);
         assert_eq!(steps.last[1], "    12.0 Starting new server 449 for user 65534");
+    }
+
+    #[test]
+    fn a_zone_that_is_half_an_hour_off_changes_nothing() {
+        let log: Vec<String> = [
+            "[2026-11-22 13:29:59.990 Control   441] NEW UI",
+            "[2026-11-22 13:30:00.020 Control   441] Cmd:quit",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        let at = |ms: u64| UNIX_EPOCH + Duration::from_millis(8 * 3_600_000 - 30 + ms);
+        let mut steps = Steps::default();
+        steps.ended(&log, at(0), at(60));
+        assert_eq!(steps.values.concat(), [20.0, 30.0, 10.0]);
     }
 
     #[test]

@@ -118,6 +118,7 @@ impl Part {
                         | Self::SlurmAlone
                         | Self::Bind
                         | Self::Many
+                        | Self::Plugin
                         | Self::Gain
                         | Self::Inference
                         | Self::Recipes
@@ -293,4 +294,26 @@ fn package(options: &Options) -> Result<PathBuf> {
     }
     let own = std::env::current_exe()?;
     Ok(own.parent().context("this program has no directory")?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_help_names_what_a_whole_run_leaves_out() {
+        let command = Options::command();
+        let about = |name: &str| {
+            let found = command.get_subcommands().find(|one| one.get_name() == name);
+            found.and_then(|one| one.get_about()).unwrap().to_string()
+        };
+        for name in command.get_subcommands().map(clap::Command::get_name) {
+            let part = Options::parse_from(["hardware", name]).part.unwrap();
+            let is_part_of_another = matches!(part, Part::Floor | Part::SlurmAlone);
+            let is_named = about("all").contains(&format!("'{name}'"));
+            let is_left_out = !Part::All.takes(part);
+            assert_eq!(is_named || is_part_of_another, is_left_out, "{name}");
+        }
+    }
 }

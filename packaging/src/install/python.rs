@@ -12,8 +12,8 @@ use crate::command::quietly;
 use crate::progress::Progress;
 
 /// The directory with the programs of `wanted`, in the environment `name` below the target directory; made when it is not there,
-/// or was made of others. They are lines as pip's requirements files have them: names with versions. Where one has a hash, pip takes
-/// nothing without.
+/// or was made of others. They are lines as pip's requirements files have them: names with versions and the hashes of their wheels, without
+/// which pip takes nothing.
 pub fn environment(name: &str, wanted: &[&str]) -> Result<PathBuf> {
     let home = target_directory()?.join("tools").join(name);
     let (bin, note, list) = (home.join("bin"), home.join("installed"), home.join("wanted"));

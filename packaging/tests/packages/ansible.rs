@@ -15,7 +15,7 @@ use crate::{debian, older, package, repository, said, skip};
 
 /// ansible-core, which needs Python 3.11 here and 3.8 there, and what it needs.
 const ANSIBLE: &str = include_str!("../../python/ansible.txt");
-/// Longest that one playbook may take, in seconds.
+/// Longest that pip, or one playbook, may take, in seconds.
 const LIMIT: &str = "180";
 
 /// The directory with its programs, made by the first who asks; why it cannot be had.
@@ -50,7 +50,8 @@ fn make() -> Result<PathBuf, String> {
     ];
     let wanted = home.join("wanted");
     fs::write(&wanted, ANSIBLE).unwrap();
-    let mut pip = Command::new(bin.join("python"));
+    let mut pip = Command::new("timeout");
+    pip.args(["--kill-after=5", LIMIT]).arg(bin.join("python"));
     let pip = pip.args(words).arg(wanted).output().unwrap();
     if !pip.status.success() {
         return Err(said(&pip));
