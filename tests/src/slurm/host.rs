@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::net::{TcpListener, ToSocketAddrs as _};
+use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 pub(super) fn fresh_directory(base: &str) -> Result<PathBuf> {
     let dir = tempfile::Builder::new()
@@ -86,14 +88,34 @@ pub(super) fn program(names: &[&str]) -> Result<String> {
         .with_context(|| format!("'{}' is not installed: run 'cargo xtask setup'", names[0]))
 }
 
+/// Ports that the kernel gives nobody who asks for any, as every `srun` does: between our look and a daemon's start none is taken.
+const PORTS: Range<u16> = 20_000..30_000;
+
+/// Ports that are free, and that no other bed of this process was given.
 pub(super) fn free_ports(count: usize) -> Result<Vec<u16>> {
-    let taken: Vec<_> = (0..count)
-        .map(|_| TcpListener::bind("127.0.0.1:0"))
-        .collect::<std::io::Result<_>>()?;
-    taken
-        .iter()
-        .map(|listener| Ok(listener.local_addr()?.port()))
-        .collect()
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    // Another process begins elsewhere.
+    let begin = std::process::id().wrapping_mul(31);
+    let length = u32::from(PORTS.end - PORTS.start);
+    let next = || {
+        let number = begin.wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)) % length;
+        u16::try_from(number).map(|number| PORTS.start + number)
+    };
+    let mut found = Vec::new();
+    for _ in 0..length {
+        let port = next()?;
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            found.push(port);
+        }
+        if found.len() == count {
+            return Ok(found);
+        }
+    }
+    bail!(
+        "{count} free ports from {} to {} are not to be had",
+        PORTS.start,
+        PORTS.end
+    );
 }
 
 pub(super) fn resolves_to_loopback(host: &str) -> Result<bool> {
@@ -101,4 +123,20 @@ pub(super) fn resolves_to_loopback(host: &str) -> Result<bool> {
         .to_socket_addrs()
         .with_context(|| format!("host name '{host}' does not resolve: add it to /etc/hosts"))?;
     Ok(addresses.all(|address| address.ip().is_loopback()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn beds_that_start_at_the_same_time_have_different_ports_and_none_of_those_given_to_who_asks_for_any() {
+        let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+        let least: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+        let all: Vec<u16> = (0..300).flat_map(|_| free_ports(4).unwrap()).collect();
+        let different: BTreeSet<&u16> = all.iter().collect();
+        assert_eq!(different.len(), all.len());
+        assert!(least <= PORTS.start || all.iter().all(|port| *port < least));
+    }
 }
