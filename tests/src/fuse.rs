@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::unistd::User;
 
 /// The only file.
 pub const FILE: &str = "file";
@@ -87,8 +88,9 @@ impl Hung {
     fn withholding(withheld: u32, at: &Path, uid: u32, more: &str) -> std::io::Result<Self> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
         let options = format!(
-            "fd={},rootmode=40000,user_id={uid},group_id={uid}{more}",
-            device.as_raw_fd()
+            "fd={},rootmode=40000,user_id={uid},group_id={}{more}",
+            device.as_raw_fd(),
+            group_of(uid)
         );
         mount(
             Some("hung"),
@@ -122,6 +124,12 @@ impl Drop for Hung {
             let _ = server.join();
         }
     }
+}
+
+/// The group of the account with this number, whose processes alone have access; without an account the one of the same number.
+fn group_of(uid: u32) -> u32 {
+    let account = User::from_uid(uid.into()).ok().flatten();
+    account.map_or(uid, |account| account.gid.as_raw())
 }
 
 fn serve(mut device: File, uid: u32, withheld: u32, asked: &AtomicBool) {
@@ -204,4 +212,19 @@ fn attr(node: u64, uid: u32) -> Vec<u8> {
         body.extend_from_slice(&number.to_ne_bytes());
     }
     body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_that_of_its_account() {
+        for name in ["nobody", "games", "sync"] {
+            if let Some(account) = User::from_name(name).unwrap() {
+                assert_eq!(group_of(account.uid.as_raw()), account.gid.as_raw(), "{name}");
+            }
+        }
+        assert_eq!(group_of(4_000_000_000), 4_000_000_000);
+    }
 }
