@@ -118,7 +118,6 @@ impl Part {
                         | Self::SlurmAlone
                         | Self::Bind
                         | Self::Many
-                        | Self::Plugin
                         | Self::Gain
                         | Self::Inference
                         | Self::Recipes
