@@ -172,6 +172,10 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
         cluster.path("etc/plugstack.conf.d").display()
     );
     assert!(cluster.read("plugstack.conf").ends_with(&include));
+    let files = || ["plugstack.conf", "plugstack.conf.d/mpsd.conf"].map(|name| cluster.read(name));
+    let before = files();
+    let again = cluster.enable();
+    assert!(again.code == Some(0) && files() == before, "{again:?}");
     let ran = cluster.slurm("check", &[]);
     assert!(
         ran.code == Some(0) && !ran.out.contains("FAIL") && ran.out.contains("for Slurm 22.05"),
@@ -185,11 +189,13 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
                 .contains("\nrequired /"),
         "{ran:?}"
     );
-    assert_eq!(cluster.slurm("disable", &[]).code, Some(0));
-    assert!(
-        !cluster.path("etc/plugstack.conf").exists()
-            && !cluster.path("etc/plugstack.conf.d/mpsd.conf").exists()
-    );
+    for _ in 0..2 {
+        assert_eq!(cluster.slurm("disable", &[]).code, Some(0));
+        assert!(
+            !cluster.path("etc/plugstack.conf").exists()
+                && !cluster.path("etc/plugstack.conf.d/mpsd.conf").exists()
+        );
+    }
     let ran = cluster.slurm("check", &[]);
     assert!(ran.code == Some(1) && ran.out.contains("FAIL  no '"), "{ran:?}");
 }
