@@ -4,7 +4,6 @@ use crate::handle::{Ended, Node, Program};
 use crate::sys::spawn::run;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::killed::KilledTask;
-use mpsd_core::paths::RANKS;
 use mpsd_core::record::{self, Look, Record};
 use mpsd_core::replace::{Until, replace};
 use mpsd_core::seen::{self, Seen};
@@ -18,6 +17,9 @@ use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// What the steps of an earlier release lock, in the job's directory.
+const RANKS_OF_EARLIER: &str = "ranks";
 
 /// The real node.
 pub struct ThisNode;
@@ -92,7 +94,7 @@ impl Node for ThisNode {
         let opened = open(&job.ranks(), flags, Mode::empty()).or_else(|errno| match errno {
             // A job that an earlier release started: its steps make a file of root's.
             Errno::ENOENT | Errno::ENOTDIR => {
-                let earlier = job.directory().join(RANKS);
+                let earlier = job.directory().join(RANKS_OF_EARLIER);
                 open(&earlier, flags | OFlag::O_CREAT, Mode::S_IRUSR | Mode::S_IWUSR)
             }
             other => Err(other),

@@ -118,7 +118,7 @@ fn two_launchers_at_once_do_not_share_a_partition() {
     // A step of Slurm has all of them; its own ranks have their variable from the plugin.
     let file = fs::File::options()
         .write(true)
-        .open(place.stage.job(job).join("ranks/lock"));
+        .open(place.stage.job(job).join("partitions/lock"));
     let file = file.expect("what is locked");
     assert!(mpsd_core::partitions::take(&file, mpsd_core::partitions::Whose::All).expect("a lock"));
     let beside = finish(started(&place, job, "1", "0", false));

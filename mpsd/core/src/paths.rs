@@ -94,7 +94,7 @@ pub const TOLD: &str = "told";
 pub const KILLED: &str = "killed";
 /// Name of the directory, root 0711, of what a step holds the lock of, or a rank of `mpsctl exec` of a byte, that has the job's static
 /// partitions. One of its own: whoever owns a file can keep its lock, and who removes it then waits with the lock of its directory.
-pub const RANKS: &str = "ranks";
+pub const RANKS: &str = "partitions";
 /// The file in it.
 pub const RANKS_LOCK: &str = "lock";
 /// File name of the record that root leaves for the job's tasks.

@@ -199,3 +199,20 @@ fn the_out_of_memory_killer_is_asked_in_the_jobs_cgroup_of_version_2_alone() {
         assert_eq!(oom_kills(other, &place.0), None, "{other}");
     }
 }
+
+#[test]
+fn the_ranks_lock_is_the_one_that_root_made_or_that_of_an_earlier_releases_steps() {
+    let place = Place::new("ranks");
+    let job = mpsd_core::Paths::new(&place.0, "/var/lib/mpsd").job(&JobId::parse("4711").unwrap());
+    let directory = job.ranks().parent().map(Path::to_owned).unwrap();
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(job.ranks(), "this").unwrap();
+    let opened = std::io::read_to_string(ThisNode.ranks(&job).unwrap()).unwrap();
+    assert_eq!(opened, "this");
+    std::fs::remove_dir_all(&directory).unwrap();
+    for _ in 0..2 {
+        ThisNode.ranks(&job).unwrap();
+        let made = job.directory().join("ranks").is_file();
+        assert!(made && !directory.exists(), "made, and found again");
+    }
+}
