@@ -184,6 +184,7 @@ pub fn whole(section: &mut Section, place: &Place, gpu: &Gpu, limits: &Limits) -
     section.fact("task_environment", format!("{env:?}"));
     read_back(section, place, gpu, &env, limits)?;
     server_log(section, &job.directory(), &gpu.uuid, limits);
+    idle(section, &job.directory())?;
     eight_clients(section, place, &env, limits)?;
     let epilogue = job.epilogue()?;
     section.fact("epilogue_ms", epilogue.ms());
@@ -220,6 +221,36 @@ pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Res
         Duration::from_secs(10),
     )?;
     Ok(ran.success()?.stdout.trim().to_owned())
+}
+
+/// What the job's `mpsd` costs while nothing happens: wake-ups in two seconds, and memory as the kernel reckons its part of what is
+/// shared.
+fn idle(section: &mut Section, directory: &Path) -> Result<()> {
+    let journal = fs::read_to_string(directory.join("journal"))?;
+    let journal: serde_json::Value = serde_json::from_str(&journal)?;
+    let pid = journal["supervisor"]["pid"]
+        .as_i64()
+        .context("no mpsd in the journal")?;
+    let number = |file: &str, name: &str| -> Result<u64> {
+        let text = fs::read_to_string(format!("/proc/{pid}/{file}"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        number.with_context(|| format!("no '{name}' in '/proc/{pid}/{file}'"))
+    };
+    let turns = || number("status", "voluntary_ctxt_switches:");
+    // What the questions by hand have left for it to do.
+    child::pause(Duration::from_millis(500))?;
+    let before = turns()?;
+    child::pause(Duration::from_secs(2))?;
+    section.equal("wake-ups of mpsd in 2 s", &turns()?, &before);
+    section.fact("mpsd_rss_kib", number("status", "VmRSS:")? as i64);
+    let memory = number("smaps_rollup", "Pss:")?;
+    section.check(
+        "mpsd takes 3 MiB at most",
+        memory <= 3 * 1024,
+        format!("{memory} KiB"),
+    );
+    Ok(())
 }
 
 /// The limits, as the control daemon tells them.

@@ -8,3 +8,4 @@ mod plot;
 pub mod readme;
 mod several;
 pub mod soak;
+mod speed;

@@ -11,6 +11,7 @@ use super::figures::{self, Figures};
 use super::gain;
 use super::plot;
 use super::several;
+use super::speed;
 use crate::cargo;
 
 /// The pages that have figures.
@@ -106,6 +107,10 @@ fn filled(root: &Path, page: &str, text: &str) -> Result<String> {
             .with_context(|| format!("{page}: the figures '{name}' do not end"))?;
         let block = match name {
             "hardware" => hardware(root)?,
+            "speed" => {
+                let name = whole_run(root)?;
+                speed::block(&name, &table(root, &name)?)?
+            }
             "gain" => brought(root)?,
             "several" => several_gpus(root)?,
             "openmm-several" => {
@@ -129,14 +134,19 @@ fn filled(root: &Path, page: &str, text: &str) -> Result<String> {
     Ok(filled)
 }
 
-/// What one run on a GPU measured.
-fn hardware(root: &Path) -> Result<String> {
-    let name = newest(root, "tests/hardware/results", |name| {
+/// The newest run of all parts on one GPU.
+fn whole_run(root: &Path) -> Result<String> {
+    newest(root, "tests/hardware/results", |name| {
         name.ends_with(".toml")
-            && !["-contract.toml", "-devices.toml", "-many.toml"]
+            && !["-contract.toml", "-devices.toml", "-many.toml", "-recipes.toml"]
                 .iter()
                 .any(|end| name.ends_with(end))
-    })?;
+    })
+}
+
+/// What one run on a GPU measured.
+fn hardware(root: &Path) -> Result<String> {
+    let name = whole_run(root)?;
     let result = table(root, &name)?;
     if value(&result, &["checks_failed"])?.as_integer() != Some(0) {
         bail!("'{name}': checks failed");
@@ -233,6 +243,7 @@ fn beliefs(output: &str) -> [usize; 3] {
     // The double's own faults, and what nobody has verified, are no beliefs that were tested.
     let tested: Vec<_> = tests
         .filter(|(name, _)| !name.starts_with("doubles::") && !name.starts_with("unverified::"))
+        .filter(|(_, end)| !end.contains("needs driver"))
         .collect();
     let two = tested.iter().filter(|(_, end)| end.contains("needs two GPUs"));
     let documented = output.matches("contract: documented, not verified: ");
@@ -384,7 +395,7 @@ fn string<'a>(table: &'a Table, path: &[&str]) -> Result<&'a str> {
 }
 
 /// The number in `median 264.91 ms, quartiles …`.
-fn median(spread: &str) -> Result<f64> {
+pub(super) fn median(spread: &str) -> Result<f64> {
     let number = spread
         .strip_prefix("median ")
         .and_then(|rest| rest.split(' ').next());
@@ -480,7 +491,8 @@ mod tests {
 
     #[test]
     fn beliefs_are_counted_without_the_doubles_own() {
-        let output = "test a::x ... ok\ntest a::y ... contract: not verified here, needs two GPUs: a::y\nok\n\
+        let output = "test p::v ... contract: not verified here, needs driver 590: p::v\nok\n\
+                      test a::x ... ok\ntest a::y ... contract: not verified here, needs two GPUs: a::y\nok\n\
                       test doubles::z ... ok\ntest unverified::u ... contract: documented, not verified: one\n\
                       contract: documented, not verified: two\nok\ntest result: ok. 4 passed\n";
         assert_eq!(beliefs(output), [2, 1, 2]);
