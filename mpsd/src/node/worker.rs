@@ -190,19 +190,26 @@ impl NvmlWorker {
     }
 
     /// Its end without an answer. A crash is the library's. But when a job has used up the memory the kernel sends SIGKILL,
-    /// an allocation that fails ends in SIGABRT, and the loader exits with 127.
+    /// an allocation that fails ends in SIGABRT, and the loader exits with 127. And one that gives up by itself, with 1, has met what
+    /// it does not know: while a package is replaced its program may be the older one.
     fn died(&mut self) -> Failure {
-        let scarce = |end: &Exit| match *end {
-            Exit::Signal(signal) => signal == Signal::SIGKILL as i32 || signal == Signal::SIGABRT as i32,
-            Exit::Code(code) => code == 127,
-        };
-        match self.child.wait(Deadline::after(GRACE)).filter(scarce) {
-            Some(end) => {
-                let why = format!("the process that called it ended by {end}: has memory run out?");
-                Undetermined::new("NVML", why).into()
+        let why = match self.child.wait(Deadline::after(GRACE)) {
+            Some(Exit::Code(1)) => {
+                "the process that was to call it gave up: is mpsd being upgraded?".to_owned()
             }
-            None => Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into(),
-        }
+            Some(end) if is_scarcity(&end) => {
+                format!("the process that called it ended by {end}: has memory run out?")
+            }
+            _ => return Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into(),
+        };
+        Undetermined::new("NVML", why).into()
+    }
+}
+
+fn is_scarcity(end: &Exit) -> bool {
+    match *end {
+        Exit::Signal(signal) => signal == Signal::SIGKILL as i32 || signal == Signal::SIGABRT as i32,
+        Exit::Code(code) => code == 127,
     }
 }
 

@@ -159,7 +159,7 @@ fn hardware(root: &Path) -> Result<String> {
         .join(" ");
     let driver = string(&result, &["machine", "driver"])?;
     let driver = driver.split('.').next().unwrap_or(driver);
-    let times = |name: &str| median(string(&result, &["times", name])?);
+    let times = |name: &str| speed::median_of(string(&result, &["times", name])?);
     let ratio = value(&result, &["times", "ratio_of_medians"])?
         .as_float()
         .context("no ratio")?;
@@ -394,16 +394,6 @@ fn string<'a>(table: &'a Table, path: &[&str]) -> Result<&'a str> {
         .with_context(|| format!("'{}' is no text", path.join(".")))
 }
 
-/// The number in `median 264.91 ms, quartiles …`.
-pub(super) fn median(spread: &str) -> Result<f64> {
-    let number = spread
-        .strip_prefix("median ")
-        .and_then(|rest| rest.split(' ').next());
-    number
-        .and_then(|number| number.parse().ok())
-        .with_context(|| format!("no median: '{spread}'"))
-}
-
 /// The number that every client of the job said, in the check whose name begins so: `[Some(32), Some(32)]`.
 fn same(result: &Table, check: &str) -> Result<u64> {
     let checks = value(result, &["job", "checks"])?
@@ -502,7 +492,10 @@ mod tests {
     fn numbers_are_read_and_written_as_people_do() {
         assert_eq!(with_commas(7), "7");
         assert_eq!(with_commas(22_610_146), "22,610,146");
-        assert_eq!(median("median 264.91 ms, quartiles 1 to 2").unwrap(), 264.91);
-        assert!(median("264.91 ms").is_err());
+        assert_eq!(
+            speed::median_of("median 264.91 ms, quartiles 1 to 2").unwrap(),
+            264.91
+        );
+        assert!(speed::median_of("264.91 ms").is_err());
     }
 }

@@ -92,7 +92,17 @@ fn section<'a>(result: &'a Table, name: &str) -> Result<&'a Table> {
 
 fn median(section: &Table, spread: &str) -> Result<f64> {
     let found = section.get(spread).and_then(toml::Value::as_str);
-    super::readme::median(found.with_context(|| format!("no '{spread}'"))?)
+    median_of(found.with_context(|| format!("no '{spread}'"))?)
+}
+
+/// The number in `median 264.91 ms, quartiles …`.
+pub(super) fn median_of(spread: &str) -> Result<f64> {
+    let number = spread
+        .strip_prefix("median ")
+        .and_then(|rest| rest.split(' ').next());
+    number
+        .and_then(|number| number.parse().ok())
+        .with_context(|| format!("no median: '{spread}'"))
 }
 
 #[cfg(test)]

@@ -12,3 +12,16 @@ fn a_worker_that_comes_too_late_proves_nothing() {
         "root's own program is gone"
     );
 }
+
+#[test]
+fn a_worker_that_gives_up_proves_nothing_and_one_that_dies_does() {
+    let ends = |program: &str| {
+        let worker = NvmlWorker::start(Path::new(program), "libnvidia-ml.so.1", Duration::from_secs(5));
+        worker
+            .and_then(|mut worker| worker.ask::<mpsd_core::Inventory>(&Question::Inventory))
+            .expect_err("no answer")
+    };
+    let given_up = ends("/bin/false");
+    assert!(matches!(given_up, Failure::Undetermined(_)), "{given_up}");
+    assert!(matches!(ends("/bin/true"), Failure::Fault(_)));
+}
