@@ -98,7 +98,7 @@ fn changelog(tagged: bool) -> Result<()> {
     Ok(())
 }
 
-/// What stands under [Unreleased].
+/// What stands under the heading for what has no version yet.
 fn unreleased(text: &str) -> &str {
     let below = text
         .split_once("## [Unreleased]\n")
