@@ -91,7 +91,7 @@ impl Node for ThisNode {
 
     fn ranks(&self, job: &JobPaths) -> Result<File, String> {
         let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let opened = open(&job.ranks(), flags, Mode::empty()).or_else(|errno| match errno {
+        let opened = open(&job.partitions_lock(), flags, Mode::empty()).or_else(|errno| match errno {
             // A job that an earlier release started: its steps make a file of root's.
             Errno::ENOENT | Errno::ENOTDIR => {
                 let earlier = job.directory().join(RANKS_OF_EARLIER);
@@ -99,7 +99,7 @@ impl Node for ThisNode {
             }
             other => Err(other),
         });
-        let shown = |e| format!("cannot open '{}': {e}", job.ranks().display());
+        let shown = |e| format!("cannot open '{}': {e}", job.partitions_lock().display());
         opened.map(File::from).map_err(shown)
     }
 

@@ -1,7 +1,8 @@
 //! The static partitions of a job's ranks, which one step has at a time: the ranks of another one at once would share them.
 //!
-//! The lock of a file in the job's directory tells, which a rank of `mpsctl exec` takes its part of. slurmstepd opens the file, and its tasks, who inherit it, lock it: so it is
-//! the step's, and ends with it whatever ends it. The last task's end gives it back, because srun returns before slurmstepd has ended.
+//! The lock of a file in the job's directory tells, which a rank of `mpsctl exec` takes its part of. slurmstepd opens the file, and its tasks,
+//! who inherit it, lock it: so it is the step's, and ends with it whatever ends it. The last task's end gives it back, because srun returns
+//! before slurmstepd has ended.
 
 use crate::handle::{Node, Slurm};
 use crate::state::State;

@@ -25,8 +25,7 @@ const END: [(&str, &str); 2] = [("first_session", "NEW UI"), ("quit", "Cmd:quit"
 /// How long each step of some begins, or ends, took, milliseconds: from one point to the next.
 #[derive(Debug, Default)]
 pub struct Steps {
-    names: Vec<&'static str>,
-    values: Vec<Vec<f64>>,
+    steps: Vec<(&'static str, Vec<f64>)>,
     /// The last log, its stamps counted from the beginning.
     last: Vec<String>,
 }
@@ -71,12 +70,9 @@ impl Steps {
         }
         steps.push(("return", span(reached, since_quarter(to))));
         for (name, value) in steps {
-            match self.names.iter().position(|known| *known == name) {
-                Some(place) => self.values[place].push(value),
-                None => {
-                    self.names.push(name);
-                    self.values.push(vec![value]);
-                }
+            match self.steps.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, values)) => values.push(value),
+                None => self.steps.push((name, vec![value])),
             }
         }
         self.last = log
@@ -93,7 +89,7 @@ impl Steps {
 
     /// The medians, and the last log.
     pub fn record(&self, section: &mut Section, name: &str) {
-        for (step, values) in self.names.iter().zip(&self.values) {
+        for (step, values) in &self.steps {
             if let Some(spread) = Spread::of(values) {
                 section.fact(&format!("{name}_step_{step}_ms"), spread.median);
                 section.fact(&format!("{name}_step_{step}_all"), times(values));
@@ -135,6 +131,18 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    fn names(steps: &Steps) -> Vec<&str> {
+        steps.steps.iter().map(|(name, _)| *name).collect()
+    }
+
+    fn values(steps: &Steps) -> Vec<f64> {
+        steps
+            .steps
+            .iter()
+            .flat_map(|(_, values)| values.clone())
+            .collect()
+    }
+
     #[test]
     fn steps_are_counted_from_one_point_to_the_next_over_the_full_hour() {
         let log: Vec<String> = [
@@ -150,10 +158,10 @@ mod tests {
         let mut steps = Steps::default();
         steps.begun(&log, at(3_599_980), at(3_600_150));
         assert_eq!(
-            steps.names,
+            names(&steps),
             ["daemon", "asked", "server", "ready", "last_line", "return"]
         );
-        assert_eq!(steps.values.concat(), [10.0, 2.0, 3.0, 150.0, 1.0, 4.0]);
+        assert_eq!(values(&steps), [10.0, 2.0, 3.0, 150.0, 1.0, 4.0]);
         assert_eq!(steps.last[1], "    12.0 Starting new server 449 for user 65534");
     }
 
@@ -168,7 +176,7 @@ mod tests {
         let at = |ms: u64| UNIX_EPOCH + Duration::from_millis(8 * 3_600_000 - 30 + ms);
         let mut steps = Steps::default();
         steps.ended(&log, at(0), at(60));
-        assert_eq!(steps.values.concat(), [20.0, 30.0, 10.0]);
+        assert_eq!(values(&steps), [20.0, 30.0, 10.0]);
     }
 
     #[test]
@@ -184,6 +192,6 @@ mod tests {
         let at = |ms: u64| UNIX_EPOCH + Duration::from_millis(602_000 + ms);
         let mut steps = Steps::default();
         steps.ended(&log, at(0), at(100));
-        assert_eq!(steps.values.concat(), [10.0, 10.0, 70.0, 10.0]);
+        assert_eq!(values(&steps), [10.0, 10.0, 70.0, 10.0]);
     }
 }

@@ -35,6 +35,14 @@ impl Section {
         self.facts.insert(key.to_owned(), value.into());
     }
 
+    /// Records some times, milliseconds, and how they spread; nothing where there are none.
+    pub fn series(&mut self, key: &str, values: &[f64]) {
+        if let Some(spread) = Spread::of(values) {
+            self.fact(key, times(values));
+            self.fact(&format!("{key}_spread"), spread.text());
+        }
+    }
+
     /// Records an assertion; whether it held.
     pub fn check(&mut self, name: impl Into<String>, ok: bool, seen: impl Into<String>) -> bool {
         self.checks.push(Check {

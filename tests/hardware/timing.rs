@@ -9,7 +9,7 @@ use anyhow::Result;
 use crate::anatomy::{self, Steps};
 use crate::child;
 use crate::job::Job;
-use crate::result::{Section, Spread, times};
+use crate::result::{Section, Spread};
 use crate::site::{Gpu, Place};
 use crate::vendor::Daemon;
 
@@ -82,10 +82,7 @@ impl Times {
             ("epilogue_ms", &self.epilogue),
         ];
         for (name, values) in named {
-            if let Some(spread) = Spread::of(values) {
-                section.fact(name, times(values));
-                section.fact(&format!("{name}_spread"), spread.text());
-            }
+            section.series(name, values);
         }
         self.begins.floor.record(section, "floor_begin");
         self.begins.ours.record(section, "begin");

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use tests::slurm::{Bed, User};
+use tests::slurm::User;
 
 use crate::child;
 use crate::debs::Debs;
-use crate::result::{Section, Spread, times};
+use crate::result::Section;
 use crate::site::{Gpu, Place};
 use crate::slurm::{self, Slice};
 
@@ -48,39 +48,19 @@ pub fn run(
             if number > 0 {
                 took.push(child::ms(finished.wall));
             }
-            idle(&bed)?;
+            // `srun` returns before the epilog has run, and the next job would wait for that.
+            bed.wait_idle(SRUN)?;
         }
     }
-    record(section, &plain, &mps);
+    let more: Vec<f64> = mps.iter().zip(&plain).map(|(mps, plain)| mps - plain).collect();
+    section.series("srun_true_ms", &plain);
+    section.series("srun_mps_true_ms", &mps);
+    section.series("more_ms", &more);
     of_reports(section, place)?;
     section.fact("gpu", gpu.name.as_str());
     let forced = bed.end()?;
     section.check("Slurm ended by itself", forced.is_empty(), format!("{forced:?}"));
     Ok(())
-}
-
-/// `srun` returns before the epilog has run, and the next job would wait for that.
-fn idle(bed: &Bed) -> Result<()> {
-    let end = Instant::now() + SRUN;
-    while bed.node_state("node1")?.state != "IDLE" {
-        anyhow::ensure!(
-            Instant::now() < end,
-            "the node is not idle: {:?}",
-            bed.node_state("node1")?
-        );
-        child::pause(Duration::from_millis(20))?;
-    }
-    Ok(())
-}
-
-fn record(section: &mut Section, plain: &[f64], mps: &[f64]) {
-    let more: Vec<f64> = mps.iter().zip(plain).map(|(mps, plain)| mps - plain).collect();
-    for (name, values) in [("srun_true", plain), ("srun_mps_true", mps), ("more", &more[..])] {
-        if let Some(spread) = Spread::of(values) {
-            section.fact(&format!("{name}_ms"), times(values));
-            section.fact(&format!("{name}_ms_spread"), spread.text());
-        }
-    }
 }
 
 /// What root wrote down of the same jobs: how long until MPS was ready, and until it was gone.
@@ -101,14 +81,8 @@ fn of_reports(section: &mut Section, place: &Place) -> Result<()> {
         ready.extend(report["ready_ms"].as_f64());
         gone.extend(report["teardown_ms"].as_f64());
     }
-    for (name, values) in [
-        ("reported_ready_ms_spread", ready),
-        ("reported_teardown_ms_spread", gone),
-    ] {
-        if let Some(spread) = Spread::of(&values) {
-            section.fact(name, spread.text());
-        }
-    }
+    section.series("reported_ready_ms", &ready);
+    section.series("reported_teardown_ms", &gone);
     Ok(())
 }
 

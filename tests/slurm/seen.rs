@@ -192,20 +192,23 @@ fn a_script_is_told_once(cell: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Three on one GPU, of which one may fail.
+const THREE_TASKS: [&str; 8] = [
+    "srun",
+    "--mps",
+    "-w",
+    "node1",
+    "-n3",
+    "--gres=gpu:1",
+    "--overcommit",
+    "--kill-on-bad-exit=0",
+];
+
 /// One of three is killed; the two others end by themselves.
 fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
     let client = nodes(cell)?.client("--busy --hold 4");
     let line = format!("echo pid $SLURM_PROCID $$; {client}");
-    let shape = [
-        "-w",
-        "node1",
-        "-n3",
-        "--gres=gpu:1",
-        "--overcommit",
-        "--kill-on-bad-exit=0",
-    ];
-    let asks = [&["srun", "--mps"], &shape[..]].concat();
-    let job = start(cell, &cell.user, &asks, &line)?;
+    let job = start(cell, &cell.user, &THREE_TASKS, &line)?;
     let mut pids = Vec::new();
     cell.bed.wait_until("three clients", LIMIT, || {
         let jobs = std::fs::read_dir(cell.bed.run_dir().join("node1/jobs"));
@@ -261,20 +264,7 @@ fn a_report_of_what_was_lost(cell: &Context) -> Result<()> {
     // The third comes when the others are there.
     let client = simulated.client("--busy --hold 20");
     let line = format!("[ $SLURM_PROCID = 2 ] && sleep 3; echo pid $SLURM_PROCID $$; {client}");
-    let shape = [
-        "-w",
-        "node1",
-        "-n3",
-        "--gres=gpu:1",
-        "--overcommit",
-        "--kill-on-bad-exit=0",
-    ];
-    let job = start(
-        cell,
-        &cell.user,
-        &[&["srun", "--mps"], &shape[..]].concat(),
-        &line,
-    )?;
+    let job = start(cell, &cell.user, &THREE_TASKS, &line)?;
     let seen = |words: &str| -> Result<bool> {
         let jobs = cell.bed.run_dir().join("node1/jobs");
         let mut files = std::fs::read_dir(&jobs).into_iter().flatten().flatten();

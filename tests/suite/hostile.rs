@@ -502,6 +502,18 @@ fn a_file_system_mounted_in_the_pipe_directory_is_no_litter_and_a_requeued_job_s
     });
 }
 
+/// A process of the user's that keeps the lock of `what`: it lists or writes it, as `how` says, with memory that the user's file system
+/// withholds. That goes first: until then nothing ends the process. `None`: this machine has no FUSE.
+fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
+    let (at, hung) = over(place, "fuse", Hung::over_reads)?;
+    let mut command = as_user(USER, place.stage.node.control());
+    command.env_clear().env(how, what);
+    command.env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
+    let holder = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
+    assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+    Some((hung, holder))
+}
+
 /// A user's process lists the pipe directory into memory that the user's file system withholds: the directory is locked.
 #[test]
 fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
@@ -510,23 +522,16 @@ fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
         let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
         let ran = place.torque("96.srv", ACCOUNT, "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        // Dropped after the file system: until then nothing ends it.
-        let holder;
-        let Some((at, hung)) = over(&place, "fuse", Hung::over_reads) else {
+        let pipe = place.stage.job("96.srv").join("pipe");
+        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &pipe) else {
             return;
         };
-        let pipe = place.stage.job("96.srv").join("pipe");
-        let mut command = as_user(USER, place.stage.node.control());
-        command.env_clear().env("FAKE_MPS_LISTS", &pipe);
-        command.env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
-        holder = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
-        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
         // Its output is read to the end, as a scheduler reads it.
         let end = place.strict_end("96.srv");
         assert_eq!(end.code, Some(2), "{end:?}");
         assert!(end.took < Duration::from_secs(9), "{end:?}");
         assert!(end.err.contains("cannot clean the user's directory"), "{end:?}");
-        let holder_only = [vec![], vec![holder.0.id()], vec![]];
+        let holder_only = [vec![], vec![kept.1.0.id()], vec![]];
         assert_eq!(THREE.map(|name| place.pids(name)), holder_only, "{end:?}");
         assert_eq!(place.stage.node.modes(), ["default", "default"]);
         // The same job again, what the timer does, and somebody else's job.
@@ -541,7 +546,7 @@ fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert_eq!(place.strict_end("97.srv").code, Some(0));
         place.assert_not_drained("a directory that its user keeps");
-        drop((hung, holder));
+        drop(kept);
         place.assert_ends_clean("96.srv", "a directory that its user let go");
     });
 }
@@ -554,19 +559,10 @@ fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that
         let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
         let ran = place.torque("99.srv", ACCOUNT, "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        // Dropped after the file system: until then nothing ends it.
-        let holder;
-        let Some((at, hung)) = over(&place, "fuse", Hung::over_reads) else {
+        let log = place.stage.job("99.srv").join("log/control.log");
+        let Some(kept) = keep(&place, "FAKE_MPS_WRITES", &log) else {
             return;
         };
-        let mut command = as_user(USER, place.stage.node.control());
-        command.env_clear().env(
-            "FAKE_MPS_WRITES",
-            place.stage.job("99.srv").join("log/control.log"),
-        );
-        command.env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
-        holder = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
-        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
         let end = place.strict_end("99.srv");
         assert_eq!(end.code, Some(2), "{end:?}");
         assert!(
@@ -577,7 +573,7 @@ fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that
         assert_eq!(left, [0, 2, 0], "the daemon, and who keeps it: {end:?}");
         assert_eq!(place.stage.node.modes(), ["default"]);
         place.assert_not_drained("a log that its user keeps");
-        drop((hung, holder));
+        drop(kept);
         place.assert_ends_clean("99.srv", "a log that its user let go");
     });
 }
@@ -591,20 +587,13 @@ fn a_lock_file_of_ranks_that_its_user_keeps_holds_nobody() {
         let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
         let ran = place.torque("95.srv", "MPS=true,MPS_SMS=16:32", "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        // Dropped after the file system: until then nothing ends it.
-        let holder;
-        let Some((at, hung)) = over(&place, "fuse", Hung::over_reads) else {
-            return;
-        };
         let ranks = mpsd_core::Paths::new(place.stage.path("run"), "/");
         let ranks = ranks
             .job(&mpsd_core::JobId::parse("95.srv").expect("a job"))
-            .ranks();
-        let mut command = as_user(USER, place.stage.node.control());
-        command.env_clear().env("FAKE_MPS_WRITES", &ranks);
-        command.env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
-        holder = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
-        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+            .partitions_lock();
+        let Some(kept) = keep(&place, "FAKE_MPS_WRITES", &ranks) else {
+            return;
+        };
         let end = place.strict_end("95.srv");
         assert!(
             end.code == Some(2) && end.took < Duration::from_secs(9),
@@ -617,7 +606,7 @@ fn a_lock_file_of_ranks_that_its_user_keeps_holds_nobody() {
             "{ran:?}"
         );
         place.assert_not_drained("a lock that its user keeps");
-        drop((hung, holder));
+        drop(kept);
         place.assert_ends_clean("95.srv", "a lock that its user let go");
     });
 }

@@ -101,6 +101,15 @@ impl JobId {
         Self::parse(&format!("{}.{step}", self.0))
     }
 
+    /// The job whose step this is, else itself.
+    pub fn whole(&self) -> Self {
+        let (job, step) = self.0.rsplit_once('.').unwrap_or((&self.0, ""));
+        match step.is_empty() || !step.bytes().all(|b| b.is_ascii_digit()) {
+            true => self.clone(),
+            false => Self::parse(job).unwrap_or_else(|_| self.clone()),
+        }
+    }
+
     /// Whether this is `job` or one of its steps.
     pub fn belongs_to(&self, job: &Self) -> bool {
         self.0 == job.0

@@ -94,9 +94,9 @@ pub const TOLD: &str = "told";
 pub const KILLED: &str = "killed";
 /// Name of the directory, root 0711, of what a step holds the lock of, or a rank of `mpsctl exec` of a byte, that has the job's static
 /// partitions. One of its own: whoever owns a file can keep its lock, and who removes it then waits with the lock of its directory.
-pub const RANKS: &str = "partitions";
+pub const PARTITIONS: &str = "partitions";
 /// The file in it.
-pub const RANKS_LOCK: &str = "lock";
+pub const PARTITIONS_LOCK: &str = "lock";
 /// File name of the record that root leaves for the job's tasks.
 pub const RECORD: &str = "record";
 
@@ -127,8 +127,8 @@ impl JobPaths {
     }
 
     /// What is locked by who has the job's static partitions, its user's 0600.
-    pub fn ranks(&self) -> PathBuf {
-        self.directory.join(RANKS).join(RANKS_LOCK)
+    pub fn partitions_lock(&self) -> PathBuf {
+        self.directory.join(PARTITIONS).join(PARTITIONS_LOCK)
     }
 
     /// The record for the job's tasks, root 0644.

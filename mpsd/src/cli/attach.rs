@@ -149,7 +149,7 @@ impl Caller<'_> {
             let all = record.into_iter().flat_map(|record| record.daemons);
             let mut partitions = all.flat_map(|daemon| daemon.partitions);
             if let Some(own) = partitions.find(|one| one.name().as_deref() == Some(name)) {
-                return Ok(Some((own, paths.ranks())));
+                return Ok(Some((own, paths.partitions_lock())));
             }
         }
         Ok(None)

@@ -104,10 +104,7 @@ fn end_if(
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
     // Last: nobody waits for it.
     let report = journal.map(|journal| {
-        let report = Report {
-            killed,
-            ..written(&journal, seen, &findings, drained.as_ref(), took)
-        };
+        let report = written(&journal, (seen, killed), &findings, drained.as_ref(), took);
         node.keep_report(&report);
         (journal.report, report)
     });
@@ -123,7 +120,7 @@ fn end_if(
 /// The report of a job whose end brought these findings and took so long.
 fn written(
     journal: &Journal,
-    said_by_user: Option<Seen>,
+    (said_by_user, killed): (Option<Seen>, Vec<KilledTask>),
     findings: &Findings,
     drain: Option<&(String, bool)>,
     took: Duration,
@@ -147,7 +144,7 @@ fn written(
         undetermined: report::lines(&findings.undetermined),
         faults: report::lines(&findings.faults),
         notes: report::lines(&findings.notes),
-        killed: Vec::new(),
+        killed,
         drain: report::lines(drain.map(|(line, _)| line)).pop(),
         drained: drain.is_some_and(|(_, delivered)| *delivered),
         said_by_user,

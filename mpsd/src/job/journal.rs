@@ -187,8 +187,7 @@ impl Journal {
 
     /// The same in words, for the marker of a drain.
     pub fn gpu_names(&self) -> Vec<String> {
-        let names = self.gpus.iter().map(|gpu| gpu.uuid.as_str().to_owned());
-        names.collect()
+        self.gpu_uuids().into_iter().map(Into::into).collect()
     }
 
     /// Whether `effect` was begun.

@@ -17,7 +17,7 @@ use crate::sys::process::Process;
 use mpsd_core::config::Cgroup as CgroupRule;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::partitions::is_id;
-use mpsd_core::paths::{KILLED, RANKS, RANKS_LOCK, SEEN, TOLD};
+use mpsd_core::paths::{KILLED, PARTITIONS, PARTITIONS_LOCK, SEEN, TOLD};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
@@ -213,11 +213,11 @@ fn check(
 /// Makes what the job's ranks lock for their partitions: the user's, so that `mpsctl exec` can. Removed as the user's directories are.
 fn ranks_of(directory: &Dir, journal: &Journal) -> Result<(), String> {
     let shown = |e: FileError| e.to_string();
-    let (directory, _) = directory.create_dir(RANKS, 0o711, (0, 0)).map_err(shown)?;
-    if directory.status_of(RANKS_LOCK).map_err(shown)?.is_some() {
+    let (directory, _) = directory.create_dir(PARTITIONS, 0o711, (0, 0)).map_err(shown)?;
+    if directory.status_of(PARTITIONS_LOCK).map_err(shown)?.is_some() {
         return Ok(());
     }
-    let file = directory.create_file(RANKS_LOCK, 0o600).map_err(shown)?;
+    let file = directory.create_file(PARTITIONS_LOCK, 0o600).map_err(shown)?;
     let owner = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));
-    fchown(&file, Some(owner.0), Some(owner.1)).map_err(|e| format!("cannot give '{RANKS}' away: {e}"))
+    fchown(&file, Some(owner.0), Some(owner.1)).map_err(|e| format!("cannot give '{PARTITIONS}' away: {e}"))
 }

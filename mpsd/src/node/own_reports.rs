@@ -65,10 +65,7 @@ fn name_of(path: &std::path::Path) -> &std::ffi::OsStr {
 
 /// The file of a job and its steps.
 fn file_name(job: &JobId) -> String {
-    let step = job.as_str().rsplit_once('.');
-    let of_step = step.filter(|(_, step)| step.bytes().all(|b| b.is_ascii_digit()));
-    let whole = of_step.and_then(|(job, _)| JobId::parse(job).ok());
-    format!("{}.json", whole.as_ref().unwrap_or(job).directory_name())
+    format!("{}.json", job.whole().directory_name())
 }
 
 /// The lines of a file with that of `report`, which takes the place of an earlier one of the same run; the oldest go.

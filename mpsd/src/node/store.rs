@@ -13,7 +13,7 @@ use crate::sys::files::{Bounds, Dir, FileError, LOCK};
 use crate::sys::guard::{NoAnswer, ask};
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::killed::{self, KilledTask};
-use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, RANKS, RECORD, SEEN};
+use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, PARTITIONS, RECORD, SEEN};
 use mpsd_core::record::{self, Look, Record, State};
 use mpsd_core::seen::{self, Seen};
 use mpsd_core::{Failure, GpuUuid, JobId};
@@ -307,7 +307,7 @@ impl Store for RealNode {
         let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
         let mut names = vec![pipe, log];
         // Root's directory with a file of the user's.
-        names.extend((n == 0).then(|| RANKS.to_owned()));
+        names.extend((n == 0).then(|| PARTITIONS.to_owned()));
         let question = || {
             remove_from(&path, &names, bounds)
                 .err()

@@ -1,6 +1,6 @@
 //! `cargo xtask hardware`: the project against the GPU of this machine, or a package for a machine without cargo.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -52,14 +52,15 @@ const BENCH: [(&str, &str, &str); 10] = [
     ("mps-epilogue", "bin", "mps-epilogue"),
 ];
 
-/// Those of them, and of the package's other programs, that are of the crate `tests`.
-const TESTS: [&str; 6] = [
-    "hardware",
-    "cuda-load",
-    "slurm-warden",
-    "bench-srun",
-    "fake-mps-control",
-    "fake-cuda-client",
+/// The crates of all these.
+const CRATES: [&str; 7] = [
+    "mpsd",
+    "prologue",
+    "epilogue",
+    "spank",
+    "tests",
+    "nvml-stub",
+    "container-stub",
 ];
 
 /// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the Python packages.
@@ -181,29 +182,15 @@ fn file_name(date: &str, gpu: &str) -> String {
 fn pack(root: &Path, directory: &Path, options: &Options) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("cannot make '{}'", directory.display()))?;
     let profile: &[&str] = if options.dev { &[] } else { &["--release"] };
-    let crates = [
-        "-p",
-        "mpsd",
-        "-p",
-        "prologue",
-        "-p",
-        "epilogue",
-        "-p",
-        "spank",
-        "-p",
-        "nvml-stub",
-        "-p",
-        "container-stub",
-    ];
-    let mut built = build(
-        root,
-        &[&["build", "--bins", "--lib"], &crates[..], profile].concat(),
-    )?;
-    let mut ours = vec!["build", "-p", "tests"];
-    for bin in TESTS {
-        ours.extend(["--bin", bin]);
-    }
-    built.extend(build(root, &[&ours[..], profile].concat())?);
+    let packed = || PROGRAMS.into_iter().chain(BENCH);
+    let bins: BTreeSet<&str> = packed()
+        .filter(|program| program.1 == "bin")
+        .map(|program| program.2)
+        .collect();
+    let mut wanted = vec!["build", "--lib"];
+    wanted.extend(CRATES.iter().flat_map(|name| ["-p", name]));
+    wanted.extend(bins.iter().flat_map(|name| ["--bin", name]));
+    let mut built = build(root, &[&wanted[..], profile].concat())?;
     built.extend(build(
         root,
         &[&["test", "--no-run", "-p", "tests", "--test", CONTRACT], profile].concat(),

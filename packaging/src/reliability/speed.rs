@@ -10,7 +10,7 @@ const BEGIN: [Line; 4] = [
     (
         "until NVIDIA's daemon runs",
         &["daemon"],
-        "NVML's start and its first look at the GPU, 17 ms, since the plan rests on what it says; then journal, cgroup and `mpsd`",
+        "NVML's start and its first look at each GPU ([measured](facts/mps-control.md#times)), since the plan rests on what it says; then journal, cgroup and `mpsd`",
     ),
     ("until its server is asked for", &["asked"], ""),
     ("until that is ready", &["server", "ready"], "NVIDIA's own"),

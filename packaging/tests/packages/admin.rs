@@ -16,6 +16,16 @@ use crate::root::Root;
 use crate::stopwatch::Stopwatch;
 use crate::{BEFORE, NAMES, debian, monitoring, older, package, packages, repository, said, skip, units};
 
+/// Lists systemd's units of ours.
+const UNITS: [&str; 6] = [
+    "systemctl",
+    "list-units",
+    "--all",
+    "--plain",
+    "--no-legend",
+    "mps*",
+];
+
 const CONFIG: &str = "/etc/mpsd/mpsd.toml";
 /// What changes by itself, or is the package manager's own memory.
 const OTHERS: [&str; 9] = [
@@ -134,15 +144,7 @@ fn by_dnf(root: &Root, cluster: &mut Cluster) {
         cluster.administrator(&step);
     }
     assert!(!knows_the_flag(cluster) && !cluster.machine.at("/usr/bin/mpsctl").exists());
-    let units = [
-        "systemctl",
-        "list-units",
-        "--all",
-        "--plain",
-        "--no-legend",
-        "mps*",
-    ];
-    assert_eq!(cluster.machine.run(&units), "", "units");
+    assert_eq!(cluster.machine.run(&UNITS), "", "units");
     assert!(!cluster.machine.at("/run/mpsd").exists());
     cluster.machine.run(&[
         "rm",
@@ -430,15 +432,7 @@ fn remove(root: &Root, cluster: &mut Cluster, before: &BTreeMap<String, String>)
         root.read(CONFIG).starts_with("control = "),
         "removal took the configuration"
     );
-    let units = cluster.machine.run(&[
-        "systemctl",
-        "list-units",
-        "--all",
-        "--plain",
-        "--no-legend",
-        "mps*",
-    ]);
-    assert_eq!(units, "", "units");
+    assert_eq!(cluster.machine.run(&UNITS), "", "units");
     cluster.idle();
     let plain = cluster.clients(&["--gres=gpu:1"]);
     assert!(!plain[0].under_mps, "{plain:?}");

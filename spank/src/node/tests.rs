@@ -204,9 +204,9 @@ fn the_out_of_memory_killer_is_asked_in_the_jobs_cgroup_of_version_2_alone() {
 fn the_ranks_lock_is_the_one_that_root_made_or_that_of_an_earlier_releases_steps() {
     let place = Place::new("ranks");
     let job = mpsd_core::Paths::new(&place.0, "/var/lib/mpsd").job(&JobId::parse("4711").unwrap());
-    let directory = job.ranks().parent().map(Path::to_owned).unwrap();
+    let directory = job.partitions_lock().parent().map(Path::to_owned).unwrap();
     std::fs::create_dir_all(&directory).unwrap();
-    std::fs::write(job.ranks(), "this").unwrap();
+    std::fs::write(job.partitions_lock(), "this").unwrap();
     let opened = std::io::read_to_string(ThisNode.ranks(&job).unwrap()).unwrap();
     assert_eq!(opened, "this");
     std::fs::remove_dir_all(&directory).unwrap();

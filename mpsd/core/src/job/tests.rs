@@ -43,3 +43,18 @@ fn steps_belong_to_their_job_only() {
         assert_eq!(JobId::parse(id).unwrap().belongs_to(&job), yes, "{id}");
     }
 }
+
+#[test]
+fn a_step_has_its_whole_job() {
+    for (id, whole) in [
+        ("47.3", "47"),
+        ("47", "47"),
+        ("47.srv", "47.srv"),
+        ("47.srv.12", "47.srv"),
+        ("47[3].srv", "47[3].srv"),
+    ] {
+        let id = JobId::parse(id).unwrap();
+        assert_eq!(id.whole().as_str(), whole);
+        assert!(id.belongs_to(&id.whole()), "{id}");
+    }
+}

@@ -34,7 +34,7 @@ pub(super) struct Slurmd {
 
 /// How many nodes of Slurm's have a daemon in `table`.
 pub(super) fn of_nodes(table: &ProcessTable) -> usize {
-    Slurmd::all(table, &DAEMONS[..2]).count()
+    Slurmd::all(table, &DAEMONS[..2]).len()
 }
 
 impl Slurmd {
@@ -46,6 +46,7 @@ impl Slurmd {
         }
         let table = ProcessTable::scan()?;
         let mut found: Vec<Self> = Self::all(&table, &DAEMONS)
+            .into_iter()
             .filter(|one| conf.is_none_or(|conf| one.may_have(conf)))
             .collect();
         let several = found.iter().filter(|one| one.is_of_node()).count() > 1;
@@ -55,7 +56,7 @@ impl Slurmd {
     }
 
     /// Those of the table with one of these names, but for the children that they forked.
-    fn all(table: &ProcessTable, names: &[&str]) -> impl Iterator<Item = Self> {
+    fn all(table: &ProcessTable, names: &[&str]) -> Vec<Self> {
         let is_one = |stat: &Stat| names.iter().any(|name| stat.name == *name);
         let daemons: Vec<&Stat> = table
             .iter()
@@ -64,9 +65,7 @@ impl Slurmd {
             .collect();
         let is_child = |stat: &Stat| daemons.iter().any(|one| one.id.pid == stat.parent);
         let own = daemons.iter().filter(|stat| !is_child(stat));
-        own.filter_map(|stat| Self::read(stat))
-            .collect::<Vec<_>>()
-            .into_iter()
+        own.filter_map(|stat| Self::read(stat)).collect()
     }
 
     /// `None`: it has ended, is not root's, is in a container, or runs another program.

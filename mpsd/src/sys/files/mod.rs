@@ -7,6 +7,7 @@ use mpsd_core::replace::{Until, replace_at};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat, mkdirat};
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -138,9 +139,7 @@ impl Dir {
 
     /// Whether it lies in memory: no process that reads a file there keeps a lock of it meanwhile.
     pub fn is_tmpfs(&self) -> bool {
-        const TMPFS_MAGIC: i64 = 0x0102_1994;
-        #[allow(clippy::unnecessary_cast)] // its type differs between C libraries
-        rustix::fs::fstatfs(&self.fd).is_ok_and(|about| about.f_type as i64 == TMPFS_MAGIC)
+        fstatfs(&self.fd).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
     }
 
     /// Lets user `uid` pass through this directory of root's, not list it, by a POSIX ACL; nobody else but root may.
