@@ -3,13 +3,16 @@
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{
-    Gid, Uid, chdir, close, dup2_stderr, dup2_stdin, dup2_stdout, execve, setgid, setgroups, setsid, setuid,
+    Gid, Uid, chdir, close, dup2_stderr, dup2_stdin, dup2_stdout, execve, setegid, seteuid, setgid,
+    setgroups, setsid, setuid,
 };
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::os::unix::fs::{PermissionsExt, fchown};
+use std::os::unix::fs::OpenOptionsExt;
+use tests::mom::cluster::USER;
 use tests::mom::wire::{Run, Stream};
 
 /// The order and what the agent prepared for it.
@@ -131,24 +134,39 @@ fn streams(launch: &Launch) -> Result<(), String> {
 }
 
 fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File, String> {
-    let (path, owner) = match stream {
-        Stream::Null | Stream::Closed => ("/dev/null".to_owned(), None),
+    let path = match stream {
+        Stream::Null | Stream::Closed => "/dev/null",
         // Opened without O_NOCTTY by the head of a session, it becomes the controlling terminal.
-        Stream::Terminal => (launch.terminal.clone().ok_or("no terminal")?, None),
-        Stream::File(path) => (path.clone(), launch.run.user.as_ref()),
+        Stream::Terminal => launch.terminal.as_ref().ok_or("no terminal")?,
+        Stream::File(path) if write => {
+            return as_job_user(|| job_output(path)).map_err(|e| format!("'{path}': {e}"));
+        }
+        Stream::File(path) => path,
     };
-    let is_file = matches!(stream, Stream::File(_));
     let mut how = OpenOptions::new();
-    if is_file && write {
-        how.append(true).create(true);
-    } else {
-        how.read(true).write(stream == &Stream::Terminal || write);
+    how.read(true).write(stream == &Stream::Terminal || write);
+    how.open(path).map_err(|e| format!("'{path}': {e}"))
+}
+
+/// Both moms make and open a job's output as its user, for a prologue of root's too. They ask for no creation where the file is
+/// there: with `fs.protected_regular` the kernel then refuses another user's file in the spool, which is open to all.
+fn job_output(path: &str) -> std::io::Result<File> {
+    match OpenOptions::new().append(true).open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => OpenOptions::new()
+            .append(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path),
+        opened => opened,
     }
-    let file = how.open(&path).map_err(|e| format!("'{path}': {e}"))?;
-    if let (true, true, Some((uid, groups))) = (is_file, write, owner) {
-        fchown(&file, Some(*uid), groups.first().copied()).map_err(|e| format!("'{path}': {e}"))?;
-        file.set_permissions(std::fs::Permissions::from_mode(0o600))
-            .map_err(|e| format!("'{path}': {e}"))?;
-    }
-    Ok(file)
+}
+
+fn as_job_user<T>(act: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+    let (_, id) = USER;
+    setegid(Gid::from_raw(id))?;
+    seteuid(Uid::from_raw(id))?;
+    let done = act();
+    seteuid(Uid::from_raw(0))?;
+    setegid(Gid::from_raw(0))?;
+    done
 }
