@@ -96,20 +96,6 @@ pub fn target_directory() -> Result<PathBuf> {
     Ok(target.into())
 }
 
-/// Names of the `[[test]]` targets of package `package`.
-pub fn test_targets(metadata: &Value, package: &str) -> Vec<String> {
-    let empty = Vec::new();
-    let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let packages = metadata["packages"].as_array().unwrap_or(&empty);
-    packages
-        .iter()
-        .filter(|found| found["name"] == package)
-        .flat_map(|found| array(&found["targets"]))
-        .filter(|target| array(&target["kind"]).iter().any(|kind| kind == "test"))
-        .filter_map(|target| target["name"].as_str().map(str::to_owned))
-        .collect()
-}
-
 /// Turns this process into a program of the build, so that a signal reaches it and nothing stands between. It lies in the
 /// profile's directory: `release` for the benchmark, `debug` else.
 pub fn become_program(name: &str, arguments: &[&str]) -> Result<ExitCode> {
@@ -122,22 +108,4 @@ pub fn become_program(name: &str, arguments: &[&str]) -> Result<ExitCode> {
     let program = target.join(profile).join(name);
     let error = Command::new(&program).args(arguments).exec();
     Err(error).with_context(|| format!("cannot run '{}'", program.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finds_test_targets_of_one_package() {
-        let metadata = serde_json::json!({"packages": [
-            {"name": "tests", "targets": [
-                {"name": "tests", "kind": ["lib"]},
-                {"name": "suite", "kind": ["test"]},
-                {"name": "slurm", "kind": ["test"]},
-            ]},
-            {"name": "other", "targets": [{"name": "x", "kind": ["test"]}]},
-        ]});
-        assert_eq!(test_targets(&metadata, "tests"), ["suite", "slurm"]);
-    }
 }

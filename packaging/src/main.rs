@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `setup` | installs Slurm and munge through the system's package manager, once; with `--arm64` lays out a Debian for arm64 instead |
 //! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched; on simulated moms with `--scheduler` |
-//! | `test` | README's second command: everything that CI runs |
+//! | `test` | README's second command: everything that CI runs, or the stages that are named |
 //! | `matrices` | the crash, kill and fault matrices alone, and how much they tried |
 //! | `matrix slurm` | jobs of every kind on throw-away Slurms of every kind; `--prefix` for another Slurm |
 //! | `soak` | 2,000 jobs, 16 at once, with random kills |
@@ -61,8 +61,8 @@ enum Verb {
         #[arg(long, default_value = "slurm", value_parser = ["slurm", "torque", "openpbs"])]
         scheduler: String,
     },
-    /// Run everything that CI runs.
-    Test,
+    /// Run everything that CI runs, or single stages of it.
+    Test(test::Options),
     /// Run the crash, kill and fault matrices alone, and say how much they tried.
     Matrices(matrices::Options),
     /// Run one matrix, or cells of it, alone.
@@ -188,7 +188,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             println!("{}", arm64::system()?.display());
             Ok(ExitCode::SUCCESS)
         }
-        Verb::Test => test::run(),
+        Verb::Test(options) => test::run(options),
         Verb::Matrices(options) => matrices::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Matrix(matrix) => {
             if matrix.needs_slurm() {
