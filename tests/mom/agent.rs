@@ -28,14 +28,20 @@ fn a_node_has_a_name_files_and_processes_of_its_own() {
         node.sh("hostname; echo $$ >/run/x; ls /run; ls /dev/shm").trim(),
         "nodea\nx"
     );
-    node.sh("echo alice:x:54321:54321::/home/alice:/bin/sh >>/etc/passwd; mkdir -p /home/alice; id -u alice");
+    node.sh(
+        "echo of-the-node:x:54399:54399::/:/bin/sh >>/etc/passwd; mkdir /etc/of-the-node; id -u of-the-node",
+    );
     assert!(
-        !std::fs::read_to_string("/etc/passwd").unwrap().contains("54321"),
+        !std::fs::read_to_string("/etc/passwd")
+            .unwrap()
+            .contains("of-the-node"),
         "this machine's file is untouched"
     );
     let left = node.snapshot();
     assert!(
-        left.files.iter().any(|f| f.starts_with("/.layer/home/alice ")),
+        left.files
+            .iter()
+            .any(|f| f.starts_with("/.layer/etc/of-the-node ")),
         "{left:?}"
     );
     assert!(left.processes.is_empty(), "{left:?}");

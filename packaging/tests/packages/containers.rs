@@ -26,9 +26,11 @@ const PACKAGES: [&str; 6] = [
     "golang-github-containers-common",
 ];
 const JOB: &str = "4711.srv";
-/// The job's script is `$0`. cgroup v2 alone, since crun refuses where v1 is beside it; no /etc/containers of this machine's.
+/// The job's script is `$0`. cgroup v2 alone, since crun refuses where v1 is beside it; no /etc/containers of this machine's; Podman
+/// leaves its user's lock in /dev/shm.
 const INSIDE: &str = r#"
 mount --make-rshared /
+mount -t tmpfs -o mode=1777 shm /dev/shm
 mount -t overlay overlay -o "lowerdir=$PACKAGES/usr:/usr" /usr
 mount -t overlay overlay -o "lowerdir=$PACKAGES/etc:/etc" /etc
 while umount -l /sys/fs/cgroup 2>/dev/null; do :; done

@@ -174,7 +174,7 @@ impl Cluster {
         cluster
     }
 
-    /// What a package, an administrator and a PBS put on a node.
+    /// What a package, an administrator and a PBS put on a node. A user of this machine with the name or number of ours is none there.
     fn furnish(&mut self, at: usize, config: &str) {
         let product = self.product;
         let node = &mut self.nodes[at];
@@ -183,6 +183,7 @@ impl Cluster {
         let (home, commands) = (product.home(), product.commands());
         node.sh(&format!(
             "cd /srv/build && cp {} /usr/bin/ && mkdir -p {commands} && for c in {}; do cp fake-pbs {commands}/$c; done; \
+             sed -i '/^{user}:/d; /^[^:]*:[^:]*:{uid}:/d' /etc/passwd /etc/group; \
              echo {user}:x:{uid}:{uid}::/home/{user}:/bin/sh >>/etc/passwd; echo {user}:x:{uid}: >>/etc/group; \
              mkdir -p /home/{user} {home}/mom_priv/jobs {home}/aux {home}/spool {home}/mom_priv/hooks/tmp; \
              chown {uid}:{uid} /home/{user}; chmod 751 {home}/mom_priv; chmod 1777 {home}/spool",

@@ -37,23 +37,24 @@ pub struct Onlooker {
 }
 
 impl Onlooker {
-    /// Begins to look at the bed and at these simulated nodes.
+    /// Looks at these simulated nodes as they are before the job, and goes on looking at them and at the bed.
     pub fn start(bed: Arc<Bed>, doubles: Vec<PathBuf>) -> Onlooker {
         let over = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&over);
+        let nodes: Vec<Node> = doubles.iter().filter_map(|dir| Node::open(dir).ok()).collect();
+        let names = bed.nodes().into_iter();
+        let mut seen: BTreeMap<String, Seen> = names.map(|name| (name, Seen::default())).collect();
+        let look_at_all_gpus = move |seen: &mut BTreeMap<String, Seen>| {
+            for node in &nodes {
+                look_at_gpus(node, seen.entry(node.is.name.clone()).or_default());
+            }
+        };
+        look_at_all_gpus(&mut seen);
         let thread = std::thread::spawn(move || {
-            let nodes: Vec<Node> = doubles.iter().filter_map(|dir| Node::open(dir).ok()).collect();
-            let mut seen: BTreeMap<String, Seen> = bed
-                .nodes()
-                .into_iter()
-                .map(|name| (name, Seen::default()))
-                .collect();
             loop {
                 let last = until.load(Ordering::Relaxed);
-                look_at_processes(&bed, !nodes.is_empty(), &mut seen);
-                for node in &nodes {
-                    look_at_gpus(node, seen.entry(node.is.name.clone()).or_default());
-                }
+                look_at_processes(&bed, !doubles.is_empty(), &mut seen);
+                look_at_all_gpus(&mut seen);
                 if last {
                     return seen;
                 }

@@ -9,6 +9,16 @@ use std::path::Path;
 /// The layer of writes, seen from inside the node.
 pub const LAYER: &str = "/.layer";
 
+/// Empty on a node, whatever this machine has there: its users' homes, its own PBS.
+const FRESH: [(&str, u32); 6] = [
+    ("/tmp", 0o1777),
+    ("/run", 0o755),
+    ("/dev/shm", 0o1777),
+    ("/home", 0o755),
+    ("/opt", 0o755),
+    ("/var/spool", 0o755),
+];
+
 /// Builds the tree in `dir` and enters it.
 pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<(), String> {
     let step = |what: &str, done: nix::Result<()>| done.map_err(|e| format!("{what}: {e}"));
@@ -85,11 +95,9 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<(), String> {
             ),
         )?;
     }
-    fresh(&inside("/tmp"))?;
-    fresh(&inside("/run"))?;
-    fresh(&inside("/dev/shm"))?;
-    fs::set_permissions(inside("/run"), fs::Permissions::from_mode(0o755))
-        .map_err(|e| format!("'/run': {e}"))?;
+    for (path, mode) in FRESH {
+        fresh(&inside(path), mode).map_err(|e| format!("'{path}': {e}"))?;
+    }
     for place in [LAYER, "/var/srv/pbs", "/srv/build"] {
         fs::create_dir_all(inside(place)).map_err(|e| format!("'{place}': {e}"))?;
     }
@@ -105,17 +113,12 @@ pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<(), String> {
     step("root", chdir("/"))
 }
 
-fn fresh(path: &Path) -> Result<(), String> {
+fn fresh(path: &Path, mode: u32) -> std::io::Result<()> {
     let none: Option<&str> = None;
-    mount(
-        Some("node"),
-        path,
-        Some("tmpfs"),
-        MsFlags::empty(),
-        Some("mode=1777"),
-    )
-    .and_then(|()| mount(none, path, none, MsFlags::MS_PRIVATE, none))
-    .map_err(|e| format!("'{}': {e}", path.display()))
+    fs::create_dir_all(path)?;
+    mount(Some("node"), path, Some("tmpfs"), MsFlags::empty(), none)?;
+    mount(none, path, none, MsFlags::MS_PRIVATE, none)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 fn bind(from: &Path, to: &Path) -> Result<(), String> {
