@@ -74,20 +74,14 @@ fn is_sister(input: &Input<'_>) -> bool {
 /// whose prologue fails, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue); so the mother superior
 /// puts the job back.
 pub(super) fn of_sisters(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<(), Failure> {
-    let several = input.number("PBS_NUM_NODES").is_some_and(|nodes| nodes > 1);
-    if submission.sister || input.program == Program::Epilogue || !several {
+    if submission.sister || input.program == Program::Epilogue {
         return Ok(());
     }
-    let file = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'));
-    let text = file.and_then(|path| host.read(Path::new(&path), MOST_NODE_FILE).ok()?);
-    let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
     let here = submission.node.clone().unwrap_or_else(|| host.name());
-    let names: BTreeSet<&str> = text
-        .lines()
-        .map(str::trim)
-        .filter(|name| !name.is_empty() && !name.starts_with('-') && !same_node(name, &here))
-        .collect();
-    let names: Vec<&str> = names.into_iter().collect();
+    let tasks = nodes_of_tasks(input, host);
+    let others = tasks.iter().map(String::as_str);
+    let others: BTreeSet<&str> = others.filter(|name| !same_node(name, &here)).collect();
+    let names: Vec<&str> = others.into_iter().collect();
     let pbs = Installation::find(&PRODUCT, &input.site, host);
     let reason = format!("job {}: ", submission.job);
     match names
@@ -97,6 +91,26 @@ pub(super) fn of_sisters(submission: &Submission, input: &Input<'_>, host: &dyn 
         Some((node, note)) => Err(Undetermined::new(format!("node '{node}'"), note).into()),
         None => Ok(()),
     }
+}
+
+/// The node of each task of the job, from its node file; a sister has none. `PBS_NUM_NODES` is 0 where the user named the nodes
+/// (docs/facts/pbs.md#environment-identity-and-descriptors).
+fn nodes_of_tasks(input: &Input<'_>, host: &dyn Host) -> Vec<String> {
+    let file = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'));
+    let text = file.and_then(|path| host.read(Path::new(&path), MOST_NODE_FILE).ok()?);
+    let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
+    let names = text.lines().map(str::trim);
+    let names = names.filter(|name| !name.is_empty() && !name.starts_with('-'));
+    names.map(str::to_owned).collect()
+}
+
+/// The job's tasks on this node. `PBS_NUM_PPN` is the first number of a request, and always 1 where the user named the nodes.
+fn tasks_here(here: &str, input: &Input<'_>, host: &dyn Host) -> Option<u32> {
+    let tasks = nodes_of_tasks(input, host);
+    let here = tasks.iter().filter(|name| same_node(name, here)).count();
+    let counted = u32::try_from(here).ok().filter(|tasks| *tasks > 0);
+    let several = input.number("PBS_NUM_NODES").filter(|nodes| *nodes > 0);
+    counted.or_else(|| several.and_then(|_| input.number("PBS_NUM_PPN").filter(|tasks| *tasks > 0)))
 }
 
 /// The job's GPUs: `${PBS_NODEFILE}gpu` on the mother superior, `qstat`'s `exec_gpus` elsewhere.
@@ -126,7 +140,7 @@ pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Hos
         gpus,
         exclusive,
         whole_node,
-        tasks_on_node: input.number("PBS_NUM_PPN").filter(|n| *n > 0),
+        tasks_on_node: tasks_here(&here, input, host),
     }
 }
 

@@ -69,6 +69,27 @@ fn torque_prologue() {
 }
 
 #[test]
+fn tasks_are_counted_where_the_user_named_the_nodes() {
+    let named = |name: &str, value| if name == "PBS_NUM_NODES" { "0" } else { value };
+    let env = ENV.map(|(name, value)| {
+        (
+            name,
+            if name == "PBS_NUM_PPN" {
+                "1"
+            } else {
+                named(name, value)
+            },
+        )
+    });
+    let mut call = Call::new(Program::Prologue, &PROLOGUE, &env);
+    call.host = Paper::default().file("/var/spool/torque/aux//0.vm", "nodea\nnodea\nvm\nvm\nvm\n");
+    assert_eq!(call.devices().tasks_on_node, Some(3));
+    let env = SISTER_ENV.map(|(name, value)| (name, named(name, value)));
+    let sister = Call::new(Program::Prologue, &PROLOGUE, &env);
+    assert_eq!(sister.devices().tasks_on_node, None);
+}
+
+#[test]
 fn torque_forms_of_other_releases_have_the_account_in_the_same_place() {
     for length in [7, 8] {
         let s = Call::new(Program::Prologue, &PROLOGUE[..length], &ENV)
