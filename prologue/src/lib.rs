@@ -7,6 +7,7 @@ pub mod arguments;
 
 use arguments::{Arguments, Wait};
 use clap::Parser;
+use mpsd::cli::reconcile;
 use mpsd::job::node::{Console, Severity, Store as _};
 use mpsd::job::{self, Job, Scheduled, Until, outcome};
 use mpsd::node::log::complain;
@@ -53,7 +54,10 @@ pub fn main() -> u8 {
         .asking
         .input(&env, site(&arguments), std::io::stdout().is_terminal());
     match arguments.asking.asked(&input, &ThisHost) {
-        Ok(None) => 0,
+        Ok(None) => {
+            clear_before(&arguments, &input);
+            0
+        }
         Ok(Some(asked)) => guarded(&arguments, input, asked),
         Err(failure) => fail_early(&arguments, &input, &failure),
     }
@@ -85,6 +89,10 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
         let submission = asked.submission.clone();
         match prepare(arguments, asked, deadline) {
             Ok(job) => {
+                if system.may_skip_epilogue() {
+                    reconcile::take_down_gone(&job.settings, &job.node, &submission.job, limit / 2);
+                }
+                let limit = deadline.remaining();
                 // A rollback must fit behind a start that took its whole time.
                 let mut node = RealNode::new(NAME, &job.settings, limit, limit / 3);
                 let until = match arguments.wait {
@@ -96,6 +104,22 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
             Err(failure) => fail_unprepared(arguments, &submission, &failure, deadline),
         }
     })
+}
+
+/// A job that did not ask: our script calls us for it only where an earlier job may have left its MPS, which is taken down first.
+fn clear_before(arguments: &Arguments, input: &Input<'_>) {
+    let Some(system) = scheduler::caller(input).filter(|system| system.may_skip_epilogue()) else {
+        return;
+    };
+    let Ok(submission) = scheduler::read(input, &ThisHost) else {
+        return;
+    };
+    let name = submission.node_name(&ThisHost);
+    let Ok((_, settings)) = load(arguments, &name) else {
+        return;
+    };
+    let limit = limit(arguments, system, &name, Some(&submission));
+    reconcile::take_down_gone(&settings, &name, &submission.job, limit);
 }
 
 /// The time for the whole prologue: the configured one, but below the mom's own, which ends with SIGKILL, and below a scheduler's

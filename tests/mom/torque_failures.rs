@@ -208,26 +208,32 @@ fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_takes_it_not_down() {
 /// pbs_sched deletes a job whose nodes are down; one that waits for an offline node it keeps.
 #[test]
 fn a_fault_on_a_sister_puts_the_job_back_and_takes_the_sister_offline_and_not_down() {
-    let mut c = Cluster::with(
-        Product::Torque,
-        &["nodea", "nodeb"],
-        |gpus| gpus.fast(),
-        "deadline_s = 5\n",
-    );
-    let before = Before::of(&mut c);
-    std::fs::remove_file(c.gpus[1].control()).unwrap();
-    let job = Job::new("20.vm", "MPS=true").on(&[&[0], &[0]]);
-    assert_eq!(c.torque_begin(&job), Verdict::Requeued, "{:?}", c.output(&job, 0));
-    let (state, note) = c.state("nodeb");
-    assert_eq!(state, "offline");
-    assert!(note.starts_with("mpsd: job 20.vm: "), "{note}");
-    assert_eq!(c.state("nodea"), ("free".into(), String::new()));
-    let told = c.output(&job, 0).1;
-    assert!(told.contains("node 'nodeb': mpsd: job 20.vm: "), "{told}");
-    // Torque's sister has no epilogue for it; what was recorded for its tasks goes with the timer.
-    std::fs::remove_file(c.server().join("jobs/20.vm")).unwrap();
-    c.nodes[1].try_sh("mpsctl reconcile");
-    before.holds(&mut c);
+    let on_two = Job::new("20.vm", "MPS=true").on(&[&[0], &[0]]);
+    for job in [on_two.clone(), on_two.named()] {
+        let mut c = Cluster::with(
+            Product::Torque,
+            &["nodea", "nodeb"],
+            |gpus| gpus.fast(),
+            "deadline_s = 5\n",
+        );
+        let before = Before::of(&mut c);
+        std::fs::remove_file(c.gpus[1].control()).unwrap();
+        assert_eq!(c.torque_begin(&job), Verdict::Requeued, "{:?}", c.output(&job, 0));
+        let (state, note) = c.state("nodeb");
+        assert_eq!(state, "offline");
+        assert!(note.starts_with("mpsd: job 20.vm: "), "{note}");
+        assert_eq!(c.state("nodea"), ("free".into(), String::new()));
+        let told = c.output(&job, 0).1;
+        assert!(told.contains("node 'nodeb': mpsd: job 20.vm: "), "{told}");
+        // Torque's sister has no epilogue for it; what was recorded for its tasks goes before the next job begins there.
+        let next = Job::new("21.vm", "").on(&[&[], &[]]);
+        c.torque_files(&next);
+        assert_eq!(
+            c.torque_script(&next, 1, "prologue.parallel", None),
+            Ended::Code(0)
+        );
+        before.holds(&mut c);
+    }
 }
 
 #[test]
@@ -348,14 +354,15 @@ fn what_a_sister_leaked_goes_when_the_server_has_the_job_no_more() {
     assert_eq!(c.torque_begin(&job), Verdict::Requeued);
     assert_eq!(c.gpus[1].modes()[1], "exclusive_process", "leaked on the sister");
     let status = c.server().join("jobs").join(&job.id);
-    let text = std::fs::read_to_string(&status).unwrap();
+    let queued = std::fs::read_to_string(&status).unwrap();
+    std::fs::write(&status, queued.replace("job_state = Q", "job_state = R")).unwrap();
     let (_, said) = c.nodes[1].try_sh("mpsctl reconcile");
     assert_eq!(
         c.gpus[1].modes()[1],
         "exclusive_process",
         "the server has it running there: {said}"
     );
-    std::fs::write(&status, text.replace("job_state = R", "job_state = Q")).unwrap();
+    std::fs::write(&status, queued).unwrap();
     c.nodes[1].sh("mpsctl reconcile");
     // Our own drain of the first node is lifted by hand, once what it was for is mended.
     assert_eq!(c.state("nodea").0, "offline");
@@ -363,6 +370,47 @@ fn what_a_sister_leaked_goes_when_the_server_has_the_job_no_more() {
     c.nodes[0].sh("mpsctl undrain");
     assert_eq!(c.state("nodea"), ("free".into(), String::new()));
     before.holds(&mut c);
+}
+
+/// Torque tells the sisters nothing that runs a script there: the next job's prologue does what is left to do.
+#[test]
+fn what_a_sister_leaked_is_gone_when_the_next_job_begins_there() {
+    for (account, modes) in [
+        ("proj1", ["default", "default"]),
+        ("MPS=true", ["exclusive_process", "default"]),
+    ] {
+        let mut c = cluster(&["nodea", "nodeb"]);
+        let before = Before::of(&mut c);
+        std::fs::remove_file(c.gpus[0].control()).unwrap();
+        let job = Job::new("25.vm", "MPS=true").on(&[&[0], &[1]]);
+        assert_eq!(c.torque_begin(&job), Verdict::Requeued);
+        assert_eq!(c.gpus[1].modes()[1], "exclusive_process", "leaked on the sister");
+        let next = Job::new("26.vm", account).on(&[&[], &[0]]);
+        c.torque_files(&next);
+        let ended = c.torque_script(&next, 1, "prologue.parallel", None);
+        assert_eq!(ended, Ended::Code(0), "{account}");
+        assert_eq!(c.gpus[1].modes(), modes, "{account}");
+        assert!(!c.nodes[1].sh("ls /run/mpsd/jobs").contains("25.vm"), "{account}");
+        c.torque_script(&next, 1, "epilogue.parallel", Some(0));
+        before.holds(&mut c);
+    }
+}
+
+#[test]
+fn a_job_that_did_not_ask_starts_no_program_beside_one_that_runs() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let job = Job::new("27.vm", "MPS=true").on(&[&[0], &[1]]);
+    assert_eq!(c.torque_begin(&job), Verdict::Runs);
+    for (at, script) in [(0, "prologue"), (1, "prologue.parallel")] {
+        c.nodes[at].write(
+            "/usr/bin/mps-prologue",
+            "#!/bin/sh\necho called >/root/called\n",
+            0o755,
+        );
+        let plain = Job::new("28.vm", "proj1").on(&[&[], &[]]);
+        assert_eq!(c.torque_script(&plain, at, script, None), Ended::Code(0));
+        assert_eq!(c.nodes[at].read("/root/called"), None, "{script}");
+    }
 }
 
 #[test]

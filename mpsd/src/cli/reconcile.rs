@@ -144,7 +144,7 @@ impl Reconcile {
         let mut run = Run::new(settings, name, self.dry_run, self.boot);
         run.suspicions();
         run.failed_starts();
-        run.jobs()?;
+        run.jobs(None)?;
         run.locks()?;
         run.gpus();
         run.trials();
@@ -165,7 +165,7 @@ impl Undrain {
             undrain: true,
             ..Run::new(settings, name, false, false)
         };
-        run.jobs()?;
+        run.jobs(None)?;
         let ours: Vec<Marker> = markers::all(&settings.paths)
             .into_iter()
             .filter(|m| m.node == name)
@@ -176,6 +176,26 @@ impl Undrain {
         }
         ours.iter().for_each(|marker| run.drain(marker, true));
         Ok(run.report)
+    }
+}
+
+/// For the prologue of `own` on the node `name`: takes down what other jobs left that their scheduler has let go. In a child, within
+/// `limit`: nothing that hangs there keeps a job waiting for longer.
+pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Duration) {
+    let node = RealNode::new(NAME, settings, limit, limit / 2);
+    let others = |names: Vec<String>| names.iter().any(|name| *name != own.directory_name());
+    if !node.job_directories().is_ok_and(others) {
+        return;
+    }
+    let work = || {
+        let mut run = Run::new(settings, name, false, false);
+        // Its log has each line; what cannot be read is left to the timer, which says so.
+        let _ = run.jobs(Some(own));
+        Vec::new()
+    };
+    if let Err(none) = ask(Deadline::after(limit), work) {
+        let text = format!("what other jobs left here is not taken down yet: {none}");
+        line(NAME, Severity::Warning, &text);
     }
 }
 
@@ -219,11 +239,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Every job that has a directory. All journals are read before any scheduler is asked: a job that came later is
+    /// Every job that has a directory, but for `own`. All journals are read before any scheduler is asked: a job that came later is
     /// not in its answer.
-    fn jobs(&mut self) -> Result<(), Failure> {
+    fn jobs(&mut self, own: Option<&JobId>) -> Result<(), Failure> {
         let mut judged = Vec::new();
+        let own = own.map(JobId::directory_name);
         for name in self.node.job_directories()? {
+            if own.as_ref() == Some(&name) {
+                continue;
+            }
             match self.judge(&name) {
                 Ok(job) => judged.push(job),
                 Err(failure) => {

@@ -72,6 +72,11 @@ pub trait BatchSystem: Sync {
     fn retries_at_once(&self) -> bool {
         false
     }
+    /// Whether a node of a job that never began may have run our prologue and get no epilogue. The next prologue there, of any job,
+    /// then takes down what is left.
+    fn may_skip_epilogue(&self) -> bool {
+        false
+    }
 
     /// Its jobs and its nodes.
     fn at(&self, site: &Site) -> Box<dyn Located>;

@@ -81,6 +81,8 @@ pub struct Job {
     pub place: String,
     /// Whether pbs_cgroups is enabled, with its devices, and names the GPUs.
     pub cgroups: bool,
+    /// Whether its user named the nodes.
+    pub named: bool,
 }
 
 impl Job {
@@ -96,6 +98,7 @@ impl Job {
             interactive: false,
             place: "pack".into(),
             cgroups: true,
+            named: false,
         }
     }
 
@@ -114,6 +117,11 @@ impl Job {
             cgroups: false,
             ..self
         }
+    }
+
+    /// On nodes that its user named.
+    pub fn named(self) -> Self {
+        Self { named: true, ..self }
     }
 
     /// Interactive.

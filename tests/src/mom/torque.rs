@@ -22,22 +22,44 @@ impl Cluster {
     pub fn torque_begin(&mut self, job: &Job) -> Verdict {
         assert_eq!(self.product, Product::Torque);
         self.torque_files(job);
+        self.mom_has(job, 0, true);
         for sister in 1..job.gpus.len() {
             let ended = self.torque_script(job, sister, "prologue.parallel", None);
             if Verdict::of(self.product, ended, false) != Verdict::Runs {
                 self.take_down(sister);
-                self.torque_script(job, 0, "epilogue", Some(-3));
-                return Verdict::Requeued;
+                return self.torque_bail(job, Verdict::Requeued, -3);
             }
+            self.mom_has(job, sister, true);
         }
         let ended = self.torque_script(job, 0, "prologue", None);
-        let verdict = Verdict::of(self.product, ended, job.interactive);
-        match verdict {
-            Verdict::Runs => {}
-            Verdict::Aborted => drop(self.torque_script(job, 0, "epilogue", Some(-2))),
-            Verdict::Requeued => drop(self.torque_script(job, 0, "epilogue", Some(-14))),
+        match Verdict::of(self.product, ended, job.interactive) {
+            Verdict::Runs => Verdict::Runs,
+            Verdict::Aborted => self.torque_bail(job, Verdict::Aborted, -2),
+            Verdict::Requeued => self.torque_bail(job, Verdict::Requeued, -14),
         }
+    }
+
+    /// The job does not begin: its sisters forget it, and the mother superior runs its epilogue (recorded).
+    fn torque_bail(&mut self, job: &Job, verdict: Verdict, code: i32) -> Verdict {
+        (1..job.gpus.len()).for_each(|sister| self.mom_has(job, sister, false));
+        self.torque_script(job, 0, "epilogue", Some(code));
+        self.mom_has(job, 0, false);
+        let state = if verdict == Verdict::Requeued { "Q" } else { "C" };
+        let file = self.server().join("jobs").join(&job.id);
+        let status = std::fs::read_to_string(&file).expect("the server's job");
+        let status = status.replace("job_state = R", &format!("job_state = {state}"));
+        std::fs::write(file, status).expect("the server's job");
         verdict
+    }
+
+    /// The mom's own file of a job: the mother superior's from before the prologue, a sister's from after hers (recorded).
+    fn mom_has(&mut self, job: &Job, at: usize, has: bool) {
+        let file = format!("{HOME}/mom_priv/jobs/{}.JB", job.id);
+        if has {
+            self.nodes[at].write(&file, "", 0o600);
+        } else {
+            self.nodes[at].sh(&format!("rm -f '{file}'"));
+        }
     }
 
     /// What a failed prologue.parallel does to its node, until its message is cleared by hand (recorded).
@@ -52,8 +74,10 @@ impl Cluster {
     pub fn torque_end(&mut self, job: &Job, code: i32) {
         for sister in 1..job.gpus.len() {
             self.torque_script(job, sister, "epilogue.parallel", Some(code));
+            self.mom_has(job, sister, false);
         }
         self.torque_script(job, 0, "epilogue", Some(code));
+        self.mom_has(job, 0, false);
     }
 
     /// The job's main shell: a login shell with the script on standard input; through `$job_starter` where the mom
@@ -156,8 +180,15 @@ impl Cluster {
     /// The process of [`Cluster::torque_script`].
     pub fn torque_run(&mut self, job: &Job, at: usize, name: &str, code: Option<i32>) -> Run {
         let (user, uid) = USER;
-        let gpus = job.gpus[at].len();
-        let shape = format!("{}:ppn={}:gpus={gpus}", job.gpus.len(), job.tasks);
+        let part = |node: &str, gpus: usize| format!("{node}:ppn={}:gpus={gpus}", job.tasks);
+        let parts = self.nodes.iter().zip(&job.gpus);
+        let shape = match job.named {
+            true => parts
+                .map(|(node, gpus)| part(&node.name, gpus.len()))
+                .collect::<Vec<_>>()
+                .join("+"),
+            false => part(&job.gpus.len().to_string(), job.gpus[at].len()),
+        };
         let resources = format!("nodes={shape},neednodes={shape},walltime=01:00:00");
         let script = format!("{HOME}/mom_priv/jobs/{}.SC", job.id);
         let used = "cput=00:00:00,vmem=0kb,walltime=00:00:02,mem=0kb,energy_used=0".to_owned();
@@ -216,12 +247,13 @@ impl Cluster {
     }
 
     fn torque_environment(&self, job: &Job, at: usize, shape: &str) -> BTreeMap<String, String> {
+        let several = if job.named { 0 } else { job.gpus.len() };
         let mut env: BTreeMap<String, String> = [
             ("PATH", "/bin:/usr/bin".to_owned()),
             ("LANG", "C".to_owned()),
             ("PBS_RESOURCE_NODES", shape.to_owned()),
-            ("PBS_NUM_NODES", job.gpus.len().to_string()),
-            ("PBS_NUM_PPN", job.tasks.to_string()),
+            ("PBS_NUM_NODES", several.to_string()),
+            ("PBS_NUM_PPN", if job.named { 1 } else { job.tasks }.to_string()),
             ("PBS_NP", (job.tasks as usize * job.gpus.len()).to_string()),
             ("PBS_NODENUM", at.to_string()),
             ("PBS_MSHOST", self.nodes[0].name.clone()),

@@ -10,8 +10,9 @@ use std::path::Path;
 pub(crate) const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
 const SCRIPT_MODE: u32 = 0o500;
-/// Where our programs stand in the shipped texts.
+/// Where our programs stand in the shipped texts, and the jobs' directories.
 const SHIPPED: &str = "/usr/bin/";
+const SHIPPED_JOBS: &str = "/run/mpsd/jobs";
 
 /// A script of ours for a mom.
 #[derive(Debug)]
@@ -120,7 +121,7 @@ pub(crate) fn command(program: &Path, around: &Surroundings<'_>) -> String {
     words.join(" ")
 }
 
-/// The shipped text with this installation's programs and configuration.
+/// The shipped text with this installation's programs, configuration and directories.
 pub(crate) fn render(shipped: &str, around: &Surroundings<'_>) -> String {
     let mut directory = around.programs.display().to_string();
     if !directory.ends_with('/') {
@@ -132,6 +133,10 @@ pub(crate) fn render(shipped: &str, around: &Surroundings<'_>) -> String {
         .collect();
     shipped
         .replace(SHIPPED, &directory)
+        .replace(
+            SHIPPED_JOBS,
+            &quoted(&around.settings.paths.jobs().display().to_string()),
+        )
         .replace(" --scheduler", &format!("{option} --scheduler"))
         .replace(" exec --starter", &format!("{option} exec --starter"))
 }

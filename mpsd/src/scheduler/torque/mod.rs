@@ -88,6 +88,11 @@ impl BatchSystem for Torque {
         true
     }
 
+    /// docs/facts/pbs.md#sister-nodes.
+    fn may_skip_epilogue(&self) -> bool {
+        true
+    }
+
     /// docs/facts/pbs.md#environment-identity-and-descriptors.
     fn shows_end(&self, _: &Input<'_>) -> bool {
         true
