@@ -7,6 +7,7 @@ pub mod env;
 pub mod examples;
 pub mod exec;
 pub mod explain;
+mod idle;
 pub mod metrics;
 pub mod mpsctl;
 pub mod plan;

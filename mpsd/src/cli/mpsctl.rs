@@ -6,6 +6,7 @@ use super::env::{Env, Shell};
 use super::examples;
 use super::exec::Exec;
 use super::explain::Explain;
+use super::idle::Idle;
 use super::metrics::Metrics;
 use super::plan::PlanVerb;
 use super::reconcile::{Reconcile, Report, Undrain};
@@ -102,6 +103,11 @@ enum Verb {
     /// NVML answers, the GPUs are there, no process of a job that is gone is left. A drain with another's reason is
     /// never lifted.
     Undrain(Undrain),
+    /// Say whether jobs with MPS run on this node, and wait for their end (root)
+    ///
+    /// Asked by the packages before they are removed, as a running job's end needs our files. Exit status: 0 none runs; 1 some
+    /// do, and are named.
+    Idle(Idle),
     /// The configuration
     #[command(subcommand)]
     Config(ConfigVerb),
@@ -209,6 +215,16 @@ pub fn main() -> u8 {
             let run = |settings: &Settings, name: &str| verb.run(settings, name);
             let why = ("undrain", "it changes the node");
             as_root(&config, verb.node.as_deref(), why, false, run)
+        }
+        Verb::Idle(verb) => {
+            let run = |settings: &Settings, _: &str| verb.run(settings);
+            as_root(
+                &config,
+                None,
+                ("idle", "it reads the jobs' directories"),
+                false,
+                run,
+            )
         }
         Verb::Config(ConfigVerb::Check(verb)) => told(&verb.run(&config), json),
         Verb::Config(ConfigVerb::Show(verb)) => print(verb.run(&config, &ThisHost.name(), json)),

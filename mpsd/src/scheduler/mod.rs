@@ -19,6 +19,7 @@ pub mod known_jobs;
 mod numbers;
 mod openpbs;
 mod pbs;
+pub(crate) mod running;
 pub mod setup;
 mod site;
 mod slurm;

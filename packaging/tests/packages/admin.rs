@@ -94,9 +94,15 @@ fn by_the_guide(suite: &'static str) {
         }
         restart_and_upgrade(&mut cluster, &note);
         go_back(&mut cluster);
+        let removals = [
+            "mpsctl slurm disable",
+            "apt-get remove -y mpsd mpsd-slurm",
+            "dpkg --remove mpsd-slurm",
+        ];
+        nothing_goes_while_a_job_runs(&mut cluster, &note, &removals);
         remove(root, &mut cluster, &before);
         if suite == "bookworm" {
-            by_dnf(root, &mut cluster);
+            by_dnf(root, &mut cluster, &note);
         }
         repository::apt_installs_from_it(root, &cluster);
     });
@@ -133,13 +139,18 @@ fn enable(cluster: &Cluster, watch: &mut Stopwatch) {
 
 /// The same with the RPM packages, whose scripts and triggers then meet a systemd and a Slurm that run; and away again. No distribution that is made
 /// of RPM packages can be had as Debian can.
-fn by_dnf(root: &Root, cluster: &mut Cluster) {
+fn by_dnf(root: &Root, cluster: &mut Cluster, note: &Path) {
     let mut watch = Stopwatch::default();
     repository::dnf_installs_from_it(root, cluster, &mut watch);
     enable(cluster, &mut watch);
     simulate(root);
     selftest(cluster, &mut watch);
     watch.stop("bookworm-dnf", "mpsctl selftest");
+    nothing_goes_while_a_job_runs(
+        cluster,
+        note,
+        &["dnf remove -y mpsd mpsd-slurm", "rpm --erase mpsd-slurm"],
+    );
     for step in commands("install.md", "Remove with dnf") {
         cluster.administrator(&step);
     }
@@ -419,6 +430,29 @@ fn go_back(cluster: &mut Cluster) {
         &cluster.clients(&["--gres=gpu:1", "--mps", "--mps-threads=25"]),
         uid(cluster),
     );
+    cluster.nothing_is_left();
+}
+
+/// A running job's end needs what is installed: each of these removals names it, and it ends as if none had been tried.
+fn nothing_goes_while_a_job_runs(cluster: &mut Cluster, note: &Path, removals: &[&str]) {
+    let (mut srun, record) = cluster.holding(&["--gres=gpu:1", "--mps", "--mps-threads=25"], note);
+    let job = record.job.unwrap();
+    for line in removals {
+        let output = cluster.machine.output(&["sh", "-ec", line]);
+        let said = said(&output);
+        let names = format!("needs our files: {job}");
+        assert!(
+            !output.status.success() && said.contains(&names),
+            "{line}: {said}"
+        );
+    }
+    assert!(knows_the_flag(cluster));
+    cluster
+        .machine
+        .run(&["systemctl", "is-active", "mpsd-reconcile.timer"]);
+    cluster.machine.run(&["scancel", &job]);
+    srun.wait().unwrap();
+    cluster.machine.run(&["mpsctl", "idle", "--wait", "60"]);
     cluster.nothing_is_left();
 }
 

@@ -2,18 +2,11 @@
 
 use super::check::check;
 use super::installation::Installation;
-use super::verbs::{OwnSteps, Pbs, Uninstall, Where};
+use super::verbs::{OwnSteps, Pbs, Where};
 use super::{files, request};
 use crate::scheduler::setup::{Done, Finding, SetUp, Stopped, Surroundings};
 use crate::scheduler::site::Site;
-use crate::sys::deadline::Deadline;
 use clap::{FromArgMatches, Subcommand};
-use std::fs;
-use std::io::ErrorKind;
-use std::time::Duration;
-
-/// How often the jobs are looked at.
-const POLL: Duration = Duration::from_millis(500);
 
 /// The verbs, as `mpsctl` offers them, for these products.
 pub(crate) struct Verbs(pub &'static [&'static dyn OwnSteps]);
@@ -42,15 +35,10 @@ impl SetUp for Verbs {
             }
             Pbs::Uninstall(options) => {
                 let (steps, pbs) = self.find(&options.place, around)?;
-                let running = running(options, around)?;
+                let still = options.running.allow(&around.settings.paths)?;
                 let mut done = files::uninstall(&pbs, steps.scripts())?;
                 done.add(steps.uninstall(&pbs, around)?);
-                if !running.is_empty() {
-                    let jobs = running.join(", ");
-                    done.did(format!(
-                        "{jobs}: with MPS here still; mpsd-reconcile.timer takes it down after them"
-                    ));
-                }
+                done.lines.extend(still);
                 done
             }
             Pbs::Check(place) => {
@@ -71,43 +59,6 @@ impl SetUp for Verbs {
             .collect();
         (!here.is_empty()).then_some(found)
     }
-}
-
-/// The jobs with MPS on this node, where they may lose what ends them; the daemon and an exclusive GPU would stay.
-///
-/// # Errors
-/// They run still, after the wait.
-fn running(options: &Uninstall, around: &Surroundings<'_>) -> Result<Vec<String>, String> {
-    let end = Deadline::after(Duration::from_secs(options.wait));
-    loop {
-        let jobs = jobs_here(around)?;
-        if jobs.is_empty() || options.force {
-            return Ok(jobs);
-        }
-        if !end.sleep(POLL) {
-            return Err(format!(
-                "nothing removed: jobs with MPS run here, and their end needs our files: {}; allowed: --wait SECONDS, or \
-                 --force, after which mpsd-reconcile.timer takes their MPS down",
-                jobs.join(", ")
-            ));
-        }
-    }
-}
-
-fn jobs_here(around: &Surroundings<'_>) -> Result<Vec<String>, String> {
-    let directory = around.settings.paths.jobs();
-    let entries = match fs::read_dir(&directory) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(|e| format!("cannot read '{}': {e}", directory.display()))?,
-    };
-    let begun = entries
-        .flatten()
-        .filter(|entry| entry.path().join("journal").exists());
-    let mut jobs: Vec<String> = begun
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
-    jobs.sort();
-    Ok(jobs)
 }
 
 impl Verbs {

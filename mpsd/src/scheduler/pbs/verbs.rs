@@ -2,6 +2,7 @@
 
 use super::files::Script;
 use super::installation::{Installation, Product};
+use crate::scheduler::running::Running;
 use crate::scheduler::setup::{Done, Finding, Surroundings};
 use mpsd_core::config::UnattachedTasks;
 use std::ffi::OsString;
@@ -50,12 +51,9 @@ pub(crate) struct Uninstall {
     /// Which PBS
     #[command(flatten)]
     pub place: Where,
-    /// Wait so long for the jobs with MPS that run on this node
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    pub wait: u64,
-    /// Remove it although jobs with MPS run here: mpsd-reconcile.timer takes their MPS down after them
-    #[arg(long)]
-    pub force: bool,
+    /// What becomes of the jobs that run
+    #[command(flatten)]
+    pub running: Running,
 }
 
 /// `mpsctl pbs request`.

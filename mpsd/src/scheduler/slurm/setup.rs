@@ -6,6 +6,7 @@ use super::conf::Conf;
 use super::line::{self, PLUGIN, TAG, USUAL_PROGRAMS, is_foreign, is_ours};
 use super::pyxis;
 use super::release::{Release, installed, stamp_of};
+use crate::scheduler::running::Running;
 use crate::scheduler::setup::{self, Done, Finding, SetUp, Stopped, Surroundings};
 use crate::scheduler::site::Site;
 use clap::{FromArgMatches, Subcommand};
@@ -25,8 +26,8 @@ enum Slurm {
     /// beside slurm.conf is written, and plugstack.conf itself where there is none or where the controller sends it. slurmd must
     /// be restarted afterwards: it reads the stack when it starts.
     Enable(Enable),
-    /// Remove what enable wrote (root)
-    Disable(Place),
+    /// Remove what enable wrote, once no job with MPS runs on this node (root)
+    Disable(Disable),
     /// Say what works, what could be better, and what is wrong, one line each
     Check(Place),
 }
@@ -68,6 +69,17 @@ struct Enable {
     pub refresh: bool,
 }
 
+/// `mpsctl slurm disable`.
+#[derive(Debug, Clone, Default, clap::Args)]
+struct Disable {
+    /// Which Slurm
+    #[command(flatten)]
+    pub place: Place,
+    /// What becomes of the jobs that run
+    #[command(flatten)]
+    pub running: Running,
+}
+
 /// The verbs, as `mpsctl` offers them.
 pub(crate) struct Verbs;
 
@@ -87,7 +99,14 @@ impl SetUp for Verbs {
         Ok(match &verb {
             Slurm::Enable(options) if options.refresh => refresh(options, around),
             Slurm::Enable(options) => enable(options, around),
-            Slurm::Disable(place) => disable(&place.find(around)?.1),
+            Slurm::Disable(options) => {
+                let (_, conf) = options.place.find(around)?;
+                let still = options.running.allow(&around.settings.paths)?;
+                disable(&conf).map(|mut done| {
+                    done.lines.extend(still);
+                    done
+                })
+            }
             Slurm::Check(place) => {
                 let (slurm, conf) = place.find(around)?;
                 let node = place.node(around);
@@ -202,10 +221,11 @@ fn enable(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
             "'{}' has our line for Slurm {release}",
             conf.home().display()
         ));
+    } else {
+        done.did(
+            "restart slurmd on the nodes: it reads the plugin stack when it starts, and no 'reconfigure' helps",
+        );
     }
-    done.did(
-        "restart slurmd on the nodes: it reads the plugin stack when it starts, and no 'reconfigure' helps",
-    );
     Ok(done)
 }
 
