@@ -119,6 +119,66 @@ fn the_hook_needs_a_manager_and_is_read_back() {
     );
 }
 
+/// A deleted hook keeps its name until every mom has removed its copy.
+#[test]
+fn a_hook_is_installed_again_at_once_after_its_removal() {
+    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
+    c.nodes[0].sh("mpsctl pbs uninstall");
+    std::fs::write(c.server().join("hooks-pending"), "2").unwrap();
+    let text = c.nodes[0].sh("mpsctl pbs install");
+    assert!(text.contains("imported hook 'mpsd'"), "{text}");
+    assert_eq!(c.nodes[0].try_sh("mpsctl pbs check").0, Ended::Code(0));
+    // With a mom that is down it stays so.
+    c.nodes[0].sh("mpsctl pbs uninstall");
+    std::fs::write(c.server().join("hooks-pending"), "1000").unwrap();
+    let started = std::time::Instant::now();
+    let (code, text) = c.nodes[0].try_sh("mpsctl pbs install");
+    assert!(started.elapsed().as_secs() < 60, "bounded");
+    assert_eq!(code, Ended::Code(1), "{text}");
+    assert!(text.contains("a mom that is down keeps its copy"), "{text}");
+}
+
+/// On the server's own host, where root may ask the server as well, the copy of the mom beside it decides.
+#[test]
+fn check_finds_a_mom_that_has_no_hook_or_keeps_an_older_one() {
+    let mut c = Cluster::new(Product::OpenPbs, &["nodea"]);
+    let copy = "/var/spool/pbs/mom_priv/hooks/mpsd.PY";
+    let check = |c: &mut Cluster| c.nodes[0].try_sh("mpsctl pbs check");
+    let missing = "FAIL  no '/var/spool/pbs/mom_priv/hooks/mpsd.PY': this mom has no hook 'mpsd'";
+    assert!(!check(&mut c).1.contains("this mom"), "no mom runs here");
+    c.nodes[0].write("/var/spool/pbs/mom_priv/mom.lock", "1\n", 0o600);
+    let (code, text) = check(&mut c);
+    assert!(code != Ended::Code(0) && text.contains(missing), "{text}");
+    c.nodes[0].sh(&format!("cp /var/lib/mpsd/mpsd.py {copy}"));
+    let (code, text) = check(&mut c);
+    assert!(code == Ended::Code(0) && !text.contains("mpsd.PY'"), "{text}");
+    // What was filled in at an earlier installation is older as well.
+    c.nodes[0].sh(&format!("sed -i 's/^LIMIT_S = .*/LIMIT_S = 7/' {copy}"));
+    let text = check(&mut c).1;
+    assert!(
+        text.contains(&format!(
+            "WARN  '{copy}' is another version's hook than the server's"
+        )),
+        "{text}"
+    );
+    c.nodes[0].write(copy, "import pbs\n", 0o600);
+    let text = check(&mut c).1;
+    assert!(
+        text.contains(&format!(
+            "WARN  '{copy}' is another version's hook than the server's"
+        )),
+        "{text}"
+    );
+    std::fs::write(c.server().join("hooks/mpsd.PY"), "import pbs\n").unwrap();
+    let text = check(&mut c).1;
+    assert!(
+        text.contains(&format!(
+            "WARN  '{copy}' is another version's hook than this mpsctl's"
+        )),
+        "{text}"
+    );
+}
+
 /// A configuration manager runs it each time, and changes nothing where nothing is to be changed.
 #[test]
 fn install_writes_only_what_is_not_so_already() {

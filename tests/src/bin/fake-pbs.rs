@@ -260,6 +260,15 @@ fn qmgr(words: &[&str]) -> u8 {
         );
         return 1;
     }
+    // So many creations after a deletion meet a name that is still taken (recorded).
+    let pending = text("hooks-pending")
+        .and_then(|count| count.parse::<u32>().ok())
+        .unwrap_or(0);
+    if let (["create", "hook", name], 1..) = (parts.as_slice(), pending) {
+        let _ = keep("hooks-pending", &(pending - 1).to_string());
+        eprintln!("qmgr obj={name} svr=default: hook name '{name}' is pending delete, try another name");
+        return 1;
+    }
     let done = match parts.as_slice() {
         ["list", "server"] => text("operators")
             .map(|list| println!("Server x\n    operators = {}", list.replace('\n', ",")))

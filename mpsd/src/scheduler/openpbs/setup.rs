@@ -8,12 +8,14 @@ use crate::scheduler::pbs::qmgr::qmgr;
 use crate::scheduler::pbs::status::status;
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
 use crate::scheduler::setup::{Done, Finding, Surroundings, ensure, remove};
+use crate::sys::deadline::Deadline;
 use mpsd_core::config::{GpusUnknown, Settings, UnattachedTasks};
 use mpsd_core::text::one_line;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The classic scripts.
 pub(crate) static SCRIPTS: [Script; 2] = [
@@ -47,6 +49,9 @@ const GRACE_S: u64 = 5;
 const ALARM_MARGIN_S: u64 = 10;
 /// After pbs_cgroups (100), whose file names the job's GPUs.
 const ORDER: u32 = 110;
+/// How long a deleted hook may keep its name, and how often it is looked at. Moms that are up take theirs away within seconds.
+const PENDING: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_secs(1);
 const EVENTS: &str = "execjob_begin,execjob_launch,execjob_end,execjob_abort";
 /// What the lines of the hook hold that an installation fills in.
 const FILLED_IN: &str = "# filled in by";
@@ -165,8 +170,13 @@ fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> 
     {
         done.did(format!("hook '{NAME}' is as it should be: {events}"));
     } else {
-        match commands.iter().try_for_each(|line| ask(line).map(|_| ())) {
+        match carry_out(&commands, &ask) {
             Ok(()) => done.add(read_back(list(), &events, alarm)),
+            Err(why) if is_pending(&why) => done.left(format!(
+                "PBS deletes the hook '{NAME}' that was there before, for longer than {} s ({why}): a mom that is down keeps its copy; run \
+                 this again once 'pbsnodes -a' shows them all up",
+                PENDING.as_secs()
+            )),
             Err(why) => {
                 done.left(format!(
                     "qmgr did not take the hook ({why}); a manager of PBS runs:"
@@ -232,6 +242,22 @@ fn commands(file: &Path, events: &str, alarm: u64, create: bool) -> Vec<String> 
     lines.push(format!("set hook {NAME} alarm = {alarm}"));
     lines.push(format!("set hook {NAME} enabled = True"));
     lines
+}
+
+/// All of qmgr's commands; from the first one again while the server deletes the hook that was there before.
+fn carry_out(commands: &[String], ask: &dyn Fn(&str) -> Result<String, String>) -> Result<(), String> {
+    let end = Deadline::after(PENDING);
+    loop {
+        match commands.iter().try_for_each(|line| ask(line).map(|_| ())) {
+            Err(why) if is_pending(&why) && end.sleep(POLL) => {}
+            done => return done,
+        }
+    }
+}
+
+/// A deleted hook keeps its name until every mom has removed its copy (docs/facts/pbs.md#hooks-of-openpbs).
+fn is_pending(why: &str) -> bool {
+    why.contains("is pending delete")
 }
 
 /// Whether qmgr's answer is definite (docs/facts/pbs.md#hooks-of-openpbs).
@@ -387,26 +413,52 @@ fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) 
         }
         _ => Finding::Good(format!("hook '{NAME}' is enabled")),
     });
-    all.extend(of_another_version(pbs, around));
+    all.extend(at_the_mom(pbs, around));
     true
 }
 
-/// The hook is not an installed file: an upgrade leaves the old one in place, and a mom that is late has the one before.
-fn of_another_version(pbs: &Installation, around: &Surroundings<'_>) -> Option<Finding> {
+/// The copy of the mom that runs here, which is what its jobs get: the server's list shows neither one that never arrived nor
+/// one that stayed when the hook was imported again.
+fn at_the_mom(pbs: &Installation, around: &Surroundings<'_>) -> Option<Finding> {
     let copy = moms_copy(pbs, NAME, "PY");
-    let text = around.host.read(&copy, MOST_CONF).ok().flatten()?;
+    let shown = copy.display();
+    let remedy = "its server sends it again when the mom is restarted";
+    let Some(text) = around.host.read(&copy, MOST_CONF).ok()? else {
+        return runs_here(pbs).then(|| {
+            Finding::Wrong(format!(
+                "no '{shown}': this mom has no hook '{NAME}', and its jobs run without MPS; {remedy}"
+            ))
+        });
+    };
     let text = String::from_utf8_lossy(&text);
+    let servers = exported(&|line: &str| qmgr(pbs, line, around.host));
+    match servers {
+        Ok(body) if !is_this_version(&body) => {}
+        Ok(body) if body != text.trim_end() => {
+            return Some(Finding::Better(format!(
+                "'{shown}' is another version's hook than the server's; {remedy}"
+            )));
+        }
+        _ if is_this_version(&text) => return None,
+        _ => {}
+    }
+    Some(Finding::Better(format!(
+        "'{shown}' is another version's hook than this mpsctl's: 'mpsctl pbs install' on the server's host, once all nodes are \
+         upgraded; its moms have it within seconds"
+    )))
+}
+
+/// Whether a mom runs here: it removes its lock when it ends.
+fn runs_here(pbs: &Installation) -> bool {
+    pbs.mom_priv().join("mom.lock").exists()
+}
+
+/// The hook is not an installed file: an upgrade leaves the old one in place.
+fn is_this_version(text: &str) -> bool {
     let key = |line: &str| line.split(' ').next().map(str::to_owned);
     let is_alike =
         |(its, ours): (&str, &str)| its == ours || (ours.contains(FILLED_IN) && key(its) == key(ours));
-    let same = text.lines().count() == HOOK.lines().count() && text.lines().zip(HOOK.lines()).all(is_alike);
-    (!same).then(|| {
-        Finding::Better(format!(
-            "'{}' is another version's hook than this mpsctl's: 'mpsctl pbs install' on the server's host, once all nodes \
-             are upgraded; its moms have it within seconds",
-            copy.display()
-        ))
-    })
+    text.lines().count() == HOOK.lines().count() && text.lines().zip(HOOK.lines()).all(is_alike)
 }
 
 /// The hook's body as the server has it.
