@@ -241,6 +241,18 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
         "not by itself: {ran:?}"
     );
     assert_eq!(site.note().0, "offline");
+    // The administrator reads of it wherever he looks.
+    for verb in [
+        &["doctor", "--problems", "--node", NODE][..],
+        &["status"],
+        &["status", "--json"],
+    ] {
+        let ran = site.stage.run("mpsctl", verb, &[]);
+        assert!(
+            ran.out.contains(reason) && ran.out.contains("'mpsctl undrain' lifts it"),
+            "{ran:?}"
+        );
+    }
     let ran = site.mpsctl(&["undrain"]);
     assert!(
         ran.code == Some(0) && ran.out.contains("lifted after a clean recheck"),

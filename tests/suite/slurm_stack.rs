@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tests::double::{NodeDouble, copy_program};
 use tests::stage::{Ran, Stage, USER, as_user, built, finish};
 
@@ -174,8 +174,13 @@ fn enable_writes_one_line_and_disable_takes_it_back() {
     assert!(cluster.read("plugstack.conf").ends_with(&include));
     let files = || ["plugstack.conf", "plugstack.conf.d/mpsd.conf"].map(|name| cluster.read(name));
     let before = files();
+    assert!(ran.out.contains("restart slurmd"), "{ran:?}");
     let again = cluster.enable();
     assert!(again.code == Some(0) && files() == before, "{again:?}");
+    assert!(
+        !again.out.contains("restart slurmd"),
+        "nothing changed: {again:?}"
+    );
     let ran = cluster.slurm("check", &[]);
     assert!(
         ran.code == Some(0) && !ran.out.contains("FAIL") && ran.out.contains("for Slurm 22.05"),
@@ -233,6 +238,66 @@ fn a_check_goes_by_the_settings_of_the_node_that_it_names() {
     assert!(ran.code == Some(1) && ran.out.contains(line), "{ran:?}");
     let ran = cluster.slurm("check", &["--node", "n2"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+/// The end of a running job needs the plugin: without it its daemons and its exclusive GPU would stay until the timer.
+#[test]
+fn disable_names_the_jobs_that_run_and_waits_or_is_forced() {
+    let cluster = Cluster::new(GOOD);
+    assert_eq!(cluster.enable().code, Some(0));
+    let job = cluster.path("run/jobs/4711");
+    fs::create_dir_all(&job).expect("directory");
+    fs::write(job.join("journal"), "").expect("journal");
+    for (options, seconds) in [(&[][..], 0), (&["--wait", "1"], 1)] {
+        let began = Instant::now();
+        let ran = cluster.slurm("disable", options);
+        assert!(
+            ran.code == Some(1) && ran.err.contains("4711") && ran.err.contains("allowed: --wait SECONDS"),
+            "{ran:?}"
+        );
+        assert!(began.elapsed() >= Duration::from_secs(seconds));
+        assert!(
+            cluster
+                .read("plugstack.conf.d/mpsd.conf")
+                .contains(&cluster.line())
+        );
+    }
+    let ran = cluster.slurm("disable", &["--force"]);
+    assert!(
+        ran.code == Some(0) && ran.out.contains("4711: with MPS here still"),
+        "{ran:?}"
+    );
+    assert!(!cluster.path("etc/plugstack.conf.d/mpsd.conf").exists());
+
+    assert_eq!(cluster.enable().code, Some(0));
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(700));
+        fs::remove_file(job.join("journal")).expect("journal");
+    });
+    assert_eq!(cluster.slurm("disable", &["--wait", "60"]).code, Some(0));
+    ends.join().expect("the job's end");
+}
+
+/// What the packages ask before they are removed.
+#[test]
+fn idle_tells_whether_a_job_has_mps_here() {
+    let cluster = Cluster::new(GOOD);
+    let idle = |options: &[&str]| cluster.stage.run("mpsctl", &[&["idle"], options].concat(), &[]);
+    assert_eq!(idle(&[]).code, Some(0));
+    let job = cluster.path("run/jobs/4711");
+    fs::create_dir_all(&job).expect("directory");
+    // A request that was refused leaves a record, which nobody has to end.
+    assert_eq!(idle(&[]).code, Some(0));
+    fs::write(job.join("journal"), "").expect("journal");
+    let ran = idle(&["--wait", "1"]);
+    assert!(ran.code == Some(1) && ran.err.contains("4711"), "{ran:?}");
+    let mut command = as_user(USER, cluster.stage.program("mpsctl"));
+    command
+        .arg("--config")
+        .arg(cluster.stage.config())
+        .arg("idle")
+        .env_clear();
+    assert!(finish(command).err.contains("allowed: root"));
 }
 
 #[test]
@@ -324,6 +389,30 @@ fn a_slurmd_that_began_before_our_line_is_told_of() {
         ran.code == Some(0) && ran.out.contains("began after our line was written"),
         "{ran:?}"
     );
+}
+
+/// A site's own stack may include the directory of our file; before enable only that file is missing.
+#[test]
+fn before_enable_only_our_file_is_missing() {
+    let cluster = Cluster::new(GOOD);
+    let _slurmd = cluster.slurmd();
+    fs::write(
+        cluster.path("etc/plugstack.conf"),
+        "include plugstack.conf.d/*.conf\n",
+    )
+    .expect("stack");
+    let ran = cluster.slurm("check", &[]);
+    let wrong: Vec<&str> = ran.out.lines().filter(|line| line.starts_with("FAIL")).collect();
+    assert!(
+        matches!(wrong[..], [one] if one.contains("plugstack.conf.d/mpsd.conf': not there; run 'mpsctl slurm enable'")),
+        "{ran:?}"
+    );
+    assert!(
+        !ran.out.contains("our line was written"),
+        "no line was written: {ran:?}"
+    );
+    assert_eq!(cluster.enable().code, Some(0));
+    assert!(cluster.slurm("check", &[]).out.contains("includes our line"));
 }
 
 #[test]

@@ -22,7 +22,7 @@ use mpsd_core::{Failure, JobId, Undetermined};
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use Told::{Did, Left, Said};
+use Told::{Did, Drained, Left, Said};
 
 /// So much longer than a job's end may take it is waited for.
 const GRACE: Duration = Duration::from_secs(3);
@@ -63,6 +63,8 @@ pub struct Report {
 pub enum Told {
     /// Nothing was done, and nothing is wrong.
     Said(String),
+    /// A drain of ours stands, and an administrator decides.
+    Drained(String),
     /// Something was done: the node's log has it too.
     Did(String),
     /// Something is not as it should be.
@@ -73,6 +75,7 @@ impl Told {
     fn kind(&self) -> &'static str {
         match self {
             Said(_) => "said",
+            Drained(_) => "drained",
             Did(_) => "did",
             Left(_) => "left",
         }
@@ -80,7 +83,7 @@ impl Told {
 
     /// The line.
     pub fn text(&self) -> &str {
-        let (Said(text) | Did(text) | Left(text)) = self;
+        let (Said(text) | Drained(text) | Did(text) | Left(text)) = self;
         text
     }
 }
@@ -105,7 +108,7 @@ impl Report {
 
     fn tell(&mut self, told: Told) {
         match &told {
-            Said(_) => {}
+            Said(_) | Drained(_) => {}
             Did(text) => line(NAME, Severity::Info, text),
             Left(_) => self.incomplete = true,
         }
@@ -472,7 +475,7 @@ impl<'a> Run<'a> {
         let what = format!("drain of node '{}' ({})", marker.node, marker.reason);
         let controller = Place::of(marker, &Site::of(self.settings)).controller();
         let told = match drain::state(marker, controller.as_ref()) {
-            Err(why) if marker.delivered => Said(format!("{what}: its scheduler does not answer: {why}")),
+            Err(why) if marker.delivered => Drained(format!("{what}: its scheduler does not answer: {why}")),
             Err(why) => Left(format!("{what}: not delivered: {why}")),
             Ok(DrainState::Over(why)) => self.forget(marker, &format!("{what}: over, {why}")),
             Ok(DrainState::Undelivered) if self.undrain => self.lift(marker, &what, controller.as_ref()),
@@ -491,7 +494,7 @@ impl<'a> Run<'a> {
                     Err(why) => Left(format!("{what}: not delivered: {why}")),
                 }
             }
-            Ok(DrainState::Stands) if !lift => Said(format!(
+            Ok(DrainState::Stands) if !lift => Drained(format!(
                 "{what}: stands; 'mpsctl undrain' lifts it after a clean recheck"
             )),
             Ok(DrainState::Stands) => self.lift(marker, &what, controller.as_ref()),
@@ -511,7 +514,7 @@ impl<'a> Run<'a> {
 
     fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn Controller) -> Told {
         if self.dry {
-            return Said(format!("{what}: stands: would be lifted after a clean recheck"));
+            return Drained(format!("{what}: stands: would be lifted after a clean recheck"));
         }
         let left: Vec<String> = self.unfinished.iter().cloned().collect();
         let check = Recheck {

@@ -33,6 +33,15 @@ const UNITS: [(&str, &str); 2] = [
     ("mpsd-reconcile.timer", "nobody takes down what a killed job left"),
 ];
 
+/// Our units that a timer starts, and what is missing while their last run failed.
+const RUNS: [(&str, &str); 2] = [
+    (
+        "mpsd-reconcile.service",
+        "what a job left, or a drain of ours that is not delivered, may stay",
+    ),
+    ("mpsd-metrics.service", "the numbers for Prometheus are old"),
+];
+
 /// The node's programs, its NVML, our units; one line where this host has no GPU, as login hosts.
 pub(crate) fn ground(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     if !has_gpu(around) {
@@ -120,7 +129,17 @@ pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<Finding> {
         )),
         _ => Good(format!("{unit} is active")),
     };
-    UNITS.into_iter().map(one).collect()
+    // No FAIL: a user's process that cannot be ended makes a run fail, and must not take the node out of service.
+    let failed = |(unit, without): (&str, &str)| {
+        let answer = ask("is-failed", unit).ok()?;
+        (answer == "failed").then(|| {
+            Better(format!(
+                "{unit} failed in its last run: {without}; 'journalctl -u {unit}' says why"
+            ))
+        })
+    };
+    let runs = RUNS.into_iter().filter_map(failed);
+    UNITS.into_iter().map(one).chain(runs).collect()
 }
 
 #[cfg(test)]

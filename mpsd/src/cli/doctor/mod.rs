@@ -73,8 +73,16 @@ pub(super) fn look(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     }];
     all.extend(PROGRAMS.map(|name| Finding::program(&around.programs.join(name), around.host)));
     match has_gpu(around) {
-        true => all.extend(of_gpus(node, around)),
+        true => all.extend(of_gpus(around)),
         false => all.push(without_gpu(around.host)),
+    }
+    // A node may have lost its only GPU, and be drained for that.
+    match nix::unistd::geteuid().is_root() {
+        true => all.extend(leftovers(node, around)),
+        false if has_gpu(around) => all.push(Better(
+            "cgroups and what jobs left are root's to look at: run it as root".to_owned(),
+        )),
+        false => {}
     }
     all.extend(schedulers(node, around));
     // What a scheduler's check looks at as well is told once, and why where that is known here.
@@ -88,7 +96,7 @@ pub(super) fn look(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
 }
 
 /// What a node for jobs needs.
-fn of_gpus(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+fn of_gpus(around: &Surroundings<'_>) -> Vec<Finding> {
     let mut all = control(&around.settings.control, around.host);
     all.extend(nvml(&around.programs.join("mpsd"), &around.settings.nvml));
     all.extend(place::directories(&around.settings.paths));
@@ -96,11 +104,6 @@ fn of_gpus(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     all.extend(units(around.host, place::is_booted()));
     if nix::unistd::geteuid().is_root() {
         all.push(place::cgroup(&around.settings.cgroup));
-        all.extend(leftovers(node, around));
-    } else {
-        all.push(Better(
-            "cgroups and what jobs left are root's to look at: run it as root".to_owned(),
-        ));
     }
     all
 }
@@ -202,6 +205,7 @@ fn leftovers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
             Told::Left(text) => Some(Better(format!(
                 "{text}; 'mpsctl reconcile' does that, and says what it cannot"
             ))),
+            Told::Drained(text) => Some(Better(text)),
             Told::Said(_) | Told::Did(_) => None,
         })
         .collect();

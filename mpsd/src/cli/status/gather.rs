@@ -10,6 +10,7 @@ use crate::job::node::Store as _;
 use crate::node::clients::{is_of, tasks};
 use crate::node::real::RealNode;
 use crate::node::worker::{NvmlWorker, Question};
+use crate::scheduler::drain::{Marker, markers};
 use mpsd_core::config::Settings;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault};
@@ -38,6 +39,8 @@ pub struct Gathered {
     pub unread: Vec<String>,
     /// One job was asked for.
     pub asked: bool,
+    /// Our drains of this node, a line each; root's to know.
+    pub drains: Vec<String>,
 }
 
 /// For a user: the job that he names, or the one that the calling task is in.
@@ -116,6 +119,10 @@ pub fn of_node(caller: &Caller<'_>, worker: &Path) -> Result<Gathered, Failure> 
         Some(job) => vec![JobId::parse(job)?.directory_name()],
         None => node.job_directories()?,
     };
+    let drains = match caller.job {
+        Some(_) => Vec::new(),
+        None => markers::all(&settings.paths).iter().map(drained).collect(),
+    };
     let (mut jobs, mut unread) = (Vec::new(), Vec::new());
     for name in names {
         match of_job(&mut node, &settings, &name, worker) {
@@ -136,7 +143,21 @@ pub fn of_node(caller: &Caller<'_>, worker: &Path) -> Result<Gathered, Failure> 
         jobs,
         unread,
         asked,
+        drains,
     })
+}
+
+/// What root's own file says of a drain. The scheduler is not asked: it may be slow, and 'mpsctl doctor' does that.
+fn drained(marker: &Marker) -> String {
+    let Marker { node, reason, .. } = marker;
+    match marker.delivered {
+        true => format!(
+            "node '{node}' was drained by us ({reason}); 'mpsctl undrain' lifts it after a clean recheck"
+        ),
+        false => format!(
+            "node '{node}' is to be drained ({reason}), and its scheduler has not got that yet; no job gets MPS here until then"
+        ),
+    }
 }
 
 /// Root's view of one job; `None`: nothing of it is here.

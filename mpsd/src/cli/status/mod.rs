@@ -46,6 +46,9 @@ struct Told<'a> {
     /// The jobs of which nothing can be told, and why.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     unread: &'a [String],
+    /// Our drains of this node.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    drains: &'a [String],
 }
 
 impl Status {
@@ -81,6 +84,7 @@ fn json(gathered: &Gathered) -> String {
         under_mps: gathered.whether.as_ref(),
         jobs: &gathered.jobs,
         unread: &gathered.unread,
+        drains: &gathered.drains,
     };
     serde_json::to_string(&told).map_or_else(|_| String::new(), |text| text + "\n")
 }
@@ -96,6 +100,7 @@ fn lines(gathered: &Gathered, width: Option<usize>) -> Vec<String> {
     if lines.is_empty() {
         lines.push("no job has MPS on this node".to_owned());
     }
+    lines.extend(gathered.drains.iter().cloned());
     lines
 }
 

@@ -44,6 +44,21 @@ fn a_unit_that_is_off_is_wrong_and_the_line_says_what_switches_it_on() {
         said(&once)[0],
         "WARN  mpsd.service is active and will not be after the next boot (disabled); systemctl enable mpsd.service"
     );
+    // A oneshot is inactive after a good run.
+    let run = |state: &str| {
+        let good = host(["active", "enabled"], ["active", "enabled"]);
+        good.command(
+            "/usr/bin/systemctl is-failed mpsd-reconcile.service",
+            u8::from(state != "failed").into(),
+            &format!("{state}\n"),
+        )
+    };
+    assert_eq!(said(&run("inactive")), said(&good));
+    assert_eq!(
+        said(&run("failed"))[2],
+        "WARN  mpsd-reconcile.service failed in its last run: what a job left, or a drain of ours that is not delivered, may stay; \
+         'journalctl -u mpsd-reconcile.service' says why"
+    );
     assert!(said(&Paper::default())[0].starts_with("WARN  mpsd.service: systemd does not say"));
     assert!(units(&good, false)[0].to_string().contains("mpsctl reconcile"));
 }

@@ -46,7 +46,7 @@ pub(super) fn check(
         }
         Err(why) => all.push(Wrong(format!("'{}': {why}", home.display()))),
     }
-    all.push(started(slurm, conf, &home, loaded.as_deref()));
+    all.extend(started(slurm, conf, &home, loaded.as_deref()));
     all.extend(settings(conf, around));
     all.extend(ground(node, around));
     all.extend(gpus(conf, node, around));
@@ -99,6 +99,7 @@ fn stack(conf: &Conf, found: Option<&Path>) -> Finding {
         None if conf.is_sent() || conf.stack_is_fetched() => Wrong(format!(
             "'{shown}' has no line of ours in it, and the controller sends nothing that it includes: run {what}"
         )),
+        None if conf.would_take_in() => Good(format!("'{shown}' includes the file of our line")),
         None => Wrong(format!(
             "'{shown}' does not include our line; add: {}",
             conf.include()
@@ -157,24 +158,24 @@ fn files(rest: &[String], around: &Surroundings<'_>) -> Vec<Finding> {
 }
 
 /// Whether slurmd has our plugin: loaded, as root can see, or else because it began after our line was written. A copy that it
-/// fetched is younger than slurmd itself.
-fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>) -> Finding {
+/// fetched is younger than slurmd itself. `None`: no line names a plugin, which is told already.
+fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>) -> Option<Finding> {
     let Some(slurmd) = slurm.daemon.as_ref().filter(|daemon| daemon.is_of_node()) else {
-        return Good("no slurmd runs here: nothing to restart".to_owned());
+        return Some(Good("no slurmd runs here: nothing to restart".to_owned()));
     };
     let pid = slurmd.pid();
     if slurmd.replaced {
-        return Wrong(format!(
+        return Some(Wrong(format!(
             "slurmd (pid {pid}) runs a program that was replaced since: restart slurmd"
-        ));
+        )));
     }
-    let loaded = plugin.and_then(|plugin| slurmd.has_loaded(plugin));
+    let loaded = slurmd.has_loaded(plugin?);
     match loaded {
-        Some(true) => return Good("slurmd has loaded our plugin".to_owned()),
+        Some(true) => return Some(Good("slurmd has loaded our plugin".to_owned())),
         Some(false) if conf.stack_is_fetched() => {
-            return Wrong(format!(
+            return Some(Wrong(format!(
                 "slurmd (pid {pid}) has not loaded our plugin: restart slurmd"
-            ));
+            )));
         }
         _ => {}
     }
@@ -182,16 +183,16 @@ fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>
     if !conf.stack_is_fetched()
         && written.is_some_and(|written| slurmd.began().is_some_and(|began| began < written))
     {
-        return Wrong(format!(
+        return Some(Wrong(format!(
             "slurmd (pid {pid}) runs since before our line was written and does not know it: restart slurmd"
-        ));
+        )));
     }
-    match loaded {
+    Some(match loaded {
         Some(false) => Better(format!(
             "slurmd (pid {pid}) began after our line was written, and has not loaded our plugin: its log says why"
         )),
         _ => Good("slurmd began after our line was written".to_owned()),
-    }
+    })
 }
 
 fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {

@@ -136,17 +136,19 @@ impl Conf {
 
     /// The file in which Slurm finds our line.
     pub fn found(&self) -> Option<PathBuf> {
-        let stack = self.stack();
-        let included = || {
-            let text = fs::read_to_string(&stack).unwrap_or_default();
-            let snippet = self.snippet();
-            let taken_in = !self.is_sent() && includes(&text, &stack.with_file_name(""), &snippet);
-            (taken_in && line::of(&snippet).is_some()).then_some(snippet)
-        };
+        let (stack, snippet) = (self.stack(), self.snippet());
+        let included = || self.would_take_in() && line::of(&snippet).is_some();
         match line::of(&stack) {
             Some(_) => Some(stack),
-            None => included(),
+            None => included().then_some(snippet),
         }
+    }
+
+    /// Whether plugstack.conf includes our line's file, which may not be there yet.
+    pub fn would_take_in(&self) -> bool {
+        let stack = self.stack();
+        let text = fs::read_to_string(&stack).unwrap_or_default();
+        !self.is_sent() && includes(&text, &stack.with_file_name(""), &self.snippet())
     }
 }
 
