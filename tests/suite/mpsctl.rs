@@ -280,6 +280,38 @@ fn exec_applies_lists_and_per_gpu_by_the_launchers_rank() {
     stage.assert_clean();
 }
 
+/// The words of the command begin with the command: what looks like an option before it is one, mistyped.
+#[test]
+fn an_unknown_option_is_refused_by_every_verb() {
+    fn verbs(command: &clap::Command, above: &[String], all: &mut Vec<Vec<String>>) {
+        let words = [above, &[command.get_name().to_owned()]].concat();
+        command
+            .get_subcommands()
+            .for_each(|verb| verbs(verb, &words, all));
+        if !command.has_subcommands() {
+            all.push(words);
+        }
+    }
+    let mut all = Vec::new();
+    verbs(&mpsd::cli::mpsctl::command(), &[], &mut all);
+    assert!(all.len() > 20, "{all:?}");
+    for words in all {
+        let words = [&words[..], &["--no-such-option", "--", "x"].map(str::to_owned)].concat();
+        let error = mpsd::cli::mpsctl::command()
+            .try_get_matches_from(&words)
+            .expect_err("parsed");
+        assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument, "{words:?}");
+    }
+    let stage = stage(1);
+    for verb in ["exec", "sweep"] {
+        let ran = mpsctl(&stage, &[verb, "true", "--an-option-of-its-own"], &[]);
+        assert!(
+            ran.err.starts_with(&format!("mpsctl: {verb}: this is no job")),
+            "{ran:?}"
+        );
+    }
+}
+
 #[test]
 fn another_user_is_told_whose_it_is_and_a_missing_command_is_127() {
     let stage = stage(1);

@@ -15,7 +15,7 @@ pub struct Asking {
     #[arg(long, value_parser = scheduler::by_name())]
     pub scheduler: Option<Scheduler>,
     /// The request, in the words of the account tokens (Slurm's plugin).
-    #[arg(long, value_name = "TEXT", value_parser = Tokens, hide_possible_values = true)]
+    #[arg(long, value_name = "TEXT", value_parser = Tokens, hide_possible_values = true, allow_hyphen_values = true)]
     pub request: Option<String>,
     /// What goes before the scheduler's own words.
     #[command(flatten)]

@@ -40,12 +40,7 @@ pub struct Exec {
     #[arg(long)]
     pub starter: bool,
     /// The program and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
 
@@ -174,7 +169,7 @@ fn no_mps(caller: &Caller<'_>) -> Refusal {
             Refusal::new(format!("job {job}"), "it has no MPS on this node", allowed)
         }
         None => Refusal::new(
-            "mpsctl exec",
+            "exec",
             "this is no job: PBS_JOBID and SLURM_JOB_ID are not set",
             "--job ID",
         ),

@@ -16,6 +16,8 @@ const NO_JOB: &str = "0";
 
 /// `mpsctl plan`.
 #[derive(Debug, Clone, Default, clap::Args)]
+// A person types it: what looks like an option is one, mistyped.
+#[command(mut_arg("positional", |arg| arg.allow_hyphen_values(false)))]
 pub struct PlanVerb {
     /// What mps-prologue would be told
     #[command(flatten)]

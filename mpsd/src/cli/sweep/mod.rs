@@ -65,12 +65,7 @@ pub struct Sweep {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// The program and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
 

@@ -33,7 +33,7 @@ impl Places {
         let why = "this is no job: PBS_JOBID and SLURM_JOB_ID are not set";
         let job = caller
             .job()
-            .ok_or_else(|| Refusal::new("mpsctl sweep", why, "a job with GPUs"))?;
+            .ok_or_else(|| Refusal::new("sweep", why, "a job with GPUs"))?;
         let (settings, _) = caller.settings();
         let jobs = settings.paths.jobs();
         let with_mps = caller.job_with_mps()?;
@@ -107,7 +107,7 @@ impl Places {
 
     /// As the plugin or `mpsctl exec` would attach the task of that rank, bound to one GPU in turn.
     fn bound(&self, copy: u32, names: Option<DeviceNames>) -> Result<Vec<Change>, Refusal> {
-        let no_mps = || Refusal::new("mpsctl sweep", "the job has no MPS", "");
+        let no_mps = || Refusal::new("sweep", "the job has no MPS", "");
         let (record, task) = self.with_mps.as_ref().ok_or_else(no_mps)?;
         let record = Record {
             bind: Some(Bind::of(How::Cyclic)),
