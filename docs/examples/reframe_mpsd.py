@@ -1,4 +1,4 @@
-"""A check of ReFrame's: a job of an ordinary user's gets its MPS through the site's scheduler, and leaves nothing.
+"""A ReFrame check: a user's job gets its MPS through the site's scheduler.
 
 Run it as that user, where jobs are submitted: 'reframe -c /usr/share/mpsd/examples/reframe_mpsd.py -r'. Words of the site for srun or qsub
 go with it: '-S words=--partition=gpu,--nodelist=gpu001'.
@@ -10,7 +10,7 @@ import reframe.utility.typecheck as typ
 
 @rfm.simple_test
 class MpsSelftest(rfm.RunOnlyRegressionTest):
-    descr = "mpsctl selftest: attached, limited, and gone afterwards"
+    descr = "mpsctl selftest: attached and limited"
     valid_systems = ["*"]
     valid_prog_environs = ["*"]
     words = variable(typ.List[str], value=[])
@@ -25,8 +25,4 @@ class MpsSelftest(rfm.RunOnlyRegressionTest):
 
     @sanity_function
     def is_ok(self):
-        # What could not be looked at is told as WARN: only a FAIL counts.
-        return sn.all([
-            sn.assert_found(r"^(OK|WARN)  +selftest", self.stdout),
-            sn.assert_not_found(r"^FAIL  .*", self.stdout),
-        ])
+        return sn.assert_found(r"^OK  +selftest", self.stdout)

@@ -79,9 +79,8 @@ enum Verb {
     Report(ReportVerb),
     /// Try a job with MPS through this site's scheduler, as an ordinary user, and say what it got
     ///
-    /// Submits a job that asks for MPS and half a GPU's threads, runs mps-probe in it, and reads the limits back; then one without
-    /// MPS on the same node, which sees what the first one left. A job that is late, or whose selftest is interrupted, is
-    /// cancelled. Exit status: 0 all lines are OK; 1 something could not be looked at (WARN); 2 a FAIL.
+    /// Submits a job that asks for MPS, half a GPU's threads and 1 GiB, and runs mps-probe in it. The job is cancelled if it is late
+    /// or the selftest is interrupted. Exit status: 0 all lines are OK; 2 a FAIL.
     Selftest(Selftest),
     /// Print numbers about MPS on this node for Prometheus (root)
     ///

@@ -1,20 +1,32 @@
 //! A small job of an ordinary user's, as `mpsctl selftest` submits one: by the scheduler's own commands, out of the user's `PATH`.
 
-/// What one job of a trial is to do.
+use std::path::Path;
+
+/// The memory limit that the job asks for. MiB.
+pub const MEMORY_MIB: u64 = 1024;
+/// What it runs: the probe, which tries to allocate twice its limit.
+const PROBE: [&str; 2] = ["--json", "--alloc=2048"];
+
+/// The job of a trial: it asks for half of the threads and [`MEMORY_MIB`].
 #[derive(Debug, Clone, Copy)]
 pub struct Order<'a> {
     /// A name that no other job of the user's has, of 15 bytes at most, which an older PBS allows.
     pub name: &'a str,
-    /// It asks for MPS, with half of the threads and 1 GiB.
-    pub mps: bool,
-    /// It is to run there.
-    pub node: Option<&'a str>,
     /// Words of the user's own for the submitting command.
     pub own: &'a [String],
-    /// What it runs, `mpsctl` first.
-    pub program: &'a [String],
+    /// The directory of our programs.
+    pub programs: &'a Path,
     /// Where its output goes, if the submitting command does not pass it on.
     pub output: &'a str,
+}
+
+impl Order<'_> {
+    /// The command that the job runs.
+    pub(crate) fn probe(&self) -> Vec<String> {
+        let program = self.programs.join("mps-probe").display().to_string();
+        let words = PROBE.iter().map(|word| (*word).to_owned());
+        std::iter::once(program).chain(words).collect()
+    }
 }
 
 /// A command line.

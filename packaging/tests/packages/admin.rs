@@ -192,7 +192,7 @@ fn selftest(cluster: &mut Cluster, watch: &mut Stopwatch) {
         fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
         fs::rename(&new, &probe).unwrap();
     };
-    put(format!("#!/bin/sh\nexec {}\n", CLIENT.join(" ")).as_bytes());
+    put(format!("#!/bin/sh\nexec {} \"$@\"\n", CLIENT.join(" ")).as_bytes());
     for step in commands("install.md", "Last, one job") {
         let typed = format!("cd /home/{USER} && {step}");
         let words = ["runuser", "-u", USER, "--", "sh", "-ec", &typed];

@@ -9,11 +9,10 @@ use mpsd_core::text::one_line;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::{AccessFlags, access};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What begins the line that a job of ours says.
-pub const MARK: &str = "mpsd-selftest: ";
 /// For a command that waits for no job.
 const COMMAND_TIME: Duration = Duration::from_secs(30);
 /// How often a job is asked for where its submission does not wait.
@@ -74,11 +73,17 @@ pub fn version(program: &'static str) -> String {
 }
 
 impl Runner<'_> {
-    /// Runs the job to its end; what it wrote.
+    /// Runs the job to its end; the answer of `mps-probe`.
     ///
     /// # Errors
     /// Why not. Nothing of it is left in the queue then.
-    pub fn run(&self, order: &Order<'_>) -> Result<String, Stop> {
+    pub fn run(&self, order: &Order<'_>) -> Result<Value, Stop> {
+        let out = self.output(order)?;
+        answer(&out)
+            .ok_or_else(|| Stop::Failed(format!("mps-probe did not run: {}", one_line(out.trim(), SHOWN))))
+    }
+
+    fn output(&self, order: &Order<'_>) -> Result<String, Stop> {
         let typed = self.trial.submit(order);
         let deadline = Deadline::after(self.limit);
         let out = self.typed(order, &typed)?;
@@ -103,8 +108,8 @@ impl Runner<'_> {
     fn typed(&self, order: &Order<'_>, typed: &Typed) -> Result<String, Stop> {
         match say(typed, Some(self.signals), self.limit) {
             Ok((true, out, _)) => Ok(out),
-            // What ran in it may have told already what failed.
-            Ok((false, out, err)) if out.contains(MARK) => Ok(out + &err),
+            // A probe that failed says why in its answer.
+            Ok((false, out, err)) if answer(&out).is_some() => Ok(out + &err),
             Ok(answer) => Err(Stop::Failed(lines(&answer))),
             Err(RunError::Killed {
                 why: Unheard::Late { .. },
@@ -169,6 +174,12 @@ impl Runner<'_> {
             let _ = say(&self.trial.cancel(name, id), None, COMMAND_TIME);
         }
     }
+}
+
+/// The answer of `mps-probe --json` among what else a job wrote.
+fn answer(out: &str) -> Option<Value> {
+    let mut all = out.lines().filter_map(|line| serde_json::from_str(line).ok());
+    all.find(|value: &Value| value.get("under_mps").is_some() || value.get("error").is_some())
 }
 
 /// What a command said, on one line, as far as it can be shown: a task's own last words are among its output.

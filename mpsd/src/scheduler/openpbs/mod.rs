@@ -23,13 +23,7 @@ pub struct OpenPbs;
 /// Its users' `qsub`.
 static TRIAL: Qsub = Qsub {
     is_its: |version| version.contains("pbs_version"),
-    place: |node| {
-        let node = node.map_or_else(String::new, |node| format!(":host={node}"));
-        let select = format!("select=1:ngpus=1{node}");
-        ["-l", &select, "-l", "place=exclhost"]
-            .map(str::to_owned)
-            .to_vec()
-    },
+    place: &["-l", "select=1:ngpus=1", "-l", "place=exclhost"],
 };
 
 impl BatchSystem for OpenPbs {

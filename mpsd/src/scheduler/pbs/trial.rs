@@ -6,8 +6,8 @@ use crate::scheduler::trial::{Order, Trial, Typed, quoted};
 pub(crate) struct Qsub {
     /// Whether its `qsub --version` says so.
     pub(crate) is_its: fn(&str) -> bool,
-    /// The job's node and GPU, on any node, or on this one.
-    pub(crate) place: fn(Option<&str>) -> Vec<String>,
+    /// The words that ask for one GPU.
+    pub(crate) place: &'static [&'static str],
 }
 
 /// What is asked for.
@@ -28,28 +28,22 @@ impl Trial for Qsub {
 
     fn submit(&self, order: &Order<'_>) -> Typed {
         let (account, own) = account(order.own);
-        let request = order.mps.then_some(REQUEST).into_iter();
-        let accounts: Vec<&str> = account.as_deref().into_iter().chain(request).collect();
+        let accounts: Vec<&str> = account.as_deref().into_iter().chain([REQUEST]).collect();
         let accounts = accounts.join(",");
         let mut arguments = vec!["-N", order.name, "-j", "oe", "-o", order.output, "-S", "/bin/sh"];
         arguments.extend(["-l", "walltime=00:05:00"]);
-        if !accounts.is_empty() {
-            arguments.extend(["-A", &accounts]);
-        }
+        arguments.extend(["-A", &accounts]);
         // A second one of theirs is an error, or is added to the first.
         let placed = own
             .iter()
             .any(|word| word.contains("select=") || word.contains("nodes="));
-        let place = (self.place)(order.node);
-        arguments.extend(place.iter().filter(|_| !placed).map(String::as_str));
+        arguments.extend(self.place.iter().filter(|_| !placed));
         arguments.extend(own.iter().map(|word| word.as_str()));
-        let words: Vec<String> = order.program.iter().map(|word| quoted(word)).collect();
-        let program = words.join(" ");
-        // A job with MPS is attached whatever started its shell; mpsctl is the first of the words.
-        let attach = words.first().filter(|_| order.mps);
-        let attach = attach.map_or_else(String::new, |mpsctl| format!("{mpsctl} exec -- "));
+        let probe: Vec<String> = order.probe().iter().map(|word| quoted(word)).collect();
+        let mpsctl = quoted(&order.programs.join("mpsctl").display().to_string());
         Typed {
-            input: format!("exec {attach}{program}\n"),
+            // The probe is attached even where no job starter is set up.
+            input: format!("exec {mpsctl} exec -- {}\n", probe.join(" ")),
             ..Typed::new("qsub", &arguments)
         }
     }

@@ -31,10 +31,9 @@ impl Trial for Srun {
             "--time=5",
             "--input=none",
         ];
-        let node = order.node.map(|node| format!("--nodelist={node}"));
-        arguments.extend(node.as_deref());
-        arguments.extend(REQUEST.iter().filter(|_| order.mps));
-        arguments.extend(order.own.iter().chain(order.program).map(String::as_str));
+        let probe = order.probe();
+        arguments.extend(REQUEST);
+        arguments.extend(order.own.iter().chain(&probe).map(String::as_str));
         Typed::new("srun", &arguments)
     }
 

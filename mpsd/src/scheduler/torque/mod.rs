@@ -25,7 +25,7 @@ pub struct Torque;
 /// Its users' `qsub`.
 static TRIAL: Qsub = Qsub {
     is_its: |version| !version.contains("pbs_version"),
-    place: |node| vec!["-l".to_owned(), format!("nodes={}:gpus=1", node.unwrap_or("1"))],
+    place: &["-l", "nodes=1:gpus=1"],
 };
 
 impl BatchSystem for Torque {

@@ -2,17 +2,15 @@ use super::*;
 
 const QSUB: Qsub = Qsub {
     is_its: |_| true,
-    place: |_| vec!["-l".to_owned(), "nodes=1:gpus=1".to_owned()],
+    place: &["-l", "nodes=1:gpus=1"],
 };
 
-fn typed(own: &[&str], mps: bool) -> Typed {
+fn typed(own: &[&str]) -> Typed {
     let own: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
     QSUB.submit(&Order {
         name: "mpsd-selftest",
-        mps,
-        node: None,
         own: &own,
-        program: &["/usr/bin/mpsctl".to_owned(), "self'test".to_owned()],
+        programs: "/opt/it's".as_ref(),
         output: "/home/u/out",
     })
 }
@@ -31,22 +29,17 @@ fn the_users_account_and_the_request_are_one_word() {
             "-A proj,MPS=true,MPS_THREADS=50,MPS_MEM=1G -l nodes=1:gpus=2",
         ),
     ] {
-        assert_eq!(typed(own, true).arguments.join(" "), format!("{before} {after}"));
+        assert_eq!(typed(own).arguments.join(" "), format!("{before} {after}"));
     }
-    assert_eq!(
-        typed(&["-A", "proj"], false).arguments.join(" "),
-        format!("{before} -A proj -l nodes=1:gpus=1")
-    );
 }
 
 #[test]
-fn a_job_with_mps_is_attached_and_one_without_is_not() {
-    let program = r"'/usr/bin/mpsctl' 'self'\''test'";
+fn the_job_attaches_the_probe_and_quotes_its_words() {
+    let dir = r"/opt/it'\''s";
     assert_eq!(
-        typed(&[], true).input,
-        format!("exec '/usr/bin/mpsctl' exec -- {program}\n")
+        typed(&[]).input,
+        format!("exec '{dir}/mpsctl' exec -- '{dir}/mps-probe' '--json' '--alloc=2048'\n")
     );
-    assert_eq!(typed(&[], false).input, format!("exec {program}\n"));
 }
 
 #[test]
