@@ -72,7 +72,7 @@ fn a_healthy_node(cell: &Context) -> Result<()> {
         "OK    selftest",
     ];
     ensure!(heads(&done.stdout) == expected, "{}{}", done.stdout, done.stderr);
-    for words in ["on node1", "with 66 multiprocessors", "of the 1024 MiB"] {
+    for words in ["it ran on", "with 66 multiprocessors", "of the 1024 MiB"] {
         ensure!(done.stdout.contains(words), "no '{words}': {}", done.stdout);
     }
     let done = run(cell, &["--json", "--", "--nodelist=node1"])?.success()?;
