@@ -12,7 +12,7 @@ use mpsd::cli::report;
 use mpsd::job::{self, Ending, evidence};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
-use mpsd::scheduler::{self, Given, Input, Program, Site, Submission, ThisHost};
+use mpsd::scheduler::{self, Budget, Given, Input, Program, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
@@ -24,8 +24,6 @@ use std::time::Duration;
 pub const NAME: &str = "mps-epilogue";
 /// Exit code for a node that is not as it was, with `--strict`, and for a broken invocation.
 const BROKEN: u8 = guard::FAULT;
-/// The parent waits so much longer than the worker's own deadline.
-const PARENT_GRACE: Duration = Duration::from_secs(3);
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
@@ -47,10 +45,7 @@ pub fn main() -> u8 {
         terminal: false,
     };
     match named(&arguments, &input) {
-        Ok(submission) => {
-            let shown = scheduler::of(submission.scheduler).shows_end(&input);
-            clean(&arguments, &submission, shown)
-        }
+        Ok(submission) => clean(&arguments, &submission, &input),
         Err(failure) => {
             complain(NAME, &failure.to_string());
             if arguments.strict { failure.exit_code() } else { 0 }
@@ -63,19 +58,22 @@ fn named(arguments: &Arguments, input: &Input<'_>) -> Result<Submission, Failure
     Ok(submission.of_step(arguments.step.as_deref())?)
 }
 
-/// `shown`: whether the job's user reads what we say.
-fn clean(arguments: &Arguments, submission: &Submission, shown: bool) -> u8 {
+fn clean(arguments: &Arguments, submission: &Submission, input: &Input<'_>) -> u8 {
     let name = submission.node_name(&ThisHost);
     let settings = settings(&arguments.config, &name);
-    let limit = scheduler::time_for(submission, settings.deadline, &Site::of(&settings));
     let node = |limit: Duration| RealNode::new(NAME, &settings, limit, limit / 2);
     look_again(&settings, submission);
-    let jobs = job::jobs_of(&node(limit), submission);
+    let jobs = job::jobs_of(&node(settings.deadline), submission);
     if jobs.is_empty() {
         return 0;
     }
-    let code = guard::run_guarded(NAME, Deadline::after(limit + PARENT_GRACE), || {
-        let deadline = Deadline::after(limit);
+    let system = scheduler::of(submission.scheduler);
+    // Whether the job's user reads what we say.
+    let shown = system.shows_end(input);
+    let limit = system.time_limit(input, submission.step, &Site::of(&settings));
+    let budget = Budget::new(settings.deadline, limit);
+    let code = guard::run_guarded(NAME, Deadline::after(budget.whole), || {
+        let deadline = Deadline::after(budget.work);
         let ending = Ending {
             settings: &settings,
             scheduler: submission.scheduler,

@@ -15,7 +15,9 @@ use mpsd::node::real::RealNode;
 use mpsd::node::user::find_user;
 use mpsd::plan::Asked;
 use mpsd::scheduler::drain::{self, Place};
-use mpsd::scheduler::{self, BatchSystem, Devices, Host, Input, Site, Submission, ThisHost, Unattached};
+use mpsd::scheduler::{
+    self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
+};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
@@ -29,12 +31,6 @@ use std::time::Duration;
 pub const NAME: &str = "mps-prologue";
 /// Exit code of everything that is neither success nor refusal.
 const BROKEN: u8 = guard::FAULT;
-/// Beyond the configured deadline, the parent waits this long before it kills the worker, which has deadlines of its own.
-const PARENT_GRACE: Duration = Duration::from_secs(3);
-/// The whole deadline where no configuration can be read.
-const USUAL_LIMIT: Duration = Duration::from_secs(20);
-/// What the mom's own limit must leave us: it kills without a word.
-const MOM_MARGIN: Duration = Duration::from_secs(4);
 /// How long a held prologue sleeps at a time.
 const HELD_STEP: Duration = Duration::from_millis(200);
 /// Time to leave a record where there was no job to speak of.
@@ -79,12 +75,11 @@ fn site(arguments: &Arguments) -> Site {
 /// All further work is done by a child, so that whatever becomes of it ends as an exit code.
 fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
     let submission = &asked.submission;
-    let (system, node) = (
-        scheduler::of(submission.scheduler),
-        submission.node_name(&ThisHost),
-    );
-    let limit = limit(arguments, system, &node, Some(submission));
-    guard::run_guarded(NAME, Deadline::after(limit + PARENT_GRACE), || {
+    let system = scheduler::of(submission.scheduler);
+    let node = submission.node_name(&ThisHost);
+    let budget = budget(arguments, &input, system, &node, submission.step);
+    let limit = budget.work;
+    guard::run_guarded(NAME, Deadline::after(budget.whole), || {
         let deadline = Deadline::after(limit);
         let submission = asked.submission.clone();
         match prepare(arguments, asked, deadline) {
@@ -118,29 +113,21 @@ fn clear_before(arguments: &Arguments, input: &Input<'_>) {
     let Ok((_, settings)) = load(arguments, &name) else {
         return;
     };
-    let limit = limit(arguments, system, &name, Some(&submission));
-    reconcile::take_down_gone(&settings, &name, &submission.job, limit);
+    let budget = budget(arguments, input, system, &name, submission.step);
+    reconcile::take_down_gone(&settings, &name, &submission.job, budget.work);
 }
 
-/// The time for the whole prologue: the configured one, but below the mom's own, which ends with SIGKILL, and below a scheduler's
-/// patience with a step.
-fn limit(
+/// The time for the whole prologue: the configured one, but below the scheduler's own.
+fn budget(
     arguments: &Arguments,
+    input: &Input<'_>,
     system: &dyn BatchSystem,
     node: &str,
-    submission: Option<&Submission>,
-) -> Duration {
-    let settings = load(arguments, node).ok().map(|(_, s)| s);
-    let own = settings.as_ref().map_or(USUAL_LIMIT, |s| s.deadline);
-    let site = settings.as_ref().map(Site::of).unwrap_or_default();
-    let own = submission.map_or(own, |submission| scheduler::time_for(submission, own, &site));
-    if arguments.record {
-        return own;
-    }
-    match system.at(&site).time_limit() {
-        Some(its) => own.min(its.saturating_sub(MOM_MARGIN).max(Duration::from_secs(1))),
-        None => own,
-    }
+    step: bool,
+) -> Budget {
+    let settings = load(arguments, node).map_or_else(|_| Settings::usual(), |(_, settings)| settings);
+    let limit = system.time_limit(input, step, &Site::of(&settings));
+    Budget::new(settings.deadline, limit)
 }
 
 /// Reads the configuration and looks the user up: a fault for an unusable one, undetermined when he is not known here.
@@ -268,7 +255,8 @@ fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8
     let Ok(submission) = submission else {
         let system = scheduler::caller(input).filter(|system| system.retries_at_once());
         if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code()) {
-            let end = Deadline::after(limit(arguments, system, &ThisHost.name(), None));
+            let budget = budget(arguments, input, system, &ThisHost.name(), false);
+            let end = Deadline::after(budget.work);
             while end.less(HELD_STEP).sleep(HELD_STEP) {}
         }
         return failure.exit_code();

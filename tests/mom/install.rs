@@ -80,8 +80,8 @@ fn check_names_the_operator_line_and_a_short_alarm() {
         text.contains("FAIL  the mom kills a prologue after 15 s (Torque fires 10 s before $prologalarm)"),
         "{text}"
     );
-    assert!(text.contains("set '$prologalarm 32'"), "{text}");
-    c.nodes[0].sh("sed -i 's/$prologalarm 25/$prologalarm 32/' /var/spool/torque/mom_priv/config");
+    assert!(text.contains("set '$prologalarm 36'"), "{text}");
+    c.nodes[0].sh("sed -i 's/$prologalarm 25/$prologalarm 36/' /var/spool/torque/mom_priv/config");
     std::fs::write(c.server().join("operators"), "root@*\n").unwrap();
     assert_eq!(c.nodes[0].try_sh("mpsctl pbs check").0, Ended::Code(0));
 }

@@ -6,11 +6,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tests::fuse::{FILE, Hung};
 use tests::slurm::{Bed, Options, Simulated};
 
 use crate::leftovers::mpsctl;
-use crate::mps::{LIMIT, clients, nodes};
+use crate::mps::{LIMIT, clients, nodes, simulated};
 use crate::runner::{Context, Group};
 use crate::sites::no_cgroups;
 
@@ -45,6 +47,32 @@ pub const GROUP: Group = Group {
         "a_step_that_its_user_keeps_drains_nothing",
         a_step_that_its_user_keeps_drains_nothing,
     )],
+};
+
+/// Slurm's `PrologEpilogTimeout` of this bed: below our own deadline.
+const PROLOG_TIMEOUT: Duration = Duration::from_secs(10);
+/// Steps with a daemon of their own, each with a directory that its user locks.
+const STEPS: usize = 7;
+
+/// A bed whose Slurm kills a prolog and an epilog sooner than our own deadline.
+pub const TIMED: Group = Group {
+    name: "timed",
+    options: || Options {
+        slurm_lines: vec![format!("PrologEpilogTimeout={}", PROLOG_TIMEOUT.as_secs())],
+        ..Options::default()
+    },
+    prepare: simulated,
+    needs: || None,
+    cells: &[
+        (
+            "a_user_who_stops_the_daemon_drains_nothing",
+            a_user_who_stops_the_daemon_drains_nothing,
+        ),
+        (
+            "many_steps_that_their_user_keeps_drain_nothing",
+            many_steps_that_their_user_keeps_drain_nothing,
+        ),
+    ],
 };
 
 /// We would wait for longer than Slurm does.
@@ -112,6 +140,102 @@ fn a_step_that_its_user_keeps_drains_nothing(cell: &Context) -> Result<()> {
         step.display()
     );
     // The node takes the next one.
+    clients(cell, &["--mps", "-w", "node1", "--gres=gpu:1"], "--hold 0.1")?;
+    Ok(())
+}
+
+/// The user has a process of their own on the node, which stops each of the job's daemons as soon as it is there.
+fn a_user_who_stops_the_daemon_drains_nothing(cell: &Context) -> Result<()> {
+    let job = cell.bed.sbatch(
+        &cell.user,
+        &["--mps", "-w", "node1", "--gres=gpu:1"],
+        "/bin/sleep 1",
+    )?;
+    let is_ours = |name: &str| name == "mpsd" || name.starts_with("nvidia-cuda-mps");
+    let end = Instant::now() + PROLOG_TIMEOUT + Duration::from_secs(6);
+    let mut stopped = 0;
+    while Instant::now() < end {
+        let all = cell.bed.job_processes().into_iter();
+        // Before its exec it is root's, and has another name.
+        for process in all.filter(|p| p.uid == cell.user.uid && is_ours(&p.name)) {
+            if process.state != 'T' && kill(Pid::from_raw(process.pid), Signal::SIGSTOP).is_ok() {
+                stopped += 1;
+            }
+        }
+        check_in_service(cell)?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(stopped > 0, "there was no daemon to stop");
+    // It was put back into the queue, and would be stopped no more.
+    cell.bed.root(&["scancel", &job.to_string()])?.success()?;
+    cell.bed.wait_idle(LIMIT)?;
+    clients(cell, &["--mps", "-w", "node1", "--gres=gpu:1"], "--hold 0.1")?;
+    Ok(())
+}
+
+fn check_in_service(cell: &Context) -> Result<()> {
+    let node = cell.bed.node_state("node1")?;
+    ensure!(!node.state.contains("DRAIN"), "{node:?}");
+    Ok(())
+}
+
+/// Each step's epilogue, and the job's, which meets all of them, wait for no lock.
+fn many_steps_that_their_user_keeps_drain_nothing(cell: &Context) -> Result<()> {
+    let step = "srun --mps --overlap -n1 --gres=gpu:1 /bin/sleep 300 &\n";
+    let script = format!("{}wait", step.repeat(STEPS));
+    let job = cell
+        .bed
+        .sbatch(&cell.user, &["-w", "node1", "--gres=gpu:1"], &script)?;
+    let steps: Vec<_> = (0..STEPS)
+        .map(|n| cell.bed.run_dir().join(format!("node1/jobs/{job}.{n}")))
+        .collect();
+    let ready = || {
+        let is_ready = |step: &std::path::PathBuf| {
+            let record = std::fs::read_to_string(step.join("record")).unwrap_or_default();
+            record.contains("\"ready\"")
+        };
+        Ok(steps.iter().all(is_ready))
+    };
+    cell.bed
+        .wait_until("the steps' MPS", Duration::from_secs(40), ready)?;
+    let mut kept = Vec::new();
+    for (number, step) in steps.iter().enumerate() {
+        let at = cell.bed.home(&cell.user).join(format!("fuse-{number}"));
+        std::fs::create_dir_all(&at)?;
+        let hung = match Hung::over_reads(&at, cell.user.uid) {
+            Ok(hung) => hung,
+            Err(why) => {
+                println!("not tried here, this machine has no FUSE: {why}");
+                break;
+            }
+        };
+        let mut command = Command::new(nodes(cell)?.node("node1")?.control());
+        command.env_clear().uid(cell.user.uid).gid(cell.user.gid);
+        command.env("FAKE_MPS_LISTS", step.join("pipe"));
+        command.env("FAKE_MPS_HANGS_IN", at.join(FILE));
+        let holder = Holder(command.stdin(Stdio::null()).spawn()?);
+        cell.bed
+            .wait_until("the lock", Duration::from_secs(5), || Ok(hung.holds_somebody()))?;
+        // The file system goes before its reader: until then nothing ends that.
+        kept.push((hung, holder));
+    }
+    cell.bed.root(&["scancel", &job.to_string()])?.success()?;
+    let ended = || {
+        Ok(cell
+            .bed
+            .job(job)?
+            .is_none_or(|job| job["JobState"] == "CANCELLED"))
+    };
+    cell.bed.wait_until("the job's end", LIMIT, || {
+        check_in_service(cell)?;
+        ended()
+    })?;
+    cell.bed.wait_idle(LIMIT)?;
+    check_in_service(cell)?;
+    drop(kept);
+    let (code, said) = mpsctl(cell, "reconcile", "node1")?;
+    ensure!(code == Some(0), "exit code {code:?}: {said}");
+    ensure!(steps.iter().all(|step| !step.exists()), "{said}");
     clients(cell, &["--mps", "-w", "node1", "--gres=gpu:1"], "--hold 0.1")?;
     Ok(())
 }

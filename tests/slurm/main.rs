@@ -45,6 +45,7 @@ const GROUPS: &[runner::Group] = &[
     sweep::GROUP,
     selftest::GROUP,
     held::GROUP,
+    held::TIMED,
     failures::OPTIONAL,
     failures::REQUIRED,
     failures::HELD,

@@ -50,11 +50,8 @@ impl Spec {
 
     /// What `mpsd` is told for `plan`; the whole start must have ended by `deadline`.
     pub fn new(settings: &Settings, plan: &Plan, deadline: Deadline) -> Self {
-        // A third of the whole is kept for the rollback.
-        let start = deadline
-            .remaining()
-            .saturating_sub(settings.deadline / 3)
-            .max(Duration::from_secs(1));
+        // The rest is kept for the rollback.
+        let start = deadline.remaining() * 3 / 5;
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
         Self {
             job: plan.job.as_str().to_owned(),

@@ -30,6 +30,8 @@ use std::time::Duration;
 
 /// Time for a process that was killed to go.
 const KILL_MS: u64 = 2_000;
+/// How long `mpsd` may take beyond its own time to say why it is not ready.
+const REPORT_TIME: Duration = Duration::from_millis(500);
 /// Longest report, bytes.
 const LONGEST_REPORT: usize = 64 * 1024;
 impl Daemons for RealNode {
@@ -128,7 +130,8 @@ impl Daemons for RealNode {
         let Some(mut started) = self.started.take() else {
             return Err(Undetermined::new("mpsd", "it was not started by this program").into());
         };
-        let deadline = Deadline::after(Duration::from_millis(spec.start_ms) + Duration::from_millis(500));
+        let start = Duration::from_millis(spec.start_ms);
+        let deadline = Deadline::after(start + REPORT_TIME.min(start / 8));
         let report = hear(&started.report, deadline).ok_or_else(|| {
             let how = match started.child.try_wait() {
                 Some(end) => format!("it ended without a report ({end})"),

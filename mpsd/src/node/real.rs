@@ -26,8 +26,6 @@ use std::time::Duration;
 const LOCK_TIME: Duration = Duration::from_secs(5);
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
-/// How far beyond its own limit a program may go on removing files; its guard waits longer.
-const REMOVAL_GRACE: Duration = Duration::from_secs(1);
 /// How often a waiting program looks at its deadline.
 const WAIT_STEP: Duration = Duration::from_millis(200);
 
@@ -81,7 +79,7 @@ impl RealNode {
             nvml_time: NVML_TIME.min(limit / 3),
             lock_time: LOCK_TIME.min(limit / 4),
             teardown,
-            ends: Deadline::after(limit + REMOVAL_GRACE),
+            ends: Deadline::after(limit),
             failed_starts_window: settings.drain.failed_starts_window,
             reports: settings.reports.clone(),
             worker: None,

@@ -78,6 +78,10 @@ pub trait BatchSystem: Sync {
         false
     }
 
+    /// When it kills the program that it called with `input`, or takes the node out of service for how long that takes, counted
+    /// from the call; `None`: never. `step`: the program is for a step's own daemon. Asks no controller.
+    fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration>;
+
     /// Its jobs and its nodes.
     fn at(&self, site: &Site) -> Box<dyn Located>;
 
@@ -91,13 +95,6 @@ pub trait BatchSystem: Sync {
 
 /// A batch system where it lives on this node: its jobs and its nodes.
 pub trait Located {
-    /// How long it lets a prologue run before it kills it; `None`: no shorter than our own deadline.
-    fn time_limit(&self) -> Option<Duration>;
-    /// How long a step that was told to end may take, our own part in it included, before it takes the node out of service for it;
-    /// `None`: it does not.
-    fn patience(&self) -> Option<Duration> {
-        None
-    }
     /// Whether a job of which only the id is known may be one of its jobs on this node.
     fn may_own(&self, job: &JobId) -> bool;
     /// What it knows of the jobs on `node`. It may be asked at once.
@@ -106,14 +103,6 @@ pub trait Located {
     fn controller(&self, node: &str) -> Box<dyn Controller>;
     /// Longest reason that it keeps whole. Bytes.
     fn longest_reason(&self) -> usize;
-}
-
-/// What our programs do beyond the limit that they give themselves: their guards wait, and what they wrote is passed on.
-pub(crate) const STEP_MARGIN: Duration = Duration::from_secs(6);
-
-/// What a scheduler's `patience` leaves to our programs.
-pub(crate) fn within(patience: Duration) -> Duration {
-    patience.saturating_sub(STEP_MARGIN).max(Duration::from_secs(1))
 }
 
 /// What the prologue does with a failure beyond its exit code.

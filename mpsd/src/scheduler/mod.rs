@@ -9,6 +9,7 @@
 
 pub mod advertise;
 pub mod batch_system;
+pub mod budget;
 pub mod call;
 pub mod control;
 pub mod devices;
@@ -32,6 +33,7 @@ mod testing;
 mod tests;
 
 pub use batch_system::{BatchSystem, ExitPolicy, Unattached};
+pub use budget::Budget;
 pub use call::{Given, Input, Lookup, Program, Submission, UserRef};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub use control::Requeued;
@@ -43,7 +45,6 @@ pub use mpsd_core::job::Scheduler;
 pub use numbers::Numbers;
 use setup::SetUp;
 pub use site::Site;
-use std::time::Duration;
 pub use torque::starter::may_run_as_root;
 
 /// Every batch system that the suite knows. A new one is a folder and its line here.
@@ -97,18 +98,6 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
             let why = format!("no scheduler calls so; expected: {}", known.join(", "));
             Err(Undetermined::new(what, why).into())
         }
-    }
-}
-
-/// The time for a whole prologue or epilogue, of which the site allows `all`: that of a step's own daemon runs in the step, which its
-/// scheduler does not wait for without end ([`Located::patience`]).
-///
-/// [`Located::patience`]: batch_system::Located::patience
-pub fn time_for(submission: &Submission, all: Duration, site: &Site) -> Duration {
-    let patience = || of(submission.scheduler).at(site).patience();
-    match submission.step.then(patience).flatten() {
-        Some(patience) => all.min(batch_system::within(patience)),
-        None => all,
     }
 }
 

@@ -185,8 +185,8 @@ settings! {
         /// all the same is named in the node's log when a job of theirs begins.
         daemon_group: u32 = 65_530, Given::whole::<0, 0x7FFF_FFFF, _>;
 
-        /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Keep it below the scheduler's own limit
-        /// (OpenPBS: 30 s).
+        /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Where the scheduler's own limit is less than
+        /// 6 s above it, both end 6 s before that limit; 'mpsctl slurm check' and 'mpsctl pbs check' tell.
         deadline as "deadline_s": Duration = Duration::from_secs(20), Given::seconds::<3600>;
 
         /// A client of the job that stays on its GPU after the daemon was asked to terminate it: "report" it in the log, or

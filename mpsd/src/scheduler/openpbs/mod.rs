@@ -15,6 +15,7 @@ use super::trial::Trial;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::Scheduler;
 use product::PRODUCT;
+use std::time::Duration;
 
 /// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
@@ -82,6 +83,15 @@ impl BatchSystem for OpenPbs {
     /// than the job's identity, logs one line.
     fn shows_end(&self, input: &Input<'_>) -> bool {
         input.arguments.len() == submission::CLASSIC_EPILOGUE
+    }
+
+    /// That of the classic scripts. Our hook has a limit of its own, which 'mpsctl pbs install' set above our deadline.
+    fn time_limit(&self, input: &Input<'_>, _: bool, site: &Site) -> Option<Duration> {
+        let classic = match input.program {
+            Program::Prologue => !submission::is_hooked(input),
+            Program::Epilogue => self.shows_end(input),
+        };
+        classic.then(|| Installation::find(&PRODUCT, site, &ThisHost).time_limit(&ThisHost))
     }
 
     fn at(&self, site: &Site) -> Box<dyn Located> {

@@ -6,16 +6,13 @@ use super::installation::{Installation, same_node};
 use super::qmgr::qmgr;
 use super::status::status;
 use super::verbs::OwnSteps;
+use crate::scheduler::budget::MARGIN;
 use crate::scheduler::control::Controller;
 use crate::scheduler::ground::ground;
 use crate::scheduler::setup::{Finding, Surroundings};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
-
-/// What the mom's limit must leave above our own deadline, for the start of our programs and the drain.
-const MARGIN: Duration = Duration::from_secs(2);
 
 pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &Surroundings<'_>) -> Vec<Finding> {
     let (scheduler, mom) = (pbs.product.scheduler, pbs.mom_priv());

@@ -17,13 +17,8 @@ use super::control::Controller;
 use super::host::ThisHost;
 use super::known_jobs::KnownJobs;
 use mpsd_core::JobId;
-use std::time::Duration;
 
 impl Located for installation::Installation {
-    fn time_limit(&self) -> Option<Duration> {
-        Some(self.time_limit(&ThisHost))
-    }
-
     /// The ids of a PBS have a server's name in them.
     fn may_own(&self, job: &JobId) -> bool {
         self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')

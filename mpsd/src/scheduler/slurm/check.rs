@@ -6,7 +6,8 @@ use super::gres::Gres;
 use super::line::{self, PLUGIN, USUAL_PROGRAMS, WORDS};
 use super::pyxis;
 use super::release::{Release, all_installed, stamp_of};
-use crate::scheduler::batch_system::{STEP_MARGIN, within};
+use crate::scheduler::budget::{Budget, MARGIN, within};
+use crate::scheduler::call::Program;
 use crate::scheduler::ground::ground;
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
@@ -16,6 +17,9 @@ use mpsd_core::trusted::open_trusted;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Less is too little for the start of a control daemon and its servers on a node with many GPUs.
+const LEAST: Duration = Duration::from_secs(5);
 
 pub(super) fn check(
     plugins: &Path,
@@ -215,6 +219,7 @@ fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
                 .to_owned(),
         ));
     }
+    all.extend(timeouts(conf, around.settings.deadline));
     all.push(patience(conf, around.settings.deadline));
     all.push(if conf.lists("GresTypes", "gpu") {
         Good("GresTypes has gpu: Slurm tells a job's GPUs".to_owned())
@@ -241,6 +246,34 @@ fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
     all
 }
 
+/// slurmd kills a prolog and an epilog after a time, and drains the node then (docs/facts/slurm.md#failures).
+fn timeouts(conf: &Conf, ours: Duration) -> Vec<Finding> {
+    let both = [
+        (Program::Prologue, "start", "Prolog error"),
+        (Program::Epilogue, "end", "Epilog error"),
+    ];
+    let all = both.into_iter().filter_map(|(program, what, reason)| {
+        let (key, its) = conf.timeout(program)?;
+        let work = Budget::new(ours, Some(its)).work;
+        let (its, needed) = (its.as_secs(), (ours + MARGIN).as_secs());
+        let text = format!("{key} is {its} s");
+        if work >= ours {
+            return Some(Good(format!("{text}: more than the {what} of a job's MPS takes")));
+        }
+        let text = format!(
+            "{text}: the {what} of a job's MPS gets {:.1} s of our {} (deadline_s), or Slurm would drain the node \
+             (\"{reason}\"); {needed} s leave it all",
+            work.as_secs_f64(),
+            ours.as_secs(),
+        );
+        Some(match work < LEAST {
+            true => Wrong(text),
+            false => Better(text),
+        })
+    });
+    all.collect()
+}
+
 /// slurmstepd ends a step's own daemon in its last callback, and drains the node when its time is over
 /// (docs/facts/slurm.md#the-end-of-a-step).
 fn patience(conf: &Conf, ours: Duration) -> Finding {
@@ -255,7 +288,7 @@ fn patience(conf: &Conf, ours: Duration) -> Finding {
          (\"Kill task failed\"); {} s leave it all",
         left.as_secs(),
         ours.as_secs(),
-        (ours + STEP_MARGIN).as_secs()
+        (ours + MARGIN).as_secs()
     ))
 }
 

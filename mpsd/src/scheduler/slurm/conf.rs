@@ -2,6 +2,7 @@
 
 use super::line;
 use super::lines::{Line, last, read};
+use crate::scheduler::call::Program;
 use crate::scheduler::host::Host;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -91,6 +92,22 @@ impl Conf {
             .value("UnkillableStepTimeout")
             .and_then(|text| text.parse().ok());
         set.map_or(UNKILLABLE, Duration::from_secs)
+    }
+
+    /// After how long slurmd kills a prolog or an epilog and drains the node, and the key that says so; `None`: never. The keys for
+    /// one of both came with 25.05 (docs/facts/slurm.md#failures).
+    pub fn timeout(&self, program: Program) -> Option<(&'static str, Duration)> {
+        let own = match program {
+            Program::Prologue => "PrologTimeout",
+            Program::Epilogue => "EpilogTimeout",
+        };
+        let mut keys = [own, "PrologEpilogTimeout"].into_iter();
+        let (key, text) = keys.find_map(|key| Some((key, self.value(key)?)))?;
+        // 0 and what stands for no value are no limit.
+        let seconds: u16 = text.parse().ok()?;
+        (1..u16::MAX - 1)
+            .contains(&seconds)
+            .then(|| (key, Duration::from_secs(seconds.into())))
     }
 
     fn directory(&self) -> &Path {

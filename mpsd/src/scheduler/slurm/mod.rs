@@ -81,6 +81,17 @@ impl BatchSystem for Slurm {
         }
     }
 
+    /// The slurm.conf that slurmd names to a prolog, the controller's copy on a configless cluster. A step's own daemon is started
+    /// and ended by slurmstepd, whose end Slurm waits for.
+    fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration> {
+        let named = site.slurm_conf.as_deref().map(Path::new);
+        let conf = Conf::find(named, &ThisHost);
+        match step {
+            true => Some(conf.map_or(conf::UNKILLABLE, |conf| conf.unkillable_step_timeout())),
+            false => conf.ok()?.timeout(input.program).map(|(_, timeout)| timeout),
+        }
+    }
+
     fn at(&self, site: &Site) -> Box<dyn Located> {
         Box::new(Here(site.clone()))
     }
@@ -117,16 +128,6 @@ impl BatchSystem for Slurm {
 struct Here(Site);
 
 impl Located for Here {
-    fn time_limit(&self) -> Option<Duration> {
-        None
-    }
-
-    fn patience(&self) -> Option<Duration> {
-        let named = self.0.slurm_conf.as_deref().map(Path::new);
-        let conf = Conf::find(named, &ThisHost);
-        Some(conf.map_or(conf::UNKILLABLE, |conf| conf.unkillable_step_timeout()))
-    }
-
     /// The id of a job or a step of Slurm's is made of numbers; every PBS's has a server's name in it.
     fn may_own(&self, job: &JobId) -> bool {
         job.as_str().bytes().all(|b| b.is_ascii_digit() || b == b'.')

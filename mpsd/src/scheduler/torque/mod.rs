@@ -17,6 +17,7 @@ use super::trial::Trial;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::Scheduler;
 use product::PRODUCT;
+use std::time::Duration;
 
 /// The batch system Torque.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +97,10 @@ impl BatchSystem for Torque {
     /// docs/facts/pbs.md#environment-identity-and-descriptors.
     fn shows_end(&self, _: &Input<'_>) -> bool {
         true
+    }
+
+    fn time_limit(&self, _: &Input<'_>, _: bool, site: &Site) -> Option<Duration> {
+        Some(Installation::find(&PRODUCT, site, &ThisHost).time_limit(&ThisHost))
     }
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
