@@ -23,7 +23,7 @@ pub struct Arguments {
     /// Configuration; a file of root's.
     #[arg(long, value_name = "FILE", default_value = DEFAULT_PATH)]
     pub config: PathBuf,
-    /// Return when the daemon is proved ready, or as soon as it is being started.
+    /// When to return: the daemon is proved ready, or it is being started. A caller of 'announced' may stop waiting before.
     #[arg(long, value_enum, default_value = "ready")]
     pub wait: Wait,
     /// Leave a refusal or a failure on the node for the job's tasks to read.
@@ -38,4 +38,6 @@ pub enum Wait {
     Ready,
     /// Until it is being started; a process of its own proves it, and the record tells.
     Started,
+    /// Until the server is proved ready, or the caller goes on without it: the record tells from the first moment.
+    Announced,
 }

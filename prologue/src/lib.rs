@@ -8,6 +8,7 @@ pub mod arguments;
 use arguments::{Arguments, Wait};
 use clap::Parser;
 use mpsd::cli::reconcile;
+use mpsd::cli::words::words;
 use mpsd::job::node::{Console, Severity, Store as _};
 use mpsd::job::{self, Job, Scheduled, Until, outcome};
 use mpsd::node::log::complain;
@@ -22,7 +23,7 @@ use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::failure::{FailureKind, Fault};
+use mpsd_core::failure::Fault;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,7 +45,13 @@ pub fn main() -> u8 {
         return BROKEN;
     }
     descriptors::close_inherited();
-    let arguments = Arguments::parse();
+    let arguments = match words() {
+        Ok(words) => Arguments::parse_from(words),
+        Err(failure) => {
+            complain(NAME, &failure.to_string());
+            return failure.exit_code();
+        }
+    };
     let env = |name: &str| std::env::var(name).ok();
     let input = arguments
         .asking
@@ -93,6 +100,7 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
                 let until = match arguments.wait {
                     Wait::Ready => Until::Ready,
                     Wait::Started => Until::Started,
+                    Wait::Announced => Until::Announced,
                 };
                 job::begin(&mut node, &job, &Told::of(input, &job), until).code
             }
@@ -217,10 +225,10 @@ fn fail_unprepared(
     let place = place(submission, &settings, &name);
     let requeued = outcome::requeue(&mut node, &place, submission, &settings, failure, false);
     outcome::tell(&mut node, &place, submission, &told, requeued.as_ref());
-    outcome::hold(&mut node, submission, deadline);
-    // An unusable configuration, or a directory service that is down: neither is the user's.
-    let nodes_own = failure.kind() != FailureKind::Refusal;
-    outcome::exit_code(submission, arguments.record && nodes_own, failure)
+    if arguments.wait != Wait::Announced {
+        outcome::hold(&mut node, submission, deadline);
+    }
+    outcome::exit_code(submission, arguments.record, failure)
 }
 
 /// Shows the administrator an unusable configuration where he looks at his nodes: it does not drain.
@@ -253,7 +261,8 @@ fn fail_early(arguments: &Arguments, input: &Input<'_>, failure: &Failure) -> u8
     }
     complain(NAME, &failure.to_string());
     let Ok(submission) = submission else {
-        let system = scheduler::caller(input).filter(|system| system.retries_at_once());
+        let held = arguments.wait != Wait::Announced;
+        let system = scheduler::caller(input).filter(|system| held && system.retries_at_once());
         if let (Some(system), false, BROKEN) = (system, input.terminal, failure.exit_code()) {
             let budget = budget(arguments, input, system, &ThisHost.name(), false);
             let end = Deadline::after(budget.work);

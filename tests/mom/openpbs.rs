@@ -2,7 +2,8 @@
 
 use crate::assertions::{Before, attached, bare, client_words};
 use crate::both::{self, shell};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::openpbs::Hooked;
 use tests::mom::wire::Ended;
@@ -248,8 +249,8 @@ fn a_fault_rejects_begin_and_takes_the_node_offline() {
     before.holds(&mut c);
 }
 
-/// The job's begin is rejected with `why`, no sooner than PBS may try again, and the try does not count.
-fn is_held_back(c: &mut Cluster, id: &str, account: &str, why: &str) {
+/// The job's begin is rejected with `why`, at once, and the try does not count.
+fn is_put_back(c: &mut Cluster, id: &str, account: &str, why: &str) {
     goes_back(c, &Job::new(id, account), why, 0);
 }
 
@@ -257,25 +258,26 @@ fn is_held_back(c: &mut Cluster, id: &str, account: &str, why: &str) {
 fn goes_back(c: &mut Cluster, job: &Job, why: &str, tries: u32) {
     let before = Before::of(c);
     c.openpbs_files(job);
-    let started = Instant::now();
     let hooked = c.openpbs_tried(job, 0);
-    let took = started.elapsed();
-    assert_eq!(hooked.verdict, "reject");
     assert!(hooked.message.contains(why), "{why}: {}", hooked.message);
-    assert!(
-        took > Duration::from_secs(3),
-        "21 tries in half a minute: {took:?}"
-    );
-    assert!(took < Duration::from_secs(25), "below the hook's alarm: {took:?}");
+    waits(c, job, &hooked, tries);
+    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
+    before.holds(c);
+    assert_eq!(c.state("nodea").0, "free");
+}
+
+/// The job was put back, is not tried again at once, and PBS counts so many tries of it.
+fn waits(c: &Cluster, job: &Job, hooked: &Hooked, tries: u32) {
+    assert_eq!(hooked.verdict, "reject");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let next = hooked.execution_time.unwrap_or(0);
+    assert!((now + 30..now + 90).contains(&next), "{now} {next}");
     assert_eq!(
         c.tries(job),
         tries,
         "21 of them, and PBS holds the job: {}",
         hooked.message
     );
-    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
-    before.holds(c);
-    assert_eq!(c.state("nodea").0, "free");
 }
 
 /// A cluster whose prologue has 5 s.
@@ -288,35 +290,154 @@ fn hurried() -> Cluster {
     )
 }
 
+/// The same, whose server never gets ready, with the hook as it is shipped.
+fn hurried_in_vain() -> Cluster {
+    let never =
+        |builder: tests::double::Builder| builder.fast().fault(|faults| faults.start = "never".into());
+    let mut c = Cluster::with(Product::OpenPbs, &["nodea"], never, "deadline_s = 5\n");
+    c.impatient_mom = true;
+    c
+}
+
+/// The event of `job` on the first node, for which the mom did not wait.
+fn at_once(c: &mut Cluster, job: &Job, event: &str) -> Hooked {
+    let started = Instant::now();
+    let hooked = c.hook(job, 0, event, &Default::default());
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(3), "{event}: the mom waited {took:?}");
+    hooked
+}
+
 #[test]
-fn a_node_that_may_not_drain_itself_holds_its_rejection_back() {
+fn a_node_that_may_not_drain_itself_puts_its_job_back() {
     let mut c = hurried();
     std::fs::write(c.server().join("operators"), "root@elsewhere\n").unwrap();
     std::fs::remove_file(c.gpus[0].control()).unwrap();
-    is_held_back(&mut c, "9.localhost", "MPS=true", "operators += root@nodea");
+    is_put_back(&mut c, "9.localhost", "MPS=true", "operators += root@nodea");
     let waits = "a drain of this node waits for its scheduler";
-    is_held_back(&mut c, "9[1].localhost", "MPS=true", waits);
+    is_put_back(&mut c, "9[1].localhost", "MPS=true", waits);
     std::fs::write(c.server().join("failing"), "run_count=").unwrap();
     let counted = Job::new("31.localhost", "MPS=true");
     goes_back(&mut c, &counted, waits, 1);
 }
 
-/// A user who breaks his own start again and again is held by PBS in the end, as with any job.
+/// The mom does nothing else while execjob_begin or execjob_abort runs; execjob_launch runs in a process of the job.
 #[test]
-fn a_start_that_may_fail_by_its_users_doing_counts() {
-    let never =
-        |builder: tests::double::Builder| builder.fast().fault(|faults| faults.start = "never".into());
-    let mut c = Cluster::with(Product::OpenPbs, &["nodea"], never, "deadline_s = 5\n");
-    goes_back(&mut c, &Job::new("32.localhost", "MPS=true"), "", 1);
+fn a_start_that_hangs_keeps_no_other_job_waiting() {
+    let mut c = hurried_in_vain();
+    let before = Before::of(&mut c);
+    let job = Job::new("32.localhost", "MPS=true");
+    c.openpbs_files(&job);
+    assert!(at_once(&mut c, &job, "execjob_begin").accepted());
+    let launched = c.hook(&job, 0, "execjob_launch", &c.job_environment(&job, 0));
+    assert!(launched.rerun, "its user is to blame: {}", launched.message);
+    assert_eq!(launched.run_count, Some(0), "the node alone failed");
+    waits(&c, &job, &launched, 0);
+    assert!(
+        launched.message.contains("MPS did not start"),
+        "{}",
+        launched.message
+    );
+    at_once(&mut c, &job, "execjob_abort");
+    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
+    before.holds(&mut c);
 }
 
 #[test]
-fn an_unprepared_job_and_a_missing_program_are_held_back() {
+fn a_job_that_is_deleted_while_its_mps_starts_leaves_nothing() {
+    let mut c = hurried_in_vain();
+    let before = Before::of(&mut c);
+    let job = Job::new("33.localhost", "MPS=true");
+    c.openpbs_files(&job);
+    assert!(at_once(&mut c, &job, "execjob_begin").accepted());
+    at_once(&mut c, &job, "execjob_abort");
+    let gone = || {
+        c.nodes[0]
+            .sh("ls /run/mpsd/jobs; ps -e -o comm= | grep ^mps || :")
+            .is_empty()
+    };
+    assert!(
+        wait_until(Duration::from_secs(4), gone),
+        "before the start's deadline"
+    );
+    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
+    before.holds(&mut c);
+}
+
+/// A user who breaks his own start again and again is held by PBS in the end, as with any job.
+#[test]
+fn a_start_that_may_fail_by_its_users_doing_counts() {
+    let mut c = hurried_in_vain();
+    let job = Job::new("34.localhost", "MPS=true");
+    let own = c.user_process(&job, 0, &["/bin/sleep", "60"]);
+    let own = c.nodes[0].start(own).unwrap();
+    c.openpbs_files(&job);
+    assert!(at_once(&mut c, &job, "execjob_begin").accepted());
+    let launched = c.hook(&job, 0, "execjob_launch", &c.job_environment(&job, 0));
+    assert!(launched.rerun, "{}", launched.message);
+    assert_eq!(launched.run_count, None, "it counts");
+    c.nodes[0].signal(own, 9);
+    at_once(&mut c, &job, "execjob_abort");
+}
+
+/// As those of a job on 4,000 vnodes are: a word of a command line is 128 KiB at most.
+#[test]
+fn attributes_may_be_longer_than_a_command_line() {
+    let mut c = cluster(&["nodea"]);
+    c.nodes[0].sh("mpsctl pbs install --queuejob");
+    let before = Before::of(&mut c);
+    let large = Job {
+        vnodes_elsewhere: 8000,
+        ..Job::new("35.localhost", "MPS=true,MPS_THREADS=25")
+    };
+    assert_eq!(c.openpbs_begin(&large), Verdict::Runs);
+    shell(&mut c, &large, &Cluster::client(""), 0);
+    attached(&c.records(0)[0], &large, "nodea", 32, None);
+    c.openpbs_end(&large, 0);
+    let refused = Job::new("36.localhost", &format!("{},MPS=true", "x".repeat(200 << 10)));
+    let queued = c.hook(&refused, 0, "queuejob", &Default::default());
+    let why = "204809 bytes long; allowed: at most 1024 bytes";
+    assert!(queued.message.contains(why), "{}", queued.message);
+    assert_eq!(c.openpbs_begin(&refused), Verdict::Runs);
+    let told = c.openpbs_shell(&refused, "true").unwrap_err();
+    assert!(told.contains(why), "{told}");
+    c.openpbs_end(&refused, -1);
+    before.holds(&mut c);
+}
+
+/// No file can be made anywhere on the node but in `/run`, where a job's MPS is.
+#[test]
+fn an_end_needs_no_directory_for_temporary_files() {
+    let mut c = cluster(&["nodea"]);
+    let before = Before::of(&mut c);
+    let job = Job::new("37.localhost", "MPS=true");
+    assert_eq!(c.openpbs_begin(&job), Verdict::Runs);
+    let places = "/tmp /var/tmp /var/spool/pbs/mom_priv/hooks/tmp";
+    let full = "mkdir -p $d; mount -t tmpfs -o nr_inodes=12 tmpfs $d";
+    c.nodes[0].sh(&format!("for d in {places}; do {full}; done"));
+    // What the mom itself writes for a hook stands there already.
+    c.hook(
+        &Job::new("38.localhost", ""),
+        0,
+        "execjob_launch",
+        &Default::default(),
+    );
+    let fill = "i=0; while touch $d/f$i; do i=$((i+1)); done 2>/dev/null";
+    c.nodes[0].sh(&format!("for d in {places}; do {fill}; done; ! touch /tmp/one"));
+    assert!(c.hook(&job, 0, "execjob_end", &Default::default()).accepted());
+    c.nodes[0].sh(&format!(
+        "for d in {places}; do umount $d; done; rm -rf /var/spool/pbs/aux/* /run/mount"
+    ));
+    before.holds(&mut c);
+}
+
+#[test]
+fn an_unprepared_job_and_a_missing_program_are_put_back() {
     let mut c = hurried();
     c.nodes[0].sh("cp -p /etc/passwd /root/; sed -i /alice/d /etc/passwd");
-    is_held_back(&mut c, "23.localhost", "MPS=true", "alice");
+    is_put_back(&mut c, "23.localhost", "MPS=true", "alice");
     c.nodes[0].sh("cp -p /root/passwd /etc/passwd; mv /usr/bin/mps-prologue /root");
-    is_held_back(
+    is_put_back(
         &mut c,
         "24.localhost",
         "MPS=true",
@@ -325,11 +446,11 @@ fn an_unprepared_job_and_a_missing_program_are_held_back() {
 }
 
 #[test]
-fn an_unusable_configuration_is_held_back_and_shown_by_the_node_once() {
+fn an_unusable_configuration_puts_the_job_back_and_is_shown_by_the_node_once() {
     let mut c = hurried();
     let before = Before::of(&mut c);
     c.nodes[0].sh("cp -p /etc/mpsd/mpsd.toml /etc/mpsd/good; echo 'no_such_key = 1' >>/etc/mpsd/mpsd.toml");
-    is_held_back(&mut c, "25.localhost", "MPS=true", "no_such_key");
+    is_put_back(&mut c, "25.localhost", "MPS=true", "no_such_key");
     let note = c.state("nodea").1;
     assert!(
         note.starts_with("mpsd: ") && note.contains("no_such_key") && note.len() <= 79,
@@ -342,7 +463,7 @@ fn an_unusable_configuration_is_held_back_and_shown_by_the_node_once() {
             .count()
     };
     assert_eq!(calls(&c), 1);
-    is_held_back(&mut c, "26.localhost", "MPS=maybe", "MPS=maybe");
+    is_put_back(&mut c, "26.localhost", "MPS=maybe", "MPS=maybe");
     assert_eq!(calls(&c), 1, "told once");
     c.nodes[0].sh("mv /etc/mpsd/good /etc/mpsd/mpsd.toml");
     let (code, text) = c.nodes[0].try_sh("mpsctl pbs check");

@@ -7,7 +7,12 @@ hold the letters "mps" and that has no resource 'mps' cannot have asked and star
 execjob_prologue and execjob_epilogue are left alone: a hook there would silence the site's classic scripts.
 A reject in execjob_begin is retried, with nothing for the user to read; so a refusal is recorded there and told in
 execjob_launch, where descriptor 2 is the job's own error file. Only what is the node's rejects in execjob_begin. PBS holds a job
-after 21 such tries; so those that failed by the node's fault are not counted.
+after 21 such tries; so those that nothing but the node can have failed are not counted.
+
+pbs_mom does nothing else while a hook on execjob_begin or execjob_abort runs, so no other job starts or ends. These two events
+return within MOM_WAITS_S: what takes longer goes on without them. A start then leaves its outcome in the job's record,
+and execjob_launch, which runs in the job's own process, waits for that. PBS tries a rejected job again at once, so the hook
+moves the job's Execution_Time.
 
 A job that did not ask pays for reading this file and nothing else: what only others need is imported where it is used.
 
@@ -24,9 +29,10 @@ OPTIONS = []  # filled in by 'mpsctl pbs install': ["--config", FILE] where it i
 
 LOOK_AGAIN = "/run/mpsd/look-again"  # filled in by 'mpsctl pbs install'
 LIMIT_S = 25  # filled in by 'mpsctl pbs install': above our own deadline; the hook's alarm is above twice this
-GRACE_S = 5  # of it, for our programs to end by themselves
+MOM_WAITS_S = 1.2
 ENV_LIMIT_S = 10
-UNCOUNTED = 3  # mps-prologue: the node's fault
+AGAIN_S = 60  # before the next try of a job
+UNCOUNTED = 3  # mps-prologue and mpsctl env: nothing but the node can have failed the start
 NOT_RUN = 126
 STARTED = time.monotonic()
 RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
@@ -84,29 +90,67 @@ def last_line(file):
     return lines[-1] if lines else ""
 
 
-def hold_back(line):
-    """PBS tries again at once, and holds the job after 21 tries: the programs wait themselves, this is for where none could."""
-    time.sleep(max(0, STARTED + LIMIT_S - GRACE_S - time.monotonic()))
-    return line
+def memory_file(content=b""):
+    """For a program's input or output. A pipe would be held open by whatever the program left behind, and a directory for
+    temporary files may be full. None: there is none to be had."""
+    try:
+        if hasattr(os, "memfd_create"):
+            file = os.fdopen(os.memfd_create("mpsd"), "w+b")
+        else:
+            import tempfile
+            file = tempfile.TemporaryFile()
+        file.write(content)
+        file.seek(0)
+        return file
+    except OSError:
+        return None
 
 
-def call(program, arguments, limit, env=None):
+def call(program, arguments, limit, env=None, values=(), goes_on=False):
     """Runs one of our programs; returns its exit code, standard output and last line of standard error. NOT_RUN: it never ran.
 
-    The answer goes through files: a pipe would be held open by whatever the program left behind."""
+    'values' can be longer than a command line: the program reads them from its standard input. One that goes on is not
+    killed at the limit, and has a session of its own, since PBS kills the hook's group; its exit code is None then."""
     import subprocess
-    import tempfile
+    words = [os.path.join(PROGRAMS, program)] + (["@-"] if values else []) + arguments
+    given = memory_file(b"".join(value.encode("utf-8", "surrogateescape") + b"\0" for value in values)) if values else None
+    out, err = memory_file(), memory_file()
+    if values and given is None:
+        return NOT_RUN, "", "mpsd: cannot tell '%s' of the job: no memory and no temporary directory" % program
     try:
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            try:
-                done = subprocess.run([os.path.join(PROGRAMS, program)] + arguments, stdin=subprocess.DEVNULL, stdout=out,
-                                      stderr=err, env=env or {}, cwd="/", timeout=limit, close_fds=True)
-            except subprocess.TimeoutExpired:
-                return 2, "", last_line(err) or "mpsd: %s did not end within %d s" % (program, limit)
-            out.seek(0)
-            return done.returncode, out.read(1048576).decode("utf-8", "replace"), last_line(err)
+        process = subprocess.Popen(words, stdin=given or subprocess.DEVNULL, stdout=out or subprocess.DEVNULL,
+                                   stderr=err or subprocess.DEVNULL, env=env or {}, cwd="/", close_fds=True,
+                                   start_new_session=goes_on)
     except OSError as error:
         return NOT_RUN, "", "mpsd: cannot run '%s': %s" % (error.filename or program, error.strerror)
+    try:
+        code, late = process.wait(limit), None
+    except subprocess.TimeoutExpired:
+        if goes_on:
+            return None, "", ""
+        process.kill()
+        process.wait()
+        code, late = 2, "mpsd: %s did not end within %d s" % (program, limit)
+    if out:
+        out.seek(0)
+    answer = out.read(1048576).decode("utf-8", "replace") if out else ""
+    return code, answer, (last_line(err) if err else "") or late or ""
+
+
+def mom_waits():
+    """What is left of the time for which pbs_mom may wait. Seconds."""
+    return max(0.3, STARTED + MOM_WAITS_S - time.monotonic())
+
+
+def put_back(job, code):
+    """Before a rejection. The server takes both values with it, from a sister and of a subjob as well, and no operator is needed."""
+    counted = code not in (1, UNCOUNTED, NOT_RUN)
+    values = [("Execution_Time", int(time.time()) + AGAIN_S)] + ([] if counted else [("run_count", 0)])
+    for name, value in values:
+        try:
+            setattr(job, name, value)
+        except Exception:
+            pass  # it is tried at once, or this try counts
 
 
 def identity(job):
@@ -121,33 +165,25 @@ def shape(job):
 
 def begin(event):
     job = event.job
-    arguments = ["--scheduler", "openpbs", "--record"] + OPTIONS + (["--sister"] if is_sister(job) else [])
-    arguments += ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
-    code, _, line = call("mps-prologue", arguments + shape(job) + identity(job), LIMIT_S)
+    arguments = ["--scheduler", "openpbs", "--record", "--wait", "announced"] + OPTIONS + (["--sister"] if is_sister(job) else [])
+    values = ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")] + shape(job)
+    code, _, line = call("mps-prologue", arguments + identity(job), mom_waits(), values=values, goes_on=True)
+    if code is None:
+        return None  # execjob_launch waits for it
     if line:
         log(line)
     # 1 is a refusal: recorded, and told in execjob_launch; where it could not be recorded it is told here
-    if code == 0 or (code == 1 and environment(job, {}, [])[0] == 1):
+    if code == 0 or (code == 1 and environment(job, {}, [], mom_waits())[0] == 1):
         return None
-    clean(job)  # no launch will read what was recorded, and no end is promised
-    line = line or "mpsd: mps-prologue ended with %d" % code
-    if code in (1, UNCOUNTED, NOT_RUN):
-        forget_tries(job)
-    return hold_back(line) if code in (1, NOT_RUN) else line
+    clean(job, mom_waits())  # no launch will read what was recorded, and no end is promised
+    put_back(job, code)
+    return line or "mpsd: mps-prologue ended with %d" % code
 
 
-def forget_tries(job):
-    """The mom tells the server this number with the rejection, from a sister as well, and of a subjob of an array as well."""
-    try:
-        job.run_count = 0
-    except Exception:
-        pass  # this try counts, then
-
-
-def environment(job, variables, options):
+def environment(job, variables, options, limit):
     variables = dict(variables, PBS_JOBID=attribute(job, "id"))
     arguments = ["env", "--shell", "json", "--job", attribute(job, "id")]
-    return call("mpsctl", arguments + OPTIONS + options, ENV_LIMIT_S, variables)
+    return call("mpsctl", arguments + OPTIONS + options, limit, variables)
 
 
 def json_of(answer):
@@ -158,12 +194,15 @@ def json_of(answer):
 def launch(event):
     job, env = event.job, event.env
     inherited = {name: text(env[name]).replace("\\,", ",") for name in PASSED if name in env}
-    code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [])
+    code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [], LIMIT_S)
     changes = json_of(answer) if code == 0 else {}
     if code == 0 and changes.get("MPSD_JOB") is None and asked(job):
-        code, line = 1, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
+        code, line = 2, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
     if code != 0:
         line = line or "mpsd: mpsctl env ended with %d" % code
+        if code != 1 and is_first_process(event):
+            put_back(job, code)
+            job.rerun()
         return None if tells_itself(event, line) else tell(line)
     if line and is_main_shell(event) and not is_launcher(event):
         tell(line)  # what the user should know although the job runs
@@ -199,8 +238,9 @@ def tell(line):
 
 def request(job):
     """What the job asked for, read by mpsctl: exit code, {"account", "resource", perhaps "note"}, line."""
-    arguments = ["pbs", "request", "--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
-    code, answer, line = call("mpsctl", arguments + OPTIONS, ENV_LIMIT_S)
+    arguments = ["pbs", "request"]
+    values = ["--account=" + attribute(job, "Account_Name"), "--resource=" + resource(job, "mps")]
+    code, answer, line = call("mpsctl", arguments + OPTIONS, ENV_LIMIT_S, values=values)
     return code, json_of(answer) if code == 0 else {}, line
 
 
@@ -215,8 +255,10 @@ def is_launcher(event):
 
 def is_main_shell(event):
     """The job's main shell is task 1 of the first node; it and an MPI launcher's daemon have no rank, their ranks come later."""
-    if is_launcher(event):
-        return True
+    return is_launcher(event) or is_first_process(event)
+
+
+def is_first_process(event):
     try:
         return not is_sister(event.job) and int(event.env.get("PBS_TASKNUM", "1")) == 1
     except Exception:
@@ -232,16 +274,23 @@ def remove(env, name):
         env[name] = ""
 
 
-def clean(job):
-    code, _, line = call("mps-epilogue", ["--scheduler", "openpbs", "--strict"] + OPTIONS + identity(job), LIMIT_S)
-    if code not in (0, NOT_RUN):
+def clean(job, limit):
+    arguments = ["--scheduler", "openpbs", "--strict"] + OPTIONS + identity(job)
+    code, _, line = call("mps-epilogue", arguments, limit, goes_on=limit < LIMIT_S)
+    if code is None:
+        line = "mpsd: job %s: mps-epilogue goes on" % attribute(job, "id")
+    elif code not in (0, NOT_RUN):
         line = "mpsd: mps-epilogue ended with %d: %s" % (code, line or "it says nothing")
     if line:
         log(line)
 
 
 def end(event):
-    clean(event.job)
+    clean(event.job, LIMIT_S)  # in a process of its own, for which the mom does not wait
+
+
+def abort(event):
+    clean(event.job, mom_waits())
 
 
 def queuejob(event):
@@ -258,7 +307,7 @@ def queuejob(event):
     return None
 
 
-ACTS = (("EXECJOB_BEGIN", begin), ("EXECJOB_LAUNCH", launch), ("EXECJOB_END", end), ("EXECJOB_ABORT", end), ("QUEUEJOB", queuejob))
+ACTS = (("EXECJOB_BEGIN", begin), ("EXECJOB_LAUNCH", launch), ("EXECJOB_END", end), ("EXECJOB_ABORT", abort), ("QUEUEJOB", queuejob))
 
 
 def failed(event, act, error):
@@ -267,8 +316,9 @@ def failed(event, act, error):
     line = "mpsd: the hook failed: %s: %s" % (type(error).__name__, error)
     log(line)
     if act is begin:
-        clean(event.job)
-        return hold_back(line)
+        clean(event.job, mom_waits())
+        put_back(event.job, NOT_RUN)
+        return line
     if act is launch and asked(event.job):
         return tell(line)
     return None

@@ -110,6 +110,8 @@ pub struct Undetermined {
     pub what: String,
     /// What is known of the cause.
     pub why: String,
+    /// A process of the job's own user was there that can have caused it.
+    pub by_user: bool,
 }
 
 impl Undetermined {
@@ -118,6 +120,7 @@ impl Undetermined {
         Self {
             what: what.into(),
             why: why.into(),
+            by_user: false,
         }
     }
 }
@@ -137,6 +140,15 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Whether the job's own user can have caused it.
+    pub fn may_be_users(&self) -> bool {
+        match self {
+            Self::Refusal(_) => true,
+            Self::Fault(_) => false,
+            Self::Undetermined(unknown) => unknown.by_user,
+        }
+    }
+
     /// The prologue's exit code for this failure.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -165,6 +165,9 @@ pub struct Record {
     /// What the failure was when `failed`: Slurm's job_prolog fails on a fault only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<FailureKind>,
+    /// Nothing but the node can have failed the start: OpenPBS's hook has the try not counted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_node: bool,
     /// The job made its GPUs EXCLUSIVE_PROCESS: a process outside its MPS cannot use them.
     #[serde(default)]
     pub exclusive: bool,
@@ -236,6 +239,7 @@ impl Record {
             state,
             reason: Some(reason),
             kind: None,
+            of_node: false,
             exclusive: false,
             deadline_s: 0,
             per_gpu: false,

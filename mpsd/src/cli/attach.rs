@@ -11,7 +11,7 @@ use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
 use mpsd_core::partitions::{self, Partition};
 use mpsd_core::ranks::Rank;
-use mpsd_core::record::{self, Record, State};
+use mpsd_core::record::{self, Look, Record, State};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::{Path, PathBuf};
 
@@ -159,6 +159,16 @@ impl Caller<'_> {
     pub fn warnings(&self) -> Vec<String> {
         let job = self.job_with_mps().ok().flatten();
         job.map_or(Vec::new(), |(record, _)| record.warnings)
+    }
+
+    /// Whether the start of the caller's MPS failed, and nothing but the node can have failed it.
+    pub fn failed_by_node(&self) -> bool {
+        let (settings, _) = self.settings();
+        let failed = |id: &JobId| {
+            let look = record::look(&settings.paths.job(id).record());
+            matches!(look, Ok(Look::Found(record)) if record.of_node)
+        };
+        self.ids().is_ok_and(|ids| ids.iter().any(failed))
     }
 
     /// The id that messages name.

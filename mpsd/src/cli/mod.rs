@@ -21,6 +21,7 @@ mod standing;
 pub mod status;
 pub mod support;
 pub mod sweep;
+pub mod words;
 
 use anstyle::AnsiColor;
 use std::io::Write;

@@ -18,7 +18,9 @@ use super::standing::standing;
 use super::status::Status;
 use super::support::{Around, SupportBundle};
 use super::sweep::Sweep;
+use super::words::words;
 use super::{NAME, complain, say, say_findings};
+use crate::job::outcome::UNCOUNTED;
 use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
 use crate::scheduler::{Host, SET_UPS, ThisHost};
 use crate::sys::priority;
@@ -169,7 +171,11 @@ fn wants_json(matches: &ArgMatches) -> bool {
 
 /// Runs the program; returns its exit code.
 pub fn main() -> u8 {
-    let matches = command().try_get_matches().unwrap_or_else(|error| {
+    let words = match words() {
+        Ok(words) => words,
+        Err(failure) => return failed(&failure),
+    };
+    let matches = command().try_get_matches_from(words).unwrap_or_else(|error| {
         if error.use_stderr() {
             say(Env::of_unread(std::env::args_os()));
         }
@@ -320,7 +326,12 @@ fn env(config: &Path, verb: &Env) -> u8 {
     if text.is_err() {
         say(verb.failure());
     }
-    print(text)
+    let code = print(text);
+    // The hook again: it has the try not counted.
+    match code == EXIT_NODE && verb.shell == Shell::Json && caller.failed_by_node() {
+        true => UNCOUNTED,
+        false => code,
+    }
 }
 
 fn status(config: &Path, verb: &Status) -> u8 {

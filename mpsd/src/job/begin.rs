@@ -12,10 +12,12 @@ use super::suspicion::PAUSE_S;
 use super::undo::{self, Failed};
 use crate::plan::effects::Plan;
 use crate::plan::{Case, decide, tasks};
+use crate::scheduler::Devices;
 use crate::sys::deadline::Deadline;
-use mpsd_core::Failure;
+use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::record::{Record, State};
+use mpsd_core::{Failure, Inventory, JobId};
 use std::time::Instant;
 
 /// When the prologue returns.
@@ -25,6 +27,9 @@ pub enum Until {
     Ready,
     /// When they are being started; a process of its own proves them, and the record tells.
     Started,
+    /// When they are proved ready, but the caller may stop waiting before: from the first moment the record says that the start
+    /// is under way, and the journal names this process, so that an end of the job can end it.
+    Announced,
 }
 
 /// What came of it.
@@ -44,7 +49,7 @@ pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until
             failed: None,
         },
         Err(failed) => Begun {
-            code: outcome::of_failure(node, job, &failed, true),
+            code: outcome::of_failure(node, job, &failed, until != Until::Announced),
             failed: Some(failed),
         },
     }
@@ -52,27 +57,29 @@ pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until
 
 fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Until) -> Result<(), Failed> {
     let began = Instant::now();
-    expect_no_suspicion(node, job)?;
-    expect_no_waiting_drain(node, job)?;
-    node.prepare_nvml(&[]);
-    expect_attached_tasks(node, job, scheduled)?;
-    let devices = scheduled.devices()?;
-    let inventory = node.inventory()?;
-    let (settings, plan) = decide(&Case {
-        config: &job.config,
-        node: &job.node,
-        asked: &job.asked,
-        uid: job.user.uid,
-        devices: &devices,
-        inventory: &inventory,
-    })?;
-    node.check_control(&settings.control)?;
-    let Some(held) = take_over(node, job)? else {
-        return Ok(());
+    let announced = until == Until::Announced;
+    let early = match announced {
+        true => take_over(node, job, until)?,
+        false => None,
     };
+    let Looked {
+        settings,
+        plan,
+        devices,
+        inventory,
+    } = look(node, job, scheduled).map_err(|failure| Failed {
+        job_ended: early.is_some() && is_over(node, &job.asked.submission.job),
+        ..failure.into()
+    })?;
+    let held = match early {
+        Some(held) => Some(held),
+        None => take_over(node, job, until)?,
+    };
+    let Some(held) = held else { return Ok(()) };
     let mut start = Start {
         journal: Journal {
             programs: Some(node.programs(&settings.control)),
+            starter: announced.then(|| node.own_process()).flatten(),
             ..Journal::new(job, &settings, &plan)
         },
         spec: Spec::new(&settings, &plan, job.deadline),
@@ -89,9 +96,51 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
         effects::carry_out(node, &mut start.journal, &start.spec)
     })?;
     match until {
-        Until::Ready => start.finish(node, None),
+        Until::Ready | Until::Announced => start.finish(node, None),
         Until::Started => start.finish_alone(node, job),
     }
+}
+
+/// What is known of a job before anything is done for it.
+struct Looked {
+    settings: Settings,
+    plan: Plan,
+    devices: Devices,
+    inventory: Inventory,
+}
+
+/// Looks at the node and at the job's GPUs, and decides what will be done.
+fn look(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<Looked, Failure> {
+    expect_no_suspicion(node, job)?;
+    expect_no_waiting_drain(node, job)?;
+    node.prepare_nvml(&[]);
+    expect_attached_tasks(node, job, scheduled)?;
+    let devices = scheduled.devices()?;
+    let inventory = node.inventory()?;
+    let (settings, plan) = decide(&Case {
+        config: &job.config,
+        node: &job.node,
+        asked: &job.asked,
+        uid: job.user.uid,
+        devices: &devices,
+        inventory: &inventory,
+    })?;
+    node.check_control(&settings.control)?;
+    Ok(Looked {
+        settings,
+        plan,
+        devices,
+        inventory,
+    })
+}
+
+/// Whether `job` ended during a start that has done nothing yet; then its directory goes, since no other end comes for it.
+fn is_over(node: &mut impl Node, job: &JobId) -> bool {
+    let over = node.is_cancelled(job);
+    if over && let Err(why) = node.remove_job(job) {
+        node.log(Severity::Warning, &format!("job {job}: {why}"));
+    }
+    over
 }
 
 /// A node of which something waits for its second look takes no job with MPS until that has been good.
@@ -139,10 +188,10 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
 /// A ready and living daemon of a Slurm step is the same start called twice (before Slurm 24.05 remote callbacks run twice)
 /// and stays; all else is taken down first (Torque runs a job's prologue again without an epilogue between;
 /// docs/facts/pbs.md#sister-nodes).
-fn take_over(node: &mut impl Node, job: &Job) -> Result<Option<Held>, Failed> {
+fn take_over(node: &mut impl Node, job: &Job, until: Until) -> Result<Option<Held>, Failed> {
     let submission = &job.asked.submission;
     let id = &submission.job;
-    let held = node.open_job(id)?;
+    let held = open(node, job, until)?;
     let Some(journal) = node.read_journal(id)? else {
         return Ok(Some(held));
     };
@@ -163,7 +212,21 @@ fn take_over(node: &mut impl Node, job: &Job) -> Result<Option<Held>, Failed> {
     }
     // The teardown removed the directory, and the lock file with it.
     drop(held);
-    Ok(Some(node.open_job(id)?))
+    Ok(Some(open(node, job, until)?))
+}
+
+/// Locks the job's directory; where the caller may not wait, its record says from now on that the start is under way.
+fn open(node: &mut impl Node, job: &Job, until: Until) -> Result<Held, Failure> {
+    let id = &job.asked.submission.job;
+    let held = node.open_job(id)?;
+    if until == Until::Announced {
+        let reason = "its MPS is being started".to_owned();
+        node.write_record(&Record {
+            deadline_s: u32::try_from(job.settings.deadline.as_secs()).unwrap_or(u32::MAX),
+            ..Record::closed(id.clone(), job.user.uid, State::Starting, reason)
+        })?;
+    }
+    Ok(held)
 }
 
 /// Everything that one start holds.

@@ -70,6 +70,7 @@ impl Job {
             state: State::Starting,
             reason: None,
             kind: None,
+            of_node: false,
             exclusive: plan.effects.iter().any(exclusive),
             deadline_s: u32::try_from(settings.deadline.as_secs()).unwrap_or(u32::MAX),
             per_gpu: plan.per_gpu,

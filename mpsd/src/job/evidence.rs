@@ -42,9 +42,9 @@ pub fn of_failed_start(
         unknown.why += &format!("; {lacking}");
     }
     // What is known of static partitions is NVIDIA's word, which the daemon here may not keep; no other job suffers for it.
+    unknown.by_user = user_was_here || node.user_is_here(journal);
     let has_partitions = journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty());
-    let a_users =
-        user_was_here || node.user_is_here(journal) || lacking.is_some() || gpu_is_held(node, journal);
+    let a_users = unknown.by_user || lacking.is_some() || gpu_is_held(node, journal);
     if has_partitions || a_users || !node.note_failed_start(journal.uid, &journal.job) {
         return unknown.into();
     }

@@ -78,7 +78,7 @@ pub struct Journal {
     /// The control daemons and servers, once root has proved them: each daemon, and behind it its server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub proved: Vec<ProcessRef>,
-    /// The process that finishes the start alone, once the prologue has returned.
+    /// The process that starts the job's MPS, where nobody may be waiting for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starter: Option<ProcessRef>,
     /// The files that the three run, as they were when the job began; release 0.1.0 does not write them.

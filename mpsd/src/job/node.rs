@@ -280,7 +280,9 @@ pub trait Daemons {
     fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool
     where
         Self: Sized;
-    /// Ends the process that finishes a start alone. It is root's own.
+    /// This process; `None`: it cannot be told.
+    fn own_process(&self) -> Option<ProcessRef>;
+    /// Ends the process that starts the MPS of a job. It is root's own.
     fn end_starter(&mut self, starter: ProcessRef);
 }
 

@@ -17,8 +17,8 @@ use std::time::Duration;
 /// What a held prologue keeps of its time, to end by itself.
 const HOLD_MARGIN: Duration = Duration::from_secs(1);
 
-/// Exit code of a start that failed by the node's fault: as 2, and the try is not to count against the job.
-const UNCOUNTED: u8 = 3;
+/// Exit code of a start that nothing but the node can have failed: as 2, and the try is not to count against the job.
+pub const UNCOUNTED: u8 = 3;
 
 /// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code. `awaited`: somebody waits for
 /// that code; nobody does in the process that goes on after the prologue returned.
@@ -59,15 +59,13 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
         hold(node, submission, job.deadline);
     }
-    // A drain that waits for its scheduler is proof of an earlier job's.
-    let nodes_own = failure.kind() == FailureKind::Fault || node.undelivered(&job.node).is_some();
-    exit_code(submission, job.record && nodes_own, failure)
+    exit_code(submission, job.record, failure)
 }
 
-/// The exit code of a failure; `uncounted`: it is the node's, and who called us can tell the scheduler so
-/// (see [`ExitPolicy::tells_tries`]).
-pub fn exit_code(submission: &Submission, uncounted: bool, failure: &Failure) -> u8 {
-    match uncounted && policy(submission).tells_tries {
+/// The exit code of a failure. `recorded`: the caller can tell the scheduler which tries do not count (see
+/// [`ExitPolicy::tells_tries`]).
+pub fn exit_code(submission: &Submission, recorded: bool, failure: &Failure) -> u8 {
+    match recorded && !failure.may_be_users() && policy(submission).tells_tries {
         true => UNCOUNTED,
         false => failure.exit_code(),
     }
@@ -256,6 +254,7 @@ pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failu
     };
     let mut record = Record::closed(job.clone(), uid, state, failure.to_string());
     // Slurm's plugin fails a prolog, and so drains, on the kind `fault`; an unusable configuration does not drain.
+    record.of_node = !failure.may_be_users();
     record.kind = Some(match failure {
         Failure::Fault(fault) if !fault.drains() => FailureKind::Undetermined,
         other => other.kind(),

@@ -160,10 +160,14 @@ impl Daemons for RealNode {
         processes::end_own(starter);
     }
 
+    fn own_process(&self) -> Option<ProcessRef> {
+        Process::find(nix::unistd::getpid().as_raw()).map(|process| process.id())
+    }
+
     fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool {
         let work = || {
-            let own = Process::find(nix::unistd::getpid().as_raw());
-            rest(self, own.map(|process| process.id()));
+            let own = self.own_process();
+            rest(self, own);
         };
         if detach(work).is_err() {
             return false;

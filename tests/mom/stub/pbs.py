@@ -46,6 +46,9 @@ class Job:
     def in_ms_mom(self):
         return self._ms
 
+    def rerun(self):
+        self.__dict__["_rerun"] = True
+
     def __setattr__(self, name, value):
         fail(name + "=")
         super().__setattr__(name, value)

@@ -27,5 +27,6 @@ pbs.FAILING.clear()
 event = pbs._event
 with open(result, "w") as file:
     json.dump({"verdict": event.verdict or "accept", "message": event.message, "env": event.env, "log": pbs.log,
-               "run_count": vars(event.job).get("run_count"), "imported": imported, "progname": event.progname, "argv": event.argv,
+               "run_count": vars(event.job).get("run_count"), "execution_time": vars(event.job).get("Execution_Time"),
+               "rerun": "_rerun" in vars(event.job), "imported": imported, "progname": event.progname, "argv": event.argv,
                "account": event.job.Account_Name, "resources": event.job.Resource_List}, file)

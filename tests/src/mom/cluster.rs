@@ -59,6 +59,8 @@ pub struct Cluster {
     pub nodes: Vec<MomNode>,
     /// Their GPUs.
     pub gpus: Vec<NodeDouble>,
+    /// OpenPBS's hook keeps the mom waiting no longer than it is shipped to.
+    pub impatient_mom: bool,
     place: TempDir,
 }
 
@@ -83,6 +85,8 @@ pub struct Job {
     pub cgroups: bool,
     /// Whether its user named the nodes.
     pub named: bool,
+    /// More nodes of the job, which the cluster has not.
+    pub vnodes_elsewhere: usize,
 }
 
 impl Job {
@@ -99,6 +103,7 @@ impl Job {
             place: "pack".into(),
             cgroups: true,
             named: false,
+            vnodes_elsewhere: 0,
         }
     }
 
@@ -174,6 +179,7 @@ impl Cluster {
             product,
             nodes,
             gpus,
+            impatient_mom: false,
             place,
         };
         for at in 0..cluster.nodes.len() {

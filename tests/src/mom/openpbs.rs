@@ -27,6 +27,10 @@ pub struct Hooked {
     pub log: Vec<(i32, String)>,
     /// `job.run_count`, where the hook set it.
     pub run_count: Option<u32>,
+    /// `job.Execution_Time`, where the hook set it. Seconds since 1970.
+    pub execution_time: Option<u64>,
+    /// `job.rerun()` was called: the server puts the job back, where a rejected execjob_launch would end it.
+    pub rerun: bool,
     /// `job.Account_Name` afterwards.
     pub account: Option<String>,
     /// `job.Resource_List` afterwards.
@@ -173,6 +177,8 @@ impl Cluster {
             env: env.clone(),
             log: Vec::new(),
             run_count: None,
+            execution_time: None,
+            rerun: false,
             account: Some(job.account.clone()),
             resources: BTreeMap::new(),
         };
@@ -181,7 +187,11 @@ impl Cluster {
         if !attributes.contains("enabled = true") || !attributes.contains(event) {
             return nothing();
         }
-        let body = std::fs::read_to_string(hook.join("mpsd.PY")).expect("the hook was imported");
+        let mut body = std::fs::read_to_string(hook.join("mpsd.PY")).expect("the hook was imported");
+        if !self.impatient_mom {
+            // On a busy machine a start takes longer than a mom waits, and a test could not tell where it failed.
+            body = body.replace("\nMOM_WAITS_S = ", "\nMOM_WAITS_S = 20 + ");
+        }
         let alarm = attributes
             .lines()
             .find_map(|line| line.trim().strip_prefix("alarm = ")?.parse::<u64>().ok())
@@ -238,11 +248,15 @@ impl Cluster {
         let optional = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let failing = std::fs::read_to_string(self.server().join("failing")).unwrap_or_default();
         let failing: Vec<&str> = failing.lines().collect();
-        let vnodes: Vec<String> = self
+        let here = self
             .nodes
             .iter()
             .zip(&job.gpus)
-            .map(|(node, _)| format!("({}:{chunk})", node.name))
+            .map(|(node, _)| node.name.clone());
+        let elsewhere = (0..job.vnodes_elsewhere).map(|number| format!("other{number}"));
+        let vnodes: Vec<String> = here
+            .chain(elsewhere)
+            .map(|name| format!("({name}:{chunk})"))
             .collect();
         serde_json::json!({
             "event": event,

@@ -285,6 +285,10 @@ impl Daemons for Sim {
         divided
     }
 
+    fn own_process(&self) -> Option<ProcessRef> {
+        self.world.borrow().starter.map(reference)
+    }
+
     fn end_starter(&mut self, starter: ProcessRef) {
         let own = self.locks.borrow().clone();
         self.step(|world| {

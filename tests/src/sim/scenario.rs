@@ -157,6 +157,12 @@ impl Scenario {
         self.recorded()
     }
 
+    /// As OpenPBS's hook calls us: the record says from the first moment that the start is under way.
+    pub fn announced(mut self) -> Self {
+        self.until = Until::Announced;
+        self.recorded()
+    }
+
     /// Failures are left for the tasks to read.
     pub fn recorded(mut self) -> Self {
         self.record = true;
