@@ -19,7 +19,8 @@ const LATE: Duration = Duration::from_millis(500);
 const SIGKILL: i32 = 9;
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Tells what befell the MPS of a task that has ended. Nothing is looked at for one that ended well where nobody wants a report.
+/// Tells what befell the MPS of a task that has ended. Of one that ended well only the last of a job with MPS is looked at: what
+/// the script itself starts once the control daemon has ended runs outside MPS, and may end well.
 pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) {
     state.ended += 1;
     let is_last = slurm.item(Item::LocalTasks).is_none_or(|all| state.ended >= all);
@@ -36,6 +37,12 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) {
         if !state.told {
             let limit = if is_last { LATE } else { Duration::ZERO };
             last_words(slurm, node, state, &whose, limit);
+        }
+    }
+    if is_last && state.has_mps && !state.told && ends_job(slurm) {
+        let whose = whose(slurm, node, state).filter(|whose| has_lost_daemon(node, whose));
+        if let Some(whose) = whose {
+            last_words(slurm, node, state, &whose, Duration::ZERO);
         }
     }
     if is_last && wants_report(slurm, state) {
@@ -87,8 +94,18 @@ fn wants_report(slurm: &dyn Slurm, state: &State) -> bool {
         Demand::On(request) => request.report,
         _ => None,
     };
+    asked.or(settings.defaults.report) == Some(true) && ends_job(slurm)
+}
+
+/// The script, or a step that no script began.
+fn ends_job(slurm: &dyn Slurm) -> bool {
     let of_step = || matches!(stepd::kind(slurm), Some(Kind::Step(_))) && !stepd::is_of_script(slurm);
-    asked.or(settings.defaults.report) == Some(true) && (stepd::is_script(slurm) || of_step())
+    stepd::is_script(slurm) || of_step()
+}
+
+fn has_lost_daemon(node: &dyn Node, whose: &Whose) -> bool {
+    let seen = node.seen(&whose.paths);
+    seen.is_some_and(|seen| !seen.daemons_lost.is_empty())
 }
 
 fn report(slurm: &dyn Slurm, node: &dyn Node, state: &State) {

@@ -2,6 +2,7 @@
 //! The real ones are in [`crate::sys`] and [`crate::node`]; unit tests bring their own.
 
 use mpsd_core::config::Settings;
+use mpsd_core::environment::Change;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::record::Record;
 use mpsd_core::request::Key;
@@ -82,8 +83,12 @@ pub trait Slurm {
     fn unset_job_env(&mut self, name: &str) -> bool;
     /// Sets `SPANK_<name>` for job_prolog and job_epilog; local and allocator context only.
     fn set_script_env(&mut self, name: &str, value: &str) -> bool;
+    /// Takes back `SPANK_<name>`, which srun has from the environment; local and allocator context only.
+    fn unset_script_env(&mut self, name: &str);
     /// Sets a variable of this process, or removes it: srun's, sbatch's or salloc's own, which the job inherits.
     fn set_process_env(&mut self, name: &str, value: Option<&str>);
+    /// The command line of this process.
+    fn command_line(&self) -> Vec<String>;
     /// The task prolog that srun will ask for.
     fn task_prolog(&self) -> Option<String>;
     /// Has srun ask for another one; empty: for none.
@@ -138,6 +143,8 @@ pub trait Node {
     fn has_directories(&self, jobs: &Path, job: &JobId) -> bool;
     /// Whether there is a file `mark`.
     fn has_mark(&self, mark: &Path) -> bool;
+    /// Whether the control daemon to which `changes` send a task listens; why it does not, as an error. For the job's user alone.
+    fn expect_listener(&self, changes: &[Change]) -> Result<(), String>;
     /// The record at `path`: `Ok(None)` when there is none.
     fn record(&self, path: &Path) -> Result<Option<Record>, String>;
     /// Leaves a record for the job's tasks where `mps-prologue` could not; root only.

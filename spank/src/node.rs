@@ -3,7 +3,9 @@
 use crate::handle::{Ended, Node, Program};
 use crate::sys::spawn::run;
 use mpsd_core::config::{Config, Settings};
+use mpsd_core::environment::Change;
 use mpsd_core::killed::KilledTask;
+use mpsd_core::listener;
 use mpsd_core::record::{self, Look, Record};
 use mpsd_core::replace::{Until, replace};
 use mpsd_core::seen::{self, Seen};
@@ -51,6 +53,10 @@ impl Node for ThisNode {
 
     fn has_mark(&self, mark: &Path) -> bool {
         mark.symlink_metadata().is_ok()
+    }
+
+    fn expect_listener(&self, changes: &[Change]) -> Result<(), String> {
+        listener::expect(changes).map_err(|ended| ended.to_string())
     }
 
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {

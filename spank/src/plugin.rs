@@ -13,6 +13,9 @@ pub fn init(slurm: &mut dyn Slurm, _: &dyn Node, state: &mut State, words: &[Str
         return Verdict::Continue;
     }
     *state = State::new(words);
+    if matches!(slurm.context(), Context::Local | Context::Allocator) {
+        submission::forget_inherited(slurm);
+    }
     match (slurm.context(), &state.line) {
         // Also with a broken line: an unknown flag would not tell the user why.
         (Context::Local | Context::Allocator | Context::Remote, _) => {

@@ -17,6 +17,8 @@ pub struct State {
     pub demand: Demand,
     /// The configuration, read by slurmstepd as root; `None` in the steps that have no use for it.
     pub settings: Option<Result<Settings, String>>,
+    /// The job, or the step, had a record when it began.
+    pub has_mps: bool,
     /// The step's own daemon was asked of `mps-prologue`.
     pub own_daemon: bool,
     /// How many GPUs the step has, where Slurm names them. A task may have fewer.
@@ -41,6 +43,7 @@ impl State {
             flags: Flags::default(),
             demand: Demand::Nothing,
             settings: None,
+            has_mps: false,
             own_daemon: false,
             gpus: None,
             ranks: None,

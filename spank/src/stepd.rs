@@ -71,10 +71,17 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) -> Verdict {
         let gpus = slurm.job_env("SLURM_STEP_GPUS").filter(|list| !list.is_empty());
         state.gpus = gpus.and_then(|list| list.split(',').count().try_into().ok());
     }
-    if let (Kind::Step(number), Ok(settings)) = (kind, &settings) {
-        own_daemon(slurm, node, state, &arguments, settings, number);
-        state.ranks = partitions::open(slurm, node, settings);
-        state.set = limits_set(slurm, node, settings).unwrap_or_default();
+    if let (Some(job), Ok(settings)) = (slurm.job(), &settings) {
+        let of_job = node.record(&settings.paths.job(&job).record());
+        if let Kind::Step(number) = kind {
+            // Whatever the job's own record says goes for its steps, also that it was refused.
+            if matches!(of_job, Ok(None)) {
+                own_daemon(slurm, node, state, &arguments, settings, number);
+            }
+            state.ranks = partitions::open(slurm, node, settings);
+            state.set = limits_set(slurm, node, settings).unwrap_or_default();
+        }
+        state.has_mps = state.own_daemon || matches!(of_job, Ok(Some(_)));
     }
     state.settings = Some(settings);
     Verdict::Continue
@@ -97,10 +104,6 @@ fn own_daemon(
 ) {
     let Some(job) = slurm.job() else { return };
     if is_component(slurm) {
-        return;
-    }
-    // Whatever the job's own record says goes for its steps, also that it was refused.
-    if !matches!(node.record(&settings.paths.job(&job).record()), Ok(None)) {
         return;
     }
     let request = match &state.demand {

@@ -1,8 +1,9 @@
 //! srun, sbatch and salloc: all flags together, before anything is submitted.
 
-use crate::handle::{Level, Slurm, Verdict};
+use crate::handle::{Context, Level, Slurm, Verdict};
 use crate::state::State;
 use crate::unplugged;
+use mpsd_core::environment::JOB;
 use mpsd_core::request::{Demand, Flags, Key};
 
 /// Tells job_prolog, as `SPANK_MPS_SUBMIT`, which command submitted the job. The user can write it too; neither value
@@ -52,12 +53,64 @@ pub fn told_of_job(slurm: &dyn Slurm) -> Option<String> {
         .then(|| slurm.process_env(&format!("SPANK_{OF_JOB}")).unwrap_or_default())
 }
 
+/// What a job has in its environment: each of Slurm's submitting commands sets the first three, and our plugin the last.
+const OF_A_JOB: [&str; 4] = ["SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", JOB];
+/// What stands before a variable for the prolog where an allocation hands it to its steps.
+const HANDED_ON: &str = "SLURM_SPANK_";
+
+/// The variable for the prolog that has the value of an option's flag.
+fn option_variable(key: Key) -> String {
+    let option = key.row().flag().replace('-', "_");
+    format!("_SLURM_SPANK_OPTION_mps_{option}")
+}
+
+/// What an allocation hands to its steps is no request of what its script submits, nor of a step of another job. Called before
+/// Slurm reads an option from the environment; srun has already copied it for the prolog. salloc's shell has each option twice:
+/// without the prefix slurmstepd takes it (docs/facts/slurm.md#options).
+pub fn forget_inherited(slurm: &mut dyn Slurm) {
+    let in_a_job = OF_A_JOB.iter().any(|name| slurm.process_env(name).is_some());
+    if !in_a_job || is_step_of_its_job(slurm) {
+        return;
+    }
+    let ours = [VARIABLE, OF_JOB].map(str::to_owned);
+    for name in Key::ALL.map(option_variable).into_iter().chain(ours) {
+        slurm.set_process_env(&format!("{HANDED_ON}{name}"), None);
+        slurm.set_process_env(&name, None);
+        slurm.unset_script_env(&name);
+    }
+}
+
+/// srun in the allocation that its environment names. A `--jobid` behind the step's program may be that program's own: then the step
+/// has no flags of its job, and its job's MPS all the same.
+fn is_step_of_its_job(slurm: &dyn Slurm) -> bool {
+    let Some(own) = slurm.process_env("SLURM_JOB_ID") else {
+        return false;
+    };
+    let words = slurm.command_line();
+    let at = words.iter().position(|word| word.starts_with("--jobid"));
+    let given = at.and_then(|at| {
+        words[at]
+            .strip_prefix("--jobid=")
+            .or(words.get(at + 1).map(String::as_str))
+    });
+    let of_array = |name| slurm.process_env(name).unwrap_or_default();
+    let element = || {
+        format!(
+            "{}_{}",
+            of_array("SLURM_ARRAY_JOB_ID"),
+            of_array("SLURM_ARRAY_TASK_ID")
+        )
+    };
+    // `12+1` is a component of het job 12.
+    let is_own = |given: &str| given.split('+').next() == Some(&own) || given == element();
+    slurm.context() == Context::Local && given.is_none_or(is_own)
+}
+
 /// What the allocation around a step asked for: sbatch and salloc leave their flags in the environment.
 fn of_allocation(slurm: &dyn Slurm) -> Demand {
     let mut flags = Flags::default();
     for key in Key::ALL {
-        let option = key.row().flag().replace('-', "_");
-        if let Some(value) = slurm.process_env(&format!("SLURM_SPANK__SLURM_SPANK_OPTION_mps_{option}")) {
+        if let Some(value) = slurm.process_env(&format!("{HANDED_ON}{}", option_variable(key))) {
             // A wrong one is refused with the others.
             let _ = flags.take(key, Some(&value));
         }

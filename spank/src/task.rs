@@ -114,12 +114,14 @@ fn changes(
     // A task may fare worse than the others: no descriptor left, no memory.
     let record = find(node, settings, kind, job).map_err(Why::of_task)?;
     match (record, demand) {
-        (Some(record), Demand::Off) => Ok(opted_out(slurm, settings, &record)?),
-        (Some(record), _) if has_no_gpu(slurm, &record, kind) => {
-            Ok(marked(slurm, strip(slurm, settings, None)))
-        }
+        (Some(record), Demand::Off) => Ok(opted_out(slurm, &record)?),
+        (Some(record), _) if has_no_gpu(slurm, &record, kind) => Ok(marked(slurm, strip(slurm, None))),
         (Some(record), demand) => {
             let changes = attach(slurm, state, &record, kind, demand)?;
+            node.expect_listener(&changes).map_err(|text| Why {
+                text,
+                of_task: record.daemons.len() > 1,
+            })?;
             warn(slurm, &record, kind);
             Ok(marked(slurm, changes))
         }
@@ -129,7 +131,7 @@ fn changes(
             Err(no_daemon(slurm, state).into())
         }
         (None, _) => {
-            let changes = strip(slurm, settings, Some(job));
+            let changes = strip(slurm, Some(job));
             Ok(match state.demand {
                 Demand::On(_) if has_prolog(slurm) => marked(slurm, changes),
                 _ => changes,
@@ -186,7 +188,7 @@ fn find(node: &dyn Node, settings: &Settings, kind: Kind, job: &JobId) -> Result
 }
 
 /// `srun --mps=off` in a job with MPS.
-fn opted_out(slurm: &dyn Slurm, settings: &Settings, record: &Record) -> Result<Vec<Change>, String> {
+fn opted_out(slurm: &dyn Slurm, record: &Record) -> Result<Vec<Change>, String> {
     if record.exclusive {
         return Err(format!(
             "--mps=off: the MPS of job {} holds its GPUs in mode EXCLUSIVE_PROCESS, and no process outside it can use \
@@ -194,14 +196,12 @@ fn opted_out(slurm: &dyn Slurm, settings: &Settings, record: &Record) -> Result<
             record.job
         ));
     }
-    Ok(strip(slurm, settings, None))
+    Ok(strip(slurm, None))
 }
 
 /// Removes what an MPS of another job left in the environment, or, with no job, any of ours.
-fn strip(slurm: &dyn Slurm, settings: &Settings, job: Option<&JobId>) -> Vec<Change> {
-    environment::strip_inherited(&settings.paths.jobs(), job.map(JobId::as_str), &|name| {
-        slurm.job_env(name)
-    })
+fn strip(slurm: &dyn Slurm, job: Option<&JobId>) -> Vec<Change> {
+    environment::strip_inherited(job.map(JobId::as_str), &|name| slurm.job_env(name))
 }
 
 /// A step without GPUs (`--gres=none`) in a job whose GPUs Slurm named. For such a step it sets neither variable, and takes

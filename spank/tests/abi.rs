@@ -22,7 +22,7 @@ const EXPORTS: [&str; 10] = [
 
 /// What Slurm must have: all of them since before 22.05. The plugin is linked with BIND_NOW, so one that a program
 /// lacks keeps it from loading.
-const IMPORTS: [&str; 12] = [
+const IMPORTS: [&str; 13] = [
     "slurm_error",
     "slurm_info",
     "slurm_spank_log",
@@ -31,6 +31,7 @@ const IMPORTS: [&str; 12] = [
     "spank_get_item",
     "spank_getenv",
     "spank_job_control_setenv",
+    "spank_job_control_unsetenv",
     "spank_option_getopt",
     "spank_option_register",
     "spank_setenv",

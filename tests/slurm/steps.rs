@@ -24,6 +24,18 @@ pub const GROUP: Group = Group {
         ),
         ("a_component_that_did_not_ask", a_component_that_did_not_ask),
         ("a_step_without_gpus", a_step_without_gpus),
+        (
+            "a_submission_in_a_job_inherits_nothing",
+            a_submission_in_a_job_inherits_nothing,
+        ),
+        (
+            "a_step_after_its_control_daemons_end",
+            a_step_after_its_control_daemons_end,
+        ),
+        (
+            "a_step_beside_a_control_daemon_that_has_ended",
+            a_step_beside_a_control_daemon_that_has_ended,
+        ),
     ],
 };
 
@@ -200,6 +212,136 @@ fn a_step_without_gpus(cell: &Context) -> Result<()> {
         done.stdout == "looked\n",
         "a step without GPUs was given some: {}",
         done.stdout
+    );
+    Ok(())
+}
+
+/// Each way to submit from a script, an allocation's shell and a step's: the new job is as one that nobody asked MPS for. The steps
+/// of the job itself have it.
+fn a_submission_in_a_job_inherits_nothing(cell: &Context) -> Result<()> {
+    let home = cell.bed.home(&cell.user);
+    let next = home.join("next.sh");
+    // The job gets the same as with NONE, for which 26.05 wants a login shell that the bed's users have not.
+    let nothing = "--export=NIL";
+    let line = format!(
+        "env | grep -E '^(CUDA_MPS|MPSD|SLURM_SPANK|_SLURM_SPANK|SLURM_MPSD|BASH_ENV)'; {}",
+        nodes(cell)?.client("--hold 0.1")
+    );
+    std::fs::write(&next, format!("#!/bin/sh\n{line}\n"))?;
+    std::fs::set_permissions(&next, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let (out, next) = (home.join("next.out"), next.display());
+    let wait = format!(
+        "sbatch --quiet --wait -w node2 --gres=gpu:1 --output={}",
+        out.display()
+    );
+    let alone = "env -u SLURM_JOB_ID -u SLURM_JOBID";
+    let inner = [
+        format!("{wait} {next}; cat {0}; rm {0}", out.display()),
+        format!("{wait} {nothing} {next}; cat {0}; rm {0}", out.display()),
+        format!("salloc --quiet -w node2 --gres=gpu:1 srun {next}"),
+        format!("{alone} srun --quiet -w node2 --gres=gpu:1 {next}"),
+    ];
+    let outer: [&[&str]; 3] = [&[], &["salloc"], &["srun"]];
+    for outer in outer {
+        let script = inner.join("\n");
+        let own = match outer {
+            ["srun"] => String::new(),
+            _ => format!("echo own; srun {next}"),
+        };
+        let script = format!("{script}\n{own}");
+        let flags = ["--mps", "--mps-threads=50", "-w", "node1", "--gres=gpu:1"];
+        let said = if let [command] = outer {
+            let done = start(cell, &cell.user, &[&[*command], &flags[..]].concat(), &script)?;
+            let done = done.wait(LIMIT)?.success()?;
+            format!("{}{}", done.stdout, done.stderr)
+        } else {
+            let job = cell.bed.sbatch(&cell.user, &flags, &script)?;
+            cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+            cell.bed.output(&cell.user, job)
+        };
+        let (others, own) = said.split_once("own\n").unwrap_or((&said, ""));
+        let others_are = records(others, "")?;
+        ensure!(others_are.len() == inner.len(), "{outer:?}: one each: {said}");
+        ensure!(
+            others_are
+                .iter()
+                .all(|record| !record.under_mps && record.node == "node2"),
+            "{outer:?}: a job that did not ask has MPS: {said}"
+        );
+        for name in ["CUDA_MPS", "MPSD", "SLURM_SPANK", "SLURM_MPSD", "BASH_ENV"] {
+            ensure!(!others.contains(&format!("{name}_")), "{outer:?}: {name}: {said}");
+        }
+        if outer != ["srun"] {
+            let own = records(own, "")?;
+            check_daemons(&own, cell.user.uid, 1)?;
+            ensure!(own[0].sms == Some(66), "{outer:?}: half of it: {own:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Ends the control daemon of the job around it as its user, and waits until its socket is deaf.
+const END_DAEMON: &str = "kill -9 $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid); sleep 1";
+
+/// The words of a step, or a task, that did not run outside its job's MPS.
+fn check_not_outside(said: &str, tasks: usize) -> Result<()> {
+    ensure!(
+        said.matches("control daemon: it has ended").count() == tasks,
+        "not told {tasks} times: {said}"
+    );
+    ensure!(
+        records(said, "").is_ok_and(|all| all.iter().all(|record| record.under_mps)),
+        "a task ran outside its job's MPS: {said}"
+    );
+    Ok(())
+}
+
+fn a_step_after_its_control_daemons_end(cell: &Context) -> Result<()> {
+    let client = nodes(cell)?.client("--hold 0.1");
+    let step = format!("srun -n2 --overcommit /bin/sh -c '{client}'");
+    let flags = ["--mps", "-w", "node1", "--gres=gpu:1"];
+    let script = format!("{step} || echo first $?\n{END_DAEMON}\n{step} && echo silent\nexit 0");
+    let job = cell.bed.sbatch(&cell.user, &flags, &script)?;
+    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+    let said = cell.bed.output(&cell.user, job);
+    ensure!(!said.contains("first ") && !said.contains("silent"), "{said}");
+    check_not_outside(&said, 1)?;
+    // A shell's step in the same state, and what the vendor's own word for an end does.
+    let control = nodes(cell)?.node("node1")?.control();
+    let shell = format!(
+        "srun -n1 /bin/sh -c '{client}'\nsrun -n1 /bin/sh -c 'echo quit | {}; sleep 1'\nsrun -n1 /bin/sh -c '{client}'",
+        control.display()
+    );
+    let done = start(cell, &cell.user, &[&["salloc"], &flags[..]].concat(), &shell)?.wait(LIMIT)?;
+    ensure!(!done.status.success(), "the step ran: {done:?}");
+    check_not_outside(&format!("{}{}", done.stdout, done.stderr), 1)?;
+    // A script that starts its program itself, and ends well, is told.
+    let script = format!("{END_DAEMON}\necho on");
+    let job = cell.bed.sbatch(&cell.user, &flags, &script)?;
+    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+    let said = cell.bed.output(&cell.user, job);
+    ensure!(
+        said.matches("its mpsd says: control daemon ").count() == 1,
+        "not told once: {said}"
+    );
+    Ok(())
+}
+
+/// Of a job with a control daemon for each GPU one has ended: its task alone does not run.
+fn a_step_beside_a_control_daemon_that_has_ended(cell: &Context) -> Result<()> {
+    let client = nodes(cell)?.client("--hold 0.1");
+    let end = format!("[ $SLURM_LOCALID = 0 ] || {{ {END_DAEMON}; }}");
+    let flags = ["--mps=per-gpu", "-w", "node1", "-n2", "--gres=gpu:2"];
+    let script = format!(
+        "srun -n2 --kill-on-bad-exit=0 /bin/sh -c '{end}'\nsrun -n2 --kill-on-bad-exit=0 /bin/sh -c '{client}' && echo silent"
+    );
+    let done = start(cell, &cell.user, &[&["salloc"], &flags[..]].concat(), &script)?.wait(LIMIT)?;
+    let said = format!("{}{}", done.stdout, done.stderr);
+    ensure!(!said.contains("silent"), "{said}");
+    check_not_outside(&said, 1)?;
+    ensure!(
+        records(&done.stdout, "")?.len() == 1,
+        "the other task runs: {said}"
     );
     Ok(())
 }

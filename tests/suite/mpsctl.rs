@@ -209,6 +209,11 @@ fn a_starting_job_is_waited_for_within_its_deadline() {
         std::fs::write(dir.join("record.new"), text.to_string()).expect("record");
         std::fs::rename(dir.join("record.new"), dir.join("record")).expect("record");
     };
+    // What listens there in the control daemon's place.
+    std::fs::create_dir(dir.join("pipe")).expect("pipe directory");
+    let socket = dir.join("pipe/control");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
+    std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o666)).expect("mode");
     record("starting");
     let ran = mpsctl(&stage, &["env"], &[("PBS_JOBID", "5.srv")]);
     assert_eq!(ran.code, Some(2), "{ran:?}");

@@ -376,7 +376,7 @@ fn a_daemon_that_has_ended_keeps_the_others_from_nothing() {
     assert!(wait_until(SOON, || {
         let log = place.stage.job(job).join("log-0/mpsd.log");
         let log = fs::read_to_string(log).unwrap_or_default();
-        log.contains("clients that start from now on run without MPS")
+        log.contains("new steps and 'mpsctl exec' are refused")
     }));
     let ran = mpsctl(&place, Some(USER), &["set", job, "--mem", "0=2G"]);
     refused(&ran, 2, "nothing is known to be set: ");

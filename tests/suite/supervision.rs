@@ -116,7 +116,7 @@ fn a_control_daemon_that_dies_takes_its_server_along_and_the_log_says_what_follo
     let busy = Client::start(&place, "91.srv", &["--hold", "20", "--busy"], &[]);
     kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
     assert_eq!(busy.error(), Some(806));
-    says(&place, "91.srv", "clients that start from now on run without MPS");
+    says(&place, "91.srv", "new steps and 'mpsctl exec' are refused");
     assert!(wait_until(SOON, || place
         .pids("nvidia-cuda-mps-server")
         .is_empty()));
@@ -124,6 +124,28 @@ fn a_control_daemon_that_dies_takes_its_server_along_and_the_log_says_what_follo
         wait_until(SOON, || place.pids("mpsd").is_empty()),
         "nothing is left to watch"
     );
+    // Its user finds the socket deaf; root, for a hook, finds that the process which it proved has gone.
+    let words = [
+        "--config",
+        &place.stage.config().display().to_string(),
+        "exec",
+        "--job",
+        "91.srv",
+        "--",
+        "true",
+    ]
+    .map(str::to_owned);
+    let exec = finish({
+        let mut command = as_user(USER, place.stage.program("mpsctl"));
+        command.args(words).env_clear();
+        command
+    });
+    let root = place
+        .stage
+        .run("mpsctl", &["env", "--shell", "json", "--job", "91.srv"], &[]);
+    for ran in [exec, root] {
+        assert!(ran.code == Some(2) && ran.err.contains("it has ended"), "{ran:?}");
+    }
     ends_clean(&place, "91.srv", "a control daemon that died");
 }
 

@@ -3,11 +3,14 @@
 use super::bind::{Bind, DeviceNames, How};
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
+use super::job::JobId;
 use super::partitions::{self, Partition};
+use super::paths::JOBS;
 use super::ranks::{Cpus, Rank, place_of};
 use super::record::{Daemon, Record, RecordDevice, RecordGpu};
 use super::text::one_line;
 use nix::unistd::{AccessFlags, access};
+use std::ffi::OsStr;
 use std::path::Path;
 
 /// Where a client looks for its control daemon.
@@ -170,12 +173,8 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
 }
 
 /// The removals that free a task of variables which another job's MPS left in its environment
-/// (`sbatch` or `qsub -V` from inside a job). `jobs` is the directory of all jobs; nothing that is not ours is touched.
-pub fn strip_inherited(
-    jobs: &Path,
-    this_job: Option<&str>,
-    lookup: &dyn Fn(&str) -> Option<String>,
-) -> Vec<Change> {
+/// (`sbatch` or `qsub -V` from inside a job). Nothing that is not ours is touched.
+pub fn strip_inherited(this_job: Option<&str>, lookup: &dyn Fn(&str) -> Option<String>) -> Vec<Change> {
     let Some(inherited) = lookup(JOB) else {
         return Vec::new();
     };
@@ -184,7 +183,7 @@ pub fn strip_inherited(
     }
     let mut changes = vec![Change::unset(JOB)];
     for name in [PIPE_DIRECTORY, LOG_DIRECTORY] {
-        if lookup(name).is_some_and(|value| Path::new(&value).starts_with(jobs)) {
+        if lookup(name).is_some_and(|value| is_of_job(&value, &inherited)) {
             changes.push(Change::unset(name));
         }
     }
@@ -194,6 +193,17 @@ pub fn strip_inherited(
         }
     }
     changes
+}
+
+/// Whether a path lies in the directory of a job with this id: `jobs/ID` below any directory, as another node may have another.
+fn is_of_job(path: &str, id: &str) -> bool {
+    let Ok(name) = JobId::parse(id).map(|id| id.directory_name()) else {
+        return false;
+    };
+    let parts: Vec<&OsStr> = Path::new(path).iter().collect();
+    parts
+        .windows(2)
+        .any(|pair| pair == [OsStr::new(JOBS), OsStr::new(&name)])
 }
 
 fn by_rank<'a, T>(list: &'a [T], task: &Task, what: &str) -> Result<Option<&'a T>, Refusal> {

@@ -3,7 +3,7 @@
 //!
 //! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process or talks to a GPU, and
 //! nothing waits but [`record::settled`], with a deadline. The only files it opens are the configuration and the record,
-//! through [`trusted`] and [`mod@file`], and this process's own status.
+//! through [`trusted`] and [`mod@file`], and this process's own status. [`listener`] asks the kernel whether a socket is held open.
 #![forbid(unsafe_code)]
 
 pub mod bind;
@@ -15,6 +15,7 @@ pub mod gpu;
 pub mod job;
 pub mod killed;
 pub mod limits;
+pub mod listener;
 pub mod partitions;
 pub mod paths;
 pub mod ranks;

@@ -32,7 +32,7 @@ impl Paths {
 
     /// Directory of all jobs, root 0711.
     pub fn jobs(&self) -> PathBuf {
-        self.run.join("jobs")
+        self.run.join(JOBS)
     }
 
     /// Directory of the GPU accounts, root 0711.
@@ -73,6 +73,8 @@ impl Paths {
     }
 }
 
+/// Name of the directory of all jobs.
+pub const JOBS: &str = "jobs";
 /// File name of the mark that something waits for its second look.
 pub const LOOK_AGAIN: &str = "look-again";
 

@@ -1,5 +1,8 @@
 //! What attaches a process to its job's MPS, found from the scheduler's own variables and root's record.
 
+use super::NAME;
+use crate::job::node::Store as _;
+use crate::node::real::RealNode;
 use crate::scheduler::{Host, Lookup, ThisHost};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings};
@@ -9,9 +12,10 @@ use mpsd_core::environment::{
 };
 use mpsd_core::failure::{FailureKind, Undetermined};
 use mpsd_core::gpu::MIG;
+use mpsd_core::listener;
 use mpsd_core::partitions::{self, Partition};
 use mpsd_core::ranks::Rank;
-use mpsd_core::record::{self, Look, Record, State};
+use mpsd_core::record::{self, Daemon, Look, Record, State};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::{Path, PathBuf};
 
@@ -99,7 +103,11 @@ impl Caller<'_> {
             let path = settings.paths.job(&id).record();
             match record::settled(&path, settings.deadline) {
                 Ok(None) => {}
-                Ok(Some(record)) => return Ok(Found::Attached(self.attach(&record)?)),
+                Ok(Some(record)) => {
+                    let changes = self.attach(&record)?;
+                    self.expect_daemon(&record, &changes)?;
+                    return Ok(Found::Attached(changes));
+                }
                 Err(why) => {
                     let what = format!("record '{}'", path.display());
                     return Ok(Found::Unread(Undetermined::new(what, why)));
@@ -110,11 +118,7 @@ impl Caller<'_> {
         if let (Some(error), false) = (broken, self.main) {
             return Err(error.into());
         }
-        Ok(Found::WithoutMps(strip_inherited(
-            &settings.paths.jobs(),
-            Some(job.as_str()),
-            self.env,
-        )))
+        Ok(Found::WithoutMps(strip_inherited(Some(job.as_str()), self.env)))
     }
 
     /// The record of the caller's job, whose MPS is ready, and what is known of the caller as a task of it; `None`: the job
@@ -224,6 +228,35 @@ impl Caller<'_> {
         } else {
             task_environment(record, &task)?
         })
+    }
+
+    /// Checks that the control daemon to which `changes` send the caller has not ended. Root does not enter a directory in which the
+    /// job's user can keep it waiting: it looks for the process that it proved, and judges none whose journal it cannot read.
+    fn expect_daemon(&self, record: &Record, changes: &[Change]) -> Result<(), Undetermined> {
+        if self.uid != 0 || record.uid == 0 {
+            return listener::expect(changes);
+        }
+        let (settings, _) = self.settings();
+        let mut node = RealNode::new(NAME, &settings, settings.deadline, settings.deadline / 2);
+        let Ok(Some(journal)) = node.read_journal(&record.job) else {
+            return Ok(());
+        };
+        // Behind each daemon is its server.
+        let proved = journal.proved.iter().step_by(2);
+        let is_sent_to = |daemon: &Daemon| {
+            let pipe = daemon.pipe.to_str();
+            let mut pipes = changes.iter().filter(|change| change.name == PIPE_DIRECTORY);
+            pipes.any(|change| change.value.as_deref() == pipe)
+        };
+        let mut own = journal
+            .daemons
+            .iter()
+            .zip(proved)
+            .filter(|(daemon, _)| is_sent_to(daemon));
+        match own.find(|(_, process)| process.open().is_none()) {
+            None => Ok(()),
+            Some((_, process)) => Err(listener::ended(&format!("process {} is gone", process.pid))),
+        }
     }
 
     fn must_be_ready(&self, record: &Record) -> Result<(), Failure> {

@@ -6,9 +6,8 @@
 
 use super::session::{self, Answer};
 use crate::job::spec::Spec;
+use mpsd_core::listener;
 use mpsd_core::record::Daemon;
-use nix::errno::Errno;
-use std::path::Path;
 use std::time::Duration;
 
 /// Seconds that `quit -t` gives the server.
@@ -57,7 +56,7 @@ fn one(spec: &Spec, daemon: &Daemon, known: Option<i32>) -> Result<(), String> {
         Some(_) => end_clients(&say(servers, limit)?, |commands| say(commands, limit))?,
         None => end_clients(&answer, |commands| say(commands, limit))?,
     }
-    if say("quit\n", limit).is_ok() && !listens(&daemon.pipe) {
+    if say("quit\n", limit).is_ok() && listener::missing(&daemon.pipe).is_some() {
         return Ok(());
     }
     let forced = Duration::from_secs(FORCED_QUIT_S) + limit;
@@ -77,15 +76,6 @@ fn end_clients(servers: &Answer, say: impl Fn(&str) -> Result<Answer, String>) -
         }
     }
     Ok(())
-}
-
-/// Whether anybody listens at the control socket in `pipe`: the kernel says it without a session. A socket whose backlog is
-/// full, or of another type, has a listener.
-fn listens(pipe: &Path) -> bool {
-    !matches!(
-        session::connect(&pipe.join("control")),
-        Err(Errno::ECONNREFUSED | Errno::ENOENT)
-    )
 }
 
 #[cfg(test)]

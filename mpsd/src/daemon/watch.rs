@@ -115,8 +115,10 @@ fn has_ended(daemon: &mut Running, log: &mut UserLog, sight: &mut Sight) -> bool
         _ => "died",
     };
     let pid = daemon.child.pid();
-    let sentence =
-        format!("control daemon {pid} {what} ({end}); clients that start from now on run without MPS");
+    let sentence = format!(
+        "control daemon {pid} {what} ({end}); from now on new steps and 'mpsctl exec' are refused, and other programs run \
+         without MPS"
+    );
     log.line(&sentence);
     sight.say(&sentence);
     sight.lose(pid, end.to_string());

@@ -44,6 +44,8 @@ unsafe extern "C" {
         value: *const c_char,
         overwrite: c_int,
     ) -> c_int;
+    /// As `spank_job_control_setenv`.
+    pub fn spank_job_control_unsetenv(spank: Spank, name: *const c_char) -> c_int;
     pub fn spank_option_register(spank: Spank, option: *mut RawOption) -> c_int;
     pub fn spank_option_getopt(spank: Spank, option: *mut RawOption, argument: *mut *mut c_char) -> c_int;
     pub fn slurm_error(format: *const c_char, ...);

@@ -109,6 +109,23 @@ impl Slurm for Handle {
         unsafe { abi::spank_job_control_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) == abi::SUCCESS }
     }
 
+    fn unset_script_env(&mut self, name: &str) {
+        let here = matches!(context(), Context::Local | Context::Allocator);
+        if let (true, Ok(name)) = (here, CString::new(name)) {
+            // SAFETY: the handle is this callback's, in one of the two contexts that do not crash; the name lives until the call
+            // returns. A variable that is not there stays away.
+            unsafe { abi::spank_job_control_unsetenv(self.raw, name.as_ptr()) };
+        }
+    }
+
+    fn command_line(&self) -> Vec<String> {
+        let words = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+        let words = words.split(|byte| *byte == 0);
+        words
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect()
+    }
+
     // The user's own command, not a program of root's.
     #[allow(clippy::disallowed_methods)]
     fn set_process_env(&mut self, name: &str, value: Option<&str>) {

@@ -7,7 +7,7 @@ use crate::state::State;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::record::State as Progress;
 use mpsd_core::request::Demand;
-use mpsd_core::seen::Seen;
+use mpsd_core::seen::{DaemonLost, Seen};
 
 const LOST: &str = "server 12 died";
 const BATCH: u32 = 0xffff_fffb;
@@ -83,7 +83,7 @@ fn a_task_of_a_job_without_mps_is_told_nothing_and_costs_a_look_where_it_fails()
         let mut slurm = FakeSlurm::step(step);
         let mut state = begin(&mut slurm, &node, &[]);
         let before = node.looks.get();
-        exit(&mut slurm, &node, &mut state, 0);
+        (0..4).for_each(|_| exit(&mut slurm, &node, &mut state, 0));
         assert_eq!(node.looks.get(), before);
         exit(&mut slurm, &node, &mut state, 256);
         assert_eq!(node.looks.get(), before + 1);
@@ -136,8 +136,9 @@ fn a_job_that_wants_it_reads_at_the_end_what_its_mps_was_used_for() {
         let mut state = begin(&mut slurm, &node, flags);
         let before = node.looks.get();
         (0..4).for_each(|_| exit(&mut slurm, &node, &mut state, 0));
+        let is_end = step == BATCH || !of_script;
         assert!(
-            flags.contains(&"mps-report") || node.looks.get() == before,
+            is_end || flags.contains(&"mps-report") || node.looks.get() == before,
             "nothing is looked at"
         );
         told(&slurm)
@@ -220,5 +221,26 @@ fn nothing_is_noted_of_who_has_not_that_mps() {
         of_rank(&mut slurm, 0, 8349);
         exit(&mut slurm, &node, &mut state, 9);
         assert_eq!(*node.killed.borrow(), [], "{records} {uid} {flags:?}");
+    }
+}
+
+/// What the script itself starts then runs outside MPS and may end well.
+#[test]
+fn a_script_that_ended_well_is_told_that_its_control_daemon_had_ended() {
+    let lost = Seen {
+        daemons_lost: vec![DaemonLost {
+            pid: 7,
+            how: "signal 9".into(),
+        }],
+        ..Seen::default()
+    };
+    for (seen, lines) in [(Seen::default(), 0), (lost, 1)] {
+        let mut node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        node.seen = Some(seen);
+        let mut slurm = FakeSlurm::step(BATCH);
+        let mut state = begin(&mut slurm, &node, &[]);
+        *node.words.borrow_mut() = vec!["control daemon 7 died"];
+        (0..4).for_each(|_| exit(&mut slurm, &node, &mut state, 0));
+        assert_eq!(told(&slurm).len(), lines);
     }
 }

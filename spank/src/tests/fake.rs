@@ -2,7 +2,9 @@
 
 use crate::handle::{Context, Ended, Item, Level, Node, Program, Slurm};
 use mpsd_core::config::{Config, Settings};
+use mpsd_core::environment::{self, Change};
 use mpsd_core::killed::KilledTask;
+use mpsd_core::listener;
 use mpsd_core::record::{Daemon, Record, RecordGpu, State};
 use mpsd_core::request::Key;
 use mpsd_core::seen::Seen;
@@ -22,6 +24,7 @@ pub struct FakeSlurm {
     pub job_env: Env,
     pub process_env: Env,
     pub script_env: Env,
+    pub command_line: Vec<String>,
     /// srun's option.
     pub task_prolog: Option<String>,
     pub registered: Vec<Key>,
@@ -40,6 +43,7 @@ impl FakeSlurm {
                 ("PATH".into(), "/bin".into()),
             ]),
             script_env: Env::new(),
+            command_line: Vec::new(),
             task_prolog: None,
             registered: Vec::new(),
             options: Vec::new(),
@@ -130,6 +134,18 @@ impl Slurm for FakeSlurm {
         self.script_env.insert(name.into(), value.into());
         true
     }
+    fn unset_script_env(&mut self, name: &str) {
+        // What crashes a real Slurm must not pass here.
+        assert!(
+            matches!(self.context, Context::Local | Context::Allocator),
+            "job_control in {:?}",
+            self.context
+        );
+        self.script_env.remove(name);
+    }
+    fn command_line(&self) -> Vec<String> {
+        self.command_line.clone()
+    }
     fn set_process_env(&mut self, name: &str, value: Option<&str>) {
         match value {
             Some(value) => self.process_env.insert(name.into(), value.into()),
@@ -190,6 +206,8 @@ pub struct FakeNode {
     pub ranks: PathBuf,
     /// The job's directory is not in the task's container.
     pub hides: bool,
+    /// Control daemons that have ended, by their pipe directories.
+    pub ended: Vec<&'static str>,
 }
 
 impl FakeNode {
@@ -211,6 +229,7 @@ impl FakeNode {
             looks: Cell::default(),
             ranks: PathBuf::new(),
             hides: false,
+            ended: Vec::new(),
         }
     }
 
@@ -321,6 +340,16 @@ impl Node for FakeNode {
     }
     fn oom_kills(&self) -> u64 {
         self.oom_kills
+    }
+    fn expect_listener(&self, changes: &[Change]) -> Result<(), String> {
+        let is_ended = |change: &&Change| {
+            let pipe = change.value.as_deref().unwrap_or_default();
+            change.name == environment::PIPE_DIRECTORY && self.ended.contains(&pipe)
+        };
+        match changes.iter().find(is_ended) {
+            Some(_) => Err(listener::ended("recorded").to_string()),
+            None => Ok(()),
+        }
     }
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
         self.looks.set(self.looks.get() + 1);

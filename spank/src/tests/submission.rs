@@ -169,3 +169,60 @@ fn a_step_of_a_het_job_without_mps_is_refused_one() {
     assert_eq!(step(&mut slurm, &[("mps", None)]), Verdict::Continue);
     assert!(slurm.is_silent());
 }
+
+/// What an MPS job's script has in its environment, with srun's copy for the prolog.
+fn in_an_mps_job(context: Context, of_job: &[(&str, &str)], words: &[&str]) -> FakeSlurm {
+    let mut slurm = FakeSlurm::new(context);
+    for (name, value) in of_job {
+        slurm = slurm.with_process_env(name, value);
+    }
+    for name in [
+        "_SLURM_SPANK_OPTION_mps_mps",
+        "_SLURM_SPANK_OPTION_mps_mps_threads",
+        "MPS_SUBMIT",
+    ] {
+        slurm = slurm.with_process_env(&format!("SLURM_SPANK_{name}"), "50");
+        slurm = slurm.with_process_env(name, "50");
+        slurm.script_env.insert(name.into(), "50".into());
+    }
+    slurm.command_line = words.iter().map(|word| (*word).to_owned()).collect();
+    plugin::init(&mut slurm, &FakeNode::new(), &mut State::default(), &[]);
+    slurm
+}
+
+#[test]
+fn a_submission_in_a_job_inherits_nothing_and_a_step_of_the_job_does() {
+    let job: &[_] = &[("SLURM_JOB_ID", "7"), ("SLURM_JOB_NODELIST", "n1")];
+    let element: &[_] = &[
+        ("SLURM_JOB_ID", "9"),
+        ("SLURM_ARRAY_JOB_ID", "7"),
+        ("SLURM_ARRAY_TASK_ID", "2"),
+    ];
+    let (srun, other) = (Context::Local, Context::Allocator);
+    type Case<'a> = (Context, &'a [(&'a str, &'a str)], &'a [&'a str], bool);
+    let cases: [Case; 14] = [
+        (srun, job, &["srun", "solver"], true),
+        (srun, job, &["srun", "--jobid=7", "solver"], true),
+        (srun, job, &["srun", "--jobid", "7", "solver"], true),
+        (srun, job, &["srun", "--jobid=7+1", "solver"], true),
+        (srun, element, &["srun", "--jobid=7_2", "solver"], true),
+        (srun, element, &["srun", "--jobid=7_3", "solver"], false),
+        (srun, job, &["srun", "--jobid=8", "solver"], false),
+        (srun, job, &["srun", "--jobid", "8", "solver"], false),
+        (srun, &[("SLURM_JOB_NODELIST", "n1")], &["srun", "solver"], false),
+        (srun, &[("MPSD_JOB", "7")], &["srun", "solver"], false),
+        (other, job, &["sbatch", "next.sh"], false),
+        (other, &[("MPSD_JOB", "7")], &["salloc"], false),
+        // Of the user's own making.
+        (srun, &[], &["srun", "solver"], true),
+        (other, &[], &["sbatch", "next.sh"], true),
+    ];
+    for (context, of_job, words, inherits) in cases {
+        let slurm = in_an_mps_job(context, of_job, words);
+        let is_handed_on = |name: &&String| name.contains("SPANK_OPTION") || name.contains("MPS_SUBMIT");
+        let left = slurm.process_env.keys().filter(is_handed_on);
+        let expected = if inherits { 3 } else { 0 };
+        assert_eq!(left.count(), 2 * expected, "{of_job:?} {words:?}");
+        assert_eq!(slurm.script_env.len(), expected, "{of_job:?} {words:?}");
+    }
+}

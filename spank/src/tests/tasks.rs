@@ -687,3 +687,24 @@ fn a_warning_is_read_once_a_node() {
         );
     }
 }
+
+/// The kernel's word: what the job's directory says of it is its user's to write.
+#[test]
+fn a_task_whose_control_daemon_has_ended_does_not_run_outside_of_it() {
+    let mut node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    node.ended = vec!["/run/mpsd/jobs/4711/pipe"];
+    for mut slurm in [
+        FakeSlurm::step(0),
+        FakeSlurm::step(BATCH),
+        FakeSlurm::step(INTERACTIVE),
+    ] {
+        let line = refused(&mut slurm, &node, "", &[]);
+        assert!(
+            line.contains("has ended") && line.contains("outside MPS"),
+            "{line}"
+        );
+    }
+    // Another's end is no matter.
+    node.ended = vec!["/run/mpsd/jobs/4712/pipe"];
+    assert_eq!(task(&mut FakeSlurm::step(0), &node, "", &[]), Verdict::Continue);
+}

@@ -1,6 +1,6 @@
 //! One configuration, measured once.
 
-use super::configuration::Configuration;
+use super::configuration::{Configuration, Way};
 use super::copies::{self, Ended, Order};
 use super::memory::Memory;
 use super::metric::Metric;
@@ -8,6 +8,7 @@ use super::places::Places;
 use crate::sys::family::Family;
 use crate::sys::signals::Signals;
 use indicatif::ProgressBar;
+use mpsd_core::listener;
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -68,6 +69,13 @@ impl Bench<'_> {
             .places
             .environments(what.clients, what.way)
             .map_err(|refusal| failed(refusal.to_string()))?;
+        if matches!(what.way, Way::Mps(_)) {
+            // Without it the copies would run outside MPS, and be measured as if under it.
+            let heard = environments
+                .iter()
+                .try_for_each(|changes| listener::expect(changes));
+            heard.map_err(|ended| failed(ended.to_string()))?;
+        }
         let order = Order {
             command: self.command,
             environments: &environments,

@@ -41,7 +41,7 @@ impl Places {
             with_mps,
             gpus: Vec::new(),
             nowhere: jobs.join("none"),
-            inherited: strip_inherited(&jobs, Some(job.as_str()), caller.env),
+            inherited: strip_inherited(Some(job.as_str()), caller.env),
         };
         places.gpus = match &places.with_mps {
             Some((record, _)) => {
