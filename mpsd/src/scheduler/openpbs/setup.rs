@@ -173,7 +173,7 @@ fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> 
         match carry_out(&commands, &ask) {
             Ok(()) => done.add(read_back(list(), &events, alarm)),
             Err(why) if is_pending(&why) => done.left(format!(
-                "PBS deletes the hook '{NAME}' that was there before, for longer than {} s ({why}): a mom that is down keeps its copy; run \
+                "PBS deletes the hook '{NAME}' that was there before, for longer than {} s: a mom that is down keeps its copy; run \
                  this again once 'pbsnodes -a' shows them all up",
                 PENDING.as_secs()
             )),
