@@ -147,6 +147,9 @@ impl Place {
         for (gpu, context) in self.stage.node.contexts() {
             picture.insert(format!("context of {} on {gpu}", context.pid), context.kind);
         }
+        for at in self.stage.mounts() {
+            picture.insert(format!("mount {}", at.display()), String::new());
+        }
         for process in self.processes() {
             picture.insert(
                 format!("process {}", process.pid),

@@ -3,9 +3,14 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
+
+use crate::double::look::wait_until;
+use crate::place::Running;
 
 /// A page: what the smallest file takes of a tmpfs.
 const PAGE: usize = 4096;
@@ -86,6 +91,68 @@ fn own_namespace() {
 impl Drop for Small {
     fn drop(&mut self) {
         let _ = umount2(&self.at, MntFlags::MNT_DETACH);
+    }
+}
+
+/// A mount namespace that a process keeps, and that sees nothing of what is mounted outside of it later: a container's, or a job's under
+/// Slurm's job_container/tmpfs.
+#[derive(Debug)]
+pub struct Older {
+    keeper: Running,
+    kept: Option<PathBuf>,
+}
+
+impl Older {
+    /// Makes it, as it is now outside. Call it in a thread of [`alone`], whose mounts are private.
+    pub fn new() -> Self {
+        own_namespace();
+        let mut command = Command::new("/usr/bin/unshare");
+        command.args(["--mount", "--propagation", "private", "/bin/sleep", "600"]);
+        let older = Self {
+            keeper: Running(command.stdin(Stdio::null()).spawn().expect("unshare")),
+            kept: None,
+        };
+        let own = fs::read_link("/proc/thread-self/ns/mnt").expect("our namespace");
+        let is_made = || fs::read_link(older.file()).is_ok_and(|theirs| theirs != own);
+        assert!(wait_until(Duration::from_secs(5), is_made), "no namespace");
+        older
+    }
+
+    /// Keeps it for `job` below `base`, as job_container/tmpfs does from before the job's prolog runs.
+    pub fn keep_for(&mut self, base: &Path, job: &str) {
+        let point = base.join(job).join(".ns");
+        fs::create_dir_all(base.join(job)).expect("directory");
+        fs::write(&point, "").expect("file");
+        mount(Some(&self.file()), &point, NOTHING, MsFlags::MS_BIND, NOTHING).expect("a kept namespace");
+        self.kept = Some(point);
+    }
+
+    /// What `command` would be in it.
+    pub fn within(&self, command: &Command) -> Command {
+        let mut within = Command::new("/usr/bin/nsenter");
+        within.arg(format!("--mount={}", self.file().display()));
+        within
+            .arg(command.get_program())
+            .args(command.get_args())
+            .env_clear();
+        within.envs(
+            command
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        within
+    }
+
+    fn file(&self) -> PathBuf {
+        format!("/proc/{}/ns/mnt", self.keeper.0.id()).into()
+    }
+}
+
+impl Drop for Older {
+    fn drop(&mut self) {
+        if let Some(point) = &self.kept {
+            let _ = umount2(point, MntFlags::MNT_DETACH);
+        }
     }
 }
 

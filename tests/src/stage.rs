@@ -166,8 +166,20 @@ impl Stage {
                 left.push(format!("mode {mode} of {gpu}"));
             }
         }
+        left.extend(self.mounts().iter().map(|at| format!("mount {}", at.display())));
         left.extend(cgroups(self.root.path()));
         left
+    }
+
+    /// What is mounted below the stage's own directories.
+    pub fn mounts(&self) -> Vec<PathBuf> {
+        let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+        let jobs = self.path("run/jobs");
+        points
+            .map(PathBuf::from)
+            .filter(|at| at.starts_with(&jobs))
+            .collect()
     }
 
     /// Asserts that nothing is left, allowing the moment that the kernel and init need.
@@ -178,6 +190,15 @@ impl Stage {
             std::thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(self.left(), Vec::<String>::new());
+    }
+}
+
+/// Of a job that a failed test has left: the directory could not be removed else.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for at in self.mounts().iter().rev() {
+            let _ = nix::mount::umount2(at, nix::mount::MntFlags::MNT_DETACH);
+        }
     }
 }
 

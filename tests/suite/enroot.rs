@@ -135,7 +135,7 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
     );
     let options: Vec<&str> = of_job[0][3].split(',').collect();
     assert!(
-        options.contains(&"x-create=dir") && options.contains(&"bind"),
+        options.contains(&"x-create=dir") && options.contains(&"rbind"),
         "{mounts:?}"
     );
     // One that cannot be mounted must not pass in silence.

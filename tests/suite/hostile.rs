@@ -14,7 +14,7 @@ use tests::double::look::{self, wait_until};
 use tests::figures;
 use tests::fuse::Hung;
 use tests::place::{Place, Running, fast, kill};
-use tests::scarcity::{Small, alone};
+use tests::scarcity::{Older, Small, alone};
 use tests::stage::{OTHER_USER, USER, as_user, finish};
 
 const CONFIG: &str = "deadline_s = 6\n";
@@ -75,7 +75,9 @@ fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
         symlink(&dir, into.join("link")).expect("symlink");
         symlink("/", into.join("root")).expect("symlink");
         symlink("loop", into.join("loop")).expect("symlink");
-        fs::hard_link(dir.join("file"), into.join("hard")).expect("hard link");
+        fs::hard_link(dir.join("file"), into.join("hard")).expect_err("a hard link into another file system");
+        fs::write(into.join("own"), "").expect("file");
+        fs::hard_link(into.join("own"), into.join("hard")).expect("hard link");
         nix::unistd::mkfifo(&into.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
         let mut deep = into.join("deep");
         for _ in 0..60 {
@@ -502,6 +504,16 @@ fn a_file_system_mounted_in_the_pipe_directory_is_no_litter_and_a_requeued_job_s
     });
 }
 
+/// What an end says of a directory that it cannot remove.
+const CANNOT_CLEAN: &str = "cannot clean the user's directory";
+
+/// From now on `job` gets no file systems of its own: a namespace is kept for it.
+fn unbounded(place: &Place, job: &str) -> Older {
+    let mut older = Older::new();
+    older.keep_for(&place.stage.path("containers"), job);
+    older
+}
+
 /// A process of the user's that keeps the lock of `what`: it lists or writes it, as `how` says, with memory that the user's file system
 /// withholds. That goes first: until then nothing ends the process. `None`: this machine has no FUSE.
 fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
@@ -514,41 +526,46 @@ fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
     Some((hung, holder))
 }
 
-/// A user's process lists the pipe directory into memory that the user's file system withholds: the directory is locked.
+/// A user's process lists the pipe directory into memory that the user's file system withholds: the directory is locked. Where the job's
+/// directories have file systems of their own, root removes them without that lock.
 #[test]
 fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
-    alone(|| {
-        let place = Place::new(fast(2), CONFIG);
-        let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
-        let ran = place.torque("96.srv", ACCOUNT, "0");
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-        let pipe = place.stage.job("96.srv").join("pipe");
-        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &pipe) else {
-            return;
-        };
-        // Its output is read to the end, as a scheduler reads it.
-        let end = place.strict_end("96.srv");
-        assert_eq!(end.code, Some(2), "{end:?}");
-        assert!(end.took < Duration::from_secs(9), "{end:?}");
-        assert!(end.err.contains("cannot clean the user's directory"), "{end:?}");
-        let holder_only = [vec![], vec![kept.1.0.id()], vec![]];
-        assert_eq!(THREE.map(|name| place.pids(name)), holder_only, "{end:?}");
-        assert_eq!(place.stage.node.modes(), ["default", "default"]);
-        // The same job again, what the timer does, and somebody else's job.
-        let ran = place.torque("96.srv", ACCOUNT, "0");
-        assert!(
-            ran.code == Some(2) && ran.took < Duration::from_secs(10),
-            "{ran:?}"
-        );
-        let ran = place.stage.run("mpsctl", &["reconcile", "--node", "gpu001"], &[]);
-        assert!(ran.took < Duration::from_secs(15), "{ran:?}");
-        let ran = place.torque("97.srv", ACCOUNT, "1");
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-        assert_eq!(place.strict_end("97.srv").code, Some(0));
-        place.assert_not_drained("a directory that its user keeps");
-        drop(kept);
-        place.assert_ends_clean("96.srv", "a directory that its user let go");
-    });
+    for bounded in [true, false] {
+        alone(|| {
+            let place = Place::new(fast(2), CONFIG);
+            let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
+            let _older = (!bounded).then(|| unbounded(&place, "96.srv"));
+            let ran = place.torque("96.srv", ACCOUNT, "0");
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+            let pipe = place.stage.job("96.srv").join("pipe");
+            let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &pipe) else {
+                return;
+            };
+            // Its output is read to the end, as a scheduler reads it.
+            let end = place.strict_end("96.srv");
+            assert!(end.took < Duration::from_secs(9), "{end:?}");
+            let holder_only = [vec![], vec![kept.1.0.id()], vec![]];
+            assert_eq!(THREE.map(|name| place.pids(name)), holder_only, "{end:?}");
+            assert_eq!(place.stage.node.modes(), ["default", "default"]);
+            // The same job again, what the timer does, and somebody else's job.
+            let ran = place.torque("96.srv", ACCOUNT, "0");
+            if bounded {
+                assert_eq!((end.code, ran.code), (Some(0), Some(0)), "{end:?} {ran:?}");
+            } else {
+                assert!(end.code == Some(2) && end.err.contains(CANNOT_CLEAN), "{end:?}");
+                let late = ran.took >= Duration::from_secs(10);
+                assert!(ran.code == Some(2) && !late, "{ran:?}");
+            }
+            let ran = place.stage.run("mpsctl", &["reconcile", "--node", "gpu001"], &[]);
+            assert!(ran.took < Duration::from_secs(15), "{ran:?}");
+            let ran = place.torque("97.srv", ACCOUNT, "1");
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+            assert_eq!(place.strict_end("97.srv").code, Some(0));
+            place.assert_not_drained("a directory that its user keeps");
+            drop(kept);
+            place.assert_ends_clean("96.srv", "a directory that its user let go");
+        });
+    }
 }
 
 /// A user's process writes to the control daemon's log what the user's file system withholds: the daemon writes there as it ends.
@@ -581,34 +598,36 @@ fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that
 /// A user's process writes to the file of the ranks' locks, which is its own, what the user's file system withholds.
 #[test]
 fn a_lock_file_of_ranks_that_its_user_keeps_holds_nobody() {
-    alone(|| {
-        let node = fast(1).describe(|node| node.driver_version = "590.44.01".to_owned());
-        let place = Place::new(node, CONFIG);
-        let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
-        let ran = place.torque("95.srv", "MPS=true,MPS_SMS=16:32", "0");
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-        let ranks = mpsd_core::Paths::new(place.stage.path("run"), "/");
-        let ranks = ranks
-            .job(&mpsd_core::JobId::parse("95.srv").expect("a job"))
-            .partitions_lock();
-        let Some(kept) = keep(&place, "FAKE_MPS_WRITES", &ranks) else {
-            return;
-        };
-        let end = place.strict_end("95.srv");
-        assert!(
-            end.code == Some(2) && end.took < Duration::from_secs(9),
-            "{end:?}"
-        );
-        assert!(end.err.contains("cannot clean the user's directory"), "{end:?}");
-        let ran = place.torque("95.srv", ACCOUNT, "0");
-        assert!(
-            ran.code == Some(2) && ran.took < Duration::from_secs(10),
-            "{ran:?}"
-        );
-        place.assert_not_drained("a lock that its user keeps");
-        drop(kept);
-        place.assert_ends_clean("95.srv", "a lock that its user let go");
-    });
+    for bounded in [true, false] {
+        alone(|| {
+            let node = fast(1).describe(|node| node.driver_version = "590.44.01".to_owned());
+            let place = Place::new(node, CONFIG);
+            let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
+            let _older = (!bounded).then(|| unbounded(&place, "95.srv"));
+            let ran = place.torque("95.srv", "MPS=true,MPS_SMS=16:32", "0");
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+            let ranks = mpsd_core::Paths::new(place.stage.path("run"), "/");
+            let ranks = ranks
+                .job(&mpsd_core::JobId::parse("95.srv").expect("a job"))
+                .partitions_lock();
+            let Some(kept) = keep(&place, "FAKE_MPS_WRITES", &ranks) else {
+                return;
+            };
+            let end = place.strict_end("95.srv");
+            assert!(end.took < Duration::from_secs(9), "{end:?}");
+            let ran = place.torque("95.srv", ACCOUNT, "0");
+            assert!(ran.took < Duration::from_secs(10), "{ran:?}");
+            if bounded {
+                assert_eq!((end.code, ran.code), (Some(0), Some(0)), "{end:?} {ran:?}");
+            } else {
+                assert!(end.code == Some(2) && end.err.contains(CANNOT_CLEAN), "{end:?}");
+                assert_eq!(ran.code, Some(2), "{ran:?}");
+            }
+            place.assert_not_drained("a lock that its user keeps");
+            drop(kept);
+            place.assert_ends_clean("95.srv", "a lock that its user let go");
+        });
+    }
 }
 
 /// Whoever can list a directory can keep its lock.
@@ -626,47 +645,50 @@ fn nobody_but_root_lists_what_root_must_change() {
 
 #[test]
 fn directories_that_are_slow_to_remove_keep_no_gpu_from_its_mode() {
-    const GPUS: usize = 16;
-    const FILES: usize = 10_000;
-    let place = Place::new(fast(GPUS), "deadline_s = 4\n");
-    let all: Vec<String> = (0..GPUS).map(|gpu| gpu.to_string()).collect();
-    let ran = place.torque("95.srv", "MPS=per-gpu", &all.join(","));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    let job = place.stage.job("95.srv");
-    let pipes: Vec<PathBuf> = (0..GPUS).map(|n| job.join(format!("pipe-{n}"))).collect();
-    // A link is made in less time than a file.
-    std::thread::scope(|scope| {
-        for pipe in &pipes {
-            scope.spawn(move || {
-                let first = pipe.join("0");
-                fs::write(&first, "").expect("file");
-                (1..FILES).for_each(|n| fs::hard_link(&first, pipe.join(n.to_string())).expect("link"));
-            });
+    alone(|| {
+        const GPUS: usize = 16;
+        const FILES: usize = 10_000;
+        let place = Place::new(fast(GPUS), "deadline_s = 4\n");
+        let _older = unbounded(&place, "95.srv");
+        let all: Vec<String> = (0..GPUS).map(|gpu| gpu.to_string()).collect();
+        let ran = place.torque("95.srv", "MPS=per-gpu", &all.join(","));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let job = place.stage.job("95.srv");
+        let pipes: Vec<PathBuf> = (0..GPUS).map(|n| job.join(format!("pipe-{n}"))).collect();
+        // A link is made in less time than a file.
+        std::thread::scope(|scope| {
+            for pipe in &pipes {
+                scope.spawn(move || {
+                    let first = pipe.join("0");
+                    fs::write(&first, "").expect("file");
+                    (1..FILES).for_each(|n| fs::hard_link(&first, pipe.join(n.to_string())).expect("link"));
+                });
+            }
+        });
+        let whole = |pipe: &&PathBuf| pipe.join((FILES - 1).to_string()).exists() && pipe.join("0").exists();
+        let mut end = place.start_end("95.srv");
+        let began = std::time::Instant::now();
+        let restored = || place.stage.node.modes().iter().all(|mode| mode == "default");
+        loop {
+            let there = pipes.iter().filter(whole).count();
+            if restored() {
+                break;
+            }
+            // What was removed by then was removed before the modes were as before.
+            assert_eq!(there, GPUS);
+            assert!(began.elapsed() < Duration::from_secs(20));
         }
+        assert_eq!(end.wait(), Some(0));
+        assert!(
+            began.elapsed() < Duration::from_secs(4 + 3),
+            "{:?}",
+            began.elapsed()
+        );
+        let finished = || place.strict_end("95.srv").code == Some(0);
+        assert!((0..5).any(|_| finished()), "what is left is the next look's");
+        place.assert_as_before("slow directories");
+        place.assert_not_drained("slow directories");
     });
-    let whole = |pipe: &&PathBuf| pipe.join((FILES - 1).to_string()).exists() && pipe.join("0").exists();
-    let mut end = place.start_end("95.srv");
-    let began = std::time::Instant::now();
-    let restored = || place.stage.node.modes().iter().all(|mode| mode == "default");
-    loop {
-        let there = pipes.iter().filter(whole).count();
-        if restored() {
-            break;
-        }
-        // What was removed by then was removed before the modes were as before.
-        assert_eq!(there, GPUS);
-        assert!(began.elapsed() < Duration::from_secs(20));
-    }
-    assert_eq!(end.wait(), Some(0));
-    assert!(
-        began.elapsed() < Duration::from_secs(4 + 3),
-        "{:?}",
-        began.elapsed()
-    );
-    let finished = || place.strict_end("95.srv").code == Some(0);
-    assert!((0..5).any(|_| finished()), "what is left is the next look's");
-    place.assert_as_before("slow directories");
-    place.assert_not_drained("slow directories");
 }
 
 #[test]

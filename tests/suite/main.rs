@@ -4,6 +4,7 @@ mod accounts;
 mod architecture;
 mod audit;
 mod bad_input;
+mod bounded;
 mod circles;
 mod claims;
 mod confined;

@@ -171,6 +171,9 @@ fn an_account_without_its_job_is_closed_and_the_mode_restored() {
     let site = Site::new("");
     site.start("5.srv");
     site.kill_all();
+    for at in site.stage.mounts() {
+        nix::mount::umount(&at).expect("somebody cleaned up by hand");
+    }
     fs::remove_dir_all(site.directory("5.srv")).expect("somebody cleaned up by hand");
     assert_eq!(site.stage.node.modes(), ["exclusive_process"]);
     let ran = site.mpsctl(&["reconcile", "--dry-run"]);

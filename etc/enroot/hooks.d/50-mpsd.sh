@@ -25,7 +25,8 @@ case $MPSD_JOB in
     [ -z "$own" ] && [ -d "$job" ] || exit 0
     ;;
 esac
-options=none\ x-create=dir,bind,rw,nosuid,nodev,noexec,private
+# Each directory of the user's below it is a mount of its own.
+options=none\ x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate
 printf '%s %s %s\n' "$job" "$job" "$options" >>"$ENROOT_MOUNTS" || exit 1
 # What srun runs before each task of such a job, from inside of pyxis' container.
 prolog=/usr/libexec/mpsd/mps-task-prolog

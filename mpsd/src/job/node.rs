@@ -182,7 +182,7 @@ pub trait Store {
     fn write_record(&mut self, record: &Record) -> Result<(), Failure>;
     /// Whether the record says that the job's MPS is ready.
     fn is_ready(&self, job: &JobId) -> bool;
-    /// Makes pipe and log directory of daemon `n`, the user's.
+    /// Makes pipe and log directory of daemon `n`, the user's, each with a bound of room where its tasks see that.
     ///
     /// # Errors
     /// A fault.

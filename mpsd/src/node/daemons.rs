@@ -3,7 +3,7 @@
 use super::device_files;
 use super::launch::with_spec;
 use super::real::{RealNode, Started, groups_of};
-use super::{failure, looks, members as processes, unless_scarce};
+use super::{failure, looks, members as processes, room, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
 use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, SEEN_FD, Spec, Unready};
@@ -11,7 +11,7 @@ use crate::sys::cgroup::Cgroup;
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_line;
-use crate::sys::files::{Dir, FileError};
+use crate::sys::files::{Dir, FileError, Room};
 use crate::sys::guard::detach;
 use crate::sys::process::Process;
 use mpsd_core::config::Cgroup as CgroupRule;
@@ -34,6 +34,12 @@ const KILL_MS: u64 = 2_000;
 const REPORT_TIME: Duration = Duration::from_millis(500);
 /// Longest report, bytes.
 const LONGEST_REPORT: usize = 64 * 1024;
+/// The file by which ranks take their partitions is empty, and its user's.
+const PARTITIONS_ROOM: Room = Room {
+    bytes: 64 << 10,
+    files: 8,
+};
+
 impl Daemons for RealNode {
     fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
         open_trusted(control).map(drop).map_err(|e| {
@@ -104,7 +110,7 @@ impl Daemons for RealNode {
         let directory = Dir::open(self.paths.job(&journal.job).directory());
         if journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
             let made = directory.as_ref().map_err(ToString::to_string);
-            made.and_then(|directory| ranks_of(directory, journal))
+            made.and_then(|directory| ranks_of(self, directory, journal))
                 .map_err(|e| Undetermined::new("the lock of the ranks' static partitions", e))?;
         }
         // Without one the job has no account in its report, and that is all.
@@ -218,12 +224,17 @@ fn check(
 }
 
 /// Makes what the job's ranks lock for their partitions: the user's, so that `mpsctl exec` can. Removed as the user's directories are.
-fn ranks_of(directory: &Dir, journal: &Journal) -> Result<(), String> {
+fn ranks_of(node: &RealNode, directory: &Dir, journal: &Journal) -> Result<(), String> {
     let shown = |e: FileError| e.to_string();
-    let (directory, _) = directory.create_dir(PARTITIONS, 0o711, (0, 0)).map_err(shown)?;
-    if directory.status_of(PARTITIONS_LOCK).map_err(shown)?.is_some() {
-        return Ok(());
-    }
+    room::bounded(
+        node,
+        directory,
+        &journal.job,
+        PARTITIONS,
+        (PARTITIONS_ROOM, 0o711, (0, 0)),
+    )
+    .map_err(shown)?;
+    let directory = directory.open_dir(PARTITIONS).map_err(shown)?;
     let file = directory.create_file(PARTITIONS_LOCK, 0o600).map_err(shown)?;
     let owner = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));
     fchown(&file, Some(owner.0), Some(owner.1)).map_err(|e| format!("cannot give '{PARTITIONS}' away: {e}"))

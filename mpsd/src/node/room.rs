@@ -1,5 +1,10 @@
 //! Room in a file system: pages and inodes, either of which any user of it can use up.
 
+use super::log;
+use super::real::RealNode;
+use crate::job::node::Severity;
+use crate::sys::files::{Dir, FileError, Room, has_namespace};
+use mpsd_core::JobId;
 use nix::sys::statvfs::statvfs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -8,6 +13,32 @@ use std::path::Path;
 const ROOM: u64 = 1 << 20;
 /// And fewer files.
 const FILES: u64 = 64;
+
+/// What a directory of bounded room covers: nobody enters it who does not see the cover.
+const POINT: u32 = 0o700;
+
+/// Makes directory `name` in `dir`, where a user of `job` has files: with so much room, this mode and this owner.
+///
+/// What a user keeps open outlives every removal. So it lies in a file system of its own, which goes with the directory.
+pub fn bounded(
+    node: &RealNode,
+    dir: &Dir,
+    job: &JobId,
+    name: &str,
+    (room, mode, owner): (Room, u32, (u32, u32)),
+) -> Result<(), FileError> {
+    // Tasks that do not see it would find no daemon, and run outside of MPS (docs/facts/slurm.md#processes-that-a-callback-starts).
+    if !has_namespace(job.whole().as_str()) {
+        let (point, _) = dir.create_dir(name, POINT, (0, 0))?;
+        let Err(error) = point.cover(room, mode, owner) else {
+            return Ok(());
+        };
+        let line = format!("job {job}: '{name}' has no bound of room: {error}");
+        log::line(node.program, Severity::Info, &line);
+        dir.remove_empty_dir(name)?;
+    }
+    dir.create_dir(name, mode, owner).map(drop)
+}
 
 /// What the file system of `path`, which need not be there yet, has too little of for a start: its mount point and figures in
 /// words. `None`: it has room, or does not say.

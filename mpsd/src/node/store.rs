@@ -9,7 +9,7 @@ use crate::job::report::Report;
 use crate::job::suspicion::Suspicion;
 use crate::plan::effects::Exporter;
 use crate::sys::deadline::Deadline;
-use crate::sys::files::{Bounds, Dir, FileError, LOCK};
+use crate::sys::files::{Bounds, Dir, FileError, LOCK, Room};
 use crate::sys::guard::{NoAnswer, ask};
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::killed::{self, KilledTask};
@@ -26,6 +26,16 @@ use std::time::Duration;
 const PASSABLE: u32 = 0o711;
 /// The user's directories: whoever reaches a pipe can shut its owner's server down (docs/facts/mps-control.md#clients).
 const PRIVATE: u32 = 0o700;
+/// What a job's user may keep where the sockets are: they take five entries and a page.
+const PIPE_ROOM: Room = Room {
+    bytes: 16 << 20,
+    files: 4096,
+};
+/// The same where NVIDIA's programs write their logs.
+const LOG_ROOM: Room = Room {
+    bytes: 256 << 20,
+    files: 1024,
+};
 /// Journals and accounts.
 const SECRET: u32 = 0o600;
 /// The record is for the job's tasks.
@@ -52,6 +62,7 @@ fn remove_from(path: &Path, names: &[String], bounds: Bounds) -> Result<(), Stri
         Err(error) if error.is_absent() => return Ok(()),
         other => other.map_err(|e| e.to_string())?,
     };
+    dir.abort_users_mounts();
     let own = std::fs::File::open(path).map_err(|e| e.to_string())?;
     let Ok(_lock) = Flock::lock(own, FlockArg::LockExclusiveNonblock) else {
         return Err(format!("'{}': an earlier removal hangs in it", path.display()));
@@ -273,20 +284,22 @@ impl Store for RealNode {
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
         let dir = job_dir(self, &journal.job)?;
         let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
-        for name in [pipe, log] {
-            dir.create_dir(name, PRIVATE, (journal.uid, journal.gid))
-                .map_err(fault)?;
-        }
-        Ok(())
+        let owner = (journal.uid, journal.gid);
+        let make = |name: &str, room| room::bounded(self, &dir, &journal.job, name, (room, PRIVATE, owner));
+        make(&pipe, PIPE_ROOM)
+            .and_then(|()| make(&log, LOG_ROOM))
+            .map_err(fault)
     }
 
-    /// By a child that removes what is not there, as a daemon that ends removes its sockets.
+    /// By a child that removes what is not there, as a daemon that ends removes its sockets. A lock that waits for a file system in the
+    /// job's own directories is freed first.
     fn are_locked(&mut self, journal: &Journal) -> bool {
         let (path, count) = (
             self.paths.job(&journal.job).directory().to_owned(),
             journal.daemons.len(),
         );
         let touch = || {
+            let _ = Dir::open(&path).map(|job| job.abort_users_mounts());
             let names = (0..count).flat_map(|n| <[String; 2]>::from(JobPaths::daemon_names(n, count)));
             for name in names {
                 let _ = Dir::open(&path)

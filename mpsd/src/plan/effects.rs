@@ -31,7 +31,7 @@ pub enum Effect {
     /// Make the job's cgroup. Inverse: prove it empty, remove it.
     #[display("make the job's cgroup")]
     MakeCgroup,
-    /// Make pipe and log directory of daemon `n`, the user's, 0700. Inverse: remove both.
+    /// Make pipe and log directory of daemon `n`, the user's, 0700, each with a bound of room. Inverse: remove both.
     #[display("make pipe and log directory of daemon {daemon}")]
     MakeDirectories {
         /// Number of the daemon, from 0.

@@ -47,7 +47,7 @@ impl Container {
             Self::Apptainer => vec!["--bind".into(), format!("{directory}")],
             Self::Enroot => vec![
                 "--mount".into(),
-                format!("{directory}:{directory}:none:x-create=dir,bind,rw,nosuid,nodev,noexec,private"),
+                format!("{directory}:{directory}:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate"),
             ],
             Self::Podman => vec!["--volume".into(), format!("{directory}:{directory}")],
             Self::Docker => vec![
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(
             of(Container::Enroot),
             format!(
-                "--mount /run/mpsd/jobs/42:/run/mpsd/jobs/42:none:x-create=dir,bind,rw,nosuid,nodev,noexec,private {all}"
+                "--mount /run/mpsd/jobs/42:/run/mpsd/jobs/42:none:x-create=dir,rbind,rw,nosuid,nodev,noexec,rprivate {all}"
             )
         );
         assert_eq!(

@@ -16,8 +16,10 @@ use std::path::{Component, Path, PathBuf};
 
 mod lock;
 mod remove;
+mod room;
 pub use lock::LOCK;
 pub use remove::Bounds;
+pub use room::{Room, has_namespace};
 
 /// An open directory; holds it (not its name), needs no permission to list it.
 #[derive(Debug)]

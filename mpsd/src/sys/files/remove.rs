@@ -5,6 +5,7 @@
 //! owner before it is listed, so that nothing can be added to it behind our back. A file system that somebody mounted in the
 //! tree is not entered but detached, and what lies below it is removed.
 
+use super::room::{mount_of, name_of};
 use super::{Dir, FileError, HOLD};
 use crate::sys::deadline::Deadline;
 use nix::errno::Errno;
@@ -13,7 +14,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 use std::ffi::{CStr, CString, OsStr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -137,9 +138,7 @@ impl Removal {
             std::thread::sleep(BUSY);
             return Ok(());
         }
-        // The link of `/proc` is followed to the very mount held; nothing behind it can be a link.
-        let own = format!("/proc/self/fd/{}", held.as_raw_fd());
-        match umount2(own.as_str(), MntFlags::MNT_DETACH) {
+        match umount2(name_of(&held).as_str(), MntFlags::MNT_DETACH) {
             // EINVAL: detached meanwhile by somebody else.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => Err(FileError::io("unmount", path)(errno)),
@@ -219,10 +218,9 @@ fn seize(fd: &OwnedFd) {
 /// An owner's own directory without permissions: the mode is changed through `/proc`, which follows our
 /// descriptor and no name.
 fn make_readable(fd: &OwnedFd, flags: OFlag) -> Result<OwnedFd, Errno> {
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     nix::sys::stat::fchmodat(
         nix::fcntl::AT_FDCWD,
-        path.as_str(),
+        name_of(fd).as_str(),
         Mode::S_IRWXU,
         nix::sys::stat::FchmodatFlags::FollowSymlink,
     )?;
@@ -238,16 +236,6 @@ fn still_there(entered: Result<Dir, FileError>) -> Result<Option<Dir>, FileError
         }
         Err(error) => Err(error),
     }
-}
-
-/// The mount that a descriptor lies on (proc_pid_fdinfo(5)); asks only the kernel, never the file system, so that
-/// a dead one cannot hang us. Device numbers would not tell a bind mount.
-fn mount_of(fd: &impl AsFd) -> Result<u64, FileError> {
-    let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
-    let text = std::fs::read_to_string(&path).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
-    line.and_then(|id| id.trim().parse().ok())
-        .ok_or_else(|| FileError::unfit(path, "does not name a mount"))
 }
 
 #[cfg(test)]

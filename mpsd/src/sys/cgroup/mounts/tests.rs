@@ -1,5 +1,9 @@
 use super::*;
 
+fn parse(text: &[u8]) -> Vec<Mount> {
+    of(mountinfo::parse(text))
+}
+
 #[test]
 fn the_three_layouts_of_the_world() {
     let unified = b"29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
