@@ -104,7 +104,7 @@ pub struct Older {
 
 impl Older {
     /// Makes it, as it is now outside. Call it in a thread of [`alone`], whose mounts are private.
-    pub fn new() -> Self {
+    pub fn start() -> Self {
         own_namespace();
         let mut command = Command::new("/usr/bin/unshare");
         command.args(["--mount", "--propagation", "private", "/bin/sleep", "600"]);

@@ -102,7 +102,7 @@ fn exec_within(older: &Older, place: &Place, job: &str) -> Ran {
 fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
     alone(|| {
         let place = Place::new(fast(1), CONFIG);
-        let older = Older::new();
+        let older = Older::start();
         let ran = place.torque("64.srv", ACCOUNT, "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
         let ran = exec_within(&older, &place, "64.srv");
@@ -111,7 +111,7 @@ fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
             ran.err.contains("is not to be seen from here") && ran.out.is_empty(),
             "{ran:?}"
         );
-        let ran = exec_within(&Older::new(), &place, "64.srv");
+        let ran = exec_within(&Older::start(), &place, "64.srv");
         assert!(
             ran.code == Some(0) && ran.out.contains("\"under_mps\":true"),
             "{ran:?}"
@@ -125,7 +125,7 @@ fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
 fn a_job_whose_namespace_is_there_already_sees_its_directories() {
     alone(|| {
         let place = Place::new(fast(1), CONFIG);
-        let mut older = Older::new();
+        let mut older = Older::start();
         older.keep_for(&place.stage.path("containers"), "65.srv");
         let ran = place.torque("65.srv", ACCOUNT, "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -149,10 +149,10 @@ fn a_job_whose_namespace_is_there_already_sees_its_directories() {
 fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
     alone(|| {
         let place = Place::new(fast(1), CONFIG);
-        let older = Older::new();
+        let older = Older::start();
         let ran = place.torque("67.srv", ACCOUNT, "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        let newer = Older::new();
+        let newer = Older::start();
         let mut epilogue = Command::new(place.stage.program("mps-epilogue"));
         epilogue.arg("--config").arg(place.stage.config()).arg("--strict");
         epilogue.args(tests::stage::epilogue_args("67.srv"));

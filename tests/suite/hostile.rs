@@ -509,7 +509,7 @@ const CANNOT_CLEAN: &str = "cannot clean the user's directory";
 
 /// From now on `job` gets no file systems of its own: a namespace is kept for it.
 fn unbounded(place: &Place, job: &str) -> Older {
-    let mut older = Older::new();
+    let mut older = Older::start();
     older.keep_for(&place.stage.path("containers"), job);
     older
 }
