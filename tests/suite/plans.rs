@@ -31,6 +31,15 @@ fn scenarios() -> Vec<Scenario> {
         Scenario::new("ranks", "MPS=true,MPS_THREADS=30:70,MPS_MEM=4G:8G", 1),
         Scenario::new("auto", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2)
             .devices(|d| d.tasks_on_node = Some(8)),
+        // Of six tasks on two GPUs, four may meet on one; where each has a GPU of its own, three.
+        Scenario::new("auto_six_tasks", "MPS=true,MPS_THREADS=auto,MPS_MEM=auto", 2)
+            .devices(|d| d.tasks_on_node = Some(6)),
+        Scenario::new(
+            "auto_six_bound_tasks",
+            "MPS=true,MPS_THREADS=auto,MPS_MEM=auto,MPS_BIND=block",
+            2,
+        )
+        .devices(|d| d.tasks_on_node = Some(6)),
         Scenario::new("auto_tasks_unknown", "MPS=true,MPS_THREADS=auto", 1),
         Scenario::new("replicas", "MPS=true,MPS_REPLICAS=3", 1),
         Scenario::new("more_replicas_than_clients", "MPS=true,MPS_REPLICAS=60", 1),

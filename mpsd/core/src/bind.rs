@@ -1,6 +1,7 @@
 //! Which of its job's GPUs a task sees, and by what names (`MPS_BIND`, `MPS_VISIBLE`).
 
 use super::limits::{Invalid, carried_as_text, word};
+use super::orders;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
@@ -8,7 +9,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
 pub enum How {
-    /// Every task sees all; where a node has more tasks than GPUs, each in an order of its own.
+    /// Every task sees all; where a node has a task for each GPU, or more, each in an order of its own.
     Auto,
     /// Neighbouring ranks share a GPU.
     Block,
@@ -49,6 +50,22 @@ impl Bind {
     /// Whether every task is to be bound, however many there are.
     pub fn is_for_all(self) -> bool {
         !matches!(self.how, How::Auto | How::None)
+    }
+
+    /// Whether a task sees all GPUs in an order of its own, unless its launcher or Slurm has bound it.
+    pub fn gives_orders(self, names: DeviceNames, per_gpu: bool) -> bool {
+        self.how == How::Auto && names != DeviceNames::Keep && !per_gpu
+    }
+
+    /// How many of the `tasks` on a node can meet on one of its `gpus`. What a program or a scheduler chooses by itself counts as
+    /// even.
+    pub fn most_on_a_gpu(self, names: DeviceNames, per_gpu: bool, tasks: u32, gpus: u32) -> u32 {
+        let gpus = gpus.max(1);
+        if !self.gives_orders(names, per_gpu) {
+            return tasks.div_ceil(gpus);
+        }
+        let most = orders::most_on_a_gpu(tasks as usize, gpus as usize);
+        u32::try_from(most).unwrap_or(u32::MAX)
     }
 }
 

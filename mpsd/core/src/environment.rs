@@ -6,7 +6,7 @@ use super::gpu::GpuUuid;
 use super::job::JobId;
 use super::partitions::{self, Partition};
 use super::paths::JOBS;
-use super::ranks::{Cpus, Rank, place_of};
+use super::ranks::{Cpus, Rank, order_of};
 use super::record::{Daemon, Record, RecordDevice, RecordGpu};
 use super::text::one_line;
 use nix::unistd::{AccessFlags, access};
@@ -273,19 +273,16 @@ fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refus
 /// Those that the task keeps of its GPUs, its own first.
 fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<GpuUuid>, Refusal> {
     let asked = record.bind.unwrap_or(Bind::NONE);
-    let more_tasks = || {
-        task.rank
-            .and_then(|rank| rank.of)
-            .is_some_and(|tasks| tasks as usize > gpus.len())
-    };
+    let tasks = task.rank.and_then(|rank| rank.of);
+    let may_use_several = tasks.is_none_or(|tasks| (tasks as usize) < gpus.len());
     let bind = match asked.how {
         // One process reaches one daemon only.
         _ if record.per_gpu && !asked.is_for_all() => Bind::of(How::Cyclic),
         How::None => return Ok(gpus),
         // The only process on the node: a program with several GPUs, or a launcher's daemon, whose ranks come after it.
         _ if !record.per_gpu && task.rank.is_some_and(|rank| rank.of == Some(1)) => return Ok(gpus),
-        How::Auto if task.rank.is_none() || task.bound || !more_tasks() => return Ok(gpus),
-        How::Auto if record.names() == DeviceNames::Keep => return Ok(gpus),
+        How::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
+        How::Auto if !asked.gives_orders(record.names(), record.per_gpu) => return Ok(gpus),
         _ if task.bound && !record.per_gpu => return Ok(gpus),
         _ => asked,
     };
@@ -309,15 +306,10 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
         (None, How::Closest) => Cpus::of_this_process(),
         (None, _) => Cpus::default(),
     };
-    let place = place_of(bind.how, rank, &cpus, &all)?;
-    let mut list: Vec<GpuUuid> = all.iter().map(|gpu| gpu.uuid.clone()).collect();
-    match bind.how {
-        _ if record.per_gpu => list = vec![list.swap_remove(place)],
-        How::Auto => list.rotate_left(place),
-        _ if bind.peers => list[..=place].rotate_right(1),
-        _ => list = vec![list.swap_remove(place)],
-    }
-    Ok(list)
+    let order = order_of(bind, rank, &cpus, &all)?;
+    let seen = if record.per_gpu { 1 } else { order.len() };
+    let places = order.into_iter().take(seen);
+    Ok(places.map(|place| all[place].uuid.clone()).collect())
 }
 
 fn all_partitions(record: &Record) -> impl Iterator<Item = &Partition> {

@@ -16,6 +16,7 @@ pub mod job;
 pub mod killed;
 pub mod limits;
 pub mod listener;
+pub mod orders;
 pub mod partitions;
 pub mod paths;
 pub mod ranks;

@@ -1,11 +1,13 @@
-//! A rank's own GPU, by its number or by its cores.
+//! The GPUs that a rank sees, and which of them is its own: by its number or by its cores.
 
 use super::bind::{Bind, How};
 use super::failure::Refusal;
+use super::orders::order;
 use super::record::RecordGpu;
 use std::collections::BTreeSet;
+use std::iter::once;
 
-/// Most CPUs that a kernel of Linux counts (`CONFIG_NR_CPUS`): no node has more ranks that share its GPUs.
+/// Most CPUs that a kernel of Linux counts (`CONFIG_NR_CPUS`).
 const MOST_CPUS: u32 = 8192;
 
 /// The CPUs of a task, as the kernel lists them (`0-3,8`).
@@ -72,62 +74,49 @@ pub struct Rank {
     pub of: Option<u32>,
 }
 
-/// The place of the task's own one among `gpus`.
+/// The places, among `gpus`, of those that a task sees, in its order: its own first, if it has one.
 ///
 /// # Errors
 /// A refusal where what the mode goes by is not known.
-pub fn place_of(how: How, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<usize, Refusal> {
-    let count = gpus.len().max(1);
-    let local = rank.local as usize;
-    let place = match how {
-        How::Closest => match closest(local, cpus, gpus)? {
-            Some(place) => place,
-            None => block(how, rank, count)?,
-        },
-        How::Block => block(how, rank, count)?,
-        How::Auto => turned(how, rank, count)?,
-        How::Cyclic | How::None => local % count,
-    };
+pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Vec<usize>, Refusal> {
     let none = || Refusal::new("MPS", "this task has no GPU", "a task with GPUs");
-    (place < gpus.len()).then_some(place).ok_or_else(none)
+    let own = match bind.how {
+        How::None => return Ok((0..gpus.len()).collect()),
+        How::Auto => return Ok(order(rank.local as usize, tasks(bind.how, rank)?, gpus.len())),
+        How::Block | How::Cyclic | How::Closest => place_of(bind.how, rank, cpus, gpus)?,
+    };
+    if own >= gpus.len() {
+        return Err(none());
+    }
+    let peers = (0..gpus.len()).filter(|place| bind.peers && *place != own);
+    Ok(once(own).chain(peers).collect())
 }
 
-/// How far a rank's list of GPUs is turned, so that whatever habit a program has, its ranks share the GPUs.
-///
-/// Programs take the first GPU that they see, or the one at their rank modulo the number of GPUs, or the one that dealing
-/// ranks out in blocks gives. Each rank in turn takes the start that keeps the first habit even, then the second as even as
-/// can be, then the third.
-fn turned(how: How, rank: Rank, gpus: usize) -> Result<usize, Refusal> {
-    block(how, rank, gpus)?;
-    // A launcher's word, which the job's user may write, and root counts by it in OpenPBS's hook.
-    if rank.of.is_some_and(|tasks| tasks > MOST_CPUS) {
-        return Ok(rank.local as usize % gpus);
+/// The place of the task's own GPU.
+fn place_of(how: How, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<usize, Refusal> {
+    let count = gpus.len().max(1);
+    let local = rank.local as usize;
+    match how {
+        How::Closest => match closest(local, cpus, gpus)? {
+            Some(place) => Ok(place),
+            None => block(how, rank, count),
+        },
+        How::Block => block(how, rank, count),
+        How::Cyclic | How::Auto | How::None => Ok(local % count),
     }
-    let tasks = rank.of.unwrap_or_default() as usize;
-    let places =
-        |local: usize, start: usize| [0, local, local * gpus / tasks].map(|place| (start + place) % gpus);
-    // How many ranks so far come to each GPU, by habit.
-    let mut taken = vec![[0_usize; 3]; gpus];
-    let mut start = 0;
-    for local in 0..=rank.local as usize {
-        let crowd = |start: &usize| {
-            let [first, in_turn, in_blocks] = places(local, *start);
-            (taken[first][0], taken[in_turn][1], taken[in_blocks][2])
-        };
-        start = (0..gpus).min_by_key(crowd).unwrap_or(0);
-        for (habit, place) in places(local, start).into_iter().enumerate() {
-            taken[place][habit] += 1;
-        }
-    }
-    Ok(start)
 }
 
 fn block(how: How, rank: Rank, gpus: usize) -> Result<usize, Refusal> {
+    Ok(rank.local as usize * gpus / tasks(how, rank)?)
+}
+
+/// How many ranks the node has.
+fn tasks(how: How, rank: Rank) -> Result<usize, Refusal> {
     let what = || format!("MPS_BIND={}", Bind::of(how));
     let why = "how many ranks this node has is not known";
     let tasks = rank.of.filter(|tasks| *tasks > rank.local);
     let tasks = tasks.ok_or_else(|| Refusal::new(what(), why, "a launcher that tells it, or cyclic"))?;
-    Ok(rank.local as usize * gpus / tasks as usize)
+    Ok(tasks as usize)
 }
 
 /// The place of the nearest GPU; `None` where all are as near.

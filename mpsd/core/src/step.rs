@@ -1,6 +1,7 @@
 //! A step that asks for other limits than its job: the job's daemon runs already, and a client can only lower what it
 //! gives (docs/facts/mps-control.md#clients). What that cannot carry out is refused.
 
+use super::bind::Bind;
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::limits::{Amount, Percent};
@@ -75,7 +76,8 @@ pub fn of_step_after(record: &Record, set: &[LimitSet], step: &Request) -> Resul
 /// (`--exclusive`), `auto` gave too much to each task.
 pub fn of_tasks(record: &Record, tasks: u32, gpus: u32) -> Record {
     let mut own = record.clone();
-    let each = tasks.div_ceil(gpus.max(1));
+    let bind = record.bind.unwrap_or(Bind::NONE);
+    let each = bind.most_on_a_gpu(record.names(), record.per_gpu, tasks, gpus);
     if record.divided.threads.is_some_and(|by| by < each) && own.rank_threads.is_empty() {
         own.rank_threads = vec![Percent::auto(each)];
     }

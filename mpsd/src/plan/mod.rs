@@ -54,7 +54,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let products: Vec<&str> = case.inventory.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     let settings = case.config.for_node(case.node, &products)?;
     let gpus = gpus::of_job(case.devices, case.inventory, settings.gpus_unknown)?;
-    let tasks = tasks_per_gpu(case.devices, gpus.len());
+    let tasks = tasks_that_meet(case.devices, gpus.len(), u32::div_ceil);
     let mut notes = Vec::new();
     let mut request = settings.with_defaults(&case.asked.request);
     let (bind, names) = mig::sight(
@@ -71,6 +71,9 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
                 .to_owned(),
         );
     }
+    let meeting = tasks_that_meet(case.devices, gpus.len(), |tasks, gpus| {
+        bind.most_on_a_gpu(names, request.mode == Mode::PerGpu, tasks, gpus)
+    });
     check_generations(request.mode, &gpus)?;
     let clients = |gpu: &&Gpu| case.inventory.clients(gpu, settings.max_clients);
     let clients = gpus.iter().map(clients).min();
@@ -87,7 +90,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         request: &request,
         ceilings: &settings.ceilings,
         gpus: &gpus,
-        tasks,
+        tasks: meeting,
     };
     let share = wanted.share()?;
     let most = wanted.most();
@@ -126,7 +129,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         rank_memory: share.rank_memory,
         most,
         divided: Divided {
-            threads: tasks.filter(|_| request.threads == Some(Threads::Auto)),
+            threads: meeting.filter(|_| request.threads == Some(Threads::Auto)),
             memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto)),
         },
         warnings: warning.into_iter().chain(shares).collect(),
@@ -237,13 +240,11 @@ fn check_generations(mode: Mode, gpus: &[&Gpu]) -> Result<(), Refusal> {
     ))
 }
 
-/// Tasks of the job on each of its `gpus` GPUs, rounded up, where the scheduler tells.
-fn tasks_per_gpu(devices: &Devices, gpus: usize) -> Option<u32> {
+/// How many tasks of the job meet on one of its `gpus` GPUs by `rule`, where the scheduler tells how many there are.
+fn tasks_that_meet(devices: &Devices, gpus: usize, rule: impl Fn(u32, u32) -> u32) -> Option<u32> {
     let gpus = u32::try_from(gpus.max(1)).unwrap_or(u32::MAX);
-    devices
-        .tasks_on_node
-        .filter(|tasks| *tasks > 0)
-        .map(|tasks| tasks.div_ceil(gpus))
+    let tasks = devices.tasks_on_node.filter(|tasks| *tasks > 0)?;
+    Some(rule(tasks, gpus))
 }
 
 /// A refusal, or a warning where the site only warns.

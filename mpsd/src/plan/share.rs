@@ -66,7 +66,7 @@ pub struct Wanted<'a> {
     pub ceilings: &'a Ceilings,
     /// The job's GPUs.
     pub gpus: &'a [&'a Gpu],
-    /// Its tasks on each, where that is known.
+    /// How many of its tasks can meet on one of them, where that is known.
     pub tasks: Option<u32>,
 }
 

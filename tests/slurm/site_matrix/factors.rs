@@ -30,7 +30,7 @@ pub const FACTORS: &[Factor] = &[
     factor("launch", &["srun", "sbatch", "salloc", "het", "array"]),
     factor(
         "gpus",
-        &["gpu1", "gpu2", "gpus-per-task", "tasks-per-gpu", "shard1"],
+        &["gpu1", "gpu2", "gpu3", "gpus-per-task", "tasks-per-gpu", "shard1"],
     ),
     factor("bind", &["unbound", "bind-none", "bind-single", "bind-map"]),
     factor("node", &["shared", "alone-on-node"]),
@@ -41,8 +41,8 @@ pub const FACTORS: &[Factor] = &[
     // --mps-bind and --mps-visible.
     factor("ranks", &["as-the-site", "cyclic", "block+peers", "closest"]),
     factor("names", &["by-itself", "ordinal", "uuid"]),
-    // Tasks on a node: one for each GPU of a job with several, or two for each.
-    factor("tasks", &["two-tasks", "four-tasks"]),
+    // Tasks on a node: one for each GPU of a job with several, or more.
+    factor("tasks", &["two-tasks", "four-tasks", "six-tasks"]),
     // Whether the nodes of the job that asks load the plugin: all, the first of two, none.
     factor(PLUG, &["plugged", "half-plugged", "unplugged"]),
 ];
@@ -182,9 +182,18 @@ pub fn possible(choice: &Choice) -> bool {
         // Its two components have a node each.
         is("launch", "het") && is_not("nodes", "n2"),
         is(PLUG, "half-plugged") && is_not("nodes", "n2"),
-        // It is there for what nobody asks for: more tasks than GPUs, bound by nobody.
-        is("tasks", "four-tasks")
-            && (is_not("gpus", "gpu2") || is_not("bind", "unbound") || is_not("ranks", "as-the-site")),
+        // More tasks than GPUs, and nothing binds them.
+        is_not("tasks", "two-tasks") && (is_not("bind", "unbound") || is_not("ranks", "as-the-site"))
+            || is_not("tasks", "two-tasks") && is_not("gpus", "gpu2") && is_not("gpus", "gpu3"),
+        // Slurm 22.05 itself: of two types and a whole node it makes a job of two GPUs, and refuses its step of three.
+        is("gpus", "gpu3") && is("gres", "reversed") && is("node", "alone-on-node"),
+        // Three GPUs are there for more tasks. Where a node has only three, the bystander has one of them.
+        is("gpus", "gpu3")
+            && (is("tasks", "two-tasks")
+                || is("gres", "partial")
+                || is("ask", "memory-by-gpu")
+                || is_not("bind", "unbound")
+                || is_not("ranks", "as-the-site")),
     ];
     !impossible.contains(&true)
 }

@@ -6,9 +6,7 @@ use tests::double::visible::multiprocessors;
 use tests::slurm::{Bystander, SMS, Witness};
 
 use super::factors::{Choice, is};
-use super::request::{
-    Asks, LESS, Step, Variant, is_batch, is_bound_by_us, is_unplugged, several_gpus, steps, tasks,
-};
+use super::request::{Asks, LESS, Step, Variant, gpus, is_batch, is_bound_by_us, is_unplugged, steps, tasks};
 
 /// Memory of a simulated GPU, in MiB.
 const MEMORY: u64 = 143_771;
@@ -138,7 +136,7 @@ pub fn judge(site: &Choice, request: &Choice, runs: &[Run; 3], beside: &Beside) 
         troubles.push(format!("a task that the plain job does not have: {place:?}"));
     }
     spread(request, with, plain, &mut troubles);
-    even(request, with, &mut troubles);
+    even(request, with, plain, &mut troubles);
     own_daemons(request, with, &mut troubles);
     modes(site, request, with, plain, beside, &mut troubles);
     for (node, bystander) in &beside.bystanders {
@@ -375,11 +373,7 @@ fn attached(
     let right = match one || alone {
         // It sees whatever is there; under MPS that is what Slurm gave its job, and with --exclusive that is the node's.
         _ if is(request, "bind", "bind-none") => {
-            let count = if one || alone || !several_gpus(request) {
-                1
-            } else {
-                2
-            };
+            let count = if one || alone { 1 } else { gpus(request) };
             let whole = !one && !alone && is(request, "node", "alone-on-node");
             let enough = task.devices.len() == count || whole && task.devices.len() > count;
             task.devices == model.devices || enough && task.devices.is_subset(&model.devices)
@@ -448,11 +442,16 @@ fn names(site: &Choice, request: &Choice, task: &Witness) -> Option<String> {
 
 fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<String> {
     let ask = |value| is(request, "ask", value);
-    let per_gpu = tasks(request) / if several_gpus(request) { 2 } else { 1 };
+    // Two GPUs and six tasks have no order that is even for all habits: four tasks may meet.
+    let meeting = match (gpus(request), tasks(request)) {
+        (2, 6) if !is(request, "ask", "per-gpu") => 4,
+        (gpus, tasks) => tasks.div_ceil(gpus),
+    };
     let percent = match () {
         () if step.asks == Asks::Less => LESS.parse().unwrap_or(0.0),
         () if ask("on") || ask("per-gpu") => 50.0,
         () if ask("list") => [30.0, 70.0][rank % 2],
+        () if ask("auto") => (200.0 / meeting as f64).min(100.0),
         () => 100.0,
     };
     let mut said = Vec::new();
@@ -462,9 +461,9 @@ fn limits(request: &Choice, step: &Step, rank: usize, task: &Witness) -> Vec<Str
     }
     let allowed: &[Option<u64>] = match () {
         () if ask("on") => &[Some(4096)],
-        () if ask("memory-by-gpu") && several_gpus(request) => &[Some(4096), Some(2048)],
+        () if ask("memory-by-gpu") && gpus(request) > 1 => &[Some(4096), Some(2048)],
         () if ask("memory-by-gpu") => &[Some(4096)],
-        () if ask("auto") => &[Some(MEMORY / per_gpu as u64)],
+        () if ask("auto") => &[Some(MEMORY / meeting as u64)],
         () => &[None],
     };
     if !allowed.contains(&task.cuda.memory_limit_mib) {
@@ -499,40 +498,78 @@ fn spread(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>)
     for (place, devices) in used(with, true) {
         let all = &all[&place];
         // Unbound by Slurm, a task without MPS sees what is there.
-        let most = if several_gpus(request) { 2 } else { 1 };
-        if devices.len() < all.len().min(most) {
+        if devices.len() < all.len().min(gpus(request)) {
             troubles.push(format!("{place:?}: all tasks on {devices:?} of {all:?}"));
         }
     }
 }
 
-/// More tasks than GPUs, and nobody has bound them: as many come to each GPU, whether their program takes the first that it sees or
-/// the one at its rank.
-fn even(request: &Choice, with: &Run, troubles: &mut Vec<String>) {
-    if !is(request, "tasks", "four-tasks") {
+/// How a program chooses its GPU: the name of its habit, and the place in its list by its rank, the tasks and the GPUs.
+type Habit = (&'static str, fn(usize, usize, usize) -> usize);
+
+const FIRST: Habit = ("the first GPU", |_, _, _| 0);
+const BY_RANK: [Habit; 3] = [
+    ("the GPU at its rank", |rank, _, gpus| rank % gpus),
+    ("the GPU of its block", |rank, tasks, gpus| rank * gpus / tasks),
+    ("the GPU of its block, rounded up", |rank, tasks, gpus| {
+        rank / tasks.div_ceil(gpus)
+    }),
+];
+
+/// More tasks than GPUs, and nothing binds them: they share the GPUs as evenly as without MPS where their program goes by rank, and
+/// where it takes the first that it sees, as evenly as that allows.
+fn even(request: &Choice, with: &Run, plain: &Run, troubles: &mut Vec<String>) {
+    let (tasks, gpus) = (tasks(request), gpus(request));
+    if tasks <= gpus
+        || !is(request, "bind", "unbound")
+        || is_bound_by_us(request)
+        || is(request, "ask", "per-gpu")
+    {
         return;
     }
+    // Two GPUs have no order for twice an odd number of tasks that is even for all habits.
+    let apart = if gpus == 2 && tasks % 4 == 2 { 2 } else { 1 };
+    for (place, crowds) in crowds(with, true, FIRST) {
+        if crowds[0] - crowds[crowds.len() - 1] > apart {
+            troubles.push(format!("{place:?}: each task takes {}: {crowds:?}", FIRST.0));
+        }
+    }
+    for habit in BY_RANK {
+        let without = crowds(plain, false, habit);
+        for (place, crowds) in crowds(with, true, habit) {
+            if without.get(&place).is_some_and(|without| crowds > *without) {
+                let (name, without) = (habit.0, &without[&place]);
+                troubles.push(format!(
+                    "{place:?}: each task takes {name}: {crowds:?}, not {without:?}"
+                ));
+            }
+        }
+    }
+}
+
+/// How many tasks take each GPU with a habit, most first, by command, array element and node. Of tasks that have MPS, or of all.
+fn crowds(run: &Run, under_mps: bool, (_, place_of): Habit) -> BTreeMap<(String, String, usize), Vec<usize>> {
     let mut steps: BTreeMap<_, Vec<(usize, &[String])>> = BTreeMap::new();
-    for ((label, index, node, rank), task) in with.by_place() {
-        if label != "batch" && task.cuda.under_mps {
+    for ((label, index, node, rank), task) in run.by_place() {
+        if label != "batch" && (task.cuda.under_mps || !under_mps) {
             let list = steps.entry((label, index, node)).or_default();
             list.push((rank, &task.cuda.uuids));
         }
     }
-    for (place, ranks) in steps {
-        for (habit, by_rank) in [("the first GPU", false), ("the GPU at its rank", true)] {
-            let seen = ranks.iter().flat_map(|(_, list)| *list);
-            let mut taken: BTreeMap<&String, usize> = seen.map(|gpu| (gpu, 0)).collect();
-            for (rank, list) in ranks.iter().filter(|(_, list)| !list.is_empty()) {
-                let at = if by_rank { rank % list.len() } else { 0 };
-                *taken.entry(&list[at]).or_default() += 1;
-            }
-            let counts: BTreeSet<usize> = taken.values().copied().collect();
-            if counts.len() != 1 || taken.len() < 2 {
-                troubles.push(format!("{place:?}: each task takes {habit}: {taken:?}"));
-            }
+    let of_step = |ranks: Vec<(usize, &[String])>| {
+        let seen = ranks.iter().flat_map(|(_, list)| *list);
+        let mut taken: BTreeMap<&String, usize> = seen.map(|gpu| (gpu, 0)).collect();
+        for (rank, list) in ranks.iter().filter(|(_, list)| !list.is_empty()) {
+            *taken
+                .entry(&list[place_of(*rank, ranks.len(), list.len())])
+                .or_default() += 1;
         }
-    }
+        let mut crowds: Vec<usize> = taken.into_values().collect();
+        crowds.sort_unstable_by_key(|crowd| std::cmp::Reverse(*crowd));
+        crowds
+    };
+    let all = steps.into_iter().map(|(place, ranks)| (place, of_step(ranks)));
+    all.filter(|(_, crowds)| !crowds.is_empty()).collect()
 }
 
 /// A node's tasks share their job's daemon, or that of each GPU; a step that asked itself has its own.

@@ -130,7 +130,7 @@ fn limits(request: &Choice) -> Vec<&'static str> {
     match () {
         () if is("ask", "per-gpu") => vec!["--mps=per-gpu", "--mps-threads=50"],
         () if is("ask", "list") => vec!["--mps", "--mps-threads=30:70"],
-        () if is("ask", "memory-by-gpu") && several_gpus(request) => vec!["--mps", "--mps-mem=0=4G:1=2G"],
+        () if is("ask", "memory-by-gpu") && gpus(request) > 1 => vec!["--mps", "--mps-mem=0=4G:1=2G"],
         () if is("ask", "memory-by-gpu") => vec!["--mps", "--mps-mem=0=4G"],
         () if is("ask", "auto") => vec!["--mps", "--mps-threads=auto", "--mps-mem=auto"],
         () => vec!["--mps", "--mps-threads=50", "--mps-mem=4G"],
@@ -148,15 +148,22 @@ pub fn is_bound_by_us(request: &Choice) -> bool {
     !is("ranks", "as-the-site") && !by_slurm && !implied
 }
 
-/// Whether the job has two GPUs on each node, one for each task of it.
-pub fn several_gpus(request: &Choice) -> bool {
-    let one = ["gpu1", "shard1"].iter().any(|value| is(request, "gpus", value));
-    !one
+/// How many GPUs the job has on each node.
+pub fn gpus(request: &Choice) -> usize {
+    match () {
+        () if is(request, "gpus", "gpu1") || is(request, "gpus", "shard1") => 1,
+        () if is(request, "gpus", "gpu3") => 3,
+        () => 2,
+    }
 }
 
 /// The job's tasks on each of its nodes.
 pub fn tasks(request: &Choice) -> usize {
-    if is(request, "tasks", "four-tasks") { 4 } else { 2 }
+    match () {
+        () if is(request, "tasks", "four-tasks") => 4,
+        () if is(request, "tasks", "six-tasks") => 6,
+        () => 2,
+    }
 }
 
 fn flags(request: &Choice, asks: Asks) -> Vec<String> {
@@ -190,6 +197,7 @@ fn shape(request: &Choice, variant: Variant) -> Vec<String> {
     let mut words: Vec<&str> = Vec::new();
     words.extend(match () {
         () if is("gpus", "gpu2") => ["--gres=gpu:2"].as_slice(),
+        () if is("gpus", "gpu3") => &["--gres=gpu:3"],
         () if is("gpus", "gpus-per-task") => &["--gpus-per-task=1"],
         () if is("gpus", "tasks-per-gpu") => &["--ntasks-per-gpu=1"],
         () if is("gpus", "shard1") => &["--gres=shard:1"],

@@ -161,7 +161,7 @@ options! {
         allowed: Threads::ALLOWED,
         words: &["auto"],
         help: "active thread percentage of each client: 1 to 100, `auto`, or a list by local rank (`30:70`)",
-        more: "Decimals are allowed. `auto` is 200/n, at most 100, for n tasks of the job on a GPU: twice the even share, since clients \
+        more: "Decimals are allowed. `auto` is 200/n, at most 100, for n tasks that can meet on a GPU: twice the even share, since clients \
                seldom all compute at once. A task whose neighbours are idle is held to it all the same (mpsd(8), LIMITS).",
         lowered_by_steps: true,
         ..Row::PLAIN
@@ -176,7 +176,7 @@ options! {
         words: &["auto"],
         help: "pinned memory limit of each client: `4G`, `900M`, `25%`, `auto`, by GPU (`0=4G:1=2G`), by local rank \
                (`2G:4G`)",
-        more: "Units are binary. `auto` is the GPU's memory / n for n tasks of the job on it. A GPU is named by its \
+        more: "Units are binary. `auto` is the GPU's memory / n for n tasks of the job that can meet on it. A GPU is named by its \
                number within the job, from 0, or by its UUID.",
         lowered_by_steps: true,
         ..Row::PLAIN
@@ -211,8 +211,8 @@ options! {
         help: "which of the job's GPUs each rank sees: `auto`, `block`, `cyclic`, `closest`, `none`; `block+peers`: first",
         more: "A bound task sees its own GPU alone, with `+peers` the others behind it. `block` gives neighbouring ranks one \
                GPU, `cyclic` deals the ranks out in turn, `closest` goes by the task's cores. `auto`, the default, \
-               shows every task all GPUs; where a node has more tasks than GPUs, each in an order of its own, so that the \
-               tasks share the GPUs whether a program takes the first, or chooses by its rank. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
+               shows every task all GPUs. Where a node has a task for each GPU, or more, each sees them in an order of its own. \
+               Tasks that take the first GPU share them, and those that choose by rank do so as evenly as without MPS. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
         of_tasks: true,
         plan: |request| {
             Some(format!("tasks bound to GPUs: {}", request.bind?))

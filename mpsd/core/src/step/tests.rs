@@ -102,6 +102,15 @@ fn a_step_with_fewer_gpus_than_its_job_divides_them_anew() {
     let own = of_tasks(&whole, 4, 1);
     assert_eq!(own.rank_threads, ["50".parse().unwrap()]);
     assert_eq!(own.rank_memory, [vec![(uuid(1), 1024)]]);
+    // As many as can meet: of six tasks on two GPUs, four where each sees both, and three where each has its own.
+    for (bind, met) in [("auto", 4), ("block", 3)] {
+        let bound = Record {
+            bind: bind.parse().ok(),
+            ..whole.clone()
+        };
+        let own = of_tasks(&bound, 6, 2);
+        assert_eq!(own.rank_memory, [vec![(uuid(1), 4096 / met)]], "{bind}");
+    }
     // Its own lower limits stay, and nothing else was divided.
     let lower = of_step(&whole, &request("MPS=on,MPS_MEM=1G")).unwrap();
     assert_eq!(of_tasks(&lower, 2, 1).rank_memory, [vec![(uuid(1), 1024)]]);

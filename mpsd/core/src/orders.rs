@@ -1,0 +1,272 @@
+//! The order in which each task of a node sees the job's GPUs, where no task is bound to one (`--mps-bind=auto`).
+//!
+//! A program chooses its GPU by a place in the list of visible GPUs: the first place, or one that it computes from its rank. Nobody
+//! can tell which of these habits a program has. So each task gets an order of its own, in which every habit leads to a GPU
+//! that few other tasks with the same habit use. A habit that goes by rank then shares the GPUs as evenly as in the order of
+//! the bus, and the first place is as even as that allows.
+
+use std::cmp::Reverse;
+
+/// Habits that programs have.
+const HABITS: usize = 4;
+/// Among them: the first place, which is the same GPU for all tasks in the order of the bus.
+const FIRST: usize = 0;
+/// Among them: the rank modulo the GPUs, which deals tasks out as evenly as can be in the order of the bus.
+const IN_TURN: usize = 1;
+/// A value for each habit of a task: a place in its list, or the GPU there.
+type ByHabit = [usize; HABITS];
+/// What one task that is there already counts, by habit. The two kinds of blocks are the same wherever the GPUs divide the tasks
+/// evenly, so together they count as much as another habit.
+const WEIGHTS: ByHabit = [2, 2, 1, 1];
+/// How often each task chooses. For up to 16 GPUs and 512 tasks the sixth time is the last that makes anything more even.
+const ROUNDS: usize = 8;
+/// More tasks than these see the GPUs in the order of the bus: they are more than 16 GPUs take as clients of MPS. The number is a
+/// launcher's word, which may be any, and root counts by it in OpenPBS's hook.
+const MOST_TASKS: usize = 1024;
+
+/// The places at which a task looks: the first, the rank modulo the GPUs, blocks of ranks, and blocks rounded up (LAMMPS).
+fn places(task: usize, tasks: usize, gpus: usize) -> ByHabit {
+    [0, task % gpus, task * gpus / tasks, task / tasks.div_ceil(gpus)]
+}
+
+/// The order in which `task` of the `tasks` on a node sees the `gpus`, which count from 0 along the bus.
+///
+/// Fewer tasks than GPUs see them in the order of the bus: each task may use several GPUs, and which ones it takes is not known.
+pub fn order(task: usize, tasks: usize, gpus: usize) -> Vec<usize> {
+    let of_bus = || (0..gpus).collect();
+    if tasks > MOST_TASKS {
+        return of_bus();
+    }
+    orders(tasks, gpus).into_iter().nth(task).unwrap_or_else(of_bus)
+}
+
+fn orders(tasks: usize, gpus: usize) -> Vec<Vec<usize>> {
+    let dealt = deal(tasks, gpus).into_iter().enumerate();
+    dealt
+        .map(|(task, own)| {
+            let mut order = vec![None; gpus];
+            for (place, gpu) in places(task, tasks, gpus).into_iter().zip(own) {
+                order[place] = Some(gpu);
+            }
+            let mut others = (0..gpus).filter(|gpu| !own.contains(gpu));
+            let gpus = order.into_iter().map(|gpu| gpu.or_else(|| others.next()));
+            gpus.flatten().collect()
+        })
+        .collect()
+}
+
+/// How many of the `tasks` on a node one of these habits can bring to the same GPU. 1 where each task can have a GPU to itself:
+/// those that share one all the same do so without MPS as well.
+pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
+    if tasks <= gpus {
+        return 1;
+    }
+    if tasks > MOST_TASKS {
+        return tasks;
+    }
+    let on_each = on_each(&deal(tasks, gpus), gpus);
+    on_each.into_iter().flatten().max().unwrap_or(tasks)
+}
+
+/// The GPU to which each habit leads, for each task.
+///
+/// Each task in turn takes the GPUs that the fewest others have, and chooses again until it cannot be more even. The test below
+/// tries every number of tasks and GPUs: it always ends as even as it can be.
+fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
+    if gpus == 0 {
+        return Vec::new();
+    }
+    // In the order of the bus, the GPU at a place has the place's number.
+    let places: Vec<ByHabit> = (0..tasks).map(|task| places(task, tasks, gpus)).collect();
+    if tasks < gpus {
+        return places;
+    }
+    let without = crowds(&places, gpus);
+    // How many of the habits that go by rank are less even than without us, then how the tasks meet that take the first place.
+    let score = |dealt: &[ByHabit]| {
+        let mut now = crowds(dealt, gpus);
+        let worse = (1..HABITS).filter(|habit| now[*habit] > without[*habit]).count();
+        (worse, std::mem::take(&mut now[FIRST]))
+    };
+    let even = (0, without[IN_TURN].clone());
+    let mut best = places.clone();
+    let mut chosen: Vec<Option<ByHabit>> = vec![None; tasks];
+    let mut taken = vec![[0; HABITS]; gpus];
+    for round in 0..ROUNDS {
+        if score(&best) == even {
+            break;
+        }
+        for (own, places) in chosen.iter_mut().zip(&places) {
+            if let Some(own) = own.take() {
+                (0..HABITS).for_each(|habit| taken[own[habit]][habit] -= 1);
+            }
+            let new = choose(places, &taken, round);
+            (0..HABITS).for_each(|habit| taken[new[habit]][habit] += 1);
+            *own = Some(new);
+        }
+        let dealt: Vec<ByHabit> = chosen.iter().copied().flatten().collect();
+        if score(&dealt) < score(&best) {
+            best = dealt;
+        }
+    }
+    best
+}
+
+/// A GPU for each place at which a task looks: the one that the fewest others have by the same habits. The place that most habits
+/// share chooses first. Each round begins at another GPU, so that tasks that cannot agree do not go round in a circle.
+fn choose(places: &ByHabit, taken: &[ByHabit], round: usize) -> ByHabit {
+    let gpus = taken.len();
+    let mut distinct = places.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let weight = |place: &usize| {
+        habits_at(places, *place)
+            .map(|habit| WEIGHTS[habit])
+            .sum::<usize>()
+    };
+    distinct.sort_by_key(|place| Reverse(weight(place)));
+    let mut own = [usize::MAX; HABITS];
+    for place in distinct {
+        let others = |gpu: usize| {
+            let counted = habits_at(places, place).map(|habit| WEIGHTS[habit] * taken[gpu][habit]);
+            counted.sum::<usize>()
+        };
+        let free = (0..gpus).filter(|gpu| !own.contains(gpu));
+        let least = free.min_by_key(|gpu| (others(*gpu), (gpu + round) % gpus));
+        habits_at(places, place).for_each(|habit| own[habit] = least.unwrap_or(place));
+    }
+    own
+}
+
+fn habits_at(places: &ByHabit, place: usize) -> impl Iterator<Item = usize> {
+    (0..HABITS).filter(move |habit| places[*habit] == place)
+}
+
+/// How many tasks come to each GPU, by habit.
+fn on_each(dealt: &[ByHabit], gpus: usize) -> Vec<ByHabit> {
+    let mut on_each = vec![[0; HABITS]; gpus];
+    for own in dealt {
+        (0..HABITS).for_each(|habit| on_each[own[habit]][habit] += 1);
+    }
+    on_each
+}
+
+/// The tasks on each GPU, the fullest first, by habit: of two such lists the smaller one is the more even.
+fn crowds(dealt: &[ByHabit], gpus: usize) -> [Vec<usize>; HABITS] {
+    let on_each = on_each(dealt, gpus);
+    std::array::from_fn(|habit| {
+        let mut crowds: Vec<usize> = on_each.iter().map(|gpu| gpu[habit]).collect();
+        crowds.sort_unstable_by_key(|crowd| Reverse(*crowd));
+        crowds
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many tasks come to each GPU, by habit, of programs that look at the orders of [`orders`].
+    fn of_programs(tasks: usize, gpus: usize) -> Vec<ByHabit> {
+        let orders = orders(tasks, gpus);
+        assert_eq!(orders.len(), tasks);
+        let mut on_each = vec![[0; HABITS]; gpus];
+        for (rank, order) in orders.iter().enumerate() {
+            let mut all = order.clone();
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..gpus), "{rank} of {tasks} sees {order:?}");
+            let each = tasks.div_ceil(gpus);
+            let programs = [0, rank % gpus, rank * gpus / tasks, rank / each];
+            for (habit, place) in programs.into_iter().enumerate() {
+                on_each[order[place]][habit] += 1;
+            }
+        }
+        on_each
+    }
+
+    /// The tasks on each GPU with one habit, most first.
+    fn sorted(on_each: impl Iterator<Item = usize>) -> Vec<usize> {
+        let mut counts: Vec<usize> = on_each.collect();
+        counts.sort_unstable_by_key(|count| Reverse(*count));
+        counts
+    }
+
+    /// Every node with up to 16 GPUs and 64 tasks. In the order of the bus, ranks in turn and blocks of ranks are dealt out as evenly
+    /// as can be, and so they are here.
+    #[test]
+    fn no_habit_is_less_even_than_without_us_and_the_first_gpu_is_as_even_as_can_be() {
+        for gpus in 1..=16 {
+            for tasks in 1..=64 {
+                let with = of_programs(tasks, gpus);
+                let [first, in_turn, blocks, blocks_up] =
+                    [0, 1, 2, 3].map(|habit| sorted(with.iter().map(|gpu| gpu[habit])));
+                let even = sorted((0..gpus).map(|gpu| (tasks + gpu) / gpus));
+                let what = format!("{tasks} tasks on {gpus} GPUs");
+                assert_eq!((&in_turn, &blocks), (&even, &even), "{what}");
+                let each = tasks.div_ceil(gpus);
+                let without = (0..gpus).map(|gpu| each.min(tasks.saturating_sub(gpu * each)));
+                let without = sorted(without);
+                assert!(blocks_up <= without, "{what}: {blocks_up:?}");
+                let expected = match (gpus, tasks) {
+                    _ if tasks < gpus => sorted((0..gpus).map(|gpu| if gpu == 0 { tasks } else { 0 })),
+                    // No order is better: the next test tries all.
+                    (2, _) if tasks % 4 == 2 => vec![tasks / 2 + 1, tasks / 2 - 1],
+                    _ => even,
+                };
+                assert_eq!(first, expected, "{what}");
+                let most = if tasks <= gpus {
+                    1
+                } else {
+                    first[0].max(in_turn[0])
+                };
+                assert_eq!(most_on_a_gpu(tasks, gpus), most, "{what}");
+            }
+        }
+    }
+
+    /// Two GPUs have two orders, so there are few enough ways to try: how many tasks of each kind see the second GPU first.
+    #[test]
+    fn two_gpus_and_twice_an_odd_number_of_tasks_have_no_order_that_is_even_for_all() {
+        for tasks in (2..=62).step_by(4) {
+            let mut kinds = [[0_usize; 2]; 2];
+            for task in 0..tasks {
+                let [_, in_turn, block, _] = places(task, tasks, 2);
+                kinds[in_turn][block] += 1;
+            }
+            let [[a, b], [c, d]] = kinds;
+            let every = (0..=a).flat_map(|w| (0..=b).flat_map(move |x| (0..=c).map(move |y| (w, x, y))));
+            let all = every.flat_map(|(w, x, y)| (0..=d).map(move |z| [w, x, y, z]));
+            let half = tasks / 2;
+            let even = |[w, x, y, z]: [usize; 4]| {
+                let on_second_in_turn = w + x + (c - y) + (d - z);
+                let on_second_in_blocks = w + (b - x) + y + (d - z);
+                [w + x + y + z, on_second_in_turn, on_second_in_blocks] == [half; 3]
+            };
+            assert!(!all.into_iter().any(even), "{tasks}");
+        }
+    }
+
+    #[test]
+    fn a_task_for_each_gpu_finds_by_its_rank_the_gpu_that_it_had() {
+        for gpus in 2..=16 {
+            let by_rank = orders(gpus, gpus).into_iter().enumerate();
+            assert!(
+                by_rank.into_iter().all(|(rank, order)| order[rank] == rank),
+                "{gpus}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_number_of_tasks_that_no_node_has_takes_no_time() {
+        let began = std::time::Instant::now();
+        for tasks in [MOST_TASKS, MOST_TASKS - 2, MOST_TASKS + 1, usize::MAX] {
+            for gpus in [2, 16] {
+                assert_eq!(order(MOST_TASKS - 3, tasks, gpus).len(), gpus);
+                assert!(most_on_a_gpu(tasks, gpus) >= tasks.div_ceil(gpus));
+            }
+        }
+        let took = began.elapsed();
+        assert!(took < std::time::Duration::from_secs(5), "{took:?}");
+        assert!(order(0, 7, 0).is_empty());
+    }
+}
