@@ -151,6 +151,16 @@ fn rows() -> Vec<Row> {
         nvml("NVML hangs as it is loaded", Undetermined("NVML"), |f| {
             f.init_hangs = true
         }),
+        // NVML_ERROR_MEMORY, NVML_ERROR_INSUFFICIENT_RESOURCES, NVML_ERROR_UNKNOWN.
+        nvml("NVML has no memory", Undetermined("NVML"), |f| {
+            f.init_answers = 20
+        }),
+        nvml("NVML has no resources", Undetermined("NVML"), |f| {
+            f.init_answers = 23
+        }),
+        nvml("NVML does not know", Undetermined("NVML"), |f| {
+            f.init_answers = 999
+        }),
         nvml("NVML hangs later", Undetermined("NVML"), |f| f.calls_hang = true),
         nvml("a process that is gone is still listed", Ready, |f| {
             f.stale_pid = Some(3_999_999)
@@ -256,8 +266,17 @@ fn nvml_that_is_silent_at_the_end_of_a_job_proves_nothing_unless_the_driver_hold
     nvml_is_back(place);
 }
 
+#[test]
+fn nvml_without_memory_at_the_end_of_a_job_drains_nothing_and_refuses_no_start() {
+    for number in [20, 23] {
+        let (place, _) = without_nvml_at_the_end(move |f| f.init_answers = number);
+        place.assert_not_drained("no memory");
+        nvml_is_back(place);
+    }
+}
+
 /// A job at whose end NVML is not what it was; its daemons are stopped all the same.
-fn without_nvml_at_the_end(set: fn(&mut NvmlFaults)) -> (Place, Ran) {
+fn without_nvml_at_the_end(set: impl Fn(&mut NvmlFaults)) -> (Place, Ran) {
     let mut place = Place::new(fast(1), CONFIG);
     assert_eq!(place.torque("52.srv", ACCOUNT, "0").code, Some(0));
     place.stage.node.change(|d| set(&mut d.nvml));

@@ -15,7 +15,7 @@ use crate::sys::files::{Dir, FileError, Room};
 use crate::sys::guard::detach;
 use crate::sys::process::Process;
 use mpsd_core::config::Cgroup as CgroupRule;
-use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::failure::{Evidence, Undetermined};
 use mpsd_core::partitions::is_id;
 use mpsd_core::paths::{KILLED, PARTITIONS, PARTITIONS_LOCK, SEEN, TOLD};
 use mpsd_core::record::Daemon;
@@ -126,7 +126,8 @@ impl Daemons for RealNode {
             .map_err(|e| Undetermined::new("the job's daemon", e.to_string()))?;
         let Some(process) = child.id() else {
             child.kill(Deadline::after_ms(KILL_MS));
-            return Err(Fault::new(Evidence::Storage, "mpsd", "'/proc' does not show it").into());
+            // It may have ended, or the look at it have found no memory or descriptor.
+            return Err(Undetermined::new("mpsd", "'/proc' does not show it").into());
         };
         self.started = Some(Started { child, report });
         Ok(process)

@@ -1,5 +1,6 @@
 //! NVML, called directly. Every call may hang in the driver: [`super::worker`] calls it from a process of its own.
 
+use super::unless_scarce;
 use mpsd_core::failure::Evidence;
 use mpsd_core::gpu::{GpuProcess, Mig};
 use mpsd_core::ranks;
@@ -24,6 +25,18 @@ const DRIVER_GPUS: &str = "/proc/driver/nvidia/gpus";
 const NVIDIA: &str = "0x10de";
 /// Most CPUs that are asked for, in words of 64.
 const CPU_WORDS: usize = 128;
+/// `NVML_ERROR_INSUFFICIENT_RESOURCES` (nvml.h), which the wrapper has no name for.
+const INSUFFICIENT_RESOURCES: u32 = 23;
+/// What the loader says of a library that is missing, damaged or another machine's. Of one that it cannot map, memory or address
+/// space may be the cause.
+const CANNOT_BE_LOADED: [&str; 6] = [
+    "No such file or directory",
+    "invalid ELF header",
+    "wrong ELF class",
+    "file too short",
+    "undefined symbol",
+    "version `",
+];
 /// MiB in bytes.
 const MIB: u64 = 1 << 20;
 
@@ -35,7 +48,7 @@ pub struct NvmlError {
     pub what: String,
     /// In one line: the C function, or what was done to the library itself, and what NVML or the loader said.
     pub why: String,
-    /// What it proves about the node; `None` where another user of the GPU, or a missing permission, may be the cause.
+    /// What it proves about the node; `None` where it may have another cause: a user of the GPU, a permission, a shortage.
     pub evidence: Option<Evidence>,
 }
 
@@ -53,14 +66,34 @@ impl NvmlError {
     /// For `map_err`: `call` failed for `what`.
     fn of(call: &'static str, what: impl ToString) -> impl FnOnce(Cause) -> Self {
         move |cause| {
-            let evidence = match cause {
-                Cause::LibloadingError(_) | Cause::FailedToLoadSymbol(_) => Some(Evidence::VendorProgram),
-                Cause::GpuLost | Cause::ResetRequired | Cause::NotFound => Some(Evidence::GpuLost),
-                Cause::InUse | Cause::NoPermission | Cause::NotSupported | Cause::InsufficientSize(_) => None,
-                _ => Some(Evidence::Nvml),
-            };
-            Self::new(call, what, cause, evidence)
+            let evidence = proved_by(&cause);
+            match cause {
+                Cause::UnexpectedVariant(INSUFFICIENT_RESOURCES) => {
+                    Self::new(call, what, "insufficient resources", evidence)
+                }
+                cause => Self::new(call, what, cause, evidence),
+            }
         }
+    }
+}
+
+/// What an error proves about the node. Only what says that something is broken: memory and resources can run out, time can pass,
+/// and what the driver calls unknown may be either.
+fn proved_by(cause: &Cause) -> Option<Evidence> {
+    match cause {
+        Cause::LibloadingError(_) | Cause::FailedToLoadSymbol(_) => {
+            let said = cause.to_string();
+            let is_broken = CANNOT_BE_LOADED.iter().any(|words| said.contains(words));
+            is_broken.then_some(Evidence::VendorProgram)
+        }
+        Cause::GpuLost | Cause::ResetRequired | Cause::NotFound => Some(Evidence::GpuLost),
+        Cause::DriverNotLoaded
+        | Cause::LibRmVersionMismatch
+        | Cause::FunctionNotFound
+        | Cause::InsufficientPower
+        | Cause::IrqIssue
+        | Cause::CorruptedInfoROM => Some(Evidence::Nvml),
+        _ => None,
     }
 }
 
@@ -89,7 +122,8 @@ impl Nvml {
         if path.is_absolute() {
             open_trusted(path).map_err(|error| {
                 let why = format!("'{library}': {error}");
-                NvmlError::new("load", NVML, why, Some(Evidence::VendorProgram))
+                let evidence = unless_scarce(Evidence::VendorProgram, error.errno());
+                NvmlError::new("load", NVML, why, evidence)
             })?;
         }
         let loaded = Library::builder().lib_path(OsStr::new(library)).init();

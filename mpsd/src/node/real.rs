@@ -1,7 +1,7 @@
 //! This node, as root changes it. What it does stands in its neighbours, a trait of [`crate::job::node`] each.
 
-use super::log;
 use super::worker::NvmlWorker;
+use super::{failure, log, unless_scarce};
 use crate::job::Journal;
 use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
@@ -17,6 +17,7 @@ use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Reports, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::{Failure, JobId, Paths};
+use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -119,7 +120,10 @@ impl RealNode {
     pub(super) fn as_user(&self, journal: &Journal, name: &str, groups: Vec<u32>) -> Result<Spawn, Failure> {
         let mut spawn = Spawn::new(&beside(name)?);
         let directory = |cgroup: Cgroup| {
-            let failed = |e: FileError| Fault::new(Evidence::Storage, "the job's cgroup", e.to_string());
+            let failed = |e: FileError| {
+                let evidence = unless_scarce(Evidence::Storage, e.errno());
+                failure(evidence, "the job's cgroup", e.to_string())
+            };
             cgroup.directory().map_err(failed)
         };
         spawn.cgroup = self.cgroup_of(journal).map(directory).transpose()?;
@@ -152,8 +156,10 @@ pub(super) fn groups_of(journal: &Journal) -> Vec<u32> {
 /// # Errors
 /// A fault when this program's own file cannot be told.
 pub fn beside(name: &str) -> Result<PathBuf, Failure> {
-    let own = std::env::current_exe()
-        .map_err(|e| Fault::new(Evidence::Storage, "/proc/self/exe", e.to_string()))?;
+    let own = std::env::current_exe().map_err(|e| {
+        let evidence = unless_scarce(Evidence::Storage, e.raw_os_error().map(Errno::from_raw));
+        failure(evidence, "/proc/self/exe", e.to_string())
+    })?;
     let directory = own.parent().unwrap_or(Path::new("/"));
     Ok(directory.join(name))
 }

@@ -81,9 +81,9 @@ fn fault(error: FileError) -> Failure {
             let why = errno.desc().to_owned() + &lacking;
             (format!("cannot {act} '{}'", path.display()), why)
         }
-        FileError::Unfit { .. } | FileError::Bound { .. } => {
-            (error.to_string(), "it is not as we left it".to_owned())
-        }
+        FileError::Unfit { .. } => (error.to_string(), "it is not as we left it".to_owned()),
+        // Too many, too large or too late: no evidence, as little as what ran out.
+        FileError::Bound { .. } => return Undetermined::new("a bound of ours", error.to_string()).into(),
     };
     failure(unless_scarce(Evidence::Storage, error.errno()), what, why)
 }

@@ -189,27 +189,30 @@ impl NvmlWorker {
         answer.map_err(|NvmlError { what, why, evidence }| failure(evidence, what, why))
     }
 
-    /// Its end without an answer. A crash is the library's. But when a job has used up the memory the kernel sends SIGKILL,
-    /// an allocation that fails ends in SIGABRT, and the loader exits with 127. And one that gives up by itself, with 1, has met what
-    /// it does not know: while a package is replaced its program may be the older one.
+    /// Its end without an answer. Only a crash is evidence, and it is the library's. Other ends have other causes: the kernel sends
+    /// SIGKILL when a job has used up the memory, an allocation that fails ends in SIGABRT, a page that cannot be had in SIGBUS, and
+    /// the loader exits with 127. One that gives up by itself, with 1, may be an older program while a package is replaced.
     fn died(&mut self) -> Failure {
         let why = match self.child.wait(Deadline::after(GRACE)) {
-            Some(Exit::Code(1)) => {
+            Some(end) if is_crash(&end) => {
+                let why = format!("the process that called it ended by {end}");
+                return Fault::new(Evidence::Nvml, "NVML", why).into();
+            }
+            Some(Exit::Code(0 | 1)) => {
                 "the process that was to call it gave up: is mpsd being upgraded?".to_owned()
             }
-            Some(end) if is_scarcity(&end) => {
-                format!("the process that called it ended by {end}: has memory run out?")
-            }
-            _ => return Fault::new(Evidence::Nvml, "NVML", "the process that called it died").into(),
+            Some(end) => format!("the process that called it ended by {end}: has memory run out?"),
+            None => "the process that called it said no more".to_owned(),
         };
         Undetermined::new("NVML", why).into()
     }
 }
 
-fn is_scarcity(end: &Exit) -> bool {
+fn is_crash(end: &Exit) -> bool {
+    let crashes = [Signal::SIGSEGV, Signal::SIGILL, Signal::SIGFPE];
     match *end {
-        Exit::Signal(signal) => signal == Signal::SIGKILL as i32 || signal == Signal::SIGABRT as i32,
-        Exit::Code(code) => code == 127,
+        Exit::Signal(signal) => crashes.iter().any(|crash| signal == *crash as i32),
+        Exit::Code(_) => false,
     }
 }
 

@@ -26,8 +26,8 @@ mod testing;
 
 use nix::errno::Errno;
 
-/// Whether `errno` says that room, memory, processes or descriptors ran out: any user can fill a file system or a table
-/// of the kernel, so it is no evidence against the node.
+/// Whether `errno` says that room, memory, processes, descriptors, locks or the length of arguments ran out. Any user can fill a
+/// file system or a table of the kernel, so it is no evidence against the node.
 pub fn is_scarcity(errno: Errno) -> bool {
     matches!(
         errno,
@@ -38,6 +38,8 @@ pub fn is_scarcity(errno: Errno) -> bool {
             | Errno::EAGAIN
             | Errno::EMFILE
             | Errno::ENFILE
+            | Errno::ENOLCK
+            | Errno::E2BIG
     )
 }
 

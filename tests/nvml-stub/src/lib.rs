@@ -56,6 +56,9 @@ fn initialize() -> Return {
     if node.is.nvml.init_fails {
         return DRIVER_NOT_LOADED;
     }
+    if node.is.nvml.init_answers != SUCCESS {
+        return node.is.nvml.init_answers;
+    }
     match NODE.lock() {
         Ok(mut place) => *place = Some(node),
         Err(_) => return UNKNOWN,

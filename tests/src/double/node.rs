@@ -221,6 +221,8 @@ pub struct NvmlFaults {
     pub init_hangs: bool,
     /// `nvmlInit` answers "driver not loaded".
     pub init_fails: bool,
+    /// `nvmlInit` answers with this number of `nvmlReturn_t`, if it is not 0.
+    pub init_answers: i32,
     /// The kernel kills the process in `nvmlInit`, as where memory has run out.
     pub init_killed: bool,
     /// Every call after `nvmlInit` never returns.

@@ -37,7 +37,23 @@ fn what_an_error_proves() {
     let about = |cause| NvmlError::of("nvmlDeviceGetComputeMode", "GPU 3")(cause);
     assert_eq!(about(Cause::GpuLost).evidence, Some(Evidence::GpuLost));
     assert_eq!(about(Cause::DriverNotLoaded).evidence, Some(Evidence::Nvml));
-    assert_eq!(about(Cause::InUse).evidence, None);
+    // A lack, a wait, or nobody knows.
+    for cause in [
+        Cause::InUse,
+        Cause::InsufficientMemory,
+        Cause::UnexpectedVariant(INSUFFICIENT_RESOURCES),
+        Cause::Timeout,
+        Cause::OperatingSystem,
+        Cause::LibraryNotFound,
+        Cause::NoData,
+        Cause::Unknown,
+        Cause::UnexpectedVariant(27),
+    ] {
+        let error = about(cause);
+        assert_eq!(error.evidence, None, "{error}");
+    }
+    let lacking = about(Cause::UnexpectedVariant(INSUFFICIENT_RESOURCES)).to_string();
+    assert_eq!(lacking, "GPU 3: nvmlDeviceGetComputeMode: insufficient resources");
     let message = about(Cause::GpuLost).to_string();
     assert!(
         message.starts_with("GPU 3: nvmlDeviceGetComputeMode: device fell off the bus"),
@@ -67,6 +83,40 @@ fn a_name_that_the_loader_does_not_know_is_one_line() {
     let error = Nvml::load("libnvidia-ml-that-is-not-there.so.1").unwrap_err();
     assert_eq!(error.evidence, Some(Evidence::VendorProgram));
     assert!(!error.to_string().contains('\n'), "{error}");
+}
+
+/// The real loader, and a library of 1 PiB: there is no address space for it.
+#[test]
+fn a_library_that_there_is_no_memory_for_proves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libnvidia-ml.so.1");
+    let mut elf = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let machine = if cfg!(target_arch = "aarch64") {
+        183_u16
+    } else {
+        62
+    };
+    elf.extend([3_u16, machine].iter().flat_map(|half| half.to_le_bytes()));
+    elf.extend(1_u32.to_le_bytes());
+    // Entry, program headers, section headers.
+    elf.extend([0_u64, 64, 0].iter().flat_map(|word| word.to_le_bytes()));
+    elf.extend(0_u32.to_le_bytes());
+    elf.extend(
+        [64_u16, 56, 2, 64, 0, 0]
+            .iter()
+            .flat_map(|half| half.to_le_bytes()),
+    );
+    // A segment that is loaded, and the dynamic one: type and flags, then place, address twice, sizes, alignment.
+    for (kind, at, in_memory) in [(1_u32, 0, 1_u64 << 50), (2, 2048, 64)] {
+        elf.extend([kind, 6].iter().flat_map(|half| half.to_le_bytes()));
+        let words = [at, at, at, 64, in_memory, 4096];
+        elf.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    }
+    elf.resize(4096, 0);
+    std::fs::write(&path, elf).unwrap();
+    let error = Nvml::load(path.to_str().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("failed to map segment"), "{error}");
+    assert_eq!(error.evidence, None, "{error}");
 }
 
 #[test]
