@@ -264,8 +264,8 @@ fn attach(
         }
         Progress::Refused | Progress::Failed => Err(reason().into()),
         Progress::Starting => Err(Why::of_task(format!(
-            "its MPS was still being started after {} s; the node's log has what mps-prologue says of job {}",
-            record.deadline_s, record.job
+            "its MPS was still being started when the wait for it ended; the node's log has what mps-prologue says of job {}",
+            record.job
         ))),
     }
 }

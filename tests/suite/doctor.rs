@@ -152,6 +152,38 @@ fn an_answer_that_did_not_come_is_no_proof() {
     found(&mut place, line, killed(true), killed(false));
 }
 
+/// Its scheduler cannot be asked here, so nobody takes it for gone.
+#[test]
+fn a_job_that_left_something_at_its_end_is_told_and_is_not_up() {
+    let mut place = place();
+    let status = |place: &Place| place.stage.run("mpsctl", &["status"], &[]).out;
+    let leave = |place: &mut Place| {
+        assert_eq!(place.torque("12.srv", "MPS=true", "0").code, Some(0));
+        assert!(status(place).contains("MPS is up"), "{}", status(place));
+        // NVML_ERROR_MEMORY.
+        place.stage.node.change(|node| node.nvml.init_answers = 20);
+        assert_eq!(place.strict_end("12.srv").code, Some(2));
+        place.stage.node.change(|node| node.nvml.init_answers = 0);
+        let told = status(place);
+        assert!(
+            told.contains("its MPS was taken down, and something of it is left"),
+            "{told}"
+        );
+        assert!(!told.contains("MPS is up"), "{told}");
+        let one = place.stage.run("mpsctl", &["status", "12.srv", "--json"], &[]);
+        assert!(
+            one.code == Some(1) && one.out.contains("\"left\":true"),
+            "{one:?}"
+        );
+        let all = doctor(&place.stage, &[]);
+        assert!(!all.out.contains("no job left anything"), "{all:?}");
+    };
+    let line = "WARN  job 12.srv: its end left something of its MPS";
+    found(&mut place, line, leave, |place| {
+        assert_eq!(place.strict_end("12.srv").code, Some(0));
+    });
+}
+
 /// One that was killed between the two steps left a cgroup.
 #[test]
 fn the_cgroup_of_a_doctor_that_was_killed_goes_by_reconcile() {

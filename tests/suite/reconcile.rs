@@ -11,7 +11,7 @@ use std::time::Duration;
 use tests::double::look::{self, wait_until};
 use tests::place::{fast, kill};
 use tests::scarcity::{Small, alone};
-use tests::stage::{USER, as_user, finish};
+use tests::stage::{USER, as_user, epilogue_args, finish};
 
 #[test]
 fn only_a_job_that_its_scheduler_has_let_go_is_taken_down() {
@@ -69,6 +69,30 @@ fn only_a_job_that_its_scheduler_has_let_go_is_taken_down() {
     site.stage.assert_clean();
     let ran = site.reconcile();
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{ran:?}");
+}
+
+/// The scheduler has the job still, or cannot be asked: it is left alone, and that is no good end.
+#[test]
+fn what_the_end_of_a_job_left_is_told_as_long_as_its_scheduler_has_it() {
+    let mut site = Site::new("");
+    site.start("1.srv");
+    site.job("1.srv", "R", NODE);
+    // NVML_ERROR_MEMORY.
+    site.stage.node.change(|node| node.nvml.init_answers = 20);
+    let strict = [&["--strict"], &epilogue_args("1.srv")[..]].concat();
+    assert_eq!(site.stage.epilogue(&strict, &[]).code, Some(2));
+    site.stage.node.change(|node| node.nvml.init_answers = 0);
+    for away in [false, true] {
+        if away {
+            site.away(true);
+        }
+        let ran = site.reconcile();
+        let told = ran.out.contains("job 1.srv: its end left something of its MPS");
+        assert!(told && ran.code == Some(2), "{away}: {ran:?}");
+    }
+    site.away(false);
+    assert_eq!(site.stage.epilogue(&strict, &[]).code, Some(0));
+    site.stage.assert_clean();
 }
 
 #[test]

@@ -59,8 +59,21 @@ fn is_refused(world: &Rc<RefCell<World>>) -> bool {
 #[test]
 fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
     let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
+    let began = std::time::Instant::now();
     let found = end(&world, &scenario);
+    let took = began.elapsed().as_secs_f32();
     assert!(found.faults.is_empty(), "one look is no evidence: {found:?}");
+    for survivor in found.undetermined.iter().filter(|u| u.why.starts_with("state ")) {
+        let seconds = survivor
+            .why
+            .split_whitespace()
+            .nth(3)
+            .and_then(|word| word.parse::<f32>().ok());
+        assert!(
+            seconds.is_some_and(|told| told <= took + 0.1),
+            "the end took {took} s: {survivor}"
+        );
+    }
     let suspected = found
         .undetermined
         .iter()

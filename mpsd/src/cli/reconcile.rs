@@ -334,10 +334,17 @@ impl<'a> Run<'a> {
     }
 
     fn job(&mut self, job: &JobId, journal: Option<&Journal>, state: &JobState) {
-        if !matches!(state, JobState::Here) {
+        let left = journal.is_some_and(|journal| journal.left);
+        if left || !matches!(state, JobState::Here) {
             self.unfinished.insert(job.to_string());
         }
         let told = match state {
+            JobState::Here if left => Left(format!(
+                "job {job}: its end left something of its MPS, and its scheduler has it here still: left alone"
+            )),
+            JobState::Undecided(why) if left => Left(format!(
+                "job {job}: its end left something of its MPS: left alone, undecided: {why}"
+            )),
             JobState::Here => Said(format!("job {job}: its scheduler has it here: left alone")),
             JobState::Undecided(why) => Said(format!("job {job}: left alone, undecided: {why}")),
             JobState::Gone(why) if self.dry => {

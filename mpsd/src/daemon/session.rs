@@ -74,25 +74,69 @@ pub fn program(control: &Path, daemon: &Daemon) -> Spawn {
 /// One line: the program could not be run, or did not end within `limit`, because the daemon hangs or waits for a server that
 /// hangs, or its answer did not end. The program is killed and reaped.
 pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> Result<Answer, String> {
+    let first = commands.lines().next().unwrap_or("");
+    if limit.is_zero() {
+        return Err(format!("there was no time left to ask '{first}'"));
+    }
     let mut program = program(control, daemon);
     program.input(commands.as_bytes()).map_err(|e| e.to_string())?;
     let ended = program.run(Deadline::after(limit), LONGEST_ANSWER);
-    let ended = ended.map_err(|error| {
-        let (first, ms) = (commands.lines().next().unwrap_or(""), limit.as_millis());
-        match error {
-            RunError::Start(error) => error.to_string(),
-            RunError::Killed {
-                why: Unheard::TooMuch(most),
-                ..
-            } => format!("no end of the answer to '{first}': more than {most} bytes"),
-            RunError::Killed { .. } => {
-                format!("no answer to '{first}' within {ms} ms: the control daemon or its server hangs")
-            }
+    let ended = ended.map_err(|error| match error {
+        RunError::Start(error) => error.to_string(),
+        RunError::Killed {
+            why: Unheard::TooMuch(most),
+            ..
+        } => format!("no end of the answer to '{first}': more than {most} bytes"),
+        RunError::Killed {
+            why: Unheard::Late { waited, .. },
+            ..
+        } => {
+            let ms = waited.as_millis();
+            format!("no answer to '{first}' within {ms} ms: the control daemon or its server hangs")
         }
+        RunError::Killed { why, .. } => format!("no answer to '{first}': the vendor's program {why}"),
     })?;
     Ok(Answer {
         exit: ended.exit,
         text: String::from_utf8_lossy(&ended.out).into_owned(),
         trouble: String::from_utf8_lossy(&ended.err).into_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn daemon() -> Daemon {
+        Daemon {
+            gpus: Vec::new(),
+            pipe: "/nowhere".into(),
+            log: "/nowhere".into(),
+            threads: None,
+            memory: Vec::new(),
+            priority: None,
+            partitions: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_daemon_is_not_said_to_hang_where_it_was_not_waited_for() {
+        let hangs = |limit| {
+            let dir = tempfile::tempdir().unwrap();
+            let program = dir.path().join("control");
+            std::fs::write(&program, "#!/bin/sh\nexec sleep 60\n").unwrap();
+            std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            say(&program, &daemon(), "get_server_list\n", limit).unwrap_err()
+        };
+        assert_eq!(
+            hangs(Duration::ZERO),
+            "there was no time left to ask 'get_server_list'"
+        );
+        let told = hangs(Duration::from_millis(300));
+        let ms = told
+            .split_once("within ")
+            .and_then(|(_, rest)| rest.split_once(" ms: "));
+        let ms: u64 = ms.and_then(|(ms, _)| ms.parse().ok()).expect(&told);
+        assert!((200..5_000).contains(&ms), "{told}");
+    }
 }

@@ -158,11 +158,16 @@ fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> boo
     node.waiting().is_some_and(|all| !all.iter().any(may_withhold))
 }
 
-/// `member` of the job of `journal` has survived SIGKILL for `time`. Only what root started or proved, and what the driver
-/// holds, is suspected.
-pub fn of_survivor(node: &mut impl Node, journal: &Journal, member: &Member, time: Duration) -> Undetermined {
+/// `member` of the job of `journal` has survived SIGKILL, and its end was waited for so long. Only what root started or proved,
+/// and what the driver holds, is suspected.
+pub fn of_survivor(
+    node: &mut impl Node,
+    journal: &Journal,
+    member: &Member,
+    waited: Duration,
+) -> Undetermined {
     let what = format!("{} {}", member.role, member.process.pid);
-    let why = format!("state {} after {} s", member.state, time.as_secs());
+    let why = format!("state {} after {:.1} s", member.state, waited.as_secs_f32());
     if !is_proved(journal, member) || !is_held_by_driver(node, member.process, journal.uid) {
         return Undetermined::new(what, why);
     }

@@ -9,6 +9,7 @@ use crate::plan::effects::Effect;
 use mpsd_core::failure::{Fault, Undetermined};
 use mpsd_core::text;
 use mpsd_core::{Failure, GpuUuid};
+use std::time::Instant;
 
 /// What a teardown found.
 #[derive(Debug, Default)]
@@ -129,8 +130,9 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
 
 /// The ladder, for what root started or proved.
 fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
+    let began = Instant::now();
     let survivors = climb(node, journal, findings);
-    say_survivors(node, journal, survivors, findings);
+    say_survivors(node, journal, survivors, began, findings);
     let mut defunct = node.own(journal);
     defunct.retain(Member::is_defunct);
     if !defunct.is_empty() {
@@ -144,7 +146,7 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
 /// What runs the vendor's files for this job without being known: of a prologue that was killed before it could write a pid
 /// down, or of a control daemon that went on starting servers.
 fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
-    let time = node.teardown_time() / 2;
+    let (began, time) = (Instant::now(), node.teardown_time() / 2);
     for &rung in Rung::all(false) {
         let left = living(node.strangers(journal));
         if left.is_empty() {
@@ -154,14 +156,15 @@ fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findin
         node.end_strangers(&left, rung, rung.time(time));
     }
     let survivors = living(node.strangers(journal));
-    say_survivors(node, journal, survivors, findings);
+    say_survivors(node, journal, survivors, began, findings);
 }
 
-/// Who survived SIGKILL, each under its name.
+/// Who survived the ladder, begun at `began`, each under its name.
 fn say_survivors(
     node: &mut impl Node,
     journal: &Journal,
     mut survivors: Vec<Member>,
+    began: Instant,
     findings: &mut Findings,
 ) {
     if survivors.iter().any(|m| m.role == Role::Other) {
@@ -172,8 +175,7 @@ fn say_survivors(
             .for_each(|m| m.role = name(m).unwrap_or(m.role));
     }
     for member in survivors {
-        let time = node.teardown_time();
-        let survivor = evidence::of_survivor(node, journal, &member, time);
+        let survivor = evidence::of_survivor(node, journal, &member, began.elapsed());
         findings.undetermined.push(survivor);
     }
 }

@@ -26,7 +26,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::{Gid, Uid, fchown, pipe2};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time for a process that was killed to go.
 const KILL_MS: u64 = 2_000;
@@ -139,10 +139,12 @@ impl Daemons for RealNode {
         };
         let start = Duration::from_millis(spec.start_ms);
         let deadline = Deadline::after(start + REPORT_TIME.min(start / 8));
+        let began = Instant::now();
         let report = hear(&started.report, deadline).ok_or_else(|| {
             let how = match started.child.try_wait() {
                 Some(end) => format!("it ended without a report ({end})"),
-                None => format!("no report within {} ms", spec.start_ms),
+                None if deadline.expired() => format!("no report within {} ms", began.elapsed().as_millis()),
+                None => "its report cannot be read".to_owned(),
             };
             Undetermined::new("mpsd", how)
         })?;

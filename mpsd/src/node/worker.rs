@@ -21,7 +21,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The worker's end of the conversation.
 pub const WORKER_FD: i32 = 3;
@@ -172,6 +172,7 @@ impl NvmlWorker {
         if self.stream.write_all(line.as_bytes()).is_err() {
             return Err(self.died());
         }
+        let asked = Instant::now();
         let text = match read_line(self.stream.as_fd(), Deadline::after(self.limit), LONGEST) {
             Ok(Some(text)) => text,
             // Reset: the question that it did not read.
@@ -179,7 +180,10 @@ impl NvmlWorker {
             Err(Errno::ETIMEDOUT) => {
                 // It may be starved or stopped: what holds it is for the asker to find out.
                 self.silent = true;
-                let why = format!("no answer within {} ms", self.limit.as_millis());
+                let why = match self.limit.is_zero() {
+                    true => "there was no time left for an answer".to_owned(),
+                    false => format!("no answer within {} ms", asked.elapsed().as_millis()),
+                };
                 return Err(Undetermined::new("NVML", why).into());
             }
             Err(errno) => return Err(lost(errno.to_string())),

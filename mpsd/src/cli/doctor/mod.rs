@@ -203,7 +203,7 @@ fn leftovers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
         .into_iter()
         .filter_map(|told| match told {
             Told::Left(text) => Some(Better(format!(
-                "{text}; 'mpsctl reconcile' does that, and says what it cannot"
+                "{text}; 'mpsctl reconcile' does what it can, and says what it cannot"
             ))),
             Told::Drained(text) => Some(Better(text)),
             Told::Said(_) | Told::Did(_) => None,

@@ -19,7 +19,7 @@ use mpsd_core::record::{self, Look, Record};
 use mpsd_core::text::one_line;
 use mpsd_core::{Failure, GpuUuid, JobId, Refusal};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time for the daemons of one job to answer.
 const ASK_TIME: Duration = Duration::from_secs(2);
@@ -186,12 +186,17 @@ fn of_job(
 
 /// What a job's daemons say to a process of its user.
 fn heard(node: &RealNode, journal: &Journal) -> Vec<Result<Said, Silence>> {
+    let began = Instant::now();
     let line = node.ask_daemons(journal, ASK_TIME);
+    let waited = began.elapsed();
     let said: Option<Vec<Result<Said, Silence>>> = line.and_then(|line| serde_json::from_slice(&line).ok());
     let count = journal.daemons.len();
     said.filter(|said| said.len() == count).unwrap_or_else(|| {
-        let none = Silence::NoAnswer(format!("no answer within {} ms", ASK_TIME.as_millis()));
-        vec![Err(none); count]
+        let none = match waited < ASK_TIME {
+            true => "no answer: its user's process that asks it did not start, or failed".to_owned(),
+            false => format!("no answer within {} ms", waited.as_millis()),
+        };
+        vec![Err(Silence::NoAnswer(none)); count]
     })
 }
 
@@ -202,6 +207,7 @@ fn of_record(record: Record) -> Subject {
         user: None,
         began: None,
         state: record.state,
+        left: false,
         reason: record.reason,
         gpus: record.gpus,
         daemons: record.daemons,
@@ -222,6 +228,7 @@ fn of_journal(journal: Option<&Journal>, record: Option<Record>) -> Option<Subje
         state: record
             .as_ref()
             .map_or(record::State::Starting, |record| record.state),
+        left: journal.left,
         reason: record.and_then(|record| record.reason),
         gpus: journal.gpus.clone(),
         daemons: journal.daemons.clone(),

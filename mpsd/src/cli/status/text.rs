@@ -14,7 +14,7 @@ pub fn lines(view: &View, width: Option<usize>) -> Vec<String> {
     for daemon in &view.daemons {
         lines.extend(of_daemon(daemon, view.daemons.len() > 1));
     }
-    if view.state == State::Ready {
+    if view.is_up() {
         lines.push("  GPU     PID  RANK  MEMORY  COMMAND".to_owned());
         lines.extend(view.gpus.iter().flat_map(of_gpu));
         lines.extend(idle(view));
@@ -35,6 +35,7 @@ pub fn whether(whether: &Whether, width: Option<usize>) -> String {
 fn state(view: &View) -> String {
     let reason = view.reason.as_deref().unwrap_or("no reason is recorded");
     match view.state {
+        _ if view.left => "its MPS was taken down, and something of it is left".to_owned(),
         State::Ready => "MPS is up".to_owned(),
         State::Starting => "its MPS is being started".to_owned(),
         State::Refused => format!("its MPS was refused: {reason}"),

@@ -26,6 +26,8 @@ pub struct Subject {
     pub began: Option<u64>,
     /// How far its MPS is.
     pub state: State,
+    /// It was taken down, and something of it is here still.
+    pub left: bool,
     /// Why it has none.
     pub reason: Option<String>,
     /// Its GPUs.
@@ -60,6 +62,9 @@ pub struct View {
     pub began: Option<u64>,
     /// How far it is.
     pub state: State,
+    /// It was taken down, and something of it is here still.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
     /// Why it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -72,9 +77,9 @@ pub struct View {
 }
 
 impl View {
-    /// Its MPS was proved ready.
+    /// Its MPS was proved ready, and has not been taken down.
     pub fn is_up(&self) -> bool {
-        self.state == State::Ready
+        self.state == State::Ready && !self.left
     }
 
     /// One of its control daemons has ended.
@@ -141,6 +146,7 @@ pub fn view(subject: &Subject, learnt: &Learnt) -> View {
         user: subject.user.clone(),
         began: subject.began,
         state: subject.state,
+        left: subject.left,
         reason: subject.reason.clone(),
         daemons: daemons.map(|(daemon, said)| of_daemon(daemon, said)).collect(),
         gpus,

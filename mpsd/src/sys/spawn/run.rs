@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a process that was killed may take to be gone, on a node that is busy.
 const AFTER_KILL: Duration = Duration::from_secs(1);
@@ -53,10 +53,10 @@ pub enum RunError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unheard {
     /// It had not ended at the deadline.
-    #[error("did not end within {} ms{}", limit.as_millis(), stays(*survivor))]
+    #[error("did not end within {} ms{}", waited.as_millis(), stays(*survivor))]
     Late {
-        /// The time it had been given.
-        limit: Duration,
+        /// How long its end was waited for.
+        waited: Duration,
         /// Its pid, if it is still there: state D, which SIGKILL does not end.
         survivor: Option<i32>,
     },
@@ -117,7 +117,7 @@ pub(in crate::sys) fn listen(
     deadline: Deadline,
     most: usize,
 ) -> Result<Exit, Unheard> {
-    let limit = deadline.remaining();
+    let began = Instant::now();
     let mut fits = true;
     while fits && !child.has_ended() && !deadline.expired() && !stop.is_some_and(is_readable) {
         let sources = outputs.iter().filter_map(|output| output.source());
@@ -125,6 +125,7 @@ pub(in crate::sys) fn listen(
         fits = outputs.iter_mut().all(|output| output.read(most));
     }
     let late = fits && !child.has_ended();
+    let waited = began.elapsed();
     let stopped = late && stop.is_some_and(is_readable);
     let exit = put_down(child);
     // What it wrote just before its end.
@@ -134,7 +135,7 @@ pub(in crate::sys) fn listen(
         _ if stopped => Err(Unheard::Interrupted),
         Some(_) if !fits => Err(Unheard::TooMuch(most)),
         Some(exit) if !late => Ok(exit),
-        _ => Err(Unheard::Late { limit, survivor }),
+        _ => Err(Unheard::Late { waited, survivor }),
     }
 }
 

@@ -21,6 +21,7 @@ fn example() -> View {
         user: Some("alice".to_owned()),
         began: None,
         state: State::Ready,
+        left: false,
         reason: None,
         daemons: vec![DaemonView {
             gpus: vec![gpu(0), gpu(1)],

@@ -21,6 +21,7 @@ pub fn subject() -> Subject {
         user: Some("alice".to_owned()),
         began: Some(1),
         state: State::Ready,
+        left: false,
         reason: None,
         gpus: vec![record_gpu(0), record_gpu(1)],
         daemons: vec![Daemon {

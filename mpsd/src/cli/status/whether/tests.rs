@@ -13,6 +13,7 @@ fn subject(state: State) -> Subject {
         user: None,
         began: None,
         state,
+        left: false,
         reason: Some("a reason".to_owned()),
         gpus: Vec::new(),
         daemons: vec![Daemon {
