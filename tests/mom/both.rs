@@ -35,9 +35,19 @@ pub fn a_daemon_for_each_gpu_and_a_list_by_rank(c: &mut Cluster, id: &str, rank:
     let job = Job::new(id, "MPS=per-gpu,MPS_THREADS=25:50").on(&[&[0, 1]]);
     assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
     let client = Cluster::client("--hold 0.2");
-    let ranks = format!("for r in 0 1 2 3; do {rank}=$r mpsctl exec -- {client} & done; wait");
+    let bare = Cluster::client("");
+    let ranks =
+        format!("{bare} && exit 9; for r in 0 1 2 3; do {rank}=$r mpsctl exec -- {client} & done; wait");
     shell(c, &job, &ranks, 0);
-    let records = c.records(0);
+    let mut records = c.records(0);
+    let outside = records.remove(0);
+    assert_eq!(outside["under_mps"], false, "{outside}");
+    assert!(
+        outside["error"].to_string().contains("100"),
+        "no device: {outside}"
+    );
+    let told = c.output(&job, 0).1;
+    assert!(told.contains("a program without a rank sees no GPU"), "{told}");
     assert_eq!(records.len(), 4, "{:?}", c.output(&job, 0));
     let uuids = c.gpus[0].uuids();
     for record in &records {

@@ -132,7 +132,7 @@ fn a_daemon_for_each_gpu_and_a_list_by_rank() {
     assert_eq!(task(&mut c, &job, 0), Ok(Ended::Code(1)));
     let told = c.output(&job, 0).1;
     assert!(
-        told.contains("PALS_LOCAL_RANKID") && told.lines().count() == 1,
+        told.contains("PALS_LOCAL_RANKID") && told.lines().count() == 2,
         "{told}"
     );
     assert!(c.records(0).is_empty(), "the program did not run");

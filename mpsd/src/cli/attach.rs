@@ -340,7 +340,8 @@ impl Caller<'_> {
 
 /// What a shell can have before its ranks are known. Of a list by rank that is the lowest, so that a rank which is not
 /// started by 'mpsctl exec' has no more than any was given. In per-gpu mode the daemon itself depends on the rank, unless
-/// the job has one GPU.
+/// the job has one GPU. A program without a rank would then run outside MPS without a word, so it sees no GPU; with
+/// MPS_VISIBLE=keep the scheduler's own list must stay for the ranks.
 fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let shared = Record {
         rank_threads: record.rank_threads.iter().min().copied().into_iter().collect(),
@@ -365,10 +366,9 @@ fn main_shell(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
                 value: Some(record.job.as_str().to_owned()),
             }];
             if record.names() != DeviceNames::Keep {
-                let all: Vec<&str> = record.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
                 changes.push(Change {
                     name: VISIBLE_DEVICES,
-                    value: Some(all.join(",")),
+                    value: Some(String::new()),
                 });
             }
             // Ranks below know them for another job's by this one's name no more.

@@ -9,7 +9,8 @@ pub(crate) mod tasks;
 
 use crate::plan::effects::{Effect, Exporter, Plan};
 use crate::plan::share::{Share, Wanted};
-use crate::scheduler::{Devices, Exclusive, Submission};
+use crate::scheduler::{self, Devices, Exclusive, Submission};
+use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{Daemon, Divided, RecordGpu};
@@ -132,7 +133,10 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
             threads: meeting.filter(|_| request.threads == Some(Threads::Auto)),
             memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto)),
         },
-        warnings: warning.into_iter().chain(shares).collect(),
+        warnings: [warning, shares, without_rank(case, &request, gpus.len(), names)]
+            .into_iter()
+            .flatten()
+            .collect(),
         notes,
         verify: request.verify == Some(true),
         report: request.report == Some(true),
@@ -245,6 +249,16 @@ fn tasks_that_meet(devices: &Devices, gpus: usize, rule: impl Fn(u32, u32) -> u3
     let gpus = u32::try_from(gpus.max(1)).unwrap_or(u32::MAX);
     let tasks = devices.tasks_on_node.filter(|tasks| *tasks > 0)?;
     Some(rule(tasks, gpus))
+}
+
+/// What happens to a program that the job's script starts without a rank. Slurm gives a script one.
+fn without_rank(case: &Case<'_>, request: &Request, gpus: usize, names: DeviceNames) -> Option<String> {
+    let ranks_alone = request.mode == Mode::PerGpu && gpus > 1 && names != DeviceNames::Keep;
+    let system = scheduler::of(case.asked.submission.scheduler);
+    (ranks_alone && !system.has_steps()).then(|| {
+        "with a daemon for each GPU a program without a rank sees no GPU: start each rank with 'mpsctl exec -- COMMAND'"
+            .to_owned()
+    })
 }
 
 /// A refusal, or a warning where the site only warns.

@@ -156,6 +156,18 @@ fn two_gpus() -> Record {
     record
 }
 
+fn daemon(gpu: &GpuUuid) -> Daemon {
+    Daemon {
+        gpus: vec![gpu.clone()],
+        pipe: format!("/p-{gpu}").into(),
+        log: "/l".into(),
+        threads: None,
+        memory: Vec::new(),
+        priority: None,
+        partitions: Vec::new(),
+    }
+}
+
 fn visible(record: &Record, main: bool, env: &[(&str, &str)]) -> String {
     let lookup = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
     let caller = Caller {
@@ -177,6 +189,16 @@ fn ranks_of_a_launcher_are_bound_and_the_shell_before_them_sees_all() {
     assert_eq!(visible(&record, false, &rank("0")), "0,1");
     assert_eq!(visible(&record, false, &rank("1")), "1,0");
     assert_eq!(visible(&record, true, &[("PBS_JOBID", "7")]), "0,1");
+    let mut per_gpu = record.clone();
+    per_gpu.per_gpu = true;
+    per_gpu.daemons = record.gpus.iter().map(|gpu| daemon(&gpu.uuid)).collect();
+    assert_eq!(visible(&per_gpu, true, &[("PBS_JOBID", "7")]), "", "outside MPS");
+    let of_shell = [
+        ("PBS_JOBID", "7"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        (VISIBLE_DEVICES, ""),
+    ];
+    assert_eq!(visible(&per_gpu, false, &of_shell), "0", "its daemon's only one");
     // The plugin has bound what srun started.
     let of_srun = [
         ("SLURM_JOB_ID", "7"),
