@@ -112,6 +112,29 @@ fn a_job_on_other_nodes_or_unknown_to_the_server_is_gone_here() {
     }
 }
 
+/// What many jobs left, of which no epilogue came: none of it may hide the rest.
+#[test]
+fn more_directories_and_locks_than_a_node_ever_has_jobs_are_all_seen_and_removed() {
+    const MANY: usize = 10_100;
+    let site = Site::new("");
+    site.start("7.srv");
+    let jobs = site.stage.path("run/jobs");
+    for n in 0..MANY {
+        match n % 100 {
+            0 => fs::create_dir(jobs.join(format!("{}.srv", 1000 + n))).expect("directory"),
+            _ => fs::write(jobs.join(format!(".{}.srv.lock", 1000 + n)), "").expect("lock"),
+        }
+    }
+    let ran = site.stage.run("mpsctl", &["status"], &[]);
+    assert!(ran.code == Some(0) && ran.out.contains("7.srv"), "{}", ran.err);
+    let ran = site.stage.run("mpsctl", &["metrics"], &[]);
+    assert!(ran.code == Some(0) && ran.out.contains("mps"), "{}", ran.err);
+    let ran = site.mpsctl(&["reconcile"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.out.contains("job 7.srv: gone") && ran.out.contains("taken down"));
+    site.stage.assert_clean();
+}
+
 /// An epilogue that was killed, or never came.
 #[test]
 fn what_other_exporters_were_told_of_a_job_goes_with_it() {
