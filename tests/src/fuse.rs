@@ -85,8 +85,24 @@ impl Hung {
         Self::withholding(SETATTR, at, uid, "")
     }
 
+    /// As [`Hung::over_reads`], of a server that is a thread of the process that waits: that process gets the device, as its standard
+    /// input say, and once the first read was asked for nobody else has it.
+    ///
+    /// # Errors
+    /// As [`Hung::over`].
+    pub fn over_own_reads(at: &Path, uid: u32) -> std::io::Result<(Self, File)> {
+        let device = File::options().read(true).write(true).open("/dev/fuse")?;
+        let its = device.try_clone()?;
+        let hung = Self::serving(device, (READ, true), at, uid, "")?;
+        Ok((hung, its))
+    }
+
     fn withholding(withheld: u32, at: &Path, uid: u32, more: &str) -> std::io::Result<Self> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
+        Self::serving(device, (withheld, false), at, uid, more)
+    }
+
+    fn serving(device: File, how: (u32, bool), at: &Path, uid: u32, more: &str) -> std::io::Result<Self> {
         let options = format!(
             "fd={},rootmode=40000,user_id={uid},group_id={}{more}",
             device.as_raw_fd(),
@@ -101,7 +117,7 @@ impl Hung {
         )?;
         let asked = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&asked);
-        let server = std::thread::spawn(move || serve(device, uid, withheld, &told));
+        let server = std::thread::spawn(move || serve(device, uid, how, &told));
         Ok(Self {
             at: at.to_owned(),
             server: Some(server),
@@ -132,7 +148,8 @@ fn group_of(uid: u32) -> u32 {
     account.map_or(uid, |account| account.gid.as_raw())
 }
 
-fn serve(mut device: File, uid: u32, withheld: u32, asked: &AtomicBool) {
+/// `leaves`: the server is gone with the first request that it withholds.
+fn serve(mut device: File, uid: u32, (withheld, leaves): (u32, bool), asked: &AtomicBool) {
     let mut request = vec![0_u8; 1 << 17];
     // The device ends with an error when the connection is cut.
     while let Ok(length) = device.read(&mut request) {
@@ -150,7 +167,10 @@ fn serve(mut device: File, uid: u32, withheld: u32, asked: &AtomicBool) {
             )),
             opcode if opcode == withheld => {
                 asked.store(true, Ordering::Release);
-                continue;
+                match leaves {
+                    true => return,
+                    false => continue,
+                }
             }
             // `fuse_open_out`: no handle, no flag.
             OPEN => Ok(vec![0; 16]),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tests::double::look::{self, wait_until};
 use tests::figures;
+use tests::fuse::{FILE, Hung};
 use tests::place::{Place, Running, fast};
 use tests::scarcity::{Older, Small, alone};
 use tests::stage::{OTHER_USER, Ran, USER, as_user, finish, openpbs_args};
@@ -163,5 +164,49 @@ fn a_jobs_file_systems_end_in_every_namespace_with_its_directory() {
         let copies = finish(newer.within(&mounts)).out;
         assert!(copies.contains(" / ") && !copies.contains("67.srv"), "{copies}");
         place.assert_as_before("an epilogue in an older namespace");
+    });
+}
+
+/// Its server is a thread of the process that waits for it: that process keeps the lock of the pipe directory, and SIGKILL does not end it.
+#[test]
+fn a_users_file_system_below_the_jobs_directory_ends_with_the_job_and_frees_whoever_waits_for_it() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let _hidden = Small::over(&place.stage.path("run"), 256, 0o755);
+        let ran = place.torque("68.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let pipe = place.stage.job("68.srv").join("pipe");
+        let at = pipe.join("deep/fuse");
+        fs::create_dir_all(&at).expect("directory");
+        let user = nix::unistd::User::from_name(USER).expect("users").expect("user");
+        let (hung, device) = match Hung::over_own_reads(&at, user.uid.as_raw()) {
+            Ok(both) => both,
+            Err(why) => return println!("not tried here, this machine has no FUSE: {why}"),
+        };
+        let mut command = as_user(USER, place.stage.node.control());
+        command
+            .env_clear()
+            .env("FAKE_MPS_LISTS", &pipe)
+            .env("FAKE_MPS_HANGS_IN", at.join(FILE));
+        // The file system is dropped first: nothing else ends the process.
+        let mut both = (hung, Running(command.stdin(device).spawn().expect("a process")));
+        drop(command);
+        let (hung, waits) = (&both.0, &mut both.1);
+        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+        waits.0.kill().expect("SIGKILL");
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(
+            waits.0.try_wait().expect("a child").is_none(),
+            "SIGKILL ends it, and nothing is tried here"
+        );
+        let end = place.strict_end("68.srv");
+        assert_eq!(end.code, Some(0), "{end:?}");
+        let ended = || waits.0.try_wait().is_ok_and(|end| end.is_some());
+        assert!(
+            wait_until(Duration::from_secs(5), ended),
+            "it waits still: {end:?}"
+        );
+        place.assert_not_drained("a user's file system");
+        place.assert_as_before("a user's file system");
     });
 }
