@@ -636,3 +636,35 @@ fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
         assert!(!log.iter().any(|line| line.contains("script")), "{log:?}");
     }
 }
+
+/// A step's number comes again after a requeue, and whatever an earlier one left may be another user's.
+#[test]
+fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
+    let scenario = Scenario::new("step", "MPS=true", 1).step();
+    let world = shared(&before(&scenario));
+    let begin = |uid: u32| {
+        let mut job = scenario.job().expect("job");
+        job.user.uid = uid;
+        let begun = job::begin(
+            &mut Sim::new(&world, Trouble::None),
+            &job,
+            &scenario,
+            Until::Ready,
+        );
+        assert_eq!(begun.code, 0, "{begun:?}");
+        let world = world.borrow();
+        let journal = world.jobs[&scenario.id()].journal.clone().expect("a journal");
+        (journal.uid, journal.supervisor)
+    };
+    let first = scenario.job().expect("job").user.uid;
+    let (uid, supervisor) = begin(first);
+    assert_eq!(uid, first);
+    assert_eq!(
+        begin(first),
+        (first, supervisor),
+        "the same start called twice stays"
+    );
+    let (uid, other) = begin(first + 1);
+    assert_eq!(uid, first + 1, "it has the daemon of another user");
+    assert_ne!(other, supervisor);
+}

@@ -92,6 +92,36 @@ fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
     fs::remove_dir_all(dir).expect("remove");
 }
 
+/// Nobody but root can put one there; a mistake of root's, or a hole, is to cost no more than the job.
+#[test]
+fn a_symlink_in_the_jobs_directory_is_not_followed() {
+    let place = served("79.srv");
+    let (dir, look) = treasure(&place);
+    let before = (look(), dir.metadata().expect("directory").uid());
+    let pipe = place.stage.job("79.srv").join("pipe");
+    for at in place.stage.mounts() {
+        nix::mount::umount2(&at, nix::mount::MntFlags::MNT_DETACH).expect("unmounted");
+    }
+    fs::rename(&pipe, pipe.with_extension("old")).expect("rename");
+    symlink(&dir, &pipe).expect("symlink");
+    let end = place.strict_end("79.srv");
+    assert_eq!(end.code, Some(0), "{end:?}");
+    assert_eq!((look(), dir.metadata().expect("directory").uid()), before);
+    // And before the job begins.
+    fs::create_dir(place.stage.job("79.srv")).expect("directory");
+    fs::set_permissions(place.stage.job("79.srv"), fs::Permissions::from_mode(0o711)).expect("chmod");
+    symlink(&dir, &pipe).expect("symlink");
+    let ran = place.torque("79.srv", ACCOUNT, "0");
+    assert!(
+        ran.code == Some(2) && ran.err.contains("is a symbolic link"),
+        "{ran:?}"
+    );
+    assert_eq!((look(), dir.metadata().expect("directory").uid()), before);
+    place.take_drains();
+    fs::remove_dir_all(dir).expect("remove");
+    place.assert_as_before("a link in the place of a directory");
+}
+
 #[test]
 fn swapping_a_directory_for_a_link_during_the_epilogue_leads_nowhere() {
     for round in 0..6 {

@@ -237,3 +237,130 @@ fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
         }
     }
 }
+
+/// The start has not returned, and the end gives up on its lock.
+#[test]
+fn a_start_that_outlasts_its_jobs_end_undoes_itself() {
+    let place = Place::new(
+        fast(1).times(|t| t.server_ready = (4500, 4500)),
+        "deadline_s = 12\n",
+    );
+    let mut start = place.start_torque("30.srv", ACCOUNT, "0");
+    let starting = || begun(&place, "30.srv").is_some_and(|(begun, all)| begun == all);
+    assert!(wait_until(Duration::from_secs(5), starting));
+    let end = place.strict_end("30.srv");
+    assert_eq!(end.code, Some(2), "it got the lock: {end:?}");
+    assert_ne!(start.wait(), Some(0), "MPS of a job that has ended");
+    place.assert_as_before("a start that outlasts its job");
+    place.assert_not_drained("a start that outlasts its job");
+}
+
+/// A job that came to a GPU in its usual mode would take it from the daemons that still end.
+#[test]
+fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
+    let place = Place::new(
+        fast(1).fault(|f| {
+            f.refuse_quit = true;
+            f.ignore_sigterm = true;
+            f.server_survives_sigterm = true;
+        }),
+        SHORT,
+    );
+    let ran = place.torque("31.srv", ACCOUNT, "0");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let mut end = place.start_end("31.srv");
+    let mut looks = 0;
+    // The mode first: who lives after that look lived before it.
+    while place.stage.node.modes() == ["exclusive_process"] {
+        looks += 1;
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(looks < 4000, "it is never restored");
+    }
+    let left: Vec<u32> = THREE.iter().flat_map(|name| place.pids(name)).collect();
+    assert_eq!(
+        left,
+        Vec::<u32>::new(),
+        "the mode is restored before they have ended"
+    );
+    assert_eq!(end.wait(), Some(0));
+    place.assert_as_before("daemons that take their time");
+}
+
+/// qsub, and Torque's own daemons, wait for the end of what they have opened for the prologue.
+#[test]
+fn a_start_that_goes_on_alone_keeps_nothing_of_its_caller_open() {
+    use std::io::Read as _;
+    let place = Place::new(
+        fast(1).times(|t| t.server_ready = (4000, 4000)),
+        "deadline_s = 20\n",
+    );
+    let mut command = std::process::Command::new("/bin/sh");
+    command.args(["-c", "exec \"$@\" 9>&1 >/dev/null 2>&1", "sh"]);
+    command
+        .arg(place.stage.program("mps-prologue"))
+        .arg("--config")
+        .arg(place.stage.config());
+    command.args(["--wait", "started", "--record", "--gpus", "0"]);
+    command
+        .args(tests::stage::prologue_args("32.srv", ACCOUNT))
+        .env_clear();
+    command
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped());
+    let mut start = Running(command.spawn().expect("a prologue"));
+    let mut inherited = start.0.stdout.take().expect("a pipe");
+    assert_eq!(start.wait(), Some(0));
+    let returned = Instant::now();
+    inherited.read_to_end(&mut Vec::new()).expect("its end");
+    assert!(
+        returned.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        returned.elapsed()
+    );
+    assert!(place.stage.job("32.srv").exists());
+    place.assert_ends_clean("32.srv", "a start that goes on alone");
+}
+
+/// With `leftover_clients = "kill"` root kills a user's process, so it must be the job's: its scheduler's cgroup says so.
+#[test]
+fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it() {
+    for (rule, killed) in [("report", false), ("kill", true)] {
+        let place = Place::new(
+            fast(1),
+            &format!("{SHORT}compute_mode = \"keep\"\nleftover_clients = \"{rule}\"\n"),
+        );
+        let Some(cgroups) = &place.cgroups else {
+            return println!("not tried here, this machine has no cgroups");
+        };
+        let ran = place.torque("33.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        // Outside of MPS: nothing but this ends them.
+        let outside = [("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")];
+        let its_own = place.attached("33.srv", &["--hold", "30"], &outside);
+        let another = place.attached("33.srv", &["--hold", "30"], &outside);
+        // As Slurm names a job's cgroup, which root alone moves a process into.
+        for (job, client) in [("job_33", &its_own), ("job_333", &another)] {
+            let cgroup = cgroups.join(job);
+            std::fs::create_dir(&cgroup).expect("a cgroup");
+            std::fs::write(cgroup.join("cgroup.procs"), client.0.id().to_string()).expect("moved");
+        }
+        let end = place.strict_end("33.srv");
+        assert_eq!(end.code, Some(0), "{end:?}");
+        let gone = || !look::alive(its_own.0.id());
+        assert_eq!(
+            wait_until(Duration::from_secs(u64::from(killed)), gone),
+            killed,
+            "{rule}"
+        );
+        assert!(
+            look::alive(another.0.id()),
+            "{rule}: a process that is not the job's"
+        );
+        drop((its_own, another));
+        for job in ["job_33", "job_333"] {
+            let removed = || std::fs::remove_dir(cgroups.join(job)).is_ok();
+            assert!(wait_until(Duration::from_secs(5), removed));
+        }
+        place.assert_as_before(rule);
+    }
+}
