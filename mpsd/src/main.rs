@@ -7,6 +7,13 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let arguments = Daemon::parse();
     let result = match (&arguments.nvml, &arguments.set) {
+        _ if arguments.note.is_some() => {
+            let file = arguments
+                .note
+                .as_deref()
+                .unwrap_or_else(|| std::path::Path::new(""));
+            daemon::note::append(file, std::io::stdin())
+        }
         (Some(library), _) => worker::serve(library),
         (None, Some(limits)) => daemon::set(limits),
         (None, None) if arguments.stop => daemon::stop(),

@@ -102,7 +102,13 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
                     Wait::Started => Until::Started,
                     Wait::Announced => Until::Announced,
                 };
-                job::begin(&mut node, &job, &Told::of(input, &job), until).code
+                let again =
+                    until == Until::Ready && !job.asked.submission.step && system.was_put_back(&input);
+                let begun = job::begin(&mut node, &job, &Told::of(input, &job), until);
+                if again && begun.failed.is_none() {
+                    outcome::of_success(&mut node, &job);
+                }
+                begun.code
             }
             Err(failure) => fail_unprepared(arguments, &submission, &failure, deadline),
         }

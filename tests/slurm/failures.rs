@@ -326,10 +326,19 @@ fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
                 said.starts_with("by hand; mpsd: node1: ") && said.matches("mpsd: ").count() == 1,
                 "its comment: {said}"
             );
+            cell.bed.wait_until("a line in its output", LIMIT, || {
+                Ok(output_says(cell, job, 1, "starts again by itself"))
+            })?;
             cell.bed
                 .wait_until("a held job", LIMIT, || is("Reason", "JobHeldUser"))?;
             let said = comment(cell, job)?;
             ensure!(said.matches("mpsd: node1: ").count() == 1, "told once: {said}");
+            let output = cell.bed.home(&cell.user).join(format!("job-{job}.out"));
+            cell.bed.wait_until("the last line in its output", LIMIT, || {
+                Ok(output_says(cell, job, 2, "held: "))
+            })?;
+            let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(output)?);
+            ensure!(owner == cell.user.uid, "its output is of user {owner}");
             Ok(())
         });
     // The note is written once the job is held.
@@ -340,14 +349,41 @@ fn a_batch_job_is_held_in_the_end(cell: &Context) -> Result<()> {
     };
     let outcome = outcome.and_then(|()| cell.bed.wait_until("the node's note", LIMIT, noted));
     drop(changed);
-    let outcome = outcome.with_context(|| format!("{:?}", cell.bed.job(job)));
-    cell.bed.root(&["scancel", &job.to_string()])?.success()?;
+    // Its user releases it, and nothing is said any more of starts that failed.
+    let outcome = outcome
+        .and_then(|()| {
+            cell.bed
+                .root(&["scontrol", "release", &job.to_string()])?
+                .success()?;
+            cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
+            let shown = shown_as(cell, &job.to_string())?;
+            ensure!(
+                shown.contains("Comment=by hand ") && !shown.contains("mpsd: "),
+                "{shown}"
+            );
+            let said = cell.bed.output(&cell.user, job);
+            ensure!(said == "ran\n", "its output: {said}");
+            Ok(())
+        })
+        .with_context(|| format!("{:?}", cell.bed.job(job)));
+    cell.bed.root(&["scancel", &job.to_string()])?;
     outcome?;
     cell.bed
         .root(&["scontrol", "update", "nodename=node1", "comment="])?
         .success()?;
     cell.bed.wait_idle(LIMIT)?;
     check_undrained(cell)
+}
+
+/// Whether the job's output has so many lines of ours, the last of which says this.
+fn output_says(cell: &Context, job: u32, lines: usize, words: &str) -> bool {
+    let said = cell.bed.output(&cell.user, job);
+    let ours: Vec<_> = said.lines().filter(|line| line.contains("mps: job ")).collect();
+    let number = format!("failed start {lines}: ");
+    ours.len() == lines
+        && ours
+            .last()
+            .is_some_and(|line| line.contains(&number) && line.contains(words))
 }
 
 /// An administrator requeued it once while its MPS was well.

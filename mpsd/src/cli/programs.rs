@@ -21,6 +21,9 @@ pub struct Daemon {
     /// Answer questions about the node's GPUs through this NVML library, on descriptor 3 (used by root's programs).
     #[arg(long, value_name = "LIBRARY")]
     pub nvml: Option<String>,
+    /// Append the line on standard input to this file, as the job's user (used by mps-prologue).
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nvml", "stop", "look", "set"])]
+    pub note: Option<std::path::PathBuf>,
 }
 
 const EXIT_CODES: &str = "\

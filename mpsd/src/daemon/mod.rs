@@ -12,6 +12,7 @@ pub mod events;
 pub mod inquiry;
 mod limits;
 mod memory;
+pub mod note;
 pub mod partitions;
 mod session;
 mod sight;

@@ -9,8 +9,8 @@ use super::report::Report;
 use super::spec::Spec;
 use super::suspicion::Suspicion;
 use crate::plan::effects::Exporter;
-use crate::scheduler::Requeued;
 use crate::scheduler::drain::Place;
+use crate::scheduler::{Requeued, UserRef};
 use crate::sys::deadline::Deadline;
 pub use crate::sys::process::Thread;
 use mpsd_core::failure::{FailureKind, Fault};
@@ -338,6 +338,16 @@ pub trait Drains {
     /// # Errors
     /// One line.
     fn tell_refused(&mut self, place: &Place<'_>, job: &JobId, line: &str) -> Result<(), String>;
+    /// Writes a line into the output file of a batch job that went back into its queue, as its user `user`.
+    ///
+    /// # Errors
+    /// One line.
+    fn note(&mut self, place: &Place<'_>, job: &JobId, user: &UserRef, line: &str) -> Result<(), String>;
+    /// A start has worked of a job that had been tried before: its user is no longer told of the failed ones.
+    ///
+    /// # Errors
+    /// One line.
+    fn forget_failed(&mut self, place: &Place<'_>, job: &JobId) -> Result<(), String>;
     /// Puts a job back into its queue; held once `most` starts of its MPS had failed before.
     ///
     /// # Errors

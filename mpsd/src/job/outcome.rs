@@ -94,8 +94,28 @@ pub fn tell(
     let aloud = ends || submission.interactive;
     let number = requeued.and_then(|requeued| requeued.number.as_ref());
     let number = number.map(|number| format!("{number}: ")).unwrap_or_default();
+    let line = format!("{number}{line}");
     said(node, submission, |node| {
-        node.tell(place, &submission.job, &format!("{number}{line}"), aloud)
+        node.tell(place, &submission.job, &line, aloud)
+    });
+    if let Some(requeued) = requeued.filter(|requeued| requeued.failed.is_none()) {
+        let job = &submission.job;
+        let then = match requeued.held {
+            true => "held: released, it starts again",
+            false => "back in the queue: it starts again by itself",
+        };
+        let text = format!("mps: job {job}: not started on {}: {line}; {then}", place.node);
+        said(node, submission, |node| {
+            node.note(place, job, &submission.user, &text)
+        });
+    }
+}
+
+/// A start worked of a job that was tried before.
+pub fn of_success(node: &mut impl Node, job: &Job) {
+    let submission = &job.asked.submission;
+    said(node, submission, |node| {
+        node.forget_failed(&job.place(), &submission.job)
     });
 }
 

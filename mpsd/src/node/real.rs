@@ -1,5 +1,6 @@
 //! This node, as root changes it. What it does stands in its neighbours, a trait of [`crate::job::node`] each.
 
+use super::user::find_user;
 use super::worker::NvmlWorker;
 use super::{failure, log, unless_scarce};
 use crate::job::Journal;
@@ -7,8 +8,9 @@ use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Drains, Severity};
 use crate::plan::effects::Effect;
-use crate::scheduler::Requeued;
 use crate::scheduler::drain::{self, Place, markers};
+use crate::scheduler::{Requeued, UserRef};
+use crate::sys::Exit;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
@@ -16,6 +18,7 @@ use crate::sys::files::FileError;
 use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Reports, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::text::one_line;
 use mpsd_core::{Failure, JobId, Paths};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
@@ -27,6 +30,10 @@ use std::time::Duration;
 const LOCK_TIME: Duration = Duration::from_secs(5);
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
+/// Time for a line in a user's file.
+const NOTE_TIME: Duration = Duration::from_secs(2);
+/// Most that is read of what the process that writes it says. Bytes.
+const LONGEST_COMPLAINT: usize = 4096;
 /// How often a waiting program looks at its deadline.
 const WAIT_STEP: Duration = Duration::from_millis(200);
 
@@ -186,6 +193,39 @@ impl Drains for RealNode {
 
     fn tell_refused(&mut self, place: &Place<'_>, job: &JobId, line: &str) -> Result<(), String> {
         place.controller().tell_refused(job, line)
+    }
+
+    /// By a process of the user's: what lies on the way to the file is the user's, and may hold up who goes there.
+    fn note(&mut self, place: &Place<'_>, job: &JobId, user: &UserRef, line: &str) -> Result<(), String> {
+        let Some(file) = place.controller().output(job)? else {
+            return Ok(());
+        };
+        let user = find_user(user).map_err(|failure| failure.to_string())?;
+        let groups = users::get_user_groups(&user.name, user.gid).unwrap_or_default();
+        let mut spawn = Spawn::new(beside("mpsd").map_err(|failure| failure.to_string())?);
+        spawn.args = vec!["--note".into(), file.into()];
+        spawn.confinement = Some(Confinement::of_user());
+        spawn.identity = Some(Identity {
+            uid: user.uid,
+            gid: user.gid,
+            groups: groups.iter().map(users::Group::gid).collect(),
+        });
+        spawn
+            .input(format!("{line}\n").as_bytes())
+            .map_err(|error| error.to_string())?;
+        let ended = spawn.run(Deadline::after(NOTE_TIME), LONGEST_COMPLAINT);
+        let ended = ended.map_err(|error| format!("its output file is not written: {error}"))?;
+        match ended.exit {
+            Exit::Code(0) => Ok(()),
+            _ => Err(format!(
+                "its output file is not written: {}",
+                one_line(&String::from_utf8_lossy(&ended.err), 300)
+            )),
+        }
+    }
+
+    fn forget_failed(&mut self, place: &Place<'_>, job: &JobId) -> Result<(), String> {
+        place.controller().started(job)
     }
 
     fn requeue(&mut self, place: &Place<'_>, job: &JobId, most: u32) -> Result<Requeued, String> {

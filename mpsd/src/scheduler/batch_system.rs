@@ -72,6 +72,10 @@ pub trait BatchSystem: Sync {
     fn retries_at_once(&self) -> bool {
         false
     }
+    /// Whether the job was put back into its queue before, and its user was told why in a place that stays.
+    fn was_put_back(&self, _input: &Input<'_>) -> bool {
+        false
+    }
     /// Whether a node of a job that never began may have run our prologue and get no epilogue. The next prologue there, of any job,
     /// then takes down what is left.
     fn may_skip_epilogue(&self) -> bool {

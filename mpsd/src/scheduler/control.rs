@@ -1,6 +1,7 @@
 //! One node of a scheduler, as it is taken out of service and back.
 
 use mpsd_core::JobId;
+use std::path::PathBuf;
 
 /// A node as its scheduler shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,6 +66,20 @@ pub trait Controller {
     /// # Errors
     /// One line.
     fn tell_refused(&self, _job: &JobId, _line: &str) -> Result<(), String> {
+        Ok(())
+    }
+    /// The file that will have the output of a batch job of this node that went back into the queue; `None`: the scheduler names none.
+    ///
+    /// # Errors
+    /// One line.
+    fn output(&self, _job: &JobId) -> Result<Option<PathBuf>, String> {
+        Ok(None)
+    }
+    /// A start of a job of this node that had been tried before has worked: what [`Controller::tell`] said of those is over.
+    ///
+    /// # Errors
+    /// One line.
+    fn started(&self, _job: &JobId) -> Result<(), String> {
         Ok(())
     }
     /// Puts a job of this node back into the queue; held there once `most` starts of its MPS had failed before (0: no limit).

@@ -15,7 +15,7 @@ use mpsd::job::spec::Spec;
 use mpsd::job::suspicion::Suspicion;
 use mpsd::plan::effects::Exporter;
 use mpsd::scheduler::drain::Place;
-use mpsd::scheduler::{Requeued, Scheduler};
+use mpsd::scheduler::{Requeued, Scheduler, UserRef};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
@@ -407,6 +407,14 @@ impl Drains for Sim {
     }
 
     fn tell_refused(&mut self, _: &Place<'_>, _: &JobId, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn note(&mut self, _: &Place<'_>, _: &JobId, _: &UserRef, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn forget_failed(&mut self, _: &Place<'_>, _: &JobId) -> Result<(), String> {
         Ok(())
     }
 

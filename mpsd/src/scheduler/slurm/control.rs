@@ -4,6 +4,7 @@ use super::commands::Installation;
 use crate::scheduler::control::{Controller, Requeued, Shown};
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// A busy controller gets this for one call.
@@ -106,6 +107,41 @@ impl Controller for Node {
             .err()
             .map(|why| format!("the node's comment does not say so: {why}"));
         Ok(done)
+    }
+
+    /// Slurm names them for a script alone, with the user's pattern filled in; 26.05 leaves the first empty where both are one.
+    fn output(&self, job: &JobId) -> Result<Option<PathBuf>, String> {
+        let shown = self.call("scontrol", &["show", "job", &self.own_name(job)?])?;
+        // The last line of a name is Slurm's: one of the user's own, in a comment, comes before.
+        let named = |name: &str| {
+            let mut files = shown
+                .lines()
+                .filter_map(|line| line.trim_start().strip_prefix(name));
+            files
+                .next_back()
+                .map(PathBuf::from)
+                .filter(|file| file.is_absolute())
+        };
+        Ok(named("StdErr=").or_else(|| named("StdOut=")))
+    }
+
+    /// Where the job has several nodes, another one's start may fail just now, which counts on.
+    fn started(&self, job: &JobId) -> Result<(), String> {
+        let own = self.own_name(job)?;
+        let Some(comment) = self.job(job, &own)?.comment else {
+            return Ok(());
+        };
+        let (users, ours) = comment.split_at(of_ours(&comment));
+        let of_this_node = format!("{OURS}{}: ", self.name);
+        let is_ours_alone = || {
+            let nodes = self.call("squeue", &["--noheader", "--jobs", &own, "--format", "%D"]);
+            nodes.map(|nodes| nodes.trim() == "1")
+        };
+        if failed_starts(&comment) == 0 || !(ours.contains(&of_this_node) || is_ours_alone()?) {
+            return Ok(());
+        }
+        let words = ["update", &format!("jobid={own}"), &format!("comment={users}")];
+        self.call("scontrol", &words).map(drop)
     }
 
     /// `BatchFlag` tells (docs/facts/slurm.md#failures). Who has the word in a job's name ends that job alone, as it goes by the

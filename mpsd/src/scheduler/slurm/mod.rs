@@ -92,6 +92,11 @@ impl BatchSystem for Slurm {
         }
     }
 
+    fn was_put_back(&self, input: &Input<'_>) -> bool {
+        let restarts = (input.env)("SLURM_JOB_RESTART_COUNT");
+        restarts.is_some_and(|count| count.trim().parse::<u32>().is_ok_and(|count| count > 0))
+    }
+
     fn at(&self, site: &Site) -> Box<dyn Located> {
         Box::new(Here(site.clone()))
     }

@@ -210,6 +210,45 @@ fn who_waits_is_told_where_the_comment_cannot_be() {
     assert_eq!(told, "notify 4711 mpsd: n1: why\n");
 }
 
+/// Of a job of several nodes the words of another one stay: its start may fail just now, and counts on.
+#[test]
+fn a_start_that_worked_takes_the_words_of_failed_ones_away() {
+    let id = JobId::parse("4711").expect("an id");
+    for (comment, nodes, left) in [
+        ("by hand; mpsd: n1: failed start 4: why", 2, Some("by hand")),
+        ("mpsd: n1: failed start 4: why", 1, Some("")),
+        ("by hand; mpsd: n2: failed start 4: why", 1, Some("by hand")),
+        ("by hand; mpsd: n2: failed start 4: why", 2, None),
+        ("by hand; mpsd: n1: another word", 1, None),
+        ("by hand", 1, None),
+    ] {
+        let body = format!(
+            "case \"$*\" in *%D) echo {nodes} ;; *) echo '{}' ;; esac",
+            shown(4, comment)
+        );
+        let (dir, node) = with_scripts(&squeue("4711 4711", &body), "");
+        node.started(&id).expect("looked at");
+        let told = fs::read_to_string(dir.path().join("told")).ok();
+        let expected = left.map(|left| format!("update jobid=4711 comment={left}\n"));
+        assert_eq!(told, expected, "{comment} on {nodes}");
+    }
+}
+
+#[test]
+fn the_output_is_a_scripts_and_is_named_whole() {
+    let id = JobId::parse("4711").expect("an id");
+    let of = |shown: &str| {
+        let (_dir, node) = with_scripts(&squeue_of(""), &format!("printf '{shown}'"));
+        node.output(&id).expect("looked at")
+    };
+    let shown = "JobId=4711 JobName=a\n   StdErr=/home/u/two words.out\n   StdIn=/dev/null\n";
+    assert_eq!(of(shown), Some(PathBuf::from("/home/u/two words.out")));
+    let shown = "JobId=4711 JobName=a\n   StdErr=\n   StdIn=/dev/null\n   StdOut=/home/u/7.out\n";
+    assert_eq!(of(shown), Some(PathBuf::from("/home/u/7.out")));
+    assert_eq!(of("JobId=4711 JobName=a\n   StdErr=\n"), None);
+    assert_eq!(of("JobId=4711 JobName=a\n"), None);
+}
+
 #[test]
 fn states_of_sinfo() {
     let shown = parse("draining|mpsd: job 7: x\ndraining|mpsd: job 7: x\n").unwrap();
