@@ -67,7 +67,7 @@ pub fn most(result: &Value) -> Result<String> {
     let most = unasked.max_by_key(|row| row.gpus).context("no rows")?;
     let all = each * u64::from(most.gpus);
     Ok(format!(
-        "{all} simulations on {} GPUs do {:.2} times what {each} do on one, and nothing has to be said of binding for that.\n",
+        "{all} simulations on {} GPUs do {:.2} times what {each} do on one, with the default binding.\n",
         most.gpus,
         most.part * f64::from(most.gpus)
     ))
