@@ -157,4 +157,5 @@ fn node_name(name: Option<&str>) -> String {
 }
 
 #[cfg(test)]
+#[path = "node_tests.rs"]
 mod tests;

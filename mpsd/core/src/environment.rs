@@ -411,4 +411,5 @@ fn are_numbers_safe(record: &Record, task: &Task, daemon: &Daemon) -> bool {
 }
 
 #[cfg(test)]
+#[path = "environment_tests.rs"]
 mod tests;

@@ -407,4 +407,5 @@ fn lowest(ranks: &[Vec<(GpuUuid, u64)>]) -> Option<Vec<(GpuUuid, u64)>> {
 }
 
 #[cfg(test)]
+#[path = "attach_tests.rs"]
 mod tests;

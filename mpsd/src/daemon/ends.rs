@@ -51,4 +51,5 @@ impl Ends {
 }
 
 #[cfg(test)]
+#[path = "ends_tests.rs"]
 mod tests;

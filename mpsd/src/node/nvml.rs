@@ -441,4 +441,5 @@ fn theirs(mode: ComputeMode) -> WrappedMode {
 }
 
 #[cfg(test)]
+#[path = "nvml_tests.rs"]
 mod tests;

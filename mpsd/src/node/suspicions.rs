@@ -39,4 +39,5 @@ pub fn remove(paths: &Paths, suspicion: &Suspicion) {
 }
 
 #[cfg(test)]
+#[path = "suspicions_tests.rs"]
 mod tests;

@@ -45,4 +45,5 @@ fn left_out(offers: &[Offer<'_>]) -> String {
 }
 
 #[cfg(test)]
+#[path = "advertise_tests.rs"]
 mod tests;

@@ -77,4 +77,5 @@ pub fn normalise(process: &Process) {
 }
 
 #[cfg(test)]
+#[path = "priority_tests.rs"]
 mod tests;

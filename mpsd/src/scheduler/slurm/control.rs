@@ -312,4 +312,5 @@ fn parse(text: &str) -> Option<Shown> {
 }
 
 #[cfg(test)]
+#[path = "control_tests.rs"]
 mod tests;

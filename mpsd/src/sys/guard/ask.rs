@@ -91,4 +91,5 @@ fn in_child(asker: Pid, writer: OwnedFd, kept: Option<BorrowedFd>, question: imp
 }
 
 #[cfg(test)]
+#[path = "ask_tests.rs"]
 mod tests;

@@ -173,7 +173,7 @@ fn every_program_looks_for_the_same_ranks_in_the_same_order() {
         _ => None,
     };
     assert_eq!(rank(&both).unwrap().0.local, 3);
-    let hook = include_str!("../../../../etc/pbs/hooks/mpsd.py");
+    let hook = include_str!("../../../etc/pbs/hooks/mpsd.py");
     let ranks = LAUNCHERS.map(|(rank, _)| rank);
     let sizes = LAUNCHERS.map(|(_, size)| size);
     let quoted = |names: &[&str]| format!("(\"{}\")", names.join("\", \""));
@@ -183,7 +183,7 @@ fn every_program_looks_for_the_same_ranks_in_the_same_order() {
     ] {
         assert!(hook.contains(&listed), "the hook of OpenPBS has not {listed}");
     }
-    let page = include_str!("../../../../packaging/man/mpsctl.1");
+    let page = include_str!("../../../packaging/man/mpsctl.1");
     let (last, others) = ranks.split_last().unwrap();
     let listed = format!("{} or {last}", others.join(", "));
     assert!(page.contains(&listed), "mpsctl(1) has not {listed}");
