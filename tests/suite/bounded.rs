@@ -109,7 +109,7 @@ fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
         let ran = exec_within(&older, &place, "64.srv");
         assert_ne!(ran.code, Some(0), "{ran:?}");
         assert!(
-            ran.err.contains("is not to be seen from here") && ran.out.is_empty(),
+            ran.err.contains("this process does not see") && ran.out.is_empty(),
             "{ran:?}"
         );
         let ran = exec_within(&Older::start(), &place, "64.srv");

@@ -6,6 +6,7 @@ use super::failure::Undetermined;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// What NVIDIA's daemon makes in its pipe directory.
@@ -23,8 +24,20 @@ pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     };
     match missing(Path::new(pipe)) {
         None => Ok(()),
+        Some(Errno::EACCES) if is_covered(Path::new(pipe)) => {
+            let why = "its mounts are older than the job's MPS, and it would run outside MPS; use a container that begins later";
+            Err(Undetermined::new(
+                format!("this process does not see '{pipe}'"),
+                why,
+            ))
+        }
         Some(errno) => Err(ended(&format!("its socket in '{pipe}': {}", errno.desc()))),
     }
+}
+
+/// Whether root's directory stands there, over which the user's is mounted where that is seen.
+fn is_covered(pipe: &Path) -> bool {
+    pipe.symlink_metadata().is_ok_and(|about| about.uid() == 0)
 }
 
 /// The failure of a task whose control daemon has ended; `seen`: what shows it.
