@@ -20,6 +20,14 @@ impl Cluster {
     /// From the start of the job to its first process. On failure the mother superior has run its epilogue already,
     /// and no sister has run its own (recorded).
     pub fn torque_begin(&mut self, job: &Job) -> Verdict {
+        match self.torque_join(job) {
+            Verdict::Runs => self.torque_start(job),
+            other => other,
+        }
+    }
+
+    /// Its first half: the sisters join the job.
+    pub fn torque_join(&mut self, job: &Job) -> Verdict {
         assert_eq!(self.product, Product::Torque);
         self.torque_files(job);
         self.mom_has(job, 0, true);
@@ -31,6 +39,11 @@ impl Cluster {
             }
             self.mom_has(job, sister, true);
         }
+        Verdict::Runs
+    }
+
+    /// Its second half: the mother superior's prologue.
+    pub fn torque_start(&mut self, job: &Job) -> Verdict {
         let ended = self.torque_script(job, 0, "prologue", None);
         match Verdict::of(self.product, ended, job.interactive) {
             Verdict::Runs => Verdict::Runs,
@@ -62,7 +75,7 @@ impl Cluster {
         }
     }
 
-    /// What a failed prologue.parallel does to its node, until its message is cleared by hand (recorded).
+    /// What a failed prologue.parallel or epilogue.parallel does to its node, until its message is cleared by hand (recorded).
     fn take_down(&self, at: usize) {
         let name = &self.nodes[at].name;
         let (state, note) = self.state(name);
@@ -73,7 +86,10 @@ impl Cluster {
     /// From the end of the job's last process: sisters first.
     pub fn torque_end(&mut self, job: &Job, code: i32) {
         for sister in 1..job.gpus.len() {
-            self.torque_script(job, sister, "epilogue.parallel", Some(code));
+            let ended = self.torque_script(job, sister, "epilogue.parallel", Some(code));
+            if !matches!(ended, Ended::Code(0) | Ended::NoScript) {
+                self.take_down(sister);
+            }
             self.mom_has(job, sister, false);
         }
         self.torque_script(job, 0, "epilogue", Some(code));

@@ -10,9 +10,9 @@ use std::path::Path;
 pub(crate) const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
 /// What pbs_mom demands and no more: root reads and runs it.
 const SCRIPT_MODE: u32 = 0o500;
-/// Where our programs stand in the shipped texts, and the jobs' directories.
+/// Where our programs stand in the shipped texts, and what we keep of jobs.
 const SHIPPED: &str = "/usr/bin/";
-const SHIPPED_JOBS: &str = "/run/mpsd/jobs";
+const SHIPPED_RUN: &str = "/run/mpsd/";
 
 /// A script of ours for a mom.
 #[derive(Debug)]
@@ -131,12 +131,10 @@ pub(crate) fn render(shipped: &str, around: &Surroundings<'_>) -> String {
         .iter()
         .map(|word| format!(" {}", quoted(word)))
         .collect();
+    let run = around.settings.paths.run().display().to_string();
     shipped
         .replace(SHIPPED, &directory)
-        .replace(
-            SHIPPED_JOBS,
-            &quoted(&around.settings.paths.jobs().display().to_string()),
-        )
+        .replace(SHIPPED_RUN, &format!("{}/", quoted(&run)))
         .replace(" --scheduler", &format!("{option} --scheduler"))
         .replace(" exec --starter", &format!("{option} exec --starter"))
 }
