@@ -10,7 +10,7 @@ use clap::Parser;
 use mpsd::cli::reconcile;
 use mpsd::cli::words::words;
 use mpsd::job::node::{Console, Severity, Store as _};
-use mpsd::job::{self, Job, Scheduled, Until, outcome};
+use mpsd::job::{self, Ending, Job, Scheduled, Until, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
 use mpsd::node::user::find_user;
@@ -102,11 +102,16 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
                     Wait::Started => Until::Started,
                     Wait::Announced => Until::Announced,
                 };
+                let its = system.time_limit(&input, false, &job.site);
                 let again =
                     until == Until::Ready && !job.asked.submission.step && system.was_put_back(&input);
                 let begun = job::begin(&mut node, &job, &Told::of(input, &job), until);
                 if again && begun.failed.is_none() {
                     outcome::of_success(&mut node, &job);
+                }
+                drop(node);
+                if begun.code == 0 && submission.sister && system.may_skip_epilogue() {
+                    watch_start(system, &job, its);
                 }
                 begun.code
             }
@@ -129,6 +134,23 @@ fn clear_before(arguments: &Arguments, input: &Input<'_>) {
     };
     let budget = budget(arguments, input, system, &name, submission.step);
     reconcile::take_down_gone(&settings, &name, &submission.job, budget.work);
+}
+
+/// Leaves a process that takes this job down if the job does not begin after all: no epilogue runs here then. It need not last
+/// longer than the other nodes' prologues and the mother superior's after them. `its`: the scheduler's
+/// limit of each.
+fn watch_start(system: &dyn BatchSystem, job: &Job, its: Option<Duration>) {
+    let site = Site::of(&job.settings);
+    let limit = 2 * its.unwrap_or(job.settings.deadline);
+    let ending = Ending {
+        settings: &job.settings,
+        scheduler: system.scheduler(),
+        node: &job.node,
+        site,
+    };
+    let id = &job.asked.submission.job;
+    // The next prologue here does it where no process is to be had.
+    let _ = guard::detach(|| reconcile::take_down_unbegun(&job.settings, &ending, id, limit));
 }
 
 /// The time for the whole prologue: the configured one, but below the scheduler's own.

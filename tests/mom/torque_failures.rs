@@ -205,6 +205,16 @@ fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_takes_it_not_down() {
     before.holds(&mut c);
 }
 
+/// Begins a job whose sister `nodeb` has lost the process that watches the job's start.
+fn begin_unwatched(c: &mut Cluster, job: &Job) -> Verdict {
+    assert_eq!(c.torque_join(job), Verdict::Runs);
+    let watches = c.nodes[1].sh("ps -C mps-prologue -o pid=");
+    for pid in watches.split_whitespace() {
+        c.nodes[1].signal(pid.parse().unwrap(), 9);
+    }
+    c.torque_start(job)
+}
+
 /// pbs_sched deletes a job whose nodes are down; one that waits for an offline node it keeps.
 #[test]
 fn a_fault_on_a_sister_puts_the_job_back_and_takes_the_sister_offline_and_not_down() {
@@ -259,7 +269,7 @@ fn a_leaked_sister_is_replaced_by_the_next_try_of_its_job() {
     let control = c.gpus[0].control();
     let aside = control.with_extension("aside");
     std::fs::rename(&control, &aside).unwrap();
-    assert_eq!(c.torque_begin(&job), Verdict::Requeued);
+    assert_eq!(begin_unwatched(&mut c, &job), Verdict::Requeued);
     let daemons = |c: &mut Cluster| {
         c.nodes[1]
             .sh("ps -eo pid=,comm= | grep -c 'nvidia-cuda-mps' || true")
@@ -351,7 +361,7 @@ fn what_a_sister_leaked_goes_when_the_server_has_the_job_no_more() {
     let control = c.gpus[0].control();
     let aside = control.with_extension("aside");
     std::fs::rename(&control, &aside).unwrap();
-    assert_eq!(c.torque_begin(&job), Verdict::Requeued);
+    assert_eq!(begin_unwatched(&mut c, &job), Verdict::Requeued);
     assert_eq!(c.gpus[1].modes()[1], "exclusive_process", "leaked on the sister");
     let status = c.server().join("jobs").join(&job.id);
     let queued = std::fs::read_to_string(&status).unwrap();
@@ -372,6 +382,22 @@ fn what_a_sister_leaked_goes_when_the_server_has_the_job_no_more() {
     before.holds(&mut c);
 }
 
+#[test]
+fn what_a_sister_began_goes_by_itself_when_the_job_does_not_begin() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let before = Before::of(&mut c);
+    std::fs::remove_file(c.gpus[0].control()).unwrap();
+    let job = Job::new("29.vm", "MPS=true").on(&[&[0], &[1]]);
+    assert_eq!(c.torque_begin(&job), Verdict::Requeued);
+    let is_back = wait_until(Duration::from_secs(20), || {
+        c.nodes[1]
+            .sh("ls /run/mpsd/jobs; ps -C mps-prologue -o pid= || :")
+            .is_empty()
+    });
+    assert!(is_back, "left: {}", c.nodes[1].sh("ls /run/mpsd/jobs; ps -e"));
+    before.holds(&mut c);
+}
+
 /// Torque tells the sisters nothing that runs a script there: the next job's prologue does what is left to do.
 #[test]
 fn what_a_sister_leaked_is_gone_when_the_next_job_begins_there() {
@@ -383,7 +409,7 @@ fn what_a_sister_leaked_is_gone_when_the_next_job_begins_there() {
         let before = Before::of(&mut c);
         std::fs::remove_file(c.gpus[0].control()).unwrap();
         let job = Job::new("25.vm", "MPS=true").on(&[&[0], &[1]]);
-        assert_eq!(c.torque_begin(&job), Verdict::Requeued);
+        assert_eq!(begin_unwatched(&mut c, &job), Verdict::Requeued);
         assert_eq!(c.gpus[1].modes()[1], "exclusive_process", "leaked on the sister");
         let next = Job::new("26.vm", account).on(&[&[], &[0]]);
         c.torque_files(&next);
@@ -396,20 +422,45 @@ fn what_a_sister_leaked_is_gone_when_the_next_job_begins_there() {
     }
 }
 
+/// Torque takes a sister down whose epilogue.parallel fails, and a user can keep an epilogue from its end.
+#[test]
+fn what_an_epilogue_cannot_take_down_does_not_take_its_node_down() {
+    let mut c = Cluster::with(
+        Product::Torque,
+        &["nodea", "nodeb"],
+        |gpus| gpus.fast(),
+        "deadline_s = 3\n",
+    );
+    let before = Before::of(&mut c);
+    let job = Job::new("31.vm", "MPS=true").on(&[&[0], &[1]]);
+    assert_eq!(c.torque_begin(&job), Verdict::Runs);
+    c.nodes[1].sh("setsid flock /run/mpsd/jobs/.31.vm.lock sleep 60 >/dev/null 2>&1 & echo $! >/tmp/holder");
+    c.torque_end(&job, 0);
+    assert_ne!(c.nodes[1].sh("ls /run/mpsd/jobs"), "", "its end was kept from it");
+    assert_eq!(c.state("nodeb"), ("free".into(), String::new()));
+    c.nodes[1].sh("pid=$(cat /tmp/holder); kill -9 $(ps --ppid $pid -o pid=) $pid; rm /tmp/holder");
+    std::fs::remove_file(c.server().join("jobs/31.vm")).unwrap();
+    c.nodes[1].sh("mpsctl reconcile");
+    before.holds(&mut c);
+}
+
 #[test]
 fn a_job_that_did_not_ask_starts_no_program_beside_one_that_runs() {
     let mut c = cluster(&["nodea", "nodeb"]);
     let job = Job::new("27.vm", "MPS=true").on(&[&[0], &[1]]);
     assert_eq!(c.torque_begin(&job), Verdict::Runs);
-    for (at, script) in [(0, "prologue"), (1, "prologue.parallel")] {
-        c.nodes[at].write(
-            "/usr/bin/mps-prologue",
-            "#!/bin/sh\necho called >/root/called\n",
-            0o755,
-        );
+    for (at, scripts) in [
+        (0, ["prologue", "epilogue"]),
+        (1, ["prologue.parallel", "epilogue.parallel"]),
+    ] {
+        let program = "#!/bin/sh\necho called >/root/called\n";
+        c.nodes[at].write("/usr/bin/called", program, 0o755);
+        c.nodes[at].sh("cd /usr/bin; cp called epilogue; mv called mps-prologue; mv epilogue mps-epilogue");
         let plain = Job::new("28.vm", "proj1").on(&[&[], &[]]);
-        assert_eq!(c.torque_script(&plain, at, script, None), Ended::Code(0));
-        assert_eq!(c.nodes[at].read("/root/called"), None, "{script}");
+        for (script, code) in scripts.into_iter().zip([None, Some(0)]) {
+            assert_eq!(c.torque_script(&plain, at, script, code), Ended::Code(0));
+            assert_eq!(c.nodes[at].read("/root/called"), None, "{script}");
+        }
     }
 }
 

@@ -16,16 +16,25 @@ use crate::scheduler::{self, Scheduler, Site};
 use crate::sys::cgroup::Cgroup;
 use crate::sys::deadline::Deadline;
 use crate::sys::guard::{NoAnswer, ask};
+use crate::sys::process::Process;
 use mpsd_core::config::{Cgroup as Rule, Settings};
 use mpsd_core::record::{self, Look};
 use mpsd_core::{Failure, JobId, Undetermined};
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use std::collections::{BTreeSet, HashMap};
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use Told::{Did, Drained, Left, Said};
 
 /// So much longer than a job's end may take it is waited for.
 const GRACE: Duration = Duration::from_secs(3);
+
+/// How often a job is looked at that may not begin, and, where its scheduler has to be asked, less and less often.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_SELDOM: Duration = Duration::from_secs(30);
 
 /// `mpsctl reconcile`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -200,6 +209,66 @@ pub fn take_down_gone(settings: &Settings, name: &str, own: &JobId, limit: Durat
         let text = format!("what other jobs left here is not taken down yet: {none}");
         line(NAME, Severity::Warning, &text);
     }
+}
+
+/// For a process of its own, after the prologue of `job` on a node that may get no epilogue: takes the job down once its scheduler has
+/// let it go. It ends with the job, and after `limit`.
+pub fn take_down_unbegun(settings: &Settings, ending: &Ending<'_>, job: &JobId, limit: Duration) {
+    let end = Deadline::after(limit);
+    let Some(journal) = enter_as_starter(settings, job) else {
+        return;
+    };
+    let (directory, scheduler) = (
+        settings.paths.job(job),
+        scheduler::of(ending.scheduler).at(&ending.site),
+    );
+    let known = scheduler.known_jobs(ending.node);
+    let within = settings.deadline;
+    let mut node = RealNode::new(NAME, settings, limit, within);
+    let mut pause = LOOK_EVERY;
+    while stays(directory.directory(), end.within(pause)) && !end.expired() {
+        if node.read_journal(job).ok().flatten().as_ref() != Some(&journal) {
+            return;
+        }
+        if scheduler.has_file_of(job) {
+            pause = LOOK_EVERY;
+        } else if let JobState::Gone(why) = known.state_of(job) {
+            let text = format!("job {job}: did not begin here ({why}): taken down");
+            line(NAME, Severity::Info, &text);
+            let mut node = RealNode::new(NAME, settings, within, within / 2);
+            job::end_as_judged(&mut node, job, ending, Some(&journal));
+            return;
+        } else {
+            pause = (2 * pause).min(LOOK_SELDOM);
+        }
+    }
+}
+
+/// Enters this process into the journal, by which the job's end ends it. The journal then.
+fn enter_as_starter(settings: &Settings, job: &JobId) -> Option<Journal> {
+    let mut node = RealNode::new(NAME, settings, settings.deadline, settings.deadline);
+    let _held = node.find_job(job).ok()??;
+    let mut journal = node.read_journal(job).ok()??;
+    journal.starter = Process::find(nix::unistd::getpid().as_raw()).map(|own| own.id());
+    node.write_journal(&journal).ok()?;
+    Some(journal)
+}
+
+/// Waits until `deadline`; false as soon as the directory is gone.
+fn stays(directory: &Path, deadline: Deadline) -> bool {
+    let gone = || -> nix::Result<Inotify> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        inotify.add_watch(directory, AddWatchFlags::IN_DELETE_SELF)?;
+        Ok(inotify)
+    };
+    match gone() {
+        Ok(inotify) => {
+            let mut fds = [PollFd::new(inotify.as_fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut fds, deadline.poll_timeout());
+        }
+        Err(_) => drop(deadline.sleep(LOOK_EVERY)),
+    }
+    directory.symlink_metadata().is_ok()
 }
 
 impl<'a> Run<'a> {

@@ -203,6 +203,9 @@ fn take_down(
         // A refusal's or a failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,
         Some(journal) => {
+            if let Some(starter) = journal.starter {
+                node.end_starter(starter);
+            }
             node.use_nvml(&journal.nvml);
             // Beside the daemons' end: both take the driver's time.
             if journal.has_begun(&Effect::StartDaemon) {

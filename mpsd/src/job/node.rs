@@ -282,7 +282,7 @@ pub trait Daemons {
         Self: Sized;
     /// This process; `None`: it cannot be told.
     fn own_process(&self) -> Option<ProcessRef>;
-    /// Ends the process that starts the MPS of a job. It is root's own.
+    /// Ends the process that starts the MPS of a job or watches its start, unless it is this one. It is root's own.
     fn end_starter(&mut self, starter: ProcessRef);
 }
 

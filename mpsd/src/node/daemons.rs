@@ -166,7 +166,9 @@ impl Daemons for RealNode {
     }
 
     fn end_starter(&mut self, starter: ProcessRef) {
-        processes::end_own(starter);
+        if starter.pid != nix::unistd::getpid().as_raw() {
+            processes::end_own(starter);
+        }
     }
 
     fn own_process(&self) -> Option<ProcessRef> {

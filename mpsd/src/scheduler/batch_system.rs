@@ -76,8 +76,8 @@ pub trait BatchSystem: Sync {
     fn was_put_back(&self, _input: &Input<'_>) -> bool {
         false
     }
-    /// Whether a node of a job that never began may have run our prologue and get no epilogue. The next prologue there, of any job,
-    /// then takes down what is left.
+    /// Whether a node of a job that never began may have run our prologue and get no epilogue. A process of ours then takes down what
+    /// is left, or the next prologue there, of any job.
     fn may_skip_epilogue(&self) -> bool {
         false
     }
@@ -101,6 +101,10 @@ pub trait BatchSystem: Sync {
 pub trait Located {
     /// Whether a job of which only the id is known may be one of its jobs on this node.
     fn may_own(&self, job: &JobId) -> bool;
+    /// Whether the file is here that its node keeps of each job that it has.
+    fn has_file_of(&self, _: &JobId) -> bool {
+        false
+    }
     /// What it knows of the jobs on `node`. It may be asked at once.
     fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs>;
     /// The way to take `node` out of service and back.

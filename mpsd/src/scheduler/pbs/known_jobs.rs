@@ -2,6 +2,7 @@
 
 use super::installation::{Installation, same_node};
 use super::status::status;
+use crate::scheduler::batch_system::Located as _;
 use crate::scheduler::host::ThisHost;
 use crate::scheduler::known_jobs::{JobState, KnownJobs};
 use mpsd_core::JobId;
@@ -27,7 +28,7 @@ pub(crate) struct Jobs {
 impl KnownJobs for Jobs {
     fn state_of(&self, job: &JobId) -> JobState {
         // The mom's own file of a job that it has; Torque's comes only after the prologue (recorded).
-        if self.pbs.job_file(job).symlink_metadata().is_ok() {
+        if self.pbs.has_file_of(job) {
             return JobState::Here;
         }
         match self

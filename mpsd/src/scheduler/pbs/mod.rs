@@ -24,6 +24,10 @@ impl Located for installation::Installation {
         self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')
     }
 
+    fn has_file_of(&self, job: &JobId) -> bool {
+        self.job_file(job).symlink_metadata().is_ok()
+    }
+
     fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs> {
         Box::new(known_jobs::Jobs {
             pbs: self.clone(),
