@@ -315,10 +315,34 @@ fn a_node_that_may_not_drain_itself_puts_its_job_back() {
     std::fs::remove_file(c.gpus[0].control()).unwrap();
     is_put_back(&mut c, "9.localhost", "MPS=true", "operators += root@nodea");
     let waits = "a drain of this node waits for its scheduler";
-    is_put_back(&mut c, "9[1].localhost", "MPS=true", waits);
+    is_put_back(&mut c, "10.localhost", "MPS=true", waits);
     std::fs::write(c.server().join("failing"), "run_count=").unwrap();
     let counted = Job::new("31.localhost", "MPS=true");
     goes_back(&mut c, &counted, waits, 1);
+}
+
+/// In state W it would break its array (docs/facts/pbs.md#tries-of-a-job): it is held back in its own process.
+#[test]
+fn a_subjob_is_put_back_late_and_never_waits_for_a_time() {
+    let mut c = hurried();
+    c.impatient_mom = true;
+    let before = Before::of(&mut c);
+    let unusable = "cp -p /etc/mpsd/mpsd.toml /etc/mpsd/good; echo 'no_such_key = 1' >>/etc/mpsd/mpsd.toml";
+    c.nodes[0].sh(unusable);
+    let job = Job::new("9[1].localhost", "MPS=true");
+    c.openpbs_files(&job);
+    assert!(at_once(&mut c, &job, "execjob_begin").accepted());
+    let started = Instant::now();
+    let launched = c.hook(&job, 0, "execjob_launch", &c.job_environment(&job, 0));
+    assert!(!launched.accepted() && launched.rerun, "{}", launched.message);
+    assert_eq!((launched.execution_time, launched.run_count), (None, Some(0)));
+    assert!(
+        started.elapsed() > Duration::from_secs(15),
+        "21 tries in a minute"
+    );
+    at_once(&mut c, &job, "execjob_abort");
+    c.nodes[0].sh("rm -f /var/spool/pbs/aux/*; mv /etc/mpsd/good /etc/mpsd/mpsd.toml");
+    before.holds(&mut c);
 }
 
 /// The mom does nothing else while execjob_begin or execjob_abort runs; execjob_launch runs in a process of the job.

@@ -12,7 +12,7 @@ after 21 such tries; so those that nothing but the node can have failed are not 
 pbs_mom does nothing else while a hook on execjob_begin or execjob_abort runs, so no other job starts or ends. These two events
 return within MOM_WAITS_S: what takes longer goes on without them. A start then leaves its outcome in the job's record,
 and execjob_launch, which runs in the job's own process, waits for that. PBS tries a rejected job again at once, so the hook
-moves the job's Execution_Time.
+moves the job's Execution_Time. A subjob that waits in state W breaks its array: its execjob_launch rejects, late.
 
 A job that did not ask pays for reading this file and nothing else: what only others need is imported where it is used.
 
@@ -84,6 +84,10 @@ def is_sister(job):
         return False
 
 
+def is_subjob(job):
+    return "[" in attribute(job, "id")
+
+
 def last_line(file):
     file.seek(0)
     lines = file.read(65536).decode("utf-8", "replace").strip().splitlines()
@@ -144,8 +148,9 @@ def mom_waits():
 
 def put_back(job, code):
     """Before a rejection. The server takes both values with it, from a sister and of a subjob as well, and no operator is needed."""
-    counted = code not in (1, UNCOUNTED, NOT_RUN)
-    values = [("Execution_Time", int(time.time()) + AGAIN_S)] + ([] if counted else [("run_count", 0)])
+    values = [] if is_subjob(job) else [("Execution_Time", int(time.time()) + AGAIN_S)]
+    if code in (1, UNCOUNTED, NOT_RUN):
+        values.append(("run_count", 0))
     for name, value in values:
         try:
             setattr(job, name, value)
@@ -175,6 +180,8 @@ def begin(event):
     # 1 is a refusal: recorded, and told in execjob_launch; where it could not be recorded it is told here
     if code == 0 or (code == 1 and environment(job, {}, [], mom_waits())[0] == 1):
         return None
+    if is_subjob(job) and not is_sister(job):
+        return None  # execjob_launch rejects
     clean(job, mom_waits())  # no launch will read what was recorded, and no end is promised
     put_back(job, code)
     return line or "mpsd: mps-prologue ended with %d" % code
@@ -197,10 +204,13 @@ def launch(event):
     code, answer, line = environment(job, inherited, ["--main"] if is_main_shell(event) else [], LIMIT_S)
     changes = json_of(answer) if code == 0 else {}
     if code == 0 and changes.get("MPSD_JOB") is None and asked(job):
-        code, line = 2, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
+        # Of what its user did wrong there is a record.
+        code, line = UNCOUNTED, "mpsd: job %s asked for MPS and has none on this node" % attribute(job, "id")
     if code != 0:
         line = line or "mpsd: mpsctl env ended with %d" % code
         if code != 1 and is_first_process(event):
+            if is_subjob(job):
+                time.sleep(max(0, STARTED + LIMIT_S - time.monotonic()))
             put_back(job, code)
             job.rerun()
         return None if tells_itself(event, line) else tell(line)
@@ -245,8 +255,9 @@ def request(job):
 
 
 def asked(job):
-    said = request(job)[1].get("resource", "")
-    return said != "" and said.split("+")[0] != "off"
+    """Of a job whose account holds the letters "mps". What cannot be told did: no such job runs without MPS by mistake."""
+    code, said, _ = request(job)
+    return code != 0 or said["resource"].split("+")[0] not in ("", "off")
 
 
 def is_launcher(event):
@@ -316,6 +327,8 @@ def failed(event, act, error):
     line = "mpsd: the hook failed: %s: %s" % (type(error).__name__, error)
     log(line)
     if act is begin:
+        if is_subjob(event.job) and not is_sister(event.job):
+            return None
         clean(event.job, mom_waits())
         put_back(event.job, NOT_RUN)
         return line

@@ -50,7 +50,12 @@ impl Cluster {
         assert_eq!(self.product, Product::OpenPbs);
         self.openpbs_files(job);
         for at in 0..job.gpus.len() {
-            if !self.openpbs_tried(job, at).accepted() {
+            let begun = self.openpbs_tried(job, at);
+            if !begun.accepted() {
+                eprintln!(
+                    "{} rejected job {}: {}",
+                    self.nodes[at].name, job.id, begun.message
+                );
                 // Nodes that have begun are told to forget the job.
                 for begun in 0..at {
                     self.hook(job, begun, "execjob_abort", &BTreeMap::new());

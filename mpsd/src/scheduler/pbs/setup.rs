@@ -20,15 +20,17 @@ impl SetUp for Verbs {
 
     fn run(&self, matches: &clap::ArgMatches, around: &Surroundings<'_>) -> Result<Done, Stopped> {
         let verb = Pbs::from_arg_matches(matches).map_err(|error| error.to_string())?;
+        let mut done = Done::default();
+        // It says nothing of this node, and a node without a usable configuration must know which job asked.
+        if let Pbs::Request(asked) = &verb {
+            done.did(request::read(asked).map_err(|refusal| refusal.to_string())?);
+            return Ok(done);
+        }
         if let Some(broken) = &around.broken {
             return Err(broken.clone().into());
         }
         Ok(match &verb {
-            Pbs::Request(asked) => {
-                let mut done = Done::default();
-                done.did(request::read(asked).map_err(|refusal| refusal.to_string())?);
-                done
-            }
+            Pbs::Request(_) => done,
             Pbs::Install(options) => {
                 let (steps, pbs) = self.find(&options.place, around)?;
                 steps.install(&pbs, options, around)?
