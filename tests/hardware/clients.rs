@@ -1,19 +1,24 @@
-//! CUDA clients: several `mps-probe` at once, and what they report.
+//! CUDA clients: several `mps-probe` at once, what they report outside MPS, and under a daemon started by hand.
 
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::child::{self, Ran, Running};
 use crate::result::Section;
+use crate::site::{self, Run};
+use crate::vendor::{self, Daemon};
 
 /// A thread percentage is granted in units of two multiprocessors: 25 % of 132 gave 32 and 10 % gave 12 (recorded).
 const SM_UNIT: f64 = 2.0;
 
 /// How much less than the limit a client may get, in MiB: its context counts against the limit.
 pub const MARGIN_MIB: u64 = 256;
+
+/// Number of clients at once.
+pub const CLIENTS: usize = 8;
 
 /// What is asked for each client.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +67,14 @@ impl Client {
         self.report["gpus"][0][key].as_u64()
     }
 
+    /// The multiprocessors of its first GPU.
+    pub fn sms(&self) -> Result<u64> {
+        match self.number("sms") {
+            Some(sms) => Ok(sms),
+            None => bail!("the probe saw no multiprocessors: {}", self.report),
+        }
+    }
+
     /// A word of its first GPU.
     pub fn word(&self, key: &str) -> &str {
         self.report["gpus"][0][key].as_str().unwrap_or("")
@@ -71,21 +84,21 @@ impl Client {
 /// Starts `count` clients made by `make`, waits until all have reported, calls `look`, and collects them.
 pub fn at_once<T>(
     count: usize,
-    make: impl Fn(usize) -> Result<Command>,
+    make: impl Fn(usize) -> Command,
     look: impl FnOnce() -> Result<T>,
 ) -> Result<(Vec<Client>, T)> {
     let started: Vec<Running> = (0..count)
-        .map(|rank| Running::start(&mut make(rank)?, ""))
+        .map(|rank| Running::start(&mut make(rank), ""))
         .collect::<Result<_>>()?;
     let all = child::until(Duration::from_secs(60), Duration::from_millis(20), || {
         started
             .iter()
-            .all(|client| client.stdout_so_far().ends_with('\n') || !crate::vendor::alive(client.pid()))
+            .all(|client| client.stdout_so_far().ends_with('\n') || !vendor::alive(client.pid()))
     })?;
     let seen = if all {
         look()?
     } else {
-        anyhow::bail!("not all {count} clients reported within 60 s")
+        bail!("not all {count} clients reported within 60 s")
     };
     let ended = started
         .into_iter()
@@ -170,6 +183,65 @@ pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
     if !complaints.is_empty() {
         section.fact("complaints", complaints.join("\n"));
     }
+}
+
+/// What a client outside MPS reports of the GPUs in `visible`: no daemon of the machine answers in a directory that does not exist.
+pub fn outside(run: &Run, visible: &str, options: &[&str]) -> Result<Client> {
+    let mut env = site::base_env();
+    let none = run.place.run.join("none").display().to_string();
+    env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), none);
+    env.insert("CUDA_VISIBLE_DEVICES".into(), visible.into());
+    let probe = run.place.staged("mps-probe")?;
+    alone(run.place.as_user(&probe, &env).arg("--json").args(options))
+}
+
+/// What a client outside MPS sees of the GPU: its multiprocessors.
+pub fn bare(section: &mut Section, run: &Run) -> Result<u64> {
+    let uuid = run.gpu().uuid.as_str();
+    let client = outside(run, uuid, &["--alloc=1024"])?;
+    let report = client.report.to_string();
+    section.fact("bare_client", report.clone());
+    let is_outside = client.report["under_mps"] == false;
+    section.check("a client without a daemon says so", is_outside, report);
+    section.equal("UUID as nvidia-smi tells it", &client.word("uuid"), &uuid);
+    let refused = outside(run, uuid, &["--require-mps"])?;
+    section.equal("--require-mps outside MPS: exit code", &refused.code, &Some(1));
+    client.sms()
+}
+
+/// Eight clients at once under a daemon started by hand.
+pub fn under_daemon(section: &mut Section, run: &Run) -> Result<()> {
+    let (place, uuid, limits) = (&run.place, &run.gpu().uuid, &run.limits);
+    let commands = [
+        format!("set_default_active_thread_percentage {}\n", limits.percent),
+        format!(
+            "set_default_device_pinned_mem_limit {uuid} {}M\n",
+            limits.memory_mib
+        ),
+    ];
+    let mut daemon = Daemon::start(place, uuid, "probe", &commands)?;
+    let probe = place.staged("mps-probe")?;
+    let mut env = daemon.env.clone();
+    let make = |_| {
+        let mut command = place.as_user(&probe, &env);
+        command.args(limits.probe_options()).args(["--hold", "2"]);
+        command
+    };
+    let list = format!("get_client_list {}\n", daemon.server);
+    let listed = || Ok(daemon.command(&list)?.stdout.lines().count());
+    let (clients, listed) = at_once(CLIENTS, make, listed)?;
+    section.equal("clients in the daemon's list", &listed, &CLIENTS);
+    judge(section, &clients, limits);
+    if let Some(client) = clients.first() {
+        section.fact("first_client", client.report.to_string());
+    }
+    env.insert("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE".into(), "10".into());
+    let lower = alone(place.as_user(&probe, &env).arg("--json"))?;
+    section.fact("sms_of_a_client_that_asks_for_10", lower.sms()? as i64);
+    daemon.collect();
+    section.fact("daemon_log", daemon.log.join("\n"));
+    section.fact("quit_ms", child::ms(daemon.quit()?.0));
+    Ok(())
 }
 
 #[cfg(test)]

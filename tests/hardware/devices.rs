@@ -3,18 +3,15 @@
 //! it is refused in a line that names both device files, and no server starts.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tests::slurm::{Bed, Options, User, unified};
 
-use crate::debs::Debs;
-use crate::job;
-use crate::look::{self, Look};
+use crate::look;
 use crate::result::Section;
-use crate::site::{self, Place};
-use crate::slurm::{self, Slice, tail};
+use crate::site::{self, Place, Run};
+use crate::slurm::{self, Debs, tail};
 
 /// Longest that one `srun` may take.
 const SRUN: Duration = Duration::from_secs(90);
@@ -34,7 +31,8 @@ struct List {
 }
 
 /// Every list, with and without ConstrainDevices.
-pub fn run(section: &mut Section, place: &Place, debs: &Path) -> Result<()> {
+pub fn run(section: &mut Section, run: &Run) -> Result<()> {
+    let place = &run.place;
     let devices = devices()?;
     let [first, second, ..] = &devices[..] else {
         section.fact("left_out", "this machine has one GPU");
@@ -77,21 +75,16 @@ pub fn run(section: &mut Section, place: &Place, debs: &Path) -> Result<()> {
             ],
         });
     }
-    let before = Look::take(&place.run)?;
-    let brought = Debs::install(debs)?;
-    let slice = Slice::make();
-    for list in &lists {
-        for constrain in [false, true] {
-            under(section, place, list, constrain, &devices)?;
+    let uuids = devices.iter().map(|device| &device.uuid);
+    look::unchanged(section, place, uuids, 5, |section| {
+        let _slurm = Debs::install(&run.package.join("debs"))?;
+        for list in &lists {
+            for constrain in [false, true] {
+                under(section, place, list, constrain, &devices)?;
+            }
         }
-    }
-    drop(brought);
-    drop(slice);
-    let kept: Vec<_> = devices
-        .iter()
-        .flat_map(|device| job::kept(&place.run, &device.uuid))
-        .collect();
-    look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
+        Ok(())
+    })
 }
 
 /// All GPUs in the order of the bus, from `nvidia-smi -q`.

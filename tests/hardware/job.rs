@@ -9,17 +9,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::child::{self, Ran};
-use crate::clients::{self, Limits};
-use crate::look::{self, Look};
-use crate::probe::CLIENTS;
+use crate::clients::{self, CLIENTS, Limits};
+use crate::look;
 use crate::result::Section;
-use crate::site::{self, Gpu, Place};
+use crate::site::{self, Gpu, Place, Run};
 
 /// The scheduler's own name of the job.
 const JOB: &str = "4711.srv";
 
 /// What the user asked for; the limits in numbers are [`PERCENT`] and [`MEMORY_MIB`].
-const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+pub const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 pub const PERCENT: f64 = 25.0;
 pub const MEMORY_MIB: u64 = 4096;
 
@@ -63,13 +62,26 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Runs `mps-prologue` as the mom does: as root, with the arguments recorded of Torque.
-    pub fn prologue(&self) -> Result<Ran> {
-        self.prologue_with(ACCOUNT)
+    /// The prologue must succeed: else its story is a failed check, and an error.
+    pub fn begin(&self, section: &mut Section, what: &str, account: &str) -> Result<Ran> {
+        let prologue = self.prologue(account)?;
+        let good = prologue.code == Some(0);
+        if !section.check(format!("{what}mps-prologue"), good, prologue.story()) {
+            bail!("the job did not start: {}", prologue.story());
+        }
+        Ok(prologue)
     }
 
-    /// The same for another account string.
-    pub fn prologue_with(&self, account: &str) -> Result<Ran> {
+    /// The epilogue must succeed: else its story is a failed check.
+    pub fn end(&self, section: &mut Section, what: &str) -> Result<Ran> {
+        let epilogue = self.epilogue()?;
+        let good = epilogue.code == Some(0);
+        section.check(format!("{what}mps-epilogue"), good, epilogue.story());
+        Ok(epilogue)
+    }
+
+    /// Runs `mps-prologue` as the mom does: as root, with the arguments recorded of Torque, and this account string.
+    pub fn prologue(&self, account: &str) -> Result<Ran> {
         self.open.set(true);
         let mut command = self.program("mps-prologue")?;
         command.args(["--gpus", &self.gpu]);
@@ -110,11 +122,8 @@ impl<'a> Job<'a> {
     pub fn environment(&self) -> Result<BTreeMap<String, String>> {
         let mut env = site::base_env();
         env.insert("PBS_JOBID".into(), self.id.clone());
-        let mut command = self.place.as_user(&self.place.staged("mpsctl")?, &env);
-        command
-            .args(["--config"])
-            .arg(&self.config)
-            .args(["env", "--shell", "json", "--job", &self.id]);
+        let mut command = self.user_mpsctl(env.clone())?;
+        command.args(["env", "--shell", "json", "--job", &self.id]);
         let ran = child::run(&mut command, "", Duration::from_secs(10))?.success()?;
         let changes: BTreeMap<String, Option<String>> =
             serde_json::from_str(&ran.stdout).with_context(|| format!("mpsctl env wrote {}", ran.stdout))?;
@@ -127,9 +136,28 @@ impl<'a> Job<'a> {
         Ok(env)
     }
 
-    /// The configuration of the run.
-    pub fn config(&self) -> &Path {
-        &self.config
+    /// `mpsctl` with the configuration of the run, as root.
+    pub fn mpsctl(&self) -> Result<Command> {
+        Ok(self.with_config(Command::new(self.place.staged("mpsctl")?)))
+    }
+
+    /// `mpsctl exec --`, as the user in a task of the job; beside `env` nothing but the job's name is in its environment.
+    pub fn exec(&self, env: BTreeMap<String, String>) -> Result<Command> {
+        let mut command = self.user_mpsctl(env)?;
+        command.args(["exec", "--"]);
+        Ok(command)
+    }
+
+    /// The same without `exec`.
+    pub fn user_mpsctl(&self, mut env: BTreeMap<String, String>) -> Result<Command> {
+        env.insert("PBS_JOBID".into(), self.id.clone());
+        let command = self.place.as_user(&self.place.staged("mpsctl")?, &env);
+        Ok(self.with_config(command))
+    }
+
+    fn with_config(&self, mut command: Command) -> Command {
+        command.arg("--config").arg(&self.config);
+        command
     }
 
     /// The scheduler's name of the job.
@@ -166,50 +194,28 @@ pub fn config(place: &Place) -> Result<PathBuf> {
 }
 
 /// The whole job.
-pub fn whole(section: &mut Section, place: &Place, gpu: &Gpu, limits: &Limits) -> Result<()> {
+pub fn run(section: &mut Section, run: &Run) -> Result<()> {
+    let (place, gpu, limits) = (&run.place, run.gpu(), &run.limits);
     section.fact("request", ACCOUNT);
-    let before = Look::take(&place.run)?;
-    let job = Job::named(place, gpu, JOB)?;
-    let prologue = job.prologue()?;
-    section.fact("prologue_ms", prologue.ms());
-    if !section.check("mps-prologue", prologue.code == Some(0), prologue.story()) {
-        bail!("the job did not start: {}", prologue.story());
-    }
-    section.check(
-        "the prologue's output is closed when it has ended",
-        !prologue.held_open,
-        "a pipe of the mom",
-    );
-    let env = job.environment()?;
-    section.fact("task_environment", format!("{env:?}"));
-    read_back(section, place, gpu, &env, limits)?;
-    server_log(section, &job.directory(), &gpu.uuid, limits);
-    idle(section, &job.directory())?;
-    eight_clients(section, place, &env, limits)?;
-    let epilogue = job.epilogue()?;
-    section.fact("epilogue_ms", epilogue.ms());
-    section.check("mps-epilogue", epilogue.code == Some(0), epilogue.story());
-    look::compare(
-        section,
-        &before,
-        &place.run,
-        &kept(&place.run, &gpu.uuid),
-        Duration::from_secs(3),
-    )
-}
-
-/// What the run directory keeps between jobs: its own three directories and the lock file of the GPU.
-pub fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
-    let own = ["mpsd", "mpsd/jobs", "mpsd/gpus", &format!("mpsd/gpus/{gpu}")].map(|path| run.join(path));
-    let mut all = own.to_vec();
-    // Reports that their users may read, until the next boot.
-    let mut reports = vec![run.join("mpsd/reports")];
-    while let Some(path) = reports.pop() {
-        let entries = fs::read_dir(&path).into_iter().flatten().flatten();
-        reports.extend(entries.map(|entry| entry.path()));
-        all.push(path);
-    }
-    all
+    look::unchanged(section, place, [&gpu.uuid], 3, |section| {
+        let job = Job::named(place, gpu, JOB)?;
+        let prologue = job.begin(section, "", ACCOUNT)?;
+        section.fact("prologue_ms", prologue.ms());
+        section.check(
+            "the prologue's output is closed when it has ended",
+            !prologue.held_open,
+            "a pipe of the mom",
+        );
+        let env = job.environment()?;
+        section.fact("task_environment", format!("{env:?}"));
+        read_back(section, place, gpu, &env, limits)?;
+        server_log(section, &job.directory(), &gpu.uuid, limits);
+        idle(section, &job.directory())?;
+        eight_clients(section, place, &env, limits)?;
+        let epilogue = job.end(section, "")?;
+        section.fact("epilogue_ms", epilogue.ms());
+        Ok(())
+    })
 }
 
 /// What the daemon that `env` names answers to `question`, asked by hand.
@@ -303,23 +309,14 @@ pub fn server_log(section: &mut Section, directory: &Path, gpu: &str, limits: &L
 
 /// All regular files below `log*` of a job's directory.
 fn all_text(directory: &Path) -> String {
-    let mut text = String::new();
-    let Ok(entries) = fs::read_dir(directory) else {
-        return text;
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if entry.path().is_dir() && name.starts_with("log") {
-            for file in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
-                if file.file_type().is_ok_and(|kind| kind.is_file()) {
-                    text.push_str(&String::from_utf8_lossy(
-                        &fs::read(file.path()).unwrap_or_default(),
-                    ));
-                }
-            }
-        }
-    }
-    text
+    let entries = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();
+    let logs = entries(directory).filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
+    let files = logs.flat_map(|log| entries(&log.path()));
+    let regular = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
+    let text = |file: fs::DirEntry| fs::read(file.path()).unwrap_or_default();
+    regular
+        .map(|file| String::from_utf8_lossy(&text(file)).into_owned())
+        .collect()
 }
 
 fn eight_clients(
@@ -329,16 +326,14 @@ fn eight_clients(
     limits: &Limits,
 ) -> Result<()> {
     let probe = place.staged("mps-probe")?;
-    let (clients, apps) = clients::at_once(
-        CLIENTS,
-        |rank| {
-            let mut command = place.as_user(&probe, env);
-            command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
-            command.args(limits.probe_options()).args(["--hold", "2"]);
-            Ok(command)
-        },
-        || site::smi(&["--query-compute-apps=pid,process_name", "--format=csv,noheader"]),
-    )?;
+    let make = |rank: usize| {
+        let mut command = place.as_user(&probe, env);
+        command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
+        command.args(limits.probe_options()).args(["--hold", "2"]);
+        command
+    };
+    let apps = || site::smi(&["--query-compute-apps=pid,process_name", "--format=csv,noheader"]);
+    let (clients, apps) = clients::at_once(CLIENTS, make, apps)?;
     clients::judge(section, &clients, limits);
     let pids: Vec<String> = clients
         .iter()

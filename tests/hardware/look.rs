@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use crate::child;
 use crate::result::Section;
-use crate::site;
+use crate::site::{self, Place};
 
 /// Words in a command line that mark a process of MPS or of this project.
 const OURS: [&str; 5] = [
@@ -22,15 +22,15 @@ const OURS: [&str; 5] = [
 
 /// What can be left behind, a line each.
 #[derive(Debug, Clone, Default)]
-pub struct Look {
+struct Look {
     lines: BTreeSet<String>,
     /// Processes that ended but that nobody has collected: PID 1's duty where their parent is gone.
-    pub defunct: Vec<String>,
+    defunct: Vec<String>,
 }
 
 impl Look {
     /// Looks at the machine and at the run directory.
-    pub fn take(run: &Path) -> Result<Self> {
+    fn take(run: &Path) -> Result<Self> {
         let mut look = Self::default();
         look.processes()?;
         for directory in ["/dev/shm", "/run", "/tmp"] {
@@ -58,20 +58,12 @@ impl Look {
         let own = std::process::id().to_string();
         for line in run("ps", &arguments)?.lines().map(str::trim) {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let [pid, _, _, state, command @ ..] = &words[..] else {
+            let [pid, _, _, state, program, ..] = words[..] else {
                 continue;
             };
-            let command = command.join(" ");
             // The harness itself and the shell that called it carry the same words in their paths.
-            let named = command
-                .split(' ')
-                .next()
-                .unwrap_or("")
-                .rsplit('/')
-                .next()
-                .unwrap_or("")
-                .to_owned();
-            if *pid == own || !OURS.iter().any(|word| named.contains(word)) {
+            let named = program.rsplit('/').next().unwrap_or("");
+            if pid == own || !OURS.iter().any(|word| named.contains(word)) {
                 continue;
             }
             if state.starts_with('Z') {
@@ -99,13 +91,8 @@ impl Look {
     }
 
     fn groups(&mut self, directory: &Path, depth: usize) {
-        let Ok(entries) = std::fs::read_dir(directory) else {
-            return;
-        };
-        for entry in entries
-            .flatten()
-            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-        {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
             self.lines.insert(format!("cgroup {}", entry.path().display()));
             if depth > 0 {
                 self.groups(&entry.path(), depth - 1);
@@ -114,28 +101,28 @@ impl Look {
     }
 
     /// What is here now and was not there `before`, and what has gone.
-    pub fn against(&self, before: &Self) -> Vec<String> {
-        let new = self
-            .lines
-            .difference(&before.lines)
-            .map(|line| format!("new: {line}"));
-        let gone = before
-            .lines
-            .difference(&self.lines)
-            .map(|line| format!("gone: {line}"));
-        new.chain(gone).collect()
+    fn against(&self, before: &Self) -> Vec<String> {
+        let new = self.lines.difference(&before.lines);
+        let gone = before.lines.difference(&self.lines);
+        let new = new.map(|line| format!("new: {line}"));
+        new.chain(gone.map(|line| format!("gone: {line}"))).collect()
     }
 }
 
-/// Looks again until nothing differs from `before`, at most `limit`, and records the result. What the run directory keeps
-/// between jobs by design is not counted: paths in `allowed`.
-pub fn compare(
+/// Carries `act` out, then looks until the machine is as it was before, `seconds` at most, and records the result. Not counted
+/// is what the run directory keeps by design between jobs on `gpus`.
+pub fn unchanged<'a>(
     section: &mut Section,
-    before: &Look,
-    run: &Path,
-    allowed: &[PathBuf],
-    limit: Duration,
+    place: &Place,
+    gpus: impl IntoIterator<Item = &'a String>,
+    seconds: u64,
+    act: impl FnOnce(&mut Section) -> Result<()>,
 ) -> Result<()> {
+    let run = &place.run;
+    let before = Look::take(run)?;
+    act(section)?;
+    let allowed: Vec<PathBuf> = gpus.into_iter().flat_map(|gpu| kept(run, gpu)).collect();
+    let limit = Duration::from_secs(seconds);
     // A user's copies of reports are bounded: the oldest go.
     let pruned = format!("gone: file {}/", run.join("mpsd/reports").display());
     let keeps = |line: &String| {
@@ -149,7 +136,7 @@ pub fn compare(
     child::until(limit, Duration::from_millis(100), || match Look::take(run) {
         Ok(look) => {
             left = look
-                .against(before)
+                .against(&before)
                 .into_iter()
                 .filter(|line| !keeps(line))
                 .collect();
@@ -173,11 +160,21 @@ pub fn compare(
     Ok(())
 }
 
+/// What the run directory keeps between jobs: its own three directories, the lock file of the GPU, and reports that their users may
+/// read, until the next boot.
+fn kept(run: &Path, gpu: &str) -> Vec<PathBuf> {
+    let own = ["mpsd", "mpsd/jobs", "mpsd/gpus", &format!("mpsd/gpus/{gpu}")].map(|path| run.join(path));
+    let mut all = own.to_vec();
+    let mut reports = vec![run.join("mpsd/reports")];
+    while let Some(path) = reports.pop() {
+        let entries = std::fs::read_dir(&path).into_iter().flatten().flatten();
+        reports.extend(entries.map(|entry| entry.path()));
+        all.push(path);
+    }
+    all
+}
+
 fn run(program: &str, arguments: &[&str]) -> Result<String> {
-    let ran = child::run(
-        Command::new(site::program(program)?).args(arguments),
-        "",
-        Duration::from_secs(20),
-    )?;
-    Ok(ran.stdout)
+    let mut command = Command::new(site::program(program)?);
+    Ok(child::run(command.args(arguments), "", Duration::from_secs(20))?.stdout)
 }

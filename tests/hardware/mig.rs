@@ -1,16 +1,13 @@
 //! MPS on MIG devices: what NVIDIA documents and this project builds on (docs/facts/mps-control.md#mig), where the machine has some.
 //! No MIG device is made or removed, and no mode is changed.
 
-use std::time::Duration;
-
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::clients::{self, Limits};
 use crate::job::{self, Job};
-use crate::look::{self, Look};
+use crate::look;
 use crate::result::Section;
-use crate::site::{self, Gpu, Place};
-use crate::vendor::Daemon;
+use crate::site::{self, Gpu, Place, Run};
 
 const JOB: &str = "4716.srv";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=50,MPS_MEM=1G";
@@ -18,7 +15,7 @@ const ACCOUNT: &str = "MPS=true,MPS_THREADS=50,MPS_MEM=1G";
 const CLIENTS: usize = 2;
 
 /// One job on a MIG device, and one on two; else says that all of it stays unverified.
-pub fn run(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
+pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     let devices = devices(&site::smi(&["-L"])?);
     section.fact("mig_devices", devices.len() as i64);
     let Some(first) = devices.first() else {
@@ -28,35 +25,28 @@ pub fn run(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
     };
     let mig = |uuid: &String| Gpu {
         uuid: uuid.clone(),
-        ..gpu.clone()
+        ..run.gpu().clone()
     };
-    let before = Look::take(&place.run)?;
-    let whole = bare(section, place, first)?;
-    if let [first, second, ..] = &devices[..] {
-        let both = format!("{first},{second}");
-        let seen = outside(place, &both)?;
-        section.equal(
-            "MIG devices that a process sees of two",
-            &seen["gpus"].as_array().map(Vec::len),
-            &Some(1),
-        );
-    }
-    let limits = Limits {
-        percent: 50.0,
-        memory_mib: 1024,
-        device_sms: whole,
-    };
-    one(section, place, &mig(first), &limits)?;
-    if let [first, second, ..] = &devices[..] {
-        two(section, place, [&mig(first), &mig(second)])?;
-    }
-    by_name(section, place, first)?;
-    let kept: Vec<_> = devices
-        .iter()
-        .take(2)
-        .flat_map(|uuid| job::kept(&place.run, uuid))
-        .collect();
-    look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
+    look::unchanged(section, &run.place, devices.iter().take(2), 5, |section| {
+        let bare = clients::outside(run, first, &[])?;
+        section.fact("bare_client", bare.report.to_string());
+        let limits = Limits {
+            percent: 50.0,
+            memory_mib: 1024,
+            device_sms: bare.sms()?,
+        };
+        one(section, &run.place, &mig(first), &limits)?;
+        if let [first, second, ..] = &devices[..] {
+            let seen = clients::outside(run, &format!("{first},{second}"), &[])?.report;
+            section.equal(
+                "MIG devices that a process sees of two",
+                &seen["gpus"].as_array().map(Vec::len),
+                &Some(1),
+            );
+            two(section, &run.place, [&mig(first), &mig(second)])?;
+        }
+        Ok(())
+    })
 }
 
 /// The UUIDs of MIG devices in the lines `  MIG 1g.10gb     Device  0: (UUID: MIG-…)`.
@@ -68,33 +58,10 @@ fn devices(list: &str) -> Vec<String> {
     list.lines().filter_map(uuid).collect()
 }
 
-/// What a client outside MPS reports.
-fn outside(place: &Place, visible: &str) -> Result<serde_json::Value> {
-    let mut env = site::base_env();
-    let none = place.run.join("none").display().to_string();
-    env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), none);
-    env.insert("CUDA_VISIBLE_DEVICES".into(), visible.into());
-    let probe = place.staged("mps-probe")?;
-    Ok(clients::alone(place.as_user(&probe, &env).arg("--json"))?.report)
-}
-
-/// A client outside MPS on one device; its multiprocessors.
-fn bare(section: &mut Section, place: &Place, device: &str) -> Result<u64> {
-    let report = outside(place, device)?;
-    section.fact("bare_client", report.to_string());
-    match report["gpus"][0]["sms"].as_u64() {
-        Some(sms) => Ok(sms),
-        None => bail!("the probe saw no multiprocessors: {report}"),
-    }
-}
-
 /// One job on one device: limits by index 0, proved by its clients; the compute mode is not touched.
 fn one(section: &mut Section, place: &Place, mig: &Gpu, limits: &Limits) -> Result<()> {
     let job = Job::named(place, mig, JOB)?;
-    let prologue = job.prologue_with(ACCOUNT)?;
-    if !section.check("MIG: mps-prologue", prologue.code == Some(0), prologue.story()) {
-        bail!("the job did not start: {}", prologue.story());
-    }
+    job.begin(section, "MIG: ", ACCOUNT)?;
     let env = job.environment()?;
     section.equal(
         "MIG: CUDA_VISIBLE_DEVICES of a task",
@@ -103,15 +70,12 @@ fn one(section: &mut Section, place: &Place, mig: &Gpu, limits: &Limits) -> Resu
     );
     job::server_log(section, &job.directory(), "0", limits);
     let probe = place.staged("mps-probe")?;
-    let (clients, processes) = clients::at_once(
-        CLIENTS,
-        |_| {
-            let mut command = place.as_user(&probe, &env);
-            command.args(limits.probe_options()).args(["--hold", "2"]);
-            Ok(command)
-        },
-        || site::smi(&[]),
-    )?;
+    let make = |_| {
+        let mut command = place.as_user(&probe, &env);
+        command.args(limits.probe_options()).args(["--hold", "2"]);
+        command
+    };
+    let (clients, processes) = clients::at_once(CLIENTS, make, || site::smi(&[]))?;
     clients::judge(section, &clients, limits);
     section.fact("mig_processes", processes);
     let listed = clients
@@ -122,35 +86,21 @@ fn one(section: &mut Section, place: &Place, mig: &Gpu, limits: &Limits) -> Resu
         &listed.count(),
         &CLIENTS,
     );
-    let epilogue = job.epilogue()?;
-    section.check("MIG: mps-epilogue", epilogue.code == Some(0), epilogue.story());
+    job.end(section, "MIG: ")?;
     Ok(())
 }
 
 /// One job on two devices: a daemon each, and each rank under its own.
 fn two(section: &mut Section, place: &Place, migs: [&Gpu; 2]) -> Result<()> {
     let job = Job::named(place, migs[0], JOB)?.on(&migs);
-    let prologue = job.prologue_with(ACCOUNT)?;
-    if !section.check(
-        "two MIG devices: mps-prologue",
-        prologue.code == Some(0),
-        prologue.story(),
-    ) {
-        bail!("the job did not start: {}", prologue.story());
-    }
-    let mpsctl = place.staged("mpsctl")?;
+    job.begin(section, "two MIG devices: ", ACCOUNT)?;
     let probe = place.staged("mps-probe")?;
     for (rank, mig) in migs.iter().enumerate() {
         let mut env = site::base_env();
-        env.insert("PBS_JOBID".into(), job.id().into());
         env.insert("OMPI_COMM_WORLD_LOCAL_RANK".into(), rank.to_string());
-        let mut command = place.as_user(&mpsctl, &env);
-        command
-            .arg("--config")
-            .arg(job.config())
-            .args(["exec", "--"])
-            .arg(&probe);
-        let client = clients::alone(command.args(["--json", "--require-mps"]))?;
+        let mut command = job.exec(env)?;
+        command.arg(&probe).args(["--json", "--require-mps"]);
+        let client = clients::alone(&mut command)?;
         section.check(
             format!("rank {rank} of two MIG devices is under MPS"),
             client.code == Some(0),
@@ -159,25 +109,7 @@ fn two(section: &mut Section, place: &Place, migs: [&Gpu; 2]) -> Result<()> {
         section.fact(&format!("mig_of_rank_{rank}"), mig.uuid.clone());
         section.fact(&format!("report_of_rank_{rank}"), client.report.to_string());
     }
-    let epilogue = job.epilogue()?;
-    section.check(
-        "two MIG devices: mps-epilogue",
-        epilogue.code == Some(0),
-        epilogue.story(),
-    );
-    Ok(())
-}
-
-/// Whether a limit by the device's UUID would hold too: a fact, nothing rests on it.
-fn by_name(section: &mut Section, place: &Place, device: &str) -> Result<()> {
-    let limit = format!("set_default_device_pinned_mem_limit {device} 1G\n");
-    let daemon = Daemon::start(place, device, "mig", &[limit])?;
-    let env = daemon.client_env();
-    let probe = place.staged("mps-probe")?;
-    let client = clients::alone(place.as_user(&probe, &env).args(["--json", "--alloc=2048"]))?;
-    let most = client.number("allocatable_mib").unwrap_or(0);
-    section.fact("limit_of_1024_mib_by_uuid_allows_mib", most as i64);
-    daemon.quit()?;
+    job.end(section, "two MIG devices: ")?;
     Ok(())
 }
 

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::child::{self, Ran};
-use crate::job::{Job, kept};
-use crate::look::{self, Look};
+use crate::job::Job;
+use crate::look;
 use crate::result::Section;
-use crate::site::{self, Gpu, Place};
+use crate::site::{self, Gpu, Place, Run};
 
 const JOB: &str = "4713.srv";
 /// Two ranks; multiples of a chunk of every GPU.
@@ -20,71 +20,63 @@ const RANKS: [(u32, u64); 2] = [(0, 8), (1, 16)];
 const FIRST: u32 = 590;
 
 /// The whole job.
-pub fn run(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
+pub fn run(section: &mut Section, run: &Run) -> Result<()> {
+    let (place, gpu) = (&run.place, run.gpu());
     section.fact("request", ACCOUNT);
-    let before = Look::take(&place.run)?;
-    let job = Job::named(place, gpu, JOB)?;
-    let prologue = job.prologue_with(ACCOUNT)?;
-    let branch: u32 = gpu
-        .driver
-        .split('.')
-        .next()
-        .and_then(|own| own.parse().ok())
-        .unwrap_or(0);
-    if branch < FIRST {
-        section.fact(
-            "not verified here",
-            format!("static partitions: driver {} has none", gpu.driver),
-        );
-        let told = prologue.story();
-        let named = told.contains(&gpu.driver) && told.contains(&format!("driver {FIRST}"));
-        section.check(
-            "the job is refused, by the driver here and the first that has them",
-            prologue.code == Some(1) && named,
-            told,
-        );
-        unknown(section, place, gpu)?;
-    } else {
-        if !section.check("mps-prologue", prologue.code == Some(0), prologue.story()) {
-            bail!("the job did not start: {}", prologue.story());
+    look::unchanged(section, place, [&gpu.uuid], 3, |section| {
+        let job = Job::named(place, gpu, JOB)?;
+        let branch = gpu.driver.split('.').next().and_then(|own| own.parse().ok());
+        if branch.unwrap_or(0) < FIRST {
+            refused(section, place, gpu, &job)?;
+        } else {
+            job.begin(section, "", ACCOUNT)?;
+            granted(section, place, &job)?;
         }
-        for (rank, sms) in RANKS {
-            let record = record(&client(place, &job, rank)?)?;
-            let has = record["gpus"][0]["sms"].as_u64();
-            // The last partition of a GPU may have those that make up no chunk.
-            section.check(
-                format!("rank {rank} has {sms} multiprocessors"),
-                has.is_some_and(|has| has >= sms),
-                record.to_string(),
-            );
-            section.equal(
-                format!("rank {rank} is under MPS"),
-                &record["under_mps"].as_bool(),
-                &Some(true),
-            );
-        }
-        let beyond = client(place, &job, 2)?;
+        job.end(section, "")?;
+        Ok(())
+    })
+}
+
+/// Each rank has the multiprocessors of its own partition, and one without a partition does not run.
+fn granted(section: &mut Section, place: &Place, job: &Job<'_>) -> Result<()> {
+    for (rank, sms) in RANKS {
+        let ran = client(place, job, rank)?;
+        let record: Value =
+            serde_json::from_str(&ran.stdout).with_context(|| format!("no record: {}", ran.story()))?;
+        let has = record["gpus"][0]["sms"].as_u64();
+        // The last partition of a GPU may have those that make up no chunk.
+        let enough = has.is_some_and(|has| has >= sms);
         section.check(
-            "a rank without a partition does not run",
-            beyond.code == Some(1),
-            beyond.story(),
+            format!("rank {rank} has {sms} multiprocessors"),
+            enough,
+            record.to_string(),
         );
-        let control = site::program("nvidia-cuda-mps-control")?;
-        let mut list = place.as_user(&control, &job.environment()?);
-        section.fact(
-            "lspart",
-            child::run(&mut list, "lspart\n", Duration::from_secs(10))?.stdout,
-        );
+        let under = record["under_mps"].as_bool();
+        section.equal(format!("rank {rank} is under MPS"), &under, &Some(true));
     }
-    let epilogue = job.epilogue()?;
-    section.check("mps-epilogue", epilogue.code == Some(0), epilogue.story());
-    look::compare(
-        section,
-        &before,
-        &place.run,
-        &kept(&place.run, &gpu.uuid),
-        Duration::from_secs(3),
-    )
+    let beyond = client(place, job, 2)?;
+    let stopped = beyond.code == Some(1);
+    section.check("a rank without a partition does not run", stopped, beyond.story());
+    let control = site::program("nvidia-cuda-mps-control")?;
+    let mut list = place.as_user(&control, &job.environment()?);
+    let listed = child::run(&mut list, "lspart\n", Duration::from_secs(10))?;
+    section.fact("lspart", listed.stdout);
+    Ok(())
+}
+
+/// The refusal names this driver and the first that has partitions.
+fn refused(section: &mut Section, place: &Place, gpu: &Gpu, job: &Job<'_>) -> Result<()> {
+    let why = format!("static partitions: driver {} has none", gpu.driver);
+    section.fact("not verified here", why);
+    let prologue = job.prologue(ACCOUNT)?;
+    let told = prologue.story();
+    let named = told.contains(&gpu.driver) && told.contains(&format!("driver {FIRST}"));
+    section.check(
+        "the job is refused, by the driver here and the first that has them",
+        prologue.code == Some(1) && named,
+        told,
+    );
+    unknown(section, place, gpu)
 }
 
 /// NVIDIA's own program and the option, started as the job's daemon would be: it names the option and leaves.
@@ -111,14 +103,8 @@ fn unknown(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
 /// `mps-probe` as `mpsctl exec` starts the rank of that number.
 fn client(place: &Place, job: &Job<'_>, rank: u32) -> Result<Ran> {
     let mut env = site::base_env();
-    env.insert("PBS_JOBID".into(), job.id().into());
     env.insert("OMPI_COMM_WORLD_LOCAL_RANK".into(), rank.to_string());
-    let mut command = place.as_user(&place.staged("mpsctl")?, &env);
-    command.arg("--config").arg(job.config()).args(["exec", "--"]);
-    command.arg(place.bin("mps-probe")).arg("--json");
+    let mut command = job.exec(env)?;
+    command.arg(place.staged("mps-probe")?).arg("--json");
     child::run(&mut command, "", Duration::from_secs(60))
-}
-
-fn record(ran: &Ran) -> Result<Value> {
-    serde_json::from_str(&ran.stdout).with_context(|| format!("no record: {}", ran.story()))
 }

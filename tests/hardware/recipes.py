@@ -81,10 +81,6 @@ def pytorch(rank, limit):
 def jax(rank, limit):
     # The recipe: JAX takes its fraction of the whole memory in front.
     os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{limit / 2 / whole_mib():.5f}"
-    return jax_default(rank, limit)
-
-
-def jax_default(rank, _):
     import jax
 
     a, b, expected = matrices(rank)
@@ -146,7 +142,7 @@ def run(recipe, rank, ranks, limit, go):
     # Some libraries write to standard output, which is for the one line.
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    recipes = {"pytorch": pytorch, "jax": jax, "jax-default": jax_default, "cupy": cupy, "mpi": mpi}
+    recipes = {"pytorch": pytorch, "jax": jax, "cupy": cupy, "mpi": mpi}
     try:
         seen = nccl(rank, ranks, go) if recipe == "nccl" else recipes[recipe](rank, limit)
     except (ImportError, OSError, RuntimeError) as error:

@@ -12,10 +12,9 @@ use serde_json::Value;
 use crate::child::{self, Running};
 use crate::clients::MARGIN_MIB;
 use crate::job::{self, Job};
-use crate::look::{self, Look};
-use crate::openmm;
+use crate::look;
 use crate::result::Section;
-use crate::site::{self, Gpu, Place};
+use crate::site::{self, Place, Run};
 
 /// Ranks on the GPU.
 const RANKS: usize = 4;
@@ -62,64 +61,61 @@ const RECIPES: [Recipe; 5] = [
 
 struct Kitchen<'a> {
     place: &'a Place,
-    python: String,
+    python: PathBuf,
     /// The user's directory.
     home: PathBuf,
     end: Instant,
 }
 
 /// Every recipe in a job of its own; one that this machine has not the packages for is left out by name.
-pub fn run(section: &mut Section, place: &Place, gpu: &Gpu) -> Result<()> {
-    let before = Look::take(&place.run)?;
-    let Some(python) = openmm::python() else {
+pub fn run(section: &mut Section, run: &Run) -> Result<()> {
+    let Ok(python) = site::python() else {
         section.fact("left_out", "no python3 in PATH");
         return Ok(());
     };
-    let kitchen = Kitchen {
-        place,
-        python,
-        home: place.user_dir("recipes")?,
-        end: Instant::now() + PART,
-    };
-    let packages = kitchen.packages(section)?;
-    for (number, recipe) in RECIPES.iter().enumerate() {
-        let lacking = recipe.modules.iter().find(|name| !packages.contains(name));
-        let why = match lacking {
-            Some(name) => Some(format!("no Python package '{name}'")),
-            None if recipe.launched && site::program("mpirun").is_err() => Some("no 'mpirun'".into()),
-            None if Instant::now() > kitchen.end => Some(format!("{} s were over", PART.as_secs())),
-            None => None,
+    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
+        let kitchen = Kitchen {
+            place: &run.place,
+            python,
+            home: run.place.user_dir("recipes")?,
+            end: Instant::now() + PART,
         };
-        if let Some(why) = why {
-            section.fact(&format!("{}: left_out", recipe.name), why);
-            continue;
+        let packages = kitchen.packages(section)?;
+        for (number, recipe) in RECIPES.iter().enumerate() {
+            if let Some(why) = kitchen.lacks(recipe, &packages) {
+                section.fact(&format!("{}: left_out", recipe.name), why);
+                continue;
+            }
+            eprintln!("hardware: recipe {}", recipe.name);
+            let job = Job::named(&run.place, run.gpu(), &format!("{}.srv", 7200 + number))?;
+            if let Err(e) = kitchen.one(section, &job, recipe) {
+                section.check(format!("{}: carried out", recipe.name), false, format!("{e:#}"));
+            }
+            job.end(section, &format!("{}: ", recipe.name))?;
         }
-        eprintln!("hardware: recipe {}", recipe.name);
-        let job = Job::named(place, gpu, &format!("{}.srv", 7200 + number))?;
-        let cooked = kitchen.one(section, &job, recipe);
-        if let Err(e) = cooked {
-            section.check(format!("{}: carried out", recipe.name), false, format!("{e:#}"));
-        }
-        let ended = job.epilogue()?;
-        section.check(
-            format!("{}: epilogue", recipe.name),
-            ended.code == Some(0),
-            ended.story(),
-        );
-    }
-    fs::remove_dir_all(&kitchen.home)?;
-    let kept = job::kept(&place.run, &gpu.uuid);
-    look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
+        Ok(fs::remove_dir_all(&kitchen.home)?)
+    })
 }
 
 impl Kitchen<'_> {
+    /// Why a recipe is left out.
+    fn lacks(&self, recipe: &Recipe, packages: &[&str]) -> Option<String> {
+        if let Some(name) = recipe.modules.iter().find(|name| !packages.contains(name)) {
+            return Some(format!("no Python package '{name}'"));
+        }
+        if recipe.launched && site::program("mpirun").is_err() {
+            return Some("no 'mpirun'".into());
+        }
+        (Instant::now() > self.end).then(|| format!("{} s were over", PART.as_secs()))
+    }
+
     /// The packages that this machine has. All are loaded at once, so that their files are in memory when the ranks come.
     fn packages(&self, section: &mut Section) -> Result<Vec<&'static str>> {
         let mut loading = BTreeMap::new();
         for module in RECIPES.iter().flat_map(|recipe| recipe.modules) {
             if !loading.contains_key(module) {
                 let script = format!("import {module}; print({module}.__version__)");
-                let mut command = self.as_user(Path::new(&self.python));
+                let mut command = self.as_user(&self.python);
                 loading.insert(*module, Running::start(command.args(["-c", &script]), "")?);
             }
         }
@@ -139,7 +135,7 @@ impl Kitchen<'_> {
     }
 
     fn as_user(&self, program: &Path) -> Command {
-        let env = openmm::environment(&self.place.dir.join("python"), &self.home);
+        let env = site::home_env(self.place, &self.home);
         let mut command = self.place.as_user(program, &env);
         command.current_dir(&self.home);
         command
@@ -147,7 +143,7 @@ impl Kitchen<'_> {
 
     fn one(&self, section: &mut Section, job: &Job<'_>, recipe: &Recipe) -> Result<()> {
         let name = recipe.name;
-        job.prologue_with(ACCOUNT)?.success()?;
+        job.prologue(ACCOUNT)?.success()?;
         let go = self.home.join(format!("{name}.go"));
         let ranks = match recipe.launched {
             true => vec![self.launch(job, name, &go)?],
@@ -155,11 +151,8 @@ impl Kitchen<'_> {
                 .map(|rank| self.rank(job, name, rank, &go))
                 .collect::<Result<_>>()?,
         };
-        let reports = reports(&ranks, RANKS)?;
+        let reports = reports(&ranks)?;
         let listed = self.listed(job)?;
-        if name == "jax" {
-            self.greedy(section, job, &go)?;
-        }
         fs::write(&go, "")?;
         for rank in ranks {
             let _ = rank.finish(RECIPE * 2)?;
@@ -184,34 +177,33 @@ impl Kitchen<'_> {
         }
     }
 
-    /// What starts one rank, up to the number of the rank.
-    fn words(&self, job: &Job<'_>) -> Result<Vec<String>> {
-        let text = |path: &Path| path.display().to_string();
-        let script = self.place.staged("recipes.py")?;
-        let config = text(job.config());
-        let words = ["--config", &config, "exec", "--", &self.python, &text(&script)];
-        Ok(words.map(String::from).to_vec())
-    }
-
     fn rank(&self, job: &Job<'_>, name: &str, rank: usize, go: &Path) -> Result<Running> {
-        let mut command = self.as_user(&self.place.staged("mpsctl")?);
-        command.args(self.words(job)?).args([name, &rank.to_string()]);
-        command.args([RANKS.to_string(), LIMIT_MIB.to_string()]).arg(go);
-        command.env("PBS_JOBID", job.id());
-        command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
-        Running::start(&mut command, "")
+        let mut env = site::home_env(self.place, &self.home);
+        env.insert("OMPI_COMM_WORLD_LOCAL_RANK".into(), rank.to_string());
+        self.started(job.exec(env)?, name, rank, go)
     }
 
     /// `mpirun -n 4 mpsctl exec -- ...`: the rank comes from the launcher.
     fn launch(&self, job: &Job<'_>, name: &str, go: &Path) -> Result<Running> {
+        let exec = job.exec(site::home_env(self.place, &self.home))?;
         let mut command = self.as_user(&site::program("mpirun")?);
         command.args(["-n", &RANKS.to_string()]);
-        command.arg(self.place.staged("mpsctl")?).args(self.words(job)?);
-        command.args([name, "0", &RANKS.to_string(), &LIMIT_MIB.to_string()]);
+        command.arg(exec.get_program()).args(exec.get_args());
         // All ranks are here: no program that reaches other machines is looked for.
-        command.env("OMPI_MCA_plm", "isolated");
-        command.arg(go).env("PBS_JOBID", job.id());
-        Running::start(&mut command, "")
+        command.env("OMPI_MCA_plm", "isolated").env("PBS_JOBID", job.id());
+        self.started(command, name, 0, go)
+    }
+
+    /// Starts the recipe behind the words that `command` has.
+    fn started(&self, mut command: Command, name: &str, rank: usize, go: &Path) -> Result<Running> {
+        command.arg(&self.python).arg(self.place.staged("recipes.py")?);
+        command.args([
+            name,
+            &rank.to_string(),
+            &RANKS.to_string(),
+            &LIMIT_MIB.to_string(),
+        ]);
+        Running::start(command.arg(go).current_dir(&self.home), "")
     }
 
     /// The clients of the job's servers, as the daemon lists them.
@@ -223,14 +215,6 @@ impl Kitchen<'_> {
             listed.extend(clients.lines().map(|line| line.trim().to_owned()));
         }
         Ok(listed)
-    }
-
-    /// What JAX does that takes its own share of the whole memory, three quarters, under the limit: a fact, nothing rests on it.
-    fn greedy(&self, section: &mut Section, job: &Job<'_>, go: &Path) -> Result<()> {
-        let ranks = [self.rank(job, "jax-default", 0, go)?];
-        let told = reports(&ranks, 1).map_or_else(|e| format!("{e:#}"), |told| told[0].to_string());
-        section.fact("jax with its own share", told);
-        Ok(())
     }
 
     /// Several ranks of NCCL: an older one refuses, in the words that `mpsctl explain` knows; a newer one does it when asked to.
@@ -250,8 +234,8 @@ impl Kitchen<'_> {
         let count = reports.iter().filter(refused).count();
         section.equal(format!("nccl: ranks that NCCL {version} refuses"), &count, &RANKS);
         let said = reports[0]["refused"].as_str().unwrap_or_default();
-        let mut explain = self.as_user(&self.place.staged("mpsctl")?);
-        explain.arg("--config").arg(job.config()).args(["explain", "-"]);
+        let mut explain = job.user_mpsctl(site::home_env(self.place, &self.home))?;
+        explain.args(["explain", "-"]);
         let told = child::run(&mut explain, said, Duration::from_secs(10))?;
         section.check(
             "nccl: mpsctl explain explains it",
@@ -262,8 +246,8 @@ impl Kitchen<'_> {
     }
 }
 
-/// What the ranks say, as soon as there are `count` reports.
-fn reports(ranks: &[Running], count: usize) -> Result<Vec<Value>> {
+/// What the ranks say, as soon as all have reported.
+fn reports(ranks: &[Running]) -> Result<Vec<Value>> {
     let said = || -> Vec<Value> {
         let lines: Vec<String> = ranks.iter().map(Running::stdout_so_far).collect();
         let complete = lines.iter().flat_map(|text| text.split_inclusive('\n'));
@@ -274,10 +258,10 @@ fn reports(ranks: &[Running], count: usize) -> Result<Vec<Value>> {
     };
     let over = || ranks.iter().any(|rank| !crate::vendor::alive(rank.pid()));
     child::until(RECIPE, Duration::from_millis(50), || {
-        said().len() >= count || over()
+        said().len() >= RANKS || over()
     })?;
     let found = said();
-    if found.len() < count {
+    if found.len() < RANKS {
         // What one that has ended wrote last may still be in the pipe.
         child::pause(Duration::from_millis(300))?;
     }
@@ -286,8 +270,8 @@ fn reports(ranks: &[Running], count: usize) -> Result<Vec<Value>> {
         texts.collect::<Vec<_>>().join("\n")
     };
     ensure!(
-        found.len() == count,
-        "{} of {count} ranks reported within {} s: {}",
+        found.len() == RANKS,
+        "{} of {RANKS} ranks reported within {} s: {}",
         found.len(),
         RECIPE.as_secs(),
         errors()

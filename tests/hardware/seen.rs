@@ -15,9 +15,9 @@ use serde_json::Value;
 
 use crate::child::{self, Ran, Running};
 use crate::job::{self, Job};
-use crate::look::{self, Look};
+use crate::look;
 use crate::result::Section;
-use crate::site::{Gpu, Place};
+use crate::site::Run;
 
 /// Clients that run, and most that a GPU takes with driver 580.
 const CLIENTS: usize = 8;
@@ -30,28 +30,39 @@ const PROGRAM: Duration = Duration::from_secs(60);
 const LOAD: &str = "90";
 
 struct Scene<'a> {
-    place: &'a Place,
+    run: &'a Run,
     job: Job<'a>,
-    out: Option<&'a Path>,
+    /// What is kept of what was seen.
+    kept: String,
 }
 
 /// The whole play.
-pub fn run(section: &mut Section, place: &Place, gpu: &Gpu, out: Option<&Path>) -> Result<()> {
-    let before = Look::take(&place.run)?;
-    let job = Job::named(place, gpu, "7100.srv")?;
-    job.prologue()?.success()?;
-    let scene = Scene { place, job, out };
+pub fn run(section: &mut Section, run: &Run) -> Result<()> {
+    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
+        play(section, run)
+    })
+}
+
+fn play(section: &mut Section, run: &Run) -> Result<()> {
+    let job = Job::named(&run.place, run.gpu(), "7100.srv")?;
+    job.prologue(job::ACCOUNT)?.success()?;
+    let mut scene = Scene {
+        run,
+        job,
+        kept: String::new(),
+    };
     let mut clients = scene.clients(CLIENTS)?;
     scene.wait_for(section, "eight clients", CLIENTS)?;
-    for (name, who) in [("status", Some(())), ("status-root", None)] {
-        let ran = scene.mpsctl(who.is_some(), &["status"])?;
+    for (name, as_user) in [("status", true), ("status-root", false)] {
+        let ran = scene.mpsctl(as_user, &["status"])?;
         let shown = clients
             .iter()
             .filter(|one| ran.stdout.contains(&one.pid().to_string()));
         section.equal(format!("{name}: clients that it names"), &shown.count(), &CLIENTS);
-        scene.keep(name, &ran.stdout)?;
+        scene.keep(name, &ran.stdout);
     }
     let frame = scene.watch()?;
+    scene.keep("watch", &frame);
     let shown = clients
         .iter()
         .filter(|one| frame.contains(&one.pid().to_string()));
@@ -69,7 +80,7 @@ pub fn run(section: &mut Section, place: &Place, gpu: &Gpu, out: Option<&Path>) 
         extra.code == Some(1),
         extra.story(),
     );
-    scene.keep("refused", &extra.stderr)?;
+    scene.keep("refused", &extra.stderr);
     let server = scene.server()?;
     kill(Pid::from_raw(server.cast_signed()), Signal::SIGTERM)?;
     let mut said = Vec::new();
@@ -83,9 +94,9 @@ pub fn run(section: &mut Section, place: &Place, gpu: &Gpu, out: Option<&Path>) 
     let logs = scene.logs()?;
     scene.job.epilogue()?.success()?;
     let report = scene.mpsctl(false, &["report", scene.job.id()])?;
-    scene.keep("report", &report.stdout)?;
+    scene.keep("report", &report.stdout);
     let json = scene.mpsctl(false, &["report", scene.job.id(), "--json"])?;
-    scene.keep("report.json", &json.stdout)?;
+    scene.keep("report.json", &json.stdout);
     section.check("report: exit status", report.code == Some(0), report.story());
     for (what, words) in [
         ("the ended server", server.to_string()),
@@ -96,17 +107,16 @@ pub fn run(section: &mut Section, place: &Place, gpu: &Gpu, out: Option<&Path>) 
     }
     killed_is_named(section, killed_pid, &report.stdout)?;
     for (name, text) in logs {
-        let file = place.dir.join(&name);
-        fs::write(&file, text)?;
-        scene.keep(&name, &fs::read_to_string(&file)?)?;
+        let file = run.place.dir.join(&name);
+        fs::write(&file, &text)?;
+        scene.keep(&name, &text);
         let told = scene.mpsctl(true, &["explain", &file.display().to_string()])?;
-        scene.keep(&format!("explain-{name}"), &told.stdout)?;
+        scene.keep(&format!("explain-{name}"), &told.stdout);
         section.check(format!("explain {name}"), told.code == Some(0), told.story());
     }
     let told = scene.mpsctl(true, &["explain", "806"])?;
     section.check("explain 806", told.code == Some(0), told.story());
-    let kept = job::kept(&place.run, &gpu.uuid);
-    look::compare(section, &before, &place.run, &kept, Duration::from_secs(5))
+    run.keep("seen.txt", &scene.kept)
 }
 
 /// In NVIDIA's log the killed client looks like one that ends by itself: without Slurm the report names it where the kernel tells its job's
@@ -137,20 +147,16 @@ impl Scene<'_> {
     }
 
     fn load(&self, seconds: &str) -> Result<Running> {
-        let mut command = self
-            .place
-            .as_user(&self.place.staged("cuda-load")?, &self.job.environment()?);
+        let place = &self.run.place;
+        let mut command = place.as_user(&place.staged("cuda-load")?, &self.job.environment()?);
         Running::start(command.args(["--after", "0", "--seconds", seconds]), "")
     }
 
     fn command(&self, as_user: bool) -> Result<Command> {
-        let program = self.place.staged("mpsctl")?;
-        let mut command = match as_user {
-            true => self.place.as_user(&program, &self.job.environment()?),
-            false => Command::new(program),
-        };
-        command.arg("--config").arg(self.job.config());
-        Ok(command)
+        match as_user {
+            true => self.job.user_mpsctl(self.job.environment()?),
+            false => self.job.mpsctl(),
+        }
     }
 
     fn mpsctl(&self, as_user: bool, words: &[&str]) -> Result<Ran> {
@@ -225,14 +231,16 @@ impl Scene<'_> {
         kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM)?;
         child.wait()?;
         let text = String::from_utf8_lossy(&seen).into_owned();
-        self.keep("watch", &text)?;
         Ok(text)
     }
 
     /// NVIDIA's logs of the job, by name, as long as they are there.
     fn logs(&self) -> Result<Vec<(String, String)>> {
         let mut found = Vec::new();
-        collect(&self.place.run.join("mpsd/jobs").join(self.job.id()), &mut found);
+        collect(
+            &self.run.place.run.join("mpsd/jobs").join(self.job.id()),
+            &mut found,
+        );
         let mut logs = Vec::new();
         for path in found {
             let name = path
@@ -245,12 +253,8 @@ impl Scene<'_> {
         Ok(logs)
     }
 
-    fn keep(&self, name: &str, text: &str) -> Result<()> {
-        let Some(out) = self.out else { return Ok(()) };
-        fs::create_dir_all(out)?;
-        let mut all = fs::read_to_string(out.join("seen.txt")).unwrap_or_default();
-        all += &format!("=== {name}\n{text}\n");
-        Ok(fs::write(out.join("seen.txt"), all)?)
+    fn keep(&mut self, name: &str, text: &str) {
+        self.kept += &format!("=== {name}\n{text}\n");
     }
 }
 

@@ -16,6 +16,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{Pid, User};
 
 use crate::child;
+use crate::clients::Limits;
 use crate::result::Section;
 
 const PROGRAM_DIRS: [&str; 8] = [
@@ -40,28 +41,26 @@ const LIBRARY_DIRS: [&str; 7] = [
 
 /// The first program of that name: the usual places, then PATH.
 pub fn program(name: &str) -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs = PROGRAM_DIRS
-        .iter()
-        .map(PathBuf::from)
-        .chain(std::env::split_paths(&path));
-    dirs.map(|dir| dir.join(name))
-        .find(|file| file.is_file())
-        .with_context(|| {
-            format!("program '{name}' is not on this machine (searched {PROGRAM_DIRS:?} and PATH)")
-        })
+    find(name, &PROGRAM_DIRS, "PATH")
 }
 
 /// NVIDIA's management library by its absolute path, so that no loader path is needed.
 pub fn nvml() -> Result<PathBuf> {
-    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let dirs = LIBRARY_DIRS
-        .iter()
-        .map(PathBuf::from)
-        .chain(std::env::split_paths(&path));
-    dirs.map(|dir| dir.join("libnvidia-ml.so.1"))
-        .find(|file| file.exists())
-        .with_context(|| format!("libnvidia-ml.so.1 is not on this machine (searched {LIBRARY_DIRS:?})"))
+    find("libnvidia-ml.so.1", &LIBRARY_DIRS, "LD_LIBRARY_PATH")
+}
+
+/// The Python in PATH: the machine's own may lack numpy and CUDA's libraries.
+pub fn python() -> Result<PathBuf> {
+    find("python3", &[], "PATH")
+}
+
+fn find(name: &str, dirs: &[&str], variable: &str) -> Result<PathBuf> {
+    let more = std::env::var_os(variable).unwrap_or_default();
+    let dirs = dirs.iter().map(PathBuf::from).chain(std::env::split_paths(&more));
+    let mut files = dirs.map(|dir| dir.join(name));
+    files.find(|file| file.is_file()).with_context(|| {
+        format!("'{name}' is not on this machine (searched the usual folders and {variable})")
+    })
 }
 
 /// The ordinary user of the run: an account that exists, nothing is created.
@@ -74,7 +73,7 @@ pub fn user(name: &str) -> Result<User> {
 }
 
 /// One GPU as `nvidia-smi` tells it: a witness that is not our own code.
-#[derive(Debug, Clone)]
+#[derive(Debug, Default, Clone)]
 pub struct Gpu {
     pub uuid: String,
     pub name: String,
@@ -114,6 +113,38 @@ pub fn smi(arguments: &[&str]) -> Result<String> {
         Duration::from_secs(30),
     )?;
     Ok(ran.success()?.stdout)
+}
+
+/// What all parts of a run share.
+pub struct Run {
+    pub place: Place,
+    /// All GPUs of the machine, in the order of the bus.
+    pub gpus: Vec<Gpu>,
+    /// Number of the GPU for the parts that use one.
+    pub number: usize,
+    /// What each client of a job is given.
+    pub limits: Limits,
+    /// The folder of the programs.
+    pub package: PathBuf,
+    /// Where results go.
+    pub out: Option<PathBuf>,
+    /// How often the sides of a measurement take turns.
+    pub pairs: usize,
+}
+
+impl Run {
+    /// The GPU for the parts that use one.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpus[self.number]
+    }
+
+    /// Writes a file of the result, if they are kept.
+    pub fn keep(&self, name: &str, text: &str) -> Result<()> {
+        let Some(out) = &self.out else { return Ok(()) };
+        fs::create_dir_all(out)?;
+        let file = out.join(name);
+        fs::write(&file, text).with_context(|| format!("cannot write '{}'", file.display()))
+    }
 }
 
 /// A private place: programs, configuration and run directory, removed when dropped, with every process that still
@@ -186,6 +217,11 @@ impl Place {
         Ok(path)
     }
 
+    /// Where Python packages of this run are installed.
+    pub fn python_packages(&self) -> PathBuf {
+        self.dir.join("python")
+    }
+
     /// A directory of the user's own, mode 0700.
     pub fn user_dir(&self, name: &str) -> Result<PathBuf> {
         let dir = self.run.join(name);
@@ -211,7 +247,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        sweep(&self.run, &self.dir);
+        kill_the_rest(&self.run, &self.dir);
         if self.mounted {
             let _ = umount2(&self.run, MntFlags::MNT_DETACH);
         }
@@ -229,11 +265,25 @@ pub fn base_env() -> BTreeMap<String, String> {
     env
 }
 
+/// What a program that keeps files has in its environment: `home` is the user's directory.
+pub fn home_env(place: &Place, home: &Path) -> BTreeMap<String, String> {
+    let mut env = base_env();
+    let text = |path: &Path| path.display().to_string();
+    env.insert("HOME".into(), text(home));
+    env.insert("PYTHONPATH".into(), text(&place.python_packages()));
+    // OpenMM keeps the kernels that it has compiled there.
+    env.insert("TMPDIR".into(), text(home));
+    env.insert("CUDA_CACHE_PATH".into(), text(&home.join("cache")));
+    env
+}
+
 /// Kills, by pid, what still has the run directory in its environment or is one of the staged programs: the last resort
 /// after a failure.
-fn sweep(run: &Path, dir: &Path) {
+fn kill_the_rest(run: &Path, dir: &Path) {
     let needle = run.as_os_str().as_encoded_bytes();
-    for pid in pids() {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    for pid in pids {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let ours = environment.windows(needle.len()).any(|part| part == needle) || exe.starts_with(dir);
@@ -241,17 +291,6 @@ fn sweep(run: &Path, dir: &Path) {
             let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
         }
     }
-}
-
-/// Every process id of `/proc`.
-pub fn pids() -> Vec<u32> {
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
 }
 
 fn fresh(base: &str) -> Result<PathBuf> {
@@ -277,25 +316,13 @@ pub fn describe(section: &mut Section) -> Result<Vec<Gpu>> {
         section.fact("driver", gpu.driver.as_str());
     }
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let os = release
-        .lines()
-        .find_map(|line| line.strip_prefix("PRETTY_NAME="))
-        .unwrap_or("unknown");
-    section.fact("os", os.trim_matches('"'));
-    section.fact(
-        "kernel",
-        fs::read_to_string("/proc/sys/kernel/osrelease")
-            .unwrap_or_default()
-            .trim(),
-    );
-    section.fact(
-        "cpus",
-        std::thread::available_parallelism().map_or(0, |count| count.get() as i64),
-    );
-    section.fact(
-        "control",
-        program("nvidia-cuda-mps-control")?.display().to_string(),
-    );
+    let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    section.fact("os", name.unwrap_or("unknown").trim_matches('"'));
+    let kernel = nix::sys::utsname::uname()?;
+    section.fact("kernel", kernel.release().to_string_lossy().into_owned());
+    section.fact("cpus", std::thread::available_parallelism()?.get() as i64);
+    let control = program("nvidia-cuda-mps-control")?;
+    section.fact("control", control.display().to_string());
     section.fact("nvml", nvml()?.display().to_string());
     Ok(gpus)
 }

@@ -1,18 +1,20 @@
-//! A real Slurm beside the real GPU: `srun --mps` → plugin → prologue → NVIDIA's daemon → CUDA clients.
+//! A real Slurm beside the real GPU: `srun --mps` → plugin → prologue → NVIDIA's daemon → CUDA clients. On a machine without a
+//! package manager what Slurm's packages hold and the machine lacks is copied in, and taken away again.
 
-use std::path::Path;
-use std::time::Duration;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use tests::slurm::{Bed, Gpus, Options, User, unified};
+use ::tests::slurm::{Bed, Gpus, Options, User, unified};
+use anyhow::{Context, Result, bail};
 
-use crate::clients::{self, Limits};
-use crate::debs::Debs;
-use crate::job;
-use crate::look::{self, Look};
-use crate::probe::CLIENTS;
+use crate::clients::{self, CLIENTS};
 use crate::result::Section;
-use crate::site::{Gpu, Place};
+use crate::site::{Place, Run};
+use crate::{child, job, look, site};
 
 /// Longest that one `srun` may take.
 const SRUN: Duration = Duration::from_secs(90);
@@ -21,82 +23,58 @@ const SRUN: Duration = Duration::from_secs(90);
 const RUNS: usize = 3;
 
 /// The whole chain, as an ordinary user.
-pub fn run(
+pub fn run(section: &mut Section, run: &Run) -> Result<()> {
+    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
+        on_bed(
+            section,
+            run,
+            options(vec![run.number as u32]),
+            |section, bed, user| {
+                (0..RUNS).try_for_each(|number| one(section, run, bed, user, number))?;
+                // srun returns before the epilog has run: the node is COMPLETING until then.
+                let state = || Ok::<_, anyhow::Error>(bed.node_state("node1")?.state);
+                let is_idle = || state().is_ok_and(|state| state == "IDLE");
+                child::until(Duration::from_secs(20), Duration::from_millis(100), is_idle)?;
+                let state = state()?;
+                section.check("the node is idle and not drained", state == "IDLE", state);
+                let left = bed.left_behind();
+                section.check("nothing left of the jobs", left.is_empty(), format!("{left:?}"));
+                Ok(())
+            },
+        )
+    })
+}
+
+/// Brings a Slurm with the plugin up, has `act` use it, and takes all of it away again.
+pub fn on_bed<T>(
     section: &mut Section,
-    place: &Place,
-    gpu: &Gpu,
-    minor: u32,
-    limits: &Limits,
-    debs: &Path,
-) -> Result<()> {
-    let before = Look::take(&place.run)?;
-    let slurm = Debs::install(debs)?;
-    let slice = Slice::make();
-    section.fact("files_brought", slurm.count() as i64);
-    let bed = with_plugin(place, options(vec![minor]))?;
+    run: &Run,
+    options: Options,
+    act: impl FnOnce(&mut Section, &Bed, &User) -> Result<T>,
+) -> Result<T> {
+    let _slurm = Debs::install(&run.package.join("debs"))?;
+    let bed = with_plugin(&run.place, options)?;
     start(section, &bed)?;
-    let user = User::named(&place.user.name)?;
-    let outcome = (0..RUNS).try_for_each(|number| one(section, place, &bed, &user, limits, number));
+    let user = User::named(&run.place.user.name)?;
+    let outcome = act(section, &bed, &user);
     if outcome.is_err() {
         section.fact("slurmd_log", tail(&bed.log("node1")));
     }
-    outcome?;
-    // srun returns before the epilog has run: the node is COMPLETING until then.
-    let idle = std::time::Instant::now() + Duration::from_secs(20);
-    while bed.node_state("node1")?.state != "IDLE" && std::time::Instant::now() < idle {
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    let state = bed.node_state("node1")?;
-    section.check(
-        "the node is idle and not drained",
-        state.state == "IDLE",
-        format!("{state:?}"),
-    );
-    let left = bed.left_behind();
-    section.check("nothing left of the jobs", left.is_empty(), format!("{left:?}"));
+    let outcome = outcome?;
     let forced = bed.end()?;
     section.check("Slurm ended by itself", forced.is_empty(), format!("{forced:?}"));
-    drop(bed);
-    drop(slurm);
-    drop(slice);
-    look::compare(
-        section,
-        &before,
-        &place.run,
-        &job::kept(&place.run, &gpu.uuid),
-        Duration::from_secs(5),
-    )
+    Ok(outcome)
 }
 
-/// Whether Slurm comes up here at all and gives a job its GPU: no plugin, no MPS.
-pub fn alone(section: &mut Section, place: &Place, minor: u32, debs: &Path) -> Result<()> {
-    let slurm = Debs::install(debs)?;
-    let _slice = Slice::make();
-    section.fact("files_brought", slurm.count() as i64);
-    let bed = Bed::create(options(vec![minor]))?;
-    start(section, &bed)?;
-    let probe = place.staged("mps-probe")?.display().to_string();
-    let user = User::named(&place.user.name)?;
-    let finished = bed.srun(&user, &["--gres=gpu:1", "-n2", &probe, "--json"], SRUN)?;
-    section.check(
-        "srun without MPS",
-        finished.status.success(),
-        format!("{}{}", finished.stdout, finished.stderr),
-    );
-    let forced = bed.end()?;
-    section.check("Slurm ended by itself", forced.is_empty(), format!("{forced:?}"));
-    Ok(())
-}
-
-pub fn start(section: &mut Section, bed: &Bed) -> Result<()> {
-    let begin = std::time::Instant::now();
+fn start(section: &mut Section, bed: &Bed) -> Result<()> {
+    let begin = Instant::now();
     let up = bed.start();
     if up.is_err() {
         section.fact("slurmd_log", tail(&bed.log("node1")));
         section.fact("slurmd_output", tail(&bed.log("node1.out")));
     }
     up.with_context(|| format!("Slurm did not come up:\n{}", bed.situation()))?;
-    section.fact("slurm_up_ms", crate::child::ms(begin.elapsed()));
+    section.fact("slurm_up_ms", child::ms(begin.elapsed()));
     let version = bed.root(&["scontrol", "--version"])?.stdout;
     section.fact("version", version.trim());
     Ok(())
@@ -109,35 +87,6 @@ pub fn options(minors: Vec<u32>) -> Options {
         gpus: Gpus::Real(minors),
         ..Options::default()
     }
-}
-
-/// `system.slice`, where Slurm's groups go and systemd has made none; removed again if it is ours.
-pub struct Slice(bool);
-
-const SLICE: &str = "/sys/fs/cgroup/system.slice";
-
-impl Slice {
-    pub fn make() -> Self {
-        Self(unified() && std::fs::create_dir(SLICE).is_ok())
-    }
-}
-
-impl Drop for Slice {
-    fn drop(&mut self) {
-        if self.0 {
-            remove_groups(Path::new(SLICE));
-        }
-    }
-}
-
-/// Slurm leaves its own empty groups behind when it ends.
-fn remove_groups(at: &Path) {
-    for entry in std::fs::read_dir(at).into_iter().flatten().flatten() {
-        if entry.path().is_dir() {
-            remove_groups(&entry.path());
-        }
-    }
-    let _ = std::fs::remove_dir(at);
 }
 
 pub fn with_plugin(place: &Place, options: Options) -> Result<Bed> {
@@ -153,14 +102,8 @@ pub fn with_plugin(place: &Place, options: Options) -> Result<Bed> {
     Ok(bed)
 }
 
-fn one(
-    section: &mut Section,
-    place: &Place,
-    bed: &Bed,
-    user: &User,
-    limits: &Limits,
-    number: usize,
-) -> Result<()> {
+fn one(section: &mut Section, run: &Run, bed: &Bed, user: &User, number: usize) -> Result<()> {
+    let (place, limits) = (&run.place, &run.limits);
     let probe = place.staged("mps-probe")?.display().to_string();
     let tasks = format!("-n{CLIENTS}");
     let mut words = vec![
@@ -174,18 +117,13 @@ fn one(
     let options = limits.probe_options();
     words.extend(options.iter().map(String::as_str));
     let finished = bed.srun(user, &words, SRUN)?;
-    section.fact(&format!("srun_{number}_ms"), crate::child::ms(finished.wall));
-    let story = format!("{}\n{}{}", finished.command, finished.stdout, finished.stderr);
+    section.fact(&format!("srun_{number}_ms"), child::ms(finished.wall));
     let good = finished.status.success();
-    section.check(
-        format!("srun {number}"),
-        good,
-        if good {
-            finished.command.clone()
-        } else {
-            story.clone()
-        },
-    );
+    let story = match good {
+        true => finished.command.clone(),
+        false => format!("{}\n{}{}", finished.command, finished.stdout, finished.stderr),
+    };
+    section.check(format!("srun {number}"), good, story);
     let clients = clients::from_lines(&finished.stdout, finished.status.code());
     section.check(
         format!("srun {number}: a report of each task"),
@@ -199,4 +137,165 @@ fn one(
 pub fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+/// Where systemd has made none, it is made, and removed again.
+const SLICE: &str = "/sys/fs/cgroup/system.slice";
+
+const COMMAND: Duration = Duration::from_secs(60);
+
+/// Debian's names of the programs, and the names that Slurm itself calls.
+const PLAIN: [&str; 3] = ["slurmctld", "slurmd", "slurmstepd"];
+
+/// What was brought; removed when dropped.
+#[derive(Debug, Default)]
+pub struct Debs {
+    files: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
+    hosts: Option<Vec<u8>>,
+    /// `system.slice`, where Slurm's groups go, was made.
+    slice: bool,
+}
+
+impl Debs {
+    /// Unpacks every `.deb` of `from`, unless the machine has a Slurm of its own.
+    pub fn install(from: &Path) -> Result<Self> {
+        let mut brought = Self::default();
+        brought.name_this_host()?;
+        brought.slice = unified() && fs::create_dir(SLICE).is_ok();
+        if site::program("slurmctld").is_ok() && site::program("munged").is_ok() {
+            return Ok(brought);
+        }
+        let dpkg = site::program("dpkg")?;
+        let scratch = tempfile::tempdir().context("no directory for the packages")?;
+        let mut count = 0;
+        for entry in fs::read_dir(from).with_context(|| format!("no packages in '{}'", from.display()))? {
+            let file = entry?.path();
+            if file.extension().is_some_and(|kind| kind == "deb") {
+                let mut unpack = Command::new(&dpkg);
+                unpack.arg("-x").args([&file, scratch.path()]);
+                child::run(&mut unpack, "", COMMAND)?.success()?;
+                count += 1;
+            }
+        }
+        if count == 0 {
+            bail!(
+                "no packages in '{}': pack it again with 'cargo xtask hardware --pack DIR'",
+                from.display()
+            );
+        }
+        brought.copy_missing(scratch.path(), Path::new("/"))?;
+        for name in PLAIN {
+            let plain = Path::new("/usr/sbin").join(name);
+            if plain.symlink_metadata().is_err() {
+                symlink(format!("{name}-wlm"), &plain)?;
+                brought.files.push(plain);
+            }
+        }
+        brought.refresh_loader()?;
+        Ok(brought)
+    }
+
+    fn copy_missing(&mut self, from: &Path, to: &Path) -> Result<()> {
+        for entry in fs::read_dir(from)? {
+            let entry = entry?;
+            let target = to.join(entry.file_name());
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                if !target.exists() {
+                    fs::create_dir(&target)?;
+                    self.directories.push(target.clone());
+                }
+                self.copy_missing(&entry.path(), &target)?;
+            } else if target.symlink_metadata().is_err() {
+                self.files.push(target.clone());
+                if kind.is_symlink() {
+                    symlink(fs::read_link(entry.path())?, &target)?;
+                } else {
+                    fs::copy(entry.path(), &target)?;
+                    let mode = entry.metadata()?.permissions().mode() & 0o755;
+                    fs::set_permissions(&target, fs::Permissions::from_mode(mode))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The controller and its nodes call each other by the host's name.
+    fn name_this_host(&mut self) -> Result<()> {
+        use std::net::ToSocketAddrs as _;
+        let host = nix::unistd::gethostname()?.to_string_lossy().into_owned();
+        if (host.as_str(), 0).to_socket_addrs().is_ok() {
+            return Ok(());
+        }
+        let file = "/etc/hosts";
+        self.hosts = Some(fs::read(file).unwrap_or_default());
+        let mut hosts = fs::OpenOptions::new().append(true).create(true).open(file)?;
+        writeln!(hosts, "\n127.0.0.1 {host}").with_context(|| format!("cannot write '{file}'"))
+    }
+
+    fn refresh_loader(&self) -> Result<()> {
+        child::run(&mut Command::new(site::program("ldconfig")?), "", COMMAND)?.success()?;
+        Ok(())
+    }
+}
+
+impl Drop for Debs {
+    fn drop(&mut self) {
+        if let Some(hosts) = &self.hosts {
+            let _ = fs::write("/etc/hosts", hosts);
+        }
+        for file in self.files.iter().rev() {
+            let _ = fs::remove_file(file);
+        }
+        for directory in self.directories.iter().rev() {
+            let _ = fs::remove_dir(directory);
+        }
+        if !self.files.is_empty() {
+            let _ = self.refresh_loader();
+        }
+        if self.slice {
+            remove_groups(Path::new(SLICE));
+        }
+    }
+}
+
+/// Slurm leaves its own empty groups behind when it ends.
+fn remove_groups(at: &Path) {
+    for entry in fs::read_dir(at).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_groups(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(at);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_missing_is_brought_and_all_of_it_is_taken_away() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir_all(from.path().join("usr/lib")).unwrap();
+        fs::write(from.path().join("usr/lib/new"), "deb").unwrap();
+        fs::write(from.path().join("usr/there"), "deb").unwrap();
+        fs::create_dir(to.path().join("usr")).unwrap();
+        fs::write(to.path().join("usr/there"), "machine").unwrap();
+        let mut brought = Debs::default();
+        brought.copy_missing(from.path(), to.path()).unwrap();
+        assert_eq!(fs::read_to_string(to.path().join("usr/lib/new")).unwrap(), "deb");
+        assert_eq!(
+            fs::read_to_string(to.path().join("usr/there")).unwrap(),
+            "machine"
+        );
+        assert_eq!(brought.files.len(), 1);
+        // Without the loader's cache of this machine: the test brought no library.
+        for file in brought.files.drain(..) {
+            fs::remove_file(file).unwrap();
+        }
+        drop(brought);
+        assert!(!to.path().join("usr/lib").exists());
+        assert!(to.path().join("usr/there").exists());
+    }
 }

@@ -24,7 +24,8 @@ const STEP: Duration = Duration::from_secs(20);
 pub struct Daemon<'a> {
     place: &'a Place,
     control: PathBuf,
-    env: BTreeMap<String, String>,
+    /// The environment of its clients.
+    pub env: BTreeMap<String, String>,
     directory: PathBuf,
     child: Option<Child>,
     lines: Receiver<(String, Instant)>,
@@ -32,8 +33,6 @@ pub struct Daemon<'a> {
     pub log: Vec<String>,
     /// From before the daemon's fork to the line `NEW SERVER <pid>: Ready`.
     pub ready: Duration,
-    /// From before the daemon's fork until its socket was there.
-    pub socket: Duration,
     pub server: u32,
 }
 
@@ -75,16 +74,15 @@ impl<'a> Daemon<'a> {
             lines,
             log: Vec::new(),
             ready: Duration::ZERO,
-            socket: Duration::ZERO,
             server: 0,
         };
-        daemon.socket = daemon.wait_for_socket(&pipe.join("control"), begin)?;
+        daemon.wait_for_socket(&pipe.join("control"), begin)?;
         daemon.ask_until_answered(&session, begin)?;
         daemon.ready = daemon.wait_for_ready()? - begin;
         Ok(daemon)
     }
 
-    fn wait_for_socket(&mut self, socket: &Path, begin: Instant) -> Result<Duration> {
+    fn wait_for_socket(&mut self, socket: &Path, begin: Instant) -> Result<()> {
         while !socket.exists() {
             if begin.elapsed() > STEP {
                 self.collect();
@@ -96,7 +94,7 @@ impl<'a> Daemon<'a> {
             }
             thread::sleep(Duration::from_micros(100));
         }
-        Ok(begin.elapsed())
+        Ok(())
     }
 
     /// The socket is there some milliseconds before the daemon answers.
@@ -148,18 +146,8 @@ impl<'a> Daemon<'a> {
         child::run(&mut self.place.as_user(&self.control, &self.env), session, STEP)
     }
 
-    /// The environment of its clients.
-    pub fn client_env(&self) -> BTreeMap<String, String> {
-        self.env.clone()
-    }
-
-    /// `quit`, then waits until daemon and server are gone; how long that took.
-    pub fn quit(self) -> Result<Duration> {
-        Ok(self.quit_and_tell()?.0)
-    }
-
-    /// The same, and all that it has logged.
-    pub fn quit_and_tell(mut self) -> Result<(Duration, Vec<String>)> {
+    /// `quit`, then waits until daemon and server are gone: how long that took, and all that it has logged.
+    pub fn quit(mut self) -> Result<(Duration, Vec<String>)> {
         let begin = Instant::now();
         let _ = self.command("quit\n")?;
         let Some(mut child) = self.child.take() else {

@@ -1,0 +1,320 @@
+//! The benchmarks of times. One runner lets the cases of a table take turns; the tables are the begin and the end of a job, by the
+//! shortest possible means and by ours, on one GPU and on all at once, and what a user waits for.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Result, bail};
+
+use crate::anatomy::{self, Steps};
+use crate::child;
+use crate::job::{self, Job};
+use crate::result::{Section, hundredths, median, spread};
+use crate::site::{Gpu, Place, Run};
+use crate::slurm::{self, Debs};
+use crate::vendor::Daemon;
+
+/// The results of each case of a table, measured in turn `rounds` times, another case first each time. Before several rounds comes
+/// one that does not count: it brings programs and libraries into the page cache.
+pub fn in_turn<C, R>(
+    cases: &[C],
+    rounds: usize,
+    mut measure: impl FnMut(&C, usize) -> Result<R>,
+) -> Result<Vec<Vec<R>>> {
+    let mut results: Vec<Vec<R>> = cases.iter().map(|_| Vec::new()).collect();
+    let uncounted = usize::from(rounds > 1);
+    for round in 0..rounds + uncounted {
+        for turn in 0..cases.len() {
+            let number = (round + turn) % cases.len();
+            let result = measure(&cases[number], round)?;
+            if round >= uncounted {
+                results[number].push(result);
+            }
+        }
+    }
+    Ok(results)
+}
+
+/// A begin and an end to be measured: what they are called, and whether by the shortest possible means.
+struct Sides {
+    begin: &'static str,
+    end: &'static str,
+    floor: bool,
+    /// On all GPUs at once, and the last of them counts.
+    all: bool,
+}
+
+const fn sides(begin: &'static str, end: &'static str, floor: bool, all: bool) -> Sides {
+    Sides {
+        begin,
+        end,
+        floor,
+        all,
+    }
+}
+
+const PAIR: [Sides; 2] = [
+    sides("floor_ms", "floor_quit_ms", true, false),
+    sides("prologue_ms", "epilogue_ms", false, false),
+];
+
+const AT_ONCE: [Sides; 4] = [
+    sides("begin_alone_ms", "end_alone_ms", false, false),
+    sides("begin_floor_alone_ms", "end_floor_alone_ms", true, false),
+    sides("begin_last_of_all_ms", "end_last_of_all_ms", false, true),
+    sides(
+        "begin_floor_last_of_all_ms",
+        "end_floor_last_of_all_ms",
+        true,
+        true,
+    ),
+];
+
+/// The prologue may take this many times the floor.
+const LIMIT: f64 = 1.15;
+/// Account strings of jobs that did not ask for MPS, and what `mps-prologue` may take for one, milliseconds.
+const OTHERS: [&str; 3] = ["", "mps_physics", "MPSLAB"];
+const OTHERS_LIMIT: f64 = 5.0;
+/// Plain MPS: no limits, which a load would feel.
+pub const PLAIN: &str = "MPS=true";
+/// How often jobs start and end at once, and each alone.
+const ROUNDS: usize = 8;
+/// Starts, or ends, at once may take this many times one alone.
+const AT_ONCE_LIMIT: f64 = 1.5;
+/// Two ratios of medians are the same within this.
+const NOISE: f64 = 1.1;
+const FLOOR: &str = "from before the fork of 'nvidia-cuda-mps-control -f' as the ordinary user, through its socket and one \
+                     'start_server' session, to the line 'NEW SERVER <pid>: Ready'";
+/// Longest that one `srun` may take, and the epilog behind it.
+const SRUN: Duration = Duration::from_secs(60);
+/// Longest that the program may take which measures the plugin on simulated nodes.
+const PLUGIN: Duration = Duration::from_secs(300);
+
+/// How long a begin and an end took, milliseconds, and their steps.
+struct Life {
+    begin: f64,
+    end: f64,
+    steps: [Steps; 2],
+}
+
+/// Pairs of floor and job, and jobs that did not ask.
+pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
+    let (place, gpu) = (&run.place, run.gpu());
+    let job = Job::named(place, gpu, "6000.srv")?;
+    let not_asked = in_turn(&[()], run.pairs, |(), round| {
+        Ok(job.prologue(OTHERS[round % OTHERS.len()])?.success()?.ms())
+    })?;
+    let waits = &not_asked[0];
+    section.fact("not_asked_ms_spread", spread(waits));
+    section.check(
+        format!("a job that did not ask waits less than {OTHERS_LIMIT} ms"),
+        median(waits) < OTHERS_LIMIT,
+        spread(waits),
+    );
+    let lives = in_turn(&PAIR, run.pairs, |sides, _| {
+        live(place, std::slice::from_ref(gpu), sides.floor, job::ACCOUNT)
+    })?;
+    section.fact("floor_is", FLOOR);
+    section.fact("pairs", run.pairs as i64);
+    for (sides, lives) in PAIR.iter().zip(&lives) {
+        record(section, sides, lives);
+        let side = if sides.floor { "floor_" } else { "" };
+        for (number, what) in ["begin", "end"].iter().enumerate() {
+            let steps = lives.iter().flatten().map(|life| &life.steps[number]);
+            for (step, took) in anatomy::medians(steps) {
+                section.fact(&format!("{side}{what}_step_{step}_ms"), took);
+            }
+        }
+    }
+    let begin = |number: usize| median(&begins(&lives[number]));
+    let ratio = (begin(1) / begin(0) * 1000.0).round() / 1000.0;
+    section.fact("ratio_of_medians", ratio);
+    let name = format!("prologue within {LIMIT} of the floor");
+    section.check(name, ratio <= LIMIT, ratio.to_string());
+    Ok(())
+}
+
+/// A job on each GPU: begins and ends of all at once against the same alone.
+pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
+    let all = &run.gpus[..];
+    let lives = in_turn(&AT_ONCE, ROUNDS, |sides, round| {
+        let gpus = match sides.all {
+            true => all,
+            false => std::slice::from_ref(&all[round % all.len()]),
+        };
+        live(&run.place, gpus, sides.floor, PLAIN)
+    })?;
+    for (sides, lives) in AT_ONCE.iter().zip(&lives) {
+        record(section, sides, lives);
+    }
+    for (what, times) in [("begin", begins as fn(&[Vec<Life>]) -> Vec<f64>), ("end", ends)] {
+        let ratio = |floor: usize| median(&times(&lives[2 + floor])) / median(&times(&lives[floor]));
+        let (ours, floor) = (ratio(0), ratio(1));
+        section.fact(&format!("{what}_last_of_all_by_one_alone"), hundredths(ours));
+        section.fact(
+            &format!("{what}_floor_last_of_all_by_one_alone"),
+            hundredths(floor),
+        );
+        // Where NVIDIA's own programs take turns, nothing beside them can be quicker.
+        let name = format!(
+            "{} jobs {what} at once: the last within {AT_ONCE_LIMIT} of one alone, or no slower for it than the floor",
+            all.len()
+        );
+        let seen = format!("{ours:.2} of one alone, the floor {floor:.2}");
+        section.check(name, ours <= AT_ONCE_LIMIT || ours <= floor * NOISE, seen);
+    }
+    Ok(())
+}
+
+fn record(section: &mut Section, sides: &Sides, lives: &[Vec<Life>]) {
+    section.times(sides.begin, &begins(lives));
+    section.times(sides.end, &ends(lives));
+}
+
+/// The last begin of each round.
+fn begins(lives: &[Vec<Life>]) -> Vec<f64> {
+    let last = |lives: &Vec<Life>| lives.iter().map(|life| life.begin).fold(0.0, f64::max);
+    lives.iter().map(last).collect()
+}
+
+/// The last end of each round.
+fn ends(lives: &[Vec<Life>]) -> Vec<f64> {
+    let last = |lives: &Vec<Life>| lives.iter().map(|life| life.end).fold(0.0, f64::max);
+    lives.iter().map(last).collect()
+}
+
+/// A begin and an end on each of `gpus`, all begins at once and then all ends.
+fn live(place: &Place, gpus: &[Gpu], floor: bool, account: &str) -> Result<Vec<Life>> {
+    let lives = match floor {
+        true => daemons(place, gpus)?,
+        false => jobs(place, gpus, account)?,
+    };
+    settle()?;
+    Ok(lives)
+}
+
+/// Lets what the last start left in the driver settle, for all sides alike.
+fn settle() -> Result<()> {
+    child::pause(Duration::from_millis(200))
+}
+
+/// By the shortest possible means: NVIDIA's daemon and server, then `quit`.
+fn daemons(place: &Place, gpus: &[Gpu]) -> Result<Vec<Life>> {
+    let started = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
+        let from = SystemTime::now();
+        let daemon = Daemon::start(place, &gpu.uuid, &format!("floor{number}"), &[])?;
+        let steps = anatomy::begin(&daemon.log, from, from + daemon.ready);
+        Ok((daemon, steps))
+    })?;
+    each(started, |(daemon, steps)| {
+        let begin = child::ms(daemon.ready);
+        let from = SystemTime::now();
+        let (took, log) = daemon.quit()?;
+        Ok(Life {
+            begin,
+            end: child::ms(took),
+            steps: [steps, anatomy::end(&log, from, from + took)],
+        })
+    })
+}
+
+/// By a job's prologue and epilogue.
+fn jobs(place: &Place, gpus: &[Gpu], account: &str) -> Result<Vec<Life>> {
+    let begun = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
+        let job = Job::named(place, gpu, &format!("{}.srv", 6100 + number))?;
+        let from = SystemTime::now();
+        let ran = job.prologue(account)?.success()?;
+        // The log goes with the job; what is open stays readable.
+        let mut log = File::open(job.directory().join("log/control.log"))?;
+        let steps = anatomy::begin(&lines(&mut log)?, from, from + ran.wall);
+        Ok((job, log, ran.ms(), steps))
+    })?;
+    each(begun, |(job, mut log, begin, steps)| {
+        let from = SystemTime::now();
+        let ran = job.epilogue()?.success()?;
+        let end = anatomy::end(&lines(&mut log)?, from, from + ran.wall);
+        Ok(Life {
+            begin,
+            end: ran.ms(),
+            steps: [steps, end],
+        })
+    })
+}
+
+/// The lines that were not read yet.
+fn lines(log: &mut File) -> Result<Vec<String>> {
+    let mut text = String::new();
+    log.read_to_string(&mut text)?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// `act` for all at once, a thread each.
+fn each<T: Send, U: Send>(all: Vec<T>, act: impl Fn(T) -> Result<U> + Sync) -> Result<Vec<U>> {
+    let act = &act;
+    thread::scope(|scope| {
+        let start = |one| scope.spawn(move || act(one));
+        let threads: Vec<_> = all.into_iter().map(start).collect();
+        let ended = threads.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(_) => bail!("a thread panicked"),
+        });
+        ended.collect()
+    })
+}
+
+/// What a user waits for, on one GPU: `srun --mps true` against `srun true`.
+pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
+    const CASES: [&[&str]; 2] = [&["--gres=gpu:1", "true"], &["--gres=gpu:1", "--mps", "true"]];
+    let options = slurm::options(vec![run.number as u32]);
+    let times = slurm::on_bed(section, run, options, |_, bed, user| {
+        in_turn(&CASES, run.pairs, |words, _| {
+            let finished = bed.srun(user, words, SRUN)?.success()?;
+            // `srun` returns before the epilog has run, and the next job would wait for that.
+            bed.wait_idle(SRUN)?;
+            Ok(child::ms(finished.wall))
+        })
+    })?;
+    let (plain, mps) = (&times[0], &times[1]);
+    let more: Vec<f64> = mps.iter().zip(plain).map(|(mps, plain)| mps - plain).collect();
+    section.times("srun_true_ms", plain);
+    section.times("srun_mps_true_ms", mps);
+    section.times("more_ms", &more);
+    Ok(())
+}
+
+/// What the plugin costs a job that did not ask, against no plugin and against one that does nothing, on simulated nodes of the same
+/// machine: `bench-srun`, whose result stands beside ours.
+pub fn plugin(section: &mut Section, run: &Run) -> Result<()> {
+    let _slurm = Debs::install(&run.package.join("debs"))?;
+    let file = run.out.as_ref().unwrap_or(&run.package).join("bench-srun.json");
+    let mut command = Command::new(run.package.join("bench/bench-srun"));
+    let pairs = (2 * run.pairs).to_string();
+    command.args(["--pairs", &pairs, "--out"]).arg(&file);
+    let ran = child::run(&mut command, "", PLUGIN)?.success()?;
+    // All but where the file lies.
+    let said = ran.stdout.lines().filter(|line| !line.starts_with("plugin "));
+    section.fact("said", said.collect::<Vec<_>>().join("\n"));
+    section.check("measured", file.is_file(), "bench-srun.json");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_case_is_first_in_each_round_and_the_first_round_does_not_count() {
+        let mut order = String::new();
+        let results = in_turn(&["a", "b"], 2, |case, round| {
+            order += case;
+            Ok(format!("{case}{round}"))
+        });
+        assert_eq!(results.unwrap(), [["a1", "a2"], ["b1", "b2"]]);
+        assert_eq!(order, "abbaab");
+        let once = in_turn(&["a", "b"], 1, |case, round| Ok(format!("{case}{round}")));
+        assert_eq!(once.unwrap(), [["a0"], ["b0"]]);
+    }
+}

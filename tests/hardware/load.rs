@@ -1,0 +1,579 @@
+//! The benchmarks of throughput: programs that run on GPUs at once and count during the same seconds. Tables of `srun` with MPS on
+//! one and several GPUs, by what the user says of binding and by how the program chooses its GPU; and tables of `mpsctl sweep`,
+//! with a job that does as the sweep advises.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ::tests::slurm::{Bed, User};
+use anyhow::{Context, Result, ensure};
+use mpsd::cli::sweep::outcome::Outcome;
+use mpsd::cli::sweep::plot;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::bench::in_turn;
+use crate::child::{self, Running};
+use crate::job::Job;
+use crate::look;
+use crate::result::Section;
+use crate::site::{self, Gpu, Run};
+use crate::slurm;
+
+/// Longest that one `srun` of clients, or one simulation, may take with all that comes before it counts.
+const SRUN: Duration = Duration::from_secs(60);
+const SIMULATION: Duration = Duration::from_secs(120);
+/// From the command to the moment when all clients of small kernels count, and how long they do. Seconds.
+const UP: f64 = 6.0;
+const COUNT: f64 = 2.0;
+/// How long a simulation counts; it warms up for 9 s before and goes on behind, so that all count side by side. Seconds.
+const SIMULATED: &str = "6";
+/// OpenMM's input, in the user's directory.
+const INPUT: &str = "system.xml";
+/// Clients at once that a sweep tries, and the longest that it may take.
+const CLIENTS: &str = "1,2,4,8,16";
+const SWEEP: Duration = Duration::from_secs(420);
+/// How far a job that does as advised may be from the sweep's figure.
+const CONFIRMED: f64 = 0.10;
+/// Simulations on each GPU, and what several GPUs must reach of as many times one.
+const EACH: usize = 8;
+const REACH: f64 = 0.97;
+
+/// How a program chooses its GPU: in words, and the option of ours that does so.
+type Choice = (&'static str, Option<&'static str>);
+pub const FIRST: Choice = ("takes the first GPU", None);
+const BY_RANK: Choice = ("takes the GPU of its rank", Some("--by-rank"));
+const BY_BLOCK: Choice = ("takes the GPU of its block of ranks", Some("--by-block"));
+
+/// One `srun` with MPS.
+pub struct Load {
+    pub gpus: usize,
+    pub clients: usize,
+    pub choice: Choice,
+    /// What the user says beside `--mps`.
+    pub flags: Vec<&'static str>,
+    /// So many clients must be on each GPU.
+    pub each: Option<usize>,
+    /// So many GPUs must each client see.
+    pub sees: Option<usize>,
+    /// The least that all must do of as many times the loads on one GPU.
+    pub reach: Option<f64>,
+}
+
+impl Load {
+    pub fn new(gpus: usize, clients: usize, choice: Choice, flags: &[&'static str]) -> Self {
+        Self {
+            gpus,
+            clients,
+            choice,
+            flags: flags.to_vec(),
+            each: None,
+            sees: None,
+            reach: None,
+        }
+    }
+
+    fn name(&self) -> String {
+        let flags = self.flags.join(" ");
+        let (gpus, clients, choice) = (self.gpus, self.clients, self.choice.0);
+        format!("{clients} clients on {gpus} GPUs, {flags}, {choice}")
+    }
+}
+
+/// What one client says of itself.
+#[derive(Debug, Default, Deserialize)]
+struct Client {
+    /// Among the tasks of the node.
+    rank: usize,
+    /// GPUs that it sees.
+    visible: usize,
+    uuid: String,
+    late: bool,
+    /// What it did in the time, in its own unit.
+    per_second: f64,
+}
+
+/// What one load brought.
+pub struct Row {
+    /// All clients together.
+    pub sum: f64,
+    /// Of as many times the loads on one GPU.
+    pub part: f64,
+    /// The clients' GPUs, by rank.
+    gpus: Vec<String>,
+}
+
+impl Row {
+    /// Clients on each GPU.
+    fn each(&self) -> Vec<usize> {
+        let mut each = BTreeMap::<&str, usize>::new();
+        for gpu in &self.gpus {
+            *each.entry(gpu).or_default() += 1;
+        }
+        each.into_values().collect()
+    }
+}
+
+/// A program under load.
+pub enum Program<'a> {
+    /// Launches of small kernels a second.
+    Kernels,
+    /// Simulated nanoseconds a day.
+    OpenMm(&'a Dynamics),
+}
+
+/// Runs all `loads`, and holds each to what it expects.
+pub fn table(
+    section: &mut Section,
+    run: &Run,
+    (bed, user): (&Bed, &User),
+    program: &Program<'_>,
+    loads: &[Load],
+) -> Result<Vec<Row>> {
+    let clients = in_turn(loads, 1, |load, _| {
+        eprintln!("hardware: {}", load.name());
+        let clients = start(run, bed, user, program, load)?;
+        let (name, all) = (load.name(), clients.len());
+        section.equal(format!("{name}: clients"), &all, &load.clients);
+        let late = clients.iter().filter(|client| client.late).count();
+        section.equal(format!("{name}: clients that came late"), &late, &0);
+        if let Some(sees) = load.sees {
+            let seen: Vec<usize> = clients.iter().map(|client| client.visible).collect();
+            section.equal(format!("{name}: GPUs that each sees"), &seen, &vec![sees; all]);
+        }
+        Ok(clients)
+    })?;
+    let sum = |clients: &Vec<Client>| clients.iter().map(|client| client.per_second).sum();
+    let sums: Vec<f64> = clients.iter().flatten().map(sum).collect();
+    let alone = || loads.iter().zip(&sums).filter(|(load, _)| load.gpus == 1);
+    let one = alone().map(|(_, sum)| sum).sum::<f64>() / alone().count() as f64;
+    let mut rows = Vec::new();
+    for ((load, clients), sum) in loads.iter().zip(clients.into_iter().flatten()).zip(sums) {
+        let row = Row {
+            sum,
+            part: sum / one / load.gpus as f64,
+            gpus: clients.into_iter().map(|client| client.uuid).collect(),
+        };
+        judge(section, load, &row, program);
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn judge(section: &mut Section, load: &Load, row: &Row, program: &Program<'_>) {
+    let (name, each, part) = (load.name(), row.each(), row.part);
+    let unit = match program {
+        Program::Kernels => "launches a second",
+        Program::OpenMm(_) => "ns/day",
+    };
+    let mut seen = format!("{:.0} {unit}; on each {each:?}", row.sum);
+    if part.is_finite() {
+        seen += &format!("; {part:.3} of {} times one GPU", load.gpus);
+    }
+    section.fact(&name, seen.clone());
+    if let Some(reach) = load.reach {
+        let what = format!("{name}: {reach} of {} times one GPU", load.gpus);
+        section.check(what, part >= reach, seen);
+    }
+    if let Some(expected) = load.each {
+        section.equal(format!("{name}: on each GPU"), &each, &vec![expected; load.gpus]);
+    }
+}
+
+/// One `srun`; its clients by rank.
+fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) -> Result<Vec<Client>> {
+    let (gres, tasks) = (format!("--gres=gpu:{}", load.gpus), format!("-n{}", load.clients));
+    let mut words = vec![gres, tasks];
+    // One option says how MPS is to be, and that it is to be.
+    let says_mps = load.flags.iter().any(|flag| flag.starts_with("--mps="));
+    words.extend((!says_mps).then(|| "--mps".to_owned()));
+    words.extend(load.flags.iter().map(|flag| (*flag).to_owned()));
+    let limit = match program {
+        Program::Kernels => {
+            let at = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64() + UP;
+            words.push(run.place.staged("cuda-load")?.display().to_string());
+            words.extend([
+                "--at".into(),
+                at.to_string(),
+                "--seconds".into(),
+                COUNT.to_string(),
+            ]);
+            SRUN
+        }
+        Program::OpenMm(dynamics) => {
+            let variables = dynamics.env.iter().filter(|(name, _)| *name != "PATH");
+            words.push("/usr/bin/env".into());
+            words.extend(variables.map(|(name, value)| format!("{name}={value}")));
+            words.extend(dynamics.command.iter().cloned());
+            SIMULATION
+        }
+    };
+    words.extend(load.choice.1.map(str::to_owned));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let said = bed.srun(user, &words, limit)?.success()?.stdout;
+    let mut clients = said
+        .lines()
+        .filter_map(|line| match program {
+            Program::Kernels => line.starts_with('{').then(|| Ok(serde_json::from_str(line)?)),
+            Program::OpenMm(_) => line.contains(" ns/day").then(|| simulation(line, &run.gpus)),
+        })
+        .collect::<Result<Vec<Client>>>()?;
+    clients.sort_by_key(|client| client.rank);
+    Ok(clients)
+}
+
+/// What a simulation says: `612.3 ns/day (late) on GPU-…`. The daemon's own numbers are in the order of the bus, as nvidia-smi's are.
+fn simulation(line: &str, gpus: &[Gpu]) -> Result<Client> {
+    let figure = line.split_whitespace().next().and_then(|word| word.parse().ok());
+    let listed = line.rsplit_once(" on ").map(|(_, listed)| listed.trim());
+    let listed = listed.with_context(|| format!("no GPU in '{line}'"))?;
+    let numbered = listed.parse::<usize>().ok().and_then(|number| gpus.get(number));
+    Ok(Client {
+        per_second: figure.with_context(|| format!("no figure in '{line}'"))?,
+        late: line.contains("(late)"),
+        uuid: numbered.map_or(listed, |gpu| gpu.uuid.as_str()).to_owned(),
+        ..Client::default()
+    })
+}
+
+/// Small kernels on two GPUs under each way to bind. Sixteen of these clients do not fill a GPU: what is shown is where each runs.
+pub fn bind(section: &mut Section, run: &Run) -> Result<()> {
+    /// A way, the GPUs that each of several clients sees, and the least clients that it spreads evenly if they take the first GPU.
+    /// Where the cores of this machine are near one GPU only, 'closest' is that one.
+    const WAYS: [(&str, usize, Option<usize>); 6] = [
+        ("--mps-bind=none", 2, None),
+        ("--mps-bind=block", 1, Some(2)),
+        ("--mps-bind=cyclic", 1, Some(2)),
+        ("--mps-bind=closest", 1, None),
+        ("--mps-bind=block+peers", 2, Some(2)),
+        ("--mps-bind=auto", 2, Some(3)),
+    ];
+    let mut loads = Vec::new();
+    for (way, sees, spread) in WAYS {
+        for (choice, counts) in [(FIRST, &[1, 2, 4, 16][..]), (BY_RANK, &[4, 16])] {
+            for count in counts.iter().copied() {
+                let spreads = spread.is_some_and(|least| count >= least) || choice == BY_RANK;
+                loads.push(Load {
+                    each: (spreads && way != "--mps-bind=closest").then_some(count / 2),
+                    // The only process of a node keeps all GPUs.
+                    sees: Some(if count == 1 { 2 } else { sees }),
+                    ..Load::new(2, count, choice, &[way])
+                });
+            }
+        }
+    }
+    let Some(gpus) = run.gpus.get(..2) else {
+        section.fact("left_out", "this machine has one GPU");
+        return Ok(());
+    };
+    look::unchanged(
+        section,
+        &run.place,
+        gpus.iter().map(|gpu| &gpu.uuid),
+        5,
+        |section| {
+            let mut options = slurm::options(vec![0, 1]);
+            options.cpus = 16;
+            slurm::on_bed(section, run, options, |section, bed, user| {
+                cores(section, run, bed, user)?;
+                table(section, run, (bed, user), &Program::Kernels, &loads)?;
+                // The daemon's own numbers lead to the same GPUs as UUIDs.
+                let names = ["--mps-visible=uuid", "--mps-visible=ordinal"];
+                let names = names.map(|names| Load::new(2, 4, FIRST, &["--mps-bind=cyclic+peers", names]));
+                let rows = table(section, run, (bed, user), &Program::Kernels, &names)?;
+                section.equal("GPUs by number and by UUID", &rows[1].gpus, &rows[0].gpus);
+                Ok(())
+            })
+        },
+    )
+}
+
+/// NVML says of each GPU which cores are near it; the kernel says the same.
+fn cores(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> {
+    let records = run.place.run.join("mpsd/jobs");
+    let script = format!("cat {}/$MPSD_JOB/record", records.display());
+    let words = ["--gres=gpu:2", "--mps", "/bin/sh", "-c", &script];
+    let said = bed.srun(user, &words, SRUN)?.success()?.stdout;
+    let record: Value = serde_json::from_str(&said).context("the job's record")?;
+    let listed = site::smi(&["--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"])?;
+    for gpu in record["gpus"].as_array().into_iter().flatten() {
+        let uuid = gpu["uuid"].as_str().unwrap_or_default();
+        let line = listed.lines().find(|line| line.starts_with(uuid));
+        let bus = line.unwrap_or_default().rsplit(',').next().unwrap_or_default();
+        let bus = bus.trim().to_lowercase();
+        // nvidia-smi writes the domain with eight digits, the kernel with four.
+        let file = format!("/sys/bus/pci/devices/{}/local_cpulist", &bus[bus.len().min(4)..]);
+        match fs::read_to_string(&file) {
+            Ok(kernels) => {
+                let name = format!("{uuid}: cores by NVML and in '{file}'");
+                section.equal(name, &gpu["cpus"].as_str(), &Some(kernels.trim()));
+            }
+            Err(error) => section.fact(&format!("{uuid}: '{file}'"), error.to_string()),
+        }
+    }
+    Ok(())
+}
+
+/// OpenMM on one, two and all GPUs of the host, eight simulations on each. What the user gets who says nothing of binding must
+/// reach [`REACH`] of as many times one GPU; one GPU is measured first and last.
+pub fn several(section: &mut Section, run: &Run) -> Result<()> {
+    let most = run.gpus.len();
+    if most < 2 {
+        section.fact("left_out", "this machine has one GPU");
+        return Ok(());
+    }
+    let mut cases = vec![
+        (1, FIRST, None),
+        (2, FIRST, None),
+        (2, FIRST, Some("--mps-bind=none")),
+    ];
+    cases.extend([(2, BY_RANK, None), (2, BY_BLOCK, None)]);
+    cases.extend(["--mps-bind=block", "--mps=per-gpu"].map(|flag| (2, FIRST, Some(flag))));
+    if most > 2 {
+        cases.extend([(most, FIRST, None), (most, FIRST, Some("--mps-bind=none"))]);
+    }
+    cases.push((1, FIRST, None));
+    let loads = cases.iter().map(|(gpus, choice, flag)| {
+        let flags: Vec<&str> = ["--mps-threads=auto"].into_iter().chain(*flag).collect();
+        let unasked = flag.is_none() && *gpus > 1;
+        Load {
+            each: unasked.then_some(EACH),
+            reach: unasked.then_some(REACH),
+            ..Load::new(*gpus, EACH * gpus, *choice, &flags)
+        }
+    });
+    let loads: Vec<Load> = loads.collect();
+    let uuids = run.gpus.iter().map(|gpu| &gpu.uuid);
+    look::unchanged(section, &run.place, uuids, 5, |section| {
+        let home = run.place.user_dir("several")?;
+        let Some(dynamics) = Dynamics::prepare(section, run, &home)? else {
+            return Ok(());
+        };
+        let mut options = slurm::options((0..most as u32).collect());
+        options.cpus = std::thread::available_parallelism()?.get() as u32;
+        let rows = slurm::on_bed(section, run, options, |section, bed, user| {
+            table(section, run, (bed, user), &Program::OpenMm(&dynamics), &loads)
+        })?;
+        let figures = cases.iter().zip(&rows).map(|((gpus, choice, flag), row)| {
+            json!({
+                "gpus": gpus,
+                "program": choice.0,
+                "flag": flag,
+                "ns_per_day": (row.sum * 10.0).round() / 10.0,
+                "of_one_gpu_each": (row.part * 1000.0).round() / 1000.0,
+                "simulations_on_each": row.each(),
+            })
+        });
+        let title = format!("OpenMM on several GPUs, {}", run.gpus[0].name);
+        let rows: Vec<Value> = figures.collect();
+        let told = json!({"title": title, "simulations_each": EACH, "rows": rows});
+        run.keep("several.json", &format!("{told:#}\n"))?;
+        Ok(fs::remove_dir_all(&home)?)
+    })
+}
+
+/// One simulation with OpenMM, as the ordinary user runs it.
+pub struct Dynamics {
+    /// Program and arguments.
+    command: Vec<String>,
+    /// What it needs of its environment.
+    env: BTreeMap<String, String>,
+}
+
+impl Dynamics {
+    /// Installs OpenMM for this run and makes its input in `home`; None where the package has none, or the machine no Python for
+    /// it.
+    fn prepare(section: &mut Section, run: &Run, home: &Path) -> Result<Option<Self>> {
+        let wheels: Vec<PathBuf> = fs::read_dir(run.package.join("wheels"))
+            .into_iter()
+            .flatten()
+            .map(|entry| Ok(entry?.path()))
+            .collect::<Result<_>>()?;
+        let (Ok(python), false) = (site::python(), wheels.is_empty()) else {
+            let why = "no wheels in the package, or no python3 in PATH";
+            section.fact("openmm_left_out", why);
+            return Ok(None);
+        };
+        let mut pip = Command::new(&python);
+        let quiet = ["-m", "pip", "install", "-q", "--no-index", "--no-deps"];
+        let apart = ["--no-compile", "--no-cache-dir", "--target"];
+        let packages = run.place.python_packages();
+        pip.args(quiet).args(apart).arg(packages).args(&wheels);
+        child::run(&mut pip, "", SIMULATION)?.success()?;
+        let script = run.place.staged("dynamics.py")?.display().to_string();
+        let env = site::home_env(&run.place, home);
+        let mut prepare = run.place.as_user(&python, &env);
+        prepare.args([&script, "prepare", INPUT]).current_dir(home);
+        let said = child::run(&mut prepare, "", SIMULATION)?.success()?;
+        section.fact("openmm", said.stdout.trim());
+        let [python, input] = [python, home.join(INPUT)].map(|path| path.display().to_string());
+        let command = vec![python, script, "run".into(), input, SIMULATED.into()];
+        Ok(Some(Self { command, env }))
+    }
+}
+
+/// One `mpsctl sweep`.
+struct Sweep {
+    /// Of its files.
+    name: &'static str,
+    what: &'static str,
+    options: &'static [&'static str],
+    metric: &'static str,
+    command: Vec<String>,
+}
+
+/// What MPS brings on one GPU: small kernels, and OpenMM where the package has it.
+pub fn gain(section: &mut Section, run: &Run) -> Result<()> {
+    const OPENMM: &str = "([0-9.]+) ns/day";
+    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
+        let home = run.place.user_dir("gain")?;
+        let load = run.place.staged("cuda-load")?.display().to_string();
+        let mut sweeps = vec![Sweep {
+            name: "kernels",
+            what: "small kernels",
+            options: &["--clients", CLIENTS],
+            metric: "\"per_second\":([0-9.]+)",
+            command: [&load, "--after", "3", "--seconds", "2"]
+                .map(String::from)
+                .to_vec(),
+        }];
+        let dynamics = Dynamics::prepare(section, run, &home)?;
+        if let Some(dynamics) = &dynamics {
+            let openmm = |name, options| Sweep {
+                name,
+                what: "OpenMM",
+                options,
+                metric: OPENMM,
+                command: dynamics.command.clone(),
+            };
+            sweeps.push(openmm("openmm", &["--clients", CLIENTS]));
+            let alone = &["--clients", "1", "--only-mps", "--threads", "none,25,12.5"];
+            sweeps.push(openmm("openmm-alone", alone));
+        }
+        let found = swept(section, run, &home, "7001.srv", &sweeps)?;
+        if let Some(dynamics) = dynamics {
+            confirm(section, run, &home, &found[1][0], &dynamics.command)?;
+        }
+        Ok(fs::remove_dir_all(&home)?)
+    })
+}
+
+/// What it brings to inference with PyTorch, where the machine has it.
+pub fn inference(section: &mut Section, run: &Run) -> Result<()> {
+    look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
+        let home = run.place.user_dir("inference")?;
+        let command = [site::python()?, run.place.staged("inference.py")?, "3".into()];
+        let sweep = Sweep {
+            name: "pytorch",
+            what: "PyTorch inference",
+            options: &["--clients", "1,8"],
+            metric: "([0-9.]+) pictures/s",
+            command: command.map(|word| word.display().to_string()).to_vec(),
+        };
+        swept(section, run, &home, "7003.srv", &[sweep])?;
+        Ok(fs::remove_dir_all(&home)?)
+    })
+}
+
+/// The sweeps of a table as the user of one job; what each found, with the title of its plot.
+fn swept(
+    section: &mut Section,
+    run: &Run,
+    home: &Path,
+    id: &str,
+    sweeps: &[Sweep],
+) -> Result<Vec<Vec<Value>>> {
+    let job = Job::named(&run.place, run.gpu(), id)?;
+    job.prologue("MPS=true")?.success()?;
+    let found = in_turn(sweeps, 1, |sweep, _| {
+        let name = sweep.name;
+        eprintln!("hardware: sweep of {name}");
+        let mut command = job.user_mpsctl(site::home_env(&run.place, home))?;
+        command
+            .current_dir(home)
+            .args(["sweep", "--json"])
+            .args(sweep.options);
+        command
+            .args(["--metric", sweep.metric, "--"])
+            .args(&sweep.command);
+        let ran = child::run(&mut command, "", SWEEP)?;
+        let mut told: Value = serde_json::from_str(&ran.stdout).with_context(|| ran.story())?;
+        section.check(format!("{name}: sweep"), ran.code == Some(0), ran.stderr);
+        let advice = told["advice"].as_str().unwrap_or_default();
+        section.fact(&format!("{name}: advice"), advice);
+        let title = format!("{}, one {}", sweep.what, run.gpu().name);
+        told["title"] = title.as_str().into();
+        run.keep(&format!("{name}.json"), &format!("{told:#}\n"))?;
+        let outcome: Outcome = serde_json::from_value(told.clone())?;
+        let svg = plot::svg(&outcome, &title).map_err(anyhow::Error::msg)?;
+        run.keep(&format!("{name}.svg"), &svg)?;
+        Ok(told)
+    })?;
+    job.epilogue()?.success()?;
+    Ok(found)
+}
+
+/// A job of its own that asks for what the sweep found best, and starts so many simulations.
+fn confirm(section: &mut Section, run: &Run, home: &Path, found: &Value, dynamics: &[String]) -> Result<()> {
+    let rows = found["rows"].as_array().context("rows")?;
+    let figure = |row: &Value| row["throughput"].as_f64().unwrap_or(0.0);
+    let under = rows.iter().filter(|row| row["mps"] == true);
+    let best = under.max_by(|a, b| figure(a).total_cmp(&figure(b)));
+    let best = best.context("no row under MPS")?;
+    let clients = best["clients"].as_u64().context("clients")?;
+    let account = match best["percent"].as_f64() {
+        Some(percent) => format!("MPS=true,MPS_THREADS={percent}"),
+        None => "MPS=true".to_owned(),
+    };
+    let job = Job::named(&run.place, run.gpu(), "7002.srv")?;
+    job.prologue(&account)?.success()?;
+    let mut running = Vec::new();
+    for _ in 0..clients {
+        let mut command = job.exec(site::home_env(&run.place, home))?;
+        command.current_dir(home).args(dynamics);
+        running.push(Running::start(&mut command, "")?);
+    }
+    let mut sum = 0.0;
+    for one in running {
+        let ran = one.finish(SIMULATION)?.success()?;
+        sum += simulation(ran.stdout.trim(), &run.gpus)?.per_second;
+    }
+    job.epilogue()?.success()?;
+    let expected = figure(best);
+    ensure!(expected > 0.0, "the best has no figure");
+    section.check(
+        format!(
+            "a job with {account} and {clients} simulations reaches the sweep's figure within {CONFIRMED}"
+        ),
+        (sum / expected - 1.0).abs() <= CONFIRMED,
+        format!("{sum:.0} ns/day, the sweep {expected:.0}"),
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_simulation_is_on_the_gpu_that_it_names_by_number_or_uuid() {
+        let gpu = |uuid: &str| Gpu {
+            uuid: uuid.into(),
+            ..Gpu::default()
+        };
+        let gpus = [gpu("GPU-a"), gpu("GPU-b")];
+        let read = |line| simulation(line, &gpus).map(|one| (one.per_second, one.late, one.uuid));
+        assert_eq!(
+            read("612.3 ns/day on 1").unwrap(),
+            (612.3, false, "GPU-b".to_owned())
+        );
+        assert_eq!(
+            read("5.0 ns/day (late) on GPU-a").unwrap(),
+            (5.0, true, "GPU-a".to_owned())
+        );
+        assert!(read("5.0 ns/day").is_err());
+    }
+}
