@@ -141,7 +141,7 @@ pub fn restarting_the_mom_leaves_a_running_job_attached(c: &mut Cluster, id: &st
     let shell = c.nodes[0].start(run).unwrap();
     let runs = || c.nodes[0].sh("ps -e -o args=").contains("--busy --hold 1");
     assert!(
-        wait_until(Duration::from_secs(10), runs),
+        wait_until(Duration::from_secs(30), runs),
         "the job does not begin"
     );
     c.nodes[0].kill_mom();

@@ -141,7 +141,7 @@ fn a_worker_that_dies_of_a_signal_is_no_success() {
     let prologue = c.nodes[0].start(run).unwrap();
     // The parent is the process that the mom waits for; its worker is its child.
     let mut worker: Option<i32> = None;
-    let begun = wait_until(Duration::from_secs(10), || {
+    let begun = wait_until(Duration::from_secs(30), || {
         let shown = c.nodes[0].sh(&format!(
             "ps --ppid {prologue} -o pid= -o comm= | grep mps-prologue || :"
         ));

@@ -265,7 +265,7 @@ impl Place {
                 .any(|(_, context)| context.pid == client.0.id() && context.bytes > 0)
         };
         assert!(
-            wait_until(Duration::from_secs(5), has_context),
+            wait_until(Duration::from_secs(30), has_context),
             "the client does not attach"
         );
         client

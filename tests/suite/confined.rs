@@ -11,7 +11,7 @@ use tests::stage::{USER, as_user};
 use tests::syslog::Syslog;
 
 const CONFIG: &str = "deadline_s = 6\n";
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
 /// The value of one line of `/proc/PID/status`.
 fn status(pid: u32, name: &str) -> String {

@@ -63,7 +63,7 @@ fn asleep(user: &str) -> Running {
         .spawn()
         .expect("sleeper");
     let pid = child.id();
-    assert!(wait_until(Duration::from_secs(5), || {
+    assert!(wait_until(Duration::from_secs(30), || {
         look::process(pid).is_some_and(|p| p.uid != 0 && p.exe.ends_with("sleep"))
     }));
     Running(child)
@@ -143,7 +143,7 @@ fn held_by_somebody(users: &[String; 2]) {
             .spawn()
             .expect("client"),
     );
-    assert!(wait_until(Duration::from_secs(5), || !place
+    assert!(wait_until(Duration::from_secs(30), || !place
         .stage
         .node
         .contexts()

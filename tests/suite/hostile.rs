@@ -39,7 +39,7 @@ impl Bystander {
         let child = command.stdin(Stdio::null()).spawn().expect("bystander");
         // setpriv becomes the program in place.
         let pid = child.id();
-        assert!(wait_until(Duration::from_secs(5), || {
+        assert!(wait_until(Duration::from_secs(30), || {
             look::process(pid).is_some_and(|p| p.uid != 0 && !p.exe.ends_with("setpriv"))
         }));
         Self(Running(child))
@@ -213,7 +213,7 @@ fn only_the_very_files_that_a_job_began_with_are_its_own() {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::null());
         let session = Running(command.spawn().expect("session"));
         let runs = || look::process(session.0.id()).is_some_and(|p| p.exe == control);
-        assert!(wait_until(Duration::from_secs(5), runs));
+        assert!(wait_until(Duration::from_secs(30), runs));
         session
     };
     let mut of_the_job = session();
@@ -257,7 +257,7 @@ fn a_stranger_reaches_no_pipe_and_nobody_lists_the_jobs() {
     let mut input = child.stdin.take().expect("stdin");
     let _ = input.write_all(b"quit\n");
     drop(input);
-    assert!(wait_until(Duration::from_secs(5), || child
+    assert!(wait_until(Duration::from_secs(30), || child
         .try_wait()
         .is_ok_and(|s| s.is_some())));
     assert_eq!(place.pids(THREE[1]).len(), 1, "the daemon lives");
@@ -286,7 +286,7 @@ fn the_users_log_is_bounded_and_without_escapes_whatever_the_vendors_says() {
         .write_all(b"\n[x] Failed to start server \x1b]0;owned\x07\x1b[2J\xff\xfe\n[x] Server 1 exited with status 7\n")
         .expect("write");
     let seen = || fs::read(log.join("mpsd.log")).unwrap_or_default();
-    assert!(wait_until(Duration::from_secs(10), || {
+    assert!(wait_until(Duration::from_secs(30), || {
         String::from_utf8_lossy(&seen()).contains("status 7")
     }));
     let text = seen();
@@ -344,7 +344,7 @@ fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
         place.stage.node.change(|d| d.faults.server_opens = file);
         let ran = place.torque("89.srv", ACCOUNT, "0");
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+        assert!(wait_until(Duration::from_secs(30), || hung.holds_somebody()));
         let end = place.strict_end("89.srv");
         assert_eq!(end.code, Some(2), "it is there still: {end:?}");
         assert!(end.err.contains("state D after"), "{end:?}");
@@ -385,7 +385,7 @@ fn hide(place: &Place, at: &Path, hung: &Hung, job: &str) -> Running {
         .env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE))
         .env("CUDA_MPS_PIPE_DIRECTORY", place.stage.job(job).join("pipe"));
     let hidden = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
-    assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+    assert!(wait_until(Duration::from_secs(30), || hung.holds_somebody()));
     hidden
 }
 
@@ -418,7 +418,7 @@ fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
             .env_clear()
             .env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
         let named = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
-        assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+        assert!(wait_until(Duration::from_secs(30), || hung.holds_somebody()));
         let file = |name: &str| format!("/proc/{}/{name}", named.0.id());
         assert_eq!(fs::read_to_string(file("comm")).expect("comm"), "slurmstepd\n");
         assert!(!can_be_read(&file("cmdline")), "it holds no lock");
@@ -552,7 +552,7 @@ fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
     command.env_clear().env(how, what);
     command.env("FAKE_MPS_HANGS_IN", at.join(tests::fuse::FILE));
     let holder = Running(command.stdin(Stdio::null()).spawn().expect("a process"));
-    assert!(wait_until(Duration::from_secs(5), || hung.holds_somebody()));
+    assert!(wait_until(Duration::from_secs(30), || hung.holds_somebody()));
     Some((hung, holder))
 }
 
@@ -730,7 +730,7 @@ fn a_start_that_its_user_stops_does_not_come_up_after_the_jobs_end() {
     let ran = place.stage.prologue(&args, &[]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let mut stopped = Vec::new();
-    assert!(wait_until(Duration::from_secs(5), || {
+    assert!(wait_until(Duration::from_secs(30), || {
         stopped = place.pids("nvidia-cuda-mps-control");
         !stopped.is_empty()
     }));

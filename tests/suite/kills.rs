@@ -72,7 +72,7 @@ fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) 
     let code = program.wait();
     assert_eq!(code, if whole { None } else { Some(2) }, "what a scheduler sees");
     assert!(
-        wait_until(Duration::from_secs(5), || !look::alive(pid)),
+        wait_until(Duration::from_secs(30), || !look::alive(pid)),
         "the worker outlives its guard"
     );
     let state = begun(place, job).map_or(0, |b| b.0);

@@ -103,7 +103,7 @@ fn two_launchers_at_once_do_not_share_a_partition() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let mut first = started(&place, job, "0", "60", true);
     let mut first = first.stdout(Stdio::null()).spawn().expect("a rank");
-    assert!(wait_until(Duration::from_secs(10), || {
+    assert!(wait_until(Duration::from_secs(30), || {
         let contexts = place.stage.node.contexts();
         contexts.iter().any(|(_, one)| one.pid == first.id())
     }));

@@ -45,7 +45,7 @@ fn files(place: &Place) -> [PathBuf; 2] {
 
 fn are_gone(place: &Place) -> bool {
     let there = |path: &PathBuf| Path::exists(path);
-    wait_until(Duration::from_secs(5), || !files(place).iter().any(there))
+    wait_until(Duration::from_secs(30), || !files(place).iter().any(there))
 }
 
 #[test]

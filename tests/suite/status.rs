@@ -17,7 +17,7 @@ use tests::stage::{OTHER_USER, Ran, USER, as_user, finish};
 
 const CONFIG: &str = "deadline_s = 20\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
 fn served(node: Builder, job: &str, gpus: &str) -> Place {
     let place = Place::new(node, CONFIG);

@@ -16,7 +16,7 @@ use tests::stage::{Ran, USER, as_user, finish, openpbs_args, prologue_args};
 const CONFIG: &str = "deadline_s = 6\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
 /// A look at the clients' memory comes every second.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 const LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 
 fn served(job: &str, config: &str) -> Place {

@@ -66,6 +66,12 @@ pub fn nvidia() -> bool {
     }
 }
 
+/// How soon NVIDIA's program is there. The double's time tells of the machine alone.
+#[track_caller]
+pub fn assert_within(took: Duration, limit: Duration) {
+    assert!(took < if nvidia() { limit } else { PATIENCE }, "{took:?}");
+}
+
 /// Says on the terminal, past the test runner, that something was not looked at.
 pub fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "contract: {text}");

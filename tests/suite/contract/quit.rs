@@ -1,10 +1,10 @@
 //! `quit`: of an idle, a busy and a starting server.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tests::double::look::{alive, wait_until};
 
-use crate::bench::{Bench, PATIENCE};
+use crate::bench::{Bench, PATIENCE, assert_within};
 use crate::processes::{STRANGER, USER};
 
 #[test]
@@ -14,7 +14,7 @@ fn an_idle_server_and_its_daemon_are_gone_soon_and_two_files_with_them() {
     let server = daemon.start_server();
     let ended = daemon.say("quit");
     assert_eq!((ended.out.as_str(), ended.code()), ("", 0));
-    assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
+    assert_within(ended.took, Duration::from_secs(1));
     let status = daemon.process().ended_within(PATIENCE).expect("the daemon ends");
     assert_eq!(status.code(), Some(0));
     assert!(wait_until(PATIENCE, || !alive(server)));
@@ -27,7 +27,7 @@ fn without_a_server_it_takes_no_time() {
     let mut daemon = bench.daemon();
     let ended = daemon.say("quit");
     assert_eq!(ended.code(), 0);
-    assert!(ended.took < Duration::from_millis(500), "{:?}", ended.took);
+    assert_within(ended.took, Duration::from_millis(500));
     assert!(daemon.process().ended_within(PATIENCE).is_some());
 }
 
@@ -57,10 +57,11 @@ fn a_busy_client_blocks_it_until_the_client_ends() {
     let bench = Bench::new();
     let mut daemon = bench.daemon();
     let server = daemon.start_server();
+    let begun = Instant::now();
     let client = daemon.client().on_first_gpu().holding(2).hold();
     let ended = daemon.say("quit");
     assert_eq!(ended.code(), 0, "{ended:?}");
-    assert!(ended.took > Duration::from_millis(1200), "{:?}", ended.took);
+    assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", ended.took);
     assert_eq!(client.finish().ended.code(), 0);
     assert!(daemon.process().ended_within(PATIENCE).is_some());
     let log = daemon.log_text();
@@ -85,11 +86,8 @@ fn with_a_time_it_takes_the_client_down_after_that_time() {
     let client = daemon.client().holding(4).hold();
     let ended = daemon.say("quit -t 1");
     assert_eq!(ended.code(), 0, "{ended:?}");
-    assert!(
-        ended.took > Duration::from_millis(800) && ended.took < Duration::from_secs(3),
-        "{:?}",
-        ended.took
-    );
+    assert!(ended.took > Duration::from_millis(800), "{:?}", ended.took);
+    assert_within(ended.took, Duration::from_secs(3));
     assert!(daemon.process().ended_within(PATIENCE).is_some());
     assert_eq!(client.finish().error(), Some(806));
     assert!(

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, umask};
 use tests::double::look::{alive, process, wait_until};
 
-use crate::bench::{Bench, PATIENCE};
+use crate::bench::{Bench, PATIENCE, assert_within};
 use crate::processes::{USER, command, spawn};
 
 fn mode(path: &Path) -> u32 {
@@ -26,7 +26,7 @@ fn foreground_answers_within_a_second_and_makes_these_files() {
     let mut daemon = bench.directories();
     let begin = Instant::now();
     daemon.start(&[]);
-    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert_within(begin.elapsed(), Duration::from_secs(1));
     let names = [
         "control",
         "control_lock",
@@ -101,7 +101,7 @@ fn background_returns_with_a_daemon_in_its_own_session() {
         (started.code(), started.out.as_str(), started.err.as_str()),
         (0, "", "")
     );
-    assert!(started.took < Duration::from_secs(1), "{:?}", started.took);
+    assert_within(started.took, Duration::from_secs(1));
     assert!(daemon.answers());
     let pid = daemon.pid();
     let session = nix::unistd::getsid(Some(nix::unistd::Pid::from_raw(pid as i32))).unwrap();

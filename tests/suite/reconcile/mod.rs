@@ -405,7 +405,7 @@ fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
     // The child that ends the first job.
     let own = |p: &look::Process| p.parent == parent && p.args.iter().any(|arg| arg == "reconcile");
     let mut child = None;
-    assert!(wait_until(Duration::from_secs(10), || {
+    assert!(wait_until(Duration::from_secs(30), || {
         child = look::processes().into_iter().find(own).map(|p| p.pid);
         child.is_some()
     }));
