@@ -16,7 +16,6 @@
 //! | `spank-variants` | one linked plugin, stamped for each release of Slurm |
 //! | `dist` | the packages for Debian and RPM systems, from that tree, for x86_64 and arm64 |
 //! | `release-check` | what must hold before a version gets its tag |
-//! | `readme` | the figures of README and docs/, from the results of recorded runs |
 //! | `bench scale` | what jobs, clients and nodes at once cost one another |
 //! | `bench srun` | what the plugin costs a job that did not ask for it |
 
@@ -37,7 +36,7 @@ use clap::{Parser, Subcommand};
 use checks::{hardware, release, test};
 use install::{arm64, slurm};
 use package::{plugin, stage};
-use reliability::{fuzz, matrices, readme, soak};
+use reliability::{fuzz, matrices, soak};
 
 /// Builds, shows, tests and measures mpsd.
 #[derive(Debug, Parser)]
@@ -64,7 +63,7 @@ enum Verb {
     /// Run everything that CI runs, or single stages of it.
     Test(test::Options),
     /// Run the crash, kill and fault matrices alone, and say how much they tried.
-    Matrices(matrices::Options),
+    Matrices,
     /// Run one matrix, or cells of it, alone.
     #[command(subcommand)]
     Matrix(matrices::Matrix),
@@ -86,8 +85,6 @@ enum Verb {
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
     ReleaseCheck(release::Options),
-    /// Write the figures of README and docs/ from the results of recorded runs.
-    Readme(readme::Options),
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
@@ -104,7 +101,6 @@ impl Verb {
                 | Verb::SpankVariants(_)
                 | Verb::Dist(_)
                 | Verb::ReleaseCheck(_)
-                | Verb::Readme(_)
         )
     }
 }
@@ -189,7 +185,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Test(options) => test::run(options),
-        Verb::Matrices(options) => matrices::run(options).map(|()| ExitCode::SUCCESS),
+        Verb::Matrices => matrices::run().map(|()| ExitCode::SUCCESS),
         Verb::Matrix(matrix) => {
             if matrix.needs_slurm() {
                 slurm::run()?;
@@ -207,7 +203,6 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Verb::Dist(options) => package::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Hardware(options) => hardware::run(&cargo::root()?, options).map(|()| ExitCode::SUCCESS),
         Verb::ReleaseCheck(options) => release::run(options).map(|()| ExitCode::SUCCESS),
-        Verb::Readme(options) => readme::run(options).map(|()| ExitCode::SUCCESS),
         Verb::Demo { scheduler } => {
             if scheduler == "slurm" {
                 slurm::run()?;

@@ -1,4 +1,4 @@
-//! How much was tried: lines that `cargo xtask matrices`, `soak` and `fuzz` add up, and README's table shows.
+//! How much was tried: lines that `cargo xtask matrices` adds up.
 
 /// Says that `count` more of `name` were tried and none of them lost: a test that finds one lost fails before it.
 pub fn tell(name: &str, count: u64) {

@@ -1,31 +1,37 @@
-//! The rules of the house, read from the sources: layers, the plugin's thinness, the homes of `unsafe`, no switch for
-//! tests in what is shipped.
+//! The rules of the house, read from the sources by syn: layers, no circles between files, the homes of `unsafe`, the plugin's thinness.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, UseTree};
 use toml::Table;
 
-use crate::sources::{Strings, code, files, text, words};
-
-/// The modules of `mpsd`, with their layer. A module imports from lower layers and from itself.
-const LAYERS: [(&str, u32); 7] = [
-    ("sys", 0),
-    ("scheduler", 1),
-    ("plan", 2),
-    ("job", 3),
-    ("node", 4),
-    ("daemon", 5),
-    ("cli", 6),
-];
+/// The modules of `mpsd`, lowest first. A module imports from lower ones and from itself.
+const LAYERS: [&str; 7] = ["sys", "scheduler", "plan", "job", "node", "daemon", "cli"];
 /// Where `unsafe` stands, and nowhere else: the kernel's interface, Slurm's, and CUDA's in the probe.
 const UNSAFE: [&str; 3] = [
     "mpsd/src/sys/",
     "spank/src/sys/",
     "mpsd/src/bin/mps-probe/cuda.rs",
 ];
-/// The crates whose code is shipped.
-const SHIPPED: [&str; 5] = ["mpsd", "mpsd/core", "prologue", "epilogue", "spank"];
-/// What each of them may depend on; the plugin runs inside Slurm's daemons, so its list is short on purpose.
+const SCHEDULERS: [&str; 3] = ["Slurm", "Torque", "OpenPbs"];
+/// The first file of each crate that is looked at.
+const ROOTS: [&str; 11] = [
+    "mpsd/core/src/lib.rs",
+    "mpsd/src/lib.rs",
+    "mpsd/src/main.rs",
+    "mpsd/src/bin/mpsctl.rs",
+    "mpsd/src/bin/mps-probe/main.rs",
+    "prologue/src/lib.rs",
+    "prologue/src/main.rs",
+    "epilogue/src/lib.rs",
+    "epilogue/src/main.rs",
+    "spank/src/lib.rs",
+    "packaging/src/main.rs",
+];
+/// What each shipped crate may depend on; the plugin runs inside Slurm's daemons, so its list is short on purpose.
 const DEPENDENCIES: [(&str, &[&str]); 5] = [
     (
         "mpsd/core",
@@ -69,173 +75,312 @@ const DEPENDENCIES: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// Every source of a crate, with its path from the workspace and its text without comments.
-fn sources(krate: &str, strings: Strings) -> Vec<(String, String)> {
-    let all = files(&format!("{krate}/src"), ".rs");
-    all.into_iter()
-        .map(|(name, text)| (name, code(&text, strings)))
-        .collect()
+type Names = Vec<String>;
+/// The text of a file by its path from the workspace's root.
+type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// A module of a crate. What is compiled for tests only is left out.
+#[derive(Debug, Default)]
+struct Module {
+    file: String,
+    /// What `use` brings in, with the path behind each name.
+    imports: BTreeMap<String, Names>,
+    /// Each path of a `use`, of the code and of macros. A re-export of a child (`pub use child::Thing`) is none: a parent is the
+    /// door of its children, who may use what it defines.
+    paths: Vec<Names>,
+    has_unsafe: bool,
+    /// `cfg!(test)`.
+    has_switch: bool,
 }
 
-/// The names that follow `prefix` (`crate::`), braces opened: `crate::{model, sys::x}` gives `model`, `sys`.
-fn named_after(text: &str, prefix: &str) -> Vec<String> {
-    let word = |text: &str| -> String {
-        text.trim_start()
-            .chars()
-            .take_while(|c| c.is_alphanumeric() || *c == '_')
-            .collect()
-    };
-    let mut names = Vec::new();
-    for (at, _) in text.match_indices(prefix) {
-        // `somecrate::` ends in `crate::` too.
-        let before = text[..at].chars().next_back();
-        if before.is_some_and(|c| c.is_alphanumeric() || c == '_') {
-            continue;
-        }
-        let rest = &text[at + prefix.len()..];
-        match rest.strip_prefix('{') {
-            None => names.push(word(rest)),
-            Some(list) => {
-                let mut depth = 0;
-                let mut start = 0;
-                for (at, c) in list.char_indices() {
-                    match c {
-                        '{' => depth += 1,
-                        '}' if depth == 0 => {
-                            names.push(word(&list[start..at]));
-                            break;
-                        }
-                        '}' => depth -= 1,
-                        ',' if depth == 0 => {
-                            names.push(word(&list[start..at]));
-                            start = at + 1;
-                        }
-                        _ => {}
-                    }
-                }
+/// The modules of a crate by their paths in it.
+#[derive(Debug, Default)]
+struct Crate(BTreeMap<Names, Module>);
+
+fn source(file: &str) -> Option<String> {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file)).ok()
+}
+
+fn crates() -> Vec<Crate> {
+    ROOTS.into_iter().map(|root| Crate::read(root, &source)).collect()
+}
+
+impl Crate {
+    /// The crate that begins with the file `root`.
+    fn read(root: &str, source: Source) -> Self {
+        let mut read = Self::default();
+        let directory = root.rsplit_once('/').unwrap_or_default().0;
+        read.add(Vec::new(), root, directory, source);
+        read
+    }
+
+    /// Reads the module in `file`, whose children lie in `directory`, and all below it.
+    fn add(&mut self, path: Names, file: &str, directory: &str, source: Source) {
+        let text = source(file).unwrap_or_else(|| panic!("there is no '{file}'"));
+        let parsed = syn::parse_file(&text).unwrap_or_else(|why| panic!("'{file}': {why}"));
+        for item in &parsed.items {
+            let Item::Mod(child) = item else { continue };
+            if child.content.is_some() || is_for_tests(&child.attrs) {
+                continue;
             }
+            let below = format!("{directory}/{}", child.ident);
+            let flat = format!("{below}.rs");
+            let found = match source(&flat) {
+                Some(_) => flat,
+                None => format!("{below}/mod.rs"),
+            };
+            let path = [&path[..], &[child.ident.to_string()]].concat();
+            self.add(path, &found, &below, source);
+        }
+        let mut module = Module {
+            file: file.to_owned(),
+            ..Module::default()
+        };
+        module.visit_file(&parsed);
+        self.0.insert(path, module);
+    }
+
+    /// Which file names which others.
+    fn edges(&self) -> BTreeMap<&str, BTreeSet<&str>> {
+        let mut edges = BTreeMap::new();
+        for (at, module) in &self.0 {
+            let goals = module.paths.iter().filter_map(|path| self.resolve(at, path, 0));
+            let files = goals.map(|goal| self.0[&goal].file.as_str());
+            let others = files.filter(|file| *file != module.file).collect();
+            edges.insert(module.file.as_str(), others);
+        }
+        edges
+    }
+
+    /// The module that defines what `path` leads to from module `at`; none for what is another crate's.
+    fn resolve(&self, at: &[String], path: &[String], depth: u32) -> Option<Names> {
+        let (first, rest) = path.split_first()?;
+        match first.as_str() {
+            _ if depth > 20 => None,
+            "crate" => self.step(&[], rest, depth),
+            "self" => self.step(at, rest, depth),
+            "super" if rest.first().is_some_and(|next| next == "super") => {
+                self.resolve(at.split_last()?.1, rest, depth + 1)
+            }
+            "super" => self.step(at.split_last()?.1, rest, depth),
+            _ => self.step(at, path, depth).filter(|goal| goal != at),
         }
     }
-    names.retain(|name| !name.is_empty());
-    names
+
+    /// From inside `at`: into a child, behind an import, or to an item of its own.
+    fn step(&self, at: &[String], path: &[String], depth: u32) -> Option<Names> {
+        let Some((first, rest)) = path.split_first() else {
+            return Some(at.to_vec());
+        };
+        let child = [at, std::slice::from_ref(first)].concat();
+        if self.0.contains_key(&child) {
+            return self.step(&child, rest, depth);
+        }
+        match self.0[at].imports.get(first) {
+            Some(behind) => self.resolve(at, &[behind, rest].concat(), depth + 1),
+            None => Some(at.to_vec()),
+        }
+    }
+}
+
+fn is_for_tests(attributes: &[Attribute]) -> bool {
+    let is_test = |one: &Attribute| one.parse_args::<syn::Ident>().is_ok_and(|word| word == "test");
+    attributes
+        .iter()
+        .any(|one| one.path().is_ident("cfg") && is_test(one))
+}
+
+impl Module {
+    /// Opens the braces of a `use`.
+    fn import(&mut self, tree: &UseTree, before: &[String], is_public: bool) {
+        let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
+        let (name, path) = match tree {
+            UseTree::Path(one) => return self.import(&one.tree, &with(&one.ident), is_public),
+            UseTree::Group(group) => {
+                let parts = group.items.iter();
+                return parts.for_each(|part| self.import(part, before, is_public));
+            }
+            UseTree::Name(one) if one.ident == "self" => (before[before.len() - 1].clone(), before.to_vec()),
+            UseTree::Name(one) => (one.ident.to_string(), with(&one.ident)),
+            UseTree::Rename(one) => (one.rename.to_string(), with(&one.ident)),
+            UseTree::Glob(_) => (String::new(), before.to_vec()),
+        };
+        let is_door = is_public && !["crate", "super"].contains(&path[0].as_str());
+        if !is_door {
+            self.paths.push(path.clone());
+        }
+        self.imports.insert(name, path);
+    }
+}
+
+impl<'ast> Visit<'ast> for Module {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !is_for_tests(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        if !is_for_tests(&item.attrs) {
+            visit::visit_item_fn(self, item);
+        }
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        if !is_for_tests(&item.attrs) {
+            visit::visit_item_impl(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        if !is_for_tests(&item.attrs) {
+            let is_public = !matches!(item.vis, syn::Visibility::Inherited);
+            self.import(&item.tree, &[], is_public);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let names: Names = path.segments.iter().map(|one| one.ident.to_string()).collect();
+        // One name alone is an import's, which stands among the paths already, or this file's own.
+        if names.len() > 1 {
+            self.paths.push(names);
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, item: &'ast syn::Macro) {
+        let tokens = item.tokens.to_string();
+        self.has_switch |= item.path.is_ident("cfg") && tokens.contains("test");
+        // They are no syntax tree, and a path in them is `a :: b`.
+        let joined = tokens.replace(" :: ", "::");
+        let words = joined.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+        let paths = words.map(|word| word.split("::").map(str::to_owned).collect::<Names>());
+        self.paths.extend(paths.filter(|path| path.len() > 1));
+        visit::visit_macro(self, item);
+    }
+
+    fn visit_expr_unsafe(&mut self, block: &'ast syn::ExprUnsafe) {
+        self.has_unsafe = true;
+        visit::visit_expr_unsafe(self, block);
+    }
+}
+
+/// The files that name themselves through others, each with those that it names among them.
+fn circles(edges: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
+    let is_in_one = |file: &&&str| {
+        let (mut found, mut left) = (BTreeSet::new(), vec![**file]);
+        while let Some(next) = left.pop() {
+            left.extend(edges[next].iter().filter(|goal| found.insert(**goal)));
+        }
+        found.contains(**file)
+    };
+    let inside: BTreeSet<&str> = edges.keys().filter(is_in_one).copied().collect();
+    let line = |file: &&str| {
+        format!(
+            "{file} names {:?}",
+            edges[file].intersection(&inside).collect::<Vec<_>>()
+        )
+    };
+    inside.iter().map(line).collect()
 }
 
 #[test]
-fn names_are_found_in_every_form_of_a_use() {
-    let text = "use crate::job::Journal;\nuse crate::{sys::{a, b}, node, plan::x};\nlet x = crate::cli::y; \
-                use mycrate::z;";
-    assert_eq!(
-        named_after(text, "crate::"),
-        ["job", "sys", "node", "plan", "cli"]
-    );
+fn no_file_names_itself_through_others() {
+    let found: Vec<String> = crates().iter().flat_map(|one| circles(&one.edges())).collect();
+    assert!(found.is_empty(), "circles between files:\n{}", found.join("\n"));
 }
 
 #[test]
 fn each_layer_imports_only_from_its_left() {
-    let layers: BTreeMap<&str, u32> = LAYERS.into_iter().collect();
+    let layer = |file: &str| {
+        let module = file.strip_prefix("mpsd/src/")?.split(['/', '.']).next()?;
+        let is_root = ["lib", "main", "bin"].contains(&module);
+        let at = LAYERS.iter().position(|layer| *layer == module);
+        assert!(
+            is_root || at.is_some(),
+            "'{file}' is in no layer: enter it in LAYERS"
+        );
+        at
+    };
+    let mpsd = Crate::read("mpsd/src/lib.rs", &source);
     let mut wrong = Vec::new();
-    let mut modules = 0;
-    for (name, text) in sources("mpsd", Strings::Kept) {
-        let module = name
-            .strip_prefix("mpsd/src/")
-            .and_then(|n| n.split(['/', '.']).next())
-            .unwrap_or("");
-        let Some(layer) = layers.get(module) else {
-            assert!(
-                ["lib", "main", "bin"].contains(&module),
-                "'{name}' is in no layer: enter it in LAYERS"
-            );
-            continue;
-        };
-        modules += 1;
-        for used in named_after(&text, "crate::") {
-            match layers.get(used.as_str()) {
-                _ if used == module => {}
-                Some(below) if below < layer => {}
-                other => wrong.push(format!("{name} (layer {layer}) uses crate::{used} ({other:?})")),
-            }
-        }
+    for (file, others) in mpsd.edges() {
+        let own = layer(file);
+        let above = others.iter().filter(|other| own.is_some() && layer(other) > own);
+        wrong.extend(above.map(|other| format!("{file} uses {other}")));
     }
-    assert!(modules > 30, "only {modules} files seen");
-    assert_eq!(wrong, Vec::<String>::new());
+    assert!(mpsd.0.len() > 100, "only {} modules seen", mpsd.0.len());
+    assert_eq!(wrong, [""; 0]);
 }
 
 #[test]
-fn each_crate_depends_on_what_its_place_allows() {
-    for (krate, allowed) in DEPENDENCIES {
-        let manifest: Table = toml::from_str(&text(format!("{krate}/Cargo.toml"))).expect("manifest");
-        let table = |name: &str| manifest.get(name).and_then(|value| value.as_table());
-        let used: Vec<&str> = table("dependencies")
-            .expect("dependencies")
-            .keys()
-            .map(String::as_str)
-            .collect();
-        let sorted: BTreeSet<&str> = used.into_iter().collect();
-        assert_eq!(sorted, allowed.iter().copied().collect(), "{krate}");
-        for other in ["build-dependencies", "target", "features"] {
-            assert!(table(other).is_none(), "{krate} has [{other}]");
-        }
-    }
-}
-
-#[test]
-fn unsafe_stands_in_its_homes_and_in_each_of_them() {
-    let mut strays = Vec::new();
-    let mut homes = BTreeSet::new();
-    for krate in SHIPPED {
-        for (name, text) in sources(krate, Strings::Emptied) {
-            if !words(&text).any(|word| word == "unsafe") {
-                continue;
-            }
-            match UNSAFE.iter().find(|home| name.starts_with(**home)) {
-                Some(home) => drop(homes.insert(*home)),
-                None => strays.push(name),
-            }
-        }
-    }
-    assert_eq!(strays, Vec::<String>::new(), "unsafe outside of its homes");
-    assert_eq!(
-        homes,
-        UNSAFE.into(),
-        "homes without any unsafe: take them off the list"
-    );
-}
-
-#[test]
-fn nothing_shipped_has_a_switch_for_tests() {
-    for krate in SHIPPED {
-        for (name, text) in sources(krate, Strings::Kept) {
-            for word in ["cfg!(test)", "feature = \"", "MPSD_TEST", "fake-", "nvml_stub"] {
-                let test_file = name.contains("test") || name.contains("golden") || name.contains("paper");
-                assert!(test_file || !text.contains(word), "{name} holds '{word}'");
-            }
-        }
+fn unsafe_stands_in_its_homes_and_no_code_knows_that_it_is_tested() {
+    for module in crates().iter().flat_map(|one| one.0.values()) {
+        let is_home = UNSAFE.iter().any(|home| module.file.starts_with(home));
+        assert!(is_home || !module.has_unsafe, "unsafe in {}", module.file);
+        assert!(!module.has_switch, "cfg!(test) in {}", module.file);
     }
 }
 
 /// What one scheduler does differently is an answer of its folder to `BatchSystem`, so that a new one is a folder and a line.
 #[test]
 fn only_a_schedulers_folder_names_it() {
-    let mut strays = Vec::new();
     let mut homes = BTreeSet::new();
-    for krate in SHIPPED {
-        for (name, text) in sources(krate, Strings::Emptied) {
+    for module in crates().iter().flat_map(|one| one.0.values()) {
+        let pairs = module.paths.iter().flat_map(|path| path.windows(2));
+        for pair in pairs.filter(|pair| pair[0] == "Scheduler" && SCHEDULERS.contains(&pair[1].as_str())) {
+            let home = format!("mpsd/src/scheduler/{}/", pair[1].to_lowercase());
             // The names themselves.
-            if name == "mpsd/core/src/job.rs" || name.contains("test") {
-                continue;
-            }
-            for scheduler in ["Slurm", "Torque", "OpenPbs"] {
-                if !text.contains(&format!("Scheduler::{scheduler}")) {
-                    continue;
-                }
-                let home = format!("mpsd/src/scheduler/{}/", scheduler.to_lowercase());
-                match name.starts_with(&home) {
-                    true => drop(homes.insert(home)),
-                    false => strays.push(format!("{name} names {scheduler}")),
-                }
-            }
+            let is_home = module.file.starts_with(&home) || module.file == "mpsd/core/src/job.rs";
+            assert!(is_home, "{} names {}", module.file, pair[1]);
+            homes.insert(pair[1].clone());
         }
     }
-    assert_eq!(strays, Vec::<String>::new());
-    assert_eq!(homes.len(), 3, "folders that name their scheduler: {homes:?}");
+    assert_eq!(homes.len(), SCHEDULERS.len(), "{homes:?}");
+}
+
+#[test]
+fn each_crate_depends_on_what_its_place_allows() {
+    for (name, allowed) in DEPENDENCIES {
+        let text = source(&format!("{name}/Cargo.toml")).expect("a manifest");
+        let manifest: Table = toml::from_str(&text).expect("a manifest");
+        let used = manifest["dependencies"].as_table().expect("dependencies");
+        let used: BTreeSet<&str> = used.keys().map(String::as_str).collect();
+        assert_eq!(used, allowed.iter().copied().collect(), "{name}");
+        for other in ["build-dependencies", "target", "features"] {
+            assert!(manifest.get(other).is_none(), "{name} has [{other}]");
+        }
+    }
+}
+
+/// Whether the files `a.rs` and `b.rs` of a made-up crate, with these texts, are a circle.
+fn is_circle(a: &str, b: &str) -> bool {
+    let files = BTreeMap::from([
+        ("x/lib.rs", "pub mod a; mod b; mod c;"),
+        ("x/a.rs", a),
+        ("x/b.rs", b),
+        ("x/c.rs", "pub use crate::b::B;"),
+    ]);
+    let made_up = Crate::read("x/lib.rs", &|file| files.get(file).map(|text| (*text).to_owned()));
+    !circles(&made_up.edges()).is_empty()
+}
+
+#[test]
+fn a_circle_is_found_whatever_form_names_it() {
+    for (to_b, to_a) in [
+        ("use crate::b::B;", "use crate::a::{self, A};"),
+        ("use super::{c, b::{x, B as Y}};", "fn f() { crate::a::A::new() }"),
+        ("fn f() -> super::b::B {}", "use super::a; impl a::A {}"),
+        (
+            "use crate::c::B;",
+            "fn f() { assert!(crate::a::A::new().is_some(), \"{}\", 1) }",
+        ),
+    ] {
+        assert!(is_circle(to_b, to_a), "{to_b} {to_a}");
+        assert!(!is_circle(to_b, "") && !is_circle("", to_a), "{to_b} {to_a}");
+        assert!(
+            !is_circle(to_b, &format!("#[cfg(test)] mod tests {{ {to_a} }}")),
+            "{to_a}"
+        );
+    }
 }

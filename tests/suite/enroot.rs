@@ -1,12 +1,13 @@
 //! enroot's hook: what it writes for a container of a job with MPS, in the syntax that enroot documents, and that it does
 //! nothing for any other.
 
-use crate::sources::root;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
+
+const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../etc/enroot/hooks.d/50-mpsd.sh");
 
 /// What enroot hands to a hook (its doc/configuration.md), and what the hook writes there.
 struct Enroot {
@@ -28,7 +29,7 @@ impl Enroot {
 
     /// Runs the hook as enroot does, by its own first line.
     fn run(&self, env: &[(&str, &str)]) -> Output {
-        let mut command = Command::new(root().join("etc/enroot/hooks.d/50-mpsd.sh"));
+        let mut command = Command::new(HOOK);
         command.env_clear().env("PATH", "/usr/bin:/bin");
         for (variable, file) in [("ENROOT_MOUNTS", "mounts"), ("ENROOT_ENVIRON", "environ")] {
             let given = env.iter().find(|(name, _)| *name == "GIVEN" && file == "environ");
@@ -198,5 +199,5 @@ fn a_container_of_a_component_gets_its_components_directory() {
 #[test]
 fn the_hook_is_executable() {
     let mode = |path: &Path| fs::metadata(path).expect("hook").permissions().mode() & 0o777;
-    assert_eq!(mode(&root().join("etc/enroot/hooks.d/50-mpsd.sh")), 0o755);
+    assert_eq!(mode(Path::new(HOOK)), 0o755);
 }

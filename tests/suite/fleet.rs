@@ -1,12 +1,10 @@
-//! docs/fleets.md: a job's begin and end ask no scheduler anything, with MPS and without, and nothing of ours speaks to a network.
+//! docs/fleets.md: a job's begin and end ask no scheduler anything, with MPS and without.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use tests::place::{Place, fast};
 use tests::stage::{USER, openpbs_args};
-
-use crate::sources::{Strings, code, files};
 
 /// What asks a scheduler, or tells it something.
 const COMMANDS: [&str; 9] = [
@@ -91,28 +89,4 @@ fn neither_the_begin_nor_the_end_of_a_job_asks_its_scheduler() {
     let of_torque = broken();
     of_torque.torque("494.srv", "MPS=on", "0");
     assert!(calls(&of_torque).contains("pbsnodes "), "{}", calls(&of_torque));
-}
-
-/// No program that is installed has a socket of a network: what it says to a controller goes through a scheduler's command.
-#[test]
-fn nothing_that_is_installed_opens_a_socket_of_a_network() {
-    let words = [
-        "TcpStream",
-        "TcpListener",
-        "UdpSocket",
-        "AF_INET",
-        "AddressFamily::Inet",
-        "SockAddrIn",
-    ];
-    let mut seen = 0;
-    for dir in ["mpsd", "prologue", "epilogue", "spank"] {
-        let is_code = |(name, _): &(String, String)| !name.ends_with("tests.rs");
-        for (name, text) in files(dir, ".rs").into_iter().filter(is_code) {
-            seen += 1;
-            let code = code(&text, Strings::Emptied);
-            let found: Vec<_> = words.iter().filter(|word| code.contains(**word)).collect();
-            assert!(found.is_empty(), "{name}: {found:?}");
-        }
-    }
-    assert!(seen > 100, "{seen} files");
 }

@@ -15,8 +15,6 @@ use tests::place::{Place, fast, kill};
 use tests::scarcity::{Small, alone};
 use tests::stage::{Ran, USER, as_user, openpbs_args};
 
-use crate::sources::text;
-
 const SOON: Duration = Duration::from_secs(5);
 
 fn metrics(place: &Place, args: &[&str]) -> Ran {
@@ -313,20 +311,21 @@ fn rules_dashboard_and_docs_name_what_the_page_has() {
     let page = page(&place);
     place.assert_ends_clean("14.srv", "a job that was looked at");
     let written: BTreeSet<&str> = page.keys().map(|name| family(name)).collect();
-    let dashboard = text("docs/examples/mpsd.dashboard.json");
-    let parsed: Value = serde_json::from_str(&dashboard).expect("JSON");
+    let dashboard = include_str!("../../docs/examples/mpsd.dashboard.json");
+    let rules = include_str!("../../docs/examples/mpsd.rules.yml");
+    let guide = include_str!("../../docs/metrics.md");
+    let parsed: Value = serde_json::from_str(dashboard).expect("JSON");
     assert!(
         parsed["panels"]
             .as_array()
             .is_some_and(|panels| panels.len() > 10)
     );
-    let (rules, guide) = (text("docs/examples/mpsd.rules.yml"), text("docs/metrics.md"));
-    let shown: BTreeSet<&str> = names(&dashboard).union(&names(&rules)).copied().collect();
+    let shown: BTreeSet<&str> = names(dashboard).union(&names(rules)).copied().collect();
     assert_eq!(shown.difference(&written).collect::<Vec<_>>(), [&""; 0]);
     assert_eq!(
         written.difference(&shown).collect::<Vec<_>>(),
         [&""; 0],
         "nobody looks at them"
     );
-    assert_eq!(names(&guide), written, "docs/metrics.md");
+    assert_eq!(names(guide), written, "docs/metrics.md");
 }

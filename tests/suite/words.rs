@@ -179,26 +179,6 @@ fn who_asked_on_a_node_with_a_broken_configuration_reads_that_it_is_not_his_doin
 }
 
 #[test]
-fn guide_and_configuration_tell_one_truth_about_a_client_that_misses_its_daemon() {
-    for (file, text) in [
-        (
-            "troubleshooting.md",
-            include_str!("../../docs/troubleshooting.md"),
-        ),
-        ("mpsd.toml", include_str!("../../etc/mpsd/mpsd.toml")),
-    ] {
-        let text = text.replace("\n# ", " ").replace("**", "");
-        let of_it = text
-            .split("\n")
-            .find(|line| line.contains("devices are busy or unavailable"))
-            .unwrap_or_else(|| panic!("{file} does not tell of the failure"));
-        for words in ["EXCLUSIVE_PROCESS", "46", "runs outside"] {
-            assert!(of_it.contains(words), "{file}: '{words}' is not in: {of_it}");
-        }
-    }
-}
-
-#[test]
 fn an_error_is_explained_to_anybody_and_so_is_a_log() {
     let stage = stage(1);
     let code = mpsctl(&stage, &["explain", "806"]);

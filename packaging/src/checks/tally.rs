@@ -1,7 +1,5 @@
 //! Counts what the test programs say of themselves.
 
-use anyhow::{Result, bail};
-
 /// Sums over all `test result:` lines, and what was left out.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -51,46 +49,6 @@ impl Tally {
     }
 }
 
-/// What a run of the ignored tests says: all of them are known gaps, so each has to fail.
-#[derive(Debug, Default)]
-pub struct Gaps {
-    open: u64,
-    closed: Vec<String>,
-    ended: bool,
-}
-
-impl Gaps {
-    /// Takes one line of the test program's output.
-    pub fn line(&mut self, line: &str) {
-        self.ended |= line.starts_with("test result: ");
-        let Some((name, outcome)) = line
-            .strip_prefix("test ")
-            .and_then(|rest| rest.split_once(" ... "))
-        else {
-            return;
-        };
-        match outcome {
-            "ok" => self.closed.push(name.to_owned()),
-            "FAILED" => self.open += 1,
-            _ => {}
-        }
-    }
-
-    /// How many gaps are open; an error names those that are not.
-    pub fn verdict(&self) -> Result<u64> {
-        if !self.ended {
-            bail!("the known gaps could not be run");
-        }
-        if !self.closed.is_empty() {
-            bail!(
-                "no gap any more: take the #[ignore] off {}",
-                self.closed.join(", ")
-            );
-        }
-        Ok(self.open)
-    }
-}
-
 fn number_before(text: &str, word: &str) -> u64 {
     let head = text.split_once(word).map_or("", |(head, _)| head);
     head.rsplit(' ')
@@ -130,27 +88,6 @@ mod tests {
             }
         );
         assert_eq!(tally.summary(), "41 passed, 1 failed, 2 skipped");
-    }
-
-    #[test]
-    fn a_gap_that_is_closed_is_an_error_and_so_is_a_run_that_did_not_end() {
-        let verdict = |lines: &[&str]| {
-            let mut gaps = Gaps::default();
-            lines.iter().for_each(|line| gaps.line(line));
-            gaps.verdict().map_err(|error| error.to_string())
-        };
-        let end = "test result: FAILED. 0 passed; 1 failed; 0 ignored";
-        assert_eq!(
-            verdict(&["test gaps::a ... FAILED", "test gaps::a failed", end]),
-            Ok(1)
-        );
-        assert_eq!(
-            verdict(&["test result: ok. 0 passed; 0 failed; 0 ignored"]),
-            Ok(0)
-        );
-        let closed = verdict(&["test gaps::a ... FAILED", "test gaps::b ... ok", end]);
-        assert!(closed.is_err_and(|why| why.contains("gaps::b") && !why.contains("gaps::a")));
-        assert!(verdict(&["error: could not compile"]).is_err());
     }
 
     #[test]

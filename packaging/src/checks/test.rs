@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::tally::{Gaps, Tally};
+use super::tally::Tally;
 use crate::install::{arm64, deny, slurm};
 use crate::package::machine::Machine;
 use crate::package::programs::{self, Profile};
@@ -58,7 +58,7 @@ struct Stage {
 }
 
 /// In the order of a whole run.
-const STAGES: [Stage; 18] = [
+const STAGES: [Stage; 17] = [
     stage(
         "setup",
         "installs Slurm and munge where they are missing",
@@ -170,12 +170,6 @@ const STAGES: [Stage; 18] = [
         "cells on Debian 13's Slurm, in the system that 'packages' made",
         &["build"],
         Report::newer_slurm,
-    ),
-    stage(
-        "known-gaps",
-        "tests of what does not hold yet: each must fail",
-        &["build"],
-        Report::known_gaps,
     ),
     stage(
         "docs",
@@ -328,30 +322,6 @@ impl Report {
         let mut command = matrices::in_system(&system)?;
         command.arg("--").args(NEWER);
         self.command(name, command, &[])
-    }
-
-    /// `#[ignore = "known gap: ..."]`: a test that passes is no gap any more.
-    fn known_gaps(&mut self, name: &'static str) -> Result<()> {
-        let arguments = [
-            "test",
-            "--locked",
-            "--package",
-            "tests",
-            "--test",
-            "suite",
-            "--",
-            "--ignored",
-        ];
-        println!("\n=== {name}: cargo {}", arguments.join(" "));
-        let started = Instant::now();
-        let mut gaps = Gaps::default();
-        let outcome = command::lines(&mut cargo::command(&arguments), LONGEST, |line| gaps.line(line));
-        let verdict = outcome.and_then(|_| gaps.verdict());
-        if let Ok(open) = &verdict {
-            println!("{open} open");
-        }
-        self.verdict(name, started, Tally::default(), verdict.map(drop));
-        Ok(())
     }
 
     fn site(&mut self, name: &'static str) -> Result<()> {

@@ -1,14 +1,13 @@
 //! `cargo xtask matrices`: the crash, kill and fault matrices alone, and how much they tried. `cargo xtask matrix slurm`: the
 //! site matrix alone.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::figures::Figures;
-use super::readme;
 use crate::{cargo, command};
 
 /// Longest that all of them may take.
@@ -24,31 +23,28 @@ const MODULES: [&str; 7] = [
     "supervision::",
 ];
 
-/// Runs the crash, kill and fault matrices, which are part of `cargo xtask test` too.
-#[derive(Debug, clap::Args)]
-pub struct Options {
-    /// Write the figures to tests/reliability/figures.toml
-    #[arg(long)]
-    record: bool,
-}
-
-/// Runs them.
-pub fn run(options: &Options) -> Result<()> {
+/// Runs them, and adds up how much they tried: their lines `figure: NAME = COUNT`.
+pub fn run() -> Result<()> {
     cargo::build(&["build", "--workspace", "--lib", "--bins"])?;
     let mut arguments = vec!["test", "--package", "tests", "--test", "suite", "--"];
     arguments.extend(MODULES);
     arguments.push("--nocapture");
-    let mut figures = Figures::default();
+    let mut tried = BTreeMap::<String, u64>::new();
     let status = command::lines(&mut cargo::command(&arguments), LONGEST, |line| {
         println!("{line}");
-        figures.line(line);
+        // Libtest puts a test's name before the first line that it prints.
+        let figure = line
+            .split_once("figure: ")
+            .and_then(|(_, rest)| rest.split_once(" = "));
+        if let Some((name, count)) = figure {
+            *tried.entry(name.to_owned()).or_default() += count.trim().parse().unwrap_or(0);
+        }
     })?;
-    print!("{}", figures.text());
+    for (name, count) in tried {
+        println!("{name:<24} {count}");
+    }
     if !status.success() {
         bail!("a matrix failed ({status})");
-    }
-    if options.record {
-        readme::publish(&figures, &cargo::root()?, "matrices")?;
     }
     Ok(())
 }

@@ -1,11 +1,5 @@
-//! The runs behind the figures of README and docs/, and their plot.
+//! Runs that look for what is left behind: the matrices, the soak, the fuzzers.
 
-mod figures;
 pub mod fuzz;
-mod gain;
 pub mod matrices;
-mod plot;
-pub mod readme;
-mod several;
 pub mod soak;
-mod speed;

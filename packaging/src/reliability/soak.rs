@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::figures::Figures;
-use super::readme;
 use crate::{cargo, command};
 
 /// Time for one job, with all that is repeated for it; a loaded machine of two cores needs a sixth of a second.
@@ -28,9 +26,6 @@ pub struct Options {
     /// Where the dice begin: the same seed plays the same jobs
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write the figures to tests/reliability/figures.toml
-    #[arg(long)]
-    record: bool,
 }
 
 /// Runs it.
@@ -46,17 +41,10 @@ pub fn run(options: &Options) -> Result<()> {
         options.at_once.to_string(),
         options.seed.to_string(),
     ]);
-    let mut figures = Figures::default();
     let limit = CYCLE * options.cycles + MARGIN;
-    let status = command::lines(&mut command, limit, |line| {
-        println!("{line}");
-        figures.line(line);
-    })?;
+    let status = command::lines(&mut command, limit, |line| println!("{line}"))?;
     if !status.success() {
         bail!("something was lost ({status})");
-    }
-    if options.record {
-        readme::publish(&figures, &cargo::root()?, "soak")?;
     }
     Ok(())
 }
