@@ -11,7 +11,6 @@ use mpsd_core::replace::{Until, replace};
 use mpsd_core::seen::{self, Seen};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{JobId, JobPaths};
-use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::Mode;
 use std::fs::{DirBuilder, File};
@@ -19,9 +18,6 @@ use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// What the steps of an earlier release lock, in the job's directory.
-const RANKS_OF_EARLIER: &str = "ranks";
 
 /// The real node.
 pub struct ThisNode;
@@ -97,14 +93,7 @@ impl Node for ThisNode {
 
     fn ranks(&self, job: &JobPaths) -> Result<File, String> {
         let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let opened = open(&job.partitions_lock(), flags, Mode::empty()).or_else(|errno| match errno {
-            // A job that an earlier release started: its steps make a file of root's.
-            Errno::ENOENT | Errno::ENOTDIR => {
-                let earlier = job.directory().join(RANKS_OF_EARLIER);
-                open(&earlier, flags | OFlag::O_CREAT, Mode::S_IRUSR | Mode::S_IWUSR)
-            }
-            other => Err(other),
-        });
+        let opened = open(&job.partitions_lock(), flags, Mode::empty());
         let shown = |e| format!("cannot open '{}': {e}", job.partitions_lock().display());
         opened.map(File::from).map_err(shown)
     }

@@ -240,7 +240,6 @@ fn a_bound_rank_sees_its_own_gpu_alone_or_first() {
         ..task
     };
     assert_eq!(seen(&bound("block+peers"), 3, again), ["1,2", "1,2", "2,1"]);
-    // Earlier releases bound nobody.
     assert_eq!(seen(&record(false), 4, plain), ["1,2"; 4]);
 }
 

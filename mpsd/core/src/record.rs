@@ -202,19 +202,16 @@ pub struct Record {
     /// What `auto` assumed.
     #[serde(default, skip_serializing_if = "Divided::is_none")]
     pub divided: Divided,
-    /// Write UUIDs into `CUDA_VISIBLE_DEVICES` (a confined daemon renumbers its devices).
-    #[serde(default = "yes")]
-    pub uuids: bool,
-    /// How the variable names the GPUs; `None` in a record of an earlier release, where `uuids` says it.
+    /// How `CUDA_VISIBLE_DEVICES` names the GPUs; `None`: by UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<DeviceNames>,
     /// Without its MPS, number i of a process that may open every GPU of the node is the i-th GPU of the job.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub same_numbers: bool,
-    /// Which GPU a rank sees; `None` in a record of an earlier release.
+    /// Which GPU a rank sees; `None`: all of the job's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
-    /// MPS clients that each of the GPUs takes; `None` in a record of an earlier release.
+    /// MPS clients that each of the GPUs takes, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
     /// What its user should read although it runs, a line each.
@@ -223,10 +220,6 @@ pub struct Record {
     /// Its user reads at the end what it was used for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub report: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 impl Record {
@@ -251,7 +244,6 @@ impl Record {
             rank_threads: Vec::new(),
             rank_memory: Vec::new(),
             divided: Divided::default(),
-            uuids: true,
             names: None,
             same_numbers: false,
             bind: None,
@@ -269,11 +261,7 @@ impl Record {
 
     /// How `CUDA_VISIBLE_DEVICES` names the GPUs.
     pub fn names(&self) -> DeviceNames {
-        let before = match self.uuids {
-            true => DeviceNames::Uuid,
-            false => DeviceNames::Keep,
-        };
-        self.names.unwrap_or(before)
+        self.names.unwrap_or(DeviceNames::Uuid)
     }
 
     /// Reads a record's text.

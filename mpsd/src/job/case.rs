@@ -5,7 +5,6 @@ use crate::plan::effects::{Effect, Plan};
 use crate::scheduler::drain::Place;
 use crate::scheduler::{Devices, GpuSource, Site, Unattached};
 use crate::sys::deadline::Deadline;
-use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::record::{self, Record, State};
 use mpsd_core::{Failure, Inventory};
@@ -82,7 +81,6 @@ impl Job {
             rank_threads: plan.rank_threads.clone(),
             rank_memory: plan.rank_memory.clone(),
             divided: plan.divided,
-            uuids: plan.names != DeviceNames::Keep,
             names: Some(plan.names),
             same_numbers: plan.gpus.iter().zip(0..).all(|(gpu, place)| gpu.index == place) && alike,
             bind: Some(plan.bind),

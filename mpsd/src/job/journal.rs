@@ -21,9 +21,6 @@ pub struct DrainPolicy {
     pub enabled: bool,
     /// What our reasons begin with.
     pub prefix: String,
-    /// Decides nothing any more: release 0.1.0 cannot read a journal without it.
-    #[serde(default)]
-    on_defunct: bool,
     /// `SLURM_CONF`, where the prolog's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
@@ -81,7 +78,7 @@ pub struct Journal {
     /// The process that starts the job's MPS, where nobody may be waiting for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starter: Option<ProcessRef>,
-    /// The files that the three run, as they were when the job began; release 0.1.0 does not write them.
+    /// The files that the three run, as they were when the job began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub programs: Option<Programs>,
     /// How to drain.
@@ -132,7 +129,6 @@ impl Journal {
             drain: DrainPolicy {
                 enabled: settings.drain.enabled,
                 prefix: settings.drain.prefix.clone(),
-                on_defunct: false,
                 slurm_conf: job.site.slurm_conf.clone(),
             },
             kill_clients: settings.leftover_clients == LeftoverClients::Kill,
@@ -200,12 +196,12 @@ impl Journal {
 mod tests {
     use super::*;
 
-    /// A job of release 0.1.0 under Torque, with every effect that there was, as its prologue left it. Such a file is
-    /// never changed: a format that cannot read it has its own number and keeps the reader of this one.
+    /// A job under Torque in this format. Once released, such a file is never changed: a format that cannot read it has its own
+    /// number and keeps the reader of this one.
     const RECORDED: &str = include_str!("recorded/journal-1.json");
 
     #[test]
-    fn a_job_that_began_under_an_older_release_can_be_undone() {
+    fn a_recorded_job_can_be_undone() {
         let journal = Journal::parse(RECORDED).unwrap();
         assert_eq!(journal.job.as_str(), "10.srv");
         assert_eq!(

@@ -138,11 +138,6 @@ pub fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<
         return Some(role);
     }
     let runs = process.executable()?;
-    if journal.programs.is_none()
-        && let Some(role) = role_by_path(node, journal, &runs)
-    {
-        return Some(role);
-    }
     let name = runs.path.file_name()?.to_str()?;
     let name = name.strip_suffix(" (deleted)").unwrap_or(name);
     let role = match name {
@@ -152,25 +147,6 @@ pub fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<
     };
     let grouped = node.grouped(journal).contains(&process.id().pid);
     (grouped && is_roots(&runs)).then_some(role)
-}
-
-/// For the journal of an older release, which does not name the files.
-fn role_by_path(node: &RealNode, journal: &Journal, runs: &Executable) -> Option<Role> {
-    let is = |path: &Path| {
-        let same = file(path) == Some(runs.file);
-        // A file that an upgrade replaced under a running job.
-        let text = runs.path.as_os_str().to_str();
-        same || text
-            .and_then(|p| p.strip_suffix(" (deleted)"))
-            .is_some_and(|p| Path::new(p) == path)
-    };
-    let known = [
-        (Some(node.mpsd.clone()), Role::Supervisor),
-        (Some(journal.control.clone()), Role::Control),
-        (server_beside(&journal.control), Role::Server),
-    ];
-    let found = known.iter().find(|(path, _)| path.as_deref().is_some_and(is));
-    found.map(|(_, role)| *role)
 }
 
 /// Whether it runs a file of root's that others cannot write, wherever that stands: some installations have a wrapper at the

@@ -1,7 +1,7 @@
 //! What the tests of this layer share.
 
 use super::deadline::Deadline;
-use std::io::StdoutLock;
+use std::io::{StdoutLock, Write as _};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -10,7 +10,10 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// results: a child made meanwhile would wait for ever for its copy of that lock.
 pub(super) fn alone() -> (StdoutLock<'static>, MutexGuard<'static, ()>) {
     let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    (std::io::stdout().lock(), alone)
+    let mut printing = std::io::stdout().lock();
+    // A child would write what stands in the buffer as well.
+    let _ = printing.flush();
+    (printing, alone)
 }
 
 /// A user that owns nothing on any system.

@@ -32,12 +32,7 @@ pub fn hold(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure> {
     let refused = |why: &str, allowed| Refusal::new("static partitions by local rank", why, allowed);
     let cannot = |e: Errno| refused(&format!("cannot lock '{}': {e}", path.display()), "");
     let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let file = match open(&path, flags, Mode::empty()) {
-        Ok(file) => File::from(file),
-        // A job that an earlier release started has none, or one that is its steps' alone.
-        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES) => return Ok(()),
-        Err(e) => return Err(cannot(e).into()),
-    };
+    let file = File::from(open(&path, flags, Mode::empty()).map_err(cannot)?);
     let taken = take(&file, Whose::Rank(partition.rank)).map_err(cannot)?;
     if !taken && !is_inherited(&file) {
         let why = format!(

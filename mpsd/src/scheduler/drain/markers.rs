@@ -55,7 +55,6 @@ impl Marker {
 
 fn directory(paths: &Paths) -> Result<Dir, FileError> {
     let parent = open_or_make(paths.state())?;
-    // One that an earlier release made may be listed by all: its mode is set.
     parent.create_dir("drains", 0o711, (0, 0)).map(|(dir, _)| dir)
 }
 

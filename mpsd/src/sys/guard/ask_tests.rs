@@ -45,7 +45,11 @@ fn a_question_may_crash_panic_exit_or_hang() {
         else {
             panic!("it answered, or was not killed and reaped")
         };
-        assert!((limit..Duration::from_secs(4)).contains(&waited), "{waited:?}");
+        // The limit began before the question was asked, on a busy machine well before.
+        assert!(
+            (limit / 4..Duration::from_secs(4)).contains(&waited),
+            "{waited:?}"
+        );
     }
     assert!(began.elapsed() < Duration::from_secs(5));
     let own = nix::unistd::getpid().as_raw();
