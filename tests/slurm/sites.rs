@@ -86,7 +86,10 @@ pub const CONTAINER: Group = Group {
         simulated(bed)
     },
     needs: || None,
-    cells: &[("srun_with_a_private_tmp", srun_with_a_private_tmp)],
+    cells: &[
+        ("srun_with_a_private_tmp", srun_with_a_private_tmp),
+        ("a_steps_own_daemon_is_seen", a_steps_own_daemon_is_seen),
+    ],
 };
 
 /// cgroups of the first kind with `ConstrainDevices`: a task's devices are numbered anew.
@@ -251,6 +254,17 @@ fn srun_with_a_private_tmp(cell: &Context) -> Result<()> {
     let records = clients(cell, &arguments, "--hold 0.2")?;
     ensure!(records.len() == 4, "four clients expected: {records:?}");
     check_daemons(&records, cell.user.uid, 1)
+}
+
+/// The job's mount namespace is older than the step's daemon.
+fn a_steps_own_daemon_is_seen(cell: &Context) -> Result<()> {
+    let line = nodes(cell)?.client("--hold 0.2");
+    let steps = format!("srun /bin/true && srun --mps /bin/sh -c '{line}'");
+    let argv = ["salloc", "-w", "node1", "--gres=gpu:1", "/bin/sh", "-c", &steps];
+    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.success()?;
+    let records = crate::mps::records(&done.stdout, &done.stderr)?;
+    ensure!(records.iter().all(|record| record.under_mps), "{records:?}");
+    Ok(())
 }
 
 fn every_request_is_refused(cell: &Context) -> Result<()> {

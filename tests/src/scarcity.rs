@@ -118,7 +118,7 @@ impl Older {
         older
     }
 
-    /// Keeps it for `job` below `base`, as job_container/tmpfs does from before the job's prolog runs.
+    /// Keeps it for `job` below `base`, as job_container/tmpfs does.
     pub fn keep_for(&mut self, base: &Path, job: &str) {
         let point = base.join(job).join(".ns");
         fs::create_dir_all(base.join(job)).expect("directory");

@@ -121,7 +121,7 @@ fn a_task_that_cannot_see_its_jobs_directories_does_not_run() {
     });
 }
 
-/// Slurm's job_container/tmpfs makes a job's namespace before the prolog runs, up to 23.11 in any case, and for a step's own daemon always.
+/// Under Slurm's job_container/tmpfs a job's namespace is there before a step's own daemon starts, and with RunInJob before the prolog runs.
 #[test]
 fn a_job_whose_namespace_is_there_already_sees_its_directories() {
     alone(|| {

@@ -78,8 +78,8 @@ impl Dir {
     }
 }
 
-/// Whether a namespace of mounts is kept for job `number`, as Slurm's job_container/tmpfs keeps one from before the prolog runs: what is
-/// mounted from then on is not seen in it.
+/// Whether a namespace of mounts is kept for job `number`, as Slurm's job_container/tmpfs does: what is mounted from then on is not seen
+/// in it.
 pub fn has_namespace(number: &str) -> bool {
     let kept = |mount: &Mount| {
         let root = mount.root.as_os_str().as_encoded_bytes();
