@@ -152,7 +152,8 @@ fn lines_that_cannot_be_taken_out_now_hold_no_end_and_go_with_the_next() {
     begin(&place, "10.srv", "0");
     assert_eq!((told(&map).len(), told(&stat).len()), (1, 1));
     // Somebody else's start hangs with it.
-    let path = place.stage.path("run/.exporters.lock");
+    let name = map.display().to_string().replace('/', "-");
+    let path = place.stage.path(&format!("run/.{name}.lock"));
     let file = fs::File::create(&path).expect("the lock");
     let lock = nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusive).expect("the lock");
     let end = place.strict_end("10.srv");

@@ -746,3 +746,131 @@ fn a_start_that_its_user_stops_does_not_come_up_after_the_jobs_end() {
     place.assert_as_before("a start that its user stopped");
     place.assert_not_drained("a start that its user stopped");
 }
+
+/// Programs of ours that have not ended: after a call has returned, those that wait for somebody's lock.
+fn stuck(place: &Place) -> usize {
+    place.processes().iter().filter(|p| p.uid == 0).count()
+}
+
+/// The directory that a site names for the jobs' cgroups has the mode that mkdir(1) gives it: anybody may list it.
+#[test]
+fn a_strangers_lock_on_the_sites_cgroup_directory_holds_no_job() {
+    alone(|| {
+        let place = Place::new(fast(2), CONFIG);
+        let Some(cgroups) = place.cgroups.clone() else {
+            return println!("not tried here, this machine has no cgroups");
+        };
+        fs::set_permissions(&cgroups, fs::Permissions::from_mode(0o755)).expect("mode");
+        let _hidden = Small::over(&place.stage.path("run"), 1024, 0o755);
+        let ran = place.torque("60.srv", ACCOUNT, "0");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(cgroups.join("60.srv").exists());
+        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &cgroups) else {
+            return;
+        };
+        // One begins, and ends, without a cgroup; of the other only the empty cgroup stays.
+        for _ in 0..3 {
+            let ran = place.torque("61.srv", ACCOUNT, "1");
+            assert!(
+                ran.code == Some(0) && ran.took < Duration::from_secs(4),
+                "{ran:?}"
+            );
+            let end = place.strict_end("61.srv");
+            assert!(
+                end.code == Some(0) && end.took < Duration::from_secs(4),
+                "{end:?}"
+            );
+            let end = place.strict_end("60.srv");
+            assert!(
+                end.code == Some(2) && end.took < Duration::from_secs(4),
+                "{end:?}"
+            );
+            assert!(end.err.contains("the job's cgroup stays"), "{end:?}");
+            assert!(stuck(&place) <= 1, "{}", stuck(&place));
+        }
+        assert_eq!(place.stage.node.modes(), ["default", "default"]);
+        let looked = place.stage.run("mpsctl", &["doctor", "--node", "gpu001"], &[]);
+        assert!(looked.took < Duration::from_secs(20), "{looked:?}");
+        let named = format!("WARN  '{}'", cgroups.display());
+        assert!(looked.out.contains(&named), "{looked:?}");
+        assert!(stuck(&place) <= 1, "{}", stuck(&place));
+        place.assert_not_drained("a cgroup directory that a stranger keeps");
+        drop(kept);
+        assert!(wait_until(Duration::from_secs(5), || stuck(&place) == 0));
+        place.assert_ends_clean("60.srv", "a cgroup directory that a stranger let go");
+    });
+}
+
+/// Other exporters read these directories as users of their own, so that others may list them.
+#[test]
+fn a_strangers_lock_on_an_exporters_directory_holds_no_job() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let [map, stat] = ["map", "gpustat"].map(|name| place.stage.path(name));
+        for dir in [&map, &stat] {
+            fs::create_dir(dir).expect("directory");
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("mode");
+        }
+        let (shown_map, shown_stat) = (map.display(), stat.display());
+        place.configure(&format!(
+            "{CONFIG}[metrics]\ndcgm_job_map = \"{shown_map}\"\ngpustat = \"{shown_stat}\"\n"
+        ));
+        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &stat) else {
+            return;
+        };
+        for _ in 0..3 {
+            let ran = place.torque("62.srv", ACCOUNT, "0");
+            assert!(
+                ran.code == Some(0) && ran.took < Duration::from_secs(4),
+                "{ran:?}"
+            );
+            assert_eq!(fs::read_to_string(map.join("0")).expect("told"), "62.srv\n");
+            let end = place.strict_end("62.srv");
+            assert!(end.took < Duration::from_secs(4), "{end:?}");
+            assert_eq!(fs::read_dir(&map).expect("listed").count(), 0, "the other one's");
+            assert_eq!(place.stage.node.modes(), ["default"]);
+            assert!(stuck(&place) <= 1, "{}", stuck(&place));
+        }
+        place.assert_not_drained("an exporter's directory that a stranger keeps");
+        let looked = place.stage.run("mpsctl", &["doctor", "--node", "gpu001"], &[]);
+        for dir in [&map, &stat] {
+            assert!(
+                looked.out.contains(&format!("WARN  '{}'", dir.display())),
+                "{looked:?}"
+            );
+        }
+        drop(kept);
+        assert!(wait_until(Duration::from_secs(5), || stuck(&place) == 0));
+        place.assert_ends_clean("62.srv", "an exporter's directory that a stranger let go");
+    });
+}
+
+/// A timer runs it each minute.
+#[test]
+fn a_strangers_lock_on_the_textfile_directory_leaves_one_process_at_most() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let dir = place.stage.path("textfile");
+        fs::create_dir(&dir).expect("directory");
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("mode");
+        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &dir) else {
+            return;
+        };
+        let write = || {
+            let args = ["metrics", "--textfile", dir.to_str().expect("a path")];
+            place.stage.run("mpsctl", &args, &[])
+        };
+        for _ in 0..3 {
+            let ran = write();
+            assert!(
+                ran.code == Some(2) && ran.took < Duration::from_secs(9),
+                "{ran:?}"
+            );
+            assert!(stuck(&place) <= 1, "{}", stuck(&place));
+        }
+        drop(kept);
+        assert!(wait_until(Duration::from_secs(5), || stuck(&place) == 0));
+        assert_eq!(write().code, Some(0));
+        assert!(dir.join("mpsd.prom").exists());
+    });
+}

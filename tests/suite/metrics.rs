@@ -212,7 +212,10 @@ fn two_writers_of_the_textfile_take_turns() {
     let dir = place.stage.path("textfile");
     fs::create_dir(&dir).expect("directory");
     let to = || metrics(&place, &["--textfile", dir.to_str().expect("a path")]);
-    let file = fs::File::create(dir.join(".mpsd.prom.lock")).expect("the lock");
+    let run = place.stage.path("run");
+    fs::create_dir_all(&run).expect("directory");
+    let name = dir.display().to_string().replace('/', "-");
+    let file = fs::File::create(run.join(format!(".{name}.lock"))).expect("the lock");
     let held = Flock::lock(file, FlockArg::LockExclusive).expect("the lock");
     let ran = to();
     assert!(ran.code == Some(2) && ran.took < SOON, "{ran:?}");

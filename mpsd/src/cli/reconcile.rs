@@ -5,6 +5,7 @@ use super::NAME;
 use crate::job::node::{Member, Members, Severity, Store};
 use crate::job::{self, Ending, Journal, evidence, sweep};
 use crate::node::failed_starts;
+use crate::node::listed;
 use crate::node::log::line;
 use crate::node::real::RealNode;
 use crate::node::recheck::{Recheck, recheck};
@@ -13,11 +14,10 @@ use crate::scheduler::drain::{self, DrainState, Marker, Outcome, Place, markers}
 use crate::scheduler::host::boot_time;
 use crate::scheduler::known_jobs::{JobState, KnownJobs};
 use crate::scheduler::{self, Scheduler, Site};
-use crate::sys::cgroup::Cgroup;
 use crate::sys::deadline::Deadline;
 use crate::sys::guard::{NoAnswer, ask};
 use crate::sys::process::Process;
-use mpsd_core::config::{Cgroup as Rule, Settings};
+use mpsd_core::config::Settings;
 use mpsd_core::record::{self, Look};
 use mpsd_core::{Failure, JobId, Undetermined};
 use nix::poll::{PollFd, PollFlags, poll};
@@ -290,12 +290,8 @@ impl<'a> Run<'a> {
 
     /// A doctor that was killed left the cgroup that it had made to see whether it can.
     fn trials(&mut self) {
-        let base = match &self.settings.cgroup {
-            Rule::None => return,
-            Rule::Auto => None,
-            Rule::Below(base) => Some(base.as_path()),
-        };
-        for cgroup in Cgroup::left_by_trials(base) {
+        let paths = &self.settings.paths;
+        for cgroup in listed::left_by_trials(paths, &self.settings.cgroup) {
             let what = format!(
                 "cgroup '{}' of an 'mpsctl doctor' that was killed",
                 cgroup.path().display()
@@ -304,8 +300,8 @@ impl<'a> Run<'a> {
                 self.report.tell(Left(format!("{what}: would be removed")));
                 continue;
             }
-            self.report.tell(match cgroup.remove() {
-                Ok(_) => Did(format!("{what}: removed")),
+            self.report.tell(match listed::remove_cgroup(paths, &cgroup) {
+                Ok(()) => Did(format!("{what}: removed")),
                 Err(error) => Left(format!("{what}: {error}")),
             });
         }

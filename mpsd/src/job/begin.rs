@@ -203,7 +203,7 @@ fn take_over(node: &mut impl Node, job: &Job, until: Until) -> Result<Option<Hel
     let line = format!("job {id}: an earlier prologue left its MPS: taken down first");
     node.log(Severity::Info, &line);
     let findings = undo::undo(node, &journal);
-    if !findings.is_clean() {
+    if !findings.allows_start() {
         let why = "what an earlier prologue left cannot be taken down";
         return Err(Failed {
             findings,

@@ -18,6 +18,8 @@ pub struct Findings {
     pub faults: Vec<Fault>,
     /// What did not work and proves nothing.
     pub undetermined: Vec<Undetermined>,
+    /// How many of these are about other exporters' files, for which no start waits.
+    pub untold: usize,
     /// Lines for the report.
     pub notes: Vec<String>,
 }
@@ -26,6 +28,11 @@ impl Findings {
     /// Everything is as it was before the job.
     pub fn is_clean(&self) -> bool {
         self.faults.is_empty() && self.undetermined.is_empty()
+    }
+
+    /// The same job may begin here again.
+    pub fn allows_start(&self) -> bool {
+        self.faults.is_empty() && self.undetermined.len() == self.untold
     }
 
     /// Enters a failure, if there is one; the same one once, as a dead NVML is met at each GPU.
@@ -111,7 +118,11 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
         if let Effect::TellExporter { exporter, directory } = effect {
             match node.strike_job(journal, *exporter, directory) {
                 Ok(note) => findings.notes.extend(note),
-                Err(failure) => findings.take(Err(failure)),
+                Err(failure) => {
+                    let before = findings.undetermined.len();
+                    findings.take(Err(failure));
+                    findings.untold += findings.undetermined.len() - before;
+                }
             }
         }
     }

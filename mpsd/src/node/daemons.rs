@@ -3,18 +3,16 @@
 use super::device_files;
 use super::launch::with_spec;
 use super::real::{RealNode, Started, groups_of};
-use super::{failure, looks, members as processes, room, unless_scarce};
+use super::{failure, listed, looks, members as processes, room, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
 use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, SEEN_FD, Spec, Unready};
-use crate::sys::cgroup::Cgroup;
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_line;
 use crate::sys::files::{Dir, FileError, Room};
 use crate::sys::guard::detach;
 use crate::sys::process::Process;
-use mpsd_core::config::Cgroup as CgroupRule;
 use mpsd_core::failure::{Evidence, Undetermined};
 use mpsd_core::partitions::is_id;
 use mpsd_core::paths::{KILLED, PARTITIONS, PARTITIONS_LOCK, SEEN, TOLD};
@@ -57,17 +55,11 @@ impl Daemons for RealNode {
     }
 
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
-        let name = journal.job.directory_name();
-        let made = match &self.cgroup {
-            CgroupRule::None => return Ok(None),
-            CgroupRule::Auto => Cgroup::create(&name),
-            CgroupRule::Below(base) => Cgroup::create_under(base, &name),
-        };
         // Without one, processes are told by pid, start time and file; a line in the log is all that is lost.
-        match made {
-            Ok(cgroup) => Ok(cgroup.map(|c| c.path().to_path_buf())),
-            Err(error) => {
-                let line = format!("job {}: no cgroup: {error}", journal.job);
+        match listed::make_cgroup(&self.paths, &self.cgroup, &journal.job.directory_name()) {
+            Ok(path) => Ok(path),
+            Err(why) => {
+                let line = format!("job {}: no cgroup: {why}", journal.job);
                 self.log(Severity::Info, &line);
                 Ok(None)
             }
@@ -75,13 +67,15 @@ impl Daemons for RealNode {
     }
 
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
+        if journal.cgroup.is_some() && self.is_cgroup_kept(journal) {
+            let why = "somebody keeps the lock of the directory above it";
+            return Err(Undetermined::new("the job's cgroup stays", why).into());
+        }
         let Some(cgroup) = self.cgroup_of(journal) else {
             return Ok(());
         };
-        cgroup
-            .remove()
-            .map(|_| ())
-            .map_err(|e| Undetermined::new("the job's cgroup stays", e.to_string()).into())
+        listed::remove_cgroup(&self.paths, &cgroup)
+            .map_err(|why| Undetermined::new("the job's cgroup stays", why).into())
     }
 
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {

@@ -1,13 +1,11 @@
-//! The files of other exporters, in directories of root's that the site has made: changed by a child with a deadline, under one
-//! lock of ours, each in one step.
+//! The files of other exporters, in directories of root's that the site has made: each changed in one step.
 
+use super::listed;
 use super::real::RealNode;
 use crate::job::Journal;
 use crate::job::exporters::{Entry, entries, with, without};
 use crate::plan::effects::Exporter;
-use crate::sys::deadline::Deadline;
 use crate::sys::files::{Dir, FileError};
-use crate::sys::guard::ask;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::{Failure, JobId};
 use std::path::{Path, PathBuf};
@@ -15,8 +13,6 @@ use std::time::Duration;
 
 /// Time to change them: a start and an end wait for it, and no longer.
 const TIME: Duration = Duration::from_millis(500);
-/// The lock, in our own directory below `/run`.
-const LOCK: &str = ".exporters.lock";
 /// Longest file that is read. Bytes.
 const LONGEST: usize = 64 << 10;
 /// A file of theirs: the exporter runs as a user of its own.
@@ -86,17 +82,15 @@ impl RealNode {
             job: &journal.job,
             enter,
         };
-        let question = || match change.make() {
-            Ok(()) => Vec::new(),
-            Err(Wrong::Unfit(why)) => format!("u{why}").into_bytes(),
-            Err(Wrong::Now(why)) => format!("n{why}").into_bytes(),
+        let make = || match change.make() {
+            Ok(()) => Ok(Vec::new()),
+            Err(Wrong::Unfit(why)) => Ok(why.into_bytes()),
+            Err(Wrong::Now(why)) => Err(why),
         };
-        let answer = ask(Deadline::after(TIME), question).map_err(|none| Wrong::Now(none.to_string()))?;
-        let answer = String::from_utf8_lossy(&answer).into_owned();
-        match answer.split_at_checked(1) {
-            None => Ok(()),
-            Some(("u", why)) => Err(Wrong::Unfit(why.to_owned())),
-            Some((_, why)) => Err(Wrong::Now(why.to_owned())),
+        let unfit = listed::change(&self.paths, directory, TIME, make).map_err(Wrong::Now)?;
+        match unfit.is_empty() {
+            true => Ok(()),
+            false => Err(Wrong::Unfit(String::from_utf8_lossy(&unfit).into_owned())),
         }
     }
 }
@@ -121,14 +115,9 @@ impl Change<'_> {
             None => return Ok(()),
         };
         self.check(&run, &directory)?;
-        let _held = run.lock(LOCK, Deadline::after(TIME / 2))?;
-        let made = self
-            .entries
+        self.entries
             .iter()
-            .try_for_each(|entry| self.one(&directory, entry));
-        // Whoever waits for it takes the next one.
-        run.remove_file(LOCK)?;
-        made
+            .try_for_each(|entry| self.one(&directory, entry))
     }
 
     /// What tells of jobs must be gone after a reboot as they are: it lies on the file system of our own directory.

@@ -9,6 +9,7 @@ mod gpus;
 pub mod hung_worker;
 mod kept;
 mod launch;
+pub mod listed;
 pub mod log;
 mod looks;
 mod members;

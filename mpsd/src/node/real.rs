@@ -2,7 +2,7 @@
 
 use super::user::find_user;
 use super::worker::NvmlWorker;
-use super::{failure, log, unless_scarce};
+use super::{failure, listed, log, unless_scarce};
 use crate::job::Journal;
 use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
@@ -22,6 +22,7 @@ use mpsd_core::text::one_line;
 use mpsd_core::{Failure, JobId, Paths};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
+use std::cell::OnceCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,6 +73,8 @@ pub struct RealNode {
     /// A worker that gave no answer in its time.
     pub(super) silent: Option<ProcessRef>,
     pub(super) started: Option<Started>,
+    /// Whether somebody keeps the lock of the directory with the jobs' cgroups.
+    cgroups_kept: OnceCell<bool>,
 }
 
 impl RealNode {
@@ -94,10 +97,29 @@ impl RealNode {
             leaving: None,
             silent: None,
             started: None,
+            cgroups_kept: OnceCell::new(),
         }
     }
 
+    /// Whether the job's cgroup is out of reach: somebody keeps the lock of the site's directory that it lies in. Then its processes
+    /// are told as where there is none.
+    pub(super) fn is_cgroup_kept(&self, journal: &Journal) -> bool {
+        let base = match (&journal.cgroup, &self.cgroup) {
+            (Some(path), _) => path.parent(),
+            (None, CgroupRule::Below(base)) => Some(base.as_path()),
+            (None, CgroupRule::None | CgroupRule::Auto) => None,
+        };
+        let base = base.filter(|_| journal.has_begun(&Effect::MakeCgroup));
+        base.is_some_and(|base| {
+            let kept = || listed::is_kept(&self.paths, base);
+            *self.cgroups_kept.get_or_init(kept)
+        })
+    }
+
     pub(super) fn cgroup_of(&self, journal: &Journal) -> Option<Cgroup> {
+        if self.is_cgroup_kept(journal) {
+            return None;
+        }
         if let Some(path) = journal.cgroup.as_deref() {
             return Cgroup::open(path).ok().flatten();
         }
@@ -119,7 +141,8 @@ impl RealNode {
 
     /// Whether none of the job's processes can be anywhere but in the job's own cgroup.
     pub(super) fn is_contained(&self, journal: &Journal) -> bool {
-        journal.cgroup.as_deref().is_some_and(Cgroup::is_unified)
+        let unified = journal.cgroup.as_deref().is_some_and(Cgroup::is_unified);
+        unified && !self.is_cgroup_kept(journal)
     }
 
     /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, confined, and in a

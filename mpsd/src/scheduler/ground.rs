@@ -6,7 +6,7 @@ use super::setup::Finding::{self, Better, Good, Wrong};
 use super::setup::Surroundings;
 use mpsd_core::Failure;
 use mpsd_core::trusted::open_trusted;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// NVIDIA's number among the vendors of PCI devices.
@@ -142,6 +142,21 @@ pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<Finding> {
     UNITS.into_iter().map(one).chain(runs).collect()
 }
 
+/// Where the metrics' timer writes, where it is active.
+pub(crate) fn textfile(host: &dyn Host) -> Option<PathBuf> {
+    let ask = |arguments: &[&str]| host.run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE);
+    let active = ask(&["is-active", "mpsd-metrics.timer"]).ok()?;
+    let shown = ask(&["show", "--property=ExecStart", "mpsd-metrics.service"]).ok()?;
+    (active.text.trim() == "active").then(|| written_to(&shown.text))?
+}
+
+/// `ExecStart={ path=/usr/bin/mpsctl ; argv[]=/usr/bin/mpsctl metrics --textfile DIR ; ... }`.
+fn written_to(shown: &str) -> Option<PathBuf> {
+    let (_, behind) = shown.rsplit_once("--textfile")?;
+    let directory = behind.trim_start_matches(['=', ' ']).split_whitespace().next()?;
+    Some(directory.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,5 +234,23 @@ mod tests {
         );
         let lost = without_gpu(&lost).to_string();
         assert!(lost.starts_with("WARN  NVIDIA's driver is loaded"), "{lost}");
+    }
+
+    #[test]
+    fn where_the_timer_writes_is_read_from_its_service() {
+        let shown = "ExecStart={ path=/usr/bin/mpsctl ; argv[]=/usr/bin/mpsctl metrics --textfile /var/lib/x ; ignore_errors=no ; }\n";
+        let host = |active: &str| {
+            let timer = Paper::default().command(
+                "/usr/bin/systemctl is-active mpsd-metrics.timer",
+                u8::from(active != "active").into(),
+                &format!("{active}\n"),
+            );
+            let show = "/usr/bin/systemctl show --property=ExecStart mpsd-metrics.service";
+            timer.command(show, 0, shown)
+        };
+        assert_eq!(textfile(&host("active")), Some(PathBuf::from("/var/lib/x")));
+        assert_eq!(textfile(&host("inactive")), None);
+        assert_eq!(textfile(&Paper::default()), None);
+        assert_eq!(written_to("ExecStart={ argv[]=/usr/bin/mpsctl metrics ; }"), None);
     }
 }

@@ -7,7 +7,7 @@ use super::reconcile::{Reconcile, Told};
 use crate::node::nvml::Driver;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::SET_UPS;
-use crate::scheduler::ground::{NO_NVML, control, has_gpu, units, unless_proved, without_gpu};
+use crate::scheduler::ground::{NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu};
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::scheduler::setup::{SetUp, Surroundings};
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS, Mig};
@@ -103,8 +103,10 @@ fn of_gpus(around: &Surroundings<'_>) -> Vec<Finding> {
     all.extend(place::security());
     all.extend(units(around.host, place::is_booted()));
     if nix::unistd::geteuid().is_root() {
-        all.push(place::cgroup(&around.settings.cgroup));
+        all.push(place::cgroup(&around.settings.paths, &around.settings.cgroup));
     }
+    let textfile = place::is_booted().then(|| textfile(around.host)).flatten();
+    all.extend(place::listed_by_all(&around.settings, textfile));
     all
 }
 

@@ -1,12 +1,13 @@
 //! Where jobs' daemons live: directories, cgroups, and what else has a say.
 
+use crate::node::listed;
 use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
 use crate::sys::cgroup::Cgroup;
 use mpsd_core::Paths;
-use mpsd_core::config::Cgroup as Rule;
+use mpsd_core::config::{Cgroup as Rule, Settings};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Longest path of a pipe directory that the vendor takes; a longer one ends its daemon without a word
 /// (docs/facts/mps-control.md#starting). Bytes.
@@ -47,29 +48,72 @@ pub(super) fn directories(paths: &Paths) -> Vec<Finding> {
 }
 
 /// Whether a job's daemons get a cgroup of their own: one is made as a job's, and removed.
-pub(super) fn cgroup(rule: &Rule) -> Finding {
-    let name = Cgroup::trial();
-    let made = match rule {
-        Rule::None => {
-            return Better(
-                "cgroup is \"none\" in mpsd.toml: a restart of the scheduler's daemon may end running jobs' MPS".to_owned(),
-            );
-        }
-        Rule::Auto => Cgroup::create(&name),
-        Rule::Below(base) => Cgroup::create_under(base, &name),
+pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> Finding {
+    if *rule == Rule::None {
+        return Better(
+            "cgroup is \"none\" in mpsd.toml: a restart of the scheduler's daemon may end running jobs' MPS"
+                .to_owned(),
+        );
+    }
+    let removed = |path: PathBuf| match Cgroup::open(&path) {
+        Ok(Some(cgroup)) => listed::remove_cgroup(paths, &cgroup),
+        Ok(None) => Ok(()),
+        Err(error) => Err(error.to_string()),
     };
-    let why = match made {
-        Ok(Some(cgroup)) => match cgroup.remove() {
-            Ok(_) => return Good("a job's daemons get a cgroup of their own".to_owned()),
-            Err(error) => error.to_string(),
+    let why = match listed::make_cgroup(paths, rule, &Cgroup::trial()) {
+        Ok(Some(path)) => match removed(path) {
+            Ok(()) => return Good("a job's daemons get a cgroup of their own".to_owned()),
+            Err(why) => why,
         },
         Ok(None) => "no hierarchy here can be used".to_owned(),
-        Err(error) => error.to_string(),
+        Err(why) => why,
     };
     Better(format!(
         "a job's daemons get no cgroup of their own ({why}): a restart of the scheduler's daemon may end running jobs' MPS; \
          systemctl enable --now mpsd.service"
     ))
+}
+
+/// The directories of the site's choice that others may list; `textfile` is that of the metrics' timer.
+pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> Vec<Finding> {
+    let below = match &settings.cgroup {
+        Rule::Below(base) => Some(base.clone()),
+        Rule::None | Rule::Auto => None,
+    };
+    let all = [
+        (
+            below,
+            "cgroup",
+            "jobs then have no cgroup of their own; chmod 0711",
+        ),
+        (
+            settings.metrics.dcgm_job_map.clone(),
+            "dcgm_job_map",
+            "dcgm-exporter is then told nothing; chmod 0750 and the exporter's group",
+        ),
+        (
+            settings.metrics.gpustat.clone(),
+            "gpustat",
+            "its exporter is then told nothing; chmod 0750 and the exporter's group",
+        ),
+        (
+            textfile,
+            "mpsctl metrics --textfile",
+            "the numbers then stay old; chmod 0750 and the exporter's group",
+        ),
+    ];
+    let one = |(path, what, then): (Option<PathBuf>, &str, &str)| {
+        let path = path.filter(|path| every_user_may_list(path))?;
+        let path = path.display();
+        Some(Better(format!(
+            "'{path}' ({what}): every user may list it, and who lists it can keep its lock: {then}"
+        )))
+    };
+    all.into_iter().filter_map(one).collect()
+}
+
+fn every_user_may_list(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|about| about.permissions().mode() & 0o004 != 0)
 }
 
 /// What else may keep root's programs and the vendor's from their work.

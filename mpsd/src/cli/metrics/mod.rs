@@ -5,21 +5,17 @@ mod page;
 mod text;
 
 use super::{NAME, complain, say};
-use crate::node::reports;
-use crate::sys::deadline::Deadline;
-use crate::sys::files::{Dir, FileError};
-use crate::sys::guard::ask;
+use crate::node::{listed, reports};
+use crate::sys::files::Dir;
 use look::State;
-use mpsd_core::Failure;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
+use mpsd_core::{Failure, Paths};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The file below the directory that node_exporter reads.
 const FILE: &str = "mpsd.prom";
-/// Its lock, while it is written; node_exporter reads no such name.
-const LOCK: &str = ".mpsd.prom.lock";
 /// node_exporter runs as a user of its own.
 const MODE: u32 = 0o644;
 /// Time to write it: the directory may be anywhere.
@@ -49,7 +45,7 @@ impl Metrics {
         let page = text::page(&seen, counted.ok().as_ref());
         match &self.textfile {
             None => say(&page),
-            Some(directory) => write(directory, &page)?,
+            Some(directory) => write(&settings.paths, directory, &page)?,
         }
         for line in &seen.missing {
             complain(NAME, line);
@@ -58,27 +54,15 @@ impl Metrics {
     }
 }
 
-/// The timer's run and one by hand do not meet in it.
-fn place(directory: &Path, page: &str) -> Result<(), FileError> {
-    let directory = Dir::open(directory)?;
-    let _held = directory.lock(LOCK, Deadline::after(WRITE_TIME / 2))?;
-    let written = directory.write_whole(FILE, page.as_bytes(), MODE);
-    // Whoever waits for it takes the next one.
-    directory.remove_file(LOCK)?;
+/// In one step; no link is followed. The timer's run and one by hand do not meet in it.
+fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
+    let place = || {
+        let written = Dir::open(directory).and_then(|dir| dir.write_whole(FILE, page.as_bytes(), MODE));
+        written.map(|()| Vec::new()).map_err(|error| error.to_string())
+    };
+    let what = || format!("'{}'", directory.join(FILE).display());
+    let written = listed::change(paths, directory, WRITE_TIME, place);
     written
-}
-
-/// In one step, by a child with a deadline; no link is followed.
-fn write(directory: &Path, page: &str) -> Result<(), Failure> {
-    let question = || {
-        let written = place(directory, page).err();
-        written.map(|e| e.to_string()).unwrap_or_default().into_bytes()
-    };
-    let why = match ask(Deadline::after(WRITE_TIME), question) {
-        Ok(none) if none.is_empty() => return Ok(()),
-        Ok(why) => String::from_utf8_lossy(&why).into_owned(),
-        Err(none) => none.to_string(),
-    };
-    let what = format!("'{}'", directory.join(FILE).display());
-    Err(Undetermined::new(what, why).into())
+        .map(drop)
+        .map_err(|why| Undetermined::new(what(), why).into())
 }

@@ -8,13 +8,13 @@
 use super::deadline::Deadline;
 use super::descriptors::{read_at, write_at};
 use super::files::{Dir, FileError};
-use super::guard::ask;
 use super::process::Process;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 mod leave;
@@ -32,8 +32,6 @@ const PLAIN: &str = "mpsd";
 const CEILINGS: [(&str, &str); 2] = [("pids.max", "4096"), ("memory.max", "17179869184")];
 /// Whoever may list a directory may keep its lock, and root would wait for it: nobody but root lists these.
 const CLOSED: u32 = 0o700;
-/// Time to remove our own directory.
-const BASE_TIME: Duration = Duration::from_millis(500);
 /// Most that is read of a cgroup's file: the numbers of 100,000 processes and more. Bytes.
 const MOST: usize = 1 << 20;
 
@@ -79,10 +77,8 @@ impl Cgroup {
 
     /// The cgroup that [`Cgroup::create`] made for a job: for a maker that ended before it could write the path down.
     pub fn find(job: &str) -> Option<Self> {
-        let bases =
-            |mount: mounts::Mount| [mount.path.join("system.slice").join(UNIT), mount.path.join(PLAIN)];
-        let places = mounts::usable().unwrap_or_default().into_iter().flat_map(bases);
-        places
+        Self::usual_bases()
+            .into_iter()
             .filter_map(|base| Self::open(&base.join(job)).ok().flatten())
             .next()
     }
@@ -92,30 +88,29 @@ impl Cgroup {
         format!("{TRIAL}{}", std::process::id())
     }
 
-    /// The cgroups of trials whose maker was killed before it removed them: below the `base` of the site's choice, else where
-    /// [`Cgroup::create`] makes them.
-    pub fn left_by_trials(base: Option<&Path>) -> Vec<Self> {
-        let usual =
+    /// Where [`Cgroup::create`] may make one.
+    pub fn usual_bases() -> Vec<PathBuf> {
+        let both =
             |mount: mounts::Mount| [mount.path.join("system.slice").join(UNIT), mount.path.join(PLAIN)];
-        let bases: Vec<_> = match base {
-            Some(base) => vec![base.to_path_buf()],
-            None => mounts::usable()
-                .unwrap_or_default()
-                .into_iter()
-                .flat_map(usual)
-                .collect(),
-        };
-        let gone = |pid: i32| Process::find(pid).is_none();
-        let left = |name: &String| {
-            name.strip_prefix(TRIAL)
-                .and_then(|pid| pid.parse().ok())
-                .is_some_and(gone)
-        };
-        bases
-            .iter()
-            .flat_map(|base| names(base).into_iter().filter(left).map(|name| base.join(name)))
-            .filter_map(|path| Self::open(&path).ok().flatten())
+        mounts::usable()
+            .unwrap_or_default()
+            .into_iter()
+            .flat_map(both)
             .collect()
+    }
+
+    /// The cgroups below `base` of trials whose maker was killed before it removed them.
+    pub fn left_by_trials(base: &Path) -> Vec<PathBuf> {
+        let names = Dir::open(base).and_then(|dir| dir.names(MOST_NAMES));
+        let gone = |pid: i32| Process::find(pid).is_none();
+        let left = |name: &&OsString| {
+            let pid = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(TRIAL)?.parse().ok());
+            pid.is_some_and(gone)
+        };
+        let names = names.unwrap_or_default();
+        names.iter().filter(left).map(|name| base.join(name)).collect()
     }
 
     /// Takes the cgroup at a path that [`Cgroup::create`] chose; None when it is gone. A hierarchy's root, or a cgroup
@@ -247,8 +242,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Removes it, and the directory above it if that is ours and this was the last. False when it was gone already;
-    /// EBUSY when processes are still in it.
+    /// Removes it. False when it was gone already; EBUSY when processes are still in it.
     pub fn remove(&self) -> Result<bool, FileError> {
         let (Some(parent), Some(name)) = (self.path().parent(), self.path().file_name()) else {
             return Ok(false);
@@ -265,46 +259,24 @@ impl Cgroup {
                 other => break other?,
             }
         };
-        remove_base(&parent);
         Ok(removed)
+    }
+
+    /// Whether a directory with jobs' cgroups is ours, and not the site's.
+    pub fn is_own_base(base: &Path) -> bool {
+        base.file_name().is_some_and(|name| name == UNIT || name == PLAIN)
+    }
+
+    /// Takes our own directory away when the last job has gone; one in use stays, as the kernel sees to it. Anybody can list the
+    /// directory above it, and keep its lock.
+    pub fn remove_base(base: &Path) {
+        if let (Some(above), Some(name)) = (base.parent(), base.file_name()) {
+            let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
+        }
     }
 
     fn fail(&self, act: &'static str) -> impl FnOnce(Errno) -> FileError {
         FileError::io(act, self.path())
-    }
-}
-
-/// What is in a directory; read by a child, since anybody may list systemd's, and keep its lock.
-fn names(base: &Path) -> Vec<String> {
-    let list = || {
-        let names = Dir::open(base)
-            .and_then(|dir| dir.names(MOST_NAMES))
-            .unwrap_or_default();
-        let names: Vec<_> = names
-            .into_iter()
-            .filter_map(|name| name.into_string().ok())
-            .collect();
-        names.join("\n").into_bytes()
-    };
-    let told = ask(Deadline::after(BASE_TIME), list).unwrap_or_default();
-    String::from_utf8_lossy(&told)
-        .lines()
-        .map(str::to_owned)
-        .collect()
-}
-
-/// Takes our own directory away when the last job has gone; one in use stays, as the kernel sees to it.
-fn remove_base(base: &Dir) {
-    let (Some(above), Some(name)) = (base.path().parent(), base.path().file_name()) else {
-        return;
-    };
-    if name == UNIT || name == PLAIN {
-        // Nothing depends on it: EBUSY is another job's cgroup, and what else is left shows at the next one. By a child, since
-        // anybody can list the directory above it, and keep its lock.
-        let _ = ask(Deadline::after(BASE_TIME), || {
-            let _ = Dir::open(above).and_then(|above| above.remove_empty_dir(name));
-            Vec::new()
-        });
     }
 }
 
@@ -482,6 +454,7 @@ mod tests {
                     assert!(cgroup.path().exists());
                     assert!(cgroup.remove().unwrap());
                     assert!(!cgroup.path().exists());
+                    Cgroup::remove_base(cgroup.path().parent().unwrap());
                 }
             }
         };

@@ -77,6 +77,12 @@ impl Dir {
         fstat(&self.fd).map_err(FileError::io("look at", &self.path))
     }
 
+    /// Whether nobody but root may list it: whoever lists a directory can keep its lock.
+    pub fn is_closed(&self) -> bool {
+        let about = self.status();
+        about.is_ok_and(|about| about.st_uid == 0 && about.st_mode & 0o044 == 0)
+    }
+
     /// Owner, mode, kind of one entry, not of what a symbolic link points to; None when there is none.
     pub fn status_of(&self, name: impl AsRef<OsStr>) -> Result<Option<FileStat>, FileError> {
         let (name, path) = self.entry(name.as_ref())?;
