@@ -266,7 +266,7 @@ fn show(node: &mut RealNode, submission: &Submission, settings: &Settings, fault
     }
     let name = submission.node_name(&ThisHost);
     let place = place(submission, settings, &name);
-    if let Some(line) = drain::remark(&place, &settings.drain.prefix, fault) {
+    if let Some(line) = drain::remark(&settings.paths, &place, &settings.drain.prefix, fault) {
         node.log(Severity::Warning, &line);
     }
 }

@@ -496,6 +496,9 @@ fn an_unusable_configuration_puts_the_job_back_and_is_shown_by_the_node_once() {
         text.contains("WARN  the node shows 'mpsd: ") && text.contains("pbsnodes -C '' nodea"),
         "{text}"
     );
+    let ran = c.nodes[0].sh("mpsctl reconcile");
+    assert!(ran.contains("withdrawn"), "{ran}");
+    assert_eq!(c.state("nodea"), ("free".into(), String::new()));
     // Another's note stays.
     std::fs::write(c.server().join("nodes/nodea"), "free\nNHC: disk").unwrap();
     c.nodes[0].sh("cp -p /etc/mpsd/mpsd.toml /etc/mpsd/good; echo 'no_such_key = 1' >>/etc/mpsd/mpsd.toml");

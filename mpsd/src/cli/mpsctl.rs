@@ -213,7 +213,10 @@ pub fn main() -> u8 {
                 true => ("reconcile --dry-run", "it reads the journals of all jobs"),
                 false => ("reconcile", "it changes the node"),
             };
-            let run = |settings: &Settings, name: &str| verb.run(settings, name);
+            let run = |settings: &Settings, name: &str| {
+                let usable = Config::load(&config).is_ok();
+                verb.run(settings, name, usable)
+            };
             as_root(&config, verb.node.as_deref(), why, json, run)
         }
         Verb::Undrain(verb) => {

@@ -148,11 +148,11 @@ struct Judged {
 }
 
 impl Reconcile {
-    /// Goes over the node `name` under `settings`.
+    /// Goes over the node `name` under `settings`; `usable`: the configuration says so, and is none of the usual.
     ///
     /// # Errors
     /// Our own directories cannot be read at all.
-    pub fn run(&self, settings: &Settings, name: &str) -> Result<Report, Failure> {
+    pub fn run(&self, settings: &Settings, name: &str, usable: bool) -> Result<Report, Failure> {
         let mut run = Run::new(settings, name, self.dry_run, self.boot);
         run.suspicions();
         run.failed_starts();
@@ -162,6 +162,9 @@ impl Reconcile {
         run.trials();
         for marker in markers::all(&settings.paths) {
             run.drain(&marker, settings.drain.auto_undrain);
+        }
+        if usable && !self.dry_run {
+            run.remarks();
         }
         Ok(run.report)
     }
@@ -549,7 +552,9 @@ impl<'a> Run<'a> {
         let told = match drain::state(marker, controller.as_ref()) {
             Err(why) if marker.delivered => Drained(format!("{what}: its scheduler does not answer: {why}")),
             Err(why) => Left(format!("{what}: not delivered: {why}")),
-            Ok(DrainState::Over(why)) => self.forget(marker, &format!("{what}: over, {why}")),
+            Ok(DrainState::Over(why)) => {
+                self.forget(marker, &format!("{what}: over, {why}"), controller.as_ref())
+            }
             Ok(DrainState::Undelivered) if self.undrain => self.lift(marker, &what, controller.as_ref()),
             Ok(DrainState::Undelivered) if self.dry => {
                 Left(format!("{what}: not delivered: would be tried again"))
@@ -574,9 +579,22 @@ impl<'a> Run<'a> {
         self.report.tell(told);
     }
 
-    fn forget(&self, marker: &Marker, what: &str) -> Told {
+    /// Notes of an unusable configuration, which is mended. It may have said another directory than the usual one, where they stand.
+    fn remarks(&mut self) {
+        let site = Site::of(self.settings);
+        let usual = Settings::usual().paths;
+        for told in drain::withdraw_remarks(&usual, &site) {
+            self.report.tell(told.map_or_else(Left, Did));
+        }
+    }
+
+    fn forget(&self, marker: &Marker, what: &str, controller: &dyn Controller) -> Told {
         if self.dry {
             return Said(format!("{what}: would be forgotten"));
+        }
+        // Lifted by hand, it leaves its reason on a node in service.
+        if let Err(why) = controller.withdraw(&marker.reason, marker.note.as_deref()) {
+            return Left(format!("{what}: its reason stays on the node: {why}"));
         }
         match markers::remove(&self.settings.paths, marker) {
             Ok(()) => Did(format!("{what}: forgotten")),

@@ -32,16 +32,17 @@ pub trait Controller {
     /// # Errors
     /// One line: the controller does not answer, or does not know the node.
     fn shown(&self) -> Result<Shown, String>;
-    /// Takes it out of service for `reason`, or, with `None`, without touching its note. Returns what the command said.
+    /// Takes it out of service for `reason`, in the place of the `memo` that an administrator left on it. Returns what the
+    /// command said.
     ///
     /// # Errors
     /// One line.
-    fn take_out(&self, reason: Option<&str>) -> Result<String, String>;
-    /// Puts it back, and removes the reason with `clear`. Returns what the command said.
+    fn take_out(&self, reason: &str, memo: Option<&str>) -> Result<String, String>;
+    /// Puts it back, with `memo` in the place of the reason. Returns what the command said.
     ///
     /// # Errors
     /// One line.
-    fn put_back(&self, clear: bool) -> Result<String, String>;
+    fn put_back(&self, memo: Option<&str>) -> Result<String, String>;
     /// The line about an order that was accepted and not obeyed, after which the command said `said`.
     fn not_obeyed(&self, said: &str) -> String {
         format!("the scheduler accepted the order and did nothing ({said})")
@@ -53,6 +54,11 @@ pub trait Controller {
     fn remark(&self, _note: &str) -> Result<String, String> {
         Err("this scheduler has no place for it".to_owned())
     }
+    /// Takes `note` of ours off the node if it is in service and shows it still; then it shows `memo` again.
+    ///
+    /// # Errors
+    /// One line.
+    fn withdraw(&self, note: &str, memo: Option<&str>) -> Result<(), String>;
     /// Tells the user of a job of this node why it has no MPS, where he looks at his job, and with `aloud` where he waits for
     /// it. Nothing where the job's own ways do.
     ///

@@ -332,14 +332,15 @@ fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
 }
 
 #[test]
-fn a_node_with_an_administrators_note_is_taken_out_and_comes_back_with_it() {
+fn a_node_with_an_administrators_note_shows_our_reason_and_comes_back_with_the_note() {
     let site = Site::new("");
     let memo = "new fans on Monday";
+    let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
     site.server("note", memo);
-    site.marker("mpsd: job 1.srv: NVML: no answer within 5 s", false);
+    site.marker(reason, false);
     let ran = site.reconcile();
     assert!(ran.code == Some(0) && ran.out.contains(": delivered"), "{ran:?}");
-    assert_eq!(site.note(), ("offline".to_owned(), memo.to_owned()));
+    assert_eq!(site.note(), ("offline".to_owned(), reason.to_owned()));
     let ran = site.reconcile();
     assert!(ran.out.contains("'mpsctl undrain' lifts it"), "{ran:?}");
     let ran = site.mpsctl(&["undrain"]);
@@ -349,6 +350,15 @@ fn a_node_with_an_administrators_note_is_taken_out_and_comes_back_with_it() {
     );
     assert_eq!(site.note(), ("free".to_owned(), memo.to_owned()));
     assert_eq!(site.marked(), None);
+
+    // Lifted by hand: the next run brings the note back.
+    site.marker(reason, false);
+    site.reconcile();
+    assert_eq!(site.note(), ("offline".to_owned(), reason.to_owned()));
+    site.server("state", "free");
+    let ran = site.reconcile();
+    assert!(ran.out.contains("over, it was lifted: forgotten"), "{ran:?}");
+    assert_eq!(site.note(), ("free".to_owned(), memo.to_owned()));
 }
 
 #[test]

@@ -43,6 +43,7 @@ impl Site {
              case $1 in\n\
              -o|-c) case $1 in -o) echo offline ;; *) echo free ;; esac >{server}/state\n\
              case $2,$3 in -N,n) echo >{server}/note ;; -N,*) echo \"$3\" >{server}/note ;; esac ;;\n\
+             -N) case $2 in n) echo >{server}/note ;; *) echo \"$2\" >{server}/note ;; esac ;;\n\
              *) echo \"$1\"; echo \"     state = $(cat {server}/state)\"; echo \"     note = $(cat {server}/note)\" ;;\n\
              esac\n",
         ));

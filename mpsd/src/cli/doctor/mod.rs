@@ -193,7 +193,7 @@ fn leftovers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
         dry_run: true,
         ..Reconcile::default()
     };
-    let report = match dry.run(&around.settings, node) {
+    let report = match dry.run(&around.settings, node, false) {
         Ok(report) => report,
         Err(failure) => {
             let wrong = || format!("what jobs left cannot be told: {failure}");

@@ -6,6 +6,8 @@ use std::path::Path;
 
 /// Version of the format.
 pub const VERSION: u32 = 1;
+/// What the file of a note begins with.
+const REMARK: &str = "remark-";
 const LONGEST: usize = 64 * 1024;
 const MOST: usize = 1000;
 
@@ -20,7 +22,8 @@ pub struct Marker {
     pub node: String,
     /// Our reason, to the byte.
     pub reason: String,
-    /// What stands there instead of it: the note that an administrator had left on the node while it was in service.
+    /// What our reason stands in the place of: the note that an administrator had left on the node while it was in service.
+    /// It comes back with the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// The job that showed it.
@@ -35,21 +38,20 @@ pub struct Marker {
     pub slurm_conf: Option<String>,
     /// Seconds since 1970.
     pub when: u64,
+    /// The node stays in service, and `reason` is a note for its administrator.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub remark: bool,
 }
 
 impl Marker {
-    /// What the scheduler shows on the node while this drain stands.
-    pub fn shown(&self) -> &str {
-        self.note.as_deref().unwrap_or(&self.reason)
-    }
-
     fn file(&self) -> String {
         let node: String = self
             .node
             .chars()
             .filter(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
             .collect();
-        format!("{}-{node}", self.scheduler)
+        let kind = if self.remark { REMARK } else { "" };
+        format!("{kind}{}-{node}", self.scheduler)
     }
 }
 
@@ -89,8 +91,19 @@ pub fn remove(paths: &Paths, marker: &Marker) -> Result<(), String> {
         .map_err(|e| e.to_string())
 }
 
-/// All markers on this node. A garbled one is left out: the scheduler's own reason tells more.
+/// The drains of this node. A garbled one is left out: the scheduler's own reason tells more.
 pub fn all(paths: &Paths) -> Vec<Marker> {
+    let all = read_all(paths).into_iter();
+    all.filter(|marker| !marker.remark).collect()
+}
+
+/// The notes for an administrator that stand on this node in service.
+pub fn remarks(paths: &Paths) -> Vec<Marker> {
+    let all = read_all(paths).into_iter();
+    all.filter(|marker| marker.remark).collect()
+}
+
+fn read_all(paths: &Paths) -> Vec<Marker> {
     let Ok(dir) = Dir::open(&paths.drains()) else {
         return Vec::new();
     };

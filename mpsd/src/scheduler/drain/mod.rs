@@ -4,7 +4,7 @@
 pub mod markers;
 
 use super::batch_system::Located;
-use super::control::Controller;
+use super::control::{Controller, Shown};
 use super::of;
 use super::site::Site;
 pub use markers::Marker;
@@ -20,8 +20,8 @@ const CUT: &str = "...";
 /// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node is out of service, read back, and for us to put back. It shows this: our reason, an earlier drain's of ours,
-    /// or the note of an administrator that was there while the node was in service.
+    /// The node is out of service, read back, and for us to put back. It shows this reason of ours, or of an earlier drain
+    /// of ours.
     Ours(String),
     /// Somebody drained it before us: left as it was.
     Others(String),
@@ -111,8 +111,8 @@ fn without_directory(text: &str) -> Option<String> {
 }
 
 /// Shows the administrator `fault`, which does not drain, as the note of the node of `place`; once, and never over another's
-/// note. A line for the log, where something was tried.
-pub fn remark(place: &Place<'_>, prefix: &str, fault: &Fault) -> Option<String> {
+/// note. It is remembered, so that it can be withdrawn. A line for the log, where something was tried.
+pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, fault: &Fault) -> Option<String> {
     let controller = place.controller();
     let note = fitted(place.system().longest_reason(), &format!("{prefix} {fault}"));
     let shown = match controller.shown() {
@@ -124,38 +124,67 @@ pub fn remark(place: &Place<'_>, prefix: &str, fault: &Fault) -> Option<String> 
     if shown.drained || stands == note || !free {
         return None;
     }
-    Some(match controller.remark(&note) {
+    let marker = Marker {
+        version: markers::VERSION,
+        scheduler: place.scheduler,
+        node: place.node.to_owned(),
+        reason: note.clone(),
+        note: None,
+        job: String::new(),
+        gpus: Vec::new(),
+        delivered: true,
+        slurm_conf: place.site.slurm_conf.clone(),
+        when: now(),
+        remark: true,
+    };
+    // The marker first: a note that nobody remembers stays after the repair.
+    let told = markers::write(paths, &marker).and_then(|()| controller.remark(&note));
+    Some(match told {
         Ok(_) => format!("node '{}' shows: {note}", place.node),
         Err(why) => format!("node '{}' is not told ({why}): {note}", place.node),
     })
 }
 
-/// Takes the node of `marker` out of service, unless it is already, and reads it back.
+/// Takes the notes off the node that [`remark`] left there, once they are over; a line for each.
+pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String>> {
+    let withdraw = |marker: Marker| {
+        let what = format!("note of node '{}' ({})", marker.node, marker.reason);
+        let controller = Place::of(&marker, site).controller();
+        let gone = controller.withdraw(&marker.reason, None);
+        match gone.and_then(|()| markers::remove(paths, &marker)) {
+            Ok(()) => Ok(format!("{what}: withdrawn")),
+            Err(why) => Err(format!("{what}: not withdrawn: {why}")),
+        }
+    };
+    markers::remarks(paths).into_iter().map(withdraw).collect()
+}
+
+/// Takes the node of `marker` out of service, unless it is already, and reads it back. `before` is how it stood.
 ///
 /// # Errors
 /// One line: it is in service still.
-fn drain(controller: &dyn Controller, prefix: &str, marker: &Marker) -> Result<Outcome, String> {
-    let before = controller.shown()?;
-    let note = before.reason.unwrap_or_default();
-    let ours = note.starts_with(prefix);
+fn drain(
+    controller: &dyn Controller,
+    prefix: &str,
+    marker: &Marker,
+    before: Shown,
+) -> Result<Outcome, String> {
+    let outcome = |reason: String, is_ours: bool| match is_ours {
+        true => Outcome::Ours(reason),
+        false => Outcome::Others(reason),
+    };
     if before.drained {
-        let is_ours = ours || marker.note.as_ref() == Some(&note);
-        return Ok(if is_ours {
-            Outcome::Ours(note)
-        } else {
-            Outcome::Others(note)
-        });
+        let reason = before.reason.unwrap_or_default();
+        let is_ours = reason.starts_with(prefix);
+        return Ok(outcome(reason, is_ours));
     }
-    // A note of ours on a node in service is left from a drain that somebody lifted by hand; another's is a memo and stays.
-    let free = ours || note.is_empty();
-    let said = controller.take_out(free.then_some(&marker.reason))?;
-    let expected = if free { &marker.reason } else { &note };
+    let said = controller.take_out(&marker.reason, marker.note.as_deref())?;
     let after = controller.shown()?;
     let found = after.reason.unwrap_or_default();
-    match (after.drained, found == *expected) {
-        (true, true) => Ok(Outcome::Ours(found)),
-        (true, false) => Ok(Outcome::Others(found)),
-        (false, _) => Err(controller.not_obeyed(&said)),
+    let is_ours = found == marker.reason;
+    match after.drained {
+        true => Ok(outcome(found, is_ours)),
+        false => Err(controller.not_obeyed(&said)),
     }
 }
 
@@ -169,19 +198,18 @@ pub fn deliver(
     fault: &Fault,
     gpus: Vec<String>,
 ) -> (String, bool) {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
     let marker = Marker {
         version: markers::VERSION,
         scheduler: place.scheduler,
         node: place.node.to_owned(),
         reason: reason(place.system().longest_reason(), prefix, job, fault),
-        // A drain of ours that stands under an administrator's note is known by this alone.
         note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
         job: job.as_str().to_owned(),
         gpus,
         delivered: false,
         slurm_conf: place.site.slurm_conf.clone(),
-        when: since_1970.unwrap_or_default().as_secs(),
+        when: now(),
+        remark: false,
     };
     // The marker first: a drain that nobody remembers could never be lifted.
     let waiting = markers::write(paths, &marker);
@@ -205,6 +233,18 @@ pub fn deliver(
     }
 }
 
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+/// The note that an administrator left on a node in service. A note of ours is left from a drain that was lifted by hand.
+fn memo(shown: &Shown, prefix: &str) -> Option<String> {
+    let note = shown.reason.clone().filter(|_| !shown.drained)?;
+    (!note.is_empty() && !note.starts_with(prefix)).then_some(note)
+}
+
 /// Tries to deliver the drain of `marker`; returns what became of it, and whether that is remembered.
 pub fn hand_over(
     paths: &Paths,
@@ -212,23 +252,27 @@ pub fn hand_over(
     marker: &Marker,
     controller: &dyn Controller,
 ) -> (Result<Outcome, String>, Result<(), String>) {
-    let outcome = drain(controller, prefix, marker);
+    let before = match controller.shown() {
+        Ok(before) => before,
+        Err(why) => return (Err(why), Ok(())),
+    };
+    let mut marker = marker.clone();
+    if let Some(memo) = memo(&before, prefix) {
+        marker.note = Some(memo);
+        // First: the order writes over it.
+        if let Err(why) = markers::write(paths, &marker) {
+            return (Err(why.clone()), Err(why));
+        }
+    }
+    let outcome = drain(controller, prefix, &marker, before);
     let remembered = match &outcome {
         Ok(Outcome::Ours(shown)) => {
             // What is to be lifted later is what stands now, to the byte.
-            let mut delivered = Marker {
-                delivered: true,
-                ..marker.clone()
-            };
-            if shown.starts_with(prefix) {
-                delivered.reason.clone_from(shown);
-                delivered.note = None;
-            } else {
-                delivered.note = Some(shown.clone());
-            }
-            markers::write(paths, &delivered)
+            marker.delivered = true;
+            marker.reason.clone_from(shown);
+            markers::write(paths, &marker)
         }
-        Ok(Outcome::Others(_)) => markers::remove(paths, marker),
+        Ok(Outcome::Others(_)) => markers::remove(paths, &marker),
         Err(_) => Ok(()),
     };
     (outcome, remembered)
@@ -242,7 +286,7 @@ pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState,
     let shown = controller.shown()?;
     let reason = shown.reason.unwrap_or_default();
     Ok(match (marker.delivered, shown.drained) {
-        (_, true) if reason == marker.shown() => DrainState::Stands,
+        (_, true) if reason == marker.reason => DrainState::Stands,
         (false, false) => DrainState::Undelivered,
         (true, false) => DrainState::Over("it was lifted".to_owned()),
         (_, true) => {
@@ -267,13 +311,13 @@ fn undrain(controller: &dyn Controller, marker: &Marker) -> Result<(), String> {
         return Ok(());
     }
     let reason = before.reason.unwrap_or_default();
-    if reason != marker.shown() {
+    if reason != marker.reason {
         let reason = one_line(&reason, SHOWN);
         return Err(format!(
             "the reason shown is '{reason}', which is not ours: left as it is"
         ));
     }
-    let said = controller.put_back(marker.note.is_none())?;
+    let said = controller.put_back(marker.note.as_deref())?;
     match controller.shown()?.drained {
         true => Err(controller.not_obeyed(&said)),
         false => Ok(()),
@@ -317,21 +361,26 @@ mod tests {
         fn shown(&self) -> Result<Shown, String> {
             Ok(self.shown.borrow().clone())
         }
-        fn take_out(&self, reason: Option<&str>) -> Result<String, String> {
+        fn take_out(&self, reason: &str, _: Option<&str>) -> Result<String, String> {
             if self.obeys {
-                let mut shown = self.shown.borrow_mut();
-                shown.drained = true;
-                shown.reason = reason.map(str::to_owned).or(shown.reason.take());
+                *self.shown.borrow_mut() = Shown {
+                    drained: true,
+                    reason: Some(reason.to_owned()),
+                };
             }
             Ok(String::new())
         }
-        fn put_back(&self, clear: bool) -> Result<String, String> {
+        fn put_back(&self, memo: Option<&str>) -> Result<String, String> {
             if self.obeys {
-                let mut shown = self.shown.borrow_mut();
-                shown.drained = false;
-                shown.reason = shown.reason.take().filter(|_| !clear);
+                *self.shown.borrow_mut() = Shown {
+                    drained: false,
+                    reason: memo.map(str::to_owned),
+                };
             }
             Ok(String::new())
+        }
+        fn withdraw(&self, _: &str, _: Option<&str>) -> Result<(), String> {
+            Ok(())
         }
     }
 
@@ -347,25 +396,31 @@ mod tests {
             delivered: false,
             slurm_conf: None,
             when: 1,
+            remark: false,
         }
+    }
+
+    /// A drain as [`hand_over`] begins it.
+    fn drained(node: &Fake, reason: &str) -> Result<Outcome, String> {
+        drain(node, "mpsd:", &marker(reason), node.shown()?)
     }
 
     #[test]
     fn anothers_reason_is_never_written_over() {
         let node = Fake::new(true, Some("bad disk"), true);
         let others = Outcome::Others("bad disk".into());
-        assert_eq!(drain(&node, "mpsd:", &marker(OURS)), Ok(others));
+        assert_eq!(drained(&node, OURS), Ok(others));
         assert!(undrain(&node, &marker(OURS)).is_err());
         assert_eq!(node.shows(), (true, Some("bad disk".to_owned())));
         let bare = Fake::new(true, None, true);
         let nobody = Outcome::Others(String::new());
-        assert_eq!(drain(&bare, "mpsd:", &marker(OURS)), Ok(nobody));
+        assert_eq!(drained(&bare, OURS), Ok(nobody));
     }
 
     #[test]
     fn an_order_that_was_not_obeyed_is_seen() {
         let node = Fake::new(false, None, false);
-        assert!(drain(&node, "mpsd:", &marker(OURS)).is_err());
+        assert!(drained(&node, OURS).is_err());
         let node = Fake::new(true, Some(OURS), false);
         assert!(undrain(&node, &marker(OURS)).is_err());
     }
@@ -374,14 +429,14 @@ mod tests {
     fn our_own_goes_on_and_off() {
         let node = Fake::new(false, None, true);
         let ours = Outcome::Ours(OURS.to_owned());
-        assert_eq!(drain(&node, "mpsd:", &marker(OURS)), Ok(ours.clone()));
-        assert_eq!(drain(&node, "mpsd:", &marker("mpsd: job 2: y")), Ok(ours));
+        assert_eq!(drained(&node, OURS), Ok(ours.clone()));
+        assert_eq!(drained(&node, "mpsd: job 2: y"), Ok(ours));
         assert_eq!(undrain(&node, &marker(OURS)), Ok(()));
         assert_eq!(node.shows(), (false, None));
     }
 
     #[test]
-    fn a_drain_under_an_administrators_note_is_remembered_and_leaves_the_note() {
+    fn a_drain_shows_our_reason_and_brings_an_administrators_note_back() {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths::new(dir.path().join("run"), dir.path());
         let memo = "new fans on Monday";
@@ -395,8 +450,8 @@ mod tests {
             };
             markers::write(&paths, &new).unwrap();
             let done = hand_over(&paths, "mpsd:", &new, &node);
-            assert_eq!(done, (Ok(Outcome::Ours(memo.to_owned())), Ok(())));
-            assert_eq!(node.shows(), (true, Some(memo.to_owned())));
+            assert_eq!(done, (Ok(Outcome::Ours(OURS.to_owned())), Ok(())));
+            assert_eq!(node.shows(), (true, Some(OURS.to_owned())));
             let kept = markers::delivered(&paths, "n1").expect("a marker");
             assert_eq!(state(&kept, &node), Ok(DrainState::Stands));
         }

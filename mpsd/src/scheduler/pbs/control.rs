@@ -73,13 +73,10 @@ impl<'h> Node<'h> {
         Err(last)
     }
 
-    /// An order with the note that goes with it.
-    fn order(&self, order: &str, note: Option<&str>) -> Result<String, String> {
+    /// An order with the note that the node has then.
+    fn order(&self, order: &str, note: &str) -> Result<String, String> {
         let name = self.find()?.name;
-        match note {
-            Some(note) => self.call(&[order, self.pbs.product.note_option, note, &name]),
-            None => self.call(&[order, &name]),
-        }
+        self.call(&[order, self.pbs.product.note_option, note, &name])
     }
 }
 
@@ -92,13 +89,28 @@ impl Controller for Node<'_> {
         })
     }
 
-    fn take_out(&self, reason: Option<&str>) -> Result<String, String> {
+    fn take_out(&self, reason: &str, _: Option<&str>) -> Result<String, String> {
         self.order("-o", reason)
     }
 
     fn remark(&self, note: &str) -> Result<String, String> {
         let name = self.find()?.name;
         self.call(&[self.pbs.product.note_option, note, &name])
+    }
+
+    fn withdraw(&self, note: &str, memo: Option<&str>) -> Result<(), String> {
+        let stands = |shown: Shown| !shown.drained && shown.reason.as_deref() == Some(note);
+        if !stands(self.shown()?) {
+            return Ok(());
+        }
+        let said = self.remark(memo.unwrap_or(self.pbs.product.no_note))?;
+        match stands(self.shown()?) {
+            true => Err(format!(
+                "it shows '{note}' still; pbsnodes said: {}",
+                one_line(said.trim(), SHOWN)
+            )),
+            false => Ok(()),
+        }
     }
 
     /// As the job's comment, which Torque's `qstat -f` shows for as long as the server keeps an ended job, and an operator alone
@@ -117,9 +129,9 @@ impl Controller for Node<'_> {
         }
     }
 
-    fn put_back(&self, clear: bool) -> Result<String, String> {
+    fn put_back(&self, memo: Option<&str>) -> Result<String, String> {
         let product = self.pbs.product;
-        self.order(product.online_option, clear.then_some(product.no_note))
+        self.order(product.online_option, memo.unwrap_or(product.no_note))
     }
 
     fn not_obeyed(&self, said: &str) -> String {

@@ -116,23 +116,42 @@ fn out_of_service_with_our_note_and_back_in_both_products() {
     for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
         let server = Server::new(product, true, false, "");
         let node = server.node();
-        node.take_out(Some(WHY)).unwrap();
+        node.take_out(WHY, None).unwrap();
         let shown = node.shown().unwrap();
         assert_eq!((shown.drained, shown.reason.as_deref()), (true, Some(WHY)));
-        node.put_back(true).unwrap();
+        node.put_back(None).unwrap();
         assert_eq!(node.shown(), Ok(Shown::default()));
         assert_eq!(*server.node.borrow(), (false, String::new()));
     }
 }
 
 #[test]
-fn a_note_that_is_to_stay_is_not_touched() {
+fn a_memo_makes_room_for_our_reason_and_comes_back() {
+    let memo = "new fans on Monday";
     for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
-        let server = Server::new(product, true, false, "new fans on Monday");
-        server.node().take_out(None).unwrap();
-        assert_eq!(*server.node.borrow(), (true, "new fans on Monday".to_owned()));
-        server.node().put_back(false).unwrap();
-        assert_eq!(*server.node.borrow(), (false, "new fans on Monday".to_owned()));
+        let server = Server::new(product, true, false, memo);
+        server.node().take_out(WHY, Some(memo)).unwrap();
+        assert_eq!(*server.node.borrow(), (true, WHY.to_owned()));
+        server.node().put_back(Some(memo)).unwrap();
+        assert_eq!(*server.node.borrow(), (false, memo.to_owned()));
+    }
+}
+
+#[test]
+fn a_note_of_ours_is_withdrawn_and_no_other() {
+    for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
+        for (drained, stands, memo, left) in [
+            (false, WHY, None, ""),
+            (false, WHY, Some("fans"), "fans"),
+            (false, "bad disk", None, "bad disk"),
+            (true, WHY, None, WHY),
+        ] {
+            let server = Server::new(product, true, drained, stands);
+            assert_eq!(server.node().withdraw(WHY, memo), Ok(()));
+            assert_eq!(*server.node.borrow(), (drained, left.to_owned()));
+        }
+        let deaf = Server::new(product, false, false, WHY);
+        assert!(deaf.node().withdraw(WHY, None).is_err());
     }
 }
 
@@ -141,7 +160,7 @@ fn a_refusal_is_seen_although_torque_answers_0() {
     for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
         let server = Server::new(product, false, false, "");
         let node = server.node();
-        let said = node.take_out(Some(WHY)).unwrap();
+        let said = node.take_out(WHY, None).unwrap();
         assert!(!node.shown().unwrap().drained);
         let why = node.not_obeyed(&said);
         assert!(

@@ -39,19 +39,29 @@ impl Controller for Node {
         parse(&text).ok_or_else(|| format!("sinfo shows no node '{}'", self.name))
     }
 
-    fn take_out(&self, reason: Option<&str>) -> Result<String, String> {
-        let reason = reason.ok_or("Slurm drains no node without a reason")?;
+    /// A node has one reason: that of another, who has it down say, is not written over.
+    fn take_out(&self, reason: &str, memo: Option<&str>) -> Result<String, String> {
+        if let Some(other) = memo {
+            return Err(format!("it has another reason ('{other}')"));
+        }
         self.update(&["state=drain", &format!("reason={reason}")])
     }
 
     /// `undrain`, not `resume`: a node that is down for another reason stays down. Slurm removes the reason with the drain.
-    fn put_back(&self, _: bool) -> Result<String, String> {
+    fn put_back(&self, _: Option<&str>) -> Result<String, String> {
         self.update(&["state=undrain"])
     }
 
     /// A node's reason goes with its drain: in service it has a comment.
     fn remark(&self, note: &str) -> Result<String, String> {
         self.mark(note).map(|()| String::new())
+    }
+
+    fn withdraw(&self, note: &str, _: Option<&str>) -> Result<(), String> {
+        match self.marked()? == note {
+            true => self.update(&["comment="]).map(drop),
+            false => Ok(()),
+        }
     }
 
     /// The job's comment keeps what the user wrote there. srun and salloc show a notice; a batch job has it in its output,
@@ -216,11 +226,15 @@ impl Node {
         found.ok_or_else(|| format!("squeue shows no job {job}"))
     }
 
+    /// The node's comment.
+    fn marked(&self) -> Result<String, String> {
+        let stands = self.call("sinfo", &["-h", "-n", &self.name, "-O", "Comment:400"])?;
+        Ok(stands.lines().next().unwrap_or_default().trim().to_owned())
+    }
+
     /// A note for the administrator, as the node's comment; never over another's.
     fn mark(&self, note: &str) -> Result<(), String> {
-        let stands = self.call("sinfo", &["-h", "-n", &self.name, "-O", "Comment:400"])?;
-        let stands = stands.lines().next().unwrap_or_default().trim();
-        match stands {
+        match self.marked()?.as_str() {
             "" | "(null)" | "none" => {}
             same if same == note => return Ok(()),
             ours if ours.starts_with(OURS) => {}
