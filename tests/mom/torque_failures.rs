@@ -447,8 +447,10 @@ fn what_an_epilogue_cannot_take_down_does_not_take_its_node_down() {
 #[test]
 fn a_job_that_did_not_ask_starts_no_program_beside_one_that_runs() {
     let mut c = cluster(&["nodea", "nodeb"]);
-    let job = Job::new("27.vm", "MPS=true").on(&[&[0], &[1]]);
-    assert_eq!(c.torque_begin(&job), Verdict::Runs);
+    for (id, gpu) in [("27.vm", 0), ("30[12].vm", 1)] {
+        let job = Job::new(id, "MPS=true").on(&[&[gpu], &[gpu]]);
+        assert_eq!(c.torque_begin(&job), Verdict::Runs, "{id}");
+    }
     for (at, scripts) in [
         (0, ["prologue", "epilogue"]),
         (1, ["prologue.parallel", "epilogue.parallel"]),

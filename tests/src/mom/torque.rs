@@ -67,7 +67,8 @@ impl Cluster {
 
     /// The mom's own file of a job: the mother superior's from before the prologue, a sister's from after hers (recorded).
     fn mom_has(&mut self, job: &Job, at: usize, has: bool) {
-        let file = format!("{HOME}/mom_priv/jobs/{}.JB", job.id);
+        let name = job.id.replace('[', "-").replace(']', "");
+        let file = format!("{HOME}/mom_priv/jobs/{name}.JB");
         if has {
             self.nodes[at].write(&file, "", 0o600);
         } else {

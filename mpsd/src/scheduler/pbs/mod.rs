@@ -24,8 +24,13 @@ impl Located for installation::Installation {
         self.is_here() && job.as_str().contains(|c: char| !c.is_ascii_digit() && c != '.')
     }
 
+    /// Torque's file of the subjob `57[1].srv` is `57-1.srv.JB`.
     fn has_file_of(&self, job: &JobId) -> bool {
-        self.job_file(job).symlink_metadata().is_ok()
+        let plain = job.as_str().replace('[', "-").replace(']', "");
+        let plain = self.job_file(job).with_file_name(format!("{plain}.JB"));
+        [self.job_file(job), plain]
+            .iter()
+            .any(|file| file.symlink_metadata().is_ok())
     }
 
     fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs> {
