@@ -7,15 +7,14 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use ::tests::child;
 use anyhow::{Result, bail};
 
 use crate::anatomy::{self, Steps};
-use crate::child;
 use crate::job::{self, Job};
 use crate::result::{Section, hundredths, median, spread};
 use crate::site::{Gpu, Place, Run};
 use crate::slurm::{self, Debs};
-use crate::vendor::Daemon;
 
 /// The results of each case of a table, measured in turn `rounds` times, another case first each time. Before several rounds comes
 /// one that does not count: it brings programs and libraries into the page cache.
@@ -205,7 +204,7 @@ fn settle() -> Result<()> {
 fn daemons(place: &Place, gpus: &[Gpu]) -> Result<Vec<Life>> {
     let started = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
         let from = SystemTime::now();
-        let daemon = Daemon::start(place, &gpu.uuid, &format!("floor{number}"), &[])?;
+        let (daemon, _) = place.daemon(&gpu.uuid, &format!("floor{number}"), "")?;
         let steps = anatomy::begin(&daemon.log, from, from + daemon.ready);
         Ok((daemon, steps))
     })?;

@@ -3,13 +3,12 @@
 use std::process::Command;
 use std::time::Duration;
 
+use ::tests::child::{self, Ran, Running};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::child::{self, Ran, Running};
 use crate::result::Section;
 use crate::site::{self, Run};
-use crate::vendor::{self, Daemon};
 
 /// A thread percentage is granted in units of two multiprocessors: 25 % of 132 gave 32 and 10 % gave 12 (recorded).
 const SM_UNIT: f64 = 2.0;
@@ -93,7 +92,7 @@ pub fn at_once<T>(
     let all = child::until(Duration::from_secs(60), Duration::from_millis(20), || {
         started
             .iter()
-            .all(|client| client.stdout_so_far().ends_with('\n') || !vendor::alive(client.pid()))
+            .all(|client| client.stdout_so_far().ends_with('\n') || !child::alive(client.pid()))
     })?;
     let seen = if all {
         look()?
@@ -212,16 +211,12 @@ pub fn bare(section: &mut Section, run: &Run) -> Result<u64> {
 /// Eight clients at once under a daemon started by hand.
 pub fn under_daemon(section: &mut Section, run: &Run) -> Result<()> {
     let (place, uuid, limits) = (&run.place, &run.gpu().uuid, &run.limits);
-    let commands = [
-        format!("set_default_active_thread_percentage {}\n", limits.percent),
-        format!(
-            "set_default_device_pinned_mem_limit {uuid} {}M\n",
-            limits.memory_mib
-        ),
-    ];
-    let mut daemon = Daemon::start(place, uuid, "probe", &commands)?;
+    let commands = format!(
+        "set_default_active_thread_percentage {}\nset_default_device_pinned_mem_limit {uuid} {}M\n",
+        limits.percent, limits.memory_mib
+    );
+    let (mut daemon, mut env) = place.daemon(uuid, "probe", &commands)?;
     let probe = place.staged("mps-probe")?;
-    let mut env = daemon.env.clone();
     let make = |_| {
         let mut command = place.as_user(&probe, &env);
         command.args(limits.probe_options()).args(["--hold", "2"]);

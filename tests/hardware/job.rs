@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use ::tests::child::{self, Ran};
 use anyhow::{Context, Result, bail};
 
-use crate::child::{self, Ran};
 use crate::clients::{self, CLIENTS, Limits};
 use crate::look;
 use crate::result::Section;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use ::tests::child::{self, Running};
 use ::tests::slurm::{Bed, User};
 use anyhow::{Context, Result, ensure};
 use mpsd::cli::sweep::outcome::Outcome;
@@ -16,7 +17,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::bench::in_turn;
-use crate::child::{self, Running};
 use crate::job::Job;
 use crate::look;
 use crate::result::Section;

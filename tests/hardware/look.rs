@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
+use tests::child;
 
-use crate::child;
 use crate::result::Section;
 use crate::site::{self, Place};
 

@@ -6,7 +6,6 @@
 
 mod anatomy;
 mod bench;
-mod child;
 mod clients;
 mod devices;
 mod job;
@@ -20,7 +19,6 @@ mod result;
 mod seen;
 mod site;
 mod slurm;
-mod vendor;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -31,6 +29,7 @@ use clap::{Parser, Subcommand};
 use clients::Limits;
 use result::{Outcome, Section};
 use site::{Place, Run};
+use tests::child;
 
 /// Runs the project against the GPU of this machine. Needs root and NVIDIA's driver; changes no setting of the GPU.
 /// Exit codes: 0 every check held, 1 a check failed, 2 the run could not be made.

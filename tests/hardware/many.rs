@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ::tests::child::{self, Running};
 use ::tests::slurm::{Bed, User};
 use anyhow::{Result, bail};
 
 use crate::bench::{self, PLAIN};
-use crate::child::{self, Running};
 use crate::job::Job;
 use crate::load::{self, FIRST, Load, Program};
 use crate::look;

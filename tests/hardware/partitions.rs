@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
+use tests::child::{self, Ran};
 
-use crate::child::{self, Ran};
 use crate::job::Job;
 use crate::look;
 use crate::result::Section;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ::tests::child::{self, Running};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::child::{self, Running};
 use crate::clients::MARGIN_MIB;
 use crate::job::{self, Job};
 use crate::look;
@@ -256,7 +256,7 @@ fn reports(ranks: &[Running]) -> Result<Vec<Value>> {
             .filter_map(|line| serde_json::from_str(line).ok())
             .collect()
     };
-    let over = || ranks.iter().any(|rank| !crate::vendor::alive(rank.pid()));
+    let over = || ranks.iter().any(|rank| !child::alive(rank.pid()));
     child::until(RECIPE, Duration::from_millis(50), || {
         said().len() >= RANKS || over()
     })?;

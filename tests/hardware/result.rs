@@ -4,12 +4,13 @@ use std::fmt::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
+use ::tests::child;
 use ::tests::samples::quantile;
 use anyhow::Result;
 use serde::Serialize;
 use toml::{Table, Value};
 
-use crate::{child, site};
+use crate::site;
 
 /// One assertion and what was seen.
 #[derive(Debug, Clone, Serialize)]

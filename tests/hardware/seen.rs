@@ -2,18 +2,16 @@
 //! client too many and a server that was ended, and what `explain` says of NVIDIA's own logs of these.
 
 use std::fs;
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, read};
+use nix::unistd::Pid;
 use serde_json::Value;
+use tests::child::{self, Ran, Running};
 
-use crate::child::{self, Ran, Running};
 use crate::job::{self, Job};
 use crate::look;
 use crate::result::Section;
@@ -61,12 +59,6 @@ fn play(section: &mut Section, run: &Run) -> Result<()> {
         section.equal(format!("{name}: clients that it names"), &shown.count(), &CLIENTS);
         scene.keep(name, &ran.stdout);
     }
-    let frame = scene.watch()?;
-    scene.keep("watch", &frame);
-    let shown = clients
-        .iter()
-        .filter(|one| frame.contains(&one.pid().to_string()));
-    section.equal("status --watch: clients that it shows", &shown.count(), &CLIENTS);
     let killed = clients.pop().context("a client")?;
     let killed_pid = killed.pid();
     kill(Pid::from_raw(killed.pid().cast_signed()), Signal::SIGKILL)?;
@@ -192,46 +184,6 @@ impl Scene<'_> {
         Ok(u32::try_from(
             pid.with_context(|| format!("no server in {status}"))?,
         )?)
-    }
-
-    /// What `status --watch` writes to a terminal in three seconds.
-    fn watch(&self) -> Result<String> {
-        let size = Winsize {
-            ws_row: 30,
-            ws_col: 110,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        let pty = openpty(Some(&size), None)?;
-        let mut command = self.command(true)?;
-        command.args(["status", "--watch"]).env("TERM", "xterm");
-        command
-            .stdin(pty.slave.try_clone()?)
-            .stdout(pty.slave.try_clone()?)
-            .stderr(pty.slave);
-        let mut child = command.spawn()?;
-        drop(command);
-        let end = Instant::now() + Duration::from_secs(3);
-        let mut seen = Vec::new();
-        let mut buffer = [0; 4096];
-        while let Some(left) = end.checked_duration_since(Instant::now()) {
-            let mut fds = [nix::poll::PollFd::new(
-                pty.master.as_fd(),
-                nix::poll::PollFlags::POLLIN,
-            )];
-            let timeout = nix::poll::PollTimeout::try_from(left)?;
-            if nix::poll::poll(&mut fds, timeout)? == 0 {
-                break;
-            }
-            match read(&pty.master, &mut buffer) {
-                Ok(0) | Err(_) => break,
-                Ok(count) => seen.extend_from_slice(&buffer[..count]),
-            }
-        }
-        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM)?;
-        child.wait()?;
-        let text = String::from_utf8_lossy(&seen).into_owned();
-        Ok(text)
     }
 
     /// NVIDIA's logs of the job, by name, as long as they are there.

@@ -14,8 +14,9 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{Pid, User};
+use tests::child;
+use tests::floor::Daemon;
 
-use crate::child;
 use crate::clients::Limits;
 use crate::result::Section;
 
@@ -229,6 +230,27 @@ impl Place {
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
         chown(&dir, Some(self.user.uid.as_raw()), Some(self.user.gid.as_raw()))?;
         Ok(dir)
+    }
+
+    /// NVIDIA's daemon and server by the shortest possible means, with `limits` set, and the environment of its clients.
+    pub fn daemon(
+        &self,
+        gpu: &str,
+        name: &str,
+        limits: &str,
+    ) -> Result<(Daemon<'_>, BTreeMap<String, String>)> {
+        let control = program("nvidia-cuda-mps-control")?;
+        let directory = self.user_dir(name)?;
+        let pipe = self.user_dir(&format!("{name}/pipe"))?;
+        let log = self.user_dir(&format!("{name}/log"))?;
+        let mut env = base_env();
+        env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), pipe.display().to_string());
+        env.insert("CUDA_MPS_LOG_DIRECTORY".into(), log.display().to_string());
+        env.insert("CUDA_VISIBLE_DEVICES".into(), gpu.into());
+        let session = format!("{limits}start_server -uid {}\n", self.user.uid);
+        let of_daemon = env.clone();
+        let control = move || self.as_user(&control, &of_daemon);
+        Ok((Daemon::start(control, directory, &pipe, &session)?, env))
     }
 
     /// A command as the ordinary user with exactly `env`.

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ::tests::child;
 use ::tests::slurm::{Bed, Gpus, Options, User, unified};
 use anyhow::{Context, Result, bail};
 
 use crate::clients::{self, CLIENTS};
 use crate::result::Section;
 use crate::site::{Place, Run};
-use crate::{child, job, look, site};
+use crate::{job, look, site};
 
 /// Longest that one `srun` may take.
 const SRUN: Duration = Duration::from_secs(90);

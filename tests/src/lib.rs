@@ -1,8 +1,10 @@
 //! What the test programs share.
 
 pub mod beside;
+pub mod child;
 pub mod double;
 pub mod figures;
+pub mod floor;
 pub mod fuse;
 pub mod fuzzing;
 pub mod mom;

@@ -6,10 +6,9 @@
 //! job`; on a real GPU `cargo xtask hardware` measures floor and programs.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,6 +16,7 @@ use clap::Parser;
 use serde_json::{Value, json};
 use tests::double::look::wait_until;
 use tests::double::{NodeDouble, copy_program};
+use tests::floor::Daemon;
 use tests::place::{Place, Running};
 use tests::samples::{median, milliseconds, quantile, rounded};
 use tests::stage::{USER, as_user};
@@ -191,85 +191,26 @@ fn job(side: &Side, times: &mut Times) -> Result<()> {
 fn by_hand(place: &Place, times: &mut Times) -> Result<()> {
     let dir = tempfile::tempdir()?;
     nix::unistd::chown(dir.path(), Some(user()?), None)?;
-    let control = |arguments: &[&str]| {
+    let control = || {
         let mut command = as_user(USER, place.stage.node.control());
-        command.args(arguments).env_clear();
+        command.env_clear();
         command.env("CUDA_MPS_PIPE_DIRECTORY", dir.path());
         command.env("CUDA_MPS_LOG_DIRECTORY", dir.path());
         command.env("CUDA_VISIBLE_DEVICES", &place.stage.node.uuids()[0]);
         command
     };
-    let begin = Instant::now();
-    let log = dir.path().join("said");
-    let daemon = control(&["-f"])
-        .stdin(Stdio::null())
-        .stdout(std::fs::File::create(&log)?)
-        .stderr(Stdio::null())
-        .spawn()?;
-    let mut daemon = Running(daemon);
-    ensure!(wait_closely(|| dir.path().join("control").exists()), "no socket");
+    let pipe = dir.path().to_owned();
     let start = format!("start_server -uid {}\n", user()?);
-    while !said(control(&[]), &start)? {}
-    let ready = || {
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
-        let mut pids = text.lines().filter_map(|line| {
-            let (_, rest) = line.split_once("NEW SERVER ")?;
-            rest.strip_suffix(": Ready")?.parse::<i32>().ok()
-        });
-        pids.next()
-    };
-    ensure!(wait_closely(|| ready().is_some()), "no server");
-    let server = ready().unwrap_or_default();
-    times
-        .entry("start_ms")
-        .or_default()
-        .push(milliseconds(begin.elapsed()));
-    let begin = Instant::now();
-    said(control(&[]), "quit\n")?;
-    daemon.0.wait()?;
-    ensure!(
-        wait_closely(|| !Path::new(&format!("/proc/{server}")).exists()),
-        "a server that stays"
-    );
-    times
-        .entry("quit_ms")
-        .or_default()
-        .push(milliseconds(begin.elapsed()));
+    let daemon = Daemon::start(control, pipe.clone(), &pipe, &start)?;
+    let mut took = |name, time| times.entry(name).or_default().push(milliseconds(time));
+    took("start_ms", daemon.ready);
+    took("quit_ms", daemon.quit()?.0);
     for _ in 0..OTHERS {
         let begin = Instant::now();
         tests::stage::finish(Command::new("/bin/true"));
-        times
-            .entry("nothing_ms")
-            .or_default()
-            .push(milliseconds(begin.elapsed()));
+        took("nothing_ms", begin.elapsed());
     }
     Ok(())
-}
-
-/// One session: whether anybody listened.
-fn said(mut control: Command, commands: &str) -> Result<bool> {
-    let mut child: Child = control
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let written = child
-        .stdin
-        .take()
-        .map(|mut input| input.write_all(commands.as_bytes()));
-    let _ = written;
-    Ok(child.wait()?.success())
-}
-
-fn wait_closely(is_so: impl Fn() -> bool) -> bool {
-    let end = Instant::now() + LIMIT;
-    while !is_so() {
-        if Instant::now() > end {
-            return false;
-        }
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    true
 }
 
 fn user() -> Result<nix::unistd::Uid> {

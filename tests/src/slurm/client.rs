@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +13,7 @@ use nix::unistd::Pid;
 use super::look::Process;
 use super::users::User;
 use super::warden::{Request, Warden};
+use crate::child::Drain;
 
 /// What a command did.
 #[derive(Clone, Debug)]
@@ -163,7 +162,11 @@ impl Client {
     }
 
     fn said(&self) -> [String; 2] {
-        self.output.each_ref().map(Drain::text)
+        // A moment for the end, but not for a stranger who keeps the pipe open.
+        self.output.each_ref().map(|drain| {
+            drain.wait(Duration::from_secs(2));
+            drain.so_far()
+        })
     }
 }
 
@@ -211,39 +214,5 @@ impl Drop for Client {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-    }
-}
-
-/// Collects what comes out of a pipe.
-#[derive(Debug)]
-struct Drain {
-    bytes: Arc<Mutex<Vec<u8>>>,
-    thread: JoinHandle<()>,
-}
-
-impl Drain {
-    fn start(pipe: Option<impl std::io::Read + Send + 'static>) -> Drain {
-        let bytes = Arc::new(Mutex::new(Vec::new()));
-        let sink = Arc::clone(&bytes);
-        let thread = std::thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            let Some(mut pipe) = pipe else { return };
-            while let Ok(count @ 1..) = pipe.read(&mut buffer) {
-                sink.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .extend_from_slice(&buffer[..count]);
-            }
-        });
-        Drain { bytes, thread }
-    }
-
-    /// What came so far; waits a moment for the end, but not for a stranger who keeps the pipe open.
-    fn text(&self) -> String {
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&bytes).into_owned()
     }
 }

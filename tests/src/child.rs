@@ -1,4 +1,4 @@
-//! Child programs with a deadline: every wait of the harness is bounded, and every child is reaped.
+//! Child programs with a deadline: every wait is bounded, and every child is reaped.
 
 use std::io::{Read, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
@@ -71,11 +71,15 @@ pub fn until(limit: Duration, every: Duration, mut done: impl FnMut() -> bool) -
 /// What a program did.
 #[derive(Debug, Clone)]
 pub struct Ran {
+    /// The command line.
     pub what: String,
     /// Exit code; none if a signal ended it.
     pub code: Option<i32>,
+    /// The signal that ended it.
     pub signal: Option<i32>,
+    /// Its standard output.
     pub stdout: String,
+    /// Its standard error.
     pub stderr: String,
     /// From before the fork to the moment its end was collected.
     pub wall: Duration,
@@ -158,6 +162,7 @@ impl Running {
         })
     }
 
+    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw().cast_unsigned()
     }
@@ -238,13 +243,14 @@ fn command_line(command: &Command) -> String {
 
 /// Collects what comes out of a pipe.
 #[derive(Debug)]
-struct Drain {
+pub struct Drain {
     bytes: Arc<Mutex<Vec<u8>>>,
     closed: Mutex<Receiver<()>>,
 }
 
 impl Drain {
-    fn start(pipe: Option<impl Read + Send + 'static>) -> Self {
+    /// Reads until the pipe is closed.
+    pub fn start(pipe: Option<impl Read + Send + 'static>) -> Self {
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let (sender, closed) = mpsc::channel();
         let sink = Arc::clone(&bytes);
@@ -266,7 +272,7 @@ impl Drain {
     }
 
     /// Whether the pipe was closed within `limit`.
-    fn wait(&self, limit: Duration) -> bool {
+    pub fn wait(&self, limit: Duration) -> bool {
         self.closed
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -274,7 +280,15 @@ impl Drain {
             .is_ok()
     }
 
-    fn so_far(&self) -> String {
+    /// What came so far.
+    pub fn so_far(&self) -> String {
         String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }
+}
+
+/// Whether `pid` runs: a zombie that nobody collects does not count.
+pub fn alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }

@@ -1,10 +1,9 @@
-//! NVIDIA's control daemon, started by hand with the shortest possible means: the floor that the prologue is measured
-//! against, and a daemon for the probe alone.
+//! NVIDIA's control daemon, or its double, started by hand with the shortest possible means: the floor that the prologue is measured
+//! against.
 
-use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,18 +13,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::child::{self, Ran};
-use crate::site::{self, Place};
 
 /// Longest that a step of the start may take: 0.75 s at most was ever seen.
 const STEP: Duration = Duration::from_secs(20);
 
-/// A running `nvidia-cuda-mps-control -f` of the ordinary user.
-#[derive(Debug)]
+/// A running `nvidia-cuda-mps-control -f`.
 pub struct Daemon<'a> {
-    place: &'a Place,
-    control: PathBuf,
-    /// The environment of its clients.
-    pub env: BTreeMap<String, String>,
+    /// The program, with its user and environment.
+    control: Box<dyn Fn() -> Command + Send + 'a>,
+    /// Removed at the end.
     directory: PathBuf,
     child: Option<Child>,
     lines: Receiver<(String, Instant)>,
@@ -33,25 +29,20 @@ pub struct Daemon<'a> {
     pub log: Vec<String>,
     /// From before the daemon's fork to the line `NEW SERVER <pid>: Ready`.
     pub ready: Duration,
+    /// The server's pid.
     pub server: u32,
 }
 
 impl<'a> Daemon<'a> {
-    /// Starts daemon and server: spawn, wait for the socket, `limits` and `start_server` in one session, wait for Ready.
-    pub fn start(place: &'a Place, gpu: &str, name: &str, limits: &[String]) -> Result<Self> {
-        let control = site::program("nvidia-cuda-mps-control")?;
-        let directory = place.user_dir(name)?;
-        let (pipe, log) = (
-            place.user_dir(&format!("{name}/pipe"))?,
-            place.user_dir(&format!("{name}/log"))?,
-        );
-        let mut env = site::base_env();
-        env.insert("CUDA_MPS_PIPE_DIRECTORY".into(), pipe.display().to_string());
-        env.insert("CUDA_MPS_LOG_DIRECTORY".into(), log.display().to_string());
-        env.insert("CUDA_VISIBLE_DEVICES".into(), gpu.into());
-        let session = format!("{}start_server -uid {}\n", limits.concat(), place.user.uid);
+    /// Starts daemon and server: spawn, wait for the socket in `pipe`, `session` with a `start_server`, wait for Ready.
+    pub fn start(
+        control: impl Fn() -> Command + Send + 'a,
+        directory: PathBuf,
+        pipe: &Path,
+        session: &str,
+    ) -> Result<Self> {
         let (reader, writer) = std::io::pipe()?;
-        let mut command = place.as_user(&control, &env);
+        let mut command = control();
         command
             .arg("-f")
             .stdin(Stdio::null())
@@ -61,14 +52,12 @@ impl<'a> Daemon<'a> {
         let begin = Instant::now();
         let child = command
             .spawn()
-            .with_context(|| format!("cannot start '{}'", control.display()))?;
+            .with_context(|| format!("cannot start {:?}", command.get_program()))?;
         // The command holds the pipe's writing end: the reader must see its end when the daemon goes.
         drop(command);
         let lines = read_lines(reader);
         let mut daemon = Self {
-            place,
-            control,
-            env,
+            control: Box::new(control),
             directory,
             child: Some(child),
             lines,
@@ -77,7 +66,7 @@ impl<'a> Daemon<'a> {
             server: 0,
         };
         daemon.wait_for_socket(&pipe.join("control"), begin)?;
-        daemon.ask_until_answered(&session, begin)?;
+        daemon.ask_until_answered(session, begin)?;
         daemon.ready = daemon.wait_for_ready()? - begin;
         Ok(daemon)
     }
@@ -143,7 +132,7 @@ impl<'a> Daemon<'a> {
 
     /// One session with the daemon, a command a line.
     pub fn command(&self, session: &str) -> Result<Ran> {
-        child::run(&mut self.place.as_user(&self.control, &self.env), session, STEP)
+        child::run(&mut (self.control)(), session, STEP)
     }
 
     /// `quit`, then waits until daemon and server are gone: how long that took, and all that it has logged.
@@ -161,7 +150,7 @@ impl<'a> Daemon<'a> {
             }
             thread::sleep(Duration::from_micros(500));
         }
-        child::until(STEP, Duration::from_millis(1), || !alive(self.server))?;
+        child::until(STEP, Duration::from_millis(1), || !child::alive(self.server))?;
         let took = begin.elapsed();
         self.collect();
         Ok((took, std::mem::take(&mut self.log)))
@@ -177,13 +166,6 @@ impl Drop for Daemon<'_> {
         }
         let _ = std::fs::remove_dir_all(&self.directory);
     }
-}
-
-/// Whether `pid` runs: a zombie that nobody collects does not count.
-pub fn alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 fn read_lines(reader: std::io::PipeReader) -> Receiver<(String, Instant)> {
