@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use tests::slurm::{Bed, Options, User, unified};
 
 use crate::look;
@@ -93,9 +94,8 @@ fn devices() -> Result<Vec<Device>> {
     let values = |key: &str| {
         let lines = text.lines().filter_map(|line| line.split_once(':'));
         let found = lines.filter(|(name, _)| name.trim() == key);
-        found
-            .map(|(_, value)| value.trim().to_owned())
-            .collect::<Vec<_>>()
+        let values = found.map(|(_, value)| value.trim().to_owned());
+        values.collect::<Vec<_>>()
     };
     let (uuids, minors) = (values("GPU UUID"), values("Minor Number"));
     ensure!(
@@ -118,15 +118,12 @@ fn options(list: &List, constrain: bool) -> Options {
         ..slurm::options(Vec::new())
     };
     if constrain {
-        options.slurm_lines = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"]
-            .map(str::to_owned)
-            .to_vec();
+        let lines = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"];
+        options.slurm_lines = lines.map(str::to_owned).to_vec();
         options.cgroup_lines.push("ConstrainDevices=yes".into());
         if !unified() {
-            options
-                .cgroup_lines
-                .push("CgroupMountpoint=/sys/fs/cgroup".into());
-            options.cgroup_lines.push("CgroupPlugin=cgroup/v1".into());
+            let lines = ["CgroupMountpoint=/sys/fs/cgroup", "CgroupPlugin=cgroup/v1"];
+            options.cgroup_lines.extend(lines.map(str::to_owned));
         }
     }
     options
@@ -162,11 +159,7 @@ fn under(
         outcome?;
     }
     let forced = bed.end()?;
-    section.check(
-        format!("{name}: Slurm ended by itself"),
-        forced.is_empty(),
-        format!("{forced:?}"),
-    );
+    section.none(format!("{name}: Slurm ended by itself"), &forced);
     Ok(())
 }
 
@@ -183,45 +176,29 @@ fn compare(
     // What the job is given: its variables, and the device files that it may open.
     let look = "echo $SLURM_STEP_GPUS $CUDA_VISIBLE_DEVICES; for f in /dev/nvidia[0-9]*; do (: <$f) 2>/dev/null && echo $f; done; true";
     let given = bed.srun(user, &[asked, "/bin/sh", "-c", look], SRUN)?.success()?;
-    section.fact(
-        &format!("{what}: given"),
-        given.stdout.split_whitespace().collect::<Vec<_>>().join(" "),
-    );
+    let given: Vec<&str> = given.stdout.split_whitespace().collect();
+    section.fact(&format!("{what}: given"), given.join(" "));
     let without = bed.srun(user, &[asked, &probe, "--json"], SRUN)?.success()?;
     let without = uuids(&without.stdout)?;
-    section.fact(
-        &format!("{what}: without"),
-        without.iter().cloned().collect::<Vec<_>>().join(" "),
-    );
     let mut job = bed.spawn(user, &["srun", asked, "--mps", &probe, "--json", "--hold", "4"])?;
     let servers = servers_while(&mut job, devices)?;
     let done = job.wait(SRUN)?;
     if done.status.success() {
-        section.equal(
-            format!("{what}: mps-probe, with MPS"),
-            &uuids(&done.stdout)?,
-            &without,
-        );
+        let with = uuids(&done.stdout)?;
+        section.equal(format!("{what}: mps-probe, with MPS"), &with, &without);
         section.equal(
             format!("{what}: nvidia-smi, the server's GPU"),
             &servers,
             &without,
         );
-        section.check(
-            format!("{what}: under MPS"),
-            done.stdout.contains("\"under_mps\":true"),
-            done.stdout.clone(),
-        );
+        let is_under = done.stdout.contains("\"under_mps\":true");
+        section.check(format!("{what}: under MPS"), is_under, done.stdout);
         return Ok(());
     }
     let said = done.stderr.contains("mps: ")
         && done.stderr.matches("GPU-").count() + done.stderr.matches("/dev/nvidia").count() >= 2;
-    section.check(
-        format!("{what}: refused in a line that names both GPUs"),
-        said,
-        done.stderr.clone(),
-    );
-    section.fact(&format!("{what}: refused"), done.stderr.trim().to_owned());
+    let name = format!("{what}: refused in a line that names both GPUs");
+    section.check(name, said, done.stderr);
     Ok(())
 }
 
@@ -235,9 +212,8 @@ fn servers_while(job: &mut tests::slurm::Client, devices: &[Device]) -> Result<B
     let mut seen = BTreeSet::new();
     while seen.is_empty() && job.runs()? && Instant::now() < end {
         let text = site::smi(&fields)?;
-        let servers = text
-            .lines()
-            .filter(|line| line.contains("nvidia-cuda-mps-server"));
+        let lines = text.lines();
+        let servers = lines.filter(|line| line.contains("nvidia-cuda-mps-server"));
         let uuids = servers.filter_map(|line| line.split(',').next().map(str::trim));
         let ours = uuids.filter(|uuid| devices.iter().any(|device| device.uuid == *uuid));
         seen.extend(ours.map(str::to_owned));
@@ -247,17 +223,10 @@ fn servers_while(job: &mut tests::slurm::Client, devices: &[Device]) -> Result<B
 }
 
 fn uuids(stdout: &str) -> Result<BTreeSet<String>> {
-    let line = stdout
-        .lines()
-        .find(|line| line.starts_with('{'))
-        .context("the probe wrote no report")?;
-    let report: serde_json::Value = serde_json::from_str(line)?;
-    let gpus = report["gpus"]
-        .as_array()
-        .context("the probe's report has no GPUs")?;
-    Ok(gpus
-        .iter()
-        .filter_map(|gpu| gpu["uuid"].as_str())
-        .map(str::to_owned)
-        .collect())
+    let line = stdout.lines().find(|line| line.starts_with('{'));
+    let report: Value = serde_json::from_str(line.context("the probe wrote no report")?)?;
+    let gpus = report["gpus"].as_array();
+    let gpus = gpus.context("the probe's report has no GPUs")?.iter();
+    let uuids = gpus.filter_map(|gpu| gpu["uuid"].as_str());
+    Ok(uuids.map(str::to_owned).collect())
 }

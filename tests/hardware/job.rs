@@ -65,8 +65,7 @@ impl<'a> Job<'a> {
     /// The prologue must succeed: else its story is a failed check, and an error.
     pub fn begin(&self, section: &mut Section, what: &str, account: &str) -> Result<Ran> {
         let prologue = self.prologue(account)?;
-        let good = prologue.code == Some(0);
-        if !section.check(format!("{what}mps-prologue"), good, prologue.story()) {
+        if !section.good(format!("{what}mps-prologue"), &prologue) {
             bail!("the job did not start: {}", prologue.story());
         }
         Ok(prologue)
@@ -75,8 +74,7 @@ impl<'a> Job<'a> {
     /// The epilogue must succeed: else its story is a failed check.
     pub fn end(&self, section: &mut Section, what: &str) -> Result<Ran> {
         let epilogue = self.epilogue()?;
-        let good = epilogue.code == Some(0);
-        section.check(format!("{what}mps-epilogue"), good, epilogue.story());
+        section.good(format!("{what}mps-epilogue"), &epilogue);
         Ok(epilogue)
     }
 
@@ -84,16 +82,8 @@ impl<'a> Job<'a> {
     pub fn prologue(&self, account: &str) -> Result<Ran> {
         self.open.set(true);
         let mut command = self.program("mps-prologue")?;
-        command.args(["--gpus", &self.gpu]);
-        command.args([
-            &self.id,
-            &self.place.user.name,
-            &self.group,
-            "job1",
-            &self.nodes,
-            "batch",
-            account,
-        ]);
+        command.args(["--gpus", &self.gpu, &self.id, &self.place.user.name]);
+        command.args([&self.group, "job1", &self.nodes, "batch", account]);
         child::run(&mut command, "", PROGRAM)
     }
 

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::tests::child::{self, Running};
+use ::tests::samples::in_turn;
 use ::tests::slurm::{Bed, User};
 use anyhow::{Context, Result, ensure};
 use mpsd::cli::sweep::outcome::Outcome;
@@ -16,7 +17,6 @@ use mpsd::cli::sweep::plot;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::bench::in_turn;
 use crate::job::Job;
 use crate::look;
 use crate::result::Section;

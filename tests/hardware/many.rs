@@ -45,14 +45,11 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
 /// 48 clients on the first GPU and one too many, while every other GPU is busy with a job of its own.
 fn full(section: &mut Section, run: &Run) -> Result<()> {
     let place = &run.place;
-    let jobs: Result<Vec<_>> = (run.gpus)
-        .iter()
-        .enumerate()
-        .map(|(number, gpu)| Job::named(place, gpu, &format!("{}.srv", 6300 + number)))
-        .collect();
-    let jobs = jobs?;
-    for job in &jobs {
+    let mut jobs = Vec::new();
+    for (number, gpu) in run.gpus.iter().enumerate() {
+        let job = Job::named(place, gpu, &format!("{}.srv", 6300 + number))?;
         job.prologue(PLAIN)?.success()?;
+        jobs.push(job);
     }
     let load = place.staged("cuda-load")?;
     let start = |job: &Job<'_>, at: f64, seconds: f64| -> Result<Running> {
@@ -66,11 +63,8 @@ fn full(section: &mut Section, run: &Run) -> Result<()> {
     let crowd: Result<Vec<_>> = (0..MOST).map(|_| start(&jobs[0], now + 6.0, 3.0)).collect();
     child::pause(Duration::from_secs(5).saturating_sub(begin.elapsed()))?;
     let extra = start(&jobs[0], now, 0.1)?.finish(Duration::from_secs(30))?;
-    section.check(
-        format!("client {} of a GPU is refused", MOST + 1),
-        extra.code == Some(1),
-        extra.story(),
-    );
+    let name = format!("client {} of a GPU is refused", MOST + 1);
+    section.check(name, extra.code == Some(1), extra.story());
     let ended = |running: Vec<Running>| -> Result<Vec<String>> {
         let ended = running.into_iter().map(|one| one.finish(Duration::from_secs(60)));
         let failed = ended.filter_map(|ran| match ran {
@@ -80,18 +74,8 @@ fn full(section: &mut Section, run: &Run) -> Result<()> {
         });
         failed.collect()
     };
-    let failed = ended(crowd?)?;
-    section.check(
-        format!("{MOST} clients of it run"),
-        failed.is_empty(),
-        failed.join("\n"),
-    );
-    let failed = ended(busy?)?;
-    section.check(
-        "nobody on another GPU is touched",
-        failed.is_empty(),
-        failed.join("\n"),
-    );
+    section.none(format!("{MOST} clients of it run"), &ended(crowd?)?);
+    section.none("nobody on another GPU is touched", &ended(busy?)?);
     for job in &jobs {
         job.epilogue()?.success()?;
     }
@@ -137,10 +121,8 @@ fn near(section: &mut Section, run: &Run, bed: &Bed, user: &User) -> Result<()> 
         if let Some(list) = text.strip_prefix("Cpus_allowed_list:") {
             cores.insert(task.trim().to_owned(), cores_of(list.trim()));
         } else if let Ok(report) = serde_json::from_str::<serde_json::Value>(text) {
-            on.insert(
-                task.trim().to_owned(),
-                report["gpus"][0]["uuid"].as_str().unwrap_or("").to_owned(),
-            );
+            let uuid = report["gpus"][0]["uuid"].as_str().unwrap_or("");
+            on.insert(task.trim().to_owned(), uuid.to_owned());
         }
     }
     section.equal("tasks bound by 'closest'", &on.len(), &(2 * gpus.len()));

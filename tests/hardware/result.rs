@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
-use ::tests::child;
+use ::tests::child::{self, Ran};
 use ::tests::samples::quantile;
 use anyhow::Result;
 use serde::Serialize;
@@ -55,6 +55,16 @@ impl Section {
             seen: seen.into(),
         });
         ok
+    }
+
+    /// Records that a program exited with 0, or else its story; whether it did.
+    pub fn good(&mut self, name: impl Into<String>, ran: &Ran) -> bool {
+        self.check(name, ran.code == Some(0), ran.story())
+    }
+
+    /// Records that there are none.
+    pub fn none(&mut self, name: impl Into<String>, found: &[String]) -> bool {
+        self.check(name, found.is_empty(), found.join("\n"))
     }
 
     /// Records that `seen` equals `expected`.

@@ -26,23 +26,19 @@ const RUNS: usize = 3;
 /// The whole chain, as an ordinary user.
 pub fn run(section: &mut Section, run: &Run) -> Result<()> {
     look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
-        on_bed(
-            section,
-            run,
-            options(vec![run.number as u32]),
-            |section, bed, user| {
-                (0..RUNS).try_for_each(|number| one(section, run, bed, user, number))?;
-                // srun returns before the epilog has run: the node is COMPLETING until then.
-                let state = || Ok::<_, anyhow::Error>(bed.node_state("node1")?.state);
-                let is_idle = || state().is_ok_and(|state| state == "IDLE");
-                child::until(Duration::from_secs(20), Duration::from_millis(100), is_idle)?;
-                let state = state()?;
-                section.check("the node is idle and not drained", state == "IDLE", state);
-                let left = bed.left_behind();
-                section.check("nothing left of the jobs", left.is_empty(), format!("{left:?}"));
-                Ok(())
-            },
-        )
+        let options = options(vec![run.number as u32]);
+        on_bed(section, run, options, |section, bed, user| {
+            (0..RUNS).try_for_each(|number| one(section, run, bed, user, number))?;
+            // srun returns before the epilog has run: the node is COMPLETING until then.
+            let state = || Ok::<_, anyhow::Error>(bed.node_state("node1")?.state);
+            let is_idle = || state().is_ok_and(|state| state == "IDLE");
+            child::until(Duration::from_secs(20), Duration::from_millis(100), is_idle)?;
+            let state = state()?;
+            section.check("the node is idle and not drained", state == "IDLE", state);
+            let left = bed.left_behind();
+            section.none("nothing left of the jobs", &left);
+            Ok(())
+        })
     })
 }
 
@@ -63,7 +59,7 @@ pub fn on_bed<T>(
     }
     let outcome = outcome?;
     let forced = bed.end()?;
-    section.check("Slurm ended by itself", forced.is_empty(), format!("{forced:?}"));
+    section.none("Slurm ended by itself", &forced);
     Ok(outcome)
 }
 
@@ -107,14 +103,8 @@ fn one(section: &mut Section, run: &Run, bed: &Bed, user: &User, number: usize) 
     let (place, limits) = (&run.place, &run.limits);
     let probe = place.staged("mps-probe")?.display().to_string();
     let tasks = format!("-n{CLIENTS}");
-    let mut words = vec![
-        "--gres=gpu:1",
-        "--mps",
-        "--mps-threads=25",
-        "--mps-mem=4G",
-        &tasks,
-        &probe,
-    ];
+    let mut words = vec!["--gres=gpu:1", "--mps", "--mps-threads=25", "--mps-mem=4G"];
+    words.extend([&*tasks, &probe]);
     let options = limits.probe_options();
     words.extend(options.iter().map(String::as_str));
     let finished = bed.srun(user, &words, SRUN)?;
@@ -126,10 +116,10 @@ fn one(section: &mut Section, run: &Run, bed: &Bed, user: &User, number: usize) 
     };
     section.check(format!("srun {number}"), good, story);
     let clients = clients::from_lines(&finished.stdout, finished.status.code());
-    section.check(
+    section.equal(
         format!("srun {number}: a report of each task"),
-        clients.len() == CLIENTS,
-        clients.len().to_string(),
+        &clients.len(),
+        &CLIENTS,
     );
     clients::judge(section, &clients, limits);
     Ok(())

@@ -1,6 +1,29 @@
-//! Figures of repeated measurements.
+//! Repeated measurements and their figures.
 
 use std::time::Duration;
+
+use anyhow::Result;
+
+/// The results of each case of a table, measured in turn `rounds` times, another case first each time. Before several rounds comes
+/// one that does not count: it brings programs and libraries into the page cache.
+pub fn in_turn<C, R>(
+    cases: &[C],
+    rounds: usize,
+    mut measure: impl FnMut(&C, usize) -> Result<R>,
+) -> Result<Vec<Vec<R>>> {
+    let mut results: Vec<Vec<R>> = cases.iter().map(|_| Vec::new()).collect();
+    let uncounted = usize::from(rounds > 1);
+    for round in 0..rounds + uncounted {
+        for turn in 0..cases.len() {
+            let number = (round + turn) % cases.len();
+            let result = measure(&cases[number], round)?;
+            if round >= uncounted {
+                results[number].push(result);
+            }
+        }
+    }
+    Ok(results)
+}
 
 /// Milliseconds, to the microsecond.
 pub fn milliseconds(time: Duration) -> f64 {
@@ -32,6 +55,19 @@ pub fn median(samples: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_case_is_first_in_each_round_and_the_first_round_does_not_count() {
+        let mut order = String::new();
+        let results = in_turn(&["a", "b"], 2, |case, round| {
+            order += case;
+            Ok(format!("{case}{round}"))
+        });
+        assert_eq!(results.unwrap(), [["a1", "a2"], ["b1", "b2"]]);
+        assert_eq!(order, "abbaab");
+        let once = in_turn(&["a", "b"], 1, |case, round| Ok(format!("{case}{round}")));
+        assert_eq!(once.unwrap(), [["a0"], ["b0"]]);
+    }
 
     #[test]
     fn quantiles_lie_between_the_nearest_two() {

@@ -18,7 +18,7 @@ use tests::double::look::wait_until;
 use tests::double::{NodeDouble, copy_program};
 use tests::floor::Daemon;
 use tests::place::{Place, Running};
-use tests::samples::{median, milliseconds, quantile, rounded};
+use tests::samples::{in_turn, median, milliseconds, quantile, rounded};
 use tests::stage::{USER, as_user};
 
 /// Longest that anything here may take.
@@ -68,33 +68,21 @@ fn run(arguments: &Arguments) -> Result<()> {
     let beside = arguments.beside.as_deref().map(|dir| place(Some(dir)));
     let beside = beside.transpose()?.map(Side::of);
     let sides: Vec<&Side> = [&ours, &watched].into_iter().chain(&beside).collect();
-    let mut all: Vec<Times> = sides.iter().map(|_| Times::new()).collect();
-    let mut floor = Times::new();
-    for round in 0..=arguments.rounds {
-        let mut order: Vec<usize> = (0..=sides.len()).collect();
-        order.rotate_left(round % (sides.len() + 1));
-        let mut now: Vec<Times> = sides.iter().map(|_| Times::new()).collect();
-        let mut floor_now = Times::new();
-        for number in order {
-            match sides.get(number) {
-                Some(side) => job(side, &mut now[number])?,
-                None => by_hand(&ours.place, &mut floor_now)?,
-            }
-        }
-        // The first brings programs into the page cache.
-        if round > 0 {
-            all.iter_mut().zip(now).for_each(|(all, now)| add(all, now));
-            add(&mut floor, floor_now);
-        }
-    }
+    let cases: Vec<Option<&Side>> = [None].into_iter().chain(sides.into_iter().map(Some)).collect();
+    let results = in_turn(&cases, arguments.rounds, |case, _| match case {
+        Some(side) => job(side),
+        None => by_hand(&ours.place),
+    })?;
+    let all: Vec<Times> = results.into_iter().map(joined).collect();
+    let floor = &all[0];
     let told = json!({
         "simulated": format!("{GPU}: nvmlInit {NVML_MS} ms, a server ready after {READY_MS} ms"),
         "cpus": std::thread::available_parallelism()?.get(),
         "rounds": arguments.rounds,
-        "floor": spreads(&floor),
-        "ours": against(&all[0], &floor),
-        "watched": watched_against(&all[1], &all[0], &floor),
-        "beside": all.get(2).map(|times| against(times, &floor)),
+        "floor": spreads(floor),
+        "ours": against(&all[1], floor),
+        "watched": watched_against(&all[2], &all[1], floor),
+        "beside": all.get(3).map(|times| against(times, floor)),
     });
     println!("{told:#}");
     if let Some(dir) = arguments.out.parent() {
@@ -164,7 +152,8 @@ fn place(programs: Option<&Path>) -> Result<Place> {
 }
 
 /// One job that asked, and some that did not.
-fn job(side: &Side, times: &mut Times) -> Result<()> {
+fn job(side: &Side) -> Result<Times> {
+    let mut times = Times::new();
     let place = &side.place;
     let mut took = |name, ran: tests::stage::Ran| -> Result<()> {
         ensure!(ran.code == Some(0), "{name}: {ran:?}");
@@ -184,11 +173,12 @@ fn job(side: &Side, times: &mut Times) -> Result<()> {
         took("prologue_not_asked_ms", not_asked())?;
         took("epilogue_not_asked_ms", place.stage.torque_end("701.srv"))?;
     }
-    Ok(())
+    Ok(times)
 }
 
 /// NVIDIA's daemon and server by the shortest possible means, and a program that does nothing.
-fn by_hand(place: &Place, times: &mut Times) -> Result<()> {
+fn by_hand(place: &Place) -> Result<Times> {
+    let mut times = Times::new();
     let dir = tempfile::tempdir()?;
     nix::unistd::chown(dir.path(), Some(user()?), None)?;
     let control = || {
@@ -210,7 +200,7 @@ fn by_hand(place: &Place, times: &mut Times) -> Result<()> {
         tests::stage::finish(Command::new("/bin/true"));
         took("nothing_ms", begin.elapsed());
     }
-    Ok(())
+    Ok(times)
 }
 
 fn user() -> Result<nix::unistd::Uid> {
@@ -218,10 +208,13 @@ fn user() -> Result<nix::unistd::Uid> {
     Ok(user.uid)
 }
 
-fn add(all: &mut Times, more: Times) {
-    for (name, values) in more {
+/// The times of all rounds.
+fn joined(rounds: Vec<Times>) -> Times {
+    let mut all = Times::new();
+    for (name, values) in rounds.into_iter().flatten() {
         all.entry(name).or_default().extend(values);
     }
+    all
 }
 
 fn spreads(times: &Times) -> Value {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tests::double::NodeDouble;
 use tests::double::look::wait_until;
 use tests::place::{Place, side_by_side};
-use tests::samples::{median, milliseconds, rounded};
+use tests::samples::{in_turn, median, milliseconds, rounded};
 use tests::slurm::{Bed, Options, Simulated};
 use tests::stage::{USER, as_user};
 
@@ -63,21 +63,17 @@ fn run(arguments: &Arguments) -> Result<()> {
 fn jobs(rounds: usize) -> Result<Value> {
     let node = NodeDouble::builder().gpus(GPUS, GPU);
     let place = Place::new(node, "deadline_s = 60\n");
-    let (mut alone, mut at_once) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-    for round in 0..=rounds {
-        for (count, times) in [(1, &mut alone), (GPUS, &mut at_once)] {
-            let [begin, end] = together(&place, round % GPUS, count)?;
-            // The first brings programs into the page cache.
-            if round > 0 {
-                times[0].push(begin);
-                times[1].push(end);
-            }
-        }
-    }
-    let ratio = |n: usize| rounded(median(&at_once[n]) / median(&alone[n]));
+    let times = in_turn(&[1, GPUS], rounds, |count, round| {
+        together(&place, round % GPUS, *count)
+    })?;
+    let of = |case: usize, n: usize| {
+        let values: Vec<f64> = times[case].iter().map(|took| took[n]).collect();
+        median(&values)
+    };
+    let ratio = |n: usize| rounded(of(1, n) / of(0, n));
     Ok(json!({
-        "begin_alone_ms": median(&alone[0]), "begin_last_of_8_ms": median(&at_once[0]), "begin_times": ratio(0),
-        "end_alone_ms": median(&alone[1]), "end_last_of_8_ms": median(&at_once[1]), "end_times": ratio(1),
+        "begin_alone_ms": of(0, 0), "begin_last_of_8_ms": of(1, 0), "begin_times": ratio(0),
+        "end_alone_ms": of(0, 1), "end_last_of_8_ms": of(1, 1), "end_times": ratio(1),
     }))
 }
 
@@ -108,38 +104,33 @@ fn clients(rounds: usize) -> Result<Value> {
     let place = Place::new(NodeDouble::builder().gpus(1, GPU), "deadline_s = 60\n");
     let ran = place.torque("600.srv", "MPS=true", "0");
     ensure!(ran.code == Some(0), "{ran:?}");
-    let (mut alone, mut at_once) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        for (count, times) in [(1, &mut alone), (CLIENTS, &mut at_once)] {
-            let begin = Instant::now();
-            let mut running = Vec::new();
-            for _ in 0..count {
-                let mut command: Command = as_user(USER, place.stage.node.client());
-                command
-                    .arg("--node")
-                    .arg(place.stage.node.dir())
-                    .args(["--hold", "60"])
-                    .env_clear()
-                    .envs([place.pipe("600.srv")])
-                    .stdin(Stdio::null())
-                    .stdout(Stdio::null());
-                running.push(tests::place::Running(command.spawn()?));
-            }
-            let pids: Vec<u32> = running.iter().map(|one| one.0.id()).collect();
-            let attached = || {
-                let contexts = place.stage.node.contexts();
-                let of_ours = contexts.iter().filter(|(_, context)| pids.contains(&context.pid));
-                of_ours.filter(|(_, context)| context.bytes > 0).count()
-            };
-            let all = wait_until(LIMIT, || attached() == count);
-            ensure!(all, "not all of {count} clients attach");
-            times.push(milliseconds(begin.elapsed()));
-            drop(running);
-            ensure!(wait_until(LIMIT, || attached() == 0), "clients that do not go");
+    let times = in_turn(&[1, CLIENTS], rounds, |count, _| {
+        let count = *count;
+        let begin = Instant::now();
+        let mut running = Vec::new();
+        for _ in 0..count {
+            let mut command: Command = as_user(USER, place.stage.node.client());
+            command.arg("--node").arg(place.stage.node.dir());
+            command.args(["--hold", "60"]).env_clear();
+            command.envs([place.pipe("600.srv")]);
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            running.push(tests::place::Running(command.spawn()?));
         }
-    }
+        let pids: Vec<u32> = running.iter().map(|one| one.0.id()).collect();
+        let attached = || {
+            let contexts = place.stage.node.contexts();
+            let of_ours = contexts.iter().filter(|(_, context)| pids.contains(&context.pid));
+            of_ours.filter(|(_, context)| context.bytes > 0).count()
+        };
+        let all = wait_until(LIMIT, || attached() == count);
+        ensure!(all, "not all of {count} clients attach");
+        let took = milliseconds(begin.elapsed());
+        drop(running);
+        ensure!(wait_until(LIMIT, || attached() == 0), "clients that do not go");
+        Ok(took)
+    })?;
     ensure!(place.strict_end("600.srv").code == Some(0), "its end");
-    Ok(json!({"one_ms": median(&alone), "all_48_ms": median(&at_once)}))
+    Ok(json!({"one_ms": median(&times[0]), "all_48_ms": median(&times[1])}))
 }
 
 /// A job on so many nodes: how long `srun true` takes, what `--mps` adds, and how much of it is the host's own work, which is
@@ -157,22 +148,19 @@ fn nodes(rounds: usize) -> Result<Value> {
     let mut rows = Vec::new();
     for count in NODES {
         let nodes = format!("-N{count}");
-        let (mut plain, mut added, mut work) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..rounds {
-            let timed = |mps: &[&str]| -> Result<(f64, f64)> {
-                let argv = [&["srun", &nodes, "--gres=gpu:1"], mps, &["true"]].concat();
-                let busy = busy()?;
-                let took = milliseconds(bed.time(&user, &argv, &[], LIMIT)?);
-                let busy = self::busy()? - busy;
-                bed.wait_idle(LIMIT)?;
-                Ok((took, busy))
-            };
-            let (without, busy_without) = timed(&[])?;
-            let (with, busy_with) = timed(&["--mps"])?;
-            plain.push(without);
-            added.push(with - without);
-            work.push(busy_with - busy_without);
-        }
+        let sides: [&[&str]; 2] = [&[], &["--mps"]];
+        let times = in_turn(&sides, rounds, |mps, _| {
+            let argv = [&["srun", &nodes, "--gres=gpu:1"], *mps, &["true"]].concat();
+            let busy = busy()?;
+            let took = milliseconds(bed.time(&user, &argv, &[], LIMIT)?);
+            let busy = self::busy()? - busy;
+            bed.wait_idle(LIMIT)?;
+            Ok((took, busy))
+        })?;
+        let plain: Vec<f64> = times[0].iter().map(|(took, _)| *took).collect();
+        let pairs = times[0].iter().zip(&times[1]);
+        let more = pairs.map(|(without, with)| (with.0 - without.0, with.1 - without.1));
+        let (added, work): (Vec<f64>, Vec<f64>) = more.unzip();
         let (added, work) = (median(&added), median(&work));
         rows.push(json!({
             "nodes": count, "srun_ms": median(&plain), "mps_adds_ms": added,

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use serde::Serialize;
-use tests::samples::{milliseconds, quantile};
+use tests::samples::{in_turn, milliseconds, quantile};
 use tests::slurm::{Bed, Options, PLUGIN, Product, Simulated, program_beside, stamp};
 
 /// Longest that one `srun true` may take.
@@ -162,13 +162,15 @@ fn measure(flags: &str, against: &'static str, pairs: u32, slurm: &mut String) -
             .stdout
             .trim()
             .to_owned();
-        pairs_on(&bed, plain, WARM_UP, &mut Vec::new(), &mut Vec::new())?;
+        pairs_on(&bed, plain, WARM_UP)?;
         let half = if plain == "node2" {
             pairs.div_ceil(2)
         } else {
             pairs / 2
         };
-        pairs_on(&bed, plain, half, &mut with, &mut without)?;
+        let times = pairs_on(&bed, plain, half)?;
+        with.extend(&times[0]);
+        without.extend(&times[1]);
         bed.wait_idle(LIMIT)?;
         bed.wait_clean(LIMIT)?;
         bed.end()?;
@@ -191,40 +193,17 @@ fn measure(flags: &str, against: &'static str, pairs: u32, slurm: &mut String) -
     })
 }
 
-fn pairs_on(bed: &Bed, plain: &str, pairs: u32, with: &mut Vec<f64>, without: &mut Vec<f64>) -> Result<()> {
+/// Times of the loaded node, and of the plain one.
+fn pairs_on(bed: &Bed, plain: &str, pairs: u32) -> Result<Vec<Vec<f64>>> {
     let [user, _] = bed.users();
     let loaded = if plain == "node1" { "node2" } else { "node1" };
     let plain_conf = bed.plain_conf();
-    for pair in 0..pairs {
-        let mut one_with = || -> Result<()> {
-            with.push(milliseconds(bed.time(
-                &user,
-                &["srun", "-w", loaded, "true"],
-                &[],
-                LIMIT,
-            )?));
-            Ok(())
-        };
-        let mut one_without = || -> Result<()> {
-            let env = [("SLURM_CONF", plain_conf.as_str())];
-            without.push(milliseconds(bed.time(
-                &user,
-                &["srun", "-w", plain, "true"],
-                &env,
-                LIMIT,
-            )?));
-            Ok(())
-        };
-        // Who goes first changes with every pair.
-        if pair % 2 == 0 {
-            one_with()?;
-            one_without()?;
-        } else {
-            one_without()?;
-            one_with()?;
-        }
-    }
-    Ok(())
+    let without = [("SLURM_CONF", plain_conf.as_str())];
+    let sides: [(&str, &[(&str, &str)]); 2] = [(loaded, &[]), (plain, &without)];
+    in_turn(&sides, pairs as usize, |(node, env), _| {
+        let took = bed.time(&user, &["srun", "-w", node, "true"], env, LIMIT)?;
+        Ok(milliseconds(took))
+    })
 }
 
 fn measure_waits(pairs: u32) -> Result<Waits> {
