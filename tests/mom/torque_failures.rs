@@ -185,6 +185,33 @@ fn a_start_that_hangs_ends_below_the_moms_limit() {
     before.holds(&mut c);
 }
 
+/// Stopped daemons take root more than half of its time, of which the site gives more than the mom.
+#[test]
+fn an_end_that_its_user_holds_up_ends_below_the_moms_limit() {
+    let mut c = Cluster::with(
+        Product::Torque,
+        &["nodea"],
+        tests::double::Builder::fast,
+        "deadline_s = 60\n",
+    );
+    let before = Before::of(&mut c);
+    c.nodes[0].sh("echo '$prologalarm 18' >>/var/spool/torque/mom_priv/config");
+    let job = Job::new("17.vm", "MPS=true");
+    assert_eq!(c.torque_begin(&job), Verdict::Runs);
+    c.nodes[0].sh(
+        "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in mpsd|nvidia-cuda-mps*) kill -STOP ${p#/proc/};; esac; done",
+    );
+    let ended = c.torque_script(&job, 0, "epilogue", Some(0));
+    assert_eq!(
+        ended,
+        Ended::Code(0),
+        "not the mom's SIGKILL at 8 s: {:?}",
+        c.output(&job, 0)
+    );
+    c.torque_end(&job, 0);
+    before.holds(&mut c);
+}
+
 /// Torque takes a sister down whose prologue.parallel fails: whoever kills their own daemon there must not do that.
 #[test]
 fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_takes_it_not_down() {
