@@ -1,5 +1,6 @@
 //! CUDA clients: several `mps-probe` at once, what they report outside MPS, and under a daemon started by hand.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::result::Section;
-use crate::site::{self, Run};
+use crate::site::{self, Place, Run};
 
 /// A thread percentage is granted in units of two multiprocessors: 25 % of 132 gave 32 and 10 % gave 12 (recorded).
 const SM_UNIT: f64 = 2.0;
@@ -37,16 +38,15 @@ impl Limits {
     /// The options that make `mps-probe` itself judge.
     pub fn probe_options(&self) -> Vec<String> {
         let (sms, memory) = (self.sms().to_string(), self.memory_mib.to_string());
-        [
+        let words = [
             "--json",
             "--require-mps",
             "--expect-sms",
             &sms,
             "--expect-mem",
             &memory,
-        ]
-        .map(String::from)
-        .to_vec()
+        ];
+        words.map(String::from).to_vec()
     }
 }
 
@@ -80,29 +80,37 @@ impl Client {
     }
 }
 
-/// Starts `count` clients made by `make`, waits until all have reported, calls `look`, and collects them.
+/// Starts `count` clients with the limits and a rank each, waits until all have reported, calls `look`, and judges them.
 pub fn at_once<T>(
-    count: usize,
-    make: impl Fn(usize) -> Command,
+    section: &mut Section,
+    place: &Place,
+    env: &BTreeMap<String, String>,
+    (count, limits): (usize, &Limits),
     look: impl FnOnce() -> Result<T>,
 ) -> Result<(Vec<Client>, T)> {
-    let started: Vec<Running> = (0..count)
-        .map(|rank| Running::start(&mut make(rank), ""))
-        .collect::<Result<_>>()?;
-    let all = child::until(Duration::from_secs(60), Duration::from_millis(20), || {
-        started
-            .iter()
-            .all(|client| client.stdout_so_far().ends_with('\n') || !child::alive(client.pid()))
-    })?;
-    let seen = if all {
-        look()?
-    } else {
-        bail!("not all {count} clients reported within 60 s")
+    let probe = place.staged("mps-probe")?;
+    let start = |rank: usize| {
+        let mut command = place.as_user(&probe, env);
+        command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
+        Running::start(command.args(limits.probe_options()).args(["--hold", "2"]), "")
     };
+    let started: Vec<Running> = (0..count).map(start).collect::<Result<_>>()?;
+    let has_said = |client: &Running| client.stdout_so_far().ends_with('\n');
+    let is_done = |client| has_said(client) || !child::alive(client.pid());
+    let all = || started.iter().all(is_done);
+    if !child::until(Duration::from_secs(60), Duration::from_millis(20), all)? {
+        bail!("not all {count} clients reported within 60 s")
+    }
+    let seen = look()?;
     let ended = started
         .into_iter()
-        .map(|client| read(client.finish(Duration::from_secs(120))?));
-    Ok((ended.collect::<Result<_>>()?, seen))
+        .map(|client| client.finish(Duration::from_secs(120)));
+    let clients = ended.map(|ran| read(ran?)).collect::<Result<Vec<Client>>>()?;
+    judge(section, &clients, limits);
+    if let Some(client) = clients.first() {
+        section.fact("first_client", client.report.to_string());
+    }
+    Ok((clients, seen))
 }
 
 /// One client to its end.
@@ -123,62 +131,45 @@ fn read(ran: Ran) -> Result<Client> {
 /// Reads the reports of several clients that wrote to one stream, a line each; `code` is what their launcher made of
 /// them together.
 pub fn from_lines(stdout: &str, code: Option<i32>) -> Vec<Client> {
-    stdout
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .map(|report| Client {
-            code,
-            complaint: String::new(),
-            report,
-        })
-        .collect()
+    let reports = stdout.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let client = |report| Client {
+        code,
+        complaint: String::new(),
+        report,
+    };
+    reports.map(client).collect()
 }
 
 /// Checks every client against the limits, by the harness's own arithmetic beside the probe's exit code.
 pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
-    let list = |key| {
-        clients
-            .iter()
-            .map(|client| client.number(key))
-            .collect::<Vec<_>>()
-    };
-    let sms = list("sms");
-    let memory = list("allocatable_mib");
-    let least = limits.memory_mib.saturating_sub(MARGIN_MIB);
+    let numbers = |key| -> Vec<Option<u64>> { clients.iter().map(|one| one.number(key)).collect() };
     let all = |values: &[Option<u64>], good: &dyn Fn(u64) -> bool| {
         !values.is_empty() && values.iter().all(|value| value.is_some_and(good))
     };
     let codes: Vec<_> = clients.iter().map(|client| client.code).collect();
+    let good = codes.iter().all(|code| *code == Some(0));
+    section.check("every client's own verdict", good, format!("{codes:?}"));
+    let under = clients.iter().filter(|one| one.report["under_mps"] == true);
+    section.equal("clients under MPS", &under.count(), &clients.len());
+    let (seen, wanted) = (numbers("sms"), limits.sms());
     section.check(
-        "every client's own verdict",
-        codes.iter().all(|code| *code == Some(0)),
-        format!("{codes:?}"),
+        format!("multiprocessors of each client are {wanted}"),
+        all(&seen, &|value| value == wanted),
+        format!("{seen:?}"),
     );
-    let under = clients
-        .iter()
-        .filter(|client| client.report["under_mps"] == true)
-        .count();
-    section.equal("clients under MPS", &under, &clients.len());
+    let (seen, most) = (numbers("allocatable_mib"), limits.memory_mib);
+    let least = most.saturating_sub(MARGIN_MIB);
     section.check(
-        format!("multiprocessors of each client are {}", limits.sms()),
-        all(&sms, &|value| value == limits.sms()),
-        format!("{sms:?}"),
-    );
-    section.check(
-        format!("each client may allocate {least} to {} MiB", limits.memory_mib),
-        all(&memory, &|value| (least..=limits.memory_mib).contains(&value)),
-        format!("{memory:?}"),
+        format!("each client may allocate {least} to {most} MiB"),
+        all(&seen, &|value| (least..=most).contains(&value)),
+        format!("{seen:?}"),
     );
     let memsets = clients
         .iter()
-        .filter(|client| client.report["gpus"][0]["memset_ok"] == true)
-        .count();
-    section.equal("memory read back as written", &memsets, &clients.len());
-    let complaints: Vec<&str> = clients
-        .iter()
-        .map(|client| client.complaint.as_str())
-        .filter(|text| !text.is_empty())
-        .collect();
+        .filter(|one| one.report["gpus"][0]["memset_ok"] == true);
+    section.equal("memory read back as written", &memsets.count(), &clients.len());
+    let complaints = clients.iter().map(|client| client.complaint.as_str());
+    let complaints: Vec<&str> = complaints.filter(|text| !text.is_empty()).collect();
     if !complaints.is_empty() {
         section.fact("complaints", complaints.join("\n"));
     }
@@ -216,22 +207,12 @@ pub fn under_daemon(section: &mut Section, run: &Run) -> Result<()> {
         limits.percent, limits.memory_mib
     );
     let (mut daemon, mut env) = place.daemon(uuid, "probe", &commands)?;
-    let probe = place.staged("mps-probe")?;
-    let make = |_| {
-        let mut command = place.as_user(&probe, &env);
-        command.args(limits.probe_options()).args(["--hold", "2"]);
-        command
-    };
     let list = format!("get_client_list {}\n", daemon.server);
     let listed = || Ok(daemon.command(&list)?.stdout.lines().count());
-    let (clients, listed) = at_once(CLIENTS, make, listed)?;
+    let (_, listed) = at_once(section, place, &env, (CLIENTS, limits), listed)?;
     section.equal("clients in the daemon's list", &listed, &CLIENTS);
-    judge(section, &clients, limits);
-    if let Some(client) = clients.first() {
-        section.fact("first_client", client.report.to_string());
-    }
     env.insert("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE".into(), "10".into());
-    let lower = alone(place.as_user(&probe, &env).arg("--json"))?;
+    let lower = alone(place.as_user(&place.staged("mps-probe")?, &env).arg("--json"))?;
     section.fact("sms_of_a_client_that_asks_for_10", lower.sms()? as i64);
     daemon.collect();
     section.fact("daemon_log", daemon.log.join("\n"));
@@ -243,16 +224,15 @@ pub fn under_daemon(section: &mut Section, run: &Run) -> Result<()> {
 mod tests {
     use super::*;
 
+    const LIMITS: Limits = Limits {
+        percent: 25.0,
+        memory_mib: 4096,
+        device_sms: 132,
+    };
+
     #[test]
     fn shares_are_rounded_down_as_recorded() {
-        let of = |percent| {
-            Limits {
-                percent,
-                memory_mib: 0,
-                device_sms: 132,
-            }
-            .sms()
-        };
+        let of = |percent| Limits { percent, ..LIMITS }.sms();
         assert_eq!((of(25.0), of(10.0), of(100.0)), (32, 12, 132));
     }
 
@@ -263,14 +243,9 @@ mod tests {
             complaint: String::new(),
             report: serde_json::json!({"under_mps": true, "gpus": [{"sms": 32, "allocatable_mib": mib, "memset_ok": true}]}),
         };
-        let limits = Limits {
-            percent: 25.0,
-            memory_mib: 4096,
-            device_sms: 132,
-        };
         let failed = |clients: &[Client]| {
             let mut section = Section::new("test");
-            judge(&mut section, clients, &limits);
+            judge(&mut section, clients, &LIMITS);
             section.checks.iter().filter(|check| !check.ok).count()
         };
         assert_eq!(failed(&[client(3840), client(4096)]), 0);

@@ -191,11 +191,8 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         let job = Job::named(place, gpu, JOB)?;
         let prologue = job.begin(section, "", ACCOUNT)?;
         section.fact("prologue_ms", prologue.ms());
-        section.check(
-            "the prologue's output is closed when it has ended",
-            !prologue.held_open,
-            "a pipe of the mom",
-        );
+        let name = "the prologue's output is closed when it has ended";
+        section.check(name, !prologue.held_open, "a pipe of the mom");
         let env = job.environment()?;
         section.fact("task_environment", format!("{env:?}"));
         read_back(section, place, gpu, &env, limits)?;
@@ -211,11 +208,8 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
 /// What the daemon that `env` names answers to `question`, asked by hand.
 pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Result<String> {
     let control = site::program("nvidia-cuda-mps-control")?;
-    let ran = child::run(
-        &mut place.as_user(&control, env),
-        &format!("{question}\n"),
-        Duration::from_secs(10),
-    )?;
+    let mut command = place.as_user(&control, env);
+    let ran = child::run(&mut command, &format!("{question}\n"), Duration::from_secs(10))?;
     Ok(ran.success()?.stdout.trim().to_owned())
 }
 
@@ -224,9 +218,8 @@ pub fn ask(place: &Place, env: &BTreeMap<String, String>, question: &str) -> Res
 fn idle(section: &mut Section, directory: &Path) -> Result<()> {
     let journal = fs::read_to_string(directory.join("journal"))?;
     let journal: serde_json::Value = serde_json::from_str(&journal)?;
-    let pid = journal["supervisor"]["pid"]
-        .as_i64()
-        .context("no mpsd in the journal")?;
+    let pid = journal["supervisor"]["pid"].as_i64();
+    let pid = pid.context("no mpsd in the journal")?;
     let number = |file: &str, name: &str| -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/{pid}/{file}"))?;
         let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -240,12 +233,8 @@ fn idle(section: &mut Section, directory: &Path) -> Result<()> {
     child::pause(Duration::from_secs(2))?;
     section.equal("wake-ups of mpsd in 2 s", &turns()?, &before);
     section.fact("mpsd_rss_kib", number("status", "VmRSS:")? as i64);
-    let memory = number("smaps_rollup", "Pss:")?;
-    section.check(
-        "mpsd takes 3 MiB at most",
-        memory <= 3 * 1024,
-        format!("{memory} KiB"),
-    );
+    let kib = number("smaps_rollup", "Pss:")?;
+    section.check("mpsd takes 3 MiB at most", kib <= 3 * 1024, format!("{kib} KiB"));
     Ok(())
 }
 
@@ -258,24 +247,14 @@ fn read_back(
     limits: &Limits,
 ) -> Result<()> {
     let ask = |question: &str| ask(place, env, question);
-    let threads = ask("get_default_active_thread_percentage")?;
-    section.equal(
-        "read back: thread percentage",
-        &threads.parse().ok(),
-        &Some(limits.percent),
-    );
+    let threads = ask("get_default_active_thread_percentage")?.parse().ok();
+    section.equal("read back: thread percentage", &threads, &Some(limits.percent));
     let memory = ask(&format!("get_default_device_pinned_mem_limit {}", gpu.uuid))?;
-    section.equal(
-        "read back: memory limit",
-        &mebibytes(&memory),
-        &Some(limits.memory_mib),
-    );
+    let memory = mebibytes(&memory);
+    section.equal("read back: memory limit", &memory, &Some(limits.memory_mib));
     let server = ask("get_server_list")?;
-    section.equal(
-        "read back: server status",
-        &ask(&format!("get_server_status {server}"))?.as_str(),
-        &"ACTIVE",
-    );
+    let status = ask(&format!("get_server_status {server}"))?;
+    section.equal("read back: server status", &status.as_str(), &"ACTIVE");
     Ok(())
 }
 
@@ -289,11 +268,12 @@ pub fn server_log(section: &mut Section, directory: &Path, gpu: &str, limits: &L
         "Server Priority set to 0".to_owned(),
     ];
     for line in wanted {
-        let last = log
-            .lines()
-            .rfind(|found| found.contains(&line))
-            .unwrap_or("not found");
-        section.check(format!("server log: {line}"), last != "not found", last);
+        let last = log.lines().rfind(|found| found.contains(&line));
+        section.check(
+            format!("server log: {line}"),
+            last.is_some(),
+            last.unwrap_or("not found"),
+        );
     }
 }
 
@@ -304,9 +284,8 @@ fn all_text(directory: &Path) -> String {
     let files = logs.flat_map(|log| entries(&log.path()));
     let regular = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
     let text = |file: fs::DirEntry| fs::read(file.path()).unwrap_or_default();
-    regular
-        .map(|file| String::from_utf8_lossy(&text(file)).into_owned())
-        .collect()
+    let texts = regular.map(|file| String::from_utf8_lossy(&text(file)).into_owned());
+    texts.collect()
 }
 
 fn eight_clients(
@@ -315,28 +294,15 @@ fn eight_clients(
     env: &BTreeMap<String, String>,
     limits: &Limits,
 ) -> Result<()> {
-    let probe = place.staged("mps-probe")?;
-    let make = |rank: usize| {
-        let mut command = place.as_user(&probe, env);
-        command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string());
-        command.args(limits.probe_options()).args(["--hold", "2"]);
-        command
-    };
     let apps = || site::smi(&["--query-compute-apps=pid,process_name", "--format=csv,noheader"]);
-    let (clients, apps) = clients::at_once(CLIENTS, make, apps)?;
-    clients::judge(section, &clients, limits);
-    let pids: Vec<String> = clients
-        .iter()
-        .map(|client| client.report["pid"].to_string())
-        .collect();
-    let listed = apps
-        .lines()
-        .filter(|line| pids.iter().any(|pid| line.starts_with(&format!("{pid},"))))
-        .count();
-    section.equal("clients that nvidia-smi lists while they run", &listed, &CLIENTS);
-    if let Some(client) = clients.first() {
-        section.fact("first_client", client.report.to_string());
-    }
+    let (clients, apps) = clients::at_once(section, place, env, (CLIENTS, limits), apps)?;
+    let pids = clients.iter().map(|client| format!("{},", client.report["pid"]));
+    let listed = pids.filter(|pid| apps.lines().any(|line| line.starts_with(pid)));
+    section.equal(
+        "clients that nvidia-smi lists while they run",
+        &listed.count(),
+        &CLIENTS,
+    );
     Ok(())
 }
 

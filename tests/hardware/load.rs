@@ -195,12 +195,8 @@ fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) 
         Program::Kernels => {
             let at = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64() + UP;
             words.push(run.place.staged("cuda-load")?.display().to_string());
-            words.extend([
-                "--at".into(),
-                at.to_string(),
-                "--seconds".into(),
-                COUNT.to_string(),
-            ]);
+            words.extend(["--at".into(), at.to_string()]);
+            words.extend(["--seconds".into(), COUNT.to_string()]);
             SRUN
         }
         Program::OpenMm(dynamics) => {
@@ -214,13 +210,11 @@ fn start(run: &Run, bed: &Bed, user: &User, program: &Program<'_>, load: &Load) 
     words.extend(load.choice.1.map(str::to_owned));
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let said = bed.srun(user, &words, limit)?.success()?.stdout;
-    let mut clients = said
-        .lines()
-        .filter_map(|line| match program {
-            Program::Kernels => line.starts_with('{').then(|| Ok(serde_json::from_str(line)?)),
-            Program::OpenMm(_) => line.contains(" ns/day").then(|| simulation(line, &run.gpus)),
-        })
-        .collect::<Result<Vec<Client>>>()?;
+    let clients = said.lines().filter_map(|line| match program {
+        Program::Kernels => line.starts_with('{').then(|| Ok(serde_json::from_str(line)?)),
+        Program::OpenMm(_) => line.contains(" ns/day").then(|| simulation(line, &run.gpus)),
+    });
+    let mut clients = clients.collect::<Result<Vec<Client>>>()?;
     clients.sort_by_key(|client| client.rank);
     Ok(clients)
 }
@@ -269,26 +263,21 @@ pub fn bind(section: &mut Section, run: &Run) -> Result<()> {
         section.fact("left_out", "this machine has one GPU");
         return Ok(());
     };
-    look::unchanged(
-        section,
-        &run.place,
-        gpus.iter().map(|gpu| &gpu.uuid),
-        5,
-        |section| {
-            let mut options = slurm::options(vec![0, 1]);
-            options.cpus = 16;
-            slurm::on_bed(section, run, options, |section, bed, user| {
-                cores(section, run, bed, user)?;
-                table(section, run, (bed, user), &Program::Kernels, &loads)?;
-                // The daemon's own numbers lead to the same GPUs as UUIDs.
-                let names = ["--mps-visible=uuid", "--mps-visible=ordinal"];
-                let names = names.map(|names| Load::new(2, 4, FIRST, &["--mps-bind=cyclic+peers", names]));
-                let rows = table(section, run, (bed, user), &Program::Kernels, &names)?;
-                section.equal("GPUs by number and by UUID", &rows[1].gpus, &rows[0].gpus);
-                Ok(())
-            })
-        },
-    )
+    let uuids = gpus.iter().map(|gpu| &gpu.uuid);
+    look::unchanged(section, &run.place, uuids, 5, |section| {
+        let mut options = slurm::options(vec![0, 1]);
+        options.cpus = 16;
+        slurm::on_bed(section, run, options, |section, bed, user| {
+            cores(section, run, bed, user)?;
+            table(section, run, (bed, user), &Program::Kernels, &loads)?;
+            // The daemon's own numbers lead to the same GPUs as UUIDs.
+            let names = ["--mps-visible=uuid", "--mps-visible=ordinal"];
+            let names = names.map(|names| Load::new(2, 4, FIRST, &["--mps-bind=cyclic+peers", names]));
+            let rows = table(section, run, (bed, user), &Program::Kernels, &names)?;
+            section.equal("GPUs by number and by UUID", &rows[1].gpus, &rows[0].gpus);
+            Ok(())
+        })
+    })
 }
 
 /// NVML says of each GPU which cores are near it; the kernel says the same.
@@ -325,15 +314,12 @@ pub fn several(section: &mut Section, run: &Run) -> Result<()> {
         section.fact("left_out", "this machine has one GPU");
         return Ok(());
     }
-    let mut cases = vec![
-        (1, FIRST, None),
-        (2, FIRST, None),
-        (2, FIRST, Some("--mps-bind=none")),
-    ];
+    let unbound = Some("--mps-bind=none");
+    let mut cases = vec![(1, FIRST, None), (2, FIRST, None), (2, FIRST, unbound)];
     cases.extend([(2, BY_RANK, None), (2, BY_BLOCK, None)]);
     cases.extend(["--mps-bind=block", "--mps=per-gpu"].map(|flag| (2, FIRST, Some(flag))));
     if most > 2 {
-        cases.extend([(most, FIRST, None), (most, FIRST, Some("--mps-bind=none"))]);
+        cases.extend([(most, FIRST, None), (most, FIRST, unbound)]);
     }
     cases.push((1, FIRST, None));
     let loads = cases.iter().map(|(gpus, choice, flag)| {
@@ -387,11 +373,8 @@ impl Dynamics {
     /// Installs OpenMM for this run and makes its input in `home`; None where the package has none, or the machine no Python for
     /// it.
     fn prepare(section: &mut Section, run: &Run, home: &Path) -> Result<Option<Self>> {
-        let wheels: Vec<PathBuf> = fs::read_dir(run.package.join("wheels"))
-            .into_iter()
-            .flatten()
-            .map(|entry| Ok(entry?.path()))
-            .collect::<Result<_>>()?;
+        let entries = fs::read_dir(run.package.join("wheels")).into_iter().flatten();
+        let wheels: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
         let (Ok(python), false) = (site::python(), wheels.is_empty()) else {
             let why = "no wheels in the package, or no python3 in PATH";
             section.fact("openmm_left_out", why);
@@ -431,14 +414,13 @@ pub fn gain(section: &mut Section, run: &Run) -> Result<()> {
     look::unchanged(section, &run.place, [&run.gpu().uuid], 5, |section| {
         let home = run.place.user_dir("gain")?;
         let load = run.place.staged("cuda-load")?.display().to_string();
+        let counting = [&load, "--after", "3", "--seconds", "2"];
         let mut sweeps = vec![Sweep {
             name: "kernels",
             what: "small kernels",
             options: &["--clients", CLIENTS],
             metric: "\"per_second\":([0-9.]+)",
-            command: [&load, "--after", "3", "--seconds", "2"]
-                .map(String::from)
-                .to_vec(),
+            command: counting.map(String::from).to_vec(),
         }];
         let dynamics = Dynamics::prepare(section, run, &home)?;
         if let Some(dynamics) = &dynamics {
@@ -492,13 +474,9 @@ fn swept(
         let name = sweep.name;
         eprintln!("hardware: sweep of {name}");
         let mut command = job.user_mpsctl(site::home_env(&run.place, home))?;
-        command
-            .current_dir(home)
-            .args(["sweep", "--json"])
-            .args(sweep.options);
-        command
-            .args(["--metric", sweep.metric, "--"])
-            .args(&sweep.command);
+        command.args(["sweep", "--json"]).args(sweep.options);
+        command.args(["--metric", sweep.metric, "--"]);
+        command.args(&sweep.command).current_dir(home);
         let ran = child::run(&mut command, "", SWEEP)?;
         let mut told: Value = serde_json::from_str(&ran.stdout).with_context(|| ran.story())?;
         section.check(format!("{name}: sweep"), ran.code == Some(0), ran.stderr);
@@ -544,13 +522,9 @@ fn confirm(section: &mut Section, run: &Run, home: &Path, found: &Value, dynamic
     job.epilogue()?.success()?;
     let expected = figure(best);
     ensure!(expected > 0.0, "the best has no figure");
-    section.check(
-        format!(
-            "a job with {account} and {clients} simulations reaches the sweep's figure within {CONFIRMED}"
-        ),
-        (sum / expected - 1.0).abs() <= CONFIRMED,
-        format!("{sum:.0} ns/day, the sweep {expected:.0}"),
-    );
+    let name = format!("a job with {account} and {clients} simulations does within {CONFIRMED} of the sweep");
+    let is_so = (sum / expected - 1.0).abs() <= CONFIRMED;
+    section.check(name, is_so, format!("{sum:.0} ns/day, the sweep {expected:.0}"));
     Ok(())
 }
 
@@ -565,15 +539,14 @@ mod tests {
             ..Gpu::default()
         };
         let gpus = [gpu("GPU-a"), gpu("GPU-b")];
-        let read = |line| simulation(line, &gpus).map(|one| (one.per_second, one.late, one.uuid));
-        assert_eq!(
-            read("612.3 ns/day on 1").unwrap(),
-            (612.3, false, "GPU-b".to_owned())
-        );
-        assert_eq!(
-            read("5.0 ns/day (late) on GPU-a").unwrap(),
-            (5.0, true, "GPU-a".to_owned())
-        );
-        assert!(read("5.0 ns/day").is_err());
+        let read = |line| {
+            simulation(line, &gpus)
+                .map(|one| (one.per_second, one.late, one.uuid))
+                .ok()
+        };
+        assert_eq!(read("612.3 ns/day on 1"), Some((612.3, false, "GPU-b".into())));
+        let late = Some((5.0, true, "GPU-a".into()));
+        assert_eq!(read("5.0 ns/day (late) on GPU-a"), late);
+        assert_eq!(read("5.0 ns/day"), None);
     }
 }

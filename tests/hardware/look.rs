@@ -21,7 +21,7 @@ const OURS: [&str; 5] = [
 ];
 
 /// What can be left behind, a line each.
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 struct Look {
     lines: BTreeSet<String>,
     /// Processes that ended but that nobody has collected: PID 1's duty where their parent is gone.
@@ -43,12 +43,12 @@ impl Look {
             look.lines.insert(format!("gpu process {app}"));
         }
         for gpu in site::gpus()? {
-            look.lines
-                .insert(format!("compute mode of {} is {}", gpu.uuid, gpu.mode));
+            let (uuid, mode) = (gpu.uuid, gpu.mode);
+            look.lines.insert(format!("compute mode of {uuid} is {mode}"));
         }
         for mount in std::fs::read_to_string("/proc/self/mountinfo")?.lines() {
-            look.lines
-                .insert(format!("mount {}", mount.split(' ').nth(4).unwrap_or(mount)));
+            let at = mount.split(' ').nth(4).unwrap_or(mount);
+            look.lines.insert(format!("mount {at}"));
         }
         Ok(look)
     }
@@ -126,20 +126,14 @@ pub fn unchanged<'a>(
     // A user's copies of reports are bounded: the oldest go.
     let pruned = format!("gone: file {}/", run.join("mpsd/reports").display());
     let keeps = |line: &String| {
-        line.starts_with(&pruned)
-            || allowed
-                .iter()
-                .any(|path| line.ends_with(&format!(" {}", path.display())))
+        let is = |path: &PathBuf| line.ends_with(&format!(" {}", path.display()));
+        line.starts_with(&pruned) || allowed.iter().any(is)
     };
-    let mut left = Vec::new();
-    let mut defunct = Vec::new();
+    let (mut left, mut defunct) = (Vec::new(), Vec::new());
     child::until(limit, Duration::from_millis(100), || match Look::take(run) {
         Ok(look) => {
-            left = look
-                .against(&before)
-                .into_iter()
-                .filter(|line| !keeps(line))
-                .collect();
+            left = look.against(&before);
+            left.retain(|line| !keeps(line));
             defunct = look.defunct;
             left.is_empty()
         }

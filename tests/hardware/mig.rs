@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use crate::clients::{self, Limits};
+use crate::clients::{self, Client, Limits};
 use crate::job::{self, Job};
 use crate::look;
 use crate::result::Section;
@@ -63,29 +63,15 @@ fn one(section: &mut Section, place: &Place, mig: &Gpu, limits: &Limits) -> Resu
     let job = Job::named(place, mig, JOB)?;
     job.begin(section, "MIG: ", ACCOUNT)?;
     let env = job.environment()?;
-    section.equal(
-        "MIG: CUDA_VISIBLE_DEVICES of a task",
-        &env.get("CUDA_VISIBLE_DEVICES"),
-        &Some(&mig.uuid),
-    );
+    let visible = env.get("CUDA_VISIBLE_DEVICES");
+    section.equal("MIG: CUDA_VISIBLE_DEVICES of a task", &visible, &Some(&mig.uuid));
     job::server_log(section, &job.directory(), "0", limits);
-    let probe = place.staged("mps-probe")?;
-    let make = |_| {
-        let mut command = place.as_user(&probe, &env);
-        command.args(limits.probe_options()).args(["--hold", "2"]);
-        command
-    };
-    let (clients, processes) = clients::at_once(CLIENTS, make, || site::smi(&[]))?;
-    clients::judge(section, &clients, limits);
+    let look = || site::smi(&[]);
+    let (clients, processes) = clients::at_once(section, place, &env, (CLIENTS, limits), look)?;
     section.fact("mig_processes", processes);
-    let listed = clients
-        .iter()
-        .filter(|client| client.report["gpus"][0]["mps_listed"] == true);
-    section.equal(
-        "MIG: clients in NVML's list of the device",
-        &listed.count(),
-        &CLIENTS,
-    );
+    let listed = |client: &&Client| client.report["gpus"][0]["mps_listed"] == true;
+    let listed = clients.iter().filter(listed).count();
+    section.equal("MIG: clients in NVML's list of the device", &listed, &CLIENTS);
     job.end(section, "MIG: ")?;
     Ok(())
 }
@@ -101,13 +87,9 @@ fn two(section: &mut Section, place: &Place, migs: [&Gpu; 2]) -> Result<()> {
         let mut command = job.exec(env)?;
         command.arg(&probe).args(["--json", "--require-mps"]);
         let client = clients::alone(&mut command)?;
-        section.check(
-            format!("rank {rank} of two MIG devices is under MPS"),
-            client.code == Some(0),
-            client.report.to_string(),
-        );
+        let name = format!("rank {rank} of two MIG devices is under MPS");
+        section.check(name, client.code == Some(0), client.report.to_string());
         section.fact(&format!("mig_of_rank_{rank}"), mig.uuid.clone());
-        section.fact(&format!("report_of_rank_{rank}"), client.report.to_string());
     }
     job.end(section, "two MIG devices: ")?;
     Ok(())

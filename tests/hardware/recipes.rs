@@ -147,9 +147,10 @@ impl Kitchen<'_> {
         let go = self.home.join(format!("{name}.go"));
         let ranks = match recipe.launched {
             true => vec![self.launch(job, name, &go)?],
-            false => (0..RANKS)
-                .map(|rank| self.rank(job, name, rank, &go))
-                .collect::<Result<_>>()?,
+            false => {
+                let ranks = (0..RANKS).map(|rank| self.rank(job, name, rank, &go));
+                ranks.collect::<Result<_>>()?
+            }
         };
         let reports = reports(&ranks)?;
         let listed = self.listed(job)?;
@@ -162,12 +163,11 @@ impl Kitchen<'_> {
             section.fact(&format!("{name}: left_out"), why);
             return Ok(());
         }
-        let clients = reports
-            .iter()
-            .filter(|report| listed.contains(&report["pid"].to_string()));
+        let is_listed = |report: &&Value| listed.contains(&report["pid"].to_string());
+        let count = reports.iter().filter(is_listed).count();
         section.equal(
             format!("{name}: ranks in the daemon's list of clients"),
-            &clients.count(),
+            &count,
             &RANKS,
         );
         section.fact(&format!("{name}: the daemon's list"), listed.join(" "));
@@ -197,12 +197,8 @@ impl Kitchen<'_> {
     /// Starts the recipe behind the words that `command` has.
     fn started(&self, mut command: Command, name: &str, rank: usize, go: &Path) -> Result<Running> {
         command.arg(&self.python).arg(self.place.staged("recipes.py")?);
-        command.args([
-            name,
-            &rank.to_string(),
-            &RANKS.to_string(),
-            &LIMIT_MIB.to_string(),
-        ]);
+        command.args([name, &rank.to_string(), &RANKS.to_string()]);
+        command.arg(LIMIT_MIB.to_string());
         Running::start(command.arg(go).current_dir(&self.home), "")
     }
 
@@ -237,11 +233,8 @@ impl Kitchen<'_> {
         let mut explain = job.user_mpsctl(site::home_env(self.place, &self.home))?;
         explain.args(["explain", "-"]);
         let told = child::run(&mut explain, said, Duration::from_secs(10))?;
-        section.check(
-            "nccl: mpsctl explain explains it",
-            told.stdout.contains("NCCL: several ranks on one GPU"),
-            told.story(),
-        );
+        let known = told.stdout.contains("NCCL: several ranks on one GPU");
+        section.check("nccl: mpsctl explain explains it", known, told.story());
         Ok(())
     }
 }
@@ -257,14 +250,11 @@ fn reports(ranks: &[Running]) -> Result<Vec<Value>> {
             .collect()
     };
     let over = || ranks.iter().any(|rank| !child::alive(rank.pid()));
-    child::until(RECIPE, Duration::from_millis(50), || {
-        said().len() >= RANKS || over()
-    })?;
+    let (step, all) = (Duration::from_millis(50), || said().len() >= RANKS);
+    child::until(RECIPE, step, || all() || over())?;
+    // What one that has ended wrote last may still be in the pipe.
+    child::until(Duration::from_millis(300), step, all)?;
     let found = said();
-    if found.len() < RANKS {
-        // What one that has ended wrote last may still be in the pipe.
-        child::pause(Duration::from_millis(300))?;
-    }
     let errors = || {
         let texts = ranks.iter().map(Running::stderr_so_far);
         texts.collect::<Vec<_>>().join("\n")
@@ -288,28 +278,16 @@ fn judge(section: &mut Section, name: &str, reports: &[Value]) -> Result<()> {
     let mut all = |what: &str, key: &str, least: u64, most: u64| {
         let seen = numbers(key);
         let good = seen.len() == reports.len() && seen.iter().all(|mib| (least..=most).contains(mib));
-        section.check(
-            format!("{name}: {what}, {least} to {most} MiB"),
-            good,
-            format!("{seen:?}"),
-        );
+        let name = format!("{name}: {what}, {least} to {most} MiB");
+        section.check(name, good, format!("{seen:?}"));
     };
     all("free memory that CUDA tells", "free_mib", 0, LIMIT_MIB);
-    all(
-        "whole memory that CUDA tells",
-        "whole_mib",
-        LIMIT_MIB + 1,
-        u64::MAX,
-    );
+    let beyond = LIMIT_MIB + 1;
+    all("whole memory that CUDA tells", "whole_mib", beyond, u64::MAX);
     if !numbers("taken_of_share_mib").is_empty() {
-        let least = SHARE_MIB - MARGIN_MIB;
         // JAX rounds its share of the whole memory up: 2050 MiB of an H200's.
-        all(
-            "taken of the share",
-            "taken_of_share_mib",
-            least,
-            SHARE_MIB + ROUNDED_MIB,
-        );
+        let (least, most) = (SHARE_MIB - MARGIN_MIB, SHARE_MIB + ROUNDED_MIB);
+        all("taken of the share", "taken_of_share_mib", least, most);
     }
     if !numbers("taken_mib").is_empty() {
         all("taken before it was refused", "taken_mib", SHARE_MIB, LIMIT_MIB);
@@ -344,10 +322,7 @@ mod tests {
             report[key] = value;
             assert_eq!(failed(report).len(), 1, "{key}");
         }
-        assert_eq!(
-            failed(serde_json::json!({})).len(),
-            3,
-            "a rank that says nothing is no success"
-        );
+        let nothing = failed(serde_json::json!({}));
+        assert_eq!(nothing.len(), 3, "a rank that says nothing is no success");
     }
 }

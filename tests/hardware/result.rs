@@ -79,11 +79,8 @@ impl Section {
 
     fn table(&self) -> Table {
         let mut table = self.facts.clone();
-        let checks: Vec<Value> = self
-            .checks
-            .iter()
-            .filter_map(|check| Value::try_from(check).ok())
-            .collect();
+        let checks = self.checks.iter();
+        let checks: Vec<Value> = checks.filter_map(|check| Value::try_from(check).ok()).collect();
         if !checks.is_empty() {
             table.insert("checks".into(), Value::Array(checks));
         }

@@ -20,48 +20,33 @@ use tests::floor::Daemon;
 use crate::clients::Limits;
 use crate::result::Section;
 
-const PROGRAM_DIRS: [&str; 8] = [
-    "/usr/bin",
-    "/usr/local/nvidia/bin",
-    "/usr/local/bin",
-    "/opt/nvidia/bin",
-    "/bin",
-    "/usr/sbin",
-    "/sbin",
-    "/usr/local/sbin",
-];
-const LIBRARY_DIRS: [&str; 7] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-    "/usr/local/nvidia/lib64",
-    "/usr/local/nvidia/lib",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib",
-    "/lib/x86_64-linux-gnu",
-];
+/// Where NVIDIA's programs and libraries are, and others.
+const PROGRAM_DIRS: &str =
+    "/usr/bin:/usr/local/nvidia/bin:/usr/local/bin:/opt/nvidia/bin:/bin:/usr/sbin:/sbin:/usr/local/sbin";
+const LIBRARY_DIRS: &str = "/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/local/nvidia/lib64:/usr/local/nvidia/lib:\
+                            /usr/lib/aarch64-linux-gnu:/usr/lib:/lib/x86_64-linux-gnu";
 
 /// The first program of that name: the usual places, then PATH.
 pub fn program(name: &str) -> Result<PathBuf> {
-    find(name, &PROGRAM_DIRS, "PATH")
+    find(name, PROGRAM_DIRS, "PATH")
 }
 
 /// NVIDIA's management library by its absolute path, so that no loader path is needed.
 pub fn nvml() -> Result<PathBuf> {
-    find("libnvidia-ml.so.1", &LIBRARY_DIRS, "LD_LIBRARY_PATH")
+    find("libnvidia-ml.so.1", LIBRARY_DIRS, "LD_LIBRARY_PATH")
 }
 
 /// The Python in PATH: the machine's own may lack numpy and CUDA's libraries.
 pub fn python() -> Result<PathBuf> {
-    find("python3", &[], "PATH")
+    find("python3", "", "PATH")
 }
 
-fn find(name: &str, dirs: &[&str], variable: &str) -> Result<PathBuf> {
+fn find(name: &str, dirs: &str, variable: &str) -> Result<PathBuf> {
     let more = std::env::var_os(variable).unwrap_or_default();
-    let dirs = dirs.iter().map(PathBuf::from).chain(std::env::split_paths(&more));
-    let mut files = dirs.map(|dir| dir.join(name));
-    files.find(|file| file.is_file()).with_context(|| {
-        format!("'{name}' is not on this machine (searched the usual folders and {variable})")
-    })
+    let all = std::env::split_paths(dirs).chain(std::env::split_paths(&more));
+    let mut files = all.filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
+    let found = files.find(|file| file.is_file());
+    found.with_context(|| format!("'{name}' is not on this machine (searched '{dirs}' and {variable})"))
 }
 
 /// The ordinary user of the run: an account that exists, nothing is created.
@@ -87,32 +72,24 @@ pub struct Gpu {
 pub fn gpus() -> Result<Vec<Gpu>> {
     let fields = "--query-gpu=uuid,name,driver_version,memory.total,compute_mode";
     let text = smi(&[fields, "--format=csv,noheader,nounits"])?;
-    text.lines()
-        .map(|line| {
-            let [uuid, name, driver, total, mode] = line.split(", ").collect::<Vec<_>>()[..] else {
-                bail!("nvidia-smi wrote '{line}'");
-            };
-            let total_mib = total
-                .parse()
-                .with_context(|| format!("nvidia-smi wrote '{line}'"))?;
-            Ok(Gpu {
-                uuid: uuid.into(),
-                name: name.into(),
-                driver: driver.into(),
-                total_mib,
-                mode: mode.into(),
-            })
-        })
-        .collect()
+    let gpu = |line: &str| match line.split(", ").collect::<Vec<_>>()[..] {
+        [uuid, name, driver, total, mode] => Some(Gpu {
+            uuid: uuid.into(),
+            name: name.into(),
+            driver: driver.into(),
+            total_mib: total.parse().ok()?,
+            mode: mode.into(),
+        }),
+        _ => None,
+    };
+    let whole = |line| gpu(line).with_context(|| format!("nvidia-smi wrote '{line}'"));
+    text.lines().map(whole).collect()
 }
 
 /// `nvidia-smi` with `arguments`; its standard output.
 pub fn smi(arguments: &[&str]) -> Result<String> {
-    let ran = child::run(
-        Command::new(program("nvidia-smi")?).args(arguments),
-        "",
-        Duration::from_secs(30),
-    )?;
+    let mut command = Command::new(program("nvidia-smi")?);
+    let ran = child::run(command.args(arguments), "", Duration::from_secs(30))?;
     Ok(ran.success()?.stdout)
 }
 
@@ -174,14 +151,9 @@ impl Place {
         };
         if statfs(&place.run)?.filesystem_type() != TMPFS_MAGIC {
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-            mount(
-                Some("mpsd-hw"),
-                &place.run,
-                Some("tmpfs"),
-                flags,
-                Some("mode=0755"),
-            )
-            .with_context(|| format!("no tmpfs on '{}'", place.run.display()))?;
+            let (name, kind, options) = (Some("mpsd-hw"), Some("tmpfs"), Some("mode=0755"));
+            mount(name, &place.run, kind, flags, options)
+                .with_context(|| format!("no tmpfs on '{}'", place.run.display()))?;
             place.mounted = true;
         }
         for name in ["bin", "etc", "state"] {

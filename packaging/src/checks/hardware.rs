@@ -76,11 +76,15 @@ const OPENMM_FOR: [&str; 8] = [
     "manylinux_2_34_x86_64",
 ];
 /// What runs it, and PyTorch and others.
-const WORKLOADS: [&str; 3] = ["dynamics.py", "inference.py", "recipes.py"];
+const WORKLOADS: [&str; 3] = [
+    "tests/hardware/dynamics.py",
+    "tests/hardware/inference.py",
+    "tests/hardware/recipes.py",
+];
 /// The contract suite, a test program.
 const CONTRACT: &str = "contract";
-/// Scripts of `etc/slurm` that the plugin looks for beside the prologue.
-const SCRIPTS: [&str; 1] = ["mps-task-prolog"];
+/// The script that the plugin looks for beside the prologue.
+const SCRIPT: &str = "etc/slurm/mps-task-prolog";
 
 /// Runs the contract suite, one whole job, the times and a real Slurm against the GPU of this machine.
 ///
@@ -96,7 +100,7 @@ pub struct Options {
     /// Pack no Slurm packages
     #[arg(long, requires = "pack")]
     no_slurm: bool,
-    /// Pack OpenMM as well, for the part 'gain'
+    /// Pack OpenMM as well, for the parts 'gain' and 'several'
     #[arg(long)]
     openmm: bool,
     /// Arguments for the 'hardware' program, 'all' if there are none
@@ -107,7 +111,7 @@ pub struct Options {
 /// Carries the subcommand out in the workspace at `root`.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
     if let Some(directory) = &options.pack {
-        return pack(root, directory, options);
+        return pack(root, directory, options, !options.no_slurm);
     }
     if !Path::new("/dev/nvidiactl").exists() {
         bail!(
@@ -116,17 +120,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         );
     }
     let package = root.join(".hardware");
-    pack(
-        root,
-        &package,
-        &Options {
-            pack: None,
-            dev: options.dev,
-            no_slurm: true,
-            openmm: options.openmm,
-            arguments: Vec::new(),
-        },
-    )?;
+    pack(root, &package, options, false)?;
     let out = package.join("out");
     let mut command = Command::new(package.join("hardware"));
     let part = if options.arguments.is_empty() {
@@ -179,7 +173,7 @@ fn file_name(date: &str, gpu: &str) -> String {
     format!("{day}-{}.toml", words.join("-"))
 }
 
-fn pack(root: &Path, directory: &Path, options: &Options) -> Result<()> {
+fn pack(root: &Path, directory: &Path, options: &Options, slurm: bool) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("cannot make '{}'", directory.display()))?;
     let profile: &[&str] = if options.dev { &[] } else { &["--release"] };
     let packed = || PROGRAMS.into_iter().chain(BENCH);
@@ -204,18 +198,15 @@ fn pack(root: &Path, directory: &Path, options: &Options) -> Result<()> {
     for program in BENCH {
         put(&built, program, &bench)?;
     }
-    for name in SCRIPTS {
-        let from = root.join("etc/slurm").join(name);
-        fs::copy(&from, directory.join(name)).with_context(|| format!("cannot copy '{}'", from.display()))?;
-    }
-    for name in WORKLOADS {
-        let from = root.join("tests/hardware").join(name);
-        fs::copy(&from, directory.join(name)).with_context(|| format!("cannot copy '{}'", from.display()))?;
+    for script in WORKLOADS.into_iter().chain([SCRIPT]) {
+        let name = script.rsplit('/').next().unwrap_or(script);
+        fs::copy(root.join(script), directory.join(name))
+            .with_context(|| format!("cannot copy '{script}'"))?;
     }
     if options.openmm {
         openmm(&directory.join("wheels"))?;
     }
-    if !options.no_slurm {
+    if slurm {
         slurm_packages(&directory.join("debs"))?;
     }
     tell(&format!(

@@ -94,7 +94,6 @@ fn run(options: &Options) -> Result<serde_json::Value> {
     Ok(serde_json::json!({
         "rank": rank,
         "visible": visible,
-        "listed": std::env::var("CUDA_VISIBLE_DEVICES").ok(),
         "uuid": format!("GPU-{}", groups.join("-")),
         "late": late,
         "per_second": launches as f64 / started.elapsed().as_secs_f64(),
