@@ -79,6 +79,9 @@ struct Life {
     steps: [Steps; 2],
 }
 
+const BEGIN: fn(&Life) -> f64 = |life| life.begin;
+const END: fn(&Life) -> f64 = |life| life.end;
+
 /// Pairs of floor and job, and jobs that did not ask.
 pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
     let (place, gpu) = (&run.place, run.gpu());
@@ -88,11 +91,8 @@ pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
     })?;
     let waits = &not_asked[0];
     section.fact("not_asked_ms_spread", spread(waits));
-    section.check(
-        format!("a job that did not ask waits less than {OTHERS_LIMIT} ms"),
-        median(waits) < OTHERS_LIMIT,
-        spread(waits),
-    );
+    let name = format!("a job that did not ask waits less than {OTHERS_LIMIT} ms");
+    section.check(name, median(waits) < OTHERS_LIMIT, spread(waits));
     let lives = in_turn(&PAIR, run.pairs, |sides, _| {
         live(place, std::slice::from_ref(gpu), sides.floor, job::ACCOUNT)
     })?;
@@ -108,7 +108,7 @@ pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
             }
         }
     }
-    let begin = |number: usize| median(&begins(&lives[number]));
+    let begin = |number: usize| median(&last(&lives[number], BEGIN));
     let ratio = (begin(1) / begin(0) * 1000.0).round() / 1000.0;
     section.fact("ratio_of_medians", ratio);
     let name = format!("prologue within {LIMIT} of the floor");
@@ -129,8 +129,9 @@ pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
     for (sides, lives) in AT_ONCE.iter().zip(&lives) {
         record(section, sides, lives);
     }
-    for (what, times) in [("begin", begins as fn(&[Vec<Life>]) -> Vec<f64>), ("end", ends)] {
-        let ratio = |floor: usize| median(&times(&lives[2 + floor])) / median(&times(&lives[floor]));
+    for (what, time) in [("begin", BEGIN), ("end", END)] {
+        let median = |number: usize| median(&last(&lives[number], time));
+        let ratio = |floor: usize| median(2 + floor) / median(floor);
         let (ours, floor) = (ratio(0), ratio(1));
         section.fact(&format!("{what}_last_of_all_by_one_alone"), hundredths(ours));
         section.fact(
@@ -149,19 +150,13 @@ pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
 }
 
 fn record(section: &mut Section, sides: &Sides, lives: &[Vec<Life>]) {
-    section.times(sides.begin, &begins(lives));
-    section.times(sides.end, &ends(lives));
+    section.times(sides.begin, &last(lives, BEGIN));
+    section.times(sides.end, &last(lives, END));
 }
 
-/// The last begin of each round.
-fn begins(lives: &[Vec<Life>]) -> Vec<f64> {
-    let last = |lives: &Vec<Life>| lives.iter().map(|life| life.begin).fold(0.0, f64::max);
-    lives.iter().map(last).collect()
-}
-
-/// The last end of each round.
-fn ends(lives: &[Vec<Life>]) -> Vec<f64> {
-    let last = |lives: &Vec<Life>| lives.iter().map(|life| life.end).fold(0.0, f64::max);
+/// The last of each round.
+fn last(lives: &[Vec<Life>], time: fn(&Life) -> f64) -> Vec<f64> {
+    let last = |lives: &Vec<Life>| lives.iter().map(time).fold(0.0, f64::max);
     lives.iter().map(last).collect()
 }
 

@@ -23,6 +23,14 @@ struct Device {
     minor: u32,
 }
 
+/// What a job asks for of GPUs with a type.
+const ASKED: [&str; 4] = [
+    "--gres=gpu:a:1",
+    "--gres=gpu:b:1",
+    "--gres=gpu:c:1",
+    "--gres=gpu:d:1",
+];
+
 /// One way to list two GPUs: a name, what slurm.conf grants, gres.conf, and what jobs ask for.
 struct List {
     name: &'static str,
@@ -43,6 +51,8 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         section.fact(&format!("nvidia{}", device.minor), device.uuid.clone());
     }
     let file = |device: &Device| format!("File=/dev/nvidia{}", device.minor);
+    let line = |(kind, device): &(&str, &Device)| format!("Name=gpu Type={kind} {}\n", file(device));
+    let typed = |kinds: &[(&str, &Device)]| kinds.iter().map(line).collect::<String>();
     let mut lists = vec![
         List {
             name: "partial",
@@ -53,27 +63,16 @@ pub fn run(section: &mut Section, run: &Run) -> Result<()> {
         List {
             name: "reversed",
             granted: "gpu:b:1,gpu:a:1",
-            gres: format!(
-                "Name=gpu Type=b {}\nName=gpu Type=a {}\n",
-                file(second),
-                file(first)
-            ),
-            asked: &["--gres=gpu:a:1", "--gres=gpu:b:1"],
+            gres: typed(&[("b", second), ("a", first)]),
+            asked: &ASKED[..2],
         },
     ];
     if let [a, b, c, d, ..] = &devices[..] {
         lists.push(List {
             name: "shuffled",
             granted: "gpu:c:1,gpu:d:1,gpu:a:1,gpu:b:1",
-            gres: [("c", c), ("d", d), ("a", a), ("b", b)]
-                .map(|(kind, device)| format!("Name=gpu Type={kind} {}\n", file(device)))
-                .concat(),
-            asked: &[
-                "--gres=gpu:a:1",
-                "--gres=gpu:b:1",
-                "--gres=gpu:c:1",
-                "--gres=gpu:d:1",
-            ],
+            gres: typed(&[("c", c), ("d", d), ("a", a), ("b", b)]),
+            asked: &ASKED,
         });
     }
     let uuids = devices.iter().map(|device| &device.uuid);
@@ -102,13 +101,12 @@ fn devices() -> Result<Vec<Device>> {
         uuids.len() == minors.len(),
         "nvidia-smi -q: {uuids:?}, {minors:?}"
     );
-    let device = |(uuid, minor): (String, String)| {
-        Ok(Device {
-            uuid,
-            minor: minor.parse()?,
-        })
-    };
-    uuids.into_iter().zip(minors).map(device).collect()
+    let mut devices = Vec::new();
+    for (uuid, minor) in uuids.into_iter().zip(minors) {
+        let minor = minor.parse()?;
+        devices.push(Device { uuid, minor });
+    }
+    Ok(devices)
 }
 
 fn options(list: &List, constrain: bool) -> Options {
