@@ -363,6 +363,21 @@ fn a_start_that_hangs_keeps_no_other_job_waiting() {
         launched.message
     );
     at_once(&mut c, &job, "execjob_abort");
+    let comment = std::fs::read_to_string(c.server().join("comments/32.localhost")).unwrap();
+    assert!(comment.contains("MPS did not start"), "its user reads: {comment}");
+    let note = c.state("nodea").1;
+    assert!(note.starts_with("mpsd: ") && note.contains("not ready"), "{note}");
+    // The next start that works takes the note away.
+    c.gpus[0].change(|node| node.faults.start = String::new());
+    let next = Job::new("30.localhost", "MPS=true");
+    assert_eq!(c.openpbs_begin(&next), Verdict::Runs);
+    let withdrawn = || c.state("nodea") == ("free".into(), String::new());
+    assert!(
+        wait_until(Duration::from_secs(5), withdrawn),
+        "{:?}",
+        c.state("nodea")
+    );
+    c.openpbs_end(&next, 0);
     c.nodes[0].sh("rm -f /var/spool/pbs/aux/*");
     before.holds(&mut c);
 }

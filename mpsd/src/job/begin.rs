@@ -44,10 +44,15 @@ pub struct Begun {
 /// Gives the job its MPS; where that fails, does what the failure leads to.
 pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Until) -> Begun {
     match start(node, job, scheduled, until) {
-        Ok(()) => Begun {
-            code: 0,
-            failed: None,
-        },
+        Ok(()) => {
+            for line in node.withdraw_remarks(&job.site) {
+                node.log(Severity::Info, &line);
+            }
+            Begun {
+                code: 0,
+                failed: None,
+            }
+        }
         Err(failed) => Begun {
             code: outcome::of_failure(node, job, &failed, until != Until::Announced),
             failed: Some(failed),

@@ -10,7 +10,7 @@ use super::spec::Spec;
 use super::suspicion::Suspicion;
 use crate::plan::effects::Exporter;
 use crate::scheduler::drain::Place;
-use crate::scheduler::{Requeued, UserRef};
+use crate::scheduler::{Requeued, Site, UserRef};
 use crate::sys::deadline::Deadline;
 pub use crate::sys::process::Thread;
 use mpsd_core::failure::{FailureKind, Fault};
@@ -328,6 +328,11 @@ pub trait Drains {
         fault: &Fault,
         gpus: Vec<String>,
     ) -> (String, bool);
+    /// Shows the administrator a failure that does not drain, as the note of the node. A line for the log, where something was
+    /// tried.
+    fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String>;
+    /// Takes these notes off the node: a start worked. Lines for the log.
+    fn withdraw_remarks(&mut self, site: &Site) -> Vec<String>;
     /// Tells the job's user why it has no MPS, where he looks at his job, and with `aloud` where he waits for it.
     ///
     /// # Errors

@@ -59,7 +59,13 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     if awaited && failure.kind() != FailureKind::Refusal && !drained {
         hold(node, submission, job.deadline);
     }
-    exit_code(submission, job.record, failure)
+    let code = exit_code(submission, job.record, failure);
+    // Its job waits for this node, and neither a hold nor a drain tells the administrator.
+    if code == UNCOUNTED && !drained && job.settings.drain.enabled {
+        let line = node.remark(&job.place(), &job.settings.drain.prefix, failure);
+        line.iter().for_each(|line| node.log(Severity::Warning, line));
+    }
+    code
 }
 
 /// The exit code of a failure. `recorded`: the caller can tell the scheduler which tries do not count (see

@@ -9,7 +9,7 @@ use crate::job::journal::ProcessRef;
 use crate::job::node::{Console, Drains, Severity};
 use crate::plan::effects::Effect;
 use crate::scheduler::drain::{self, Place, markers};
-use crate::scheduler::{Requeued, UserRef};
+use crate::scheduler::{Requeued, Site, UserRef};
 use crate::sys::Exit;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine::Confinement;
@@ -195,6 +195,15 @@ pub fn beside(name: &str) -> Result<PathBuf, Failure> {
 }
 
 impl Drains for RealNode {
+    fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String> {
+        drain::remark(&self.paths, place, prefix, failure)
+    }
+
+    fn withdraw_remarks(&mut self, site: &Site) -> Vec<String> {
+        let told = drain::withdraw_remarks(&self.paths, site).into_iter();
+        told.map(|told| told.unwrap_or_else(|why| why)).collect()
+    }
+
     fn undelivered(&mut self, node: &str) -> Option<String> {
         markers::undelivered(&self.paths, node).map(|marker| marker.reason)
     }

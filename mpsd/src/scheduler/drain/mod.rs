@@ -10,6 +10,7 @@ use super::site::Site;
 pub use markers::Marker;
 use mpsd_core::text::one_line;
 use mpsd_core::{Fault, JobId, Paths, Scheduler};
+use std::fmt::Display;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest reason of somebody else's that a message repeats. Characters.
@@ -110,11 +111,11 @@ fn without_directory(text: &str) -> Option<String> {
     Some(text.replacen(path, &format!("{CUT}{name}"), 1))
 }
 
-/// Shows the administrator `fault`, which does not drain, as the note of the node of `place`; once, and never over another's
+/// Shows the administrator `failure`, which does not drain, as the note of the node of `place`; once, and never over another's
 /// note. It is remembered, so that it can be withdrawn. A line for the log, where something was tried.
-pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, fault: &Fault) -> Option<String> {
+pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Display) -> Option<String> {
     let controller = place.controller();
-    let note = fitted(place.system().longest_reason(), &format!("{prefix} {fault}"));
+    let note = fitted(place.system().longest_reason(), &format!("{prefix} {failure}"));
     let shown = match controller.shown() {
         Ok(shown) => shown,
         Err(why) => return Some(format!("node '{}' is not told ({why}): {note}", place.node)),

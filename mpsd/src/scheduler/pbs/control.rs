@@ -73,6 +73,19 @@ impl<'h> Node<'h> {
         Err(last)
     }
 
+    /// As the job's comment, which `qstat -f` shows, Torque's for as long as the server keeps an ended job. An operator alone may
+    /// set it (docs/facts/pbs.md#results-of-a-prologue).
+    fn comment(&self, job: &JobId, line: &str) -> Result<(), String> {
+        let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
+        let comment = format!("comment=\"{comment}\"");
+        let arguments = ["-W", &comment, job.as_str()];
+        let answer = self.pbs.run("qalter", &arguments, CALL_DEADLINE, self.host)?;
+        match answer.code {
+            Some(0) => Ok(()),
+            _ => Err(format!("qalter said: {}", one_line(answer.text.trim(), SHOWN))),
+        }
+    }
+
     /// An order with the note that the node has then.
     fn order(&self, order: &str, note: &str) -> Result<String, String> {
         let name = self.find()?.name;
@@ -113,19 +126,19 @@ impl Controller for Node<'_> {
         }
     }
 
-    /// As the job's comment, which Torque's `qstat -f` shows for as long as the server keeps an ended job, and an operator alone
-    /// may set (docs/facts/pbs.md#results-of-a-prologue). OpenPBS delivers what the job's error file has.
-    fn tell_refused(&self, job: &JobId, line: &str) -> Result<(), String> {
-        if !self.pbs.product.comments {
-            return Ok(());
+    /// Torque's users read a refusal there, and the rest elsewhere.
+    fn tell(&self, job: &JobId, line: &str, _: bool) -> Result<(), String> {
+        match self.pbs.product.comments {
+            true => Ok(()),
+            false => self.comment(job, line),
         }
-        let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
-        let comment = format!("comment=\"{comment}\"");
-        let arguments = ["-W", &comment, job.as_str()];
-        let answer = self.pbs.run("qalter", &arguments, CALL_DEADLINE, self.host)?;
-        match answer.code {
-            Some(0) => Ok(()),
-            _ => Err(format!("qalter said: {}", one_line(answer.text.trim(), SHOWN))),
+    }
+
+    /// OpenPBS delivers what the job's error file has.
+    fn tell_refused(&self, job: &JobId, line: &str) -> Result<(), String> {
+        match self.pbs.product.comments {
+            true => self.comment(job, line),
+            false => Ok(()),
         }
     }
 

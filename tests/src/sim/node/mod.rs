@@ -15,7 +15,7 @@ use mpsd::job::spec::Spec;
 use mpsd::job::suspicion::Suspicion;
 use mpsd::plan::effects::Exporter;
 use mpsd::scheduler::drain::Place;
-use mpsd::scheduler::{Requeued, Scheduler, UserRef};
+use mpsd::scheduler::{Requeued, Scheduler, Site, UserRef};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
@@ -400,6 +400,14 @@ impl Drains for Sim {
         let reason = format!("{prefix} job {job}: {fault}");
         self.step(|world| world.drains.push(reason.clone()));
         (reason, !self.world.borrow().deaf)
+    }
+
+    fn remark(&mut self, _: &Place<'_>, _: &str, _: &Failure) -> Option<String> {
+        None
+    }
+
+    fn withdraw_remarks(&mut self, _: &Site) -> Vec<String> {
+        Vec::new()
     }
 
     fn tell(&mut self, _: &Place<'_>, _: &JobId, _: &str, _: bool) -> Result<(), String> {
