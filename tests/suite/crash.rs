@@ -1,13 +1,13 @@
 //! The crash matrix, generated from plans: a prologue and an epilogue are killed at every point between two smallest
 //! changes, or a call of theirs fails; then an epilogue runs, and the node must be exactly as it was before.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 
 use mpsd::job::ladder::Rung;
 use mpsd::job::node::Role;
-use mpsd::job::{self, Account, Failed, Findings, Until};
+use mpsd::job::{self, Account, Failed, Findings, Until, sweep};
 use mpsd::scheduler::{Exclusive, Scheduler};
 use mpsd_core::failure::Evidence;
 use mpsd_core::record::State;
@@ -487,6 +487,10 @@ fn a_start_that_fails_for_two_users_is_told_and_is_evidence_only_where_the_site_
         assert!(matches!(failed.failure, Failure::Undetermined(_)), "{failed:?}");
     }
     world.borrow_mut().failed_starts.insert(UID + 7);
+    // One that was there when the start began, and has ended since, may have brought it down.
+    world.borrow_mut().user_is_seen = 1;
+    let failed = prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect_err("stillborn");
+    assert!(matches!(failed.failure, Failure::Undetermined(_)), "{failed:?}");
     let failed = prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect_err("stillborn");
     assert!(
         matches!(&failed.failure, Failure::Fault(f) if f.evidence == Evidence::RepeatedStarts),
@@ -667,4 +671,61 @@ fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
     let (uid, other) = begin(first + 1);
     assert_eq!(uid, first + 1, "it has the daemon of another user");
     assert_ne!(other, supervisor);
+}
+
+/// `reconcile` judges by a journal that it read without the job's lock.
+#[test]
+fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one() {
+    silence_kills();
+    let scenario = Scenario::new("begun again", "MPS=true", 1);
+    let (old, ..) = running(&scenario);
+    let judged = old.jobs[&scenario.id()].journal.clone();
+    let settings = scenario.settings();
+    let mut tried = 0;
+    for at in 0.. {
+        let (world, again) = (shared(&old), Rc::new(Cell::new(None)));
+        let (told, requeued) = (Rc::clone(&again), scenario.clone());
+        let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
+            epilogue(&mut Sim::new(world, Trouble::None), &requeued);
+            let begun = prologue(&mut Sim::new(world, Trouble::None), &requeued);
+            told.set(Some(begun.is_ok()));
+        });
+        let ending = scenario.ending(&settings);
+        job::end_as_judged(&mut node, &scenario.id(), &ending, judged.as_ref());
+        match again.get() {
+            None => break,
+            // The end held the job's lock.
+            Some(false) => continue,
+            Some(true) => tried += 1,
+        }
+        let world = world.borrow();
+        let record = world.jobs.get(&scenario.id()).and_then(|job| job.record.clone());
+        let state = record.map(|record| record.state);
+        assert_eq!(
+            state,
+            Some(State::Ready),
+            "begun again at point {at} of the old end"
+        );
+        assert_eq!(world.processes.len(), 3, "begun again at point {at}");
+    }
+    assert!(tried > 1, "only {tried} points");
+}
+
+/// A job that stands in a GPU's account without a directory may begin again between the look and the cleanup.
+#[test]
+fn a_job_that_begins_again_keeps_the_gpu_that_an_earlier_start_of_it_left() {
+    let scenario = Scenario::new("begun again", "MPS=true", 1);
+    let gpu = scenario.inventory.gpus[0].uuid.clone();
+    let mut left = World::new(scenario.inventory.clone());
+    left.gpu_locks.insert(gpu.clone());
+    let account = Account::join(None, &scenario.id(), ComputeMode::Default);
+    left.accounts.insert(gpu, account);
+    let world = shared(&left);
+    let cleanup = || Sim::new(&world, Trouble::None);
+    let stale = sweep::stale(&mut cleanup()).expect("a look");
+    assert_eq!(stale.len(), 1);
+    prologue(&mut cleanup(), &scenario).expect("it begins again");
+    let up = world.borrow().picture();
+    sweep::sweep(&mut cleanup(), &stale[0]).expect("a cleanup");
+    assert_eq!(world.borrow().picture(), up);
 }

@@ -240,3 +240,16 @@ fn a_silent_nvml_drains_only_where_the_driver_holds_it_twice() {
         );
     }
 }
+
+/// What survives has the directories and the GPUs that a second start would use.
+#[test]
+fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
+    let (world, scenario) = stuck(Vec::new());
+    let before = world.borrow().processes.clone();
+    let failed = begin(&world, &scenario).expect_err("the earlier processes are there");
+    assert_eq!(failed.failure.kind(), FailureKind::Undetermined, "{failed:?}");
+    let world = world.borrow();
+    assert_eq!(world.processes, before);
+    let journal = &world.jobs[&scenario.id()].journal;
+    assert!(journal.is_some(), "the end that finishes needs it");
+}

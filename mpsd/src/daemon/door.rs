@@ -109,6 +109,36 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::mpsc::channel;
 
+    /// The directory's mode keeps others away; a user who opens it to them gives nobody its limits.
+    #[test]
+    fn only_the_jobs_user_and_root_are_heard() {
+        use std::os::unix::fs::PermissionsExt as _;
+        const STRANGER: u32 = 54_321;
+        let log = tempfile::tempdir().unwrap();
+        let door = Door::open(log.path()).unwrap();
+        let path = log.path().join(NAME);
+        for open in [log.path(), &path] {
+            std::fs::set_permissions(open, std::fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        let knocks_as = |uid: u32| {
+            std::thread::scope(|scope| {
+                let knock = || {
+                    let uid = rustix::process::Uid::from_raw(uid);
+                    rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                    let stream = UnixStream::connect(&path).unwrap();
+                    send(&stream, &ClientLimits::default()).unwrap();
+                    stream
+                };
+                scope.spawn(knock).join().unwrap()
+            })
+        };
+        let stranger = knocks_as(STRANGER);
+        assert!(door.take().is_none());
+        let own = knocks_as(0);
+        assert!(door.take().is_some());
+        drop((stranger, own));
+    }
+
     /// A process of the user's may be in `mpsd`'s place, and a connection to a full backlog waits for ever.
     #[test]
     fn a_full_backlog_keeps_nobody() {

@@ -83,10 +83,15 @@ mod tests {
     use super::*;
     use mpsd_core::config::MemoryOverLimit;
     use mpsd_core::record::ClientLimits;
+    use std::os::unix::net::UnixListener;
+    use tempfile::TempDir;
 
     /// What a control daemon is told at an end, a line a session, that answers `clients` to the first question; server 691 was proved.
     fn told(clients: &str, known: &[i32]) -> Vec<String> {
-        let directory = tempfile::tempdir().unwrap();
+        told_in(&tempfile::tempdir().unwrap(), clients, known)
+    }
+
+    fn told_in(directory: &TempDir, clients: &str, known: &[i32]) -> Vec<String> {
         let (control, said) = (directory.path().join("control"), directory.path().join("said"));
         let script = format!(
             "#!/bin/sh\nwords=$(cat | tr '\\n' ' ')\necho \"$words\" >> '{}'\ncase \"$words\" in\n\
@@ -138,5 +143,16 @@ mod tests {
             assert_eq!(said.first().map(String::as_str), Some(usual), "{other}");
             assert_eq!(said[1..], asked, "{other}");
         }
+    }
+
+    /// Its answer to `quit` proves nothing: it waits for its clients, and a server that hangs keeps it.
+    #[test]
+    fn a_daemon_that_still_listens_after_quit_is_told_to_end_by_force() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("pipe")).unwrap();
+        let listener = UnixListener::bind(directory.path().join("pipe/control")).unwrap();
+        let last = told_in(&directory, "691\\n", &[691]).pop();
+        assert_eq!(last.as_deref(), Some("quit -t 1"));
+        drop(listener);
     }
 }

@@ -17,7 +17,7 @@ pub mod outcome;
 pub mod report;
 pub mod spec;
 pub mod suspicion;
-pub(crate) mod sweep;
+pub mod sweep;
 pub mod tally;
 mod undo;
 

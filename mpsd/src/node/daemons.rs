@@ -238,3 +238,40 @@ fn ranks_of(node: &RealNode, directory: &Dir, journal: &Journal) -> Result<(), S
     let owner = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));
     fchown(&file, Some(owner.0), Some(owner.1)).map_err(|e| format!("cannot give '{PARTITIONS}' away: {e}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::launch::to_ask;
+    use crate::sys::spawn::Spawn;
+    use mpsd_core::config::Settings;
+
+    /// Its user can stop it; only the rollback of a start gives the GPU back at once.
+    #[test]
+    fn a_daemon_that_says_nothing_is_waited_for_no_longer_than_its_start_may_take() {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let recorded = include_str!("../job/recorded/journal-1.json");
+            let journal: Journal = serde_json::from_str(recorded).unwrap();
+            let limit = Duration::from_secs(60);
+            let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
+            let (report, theirs) = pipe2(OFlag::O_CLOEXEC).unwrap();
+            let mut silent = Spawn::new(Path::new("/bin/sleep"));
+            silent.args = vec!["60".into()];
+            let child = silent.start(Deadline::after_ms(20_000)).unwrap();
+            let silent = child.id().unwrap();
+            node.started = Some(Started { child, report });
+            let spec = Spec {
+                start_ms: 200,
+                ..to_ask(&journal, 1)
+            };
+            let failed = node.await_ready(&journal, &spec).err();
+            drop(theirs);
+            processes::end_own(silent);
+            tell.send(failed.map(|failure| failure.to_string()))
+        });
+        let failed = told.recv_timeout(Duration::from_secs(20)).expect("an answer");
+        let failed = failed.expect("it said nothing");
+        assert!(failed.contains("no report within "), "{failed}");
+    }
+}

@@ -92,6 +92,20 @@ mod tests {
 
     const STRANGER: u32 = 54_321;
 
+    /// Outside of it a process of the job would not be found, and not be bounded.
+    #[test]
+    fn nothing_of_a_job_runs_outside_of_the_cgroup_that_was_made_for_it() {
+        let recorded = include_str!("../job/recorded/journal-1.json");
+        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        let limit = Duration::from_secs(1);
+        let node = RealNode::new("test", &Settings::usual(), limit, limit);
+        let starts = |journal: &Journal| with_spec(&node, journal, &to_ask(journal, 1), &[]);
+        journal.cgroup = Some("/sys/fs/cgroup/gone".into());
+        assert!(matches!(starts(&journal), Err(Failure::Undetermined(_))));
+        journal.cgroup = None;
+        assert!(starts(&journal).is_ok());
+    }
+
     #[test]
     fn what_only_talks_to_the_daemons_has_the_groups_of_the_jobs_mpsd_and_asks_nobody_for_them() {
         let recorded = include_str!("../job/recorded/journal-1.json");

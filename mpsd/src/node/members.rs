@@ -314,6 +314,73 @@ pub fn uid_of(pid: i32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::journal::Programs;
+    use crate::node::looks;
+    use crate::sys::cgroup::Cgroup;
+    use crate::sys::spawn::{Identity, Spawn};
+    use mpsd_core::config::Settings;
+    use mpsd_core::environment::PIPE_DIRECTORY;
+    use std::path::Path;
+
+    /// A user that owns nothing on any system.
+    const STRANGER: u32 = 54_321;
+
+    /// What `mpsd` names is its user's word: a process of that user which talks elsewhere, or a stranger's, is not believed.
+    #[test]
+    fn only_a_process_of_the_jobs_user_in_the_jobs_directory_is_proved_to_be_its_server() {
+        let recorded = include_str!("../job/recorded/journal-1.json");
+        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        (journal.cgroup, journal.uid) = (None, STRANGER);
+        journal.programs = Some(Programs {
+            server: looks::file(Path::new("/bin/sleep")),
+            ..Programs::default()
+        });
+        let limit = Duration::from_secs(1);
+        let node = RealNode::new("test", &Settings::usual(), limit, limit);
+        let is_proved = |uid: u32, pipe: &Path, role| {
+            let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
+            sleeper.args = vec!["60".into()];
+            sleeper.env = vec![(PIPE_DIRECTORY.into(), pipe.into())];
+            sleeper.identity = Some(Identity {
+                uid,
+                gid: STRANGER,
+                groups: Vec::new(),
+            });
+            let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+            let proved = prove(&node, &journal, sleeper.pid(), role, &[]);
+            sleeper.kill(Deadline::after_ms(20_000));
+            proved.is_some()
+        };
+        let own = journal.daemons[0].pipe.clone();
+        assert!(is_proved(STRANGER, &own, Role::Server));
+        assert!(!is_proved(STRANGER, Path::new("/tmp"), Role::Server), "of no job");
+        assert!(!is_proved(STRANGER + 1, &own, Role::Server), "a stranger's");
+        assert!(!is_proved(STRANGER, &own, Role::Control), "another file");
+    }
+
+    /// Of a server that NVIDIA's daemon has started again, the journal knows nothing.
+    #[test]
+    fn a_process_that_only_the_jobs_cgroup_knows_is_one_of_the_jobs_own() {
+        let cgroup = Cgroup::create(&Cgroup::trial()).unwrap();
+        let cgroup = cgroup.expect("this machine has no cgroup hierarchy to test with");
+        let recorded = include_str!("../job/recorded/journal-1.json");
+        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        (journal.cgroup, journal.supervisor) = (Some(cgroup.path().to_owned()), None);
+        let limit = Duration::from_secs(1);
+        let mut node = RealNode::new("test", &Settings::usual(), limit, limit);
+        let mut sleeper = Spawn::new(Path::new("/bin/sleep"));
+        sleeper.args = vec!["60".into()];
+        sleeper.cgroup = Some(cgroup.directory().unwrap());
+        let mut sleeper = sleeper.start(Deadline::after_ms(20_000)).unwrap();
+        let own = node.own(&journal);
+        sleeper.kill(Deadline::after_ms(20_000));
+        let removed = cgroup.remove();
+        assert_eq!(
+            own.iter().map(|one| one.process).collect::<Vec<_>>(),
+            [sleeper.id().unwrap()]
+        );
+        assert!(removed.is_ok(), "{removed:?}");
+    }
 
     /// A stack of about 800 bytes: frames above a call of the driver's, and below it some that differ from thread to thread.
     fn stack(number: usize, driver: bool) -> String {

@@ -463,6 +463,49 @@ mod tests {
     use mpsd_core::config::Settings;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    fn node(place: &Path, limit: Duration) -> RealNode {
+        let settings = Settings {
+            paths: Paths::new(place, place),
+            ..Settings::usual()
+        };
+        RealNode::new("test", &settings, limit, limit / 2)
+    }
+
+    /// A prologue that is stopped holds it.
+    #[test]
+    fn a_lock_that_another_holds_is_not_waited_for_beyond_the_limit() {
+        let place = tempfile::tempdir().unwrap();
+        let limit = Duration::from_secs(1);
+        let job = JobId::parse("64.srv").unwrap();
+        let gpu = GpuUuid::parse("GPU-01").unwrap();
+        let mut holder = node(place.path(), limit);
+        let held = (holder.open_job(&job).unwrap(), holder.lock_gpu(&gpu).unwrap());
+        let (tell, told) = std::sync::mpsc::channel();
+        let path = place.path().to_owned();
+        std::thread::spawn(move || {
+            let mut late = node(&path, limit);
+            let refused = [late.open_job(&job).err(), late.lock_gpu(&gpu).err()];
+            tell.send(refused.map(|why| matches!(why, Some(Failure::Undetermined(_)))))
+        });
+        let refused = told.recv_timeout(20 * limit).expect("an answer");
+        assert_eq!(refused, [true, true]);
+        drop(held);
+    }
+
+    /// Without it another start would make the directory that is being removed its own.
+    #[test]
+    fn a_job_whose_directory_stays_keeps_its_lock() {
+        let place = tempfile::tempdir().unwrap();
+        let job = JobId::parse("64.srv").unwrap();
+        let held = node(place.path(), Duration::from_secs(20))
+            .open_job(&job)
+            .unwrap();
+        let mut late = node(place.path(), Duration::ZERO);
+        assert!(late.remove_job(&job).is_err(), "there is no time to remove it");
+        assert!(late.has_directory(&job) && late.has_lock(&job));
+        drop(held);
+    }
+
     /// Two ends of one job at once: while one leaves the mark for a start under way, the other removes the job's directory.
     #[test]
     fn a_job_whose_directory_goes_while_its_start_is_told_to_give_up_is_no_fault() {

@@ -79,6 +79,8 @@ pub struct World {
     pub suspicions: Vec<Suspicion>,
     /// Seconds since the boot.
     pub now: u64,
+    /// So many looks still find a process of the user's besides the job's own.
+    pub user_is_seen: u32,
     /// Nobody starts processes on this node: `mpsd` ends at once.
     pub stillborn: bool,
     /// This node has cgroups.

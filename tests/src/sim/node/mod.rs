@@ -362,7 +362,10 @@ impl Members for Sim {
 
     fn user_is_here(&mut self, _: &Journal) -> bool {
         self.point();
-        false
+        let looks = &mut self.world.borrow_mut().user_is_seen;
+        let left = looks.checked_sub(1);
+        *looks = left.unwrap_or(0);
+        left.is_some()
     }
 
     fn uid_of(&mut self, pid: i32) -> Option<u32> {
