@@ -8,7 +8,7 @@ use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
 use mpsd_core::record::{self, Look, Record};
 use mpsd_core::replace::{Until, replace};
-use mpsd_core::seen::{self, Seen};
+use mpsd_core::seen::{self, DaemonSeen};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{JobId, JobPaths};
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
@@ -73,8 +73,8 @@ impl Node for ThisNode {
         replace(path, text.as_bytes(), 0o644, Until::Placed).map_err(|e| e.to_string())
     }
 
-    fn seen(&self, job: &JobPaths) -> Option<Seen> {
-        Seen::parse(&open_trusted(&job.seen()).ok()?.read(seen::LONGEST).ok()?)
+    fn seen(&self, job: &JobPaths) -> Option<DaemonSeen> {
+        DaemonSeen::parse(&open_trusted(&job.seen()).ok()?.read(seen::LONGEST).ok()?)
     }
 
     fn untold(&self, job: &JobPaths) -> Vec<String> {

@@ -125,9 +125,9 @@ fn last_words_are_told_once_and_only_where_root_has_made_room_for_their_number()
     let job = mpsd_core::Paths::new(&place.0, &place.0).job(&JobId::parse("4711").unwrap());
     std::fs::create_dir_all(job.directory()).unwrap();
     let says = |words: &[&str]| {
-        let seen = Seen {
+        let seen = DaemonSeen {
             last_words: words.iter().map(|word| (*word).to_owned()).collect(),
-            ..Seen::default()
+            ..DaemonSeen::default()
         };
         std::fs::write(job.seen(), seen.line()).unwrap();
     };

@@ -23,7 +23,7 @@ const SENTENCE: usize = 500;
 /// The account.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Seen {
+pub struct DaemonSeen {
     /// Clients that had a context, each counted once.
     pub clients: u64,
     /// The most of them at once.
@@ -167,7 +167,7 @@ pub fn keep<T>(list: &mut Vec<T>, entry: T) {
     }
 }
 
-impl Seen {
+impl DaemonSeen {
     /// The account as its user's process wrote it; `None`: it is none. No list is longer than ours are, and no text has a
     /// control character.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
@@ -312,26 +312,26 @@ mod tests {
 
     #[test]
     fn an_account_comes_back_as_it_was_written() {
-        let mut seen = Seen::default();
+        let mut seen = DaemonSeen::default();
         let gpu = GpuUuid::parse("GPU-01").unwrap();
         seen.look(&gpu, 2, 600);
         seen.look(&gpu, 1, 900);
         seen.last_words.push("server 7 died".to_owned());
         keep(&mut seen.refused, Refused { pid: 9, beside: 48 });
-        assert_eq!(Seen::parse(seen.line().as_bytes()), Some(seen.clone()));
+        assert_eq!(DaemonSeen::parse(seen.line().as_bytes()), Some(seen.clone()));
         assert_eq!(
             (seen.gpus[0].most_clients, seen.gpus[0].most_memory_mib),
             (2, 900)
         );
         // What stood there before a shorter one was written over it.
         let text = seen.line() + "old\": 1}";
-        assert_eq!(Seen::parse(text.as_bytes()), Some(seen));
+        assert_eq!(DaemonSeen::parse(text.as_bytes()), Some(seen));
     }
 
     #[test]
     fn what_a_user_may_write_is_bounded_and_printable() {
         let many = (0..1000).map(|n| format!("{n}\u{1b}[2J\n{}", "x".repeat(5000)));
-        let hostile = Seen {
+        let hostile = DaemonSeen {
             last_words: many.collect(),
             fatal: vec![1; 1000],
             pids: vec![1; 10_000],
@@ -344,9 +344,9 @@ mod tests {
                 };
                 1000
             ],
-            ..Seen::default()
+            ..DaemonSeen::default()
         };
-        let seen = Seen::parse(hostile.line().as_bytes()).unwrap();
+        let seen = DaemonSeen::parse(hostile.line().as_bytes()).unwrap();
         assert!(seen.last_words.len() == MOST && seen.fatal.len() == MOST);
         assert!(seen.pids.len() == MOST_PIDS && seen.killed.len() == MOST);
         let clean = |text: &String| !text.contains(char::is_control) && text.chars().count() <= SENTENCE + 3;
@@ -366,13 +366,13 @@ mod tests {
             "{\"clients\": -1}",
             "{\"gpus\": [{\"uuid\": \"/etc\"}]}",
         ] {
-            assert_eq!(Seen::parse(none.as_bytes()), None, "{none:?}");
+            assert_eq!(DaemonSeen::parse(none.as_bytes()), None, "{none:?}");
         }
     }
 
     #[test]
     fn of_the_clients_the_youngest_are_known() {
-        let mut seen = Seen::default();
+        let mut seen = DaemonSeen::default();
         for pid in 1..=600 {
             seen.enter(pid, 3);
         }

@@ -55,7 +55,7 @@ impl<'a> Caller<'a> {
 
 /// What was found for a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum Attachment {
     /// The job has an MPS of its own: these changes attach the caller to it.
     Attached(Vec<Change>),
     /// It has none: these changes remove what another job's MPS left in the environment.
@@ -66,7 +66,7 @@ pub enum Found {
     Unread(Undetermined),
 }
 
-impl Found {
+impl Attachment {
     /// The changes.
     pub fn changes(self) -> Vec<Change> {
         match self {
@@ -82,9 +82,9 @@ impl Caller<'_> {
     /// # Errors
     /// The job's MPS was refused (refusal) or did not start (undetermined), the caller's part of it cannot be told
     /// (refusal), or neither a record nor a usable configuration is there (fault).
-    pub fn find(&self) -> Result<Found, Failure> {
+    pub fn find(&self) -> Result<Attachment, Failure> {
         match self.look()? {
-            Found::Unread(unread) => Err(unread.into()),
+            Attachment::Unread(unread) => Err(unread.into()),
             found => Ok(found),
         }
     }
@@ -93,10 +93,10 @@ impl Caller<'_> {
     ///
     /// # Errors
     /// As [`Caller::find`].
-    pub fn look(&self) -> Result<Found, Failure> {
+    pub fn look(&self) -> Result<Attachment, Failure> {
         let ids = self.ids()?;
         let Some(job) = ids.last().cloned() else {
-            return Ok(Found::NoJob);
+            return Ok(Attachment::NoJob);
         };
         let (settings, broken) = self.settings();
         for id in ids {
@@ -106,11 +106,11 @@ impl Caller<'_> {
                 Ok(Some(record)) => {
                     let changes = self.attach(&record)?;
                     self.expect_daemon(&record, &changes)?;
-                    return Ok(Found::Attached(changes));
+                    return Ok(Attachment::Attached(changes));
                 }
                 Err(why) => {
                     let what = format!("record '{}'", path.display());
-                    return Ok(Found::Unread(Undetermined::new(what, why)));
+                    return Ok(Attachment::Unread(Undetermined::new(what, why)));
                 }
             }
         }
@@ -118,7 +118,10 @@ impl Caller<'_> {
         if let (Some(error), false) = (broken, self.main) {
             return Err(error.into());
         }
-        Ok(Found::WithoutMps(strip_inherited(Some(job.as_str()), self.env)))
+        Ok(Attachment::WithoutMps(strip_inherited(
+            Some(job.as_str()),
+            self.env,
+        )))
     }
 
     /// The record of the caller's job, whose MPS is ready, and what is known of the caller as a task of it; `None`: the job

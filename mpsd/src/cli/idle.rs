@@ -1,6 +1,6 @@
 //! `mpsctl idle`: whether jobs with MPS run on this node. The packages ask it before they are removed.
 
-use super::reconcile::Report;
+use super::reconcile::ReconcileReport;
 use crate::scheduler::running;
 use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Refusal, Undetermined};
@@ -18,11 +18,11 @@ impl Idle {
     ///
     /// # Errors
     /// Some run still, after the wait; or the jobs' directory cannot be read.
-    pub fn run(&self, settings: &Settings) -> Result<Report, Failure> {
+    pub fn run(&self, settings: &Settings) -> Result<ReconcileReport, Failure> {
         let jobs = running::after(&settings.paths, self.wait);
         let jobs = jobs.map_err(|why| Undetermined::new("this node", why))?;
         match jobs.is_empty() {
-            true => Ok(Report::default()),
+            true => Ok(ReconcileReport::default()),
             false => {
                 let why = format!(
                     "jobs with MPS run on it, and their end needs our files: {}",

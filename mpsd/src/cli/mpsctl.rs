@@ -9,8 +9,8 @@ use super::explain::Explain;
 use super::idle::Idle;
 use super::metrics::Metrics;
 use super::plan::PlanVerb;
-use super::reconcile::{Reconcile, Report, Undrain};
-use super::report::Report as ReportVerb;
+use super::reconcile::{Reconcile, ReconcileReport, Undrain};
+use super::report::ReportVerb;
 use super::selftest::Selftest;
 use super::set::Set;
 use super::site::{Advertise, ConfigVerb, inventory};
@@ -297,7 +297,7 @@ fn as_root(
     node: Option<&str>,
     (name_of_verb, needs_root): (&str, &str),
     json: bool,
-    verb: impl FnOnce(&Settings, &str) -> Result<Report, Failure>,
+    verb: impl FnOnce(&Settings, &str) -> Result<ReconcileReport, Failure>,
 ) -> u8 {
     if !nix::unistd::geteuid().is_root() {
         return failed(&Refusal::new(name_of_verb, needs_root, "root").into());

@@ -27,7 +27,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use Told::{Did, Drained, Left, Said};
+use ReportLine::{Did, Drained, Left, Said};
 
 /// So much longer than a job's end may take it is waited for.
 const GRACE: Duration = Duration::from_secs(3);
@@ -60,16 +60,16 @@ pub struct Undrain {
 
 /// What was said and what is left.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct ReconcileReport {
     /// One line for each thing that was found.
-    pub told: Vec<Told>,
+    pub told: Vec<ReportLine>,
     /// Something is not as it should be.
     pub incomplete: bool,
 }
 
 /// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub enum ReportLine {
     /// Nothing was done, and nothing is wrong.
     Said(String),
     /// A drain of ours stands, and an administrator decides.
@@ -80,7 +80,7 @@ pub enum Told {
     Left(String),
 }
 
-impl Told {
+impl ReportLine {
     fn kind(&self) -> &'static str {
         match self {
             Said(_) => "said",
@@ -97,7 +97,7 @@ impl Told {
     }
 }
 
-impl Report {
+impl ReconcileReport {
     /// Its lines, or one JSON object.
     pub fn print(&self, json: bool) -> String {
         if !json {
@@ -107,7 +107,7 @@ impl Report {
                 .map(|told| format!("{}\n", told.text()))
                 .collect();
         }
-        let one = |told: &Told| serde_json::json!({"kind": told.kind(), "text": told.text()});
+        let one = |told: &ReportLine| serde_json::json!({"kind": told.kind(), "text": told.text()});
         let told: Vec<_> = self.told.iter().map(one).collect();
         format!(
             "{}\n",
@@ -115,7 +115,7 @@ impl Report {
         )
     }
 
-    fn tell(&mut self, told: Told) {
+    fn tell(&mut self, told: ReportLine) {
         match &told {
             Said(_) | Drained(_) => {}
             Did(text) => line(NAME, Severity::Info, text),
@@ -134,7 +134,7 @@ struct Run<'a> {
     /// An administrator asked for the drain to be lifted: one that was never delivered is not delivered now.
     undrain: bool,
     node: RealNode,
-    report: Report,
+    report: ReconcileReport,
     /// What each scheduler answered: one answer may cover all its jobs.
     asked: HashMap<(Scheduler, String, Option<String>), Box<dyn KnownJobs>>,
     /// Jobs that are gone, or may be, and have something left.
@@ -152,7 +152,7 @@ impl Reconcile {
     ///
     /// # Errors
     /// Our own directories cannot be read at all.
-    pub fn run(&self, settings: &Settings, name: &str, usable: bool) -> Result<Report, Failure> {
+    pub fn run(&self, settings: &Settings, name: &str, usable: bool) -> Result<ReconcileReport, Failure> {
         let mut run = Run::new(settings, name, self.dry_run, self.boot);
         run.suspicions();
         run.failed_starts();
@@ -175,7 +175,7 @@ impl Undrain {
     ///
     /// # Errors
     /// No drain of ours is remembered here, or as [`Reconcile::run`].
-    pub fn run(&self, settings: &Settings, name: &str) -> Result<Report, Failure> {
+    pub fn run(&self, settings: &Settings, name: &str) -> Result<ReconcileReport, Failure> {
         let mut run = Run {
             undrain: true,
             ..Run::new(settings, name, false, false)
@@ -285,7 +285,7 @@ impl<'a> Run<'a> {
             boot,
             undrain: false,
             node,
-            report: Report::default(),
+            report: ReconcileReport::default(),
             asked: HashMap::new(),
             unfinished: BTreeSet::new(),
         }
@@ -588,7 +588,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn forget(&self, marker: &Marker, what: &str, controller: &dyn Controller) -> Told {
+    fn forget(&self, marker: &Marker, what: &str, controller: &dyn Controller) -> ReportLine {
         if self.dry {
             return Said(format!("{what}: would be forgotten"));
         }
@@ -602,7 +602,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn Controller) -> Told {
+    fn lift(&mut self, marker: &Marker, what: &str, controller: &dyn Controller) -> ReportLine {
         if self.dry {
             return Drained(format!("{what}: stands: would be lifted after a clean recheck"));
         }

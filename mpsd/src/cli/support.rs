@@ -1,7 +1,7 @@
 //! `mpsctl support-bundle`: what somebody far away needs to know of this node, in one file of root's. No file of a job is
 //! read, and where a line of ours names a user (always as `user 'NAME'`), the name is left out.
 
-use super::reconcile::{Report, Told};
+use super::reconcile::{ReconcileReport, ReportLine};
 use crate::scheduler::Host;
 use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Undetermined};
@@ -65,7 +65,7 @@ impl SupportBundle {
     ///
     /// # Errors
     /// It cannot be written, or is there.
-    pub fn run(&self, around: &Around<'_>) -> Result<Report, Failure> {
+    pub fn run(&self, around: &Around<'_>) -> Result<ReconcileReport, Failure> {
         let seconds = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
@@ -97,8 +97,8 @@ impl SupportBundle {
             path.display(),
             pieces.len()
         );
-        Ok(Report {
-            told: vec![Told::Said(text)],
+        Ok(ReconcileReport {
+            told: vec![ReportLine::Said(text)],
             incomplete: false,
         })
     }

@@ -22,7 +22,7 @@ mod tail;
 mod user_log;
 mod watch;
 
-use crate::job::spec::{REPORT_FD, Report, SPEC_FD, Spec};
+use crate::job::spec::{REPORT_FD, SPEC_FD, Spec, StartReport};
 use crate::sys::{confine, descriptors};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -116,7 +116,7 @@ fn inherited(number: i32, what: &str) -> Result<File, String> {
     taken.map_err(|e| format!("descriptor {number} ({what}): {e}"))
 }
 
-fn send(report: &mut File, what: &Report) {
+fn send(report: &mut File, what: &StartReport) {
     // A prologue that has gone does not end the job's MPS: the epilogue will.
     if let Ok(line) = serde_json::to_string(what) {
         let _ = report.write_all((line + "\n").as_bytes());

@@ -6,7 +6,7 @@ use crate::job::spec::SEEN_FD;
 use crate::sys::descriptors;
 use mpsd_core::GpuUuid;
 use mpsd_core::seen::{
-    DaemonLost, Killed, LONGEST, LimitChanged, LimitSet, OverMemory, Refused, Seen, ServerLost, keep,
+    DaemonLost, DaemonSeen, Killed, LONGEST, LimitChanged, LimitSet, OverMemory, Refused, ServerLost, keep,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -29,11 +29,11 @@ struct Known {
 /// The account, and where it goes.
 #[derive(Debug, Default)]
 pub struct Sight {
-    seen: Seen,
+    seen: DaemonSeen,
     file: Option<File>,
     /// By the pid of the control daemon.
     daemons: BTreeMap<i32, Known>,
-    written: Seen,
+    written: DaemonSeen,
 }
 
 impl Sight {
@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(lines: &[&str]) -> Seen {
+    fn seen(lines: &[&str]) -> DaemonSeen {
         let mut sight = Sight::default();
         for line in lines {
             let line = format!("[2026-11-22 04:21:29.604 Server  4590] {line}");

@@ -6,7 +6,7 @@ use super::evidence;
 use super::journal::Journal;
 use super::node::{Node, Severity};
 use super::outcome;
-use super::report::{self, Report};
+use super::report::{self, JobReport};
 use super::suspicion::At;
 use super::undo::{self, Findings};
 use crate::plan::effects::Effect;
@@ -14,7 +14,7 @@ use crate::scheduler::drain::Place;
 use crate::scheduler::{self, Scheduler, Site, Submission};
 use mpsd_core::config::Settings;
 use mpsd_core::killed::KilledTask;
-use mpsd_core::seen::Seen;
+use mpsd_core::seen::DaemonSeen;
 use mpsd_core::{Failure, JobId};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -33,7 +33,7 @@ pub struct Ending<'a> {
 
 /// What became of it.
 #[derive(Debug, Default)]
-pub struct Ended {
+pub struct JobEnd {
     /// What the teardown found; clean: the node is as it was before the job.
     pub findings: Findings,
     /// What an administrator reads on standard error; it stands in the node's log as well.
@@ -41,7 +41,7 @@ pub struct Ended {
     /// What its user should read at the end, where the scheduler shows him what an epilogue says: his own process's word.
     pub last_words: Vec<String>,
     /// The job's report, where it asked to read some of it.
-    pub report: Option<Report>,
+    pub report: Option<JobReport>,
 }
 
 /// The job, and its steps with daemons of their own, as far as something of them is here.
@@ -60,7 +60,7 @@ pub fn jobs_of(node: &impl Node, submission: &Submission) -> Vec<JobId> {
 }
 
 /// Takes `job` down. Costs nothing where it has no directory.
-pub fn end(node: &mut impl Node, job: &JobId, ending: &Ending<'_>) -> Ended {
+pub fn end(node: &mut impl Node, job: &JobId, ending: &Ending<'_>) -> JobEnd {
     end_if(node, job, ending, |_| true)
 }
 
@@ -71,7 +71,7 @@ pub fn end_as_judged(
     job: &JobId,
     ending: &Ending<'_>,
     judged: Option<&Journal>,
-) -> Ended {
+) -> JobEnd {
     end_if(node, job, ending, |journal| journal == judged)
 }
 
@@ -80,19 +80,19 @@ fn end_if(
     job: &JobId,
     ending: &Ending<'_>,
     meant: impl Fn(Option<&Journal>) -> bool,
-) -> Ended {
+) -> JobEnd {
     let began = Instant::now();
     let mut findings = Findings::default();
-    let Found {
+    let JobFiles {
         journal,
         seen,
         killed,
     } = match take_down(node, job, meant, &mut findings) {
         Ok(Some(found)) => found,
-        Ok(None) => return Ended::default(),
+        Ok(None) => return JobEnd::default(),
         Err(failure) => {
             findings.take(Err(failure));
-            Found::default()
+            JobFiles::default()
         }
     };
     let took = began.elapsed();
@@ -109,7 +109,7 @@ fn end_if(
         (journal.report, report)
     });
     lines.extend(drained.map(|(line, _)| line));
-    Ended {
+    JobEnd {
         findings,
         lines,
         last_words,
@@ -120,13 +120,13 @@ fn end_if(
 /// The report of a job whose end brought these findings and took so long.
 fn written(
     journal: &Journal,
-    (said_by_user, killed): (Option<Seen>, Vec<KilledTask>),
+    (said_by_user, killed): (Option<DaemonSeen>, Vec<KilledTask>),
     findings: &Findings,
     drain: Option<&(String, bool)>,
     took: Duration,
-) -> Report {
+) -> JobReport {
     let sets_mode = |effect: &Effect| matches!(effect, Effect::SetComputeMode { .. });
-    Report {
+    JobReport {
         version: report::VERSION,
         job: journal.job.clone(),
         scheduler: journal.scheduler,
@@ -175,9 +175,9 @@ fn cancel_start(
 
 /// What stood in a job's directory at its end.
 #[derive(Default)]
-struct Found {
+struct JobFiles {
     journal: Option<Journal>,
-    seen: Option<Seen>,
+    seen: Option<DaemonSeen>,
     killed: Vec<KilledTask>,
 }
 
@@ -188,7 +188,7 @@ fn take_down(
     job: &JobId,
     meant: impl Fn(Option<&Journal>) -> bool,
     findings: &mut Findings,
-) -> Result<Option<Found>, Failure> {
+) -> Result<Option<JobFiles>, Failure> {
     cancel_start(node, job, &meant)?;
     let Some(_held) = node.find_job(job)? else {
         return Ok(None);
@@ -214,7 +214,7 @@ fn take_down(
             *findings = undo::undo(node, journal);
         }
     }
-    Ok(Some(Found {
+    Ok(Some(JobFiles {
         journal,
         seen,
         killed,
@@ -230,7 +230,7 @@ fn now() -> u64 {
 fn say(
     node: &mut impl Node,
     job: &JobId,
-    (journal, seen): (Option<&Journal>, Option<&Seen>),
+    (journal, seen): (Option<&Journal>, Option<&DaemonSeen>),
     findings: &Findings,
 ) -> Vec<String> {
     for note in &findings.notes {

@@ -24,6 +24,6 @@ mod undo;
 pub use account::Account;
 pub use begin::{Begun, Until, begin};
 pub use case::{Job, Scheduled, User};
-pub use end::{Ended, Ending, end, end_as_judged, jobs_of};
+pub use end::{Ending, JobEnd, end, end_as_judged, jobs_of};
 pub use journal::Journal;
 pub use undo::{Failed, Findings};

@@ -5,7 +5,7 @@ use super::account::Account;
 use super::audit::Entry;
 use super::journal::{Journal, ProcessRef, Programs};
 use super::ladder::Rung;
-use super::report::Report;
+use super::report::JobReport;
 use super::spec::Spec;
 use super::suspicion::Suspicion;
 use crate::plan::effects::Exporter;
@@ -17,7 +17,7 @@ use mpsd_core::failure::{FailureKind, Fault};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{Daemon, Record};
-use mpsd_core::seen::Seen;
+use mpsd_core::seen::DaemonSeen;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -202,11 +202,11 @@ pub trait Store {
     fn remove_job(&mut self, job: &JobId) -> Result<(), Failure>;
 
     /// What the job's `mpsd` says that it saw: its user's word. Told once; what `mpsd` writes afterwards goes nowhere.
-    fn take_seen(&mut self, job: &JobId) -> Option<Seen>;
+    fn take_seen(&mut self, job: &JobId) -> Option<DaemonSeen>;
     /// The tasks of the job that a signal ended, as root noted them.
     fn killed_tasks(&self, job: &JobId) -> Vec<KilledTask>;
     /// Keeps the job's report, as far as that can be done at once: nothing waits for it, and nothing fails with it.
-    fn keep_report(&mut self, report: &Report);
+    fn keep_report(&mut self, report: &JobReport);
 
     /// Enters the job, for each of its GPUs, into the files of `exporter` in `directory`; others' lines stay.
     ///

@@ -2,7 +2,7 @@
 
 use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{Daemon, RecordGpu};
-use mpsd_core::seen::Seen;
+use mpsd_core::seen::DaemonSeen;
 use mpsd_core::text::one_line;
 use mpsd_core::{JobId, Scheduler};
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ const AGAIN: &str = "looked at again ";
 
 /// `/var/lib/mpsd/reports/<job>.<began>.json`, root 0600.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct JobReport {
     /// [`VERSION`].
     pub version: u32,
     /// The job, or the step with a daemon of its own.
@@ -61,10 +61,10 @@ pub struct Report {
     #[serde(default)]
     pub drained: bool,
     /// The word of the job's own `mpsd`, a process of its user's: root has proved none of it.
-    pub said_by_user: Option<Seen>,
+    pub said_by_user: Option<DaemonSeen>,
 }
 
-impl Report {
+impl JobReport {
     /// Its file's name: a job that was started anew under its id has another one.
     pub fn file_name(&self) -> String {
         file_name(&self.job, self.began)

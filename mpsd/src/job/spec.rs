@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The descriptor on which `mpsd` finds its [`Spec`].
 pub const SPEC_FD: i32 = 3;
-/// The descriptor on which `mpsd` writes its [`Report`].
+/// The descriptor on which `mpsd` writes its [`StartReport`].
 pub const REPORT_FD: i32 = 4;
 
 /// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::seen`]).
@@ -105,4 +105,4 @@ impl From<String> for Unready {
 
 /// What `mpsd` tells the prologue, one line of JSON: the daemons in the order of the specification, once every one is ready and
 /// every limit was read back; else what failed and why.
-pub type Report = Result<Vec<ReadyDaemon>, Unready>;
+pub type StartReport = Result<Vec<ReadyDaemon>, Unready>;

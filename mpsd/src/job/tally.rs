@@ -1,8 +1,8 @@
 //! What became of the jobs of this node, in numbers that only grow: they outlive the reports, of which so many are kept.
 
-use super::report::Report;
+use super::report::JobReport;
 use mpsd_core::failure::FailureKind;
-use mpsd_core::seen::Seen;
+use mpsd_core::seen::DaemonSeen;
 use serde::{Deserialize, Serialize};
 
 /// Upper ends of the classes of times. Milliseconds.
@@ -67,7 +67,7 @@ pub struct Tally {
 
 impl Tally {
     /// A job has ended.
-    pub fn end(&mut self, report: &Report) {
+    pub fn end(&mut self, report: &JobReport) {
         self.ended += 1;
         self.left += u64::from(!report.as_before);
         self.drained += u64::from(report.drained);
@@ -81,7 +81,7 @@ impl Tally {
         self.idle_gpu += u64::from(report.had_idle_gpu());
     }
 
-    fn said(&mut self, seen: &Seen) {
+    fn said(&mut self, seen: &DaemonSeen) {
         self.server_lost += u64::from(!seen.servers_lost.is_empty());
         self.daemon_lost += u64::from(!seen.daemons_lost.is_empty());
         self.fatal_client += u64::from(!seen.fatal.is_empty());

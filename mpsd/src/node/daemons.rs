@@ -6,7 +6,7 @@ use super::real::{RealNode, Started, groups_of};
 use super::{failure, listed, looks, members as processes, room, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
-use crate::job::spec::{REPORT_FD, ReadyDaemon, Report, SEEN_FD, Spec, Unready};
+use crate::job::spec::{REPORT_FD, ReadyDaemon, SEEN_FD, Spec, StartReport, Unready};
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_line;
@@ -183,7 +183,7 @@ impl Daemons for RealNode {
     }
 }
 
-fn hear(report: &OwnedFd, deadline: Deadline) -> Option<Report> {
+fn hear(report: &OwnedFd, deadline: Deadline) -> Option<StartReport> {
     serde_json::from_slice(&read_line(report.as_fd(), deadline, LONGEST_REPORT).ok()??).ok()
 }
 

@@ -5,7 +5,7 @@
 //! A tmpfs holds none while it reads. So nobody opens root's own file, copies are made in a tmpfs alone, and elsewhere there are none.
 //! Their directory is root's alone, and an ACL lets one user pass through it, not list it: who lists a directory can keep its lock anywhere.
 
-use crate::job::report::{Report, VERSION};
+use crate::job::report::{JobReport, VERSION};
 use crate::sys::deadline::Deadline;
 use crate::sys::files::Dir;
 use mpsd_core::trusted::open_trusted;
@@ -37,7 +37,7 @@ const LOCK_TIME: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// One line; nothing else is lost.
-pub fn keep(paths: &Paths, report: &Report, oldest: u64) -> Result<(), String> {
+pub fn keep(paths: &Paths, report: &JobReport, oldest: u64) -> Result<(), String> {
     let shown = |e: crate::sys::files::FileError| e.to_string();
     let run = Dir::open(paths.run()).map_err(shown)?;
     if !run.is_tmpfs() {
@@ -69,7 +69,7 @@ fn file_name(job: &JobId) -> String {
 }
 
 /// The lines of a file with that of `report`, which takes the place of an earlier one of the same run; the oldest go.
-fn joined(earlier: &[u8], report: &Report) -> Result<String, String> {
+fn joined(earlier: &[u8], report: &JobReport) -> Result<String, String> {
     let mut reports = parse(earlier);
     reports.retain(|other| (&other.job, other.began) != (&report.job, report.began));
     reports.push(report.clone());
@@ -93,9 +93,9 @@ fn bytes_of(lines: &[String]) -> usize {
     lines.iter().map(String::len).sum()
 }
 
-fn parse(bytes: &[u8]) -> Vec<Report> {
+fn parse(bytes: &[u8]) -> Vec<JobReport> {
     let lines = bytes.split(|byte| *byte == b'\n');
-    let reports = lines.filter_map(|line| serde_json::from_slice::<Report>(line).ok());
+    let reports = lines.filter_map(|line| serde_json::from_slice::<JobReport>(line).ok());
     reports.filter(|report| report.version == VERSION).collect()
 }
 
@@ -122,7 +122,7 @@ fn prune(own: &Dir, oldest: u64) -> Result<(), String> {
 ///
 /// # Errors
 /// One line: it is there, and cannot be read.
-pub fn read(paths: &Paths, uid: u32, job: &JobId) -> Result<Option<Vec<Report>>, String> {
+pub fn read(paths: &Paths, uid: u32, job: &JobId) -> Result<Option<Vec<JobReport>>, String> {
     let path = paths.own_reports().join(uid.to_string()).join(file_name(job));
     match open_trusted(&path).and_then(|file| file.read(LONGEST)) {
         Ok(bytes) => Ok(Some(parse(&bytes))),
@@ -136,13 +136,13 @@ mod tests {
     use super::*;
 
     /// A report of job `job` that began at `began`.
-    fn report(job: &str, began: u64, notes: &[&str]) -> Report {
+    fn report(job: &str, began: u64, notes: &[&str]) -> JobReport {
         let text = format!(
             r#"{{"version":1,"job":"{job}","scheduler":"slurm","node":"n1","user":"alice","uid":1000,"gpus":[],"daemons":[],
         "exclusive":false,"began":{began},"ready_ms":1,"ended":{began},"teardown_ms":1,"as_before":true,"undetermined":[],
         "faults":[],"notes":[],"drain":null,"said_by_user":null}}"#
         );
-        let mut report: Report = serde_json::from_str(&text).expect("a report");
+        let mut report: JobReport = serde_json::from_str(&text).expect("a report");
         report.notes = notes.iter().map(|note| (*note).to_owned()).collect();
         report
     }

@@ -4,7 +4,7 @@
 //! removes it then waits. So no user may open a report; the job's own has a copy ([`own_reports`]).
 
 use super::own_reports;
-use crate::job::report::{Report, VERSION, began};
+use crate::job::report::{JobReport, VERSION, began};
 use crate::job::tally::Tally;
 use crate::scheduler::drain::{Marker, markers};
 use crate::sys::deadline::Deadline;
@@ -43,7 +43,7 @@ const ABANDONED: u64 = 60;
 ///
 /// # Errors
 /// One line; nothing else is lost.
-pub fn write(paths: &Paths, rule: &Reports, report: &Report, limit: Duration) -> Result<(), String> {
+pub fn write(paths: &Paths, rule: &Reports, report: &JobReport, limit: Duration) -> Result<(), String> {
     if rule.keep == 0 {
         return Ok(());
     }
@@ -148,7 +148,7 @@ fn directory(paths: &Paths) -> Result<Dir, String> {
     made.map(|(reports, _)| reports).map_err(|e| e.to_string())
 }
 
-fn write_here(paths: &Paths, rule: &Reports, report: &Report) -> Result<(), String> {
+fn write_here(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), String> {
     let reports = directory(paths)?;
     let name = report.file_name();
     let earlier = earlier(&reports, &name);
@@ -195,7 +195,7 @@ fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
 }
 
 /// The report of the job's earlier end, where there was one.
-fn earlier(reports: &Dir, name: &str) -> Option<Report> {
+fn earlier(reports: &Dir, name: &str) -> Option<JobReport> {
     let bytes = reports.read_limited(name, LONGEST).ok()??;
     serde_json::from_slice(&bytes).ok()
 }
@@ -224,9 +224,9 @@ fn too_many(names: Vec<(u64, String)>, keep: u32, oldest: u64) -> Vec<String> {
 
 /// The reports that are there.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct StoredReports {
     /// The youngest first.
-    pub reports: Vec<Report>,
+    pub reports: Vec<JobReport>,
     /// How many more there are that cannot be read, or have another version's format.
     pub unread: usize,
 }
@@ -235,15 +235,15 @@ pub struct Found {
 ///
 /// # Errors
 /// One line: the directory cannot be read.
-pub fn read(paths: &Paths, since: u64) -> Result<Found, String> {
+pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, String> {
     let path: &Path = &paths.reports();
     let Some(reports) = Dir::find(path).map_err(|e| e.to_string())? else {
-        return Ok(Found::default());
+        return Ok(StoredReports::default());
     };
     let names = names(listed(&reports)?)
         .into_iter()
         .take_while(|(began, _)| *began >= since);
-    let mut found = Found::default();
+    let mut found = StoredReports::default();
     for (_, name) in names {
         let bytes = match reports.read_limited(name, LONGEST) {
             Ok(Some(bytes)) => bytes,
@@ -251,7 +251,7 @@ pub fn read(paths: &Paths, since: u64) -> Result<Found, String> {
             Ok(None) => continue,
             Err(_) => Vec::new(),
         };
-        match serde_json::from_slice::<Report>(&bytes) {
+        match serde_json::from_slice::<JobReport>(&bytes) {
             Ok(report) if report.version == VERSION => found.reports.push(report),
             _ => found.unread += 1,
         }

@@ -5,7 +5,7 @@ use super::{failed_starts, failure, log, reports, room, suspicions, unless_scarc
 use crate::job::account::Account;
 use crate::job::journal::Journal;
 use crate::job::node::{Held, Severity, Store};
-use crate::job::report::Report;
+use crate::job::report::JobReport;
 use crate::job::suspicion::Suspicion;
 use crate::plan::effects::Exporter;
 use crate::sys::deadline::Deadline;
@@ -15,7 +15,7 @@ use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::killed::{self, KilledTask};
 use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, PARTITIONS, RECORD, SEEN};
 use mpsd_core::record::{self, Look, Record, State};
-use mpsd_core::seen::{self, Seen};
+use mpsd_core::seen::{self, DaemonSeen};
 use mpsd_core::{Failure, GpuUuid, JobId};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -386,11 +386,11 @@ impl Store for RealNode {
     }
 
     /// Root's file, which nobody but the job's `mpsd` can write: it has a descriptor, and nobody can take it over.
-    fn take_seen(&mut self, job: &JobId) -> Option<Seen> {
+    fn take_seen(&mut self, job: &JobId) -> Option<DaemonSeen> {
         let dir = find(self.paths.job(job).directory()).ok()??;
         let told = dir.read_limited(SEEN, seen::LONGEST);
         let _ = dir.remove_file(SEEN);
-        Seen::parse(&told.ok()??)
+        DaemonSeen::parse(&told.ok()??)
     }
 
     fn killed_tasks(&self, job: &JobId) -> Vec<KilledTask> {
@@ -401,7 +401,7 @@ impl Store for RealNode {
         killed::parse(&found().unwrap_or_default())
     }
 
-    fn keep_report(&mut self, report: &Report) {
+    fn keep_report(&mut self, report: &JobReport) {
         if let Err(why) = reports::write(&self.paths, &self.reports, report, self.teardown / 4) {
             let line = format!("job {}: no report: {why}", report.job);
             log::line(self.program, Severity::Info, &line);

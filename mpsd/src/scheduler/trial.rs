@@ -9,7 +9,7 @@ const PROBE: [&str; 2] = ["--json", "--alloc=2048"];
 
 /// The job of a trial: it asks for half of the threads and [`MEMORY_MIB`].
 #[derive(Debug, Clone, Copy)]
-pub struct Order<'a> {
+pub struct TrialJob<'a> {
     /// A name that no other job of the user's has, of 15 bytes at most, which an older PBS allows.
     pub name: &'a str,
     /// Words of the user's own for the submitting command.
@@ -20,7 +20,7 @@ pub struct Order<'a> {
     pub output: &'a str,
 }
 
-impl Order<'_> {
+impl TrialJob<'_> {
     /// The command that the job runs.
     pub(crate) fn probe(&self) -> Vec<String> {
         let program = self.programs.join("mps-probe").display().to_string();
@@ -59,7 +59,7 @@ pub trait Trial: Sync {
     /// The request, as the user writes it.
     fn request(&self) -> &'static str;
     /// Submits the job.
-    fn submit(&self, order: &Order<'_>) -> Typed;
+    fn submit(&self, order: &TrialJob<'_>) -> Typed;
     /// Asks for the job `id`, which a command that does not wait for its end has named; `None`: it waits.
     fn ask(&self, id: &str) -> Option<Typed>;
     /// Whether such an answer says that the job is over.

@@ -7,7 +7,7 @@ use crate::state::State;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::record::State as Progress;
 use mpsd_core::request::Demand;
-use mpsd_core::seen::{DaemonLost, Seen};
+use mpsd_core::seen::{DaemonLost, DaemonSeen};
 
 const LOST: &str = "server 12 died";
 const BATCH: u32 = 0xffff_fffb;
@@ -98,7 +98,7 @@ fn who_has_not_that_mps_is_told_nothing_of_it() {
         let mut own = record("4711", Progress::Ready);
         own.report = true;
         let mut node = FakeNode::new().with_record(own);
-        node.seen = Some(Seen::default());
+        node.seen = Some(DaemonSeen::default());
         let mut slurm = FakeSlurm::step(0);
         slurm.items.retain(|(item, _)| *item != Item::JobUid);
         slurm.items.push((Item::JobUid, uid));
@@ -124,10 +124,10 @@ fn a_job_that_wants_it_reads_at_the_end_what_its_mps_was_used_for() {
         let mut own = record("4711", Progress::Ready);
         own.report = recorded;
         let mut node = FakeNode::new().with_record(own);
-        node.seen = Some(Seen {
+        node.seen = Some(DaemonSeen {
             clients: 3,
             most_clients: 2,
-            ..Seen::default()
+            ..DaemonSeen::default()
         });
         let mut slurm = FakeSlurm::step(step);
         if of_script {
@@ -227,14 +227,14 @@ fn nothing_is_noted_of_who_has_not_that_mps() {
 /// What the script itself starts then runs outside MPS and may end well.
 #[test]
 fn a_script_that_ended_well_is_told_that_its_control_daemon_had_ended() {
-    let lost = Seen {
+    let lost = DaemonSeen {
         daemons_lost: vec![DaemonLost {
             pid: 7,
             how: "signal 9".into(),
         }],
-        ..Seen::default()
+        ..DaemonSeen::default()
     };
-    for (seen, lines) in [(Seen::default(), 0), (lost, 1)] {
+    for (seen, lines) in [(DaemonSeen::default(), 0), (lost, 1)] {
         let mut node = FakeNode::new().with_record(record("4711", Progress::Ready));
         node.seen = Some(seen);
         let mut slurm = FakeSlurm::step(BATCH);

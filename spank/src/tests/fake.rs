@@ -7,7 +7,7 @@ use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
 use mpsd_core::record::{Daemon, Record, RecordGpu, State};
 use mpsd_core::request::Key;
-use mpsd_core::seen::Seen;
+use mpsd_core::seen::DaemonSeen;
 use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -196,7 +196,7 @@ pub struct FakeNode {
     pub words: RefCell<Vec<&'static str>>,
     pub late: Cell<bool>,
     /// What it has seen.
-    pub seen: Option<Seen>,
+    pub seen: Option<DaemonSeen>,
     /// What was noted of its tasks, and what the out-of-memory killer has done.
     pub killed: RefCell<Vec<KilledTask>>,
     pub oom_kills: u64,
@@ -323,7 +323,7 @@ impl Node for FakeNode {
     fn has_mark(&self, mark: &Path) -> bool {
         self.look_again && mark.ends_with("look-again") || !self.hides && mark.ends_with("pipe")
     }
-    fn seen(&self, job: &JobPaths) -> Option<Seen> {
+    fn seen(&self, job: &JobPaths) -> Option<DaemonSeen> {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
         self.seen.clone()
     }

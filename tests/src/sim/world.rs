@@ -4,7 +4,7 @@ use mpsd::job::account::Account;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::ladder::Rung;
 use mpsd::job::node::{Role, Thread, Waiting};
-use mpsd::job::report::Report;
+use mpsd::job::report::JobReport;
 use mpsd::job::suspicion::Suspicion;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::Record;
@@ -106,7 +106,7 @@ pub struct World {
     /// What was said to the caller.
     pub complaints: Vec<String>,
     /// The reports of jobs that have ended: they stay on purpose.
-    pub reports: Vec<Report>,
+    pub reports: Vec<JobReport>,
     /// The files of other exporters: directory, name, text.
     pub told: BTreeMap<(PathBuf, String), String>,
     /// Those that somebody began to write beside the old ones.

@@ -20,12 +20,12 @@ use mpsd::cli::programs::Probe as Options;
 use mpsd_core::environment::rank;
 use nix::unistd;
 use nvml_wrapper::Nvml;
-use report::{GpuReport, Report};
+use report::{GpuReport, ProbeReport};
 
 /// What the thread that talks to CUDA tells the one that keeps the time.
 #[derive(Debug)]
 enum Step {
-    Reported(Report),
+    Reported(ProbeReport),
     Held,
     Closed,
     Failed(Problem),
@@ -165,13 +165,13 @@ fn open(options: &Options) -> Result<Vec<(u32, Device)>, Problem> {
         .collect()
 }
 
-fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Result<Report, Problem> {
+fn examine(options: &Options, devices: &[(u32, Device)], context_ms: u64) -> Result<ProbeReport, Problem> {
     let witness = witness::open(options.nvml.as_deref());
     let look = |(index, device): &(u32, Device)| {
         look(options, *index, device, witness.as_ref()).map_err(Problem::of(*index))
     };
     let gpus: Vec<GpuReport> = devices.iter().map(look).collect::<Result<_, _>>()?;
-    Ok(Report {
+    Ok(ProbeReport {
         host: unistd::gethostname()
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default(),
@@ -221,7 +221,7 @@ fn name_in_nvml(uuid: &str) -> String {
     }
 }
 
-fn show(options: &Options, report: &Report) -> io::Result<()> {
+fn show(options: &Options, report: &ProbeReport) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if options.json {
         serde_json::to_writer(&mut out, report)?;

@@ -11,7 +11,7 @@ pub const MEMORY_MARGIN_MIB: u64 = 256;
 
 /// Everything that one run found.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct ProbeReport {
     pub host: String,
     pub pid: u32,
     pub uid: u32,
@@ -95,7 +95,7 @@ pub fn unmet(gpu: &GpuReport, expected: &Options) -> Vec<String> {
 }
 
 /// The report as a short table.
-pub fn text(report: &Report) -> String {
+pub fn text(report: &ProbeReport) -> String {
     let mut out = String::new();
     let rank = report
         .local_rank

@@ -3,7 +3,7 @@
 
 mod place;
 
-use super::reconcile::{Reconcile, Told};
+use super::reconcile::{Reconcile, ReportLine};
 use crate::node::nvml::Driver;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::SET_UPS;
@@ -204,11 +204,11 @@ fn leftovers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
         .told
         .into_iter()
         .filter_map(|told| match told {
-            Told::Left(text) => Some(Better(format!(
+            ReportLine::Left(text) => Some(Better(format!(
                 "{text}; 'mpsctl reconcile' does what it can, and says what it cannot"
             ))),
-            Told::Drained(text) => Some(Better(text)),
-            Told::Said(_) | Told::Did(_) => None,
+            ReportLine::Drained(text) => Some(Better(text)),
+            ReportLine::Said(_) | ReportLine::Did(_) => None,
         })
         .collect();
     match left.is_empty() {

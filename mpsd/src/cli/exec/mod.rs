@@ -1,6 +1,6 @@
 //! `mpsctl exec -- COMMAND`: a task attached to its job's MPS, with its rank's limits, where no plugin or hook reaches.
 
-use super::attach::{Caller, Found};
+use super::attach::{Attachment, Caller};
 use super::{NAME, complain};
 use crate::scheduler::setup::Stopped;
 use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
@@ -65,7 +65,7 @@ impl Exec {
     pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, Stopped> {
         let found = self.find(caller)?;
         let rank = rank(caller.env).map(|(rank, _)| rank.local);
-        if let (Found::Attached(_), Some(warning)) = (&found, warning(rank, caller.env)) {
+        if let (Attachment::Attached(_), Some(warning)) = (&found, warning(rank, caller.env)) {
             complain(NAME, &warning);
         }
         let Some((program, arguments)) = self.command.split_first() else {
@@ -100,10 +100,10 @@ impl Exec {
     }
 
     /// What attaches the command. A starter meets every task of the node: only a record that was read stops one.
-    fn find(&self, caller: &Caller<'_>) -> Result<Found, Failure> {
+    fn find(&self, caller: &Caller<'_>) -> Result<Attachment, Failure> {
         if !self.starter {
             return match caller.find()? {
-                Found::WithoutMps(_) | Found::NoJob => Err(no_mps(caller).into()),
+                Attachment::WithoutMps(_) | Attachment::NoJob => Err(no_mps(caller).into()),
                 found => Ok(found),
             };
         }
@@ -111,15 +111,15 @@ impl Exec {
             as_root(caller)?;
         }
         if caller.job().is_none() {
-            return Ok(Found::NoJob);
+            return Ok(Attachment::NoJob);
         }
         match caller.look() {
-            Ok(Found::Unread(unread)) => {
+            Ok(Attachment::Unread(unread)) => {
                 complain(NAME, &format!("{unread}; the task runs without MPS"));
-                Ok(Found::NoJob)
+                Ok(Attachment::NoJob)
             }
             // No record, and no configuration that could tell of one elsewhere.
-            Err(Failure::Fault(_)) => Ok(Found::NoJob),
+            Err(Failure::Fault(_)) => Ok(Attachment::NoJob),
             found => found,
         }
     }

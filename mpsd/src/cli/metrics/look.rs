@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 /// What was seen.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct NodeSnapshot {
     /// The jobs.
     pub jobs: Vec<SeenJob>,
     /// How many more there are whose journal cannot be read.
@@ -31,7 +31,7 @@ pub struct SeenJob {
     /// Its id.
     pub job: JobId,
     /// What became of it.
-    pub state: State,
+    pub state: JobPhase,
     /// Seconds since 1970 at which it began.
     pub began: u64,
     /// How many of its control daemons are not there; of one that is ready they have ended.
@@ -43,7 +43,7 @@ pub struct SeenJob {
 /// What became of a job's MPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "lowercase")]
-pub enum State {
+pub enum JobPhase {
     /// It is to be proved.
     Starting,
     /// It was proved ready.
@@ -67,10 +67,10 @@ pub struct SeenGpu {
 ///
 /// # Errors
 /// Our own directories cannot be read.
-pub fn look(settings: &Settings) -> Result<Seen, Failure> {
+pub fn look(settings: &Settings) -> Result<NodeSnapshot, Failure> {
     let limit = settings.deadline;
     let mut node = RealNode::new(super::NAME, settings, limit, limit / 2);
-    let mut seen = Seen::default();
+    let mut seen = NodeSnapshot::default();
     let mut journals = Vec::new();
     for name in node.job_directories()? {
         match JobId::parse(&name)
@@ -106,7 +106,7 @@ pub fn look(settings: &Settings) -> Result<Seen, Failure> {
 type Lists = BTreeMap<GpuUuid, Vec<GpuProcess>>;
 
 /// NVML's list of each GPU of a job. The first question that it leaves open is the last.
-fn processes(node: &mut RealNode, journals: &[Journal], seen: &mut Seen) -> Lists {
+fn processes(node: &mut RealNode, journals: &[Journal], seen: &mut NodeSnapshot) -> Lists {
     let mut lists = Lists::new();
     for journal in journals {
         node.use_nvml(&journal.nvml);
@@ -130,9 +130,9 @@ fn processes(node: &mut RealNode, journals: &[Journal], seen: &mut Seen) -> List
 
 fn of_job(node: &mut RealNode, journal: &Journal, all: &[Journal], lists: &Lists) -> SeenJob {
     let state = match journal.ready_ms {
-        _ if journal.left => State::Left,
-        Some(_) => State::Ready,
-        None => State::Starting,
+        _ if journal.left => JobPhase::Left,
+        Some(_) => JobPhase::Ready,
+        None => JobPhase::Starting,
     };
     let own = node.own(journal);
     let living = own.iter().filter(|m| m.role == Role::Control && !m.is_defunct());

@@ -7,7 +7,7 @@ mod text;
 use super::{NAME, complain, say};
 use crate::node::{listed, reports};
 use crate::sys::files::Dir;
-use look::State;
+use look::JobPhase;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
 use mpsd_core::{Failure, Paths};
@@ -39,7 +39,11 @@ impl Metrics {
     /// Our own directories cannot be read, or the file cannot be written.
     pub fn run(&self, settings: &Settings) -> Result<u8, Failure> {
         let mut seen = look::look(settings)?;
-        let ready = seen.jobs.iter().filter(|job| job.state == State::Ready).count();
+        let ready = seen
+            .jobs
+            .iter()
+            .filter(|job| job.state == JobPhase::Ready)
+            .count();
         let counted = reports::counted(&settings.paths, &settings.reports, ready);
         let counted = counted.map_err(|why| seen.missing.push(format!("the counters: {why}")));
         let page = text::page(&seen, counted.ok().as_ref());

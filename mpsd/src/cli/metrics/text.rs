@@ -1,6 +1,6 @@
 //! The page: which numbers there are, under which names. A job's numbers are gone with the job, so that no label grows without end.
 
-use super::look::{Seen, SeenGpu, SeenJob, State};
+use super::look::{JobPhase, NodeSnapshot, SeenGpu, SeenJob};
 use super::page::Kind::{Counter, Gauge, Histogram};
 use super::page::{Kind, Labels, Page};
 use crate::job::tally::{CLASSES, Tally, Times};
@@ -8,7 +8,7 @@ use crate::node::reports::Counted;
 use std::fmt::Display;
 
 /// All of it; without `counted`, what is there now.
-pub fn page(seen: &Seen, counted: Option<&Counted>) -> String {
+pub fn page(seen: &NodeSnapshot, counted: Option<&Counted>) -> String {
     let mut page = Page::default();
     page.family("mpsd_build_info", Gauge, "The release of mpsd that wrote this.");
     page.sample("mpsd_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
@@ -30,7 +30,7 @@ pub fn page(seen: &Seen, counted: Option<&Counted>) -> String {
     page.text()
 }
 
-fn now(page: &mut Page, seen: &Seen) {
+fn now(page: &mut Page, seen: &NodeSnapshot) {
     let count = |state| seen.jobs.iter().filter(|job| job.state == state).count();
     by_label(
         page,
@@ -39,9 +39,9 @@ fn now(page: &mut Page, seen: &Seen) {
         "Jobs with MPS on this node, by state; left: taken down, and something of it is here still.",
         "state",
         [
-            ("starting", count(State::Starting)),
-            ("ready", count(State::Ready)),
-            ("left", count(State::Left)),
+            ("starting", count(JobPhase::Starting)),
+            ("ready", count(JobPhase::Ready)),
+            ("left", count(JobPhase::Left)),
             ("unreadable", seen.unread),
         ],
     );
@@ -63,8 +63,8 @@ fn now(page: &mut Page, seen: &Seen) {
     }
 }
 
-fn idle(seen: &Seen) -> usize {
-    let ready = seen.jobs.iter().filter(|job| job.state == State::Ready);
+fn idle(seen: &NodeSnapshot) -> usize {
+    let ready = seen.jobs.iter().filter(|job| job.state == JobPhase::Ready);
     let clients = ready.flat_map(|job| &job.gpus).filter_map(|gpu| gpu.clients);
     clients.filter(|(clients, _)| *clients == 0).count()
 }
@@ -84,7 +84,7 @@ fn of_jobs(page: &mut Page, jobs: &[SeenJob]) {
     }
     let help = "Control daemons of a ready job that have ended: its clients fail, or run outside of MPS.";
     page.family("mpsd_job_daemons_lost", Gauge, help);
-    for job in jobs.iter().filter(|job| job.state == State::Ready) {
+    for job in jobs.iter().filter(|job| job.state == JobPhase::Ready) {
         page.sample(
             "mpsd_job_daemons_lost",
             &[("jobid", job.job.as_str())],

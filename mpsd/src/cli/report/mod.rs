@@ -4,9 +4,9 @@ mod summary;
 mod text;
 
 use super::{NAME, complain, say};
-use crate::job::report::Report as JobReport;
+use crate::job::report::JobReport;
 use crate::node::own_reports;
-use crate::node::reports::{self, Found};
+use crate::node::reports::{self, StoredReports};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_REFUSED, Undetermined};
 use mpsd_core::{Failure, JobId, Refusal};
@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// `mpsctl report`.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Report {
+pub struct ReportVerb {
     /// The job; without one, a summary of all
     #[arg(value_name = "JOB")]
     pub job: Option<String>,
@@ -29,7 +29,7 @@ pub struct Report {
     pub node: Option<String>,
 }
 
-impl Report {
+impl ReportVerb {
     /// Prints it; returns the exit code: 1 where there is no report of the job.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl Report {
         let since = self.since.as_deref().map_or(Ok(0), since)?;
         let job = self.job.as_deref().map(JobId::parse).transpose()?;
         let uid = nix::unistd::geteuid();
-        let Found {
+        let StoredReports {
             reports: mut found,
             unread: left_out,
         } = match (uid.is_root(), &job) {
@@ -87,9 +87,9 @@ fn unread(why: String) -> Undetermined {
 }
 
 /// What is kept of `job` for user `uid`, the youngest first.
-fn own(settings: &Settings, uid: u32, job: &JobId, since: u64) -> Result<Found, Undetermined> {
+fn own(settings: &Settings, uid: u32, job: &JobId, since: u64) -> Result<StoredReports, Undetermined> {
     let kept = own_reports::read(&settings.paths, uid, job).map_err(unread)?;
-    let mut found = Found {
+    let mut found = StoredReports {
         reports: kept.unwrap_or_default(),
         unread: 0,
     };

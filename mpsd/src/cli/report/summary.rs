@@ -1,14 +1,14 @@
 //! Many reports in a few lines.
 
-use crate::job::report::Report;
+use crate::job::report::JobReport;
 
 /// The lines of a summary.
-pub fn lines(reports: &[Report]) -> Vec<String> {
+pub fn lines(reports: &[JobReport]) -> Vec<String> {
     if reports.is_empty() {
         return vec!["no job has left a report on this node".to_owned()];
     }
-    let count = |is: fn(&Report) -> bool| reports.iter().filter(|report| is(report)).count();
-    let seen = |is: fn(&mpsd_core::seen::Seen) -> bool| {
+    let count = |is: fn(&JobReport) -> bool| reports.iter().filter(|report| is(report)).count();
+    let seen = |is: fn(&mpsd_core::seen::DaemonSeen) -> bool| {
         let of_user = reports.iter().filter_map(|report| report.said_by_user.as_ref());
         of_user.filter(|seen| is(seen)).count()
     };
@@ -45,7 +45,7 @@ pub fn lines(reports: &[Report]) -> Vec<String> {
         ),
         format!(
             "a GPU without a client at any look: {}",
-            count(Report::had_idle_gpu)
+            count(JobReport::had_idle_gpu)
         ),
     ]
 }

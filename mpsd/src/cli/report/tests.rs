@@ -3,7 +3,7 @@
 use super::*;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{Daemon, RecordGpu};
-use mpsd_core::seen::{DaemonLost, Killed, OverMemory, Refused, Seen, ServerLost};
+use mpsd_core::seen::{DaemonLost, DaemonSeen, Killed, OverMemory, Refused, ServerLost};
 use mpsd_core::{GpuUuid, Scheduler};
 
 fn gpu(n: usize) -> GpuUuid {
@@ -16,7 +16,7 @@ fn report() -> JobReport {
         uuid: gpu(n),
         cpus: None,
     };
-    let mut seen = Seen {
+    let mut seen = DaemonSeen {
         clients: 49,
         most_clients: 48,
         refused: vec![Refused { pid: 999, beside: 48 }],
@@ -36,7 +36,7 @@ fn report() -> JobReport {
             limit_mib: 1024,
             terminated: true,
         }],
-        ..Seen::default()
+        ..DaemonSeen::default()
     };
     seen.look(&gpu(0), 48, 9000);
     JobReport {

@@ -1,11 +1,11 @@
 //! One report in words.
 
-use crate::job::report::{self, Report};
+use crate::job::report::{self, JobReport};
 use mpsd_core::killed::{self, KilledTask};
-use mpsd_core::seen::Seen;
+use mpsd_core::seen::DaemonSeen;
 
 /// The lines of a report.
-pub fn lines(report: &Report) -> Vec<String> {
+pub fn lines(report: &JobReport) -> Vec<String> {
     let ready = match report.ready_ms {
         Some(ms) => format!("ready after {ms} ms"),
         None => "never ready".to_owned(),
@@ -40,7 +40,7 @@ pub fn lines(report: &Report) -> Vec<String> {
     lines
 }
 
-fn state(report: &Report) -> String {
+fn state(report: &JobReport) -> String {
     let state = match (report.as_before, report.exclusive) {
         (true, true) => "the node is as before, compute modes restored",
         (true, false) => "the node is as before, compute modes were not changed",
@@ -56,7 +56,7 @@ fn state(report: &Report) -> String {
 }
 
 /// What `mpsd` saw, less the ends that root noted.
-fn beside(seen: &Seen, report: &Report) -> Seen {
+fn beside(seen: &DaemonSeen, report: &JobReport) -> DaemonSeen {
     let mut seen = seen.clone();
     seen.killed.retain(|client| {
         let is_noted = |task: &KilledTask| (task.pid, task.signal) == (client.pid, client.signal);

@@ -6,7 +6,7 @@ use super::attach::Caller;
 use super::doctor::worst;
 use super::{NAME, complain, say, say_findings};
 use crate::scheduler::setup::Finding::{self, Good, Wrong};
-use crate::scheduler::trial::{MEMORY_MIB, Order};
+use crate::scheduler::trial::{MEMORY_MIB, TrialJob};
 use crate::scheduler::{ALL, BatchSystem, Scheduler, by_name};
 use crate::sys::signals::Signals;
 use mpsd_core::failure::{EXIT_NODE, Undetermined};
@@ -125,7 +125,7 @@ impl Selftest {
                 return None;
             }
         };
-        let ran = runner.run(&Order {
+        let ran = runner.run(&TrialJob {
             name: &name,
             own: &self.own,
             programs,

@@ -1,6 +1,6 @@
 //! The scheduler's commands as the user would type them: each with a deadline, and ended when the user ends the selftest.
 
-use crate::scheduler::trial::{Order, Trial, Typed};
+use crate::scheduler::trial::{Trial, TrialJob, Typed};
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::signals::Signals;
@@ -77,13 +77,13 @@ impl Runner<'_> {
     ///
     /// # Errors
     /// Why not. Nothing of it is left in the queue then.
-    pub fn run(&self, order: &Order<'_>) -> Result<Value, Stop> {
+    pub fn run(&self, order: &TrialJob<'_>) -> Result<Value, Stop> {
         let out = self.output(order)?;
         answer(&out)
             .ok_or_else(|| Stop::Failed(format!("mps-probe did not run: {}", one_line(out.trim(), SHOWN))))
     }
 
-    fn output(&self, order: &Order<'_>) -> Result<String, Stop> {
+    fn output(&self, order: &TrialJob<'_>) -> Result<String, Stop> {
         let typed = self.trial.submit(order);
         let deadline = Deadline::after(self.limit);
         let out = self.typed(order, &typed)?;
@@ -105,7 +105,7 @@ impl Runner<'_> {
     }
 
     /// The command that submits, which ends with the job or names it. Where it is ended before, the job is known by its name.
-    fn typed(&self, order: &Order<'_>, typed: &Typed) -> Result<String, Stop> {
+    fn typed(&self, order: &TrialJob<'_>, typed: &Typed) -> Result<String, Stop> {
         match say(typed, Some(self.signals), self.limit) {
             Ok((true, out, _)) => Ok(out),
             // A probe that failed says why in its answer.
@@ -126,7 +126,7 @@ impl Runner<'_> {
         }
     }
 
-    fn until_over(&self, order: &Order<'_>, id: &str, deadline: Deadline) -> Result<(), Stop> {
+    fn until_over(&self, order: &TrialJob<'_>, id: &str, deadline: Deadline) -> Result<(), Stop> {
         while !deadline.expired() {
             let asked = self.trial.ask(id).map(|typed| say(&typed, None, COMMAND_TIME));
             if let Some(Ok((_, out, err))) = asked

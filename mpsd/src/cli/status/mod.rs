@@ -37,7 +37,7 @@ pub struct Status {
 
 /// All of it, as `--json` prints it.
 #[derive(Debug, Serialize)]
-struct Told<'a> {
+struct StatusJson<'a> {
     /// Whether the calling task is under its job's MPS.
     #[serde(skip_serializing_if = "Option::is_none")]
     under_mps: Option<&'a Whether>,
@@ -80,7 +80,7 @@ impl Status {
 }
 
 fn json(gathered: &Gathered) -> String {
-    let told = Told {
+    let told = StatusJson {
         under_mps: gathered.whether.as_ref(),
         jobs: &gathered.jobs,
         unread: &gathered.unread,

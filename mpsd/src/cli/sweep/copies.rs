@@ -23,7 +23,7 @@ const TURN: Duration = Duration::from_millis(500);
 
 /// What is to be run.
 #[derive(Debug, Clone, Copy)]
-pub struct Order<'a> {
+pub struct CopyOrder<'a> {
     /// The command.
     pub command: &'a [OsString],
     /// What changes in the environment of each copy.
@@ -36,7 +36,7 @@ pub struct Order<'a> {
 
 /// What became of one copy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct CopyResult {
     /// How often it came to a good end.
     pub completions: u32,
     /// From the start of all to the last of them. Seconds.
@@ -50,22 +50,22 @@ pub struct Ended {
 }
 
 struct Slot<'a> {
-    order: &'a Order<'a>,
+    order: &'a CopyOrder<'a>,
     environment: &'a [Change],
     pid: Option<i32>,
     reader: PipeReader,
     writer: PipeWriter,
     scan: Scan,
-    ended: Ended,
+    ended: CopyResult,
 }
 
 /// Runs the order; returns when all copies have ended, one has failed, or the time is up, or `end` can be read. Those that run
 /// then are ended by the caller.
-pub fn run(order: &Order<'_>, end: BorrowedFd<'_>) -> Vec<Ended> {
+pub fn run(order: &CopyOrder<'_>, end: BorrowedFd<'_>) -> Vec<CopyResult> {
     let nothing = |failed: String| {
-        vec![Ended {
+        vec![CopyResult {
             failed: Some(failed),
-            ..Ended::default()
+            ..CopyResult::default()
         }]
     };
     let signals = match Signals::block(&[Signal::SIGCHLD]) {
@@ -100,7 +100,7 @@ pub fn run(order: &Order<'_>, end: BorrowedFd<'_>) -> Vec<Ended> {
     slots.into_iter().map(Slot::finish).collect()
 }
 
-fn left(order: &Order<'_>, begin: Instant) -> Duration {
+fn left(order: &CopyOrder<'_>, begin: Instant) -> Duration {
     order
         .limit
         .map_or(TURN, |limit| limit.saturating_sub(begin.elapsed()).min(TURN))
@@ -126,7 +126,7 @@ fn is_told(signals: &Signals, slots: &[Slot<'_>], end: BorrowedFd<'_>, turn: Dur
 }
 
 impl<'a> Slot<'a> {
-    fn new(order: &'a Order<'a>, environment: &'a [Change]) -> std::io::Result<Self> {
+    fn new(order: &'a CopyOrder<'a>, environment: &'a [Change]) -> std::io::Result<Self> {
         let (reader, writer) = std::io::pipe()?;
         fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         Ok(Self {
@@ -136,7 +136,7 @@ impl<'a> Slot<'a> {
             reader,
             writer,
             scan: Scan::default(),
-            ended: Ended::default(),
+            ended: CopyResult::default(),
         })
     }
 
@@ -198,14 +198,14 @@ impl<'a> Slot<'a> {
     }
 
     /// A pipe holds what was not read yet, and no more comes.
-    fn finish(mut self) -> Ended {
+    fn finish(mut self) -> CopyResult {
         let mut bytes = [0; PORTION];
         while let Ok(got @ 1..) = self.reader.read(&mut bytes) {
             self.scan
                 .feed(bytes.get(..got).unwrap_or_default(), self.order.metric);
         }
         self.scan.end_line(self.order.metric);
-        Ended {
+        CopyResult {
             metric: self.scan.found,
             last: self.scan.last(),
             ..self.ended

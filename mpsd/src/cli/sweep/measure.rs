@@ -1,7 +1,7 @@
 //! One configuration, measured once.
 
 use super::configuration::{Configuration, Way};
-use super::copies::{self, Ended, Order};
+use super::copies::{self, CopyOrder, CopyResult};
 use super::memory::Memory;
 use super::metric::Metric;
 use super::places::Places;
@@ -76,7 +76,7 @@ impl Bench<'_> {
                 .try_for_each(|changes| listener::expect(changes));
             heard.map_err(|ended| failed(ended.to_string()))?;
         }
-        let order = Order {
+        let order = CopyOrder {
             command: self.command,
             environments: &environments,
             metric: self.metric,
@@ -107,15 +107,16 @@ impl Bench<'_> {
         };
         let answer =
             answer.map_err(|exit| failed(format!("the process that started them ended by {exit}")))?;
-        let ended: Vec<Ended> = serde_json::from_slice(&answer).map_err(|error| failed(error.to_string()))?;
+        let ended: Vec<CopyResult> =
+            serde_json::from_slice(&answer).map_err(|error| failed(error.to_string()))?;
         Ok(Measured {
             throughput: self.throughput(&ended).map_err(failed)?,
             memory_mib: highest.map(|all| all / u64::from(what.clients.max(1))),
         })
     }
 
-    fn throughput(&self, ended: &[Ended]) -> Result<f64, String> {
-        let said = |copy: &Ended| match copy.last.as_str() {
+    fn throughput(&self, ended: &[CopyResult]) -> Result<f64, String> {
+        let said = |copy: &CopyResult| match copy.last.as_str() {
             "" => "it wrote nothing".to_owned(),
             last => format!("its last line: {last}"),
         };

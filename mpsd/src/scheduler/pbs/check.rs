@@ -1,6 +1,6 @@
 //! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, what the time limits leave us.
 
-use super::control::Node;
+use super::control::PbsNode;
 use super::files;
 use super::installation::{Installation, same_node};
 use super::qmgr::qmgr;
@@ -120,7 +120,7 @@ fn operators(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
 /// A note of ours on a node in service, from when the configuration could not be used: it can be now, or there were no check.
 fn remark(pbs: &Installation, around: &Surroundings<'_>) -> Option<Finding> {
     let name = around.settings.pbs.node.as_deref().unwrap_or_default();
-    let node = Node::new(pbs.clone(), name, around.host);
+    let node = PbsNode::new(pbs.clone(), name, around.host);
     let shown = node.shown().ok().filter(|shown| !shown.drained)?;
     let note = shown
         .reason

@@ -22,7 +22,7 @@ const SHOWN: usize = 120;
 const LONGEST_COMMENT: usize = 500;
 
 /// One node of one PBS.
-pub(crate) struct Node<'h> {
+pub(crate) struct PbsNode<'h> {
     host: &'h dyn Host,
     pbs: Installation,
     names: Vec<String>,
@@ -36,7 +36,7 @@ struct Paragraph {
     note: Option<String>,
 }
 
-impl<'h> Node<'h> {
+impl<'h> PbsNode<'h> {
     /// This node, in `pbs`. `name` is what the scheduler or the administrator calls it; the host's own name, whole
     /// and up to its first dot, is tried after it: Torque wants the exact name.
     pub fn new(pbs: Installation, name: &str, host: &'h dyn Host) -> Self {
@@ -93,7 +93,7 @@ impl<'h> Node<'h> {
     }
 }
 
-impl Controller for Node<'_> {
+impl Controller for PbsNode<'_> {
     fn shown(&self) -> Result<Shown, String> {
         let found = self.find()?;
         Ok(Shown {

@@ -26,13 +26,13 @@ impl Server {
         }
     }
 
-    fn node(&self) -> Node<'_> {
+    fn node(&self) -> PbsNode<'_> {
         let pbs = Installation {
             product: self.product,
             home: "/x".into(),
             commands: vec!["/x/bin".into()],
         };
-        Node::new(pbs, "", self)
+        PbsNode::new(pbs, "", self)
     }
 
     fn is_torque(&self) -> bool {

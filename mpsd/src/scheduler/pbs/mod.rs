@@ -41,7 +41,7 @@ impl Located for installation::Installation {
     }
 
     fn controller(&self, node: &str) -> Box<dyn Controller> {
-        Box::new(control::Node::new(self.clone(), node, &ThisHost))
+        Box::new(control::PbsNode::new(self.clone(), node, &ThisHost))
     }
 
     fn longest_reason(&self) -> usize {

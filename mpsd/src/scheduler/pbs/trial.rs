@@ -1,6 +1,6 @@
 //! A user's trial job under a PBS: `qsub`, and `qstat` until it is over.
 
-use crate::scheduler::trial::{Order, Trial, Typed, quoted};
+use crate::scheduler::trial::{Trial, TrialJob, Typed, quoted};
 
 /// A PBS's.
 pub(crate) struct Qsub {
@@ -26,7 +26,7 @@ impl Trial for Qsub {
         "-A MPS=true,MPS_THREADS=50,MPS_MEM=1G"
     }
 
-    fn submit(&self, order: &Order<'_>) -> Typed {
+    fn submit(&self, order: &TrialJob<'_>) -> Typed {
         let (account, own) = account(order.own);
         let accounts: Vec<&str> = account.as_deref().into_iter().chain([REQUEST]).collect();
         let accounts = accounts.join(",");
@@ -104,7 +104,7 @@ mod tests {
 
     fn typed(own: &[&str]) -> Typed {
         let own: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
-        QSUB.submit(&Order {
+        QSUB.submit(&TrialJob {
             name: "mpsd-selftest",
             own: &own,
             programs: "/opt/it's".as_ref(),

@@ -11,14 +11,14 @@ use std::time::Duration;
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
 
 /// One node of a Slurm.
-pub(super) struct Node {
+pub(super) struct SlurmNode {
     /// The Slurm.
     pub slurm: Installation,
     /// The node's name.
     pub name: String,
 }
 
-impl Node {
+impl SlurmNode {
     fn call(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
         self.slurm.ask(program, arguments, CALL_DEADLINE)
     }
@@ -33,7 +33,7 @@ impl Node {
     }
 }
 
-impl Controller for Node {
+impl Controller for SlurmNode {
     fn shown(&self) -> Result<Shown, String> {
         let text = self.call("sinfo", &["-h", "-n", &self.name, "-o", "%T|%E"])?;
         parse(&text).ok_or_else(|| format!("sinfo shows no node '{}'", self.name))
@@ -195,7 +195,7 @@ impl Queued {
     }
 }
 
-impl Node {
+impl SlurmNode {
     /// The name that is this job's alone. The id of an array's last element is the array's, and Slurm's orders take it for every
     /// element (docs/facts/slurm.md#failures). No text of the user's is in the answer.
     fn own_name(&self, job: &JobId) -> Result<String, String> {

@@ -65,7 +65,7 @@ fn a_comment_that_is_not_seen_whole_is_not_written() {
 }
 
 /// A node of a Slurm whose squeue and scontrol are these scripts; what scontrol was told stands in `told`.
-fn with_scripts(squeue: &str, scontrol: &str) -> (tempfile::TempDir, Node) {
+fn with_scripts(squeue: &str, scontrol: &str) -> (tempfile::TempDir, SlurmNode) {
     // Only what root alone can have put there is run, and /tmp is everybody's.
     let dir = tempfile::tempdir_in("/run").expect("a directory");
     let told = dir.path().join("told");
@@ -87,7 +87,7 @@ fn with_scripts(squeue: &str, scontrol: &str) -> (tempfile::TempDir, Node) {
     };
     let slurm = Installation::find(&site, "n1");
     let name = "n1".to_owned();
-    (dir, Node { slurm, name })
+    (dir, SlurmNode { slurm, name })
 }
 
 #[test]

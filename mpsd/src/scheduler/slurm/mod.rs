@@ -143,7 +143,7 @@ impl Located for Here {
     }
 
     fn controller(&self, node: &str) -> Box<dyn Controller> {
-        Box::new(control::Node {
+        Box::new(control::SlurmNode {
             slurm: Installation::find(&self.0, node),
             name: node.to_owned(),
         })

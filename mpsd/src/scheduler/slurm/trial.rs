@@ -1,6 +1,6 @@
 //! A user's trial job under Slurm: `srun`, which waits for its end.
 
-use crate::scheduler::trial::{Order, Trial, Typed};
+use crate::scheduler::trial::{Trial, TrialJob, Typed};
 
 /// Slurm's.
 pub(super) struct Srun;
@@ -21,7 +21,7 @@ impl Trial for Srun {
         "--mps --mps-threads=50 --mps-mem=1G"
     }
 
-    fn submit(&self, order: &Order<'_>) -> Typed {
+    fn submit(&self, order: &TrialJob<'_>) -> Typed {
         let name = format!("--job-name={}", order.name);
         let mut arguments = vec![
             name.as_str(),

@@ -19,8 +19,18 @@ fn a_question_is_answered_up_to_its_bound() {
 #[test]
 fn a_question_may_crash_panic_exit_or_hang() {
     let _alone = alone();
+    let place = tempfile::tempdir().unwrap();
+    // Other tests have children of this process too, so each question notes its own.
+    let path = place.path().join("asked");
+    let note = || {
+        let mut file = std::fs::File::options().create(true).append(true).open(&path);
+        let _ = file.as_mut().map(|file| writeln!(file, "{}", std::process::id()));
+    };
     for signal in [Signal::SIGSEGV, Signal::SIGKILL] {
-        let crash = ask(soon(), move || vec![raise(signal)]);
+        let crash = ask(soon(), move || {
+            note();
+            vec![raise(signal)]
+        });
         assert_eq!(crash, Err(NoAnswer::Ended(Exit::Signal(signal as i32))));
     }
     let exit = |code| Err(NoAnswer::Ended(Exit::Code(code)));
@@ -34,6 +44,7 @@ fn a_question_may_crash_panic_exit_or_hang() {
     let limit = Duration::from_millis(200);
     for signal in [None, Some(Signal::SIGSTOP)] {
         let hang = move || {
+            note();
             signal.map(raise);
             std::thread::sleep(Duration::from_secs(60));
             Vec::new()
@@ -52,12 +63,13 @@ fn a_question_may_crash_panic_exit_or_hang() {
         );
     }
     assert!(began.elapsed() < Duration::from_secs(5));
+    let asked = std::fs::read_to_string(&path).unwrap();
     let own = nix::unistd::getpid().as_raw();
-    assert_eq!(
-        ProcessTable::scan().unwrap().children(own).count(),
-        0,
-        "each is reaped"
-    );
+    let table = ProcessTable::scan().unwrap();
+    let here: Vec<i32> = table.children(own).map(|child| child.stat.id.pid).collect();
+    assert_eq!(asked.lines().count(), 4, "{asked}");
+    let left = asked.lines().filter(|pid| here.contains(&pid.parse().unwrap()));
+    assert_eq!(left.count(), 0, "each is reaped");
 }
 
 /// A start that is killed, and undone by an end at once, must not go on in its child behind that.

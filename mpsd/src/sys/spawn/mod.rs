@@ -79,7 +79,7 @@ enum Why {
     Late,
     /// It ended without having said that it reached exec.
     #[error("its process was ended by {0}")]
-    Ended(Exit),
+    ChildOutput(Exit),
     /// It closed its pipe and does not end, SIGKILL or not.
     #[error("its process hangs")]
     Hangs,
@@ -90,7 +90,7 @@ impl SpawnError {
     pub fn errno(&self) -> Option<Errno> {
         match self.why {
             Why::Parent(_, errno) | Why::Child(_, errno) => Some(errno),
-            Why::Invalid(_) | Why::Late | Why::Ended(_) | Why::Hangs => None,
+            Why::Invalid(_) | Why::Late | Why::ChildOutput(_) | Why::Hangs => None,
         }
     }
 }
@@ -130,7 +130,7 @@ impl Spawn {
             // An older kernel, or a v1 hierarchy; or a kernel that kills a child born in a cgroup in which something was
             // killed before (seen on Linux 6.18). Nothing of the program has run: the child enters the cgroup itself.
             Err(SpawnError {
-                why: Why::Parent(..) | Why::Ended(_),
+                why: Why::Parent(..) | Why::ChildOutput(_),
                 ..
             }) => {}
             outcome => return outcome,
@@ -259,7 +259,7 @@ fn follow(mut started: Child, report: &OwnedFd, deadline: Deadline) -> Result<Ch
     }
     if words.is_empty() {
         let end = started.kill(Deadline::after(REAP));
-        return Err(end.map_or(Why::Hangs, Why::Ended));
+        return Err(end.map_or(Why::Hangs, Why::ChildOutput));
     }
     started.look();
     Ok(started)

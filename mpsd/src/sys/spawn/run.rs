@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_millis(100);
 
 /// A program that has ended, and what it wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct ChildOutput {
     /// How it ended.
     pub exit: Exit,
     /// Its standard output.
@@ -26,7 +26,7 @@ pub struct Ended {
     pub err: Vec<u8>,
 }
 
-impl Ended {
+impl ChildOutput {
     /// Standard output, then standard error, as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.out).into_owned() + &String::from_utf8_lossy(&self.err)
@@ -79,7 +79,7 @@ impl Spawn {
     /// Starts the program in a session of its own and waits for its end, reading at most `most` bytes of each output.
     /// Whatever it leaves running in that session is killed, so that nobody waits for a copy of a pipe. `session`,
     /// `stdout` and `stderr` are set here.
-    pub fn run(self, deadline: Deadline, most: usize) -> Result<Ended, RunError> {
+    pub fn run(self, deadline: Deadline, most: usize) -> Result<ChildOutput, RunError> {
         self.run_unless(None, deadline, most)
     }
 
@@ -89,7 +89,7 @@ impl Spawn {
         stop: Option<BorrowedFd<'_>>,
         deadline: Deadline,
         most: usize,
-    ) -> Result<Ended, RunError> {
+    ) -> Result<ChildOutput, RunError> {
         let program = self.name();
         let (mut out, stdout) = Output::pipe().map_err(self.parent("no pipe to be had"))?;
         let (mut err, stderr) = Output::pipe().map_err(self.parent("no pipe to be had"))?;
@@ -98,7 +98,7 @@ impl Spawn {
         self.stderr = Some(stderr);
         let mut child = self.start(deadline)?;
         match listen(&mut child, &mut [&mut out, &mut err], stop, deadline, most) {
-            Ok(exit) => Ok(Ended {
+            Ok(exit) => Ok(ChildOutput {
                 exit,
                 out: out.bytes,
                 err: err.bytes,

@@ -1,4 +1,4 @@
-use super::run::Ended;
+use super::run::ChildOutput;
 use super::*;
 use crate::sys::process::Process;
 use crate::sys::raw::Exit;
@@ -232,7 +232,7 @@ fn dropping_an_ended_child_leaves_no_zombie() {
     assert!(id.open().is_none());
 }
 
-fn run(line: &str, deadline: Deadline, change: impl FnOnce(&mut Spawn)) -> Result<Ended, RunError> {
+fn run(line: &str, deadline: Deadline, change: impl FnOnce(&mut Spawn)) -> Result<ChildOutput, RunError> {
     let mut spawn = Spawn::trusted(Path::new("/bin/sh")).unwrap();
     spawn.args = vec!["-c".into(), line.into()];
     change(&mut spawn);

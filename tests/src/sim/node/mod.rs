@@ -10,7 +10,7 @@ use mpsd::job::ladder::Rung;
 use mpsd::job::node::{
     Console, Daemons, Drains, Gpus, Held, Member, Members, Proved, Role, Severity, Store, Thread, Waiting,
 };
-use mpsd::job::report::Report;
+use mpsd::job::report::JobReport;
 use mpsd::job::spec::Spec;
 use mpsd::job::suspicion::Suspicion;
 use mpsd::plan::effects::Exporter;
@@ -21,7 +21,7 @@ use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{Daemon, Record, State};
-use mpsd_core::seen::Seen;
+use mpsd_core::seen::DaemonSeen;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -192,7 +192,7 @@ impl Store for Sim {
         Ok(())
     }
 
-    fn take_seen(&mut self, _: &JobId) -> Option<Seen> {
+    fn take_seen(&mut self, _: &JobId) -> Option<DaemonSeen> {
         self.point();
         None
     }
@@ -201,7 +201,7 @@ impl Store for Sim {
         Vec::new()
     }
 
-    fn keep_report(&mut self, report: &Report) {
+    fn keep_report(&mut self, report: &JobReport) {
         let report = report.clone();
         self.step(|world| world.reports.push(report));
     }
