@@ -29,6 +29,9 @@ pub struct Arguments {
     /// Leave a refusal or a failure on the node for the job's tasks to read.
     #[arg(long)]
     pub record: bool,
+    /// Torque: a directory is here of a job that the mom does not have. It is taken down first, also for a job that did not ask.
+    #[arg(long)]
+    pub gone: bool,
 }
 
 /// How long the prologue waits.

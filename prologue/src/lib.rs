@@ -58,7 +58,9 @@ pub fn main() -> u8 {
         .input(&env, site(&arguments), std::io::stdout().is_terminal());
     match arguments.asking.asked(&input, &ThisHost) {
         Ok(None) => {
-            clear_before(&arguments, &input);
+            if arguments.gone {
+                clear_before(&arguments, &input);
+            }
             0
         }
         Ok(Some(asked)) => guarded(&arguments, input, asked),
@@ -120,7 +122,7 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
     })
 }
 
-/// A job that did not ask: our script calls us for it only where an earlier job may have left its MPS, which is taken down first.
+/// For a job that did not ask, before which our script saw that an earlier one may have left its MPS: that is taken down first.
 fn clear_before(arguments: &Arguments, input: &Input<'_>) {
     let Some(system) = scheduler::caller(input).filter(|system| system.may_skip_epilogue()) else {
         return;

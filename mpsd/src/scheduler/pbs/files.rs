@@ -192,7 +192,7 @@ mod tests {
             &around("/opt/mpsd/bin", Some("/etc/my site.toml")),
         );
         assert!(text.contains(
-            "exec /opt/mpsd/bin/mps-prologue --config '/etc/my site.toml' --scheduler torque \"$@\""
+            "exec /opt/mpsd/bin/mps-prologue --config '/etc/my site.toml' --scheduler torque $gone \"$@\""
         ));
         assert!(!text.contains("/usr/bin"));
     }
