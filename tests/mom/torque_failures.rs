@@ -461,7 +461,11 @@ fn what_an_epilogue_cannot_take_down_does_not_take_its_node_down() {
     let before = Before::of(&mut c);
     let job = Job::new("31.vm", "MPS=true").on(&[&[0], &[1]]);
     assert_eq!(c.torque_begin(&job), Verdict::Runs);
-    c.nodes[1].sh("setsid flock /run/mpsd/jobs/.31.vm.lock sleep 60 >/dev/null 2>&1 & echo $! >/tmp/holder");
+    let lock = "/run/mpsd/jobs/.31.vm.lock";
+    c.nodes[1].sh(&format!(
+        "setsid flock {lock} sleep 60 >/dev/null 2>&1 & echo $! >/tmp/holder; \
+         for try in $(seq 300); do flock -n {lock} true || exit 0; sleep 0.1; done; exit 1"
+    ));
     c.torque_end(&job, 0);
     assert_ne!(c.nodes[1].sh("ls /run/mpsd/jobs"), "", "its end was kept from it");
     assert_eq!(c.state("nodeb"), ("free".into(), String::new()));

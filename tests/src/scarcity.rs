@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
@@ -106,16 +107,10 @@ impl Older {
     /// Makes it, as it is now outside. Call it in a thread of [`alone`], whose mounts are private.
     pub fn start() -> Self {
         own_namespace();
-        let mut command = Command::new("/usr/bin/unshare");
-        command.args(["--mount", "--propagation", "private", "/bin/sleep", "600"]);
-        let older = Self {
-            keeper: Running(command.stdin(Stdio::null()).spawn().expect("unshare")),
+        Self {
+            keeper: keeper(),
             kept: None,
-        };
-        let own = fs::read_link("/proc/thread-self/ns/mnt").expect("our namespace");
-        let is_made = || fs::read_link(older.file()).is_ok_and(|theirs| theirs != own);
-        assert!(wait_until(Duration::from_secs(5), is_made), "no namespace");
-        older
+        }
     }
 
     /// Keeps it for `job` below `base`, as job_container/tmpfs does.
@@ -123,7 +118,18 @@ impl Older {
         let point = base.join(job).join(".ns");
         fs::create_dir_all(base.join(job)).expect("directory");
         fs::write(&point, "").expect("file");
-        mount(Some(&self.file()), &point, NOTHING, MsFlags::MS_BIND, NOTHING).expect("a kept namespace");
+        // A namespace can be kept only in one of a lower number. Linux 6.18 hands numbers out by processor, so a new one may have a lower.
+        let is_kept =
+            (0..200).any(
+                |_| match mount(Some(&self.file()), &point, NOTHING, MsFlags::MS_BIND, NOTHING) {
+                    Err(Errno::EINVAL) => {
+                        self.keeper = keeper();
+                        false
+                    }
+                    kept => kept.is_ok(),
+                },
+            );
+        assert!(is_kept, "the namespace cannot be kept");
         self.kept = Some(point);
     }
 
@@ -146,6 +152,18 @@ impl Older {
     fn file(&self) -> PathBuf {
         format!("/proc/{}/ns/mnt", self.keeper.0.id()).into()
     }
+}
+
+/// A process in a copy of this thread's namespace.
+fn keeper() -> Running {
+    let mut command = Command::new("/usr/bin/unshare");
+    command.args(["--mount", "--propagation", "private", "/bin/sleep", "600"]);
+    let keeper = Running(command.stdin(Stdio::null()).spawn().expect("unshare"));
+    let own = fs::read_link("/proc/thread-self/ns/mnt").expect("our namespace");
+    let theirs = format!("/proc/{}/ns/mnt", keeper.0.id());
+    let is_made = || fs::read_link(&theirs).is_ok_and(|theirs| theirs != own);
+    assert!(wait_until(Duration::from_secs(30), is_made), "no namespace");
+    keeper
 }
 
 impl Drop for Older {

@@ -62,10 +62,14 @@ impl Stage {
         stage
     }
 
-    /// Writes the configuration anew with `extra` lines.
+    /// Writes the configuration anew with `extra` lines. A PBS of this machine is none of the stage's.
     pub fn configure(&self, extra: &str) {
+        let no_pbs = match extra.contains("[pbs]") {
+            true => String::new(),
+            false => format!("pbs.home = \"{}\"", self.path("no-pbs").display()),
+        };
         let text = format!(
-            "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\n{extra}\n",
+            "run_dir = \"{}\"\nstate_dir = \"{}\"\ncontrol = \"{}\"\nnvml = \"{}\"\n{no_pbs}\n{extra}\n",
             self.path("run").display(),
             self.path("state").display(),
             self.node.control().display(),

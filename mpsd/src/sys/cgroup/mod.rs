@@ -287,7 +287,10 @@ mod tests {
     use crate::sys::spawn::{Child, Identity, Spawn};
     use crate::sys::testing::{STRANGER, alone, soon};
 
-    const BASE: &str = "mpsd-unit-test";
+    /// The directory of this run of the tests alone.
+    fn base() -> String {
+        format!("mpsd-unit-test-{}", std::process::id())
+    }
 
     /// A cgroup that is emptied and removed whatever a test does, with what was there before.
     struct Kept(Cgroup);
@@ -298,8 +301,8 @@ mod tests {
             let _ = empties(&self.0, soon());
             let _ = self.0.remove();
             // The tests' own directory; it goes with the last.
-            if let Some(base) = self.0.path().parent().filter(|base| base.ends_with(BASE)) {
-                let _ = std::fs::remove_dir(base);
+            if let Some(dir) = self.0.path().parent().filter(|dir| dir.ends_with(base())) {
+                let _ = std::fs::remove_dir(dir);
             }
         }
     }
@@ -308,7 +311,7 @@ mod tests {
     fn everywhere(job: &str) -> Vec<Kept> {
         let make = |mount: Mount| {
             let top = Dir::open(&mount.path).unwrap();
-            Kept(Cgroup::make(&top, Some(BASE), job).unwrap())
+            Kept(Cgroup::make(&top, Some(&base()), job).unwrap())
         };
         let all: Vec<_> = mounts::usable().unwrap().into_iter().map(make).collect();
         assert!(
@@ -480,8 +483,8 @@ mod tests {
         let _alone = alone();
         let pids = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"];
         let has = |base: &&&str| Path::new(base).join("cgroup.procs").exists();
-        let base = Path::new(pids.iter().find(has).expect("a hierarchy for pids"));
-        let cgroup = Kept(Cgroup::make(&Dir::open(base).unwrap(), Some(BASE), "bounded").unwrap());
+        let top = Path::new(pids.iter().find(has).expect("a hierarchy for pids"));
+        let cgroup = Kept(Cgroup::make(&Dir::open(top).unwrap(), Some(&base()), "bounded").unwrap());
         assert_eq!(read_at(&cgroup.0.dir, "pids.max", 64).unwrap(), b"4096\n");
         // In a hierarchy of its own on version 1.
         let memory = Path::new("/sys/fs/cgroup/memory");
@@ -491,7 +494,7 @@ mod tests {
                 b"17179869184\n"
             );
         } else {
-            let controllers = std::fs::read_to_string(base.join("cgroup.controllers")).unwrap_or_default();
+            let controllers = std::fs::read_to_string(top.join("cgroup.controllers")).unwrap_or_default();
             assert!(
                 memory.exists() || !controllers.contains("memory"),
                 "{controllers}"
