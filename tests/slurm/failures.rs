@@ -500,6 +500,7 @@ fn salloc_reads_why(cell: &Context) -> Result<()> {
     fs::write(&config, format!("compute_mood = \"exclusive\"\n{before}"))?;
     let outcome = told(&["--mps", "--gres=gpu:1"], "compute_mood");
     fs::write(&config, before)?;
+    forget_the_note();
     outcome?;
     check_undrained(cell)
 }
@@ -561,6 +562,7 @@ fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
     let asked = check_refused(cell, &["--mps"], &[], &words);
     let batch = a_batch_job_comes_back(cell);
     fs::write(&config, before)?;
+    forget_the_note();
     batch?;
     let plain = plain?.success()?;
     ensure!(plain.stdout == "untouched\nuntouched\n", "{plain:?}");
@@ -570,6 +572,14 @@ fn a_bad_configuration_stops_no_plain_job(cell: &Context) -> Result<()> {
         check_repaired(cell)?;
     }
     Ok(())
+}
+
+/// An unusable file names no directory, so the note was remembered in the usual one, which all beds of this machine share.
+fn forget_the_note() {
+    let _ = fs::remove_file("/var/lib/mpsd/drains/remark-slurm-node1");
+    for directory in ["/var/lib/mpsd/drains", "/var/lib/mpsd"] {
+        let _ = fs::remove_dir(directory);
+    }
 }
 
 /// It is put back for another try, and neither fails nor takes the node out of service; the node's comment names the key.
