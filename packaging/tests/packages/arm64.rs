@@ -238,11 +238,12 @@ fn programs_say_what_x86_says(root: &Root, library: &Path, x86: &[String]) {
 }
 
 /// What a program of Slurm's exports to the plugin, which is linked to bind all of it at once.
-const SLURM: [&str; 12] = [
+const SLURM: [&str; 13] = [
     "spank_setenv",
     "spank_unsetenv",
     "spank_context",
     "spank_job_control_setenv",
+    "spank_job_control_unsetenv",
     "spank_get_item",
     "spank_option_getopt",
     "spank_getenv",

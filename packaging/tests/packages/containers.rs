@@ -17,11 +17,13 @@ use crate::guide::commands;
 use crate::{said, skip};
 
 /// Podman and what it needs that no smallest system has.
-const PACKAGES: [&str; 6] = [
+const PACKAGES: [&str; 8] = [
     "podman",
     "crun",
     "conmon",
     "libyajl2",
+    "libgpgme11",
+    "libassuan0",
     "libsubid4",
     "golang-github-containers-common",
 ];
