@@ -9,14 +9,15 @@ use std::path::Path;
 /// The layer of writes, seen from inside the node.
 pub const LAYER: &str = "/.layer";
 
-/// Empty on a node, whatever this machine has there: its users' homes, its own PBS.
-const FRESH: [(&str, u32); 6] = [
+/// Empty on a node, whatever this machine has there: its users' homes, its own PBS, its own mpsd's word.
+const FRESH: [(&str, u32); 7] = [
     ("/tmp", 0o1777),
     ("/run", 0o755),
     ("/dev/shm", 0o1777),
     ("/home", 0o755),
     ("/opt", 0o755),
     ("/var/spool", 0o755),
+    ("/var/lib/mpsd", 0o711),
 ];
 
 /// Builds the tree in `dir` and enters it.
