@@ -5,7 +5,9 @@ use super::real::RealNode;
 use crate::job::node::Severity;
 use crate::sys::files::{Dir, FileError, Room, has_namespace};
 use mpsd_core::JobId;
+use nix::sched::{CloneFlags, setns};
 use nix::sys::statvfs::statvfs;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -38,6 +40,25 @@ pub fn bounded(
         dir.remove_empty_dir(name)?;
     }
     dir.create_dir(name, mode, owner).map(drop)
+}
+
+/// Moves this process into the mount namespace of the first process, where `path` is the same directory there.
+///
+/// A unit's namespace may hold hidden copies of the mounts on the directories of jobs. No path leads to them, and the kernel keeps
+/// such a directory busy for whoever is in that namespace.
+pub fn enter_first_namespace(path: &Path) {
+    let open = |name: &str| File::open(format!("/proc/{name}/ns/mnt"));
+    let identity = |about: std::fs::Metadata| (about.dev(), about.ino());
+    let there = || path.symlink_metadata().ok().map(identity);
+    let (Ok(own), Ok(first)) = (open("self"), open("1")) else {
+        return;
+    };
+    let same = own.metadata().ok().map(identity) == first.metadata().ok().map(identity);
+    let before = there();
+    if !same && setns(&first, CloneFlags::CLONE_NEWNS).is_ok() && there() != before {
+        // Another system's: a container's scheduler has a /run of its own.
+        let _ = setns(&own, CloneFlags::CLONE_NEWNS);
+    }
 }
 
 /// What the file system of `path`, which need not be there yet, has too little of for a start: its mount point and figures in

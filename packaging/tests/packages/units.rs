@@ -246,9 +246,9 @@ fn is_confined(machine: &Machine) {
     assert!(lines.contains(&"Seccomp:\t2"), "{found}");
     assert!(lines.contains(&"NoNewPrivs:\t1"), "{found}");
     assert!(lines.contains(&"-15") && lines.contains(&"torque"), "{found}");
-    // DAC_OVERRIDE 1, FOWNER 3, KILL 5, SETGID 6, SETUID 7, SETPCAP 8, NET_BIND_SERVICE 10, SYS_PTRACE 19,
+    // DAC_OVERRIDE 1, FOWNER 3, KILL 5, SETGID 6, SETUID 7, SETPCAP 8, NET_BIND_SERVICE 10, SYS_CHROOT 18, SYS_PTRACE 19,
     // SYS_ADMIN 21, SYS_NICE 23: linux/capability.h.
-    let bits = [1, 3, 5, 6, 7, 8, 10, 19, 21, 23_u64];
+    let bits = [1, 3, 5, 6, 7, 8, 10, 18, 19, 21, 23_u64];
     let bounding: u64 = bits.iter().map(|bit| 1 << bit).sum();
     assert!(
         lines.contains(&format!("CapBnd:\t{bounding:016x}").as_str()),
