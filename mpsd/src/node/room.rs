@@ -7,6 +7,7 @@ use crate::sys::files::{Dir, FileError, Room, has_namespace};
 use mpsd_core::JobId;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statvfs::statvfs;
+use nix::unistd::{chroot, fchdir};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -42,23 +43,27 @@ pub fn bounded(
     dir.create_dir(name, mode, owner).map(drop)
 }
 
-/// Moves this process into the mount namespace of the first process, where `path` is the same directory there.
+/// Moves this process into the mount namespace and the root of the first process, where `path` is the same directory there.
 ///
 /// A unit's namespace may hold hidden copies of the mounts on the directories of jobs. No path leads to them, and the kernel keeps
-/// such a directory busy for whoever is in that namespace.
-pub fn enter_first_namespace(path: &Path) {
-    let open = |name: &str| File::open(format!("/proc/{name}/ns/mnt"));
-    let identity = |about: std::fs::Metadata| (about.dev(), about.ino());
-    let there = || path.symlink_metadata().ok().map(identity);
-    let (Ok(own), Ok(first)) = (open("self"), open("1")) else {
-        return;
+/// such a directory busy for whoever is in that namespace. A scheduler in a container has another `path`, and stays where it is.
+///
+/// # Errors
+/// The namespace was entered and its root was not: this process must do nothing more.
+pub fn enter_first_namespace(path: &Path) -> Result<(), String> {
+    const ROOT: &str = "/proc/1/root";
+    let identity = |path: &Path| path.metadata().ok().map(|about| (about.dev(), about.ino()));
+    let namespaces = ["/proc/self/ns/mnt", "/proc/1/ns/mnt"].map(|path| identity(Path::new(path)));
+    let there = Path::new(ROOT).join(path.strip_prefix("/").unwrap_or(path));
+    let is_same = identity(path).is_some() && identity(path) == identity(&there);
+    let (Ok(root), Ok(first)) = (File::open(ROOT), File::open("/proc/1/ns/mnt")) else {
+        return Ok(());
     };
-    let same = own.metadata().ok().map(identity) == first.metadata().ok().map(identity);
-    let before = there();
-    if !same && setns(&first, CloneFlags::CLONE_NEWNS).is_ok() && there() != before {
-        // Another system's: a container's scheduler has a /run of its own.
-        let _ = setns(&own, CloneFlags::CLONE_NEWNS);
+    if !is_same || namespaces[0] == namespaces[1] || setns(&first, CloneFlags::CLONE_NEWNS).is_err() {
+        return Ok(());
     }
+    let entered = fchdir(&root).and_then(|()| chroot("."));
+    entered.map_err(|errno| format!("cannot enter '{ROOT}': {}", errno.desc()))
 }
 
 /// What the file system of `path`, which need not be there yet, has too little of for a start: its mount point and figures in

@@ -320,8 +320,8 @@ impl Store for RealNode {
         // Root's directory with a file of the user's.
         names.extend((n == 0).then(|| PARTITIONS.to_owned()));
         let question = || {
-            room::enter_first_namespace(&path);
-            remove_from(&path, &names, bounds)
+            room::enter_first_namespace(&path)
+                .and_then(|()| remove_from(&path, &names, bounds))
                 .err()
                 .unwrap_or_default()
                 .into_bytes()
