@@ -12,7 +12,7 @@ use mpsd::cli::report;
 use mpsd::job::{self, Ending, evidence};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
-use mpsd::scheduler::{self, Budget, Given, Input, Program, Site, Submission, ThisHost};
+use mpsd::scheduler::{self, Budget, CallOptions, Input, Program, Site, Submission, ThisHost};
 use mpsd::sys::deadline::Deadline;
 use mpsd::sys::{descriptors, guard, priority};
 use mpsd_core::Failure;
@@ -40,7 +40,7 @@ pub fn main() -> u8 {
         scheduler: arguments.scheduler,
         arguments: &arguments.positional,
         env: &env,
-        given: Given::default(),
+        given: CallOptions::default(),
         site: Site::default(),
         terminal: false,
     };

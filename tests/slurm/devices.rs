@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use mpsd::scheduler::host::Answer;
-use mpsd::scheduler::{self, Given, GpuSource, Host, Input, Program, Site, ThisHost};
+use mpsd::scheduler::{self, CallOptions, GpuSource, Host, Input, Program, Site, ThisHost};
 use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
 use tests::slurm::{Bed, Gpus, Options, Simulated};
 
@@ -465,7 +465,7 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
         scheduler: None,
         arguments: &[],
         env: &env,
-        given: Given::default(),
+        given: CallOptions::default(),
         site: Site::default(),
         terminal: false,
     };

@@ -5,7 +5,7 @@
 use mpsd::daemon::dialogue::{Event, Of, Proof, check};
 use mpsd::job::Journal;
 use mpsd::scheduler::host::{Answer, Host};
-use mpsd::scheduler::{self, Given, GpuName, Input, Program, Site};
+use mpsd::scheduler::{self, CallOptions, GpuName, Input, Program, Site};
 use mpsd_core::config::Config;
 use mpsd_core::record::Daemon;
 use mpsd_core::record::Record;
@@ -157,7 +157,7 @@ pub fn scheduler_input(bytes: &[u8]) {
                 scheduler,
                 arguments,
                 env: &env,
-                given: Given::default(),
+                given: CallOptions::default(),
                 site: Site::default(),
                 terminal: false,
             };

@@ -1,7 +1,7 @@
 //! What a job asked for, in the words of `mps-prologue` and of `mpsctl plan`: one definition for both.
 
 pub use crate::plan::Asked;
-use crate::scheduler::{self, Given, Host, Input, Program, Scheduler, Site, Submission};
+use crate::scheduler::{self, CallOptions, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use mpsd_core::request::{Key, Wording};
@@ -19,7 +19,7 @@ pub struct Asking {
     pub request: Option<String>,
     /// What goes before the scheduler's own words.
     #[command(flatten)]
-    pub given: Given,
+    pub given: CallOptions,
     /// A daemon for this step of the job alone (Slurm); the compute mode stays.
     #[arg(long, value_name = "STEP")]
     pub step: Option<String>,

@@ -21,7 +21,7 @@ use super::sweep::Sweep;
 use super::words::words;
 use super::{NAME, complain, say, say_findings};
 use crate::job::outcome::UNCOUNTED;
-use crate::scheduler::setup::{Done, SetUp, Stopped, Surroundings};
+use crate::scheduler::setup::{SetUp, SetupContext, VerbError, VerbReport};
 use crate::scheduler::{Host, SET_UPS, ThisHost};
 use crate::sys::priority;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -263,7 +263,7 @@ pub fn main() -> u8 {
     }
 }
 
-fn told(done: &Done, json: bool) -> u8 {
+fn told(done: &VerbReport, json: bool) -> u8 {
     match json {
         true => say(&format!("{}\n", done.json())),
         false => done.lines.iter().for_each(|line| say_findings(line)),
@@ -285,7 +285,7 @@ fn failed(failure: &Failure) -> u8 {
     stop(&failure.clone().into())
 }
 
-fn stop(stopped: &Stopped) -> u8 {
+fn stop(stopped: &VerbError) -> u8 {
     complain(NAME, &stopped.line);
     stopped.code
 }
@@ -376,7 +376,7 @@ fn exec(config: &Path, verb: &Exec) -> u8 {
 fn sweep(config: &Path, verb: &Sweep) -> u8 {
     let caller = Caller::this(config, verb.job.as_deref(), false);
     let swept = programs()
-        .map_err(Stopped::from)
+        .map_err(VerbError::from)
         .and_then(|dir| verb.run(&caller, &dir.join("mpsd")));
     swept.unwrap_or_else(|stopped| stop(&stopped))
 }
@@ -423,7 +423,7 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
 }
 
 /// The verbs that stand in a scheduler's folder.
-fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<Done, Stopped> {
+fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<VerbReport, VerbError> {
     // The settings are those of the node that the verb is about, as paths may have its name in them.
     let named = matches
         .subcommand()
@@ -436,14 +436,14 @@ fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<Done
 fn around<T>(
     config: &Path,
     node: &str,
-    verb: impl FnOnce(&Surroundings<'_>) -> Result<T, Stopped>,
-) -> Result<T, Stopped> {
+    verb: impl FnOnce(&SetupContext<'_>) -> Result<T, VerbError>,
+) -> Result<T, VerbError> {
     let programs = programs()?;
     let (settings, broken) = match settings(config, node) {
         Ok(settings) => (settings, None),
         Err(failure) => (Settings::usual(), Some(failure)),
     };
-    let around = Surroundings {
+    let around = SetupContext {
         config: (config != Path::new(DEFAULT_PATH)).then_some(config),
         settings,
         broken,

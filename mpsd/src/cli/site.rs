@@ -3,7 +3,7 @@
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::advertise::advertise;
 use crate::scheduler::batch_system::Offer;
-use crate::scheduler::setup::{Done, Finding};
+use crate::scheduler::setup::{CheckLine, VerbReport};
 use crate::scheduler::{self, Scheduler};
 use mpsd_core::config::{Config, Origin};
 use mpsd_core::{Failure, Gpu, Inventory};
@@ -39,14 +39,14 @@ pub struct Check {
 
 impl Check {
     /// Whether the draft, else the file `in_force`, can be used.
-    pub fn run(&self, in_force: &Path) -> Done {
+    pub fn run(&self, in_force: &Path) -> VerbReport {
         let (file, read) = match &self.file {
             Some(draft) => (draft.as_path(), Config::draft(draft)),
             None => (in_force, Config::load(in_force)),
         };
-        Done::from(vec![match read {
-            Ok(_) => Finding::Good(format!("'{}' can be used", file.display())),
-            Err(broken) => Finding::Wrong(broken.to_string()),
+        VerbReport::from(vec![match read {
+            Ok(_) => CheckLine::Pass(format!("'{}' can be used", file.display())),
+            Err(broken) => CheckLine::Fail(broken.to_string()),
         }])
     }
 }

@@ -4,7 +4,7 @@ use crate::job::node::{Console as _, Store as _};
 use crate::job::suspicion::{PAUSE_S, Suspicion};
 use crate::node::failed_starts::{self, Several};
 use crate::node::real::RealNode;
-use crate::scheduler::setup::Finding::{self, Better, Wrong};
+use crate::scheduler::setup::CheckLine::{self, Fail, Warn};
 use mpsd_core::config::Settings;
 use mpsd_core::text;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use users::os::unix::GroupExt as _;
 const OVERDUE_S: u64 = 5 * PAUSE_S;
 
 /// All of it, as far as this user may know.
-pub(super) fn standing(settings: &Settings) -> Vec<Finding> {
+pub(super) fn standing(settings: &Settings) -> Vec<CheckLine> {
     let limit = settings.deadline;
     let mut node = RealNode::new(super::NAME, settings, limit, limit / 2);
     let now = node.since_boot();
     let suspicions = node.suspicions();
-    let mut all: Vec<Finding> = suspicions.iter().map(|one| suspicion(one, now)).collect();
+    let mut all: Vec<CheckLine> = suspicions.iter().map(|one| suspicion(one, now)).collect();
     if all.is_empty() && settings.paths.look_again().symlink_metadata().is_ok() {
         let text = "something hung in the driver and waits for its second look: root is told what ('mpsctl reconcile --dry-run')";
-        all.push(Better(text.to_owned()));
+        all.push(Warn(text.to_owned()));
     }
     let window = settings.drain.failed_starts_window;
     let several = failed_starts::of_several(&settings.paths, window);
@@ -31,23 +31,23 @@ pub(super) fn standing(settings: &Settings) -> Vec<Finding> {
     all
 }
 
-fn suspicion(suspicion: &Suspicion, now: u64) -> Finding {
+fn suspicion(suspicion: &Suspicion, now: u64) -> CheckLine {
     let age = now.saturating_sub(suspicion.since);
     let (job, what, ago) = (&suspicion.at.job, &suspicion.what, ago(Duration::from_secs(age)));
     let text = format!(
         "job {job}: {ago} {what} hung in the driver, and the node takes no job with MPS before it was looked at again"
     );
     match age < OVERDUE_S {
-        true => Better(format!("{text}, {PAUSE_S} s after")),
-        false => Wrong(format!(
+        true => Warn(format!("{text}, {PAUSE_S} s after")),
+        false => Fail(format!(
             "{text}, which nobody did: run 'mpsctl reconcile' as root, and let mpsd-reconcile.timer or cron do so"
         )),
     }
 }
 
-fn failed(several: &Several) -> Finding {
+fn failed(several: &Several) -> CheckLine {
     let Several { users, job, age } = several;
-    Better(format!(
+    Warn(format!(
         "starts of {users} users failed on this node, the last one of job {job} {}, and none has worked since: the node's log \
          says why; 'srun --mps mps-probe --require-mps', or the same by qsub, tries one",
         ago(*age)
@@ -55,7 +55,7 @@ fn failed(several: &Several) -> Finding {
 }
 
 /// Whoever is in the daemons' group can debug them.
-fn group(id: u32) -> Option<Finding> {
+fn group(id: u32) -> Option<CheckLine> {
     let group = users::get_group_by_gid(id).filter(|_| id != 0)?;
     let members: Vec<_> = group
         .members()
@@ -68,7 +68,7 @@ fn group(id: u32) -> Option<Finding> {
     } else {
         format!(" ({list})")
     };
-    Some(Better(format!(
+    Some(Warn(format!(
         "daemon_group {id} is this node's group '{name}': whoever is in it{members} can take over the daemons of their jobs, \
          which are outside of the jobs' limits; name one in mpsd.toml that nobody is in"
     )))

@@ -73,7 +73,7 @@ impl Submission {
 
 /// What our own options say; it goes before what the scheduler says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
-pub struct Given {
+pub struct CallOptions {
     /// The job's account string (OpenPBS's hook).
     #[arg(long, value_name = "TEXT")]
     pub account: Option<OsString>,
@@ -113,7 +113,7 @@ pub struct Input<'a> {
     #[debug(skip)]
     pub env: Lookup<'a>,
     /// Our own options.
-    pub given: Given,
+    pub given: CallOptions,
     /// Where PBS lives.
     pub site: Site,
     /// Whether standard output is a terminal.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// A node as its scheduler shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct NodeStatus {
     /// It takes no new jobs because somebody said so.
     pub drained: bool,
     /// The reason of the drain, or the note that an administrator left on a node in service.
@@ -31,7 +31,7 @@ pub trait Controller {
     ///
     /// # Errors
     /// One line: the controller does not answer, or does not know the node.
-    fn shown(&self) -> Result<Shown, String>;
+    fn status(&self) -> Result<NodeStatus, String>;
     /// Takes it out of service for `reason`, in the place of the `memo` that an administrator left on it. Returns what the
     /// command said.
     ///

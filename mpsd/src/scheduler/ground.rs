@@ -2,8 +2,8 @@
 //! takes the node out of service.
 
 use super::host::Host;
-use super::setup::Finding::{self, Better, Good, Wrong};
-use super::setup::Surroundings;
+use super::setup::CheckLine::{self, Fail, Pass, Warn};
+use super::setup::SetupContext;
 use mpsd_core::Failure;
 use mpsd_core::trusted::open_trusted;
 use std::path::{Path, PathBuf};
@@ -43,13 +43,13 @@ const RUNS: [(&str, &str); 2] = [
 ];
 
 /// The node's programs, its NVML, our units; one line where this host has no GPU, as login hosts.
-pub(crate) fn ground(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+pub(crate) fn ground(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
     if !has_gpu(around) {
         return vec![without_gpu(around.host)];
     }
     let mut all = control(&around.settings.control, around.host);
     all.push(match (around.inventory)(node) {
-        Ok(_) => Good("NVML answers".to_owned()),
+        Ok(_) => Pass("NVML answers".to_owned()),
         Err(failure) => unless_proved(&failure, || NO_NVML.to_owned()),
     });
     all.extend(units(around.host, Path::new(BOOTED).is_dir()));
@@ -57,10 +57,10 @@ pub(crate) fn ground(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
 }
 
 /// A host without a GPU: a login host, or a node that lost its only one, whose driver is loaded still.
-pub(crate) fn without_gpu(host: &dyn Host) -> Finding {
+pub(crate) fn without_gpu(host: &dyn Host) -> CheckLine {
     match host.configuration(Path::new(DRIVER), MOST_OF_DRIVER) {
-        Ok(None) => Good("no NVIDIA GPU here: no job gets MPS on this host".to_owned()),
-        Ok(Some(_)) | Err(_) => Better(format!(
+        Ok(None) => Pass("no NVIDIA GPU here: no job gets MPS on this host".to_owned()),
+        Ok(Some(_)) | Err(_) => Warn(format!(
             "NVIDIA's driver is loaded ('{DRIVER}') and no GPU is on the bus: no job gets MPS on this host; see the kernel's log \
              for one that is lost"
         )),
@@ -69,17 +69,17 @@ pub(crate) fn without_gpu(host: &dyn Host) -> Finding {
 
 /// What did not work: wrong where it is proved. All else may come from users' processes, which can use up memory, processes and
 /// CPUs, and must not take a node out of service.
-pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> Finding {
+pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> CheckLine {
     match failure {
-        Failure::Fault(_) => Wrong(wrong()),
+        Failure::Fault(_) => Fail(wrong()),
         Failure::Refusal(_) | Failure::Undetermined(_) => {
-            Better(format!("could not be told now: {failure}; try it again"))
+            Warn(format!("could not be told now: {failure}; try it again"))
         }
     }
 }
 
 /// Whether this is a host for jobs with GPUs: one of NVIDIA's is on its bus, or the site named another NVML than the usual one.
-pub(crate) fn has_gpu(around: &Surroundings<'_>) -> bool {
+pub(crate) fn has_gpu(around: &SetupContext<'_>) -> bool {
     let says = |device: &Path, file: &str| std::fs::read_to_string(device.join(file)).unwrap_or_default();
     // Class 0x03: what draws or computes, and no bridge or network card.
     let is_gpu =
@@ -92,12 +92,12 @@ pub(crate) fn has_gpu(around: &Surroundings<'_>) -> bool {
 }
 
 /// NVIDIA's two programs.
-pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<Finding> {
+pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     let server = control.with_file_name(SERVER);
     let one = |program: &Path, key: &str| match open_trusted(program) {
-        Ok(_) if host.executable(program) => Good(format!("'{}' is a program of root's", program.display())),
-        Ok(_) => Wrong(format!("'{}' is not executable: chmod 0755", program.display())),
-        Err(error) => Wrong(format!(
+        Ok(_) if host.executable(program) => Pass(format!("'{}' is a program of root's", program.display())),
+        Ok(_) => Fail(format!("'{}' is not executable: chmod 0755", program.display())),
+        Err(error) => Fail(format!(
             "NVIDIA's MPS: {error}: the first job that asks for MPS takes the node out of service; install the driver's MPS \
              programs{key}"
         )),
@@ -109,9 +109,9 @@ pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<Finding> {
 }
 
 /// Our units, where systemd runs.
-pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<Finding> {
+pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
     if !booted {
-        return vec![Better(
+        return vec![Warn(
             "systemd does not run here: nothing calls 'mpsctl reconcile' by itself; let cron do that every ten minutes".to_owned(),
         )];
     }
@@ -120,20 +120,20 @@ pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<Finding> {
         answer.map(|answer| answer.text.trim().to_owned())
     };
     let one = |(unit, without): (&str, &str)| match (ask("is-active", unit), ask("is-enabled", unit)) {
-        (Err(why), _) | (_, Err(why)) => Better(format!("{unit}: systemd does not say how it stands: {why}")),
-        (Ok(active), _) if active != "active" => Wrong(format!(
+        (Err(why), _) | (_, Err(why)) => Warn(format!("{unit}: systemd does not say how it stands: {why}")),
+        (Ok(active), _) if active != "active" => Fail(format!(
             "{unit} is {active}: {without}; systemctl enable --now {unit}"
         )),
-        (Ok(_), Ok(enabled)) if enabled != "enabled" => Better(format!(
+        (Ok(_), Ok(enabled)) if enabled != "enabled" => Warn(format!(
             "{unit} is active and will not be after the next boot ({enabled}); systemctl enable {unit}"
         )),
-        _ => Good(format!("{unit} is active")),
+        _ => Pass(format!("{unit} is active")),
     };
     // No FAIL: a user's process that cannot be ended makes a run fail, and must not take the node out of service.
     let failed = |(unit, without): (&str, &str)| {
         let answer = ask("is-failed", unit).ok()?;
         (answer == "failed").then(|| {
-            Better(format!(
+            Warn(format!(
                 "{unit} failed in its last run: {without}; 'journalctl -u {unit}' says why"
             ))
         })

@@ -32,7 +32,7 @@ mod testing;
 
 pub use batch_system::{BatchSystem, ExitPolicy, Unattached};
 pub use budget::Budget;
-pub use call::{Given, Input, Lookup, Program, Submission, UserRef};
+pub use call::{CallOptions, Input, Lookup, Program, Submission, UserRef};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub use control::Requeued;
 pub use devices::{Devices, Exclusive, GpuName, GpuSource};

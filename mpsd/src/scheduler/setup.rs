@@ -17,13 +17,13 @@ pub(crate) trait SetUp: Sync {
     ///
     /// # Errors
     /// What cannot be done on which object, why, what to do.
-    fn run(&self, matches: &clap::ArgMatches, around: &Surroundings<'_>) -> Result<Done, Stopped>;
+    fn run(&self, matches: &clap::ArgMatches, around: &SetupContext<'_>) -> Result<VerbReport, VerbError>;
     /// What its check finds on this host; `None`: it is not here.
-    fn look(&self, node: &str, around: &Surroundings<'_>) -> Option<Vec<Finding>>;
+    fn look(&self, node: &str, around: &SetupContext<'_>) -> Option<Vec<CheckLine>>;
 }
 
 /// What the verbs need to know of this host.
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct SetupContext<'a> {
     /// Our configuration, where it is not the usual file.
     pub config: Option<&'a Path>,
     /// What it says; the usual settings where it cannot be used.
@@ -37,19 +37,19 @@ pub(crate) struct Surroundings<'a> {
     /// The GPUs of this node, given its name in the scheduler, or why NVML does not tell them.
     pub inventory: &'a dyn Fn(&str) -> Result<Inventory, Failure>,
     /// What waits for the administrator here, under these settings, whoever schedules the node.
-    pub standing: &'a dyn Fn(&Settings) -> Vec<Finding>,
+    pub standing: &'a dyn Fn(&Settings) -> Vec<CheckLine>,
 }
 
 /// What a verb did, line by line, and whether something is left to do by hand or wrong.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct VerbReport {
     /// Lines.
     pub lines: Vec<String>,
     /// Something is left to do.
     pub incomplete: bool,
 }
 
-impl Done {
+impl VerbReport {
     pub(crate) fn did(&mut self, line: impl Into<String>) {
         self.lines.push(line.into());
     }
@@ -79,32 +79,32 @@ impl Done {
     }
 }
 
-impl From<Vec<Finding>> for Done {
-    fn from(found: Vec<Finding>) -> Self {
+impl From<Vec<CheckLine>> for VerbReport {
+    fn from(found: Vec<CheckLine>) -> Self {
         Self {
             lines: found.iter().map(ToString::to_string).collect(),
-            incomplete: found.iter().any(Finding::is_wrong),
+            incomplete: found.iter().any(CheckLine::is_wrong),
         }
     }
 }
 
 /// Why a command of `mpsctl` did not do its work.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stopped {
+pub struct VerbError {
     /// One line.
     pub line: String,
     /// The exit code.
     pub code: u8,
 }
 
-impl From<String> for Stopped {
+impl From<String> for VerbError {
     fn from(line: String) -> Self {
         let code = EXIT_REFUSED;
         Self { line, code }
     }
 }
 
-impl From<Failure> for Stopped {
+impl From<Failure> for VerbError {
     fn from(failure: Failure) -> Self {
         Self {
             line: failure.to_string(),
@@ -115,45 +115,45 @@ impl From<Failure> for Stopped {
 
 /// What a check found.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
-pub enum Finding {
+pub enum CheckLine {
     /// As it should be.
     #[display("OK    {_0}")]
-    Good(String),
+    Pass(String),
     /// It works, and could be better.
     #[display("WARN  {_0}")]
-    Better(String),
+    Warn(String),
     /// It does not work, and what to do.
     #[display("FAIL  {_0}")]
-    Wrong(String),
+    Fail(String),
 }
 
-impl Finding {
+impl CheckLine {
     /// Its word.
     pub fn status(&self) -> &'static str {
         match self {
-            Self::Good(_) => "OK",
-            Self::Better(_) => "WARN",
-            Self::Wrong(_) => "FAIL",
+            Self::Pass(_) => "OK",
+            Self::Warn(_) => "WARN",
+            Self::Fail(_) => "FAIL",
         }
     }
 
     /// What it says.
     pub fn text(&self) -> &str {
-        let (Self::Good(text) | Self::Better(text) | Self::Wrong(text)) = self;
+        let (Self::Pass(text) | Self::Warn(text) | Self::Fail(text)) = self;
         text
     }
 
     /// Whether something is wrong.
     pub fn is_wrong(&self) -> bool {
-        matches!(self, Self::Wrong(_))
+        matches!(self, Self::Fail(_))
     }
 
     /// Whether `path` is a program of ours that root may trust.
     pub(crate) fn program(path: &Path, host: &dyn Host) -> Self {
         let shown = path.display();
         match host.executable(path) {
-            true => Self::Good(format!("'{shown}' is a program of root's")),
-            false => Self::Wrong(format!(
+            true => Self::Pass(format!("'{shown}' is a program of root's")),
+            false => Self::Fail(format!(
                 "'{shown}' is not there, not executable, or others than root may put it there"
             )),
         }
@@ -185,7 +185,7 @@ pub(crate) fn ensure(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> Result<b
 ///
 /// # Errors
 /// One line.
-pub(crate) fn remove(path: &Path, done: &mut Done) -> Result<(), String> {
+pub(crate) fn remove(path: &Path, done: &mut VerbReport) -> Result<(), String> {
     fs::remove_file(path).map_err(|e| format!("cannot remove '{}': {e}", path.display()))?;
     done.did(format!("removed '{}'", path.display()));
     Ok(())

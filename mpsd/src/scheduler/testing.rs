@@ -1,6 +1,6 @@
 //! A node and a call of ours on paper, for the golden tests.
 
-use super::call::{Given, Input, Program, Submission};
+use super::call::{CallOptions, Input, Program, Submission};
 use super::devices::Devices;
 use super::host::{Answer, Host};
 use super::site::Site;
@@ -83,7 +83,7 @@ pub(super) struct Call<'c> {
     program: Program,
     arguments: &'c [&'c str],
     env: &'c [(&'c str, &'c str)],
-    pub(super) given: Given,
+    pub(super) given: CallOptions,
     pub(super) host: Paper,
 }
 
@@ -93,7 +93,7 @@ impl<'c> Call<'c> {
             program,
             arguments,
             env,
-            given: Given::default(),
+            given: CallOptions::default(),
             host: Paper::default(),
         }
     }

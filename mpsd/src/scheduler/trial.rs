@@ -31,7 +31,7 @@ impl TrialJob<'_> {
 
 /// A command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Typed {
+pub struct CommandLine {
     /// The program, in the user's `PATH`.
     pub program: &'static str,
     /// What follows.
@@ -40,7 +40,7 @@ pub struct Typed {
     pub input: String,
 }
 
-impl Typed {
+impl CommandLine {
     pub(crate) fn new(program: &'static str, arguments: &[&str]) -> Self {
         Self {
             program,
@@ -59,19 +59,19 @@ pub trait Trial: Sync {
     /// The request, as the user writes it.
     fn request(&self) -> &'static str;
     /// Submits the job.
-    fn submit(&self, order: &TrialJob<'_>) -> Typed;
+    fn submit(&self, order: &TrialJob<'_>) -> CommandLine;
     /// Asks for the job `id`, which a command that does not wait for its end has named; `None`: it waits.
-    fn ask(&self, id: &str) -> Option<Typed>;
+    fn ask(&self, id: &str) -> Option<CommandLine>;
     /// Whether such an answer says that the job is over.
     fn is_over(&self, answer: &str) -> bool;
     /// Says what the job waits for: by its name, or by its id where that is known.
-    fn why(&self, name: &str, id: Option<&str>) -> Typed;
+    fn why(&self, name: &str, id: Option<&str>) -> CommandLine;
     /// Tells the ids of the jobs of this name, a line each; `None`: a job is ended by its name.
-    fn named(&self, _name: &str) -> Option<Typed> {
+    fn named(&self, _name: &str) -> Option<CommandLine> {
         None
     }
     /// Ends the job, or takes it out of the queue.
-    fn cancel(&self, name: &str, id: Option<&str>) -> Typed;
+    fn cancel(&self, name: &str, id: Option<&str>) -> CommandLine;
     /// What an administrator does about a job that ended by this.
     fn remedy(&self, said: &str) -> &'static str;
 }

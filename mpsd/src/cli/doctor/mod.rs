@@ -8,8 +8,8 @@ use crate::node::nvml::Driver;
 use crate::node::worker::{NvmlWorker, Question};
 use crate::scheduler::SET_UPS;
 use crate::scheduler::ground::{NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu};
-use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
-use crate::scheduler::setup::{SetUp, Surroundings};
+use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
+use crate::scheduler::setup::{SetUp, SetupContext};
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS, Mig};
 use mpsd_core::{Failure, Inventory};
 use std::path::Path;
@@ -36,27 +36,28 @@ pub struct Doctor {
 }
 
 /// How bad it is, as the exit status: 0 all is well, 1 something could be better, 2 something does not work.
-pub fn worst(found: &[Finding]) -> u8 {
-    let code = |finding: &Finding| match finding {
-        Good(_) => 0,
-        Better(_) => 1,
-        Wrong(_) => 2,
+pub fn worst(found: &[CheckLine]) -> u8 {
+    let code = |finding: &CheckLine| match finding {
+        Pass(_) => 0,
+        Warn(_) => 1,
+        Fail(_) => 2,
     };
     found.iter().map(code).max().unwrap_or(0)
 }
 
 impl Doctor {
     /// The text to print of these findings.
-    pub fn text(&self, found: &[Finding]) -> String {
+    pub fn text(&self, found: &[CheckLine]) -> String {
         let shown = || {
             found
                 .iter()
-                .filter(|finding| !self.problems || !matches!(finding, Good(_)))
+                .filter(|finding| !self.problems || !matches!(finding, Pass(_)))
         };
         if !self.json {
             return shown().map(|finding| format!("{finding}\n")).collect();
         }
-        let one = |finding: &Finding| serde_json::json!({"status": finding.status(), "text": finding.text()});
+        let one =
+            |finding: &CheckLine| serde_json::json!({"status": finding.status(), "text": finding.text()});
         let worst = ["OK", "WARN", "FAIL"][usize::from(worst(found))];
         let all: Vec<_> = shown().map(one).collect();
         format!("{}\n", serde_json::json!({"worst": worst, "findings": all}))
@@ -64,14 +65,14 @@ impl Doctor {
 }
 
 /// Looks at this host; `node` is its name in the scheduler.
-pub(super) fn look(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+pub(super) fn look(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = vec![match &around.broken {
-        None => Good("mpsd.toml can be used".to_owned()),
-        Some(broken) => Wrong(format!(
+        None => Pass("mpsd.toml can be used".to_owned()),
+        Some(broken) => Fail(format!(
             "{broken}: every job that asks for MPS is stopped; 'mpsctl config check' tells when it is good"
         )),
     }];
-    all.extend(PROGRAMS.map(|name| Finding::program(&around.programs.join(name), around.host)));
+    all.extend(PROGRAMS.map(|name| CheckLine::program(&around.programs.join(name), around.host)));
     match has_gpu(around) {
         true => all.extend(of_gpus(around)),
         false => all.push(without_gpu(around.host)),
@@ -79,14 +80,14 @@ pub(super) fn look(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     // A node may have lost its only GPU, and be drained for that.
     match nix::unistd::geteuid().is_root() {
         true => all.extend(leftovers(node, around)),
-        false if has_gpu(around) => all.push(Better(
+        false if has_gpu(around) => all.push(Warn(
             "cgroups and what jobs left are root's to look at: run it as root".to_owned(),
         )),
         false => {}
     }
     all.extend(schedulers(node, around));
     // What a scheduler's check looks at as well is told once, and why where that is known here.
-    let mut told: Vec<Finding> = Vec::new();
+    let mut told: Vec<CheckLine> = Vec::new();
     for finding in all {
         if !told.contains(&finding) && finding.text() != NO_NVML {
             told.push(finding);
@@ -96,7 +97,7 @@ pub(super) fn look(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
 }
 
 /// What a node for jobs needs.
-fn of_gpus(around: &Surroundings<'_>) -> Vec<Finding> {
+fn of_gpus(around: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = control(&around.settings.control, around.host);
     all.extend(nvml(&around.programs.join("mpsd"), &around.settings.nvml));
     all.extend(place::directories(&around.settings.paths));
@@ -111,7 +112,7 @@ fn of_gpus(around: &Surroundings<'_>) -> Vec<Finding> {
 }
 
 /// The driver, by its library.
-fn nvml(worker: &Path, library: &str) -> Vec<Finding> {
+fn nvml(worker: &Path, library: &str) -> Vec<CheckLine> {
     let asked = || -> Result<(Inventory, Driver), Failure> {
         let mut nvml = NvmlWorker::start(worker, library, NVML_DEADLINE)?;
         Ok((nvml.ask(&Question::Inventory)?, nvml.ask(&Question::Driver)?))
@@ -128,27 +129,27 @@ fn nvml(worker: &Path, library: &str) -> Vec<Finding> {
         }
     };
     let mut all = vec![match inventory.gpus.len() {
-        0 => Wrong(
+        0 => Fail(
             "NVML answers and lists no GPU: see 'nvidia-smi' and the kernel's log for one that is lost"
                 .to_owned(),
         ),
-        _ => Good("NVML answers".to_owned()),
+        _ => Pass("NVML answers".to_owned()),
     }];
-    all.push(Good(format!(
+    all.push(Pass(format!(
         "driver {}, {}",
         driver.version,
         products(&inventory)
     )));
     if inventory.has_driver(DRIVER_OF_13_1) {
-        all.push(Good(format!(
+        all.push(Pass(format!(
             "{MOST_CLIENTS} clients a GPU and static partitions (MPS_SMS): as NVIDIA documents them, not verified; 'cargo xtask \
              hardware' verifies them here"
         )));
     }
     all.extend(divided(&inventory));
     all.push(match driver.forgotten.as_slice() {
-        [] => Good("persistence mode is on".to_owned()),
-        some => Better(format!(
+        [] => Pass("persistence mode is on".to_owned()),
+        some => Warn(format!(
             "GPU {} without persistence mode: the driver wakes the GPU for each job, which takes seconds; systemctl enable --now \
              nvidia-persistenced",
             some.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
@@ -158,11 +159,11 @@ fn nvml(worker: &Path, library: &str) -> Vec<Finding> {
 }
 
 /// What is to be known of GPUs in MIG mode.
-fn divided(inventory: &Inventory) -> Option<Finding> {
+fn divided(inventory: &Inventory) -> Option<CheckLine> {
     let gpus = inventory.gpus.iter().filter(|gpu| gpu.mig == Mig::On);
     let gpus: Vec<String> = gpus.map(|gpu| gpu.index.to_string()).collect();
     (!gpus.is_empty()).then(|| {
-        Better(format!(
+        Warn(format!(
             "GPU {} in MIG mode, with {} MIG devices, each of which gets its own MPS: documented, not verified, that is built from \
              NVIDIA's manuals and not tried by us on such a machine",
             gpus.join(", "),
@@ -188,7 +189,7 @@ fn products(inventory: &Inventory) -> String {
 }
 
 /// What jobs left, drains that wait, and second looks, as 'mpsctl reconcile' would find them.
-fn leftovers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+fn leftovers(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
     let dry = Reconcile {
         dry_run: true,
         ..Reconcile::default()
@@ -200,33 +201,33 @@ fn leftovers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
             return vec![unless_proved(&failure, wrong)];
         }
     };
-    let left: Vec<Finding> = report
+    let left: Vec<CheckLine> = report
         .told
         .into_iter()
         .filter_map(|told| match told {
-            ReportLine::Left(text) => Some(Better(format!(
+            ReportLine::Left(text) => Some(Warn(format!(
                 "{text}; 'mpsctl reconcile' does what it can, and says what it cannot"
             ))),
-            ReportLine::Drained(text) => Some(Better(text)),
+            ReportLine::Drained(text) => Some(Warn(text)),
             ReportLine::Said(_) | ReportLine::Did(_) => None,
         })
         .collect();
     match left.is_empty() {
-        true => vec![Good("no job left anything".to_owned())],
+        true => vec![Pass("no job left anything".to_owned())],
         false => left,
     }
 }
 
 /// What the checks of the schedulers find that are here.
-fn schedulers(node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
-    let found: Vec<Vec<Finding>> = SET_UPS
+fn schedulers(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
+    let found: Vec<Vec<CheckLine>> = SET_UPS
         .iter()
         .filter_map(|set_up: &&dyn SetUp| set_up.look(node, around))
         .collect();
     match found.is_empty() {
         true => {
             let mut all = (around.standing)(&around.settings);
-            all.push(Better(
+            all.push(Warn(
                 "no Slurm, Torque or OpenPBS is found here: name it under [slurm] or [pbs] of mpsd.toml"
                     .to_owned(),
             ));
@@ -242,9 +243,9 @@ mod tests {
 
     #[test]
     fn the_exit_status_is_that_of_the_worst_and_json_says_the_same() {
-        let good = || Good("a".to_owned());
-        let better = || Better("b".to_owned());
-        let wrong = || Wrong("c".to_owned());
+        let good = || Pass("a".to_owned());
+        let better = || Warn("b".to_owned());
+        let wrong = || Fail("c".to_owned());
         assert_eq!(worst(&[good(), good()]), 0);
         assert_eq!(worst(&[better(), good()]), 1);
         assert_eq!(worst(&[good(), wrong(), better()]), 2);

@@ -1,7 +1,7 @@
 //! Where jobs' daemons live: directories, cgroups, and what else has a say.
 
 use crate::node::listed;
-use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
+use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::sys::cgroup::Cgroup;
 use mpsd_core::Paths;
 use mpsd_core::config::{Cgroup as Rule, Settings};
@@ -23,23 +23,23 @@ pub(super) fn is_booted() -> bool {
 }
 
 /// The length of a pipe directory's path, and whether every user can pass the directories above it.
-pub(super) fn directories(paths: &Paths) -> Vec<Finding> {
+pub(super) fn directories(paths: &Paths) -> Vec<CheckLine> {
     let jobs = paths.jobs();
     let longest = jobs.as_os_str().len() + LONGEST_NAMES;
     let run = paths.run().display();
     let mut all = vec![match longest <= LONGEST_PIPE {
-        true => Good(format!(
+        true => Pass(format!(
             "pipe directories below '{run}' are short enough for the vendor"
         )),
-        false => Wrong(format!(
+        false => Fail(format!(
             "a pipe directory below run_dir '{run}' may have {longest} bytes, and NVIDIA's daemon ends without a word above \
              {LONGEST_PIPE}: name a shorter run_dir in mpsd.toml"
         )),
     }];
     let closed = |path: &&Path| fs::metadata(path).is_ok_and(|about| about.permissions().mode() & 0o001 == 0);
     all.push(match jobs.ancestors().find(closed) {
-        None => Good(format!("every user can pass to '{}'", jobs.display())),
-        Some(closed) => Wrong(format!(
+        None => Pass(format!("every user can pass to '{}'", jobs.display())),
+        Some(closed) => Fail(format!(
             "'{0}' lets users not pass, so that no server starts and no client finds its own; chmod o+x '{0}'",
             closed.display()
         )),
@@ -48,9 +48,9 @@ pub(super) fn directories(paths: &Paths) -> Vec<Finding> {
 }
 
 /// Whether a job's daemons get a cgroup of their own: one is made as a job's, and removed.
-pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> Finding {
+pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
     if *rule == Rule::None {
-        return Better(
+        return Warn(
             "cgroup is \"none\" in mpsd.toml: a restart of the scheduler's daemon may end running jobs' MPS"
                 .to_owned(),
         );
@@ -62,20 +62,20 @@ pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> Finding {
     };
     let why = match listed::make_cgroup(paths, rule, &Cgroup::trial()) {
         Ok(Some(path)) => match removed(path) {
-            Ok(()) => return Good("a job's daemons get a cgroup of their own".to_owned()),
+            Ok(()) => return Pass("a job's daemons get a cgroup of their own".to_owned()),
             Err(why) => why,
         },
         Ok(None) => "no hierarchy here can be used".to_owned(),
         Err(why) => why,
     };
-    Better(format!(
+    Warn(format!(
         "a job's daemons get no cgroup of their own ({why}): a restart of the scheduler's daemon may end running jobs' MPS; \
          systemctl enable --now mpsd.service"
     ))
 }
 
 /// The directories of the site's choice that others may list; `textfile` is that of the metrics' timer.
-pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> Vec<Finding> {
+pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> Vec<CheckLine> {
     let below = match &settings.cgroup {
         Rule::Below(base) => Some(base.clone()),
         Rule::None | Rule::Auto => None,
@@ -105,7 +105,7 @@ pub(super) fn listed_by_all(settings: &Settings, textfile: Option<PathBuf>) -> V
     let one = |(path, what, then): (Option<PathBuf>, &str, &str)| {
         let path = path.filter(|path| every_user_may_list(path))?;
         let path = path.display();
-        Some(Better(format!(
+        Some(Warn(format!(
             "'{path}' ({what}): every user may list it, and who lists it can keep its lock: {then}"
         )))
     };
@@ -117,7 +117,7 @@ fn every_user_may_list(path: &Path) -> bool {
 }
 
 /// What else may keep root's programs and the vendor's from their work.
-pub(super) fn security() -> Vec<Finding> {
+pub(super) fn security() -> Vec<CheckLine> {
     let text = |file: &str| fs::read_to_string(file).ok();
     [selinux(text(SELINUX)), apparmor(text(APPARMOR))]
         .into_iter()
@@ -126,16 +126,16 @@ pub(super) fn security() -> Vec<Finding> {
 }
 
 /// No policy is shipped: where one denies something, its log names the program.
-fn selinux(enforce: Option<String>) -> Option<Finding> {
+fn selinux(enforce: Option<String>) -> Option<CheckLine> {
     (enforce?.trim() == "1").then(|| {
-        Good(
+        Pass(
             "SELinux enforces: what it denies to a start stands in 'ausearch -m avc -c nvidia-cuda-mps'"
                 .to_owned(),
         )
     })
 }
 
-fn apparmor(profiles: Option<String>) -> Option<Finding> {
+fn apparmor(profiles: Option<String>) -> Option<CheckLine> {
     let profiles = profiles?;
     let ours = |line: &&str| {
         line.ends_with("(enforce)")
@@ -144,7 +144,7 @@ fn apparmor(profiles: Option<String>) -> Option<Finding> {
                 .any(|name| line.contains(name))
     };
     profiles.lines().find(ours).map(|profile| {
-        Better(format!("AppArmor confines '{profile}': a start that it denies fails; aa-complain, and see the kernel's log"))
+        Warn(format!("AppArmor confines '{profile}': a start that it denies fails; aa-complain, and see the kernel's log"))
     })
 }
 
@@ -168,11 +168,11 @@ mod tests {
     fn what_confines_programs_is_told() {
         assert_eq!(selinux(None), None);
         assert_eq!(selinux(Some("0".to_owned())), None);
-        assert!(matches!(selinux(Some("1".to_owned())), Some(Good(_))));
+        assert!(matches!(selinux(Some("1".to_owned())), Some(Pass(_))));
         let profile = |line: &str| apparmor(Some(format!("man_filter (enforce)\n{line}\n")));
         assert_eq!(profile("/usr/sbin/ntpd (enforce)"), None);
         assert_eq!(profile("/usr/bin/nvidia-cuda-mps-control (complain)"), None);
         let confined = profile("/usr/bin/nvidia-cuda-mps-control (enforce)");
-        assert!(matches!(confined, Some(Better(text)) if text.contains("nvidia-cuda-mps-control (enforce)")));
+        assert!(matches!(confined, Some(Warn(text)) if text.contains("nvidia-cuda-mps-control (enforce)")));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::attach::{Attachment, Caller};
 use super::{NAME, complain};
-use crate::scheduler::setup::Stopped;
+use crate::scheduler::setup::VerbError;
 use crate::scheduler::{Host, Lookup, Site, ThisHost, may_run_as_root};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::{rank, warning};
@@ -62,14 +62,14 @@ impl Exec {
     ///
     /// # Errors
     /// The job has no MPS here, or it was refused or failed, or the command cannot be run.
-    pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, Stopped> {
+    pub fn run(&self, caller: &Caller<'_>) -> Result<std::convert::Infallible, VerbError> {
         let found = self.find(caller)?;
         let rank = rank(caller.env).map(|(rank, _)| rank.local);
         if let (Attachment::Attached(_), Some(warning)) = (&found, warning(rank, caller.env)) {
             complain(NAME, &warning);
         }
         let Some((program, arguments)) = self.command.split_first() else {
-            return Err(Stopped {
+            return Err(VerbError {
                 line: "no command".to_owned(),
                 code: EXIT_REFUSED,
             });
@@ -93,7 +93,7 @@ impl Exec {
         } else {
             NOT_RUN
         };
-        Err(Stopped {
+        Err(VerbError {
             line: format!("cannot run '{}': {error}", program.to_string_lossy()),
             code,
         })

@@ -5,7 +5,7 @@ mod run;
 use super::attach::Caller;
 use super::doctor::worst;
 use super::{NAME, complain, say, say_findings};
-use crate::scheduler::setup::Finding::{self, Good, Wrong};
+use crate::scheduler::setup::CheckLine::{self, Fail, Pass};
 use crate::scheduler::trial::{MEMORY_MIB, TrialJob};
 use crate::scheduler::{ALL, BatchSystem, Scheduler, by_name};
 use crate::sys::signals::Signals;
@@ -71,7 +71,7 @@ impl Selftest {
     }
 
     /// The scheduler whose command is in the user's `PATH`.
-    fn system(&self) -> Result<&'static dyn BatchSystem, Finding> {
+    fn system(&self) -> Result<&'static dyn BatchSystem, CheckLine> {
         let wanted =
             |system: &&&dyn BatchSystem| self.scheduler.is_none_or(|name| name == system.scheduler());
         let mut all = ALL
@@ -87,7 +87,7 @@ impl Selftest {
             let submits = |system: &&dyn BatchSystem| system.trial().submits();
             let mut commands: Vec<&str> = ALL.iter().filter(wanted).map(submits).collect();
             commands.dedup();
-            Wrong(format!(
+            Fail(format!(
                 "no scheduler: {} is not in PATH, or is another's: run it where jobs are submitted",
                 commands.join(" or ")
             ))
@@ -105,7 +105,7 @@ impl Selftest {
     ) -> Option<Signal> {
         let trial = system.trial();
         let file = find(trial.submits()).unwrap_or_default();
-        lines.add(Good(format!(
+        lines.add(Pass(format!(
             "scheduler: {}, by '{}'",
             system.scheduler(),
             file.display()
@@ -121,7 +121,7 @@ impl Selftest {
             // srun passes the output on, and needs no file.
             Err(_) if trial.ask(&name).is_none() => String::new(),
             Err(why) => {
-                lines.add(Wrong(format!("job: none was submitted: {why}")));
+                lines.add(Fail(format!("job: none was submitted: {why}")));
                 return None;
             }
         };
@@ -137,7 +137,7 @@ impl Selftest {
             Err(stop) => {
                 let said = stop.to_string();
                 let remedy = trial.remedy(&said);
-                lines.add(Wrong(format!(
+                lines.add(Fail(format!(
                     "job: the one that asked with '{request}': {said}: {remedy}"
                 )));
             }
@@ -152,11 +152,11 @@ impl Selftest {
 /// The findings, printed as they come.
 struct Lines {
     json: bool,
-    found: Vec<Finding>,
+    found: Vec<CheckLine>,
 }
 
 impl Lines {
-    fn add(&mut self, finding: Finding) {
+    fn add(&mut self, finding: CheckLine) {
         if !self.json {
             say_findings(&finding.to_string());
         }
@@ -176,7 +176,7 @@ impl Lines {
         }
         if self.json {
             let one =
-                |finding: &Finding| serde_json::json!({"status": finding.status(), "text": finding.text()});
+                |finding: &CheckLine| serde_json::json!({"status": finding.status(), "text": finding.text()});
             let all: Vec<_> = self.found.iter().map(one).collect();
             say(&format!(
                 "{}\n",
@@ -197,29 +197,29 @@ fn job_name() -> String {
 }
 
 /// What the answer of `mps-probe --json` proves.
-fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<Finding> {
+fn proved(probe: &Value, request: &str, remedy: &str) -> Vec<CheckLine> {
     let host = probe["host"].as_str().unwrap_or("a node without a name");
-    let mut found = vec![Good(format!("job: it ran on {host}, asked with '{request}'"))];
+    let mut found = vec![Pass(format!("job: it ran on {host}, asked with '{request}'"))];
     let gpus: Vec<&Value> = probe["gpus"].as_array().into_iter().flatten().collect();
     if probe["under_mps"] != true || gpus.is_empty() {
         let why = probe["error"]
             .as_str()
             .unwrap_or("its context does not go through MPS");
-        found.push(Wrong(format!("attached: no: mps-probe: {why}: {remedy}")));
+        found.push(Fail(format!("attached: no: mps-probe: {why}: {remedy}")));
         return found;
     }
     let uuids: Vec<&str> = gpus.iter().filter_map(|gpu| gpu["uuid"].as_str()).collect();
     let share = gpus[0]["sms"].as_u64();
     let share = share.map_or_else(String::new, |count| format!(", with {count} multiprocessors"));
-    found.push(Good(format!("attached: under MPS on {}{share}", uuids.join(" "))));
+    found.push(Pass(format!("attached: under MPS on {}{share}", uuids.join(" "))));
     found.push(match gpus[0]["allocatable_mib"].as_u64() {
-        Some(got) if (MEMORY_MIB - CONTEXT_MIB..=MEMORY_MIB).contains(&got) => Good(format!(
+        Some(got) if (MEMORY_MIB - CONTEXT_MIB..=MEMORY_MIB).contains(&got) => Pass(format!(
             "limits: of the {MEMORY_MIB} MiB asked for, the job could allocate {got}; its context takes the rest"
         )),
-        Some(got) => Wrong(format!(
+        Some(got) => Fail(format!(
             "limits: the job asked for {MEMORY_MIB} MiB and could allocate {got}: {remedy}"
         )),
-        None => Wrong(format!("limits: mps-probe did not say how much it could allocate: {remedy}")),
+        None => Fail(format!("limits: mps-probe did not say how much it could allocate: {remedy}")),
     });
     found
 }
@@ -236,7 +236,7 @@ mod tests {
 
     fn words(probe: &Value) -> Vec<&'static str> {
         let found = proved(probe, "--mps", "do this");
-        found.iter().map(Finding::status).collect()
+        found.iter().map(CheckLine::status).collect()
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The scheduler's commands as the user would type them: each with a deadline, and ended when the user ends the selftest.
 
-use crate::scheduler::trial::{Trial, TrialJob, Typed};
+use crate::scheduler::trial::{CommandLine, Trial, TrialJob};
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::signals::Signals;
@@ -54,7 +54,11 @@ pub fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// What a command said, and whether it ended well.
-fn say(typed: &Typed, stop: Option<&Signals>, limit: Duration) -> Result<(bool, String, String), RunError> {
+fn say(
+    typed: &CommandLine,
+    stop: Option<&Signals>,
+    limit: Duration,
+) -> Result<(bool, String, String), RunError> {
     let unknown = || PathBuf::from("/nonexistent").join(typed.program);
     let mut spawn = Spawn::new(find(typed.program).unwrap_or_else(unknown));
     spawn.args = typed.arguments.iter().map(Into::into).collect();
@@ -68,7 +72,7 @@ fn say(typed: &Typed, stop: Option<&Signals>, limit: Duration) -> Result<(bool, 
 
 /// What `program --version` answers.
 pub fn version(program: &'static str) -> String {
-    let answer = say(&Typed::new(program, &["--version"]), None, COMMAND_TIME);
+    let answer = say(&CommandLine::new(program, &["--version"]), None, COMMAND_TIME);
     answer.map_or_else(|_| String::new(), |(_, out, err)| out + &err)
 }
 
@@ -105,7 +109,7 @@ impl Runner<'_> {
     }
 
     /// The command that submits, which ends with the job or names it. Where it is ended before, the job is known by its name.
-    fn typed(&self, order: &TrialJob<'_>, typed: &Typed) -> Result<String, Stop> {
+    fn typed(&self, order: &TrialJob<'_>, typed: &CommandLine) -> Result<String, Stop> {
         match say(typed, Some(self.signals), self.limit) {
             Ok((true, out, _)) => Ok(out),
             // A probe that failed says why in its answer.

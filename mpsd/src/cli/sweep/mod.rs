@@ -11,7 +11,7 @@ pub mod plot;
 
 use super::attach::Caller;
 use super::{NAME, complain, say};
-use crate::scheduler::setup::Stopped;
+use crate::scheduler::setup::VerbError;
 use crate::sys::family;
 use crate::sys::signals::Signals;
 use configuration::{Configuration, Share, Way};
@@ -74,9 +74,9 @@ impl Sweep {
     ///
     /// # Errors
     /// The caller is in no job, or its job has limits that a sweep cannot go beyond; nothing could be measured.
-    pub fn run(&self, caller: &Caller<'_>, daemon: &Path) -> Result<u8, Stopped> {
+    pub fn run(&self, caller: &Caller<'_>, daemon: &Path) -> Result<u8, VerbError> {
         let places = Places::of(caller)?;
-        let stopped = |line: String| Stopped {
+        let stopped = |line: String| VerbError {
             line,
             code: EXIT_NODE,
         };
@@ -175,8 +175,8 @@ impl Sweep {
         told
     }
 
-    fn print(&self, outcome: &Outcome) -> Result<(), Stopped> {
-        let stopped = |line: String| Stopped {
+    fn print(&self, outcome: &Outcome) -> Result<(), VerbError> {
+        let stopped = |line: String| VerbError {
             line,
             code: EXIT_NODE,
         };

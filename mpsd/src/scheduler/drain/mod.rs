@@ -4,7 +4,7 @@
 pub mod markers;
 
 use super::batch_system::Located;
-use super::control::{Controller, Shown};
+use super::control::{Controller, NodeStatus};
 use super::of;
 use super::site::Site;
 pub use markers::Marker;
@@ -116,7 +116,7 @@ fn without_directory(text: &str) -> Option<String> {
 pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Display) -> Option<String> {
     let controller = place.controller();
     let note = fitted(place.system().longest_reason(), &format!("{prefix} {failure}"));
-    let shown = match controller.shown() {
+    let shown = match controller.status() {
         Ok(shown) => shown,
         Err(why) => return Some(format!("node '{}' is not told ({why}): {note}", place.node)),
     };
@@ -168,7 +168,7 @@ fn drain(
     controller: &dyn Controller,
     prefix: &str,
     marker: &Marker,
-    before: Shown,
+    before: NodeStatus,
 ) -> Result<Outcome, String> {
     let outcome = |reason: String, is_ours: bool| match is_ours {
         true => Outcome::Ours(reason),
@@ -180,7 +180,7 @@ fn drain(
         return Ok(outcome(reason, is_ours));
     }
     let said = controller.take_out(&marker.reason, marker.note.as_deref())?;
-    let after = controller.shown()?;
+    let after = controller.status()?;
     let found = after.reason.unwrap_or_default();
     let is_ours = found == marker.reason;
     match after.drained {
@@ -241,7 +241,7 @@ fn now() -> u64 {
 }
 
 /// The note that an administrator left on a node in service. A note of ours is left from a drain that was lifted by hand.
-fn memo(shown: &Shown, prefix: &str) -> Option<String> {
+fn memo(shown: &NodeStatus, prefix: &str) -> Option<String> {
     let note = shown.reason.clone().filter(|_| !shown.drained)?;
     (!note.is_empty() && !note.starts_with(prefix)).then_some(note)
 }
@@ -253,7 +253,7 @@ pub fn hand_over(
     marker: &Marker,
     controller: &dyn Controller,
 ) -> (Result<Outcome, String>, Result<(), String>) {
-    let before = match controller.shown() {
+    let before = match controller.status() {
         Ok(before) => before,
         Err(why) => return (Err(why), Ok(())),
     };
@@ -284,7 +284,7 @@ pub fn hand_over(
 /// # Errors
 /// One line: the controller does not answer.
 pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState, String> {
-    let shown = controller.shown()?;
+    let shown = controller.status()?;
     let reason = shown.reason.unwrap_or_default();
     Ok(match (marker.delivered, shown.drained) {
         (_, true) if reason == marker.reason => DrainState::Stands,
@@ -307,7 +307,7 @@ pub fn lift(paths: &Paths, marker: &Marker, controller: &dyn Controller) -> Resu
 }
 
 fn undrain(controller: &dyn Controller, marker: &Marker) -> Result<(), String> {
-    let before = controller.shown()?;
+    let before = controller.status()?;
     if !before.drained {
         return Ok(());
     }
@@ -319,7 +319,7 @@ fn undrain(controller: &dyn Controller, marker: &Marker) -> Result<(), String> {
         ));
     }
     let said = controller.put_back(marker.note.as_deref())?;
-    match controller.shown()?.drained {
+    match controller.status()?.drained {
         true => Err(controller.not_obeyed(&said)),
         false => Ok(()),
     }
@@ -330,7 +330,7 @@ mod tests {
     //! The order of a drain, against a controller that keeps what it is told or refuses it.
 
     use super::*;
-    use crate::scheduler::control::Shown;
+    use crate::scheduler::control::NodeStatus;
     use mpsd_core::failure::Evidence;
     use std::cell::RefCell;
     use std::os::unix::fs::PermissionsExt;
@@ -339,7 +339,7 @@ mod tests {
 
     /// A controller that may take orders without obeying, as Torque's pbsnodes does.
     struct Fake {
-        shown: RefCell<Shown>,
+        shown: RefCell<NodeStatus>,
         obeys: bool,
     }
 
@@ -347,7 +347,7 @@ mod tests {
         fn new(drained: bool, reason: Option<&str>, obeys: bool) -> Self {
             let reason = reason.map(str::to_owned);
             Self {
-                shown: RefCell::new(Shown { drained, reason }),
+                shown: RefCell::new(NodeStatus { drained, reason }),
                 obeys,
             }
         }
@@ -359,12 +359,12 @@ mod tests {
     }
 
     impl Controller for Fake {
-        fn shown(&self) -> Result<Shown, String> {
+        fn status(&self) -> Result<NodeStatus, String> {
             Ok(self.shown.borrow().clone())
         }
         fn take_out(&self, reason: &str, _: Option<&str>) -> Result<String, String> {
             if self.obeys {
-                *self.shown.borrow_mut() = Shown {
+                *self.shown.borrow_mut() = NodeStatus {
                     drained: true,
                     reason: Some(reason.to_owned()),
                 };
@@ -373,7 +373,7 @@ mod tests {
         }
         fn put_back(&self, memo: Option<&str>) -> Result<String, String> {
             if self.obeys {
-                *self.shown.borrow_mut() = Shown {
+                *self.shown.borrow_mut() = NodeStatus {
                     drained: false,
                     reason: memo.map(str::to_owned),
                 };
@@ -403,7 +403,7 @@ mod tests {
 
     /// A drain as [`hand_over`] begins it.
     fn drained(node: &Fake, reason: &str) -> Result<Outcome, String> {
-        drain(node, "mpsd:", &marker(reason), node.shown()?)
+        drain(node, "mpsd:", &marker(reason), node.status()?)
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::scheduler::pbs::installation::{Installation, MOST_CONF, Product};
 use crate::scheduler::pbs::qmgr::qmgr;
 use crate::scheduler::pbs::status::status;
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
-use crate::scheduler::setup::{Done, Finding, Surroundings, ensure, remove};
+use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport, ensure, remove};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::{GpusUnknown, Settings, UnattachedTasks};
 use mpsd_core::text::one_line;
@@ -73,8 +73,8 @@ impl OwnSteps for Steps {
         &self,
         pbs: &Installation,
         options: &Install,
-        around: &Surroundings<'_>,
-    ) -> Result<Done, String> {
+        around: &SetupContext<'_>,
+    ) -> Result<VerbReport, String> {
         if !options.classic {
             return install(pbs, options, around);
         }
@@ -88,9 +88,9 @@ impl OwnSteps for Steps {
         Ok(done)
     }
 
-    fn uninstall(&self, pbs: &Installation, around: &Surroundings<'_>) -> Result<Done, String> {
+    fn uninstall(&self, pbs: &Installation, around: &SetupContext<'_>) -> Result<VerbReport, String> {
         let ask = |line: &str| qmgr(pbs, line, around.host);
-        let mut done = Done::default();
+        let mut done = VerbReport::default();
         match ask(&format!("list hook {NAME}")) {
             Ok(_) => match ask(&format!("delete hook {NAME}")) {
                 Ok(_) => {
@@ -113,7 +113,7 @@ impl OwnSteps for Steps {
         Ok(done)
     }
 
-    fn check_hook(&self, pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
+    fn check_hook(&self, pbs: &Installation, around: &SetupContext<'_>, all: &mut Vec<CheckLine>) -> bool {
         let hooked = check(pbs, around, all);
         if hooked || has_classic(pbs) {
             all.push(check_gpus(pbs, around));
@@ -121,7 +121,7 @@ impl OwnSteps for Steps {
         // docs/facts/pbs.md#hooks-of-openpbs
         let cgroups = || shown(pbs, CGROUPS, around).is_ok_and(|text| is_enabled(&text));
         if !hooked && has_classic(pbs) && cgroups() {
-            all.push(Finding::Wrong(
+            all.push(CheckLine::Fail(
                 "pbs_cgroups is enabled, and PBS then runs no classic epilogue: a job's MPS stays until mpsd-reconcile.timer; use \
                  our hook: 'mpsctl pbs uninstall', then 'mpsctl pbs install'"
                     .to_owned(),
@@ -130,7 +130,7 @@ impl OwnSteps for Steps {
         hooked
     }
 
-    fn check_tasks(&self, pbs: &Installation, hooked: bool, around: &Surroundings<'_>) -> Option<Finding> {
+    fn check_tasks(&self, pbs: &Installation, hooked: bool, around: &SetupContext<'_>) -> Option<CheckLine> {
         let classic = !hooked && has_classic(pbs);
         classic.then(|| {
             let missing = "the classic scripts do not attach tasks that TM starts";
@@ -138,16 +138,16 @@ impl OwnSteps for Steps {
         })
     }
 
-    fn check_absent(&self, shown: &str) -> Finding {
-        Finding::Better(format!(
+    fn check_absent(&self, shown: &str) -> CheckLine {
+        CheckLine::Warn(format!(
             "no '{shown}': neither hook nor script; run 'mpsctl pbs install'"
         ))
     }
 }
 
-fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> Result<Done, String> {
+fn install(pbs: &Installation, options: &Install, around: &SetupContext<'_>) -> Result<VerbReport, String> {
     let ask = |line: &str| qmgr(pbs, line, around.host);
-    let mut done = Done::default();
+    let mut done = VerbReport::default();
     let file = file(around);
     let directory = around.settings.paths.state();
     let mut builder = fs::DirBuilder::new();
@@ -195,21 +195,21 @@ fn install(pbs: &Installation, options: &Install, around: &Surroundings<'_>) -> 
 }
 
 /// How long the hook waits for one of our programs: no less than one takes that cannot read its configuration. Seconds.
-fn limit_s(around: &Surroundings<'_>) -> u64 {
+fn limit_s(around: &SetupContext<'_>) -> u64 {
     around.settings.deadline.max(Settings::usual().deadline).as_secs() + GRACE_S
 }
 
 /// When PBS may kill the hook. Seconds.
-fn alarm_s(around: &Surroundings<'_>) -> u64 {
+fn alarm_s(around: &SetupContext<'_>) -> u64 {
     2 * limit_s(around) + ALARM_MARGIN_S
 }
 
-fn file(around: &Surroundings<'_>) -> PathBuf {
+fn file(around: &SetupContext<'_>) -> PathBuf {
     around.settings.paths.state().join("mpsd.py")
 }
 
 /// The hook with this installation's programs and configuration.
-fn render(around: &Surroundings<'_>) -> Result<String, String> {
+fn render(around: &SetupContext<'_>) -> Result<String, String> {
     let literal = |value: &serde_json::Value| value.to_string();
     let programs = literal(&serde_json::json!(around.programs.display().to_string()));
     let options = literal(&serde_json::json!(config_option(around)));
@@ -278,7 +278,7 @@ const NOT_AT_THE_MOM: &str = "the mom has no copy of it";
 ///
 /// # Errors
 /// What qmgr said, or [`NOT_AT_THE_MOM`].
-fn shown(pbs: &Installation, name: &str, around: &Surroundings<'_>) -> Result<String, String> {
+fn shown(pbs: &Installation, name: &str, around: &SetupContext<'_>) -> Result<String, String> {
     let asked = qmgr(pbs, &format!("list hook {name}"), around.host);
     if !asked.as_ref().is_err_and(|why| is_denied(why)) {
         return asked;
@@ -321,11 +321,11 @@ const NAME_GPUS: [&str; 4] = [
 ];
 
 /// Whether jobs here learn which GPUs are theirs: a stock server counts GPUs and names none.
-fn check_gpus(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
+fn check_gpus(pbs: &Installation, around: &SetupContext<'_>) -> CheckLine {
     let missing = match shown(pbs, CGROUPS, around) {
         Ok(text) if !is_enabled(&text) => "pbs_cgroups is not enabled".to_owned(),
         Ok(_) => match cgroups_devices(pbs, around) {
-            Ok(true) => return Finding::Good("pbs_cgroups names each job's GPUs".to_owned()),
+            Ok(true) => return CheckLine::Pass("pbs_cgroups names each job's GPUs".to_owned()),
             Ok(false) => "pbs_cgroups leaves GPUs out (devices, discover_gpus)".to_owned(),
             Err(why) => format!("the configuration of pbs_cgroups is not known ({why})"),
         },
@@ -338,7 +338,7 @@ fn check_gpus(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
             " (gpus_unknown of mpsd.toml decides only for a job that asks for no ngpus)"
         }
     };
-    Finding::Better(format!(
+    CheckLine::Warn(format!(
         "{missing}: PBS counts GPUs and names none, so only a job with all of a node's GPUs, or alone on its node \
          (-l place=exclhost), has MPS, and any other is refused{without}; to name them: {}",
         NAME_GPUS.join("; ")
@@ -346,7 +346,7 @@ fn check_gpus(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
 }
 
 /// Whether pbs_cgroups, as it is configured, finds GPUs and writes them into its file (read: pbs_cgroups.PY).
-fn cgroups_devices(pbs: &Installation, around: &Surroundings<'_>) -> Result<bool, String> {
+fn cgroups_devices(pbs: &Installation, around: &SetupContext<'_>) -> Result<bool, String> {
     let asked = qmgr(
         pbs,
         &format!("export hook {CGROUPS} application/x-config default"),
@@ -366,7 +366,7 @@ fn cgroups_devices(pbs: &Installation, around: &Surroundings<'_>) -> Result<bool
 }
 
 /// Whether our hook is there; says so.
-fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> bool {
+fn check(pbs: &Installation, around: &SetupContext<'_>, all: &mut Vec<CheckLine>) -> bool {
     let needed = alarm_s(around);
     let text = match shown(pbs, NAME, around) {
         Ok(text) => text.to_lowercase(),
@@ -382,21 +382,21 @@ fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) 
                 ),
             };
             all.extend((!has_classic(pbs)).then(|| {
-                Finding::Wrong(format!(
+                CheckLine::Fail(format!(
                     "{who} has no hook '{NAME}': jobs run without MPS; {remedy}"
                 ))
             }));
             return false;
         }
         Err(why) => {
-            all.push(Finding::Better(format!(
+            all.push(CheckLine::Warn(format!(
                 "hook '{NAME}' not seen ({why}); run 'mpsctl pbs install' as a manager"
             )));
             return false;
         }
     };
     if !is_enabled(&text) {
-        all.push(Finding::Wrong(format!(
+        all.push(CheckLine::Fail(format!(
             "hook '{NAME}' is not enabled: qmgr -c 'set hook {NAME} enabled = True'"
         )));
         return true;
@@ -407,11 +407,11 @@ fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) 
     all.push(match alarm {
         Some(seconds) if seconds < needed => {
             let set = format!("qmgr -c 'set hook {NAME} alarm = {needed}'");
-            Finding::Wrong(format!(
+            CheckLine::Fail(format!(
                 "hook '{NAME}' is killed after {seconds} s, before our own deadline: {set}"
             ))
         }
-        _ => Finding::Good(format!("hook '{NAME}' is enabled")),
+        _ => CheckLine::Pass(format!("hook '{NAME}' is enabled")),
     });
     all.extend(at_the_mom(pbs, around));
     true
@@ -419,13 +419,13 @@ fn check(pbs: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) 
 
 /// The copy of the mom that runs here, which is what its jobs get: the server's list shows neither one that never arrived nor
 /// one that stayed when the hook was imported again.
-fn at_the_mom(pbs: &Installation, around: &Surroundings<'_>) -> Option<Finding> {
+fn at_the_mom(pbs: &Installation, around: &SetupContext<'_>) -> Option<CheckLine> {
     let copy = moms_copy(pbs, NAME, "PY");
     let shown = copy.display();
     let remedy = "its server sends it again when the mom is restarted";
     let Some(text) = around.host.read(&copy, MOST_CONF).ok()? else {
         return runs_here(pbs).then(|| {
-            Finding::Wrong(format!(
+            CheckLine::Fail(format!(
                 "no '{shown}': this mom has no hook '{NAME}', and its jobs run without MPS; {remedy}"
             ))
         });
@@ -435,14 +435,14 @@ fn at_the_mom(pbs: &Installation, around: &Surroundings<'_>) -> Option<Finding> 
     match servers {
         Ok(body) if !is_this_version(&body) => {}
         Ok(body) if body != text.trim_end() => {
-            return Some(Finding::Better(format!(
+            return Some(CheckLine::Warn(format!(
                 "'{shown}' is another version's hook than the server's; {remedy}"
             )));
         }
         _ if is_this_version(&text) => return None,
         _ => {}
     }
-    Some(Finding::Better(format!(
+    Some(CheckLine::Warn(format!(
         "'{shown}' is another version's hook than this mpsctl's: 'mpsctl pbs install' on the server's host, once all nodes are \
          upgraded; its moms have it within seconds"
     )))
@@ -480,8 +480,8 @@ fn is_as_wanted(shown: &str, events: &str, alarm: u64) -> bool {
         && is("alarm", alarm.to_string())
 }
 
-fn read_back(shown: Result<String, String>, events: &str, alarm: u64) -> Done {
-    let mut done = Done::default();
+fn read_back(shown: Result<String, String>, events: &str, alarm: u64) -> VerbReport {
+    let mut done = VerbReport::default();
     match shown {
         Ok(text) if is_as_wanted(&text, events, alarm) => {
             done.did(format!("imported hook '{NAME}': {events}, order {ORDER}, alarm {alarm} s; moms have it within seconds"));
@@ -503,7 +503,7 @@ mod tests {
 
     #[test]
     fn the_hook_is_filled_in_and_nothing_else_changes() {
-        let around = Surroundings {
+        let around = SetupContext {
             config: Some(Path::new("/etc/a \"b\".toml")),
             settings: mpsd_core::config::Settings::usual(),
             broken: None,

@@ -1,6 +1,6 @@
 //! OpenPBS's recorded argument vectors and environments, and what we make of them.
 
-use crate::scheduler::call::{Given, Program};
+use crate::scheduler::call::{CallOptions, Program};
 use crate::scheduler::devices::{Exclusive, GpuName, GpuSource};
 use crate::scheduler::testing::{Call, Paper};
 use mpsd_core::job::Scheduler;
@@ -56,10 +56,10 @@ fn without_printjob_only_a_job_that_may_have_asked_waits() {
 #[test]
 fn openpbs_gpus_come_from_pbs_cgroups() {
     let mut call = Call::new(Program::Prologue, &["0.localhost", "alice", "users"], &ENV);
-    call.given = Given {
+    call.given = CallOptions {
         account: Some("MPS=per-gpu".into()),
         vnodes: Some("(nodeb:ngpus=2)".into()),
-        ..Given::default()
+        ..CallOptions::default()
     };
     let uuids = "GPU-11111111-2222-3333-4444-555555555555\\,GPU-21111111-2222-3333-4444-555555555555";
     call.host = Paper::default().file(
@@ -89,11 +89,11 @@ fn openpbs_gpus_come_from_pbs_cgroups() {
     call.host = Paper::default();
     let counted = |vnodes: &str, place: &str| {
         let mut call = Call::new(Program::Prologue, &["0.localhost", "alice", "users"], &ENV);
-        call.given = Given {
+        call.given = CallOptions {
             account: Some("MPS=true".into()),
             vnodes: Some(vnodes.into()),
             place: Some(place.into()),
-            ..Given::default()
+            ..CallOptions::default()
         };
         let devices = call.devices();
         let alone = devices.exclusive == Exclusive::GpusAlone;
@@ -154,11 +154,11 @@ fn chunks_on_this_node_times_their_ranks() {
         "(nodea:ncpus=4:ngpus=1)+(nodeb[0]:ncpus=2:ngpus=1+nodeb[1]:ncpus=2)+(nodeb[1]:ncpus=4:ngpus=1)";
     let tasks = |select: &str, vnodes: &str| {
         let mut call = Call::new(Program::Prologue, &["0.localhost", "alice", "users"], &ENV);
-        call.given = Given {
+        call.given = CallOptions {
             account: Some("".into()),
             select: Some(select.into()),
             vnodes: Some(vnodes.into()),
-            ..Given::default()
+            ..CallOptions::default()
         };
         call.devices().tasks_on_node
     };

@@ -9,19 +9,19 @@ use super::verbs::OwnSteps;
 use crate::scheduler::budget::MARGIN;
 use crate::scheduler::control::Controller;
 use crate::scheduler::ground::ground;
-use crate::scheduler::setup::{Finding, Surroundings};
+use crate::scheduler::setup::{CheckLine, SetupContext};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &Surroundings<'_>) -> Vec<Finding> {
+pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &SetupContext<'_>) -> Vec<CheckLine> {
     let (scheduler, mom) = (pbs.product.scheduler, pbs.mom_priv());
-    let mut all = vec![Finding::Good(format!(
+    let mut all = vec![CheckLine::Pass(format!(
         "{scheduler} with its mom in '{}'",
         mom.display()
     ))];
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
-    all.extend(programs.map(|name| Finding::program(&around.programs.join(name), around.host)));
+    all.extend(programs.map(|name| CheckLine::program(&around.programs.join(name), around.host)));
     all.extend(ground(&node_name(around), around));
     let hooked = steps.check_hook(pbs, around, &mut all);
     for (_, name) in files::named(steps.scripts()) {
@@ -29,7 +29,7 @@ pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &Surroundi
         let found = fs::metadata(&path);
         all.push(match &found {
             Ok(about) => check_script(&path, about, hooked),
-            Err(_) if hooked => Finding::Good(format!("no '{}': the hook does it", path.display())),
+            Err(_) if hooked => CheckLine::Pass(format!("no '{}': the hook does it", path.display())),
             Err(_) => steps.check_absent(&path.display().to_string()),
         });
     }
@@ -45,7 +45,7 @@ pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &Surroundi
 
 /// Owner root, a regular file (a link to one is fine), u+rx, not writable by group and others; a missing file counts
 /// as success for the mom (recorded), so nothing else would tell.
-fn check_script(path: &Path, about: &fs::Metadata, hooked: bool) -> Finding {
+fn check_script(path: &Path, about: &fs::Metadata, hooked: bool) -> CheckLine {
     let shown = path.display();
     let mode = about.mode();
     if !about.is_file() || about.uid() != 0 || mode & 0o022 != 0 || mode & 0o500 != 0o500 {
@@ -55,26 +55,26 @@ fn check_script(path: &Path, about: &fs::Metadata, hooked: bool) -> Finding {
             mode & 0o7777
         );
         let harm = "the mom refuses it and requeues every job";
-        return Finding::Wrong(format!("{what}: {harm}; chown root and chmod 0500"));
+        return CheckLine::Fail(format!("{what}: {harm}; chown root and chmod 0500"));
     }
     match (
         files::owner(path) == files::Owner::Ours,
         files::calls_us(path),
         hooked,
     ) {
-        (true, _, true) => Finding::Better(format!(
+        (true, _, true) => CheckLine::Warn(format!(
             "'{shown}' is ours and the hook does the same; 'mpsctl pbs uninstall' and install again"
         )),
-        (true, _, false) => Finding::Good(format!("'{shown}' is ours")),
-        (false, true, _) => Finding::Good(format!("'{shown}' is the site's own and calls us")),
-        (false, false, true) => Finding::Good(format!("'{shown}' is the site's own")),
-        (false, false, false) => Finding::Wrong(format!(
+        (true, _, false) => CheckLine::Pass(format!("'{shown}' is ours")),
+        (false, true, _) => CheckLine::Pass(format!("'{shown}' is the site's own and calls us")),
+        (false, false, true) => CheckLine::Pass(format!("'{shown}' is the site's own")),
+        (false, false, false) => CheckLine::Fail(format!(
             "'{shown}' is the site's own and does not call us; see 'mpsctl pbs install'"
         )),
     }
 }
 
-fn time_limit(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
+fn time_limit(pbs: &Installation, around: &SetupContext<'_>) -> CheckLine {
     let (limit, ours) = (pbs.time_limit(around.host), around.settings.deadline);
     let early = match pbs.product.early_s {
         0 => String::new(),
@@ -86,49 +86,49 @@ fn time_limit(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
         ours.as_secs()
     );
     if limit >= ours + MARGIN {
-        return Finding::Good(text);
+        return CheckLine::Pass(text);
     }
     let needed = pbs.product.early_s + (ours + MARGIN).as_secs();
     let config = pbs.mom_config();
-    Finding::Wrong(format!(
+    CheckLine::Fail(format!(
         "{text}: set '$prologalarm {needed}' in '{}'",
         config.display()
     ))
 }
 
 /// This node's name in PBS, else the host's.
-fn node_name(around: &Surroundings<'_>) -> String {
+fn node_name(around: &SetupContext<'_>) -> String {
     let named = around.settings.pbs.node.clone();
     named.unwrap_or_else(|| around.host.name())
 }
 
 /// Draining needs root of this node among the server's operators or managers; Torque's pbsnodes says nothing when not.
-fn operators(pbs: &Installation, around: &Surroundings<'_>) -> Finding {
+fn operators(pbs: &Installation, around: &SetupContext<'_>) -> CheckLine {
     let node = node_name(around);
     let line = format!("qmgr -c 'set server operators += root@{node}'");
     match qmgr(pbs, "list server", around.host) {
-        Err(why) => Finding::Better(format!(
+        Err(why) => CheckLine::Warn(format!(
             "the server's operators are not known ({why}); draining needs {line}"
         )),
         Ok(text) if may_drain(&text, &node) => {
-            Finding::Good(format!("root@{node} may take the node offline"))
+            CheckLine::Pass(format!("root@{node} may take the node offline"))
         }
-        Ok(_) => Finding::Wrong(format!("root@{node} may not take the node offline: {line}")),
+        Ok(_) => CheckLine::Fail(format!("root@{node} may not take the node offline: {line}")),
     }
 }
 
 /// A note of ours on a node in service, from when the configuration could not be used: it can be now, or there were no check.
-fn remark(pbs: &Installation, around: &Surroundings<'_>) -> Option<Finding> {
+fn remark(pbs: &Installation, around: &SetupContext<'_>) -> Option<CheckLine> {
     let name = around.settings.pbs.node.as_deref().unwrap_or_default();
     let node = PbsNode::new(pbs.clone(), name, around.host);
-    let shown = node.shown().ok().filter(|shown| !shown.drained)?;
+    let shown = node.status().ok().filter(|shown| !shown.drained)?;
     let note = shown
         .reason
         .filter(|note| note.starts_with(&around.settings.drain.prefix))?;
     let (option, none) = (pbs.product.note_option, pbs.product.no_note);
     let none = if none.is_empty() { "''" } else { none };
     let node = node_name(around);
-    Some(Finding::Better(format!(
+    Some(CheckLine::Warn(format!(
         "the node shows '{note}', which is over: pbsnodes {option} {none} {node}"
     )))
 }

@@ -5,7 +5,7 @@
 
 use super::installation::Installation;
 use super::status::status;
-use crate::scheduler::control::{Controller, Shown};
+use crate::scheduler::control::{Controller, NodeStatus};
 use crate::scheduler::host::Host;
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;
@@ -94,9 +94,9 @@ impl<'h> PbsNode<'h> {
 }
 
 impl Controller for PbsNode<'_> {
-    fn shown(&self) -> Result<Shown, String> {
+    fn status(&self) -> Result<NodeStatus, String> {
         let found = self.find()?;
-        Ok(Shown {
+        Ok(NodeStatus {
             drained: found.state.split(',').any(|word| word.trim() == "offline"),
             reason: found.note,
         })
@@ -112,12 +112,12 @@ impl Controller for PbsNode<'_> {
     }
 
     fn withdraw(&self, note: &str, memo: Option<&str>) -> Result<(), String> {
-        let stands = |shown: Shown| !shown.drained && shown.reason.as_deref() == Some(note);
-        if !stands(self.shown()?) {
+        let stands = |shown: NodeStatus| !shown.drained && shown.reason.as_deref() == Some(note);
+        if !stands(self.status()?) {
             return Ok(());
         }
         let said = self.remark(memo.unwrap_or(self.pbs.product.no_note))?;
-        match stands(self.shown()?) {
+        match stands(self.status()?) {
             true => Err(format!(
                 "it shows '{note}' still; pbsnodes said: {}",
                 one_line(said.trim(), SHOWN)

@@ -117,10 +117,10 @@ fn out_of_service_with_our_note_and_back_in_both_products() {
         let server = Server::new(product, true, false, "");
         let node = server.node();
         node.take_out(WHY, None).unwrap();
-        let shown = node.shown().unwrap();
+        let shown = node.status().unwrap();
         assert_eq!((shown.drained, shown.reason.as_deref()), (true, Some(WHY)));
         node.put_back(None).unwrap();
-        assert_eq!(node.shown(), Ok(Shown::default()));
+        assert_eq!(node.status(), Ok(NodeStatus::default()));
         assert_eq!(*server.node.borrow(), (false, String::new()));
     }
 }
@@ -161,7 +161,7 @@ fn a_refusal_is_seen_although_torque_answers_0() {
         let server = Server::new(product, false, false, "");
         let node = server.node();
         let said = node.take_out(WHY, None).unwrap();
-        assert!(!node.shown().unwrap().drained);
+        assert!(!node.status().unwrap().drained);
         let why = node.not_obeyed(&said);
         assert!(
             why.contains("'free' still; pbsnodes said: pbsnodes: Unauthorized Request"),

@@ -1,7 +1,7 @@
 //! The classic scripts in `mom_priv`: written where none stands, replaced where ours stands, else left alone.
 
 use super::installation::Installation;
-use crate::scheduler::setup::{Done, Surroundings, ensure, remove};
+use crate::scheduler::setup::{SetupContext, VerbReport, ensure, remove};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -63,9 +63,9 @@ pub(crate) fn owner(path: &Path) -> Owner {
 pub(crate) fn install(
     pbs: &Installation,
     scripts: &[Script],
-    around: &Surroundings<'_>,
-) -> Result<Done, String> {
-    let mut done = Done::default();
+    around: &SetupContext<'_>,
+) -> Result<VerbReport, String> {
+    let mut done = VerbReport::default();
     for (script, name) in named(scripts) {
         let path = pbs.mom_priv().join(name);
         let shown = path.display();
@@ -91,8 +91,8 @@ pub(crate) fn install(
 }
 
 /// Removes those that are ours.
-pub(crate) fn uninstall(pbs: &Installation, scripts: &[Script]) -> Result<Done, String> {
-    let mut done = Done::default();
+pub(crate) fn uninstall(pbs: &Installation, scripts: &[Script]) -> Result<VerbReport, String> {
+    let mut done = VerbReport::default();
     for path in named(scripts).map(|(_, name)| pbs.mom_priv().join(name)) {
         match owner(&path) {
             Owner::Ours => remove(&path, &mut done)?,
@@ -115,14 +115,14 @@ pub(crate) fn calls_us(path: &Path) -> bool {
 }
 
 /// A program and its configuration, as a shell reads them.
-pub(crate) fn command(program: &Path, around: &Surroundings<'_>) -> String {
+pub(crate) fn command(program: &Path, around: &SetupContext<'_>) -> String {
     let mut words = vec![quoted(&program.display().to_string())];
     words.extend(config_option(around).iter().map(|word| quoted(word)));
     words.join(" ")
 }
 
 /// The shipped text with this installation's programs, configuration and directories.
-pub(crate) fn render(shipped: &str, around: &Surroundings<'_>) -> String {
+pub(crate) fn render(shipped: &str, around: &SetupContext<'_>) -> String {
     let mut directory = around.programs.display().to_string();
     if !directory.ends_with('/') {
         directory.push('/');
@@ -150,7 +150,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// The arguments that our programs need to find their configuration.
-pub(crate) fn config_option(around: &Surroundings<'_>) -> Vec<String> {
+pub(crate) fn config_option(around: &SetupContext<'_>) -> Vec<String> {
     let option = |path: &Path| vec!["--config".to_owned(), path.display().to_string()];
     around.config.map(option).unwrap_or_default()
 }
@@ -164,8 +164,8 @@ mod tests {
     use crate::scheduler::{openpbs, torque};
     use std::os::unix::fs::PermissionsExt;
 
-    fn around<'a>(programs: &'a str, config: Option<&'a str>) -> Surroundings<'a> {
-        Surroundings {
+    fn around<'a>(programs: &'a str, config: Option<&'a str>) -> SetupContext<'a> {
+        SetupContext {
             config: config.map(Path::new),
             settings: mpsd_core::config::Settings::usual(),
             broken: None,

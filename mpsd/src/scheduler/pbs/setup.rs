@@ -4,7 +4,7 @@ use super::check::check;
 use super::installation::Installation;
 use super::verbs::{OwnSteps, Pbs, Where};
 use super::{files, request};
-use crate::scheduler::setup::{Done, Finding, SetUp, Stopped, Surroundings};
+use crate::scheduler::setup::{CheckLine, SetUp, SetupContext, VerbError, VerbReport};
 use crate::scheduler::site::Site;
 use clap::{FromArgMatches, Subcommand};
 
@@ -18,9 +18,9 @@ impl SetUp for Verbs {
             .arg_required_else_help(true)
     }
 
-    fn run(&self, matches: &clap::ArgMatches, around: &Surroundings<'_>) -> Result<Done, Stopped> {
+    fn run(&self, matches: &clap::ArgMatches, around: &SetupContext<'_>) -> Result<VerbReport, VerbError> {
         let verb = Pbs::from_arg_matches(matches).map_err(|error| error.to_string())?;
-        let mut done = Done::default();
+        let mut done = VerbReport::default();
         // It says nothing of this node, and a node without a usable configuration must know which job asked.
         if let Pbs::Request(asked) = &verb {
             done.did(request::read(asked).map_err(|refusal| refusal.to_string())?);
@@ -50,7 +50,7 @@ impl SetUp for Verbs {
         })
     }
 
-    fn look(&self, _: &str, around: &Surroundings<'_>) -> Option<Vec<Finding>> {
+    fn look(&self, _: &str, around: &SetupContext<'_>) -> Option<Vec<CheckLine>> {
         let site = Site::of(&around.settings);
         let all = self.0.iter();
         let all = all.map(|steps| (*steps, Installation::find(steps.product(), &site, around.host)));
@@ -68,7 +68,7 @@ impl Verbs {
     fn find(
         &self,
         place: &Where,
-        around: &Surroundings<'_>,
+        around: &SetupContext<'_>,
     ) -> Result<(&'static dyn OwnSteps, Installation), String> {
         let site = Site::of(&around.settings);
         let named = |name: String| place.scheduler.as_ref().is_none_or(|wanted| *wanted == name);

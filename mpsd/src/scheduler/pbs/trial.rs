@@ -1,6 +1,6 @@
 //! A user's trial job under a PBS: `qsub`, and `qstat` until it is over.
 
-use crate::scheduler::trial::{Trial, TrialJob, Typed, quoted};
+use crate::scheduler::trial::{CommandLine, Trial, TrialJob, quoted};
 
 /// A PBS's.
 pub(crate) struct Qsub {
@@ -26,7 +26,7 @@ impl Trial for Qsub {
         "-A MPS=true,MPS_THREADS=50,MPS_MEM=1G"
     }
 
-    fn submit(&self, order: &TrialJob<'_>) -> Typed {
+    fn submit(&self, order: &TrialJob<'_>) -> CommandLine {
         let (account, own) = account(order.own);
         let accounts: Vec<&str> = account.as_deref().into_iter().chain([REQUEST]).collect();
         let accounts = accounts.join(",");
@@ -41,15 +41,15 @@ impl Trial for Qsub {
         arguments.extend(own.iter().map(|word| word.as_str()));
         let probe: Vec<String> = order.probe().iter().map(|word| quoted(word)).collect();
         let mpsctl = quoted(&order.programs.join("mpsctl").display().to_string());
-        Typed {
+        CommandLine {
             // The probe is attached even where no job starter is set up.
             input: format!("exec {mpsctl} exec -- {}\n", probe.join(" ")),
-            ..Typed::new("qsub", &arguments)
+            ..CommandLine::new("qsub", &arguments)
         }
     }
 
-    fn ask(&self, id: &str) -> Option<Typed> {
-        Some(Typed::new("qstat", &["-f", id]))
+    fn ask(&self, id: &str) -> Option<CommandLine> {
+        Some(CommandLine::new("qstat", &["-f", id]))
     }
 
     /// It is told for a while as completed or finished, and then not at all.
@@ -62,16 +62,16 @@ impl Trial for Qsub {
             || gone.iter().any(|word| answer.contains(word))
     }
 
-    fn why(&self, _: &str, id: Option<&str>) -> Typed {
-        Typed::new("qstat", &["-s", id.unwrap_or_default()])
+    fn why(&self, _: &str, id: Option<&str>) -> CommandLine {
+        CommandLine::new("qstat", &["-s", id.unwrap_or_default()])
     }
 
-    fn named(&self, name: &str) -> Option<Typed> {
-        Some(Typed::new("qselect", &["-N", name]))
+    fn named(&self, name: &str) -> Option<CommandLine> {
+        Some(CommandLine::new("qselect", &["-N", name]))
     }
 
-    fn cancel(&self, _: &str, id: Option<&str>) -> Typed {
-        Typed::new("qdel", &[id.unwrap_or_default()])
+    fn cancel(&self, _: &str, id: Option<&str>) -> CommandLine {
+        CommandLine::new("qdel", &[id.unwrap_or_default()])
     }
 
     fn remedy(&self, _: &str) -> &'static str {
@@ -102,7 +102,7 @@ mod tests {
         place: &["-l", "nodes=1:gpus=1"],
     };
 
-    fn typed(own: &[&str]) -> Typed {
+    fn typed(own: &[&str]) -> CommandLine {
         let own: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
         QSUB.submit(&TrialJob {
             name: "mpsd-selftest",

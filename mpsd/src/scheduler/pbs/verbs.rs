@@ -3,7 +3,7 @@
 use super::files::Script;
 use super::installation::{Installation, Product};
 use crate::scheduler::running::Running;
-use crate::scheduler::setup::{Done, Finding, Surroundings};
+use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport};
 use mpsd_core::config::UnattachedTasks;
 use std::ffi::OsString;
 
@@ -81,34 +81,34 @@ pub(crate) trait OwnSteps: Sync {
         &self,
         pbs: &Installation,
         options: &Install,
-        around: &Surroundings<'_>,
-    ) -> Result<Done, String>;
+        around: &SetupContext<'_>,
+    ) -> Result<VerbReport, String>;
     /// Removes what [`OwnSteps::install`] put there, but for the scripts.
     ///
     /// # Errors
     /// One line.
-    fn uninstall(&self, pbs: &Installation, around: &Surroundings<'_>) -> Result<Done, String>;
+    fn uninstall(&self, pbs: &Installation, around: &SetupContext<'_>) -> Result<VerbReport, String>;
     /// Looks at the hook that makes the scripts needless; whether it is there.
-    fn check_hook(&self, _: &Installation, _: &Surroundings<'_>, _: &mut Vec<Finding>) -> bool {
+    fn check_hook(&self, _: &Installation, _: &SetupContext<'_>, _: &mut Vec<CheckLine>) -> bool {
         false
     }
     /// Whether tasks that TM starts are attached; `None`: the hook does that.
-    fn check_tasks(&self, pbs: &Installation, hooked: bool, around: &Surroundings<'_>) -> Option<Finding>;
+    fn check_tasks(&self, pbs: &Installation, hooked: bool, around: &SetupContext<'_>) -> Option<CheckLine>;
     /// A script that is not there, and no hook.
-    fn check_absent(&self, shown: &str) -> Finding;
+    fn check_absent(&self, shown: &str) -> CheckLine;
 }
 
 /// What is missing where tasks that TM starts are not attached, and what follows of it here.
-pub(crate) fn unattached(missing: &str, remedy: &str, around: &Surroundings<'_>) -> Finding {
+pub(crate) fn unattached(missing: &str, remedy: &str, around: &SetupContext<'_>) -> CheckLine {
     let text = format!("{missing} ({remedy}): {}", consequence(around));
     match around.settings.pbs.unattached_tasks {
-        UnattachedTasks::Refuse => Finding::Wrong(text),
-        UnattachedTasks::Warn => Finding::Better(text),
+        UnattachedTasks::Refuse => CheckLine::Fail(text),
+        UnattachedTasks::Warn => CheckLine::Warn(text),
     }
 }
 
 /// What a job is told where its TM tasks are not attached.
-pub(crate) fn consequence(around: &Surroundings<'_>) -> &'static str {
+pub(crate) fn consequence(around: &SetupContext<'_>) -> &'static str {
     match around.settings.pbs.unattached_tasks {
         UnattachedTasks::Refuse => {
             "every job that asks for MPS is refused, as unattached_tasks under [pbs] of mpsd.toml wants"

@@ -10,8 +10,8 @@ use crate::scheduler::budget::{Budget, MARGIN, within};
 use crate::scheduler::call::Program;
 use crate::scheduler::ground::ground;
 use crate::scheduler::numbers::{List, Number, Numbers};
-use crate::scheduler::setup::Finding::{self, Better, Good, Wrong};
-use crate::scheduler::setup::Surroundings;
+use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
+use crate::scheduler::setup::SetupContext;
 use mpsd_core::config::Config;
 use mpsd_core::trusted::open_trusted;
 use std::fs;
@@ -26,9 +26,9 @@ pub(super) fn check(
     slurm: &Installation,
     conf: &Conf,
     node: &str,
-    around: &Surroundings<'_>,
-) -> Vec<Finding> {
-    let mut all = vec![Good(format!(
+    around: &SetupContext<'_>,
+) -> Vec<CheckLine> {
+    let mut all = vec![Pass(format!(
         "Slurm's configuration is '{}'",
         conf.file.display()
     ))];
@@ -39,7 +39,7 @@ pub(super) fn check(
     let mut loaded = None;
     match line(&home) {
         Ok((word, rest)) => {
-            all.push(Good(format!("'{}' has our line, '{word}'", home.display())));
+            all.push(Pass(format!("'{}' has our line, '{word}'", home.display())));
             plugin(&rest, installed, &mut all);
             all.extend(files(&rest, around));
             all.extend(
@@ -48,7 +48,7 @@ pub(super) fn check(
             );
             loaded = rest.into_iter().next().map(PathBuf::from);
         }
-        Err(why) => all.push(Wrong(format!("'{}': {why}", home.display()))),
+        Err(why) => all.push(Fail(format!("'{}': {why}", home.display()))),
     }
     all.extend(started(slurm, conf, &home, loaded.as_deref()));
     all.extend(settings(conf, around));
@@ -57,7 +57,7 @@ pub(super) fn check(
     all.extend((around.standing)(&around.settings));
     if !plugins.is_dir() {
         let plugins = plugins.display();
-        all.push(Wrong(format!(
+        all.push(Fail(format!(
             "no '{plugins}': install the package with the plugins"
         )));
     }
@@ -65,16 +65,16 @@ pub(super) fn check(
 }
 
 /// The installed release; programs that differ are two installations.
-fn releases(slurm: &Installation, around: &Surroundings<'_>, all: &mut Vec<Finding>) -> Option<Release> {
+fn releases(slurm: &Installation, around: &SetupContext<'_>, all: &mut Vec<CheckLine>) -> Option<Release> {
     let said = all_installed(slurm, around.host);
     let dir = slurm.commands.display();
     all.push(match said.as_slice() {
-        [] => Better("no slurmd, sinfo or srun here says its version".to_owned()),
-        [one] => Good(format!("Slurm {one} is installed, its commands in '{dir}'")),
+        [] => Warn("no slurmd, sinfo or srun here says its version".to_owned()),
+        [one] => Pass(format!("Slurm {one} is installed, its commands in '{dir}'")),
         several => {
             let list: Vec<String> = several.iter().map(ToString::to_string).collect();
             let list = list.join(", ");
-            Wrong(format!(
+            Fail(format!(
                 "slurmd and the commands in '{dir}' are of different releases: {list}"
             ))
         }
@@ -82,29 +82,29 @@ fn releases(slurm: &Installation, around: &Surroundings<'_>, all: &mut Vec<Findi
     said.first().copied()
 }
 
-fn stack(conf: &Conf, found: Option<&Path>) -> Finding {
+fn stack(conf: &Conf, found: Option<&Path>) -> CheckLine {
     let stack = conf.stack();
     let what = match conf.stack_is_fetched() {
         true => "'mpsctl slurm enable' on the controller's host",
         false => "'mpsctl slurm enable'",
     };
     if !stack.exists() {
-        return Wrong(format!("no '{}': run {what}", stack.display()));
+        return Fail(format!("no '{}': run {what}", stack.display()));
     }
     if let Err(error) = open_trusted(&stack) {
-        return Better(format!(
+        return Warn(format!(
             "{error}: whoever may write it decides what slurmd loads as root"
         ));
     }
     let shown = stack.display();
     match found {
-        Some(file) if file == stack => Good(format!("'{shown}' has our line")),
-        Some(_) => Good(format!("'{shown}' includes our line")),
-        None if conf.is_sent() || conf.stack_is_fetched() => Wrong(format!(
+        Some(file) if file == stack => Pass(format!("'{shown}' has our line")),
+        Some(_) => Pass(format!("'{shown}' includes our line")),
+        None if conf.is_sent() || conf.stack_is_fetched() => Fail(format!(
             "'{shown}' has no line of ours in it, and the controller sends nothing that it includes: run {what}"
         )),
-        None if conf.would_take_in() => Good(format!("'{shown}' includes the file of our line")),
-        None => Wrong(format!(
+        None if conf.would_take_in() => Pass(format!("'{shown}' includes the file of our line")),
+        None => Fail(format!(
             "'{shown}' does not include our line; add: {}",
             conf.include()
         )),
@@ -127,22 +127,22 @@ fn line(home: &Path) -> Result<(String, Vec<String>), String> {
     Ok((words.next().unwrap_or_default(), words.collect()))
 }
 
-fn plugin(rest: &[String], installed: Option<Release>, all: &mut Vec<Finding>) {
+fn plugin(rest: &[String], installed: Option<Release>, all: &mut Vec<CheckLine>) {
     let Some(file) = rest.first().map(Path::new) else {
-        return all.push(Wrong("our line names no plugin".to_owned()));
+        return all.push(Fail("our line names no plugin".to_owned()));
     };
     all.push(match (stamp_of(file), installed) {
-        (Err(why), _) => Wrong(why),
-        (Ok(stamp), Some(release)) if stamp != release => Wrong(format!(
+        (Err(why), _) => Fail(why),
+        (Ok(stamp), Some(release)) if stamp != release => Fail(format!(
             "'{}' is for Slurm {stamp}, and {release} is installed: run 'mpsctl slurm enable' again",
             file.display()
         )),
-        (Ok(stamp), _) => Good(format!("'{}' is root's and for Slurm {stamp}", file.display())),
+        (Ok(stamp), _) => Pass(format!("'{}' is root's and for Slurm {stamp}", file.display())),
     });
 }
 
 /// The files that the plugin will use.
-fn files(rest: &[String], around: &Surroundings<'_>) -> Vec<Finding> {
+fn files(rest: &[String], around: &SetupContext<'_>) -> Vec<CheckLine> {
     let given = |key: &str| {
         rest.iter()
             .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
@@ -151,33 +151,33 @@ fn files(rest: &[String], around: &Surroundings<'_>) -> Vec<Finding> {
     let mut all = Vec::new();
     for (key, name) in [("prologue", "mps-prologue"), ("epilogue", "mps-epilogue")] {
         let file = given(key).unwrap_or_else(|| Path::new(USUAL_PROGRAMS).join(name));
-        all.push(Finding::program(&file, around.host));
+        all.push(CheckLine::program(&file, around.host));
     }
     let config = given("config").unwrap_or_else(|| PathBuf::from(mpsd_core::config::DEFAULT_PATH));
     all.push(match Config::load(&config) {
-        Ok(_) => Good(format!("'{}' can be used", config.display())),
-        Err(error) => Wrong(error.to_string()),
+        Ok(_) => Pass(format!("'{}' can be used", config.display())),
+        Err(error) => Fail(error.to_string()),
     });
     all
 }
 
 /// Whether slurmd has our plugin: loaded, as root can see, or else because it began after our line was written. A copy that it
 /// fetched is younger than slurmd itself. `None`: no line names a plugin, which is told already.
-fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>) -> Option<Finding> {
+fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>) -> Option<CheckLine> {
     let Some(slurmd) = slurm.daemon.as_ref().filter(|daemon| daemon.is_of_node()) else {
-        return Some(Good("no slurmd runs here: nothing to restart".to_owned()));
+        return Some(Pass("no slurmd runs here: nothing to restart".to_owned()));
     };
     let pid = slurmd.pid();
     if slurmd.replaced {
-        return Some(Wrong(format!(
+        return Some(Fail(format!(
             "slurmd (pid {pid}) runs a program that was replaced since: restart slurmd"
         )));
     }
     let loaded = slurmd.has_loaded(plugin?);
     match loaded {
-        Some(true) => return Some(Good("slurmd has loaded our plugin".to_owned())),
+        Some(true) => return Some(Pass("slurmd has loaded our plugin".to_owned())),
         Some(false) if conf.stack_is_fetched() => {
-            return Some(Wrong(format!(
+            return Some(Fail(format!(
                 "slurmd (pid {pid}) has not loaded our plugin: restart slurmd"
             )));
         }
@@ -187,34 +187,34 @@ fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>
     if !conf.stack_is_fetched()
         && written.is_some_and(|written| slurmd.began().is_some_and(|began| began < written))
     {
-        return Some(Wrong(format!(
+        return Some(Fail(format!(
             "slurmd (pid {pid}) runs since before our line was written and does not know it: restart slurmd"
         )));
     }
     Some(match loaded {
-        Some(false) => Better(format!(
+        Some(false) => Warn(format!(
             "slurmd (pid {pid}) began after our line was written, and has not loaded our plugin: its log says why"
         )),
-        _ => Good("slurmd began after our line was written".to_owned()),
+        _ => Pass("slurmd began after our line was written".to_owned()),
     })
 }
 
-fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
+fn settings(conf: &Conf, around: &SetupContext<'_>) -> Vec<CheckLine> {
     let mut all = Vec::new();
     let flags = conf.value("PrologFlags").unwrap_or("not set");
     let at_allocation = ["Alloc", "Contain", "RunInJob"]
         .iter()
         .any(|flag| conf.lists("PrologFlags", flag));
     all.push(if at_allocation {
-        Good(format!("PrologFlags is {flags}: the prolog runs on each node at the allocation"))
+        Pass(format!("PrologFlags is {flags}: the prolog runs on each node at the allocation"))
     } else {
-        Better(format!(
+        Warn(format!(
             "PrologFlags is {flags}: the prolog runs at a node's first step only; PrologFlags=Alloc (or Contain) runs it \
              on each node at the allocation"
         ))
     });
     if conf.lists("PrologFlags", "RunInJob") {
-        all.push(Better(
+        all.push(Warn(
             "PrologFlags has RunInJob: the prolog runs in the job's own cgroup and sees only its devices"
                 .to_owned(),
         ));
@@ -222,9 +222,9 @@ fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
     all.extend(timeouts(conf, around.settings.deadline));
     all.push(patience(conf, around.settings.deadline));
     all.push(if conf.lists("GresTypes", "gpu") {
-        Good("GresTypes has gpu: Slurm tells a job's GPUs".to_owned())
+        Pass("GresTypes has gpu: Slurm tells a job's GPUs".to_owned())
     } else {
-        Wrong(
+        Fail(
             "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused"
                 .to_owned(),
         )
@@ -233,7 +233,7 @@ fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
         .into_iter()
         .filter(|share| conf.lists("GresTypes", share))
     {
-        all.push(Better(format!(
+        all.push(Warn(format!(
             "GresTypes has {share}: jobs may share a GPU, so its compute mode stays as it is"
         )));
     }
@@ -247,7 +247,7 @@ fn settings(conf: &Conf, around: &Surroundings<'_>) -> Vec<Finding> {
 }
 
 /// slurmd kills a prolog and an epilog after a time, and drains the node then (docs/facts/slurm.md#failures).
-fn timeouts(conf: &Conf, ours: Duration) -> Vec<Finding> {
+fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
     let both = [
         (Program::Prologue, "start", "Prolog error"),
         (Program::Epilogue, "end", "Epilog error"),
@@ -258,7 +258,7 @@ fn timeouts(conf: &Conf, ours: Duration) -> Vec<Finding> {
         let (its, needed) = (its.as_secs(), (ours + MARGIN).as_secs());
         let text = format!("{key} is {its} s");
         if work >= ours {
-            return Some(Good(format!("{text}: more than the {what} of a job's MPS takes")));
+            return Some(Pass(format!("{text}: more than the {what} of a job's MPS takes")));
         }
         let text = format!(
             "{text}: the {what} of a job's MPS gets {:.1} s of our {} (deadline_s), or Slurm would drain the node \
@@ -267,8 +267,8 @@ fn timeouts(conf: &Conf, ours: Duration) -> Vec<Finding> {
             ours.as_secs(),
         );
         Some(match work < LEAST {
-            true => Wrong(text),
-            false => Better(text),
+            true => Fail(text),
+            false => Warn(text),
         })
     });
     all.collect()
@@ -276,14 +276,14 @@ fn timeouts(conf: &Conf, ours: Duration) -> Vec<Finding> {
 
 /// slurmstepd ends a step's own daemon in its last callback, and drains the node when its time is over
 /// (docs/facts/slurm.md#the-end-of-a-step).
-fn patience(conf: &Conf, ours: Duration) -> Finding {
+fn patience(conf: &Conf, ours: Duration) -> CheckLine {
     let its = conf.unkillable_step_timeout();
     let left = within(its);
     let text = format!("UnkillableStepTimeout is {} s", its.as_secs());
     if left >= ours {
-        return Good(format!("{text}: more than a step's own daemon takes to end"));
+        return Pass(format!("{text}: more than a step's own daemon takes to end"));
     }
-    Better(format!(
+    Warn(format!(
         "{text}: a step's own daemon gets {} s of our {} (deadline_s) to start and to end, or Slurm would drain the node \
          (\"Kill task failed\"); {} s leave it all",
         left.as_secs(),
@@ -295,41 +295,41 @@ fn patience(conf: &Conf, ours: Duration) -> Finding {
 /// Under job_container/tmpfs the tasks have a /tmp and, unless job_container.conf says Dirs=/tmp, a /dev/shm of their
 /// own. Client and server share nothing there (driver 580; the contract suite's `namespaces`), but the job's pipe must
 /// be in sight.
-fn container(run: &Path) -> Finding {
+fn container(run: &Path) -> CheckLine {
     if ["/tmp", "/dev/shm", "/var/tmp"]
         .iter()
         .any(|hidden| run.starts_with(hidden))
     {
-        return Wrong(format!(
+        return Fail(format!(
             "run_dir '{}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd",
             run.display()
         ));
     }
-    Good("job_container/tmpfs: MPS needs no shared /tmp or /dev/shm (driver 580)".to_owned())
+    Pass("job_container/tmpfs: MPS needs no shared /tmp or /dev/shm (driver 580)".to_owned())
 }
 
 /// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf where it does not.
-fn gpus(conf: &Conf, node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
+fn gpus(conf: &Conf, node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
     let gres = Gres::read(&conf.file, node, around.host);
     if !gres.grants {
         return Vec::new();
     }
     let Ok(inventory) = (around.inventory)(node) else {
-        return vec![Better(
+        return vec![Warn(
             "NVML does not answer: which GPUs gres.conf lists is not known".to_owned(),
         )];
     };
     let outdated = gres
         .outdated
-        .map(|why| Better(format!("{why}; until it is restarted no compute mode is changed")));
-    let mut all: Vec<Finding> = outdated.into_iter().collect();
+        .map(|why| Warn(format!("{why}; until it is restarted no compute mode is changed")));
+    let mut all: Vec<CheckLine> = outdated.into_iter().collect();
     let listed = match gres.list.resolve(&inventory) {
         Ok(listed) => listed,
         Err(why) => {
             let why = format!("which GPU each number of Slurm means is not known: {why}");
             all.push(match gres.confined {
-                Some(false) => Better(why),
-                _ => Wrong(format!("{why}; jobs are refused MPS")),
+                Some(false) => Warn(why),
+                _ => Fail(format!("{why}; jobs are refused MPS")),
             });
             return all;
         }
@@ -344,8 +344,8 @@ fn gpus(conf: &Conf, node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
         };
         let (path, said) = (file.path.display(), &file.said);
         match numbers.gpus(&inventory) {
-            Err(why) => all.push(Wrong(format!("a job with '{path}' is refused MPS: {why}"))),
-            Ok(found) if found.first().copied() != *gpu => all.push(Better(format!(
+            Err(why) => all.push(Fail(format!("a job with '{path}' is refused MPS: {why}"))),
+            Ok(found) if found.first().copied() != *gpu => all.push(Warn(format!(
                 "{said}: '{path}' is number {place} of Slurm, and a job with it computes on another GPU; with \
                  ConstrainDevices=yes, or files in the order of the bus, it is the same one"
             ))),
@@ -354,7 +354,7 @@ fn gpus(conf: &Conf, node: &str, around: &Surroundings<'_>) -> Vec<Finding> {
     }
     if all.len() == before {
         let count = listed.len();
-        all.push(Good(format!(
+        all.push(Pass(format!(
             "each of the {count} GPUs of gres.conf is the one that a job with it computes on"
         )));
     }
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_private_tmp_and_shm_hide_nothing_but_a_run_dir_in_them() {
-        assert!(matches!(container(Path::new("/run/mpsd")), Good(_)));
+        assert!(matches!(container(Path::new("/run/mpsd")), Pass(_)));
         for hidden in ["/tmp/mpsd", "/dev/shm/mpsd", "/var/tmp/mpsd"] {
             assert!(container(Path::new(hidden)).is_wrong(), "{hidden}");
         }
@@ -387,12 +387,12 @@ mod tests {
         assert!(findings("PrologTimeout=65534\n").is_empty());
         // Its own key goes before that of both.
         let both = findings("PrologTimeout=26\nPrologEpilogTimeout=9\n");
-        assert!(matches!(&both[..], [Good(_), Wrong(_)]), "{both:?}");
+        assert!(matches!(&both[..], [Pass(_), Fail(_)]), "{both:?}");
         let both = findings("prologepilogtimeout=300\nEpilogTimeout=25\n");
-        assert!(matches!(&both[..], [Good(_), Better(_)]), "{both:?}");
+        assert!(matches!(&both[..], [Pass(_), Warn(_)]), "{both:?}");
         let one = findings("EpilogTimeout=25\n");
         assert!(
-            matches!(&one[..], [Better(text)] if text.contains("EpilogTimeout is 25 s") && text.contains("26 s leave it all")),
+            matches!(&one[..], [Warn(text)] if text.contains("EpilogTimeout is 25 s") && text.contains("26 s leave it all")),
             "{one:?}"
         );
     }

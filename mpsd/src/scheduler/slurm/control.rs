@@ -1,7 +1,7 @@
 //! Takes a node out of a Slurm and back, with `sinfo` and `scontrol`.
 
 use super::commands::Installation;
-use crate::scheduler::control::{Controller, Requeued, Shown};
+use crate::scheduler::control::{Controller, NodeStatus, Requeued};
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ impl SlurmNode {
 }
 
 impl Controller for SlurmNode {
-    fn shown(&self) -> Result<Shown, String> {
+    fn status(&self) -> Result<NodeStatus, String> {
         let text = self.call("sinfo", &["-h", "-n", &self.name, "-o", "%T|%E"])?;
         parse(&text).ok_or_else(|| format!("sinfo shows no node '{}'", self.name))
     }
@@ -315,11 +315,11 @@ fn with_ours(users: &str, ours: &str) -> Option<String> {
 
 /// `drained*|mpsd: job 4711: …`, one line a partition. A reason of a node that is not drained is slurmctld's own (`Not
 /// responding`) or a leftover, and gives way.
-fn parse(text: &str) -> Option<Shown> {
+fn parse(text: &str) -> Option<NodeStatus> {
     let (state, reason) = text.lines().find_map(|line| line.split_once('|'))?;
     let (drained, reason) = (state.contains("drain"), reason.trim());
     let said = drained && !reason.is_empty() && reason != "none";
-    Some(Shown {
+    Some(NodeStatus {
         drained,
         reason: said.then(|| reason.to_owned()),
     })

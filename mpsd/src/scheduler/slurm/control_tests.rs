@@ -254,8 +254,8 @@ fn states_of_sinfo() {
     let shown = parse("draining|mpsd: job 7: x\ndraining|mpsd: job 7: x\n").unwrap();
     assert!(shown.drained);
     assert_eq!(shown.reason.as_deref(), Some("mpsd: job 7: x"));
-    assert_eq!(parse("idle|none\n"), Some(Shown::default()));
-    assert_eq!(parse("down*|Not responding\n"), Some(Shown::default()));
+    assert_eq!(parse("idle|none\n"), Some(NodeStatus::default()));
+    assert_eq!(parse("down*|Not responding\n"), Some(NodeStatus::default()));
     assert_eq!(parse("drained|none\n").unwrap().reason, None);
     assert_eq!(parse(""), None);
 }

@@ -2,7 +2,7 @@
 
 use super::conf::Conf;
 use super::line::{LOOK, TAG, WORDS, is_look, is_ours};
-use crate::scheduler::setup::Finding::{self, Better, Good};
+use crate::scheduler::setup::CheckLine::{self, Pass, Warn};
 use std::path::{Path, PathBuf};
 
 /// Its plugin's file.
@@ -34,23 +34,23 @@ fn is_pyxis(line: &str) -> bool {
 }
 
 /// What of the order of the lines keeps tasks from their MPS, or from reading that they have none.
-pub(super) fn order(conf: &Conf, plugin: &Path) -> Option<Finding> {
+pub(super) fn order(conf: &Conf, plugin: &Path) -> Option<CheckLine> {
     let lines = conf.stack_lines();
     let pyxis = lines.iter().position(|line| is_pyxis(line))?;
     let ours = lines.iter().position(|line| is_ours(line) && !is_look(line))?;
     let stack = conf.stack();
     let stack = stack.display();
     Some(if pyxis < ours {
-        Better(format!(
+        Warn(format!(
             "'{stack}': the line of pyxis comes before ours, and tasks are in their containers before they have their MPS; \
              move it behind: files are taken in the order of their names"
         ))
     } else if lines[pyxis..].iter().any(|line| is_look(line)) {
-        Good(format!(
+        Pass(format!(
             "'{stack}': pyxis stands behind our line, and a task whose container hides its MPS does not start"
         ))
     } else {
-        Better(format!(
+        Warn(format!(
             "'{stack}': a task whose container hides its MPS runs outside of it without a word: run 'mpsctl slurm enable' again, \
              or let this line stand behind that of pyxis: {}",
             line(plugin)

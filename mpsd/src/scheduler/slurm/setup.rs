@@ -7,7 +7,7 @@ use super::line::{self, PLUGIN, TAG, USUAL_PROGRAMS, is_foreign, is_ours};
 use super::pyxis;
 use super::release::{Release, installed, stamp_of};
 use crate::scheduler::running::Running;
-use crate::scheduler::setup::{self, Done, Finding, SetUp, Stopped, Surroundings};
+use crate::scheduler::setup::{self, CheckLine, SetUp, SetupContext, VerbError, VerbReport};
 use crate::scheduler::site::Site;
 use clap::{FromArgMatches, Subcommand};
 use mpsd_core::{Failure, Refusal};
@@ -90,7 +90,7 @@ impl SetUp for Verbs {
             .arg_required_else_help(true)
     }
 
-    fn run(&self, matches: &clap::ArgMatches, around: &Surroundings<'_>) -> Result<Done, Stopped> {
+    fn run(&self, matches: &clap::ArgMatches, around: &SetupContext<'_>) -> Result<VerbReport, VerbError> {
         let verb = Slurm::from_arg_matches(matches).map_err(|error| error.to_string())?;
         if !matches!(verb, Slurm::Check(_)) && !nix::unistd::geteuid().is_root() {
             let refused = Refusal::new("this verb", "it changes Slurm's configuration", "root");
@@ -116,12 +116,12 @@ impl SetUp for Verbs {
     }
 
     /// One that is named and not there is wrong.
-    fn look(&self, node: &str, around: &Surroundings<'_>) -> Option<Vec<Finding>> {
+    fn look(&self, node: &str, around: &SetupContext<'_>) -> Option<Vec<CheckLine>> {
         let place = Place::usual(node);
         let named = around.settings.slurm.conf.is_some() || around.settings.slurm.exec.is_some();
         match place.find(around) {
             Ok((slurm, conf)) => Some(check(&place.plugins, &slurm, &conf, node, around)),
-            Err(why) => named.then(|| vec![Finding::Wrong(why)]),
+            Err(why) => named.then(|| vec![CheckLine::Fail(why)]),
         }
     }
 }
@@ -136,12 +136,12 @@ impl Place {
         }
     }
 
-    fn node(&self, around: &Surroundings<'_>) -> String {
+    fn node(&self, around: &SetupContext<'_>) -> String {
         self.node.clone().unwrap_or_else(|| around.host.name())
     }
 
     /// The Slurm, and its configuration.
-    fn find(&self, around: &Surroundings<'_>) -> Result<(Installation, Conf), String> {
+    fn find(&self, around: &SetupContext<'_>) -> Result<(Installation, Conf), String> {
         let mut site = Site::of(&around.settings);
         if let Some(named) = &self.slurm_conf {
             site.slurm_conf = Some(named.display().to_string());
@@ -155,13 +155,13 @@ impl Place {
 }
 
 /// The release that is named, else the installed one.
-fn release(options: &Enable, slurm: &Installation, around: &Surroundings<'_>) -> Result<Release, String> {
+fn release(options: &Enable, slurm: &Installation, around: &SetupContext<'_>) -> Result<Release, String> {
     let none = "no slurmd, sinfo or srun here says its version; name it with --release";
     let said = || installed(slurm, around.host).ok_or_else(|| none.to_owned());
     options.release.map_or_else(said, Ok)
 }
 
-fn enable(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
+fn enable(options: &Enable, around: &SetupContext<'_>) -> Result<VerbReport, String> {
     let (slurm, conf) = options.place.find(around)?;
     if conf.stack_is_fetched() {
         return Err(format!(
@@ -180,7 +180,7 @@ fn enable(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
     let release = release(options, &slurm, around)?;
     let plugin = plugin(&options.place.plugins, release)?;
     let (stack, snippet, line) = (conf.stack(), conf.snippet(), line(options, &plugin, around));
-    let mut done = Done::default();
+    let mut done = VerbReport::default();
     if conf.is_sent() {
         if !is_foreign(&stack) {
             write(
@@ -257,7 +257,7 @@ fn plugin(plugins: &Path, release: Release) -> Result<PathBuf, String> {
     }
 }
 
-fn line(options: &Enable, plugin: &Path, around: &Surroundings<'_>) -> String {
+fn line(options: &Enable, plugin: &Path, around: &SetupContext<'_>) -> String {
     let word = if options.required { "required" } else { "optional" };
     let mut line = format!("{word} {}", plugin.display());
     if let Some(config) = around.config {
@@ -275,8 +275,8 @@ fn line(options: &Enable, plugin: &Path, around: &Surroundings<'_>) -> String {
 
 /// After an upgrade of Slurm our line names the plugin for the release that is here now. The packages run it, so a host
 /// without our line is left as it is, without a word.
-fn refresh(options: &Enable, around: &Surroundings<'_>) -> Result<Done, String> {
-    let mut done = Done::default();
+fn refresh(options: &Enable, around: &SetupContext<'_>) -> Result<VerbReport, String> {
+    let mut done = VerbReport::default();
     let Ok((slurm, conf)) = options.place.find(around) else {
         return Ok(done);
     };
@@ -323,8 +323,8 @@ fn renamed(text: &str, plugin: &Path) -> String {
     text.lines().map(line).collect()
 }
 
-fn disable(conf: &Conf) -> Result<Done, String> {
-    let mut done = Done::default();
+fn disable(conf: &Conf) -> Result<VerbReport, String> {
+    let mut done = VerbReport::default();
     let (snippet, stack) = (conf.snippet(), conf.stack());
     for file in [&snippet, &pyxis::snippet(conf), &stack] {
         if file.exists() && !is_foreign(file) {
@@ -345,7 +345,7 @@ fn disable(conf: &Conf) -> Result<Done, String> {
 
 /// Writes a file that all may read, making its directory if need be, and says so with a word of what it is. One that says it
 /// already stays: its time tells when slurmd must have begun.
-fn write(file: &Path, text: &str, what: &str, done: &mut Done) -> Result<(), String> {
+fn write(file: &Path, text: &str, what: &str, done: &mut VerbReport) -> Result<(), String> {
     if fs::read_to_string(file).is_ok_and(|old| old == text) {
         return Ok(());
     }
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn only_what_is_unusual_stands_in_the_line() {
-        let around = |config, programs| Surroundings {
+        let around = |config, programs| SetupContext {
             config,
             settings: mpsd_core::config::Settings::usual(),
             broken: None,

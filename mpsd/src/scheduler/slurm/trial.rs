@@ -1,6 +1,6 @@
 //! A user's trial job under Slurm: `srun`, which waits for its end.
 
-use crate::scheduler::trial::{Trial, TrialJob, Typed};
+use crate::scheduler::trial::{CommandLine, Trial, TrialJob};
 
 /// Slurm's.
 pub(super) struct Srun;
@@ -21,7 +21,7 @@ impl Trial for Srun {
         "--mps --mps-threads=50 --mps-mem=1G"
     }
 
-    fn submit(&self, order: &TrialJob<'_>) -> Typed {
+    fn submit(&self, order: &TrialJob<'_>) -> CommandLine {
         let name = format!("--job-name={}", order.name);
         let mut arguments = vec![
             name.as_str(),
@@ -34,10 +34,10 @@ impl Trial for Srun {
         let probe = order.probe();
         arguments.extend(REQUEST);
         arguments.extend(order.own.iter().chain(&probe).map(String::as_str));
-        Typed::new("srun", &arguments)
+        CommandLine::new("srun", &arguments)
     }
 
-    fn ask(&self, _: &str) -> Option<Typed> {
+    fn ask(&self, _: &str) -> Option<CommandLine> {
         None
     }
 
@@ -45,13 +45,13 @@ impl Trial for Srun {
         true
     }
 
-    fn why(&self, name: &str, _: Option<&str>) -> Typed {
+    fn why(&self, name: &str, _: Option<&str>) -> CommandLine {
         let name = format!("--name={name}");
-        Typed::new("squeue", &["--noheader", &name, "--format=job %i is %T: %r"])
+        CommandLine::new("squeue", &["--noheader", &name, "--format=job %i is %T: %r"])
     }
 
-    fn cancel(&self, name: &str, _: Option<&str>) -> Typed {
-        Typed::new("scancel", &[&format!("--name={name}")])
+    fn cancel(&self, name: &str, _: Option<&str>) -> CommandLine {
+        CommandLine::new("scancel", &[&format!("--name={name}")])
     }
 
     fn remedy(&self, said: &str) -> &'static str {

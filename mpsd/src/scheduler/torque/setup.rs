@@ -7,7 +7,7 @@ use crate::scheduler::batch_system::Unattached;
 use crate::scheduler::pbs::files::{self, Owner, Script};
 use crate::scheduler::pbs::installation::{Installation, Product};
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
-use crate::scheduler::setup::{Done, Finding, Surroundings, ensure, place, remove};
+use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport, ensure, place, remove};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -62,8 +62,8 @@ impl OwnSteps for Steps {
         &self,
         pbs: &Installation,
         options: &Install,
-        around: &Surroundings<'_>,
-    ) -> Result<Done, String> {
+        around: &SetupContext<'_>,
+    ) -> Result<VerbReport, String> {
         let mut done = files::install(pbs, &SCRIPTS, around)?;
         done.add(install(pbs, !options.no_job_starter, around)?);
         Ok(done)
@@ -71,8 +71,8 @@ impl OwnSteps for Steps {
 
     /// Takes the lines that name our starter out of the mom's configuration. The file goes only where no line names it any
     /// more: until its SIGHUP the mom starts every task through it.
-    fn uninstall(&self, pbs: &Installation, _: &Surroundings<'_>) -> Result<Done, String> {
-        let mut done = Done::default();
+    fn uninstall(&self, pbs: &Installation, _: &SetupContext<'_>) -> Result<VerbReport, String> {
+        let mut done = VerbReport::default();
         let (config, starter) = (pbs.mom_config(), path(pbs));
         let (shown, ours) = (config.display(), starter.display());
         let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
@@ -98,22 +98,22 @@ impl OwnSteps for Steps {
     }
 
     /// Whether tasks that TM starts are attached, and what becomes of jobs where they are not.
-    fn check_tasks(&self, pbs: &Installation, _: bool, around: &Surroundings<'_>) -> Option<Finding> {
+    fn check_tasks(&self, pbs: &Installation, _: bool, around: &SetupContext<'_>) -> Option<CheckLine> {
         let config = pbs.mom_config();
         let starter = format!("the $job_starter of '{}'", config.display());
         let missing = starter::unattached(pbs, around.host);
         Some(match (Starter::of(pbs, around.host), missing) {
-            (Starter::Privileged { ours: true }, _) => Finding::Wrong(privileged(pbs)),
+            (Starter::Privileged { ours: true }, _) => CheckLine::Fail(privileged(pbs)),
             (_, Some(Unattached { why, remedy, .. })) => unattached(&why, &remedy, around),
             (_, None) => match own_way_with_shells(pbs, around.host) {
-                Some(line) => Finding::Better(format!("{starter}: {}", lost(line))),
-                None => Finding::Good(format!("{starter}: every task has its MPS")),
+                Some(line) => CheckLine::Warn(format!("{starter}: {}", lost(line))),
+                None => CheckLine::Pass(format!("{starter}: every task has its MPS")),
             },
         })
     }
 
-    fn check_absent(&self, shown: &str) -> Finding {
-        Finding::Wrong(format!(
+    fn check_absent(&self, shown: &str) -> CheckLine {
+        CheckLine::Fail(format!(
             "no '{shown}': jobs run without MPS; run 'mpsctl pbs install'"
         ))
     }
@@ -129,8 +129,8 @@ fn config_line(pbs: &Installation) -> String {
 }
 
 /// Writes our starter, and the line that makes the mom use it where no other stands.
-fn install(pbs: &Installation, wanted: bool, around: &Surroundings<'_>) -> Result<Done, String> {
-    let mut done = Done::default();
+fn install(pbs: &Installation, wanted: bool, around: &SetupContext<'_>) -> Result<VerbReport, String> {
+    let mut done = VerbReport::default();
     let config = pbs.mom_config();
     let starter = Starter::of(pbs, around.host);
     let none = matches!(starter, Starter::Absent | Starter::Privileged { ours: false });
@@ -181,7 +181,7 @@ fn install(pbs: &Installation, wanted: bool, around: &Surroundings<'_>) -> Resul
 }
 
 /// Our starter, and the line that names it.
-fn set(pbs: &Installation, around: &Surroundings<'_>, done: &mut Done) -> Result<(), String> {
+fn set(pbs: &Installation, around: &SetupContext<'_>, done: &mut VerbReport) -> Result<(), String> {
     let config = pbs.mom_config();
     let config_name = config.display();
     write(pbs, around)?;
@@ -202,14 +202,14 @@ fn set(pbs: &Installation, around: &Surroundings<'_>, done: &mut Done) -> Result
 }
 
 /// The command that puts our starter in force, where the mom runs without it.
-fn tell_mom(pbs: &Installation, done: &mut Done) {
+fn tell_mom(pbs: &Installation, done: &mut VerbReport) {
     if let Some(command) = reread::needed(pbs, &path(pbs)) {
         done.did("until then tasks that TM starts run outside MPS; now run:");
         done.did(format!("    {command}"));
     }
 }
 
-fn left_out(why: &str, around: &Surroundings<'_>, done: &mut Done) {
+fn left_out(why: &str, around: &SetupContext<'_>, done: &mut VerbReport) {
     done.left(format!("no $job_starter was set: {why}"));
     done.left(format!("    {}", consequence(around)));
 }
@@ -235,7 +235,7 @@ fn contents(config: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-fn write(pbs: &Installation, around: &Surroundings<'_>) -> Result<bool, String> {
+fn write(pbs: &Installation, around: &SetupContext<'_>) -> Result<bool, String> {
     ensure(&path(pbs), files::render(JOB_STARTER, around), STARTER_MODE)
 }
 
