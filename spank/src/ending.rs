@@ -104,18 +104,23 @@ fn ends_job(slurm: &dyn Slurm) -> bool {
 }
 
 fn has_lost_daemon(node: &dyn Node, whose: &Whose) -> bool {
-    let seen = node.seen(&whose.paths);
-    seen.is_some_and(|seen| !seen.daemons_lost.is_empty())
+    let observed = node.observations(&whose.paths);
+    observed.is_some_and(|observed| !observed.daemons_lost.is_empty())
 }
 
 fn report(slurm: &dyn Slurm, node: &dyn Node, state: &State) {
     let (Some(job), Some(whose)) = (slurm.job(), whose(slurm, node, state)) else {
         return;
     };
-    let Some(seen) = whose.record.report.then(|| node.seen(&whose.paths)).flatten() else {
+    let Some(observed) = whose
+        .record
+        .report
+        .then(|| node.observations(&whose.paths))
+        .flatten()
+    else {
         return;
     };
-    let told = seen.told(&whose.record.gpus).join("; ");
+    let told = observed.told(&whose.record.gpus).join("; ");
     let name = slurm.process_env("SLURMD_NODENAME").unwrap_or_default();
     slurm.log(
         Level::Told,

@@ -4,9 +4,9 @@
 use mpsd_core::config::Settings;
 use mpsd_core::environment::Change;
 use mpsd_core::killed::KilledTask;
+use mpsd_core::observations::Observations;
 use mpsd_core::record::Record;
 use mpsd_core::request::Key;
-use mpsd_core::seen::DaemonSeen;
 use mpsd_core::{JobId, JobPaths};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -150,7 +150,7 @@ pub trait Node {
     /// Leaves a record for the job's tasks where `mps-prologue` could not; root only.
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String>;
     /// What the job's `mpsd` has seen so far.
-    fn seen(&self, job: &JobPaths) -> Option<DaemonSeen>;
+    fn observations(&self, job: &JobPaths) -> Option<Observations>;
     /// What the job's `mpsd` has said for its user and nobody has told yet. It is told by the caller then: nobody else gets it.
     fn untold(&self, job: &JobPaths) -> Vec<String>;
     /// Notes a task of the job that a signal ended, for its report; root only.

@@ -6,9 +6,9 @@ use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::Change;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
+use mpsd_core::observations::{self, Observations};
 use mpsd_core::record::{self, Look, Record};
 use mpsd_core::replace::{Until, replace};
-use mpsd_core::seen::{self, DaemonSeen};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{JobId, JobPaths};
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
@@ -73,8 +73,13 @@ impl Node for ThisNode {
         replace(path, text.as_bytes(), 0o644, Until::Placed).map_err(|e| e.to_string())
     }
 
-    fn seen(&self, job: &JobPaths) -> Option<DaemonSeen> {
-        DaemonSeen::parse(&open_trusted(&job.seen()).ok()?.read(seen::LONGEST).ok()?)
+    fn observations(&self, job: &JobPaths) -> Option<Observations> {
+        Observations::parse(
+            &open_trusted(&job.observations())
+                .ok()?
+                .read(observations::LONGEST)
+                .ok()?,
+        )
     }
 
     fn untold(&self, job: &JobPaths) -> Vec<String> {
@@ -106,7 +111,7 @@ impl Node for ThisNode {
 /// The last words beyond those that the file `told` counts, which counts them then. Root's files in root's directory; `None`:
 /// there is nothing, or somebody else tells it just now.
 fn take_untold(job: &JobPaths) -> Option<Vec<String>> {
-    let words = ThisNode.seen(job)?.last_words;
+    let words = ThisNode.observations(job)?.last_words;
     // It was made with the job: made here it would stand in the way of an end that removes the directory just now.
     let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = File::from(open(&job.told(), flags, Mode::empty()).ok()?);

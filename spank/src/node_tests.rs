@@ -125,11 +125,11 @@ fn last_words_are_told_once_and_only_where_root_has_made_room_for_their_number()
     let job = mpsd_core::Paths::new(&place.0, &place.0).job(&JobId::parse("4711").unwrap());
     std::fs::create_dir_all(job.directory()).unwrap();
     let says = |words: &[&str]| {
-        let seen = DaemonSeen {
+        let observations = Observations {
             last_words: words.iter().map(|word| (*word).to_owned()).collect(),
-            ..DaemonSeen::default()
+            ..Observations::default()
         };
-        std::fs::write(job.seen(), seen.line()).unwrap();
+        std::fs::write(job.observations(), observations.line()).unwrap();
     };
     assert!(ThisNode.untold(&job).is_empty(), "nothing is there");
     says(&["one\x1b[31m"]);

@@ -2,8 +2,8 @@
 
 use crate::arguments::Arguments;
 use mpsd_core::config::Settings;
+use mpsd_core::observations::LimitSet;
 use mpsd_core::request::{Demand, Flags};
-use mpsd_core::seen::LimitSet;
 use std::fs::File;
 
 /// Made by `init`; a task's forked child inherits slurmstepd's.

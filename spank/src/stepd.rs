@@ -10,8 +10,8 @@ use crate::partitions;
 use crate::state::State;
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
+use mpsd_core::observations::LimitSet;
 use mpsd_core::request::Demand;
-use mpsd_core::seen::LimitSet;
 use std::time::Duration;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option.
@@ -91,7 +91,7 @@ pub fn begin(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) -> Verdict {
 fn limits_set(slurm: &dyn Slurm, node: &dyn Node, settings: &Settings) -> Option<Vec<LimitSet>> {
     let paths = settings.paths.job(&slurm.job()?);
     node.record(&paths.record()).ok()??;
-    Some(node.seen(&paths)?.limits_set)
+    Some(node.observations(&paths)?.limits_set)
 }
 
 fn own_daemon(

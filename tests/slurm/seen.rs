@@ -171,7 +171,7 @@ fn a_script_is_told_once(cell: &Context) -> Result<()> {
         let script = format!("#SBATCH --mps\n{runs} '{line}'\nexit 7");
         let job = cell.bed.sbatch(&cell.user, &asks, &script)?;
         cell.bed.wait_until("a client with a context", LIMIT, || {
-            let seen = cell.bed.run_dir().join(format!("node1/jobs/{job}/seen"));
+            let seen = cell.bed.run_dir().join(format!("node1/jobs/{job}/observations"));
             Ok(std::fs::read_to_string(seen)
                 .is_ok_and(|text| !text.contains("\"clients\":0,") && !text.is_empty()))
         })?;
@@ -213,7 +213,8 @@ fn a_killed_client_is_named_with_its_task(cell: &Context) -> Result<()> {
     cell.bed.wait_until("three clients", LIMIT, || {
         let jobs = std::fs::read_dir(cell.bed.run_dir().join("node1/jobs"));
         let accounts = jobs.into_iter().flatten().flatten();
-        let accounts = accounts.filter_map(|job| std::fs::read_to_string(job.path().join("seen")).ok());
+        let accounts =
+            accounts.filter_map(|job| std::fs::read_to_string(job.path().join("observations")).ok());
         pids = accounts
             .filter_map(|text| serde_json::from_str::<Value>(&text).ok())
             .flat_map(|seen| seen["pids"].as_array().cloned().unwrap_or_default())
@@ -269,7 +270,7 @@ fn a_report_of_what_was_lost(cell: &Context) -> Result<()> {
         let jobs = cell.bed.run_dir().join("node1/jobs");
         let mut files = std::fs::read_dir(&jobs).into_iter().flatten().flatten();
         Ok(files.any(|dir| {
-            std::fs::read_to_string(dir.path().join("seen")).is_ok_and(|text| text.contains(words))
+            std::fs::read_to_string(dir.path().join("observations")).is_ok_and(|text| text.contains(words))
         }))
     };
     cell.bed

@@ -70,7 +70,7 @@ fn privileges_are_dropped_whole_and_nothing_of_root_is_left_open() {
                 || target.contains("/86.srv/pipe/")
                 || target.contains("/86.srv/log/")
                 // mpsd alone, to write what it saw into: it reads nothing there.
-                || (name == THREE[0] && target.ends_with("/86.srv/seen") && is_written_only(pid, &fd.path()));
+                || (name == THREE[0] && target.ends_with("/86.srv/observations") && is_written_only(pid, &fd.path()));
             assert!(fine, "{name} holds '{target}'");
         }
     }

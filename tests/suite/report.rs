@@ -57,7 +57,7 @@ fn files(place: &Place) -> Vec<PathBuf> {
 /// What the job's own `mpsd` has told so far, once it holds this.
 #[track_caller]
 fn tells(place: &Place, job: &str, words: &str) {
-    let seen = place.stage.job(job).join("seen");
+    let seen = place.stage.job(job).join("observations");
     let told = || fs::read_to_string(&seen).is_ok_and(|text| text.contains(words));
     assert!(
         wait_until(SOON, told),
@@ -286,7 +286,7 @@ fn reports_are_kept_by_number_and_are_roots_alone() {
     let place = place(fast(1), "[reports]\nkeep = 2\n");
     for job in ["410.srv", "411.srv", "412.srv"] {
         begin(&place, job, "MPS=true");
-        let seen = fs::metadata(place.stage.job(job).join("seen")).expect("seen");
+        let seen = fs::metadata(place.stage.job(job).join("observations")).expect("observations");
         assert_eq!(
             (seen.uid(), seen.mode() & 0o7777),
             (0, 0o600),
@@ -586,7 +586,7 @@ fn a_report_costs_an_end_no_more_than_a_child_and_a_file() {
 fn nobody_but_its_mpsd_reaches_the_account_of_a_job() {
     let place = place(fast(1), "");
     begin(&place, "450.srv", "MPS=true");
-    let seen = place.stage.job("450.srv").join("seen");
+    let seen = place.stage.job("450.srv").join("observations");
     let descriptor = format!("/proc/{}/fd/5", place.pids("mpsd")[0]);
     for path in [seen.display().to_string(), descriptor] {
         for (program, args) in [

@@ -89,7 +89,7 @@ pub const JOURNAL: &str = "journal";
 /// File name of the mark in the job's directory by which an epilogue tells a start under way that its job has ended.
 pub const CANCELLED: &str = "cancelled";
 /// File name of what the job's `mpsd` saw.
-pub const SEEN: &str = "seen";
+pub const OBSERVATIONS: &str = "observations";
 /// File name of the number of its last words that the job's user has been told.
 pub const TOLD: &str = "told";
 /// File name of the tasks that a signal ended.
@@ -114,11 +114,11 @@ impl JobPaths {
     }
 
     /// What the job's `mpsd` saw, root 0600.
-    pub fn seen(&self) -> PathBuf {
-        self.directory.join(SEEN)
+    pub fn observations(&self) -> PathBuf {
+        self.directory.join(OBSERVATIONS)
     }
 
-    /// How many of the last words in [`Self::seen`] the job's user has been told, root 0600.
+    /// How many of the last words in [`Self::observations`] the job's user has been told, root 0600.
     pub fn told(&self) -> PathBuf {
         self.directory.join(TOLD)
     }

@@ -5,9 +5,9 @@ use super::bind::Bind;
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::limits::{Amount, Percent};
+use super::observations::LimitSet;
 use super::record::Record;
 use super::request::{Key, MemoryLimit, Mode, Request, Threads, Wording};
-use super::seen::LimitSet;
 use super::text::one_line;
 
 /// Longest word that a refusal repeats. Characters.

@@ -9,8 +9,8 @@ use super::start::Running;
 use crate::job::spec::{Spec, Unready};
 use crate::sys::deadline::Deadline;
 use mpsd_core::GpuUuid;
+use mpsd_core::observations::LimitSet;
 use mpsd_core::record::{ClientLimits, Daemon};
-use mpsd_core::seen::LimitSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest time for all of it, half of [`super::door::TIME`]: nothing else is watched meanwhile.

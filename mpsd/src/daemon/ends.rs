@@ -5,7 +5,7 @@
 use super::dialogue::Event;
 use crate::sys::Exit;
 use crate::sys::process::Witness;
-use mpsd_core::seen::Killed;
+use mpsd_core::observations::Killed;
 use std::os::fd::BorrowedFd;
 
 /// Most clients that are watched: eight GPUs full of them, and half of the descriptors that a process usually has.

@@ -8,7 +8,7 @@ use super::sight::Sight;
 use super::start::Running;
 use super::user_log::UserLog;
 use crate::job::spec::Spec;
-use mpsd_core::seen::LimitChanged;
+use mpsd_core::observations::LimitChanged;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

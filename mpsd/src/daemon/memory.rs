@@ -10,7 +10,7 @@ use crate::node::nvml::Nvml;
 use crate::sys::process::Process;
 use mpsd_core::GpuUuid;
 use mpsd_core::config::MemoryOverLimit;
-use mpsd_core::seen::OverMemory;
+use mpsd_core::observations::OverMemory;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 

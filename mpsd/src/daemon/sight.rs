@@ -2,11 +2,11 @@
 //! that it saw.
 
 use super::dialogue::Event;
-use crate::job::spec::SEEN_FD;
+use crate::job::spec::OBSERVATIONS_FD;
 use crate::sys::descriptors;
 use mpsd_core::GpuUuid;
-use mpsd_core::seen::{
-    DaemonLost, DaemonSeen, Killed, LONGEST, LimitChanged, LimitSet, OverMemory, Refused, ServerLost, keep,
+use mpsd_core::observations::{
+    DaemonLost, Killed, LONGEST, LimitChanged, LimitSet, Observations, OverMemory, Refused, ServerLost, keep,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -29,18 +29,18 @@ struct Known {
 /// The account, and where it goes.
 #[derive(Debug, Default)]
 pub struct Sight {
-    seen: DaemonSeen,
+    seen: Observations,
     file: Option<File>,
     /// By the pid of the control daemon.
     daemons: BTreeMap<i32, Known>,
-    written: DaemonSeen,
+    written: Observations,
 }
 
 impl Sight {
     /// Into the file that root has handed over; into none where there is none. Call before anything else is opened.
     pub fn open() -> Self {
         Self {
-            file: descriptors::take_file(SEEN_FD).map(File::from).ok(),
+            file: descriptors::take_file(OBSERVATIONS_FD).map(File::from).ok(),
             ..Self::default()
         }
     }
@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(lines: &[&str]) -> DaemonSeen {
+    fn seen(lines: &[&str]) -> Observations {
         let mut sight = Sight::default();
         for line in lines {
             let line = format!("[2026-11-22 04:21:29.604 Server  4590] {line}");

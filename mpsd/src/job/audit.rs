@@ -2,7 +2,7 @@
 
 use super::journal::Journal;
 use super::report;
-use mpsd_core::seen::DaemonSeen;
+use mpsd_core::observations::Observations;
 use mpsd_core::text;
 
 /// A line of the log, and what a reader may ask the log for.
@@ -48,10 +48,10 @@ pub fn set(journal: &Journal, limits: &str) -> Entry {
 
 /// The job's MPS is gone at `now`, seconds since 1970; `None`: it never was ready.
 /// What the job's `mpsd` says that was set while it ran is its user's word, and has a field of its own.
-pub fn ended(journal: &Journal, seen: Option<&DaemonSeen>, now: u64, as_before: bool) -> Option<Entry> {
+pub fn ended(journal: &Journal, observed: Option<&Observations>, now: u64, as_before: bool) -> Option<Entry> {
     journal.ready_ms?;
     let mut fields = fields(journal, "end");
-    let set = seen.into_iter().flat_map(|seen| &seen.limits_set);
+    let set = observed.into_iter().flat_map(|observed| &observed.limits_set);
     fields.extend(set.map(|set| ("MPSD_SAID_BY_USER_SET", set.to_string())));
     fields.push(("MPSD_ENDED", now.to_string()));
     fields.push(("MPSD_AS_BEFORE", if as_before { "yes" } else { "no" }.to_owned()));

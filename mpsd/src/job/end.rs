@@ -14,7 +14,7 @@ use crate::scheduler::drain::Place;
 use crate::scheduler::{self, Scheduler, Site, Submission};
 use mpsd_core::config::Settings;
 use mpsd_core::killed::KilledTask;
-use mpsd_core::seen::DaemonSeen;
+use mpsd_core::observations::Observations;
 use mpsd_core::{Failure, JobId};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -85,7 +85,7 @@ fn end_if(
     let mut findings = Findings::default();
     let JobFiles {
         journal,
-        seen,
+        observed,
         killed,
     } = match take_down(node, job, meant, &mut findings) {
         Ok(Some(found)) => found,
@@ -96,15 +96,17 @@ fn end_if(
         }
     };
     let took = began.elapsed();
-    let last_words = seen.as_ref().map_or(Vec::new(), |seen| seen.last_words.clone());
+    let last_words = observed
+        .as_ref()
+        .map_or(Vec::new(), |observed| observed.last_words.clone());
     if let Some(journal) = &journal {
         evidence::of_silent_nvml(node, At::end(journal));
     }
-    let mut lines = say(node, job, (journal.as_ref(), seen.as_ref()), &findings);
+    let mut lines = say(node, job, (journal.as_ref(), observed.as_ref()), &findings);
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
     // Last: nobody waits for it.
     let report = journal.map(|journal| {
-        let report = written(&journal, (seen, killed), &findings, drained.as_ref(), took);
+        let report = written(&journal, (observed, killed), &findings, drained.as_ref(), took);
         node.keep_report(&report);
         (journal.report, report)
     });
@@ -120,7 +122,7 @@ fn end_if(
 /// The report of a job whose end brought these findings and took so long.
 fn written(
     journal: &Journal,
-    (said_by_user, killed): (Option<DaemonSeen>, Vec<KilledTask>),
+    (said_by_user, killed): (Option<Observations>, Vec<KilledTask>),
     findings: &Findings,
     drain: Option<&(String, bool)>,
     took: Duration,
@@ -177,7 +179,7 @@ fn cancel_start(
 #[derive(Default)]
 struct JobFiles {
     journal: Option<Journal>,
-    seen: Option<DaemonSeen>,
+    observed: Option<Observations>,
     killed: Vec<KilledTask>,
 }
 
@@ -198,7 +200,7 @@ fn take_down(
         return Ok(None);
     }
     // It goes with the job's directory, and what `mpsd` sees from here on is root's own doing.
-    let (seen, killed) = (node.take_seen(job), node.killed_tasks(job));
+    let (observed, killed) = (node.take_observations(job), node.killed_tasks(job));
     match &journal {
         // A refusal's or a failure's record, or a prologue killed before its first effect.
         None => node.remove_job(job)?,
@@ -216,7 +218,7 @@ fn take_down(
     }
     Ok(Some(JobFiles {
         journal,
-        seen,
+        observed,
         killed,
     }))
 }
@@ -230,7 +232,7 @@ fn now() -> u64 {
 fn say(
     node: &mut impl Node,
     job: &JobId,
-    (journal, seen): (Option<&Journal>, Option<&DaemonSeen>),
+    (journal, observed): (Option<&Journal>, Option<&Observations>),
     findings: &Findings,
 ) -> Vec<String> {
     for note in &findings.notes {
@@ -247,7 +249,7 @@ fn say(
         node.log(Severity::Error, &format!("fault: {text}"));
         lines.push(text);
     }
-    match journal.and_then(|journal| audit::ended(journal, seen, now(), findings.is_clean())) {
+    match journal.and_then(|journal| audit::ended(journal, observed, now(), findings.is_clean())) {
         Some(entry) => node.audit(&entry),
         None if findings.is_clean() => {
             node.log(

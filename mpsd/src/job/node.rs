@@ -16,8 +16,8 @@ pub use crate::sys::process::Thread;
 use mpsd_core::failure::{FailureKind, Fault};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::killed::KilledTask;
+use mpsd_core::observations::Observations;
 use mpsd_core::record::{Daemon, Record};
-use mpsd_core::seen::DaemonSeen;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -202,7 +202,7 @@ pub trait Store {
     fn remove_job(&mut self, job: &JobId) -> Result<(), Failure>;
 
     /// What the job's `mpsd` says that it saw: its user's word. Told once; what `mpsd` writes afterwards goes nowhere.
-    fn take_seen(&mut self, job: &JobId) -> Option<DaemonSeen>;
+    fn take_observations(&mut self, job: &JobId) -> Option<Observations>;
     /// The tasks of the job that a signal ended, as root noted them.
     fn killed_tasks(&self, job: &JobId) -> Vec<KilledTask>;
     /// Keeps the job's report, as far as that can be done at once: nothing waits for it, and nothing fails with it.

@@ -1,8 +1,8 @@
 //! A job's report: what root saw of it, written at its end, and beside it what the job's own `mpsd` says it saw.
 
 use mpsd_core::killed::KilledTask;
+use mpsd_core::observations::Observations;
 use mpsd_core::record::{Daemon, RecordGpu};
-use mpsd_core::seen::DaemonSeen;
 use mpsd_core::text::one_line;
 use mpsd_core::{JobId, Scheduler};
 use serde::{Deserialize, Serialize};
@@ -61,7 +61,7 @@ pub struct JobReport {
     #[serde(default)]
     pub drained: bool,
     /// The word of the job's own `mpsd`, a process of its user's: root has proved none of it.
-    pub said_by_user: Option<DaemonSeen>,
+    pub said_by_user: Option<Observations>,
 }
 
 impl JobReport {
@@ -72,8 +72,11 @@ impl JobReport {
 
     /// Somebody looked, and saw no client on one of its GPUs at any time.
     pub fn had_idle_gpu(&self) -> bool {
-        let looked = self.said_by_user.as_ref().filter(|seen| !seen.gpus.is_empty());
-        looked.is_some_and(|seen| seen.gpus.len() < self.gpus.len())
+        let looked = self
+            .said_by_user
+            .as_ref()
+            .filter(|observed| !observed.gpus.is_empty());
+        looked.is_some_and(|observed| observed.gpus.len() < self.gpus.len())
     }
 
     /// This report of a later end, together with the `earlier` one of the same job: what was found, done and said at the

@@ -12,8 +12,8 @@ pub const SPEC_FD: i32 = 3;
 /// The descriptor on which `mpsd` writes its [`StartReport`].
 pub const REPORT_FD: i32 = 4;
 
-/// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::seen`]).
-pub const SEEN_FD: i32 = 5;
+/// The descriptor on which `mpsd` writes what it saw, over and over ([`mpsd_core::observations`]).
+pub const OBSERVATIONS_FD: i32 = 5;
 
 /// All that `mpsd` needs; nothing of it is secret, and root believes none of it back.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -2,7 +2,7 @@
 
 use super::report::JobReport;
 use mpsd_core::failure::FailureKind;
-use mpsd_core::seen::DaemonSeen;
+use mpsd_core::observations::Observations;
 use serde::{Deserialize, Serialize};
 
 /// Upper ends of the classes of times. Milliseconds.
@@ -75,18 +75,18 @@ impl Tally {
             self.ready.add(ms);
         }
         self.teardown.add(report.teardown_ms);
-        if let Some(seen) = &report.said_by_user {
-            self.said(seen);
+        if let Some(observed) = &report.said_by_user {
+            self.said(observed);
         }
         self.idle_gpu += u64::from(report.had_idle_gpu());
     }
 
-    fn said(&mut self, seen: &DaemonSeen) {
-        self.server_lost += u64::from(!seen.servers_lost.is_empty());
-        self.daemon_lost += u64::from(!seen.daemons_lost.is_empty());
-        self.fatal_client += u64::from(!seen.fatal.is_empty());
-        self.refused_client += u64::from(!seen.refused.is_empty());
-        self.over_memory += u64::from(!seen.over_memory.is_empty());
+    fn said(&mut self, observed: &Observations) {
+        self.server_lost += u64::from(!observed.servers_lost.is_empty());
+        self.daemon_lost += u64::from(!observed.daemons_lost.is_empty());
+        self.fatal_client += u64::from(!observed.fatal.is_empty());
+        self.refused_client += u64::from(!observed.refused.is_empty());
+        self.over_memory += u64::from(!observed.over_memory.is_empty());
     }
 
     /// A start has failed.

@@ -86,7 +86,7 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let started = journal.has_begun(&Effect::StartDaemon);
     if started {
         // Of a rollback too: what `mpsd` sees from here on is root's own doing, and no loss that a later end may tell.
-        node.take_seen(&journal.job);
+        node.take_observations(&journal.job);
         stop_own(node, journal, &mut findings);
     }
     for effect in journal.to_undo() {

@@ -6,7 +6,7 @@ use super::real::{RealNode, Started, groups_of};
 use super::{failure, listed, looks, members as processes, room, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
-use crate::job::spec::{REPORT_FD, ReadyDaemon, SEEN_FD, Spec, StartReport, Unready};
+use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_line;
@@ -15,7 +15,7 @@ use crate::sys::guard::detach;
 use crate::sys::process::Process;
 use mpsd_core::failure::{Evidence, Undetermined};
 use mpsd_core::partitions::is_id;
-use mpsd_core::paths::{KILLED, PARTITIONS, PARTITIONS_LOCK, SEEN, TOLD};
+use mpsd_core::paths::{KILLED, OBSERVATIONS, PARTITIONS, PARTITIONS_LOCK, TOLD};
 use mpsd_core::record::Daemon;
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
@@ -108,12 +108,14 @@ impl Daemons for RealNode {
                 .map_err(|e| Undetermined::new("the lock of the ranks' static partitions", e))?;
         }
         // Without one the job has no account in its report, and that is all.
-        let seen = directory.and_then(|dir| {
+        let observations = directory.and_then(|dir| {
             dir.create_file(KILLED, 0o600)?;
             dir.create_file(TOLD, 0o600)?;
-            dir.create_file(SEEN, 0o600)
+            dir.create_file(OBSERVATIONS, 0o600)
         });
-        spawn.inherit.extend(seen.ok().map(|file| (file, SEEN_FD)));
+        spawn
+            .inherit
+            .extend(observations.ok().map(|file| (file, OBSERVATIONS_FD)));
         // A user at the limit of their processes, or a full process table, proves nothing against the node.
         let mut child = spawn
             .start(Deadline::after_ms(spec.start_ms))

@@ -13,9 +13,9 @@ use crate::sys::files::{Bounds, Dir, FileError, LOCK, Room};
 use crate::sys::guard::{NoAnswer, ask};
 use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::killed::{self, KilledTask};
-use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, PARTITIONS, RECORD, SEEN};
+use mpsd_core::observations::{self, Observations};
+use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, OBSERVATIONS, PARTITIONS, RECORD};
 use mpsd_core::record::{self, Look, Record, State};
-use mpsd_core::seen::{self, DaemonSeen};
 use mpsd_core::{Failure, GpuUuid, JobId};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -387,11 +387,11 @@ impl Store for RealNode {
     }
 
     /// Root's file, which nobody but the job's `mpsd` can write: it has a descriptor, and nobody can take it over.
-    fn take_seen(&mut self, job: &JobId) -> Option<DaemonSeen> {
+    fn take_observations(&mut self, job: &JobId) -> Option<Observations> {
         let dir = find(self.paths.job(job).directory()).ok()??;
-        let told = dir.read_limited(SEEN, seen::LONGEST);
-        let _ = dir.remove_file(SEEN);
-        DaemonSeen::parse(&told.ok()??)
+        let told = dir.read_limited(OBSERVATIONS, observations::LONGEST);
+        let _ = dir.remove_file(OBSERVATIONS);
+        Observations::parse(&told.ok()??)
     }
 
     fn killed_tasks(&self, job: &JobId) -> Vec<KilledTask> {

@@ -5,9 +5,9 @@ use crate::handle::{Item, Level};
 use crate::plugin;
 use crate::state::State;
 use mpsd_core::killed::KilledTask;
+use mpsd_core::observations::{DaemonLost, Observations};
 use mpsd_core::record::State as Progress;
 use mpsd_core::request::Demand;
-use mpsd_core::seen::{DaemonLost, DaemonSeen};
 
 const LOST: &str = "server 12 died";
 const BATCH: u32 = 0xffff_fffb;
@@ -98,7 +98,7 @@ fn who_has_not_that_mps_is_told_nothing_of_it() {
         let mut own = record("4711", Progress::Ready);
         own.report = true;
         let mut node = FakeNode::new().with_record(own);
-        node.seen = Some(DaemonSeen::default());
+        node.observations = Some(Observations::default());
         let mut slurm = FakeSlurm::step(0);
         slurm.items.retain(|(item, _)| *item != Item::JobUid);
         slurm.items.push((Item::JobUid, uid));
@@ -124,10 +124,10 @@ fn a_job_that_wants_it_reads_at_the_end_what_its_mps_was_used_for() {
         let mut own = record("4711", Progress::Ready);
         own.report = recorded;
         let mut node = FakeNode::new().with_record(own);
-        node.seen = Some(DaemonSeen {
+        node.observations = Some(Observations {
             clients: 3,
             most_clients: 2,
-            ..DaemonSeen::default()
+            ..Observations::default()
         });
         let mut slurm = FakeSlurm::step(step);
         if of_script {
@@ -227,16 +227,16 @@ fn nothing_is_noted_of_who_has_not_that_mps() {
 /// What the script itself starts then runs outside MPS and may end well.
 #[test]
 fn a_script_that_ended_well_is_told_that_its_control_daemon_had_ended() {
-    let lost = DaemonSeen {
+    let lost = Observations {
         daemons_lost: vec![DaemonLost {
             pid: 7,
             how: "signal 9".into(),
         }],
-        ..DaemonSeen::default()
+        ..Observations::default()
     };
-    for (seen, lines) in [(DaemonSeen::default(), 0), (lost, 1)] {
+    for (observations, lines) in [(Observations::default(), 0), (lost, 1)] {
         let mut node = FakeNode::new().with_record(record("4711", Progress::Ready));
-        node.seen = Some(seen);
+        node.observations = Some(observations);
         let mut slurm = FakeSlurm::step(BATCH);
         let mut state = begin(&mut slurm, &node, &[]);
         *node.words.borrow_mut() = vec!["control daemon 7 died"];

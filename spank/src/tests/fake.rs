@@ -5,9 +5,9 @@ use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::{self, Change};
 use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
+use mpsd_core::observations::Observations;
 use mpsd_core::record::{Daemon, Record, RecordGpu, State};
 use mpsd_core::request::Key;
-use mpsd_core::seen::DaemonSeen;
 use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -196,7 +196,7 @@ pub struct FakeNode {
     pub words: RefCell<Vec<&'static str>>,
     pub late: Cell<bool>,
     /// What it has seen.
-    pub seen: Option<DaemonSeen>,
+    pub observations: Option<Observations>,
     /// What was noted of its tasks, and what the out-of-memory killer has done.
     pub killed: RefCell<Vec<KilledTask>>,
     pub oom_kills: u64,
@@ -223,7 +223,7 @@ impl FakeNode {
             look_again: false,
             words: RefCell::default(),
             late: Cell::default(),
-            seen: None,
+            observations: None,
             killed: RefCell::default(),
             oom_kills: 0,
             looks: Cell::default(),
@@ -323,9 +323,9 @@ impl Node for FakeNode {
     fn has_mark(&self, mark: &Path) -> bool {
         self.look_again && mark.ends_with("look-again") || !self.hides && mark.ends_with("pipe")
     }
-    fn seen(&self, job: &JobPaths) -> Option<DaemonSeen> {
+    fn observations(&self, job: &JobPaths) -> Option<Observations> {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
-        self.seen.clone()
+        self.observations.clone()
     }
     fn untold(&self, job: &JobPaths) -> Vec<String> {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");

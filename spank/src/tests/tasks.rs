@@ -6,10 +6,10 @@ use crate::plugin;
 use crate::state::State;
 use mpsd_core::GpuUuid;
 use mpsd_core::bind::{Bind, How};
+use mpsd_core::observations::{LimitSet, Observations};
 use mpsd_core::partitions::Partition;
 use mpsd_core::record::{Daemon, Record, RecordDevice, State as Progress};
 use mpsd_core::request::Demand;
-use mpsd_core::seen::{DaemonSeen, LimitSet};
 use std::path::PathBuf;
 
 const BATCH: u32 = 0xffff_fffb;
@@ -160,9 +160,9 @@ fn a_step_is_held_to_what_mpsctl_set_gave_since() {
         before.request = "MPS=on,MPS_THREADS=25".parse().ok();
         before.daemons[0].threads = "25".parse().ok();
         let mut node = FakeNode::new().with_record(before);
-        node.seen = Some(DaemonSeen {
+        node.observations = Some(Observations {
             limits_set,
-            ..DaemonSeen::default()
+            ..Observations::default()
         });
         let mut slurm = rank_of_step(0, 0, 2);
         let mut state = slurmstepd(&mut slurm, &node);

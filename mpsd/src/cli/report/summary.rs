@@ -8,7 +8,7 @@ pub fn lines(reports: &[JobReport]) -> Vec<String> {
         return vec!["no job has left a report on this node".to_owned()];
     }
     let count = |is: fn(&JobReport) -> bool| reports.iter().filter(|report| is(report)).count();
-    let seen = |is: fn(&mpsd_core::seen::DaemonSeen) -> bool| {
+    let seen = |is: fn(&mpsd_core::observations::Observations) -> bool| {
         let of_user = reports.iter().filter_map(|report| report.said_by_user.as_ref());
         of_user.filter(|seen| is(seen)).count()
     };

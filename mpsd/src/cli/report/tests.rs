@@ -2,8 +2,8 @@
 
 use super::*;
 use mpsd_core::killed::KilledTask;
+use mpsd_core::observations::{DaemonLost, Killed, Observations, OverMemory, Refused, ServerLost};
 use mpsd_core::record::{Daemon, RecordGpu};
-use mpsd_core::seen::{DaemonLost, DaemonSeen, Killed, OverMemory, Refused, ServerLost};
 use mpsd_core::{GpuUuid, Scheduler};
 
 fn gpu(n: usize) -> GpuUuid {
@@ -16,7 +16,7 @@ fn report() -> JobReport {
         uuid: gpu(n),
         cpus: None,
     };
-    let mut seen = DaemonSeen {
+    let mut seen = Observations {
         clients: 49,
         most_clients: 48,
         refused: vec![Refused { pid: 999, beside: 48 }],
@@ -36,7 +36,7 @@ fn report() -> JobReport {
             limit_mib: 1024,
             terminated: true,
         }],
-        ..DaemonSeen::default()
+        ..Observations::default()
     };
     seen.look(&gpu(0), 48, 9000);
     JobReport {

@@ -2,7 +2,7 @@
 
 use crate::job::report::{self, JobReport};
 use mpsd_core::killed::{self, KilledTask};
-use mpsd_core::seen::DaemonSeen;
+use mpsd_core::observations::Observations;
 
 /// The lines of a report.
 pub fn lines(report: &JobReport) -> Vec<String> {
@@ -56,7 +56,7 @@ fn state(report: &JobReport) -> String {
 }
 
 /// What `mpsd` saw, less the ends that root noted.
-fn beside(seen: &DaemonSeen, report: &JobReport) -> DaemonSeen {
+fn beside(seen: &Observations, report: &JobReport) -> Observations {
     let mut seen = seen.clone();
     seen.killed.retain(|client| {
         let is_noted = |task: &KilledTask| (task.pid, task.signal) == (client.pid, client.signal);

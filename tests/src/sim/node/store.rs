@@ -192,7 +192,7 @@ impl Store for Sim {
         Ok(())
     }
 
-    fn take_seen(&mut self, _: &JobId) -> Option<DaemonSeen> {
+    fn take_observations(&mut self, _: &JobId) -> Option<Observations> {
         self.point();
         None
     }

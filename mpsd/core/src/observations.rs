@@ -1,7 +1,7 @@
 //! What a job's `mpsd` saw of the job's clients and servers. `mpsd` is the job user's process: root believes nothing of it,
 //! and takes it as that user's word, bounded and printable, into the job's report.
 //!
-//! `/run/mpsd/jobs/<job>/seen`, root 0600: root makes the file and hands `mpsd` a descriptor of it. One line of JSON.
+//! `/run/mpsd/jobs/<job>/observations`, root 0600: root makes the file and hands `mpsd` a descriptor of it. One line of JSON.
 
 use super::gpu::GpuUuid;
 use super::killed::Named;
@@ -23,7 +23,7 @@ const SENTENCE: usize = 500;
 /// The account.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct DaemonSeen {
+pub struct Observations {
     /// Clients that had a context, each counted once.
     pub clients: u64,
     /// The most of them at once.
@@ -31,7 +31,7 @@ pub struct DaemonSeen {
     /// Their pids, the youngest last.
     pub pids: Vec<i32>,
     /// What the looks at the GPUs showed; empty where nobody looked.
-    pub gpus: Vec<SeenGpu>,
+    pub gpus: Vec<GpuObservations>,
     /// Connections that ended without a context.
     pub refused: Vec<Refused>,
     /// Clients that a signal ended, where the kernel tells of processes that are not one's own (Linux 6.15).
@@ -54,7 +54,7 @@ pub struct DaemonSeen {
 
 /// A GPU, by looks at it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeenGpu {
+pub struct GpuObservations {
     /// Which.
     pub uuid: GpuUuid,
     /// The most clients that held memory on it.
@@ -167,42 +167,42 @@ pub fn keep<T>(list: &mut Vec<T>, entry: T) {
     }
 }
 
-impl DaemonSeen {
+impl Observations {
     /// The account as its user's process wrote it; `None`: it is none. No list is longer than ours are, and no text has a
     /// control character.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let line = bytes.split(|byte| *byte == b'\n').next()?;
-        let mut seen: Self = serde_json::from_slice(line).ok()?;
-        seen.gpus.truncate(MOST_GPUS);
-        seen.refused.truncate(MOST);
-        seen.pids.truncate(MOST_PIDS);
-        seen.killed.truncate(MOST);
-        seen.servers_lost.truncate(MOST);
-        seen.daemons_lost.truncate(MOST);
-        seen.fatal.truncate(MOST);
-        seen.over_memory.truncate(MOST);
-        seen.limits_changed.truncate(MOST);
-        seen.limits_set.truncate(MOST);
-        seen.last_words.truncate(MOST);
-        for daemon in &mut seen.daemons_lost {
+        let mut observations: Self = serde_json::from_slice(line).ok()?;
+        observations.gpus.truncate(MOST_GPUS);
+        observations.refused.truncate(MOST);
+        observations.pids.truncate(MOST_PIDS);
+        observations.killed.truncate(MOST);
+        observations.servers_lost.truncate(MOST);
+        observations.daemons_lost.truncate(MOST);
+        observations.fatal.truncate(MOST);
+        observations.over_memory.truncate(MOST);
+        observations.limits_changed.truncate(MOST);
+        observations.limits_set.truncate(MOST);
+        observations.last_words.truncate(MOST);
+        for daemon in &mut observations.daemons_lost {
             daemon.how = one_line(&daemon.how, 80);
         }
-        for change in &mut seen.limits_changed {
+        for change in &mut observations.limits_changed {
             change.limit = one_line(&change.limit, 160);
             for text in [&mut change.asked, &mut change.said].into_iter().flatten() {
                 *text = one_line(text, 80);
             }
         }
-        for set in &mut seen.limits_set {
+        for set in &mut observations.limits_set {
             set.limit = one_line(&set.limit, 160);
             for text in set.from.iter_mut().chain([&mut set.to]) {
                 *text = one_line(text, 80);
             }
         }
-        for sentence in &mut seen.last_words {
+        for sentence in &mut observations.last_words {
             *sentence = one_line(sentence, SENTENCE);
         }
-        Some(seen)
+        Some(observations)
     }
 
     /// Its line.
@@ -297,7 +297,7 @@ impl DaemonSeen {
                 known.most_clients = known.most_clients.max(clients);
                 known.most_memory_mib = known.most_memory_mib.max(memory_mib);
             }
-            None => self.gpus.push(SeenGpu {
+            None => self.gpus.push(GpuObservations {
                 uuid: gpu.clone(),
                 most_clients: clients,
                 most_memory_mib: memory_mib,
@@ -312,26 +312,32 @@ mod tests {
 
     #[test]
     fn an_account_comes_back_as_it_was_written() {
-        let mut seen = DaemonSeen::default();
+        let mut observations = Observations::default();
         let gpu = GpuUuid::parse("GPU-01").unwrap();
-        seen.look(&gpu, 2, 600);
-        seen.look(&gpu, 1, 900);
-        seen.last_words.push("server 7 died".to_owned());
-        keep(&mut seen.refused, Refused { pid: 9, beside: 48 });
-        assert_eq!(DaemonSeen::parse(seen.line().as_bytes()), Some(seen.clone()));
+        observations.look(&gpu, 2, 600);
+        observations.look(&gpu, 1, 900);
+        observations.last_words.push("server 7 died".to_owned());
+        keep(&mut observations.refused, Refused { pid: 9, beside: 48 });
         assert_eq!(
-            (seen.gpus[0].most_clients, seen.gpus[0].most_memory_mib),
+            Observations::parse(observations.line().as_bytes()),
+            Some(observations.clone())
+        );
+        assert_eq!(
+            (
+                observations.gpus[0].most_clients,
+                observations.gpus[0].most_memory_mib
+            ),
             (2, 900)
         );
         // What stood there before a shorter one was written over it.
-        let text = seen.line() + "old\": 1}";
-        assert_eq!(DaemonSeen::parse(text.as_bytes()), Some(seen));
+        let text = observations.line() + "old\": 1}";
+        assert_eq!(Observations::parse(text.as_bytes()), Some(observations));
     }
 
     #[test]
     fn what_a_user_may_write_is_bounded_and_printable() {
         let many = (0..1000).map(|n| format!("{n}\u{1b}[2J\n{}", "x".repeat(5000)));
-        let hostile = DaemonSeen {
+        let hostile = Observations {
             last_words: many.collect(),
             fatal: vec![1; 1000],
             pids: vec![1; 10_000],
@@ -344,16 +350,17 @@ mod tests {
                 };
                 1000
             ],
-            ..DaemonSeen::default()
+            ..Observations::default()
         };
-        let seen = DaemonSeen::parse(hostile.line().as_bytes()).unwrap();
-        assert!(seen.last_words.len() == MOST && seen.fatal.len() == MOST);
-        assert!(seen.pids.len() == MOST_PIDS && seen.killed.len() == MOST);
+        let observations = Observations::parse(hostile.line().as_bytes()).unwrap();
+        assert!(observations.last_words.len() == MOST && observations.fatal.len() == MOST);
+        assert!(observations.pids.len() == MOST_PIDS && observations.killed.len() == MOST);
         let clean = |text: &String| !text.contains(char::is_control) && text.chars().count() <= SENTENCE + 3;
-        assert!(seen.last_words.iter().all(clean));
-        assert_eq!(seen.limits_changed.len(), MOST);
+        assert!(observations.last_words.iter().all(clean));
+        assert_eq!(observations.limits_changed.len(), MOST);
         assert!(
-            seen.limits_changed
+            observations
+                .limits_changed
                 .iter()
                 .all(|change| clean(&change.to_string()))
         );
@@ -366,21 +373,29 @@ mod tests {
             "{\"clients\": -1}",
             "{\"gpus\": [{\"uuid\": \"/etc\"}]}",
         ] {
-            assert_eq!(DaemonSeen::parse(none.as_bytes()), None, "{none:?}");
+            assert_eq!(Observations::parse(none.as_bytes()), None, "{none:?}");
         }
     }
 
     #[test]
     fn of_the_clients_the_youngest_are_known() {
-        let mut seen = DaemonSeen::default();
+        let mut observations = Observations::default();
         for pid in 1..=600 {
-            seen.enter(pid, 3);
+            observations.enter(pid, 3);
         }
         assert_eq!(
-            (seen.clients, seen.most_clients, seen.pids.len()),
+            (
+                observations.clients,
+                observations.most_clients,
+                observations.pids.len()
+            ),
             (600, 3, MOST_PIDS)
         );
-        assert!(seen.is_client(600) && !seen.is_client(1) && !seen.is_client(601));
-        assert!(seen.line().len() < LONGEST / 2, "{}", seen.line().len());
+        assert!(observations.is_client(600) && !observations.is_client(1) && !observations.is_client(601));
+        assert!(
+            observations.line().len() < LONGEST / 2,
+            "{}",
+            observations.line().len()
+        );
     }
 }
