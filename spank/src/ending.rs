@@ -8,7 +8,7 @@ use crate::partitions;
 use crate::state::State;
 use crate::stepd::{self, Kind};
 use mpsd_core::killed::KilledTask;
-use mpsd_core::record::{Record, State as Progress};
+use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Demand;
 use mpsd_core::{JobId, JobPaths};
 use std::time::{Duration, Instant};
@@ -141,7 +141,7 @@ fn whose(slurm: &dyn Slurm, node: &dyn Node, state: &State) -> Option<Whose> {
         let record = node.record(&paths.record()).ok().flatten()?;
         // What is left of another user's job may stand in this one's place.
         let is_own = slurm.item(Item::JobUid).is_none_or(|uid| uid == record.uid);
-        (is_own && record.state == Progress::Ready).then_some(Whose { record, paths })
+        (is_own && record.state == RecordState::Ready).then_some(Whose { record, paths })
     };
     let job = slurm.job()?;
     let own = || match stepd::kind(slurm)? {

@@ -8,7 +8,7 @@ use crate::submission::{self, Submitter};
 use mpsd_core::JobId;
 use mpsd_core::config::{Settings, Wait};
 use mpsd_core::failure::FailureKind;
-use mpsd_core::record::{Record, State};
+use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::{Demand, Flags, Key};
 use mpsd_core::text::one_line;
 use std::path::Path;
@@ -69,7 +69,7 @@ fn no_record(slurm: &dyn Slurm, node: &dyn Node, path: &Path, job: JobId, ended:
     };
     let reason = reason.unwrap_or_else(|| "the prologue failed without a word".into());
     let uid = slurm.item(Item::JobUid).unwrap_or_default();
-    let mut record = Record::closed(job, uid, State::Failed, reason);
+    let mut record = Record::closed(job, uid, RecordState::Failed, reason);
     record.kind = Some(FailureKind::Undetermined);
     if let Err(why) = node.leave_record(path, &record) {
         slurm.log(Level::Error, &format!("job {}: {why}", record.job));

@@ -8,7 +8,7 @@ use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
 use mpsd_core::observations::{self, Observations};
 use mpsd_core::record::{self, Look, Record};
-use mpsd_core::replace::{Until, replace};
+use mpsd_core::replace::{Durability, replace};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{JobId, JobPaths};
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
@@ -70,7 +70,7 @@ impl Node for ThisNode {
             let made = DirBuilder::new().recursive(true).mode(0o711).create(directory);
             made.map_err(|e| format!("cannot make '{}': {e}", directory.display()))?;
         }
-        replace(path, text.as_bytes(), 0o644, Until::Placed).map_err(|e| e.to_string())
+        replace(path, text.as_bytes(), 0o644, Durability::Placed).map_err(|e| e.to_string())
     }
 
     fn observations(&self, job: &JobPaths) -> Option<Observations> {

@@ -1,5 +1,5 @@
 use super::*;
-use mpsd_core::record::State;
+use mpsd_core::record::RecordState;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc;
 use std::time::Instant;
@@ -25,7 +25,7 @@ impl Drop for Place {
     }
 }
 
-fn record(state: State) -> Record {
+fn record(state: RecordState) -> Record {
     let mut record = Record::closed(JobId::parse("4711").unwrap(), 1000, state, "why".into());
     record.deadline_s = 20;
     record
@@ -40,7 +40,7 @@ fn is_root() -> bool {
 fn a_record_that_others_could_have_written_is_not_read() {
     let place = Place::new("foreign");
     ThisNode
-        .leave_record(&place.record(), &record(State::Ready))
+        .leave_record(&place.record(), &record(RecordState::Ready))
         .unwrap();
     std::fs::set_permissions(place.record(), std::fs::Permissions::from_mode(0o666)).unwrap();
     assert!(
@@ -61,7 +61,9 @@ fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
     for gap in [false, true] {
         let place = Place::new(if gap { "gap" } else { "settles" });
         let path = place.record();
-        ThisNode.leave_record(&path, &record(State::Starting)).unwrap();
+        ThisNode
+            .leave_record(&path, &record(RecordState::Starting))
+            .unwrap();
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -80,9 +82,11 @@ fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
                 );
             }
             let begin = Instant::now();
-            ThisNode.leave_record(&path, &record(State::Failed)).unwrap();
+            ThisNode
+                .leave_record(&path, &record(RecordState::Failed))
+                .unwrap();
             let settled = told.recv_timeout(Duration::from_secs(5)).unwrap().unwrap();
-            assert_eq!(settled.map(|r| r.state), Some(State::Failed));
+            assert_eq!(settled.map(|r| r.state), Some(RecordState::Failed));
             assert!(
                 gap || begin.elapsed() < Duration::from_millis(250),
                 "the kernel tells, nobody asks: {:?}",
@@ -96,14 +100,14 @@ fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
 fn a_start_that_never_settles_is_given_up_at_the_records_own_deadline() {
     assert!(is_root(), "run as root, as CI does");
     let place = Place::new("never");
-    let mut never = record(State::Starting);
+    let mut never = record(RecordState::Starting);
     never.deadline_s = 1;
     ThisNode.leave_record(&place.record(), &never).unwrap();
     let begin = Instant::now();
     let given_up = ThisNode
         .settled_record(&place.record(), Duration::from_secs(60))
         .unwrap();
-    assert_eq!(given_up.map(|r| r.state), Some(State::Starting));
+    assert_eq!(given_up.map(|r| r.state), Some(RecordState::Starting));
     assert!((Duration::from_secs(1)..Duration::from_secs(3)).contains(&begin.elapsed()));
 }
 

@@ -7,7 +7,7 @@
 use crate::handle::{Node, Slurm};
 use crate::state::State;
 use mpsd_core::config::Settings;
-use mpsd_core::partitions::{self, Whose};
+use mpsd_core::partitions::{self, Holder};
 use mpsd_core::record::Record;
 use std::fs::File;
 
@@ -38,7 +38,7 @@ pub fn take(state: &State, record: &Record, tasks: Option<u32>) -> Result<Theirs
     let Some(file) = state.ranks.as_ref().filter(|_| !starter) else {
         return Ok(Theirs::Free);
     };
-    match partitions::take(file.as_ref().map_err(Clone::clone)?, Whose::All) {
+    match partitions::take(file.as_ref().map_err(Clone::clone)?, Holder::All) {
         Ok(true) => Ok(Theirs::Free),
         Ok(false) => Ok(Theirs::Taken),
         Err(e) => Err(format!("the lock of the ranks' static partitions: {e}")),

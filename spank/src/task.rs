@@ -17,7 +17,7 @@ use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
 use mpsd_core::partitions::VARIABLE;
 use mpsd_core::ranks::Rank;
-use mpsd_core::record::{Record, State as Progress};
+use mpsd_core::record::{Record, RecordState};
 use mpsd_core::request::Demand;
 use mpsd_core::step::{of_step_after, of_tasks};
 
@@ -207,7 +207,7 @@ fn strip(slurm: &dyn Slurm, job: Option<&JobId>) -> Vec<Change> {
 /// A step without GPUs (`--gres=none`) in a job whose GPUs Slurm named. For such a step it sets neither variable, and takes
 /// those of the script around it away (22.05): the MPS of all the job's GPUs is not for it either.
 fn has_no_gpu(slurm: &dyn Slurm, record: &Record, kind: Kind) -> bool {
-    let ready = record.state == Progress::Ready && record.named;
+    let ready = record.state == RecordState::Ready && record.named;
     let none = |name: &str| slurm.job_env(name).is_none_or(|value| value.is_empty());
     ready
         && kind != Kind::Job
@@ -239,12 +239,12 @@ fn attach(
             .unwrap_or_else(|| "no reason is recorded".into())
     };
     match record.state {
-        Progress::Ready if slurm.item(Item::JobUid).is_some_and(|uid| uid != record.uid) => Err(format!(
+        RecordState::Ready if slurm.item(Item::JobUid).is_some_and(|uid| uid != record.uid) => Err(format!(
             "what is left of another user's job {} stands in its place on this node",
             record.job
         )
         .into()),
-        Progress::Ready => {
+        RecordState::Ready => {
             let rank = slurm.item(Item::TaskId);
             if let Some(warning) = environment::warning(rank, &|name| slurm.job_env(name)) {
                 // Slurm shows the user errors alone.
@@ -262,8 +262,8 @@ fn attach(
             });
             own.and_then(|own| with_partitions(slurm, state, &own, kind))
         }
-        Progress::Refused | Progress::Failed => Err(reason().into()),
-        Progress::Starting => Err(Why::of_task(format!(
+        RecordState::Refused | RecordState::Failed => Err(reason().into()),
+        RecordState::Starting => Err(Why::of_task(format!(
             "its MPS was still being started when the wait for it ended; the node's log has what mps-prologue says of job {}",
             record.job
         ))),

@@ -10,7 +10,7 @@ use mpsd::job::node::Role;
 use mpsd::job::{self, Account, Failed, Findings, Until, sweep};
 use mpsd::scheduler::{Exclusive, Scheduler};
 use mpsd_core::failure::Evidence;
-use mpsd_core::record::State;
+use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
@@ -240,7 +240,7 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
             };
             assert_eq!(control(&world.borrow()), 1, "{name}: control daemons");
             let ready = world.borrow().jobs[&scenario.id()].record.clone();
-            assert_eq!(ready.map(|r| r.state), Some(State::Ready), "{name}");
+            assert_eq!(ready.map(|r| r.state), Some(RecordState::Ready), "{name}");
             restored(&world, &scenario, &name);
             tried += 1;
         }
@@ -394,7 +394,11 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
     let id = scenario.id();
     if scenario.record {
         let record = left.jobs.get_mut(&id).and_then(|job| job.record.take());
-        assert_eq!(record.map(|r| r.state), Some(State::Failed), "{name}: no record");
+        assert_eq!(
+            record.map(|r| r.state),
+            Some(RecordState::Failed),
+            "{name}: no record"
+        );
     }
     // The journal that could not be read may be an earlier prologue's: its directory stays.
     if is_bare(&left, &id) {
@@ -566,7 +570,7 @@ fn a_start_that_cannot_be_divided_is_finished_by_the_prologue_itself() {
     world.borrow_mut().undivided = true;
     prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
     let record = world.borrow().jobs[&scenario.id()].record.clone();
-    assert_eq!(record.map(|r| r.state), Some(State::Ready));
+    assert_eq!(record.map(|r| r.state), Some(RecordState::Ready));
     restored(&world, &scenario, "an undivided start");
 }
 
@@ -703,7 +707,7 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
         let state = record.map(|record| record.state);
         assert_eq!(
             state,
-            Some(State::Ready),
+            Some(RecordState::Ready),
             "begun again at point {at} of the old end"
         );
         assert_eq!(world.processes.len(), 3, "begun again at point {at}");

@@ -120,7 +120,7 @@ fn two_launchers_at_once_do_not_share_a_partition() {
         .write(true)
         .open(place.stage.job(job).join("partitions/lock"));
     let file = file.expect("what is locked");
-    assert!(mpsd_core::partitions::take(&file, mpsd_core::partitions::Whose::All).expect("a lock"));
+    assert!(mpsd_core::partitions::take(&file, mpsd_core::partitions::Holder::All).expect("a lock"));
     let beside = finish(started(&place, job, "1", "0", false));
     assert!(
         beside.code == Some(1) && beside.err.contains("that of rank 1"),

@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// How a rank comes to its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
-pub enum How {
+pub enum BindMode {
     /// Every task sees all; where a node has a task for each GPU, or more, each in an order of its own.
     Auto,
     /// Neighbouring ranks share a GPU.
@@ -27,7 +27,7 @@ pub enum How {
 #[serde(try_from = "String", into = "String")]
 pub struct Bind {
     /// How a rank comes to its GPU.
-    pub how: How,
+    pub how: BindMode,
     /// The job's other GPUs stay visible behind its own.
     pub peers: bool,
 }
@@ -38,23 +38,23 @@ impl Bind {
     /// What a job has that says nothing, on a site that says nothing. A program that takes the first GPU that it sees would
     /// leave a job's others idle (OpenMM, 16 clients on two GPUs: docs/measured.md); one that chooses by its rank, or names
     /// its GPUs by number, finds as many as without us.
-    pub const DEFAULT: Self = Self::of(How::Auto);
+    pub const DEFAULT: Self = Self::of(BindMode::Auto);
     /// No task is bound.
-    pub const NONE: Self = Self::of(How::None);
+    pub const NONE: Self = Self::of(BindMode::None);
 
     /// Without the other GPUs.
-    pub const fn of(how: How) -> Self {
+    pub const fn of(how: BindMode) -> Self {
         Self { how, peers: false }
     }
 
     /// Whether every task is to be bound, however many there are.
     pub fn is_for_all(self) -> bool {
-        !matches!(self.how, How::Auto | How::None)
+        !matches!(self.how, BindMode::Auto | BindMode::None)
     }
 
     /// Whether a task sees all GPUs in an order of its own, unless its launcher or Slurm has bound it.
     pub fn gives_orders(self, names: DeviceNames, per_gpu: bool) -> bool {
-        self.how == How::Auto && names != DeviceNames::Keep && !per_gpu
+        self.how == BindMode::Auto && names != DeviceNames::Keep && !per_gpu
     }
 
     /// How many of the `tasks` on a node can meet on one of its `gpus`. What a program or a scheduler chooses by itself counts as
@@ -79,11 +79,11 @@ impl FromStr for Bind {
             None => (text.as_str(), false),
         };
         let how = match name {
-            "block" => How::Block,
-            "cyclic" => How::Cyclic,
-            "closest" => How::Closest,
-            "auto" if !peers => How::Auto,
-            "none" if !peers => How::None,
+            "block" => BindMode::Block,
+            "cyclic" => BindMode::Cyclic,
+            "closest" => BindMode::Closest,
+            "auto" if !peers => BindMode::Auto,
+            "none" if !peers => BindMode::None,
             _ => return Err(Invalid::new("unknown word", Self::ALLOWED)),
         };
         Ok(Self { how, peers })
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn only_a_gpu_of_its_own_has_peers() {
         let peers = "Closest+Peers".parse::<Bind>().unwrap();
-        assert_eq!((peers.how, peers.peers), (How::Closest, true));
+        assert_eq!((peers.how, peers.peers), (BindMode::Closest, true));
         assert_eq!(peers.to_string(), "closest+peers");
         for wrong in [
             "none+peers",

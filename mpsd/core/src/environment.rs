@@ -1,6 +1,6 @@
 //! The environment of the job's tasks, from the record. One place for every scheduler.
 
-use super::bind::{Bind, DeviceNames, How};
+use super::bind::{Bind, BindMode, DeviceNames};
 use super::failure::Refusal;
 use super::gpu::GpuUuid;
 use super::job::JobId;
@@ -277,12 +277,12 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
     let may_use_several = tasks.is_none_or(|tasks| (tasks as usize) < gpus.len());
     let bind = match asked.how {
         // One process reaches one daemon only.
-        _ if record.per_gpu && !asked.is_for_all() => Bind::of(How::Cyclic),
-        How::None => return Ok(gpus),
+        _ if record.per_gpu && !asked.is_for_all() => Bind::of(BindMode::Cyclic),
+        BindMode::None => return Ok(gpus),
         // The only process on the node: a program with several GPUs, or a launcher's daemon, whose ranks come after it.
         _ if !record.per_gpu && task.rank.is_some_and(|rank| rank.of == Some(1)) => return Ok(gpus),
-        How::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
-        How::Auto if !asked.gives_orders(record.names(), record.per_gpu) => return Ok(gpus),
+        BindMode::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
+        BindMode::Auto if !asked.gives_orders(record.names(), record.per_gpu) => return Ok(gpus),
         _ if task.bound && !record.per_gpu => return Ok(gpus),
         _ => asked,
     };
@@ -303,7 +303,7 @@ fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<Gp
     let rank = task.rank.ok_or_else(|| no_rank("a GPU"))?;
     let cpus = match (&task.cpus, bind.how) {
         (Some(cpus), _) => cpus.clone(),
-        (None, How::Closest) => Cpus::of_this_process(),
+        (None, BindMode::Closest) => Cpus::of_this_process(),
         (None, _) => Cpus::default(),
     };
     let order = order_of(bind, rank, &cpus, &all)?;

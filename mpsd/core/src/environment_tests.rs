@@ -1,6 +1,6 @@
 use super::*;
 use crate::job::JobId;
-use crate::record::{RecordGpu, State, VERSION};
+use crate::record::{RecordGpu, RecordState, VERSION};
 
 fn uuid(n: u32) -> GpuUuid {
     GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap()
@@ -18,7 +18,7 @@ fn record(per_gpu: bool) -> Record {
     };
     Record {
         version: VERSION,
-        state: State::Ready,
+        state: RecordState::Ready,
         reason: None,
         per_gpu,
         gpus: vec![
@@ -38,7 +38,12 @@ fn record(per_gpu: bool) -> Record {
         } else {
             vec![daemon("pipe", vec![uuid(1), uuid(2)])]
         },
-        ..Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new())
+        ..Record::closed(
+            JobId::parse("7").unwrap(),
+            1000,
+            RecordState::Ready,
+            String::new(),
+        )
     }
 }
 

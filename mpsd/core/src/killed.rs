@@ -81,7 +81,7 @@ pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
 /// child of the task's.
 pub fn told(tasks: &[KilledTask], is_client: impl Fn(i32) -> bool) -> Vec<String> {
     let one = |task: &KilledTask| {
-        let (place, pid, signal) = (task.place(), task.pid, Named(task.signal));
+        let (place, pid, signal) = (task.place(), task.pid, SignalName(task.signal));
         match is_client(pid) {
             true => format!("client {pid} ({place}) was ended by {signal}"),
             false => format!("{place} (pid {pid}) was ended by {signal}"),
@@ -103,9 +103,9 @@ pub fn told(tasks: &[KilledTask], is_client: impl Fn(i32) -> bool) -> Vec<String
 
 /// A signal in words: `signal 9 (SIGKILL)`.
 #[derive(Debug, Clone, Copy)]
-pub struct Named(pub i32);
+pub struct SignalName(pub i32);
 
-impl fmt::Display for Named {
+impl fmt::Display for SignalName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Signal::try_from(self.0) {
             Ok(signal) => write!(f, "signal {} ({signal})", self.0),

@@ -4,7 +4,7 @@
 //! `/run/mpsd/jobs/<job>/observations`, root 0600: root makes the file and hands `mpsd` a descriptor of it. One line of JSON.
 
 use super::gpu::GpuUuid;
-use super::killed::Named;
+use super::killed::SignalName;
 use super::record::{ClientLimits, RecordGpu};
 use super::text::one_line;
 use serde::{Deserialize, Serialize};
@@ -232,7 +232,7 @@ impl Observations {
         };
         lines.extend(self.refused.iter().map(refused));
         let killed = |client: &Killed| {
-            let signal = Named(client.signal);
+            let signal = SignalName(client.signal);
             format!("client {} was ended by {signal}", client.pid)
         };
         lines.extend(self.killed.iter().map(killed));

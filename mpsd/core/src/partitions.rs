@@ -49,7 +49,7 @@ pub fn chunk(gpu: &Gpu) -> u32 {
 
 /// Whose partitions are taken, of root's file in the job's directory that says who has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
+pub enum Holder {
     /// All ranks': a step of Slurm's has them together.
     All,
     /// The one of this rank.
@@ -60,8 +60,8 @@ pub enum Whose {
 ///
 /// # Errors
 /// The file cannot be locked.
-pub fn take(file: &File, whose: Whose) -> nix::Result<bool> {
-    match lock(file, whose, libc::F_WRLCK) {
+pub fn take(file: &File, holder: Holder) -> nix::Result<bool> {
+    match lock(file, holder, libc::F_WRLCK) {
         Ok(()) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
         Err(e) => Err(e),
@@ -70,14 +70,14 @@ pub fn take(file: &File, whose: Whose) -> nix::Result<bool> {
 
 /// Gives all back before that.
 pub fn give_back(file: &File) {
-    let _ = lock(file, Whose::All, libc::F_UNLCK);
+    let _ = lock(file, Holder::All, libc::F_UNLCK);
 }
 
 /// Of the open file, and not of a process: those who inherit it have one lock together.
-fn lock(file: &File, whose: Whose, kind: libc::c_int) -> nix::Result<()> {
-    let (start, length) = match whose {
-        Whose::All => (0, 0),
-        Whose::Rank(rank) => (rank.into(), 1),
+fn lock(file: &File, holder: Holder, kind: libc::c_int) -> nix::Result<()> {
+    let (start, length) = match holder {
+        Holder::All => (0, 0),
+        Holder::Rank(rank) => (rank.into(), 1),
     };
     let range = libc::flock {
         l_type: kind as libc::c_short,

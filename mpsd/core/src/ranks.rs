@@ -1,6 +1,6 @@
 //! The GPUs that a rank sees, and which of them is its own: by its number or by its cores.
 
-use super::bind::{Bind, How};
+use super::bind::{Bind, BindMode};
 use super::failure::Refusal;
 use super::orders::order;
 use super::record::RecordGpu;
@@ -81,9 +81,9 @@ pub struct Rank {
 pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Vec<usize>, Refusal> {
     let none = || Refusal::new("MPS", "this task has no GPU", "a task with GPUs");
     let own = match bind.how {
-        How::None => return Ok((0..gpus.len()).collect()),
-        How::Auto => return Ok(order(rank.local as usize, tasks(bind.how, rank)?, gpus.len())),
-        How::Block | How::Cyclic | How::Closest => place_of(bind.how, rank, cpus, gpus)?,
+        BindMode::None => return Ok((0..gpus.len()).collect()),
+        BindMode::Auto => return Ok(order(rank.local as usize, tasks(bind.how, rank)?, gpus.len())),
+        BindMode::Block | BindMode::Cyclic | BindMode::Closest => place_of(bind.how, rank, cpus, gpus)?,
     };
     if own >= gpus.len() {
         return Err(none());
@@ -93,25 +93,25 @@ pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Res
 }
 
 /// The place of the task's own GPU.
-fn place_of(how: How, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<usize, Refusal> {
+fn place_of(how: BindMode, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<usize, Refusal> {
     let count = gpus.len().max(1);
     let local = rank.local as usize;
     match how {
-        How::Closest => match closest(local, cpus, gpus)? {
+        BindMode::Closest => match closest(local, cpus, gpus)? {
             Some(place) => Ok(place),
             None => block(how, rank, count),
         },
-        How::Block => block(how, rank, count),
-        How::Cyclic | How::Auto | How::None => Ok(local % count),
+        BindMode::Block => block(how, rank, count),
+        BindMode::Cyclic | BindMode::Auto | BindMode::None => Ok(local % count),
     }
 }
 
-fn block(how: How, rank: Rank, gpus: usize) -> Result<usize, Refusal> {
+fn block(how: BindMode, rank: Rank, gpus: usize) -> Result<usize, Refusal> {
     Ok(rank.local as usize * gpus / tasks(how, rank)?)
 }
 
 /// How many ranks the node has.
-fn tasks(how: How, rank: Rank) -> Result<usize, Refusal> {
+fn tasks(how: BindMode, rank: Rank) -> Result<usize, Refusal> {
     let what = || format!("MPS_BIND={}", Bind::of(how));
     let why = "how many ranks this node has is not known";
     let tasks = rank.of.filter(|tasks| *tasks > rank.local);
@@ -184,7 +184,7 @@ mod tests {
                 own: (*own).to_owned(),
                 of_launcher: launcher.to_owned(),
             };
-            let place = place_of(How::Closest, Rank { local, of }, &cpus, &all).unwrap();
+            let place = place_of(BindMode::Closest, Rank { local, of }, &cpus, &all).unwrap();
             place.to_string()
         };
         (0..).zip(tasks).map(place).collect()

@@ -33,7 +33,7 @@ const UNSEEN: Duration = Duration::from_millis(250);
 /// How far the job's MPS is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum RecordState {
     /// Being started; a task waits.
     Starting,
     /// Proved ready.
@@ -132,7 +132,7 @@ impl Daemon {
 
 /// By how many tasks `auto` has divided each GPU, where it was asked for: what a step with fewer GPUs has to lower.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Divided {
+pub struct AutoDivisors {
     /// For the thread percentage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
@@ -141,7 +141,7 @@ pub struct Divided {
     pub memory: Option<u32>,
 }
 
-impl Divided {
+impl AutoDivisors {
     fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -158,7 +158,7 @@ pub struct Record {
     /// The job's user.
     pub uid: u32,
     /// How far it is.
-    pub state: State,
+    pub state: RecordState,
     /// One line for the user when refused or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -200,8 +200,8 @@ pub struct Record {
     #[serde(default)]
     pub rank_memory: Vec<Vec<(GpuUuid, u64)>>,
     /// What `auto` assumed.
-    #[serde(default, skip_serializing_if = "Divided::is_none")]
-    pub divided: Divided,
+    #[serde(default, skip_serializing_if = "AutoDivisors::is_none")]
+    pub divided: AutoDivisors,
     /// How `CUDA_VISIBLE_DEVICES` names the GPUs; `None`: by UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<DeviceNames>,
@@ -224,7 +224,7 @@ pub struct Record {
 
 impl Record {
     /// A record that says only that the job is refused or failed.
-    pub fn closed(job: JobId, uid: u32, state: State, reason: String) -> Self {
+    pub fn closed(job: JobId, uid: u32, state: RecordState, reason: String) -> Self {
         Self {
             version: VERSION,
             job,
@@ -243,7 +243,7 @@ impl Record {
             daemons: Vec::new(),
             rank_threads: Vec::new(),
             rank_memory: Vec::new(),
-            divided: Divided::default(),
+            divided: AutoDivisors::default(),
             names: None,
             same_numbers: false,
             bind: None,
@@ -397,7 +397,7 @@ impl Waiting {
     /// What follows from `seen`, `elapsed` after the reader began.
     fn step(&mut self, seen: Look, elapsed: Duration) -> Step {
         let end = match &seen {
-            Look::Found(record) if record.state != State::Starting => {
+            Look::Found(record) if record.state != RecordState::Starting => {
                 return Step::Over(Ok(Some(record.clone())));
             }
             Look::Found(record) => {
@@ -426,7 +426,7 @@ impl Waiting {
 mod tests {
     use super::*;
 
-    fn record(state: State, deadline_s: u32) -> Look {
+    fn record(state: RecordState, deadline_s: u32) -> Look {
         let job = JobId::parse("4711").unwrap();
         let mut record = Record::closed(job, 1000, state, "why".to_owned());
         record.deadline_s = deadline_s;
@@ -452,22 +452,22 @@ mod tests {
 
     #[test]
     fn a_start_is_waited_for_as_long_as_its_record_says_and_through_a_gap() {
-        let starting = |own| record(State::Starting, own);
+        let starting = |own| record(RecordState::Starting, own);
         assert_eq!(steps(&[(0, Look::Absent)]), ["without"]);
-        assert_eq!(steps(&[(0, record(State::Refused, 9))]), ["Refused"]);
+        assert_eq!(steps(&[(0, record(RecordState::Refused, 9))]), ["Refused"]);
         assert_eq!(
             steps(&[(0, starting(0)), (19, starting(0)), (20, starting(0))]),
             ["wait 20", "wait 1", "Starting"]
         );
         assert_eq!(
-            steps(&[(0, starting(5)), (2, record(State::Ready, 5))]),
+            steps(&[(0, starting(5)), (2, record(RecordState::Ready, 5))]),
             ["wait 5", "Ready"]
         );
         assert_eq!(
             steps(&[
                 (0, starting(9)),
                 (8, Look::Absent),
-                (10, record(State::Failed, 0))
+                (10, record(RecordState::Failed, 0))
             ]),
             ["wait 9", "wait 3", "Failed"]
         );
@@ -490,7 +490,7 @@ mod tests {
         assert_eq!(look(&path), Ok(Look::Absent));
         std::fs::create_dir(path.parent().unwrap()).unwrap();
         assert_eq!(look(&path), Ok(Look::Absent));
-        let Look::Found(written) = record(State::Ready, 0) else {
+        let Look::Found(written) = record(RecordState::Ready, 0) else {
             panic!()
         };
         std::fs::write(&path, written.to_text().unwrap()).unwrap();

@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// How far the new file must have come when the call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub enum Durability {
     /// It stands under its name; it need not outlive the node's own end.
     Placed,
     /// It is on disk, and so is its name.
@@ -25,14 +25,14 @@ pub enum Until {
 ///
 /// # Errors
 /// What failed; the old file is as it was.
-pub fn replace(path: &Path, bytes: &[u8], mode: u32, until: Until) -> Result<(), FileError> {
+pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> Result<(), FileError> {
     let fail = |errno| FileError::io("write", path)(errno);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(fail(Errno::EISDIR));
     };
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let parent = open(parent, flags, Mode::empty()).map_err(fail)?;
-    replace_at(&parent, name, bytes, mode, until).map_err(fail)
+    replace_at(&parent, name, bytes, mode, durability).map_err(fail)
 }
 
 /// Replaces, or makes, the entry `name` of an open directory; no symbolic link is followed. The new file stands under
@@ -45,7 +45,7 @@ pub fn replace_at(
     name: &OsStr,
     bytes: &[u8],
     mode: u32,
-    until: Until,
+    durability: Durability,
 ) -> Result<(), Errno> {
     let directory = directory.as_fd();
     let hidden = [OsStr::new("."), name, OsStr::new(".new")];
@@ -59,7 +59,7 @@ pub fn replace_at(
     let private = Mode::S_IRUSR | Mode::S_IWUSR;
     let mut file = File::from(openat(directory, hidden.as_os_str(), flags, private)?);
     let errno = |error: io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-    let on_disk = until == Until::OnDisk;
+    let on_disk = durability == Durability::OnDisk;
     let placed = file
         .write_all(bytes)
         .map_err(errno)
@@ -87,8 +87,11 @@ mod tests {
     fn a_file_is_made_and_replaced_with_its_mode() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("slurm.conf");
-        for (text, mode, until) in [("old", 0o600, Until::Placed), ("new", 0o644, Until::OnDisk)] {
-            replace(&path, text.as_bytes(), mode, until).unwrap();
+        for (text, mode, durability) in [
+            ("old", 0o600, Durability::Placed),
+            ("new", 0o644, Durability::OnDisk),
+        ] {
+            replace(&path, text.as_bytes(), mode, durability).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
             let found = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(found & 0o7777, mode);
@@ -103,7 +106,7 @@ mod tests {
         std::fs::write(&victim, "mine").unwrap();
         symlink(&victim, &path).unwrap();
         symlink(&victim, place.path().join(".record.new")).unwrap();
-        replace(&path, b"ours", 0o644, Until::Placed).unwrap();
+        replace(&path, b"ours", 0o644, Durability::Placed).unwrap();
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "mine");
         assert!(std::fs::symlink_metadata(&path).unwrap().is_file());
     }
@@ -113,11 +116,11 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("directory");
         std::fs::create_dir(&path).unwrap();
-        let error = replace(&path, b"x", 0o644, Until::Placed).unwrap_err();
+        let error = replace(&path, b"x", 0o644, Durability::Placed).unwrap_err();
         assert_eq!(error.errno(), Some(Errno::EISDIR));
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
-        let nowhere = replace(&place.path().join("none/file"), b"x", 0o644, Until::Placed).unwrap_err();
+        let nowhere = replace(&place.path().join("none/file"), b"x", 0o644, Durability::Placed).unwrap_err();
         assert!(nowhere.is_absent(), "{nowhere}");
-        assert!(replace(Path::new("/"), b"x", 0o644, Until::Placed).is_err());
+        assert!(replace(Path::new("/"), b"x", 0o644, Durability::Placed).is_err());
     }
 }

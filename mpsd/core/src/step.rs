@@ -7,7 +7,7 @@ use super::gpu::GpuUuid;
 use super::limits::{Amount, Percent};
 use super::observations::LimitSet;
 use super::record::Record;
-use super::request::{Key, MemoryLimit, Mode, Request, Threads, Wording};
+use super::request::{Key, MemoryLimit, Mode, Request, Syntax, Threads};
 use super::text::one_line;
 
 /// Longest word that a refusal repeats. Characters.
@@ -35,7 +35,7 @@ pub fn of_step(record: &Record, step: &Request) -> Result<Record, Refusal> {
     }
     if let Some((key, value)) = unchangeable(step, job) {
         let lower: Vec<String> = lowered_by_steps()
-            .map(|key| Wording::Options.token(key, None))
+            .map(|key| Syntax::Flags.token(key, None))
             .collect();
         let allowed = format!("{}, lower than the job's", lower.join(" and "));
         return Err(refused(key, value, "the job's MPS runs already", &allowed));
@@ -127,7 +127,7 @@ fn beside_partitions(record: &Record, step: &Request, job: &Request) -> Option<(
 }
 
 fn refused(key: Key, value: String, why: &str, allowed: &str) -> Refusal {
-    let what = Wording::Options.token(key, Some(&value));
+    let what = Syntax::Flags.token(key, Some(&value));
     Refusal::new(one_line(&what, SHOWN), why, allowed)
 }
 
@@ -221,7 +221,7 @@ fn pairs<'a, A, B>(step: &'a [A], job: &'a [B]) -> impl Iterator<Item = (&'a A, 
 mod tests {
     use super::*;
     use crate::job::JobId;
-    use crate::record::{Daemon, RecordGpu, State};
+    use crate::record::{Daemon, RecordGpu, RecordState};
 
     fn request(text: &str) -> Request {
         text.parse().unwrap()
@@ -232,7 +232,12 @@ mod tests {
     }
 
     fn record(job: &str) -> Record {
-        let mut record = Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new());
+        let mut record = Record::closed(
+            JobId::parse("7").unwrap(),
+            1000,
+            RecordState::Ready,
+            String::new(),
+        );
         record.request = Some(request(job));
         record.gpus = vec![RecordGpu {
             index: 1,
@@ -315,7 +320,7 @@ mod tests {
         let mut whole = record("MPS=on,MPS_THREADS=auto,MPS_MEM=auto");
         whole.daemons[0].threads = "100".parse().ok();
         // As it was planned for a task on each of four GPUs.
-        whole.divided = crate::record::Divided {
+        whole.divided = crate::record::AutoDivisors {
             threads: Some(1),
             memory: Some(1),
         };

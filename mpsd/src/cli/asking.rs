@@ -4,7 +4,7 @@ pub use crate::plan::Asked;
 use crate::scheduler::{self, CallOptions, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
-use mpsd_core::request::{Key, Wording};
+use mpsd_core::request::{Key, Syntax};
 use mpsd_core::{Failure, Refusal, Request};
 use std::ffi::{OsStr, OsString};
 
@@ -98,19 +98,19 @@ impl Asking {
     /// # Errors
     /// A refusal for what it asked.
     pub fn asked_by(&self, submission: Submission) -> Result<Option<Asked>, Failure> {
-        let Some((request, wording)) = self.written(&submission)? else {
+        let Some((request, syntax)) = self.written(&submission)? else {
             return Ok(None);
         };
         Ok(request.is_on().then_some(Asked {
             request,
-            wording,
+            syntax,
             submission,
         }))
     }
 
     /// The request, and how its user wrote it: in the words of the place where it was found.
-    fn written(&self, submission: &Submission) -> Result<Option<(Request, Wording)>, Failure> {
-        let usual = scheduler::of(submission.scheduler).wording();
+    fn written(&self, submission: &Submission) -> Result<Option<(Request, Syntax)>, Failure> {
+        let usual = scheduler::of(submission.scheduler).syntax();
         let given = match &self.request {
             Some(text) => Request::from_account(text)?,
             None => None,
@@ -123,12 +123,12 @@ impl Asking {
             Some(resource) => Some(Request::from_resource(resource)?),
             None => None,
         };
-        let mut all = [(given, usual), (account, usual), (resource, Wording::Resource)]
+        let mut all = [(given, usual), (account, usual), (resource, Syntax::Resource)]
             .into_iter()
-            .filter_map(|(request, wording)| Some((request?, wording)));
+            .filter_map(|(request, syntax)| Some((request?, syntax)));
         let Some(first) = all.next() else { return Ok(None) };
-        let merge = |(request, wording): (Request, Wording), (other, _)| {
-            Request::merge(request, other).map(|merged| (merged, wording))
+        let merge = |(request, syntax): (Request, Syntax), (other, _)| {
+            Request::merge(request, other).map(|merged| (merged, syntax))
         };
         Ok(Some(all.try_fold(first, merge)?))
     }

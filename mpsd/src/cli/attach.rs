@@ -15,7 +15,7 @@ use mpsd_core::gpu::MIG;
 use mpsd_core::listener;
 use mpsd_core::partitions::{self, Partition};
 use mpsd_core::ranks::Rank;
-use mpsd_core::record::{self, Daemon, Look, Record, State};
+use mpsd_core::record::{self, Daemon, Look, Record, RecordState};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::{Path, PathBuf};
 
@@ -269,12 +269,12 @@ impl Caller<'_> {
         }
         let reason = record.reason.as_deref().unwrap_or("no reason is recorded");
         match record.state {
-            State::Ready => Ok(()),
-            State::Starting => Err(Undetermined::new(job, "its MPS is not ready in time").into()),
-            State::Failed if record.kind != Some(FailureKind::Refusal) => {
+            RecordState::Ready => Ok(()),
+            RecordState::Starting => Err(Undetermined::new(job, "its MPS is not ready in time").into()),
+            RecordState::Failed if record.kind != Some(FailureKind::Refusal) => {
                 Err(Undetermined::new(job, format!("MPS did not start: {reason}")).into())
             }
-            State::Refused | State::Failed => {
+            RecordState::Refused | RecordState::Failed => {
                 Err(Refusal::new(job, format!("MPS refused: {reason}"), "").into())
             }
         }

@@ -6,7 +6,12 @@ use mpsd_core::record::{Daemon, RecordGpu};
 #[test]
 fn a_shell_without_a_rank_has_the_lowest_of_a_list() {
     let gpu = GpuUuid::parse("GPU-00000001").unwrap();
-    let mut record = Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new());
+    let mut record = Record::closed(
+        JobId::parse("7").unwrap(),
+        1000,
+        RecordState::Ready,
+        String::new(),
+    );
     record.gpus = vec![RecordGpu {
         index: 0,
         uuid: gpu.clone(),
@@ -134,7 +139,12 @@ fn a_shell_before_its_ranks_keeps_nothing_of_another_jobs_mps() {
 
 /// A job of two GPUs, the node's 1 and 2, whose ranks are bound in turn.
 fn two_gpus() -> Record {
-    let mut record = Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new());
+    let mut record = Record::closed(
+        JobId::parse("7").unwrap(),
+        1000,
+        RecordState::Ready,
+        String::new(),
+    );
     let gpu = |index: u32| RecordGpu {
         index,
         uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),

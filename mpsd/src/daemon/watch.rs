@@ -12,7 +12,7 @@ use super::start::{self, Running};
 use super::user_log::UserLog;
 use crate::job::spec::Spec;
 use crate::sys::Exit;
-use mpsd_core::killed::Named;
+use mpsd_core::killed::SignalName;
 use mpsd_core::record::ClientLimits;
 
 /// Watches over ready daemons until a signal ends us or the last of them has ended.
@@ -54,7 +54,7 @@ pub fn until_the_end(
             }
         }
         for killed in ends.killed() {
-            let (pid, signal) = (killed.pid, Named(killed.signal));
+            let (pid, signal) = (killed.pid, SignalName(killed.signal));
             log.line(&format!("client {pid} was ended by {signal}"));
             sight.kill(killed);
         }

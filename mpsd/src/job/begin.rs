@@ -16,7 +16,7 @@ use crate::scheduler::Devices;
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::Undetermined;
-use mpsd_core::record::{Record, State};
+use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, Inventory, JobId};
 use std::time::Instant;
 
@@ -97,7 +97,7 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
     };
     start.say_notes(node, &plan);
     start.or_undo(node, |start, node| {
-        start.tell_tasks(node, State::Starting)?;
+        start.tell_tasks(node, RecordState::Starting)?;
         effects::carry_out(node, &mut start.journal, &start.spec)
     })?;
     match until {
@@ -228,7 +228,7 @@ fn open(node: &mut impl Node, job: &Job, until: Until) -> Result<Held, Failure> 
         let reason = "its MPS is being started".to_owned();
         node.write_record(&Record {
             deadline_s: u32::try_from(job.settings.deadline.as_secs()).unwrap_or(u32::MAX),
-            ..Record::closed(id.clone(), job.user.uid, State::Starting, reason)
+            ..Record::closed(id.clone(), job.user.uid, RecordState::Starting, reason)
         })?;
     }
     Ok(held)
@@ -286,7 +286,7 @@ impl Start {
             start.prove(node)?;
             start.verify(node)?;
             effects::expect_its_job(node, &start.journal.job)?;
-            start.tell_tasks(node, State::Ready)
+            start.tell_tasks(node, RecordState::Ready)
         })?;
         node.audit(&audit::begun(&self.journal));
         Ok(())
@@ -348,7 +348,7 @@ impl Start {
         Ok(())
     }
 
-    fn tell_tasks(&mut self, node: &mut impl Node, state: State) -> Result<(), Failure> {
+    fn tell_tasks(&mut self, node: &mut impl Node, state: RecordState) -> Result<(), Failure> {
         self.record.state = state;
         node.write_record(&self.record)
     }

@@ -6,7 +6,7 @@ use crate::scheduler::drain::Place;
 use crate::scheduler::{Devices, GpuSource, Site, Unattached};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
-use mpsd_core::record::{self, Record, State};
+use mpsd_core::record::{self, Record, RecordState};
 use mpsd_core::{Failure, Inventory};
 
 /// A user of this node.
@@ -66,7 +66,7 @@ impl Job {
             version: record::VERSION,
             job: plan.job.clone(),
             uid: self.user.uid,
-            state: State::Starting,
+            state: RecordState::Starting,
             reason: None,
             kind: None,
             of_node: false,

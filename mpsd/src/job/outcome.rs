@@ -10,7 +10,7 @@ use crate::scheduler::{self, ExitPolicy, Requeued, Site, Submission, ThisHost};
 use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Fault, Undetermined};
-use mpsd_core::record::{Record, State};
+use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{Failure, JobId};
 use std::time::Duration;
 
@@ -275,8 +275,8 @@ pub fn hold(node: &mut impl Node, submission: &Submission, deadline: Deadline) {
 /// Leaves the failure for the job's tasks; whether that could be done.
 pub fn leave_record(node: &mut impl Node, job: &JobId, uid: u32, failure: &Failure) -> bool {
     let state = match failure {
-        Failure::Refusal(_) => State::Refused,
-        Failure::Fault(_) | Failure::Undetermined(_) => State::Failed,
+        Failure::Refusal(_) => RecordState::Refused,
+        Failure::Fault(_) | Failure::Undetermined(_) => RecordState::Failed,
     };
     let mut record = Record::closed(job.clone(), uid, state, failure.to_string());
     // Slurm's plugin fails a prolog, and so drains, on the kind `fault`; an unusable configuration does not drain.

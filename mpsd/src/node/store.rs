@@ -15,7 +15,7 @@ use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::killed::{self, KilledTask};
 use mpsd_core::observations::{self, Observations};
 use mpsd_core::paths::{CANCELLED, JOURNAL, JobPaths, KILLED, OBSERVATIONS, PARTITIONS, RECORD};
-use mpsd_core::record::{self, Look, Record, State};
+use mpsd_core::record::{self, Look, Record, RecordState};
 use mpsd_core::{Failure, GpuUuid, JobId};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -276,7 +276,7 @@ impl Store for RealNode {
 
     fn is_ready(&self, job: &JobId) -> bool {
         let found = record::look(&self.paths.job(job).record());
-        matches!(found, Ok(Look::Found(record)) if record.state == State::Ready)
+        matches!(found, Ok(Look::Found(record)) if record.state == RecordState::Ready)
     }
 
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {

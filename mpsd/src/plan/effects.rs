@@ -5,7 +5,7 @@ use mpsd_core::gpu::{ComputeMode, GpuUuid};
 use mpsd_core::job::JobId;
 use mpsd_core::limits::Percent;
 use mpsd_core::partitions::Partition;
-use mpsd_core::record::{ClientLimits, Daemon, Divided, RecordGpu};
+use mpsd_core::record::{AutoDivisors, ClientLimits, Daemon, RecordGpu};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -94,7 +94,7 @@ pub struct Plan {
     /// The most that `mpsctl set` may give to each client while the job runs.
     pub most: ClientLimits,
     /// What `auto` assumed.
-    pub divided: Divided,
+    pub divided: AutoDivisors,
     /// The effects, in order.
     pub effects: Vec<Effect>,
     /// What the job's user should read, one line each.

@@ -5,7 +5,7 @@ use crate::scheduler::GpuName;
 use mpsd_core::bind::{Bind, DeviceNames};
 use mpsd_core::config::Settings;
 use mpsd_core::gpu::{MIG, Mig};
-use mpsd_core::request::{Key, Wording};
+use mpsd_core::request::{Key, Syntax};
 use mpsd_core::{Gpu, Refusal, Request};
 
 /// Refuses a job that was given MIG devices and whole GPUs. By names alone: a number beside them counts both.
@@ -62,7 +62,7 @@ pub fn kind(gpus: &[&Gpu]) -> &'static str {
 /// A refusal of what the user asked for, and no task on a MIG device can have.
 pub fn sight(
     asked: &Request,
-    wording: Wording,
+    syntax: Syntax,
     request: &Request,
     settings: &Settings,
     gpus: &[&Gpu],
@@ -74,7 +74,7 @@ pub fn sight(
     }
     let several = gpus.len() > 1;
     let refused = |key, value: String, why: &str, allowed: &str| {
-        Err(Refusal::new(wording.token(key, Some(&value)), why, allowed))
+        Err(Refusal::new(syntax.token(key, Some(&value)), why, allowed))
     };
     match (asked.bind, asked.visible) {
         (Some(bind), _) if several && (bind.peers || bind == Bind::NONE) => {

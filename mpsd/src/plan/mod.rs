@@ -13,8 +13,8 @@ use crate::scheduler::{self, Devices, Exclusive, Submission};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
 use mpsd_core::paths::JobPaths;
-use mpsd_core::record::{Daemon, Divided, RecordGpu};
-use mpsd_core::request::{MemoryLimit, Mode, Request, Threads, Wording};
+use mpsd_core::record::{AutoDivisors, Daemon, RecordGpu};
+use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
 use mpsd_core::{ComputeMode, Failure, Gpu, Inventory, Refusal};
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ pub struct Asked {
     /// What it asked for, as written.
     pub request: Request,
     /// How the user wrote it, for messages.
-    pub wording: Wording,
+    pub syntax: Syntax,
     /// What the scheduler says of it.
     pub submission: Submission,
 }
@@ -58,13 +58,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let tasks = tasks_that_meet(case.devices, gpus.len(), u32::div_ceil);
     let mut notes = Vec::new();
     let mut request = settings.with_defaults(&case.asked.request);
-    let (bind, names) = mig::sight(
-        &case.asked.request,
-        case.asked.wording,
-        &request,
-        &settings,
-        &gpus,
-    )?;
+    let (bind, names) = mig::sight(&case.asked.request, case.asked.syntax, &request, &settings, &gpus)?;
     if mig::has_devices(&gpus) && gpus.len() > 1 && request.mode != Mode::PerGpu {
         request.mode = Mode::PerGpu;
         notes.push(
@@ -87,7 +81,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         shares.map(|(shares, most)| format!("a {} takes {most} MPS clients, not {shares}", mig::kind(&gpus)));
     let wanted = Wanted {
         asked: &case.asked.request,
-        wording: case.asked.wording,
+        syntax: case.asked.syntax,
         request: &request,
         ceilings: &settings.ceilings,
         gpus: &gpus,
@@ -99,7 +93,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let job = &case.asked.submission.job;
     let partitions = partitions::Wanted {
         request: &request,
-        wording: case.asked.wording,
+        syntax: case.asked.syntax,
         settings: &settings,
         inventory: case.inventory,
         gpus: &gpus,
@@ -129,7 +123,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         rank_threads: share.rank_threads,
         rank_memory: share.rank_memory,
         most,
-        divided: Divided {
+        divided: AutoDivisors {
             threads: meeting.filter(|_| request.threads == Some(Threads::Auto)),
             memory: memory_parts.filter(|_| request.memory == Some(MemoryLimit::Auto)),
         },

@@ -1,11 +1,11 @@
 //! The static partitions of a job's ranks: which rank has how many multiprocessors of which GPU. How many a GPU has in all is
 //! known to NVIDIA's daemon alone, which refuses what does not fit.
 
-use mpsd_core::bind::How;
+use mpsd_core::bind::BindMode;
 use mpsd_core::config::Settings;
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS};
 use mpsd_core::partitions::{LEAST_CAPABILITY, Partition, chunk};
-use mpsd_core::request::{Key, Request, Sms, Wording};
+use mpsd_core::request::{Key, Request, Sms, Syntax};
 use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, Inventory, Refusal};
 
@@ -18,7 +18,7 @@ pub struct Wanted<'a> {
     /// The request with the site's defaults.
     pub request: &'a Request,
     /// How the user wrote it.
-    pub wording: Wording,
+    pub syntax: Syntax,
     /// What is in force.
     pub settings: &'a Settings,
     /// What the node has.
@@ -70,7 +70,7 @@ impl Wanted<'_> {
 
     fn refused(&self, why: &str, allowed: impl Into<String>) -> Refusal {
         let word = self
-            .wording
+            .syntax
             .token(Key::Sms, self.request.value(Key::Sms).as_deref());
         Refusal::new(one_line(&word, SHOWN), why, allowed)
     }
@@ -125,10 +125,10 @@ impl Wanted<'_> {
             (Sms::Uniform(_), None) => {
                 let why = "the scheduler does not say how many tasks the job has on this node";
                 let list = "a list by local rank, such as 16:16";
-                let allowed = match self.wording {
+                let allowed = match self.syntax {
                     // Slurm tells a prolog only what the user said (docs/facts/slurm.md#environment-of-job_prolog).
-                    Wording::Options => format!("-n with the number of tasks, or {list}"),
-                    Wording::Account | Wording::Resource => list.to_owned(),
+                    Syntax::Flags => format!("-n with the number of tasks, or {list}"),
+                    Syntax::Account | Syntax::Resource => list.to_owned(),
                 };
                 Err(self.refused(why, allowed))
             }
@@ -148,9 +148,9 @@ impl Wanted<'_> {
         let gpus = self.gpus.len();
         let place = match self.request.bind.map(|bind| bind.how) {
             _ if gpus < 2 => 0,
-            None | Some(How::Cyclic | How::None) => rank % gpus,
-            Some(How::Block | How::Auto) => rank * gpus / count,
-            Some(How::Closest) => {
+            None | Some(BindMode::Cyclic | BindMode::None) => rank % gpus,
+            Some(BindMode::Block | BindMode::Auto) => rank * gpus / count,
+            Some(BindMode::Closest) => {
                 let why =
                     "which GPU is closest to a rank is known when it runs, and its partition is made before";
                 return Err(self.refused(why, "MPS_BIND=block or cyclic"));

@@ -3,7 +3,7 @@
 use mpsd_core::config::Ceilings;
 use mpsd_core::limits::{Amount, Percent, Priority};
 use mpsd_core::record::{ClientLimits, Daemon};
-use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Request, Threads, Wording};
+use mpsd_core::request::{GpuSelector, Key, MemoryLimit, Request, Syntax, Threads};
 use mpsd_core::text::one_line;
 use mpsd_core::{Gpu, GpuUuid, Refusal};
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ pub struct Wanted<'a> {
     /// What the user wrote.
     pub asked: &'a Request,
     /// How he wrote it.
-    pub wording: Wording,
+    pub syntax: Syntax,
     /// The same with the site's defaults.
     pub request: &'a Request,
     /// What nobody may exceed.
@@ -118,7 +118,7 @@ impl Wanted<'_> {
 
     /// The user's word of `key`, which stands for more than the site allows.
     fn above(&self, key: Key, what: &str, ceiling: impl ToString, allowed: String) -> Refusal {
-        let word = self.wording.token(key, self.asked.value(key).as_deref());
+        let word = self.syntax.token(key, self.asked.value(key).as_deref());
         let ceiling = ceiling.to_string();
         let why = format!("the {what} is above this site's ceiling of {ceiling}");
         Refusal::new(one_line(&word, SHOWN), why, allowed)
@@ -202,8 +202,8 @@ impl Wanted<'_> {
             Some(_) => Key::Replicas,
             None => Key::Mem,
         };
-        let word = self.wording.token(key, self.request.value(key).as_deref());
-        let size = self.wording.token(Key::Mem, Some("4G"));
+        let word = self.syntax.token(key, self.request.value(key).as_deref());
+        let size = self.syntax.token(Key::Mem, Some("4G"));
         untold(one_line(&word, SHOWN), gpu, &format!("a size, as in {size}"))
     }
 
@@ -317,7 +317,7 @@ mod tests {
         let asked = Request::from_account(account).unwrap().unwrap();
         let wanted = Wanted {
             asked: &asked,
-            wording: Wording::Account,
+            syntax: Syntax::Account,
             request: &settings.with_defaults(&asked),
             ceilings: &settings.ceilings,
             gpus: &gpus.iter().collect::<Vec<_>>(),

@@ -11,7 +11,7 @@ use mpsd_core::Gpu;
 use mpsd_core::failure::Failure;
 use mpsd_core::gpu::Mig;
 use mpsd_core::job::{JobId, Scheduler};
-use mpsd_core::request::Wording;
+use mpsd_core::request::Syntax;
 use std::time::Duration;
 
 /// A batch system: its calls, its jobs, its way to take a node out of service.
@@ -47,8 +47,8 @@ pub trait BatchSystem: Sync {
         None
     }
     /// How its users write a request, for messages.
-    fn wording(&self) -> Wording {
-        Wording::Account
+    fn syntax(&self) -> Syntax {
+        Syntax::Account
     }
     /// Whether a step of a job can have a daemon of its own, under the job's id and its own.
     fn has_steps(&self) -> bool {

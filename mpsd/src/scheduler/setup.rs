@@ -3,7 +3,7 @@
 use super::host::Host;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
-use mpsd_core::replace::{Until, replace};
+use mpsd_core::replace::{Durability, replace};
 use mpsd_core::{Failure, Inventory};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -165,7 +165,7 @@ impl CheckLine {
 /// # Errors
 /// One line.
 pub(crate) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> Result<(), String> {
-    replace(path, text.as_ref(), mode, Until::OnDisk).map_err(|error| error.to_string())
+    replace(path, text.as_ref(), mode, Durability::OnDisk).map_err(|error| error.to_string())
 }
 
 /// The same, unless the file is so already; whether it was written.

@@ -6,7 +6,7 @@ use crate::plugin;
 use crate::state::State;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::{DaemonLost, Observations};
-use mpsd_core::record::State as Progress;
+use mpsd_core::record::RecordState;
 use mpsd_core::request::Demand;
 
 const LOST: &str = "server 12 died";
@@ -38,7 +38,7 @@ fn told(slurm: &FakeSlurm) -> Vec<String> {
 #[test]
 fn the_first_task_that_fails_is_told_why_and_no_other_is() {
     for step in [0, BATCH] {
-        let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
         let mut slurm = FakeSlurm::step(step);
         let mut state = begin(&mut slurm, &node, &["mps"]);
         *node.words.borrow_mut() = vec![LOST];
@@ -53,7 +53,7 @@ fn the_first_task_that_fails_is_told_why_and_no_other_is() {
 
 #[test]
 fn the_last_task_waits_for_what_mpsd_has_not_read_yet() {
-    let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
     let mut slurm = FakeSlurm::step(0);
     let mut state = begin(&mut slurm, &node, &["mps"]);
     for _ in 0..3 {
@@ -68,7 +68,7 @@ fn the_last_task_waits_for_what_mpsd_has_not_read_yet() {
 
 #[test]
 fn a_step_with_a_daemon_of_its_own_is_told_of_that_one() {
-    let node = FakeNode::new().answering(ended(0, ""), Some(record("4711.3", Progress::Ready)));
+    let node = FakeNode::new().answering(ended(0, ""), Some(record("4711.3", RecordState::Ready)));
     let mut slurm = FakeSlurm::step(3);
     let mut state = begin(&mut slurm, &node, &["mps"]);
     *node.words.borrow_mut() = vec![LOST];
@@ -95,7 +95,7 @@ fn a_task_of_a_job_without_mps_is_told_nothing_and_costs_a_look_where_it_fails()
 #[test]
 fn who_has_not_that_mps_is_told_nothing_of_it() {
     for (off, uid) in [(true, 1000), (false, 1001)] {
-        let mut own = record("4711", Progress::Ready);
+        let mut own = record("4711", RecordState::Ready);
         own.report = true;
         let mut node = FakeNode::new().with_record(own);
         node.observations = Some(Observations::default());
@@ -121,7 +121,7 @@ fn who_has_not_that_mps_is_told_nothing_of_it() {
 #[test]
 fn a_job_that_wants_it_reads_at_the_end_what_its_mps_was_used_for() {
     let run = |step: u32, of_script: bool, flags: &[&str], recorded: bool| {
-        let mut own = record("4711", Progress::Ready);
+        let mut own = record("4711", RecordState::Ready);
         own.report = recorded;
         let mut node = FakeNode::new().with_record(own);
         node.observations = Some(Observations {
@@ -173,7 +173,7 @@ fn of_rank(slurm: &mut FakeSlurm, rank: u32, pid: u32) {
 #[test]
 fn a_task_that_a_signal_ended_is_noted_and_one_that_ended_or_failed_is_not() {
     for (step, of) in [(0, Some(0)), (7, Some(7)), (BATCH, None)] {
-        let mut node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        let mut node = FakeNode::new().with_record(record("4711", RecordState::Ready));
         node.oom_kills = 3;
         let mut slurm = FakeSlurm::step(step);
         let mut state = begin(&mut slurm, &node, &["mps"]);
@@ -201,7 +201,7 @@ fn nothing_is_noted_of_who_has_not_that_mps() {
         (true, 1000, &["off"]),
     ] {
         let node = match records {
-            true => FakeNode::new().with_record(record("4711", Progress::Ready)),
+            true => FakeNode::new().with_record(record("4711", RecordState::Ready)),
             false => FakeNode::new(),
         };
         let mut slurm = FakeSlurm::step(0);
@@ -235,7 +235,7 @@ fn a_script_that_ended_well_is_told_that_its_control_daemon_had_ended() {
         ..Observations::default()
     };
     for (observations, lines) in [(Observations::default(), 0), (lost, 1)] {
-        let mut node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        let mut node = FakeNode::new().with_record(record("4711", RecordState::Ready));
         node.observations = Some(observations);
         let mut slurm = FakeSlurm::step(BATCH);
         let mut state = begin(&mut slurm, &node, &[]);

@@ -6,7 +6,7 @@ use mpsd_core::environment::{self, Change};
 use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
 use mpsd_core::observations::Observations;
-use mpsd_core::record::{Daemon, Record, RecordGpu, State};
+use mpsd_core::record::{Daemon, Record, RecordGpu, RecordState};
 use mpsd_core::request::Key;
 use mpsd_core::{GpuUuid, JobId, JobPaths, Paths};
 use std::cell::{Cell, RefCell};
@@ -278,7 +278,7 @@ pub fn path_of(record: &Record) -> PathBuf {
 }
 
 /// The record of job or step `job` of user 1000 with the node's GPUs 2 and 3.
-pub fn record(job: &str, state: State) -> Record {
+pub fn record(job: &str, state: RecordState) -> Record {
     let uuid = |n: u32| GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap();
     let mut record = Record::closed(JobId::parse(job).unwrap(), 1000, state, "the reason".into());
     record.request = "MPS=on,MPS_THREADS=50".parse().ok();

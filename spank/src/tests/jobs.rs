@@ -6,7 +6,7 @@ use crate::plugin;
 use crate::state::State;
 use mpsd_core::config::Wait;
 use mpsd_core::failure::FailureKind;
-use mpsd_core::record::{Record, State as Progress};
+use mpsd_core::record::{Record, RecordState};
 
 fn script() -> FakeSlurm {
     FakeSlurm::new(Context::JobScript)
@@ -25,7 +25,7 @@ fn prolog(slurm: &mut FakeSlurm, node: &FakeNode) -> Verdict {
 fn failed(kind: FailureKind) -> Record {
     Record {
         kind: Some(kind),
-        ..record("4711", Progress::Failed)
+        ..record("4711", RecordState::Failed)
     }
 }
 
@@ -81,7 +81,7 @@ fn only_a_job_of_srun_is_waited_for_in_its_task() {
 
 #[test]
 fn flags_that_nobody_checked_are_refused_by_the_program() {
-    let node = FakeNode::new().answering(ended(1, "refused"), Some(record("4711", Progress::Refused)));
+    let node = FakeNode::new().answering(ended(1, "refused"), Some(record("4711", RecordState::Refused)));
     let mut slurm = script()
         .with_option("mps", None)
         .with_option("mps-mem", Some("4G;MPS=off \n"));
@@ -99,7 +99,7 @@ fn only_a_fault_fails_the_prolog() {
         (ended(0, ""), None, Verdict::Continue),
         (
             ended(1, "refused"),
-            Some(record("4711", Progress::Refused)),
+            Some(record("4711", RecordState::Refused)),
             Verdict::Continue,
         ),
         (
@@ -153,10 +153,12 @@ fn a_program_that_left_no_record_is_recorded_by_the_plugin() {
         assert_eq!(prolog(&mut slurm, &node), Verdict::Continue);
         assert!(!slurm.errors().is_empty());
         let records = node.records.borrow();
-        let left = records.get(&path_of(&record("4711", Progress::Failed))).unwrap();
+        let left = records
+            .get(&path_of(&record("4711", RecordState::Failed)))
+            .unwrap();
         assert_eq!(
             (left.state, left.uid, left.reason.as_deref()),
-            (Progress::Failed, 1000, Some(reason))
+            (RecordState::Failed, 1000, Some(reason))
         );
     }
 }
@@ -167,13 +169,13 @@ fn a_program_that_was_killed_is_not_waited_for_by_the_tasks() {
         code: Err("did not end within 30 s and was killed".into()),
         lines: Vec::new(),
     };
-    let node = FakeNode::new().answering(killed, Some(record("4711", Progress::Starting)));
+    let node = FakeNode::new().answering(killed, Some(record("4711", RecordState::Starting)));
     prolog(&mut asking(), &node);
     assert!(
         node.records
             .borrow()
             .values()
-            .all(|r| r.state == Progress::Failed)
+            .all(|r| r.state == RecordState::Failed)
     );
 }
 

@@ -4,7 +4,7 @@ use super::fake::{FakeNode, FakeSlurm, ended, key, record};
 use crate::handle::Verdict;
 use crate::plugin;
 use crate::state::State;
-use mpsd_core::record::State as Progress;
+use mpsd_core::record::RecordState;
 
 fn begin(slurm: &mut FakeSlurm, node: &FakeNode, line: &[&str], flags: &[(&str, Option<&str>)]) -> State {
     let line: Vec<String> = line.iter().map(|w| (*w).to_owned()).collect();
@@ -70,7 +70,7 @@ fn no_other_step_starts_or_ends_anything() {
     const EXTERN: u32 = 0xffff_fffc;
     const BATCH: u32 = 0xffff_fffb;
     const INTERACTIVE: u32 = 0xffff_fffa;
-    let of_job = || FakeNode::new().with_record(record("4711", Progress::Ready));
+    let of_job = || FakeNode::new().with_record(record("4711", RecordState::Ready));
     for (step, node, flags) in [
         (0, FakeNode::new(), vec![]),
         (0, FakeNode::new(), vec![("mps", Some("off"))]),

@@ -5,10 +5,10 @@ use crate::handle::{Item, Level, Slurm as _, Verdict};
 use crate::plugin;
 use crate::state::State;
 use mpsd_core::GpuUuid;
-use mpsd_core::bind::{Bind, How};
+use mpsd_core::bind::{Bind, BindMode};
 use mpsd_core::observations::{LimitSet, Observations};
 use mpsd_core::partitions::Partition;
-use mpsd_core::record::{Daemon, Record, RecordDevice, State as Progress};
+use mpsd_core::record::{Daemon, Record, RecordDevice, RecordState};
 use mpsd_core::request::Demand;
 use std::path::PathBuf;
 
@@ -46,7 +46,7 @@ fn refused(slurm: &mut FakeSlurm, node: &FakeNode, line: &str, flags: Flags) -> 
 
 #[test]
 fn what_goes_for_all_tasks_of_a_node_is_said_by_one() {
-    let node = FakeNode::new().with_record(record("4711", Progress::Refused));
+    let node = FakeNode::new().with_record(record("4711", RecordState::Refused));
     let mut slurm = FakeSlurm::step(0);
     assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Leave);
     assert!(slurm.is_silent());
@@ -65,7 +65,7 @@ fn a_task_that_cannot_read_the_record_says_so_whatever_its_rank() {
 #[test]
 fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
     for flags in [ON, &[]] {
-        let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
         let mut slurm = FakeSlurm::step(0);
         assert_eq!(task(&mut slurm, &node, "", flags), Verdict::Continue);
         assert_eq!(
@@ -82,7 +82,7 @@ fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
 #[test]
 fn the_first_task_is_warned_of_connections_and_runs() {
     for (rank, warned) in [(0, true), (1, false)] {
-        let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
         let mut slurm = FakeSlurm::step(0).with_job_env("CUDA_DEVICE_MAX_CONNECTIONS", "8");
         slurm.items.retain(|(item, _)| *item != Item::TaskId);
         slurm.items.push((Item::TaskId, rank));
@@ -99,7 +99,7 @@ fn the_first_task_is_warned_of_connections_and_runs() {
 
 /// A job whose ranks have these partitions, and the file that its steps lock, which goes in the end.
 fn partitioned(test: &str, ids: &[&str]) -> (FakeNode, Locked) {
-    let mut partitioned = record("4711", Progress::Ready);
+    let mut partitioned = record("4711", RecordState::Ready);
     partitioned.request = "MPS=on,MPS_SMS=16:32".parse().ok();
     partitioned.daemons[0].threads = None;
     partitioned.daemons[0].partitions = (0..)
@@ -156,7 +156,7 @@ fn a_step_is_held_to_what_mpsctl_set_gave_since() {
         at: 1,
     };
     for (limits_set, goes_on) in [(vec![], false), (vec![set], true)] {
-        let mut before = record("4711", Progress::Ready);
+        let mut before = record("4711", RecordState::Ready);
         before.request = "MPS=on,MPS_THREADS=25".parse().ok();
         before.daemons[0].threads = "25".parse().ok();
         let mut node = FakeNode::new().with_record(before);
@@ -279,7 +279,7 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
         file: file.into(),
     };
     let node = |files: [&str; 3]| {
-        let mut record = record("4711", Progress::Ready);
+        let mut record = record("4711", RecordState::Ready);
         record.devices = (1..).zip(files).map(|(n, file)| device(n, file)).collect();
         FakeNode::new().with_record(record)
     };
@@ -315,7 +315,7 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
 
 #[test]
 fn the_batch_script_has_the_jobs_gpus() {
-    let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
     let mut slurm = FakeSlurm::step(BATCH)
         .with_job_env("SLURM_JOB_GPUS", "2,3")
         .with_job_env("SLURM_STEP_GPUS", "7");
@@ -325,7 +325,7 @@ fn the_batch_script_has_the_jobs_gpus() {
 
 #[test]
 fn a_step_without_gpus_has_none_of_the_jobs() {
-    let node = || FakeNode::new().with_record(record("4711", Progress::Ready));
+    let node = || FakeNode::new().with_record(record("4711", RecordState::Ready));
     let without = || {
         let mut slurm = FakeSlurm::step(0)
             .with_job_env("MPSD_JOB", "4711")
@@ -342,7 +342,7 @@ fn a_step_without_gpus_has_none_of_the_jobs() {
     // A job whose GPUs Slurm does not know: each step has them all.
     let unnamed = Record {
         named: false,
-        ..record("4711", Progress::Ready)
+        ..record("4711", RecordState::Ready)
     };
     let mut slurm = without();
     task(&mut slurm, &FakeNode::new().with_record(unnamed), "", ON);
@@ -354,7 +354,7 @@ fn a_step_with_unbound_gpus_has_all_of_its_jobs() {
     let mut slurm = FakeSlurm::step(0).with_job_env("SLURMD_TRES_BIND", "gpu:none");
     slurm.job_env.remove("SLURM_STEP_GPUS");
     slurm.job_env.remove("CUDA_VISIBLE_DEVICES");
-    let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
     assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
     assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002,GPU-00000003");
 }
@@ -369,7 +369,7 @@ fn a_step_whose_gpus_slurm_only_counts_is_no_step_without_gpus() {
         if counted {
             slurm.job_env.insert("SLURM_GPUS_ON_NODE".into(), "2".into());
         }
-        let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+        let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
         assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
         slurm.job_env.get("CUDA_VISIBLE_DEVICES").cloned()
     };
@@ -382,7 +382,7 @@ fn a_step_whose_gpus_slurm_only_counts_is_no_step_without_gpus() {
 #[test]
 fn a_task_on_a_mig_device_goes_by_its_name() {
     let uuid = |text: &str| GpuUuid::parse(text).unwrap();
-    let mut own = record("4711", Progress::Ready);
+    let mut own = record("4711", RecordState::Ready);
     for (n, gpu) in own.gpus.iter_mut().enumerate() {
         (gpu.index, gpu.uuid) = (0, uuid(&format!("MIG-0000000{n}")));
     }
@@ -428,8 +428,8 @@ fn the_tasks_of_a_step_are_bound_as_it_asks_and_slurms_own_binding_wins() {
         if let Some(bind) = bind {
             slurm.job_env.insert("SLURMD_TRES_BIND".into(), bind.into());
         }
-        let mut record = record("4711", Progress::Ready);
-        record.bind = Some(Bind::of(How::Auto));
+        let mut record = record("4711", RecordState::Ready);
+        record.bind = Some(Bind::of(BindMode::Auto));
         let node = FakeNode::new().with_record(record);
         assert_eq!(task(&mut slurm, &node, "", flags), Verdict::Continue);
         slurm.job_env["CUDA_VISIBLE_DEVICES"].replace("GPU-0000000", "")
@@ -454,7 +454,7 @@ fn a_component_of_a_het_job_has_what_its_own_job_asked_for() {
     const OFF: Flags = &[("mps", Some("off"))];
     let component = || FakeSlurm::step(0).with_job_env("SLURM_HET_SIZE", "2");
     let mut slurm = component();
-    let node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
     assert_eq!(task(&mut slurm, &node, "", OFF), Verdict::Continue);
     assert_eq!(slurm.job_env["MPSD_JOB"], "4711");
     let mut slurm = component();
@@ -487,7 +487,7 @@ fn a_component_that_did_not_ask_passes_the_task_prolog_of_its_allocation() {
 
 #[test]
 fn a_step_may_lower_its_jobs_limits_and_no_more() {
-    let node = || FakeNode::new().with_record(record("4711", Progress::Ready));
+    let node = || FakeNode::new().with_record(record("4711", RecordState::Ready));
     let lower: Flags = &[
         ("mps", None),
         ("mps-threads", Some("25")),
@@ -518,7 +518,7 @@ fn a_step_may_lower_its_jobs_limits_and_no_more() {
 
 #[test]
 fn a_step_with_its_own_daemon_uses_that() {
-    let node = FakeNode::new().with_record(record("4711.3", Progress::Ready));
+    let node = FakeNode::new().with_record(record("4711.3", RecordState::Ready));
     let mut slurm = FakeSlurm::step(3);
     assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
     assert_eq!(slurm.job_env["MPSD_JOB"], "4711.3");
@@ -530,12 +530,12 @@ fn a_step_with_its_own_daemon_uses_that() {
 
 #[test]
 fn refused_and_failed_are_told_to_the_user() {
-    for state in [Progress::Refused, Progress::Failed] {
+    for state in [RecordState::Refused, RecordState::Failed] {
         let node = FakeNode::new().with_record(record("4711", state));
         let line = refused(&mut FakeSlurm::step(0), &node, "", &[]);
         assert_eq!(line, "job 4711: not started on n1: the reason");
     }
-    let node = FakeNode::new().with_record(record("4711", Progress::Starting));
+    let node = FakeNode::new().with_record(record("4711", RecordState::Starting));
     assert!(refused(&mut FakeSlurm::step(0), &node, "", &[]).contains("still being started"));
 }
 
@@ -595,7 +595,7 @@ fn off_opts_a_step_out_unless_the_gpus_are_exclusive() {
             .with_job_env("MPSD_JOB", "4711")
             .with_job_env("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/4711/pipe")
     };
-    let shared = FakeNode::new().with_record(record("4711", Progress::Ready));
+    let shared = FakeNode::new().with_record(record("4711", RecordState::Ready));
     let mut slurm = inside();
     assert_eq!(task(&mut slurm, &shared, "", OFF), Verdict::Continue);
     assert!(
@@ -604,7 +604,7 @@ fn off_opts_a_step_out_unless_the_gpus_are_exclusive() {
     assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "0");
     let exclusive = Record {
         exclusive: true,
-        ..record("4711", Progress::Ready)
+        ..record("4711", RecordState::Ready)
     };
     let told = refused(&mut inside(), &FakeNode::new().with_record(exclusive), "", OFF);
     assert!(
@@ -630,7 +630,7 @@ fn variables_of_another_job_do_not_survive_a_submission() {
     let mut with = inherited(FakeSlurm::step(0));
     task(
         &mut with,
-        &FakeNode::new().with_record(record("4711", Progress::Ready)),
+        &FakeNode::new().with_record(record("4711", RecordState::Ready)),
         "",
         &[],
     );
@@ -642,7 +642,7 @@ fn variables_of_another_job_do_not_survive_a_submission() {
 fn another_users_record_is_not_used() {
     let foreign = Record {
         uid: 1001,
-        ..record("4711", Progress::Ready)
+        ..record("4711", RecordState::Ready)
     };
     let told = refused(
         &mut FakeSlurm::step(0),
@@ -657,7 +657,7 @@ fn another_users_record_is_not_used() {
 #[test]
 fn a_warning_is_read_once_a_node() {
     let told = |job: &str, step: u32, rank: u32, of_script: bool| {
-        let mut ready = record(job, Progress::Ready);
+        let mut ready = record(job, RecordState::Ready);
         ready.warnings = vec!["too many tasks".into()];
         let node = FakeNode::new().with_record(ready);
         let mut slurm = FakeSlurm::step(step);
@@ -691,7 +691,7 @@ fn a_warning_is_read_once_a_node() {
 /// The kernel's word: what the job's directory says of it is its user's to write.
 #[test]
 fn a_task_whose_control_daemon_has_ended_does_not_run_outside_of_it() {
-    let mut node = FakeNode::new().with_record(record("4711", Progress::Ready));
+    let mut node = FakeNode::new().with_record(record("4711", RecordState::Ready));
     node.ended = vec!["/run/mpsd/jobs/4711/pipe"];
     for mut slurm in [
         FakeSlurm::step(0),

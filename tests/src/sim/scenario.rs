@@ -7,7 +7,7 @@ use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, 
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::gpu::Mig;
-use mpsd_core::request::Wording;
+use mpsd_core::request::Syntax;
 use mpsd_core::{ComputeMode, Failure, Gpu, GpuUuid, Inventory, JobId, Refusal, Request, Scheduler};
 use std::time::Duration;
 
@@ -190,7 +190,7 @@ impl Scenario {
         Ok(Job {
             asked: Asked {
                 request,
-                wording: Wording::Account,
+                syntax: Syntax::Account,
                 submission: self.submission(),
             },
             config: Config::parse(self.config).expect("the scenario's configuration"),

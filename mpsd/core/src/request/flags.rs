@@ -4,7 +4,7 @@
 //! in the prolog (docs/facts/slurm.md#options). Whatever arrives on a node is the user's text, checked or not.
 
 use super::options::{Key, Request};
-use super::words::{Wording, Words, refuse_if_long};
+use super::words::{Syntax, Words, refuse_if_long};
 use crate::failure::Refusal;
 use crate::text::{nearest, or_meant};
 
@@ -61,7 +61,7 @@ impl Flags {
     fn request(&self) -> Result<Request, Refusal> {
         let mut all = Words::default();
         put(self.given(), &mut all)?;
-        all.request(Wording::Options)
+        all.request(Syntax::Flags)
     }
 
     /// The flags as tokens that `mps-prologue` refuses again with the same reason and records: for flags that make no
@@ -107,7 +107,7 @@ impl Request {
 
 /// The option whose flag is `name`.
 fn key_of(name: &str) -> Result<Key, Refusal> {
-    const SOURCE: Wording = Wording::Options;
+    const SOURCE: Syntax = Syntax::Flags;
     let all = Key::ALL.map(|key| SOURCE.token(key, None));
     let found = Key::ALL.into_iter().zip(&all).find(|(_, flag)| *flag == name);
     let (why, meant) = match name.starts_with("--") {
@@ -123,7 +123,7 @@ fn key_of(name: &str) -> Result<Key, Refusal> {
 
 /// Puts `flags` into `words`.
 fn put<'f>(flags: impl Iterator<Item = (Key, &'f Flag)> + Clone, words: &mut Words) -> Result<(), Refusal> {
-    let name = |key| Wording::Options.token(key, None);
+    let name = |key| Syntax::Flags.token(key, None);
     let length = |(key, flag): (Key, &Flag)| name(key).len() + flag.as_deref().map_or(0, str::len);
     refuse_if_long("the --mps flags", flags.clone().map(length).sum())?;
     for (key, flag) in flags {
@@ -131,7 +131,7 @@ fn put<'f>(flags: impl Iterator<Item = (Key, &'f Flag)> + Clone, words: &mut Wor
             true => flag.as_ref().map(|text| text.replace(',', ":")),
             false => flag.clone(),
         };
-        words.take(Wording::Options, key, &name(key), value.as_deref())?;
+        words.take(Syntax::Flags, key, &name(key), value.as_deref())?;
     }
     Ok(())
 }

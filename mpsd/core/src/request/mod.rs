@@ -13,7 +13,7 @@ mod words;
 pub use flags::{Demand, Flags};
 pub use options::{Key, Request, Row};
 pub use values::{GpuSelector, MemoryLimit, Mode, Sms, Threads};
-pub use words::Wording;
+pub use words::Syntax;
 
 #[cfg(test)]
 mod property_tests;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::bind::{Bind, DeviceNames, How};
+use crate::bind::{Bind, BindMode, DeviceNames};
 use crate::limits::{Amount, Percent, Priority};
 
 fn percent(text: &str) -> Percent {
@@ -48,7 +48,7 @@ fn every_request() -> Vec<Request> {
                     verify,
                     ..Request::new(mode)
                 };
-                let binds = [None, Some(Bind::of(How::Auto)), "closest+peers".parse().ok()];
+                let binds = [None, Some(Bind::of(BindMode::Auto)), "closest+peers".parse().ok()];
                 for (bind, visible) in binds.into_iter().zip([Some(DeviceNames::Ordinal), None, None]) {
                     let bound = Request {
                         bind: bind.filter(|bind| mode != Mode::PerGpu || !bind.peers),

@@ -16,9 +16,9 @@ fn refusal(text: &str) -> String {
     }
 }
 
-/// Every option as this wording names it.
-fn all(wording: Wording) -> String {
-    let names = Key::ALL.map(|key| wording.token(key, None)).join(", ");
+/// Every option as this syntax names it.
+fn all(syntax: Syntax) -> String {
+    let names = Key::ALL.map(|key| syntax.token(key, None)).join(", ");
     assert!(
         names.starts_with("MPS, MPS_THREADS, ") || names.starts_with("mps, mps=threads, "),
         "{names}"
@@ -176,12 +176,12 @@ fn a_refused_account_names_token_reason_and_what_is_allowed() {
             "MPS=on,MPS_THREAD=25",
             format!(
                 "MPS_THREAD=25: unknown key (did you mean MPS_THREADS?); allowed: {}",
-                all(Wording::Account)
+                all(Syntax::Account)
             ),
         ),
         (
             "MPS=on,MPS_COLOUR=red",
-            format!("MPS_COLOUR=red: unknown key; allowed: {}", all(Wording::Account)),
+            format!("MPS_COLOUR=red: unknown key; allowed: {}", all(Syntax::Account)),
         ),
         (
             "MPS=50",
@@ -550,7 +550,7 @@ fn the_resource_speaks_the_same_words() {
             "on+thread=25",
             format!(
                 "mps=thread=25: unknown key (did you mean mps=threads?); allowed: {}",
-                all(Wording::Resource)
+                all(Syntax::Resource)
             ),
         ),
     ];

@@ -25,24 +25,24 @@ impl Key {
 
 /// How a user wrote the words, so that a message can name them as the user knows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wording {
+pub enum Syntax {
     /// Account tokens: `MPS_THREADS=25`.
     Account,
     /// Slurm's flags: `--mps-threads=25`.
-    Options,
+    Flags,
     /// OpenPBS's resource: `mps=threads=25`.
     Resource,
 }
 
-impl Wording {
+impl Syntax {
     /// A word as the user knows it.
     pub fn token(self, key: Key, value: Option<&str>) -> String {
         let row = key.row();
         let name = match self {
-            Wording::Account => row.token(),
-            Wording::Options => format!("--{}", row.flag()),
-            Wording::Resource if row.name.is_empty() => "mps".to_owned(),
-            Wording::Resource => format!("mps={}", row.name),
+            Syntax::Account => row.token(),
+            Syntax::Flags => format!("--{}", row.flag()),
+            Syntax::Resource if row.name.is_empty() => "mps".to_owned(),
+            Syntax::Resource => format!("mps={}", row.name),
         };
         match value {
             Some(value) => format!("{name}={value}"),
@@ -57,9 +57,9 @@ impl Wording {
     /// How to ask for MPS at all, for whom `word` alone does not.
     fn switch(self, word: &str) -> String {
         match self {
-            Wording::Account => "add MPS=on".to_owned(),
-            Wording::Options => "add --mps".to_owned(),
-            Wording::Resource => format!("write mps=on+{}", word.strip_prefix("mps=").unwrap_or(word)),
+            Syntax::Account => "add MPS=on".to_owned(),
+            Syntax::Flags => "add --mps".to_owned(),
+            Syntax::Resource => format!("write mps=on+{}", word.strip_prefix("mps=").unwrap_or(word)),
         }
     }
 
@@ -103,7 +103,7 @@ impl Request {
     /// # Errors
     /// A refusal that names the token, the reason and what is allowed.
     pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
-        let source = Wording::Account;
+        let source = Syntax::Account;
         let text = String::from_utf8_lossy(account.as_ref());
         let ours: Vec<(&str, &str)> = text
             .split(is_between)
@@ -144,7 +144,7 @@ impl Request {
     /// # Errors
     /// A refusal that names the word as `mps=…`.
     pub fn from_resource(resource: &str) -> Result<Self, Refusal> {
-        let source = Wording::Resource;
+        let source = Syntax::Resource;
         refuse_if_long("the mps resource", resource.len())?;
         let mut words = Words::default();
         // The mark between the words is also one within MPS_BIND's.
@@ -180,12 +180,12 @@ impl Request {
         }
         let mut merged = account;
         merged.fill(&resource);
-        merged.check(Wording::Account)?;
+        merged.check(Syntax::Account)?;
         Ok(merged)
     }
 
     /// The rules that bind several words together.
-    fn check(&self, source: Wording) -> Result<(), Refusal> {
+    fn check(&self, source: Syntax) -> Result<(), Refusal> {
         let excluded = match (&self.threads, &self.memory) {
             (Some(threads), _) => Some((Key::Threads, threads.to_string())),
             (_, Some(memory)) => Some((Key::Mem, memory.to_string())),
@@ -223,7 +223,7 @@ impl Request {
 
 impl Request {
     /// With static partitions NVIDIA's daemon ignores percentages.
-    fn check_sms(&self, source: Wording) -> Result<(), Refusal> {
+    fn check_sms(&self, source: Syntax) -> Result<(), Refusal> {
         let Some(sms) = self.value(Key::Sms) else {
             return Ok(());
         };
@@ -297,7 +297,7 @@ impl Words {
     /// Takes one word; `name` is its key as the user wrote it, `None` a flag without its value.
     pub(super) fn take(
         &mut self,
-        source: Wording,
+        source: Syntax,
         key: Key,
         name: &str,
         value: Option<&str>,
@@ -323,7 +323,7 @@ impl Words {
         }
     }
 
-    pub(super) fn request(self, source: Wording) -> Result<Request, Refusal> {
+    pub(super) fn request(self, source: Syntax) -> Result<Request, Refusal> {
         if !self.asked {
             let word = self.dependent.unwrap_or_default();
             let why = format!("MPS itself is not asked for: {}", source.switch(&word));

@@ -5,7 +5,7 @@
 
 use crate::cli::attach::Caller;
 use mpsd_core::environment::Change;
-use mpsd_core::partitions::{VARIABLE, Whose, take};
+use mpsd_core::partitions::{Holder, VARIABLE, take};
 use mpsd_core::{Failure, Refusal};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
@@ -33,7 +33,7 @@ pub fn hold(caller: &Caller<'_>, changes: &[Change]) -> Result<(), Failure> {
     let cannot = |e: Errno| refused(&format!("cannot lock '{}': {e}", path.display()), "");
     let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = File::from(open(&path, flags, Mode::empty()).map_err(cannot)?);
-    let taken = take(&file, Whose::Rank(partition.rank)).map_err(cannot)?;
+    let taken = take(&file, Holder::Rank(partition.rank)).map_err(cannot)?;
     if !taken && !is_inherited(&file) {
         let why = format!(
             "another process of the job has that of rank {} on this node",

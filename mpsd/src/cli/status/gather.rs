@@ -227,7 +227,7 @@ fn of_journal(journal: Option<&Journal>, record: Option<Record>) -> Option<Subje
         // A journal without a record is a start that has not come so far, or an end under way.
         state: record
             .as_ref()
-            .map_or(record::State::Starting, |record| record.state),
+            .map_or(record::RecordState::Starting, |record| record.state),
         left: journal.left,
         reason: record.and_then(|record| record.reason),
         gpus: journal.gpus.clone(),

@@ -2,7 +2,7 @@
 
 use super::view::{ClientView, DaemonView, GpuView, View};
 use super::whether::{Attached, Whether};
-use mpsd_core::record::State;
+use mpsd_core::record::RecordState;
 
 /// What stands where something is not known.
 const UNKNOWN: &str = "-";
@@ -36,10 +36,10 @@ fn state(view: &View) -> String {
     let reason = view.reason.as_deref().unwrap_or("no reason is recorded");
     match view.state {
         _ if view.left => "its MPS was taken down, and something of it is left".to_owned(),
-        State::Ready => "MPS is up".to_owned(),
-        State::Starting => "its MPS is being started".to_owned(),
-        State::Refused => format!("its MPS was refused: {reason}"),
-        State::Failed => format!("its MPS did not start: {reason}"),
+        RecordState::Ready => "MPS is up".to_owned(),
+        RecordState::Starting => "its MPS is being started".to_owned(),
+        RecordState::Refused => format!("its MPS was refused: {reason}"),
+        RecordState::Failed => format!("its MPS did not start: {reason}"),
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
             uid: 1000,
             user: Some("alice".to_owned()),
             began: None,
-            state: State::Ready,
+            state: RecordState::Ready,
             left: false,
             reason: None,
             daemons: vec![DaemonView {
@@ -216,7 +216,7 @@ job 7 of alice: MPS is up
     #[test]
     fn a_job_without_mps_is_told_with_its_reason_and_no_table() {
         let mut view = example();
-        (view.state, view.reason) = (State::Refused, Some("MPS_THREADS=0".to_owned()));
+        (view.state, view.reason) = (RecordState::Refused, Some("MPS_THREADS=0".to_owned()));
         view.daemons.clear();
         assert_eq!(
             lines(&view, None),

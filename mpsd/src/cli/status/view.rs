@@ -5,7 +5,7 @@ use crate::daemon::dialogue::InForce;
 use crate::daemon::inquiry::{Client, Said, Server, Silence};
 use crate::node::clients::Task;
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::{Daemon, RecordGpu, State};
+use mpsd_core::record::{Daemon, RecordGpu, RecordState};
 use mpsd_core::text::one_line;
 use mpsd_core::{GpuUuid, JobId};
 use serde::Serialize;
@@ -25,7 +25,7 @@ pub struct Subject {
     /// Seconds since 1970 at which it began, likewise.
     pub began: Option<u64>,
     /// How far its MPS is.
-    pub state: State,
+    pub state: RecordState,
     /// It was taken down, and something of it is here still.
     pub left: bool,
     /// Why it has none.
@@ -61,7 +61,7 @@ pub struct View {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub began: Option<u64>,
     /// How far it is.
-    pub state: State,
+    pub state: RecordState,
     /// It was taken down, and something of it is here still.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
@@ -79,7 +79,7 @@ pub struct View {
 impl View {
     /// Its MPS was proved ready, and has not been taken down.
     pub fn is_up(&self) -> bool {
-        self.state == State::Ready && !self.left
+        self.state == RecordState::Ready && !self.left
     }
 
     /// One of its control daemons has ended.
@@ -254,7 +254,7 @@ mod tests {
             uid: 1000,
             user: Some("alice".to_owned()),
             began: Some(1),
-            state: State::Ready,
+            state: RecordState::Ready,
             left: false,
             reason: None,
             gpus: vec![record_gpu(0), record_gpu(1)],

@@ -2,7 +2,7 @@
 
 use super::view::{Subject, View};
 use mpsd_core::environment::PIPE_DIRECTORY;
-use mpsd_core::record::State;
+use mpsd_core::record::RecordState;
 use mpsd_core::text::one_line;
 use serde::Serialize;
 use std::io::{Error, ErrorKind};
@@ -52,10 +52,10 @@ pub fn whether(subject: &Subject, view: &View, pipe: Option<&str>) -> Whether {
     let job = &subject.job;
     let reason = subject.reason.as_deref().unwrap_or("no reason is recorded");
     match subject.state {
-        State::Ready => {}
-        State::Starting => return Whether::no(format!("the MPS of job {job} is still being started")),
-        State::Refused => return Whether::no(format!("the MPS of job {job} was refused: {reason}")),
-        State::Failed => return Whether::no(format!("the MPS of job {job} did not start: {reason}")),
+        RecordState::Ready => {}
+        RecordState::Starting => return Whether::no(format!("the MPS of job {job} is still being started")),
+        RecordState::Refused => return Whether::no(format!("the MPS of job {job} was refused: {reason}")),
+        RecordState::Failed => return Whether::no(format!("the MPS of job {job} did not start: {reason}")),
     }
     let how = "attach with 'mpsctl exec -- COMMAND' or eval \"$(mpsctl env)\"";
     let Some(pipe) = pipe else {
@@ -136,7 +136,7 @@ mod tests {
     use mpsd_core::JobId;
     use mpsd_core::record::Daemon;
 
-    fn subject(state: State) -> Subject {
+    fn subject(state: RecordState) -> Subject {
         Subject {
             job: JobId::parse("7").unwrap(),
             uid: 1000,
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    fn said(state: State, said: Result<Said, Silence>, pipe: Option<&str>) -> (u8, String) {
+    fn said(state: RecordState, said: Result<Said, Silence>, pipe: Option<&str>) -> (u8, String) {
         let subject = subject(state);
         let learnt = Learnt {
             said: vec![said],
@@ -172,21 +172,45 @@ mod tests {
     fn each_state_of_a_task_has_its_reason_and_code() {
         let hangs = Silence::NoAnswer("no answer within 2000 ms".to_owned());
         for (state, daemon, pipe, code, words) in [
-            (State::Ready, Ok(Said::default()), Some("/p"), 0, "answers"),
-            (State::Ready, Ok(Said::default()), None, 1, "is not set here"),
-            (State::Ready, Ok(Said::default()), Some("/q\u{1b}"), 1, "'/q?'"),
-            (State::Ready, Err(Silence::Ended), Some("/p"), 1, "outside MPS"),
-            (State::Ready, Err(hangs), Some("/p"), 2, "no answer within"),
+            (RecordState::Ready, Ok(Said::default()), Some("/p"), 0, "answers"),
             (
-                State::Starting,
+                RecordState::Ready,
+                Ok(Said::default()),
+                None,
+                1,
+                "is not set here",
+            ),
+            (
+                RecordState::Ready,
+                Ok(Said::default()),
+                Some("/q\u{1b}"),
+                1,
+                "'/q?'",
+            ),
+            (
+                RecordState::Ready,
+                Err(Silence::Ended),
+                Some("/p"),
+                1,
+                "outside MPS",
+            ),
+            (RecordState::Ready, Err(hangs), Some("/p"), 2, "no answer within"),
+            (
+                RecordState::Starting,
                 Ok(Said::default()),
                 Some("/p"),
                 1,
                 "being started",
             ),
-            (State::Refused, Ok(Said::default()), None, 1, "refused: a reason"),
             (
-                State::Failed,
+                RecordState::Refused,
+                Ok(Said::default()),
+                None,
+                1,
+                "refused: a reason",
+            ),
+            (
+                RecordState::Failed,
                 Ok(Said::default()),
                 None,
                 1,
@@ -211,7 +235,7 @@ mod tests {
         }
         std::os::unix::fs::symlink(&own, &link).unwrap();
         std::fs::write(dir.join("file"), "").unwrap();
-        let mut subject = subject(State::Ready);
+        let mut subject = subject(RecordState::Ready);
         subject.daemons[0].pipe.clone_from(&own);
         let learnt = Learnt {
             said: vec![Ok(Said::default())],

@@ -2,7 +2,7 @@
 
 use super::configuration::{Share, Way};
 use crate::cli::attach::Caller;
-use mpsd_core::bind::{Bind, DeviceNames, How};
+use mpsd_core::bind::{Bind, BindMode, DeviceNames};
 use mpsd_core::environment::{
     Change, JOB, LOG_DIRECTORY, MEMORY, PIPE_DIRECTORY, THREADS, Task, VISIBLE_DEVICES, strip_inherited,
     task_environment,
@@ -110,7 +110,7 @@ impl Places {
         let no_mps = || Refusal::new("sweep", "the job has no MPS", "");
         let (record, task) = self.with_mps.as_ref().ok_or_else(no_mps)?;
         let record = Record {
-            bind: Some(Bind::of(How::Cyclic)),
+            bind: Some(Bind::of(BindMode::Cyclic)),
             names: names.or(record.names),
             ..record.clone()
         };
@@ -205,11 +205,16 @@ mod tests {
 
     use super::*;
     use mpsd_core::JobId;
-    use mpsd_core::record::{Daemon, RecordDevice, RecordGpu, State};
+    use mpsd_core::record::{Daemon, RecordDevice, RecordGpu, RecordState};
 
     fn places(names: DeviceNames, gpus: usize) -> Places {
         let uuid = |number: usize| GpuUuid::parse(&format!("GPU-0000000{number}")).unwrap();
-        let mut record = Record::closed(JobId::parse("7").unwrap(), 1000, State::Ready, String::new());
+        let mut record = Record::closed(
+            JobId::parse("7").unwrap(),
+            1000,
+            RecordState::Ready,
+            String::new(),
+        );
         let all: Vec<GpuUuid> = (1..=gpus).map(uuid).collect();
         record.names = Some(names);
         record.gpus = (2..)

@@ -30,7 +30,7 @@ use super::trial::Trial;
 use mpsd_core::Gpu;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::{JobId, Scheduler};
-use mpsd_core::request::Wording;
+use mpsd_core::request::Syntax;
 use std::path::Path;
 use std::time::Duration;
 
@@ -63,8 +63,8 @@ impl BatchSystem for Slurm {
         submission::devices(input, host)
     }
 
-    fn wording(&self) -> Wording {
-        Wording::Options
+    fn syntax(&self) -> Syntax {
+        Syntax::Flags
     }
 
     fn has_steps(&self) -> bool {

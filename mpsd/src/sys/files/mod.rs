@@ -3,7 +3,7 @@
 
 pub use mpsd_core::file::FileError;
 use mpsd_core::file::{kind, read_regular};
-use mpsd_core::replace::{Until, replace_at};
+use mpsd_core::replace::{Durability, replace_at};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat, mkdirat};
@@ -221,17 +221,23 @@ impl Dir {
     /// Replaces (or makes) a file in one step: after a crash of the node there is the old file or the new, whole. Two writers
     /// of one name must hold a lock.
     pub fn write_atomic(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
-        self.replace(name.as_ref(), bytes, mode, Until::OnDisk)
+        self.replace(name.as_ref(), bytes, mode, Durability::OnDisk)
     }
 
     /// [`Dir::write_atomic`] for what need not outlive the node's own end: it does not wait for the disk.
     pub fn write_whole(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
-        self.replace(name.as_ref(), bytes, mode, Until::Placed)
+        self.replace(name.as_ref(), bytes, mode, Durability::Placed)
     }
 
-    fn replace(&self, name: &OsStr, bytes: &[u8], mode: u32, until: Until) -> Result<(), FileError> {
+    fn replace(
+        &self,
+        name: &OsStr,
+        bytes: &[u8],
+        mode: u32,
+        durability: Durability,
+    ) -> Result<(), FileError> {
         let (_, path) = self.entry(name)?;
-        replace_at(self, name, bytes, mode, until).map_err(FileError::io("write", path))
+        replace_at(self, name, bytes, mode, durability).map_err(FileError::io("write", path))
     }
 
     /// Makes a file that is not there, and opens it to write.

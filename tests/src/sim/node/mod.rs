@@ -21,7 +21,7 @@ use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::observations::Observations;
 use mpsd_core::paths::JobPaths;
-use mpsd_core::record::{Daemon, Record, State};
+use mpsd_core::record::{Daemon, Record, RecordState};
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
 use std::cell::RefCell;
 use std::collections::BTreeSet;

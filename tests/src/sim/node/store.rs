@@ -125,7 +125,7 @@ impl Store for Sim {
     fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
         let asked = self.asked.get();
         assert!(
-            asked || record.state != State::Ready,
+            asked || record.state != RecordState::Ready,
             "ready, and not asked whether the job has ended"
         );
         self.call("write_record")?;
@@ -134,7 +134,7 @@ impl Store for Sim {
         }
         let record = record.clone();
         match record.state {
-            State::Ready => self.assert_proved(&record),
+            RecordState::Ready => self.assert_proved(&record),
             _ => self.world.borrow_mut().forget_proof(&record.job),
         }
         self.step(|world| {
@@ -149,7 +149,7 @@ impl Store for Sim {
     fn is_ready(&self, job: &JobId) -> bool {
         let world = self.world.borrow();
         let record = world.jobs.get(job).and_then(|job| job.record.as_ref());
-        record.is_some_and(|record| record.state == State::Ready)
+        record.is_some_and(|record| record.state == RecordState::Ready)
     }
 
     fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
