@@ -35,8 +35,8 @@ pub fn in_page(page: &str) -> Result<String> {
         let cells =
             [title(row), row.cause.to_owned(), row.remedy.to_owned()].map(|cell| cell.replace('|', "\\|"));
         format!(
-            "| {} | [{}](facts/{}) | {} |\n",
-            cells[0], cells[1], row.source, cells[2]
+            "| [{}](facts/{}) | {} | {} |\n",
+            cells[0], row.source, cells[1], cells[2]
         )
     };
     let lines: String = ROWS.iter().map(line).collect();

@@ -1,0 +1,139 @@
+//! `cargo xtask docs`: a site of the repository's pages and of the man pages. mkdocs makes it (`packaging/site/`). A headless
+//! browser then opens each page at three widths: a page that scrolls sideways, or a link that leads nowhere, is an error.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::cargo;
+use crate::command::quietly;
+use crate::install::{program, python};
+
+/// mkdocs, its theme, and what they need.
+const MKDOCS: &str = include_str!("../python/mkdocs.txt");
+const CHROMIUM: &str = "/usr/bin/chromium";
+/// No sandbox, because root cannot have it; no network; frames may read one another's pages.
+const BROWSER: [&str; 10] = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--allow-file-access-from-files",
+    "--virtual-time-budget=60000",
+];
+
+/// `docs`'s options.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Where the site goes; emptied first
+    #[arg(long, value_name = "DIR", default_value = "target/site")]
+    pub out: PathBuf,
+}
+
+impl Options {
+    /// The site in `dir`.
+    pub fn into_dir(dir: &str) -> Options {
+        Options { out: dir.into() }
+    }
+}
+
+/// Installs what makes and checks the site, if it is missing.
+pub fn prepare() -> Result<()> {
+    python::environment("mkdocs", &[MKDOCS])?;
+    program("/usr/bin/mandoc", "mandoc", "mandoc")?;
+    program(CHROMIUM, "chromium", "chromium")
+}
+
+/// Makes the site and checks it.
+pub fn run(options: &Options) -> Result<()> {
+    prepare()?;
+    let root = cargo::root()?;
+    let work = cargo::target_directory()?.join("docs");
+    if work.exists() {
+        fs::remove_dir_all(&work).with_context(|| format!("cannot empty '{}'", work.display()))?;
+    }
+    let manual = work.join("manual");
+    for dir in [&manual, &work.join("pages")] {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make '{}'", dir.display()))?;
+    }
+    let to = manual.display().to_string();
+    cargo::build(&["run", "--locked", "--package", "manual", "--", &to])?;
+    for name in ["mkdocs.yml", "hooks.py", "site.css"] {
+        fs::copy(root.join("packaging/site").join(name), work.join(name))
+            .with_context(|| format!("cannot copy 'packaging/site/{name}'"))?;
+    }
+    let out = std::path::absolute(&options.out)?;
+    let mut command = Command::new(python::environment("mkdocs", &[MKDOCS])?.join("mkdocs"));
+    command
+        .env("MPSD_ROOT", &root)
+        .env("MPSD_MANUAL", manual.join("man"))
+        .env("NO_MKDOCS_2_WARNING", "1")
+        // Without --quiet, because with it --strict counts no warning.
+        .args(["build", "--strict", "--config-file"])
+        .arg(work.join("mkdocs.yml"))
+        .arg("--site-dir")
+        .arg(&out);
+    quietly(&mut command)?;
+    println!(
+        "{}: {}",
+        out.join("index.html").display(),
+        check(&root, &out, &work)?
+    );
+    Ok(())
+}
+
+/// Has a browser measure each page of `site` and follow its links.
+fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
+    let mut pages = Vec::new();
+    collect(site, &mut pages)?;
+    let relative = pages.iter().filter_map(|page| page.strip_prefix(site).ok());
+    let relative: Vec<&Path> = relative.filter(|page| *page != Path::new("404.html")).collect();
+    let text = fs::read_to_string(root.join("packaging/site/check.html"))?;
+    let text = text.replacen(
+        "= PAGES;",
+        &format!("= {};", serde_json::to_string(&relative)?),
+        1,
+    );
+    let file = site.join("check.html");
+    fs::write(&file, text).with_context(|| format!("cannot write '{}'", file.display()))?;
+    let mut command = Command::new("/usr/bin/timeout");
+    command.args(["--kill-after=5", "300", CHROMIUM]).args(BROWSER);
+    command.arg(format!("--user-data-dir={}", work.join("browser").display()));
+    command
+        .arg("--dump-dom")
+        .arg(format!("file://{}", file.display()));
+    let output = command.output().context("cannot start chromium")?;
+    fs::remove_file(&file)?;
+    let page = String::from_utf8_lossy(&output.stdout).into_owned();
+    let result = page
+        .split_once("RESULT\n")
+        .and_then(|(_, rest)| rest.split_once("\nEND"));
+    match result {
+        Some((result, _)) if result.contains("links lead somewhere") => Ok(result.to_owned()),
+        Some((result, _)) => bail!("the site:\n{result}"),
+        None => bail!(
+            "the browser gave no result ({}): {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        ),
+    }
+}
+
+fn collect(dir: &Path, pages: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| format!("cannot read '{}'", dir.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(&path, pages)?;
+        } else if path.extension().is_some_and(|end| end == "html") {
+            pages.push(path);
+        }
+    }
+    pages.sort();
+    Ok(())
+}
