@@ -1,13 +1,12 @@
-//! Functions about one GPU. Each trusts its caller's pointers, as NVML does.
+//! Functions about one GPU.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong};
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong, c_void};
+use std::time::Duration;
 
-use crate::node::MIB;
-use crate::out;
-use crate::processes::contexts;
+use crate::node::{Context, Gpu, MIB, Node};
 use crate::{
-    Device, INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, Return, UNKNOWN, gpu, healthy, mig,
-    node, part, returned,
+    Device, INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, Out, Return, SUCCESS, TIMEOUT,
+    UNKNOWN, answer, gpu, healthy, list, mig, node, part, put, string, text,
 };
 
 /// Compute modes, at the place of their number.
@@ -16,17 +15,18 @@ const MODES: [&str; 4] = ["default", "exclusive_thread", "prohibited", "exclusiv
 /// Memory that the driver keeps for itself, in MiB.
 const RESERVED_MIB: u64 = 600;
 
+/// `nvmlEventTypeXidCriticalError` alone.
+const XID: c_ulonglong = 8;
+
 #[repr(C)]
-#[derive(Debug)]
-pub struct Memory {
+struct Memory {
     total: c_ulonglong,
     free: c_ulonglong,
     used: c_ulonglong,
 }
 
 #[repr(C)]
-#[derive(Debug)]
-pub struct Memory2 {
+struct Memory2 {
     version: c_uint,
     total: c_ulonglong,
     reserved: c_ulonglong,
@@ -35,8 +35,7 @@ pub struct Memory2 {
 }
 
 #[repr(C)]
-#[derive(Debug)]
-pub struct Pci {
+struct Pci {
     legacy_id: [c_char; 16],
     domain: c_uint,
     bus: c_uint,
@@ -46,107 +45,77 @@ pub struct Pci {
     id: [c_char; 32],
 }
 
-/// How many GPUs there are.
-///
-/// # Safety
-/// `count` points to a number.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> Return {
-    // SAFETY: the caller's promise.
-    returned(node().and_then(|node| unsafe { out::value(count, node.is.gpu.len() as c_uint) }))
+/// `nvmlProcessInfo_t`, third version.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Process {
+    pid: c_uint,
+    memory: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
 }
 
-/// Writes the handle of the GPU for which `is` holds.
-///
-/// # Safety
-/// `device` points to a handle.
-unsafe fn handle(device: *mut Device, is: impl Fn(usize, &crate::node::Gpu) -> bool) -> Return {
-    returned(node().and_then(|node| {
-        let mut gpus = node.is.gpu.iter().enumerate();
-        let (index, gpu) = gpus.find(|(index, gpu)| is(*index, gpu)).ok_or(NOT_FOUND)?;
-        healthy(gpu)?;
-        // SAFETY: the caller's promise.
-        unsafe { out::value(device, std::ptr::without_provenance_mut(index + 1)) }
-    }))
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetCount_v2(count: Out<c_uint>) -> Return {
+    answer(|| put(count, node()?.is.gpu.len() as c_uint))
 }
 
-/// A GPU by its index.
-///
-/// # Safety
-/// `device` points to a handle.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut Device) -> Return {
-    // SAFETY: the caller's promise.
-    let found = unsafe { handle(device, |at, _| at == index as usize) };
-    if found == NOT_FOUND {
-        INVALID_ARGUMENT
-    } else {
-        found
-    }
+/// Writes the handle of the GPU that `is` chooses.
+fn handle(device: Out<Device>, is: impl Fn(usize, &Gpu) -> bool) -> Result<(), Return> {
+    let node = node()?;
+    let mut gpus = node.is.gpu.iter().enumerate();
+    let (index, gpu) = gpus.find(|(index, gpu)| is(*index, gpu)).ok_or(NOT_FOUND)?;
+    healthy(gpu)?;
+    put(device, std::ptr::without_provenance_mut(index + 1))
 }
 
-/// A GPU, or a MIG device, by its UUID (nvml.h: "the UUID of the target GPU or MIG instance").
-///
-/// # Safety
-/// `uuid` is a string and `device` points to a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut Device) -> Return {
-    // SAFETY: the caller's promise.
-    match unsafe { out::string(uuid) } {
-        // SAFETY: the caller's promise.
-        Ok(uuid) if uuid.starts_with("MIG-") => unsafe { crate::mig::handle(device, &uuid) },
-        // SAFETY: the caller's promise.
-        Ok(uuid) => unsafe { handle(device, |_, gpu| gpu.uuid == uuid) },
-        Err(error) => error,
-    }
+extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Device>) -> Return {
+    let missing = |error| {
+        if error == NOT_FOUND {
+            INVALID_ARGUMENT
+        } else {
+            error
+        }
+    };
+    answer(|| handle(device, |at, _| at == index as usize).map_err(missing))
 }
 
-/// A GPU by its PCI address.
-///
-/// # Safety
-/// `id` is a string and `device` points to a handle.
+/// Of a GPU or a MIG device (nvml.h: "the UUID of the target GPU or MIG instance").
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut Device) -> Return {
-    // SAFETY: the caller's promise.
-    match unsafe { out::string(id) } {
-        // SAFETY: the caller's promise.
-        Ok(id) => unsafe {
-            handle(device, |_, gpu| {
-                gpu.pci.to_lowercase().ends_with(&id.to_lowercase())
-            })
-        },
-        Err(error) => error,
-    }
+unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: Out<Device>) -> Return {
+    // SAFETY: the caller gives a string.
+    answer(|| match unsafe { string(uuid) }? {
+        uuid if uuid.starts_with("MIG-") => mig::handle(device, &uuid),
+        uuid => handle(device, |_, gpu| gpu.uuid == uuid),
+    })
 }
 
-/// A GPU's index.
-///
-/// # Safety
-/// `index` points to a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetIndex(device: Device, index: *mut c_uint) -> Return {
-    // SAFETY: the caller's promise.
-    returned(gpu(device).and_then(|(_, _, at)| unsafe { out::value(index, at as c_uint) }))
+unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: Out<Device>) -> Return {
+    answer(|| {
+        // SAFETY: the caller gives a string.
+        let id = unsafe { string(id) }?.to_lowercase();
+        handle(device, |_, gpu| gpu.pci.to_lowercase().ends_with(&id))
+    })
 }
 
-/// A GPU's UUID, or a MIG device's.
-///
-/// # Safety
-/// `uuid` has room for `length` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetUUID(device: Device, uuid: *mut c_char, length: c_uint) -> Return {
-    // SAFETY: the caller's promise.
-    returned(part(device).and_then(|(_, part)| unsafe { out::text(uuid, length, &part.uuid) }))
+extern "C" fn nvmlDeviceGetIndex(device: Device, index: Out<c_uint>) -> Return {
+    answer(|| put(index, gpu(device)?.2 as c_uint))
 }
 
-/// A GPU's product; a MIG device's has its profile (nvml.h: "MIG device names which can be used to identify devices").
-///
-/// # Safety
-/// `name` has room for `length` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetName(device: Device, name: *mut c_char, length: c_uint) -> Return {
-    // SAFETY: the caller's promise.
-    returned(part(device).and_then(|(_, part)| unsafe { out::text(name, length, &part.name) }))
+unsafe extern "C" fn nvmlDeviceGetUUID(device: Device, uuid: *mut c_char, length: c_uint) -> Return {
+    // SAFETY: the caller gives room for `length` bytes.
+    answer(|| unsafe { text(uuid, length, &part(device)?.1.uuid) })
+}
+
+/// A MIG device has its profile in it (nvml.h: "MIG device names which can be used to identify devices").
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetName(device: Device, name: *mut c_char, length: c_uint) -> Return {
+    // SAFETY: the caller gives room for `length` bytes.
+    answer(|| unsafe { text(name, length, &part(device)?.1.name) })
 }
 
 /// Total, used and free memory in bytes.
@@ -160,64 +129,54 @@ fn memory(device: Device) -> Result<(u64, u64, u64), Return> {
     Ok((total, used, total.saturating_sub(used + RESERVED_MIB * MIB)))
 }
 
-/// A GPU's memory.
-///
-/// # Safety
-/// `to` points to room for it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: Device, to: *mut Memory) -> Return {
-    let all = memory(device).map(|(total, used, free)| Memory { total, free, used });
-    // SAFETY: the caller's promise.
-    returned(all.and_then(|all| unsafe { out::value(to, all) }))
+extern "C" fn nvmlDeviceGetMemoryInfo(device: Device, to: Out<Memory>) -> Return {
+    answer(|| {
+        let (total, used, free) = memory(device)?;
+        put(to, Memory { total, free, used })
+    })
 }
 
-/// A GPU's memory, with what the driver keeps.
-///
-/// # Safety
-/// `to` points to room for it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, to: *mut Memory2) -> Return {
-    let version = size_of::<Memory2>() as c_uint | 2 << 24;
-    let reserved = RESERVED_MIB * MIB;
-    let all = memory(device).map(|(total, used, free)| Memory2 {
-        version,
-        total,
-        reserved,
-        free,
-        used,
-    });
-    // SAFETY: the caller's promise.
-    returned(all.and_then(|all| unsafe { out::value(to, all) }))
+extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, to: Out<Memory2>) -> Return {
+    answer(|| {
+        let (total, used, free) = memory(device)?;
+        let all = Memory2 {
+            version: size_of::<Memory2>() as c_uint | 2 << 24,
+            total,
+            reserved: RESERVED_MIB * MIB,
+            free,
+            used,
+        };
+        put(to, all)
+    })
 }
 
-/// A GPU's compute mode; of one in MIG mode only its devices tell (nvml.h: "If MIG is enabled on a GPU, device must be MIG device
-/// handle").
-///
-/// # Safety
-/// `mode` points to a number.
+/// Of a GPU in MIG mode only its devices tell (nvml.h: "If MIG is enabled on a GPU, device must be MIG device handle").
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: *mut c_uint) -> Return {
-    returned(part(device).and_then(|(node, gpu)| {
+extern "C" fn nvmlDeviceGetComputeMode(device: Device, mode: Out<c_uint>) -> Return {
+    answer(|| {
+        let (node, gpu) = part(device)?;
         if !gpu.mig.is_empty() {
             return Err(NOT_SUPPORTED);
         }
         let now = node.mode(&gpu.uuid);
         let number = MODES.iter().position(|m| *m == now).ok_or(UNKNOWN)?;
-        // SAFETY: the caller's promise.
-        unsafe { out::value(mode, number as c_uint) }
-    }))
+        put(mode, number as c_uint)
+    })
 }
 
-/// Sets a GPU's compute mode; only root may, and EXCLUSIVE_THREAD is no more (as in NVML). In MIG mode EXCLUSIVE_PROCESS "is not
-/// supported" (NVIDIA's MIG guide, "MIG with CUDA MPS"), and the handle must be a MIG device's (nvml.h).
+/// Only root may, and EXCLUSIVE_THREAD is no more (as in NVML). In MIG mode EXCLUSIVE_PROCESS "is not supported" (NVIDIA's
+/// MIG guide, "MIG with CUDA MPS"), and the handle must be a MIG device's (nvml.h).
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
-    returned(part(device).and_then(|(node, gpu)| {
+extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Return {
+    answer(|| {
+        let (node, gpu) = part(device)?;
         let name = MODES
             .get(mode as usize)
-            .filter(|m| **m != "exclusive_thread")
-            .ok_or(INVALID_ARGUMENT)?;
-        if !gpu.mig.is_empty() || mig(device).is_some() && *name == "exclusive_process" {
+            .filter(|name| **name != "exclusive_thread");
+        let name = *name.ok_or(INVALID_ARGUMENT)?;
+        if !gpu.mig.is_empty() || mig::place(device).is_some() && name == "exclusive_process" {
             return Err(NOT_SUPPORTED);
         }
         if node.is.nvml.set_refused || !nix::unistd::Uid::effective().is_root() {
@@ -227,95 +186,78 @@ pub extern "C" fn nvmlDeviceSetComputeMode(device: Device, mode: c_uint) -> Retu
             return Ok(());
         }
         node.set_mode(&gpu.uuid, name).map_err(|_| UNKNOWN)
-    }))
+    })
 }
 
-/// The number of a GPU's device file.
-///
-/// # Safety
-/// `minor` points to a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMinorNumber(device: Device, minor: *mut c_uint) -> Return {
-    // SAFETY: the caller's promise.
-    returned(
-        gpu(device).and_then(|(_, gpu, at)| unsafe { out::value(minor, gpu.minor.unwrap_or(at as u32)) }),
-    )
+extern "C" fn nvmlDeviceGetMinorNumber(device: Device, minor: Out<c_uint>) -> Return {
+    answer(|| {
+        let (_, gpu, at) = gpu(device)?;
+        put(minor, gpu.minor.unwrap_or(at as u32))
+    })
 }
 
 /// The CPUs near a GPU, in bits.
-///
-/// # Safety
-/// `set` has room for `size` words.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetCpuAffinity(device: Device, size: c_uint, set: *mut c_ulong) -> Return {
-    returned(gpu(device).and_then(|(_, gpu, _)| {
-        for word in 0..size as usize {
-            let bits = if word == 0 { gpu.cpus } else { 0 };
-            // SAFETY: the caller's promise.
-            unsafe { out::value(set.wrapping_add(word), bits) }?;
+unsafe extern "C" fn nvmlDeviceGetCpuAffinity(device: Device, size: c_uint, set: *mut c_ulong) -> Return {
+    answer(|| {
+        let (_, gpu, _) = gpu(device)?;
+        let mut words = vec![0; size as usize];
+        if let Some(first) = words.first_mut() {
+            *first = gpu.cpus;
         }
-        Ok(())
-    }))
+        let mut room = size;
+        // SAFETY: the caller gives room for `size` words.
+        unsafe { list(Some(&mut room), set, &words) }
+    })
 }
 
-/// A GPU's place on the bus.
-///
-/// # Safety
-/// `to` points to room for it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: Device, to: *mut Pci) -> Return {
-    returned(gpu(device).and_then(|(_, gpu, _)| {
+extern "C" fn nvmlDeviceGetPciInfo_v3(device: Device, to: Out<Pci>) -> Return {
+    answer(|| {
+        let (_, gpu, _) = gpu(device)?;
         let number = |at: usize| {
             let part = gpu.pci.split([':', '.']).nth(at).unwrap_or("0");
             c_uint::from_str_radix(part, 16).unwrap_or(0)
         };
-        let mut pci = Pci {
-            legacy_id: [0; 16],
+        let pci = Pci {
+            legacy_id: characters(gpu.pci.trim_start_matches("0000")),
             domain: number(0),
             bus: number(1),
             device: number(2),
             device_id: 0x2335_10de,
             subsystem_id: 0x18be_10de,
-            id: [0; 32],
+            id: characters(&gpu.pci),
         };
-        let legacy = gpu.pci.trim_start_matches("0000");
-        pci.legacy_id
-            .iter_mut()
-            .zip(legacy.bytes().take(15))
-            .for_each(|(to, byte)| *to = byte as c_char);
-        pci.id
-            .iter_mut()
-            .zip(gpu.pci.bytes().take(31))
-            .for_each(|(to, byte)| *to = byte as c_char);
-        // SAFETY: the caller's promise.
-        unsafe { out::value(to, pci) }
-    }))
+        put(to, pci)
+    })
 }
 
-/// CUDA compute capability.
-///
-/// # Safety
-/// Both pointers point to an int.
+/// As much of a text as fits, with its final zero.
+fn characters<const N: usize>(text: &str) -> [c_char; N] {
+    let bytes = text.as_bytes();
+    std::array::from_fn(|at| match bytes.get(at) {
+        Some(byte) if at + 1 < N => *byte as c_char,
+        _ => 0,
+    })
+}
+
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
+extern "C" fn nvmlDeviceGetCudaComputeCapability(
     device: Device,
-    major: *mut c_int,
-    minor: *mut c_int,
+    major: Out<c_int>,
+    minor: Out<c_int>,
 ) -> Return {
-    returned(gpu(device).and_then(|(_, gpu, _)| {
-        // SAFETY: the caller's promise.
-        unsafe { out::value(major, gpu.capability.0 as c_int) }?;
-        // SAFETY: the caller's promise.
-        unsafe { out::value(minor, gpu.capability.1 as c_int) }
-    }))
+    answer(|| {
+        let (_, gpu, _) = gpu(device)?;
+        put(major, gpu.capability.0 as c_int)?;
+        put(minor, gpu.capability.1 as c_int)
+    })
 }
 
-/// The architecture, which follows from the compute capability.
-///
-/// # Safety
-/// `to` points to a number.
+/// The architecture follows from the compute capability.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetArchitecture(device: Device, to: *mut c_uint) -> Return {
+extern "C" fn nvmlDeviceGetArchitecture(device: Device, to: Out<c_uint>) -> Return {
     let number = |capability| match capability {
         (3, _) => 2,
         (5, _) => 3,
@@ -328,26 +270,107 @@ pub unsafe extern "C" fn nvmlDeviceGetArchitecture(device: Device, to: *mut c_ui
         (10.., _) => 10,
         _ => c_uint::MAX,
     };
-    // SAFETY: the caller's promise.
-    returned(gpu(device).and_then(|(_, gpu, _)| unsafe { out::value(to, number(gpu.capability)) }))
+    answer(|| put(to, number(gpu(device)?.1.capability)))
 }
 
-/// The brand: `NVML_BRAND_NVIDIA`.
-///
-/// # Safety
-/// `brand` points to a number.
+/// `NVML_BRAND_NVIDIA`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetBrand(device: Device, brand: *mut c_uint) -> Return {
-    // SAFETY: the caller's promise.
-    returned(gpu(device).and_then(|_| unsafe { out::value(brand, 14) }))
+extern "C" fn nvmlDeviceGetBrand(device: Device, brand: Out<c_uint>) -> Return {
+    answer(|| gpu(device).and_then(|_| put(brand, 14)))
 }
 
-/// Whether the driver keeps a GPU's state while nobody uses it.
-///
-/// # Safety
-/// `mode` points to a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetPersistenceMode(device: Device, mode: *mut c_uint) -> Return {
-    // SAFETY: the caller's promise.
-    returned(gpu(device).and_then(|(_, gpu, _)| unsafe { out::value(mode, gpu.persistence.into()) }))
+extern "C" fn nvmlDeviceGetPersistenceMode(device: Device, mode: Out<c_uint>) -> Return {
+    answer(|| put(mode, gpu(device)?.1.persistence.into()))
+}
+
+/// The contexts on a GPU, or on a MIG device; a GPU in MIG mode has those of all its devices (nvml.h: "if device handle is
+/// provided, the API returns aggregate information [...]. Per-instance information can be queried by using specific MIG device
+/// handles").
+fn contexts(node: &Node, gpu: &Gpu) -> Vec<Context> {
+    let parts = gpu.mig.iter().map(|mig| mig.uuid.as_str());
+    let uuids = [gpu.uuid.as_str()].into_iter().chain(parts);
+    uuids.flat_map(|uuid| node.contexts(uuid)).collect()
+}
+
+fn processes(device: Device, only_clients: bool) -> Result<Vec<Process>, Return> {
+    let (node, gpu) = part(device)?;
+    // Recorded: a client that only enumerated this GPU stands, with no memory, in the list of clients alone.
+    let listed = |c: &Context| match only_clients {
+        true => c.kind == "mps",
+        false => c.bytes > 0,
+    };
+    let entry = |pid, memory| Process {
+        pid,
+        memory,
+        gpu_instance: c_uint::MAX,
+        compute_instance: c_uint::MAX,
+    };
+    let contexts = contexts(&node, &gpu);
+    let stale = node.is.nvml.stale_pid.filter(|_| !only_clients);
+    let found = contexts
+        .iter()
+        .filter(|c| listed(c))
+        .map(|c| entry(c.pid, c.bytes));
+    Ok(found.chain(stale.map(|pid| entry(pid, 512 * MIB))).collect())
+}
+
+/// Servers, clients of servers, and others with a compute context.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    device: Device,
+    count: Option<&mut c_uint>,
+    to: *mut Process,
+) -> Return {
+    // SAFETY: the caller gives room for `count` processes.
+    answer(|| unsafe { list(count, to, &processes(device, false)?) })
+}
+
+/// Clients of MPS servers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    device: Device,
+    count: Option<&mut c_uint>,
+    to: *mut Process,
+) -> Return {
+    // SAFETY: the caller gives room for `count` processes.
+    answer(|| unsafe { list(count, to, &processes(device, true)?) })
+}
+
+/// Processes that draw: none.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+    device: Device,
+    count: Option<&mut c_uint>,
+    to: *mut Process,
+) -> Return {
+    // SAFETY: the caller gives room for `count` processes.
+    answer(|| gpu(device).and_then(|_| unsafe { list(count, to, &[]) }))
+}
+
+/// Sets of events can be made and waited for; no event ever comes.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlEventSetCreate(set: Out<*mut c_void>) -> Return {
+    answer(|| put(set, std::ptr::without_provenance_mut(1)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlEventSetFree(_set: *mut c_void) -> Return {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetSupportedEventTypes(device: Device, types: Out<c_ulonglong>) -> Return {
+    answer(|| gpu(device).and_then(|_| put(types, XID)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceRegisterEvents(device: Device, _types: c_ulonglong, _set: *mut c_void) -> Return {
+    answer(|| gpu(device).map(|_| ()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlEventSetWait_v2(_set: *mut c_void, _data: *mut c_void, milliseconds: c_uint) -> Return {
+    std::thread::sleep(Duration::from_millis(milliseconds.into()));
+    TIMEOUT
 }

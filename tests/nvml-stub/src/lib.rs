@@ -1,20 +1,18 @@
 //! A double of NVML: the C functions that `nvml-wrapper` needs, for the node in whose directory this library lies.
 //!
 //! `node.toml` beside this file is read at each `nvmlInit`; compute modes and contexts are read and written at each call,
-//! so that they are the same for every process and survive it.
+//! so that they are the same for every process and survive it. Each function trusts its caller's pointers, as NVML does.
 #![allow(non_snake_case)]
 
 mod device;
-mod events;
 mod mig;
 #[allow(dead_code)]
 #[path = "../../src/double/node.rs"]
 mod node;
-mod out;
-mod processes;
 mod system;
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -96,16 +94,10 @@ fn node() -> Result<Node, Return> {
     Ok(node)
 }
 
-/// The handle of a MIG device: its GPU's index and its own on it.
-fn mig(device: Device) -> Option<(usize, usize)> {
-    let handle = device as usize;
-    (handle >= 0x1000).then(|| (handle / 0x1000 - 1, handle % 0x1000))
-}
-
 /// What a handle is of: the GPU, or the MIG device as one, behind it.
 fn part(device: Device) -> Result<(Node, Gpu), Return> {
     let (node, gpu, _) = gpu(device)?;
-    let part = match mig(device) {
+    let part = match mig::place(device) {
         None => gpu,
         Some((_, number)) => gpu.mig.get(number).ok_or(NOT_FOUND)?.of(&gpu),
     };
@@ -115,7 +107,7 @@ fn part(device: Device) -> Result<(Node, Gpu), Return> {
 /// The GPU behind a handle, or behind that of a MIG device, unless it is lost.
 fn gpu(device: Device) -> Result<(Node, Gpu, usize), Return> {
     let node = node()?;
-    let index = mig(device).map_or((device as usize).wrapping_sub(1), |(gpu, _)| gpu);
+    let index = mig::place(device).map_or((device as usize).wrapping_sub(1), |(gpu, _)| gpu);
     let gpu = node.is.gpu.get(index).cloned().ok_or(INVALID_ARGUMENT)?;
     healthy(&gpu)?;
     Ok((node, gpu, index))
@@ -129,7 +121,61 @@ fn healthy(gpu: &Gpu) -> Result<(), Return> {
     }
 }
 
-/// A call that gives something or an error.
-fn returned(result: Result<(), Return>) -> Return {
-    result.err().unwrap_or(SUCCESS)
+/// What a call answers.
+fn answer(call: impl FnOnce() -> Result<(), Return>) -> Return {
+    call().err().unwrap_or(SUCCESS)
+}
+
+/// Room that the caller gives for one value, or null.
+type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
+
+fn put<T>(to: Out<T>, value: T) -> Result<(), Return> {
+    to.ok_or(INVALID_ARGUMENT)?.write(value);
+    Ok(())
+}
+
+/// Writes a string with its final zero.
+///
+/// # Safety
+/// `to` is null or points to room for `length` bytes.
+unsafe fn text(to: *mut c_char, length: c_uint, text: &str) -> Result<(), Return> {
+    if to.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
+    if text.len() >= length as usize {
+        return Err(INSUFFICIENT_SIZE);
+    }
+    // SAFETY: not null, the caller promises the room, and the length was checked.
+    unsafe { to.copy_from_nonoverlapping(text.as_ptr().cast(), text.len()) };
+    // SAFETY: as above; the final zero still fits.
+    unsafe { to.add(text.len()).write(0) };
+    Ok(())
+}
+
+/// Writes a list, and its length in any case.
+///
+/// # Safety
+/// `to` is null or points to room for `count` items.
+unsafe fn list<T: Copy>(count: Option<&mut c_uint>, to: *mut T, items: &[T]) -> Result<(), Return> {
+    let count = count.ok_or(INVALID_ARGUMENT)?;
+    let room = std::mem::replace(count, items.len() as c_uint) as usize;
+    if items.is_empty() {
+        return Ok(());
+    }
+    if to.is_null() || room < items.len() {
+        return Err(INSUFFICIENT_SIZE);
+    }
+    // SAFETY: not null, and the caller promises room for `room` items.
+    unsafe { to.copy_from_nonoverlapping(items.as_ptr(), items.len()) };
+    Ok(())
+}
+
+/// # Safety
+/// `from` is null or a string with a final zero.
+unsafe fn string(from: *const c_char) -> Result<String, Return> {
+    if from.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and the caller promises the final zero.
+    Ok(unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned())
 }

@@ -3,63 +3,15 @@
 use std::ffi::{c_uint, c_ulonglong};
 
 use crate::node::{Gpu, SLICES};
-use crate::out;
-use crate::{Device, NOT_FOUND, NOT_SUPPORTED, Return, gpu, healthy, node, part, returned};
+use crate::{Device, NOT_FOUND, NOT_SUPPORTED, Out, Return, answer, gpu, healthy, node, part, put};
 
-/// Whether MIG is on.
-///
-/// # Safety
-/// Both pointers point to a number.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMigMode(device: Device, now: *mut c_uint, next: *mut c_uint) -> Return {
-    returned(gpu(device).and_then(|(_, gpu, _)| {
-        if !gpu.mig_capable {
-            return Err(NOT_SUPPORTED);
-        }
-        let on = c_uint::from(!gpu.mig.is_empty());
-        // SAFETY: the caller's promise.
-        unsafe { out::value(now, on) }?;
-        // SAFETY: the caller's promise.
-        unsafe { out::value(next, on) }
-    }))
-}
-
-/// How many MIG devices a GPU may have.
-///
-/// # Safety
-/// `count` points to a number.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: *mut c_uint) -> Return {
-    // SAFETY: the caller's promise.
-    returned(gpu(device).and_then(|(_, gpu, _)| {
-        // "Returns zero if MIG is not supported or enabled."
-        let most = if gpu.mig.is_empty() { 0 } else { SLICES };
-        // SAFETY: the caller's promise.
-        unsafe { out::value(count, most) }
-    }))
-}
-
-/// Writes the handle of the MIG device with this UUID.
-///
-/// # Safety
-/// `device` points to a handle.
-pub(crate) unsafe fn handle(device: *mut Device, uuid: &str) -> Return {
-    returned(node().and_then(|node| {
-        let number = |gpu: &Gpu| gpu.mig.iter().position(|mig| mig.uuid == uuid);
-        let mut gpus = node.is.gpu.iter().enumerate();
-        let found = gpus.find_map(|(at, gpu)| Some((at, gpu, number(gpu)?)));
-        let (at, gpu, number) = found.ok_or(NOT_FOUND)?;
-        healthy(gpu)?;
-        let handle = (at + 1) * 0x1000 + number;
-        // SAFETY: the caller's promise.
-        unsafe { out::value(device, std::ptr::without_provenance_mut(handle)) }
-    }))
-}
+/// What a MIG device's handle begins with: GPUs have the numbers below.
+const FIRST: usize = 0x1000;
 
 /// `nvmlDeviceAttributes_t`.
 #[repr(C)]
-#[derive(Debug)]
-pub struct Attributes {
+#[derive(Default)]
+struct Attributes {
     multiprocessors: c_uint,
     copy_engines: c_uint,
     decoders: c_uint,
@@ -71,72 +23,84 @@ pub struct Attributes {
     memory_mb: c_ulonglong,
 }
 
-/// The size of a MIG device ("This API currently only supports MIG device handles").
-///
-/// # Safety
-/// `to` points to room for it.
+/// The index of a MIG device's GPU, and its own on it; none for the handle of a GPU.
+pub fn place(device: Device) -> Option<(usize, usize)> {
+    let handle = device as usize;
+    (handle >= FIRST).then(|| (handle / FIRST - 1, handle % FIRST))
+}
+
+fn put_handle(device: Out<Device>, gpu: usize, number: usize) -> Result<(), Return> {
+    put(
+        device,
+        std::ptr::without_provenance_mut((gpu + 1) * FIRST + number),
+    )
+}
+
+/// Writes the handle of the MIG device with this UUID.
+pub fn handle(device: Out<Device>, uuid: &str) -> Result<(), Return> {
+    let node = node()?;
+    let number = |gpu: &Gpu| gpu.mig.iter().position(|mig| mig.uuid == uuid);
+    let mut gpus = node.is.gpu.iter().enumerate();
+    let found = gpus.find_map(|(at, gpu)| Some((at, gpu, number(gpu)?)));
+    let (at, gpu, number) = found.ok_or(NOT_FOUND)?;
+    healthy(gpu)?;
+    put_handle(device, at, number)
+}
+
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetAttributes_v2(device: Device, to: *mut Attributes) -> Return {
-    returned(part(device).and_then(|(_, part)| {
+extern "C" fn nvmlDeviceGetMigMode(device: Device, now: Out<c_uint>, next: Out<c_uint>) -> Return {
+    answer(|| {
+        let (_, gpu, _) = gpu(device)?;
+        if !gpu.mig_capable {
+            return Err(NOT_SUPPORTED);
+        }
+        let on = c_uint::from(!gpu.mig.is_empty());
+        put(now, on)?;
+        put(next, on)
+    })
+}
+
+/// "Returns zero if MIG is not supported or enabled."
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_uint>) -> Return {
+    answer(|| put(count, if gpu(device)?.1.mig.is_empty() { 0 } else { SLICES }))
+}
+
+/// "This API currently only supports MIG device handles."
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetAttributes_v2(device: Device, to: Out<Attributes>) -> Return {
+    answer(|| {
+        let (_, part) = part(device)?;
         let slices = part.slices.ok_or(NOT_SUPPORTED)?;
         let attributes = Attributes {
             multiprocessors: part.sms,
             copy_engines: 1,
-            decoders: 0,
-            encoders: 0,
-            jpeg: 0,
-            ofa: 0,
             gpu_slices: slices,
             compute_slices: slices,
             memory_mb: part.memory_mib,
+            ..Attributes::default()
         };
-        // SAFETY: the caller's promise.
-        unsafe { out::value(to, attributes) }
-    }))
+        put(to, attributes)
+    })
 }
 
-/// One MIG device of a GPU.
-///
-/// # Safety
-/// `mig` points to a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
-    device: Device,
-    index: c_uint,
-    mig: *mut Device,
-) -> Return {
-    returned(gpu(device).and_then(|(_, gpu, at)| {
+extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(device: Device, index: c_uint, mig: Out<Device>) -> Return {
+    answer(|| {
+        let (_, gpu, at) = gpu(device)?;
         if index as usize >= gpu.mig.len() {
             return Err(NOT_FOUND);
         }
-        let handle = (at + 1) * 0x1000 + index as usize;
-        // SAFETY: the caller's promise.
-        unsafe { out::value(mig, std::ptr::without_provenance_mut(handle)) }
-    }))
+        put_handle(mig, at, index as usize)
+    })
 }
 
-/// The GPU of a MIG device.
-///
-/// # Safety
-/// `device` points to a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
-    mig: Device,
-    device: *mut Device,
-) -> Return {
-    // SAFETY: the caller's promise.
-    returned(
-        gpu(mig)
-            .and_then(|(_, _, at)| unsafe { out::value(device, std::ptr::without_provenance_mut(at + 1)) }),
-    )
+extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig: Device, device: Out<Device>) -> Return {
+    answer(|| put(device, std::ptr::without_provenance_mut(gpu(mig)?.2 + 1)))
 }
 
-/// Whether a handle is that of a MIG device.
-///
-/// # Safety
-/// `is` points to a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(device: Device, is: *mut c_uint) -> Return {
-    // SAFETY: the caller's promise.
-    returned(gpu(device).and_then(|_| unsafe { out::value(is, c_uint::from(device as usize >= 0x1000)) }))
+extern "C" fn nvmlDeviceIsMigDeviceHandle(device: Device, is: Out<c_uint>) -> Return {
+    answer(|| gpu(device).and_then(|_| put(is, place(device).is_some().into())))
 }

@@ -30,10 +30,7 @@ impl Programs {
         let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
         let parents: Vec<&Path> = exe.ancestors().skip(1).take(2).collect();
         let beside = parents.iter().find(|d| d.join("fake-mps-control").exists());
-        let dir = beside.ok_or(format!(
-            "no fake-mps-control beside '{}': build package tests",
-            exe.display()
-        ))?;
+        let dir = beside.ok_or_else(|| format!("no fake-mps-control beside '{}'", exe.display()))?;
         Programs::of(dir.join("fake-mps-control"), dir.join("fake-cuda-client"))
     }
 
@@ -41,20 +38,14 @@ impl Programs {
     pub fn of(control: impl Into<PathBuf>, client: impl Into<PathBuf>) -> Result<Programs, String> {
         let (control, client) = (control.into(), client.into());
         let nvml = control.with_file_name("libnvml_stub.so");
-        let programs = Programs {
+        if let Some(file) = [&control, &client, &nvml].into_iter().find(|file| !file.exists()) {
+            return Err(format!("no '{}': build the workspace first", file.display()));
+        }
+        Ok(Programs {
             control,
             client,
             nvml,
-        };
-        for file in [&programs.control, &programs.client, &programs.nvml] {
-            if !file.exists() {
-                return Err(format!(
-                    "no '{}': build packages tests and nvml-stub first",
-                    file.display()
-                ));
-            }
-        }
-        Ok(programs)
+        })
     }
 }
 
@@ -171,14 +162,12 @@ impl Builder {
 impl NodeDouble {
     /// A node called gpu001 with one H200.
     pub fn builder() -> Builder {
-        // The defaults of `Description` are those of its file format.
-        let is: Description = toml::from_str("name = \"gpu001\"").expect("only the name has no default");
-        Builder {
-            is,
+        let builder = Builder {
+            is: Description::default(),
             at: None,
             programs: None,
-        }
-        .gpus(1, "NVIDIA H200")
+        };
+        builder.gpus(1, "NVIDIA H200")
     }
 
     fn fill(&self, programs: &Programs) -> std::io::Result<()> {
@@ -259,11 +248,8 @@ impl NodeDouble {
 
     /// File names of the GPUs' devices, in PCI order; those that have one.
     pub fn device_names(&self) -> Vec<String> {
-        let names = self
-            .is
-            .gpu
-            .iter()
-            .filter_map(|gpu| gpu.device.as_ref()?.file_name());
+        let gpus = self.is.gpu.iter();
+        let names = gpus.filter_map(|gpu| gpu.device.as_ref()?.file_name());
         names.map(|name| name.to_string_lossy().into_owned()).collect()
     }
 
@@ -301,12 +287,9 @@ impl NodeDouble {
 
     /// Those of them that are control daemons or servers.
     pub fn daemons(&self) -> Vec<Process> {
-        let mps = |p: &Process| {
-            p.exe
-                .file_name()
-                .is_some_and(|n| n.to_string_lossy().starts_with("nvidia-cuda-mps"))
-        };
-        self.processes().into_iter().filter(mps).collect()
+        let mut all = self.processes();
+        all.retain(|p| p.exe.to_string_lossy().contains("/nvidia-cuda-mps"));
+        all
     }
 }
 
@@ -332,17 +315,12 @@ impl Drop for NodeDouble {
 /// # Errors
 /// As cp(1) says.
 pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
-    let done = std::process::Command::new("/bin/cp")
-        .arg("--")
-        .arg(from)
-        .arg(to)
-        .output()?;
-    if done.status.success() {
-        return Ok(());
+    let mut copy = std::process::Command::new("/bin/cp");
+    let done = copy.arg("--").args([from, to]).output()?;
+    match done.status.success() {
+        true => Ok(()),
+        false => Err(std::io::Error::other(String::from_utf8_lossy(&done.stderr))),
     }
-    Err(std::io::Error::other(
-        String::from_utf8_lossy(&done.stderr).into_owned(),
-    ))
 }
 
 /// MIG device `number` of GPU `gpu`: one, two or four of its slices and eighths.
@@ -375,9 +353,10 @@ fn gpu(node: &str, index: usize, product: &str) -> Gpu {
         b >> 48,
         b & 0xffff_ffff_ffff
     );
-    let text = format!(
-        "uuid = \"{uuid}\"\nname = \"{product}\"\npci = \"00000000:00:{:02X}.0\"",
-        index + 6
-    );
-    toml::from_str(&text).expect("a GPU needs no more than these three")
+    Gpu {
+        uuid,
+        name: product.to_owned(),
+        pci: format!("00000000:00:{:02X}.0", index + 6),
+        ..Gpu::default()
+    }
 }

@@ -14,94 +14,74 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
 
+/// The compute mode in which a GPU boots.
+const DEFAULT_MODE: &str = "default";
+
 /// Memory that an MPS server itself takes on each of its GPUs, in MiB (recorded).
 pub const SERVER_MIB: u64 = 66;
 
-/// `node.toml`.
+/// `node.toml`. What it leaves out is as recorded on an H200 with driver 580.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct Description {
     /// The node's name, repeated in every record of a client.
     pub name: String,
     /// The driver's version, as NVML tells it.
-    #[serde(default = "driver_version")]
     pub driver_version: String,
     /// The version of CUDA, as the control daemon's log has it.
-    #[serde(default = "cuda_version")]
     pub cuda_version: u32,
-    /// How many client programs a server takes: 48 recorded with 580 (docs/facts/mps-control.md#clients); 60 from CUDA 13.1 on is documented
-    /// and not verified (MPS guide 615, "When to Use MPS", Client-Server Connection Limits: "60 client CUDA contexts per-device").
-    #[serde(default = "max_clients")]
+    /// How many client programs a server takes: 48 recorded with 580 (docs/facts/mps-control.md#clients). From CUDA 13.1 on
+    /// 60 are documented, not verified (MPS guide 615, "When to Use MPS": "60 client CUDA contexts per-device").
     pub max_clients: usize,
     /// Durations.
-    #[serde(default)]
     pub times: Times,
     /// What goes wrong with the control daemon and its server.
-    #[serde(default)]
     pub faults: Faults,
     /// What goes wrong with NVML.
-    #[serde(default)]
     pub nvml: NvmlFaults,
     /// The GPUs, in PCI order.
-    #[serde(default)]
     pub gpu: Vec<Gpu>,
 }
 
 /// One GPU of the node.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct Gpu {
     /// `GPU-…`.
     pub uuid: String,
     /// The product's name.
-    #[serde(default = "product")]
     pub name: String,
     /// Total memory as NVML tells it, in MiB.
-    #[serde(default = "memory_mib")]
     pub memory_mib: u64,
     /// Whether NVML tells its memory at all: not where it is the machine's (GB10).
-    #[serde(default = "yes")]
     pub memory_told: bool,
     /// Total memory as CUDA tells it, in MiB (less than NVML's).
-    #[serde(default = "cuda_memory_mib")]
     pub cuda_memory_mib: u64,
     /// Streaming multiprocessors.
-    #[serde(default = "sms")]
     pub sms: u32,
     /// CUDA compute capability.
-    #[serde(default = "capability")]
     pub capability: (u32, u32),
     /// Compute mode at boot: `default`, `exclusive_process`, `prohibited`.
-    #[serde(default = "mode")]
     pub mode: String,
     /// PCI bus id.
     pub pci: String,
     /// Minor number of `/dev/nvidia<minor>`; by default the position in the list.
-    #[serde(default)]
     pub minor: Option<u32>,
     /// Its device file; a program that may not open it does not see this GPU. None: every program sees it.
-    #[serde(default)]
     pub device: Option<PathBuf>,
     /// Persistence mode: the driver keeps its state while nobody uses it.
-    #[serde(default = "yes")]
     pub persistence: bool,
     /// CPUs near it, in bits from CPU 0 on.
-    #[serde(default = "all_cpus")]
     pub cpus: u64,
     /// Its MIG devices; any entry means that MIG is on.
-    #[serde(default)]
     pub mig: Vec<MigDevice>,
     /// More device files that a program needs for it: those of a MIG device's capabilities.
-    #[serde(default)]
     pub caps: Vec<PathBuf>,
     /// Of a MIG device: its part of the compute slices.
-    #[serde(default)]
     pub slices: Option<u32>,
     /// Whether this product knows MIG at all.
-    #[serde(default = "yes")]
     pub mig_capable: bool,
     /// `lost`: every call about it answers "GPU is lost". `gone`: it is not found.
-    #[serde(default)]
     pub fault: String,
 }
 
@@ -115,20 +95,17 @@ pub struct MigDevice {
     /// `MIG-…`.
     pub uuid: String,
     /// Its compute slices.
-    #[serde(default = "one")]
     pub slices: u32,
     /// Its memory in eighths of the GPU's.
-    #[serde(default = "one")]
     pub eighths: u32,
     /// The files of its capabilities (`/dev/nvidia-caps/nvidia-capN`, of its GPU instance and of its compute instance), which
     /// a program needs beside the GPU's own (NVIDIA's MIG guide, "Device Nodes and Capabilities").
-    #[serde(default)]
     pub caps: Vec<PathBuf>,
 }
 
 impl MigDevice {
-    /// As CUDA shows it: a device of its own (NVIDIA's MIG guide, "CUDA Device Enumeration"), with sevenths of the multiprocessors and eighths
-    /// of the memory (the same, "Supported MIG Profiles": "Fraction of SMs", "Fraction of Memory"). Documented, not verified.
+    /// As CUDA shows it: a device of its own (NVIDIA's MIG guide, "CUDA Device Enumeration"), with sevenths of the
+    /// multiprocessors and eighths of the memory ("Supported MIG Profiles"). Documented, not verified.
     pub fn of(&self, gpu: &Gpu) -> Gpu {
         let part = |mib: u64| mib * u64::from(self.eighths) / 8;
         // NVML's name for it ends in its profile (NVIDIA's MIG guide, "MIG Device Names").
@@ -139,7 +116,7 @@ impl MigDevice {
             memory_mib: part(gpu.memory_mib),
             cuda_memory_mib: part(gpu.cuda_memory_mib),
             sms: gpu.sms / SLICES * self.slices,
-            mode: mode(),
+            mode: DEFAULT_MODE.into(),
             caps: self.caps.clone(),
             slices: Some(self.slices),
             mig: Vec::new(),
@@ -246,42 +223,44 @@ pub struct Context {
     pub kind: String,
 }
 
-fn driver_version() -> String {
-    "580.159.04".into()
-}
-fn all_cpus() -> u64 {
-    u64::MAX >> 1
+impl Default for Description {
+    fn default() -> Self {
+        Self {
+            name: "gpu001".into(),
+            driver_version: "580.159.04".into(),
+            cuda_version: 13000,
+            max_clients: 48,
+            times: Times::default(),
+            faults: Faults::default(),
+            nvml: NvmlFaults::default(),
+            gpu: Vec::new(),
+        }
+    }
 }
 
-fn cuda_version() -> u32 {
-    13000
-}
-fn max_clients() -> usize {
-    48
-}
-fn product() -> String {
-    "NVIDIA H200".into()
-}
-fn memory_mib() -> u64 {
-    143_771
-}
-fn cuda_memory_mib() -> u64 {
-    143_155
-}
-fn sms() -> u32 {
-    132
-}
-fn capability() -> (u32, u32) {
-    (9, 0)
-}
-fn mode() -> String {
-    "default".into()
-}
-fn one() -> u32 {
-    1
-}
-fn yes() -> bool {
-    true
+impl Default for Gpu {
+    fn default() -> Self {
+        Self {
+            uuid: String::new(),
+            name: "NVIDIA H200".into(),
+            memory_mib: 143_771,
+            memory_told: true,
+            cuda_memory_mib: 143_155,
+            sms: 132,
+            capability: (9, 0),
+            mode: DEFAULT_MODE.into(),
+            pci: String::new(),
+            minor: None,
+            device: None,
+            persistence: true,
+            cpus: u64::MAX >> 1,
+            mig: Vec::new(),
+            caps: Vec::new(),
+            slices: None,
+            mig_capable: true,
+            fault: String::new(),
+        }
+    }
 }
 
 /// A node's directory and what its `node.toml` said when it was opened.
@@ -297,11 +276,8 @@ impl Description {
     /// Whether the control daemon knows static partitions: from CUDA 13.1 on (MPS guide 615, "Using Static SM Partitioning";
     /// release notes of CUDA 13.1: driver 590).
     pub fn has_partitions(&self) -> bool {
-        let branch = self.driver_version.split('.').next();
-        branch
-            .and_then(|branch| branch.parse::<u32>().ok())
-            .is_some_and(|branch| branch >= 590)
-            && !self.faults.no_static
+        let branch = self.driver_version.split('.').next().unwrap_or_default();
+        branch.parse::<u32>().is_ok_and(|branch| branch >= 590) && !self.faults.no_static
     }
 }
 
@@ -335,25 +311,18 @@ impl Node {
 
     /// The compute mode of a GPU now: what was set last, else what `node.toml` says.
     pub fn mode(&self, uuid: &str) -> String {
-        let boot = || {
-            self.is
-                .gpu
-                .iter()
-                .find(|g| g.uuid == uuid)
-                .map_or_else(mode, |g| g.mode.clone())
-        };
-        fs::read_to_string(self.dir.join("modes").join(uuid)).map_or_else(|_| boot(), |m| m.trim().to_owned())
+        let set = fs::read_to_string(self.dir.join("modes").join(uuid));
+        let gpu = self.is.gpu.iter().find(|g| g.uuid == uuid);
+        let boot = gpu.map_or(DEFAULT_MODE, |gpu| &gpu.mode);
+        set.as_deref().unwrap_or(boot).trim().to_owned()
     }
 
     /// Sets the compute mode of a GPU, for every process and for good.
     pub fn set_mode(&self, uuid: &str, mode: &str) -> io::Result<()> {
-        let file = self.dir.join("modes").join(uuid);
-        let new = self
-            .dir
-            .join("modes")
-            .join(format!(".{uuid}.{}", std::process::id()));
+        let modes = self.dir.join("modes");
+        let new = modes.join(format!(".{uuid}.{}", std::process::id()));
         fs::write(&new, format!("{mode}\n"))?;
-        fs::rename(new, file)
+        fs::rename(new, modes.join(uuid))
     }
 
     fn contexts_dir(&self, uuid: &str) -> PathBuf {
@@ -377,13 +346,11 @@ impl Node {
 
     /// The contexts on a GPU, of living processes only, by pid.
     pub fn contexts(&self, uuid: &str) -> Vec<Context> {
-        let Ok(entries) = fs::read_dir(self.contexts_dir(uuid)) else {
-            return Vec::new();
-        };
-        let mut found: Vec<Context> = entries
+        let entries = fs::read_dir(self.contexts_dir(uuid))
+            .into_iter()
             .flatten()
-            .filter_map(|e| read_context(&e.path()))
-            .collect();
+            .flatten();
+        let mut found: Vec<Context> = entries.filter_map(|e| read_context(&e.path())).collect();
         found.sort_by_key(|c| c.pid);
         found
     }
