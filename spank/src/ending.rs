@@ -9,7 +9,6 @@ use crate::state::State;
 use crate::stepd::{self, Kind};
 use mpsd_core::killed::KilledTask;
 use mpsd_core::record::{Record, RecordState};
-use mpsd_core::request::Demand;
 use mpsd_core::{JobId, JobPaths};
 use std::time::{Duration, Instant};
 
@@ -28,7 +27,7 @@ pub fn of_task(slurm: &dyn Slurm, node: &dyn Node, state: &mut State) {
         partitions::give_back(state);
     }
     // Its failures are not those of an MPS that it opted out of, whose words wait for whom they concern.
-    if state.demand == Demand::Off {
+    if state.opts_out() {
         return;
     }
     let status = slurm.item(Item::TaskExitStatus).filter(|status| *status != 0);
@@ -90,10 +89,8 @@ fn wants_report(slurm: &dyn Slurm, state: &State) -> bool {
     let Some(Ok(settings)) = &state.settings else {
         return false;
     };
-    let asked = match &state.demand {
-        Demand::On(request) => request.report,
-        _ => None,
-    };
+    let request = state.request.iter().flatten().find(|request| request.is_on());
+    let asked = request.and_then(|request| request.report);
     asked.or(settings.defaults.report) == Some(true) && ends_job(slurm)
 }
 

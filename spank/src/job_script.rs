@@ -9,7 +9,7 @@ use mpsd_core::JobId;
 use mpsd_core::config::{Settings, Wait};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::{Record, RecordState};
-use mpsd_core::request::{Demand, Flags, Key};
+use mpsd_core::request::{Flags, Key};
 use mpsd_core::text::one_line;
 use std::path::Path;
 use std::time::Duration;
@@ -123,11 +123,11 @@ fn demand(slurm: &dyn Slurm) -> Asks {
             let _ = flags.take(key, argument.as_deref());
         }
     }
-    match flags.demand() {
-        Demand::On(request) => Asks::For(request.to_string()),
-        Demand::Wrong(_) => Asks::For(flags.raw()),
-        Demand::Off => Asks::Off,
-        Demand::Nothing => Asks::Nothing,
+    match flags.request() {
+        Ok(None) => Asks::Nothing,
+        Ok(Some(request)) if !request.is_on() => Asks::Off,
+        Ok(Some(request)) => Asks::For(request.to_string()),
+        Err(_) => Asks::For(flags.raw()),
     }
 }
 

@@ -42,7 +42,7 @@ pub fn init_post_opt(slurm: &mut dyn Slurm, node: &dyn Node, state: &mut State, 
     if container::is_look(words) {
         return Verdict::Continue;
     }
-    state.demand = state.flags.demand();
+    state.request = state.flags.request();
     match slurm.context() {
         Context::Local => submission::check(slurm, state, Submitter::Srun),
         Context::Allocator => submission::check(slurm, state, Submitter::Allocator),

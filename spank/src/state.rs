@@ -3,7 +3,8 @@
 use crate::arguments::Arguments;
 use mpsd_core::config::Settings;
 use mpsd_core::observations::LimitSet;
-use mpsd_core::request::{Demand, Flags};
+use mpsd_core::request::Flags;
+use mpsd_core::{Refusal, Request};
 use std::fs::File;
 
 /// Made by `init`; a task's forked child inherits slurmstepd's.
@@ -13,8 +14,8 @@ pub struct State {
     pub line: Result<Arguments, String>,
     /// The flags as they arrive.
     pub flags: Flags,
-    /// What they come to, once all are there.
-    pub demand: Demand,
+    /// The request that they make, once all are there; `None`: there is no flag. An honest submission has no refusal.
+    pub request: Result<Option<Request>, Refusal>,
     /// The configuration, read by slurmstepd as root; `None` in the steps that have no use for it.
     pub settings: Option<Result<Settings, String>>,
     /// The job, or the step, had a record when it began.
@@ -41,7 +42,7 @@ impl State {
         Self {
             line: Arguments::parse(words),
             flags: Flags::default(),
-            demand: Demand::Nothing,
+            request: Ok(None),
             settings: None,
             has_mps: false,
             own_daemon: false,
@@ -52,6 +53,21 @@ impl State {
             told: false,
             failure: None,
         }
+    }
+}
+
+impl State {
+    /// Whether the flags, right or wrong, ask for MPS.
+    pub fn asks(&self) -> bool {
+        match &self.request {
+            Ok(request) => request.as_ref().is_some_and(Request::is_on),
+            Err(_) => true,
+        }
+    }
+
+    /// Whether the flags say `--mps=off`.
+    pub fn opts_out(&self) -> bool {
+        matches!(&self.request, Ok(Some(request)) if !request.is_on())
     }
 }
 

@@ -11,7 +11,6 @@ use crate::state::State;
 use mpsd_core::JobId;
 use mpsd_core::config::Settings;
 use mpsd_core::observations::LimitSet;
-use mpsd_core::request::Demand;
 use std::time::Duration;
 
 /// `SLURM_EXTERN_CONT`: holds the allocation, sees no option.
@@ -106,13 +105,13 @@ fn own_daemon(
     if is_component(slurm) {
         return;
     }
-    let request = match &state.demand {
-        Demand::On(request) => request.to_string(),
-        Demand::Wrong(refusal) => {
+    let request = match &state.request {
+        Ok(Some(request)) if request.is_on() => request.to_string(),
+        Ok(_) => return,
+        Err(refusal) => {
             state.failure = Some(refusal.to_string());
             return;
         }
-        Demand::Off | Demand::Nothing => return,
     };
     if arguments.scope == Scope::Job {
         state.failure =

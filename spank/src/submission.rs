@@ -4,7 +4,8 @@ use crate::handle::{Context, Level, Slurm, Verdict};
 use crate::state::State;
 use crate::unplugged;
 use mpsd_core::environment::JOB;
-use mpsd_core::request::{Demand, Flags, Key};
+use mpsd_core::request::{Flags, Key};
+use mpsd_core::{Refusal, Request};
 
 /// Tells job_prolog, as `SPANK_MPS_SUBMIT`, which command submitted the job. The user can write it too; neither value
 /// does harm.
@@ -107,7 +108,7 @@ fn is_step_of_its_job(slurm: &dyn Slurm) -> bool {
 }
 
 /// What the allocation around a step asked for: sbatch and salloc leave their flags in the environment.
-fn of_allocation(slurm: &dyn Slurm) -> Demand {
+fn of_allocation(slurm: &dyn Slurm) -> Result<Option<Request>, Refusal> {
     let mut flags = Flags::default();
     for key in Key::ALL {
         if let Some(value) = slurm.process_env(&format!("{HANDED_ON}{}", option_variable(key))) {
@@ -115,7 +116,7 @@ fn of_allocation(slurm: &dyn Slurm) -> Demand {
             let _ = flags.take(key, Some(&value));
         }
     }
-    flags.demand()
+    flags.request()
 }
 
 /// `init_post_opt` of the submitting command. It leaves by itself on a refusal, since under `optional` Slurm would go on
@@ -126,30 +127,30 @@ pub fn check(slurm: &mut dyn Slurm, state: &State, by: Submitter) -> Verdict {
         other => other,
     };
     // A het job comes here once a component. Slurm hands the flags of one on to those after it, and so do we.
-    let refusal = match (&state.demand, &state.line) {
-        (Demand::Nothing, _) => {
+    let refusal = match (&state.request, &state.line) {
+        (Ok(None), _) => {
             unplugged::release(slurm);
             return Verdict::Continue;
         }
-        (Demand::Wrong(refusal), _) => Some(refusal.to_string()),
-        (Demand::Off | Demand::On(_), Err(why)) => Some(format!("--mps cannot be given here: {why}")),
-        (Demand::On(_), Ok(_)) if by == Submitter::Step => of_component(slurm),
-        (Demand::Off | Demand::On(_), Ok(_)) => None,
+        (Err(refusal), _) => Some(refusal.to_string()),
+        (Ok(Some(_)), Err(why)) => Some(format!("--mps cannot be given here: {why}")),
+        (Ok(Some(request)), Ok(_)) if by == Submitter::Step && request.is_on() => of_component(slurm),
+        (Ok(Some(_)), Ok(_)) => None,
     };
     if let Some(line) = refusal {
         slurm.log(Level::Error, &line);
         return Verdict::Leave;
     }
-    match (&state.demand, &state.line) {
-        (Demand::On(_), Ok(line)) => unplugged::require(slurm, &line.prologue),
+    match &state.line {
+        Ok(line) if state.asks() => unplugged::require(slurm, &line.prologue),
         _ => unplugged::release(slurm),
     }
     slurm.set_script_env(VARIABLE, by.word());
     if by == Submitter::Step {
         let job = match of_allocation(slurm) {
-            Demand::On(request) => request.to_string(),
-            Demand::Off => OFF.to_owned(),
-            Demand::Nothing | Demand::Wrong(_) => String::new(),
+            Ok(Some(request)) if request.is_on() => request.to_string(),
+            Ok(Some(_)) => OFF.to_owned(),
+            Ok(None) | Err(_) => String::new(),
         };
         slurm.set_script_env(OF_JOB, &job);
     }
@@ -159,7 +160,8 @@ pub fn check(slurm: &mut dyn Slurm, state: &State, by: Submitter) -> Verdict {
 /// Why a step of a het job cannot have MPS of its own: on a node its flags cannot be told from another component's.
 fn of_component(slurm: &dyn Slurm) -> Option<String> {
     slurm.process_env("SLURM_HET_SIZE")?;
-    (!matches!(of_allocation(slurm), Demand::On(_))).then(|| {
+    let has_mps = matches!(of_allocation(slurm), Ok(Some(request)) if request.is_on());
+    (!has_mps).then(|| {
         "--mps: a step of a het job has the MPS of its component; allowed: --mps for the component in salloc or sbatch".into()
     })
 }

@@ -11,15 +11,13 @@ use crate::partitions::{self, Theirs};
 use crate::state::State;
 use crate::stepd::{self, Kind};
 use crate::unplugged;
-use mpsd_core::JobId;
-use mpsd_core::Refusal;
 use mpsd_core::config::Settings;
 use mpsd_core::environment::{self, Change, Task};
 use mpsd_core::partitions::VARIABLE;
 use mpsd_core::ranks::Rank;
 use mpsd_core::record::{Record, RecordState};
-use mpsd_core::request::Demand;
 use mpsd_core::step::{of_step_after, of_tasks};
+use mpsd_core::{JobId, Refusal, Request};
 
 /// Attaches the task to its MPS, leaves it alone, or refuses it.
 pub fn begin(slurm: &mut dyn Slurm, node: &dyn Node, state: &State) -> Verdict {
@@ -93,31 +91,32 @@ fn changes(
     kind: Kind,
     job: &JobId,
 ) -> Result<Vec<Change>, Why> {
-    let demand = &state.demand;
     let (arguments, settings) = match (&state.line, &state.settings) {
         (Ok(arguments), Some(Ok(settings))) => (arguments, settings),
         // A plugin in trouble stops only who asked.
         (Err(why), _) | (_, Some(Err(why))) => {
-            return match demand {
-                Demand::On(_) | Demand::Wrong(_) => Err(why.clone().into()),
-                Demand::Off | Demand::Nothing => Ok(Vec::new()),
+            return match state.asks() {
+                true => Err(why.clone().into()),
+                false => Ok(Vec::new()),
             };
         }
         (Ok(_), None) => return Ok(Vec::new()),
     };
     // srun gives the flags of the last component to the steps of all (22.05, seen): each has what its own job asked for.
-    let demand = if stepd::is_component(slurm) {
-        &Demand::Nothing
-    } else {
-        demand
-    };
+    let has_flags = !stepd::is_component(slurm);
     // A task may fare worse than the others: no descriptor left, no memory.
     let record = find(node, settings, kind, job).map_err(Why::of_task)?;
-    match (record, demand) {
-        (Some(record), Demand::Off) => Ok(opted_out(slurm, &record)?),
-        (Some(record), _) if has_no_gpu(slurm, &record, kind) => Ok(marked(slurm, strip(slurm, None))),
-        (Some(record), demand) => {
-            let changes = attach(slurm, state, &record, kind, demand)?;
+    match record {
+        Some(record) if has_flags && state.opts_out() => Ok(opted_out(slurm, &record)?),
+        Some(record) if has_no_gpu(slurm, &record, kind) => Ok(marked(slurm, strip(slurm, None))),
+        Some(record) => {
+            // What root left is in force, not what somebody forged.
+            let request = state
+                .request
+                .iter()
+                .flatten()
+                .find(|request| has_flags && request.is_on());
+            let changes = attach(slurm, state, &record, kind, request)?;
             node.expect_listener(&changes).map_err(|text| Why {
                 text,
                 of_task: record.daemons.len() > 1,
@@ -125,16 +124,14 @@ fn changes(
             warn(slurm, &record, kind);
             Ok(marked(slurm, changes))
         }
-        (None, Demand::On(_) | Demand::Wrong(_))
-            if !(arguments.scope == Scope::Step && kind == Kind::Job) =>
-        {
+        None if has_flags && state.asks() && !(arguments.scope == Scope::Step && kind == Kind::Job) => {
             Err(no_daemon(slurm, state).into())
         }
-        (None, _) => {
+        None => {
             let changes = strip(slurm, Some(job));
-            Ok(match state.demand {
-                Demand::On(_) if has_prolog(slurm) => marked(slurm, changes),
-                _ => changes,
+            Ok(match state.request.is_ok() && state.asks() && has_prolog(slurm) {
+                true => marked(slurm, changes),
+                false => changes,
             })
         }
     }
@@ -230,7 +227,7 @@ fn attach(
     state: &State,
     record: &Record,
     kind: Kind,
-    demand: &Demand,
+    request: Option<&Request>,
 ) -> Result<Vec<Change>, Why> {
     let reason = || {
         record
@@ -250,11 +247,10 @@ fn attach(
                 // Slurm shows the user errors alone.
                 slurm.log(Level::Error, &warning);
             }
-            let own = match demand {
-                Demand::On(request) => of_step_after(record, &state.set, request)
+            let own = match request {
+                Some(request) => of_step_after(record, &state.set, request)
                     .map_err(|refusal| Why::from(refusal.to_string())),
-                // What root left is in force, not what somebody forged.
-                _ => Ok(record.clone()),
+                None => Ok(record.clone()),
             };
             let own = own.map(|own| match (slurm.item(Item::LocalTasks), state.gpus) {
                 (Some(tasks), Some(gpus)) => of_tasks(&own, tasks, gpus),

@@ -1,6 +1,6 @@
 //! Which of its job's GPUs a task sees, and by what names (`MPS_BIND`, `MPS_VISIBLE`).
 
-use super::limits::{Invalid, carried_as_text, word};
+use super::limits::{Invalid, carried_as_text, one_of, word};
 use super::orders;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -73,18 +73,13 @@ impl FromStr for Bind {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
+        let modes = [BindMode::Block, BindMode::Cyclic, BindMode::Closest];
         let text = word(text);
-        let (name, peers) = match text.strip_suffix("+peers") {
-            Some(name) => (name, true),
-            None => (text.as_str(), false),
-        };
-        let how = match name {
-            "block" => BindMode::Block,
-            "cyclic" => BindMode::Cyclic,
-            "closest" => BindMode::Closest,
-            "auto" if !peers => BindMode::Auto,
-            "none" if !peers => BindMode::None,
-            _ => return Err(Invalid::new("unknown word", Self::ALLOWED)),
+        let (how, peers) = match (text.as_str(), text.strip_suffix("+peers")) {
+            ("auto", _) => (BindMode::Auto, false),
+            ("none", _) => (BindMode::None, false),
+            (_, Some(name)) => (one_of(modes, name, Self::ALLOWED)?, true),
+            (name, None) => (one_of(modes, name, Self::ALLOWED)?, false),
         };
         Ok(Self { how, peers })
     }
@@ -114,13 +109,11 @@ impl FromStr for DeviceNames {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        match word(text).as_str() {
-            "auto" => Ok(Self::Auto),
-            "uuid" => Ok(Self::Uuid),
-            "ordinal" => Ok(Self::Ordinal),
-            "keep" => Ok(Self::Keep),
-            _ => Err(Invalid::new("unknown word", Self::ALLOWED)),
-        }
+        one_of(
+            [Self::Auto, Self::Uuid, Self::Ordinal, Self::Keep],
+            text,
+            Self::ALLOWED,
+        )
     }
 }
 

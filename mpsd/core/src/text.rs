@@ -40,6 +40,11 @@ pub fn or_meant(why: &str, meant: Option<impl std::fmt::Display>) -> String {
     }
 }
 
+/// Whether `text` is one or more ASCII digits.
+pub fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Bidirectional overrides and other invisible format characters that can make a line read as another.
 fn is_format(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

@@ -7,7 +7,6 @@ use crate::state::State;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::observations::{DaemonLost, Observations};
 use mpsd_core::record::RecordState;
-use mpsd_core::request::Demand;
 
 const LOST: &str = "server 12 died";
 const BATCH: u32 = 0xffff_fffb;
@@ -213,7 +212,7 @@ fn nothing_is_noted_of_who_has_not_that_mps() {
         let mut state = match flags {
             ["off"] => {
                 let mut state = begin(&mut slurm, &node, &[]);
-                state.demand = Demand::Off;
+                state.request = Ok(Some(mpsd_core::Request::default()));
                 state
             }
             flags => begin(&mut slurm, &node, flags),

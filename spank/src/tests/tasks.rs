@@ -9,7 +9,6 @@ use mpsd_core::bind::{Bind, BindMode};
 use mpsd_core::observations::{LimitSet, Observations};
 use mpsd_core::partitions::Partition;
 use mpsd_core::record::{Daemon, Record, RecordDevice, RecordState};
-use mpsd_core::request::Demand;
 use std::path::PathBuf;
 
 const BATCH: u32 = 0xffff_fffb;
@@ -166,7 +165,7 @@ fn a_step_is_held_to_what_mpsctl_set_gave_since() {
         });
         let mut slurm = rank_of_step(0, 0, 2);
         let mut state = slurmstepd(&mut slurm, &node);
-        state.demand = Demand::On("MPS=on,MPS_THREADS=50".parse().unwrap());
+        state.request = "MPS=on,MPS_THREADS=50".parse().map(Some);
         let verdict = plugin::task_init(&mut slurm, &node, &mut state, &[]);
         assert_eq!(verdict == Verdict::Continue, goes_on, "{:?}", slurm.errors());
     }

@@ -1,17 +1,18 @@
-//! The values of the grammar that are no plain limits: the mode, and what may be a list by local rank or by GPU.
+//! The values of a request that are no plain limits: the mode, and lists by local rank or by GPU.
 
 use crate::gpu::{GpuUuid, MOST_CLIENTS};
 use crate::limits::{Amount, Invalid, Percent, carried_as_text, word};
+use crate::text::is_digits;
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::str::FromStr;
 
 /// How a job's GPUs are given to control daemons.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, derive_more::Display, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Display, Serialize, Deserialize)]
 #[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
 pub enum Mode {
-    /// No MPS, said explicitly.
+    /// No MPS.
     #[default]
     Off,
     /// One daemon for all GPUs of the job on the node.
@@ -21,7 +22,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// What [`Mode::from_str`] accepts, in any case, `_` for `-`; and a boolean's other words.
+    /// What [`Mode::from_str`] accepts, in any case, `_` for `-`. It also takes a boolean's other words.
     pub const ALLOWED: &'static str = "on (or per-node), per-gpu, off";
 }
 
@@ -29,27 +30,26 @@ impl FromStr for Mode {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        match word(text).as_str() {
-            "per-node" => Ok(Mode::PerNode),
-            "per-gpu" => Ok(Mode::PerGpu),
-            other => match boolean(other) {
-                Ok(true) => Ok(Mode::PerNode),
-                Ok(false) => Ok(Mode::Off),
-                Err(invalid) => Err(Invalid::new(invalid.why, Self::ALLOWED)),
-            },
+        match (word(text).as_str(), boolean(text)) {
+            ("per-node", _) | (_, Ok(true)) => Ok(Mode::PerNode),
+            ("per-gpu", _) => Ok(Mode::PerGpu),
+            (_, Ok(false)) => Ok(Mode::Off),
+            (_, Err(invalid)) => Err(Invalid::new(invalid.why, Self::ALLOWED)),
         }
     }
 }
 
-/// The active thread percentage that was asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The active thread percentage.
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Threads {
     /// 100 / (n/2), n = the job's tasks on a GPU ([`Percent::auto`]).
+    #[display("auto")]
     Auto,
     /// The same for every client.
     Uniform(Percent),
-    /// One for each local rank, in order; at least two.
+    /// A value for each local rank, in order; at least two.
+    #[display("{}", joined(_0))]
     PerRank(Vec<Percent>),
 }
 
@@ -66,34 +66,28 @@ impl FromStr for Threads {
         if word(text) == "auto" {
             return Ok(Threads::Auto);
         }
-        match list::<Percent>(text, Self::ALLOWED)?.as_slice() {
-            [percent] => Ok(Threads::Uniform(*percent)),
-            percents => Ok(Threads::PerRank(percents.to_vec())),
-        }
+        let percents = list(text, |text| text.parse(), Self::ALLOWED)?;
+        Ok(match percents[..] {
+            [percent] => Threads::Uniform(percent),
+            _ => Threads::PerRank(percents),
+        })
     }
 }
 
-impl fmt::Display for Threads {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Threads::Auto => out.write_str("auto"),
-            Threads::Uniform(percent) => percent.fmt(out),
-            Threads::PerRank(percents) => write_list(out, percents),
-        }
-    }
-}
-
-/// The pinned device memory limit of each client that was asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The pinned device memory limit of each client.
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum MemoryLimit {
     /// total / n, n = the job's tasks on a GPU.
+    #[display("auto")]
     Auto,
     /// The same for every client, on every GPU.
     Uniform(Amount),
-    /// One for each local rank, in order; at least two.
+    /// A value for each local rank, in order; at least two.
+    #[display("{}", joined(_0))]
     PerRank(Vec<Amount>),
-    /// One for each GPU that is named.
+    /// A value for each GPU that is named.
+    #[display("{}", joined(_0.iter().map(|(gpu, amount)| format!("{gpu}={amount}"))))]
     PerGpu(Vec<(GpuSelector, Amount)>),
 }
 
@@ -112,7 +106,10 @@ impl MemoryLimit {
             if limits.iter().any(|(named, _)| *named == gpu) {
                 return Err(Invalid::new(format!("names GPU {gpu} twice"), Self::ALLOWED));
             }
-            limits.push((gpu, within(amount.parse(), Self::ALLOWED)?));
+            let amount = amount
+                .parse()
+                .map_err(|invalid: Invalid| invalid.within(Self::ALLOWED))?;
+            limits.push((gpu, amount));
         }
         Ok(MemoryLimit::PerGpu(limits))
     }
@@ -128,37 +125,22 @@ impl FromStr for MemoryLimit {
         if text.contains('=') {
             return Self::per_gpu(text);
         }
-        match list::<Amount>(text, Self::ALLOWED)?.as_slice() {
-            [amount] => Ok(MemoryLimit::Uniform(*amount)),
-            amounts => Ok(MemoryLimit::PerRank(amounts.to_vec())),
-        }
-    }
-}
-
-impl fmt::Display for MemoryLimit {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            MemoryLimit::Auto => out.write_str("auto"),
-            MemoryLimit::Uniform(amount) => amount.fmt(out),
-            MemoryLimit::PerRank(amounts) => write_list(out, amounts),
-            MemoryLimit::PerGpu(limits) => {
-                let limits: Vec<String> = limits
-                    .iter()
-                    .map(|(gpu, amount)| format!("{gpu}={amount}"))
-                    .collect();
-                write_list(out, &limits)
-            }
-        }
+        let amounts = list(text, |text| text.parse(), Self::ALLOWED)?;
+        Ok(match amounts[..] {
+            [amount] => MemoryLimit::Uniform(amount),
+            _ => MemoryLimit::PerRank(amounts),
+        })
     }
 }
 
 /// The multiprocessors that each rank has alone.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Sms {
     /// So many for each of the job's tasks on a node.
     Uniform(u32),
-    /// One number for each local rank, in order; at least two.
+    /// A number for each local rank, in order; at least two.
+    #[display("{}", joined(_0))]
     PerRank(Vec<u32>),
 }
 
@@ -168,42 +150,22 @@ impl Sms {
         "a whole number of multiprocessors such as 16, or one for each local rank such as 16:32";
     /// Far more than a GPU has.
     const MOST: u32 = 1024;
-
-    fn one(text: &str) -> Result<u32, Invalid> {
-        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(Invalid::new("not a whole number", Self::ALLOWED));
-        }
-        match text.parse() {
-            Ok(0) => Err(Invalid::new("below 1", Self::ALLOWED)),
-            Ok(sms) if sms <= Self::MOST => Ok(sms),
-            _ => Err(Invalid::new("above 1024", Self::ALLOWED)),
-        }
-    }
 }
 
 impl FromStr for Sms {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        let all = text.split(':').map(Self::one).collect::<Result<Vec<_>, _>>()?;
-        match all.as_slice() {
-            [sms] => Ok(Sms::Uniform(*sms)),
-            _ => Ok(Sms::PerRank(all)),
-        }
-    }
-}
-
-impl fmt::Display for Sms {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Sms::Uniform(sms) => sms.fmt(out),
-            Sms::PerRank(all) => write_list(out, all),
-        }
+        let all = list(text, |text| whole(text, Self::MOST, Self::ALLOWED), Self::ALLOWED)?;
+        Ok(match all[..] {
+            [sms] => Sms::Uniform(sms),
+            _ => Sms::PerRank(all),
+        })
     }
 }
 
 /// How a request names a GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, derive_more::Display, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Display, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum GpuSelector {
     /// Its place among the job's GPUs on the node, from 0.
@@ -212,24 +174,19 @@ pub enum GpuSelector {
     Uuid(GpuUuid),
 }
 
-impl GpuSelector {
-    const ALLOWED: &'static str = "the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)";
-}
-
 impl FromStr for GpuSelector {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-            let index = text
-                .parse()
-                .map_err(|_| Invalid::new("the GPU's number is too large", Self::ALLOWED))?;
-            return Ok(GpuSelector::Index(index));
+        const ALLOWED: &str = "the GPU's number within the job, from 0, or its UUID (GPU-... or MIG-...)";
+        if is_digits(text) {
+            let too_large = |_| Invalid::new("the GPU's number is too large", ALLOWED);
+            return text.parse().map(GpuSelector::Index).map_err(too_large);
         }
+        // NVML prints the digits in lower case. The user may write them in any case.
         let prefix = text.get(..4).unwrap_or("").to_ascii_uppercase();
-        // NVML prints the digits in lower case; the user's spelling must not hide the GPU.
         let uuid = format!("{prefix}{}", text.get(4..).unwrap_or("").to_ascii_lowercase());
-        let uuid = GpuUuid::parse(&uuid).map_err(|_| Invalid::new("names no GPU", Self::ALLOWED))?;
+        let uuid = GpuUuid::parse(&uuid).map_err(|_| Invalid::new("names no GPU", ALLOWED))?;
         Ok(GpuSelector::Uuid(uuid))
     }
 }
@@ -239,7 +196,6 @@ carried_as_text!(Mode, Threads, MemoryLimit, Sms, GpuSelector);
 /// What [`boolean`] accepts.
 pub(super) const BOOLEAN: &str = "true, yes, on, 1; false, no, off, 0";
 
-/// A boolean in the words of the grammar.
 pub(super) fn boolean(text: &str) -> Result<bool, Invalid> {
     match word(text).as_str() {
         "true" | "yes" | "on" | "1" => Ok(true),
@@ -251,32 +207,32 @@ pub(super) fn boolean(text: &str) -> Result<bool, Invalid> {
 /// What [`replicas`] accepts.
 pub(super) const REPLICAS: &str = "a whole number from 1 to 60";
 
-/// A number of shares of one GPU.
 pub(super) fn replicas(text: &str) -> Result<u32, Invalid> {
-    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(Invalid::new("not a whole number", REPLICAS));
+    whole(text, MOST_CLIENTS, REPLICAS)
+}
+
+/// A whole number from 1 to `most`.
+fn whole(text: &str, most: u32, allowed: &'static str) -> Result<u32, Invalid> {
+    if !is_digits(text) {
+        return Err(Invalid::new("not a whole number", allowed));
     }
-    match text.parse::<u32>() {
-        Ok(0) => Err(Invalid::new("below 1", REPLICAS)),
-        Ok(number) if number <= MOST_CLIENTS => Ok(number),
-        _ => Err(Invalid::new("above 60", REPLICAS)),
+    match text.parse() {
+        Ok(0) => Err(Invalid::new("below 1", allowed)),
+        Ok(number) if number <= most => Ok(number),
+        _ => Err(Invalid::new(format!("above {most}"), allowed)),
     }
 }
 
-fn list<T: FromStr<Err = Invalid>>(text: &str, allowed: &'static str) -> Result<Vec<T>, Invalid> {
-    text.split(':')
-        .map(|element| within(element.parse(), allowed))
-        .collect()
+fn list<T>(
+    text: &str,
+    read: impl Fn(&str) -> Result<T, Invalid>,
+    allowed: &'static str,
+) -> Result<Vec<T>, Invalid> {
+    let all = text.split(':').map(read).collect::<Result<_, _>>();
+    all.map_err(|invalid| invalid.within(allowed))
 }
 
-/// A list's own "allowed" says more than its element's.
-fn within<T>(parsed: Result<T, Invalid>, allowed: &'static str) -> Result<T, Invalid> {
-    parsed.map_err(|invalid| Invalid::new(invalid.why, allowed))
-}
-
-fn write_list<T: fmt::Display>(out: &mut fmt::Formatter<'_>, elements: &[T]) -> fmt::Result {
-    for (at, element) in elements.iter().enumerate() {
-        write!(out, "{}{element}", if at == 0 { "" } else { ":" })?;
-    }
-    Ok(())
+fn joined(values: impl IntoIterator<Item: ToString>) -> String {
+    let values: Vec<String> = values.into_iter().map(|value| value.to_string()).collect();
+    values.join(":")
 }

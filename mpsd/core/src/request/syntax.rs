@@ -1,0 +1,398 @@
+//! How a user writes a request, and what a refusal of it says.
+//!
+//! Account tokens, Slurm's flags and OpenPBS's resource go by the table of `options` and end in the same check of the
+//! whole. Every text is hostile: a Slurm user can put any bytes into the variable that root's prolog reads
+//! (docs/facts/slurm.md#options).
+
+use super::options::{Key, Request};
+use super::values::Mode;
+use crate::bind::Bind;
+use crate::failure::Refusal;
+use crate::limits::{Amount, Percent, carried_as_text};
+use crate::text::{nearest, one_line, or_meant};
+use std::str::FromStr;
+
+/// Longest text with a token of ours, bytes.
+pub(super) const LONGEST: usize = 1024;
+/// Longest value in [`Flags::raw`], characters.
+const LONGEST_RAW: usize = 100;
+/// Characters of the user's text that a message repeats.
+const SHOWN: usize = 60;
+/// The token without a value, as our documentation spells it: a site's own account may be called `mps`.
+const BARE: &str = "MPS";
+
+/// How a user wrote a request. Messages name each option in the same way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Syntax {
+    /// Account tokens: `MPS_THREADS=25`.
+    Account,
+    /// Slurm's flags: `--mps-threads=25`.
+    Flags,
+    /// OpenPBS's resource: `mps=threads=25`.
+    Resource,
+}
+
+impl Syntax {
+    /// An option, with its value if there is one, as the user writes it.
+    pub fn token(self, key: Key, value: Option<&str>) -> String {
+        let row = key.row();
+        let name = match self {
+            Syntax::Account => row.token(),
+            Syntax::Flags => format!("--{}", row.flag()),
+            Syntax::Resource if row.name.is_empty() => "mps".to_owned(),
+            Syntax::Resource => format!("mps={}", row.name),
+        };
+        match value {
+            Some(value) => format!("{name}={value}"),
+            None => name,
+        }
+    }
+
+    fn all_tokens(self) -> String {
+        Key::ALL.map(|key| self.token(key, None)).join(", ")
+    }
+
+    /// How to ask for MPS with `word`, which alone does not.
+    fn switch(self, word: &str) -> String {
+        match self {
+            Syntax::Account => "add MPS=on".to_owned(),
+            Syntax::Flags => "add --mps".to_owned(),
+            Syntax::Resource => format!("write mps=on+{}", word.strip_prefix("mps=").unwrap_or(word)),
+        }
+    }
+
+    /// The key that the user wrote as `name`; `word` is what a refusal repeats.
+    fn key(self, name: &str, word: &str) -> Result<Key, Refusal> {
+        if let Some(key) = Key::named(name) {
+            return Ok(key);
+        }
+        let names = Key::ALL.map(|key| key.row().name);
+        let name = name.to_ascii_lowercase().replace('_', "-");
+        let meant = nearest(name.trim_start_matches("mps-"), names);
+        let key = meant.and_then(|meant| Key::ALL.into_iter().find(|key| key.row().name == meant));
+        let why = or_meant("unknown key", key.map(|key| self.token(key, None)));
+        Err(refuse(word, &why, self.all_tokens()))
+    }
+
+    /// What a user may have meant by `value`, which `key` does not take.
+    fn meant(self, key: Key, value: &str) -> Option<String> {
+        let limit = match key {
+            Key::Mode if value.parse::<Percent>().is_ok() => Some(Key::Threads),
+            Key::Mode if value.parse::<Amount>().is_ok() => Some(Key::Mem),
+            _ => None,
+        };
+        let (key, value) = match limit {
+            Some(limit) => (limit, value),
+            None => (key, nearest(value, key.row().words.iter().copied())?),
+        };
+        Some(one_line(&self.token(key, Some(value)), SHOWN))
+    }
+}
+
+fn refuse(word: &str, why: &str, allowed: impl Into<String>) -> Refusal {
+    Refusal::new(one_line(word, SHOWN), why, allowed)
+}
+
+fn refuse_if_long(what: &str, bytes: usize) -> Result<(), Refusal> {
+    if bytes <= LONGEST {
+        return Ok(());
+    }
+    let allowed = format!("at most {LONGEST} bytes");
+    Err(Refusal::new(what, format!("{bytes} bytes long"), allowed))
+}
+
+impl Key {
+    /// The option whose token or flag is `name`, in any case, `-` for `_`.
+    fn named(name: &str) -> Option<Self> {
+        let name = name.to_ascii_uppercase().replace('-', "_");
+        Self::ALL.into_iter().find(|key| key.row().token() == name)
+    }
+}
+
+/// A request of which some words have been read.
+struct Parser {
+    syntax: Syntax,
+    request: Request,
+    has_mode: bool,
+    /// The first word that has no meaning without the mode, as the user wrote it.
+    dependent: Option<String>,
+}
+
+impl Parser {
+    fn new(syntax: Syntax) -> Self {
+        let (request, has_mode, dependent) = (Request::default(), false, None);
+        Self {
+            syntax,
+            request,
+            has_mode,
+            dependent,
+        }
+    }
+
+    /// Reads one word. `name` is the key as the user wrote it. Only a flag can have no value.
+    fn take(&mut self, key: Key, name: &str, value: Option<&str>) -> Result<(), Refusal> {
+        let word = value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
+        if key != Key::Mode {
+            self.dependent.get_or_insert_with(|| word.clone());
+        }
+        let is_first_mode = key == Key::Mode && !std::mem::replace(&mut self.has_mode, true);
+        let row = key.row();
+        let Some(text) = value.or(row.bare) else {
+            return Err(refuse(&word, "needs a value", row.allowed));
+        };
+        match self.request.put(key, text) {
+            Ok(is_same) if is_same || is_first_mode => Ok(()),
+            Ok(_) => Err(refuse(&word, "given twice with different values", "one value")),
+            Err(invalid) => {
+                let meant = value.and_then(|value| self.syntax.meant(key, value));
+                Err(refuse(&word, &or_meant(&invalid.why, meant), invalid.allowed))
+            }
+        }
+    }
+
+    fn finish(self) -> Result<Request, Refusal> {
+        if !self.has_mode {
+            let word = self.dependent.unwrap_or_default();
+            let why = format!("MPS itself is not asked for: {}", self.syntax.switch(&word));
+            return Err(refuse(&word, &one_line(&why, 2 * SHOWN), ""));
+        }
+        self.request.check(self.syntax)?;
+        Ok(self.request)
+    }
+}
+
+/// Slurm's flags as typed, each at most once. The last value counts, as with Slurm's own flags.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Flags([Option<Option<String>>; Key::ALL.len()]);
+
+impl Flags {
+    /// Keeps the flag of `key`, and checks its value alone.
+    ///
+    /// Slurm gives a flag without a value as NULL at submission, as the empty string on a node and as `(null)` in the
+    /// prolog (docs/facts/slurm.md#options).
+    ///
+    /// # Errors
+    /// A refusal of the value. The flag is kept, and [`Flags::request`] refuses it again.
+    pub fn take(&mut self, key: Key, argument: Option<&str>) -> Result<(), Refusal> {
+        let value = argument.filter(|text| !matches!(*text, "" | "(null)"));
+        let flag = Some(value.map(str::to_owned));
+        let mut alone = Self::default();
+        alone.0[key as usize].clone_from(&flag);
+        self.0[key as usize] = flag;
+        alone.parse().map(drop)
+    }
+
+    /// The request that the flags make together; `None`: there is no flag.
+    ///
+    /// # Errors
+    /// A refusal that names the flag, its value, and what is allowed.
+    pub fn request(&self) -> Result<Option<Request>, Refusal> {
+        match self.given().next() {
+            None => Ok(None),
+            Some(_) => self.parse()?.finish().map(Some),
+        }
+    }
+
+    fn parse(&self) -> Result<Parser, Refusal> {
+        let name = |key| Syntax::Flags.token(key, None);
+        let length = |(key, value): (Key, Option<&str>)| name(key).len() + value.map_or(0, str::len);
+        refuse_if_long("the --mps flags", self.given().map(length).sum())?;
+        let mut parser = Parser::new(Syntax::Flags);
+        for (key, value) in self.given() {
+            let list = value
+                .filter(|_| key.row().list)
+                .map(|text| text.replace(',', ":"));
+            parser.take(key, &name(key), list.as_deref().or(value))?;
+        }
+        Ok(parser)
+    }
+
+    /// Wrong flags as tokens that `mps-prologue` refuses for the same reason, and records. `?` stands for a character that
+    /// could split or hide a token.
+    pub fn raw(&self) -> String {
+        let harmless = |c: char| match c {
+            ',' => ':',
+            c if c.is_ascii_graphic() && c != ';' => c,
+            _ => '?',
+        };
+        let token = |(key, value): (Key, Option<&str>)| {
+            let text = value.or(key.row().bare).unwrap_or_default();
+            let value: String = text.chars().take(LONGEST_RAW).map(harmless).collect();
+            Syntax::Account.token(key, Some(&value))
+        };
+        self.given().map(token).collect::<Vec<_>>().join(",")
+    }
+
+    fn given(&self) -> impl Iterator<Item = (Key, Option<&str>)> {
+        let all = Key::ALL.into_iter().zip(&self.0);
+        all.filter_map(|(key, flag)| Some((key, flag.as_ref()?.as_deref())))
+    }
+}
+
+impl Request {
+    /// Reads the flags as they stand on a command line: `--mps --mps-threads=25`.
+    ///
+    /// # Errors
+    /// A refusal that names the flag, the reason and what is allowed.
+    pub fn from_flags(line: &str) -> Result<Self, Refusal> {
+        let mut flags = Flags::default();
+        let mut words = line.split_whitespace();
+        while let Some(word) = words.next() {
+            let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
+            let key = key_of_flag(name)?;
+            let value = value.or_else(|| key.row().bare.is_none().then(|| words.next()).flatten());
+            flags.take(key, value)?;
+        }
+        flags.request().map(Option::unwrap_or_default)
+    }
+
+    /// Reads an account string such as `proj1,MPS=true,MPS_THREADS=25`, of unknown encoding, as arguments and
+    /// environments hold it. `None`: no token is ours.
+    ///
+    /// Tokens stand between commas, semicolons and blanks. A token is ours if it has `=` and its key, in any case, is
+    /// `MPS` or `MPS_` and letters. The others are the site's account.
+    ///
+    /// # Errors
+    /// A refusal that names the token, the reason and what is allowed.
+    pub fn from_account(account: impl AsRef<[u8]>) -> Result<Option<Self>, Refusal> {
+        let text = String::from_utf8_lossy(account.as_ref());
+        let tokens = text.split(is_between).filter_map(|token| token.split_once('='));
+        let mut ours = tokens.filter(|(key, _)| is_ours(key)).peekable();
+        let Some((first, _)) = ours.peek() else {
+            return Ok(None);
+        };
+        let what = format!("the account with {}", one_line(first, SHOWN));
+        refuse_if_long(&what, account.as_ref().len())?;
+        let mut parser = Parser::new(Syntax::Account);
+        for (name, value) in ours {
+            let key = Syntax::Account.key(name, &format!("{name}={value}"))?;
+            parser.take(key, name, Some(value))?;
+        }
+        parser.finish().map(Some)
+    }
+
+    /// A note for a user whose account names MPS without a value. Such a token may be the site's own account, and asks
+    /// for nothing.
+    pub fn almost_asked(account: impl AsRef<[u8]>) -> Option<String> {
+        let text = String::from_utf8_lossy(account.as_ref());
+        let mut tokens = text.split(is_between);
+        let ours = |token: &str| token.split_once('=').is_some_and(|(key, _)| is_ours(key));
+        if !tokens.clone().any(|token| token == BARE) || tokens.any(ours) {
+            return None;
+        }
+        Some(format!(
+            "'{BARE}' in the account asks for no MPS: this job has none; with one it is submitted as {BARE}=on"
+        ))
+    }
+
+    /// Reads the value of OpenPBS's `mps` resource: `on+threads=25+mem=4G`.
+    ///
+    /// # Errors
+    /// A refusal that names the word as `mps=…`.
+    pub fn from_resource(resource: &str) -> Result<Self, Refusal> {
+        refuse_if_long("the mps resource", resource.len())?;
+        let mut parser = Parser::new(Syntax::Resource);
+        // `+` separates the words, and also stands within a value of MPS_BIND.
+        let resource = resource.replace("+peers", "\0peers");
+        for word in resource.split('+').map(|word| word.replace('\0', "+")) {
+            let Some((name, value)) = word.split_once('=') else {
+                parser.take(Key::Mode, "mps", Some(&word))?;
+                continue;
+            };
+            let shown = format!("mps={name}");
+            let key = match Key::named(&format!("mps-{name}")) {
+                Some(key) => key,
+                None => Syntax::Resource.key(name, &format!("{shown}={value}"))?,
+            };
+            parser.take(key, &shown, Some(value))?;
+        }
+        parser.finish()
+    }
+
+    /// One request from an account and a resource, which may not contradict each other.
+    ///
+    /// # Errors
+    /// A refusal that names both words if they differ.
+    pub fn merge(account: Self, resource: Self) -> Result<Self, Refusal> {
+        for key in Key::ALL {
+            if let (Some(one), Some(other)) = (account.value(key), resource.value(key))
+                && one != other
+            {
+                let row = key.row();
+                let word = if row.name.is_empty() { "mps" } else { row.name };
+                let what = format!("{}={one} in the account", row.token());
+                let why = format!("contradicts {word}={other} in the mps resource");
+                return Err(Refusal::new(what, why, "the same in both, or only one of them"));
+            }
+        }
+        let mut merged = account;
+        merged.fill(&resource);
+        merged.check(Syntax::Account)?;
+        Ok(merged)
+    }
+
+    /// The rules for several options together. With static partitions NVIDIA's daemon ignores percentages.
+    fn check(&self, syntax: Syntax) -> Result<(), Refusal> {
+        const REPLICAS: &str = "replicas alone (threads = 100/N, memory = total/N), or threads and memory";
+        const SMS: &str = "multiprocessors of each rank's own, or shares";
+        let exclusions = [
+            (Key::Replicas, Key::Threads, REPLICAS),
+            (Key::Replicas, Key::Mem, REPLICAS),
+            (Key::Sms, Key::Threads, SMS),
+            (Key::Sms, Key::Replicas, SMS),
+        ];
+        for (key, excluded, allowed) in exclusions {
+            if let (Some(value), Some(other)) = (self.value(key), self.value(excluded)) {
+                let why = format!("excludes {}", syntax.token(excluded, Some(&other)));
+                let word = syntax.token(key, Some(&value));
+                return Err(refuse(&word, &one_line(&why, SHOWN + 10), allowed));
+            }
+        }
+        let shows_several = self.bind.filter(|bind| bind.peers || *bind == Bind::NONE);
+        if let (Mode::PerGpu, Some(bind)) = (self.mode, shows_several) {
+            let what = syntax.token(Key::Bind, Some(&bind.to_string()));
+            let why = "with a daemon for each GPU a task sees one";
+            return Err(Refusal::new(what, why, "block, cyclic, closest"));
+        }
+        refuse_if_long("the words for MPS in their plain form", self.to_string().len())
+    }
+}
+
+impl FromStr for Request {
+    type Err = Refusal;
+
+    fn from_str(text: &str) -> Result<Self, Refusal> {
+        let what = || format!("'{}'", one_line(text, SHOWN));
+        let none = || Refusal::new(what(), "holds no word for MPS", "MPS=on,MPS_THREADS=25");
+        Self::from_account(text)?.ok_or_else(none)
+    }
+}
+
+carried_as_text!(Request);
+
+fn key_of_flag(name: &str) -> Result<Key, Refusal> {
+    let flags = Key::ALL.map(|key| Syntax::Flags.token(key, None));
+    if let Some(at) = flags.iter().position(|flag| flag == name) {
+        return Ok(Key::ALL[at]);
+    }
+    let (why, meant) = match name.starts_with("--") {
+        true => {
+            let meant = nearest(name, flags.iter().map(String::as_str));
+            ("unknown flag", meant.map(str::to_owned))
+        }
+        false => ("not a flag", Syntax::Flags.meant(Key::Mode, name)),
+    };
+    Err(refuse(name, &or_meant(why, meant), Syntax::Flags.all_tokens()))
+}
+
+/// Whether an account's tokens end at this character.
+fn is_between(c: char) -> bool {
+    c == ',' || c == ';' || c.is_ascii_whitespace()
+}
+
+/// `MPS`, or `MPS_` and letters, in any case. Everything else belongs to the site.
+fn is_ours(key: &str) -> bool {
+    let key = key.to_ascii_uppercase();
+    let letters = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphabetic());
+    key == "MPS" || key.strip_prefix("MPS_").is_some_and(letters)
+}
