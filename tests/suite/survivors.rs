@@ -9,7 +9,7 @@ use mpsd::job::node::{Thread, Waiting};
 use mpsd::job::{self, Failed, Findings, Until, evidence};
 use mpsd_core::failure::FailureKind;
 use tests::sim::scenario::{Scenario, UID};
-use tests::sim::{Sim, Trouble, World};
+use tests::sim::{Sim, Trouble, World, paths};
 
 const IN_DRIVER: &str = "[<0>] os_acquire_semaphore+0x1/0x2 [nvidia]\n[<0>] nvidia_close+0x1/0x2 [nvidia]\n";
 const LOOKUP: &str = "[<0>] d_alloc_parallel+0x3c/0x120\n[<0>] path_openat+0x8f4/0x920\n";
@@ -29,6 +29,11 @@ fn stuck(looks: Vec<Vec<Thread>>) -> (Rc<RefCell<World>>, Scenario) {
     let world = Rc::new(RefCell::new(world));
     begin(&world, &scenario).expect("prologue");
     (world, scenario)
+}
+
+/// What waits for its second look, as it stands on the node.
+fn suspicions(world: &Rc<RefCell<World>>) -> Option<String> {
+    world.borrow().text(&paths().run().join("suspicions"))
 }
 
 fn begin(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Result<(), Failed> {
@@ -90,7 +95,7 @@ fn what_the_driver_holds_drains_at_the_second_look_within_two_minutes() {
         assert!(drain.starts_with(&format!("mpsd: job 4711: {role} ")), "{drain}");
         assert!(drain.ends_with(": state D after 63 s"), "{drain}");
     }
-    assert!(world.borrow().suspicions.is_empty());
+    assert!(suspicions(&world).is_none());
 }
 
 #[test]
@@ -144,7 +149,7 @@ fn what_a_user_can_bring_about_drains_nothing_however_long_it_lasts() {
             later(&world, &scenario, 61);
         }
         assert_eq!(world.borrow().drains, Vec::<String>::new(), "{what}");
-        assert!(world.borrow().suspicions.is_empty(), "{what}");
+        assert!(suspicions(&world).is_none(), "{what}");
     }
 }
 
@@ -152,15 +157,13 @@ fn what_a_user_can_bring_about_drains_nothing_however_long_it_lasts() {
 fn a_process_that_root_did_not_prove_is_no_evidence_whatever_holds_it() {
     let (world, scenario) = stuck(vec![thread('D', IN_DRIVER)]);
     // The user's own, with the vendor's file and the job's pipe directory: the same to whoever looks at it from outside.
-    let mut world_now = world.borrow_mut();
-    let journal = world_now
-        .jobs
-        .get_mut(&scenario.id())
-        .and_then(|job| job.journal.as_mut());
-    let journal = journal.expect("journal");
+    let mut journal = world.borrow().journal(&scenario.id()).expect("journal");
     journal.proved.clear();
     journal.supervisor = None;
-    drop(world_now);
+    let text = journal.to_text().expect("text");
+    world
+        .borrow_mut()
+        .put(paths().job(&scenario.id()).journal(), text);
     end(&world, &scenario);
     later(&world, &scenario, 61);
     assert_eq!(world.borrow().drains, Vec::<String>::new());
@@ -241,6 +244,14 @@ fn a_silent_nvml_drains_only_where_the_driver_holds_it_twice() {
     }
 }
 
+#[test]
+fn a_garbled_file_of_suspicions_suspects_nobody() {
+    let scenario = Scenario::new("garbled", "MPS=true", 1);
+    let mut world = World::new(scenario.inventory.clone());
+    world.put(paths().run().join("suspicions"), "{");
+    begin(&Rc::new(RefCell::new(world)), &scenario).expect("prologue");
+}
+
 /// What survives has the directories and the GPUs that a second start would use.
 #[test]
 fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
@@ -250,6 +261,6 @@ fn a_prologue_called_again_starts_nothing_beside_what_it_cannot_take_down() {
     assert_eq!(failed.failure.kind(), FailureKind::Undetermined, "{failed:?}");
     let world = world.borrow();
     assert_eq!(world.processes, before);
-    let journal = &world.jobs[&scenario.id()].journal;
+    let journal = world.journal(&scenario.id());
     assert!(journal.is_some(), "the end that finishes needs it");
 }

@@ -1,7 +1,7 @@
 //! What attaches a process to its job's MPS, found from the scheduler's own variables and root's record.
 
 use super::NAME;
-use crate::job::node::Store as _;
+use crate::job::store::Store as _;
 use crate::node::real::RealNode;
 use crate::scheduler::{Host, Lookup, ThisHost};
 use mpsd_core::bind::DeviceNames;

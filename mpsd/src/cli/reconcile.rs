@@ -2,9 +2,10 @@
 //! the event. Run by the timer and at boot; what cannot be decided is left alone.
 
 use super::NAME;
-use crate::job::node::{Member, Members, Severity, Store};
+use crate::job::ledger;
+use crate::job::node::{Member, Members, Severity};
+use crate::job::store::Store as _;
 use crate::job::{self, Ending, Journal, evidence, sweep};
-use crate::node::failed_starts;
 use crate::node::listed;
 use crate::node::log::line;
 use crate::node::real::RealNode;
@@ -475,7 +476,7 @@ impl<'a> Run<'a> {
     /// Starts that failed for several users: told, since nothing is drained for them unless the site wants that.
     fn failed_starts(&mut self) {
         let window = self.settings.drain.failed_starts_window;
-        let several = failed_starts::of_several(&self.settings.paths, window);
+        let several = ledger::several_failed(&mut self.node);
         if let Some(several) = several.filter(|several| several.age < window) {
             let text = format!(
                 "starts of {} users failed on this node within {} s, the last one of job {}: see its log",

@@ -1,8 +1,9 @@
 //! What waits for the administrator on this node, whoever schedules it: told by every scheduler's `check`.
 
-use crate::job::node::{Console as _, Store as _};
+use crate::job::ledger::{self, SeveralFailed};
+use crate::job::node::Console as _;
+use crate::job::store::Store as _;
 use crate::job::suspicion::{PAUSE_S, Suspicion};
-use crate::node::failed_starts::{self, Several};
 use crate::node::real::RealNode;
 use crate::scheduler::setup::CheckLine::{self, Fail, Warn};
 use mpsd_core::config::Settings;
@@ -24,8 +25,7 @@ pub(super) fn standing(settings: &Settings) -> Vec<CheckLine> {
         let text = "something hung in the driver and waits for its second look: root is told what ('mpsctl reconcile --dry-run')";
         all.push(Warn(text.to_owned()));
     }
-    let window = settings.drain.failed_starts_window;
-    let several = failed_starts::of_several(&settings.paths, window);
+    let several = ledger::several_failed(&mut node);
     all.extend(several.map(|several| failed(&several)));
     all.extend(group(settings.daemon_group));
     all
@@ -45,8 +45,8 @@ fn suspicion(suspicion: &Suspicion, now: u64) -> CheckLine {
     }
 }
 
-fn failed(several: &Several) -> CheckLine {
-    let Several { users, job, age } = several;
+fn failed(several: &SeveralFailed) -> CheckLine {
+    let SeveralFailed { users, job, age } = several;
     Warn(format!(
         "starts of {users} users failed on this node, the last one of job {job} {}, and none has worked since: the node's log \
          says why; 'srun --mps mps-probe --require-mps', or the same by qsub, tries one",

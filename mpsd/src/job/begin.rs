@@ -5,9 +5,10 @@ use super::case::{Job, Scheduled};
 use super::effects;
 use super::evidence;
 use super::journal::{Journal, ProcessRef};
-use super::node::{Held, Node, Role, Severity};
+use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome;
 use super::spec::Spec;
+use super::store::Store as _;
 use super::suspicion::PAUSE_S;
 use super::undo::{self, Failed};
 use crate::plan::effects::Plan;
@@ -193,7 +194,7 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
 /// A ready and living daemon of a Slurm step is the same start called twice (before Slurm 24.05 remote callbacks run twice)
 /// and stays; all else is taken down first (Torque runs a job's prologue again without an epilogue between;
 /// docs/facts/pbs.md#sister-nodes).
-fn take_over(node: &mut impl Node, job: &Job, until: Until) -> Result<Option<Held>, Failed> {
+fn take_over(node: &mut impl Node, job: &Job, until: Until) -> Result<Option<LockGuard>, Failed> {
     let submission = &job.asked.submission;
     let id = &submission.job;
     let held = open(node, job, until)?;
@@ -221,7 +222,7 @@ fn take_over(node: &mut impl Node, job: &Job, until: Until) -> Result<Option<Hel
 }
 
 /// Locks the job's directory; where the caller may not wait, its record says from now on that the start is under way.
-fn open(node: &mut impl Node, job: &Job, until: Until) -> Result<Held, Failure> {
+fn open(node: &mut impl Node, job: &Job, until: Until) -> Result<LockGuard, Failure> {
     let id = &job.asked.submission.job;
     let held = node.open_job(id)?;
     if until == Until::Announced {
@@ -244,7 +245,7 @@ struct Start {
     failed_starts_drain: bool,
     deadline: Deadline,
     began: Instant,
-    _held: Held,
+    _held: LockGuard,
 }
 
 impl Start {

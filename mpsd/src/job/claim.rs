@@ -2,6 +2,7 @@
 
 use super::account::Account;
 use super::node::{Node, Severity};
+use super::store::Store as _;
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::{ComputeMode, Failure, GpuUuid, JobId};
 

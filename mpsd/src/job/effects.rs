@@ -4,6 +4,7 @@ use super::claim;
 use super::journal::Journal;
 use super::node::{Node, Severity};
 use super::spec::Spec;
+use super::store::Store as _;
 use crate::plan::effects::Effect;
 use mpsd_core::failure::Undetermined;
 use mpsd_core::{Failure, JobId};

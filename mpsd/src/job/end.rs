@@ -7,6 +7,7 @@ use super::journal::Journal;
 use super::node::{Node, Severity};
 use super::outcome;
 use super::report::{self, JobReport};
+use super::store::Store as _;
 use super::suspicion::At;
 use super::undo::{self, Findings};
 use crate::plan::effects::Effect;

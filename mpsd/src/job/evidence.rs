@@ -6,6 +6,7 @@
 
 use super::journal::{Journal, ProcessRef};
 use super::node::{Member, Node, Role, Severity, Thread, Waiting};
+use super::store::Store as _;
 use super::suspicion::{At, PAUSE_S, Suspect, Suspicion};
 use crate::scheduler::Site;
 use crate::scheduler::drain::Place;
@@ -37,7 +38,7 @@ pub fn of_failed_start(
     let Failure::Undetermined(mut unknown) = failure else {
         return failure;
     };
-    let lacking = node.lacking();
+    let lacking = node.lacking(node.settings().paths.run());
     if let Some(lacking) = &lacking {
         unknown.why += &format!("; {lacking}");
     }

@@ -12,10 +12,12 @@ pub mod evidence;
 pub mod exporters;
 pub mod journal;
 pub mod ladder;
+pub mod ledger;
 pub mod node;
 pub mod outcome;
 pub mod report;
 pub mod spec;
+pub mod store;
 pub mod suspicion;
 pub mod sweep;
 pub mod tally;
@@ -27,3 +29,25 @@ pub use case::{Job, Scheduled, User};
 pub use end::{Ending, JobEnd, end, end_as_judged, jobs_of};
 pub use journal::Journal;
 pub use undo::{Failed, Findings};
+
+use crate::sys::is_scarcity;
+use mpsd_core::Failure;
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use nix::errno::Errno;
+
+/// A fault with `evidence`; undetermined without.
+pub(crate) fn failure(
+    evidence: Option<Evidence>,
+    what: impl Into<String>,
+    why: impl Into<String>,
+) -> Failure {
+    match evidence {
+        Some(evidence) => Fault::new(evidence, what, why).into(),
+        None => Undetermined::new(what, why).into(),
+    }
+}
+
+/// `evidence`, unless the kernel said that something ran out.
+pub(crate) fn unless_scarce(evidence: Evidence, errno: Option<Errno>) -> Option<Evidence> {
+    (!errno.is_some_and(is_scarcity)).then_some(evidence)
+}

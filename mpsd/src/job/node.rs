@@ -1,219 +1,223 @@
-//! What a job's life needs of a node. The suite's programs do it to this node ([`crate::node`]), the tests to one in memory.
-//! One method is one effect or one question; no order is built in.
+//! What a job's life needs of a machine, in primitives. `mpsd/src/node` does them on this machine, and
+//! `tests/src/sim` in memory. What is decided with them is shipped code: [`super::store`] for files.
 
-use super::account::Account;
 use super::audit::Entry;
 use super::journal::{Journal, ProcessRef, Programs};
 use super::ladder::Rung;
 use super::report::JobReport;
 use super::spec::Spec;
-use super::suspicion::Suspicion;
 use crate::plan::effects::Exporter;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{Requeued, Site, UserRef};
 use crate::sys::deadline::Deadline;
+pub use crate::sys::files::{Bounds, FileError, Room};
 pub use crate::sys::process::Thread;
+use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Fault};
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::killed::KilledTask;
-use mpsd_core::observations::Observations;
-use mpsd_core::record::{Daemon, Record};
-use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
+use mpsd_core::record::Daemon;
+use mpsd_core::replace::Durability;
+use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths};
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A lock that is held until it is dropped.
-pub type Held = Box<dyn Any>;
+/// Longest wait for the lock of a GPU or a job.
+const LOCK_TIME: Duration = Duration::from_secs(5);
 
-/// What a start came to.
+/// A lock that is held until it is dropped.
+pub type LockGuard = Box<dyn Any>;
+
+/// A start that root has proved.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Proved {
     /// The control daemons and servers, as root saw them.
     pub processes: Vec<ProcessRef>,
-    /// The ids of each daemon's static partitions: the user's own word, which a wrong one of fails in his own tasks.
+    /// The ids of each daemon's static partitions. The job's user could forge them, and then only the
+    /// user's own tasks fail.
     pub partitions: Vec<Vec<String>>,
 }
 
-/// Which of our own three a process is.
+/// What a process of a job's MPS is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// `mpsd`, the supervisor.
     #[display("mpsd")]
     Supervisor,
-    /// The vendor's control daemon.
+    /// NVIDIA's control daemon.
     #[display("mps-control")]
     Control,
-    /// The vendor's server.
+    /// NVIDIA's server.
     #[display("mps-server")]
     Server,
-    /// It sits in the job's own cgroup without being one of the three; the user put it there.
+    /// A process in the job's own cgroup that is none of the three. The user put it there.
     #[display("process")]
     Other,
 }
 
-/// A process of the job's MPS that is there.
+/// A process of a job's MPS.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 #[display("{role} {process} state {state}")]
 pub struct Member {
-    /// Which process.
+    /// Its identity.
     pub process: ProcessRef,
-    /// Which of the three.
+    /// What it is.
     pub role: Role,
     /// Its state letter (`/proc/PID/stat`): R, S, D, Z, T.
     pub state: char,
 }
 
 impl Member {
-    /// A process that has ended and that nobody has waited for. It holds no memory and no GPU.
+    /// The process has ended, and its parent has not waited for it. It holds no memory and no GPU.
     pub fn is_defunct(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// What of a user's processes waits in the kernel without regard to signals, or in a call of the driver's.
+/// The threads of a user that ignore signals while they wait, or wait in the driver.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Waiting {
     /// The effective user of these processes.
     pub uid: u32,
-    /// Their threads that wait so, alike ones once; each stack ends with the driver's innermost frame, and is empty without one.
+    /// Equal threads stand here once. A stack ends with the driver's innermost frame; without one it is empty.
     pub threads: Vec<Thread>,
 }
 
 /// The node's GPUs, through NVML.
 pub trait Gpus {
-    /// From now on NVML is this library: the one that the job's journal names.
+    /// Uses this NVML library from now on.
     fn use_nvml(&mut self, library: &str);
-    /// Questions about GPUs are to come: NVML needs tens of milliseconds for the first, which can pass while other things are
-    /// done, and so it does for its first look at each of `gpus`. What fails here is told by the first question.
+    /// Loads NVML, and looks at `gpus`, while other things are done. The first question reports a failure.
     fn prepare_nvml(&mut self, _gpus: &[GpuUuid]) {}
-    /// No more of them: what ends NVML goes on while other things are done.
+    /// Ends NVML while other things are done.
     fn dismiss_nvml(&mut self) {}
     /// All GPUs with their compute modes.
     ///
     /// # Errors
-    /// A fault when NVML cannot be used or does not answer in time.
+    /// A fault if NVML is broken; undetermined if it does not answer in time.
     fn inventory(&mut self) -> Result<Inventory, Failure>;
     /// The compute mode of `gpu`.
     ///
     /// # Errors
-    /// As [`Gpus::inventory`]; a fault when the GPU is lost.
+    /// As [`Gpus::inventory`]; a fault if the GPU is lost.
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure>;
     /// Sets the compute mode and reads it back.
     ///
     /// # Errors
-    /// As [`Gpus::compute_mode`]; undetermined when the driver refuses.
+    /// As [`Gpus::compute_mode`]; undetermined if the driver refuses.
     fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure>;
-    /// The processes with a context on `gpu`, without those that are gone already.
+    /// The living processes with a context on `gpu`.
     ///
     /// # Errors
     /// As [`Gpus::compute_mode`].
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure>;
-    /// The process of ours that asked NVML and got no answer in its time, since this was asked last.
+    /// The process that asked NVML and got no answer in its time, since the last call of this.
     fn silent_nvml(&mut self) -> Option<ProcessRef>;
 }
 
-/// What root remembers on the node: accounts of the GPUs, directories, journals and records of the jobs.
-pub trait Store {
-    /// Locks the account of `gpu`, with a deadline.
-    ///
-    /// # Errors
-    /// Undetermined when the lock is not to be had in time.
-    fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<Held, Failure>;
-    /// The account of `gpu`, under its lock.
-    ///
-    /// # Errors
-    /// A fault when it cannot be read; a garbled one is a fault as well: nobody but root writes there.
-    fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure>;
-    /// Writes or (`None`) removes the account of `gpu`, under its lock.
-    ///
-    /// # Errors
-    /// A fault.
-    fn write_account(&mut self, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure>;
-    /// The GPUs that have an account, or a lock for one.
-    ///
-    /// # Errors
-    /// A fault.
-    fn gpus_with_files(&mut self) -> Result<Vec<GpuUuid>, Failure>;
+/// Where root keeps its files on a node, and how long it may take.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// The directories.
+    pub paths: Paths,
+    /// Time for the lock of a GPU or a job.
+    pub lock_time: Duration,
+    /// Time for the whole ladder.
+    pub teardown: Duration,
+    /// When the removal of users' files stops. The next end or `mpsctl reconcile` goes on.
+    pub ends: Deadline,
+    /// How long a failed start counts.
+    pub failed_starts_window: Duration,
+}
 
-    /// Makes the job's directory if need be and locks it: one prologue or epilogue of a job at a time.
-    ///
-    /// # Errors
-    /// Undetermined when another one holds it past the deadline; a fault when root cannot make a directory.
-    fn open_job(&mut self, job: &JobId) -> Result<Held, Failure>;
-    /// Locks the job's directory if it is there.
-    ///
-    /// # Errors
-    /// As [`Store::open_job`].
-    fn find_job(&mut self, job: &JobId) -> Result<Option<Held>, Failure>;
-    /// Whether somebody holds the job's lock: a prologue or an epilogue of it is at work.
-    fn is_held(&self, job: &JobId) -> bool;
-    /// Tells the start under way that its job has ended: leaves a mark that lasts as long as the job's directory.
-    ///
-    /// # Errors
-    /// A fault when root cannot write it.
-    fn cancel(&mut self, job: &JobId) -> Result<(), Failure>;
-    /// Whether the job has that mark.
-    fn is_cancelled(&self, job: &JobId) -> bool;
-    /// Whether the job has a directory.
-    fn has_directory(&self, job: &JobId) -> bool;
-    /// Whether the job has a lock file: somebody was killed between removing the directory and this.
-    fn has_lock(&self, job: &JobId) -> bool;
-    /// The directories' names of all jobs that have one.
-    ///
-    /// # Errors
-    /// A fault.
-    fn job_directories(&self) -> Result<Vec<String>, Failure>;
-    /// The job's journal.
-    ///
-    /// # Errors
-    /// A fault when it is there and cannot be read or understood.
-    fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure>;
-    /// Writes the journal: whole, synced, renamed.
-    ///
-    /// # Errors
-    /// A fault.
-    fn write_journal(&mut self, journal: &Journal) -> Result<(), Failure>;
-    /// Writes the record for the job's tasks.
-    ///
-    /// # Errors
-    /// A fault.
-    fn write_record(&mut self, record: &Record) -> Result<(), Failure>;
-    /// Whether the record says that the job's MPS is ready.
-    fn is_ready(&self, job: &JobId) -> bool;
-    /// Makes pipe and log directory of daemon `n`, the user's, each with a bound of room where its tasks see that.
-    ///
-    /// # Errors
-    /// A fault.
-    fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure>;
-    /// Whether somebody keeps the lock of one of the user's directories of the job: whoever removes something there waits for as
-    /// long, whatever signal comes.
-    fn are_locked(&mut self, journal: &Journal) -> bool;
-    /// Removes them with all that the user put there.
-    ///
-    /// # Errors
-    /// Undetermined when the user's processes keep filling them.
-    fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure>;
-    /// Removes the job's directory with journal and record: the last act.
-    ///
-    /// # Errors
-    /// A fault.
-    fn remove_job(&mut self, job: &JobId) -> Result<(), Failure>;
+impl NodeSettings {
+    /// For a program with the time `limit`, of which the ladder has `teardown`.
+    pub fn new(settings: &Settings, limit: Duration, teardown: Duration) -> Self {
+        Self {
+            paths: settings.paths.clone(),
+            lock_time: LOCK_TIME.min(limit / 4),
+            teardown,
+            ends: Deadline::after(limit),
+            failed_starts_window: settings.drain.failed_starts_window,
+        }
+    }
+}
 
-    /// What the job's `mpsd` says that it saw: its user's word. Told once; what `mpsd` writes afterwards goes nowhere.
-    fn take_observations(&mut self, job: &JobId) -> Option<Observations>;
-    /// The tasks of the job that a signal ended, as root noted them.
-    fn killed_tasks(&self, job: &JobId) -> Vec<KilledTask>;
-    /// Keeps the job's report, as far as that can be done at once: nothing waits for it, and nothing fails with it.
+/// Files, by absolute paths. No symbolic link is followed.
+pub trait Files {
+    /// Where files are, and how long root may take.
+    fn settings(&self) -> &NodeSettings;
+    /// Takes the exclusive lock of the file at `path`, and makes that file if necessary.
+    ///
+    /// # Errors
+    /// A bound if another process holds it until `deadline`.
+    fn lock(&mut self, path: &Path, deadline: Deadline) -> Result<LockGuard, FileError>;
+    /// Whether another process holds that lock.
+    fn is_locked(&self, path: &Path) -> bool;
+    /// Whether there is something at `path`.
+    fn is_there(&self, path: &Path) -> bool;
+    /// The file at `path`, if it is there; at most `max` bytes.
+    ///
+    /// # Errors
+    /// The kernel's, or it is not a regular file of that size.
+    fn read(&mut self, path: &Path, max: usize) -> Result<Option<Vec<u8>>, FileError>;
+    /// Replaces the file at `path` in one step.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn write(
+        &mut self,
+        path: &Path,
+        bytes: &[u8],
+        mode: u32,
+        durability: Durability,
+    ) -> Result<(), FileError>;
+    /// Removes the file at `path`, if it is there.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn remove_file(&mut self, path: &Path) -> Result<(), FileError>;
+    /// Makes a directory of root's with this mode. One that is there must be root's; it gets the mode.
+    ///
+    /// # Errors
+    /// The kernel's, or something else is there.
+    fn create_dir(&mut self, path: &Path, mode: u32) -> Result<(), FileError>;
+    /// The names in a directory, sorted; none if it is not there.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn names(&self, path: &Path) -> Result<Vec<String>, FileError>;
+    /// Removes a directory of root's with all that is in it.
+    ///
+    /// # Errors
+    /// The kernel's, or a bound.
+    fn remove_tree(&mut self, path: &Path, bounds: Bounds) -> Result<(), FileError>;
+    /// Makes the directory `path` for the user of `journal`, 0700, with a bound of room if its tasks see that.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn make_users_directory(&mut self, journal: &Journal, path: &Path, room: Room) -> Result<(), FileError>;
+    /// Removes directories that a user fills and whose locks a user can keep.
+    ///
+    /// # Errors
+    /// One line: why something is left.
+    fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds) -> Result<(), String>;
+    /// Whether a user keeps the lock of one of these directories. Removing something there could then hang
+    /// beyond SIGKILL.
+    fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool;
+    /// What the file system of `path` has too little of for a start, in words.
+    fn lacking(&self, path: &Path) -> Option<String>;
+    /// Keeps the job's report if that can be done at once. A failure is only logged.
     fn keep_report(&mut self, report: &JobReport);
-
-    /// Enters the job, for each of its GPUs, into the files of `exporter` in `directory`; others' lines stay.
+    /// Counts a failed start likewise.
+    fn count_failure(&mut self, kind: FailureKind);
+    /// Enters the job, for each of its GPUs, into the files of `exporter` in `directory`.
     ///
     /// # Errors
     /// One line.
     fn enter_job(&mut self, journal: &Journal, exporter: Exporter, directory: &Path) -> Result<(), String>;
-    /// Takes the job out of them. A line for the log, where what is there cannot be ours.
+    /// Takes the job out of them. Returns a line for the log if what is there cannot be ours.
     ///
     /// # Errors
     /// Undetermined.
@@ -223,22 +227,6 @@ pub trait Store {
         exporter: Exporter,
         directory: &Path,
     ) -> Result<Option<String>, Failure>;
-    /// Counts a start that failed, as far as that can be done at once.
-    fn count_failure(&mut self, kind: FailureKind);
-
-    /// What the file system of the users' directories has too little of for a start, in words.
-    fn lacking(&self) -> Option<String>;
-    /// Remembers that a start of `job` of `uid` failed; true when starts of two or more users failed within the window.
-    fn note_failed_start(&mut self, uid: u32, job: &JobId) -> bool;
-    /// Forgets failed starts: one worked.
-    fn forget_failed_starts(&mut self);
-
-    /// What waits for a second look.
-    fn suspicions(&mut self) -> Vec<Suspicion>;
-    /// Remembers `suspicion`, unless its object is suspected already, and has the node looked at again.
-    fn suspect(&mut self, suspicion: &Suspicion);
-    /// Forgets `suspicion`.
-    fn acquit(&mut self, suspicion: &Suspicion);
 }
 
 /// The job's `mpsd`, its cgroup, and the vendor's programs.
@@ -386,8 +374,6 @@ pub trait Console {
     }
     /// One line to whoever started the program.
     fn complain(&mut self, line: &str);
-    /// Time for the whole teardown.
-    fn teardown_time(&self) -> Duration;
     /// Seconds since the boot.
     fn since_boot(&self) -> u64;
     /// Does nothing until `end`.
@@ -395,6 +381,6 @@ pub trait Console {
 }
 
 /// All of it.
-pub trait Node: Gpus + Store + Daemons + Members + Drains + Console {}
+pub trait Node: Gpus + Files + Daemons + Members + Drains + Console {}
 
-impl<N: Gpus + Store + Daemons + Members + Drains + Console> Node for N {}
+impl<N: Gpus + Files + Daemons + Members + Drains + Console> Node for N {}

@@ -3,6 +3,7 @@
 use super::case::Job;
 use super::evidence;
 use super::node::{Node, Severity};
+use super::store::Store as _;
 use super::suspicion::At;
 use super::undo::Failed;
 use crate::scheduler::drain::Place;

@@ -2,6 +2,7 @@
 
 use super::claim;
 use super::node::Node;
+use super::store::Store as _;
 use mpsd_core::{Failure, GpuUuid, JobId};
 
 /// What stands on a GPU in the name of jobs that have no directory.

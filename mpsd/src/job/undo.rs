@@ -5,6 +5,7 @@ use super::evidence;
 use super::journal::Journal;
 use super::ladder::Rung;
 use super::node::{Member, Node, Role};
+use super::store::Store as _;
 use crate::plan::effects::Effect;
 use mpsd_core::failure::{Fault, Undetermined};
 use mpsd_core::text;
@@ -157,7 +158,7 @@ fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
 /// What runs the vendor's files for this job without being known: of a prologue that was killed before it could write a pid
 /// down, or of a control daemon that went on starting servers.
 fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
-    let (began, time) = (Instant::now(), node.teardown_time() / 2);
+    let (began, time) = (Instant::now(), node.settings().teardown / 2);
     for &rung in Rung::all(false) {
         let left = living(node.strangers(journal));
         if left.is_empty() {
@@ -193,7 +194,7 @@ fn say_survivors(
 
 /// Climbs the ladder as far as it must; who is left has survived its last rung.
 fn climb(node: &mut impl Node, journal: &Journal, findings: &mut Findings) -> Vec<Member> {
-    let time = node.teardown_time();
+    let time = node.settings().teardown;
     let mut left = living(node.own(journal));
     // One whose role is not known may be a control daemon.
     let control = |m: &Member| matches!(m.role, Role::Control | Role::Other);

@@ -3,7 +3,7 @@
 use super::device_files;
 use super::launch::with_spec;
 use super::real::{RealNode, Started, groups_of};
-use super::{failure, listed, looks, members as processes, room, unless_scarce};
+use super::{failure, files, listed, looks, members as processes, unless_scarce};
 use crate::job::journal::{Journal, ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
 use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
@@ -56,7 +56,7 @@ impl Daemons for RealNode {
 
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
         // Without one, processes are told by pid, start time and file; a line in the log is all that is lost.
-        match listed::make_cgroup(&self.paths, &self.cgroup, &journal.job.directory_name()) {
+        match listed::make_cgroup(&self.settings.paths, &self.cgroup, &journal.job.directory_name()) {
             Ok(path) => Ok(path),
             Err(why) => {
                 let line = format!("job {}: no cgroup: {why}", journal.job);
@@ -74,7 +74,7 @@ impl Daemons for RealNode {
         let Some(cgroup) = self.cgroup_of(journal) else {
             return Ok(());
         };
-        listed::remove_cgroup(&self.paths, &cgroup)
+        listed::remove_cgroup(&self.settings.paths, &cgroup)
             .map_err(|why| Undetermined::new("the job's cgroup stays", why).into())
     }
 
@@ -101,7 +101,7 @@ impl Daemons for RealNode {
         }
         let mut spawn = with_spec(self, journal, spec, &[])?;
         spawn.inherit.push((theirs, REPORT_FD));
-        let directory = Dir::open(self.paths.job(&journal.job).directory());
+        let directory = Dir::open(self.settings.paths.job(&journal.job).directory());
         if journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
             let made = directory.as_ref().map_err(ToString::to_string);
             made.and_then(|directory| ranks_of(self, directory, journal))
@@ -227,14 +227,8 @@ fn check(
 /// Makes what the job's ranks lock for their partitions: the user's, so that `mpsctl exec` can. Removed as the user's directories are.
 fn ranks_of(node: &RealNode, directory: &Dir, journal: &Journal) -> Result<(), String> {
     let shown = |e: FileError| e.to_string();
-    room::bounded(
-        node,
-        directory,
-        &journal.job,
-        PARTITIONS,
-        (PARTITIONS_ROOM, 0o711, (0, 0)),
-    )
-    .map_err(shown)?;
+    let path = directory.path().join(PARTITIONS);
+    files::bounded(node, &journal.job, &path, PARTITIONS_ROOM, (0o711, (0, 0))).map_err(shown)?;
     let directory = directory.open_dir(PARTITIONS).map_err(shown)?;
     let file = directory.create_file(PARTITIONS_LOCK, 0o600).map_err(shown)?;
     let owner = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));

@@ -76,7 +76,7 @@ impl RealNode {
         enter: bool,
     ) -> Result<(), Wrong> {
         let change = Change {
-            run: self.paths.run().to_owned(),
+            run: self.settings.paths.run().to_owned(),
             directory: directory.to_owned(),
             entries: entries(exporter, journal),
             job: &journal.job,
@@ -87,7 +87,7 @@ impl RealNode {
             Err(Wrong::Unfit(why)) => Ok(why.into_bytes()),
             Err(Wrong::Now(why)) => Err(why),
         };
-        let unfit = listed::change(&self.paths, directory, TIME, make).map_err(Wrong::Now)?;
+        let unfit = listed::change(&self.settings.paths, directory, TIME, make).map_err(Wrong::Now)?;
         match unfit.is_empty() {
             true => Ok(()),
             false => Err(Wrong::Unfit(String::from_utf8_lossy(&unfit).into_owned())),

@@ -1,29 +1,27 @@
-//! The process that asked NVML for a mere look and outlived SIGKILL, in a file of root's. As long as it is there no other is
-//! started for a look: one a minute would fill the node with them.
+//! The NVML process of a mere look that outlived SIGKILL. While it lives no other is started for a look: one a
+//! minute would fill the node.
 
-use super::kept::Kept;
+use super::real::RealNode;
 use crate::job::journal::ProcessRef;
-use crate::sys::files::Dir;
+use crate::job::ledger::LedgerFile;
 use crate::sys::process::State;
-use mpsd_core::Paths;
 
-const FILE: Kept = Kept("hung-worker");
+const FILE: LedgerFile = LedgerFile("hung-worker");
 
-/// The one that an earlier look has left, if it is there still.
-pub fn earlier(paths: &Paths) -> Option<ProcessRef> {
-    let run = Dir::open(paths.run()).ok()?;
-    let known: ProcessRef = FILE.read::<Option<ProcessRef>>(&run)?;
+/// The process that an earlier look left, if it still lives.
+pub fn earlier(node: &mut RealNode) -> Option<ProcessRef> {
+    let known: ProcessRef = FILE.read::<Option<ProcessRef>, _>(node)?;
     let still = Some(known).filter(|worker| lives(*worker));
     if still.is_none() {
-        FILE.remove(&run);
+        FILE.remove(node);
     }
     still
 }
 
-/// Remembers `worker`, which was killed, if it is there still.
-pub fn remember(paths: &Paths, worker: ProcessRef) {
-    if let (true, Ok(run)) = (lives(worker), Dir::open(paths.run())) {
-        FILE.change(&run, |known| *known = Some(worker));
+/// Remembers `worker`, which was killed, if it still lives.
+pub fn remember(node: &mut RealNode, worker: ProcessRef) {
+    if lives(worker) {
+        FILE.change(node, |known, _| *known = Some(worker));
     }
 }
 

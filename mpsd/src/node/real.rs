@@ -6,7 +6,7 @@ use super::{failure, listed, log, unless_scarce};
 use crate::job::Journal;
 use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
-use crate::job::node::{Console, Drains, Severity};
+use crate::job::node::{Console, Drains, NodeSettings, Severity};
 use crate::plan::effects::Effect;
 use crate::scheduler::drain::{self, Place, markers};
 use crate::scheduler::{Requeued, Site, UserRef};
@@ -19,7 +19,7 @@ use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Reports, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::text::one_line;
-use mpsd_core::{Failure, JobId, Paths};
+use mpsd_core::{Failure, JobId};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use std::cell::OnceCell;
@@ -27,8 +27,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Time for a lock on a GPU or a job: a prologue or an epilogue may be at work still.
-const LOCK_TIME: Duration = Duration::from_secs(5);
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
 /// Time for a line in a user's file.
@@ -49,7 +47,7 @@ pub(super) struct Started {
 #[derive(Debug)]
 pub struct RealNode {
     pub(super) program: &'static str,
-    pub(super) paths: Paths,
+    pub(super) settings: NodeSettings,
     /// Our own `mpsd`, as members are told by it.
     pub(super) mpsd: PathBuf,
     pub(super) nvml: String,
@@ -58,14 +56,6 @@ pub struct RealNode {
     pub(super) daemon_group: u32,
     /// Time for one answer of NVML.
     pub(super) nvml_time: Duration,
-    /// Time for a lock.
-    pub(super) lock_time: Duration,
-    /// Time for the whole ladder.
-    pub(super) teardown: Duration,
-    /// Until then what users left in files is removed; the rest is left to the next look.
-    pub(super) ends: Deadline,
-    /// How long a failed start counts.
-    pub(super) failed_starts_window: Duration,
     /// How many job reports are kept, and for how long.
     pub(super) reports: Reports,
     pub(super) worker: Option<NvmlWorker>,
@@ -75,6 +65,8 @@ pub struct RealNode {
     pub(super) started: Option<Started>,
     /// Whether somebody keeps the lock of the directory with the jobs' cgroups.
     cgroups_kept: OnceCell<bool>,
+    /// Whether a mount namespace is kept for the job.
+    pub(super) namespace_kept: OnceCell<bool>,
 }
 
 impl RealNode {
@@ -82,22 +74,19 @@ impl RealNode {
     pub fn new(program: &'static str, settings: &Settings, limit: Duration, teardown: Duration) -> Self {
         Self {
             program,
-            paths: settings.paths.clone(),
+            settings: NodeSettings::new(settings, limit, teardown),
             mpsd: beside("mpsd").unwrap_or_default(),
             nvml: settings.nvml.clone(),
             cgroup: settings.cgroup.clone(),
             daemon_group: settings.daemon_group,
             nvml_time: NVML_TIME.min(limit / 3),
-            lock_time: LOCK_TIME.min(limit / 4),
-            teardown,
-            ends: Deadline::after(limit),
-            failed_starts_window: settings.drain.failed_starts_window,
             reports: settings.reports.clone(),
             worker: None,
             leaving: None,
             silent: None,
             started: None,
             cgroups_kept: OnceCell::new(),
+            namespace_kept: OnceCell::new(),
         }
     }
 
@@ -111,7 +100,7 @@ impl RealNode {
         };
         let base = base.filter(|_| journal.has_begun(&Effect::MakeCgroup));
         base.is_some_and(|base| {
-            let kept = || listed::is_kept(&self.paths, base);
+            let kept = || listed::is_kept(&self.settings.paths, base);
             *self.cgroups_kept.get_or_init(kept)
         })
     }
@@ -196,16 +185,16 @@ pub fn beside(name: &str) -> Result<PathBuf, Failure> {
 
 impl Drains for RealNode {
     fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String> {
-        drain::remark(&self.paths, place, prefix, failure)
+        drain::remark(&self.settings.paths, place, prefix, failure)
     }
 
     fn withdraw_remarks(&mut self, site: &Site) -> Vec<String> {
-        let told = drain::withdraw_remarks(&self.paths, site).into_iter();
+        let told = drain::withdraw_remarks(&self.settings.paths, site).into_iter();
         told.map(|told| told.unwrap_or_else(|why| why)).collect()
     }
 
     fn undelivered(&mut self, node: &str) -> Option<String> {
-        markers::undelivered(&self.paths, node).map(|marker| marker.reason)
+        markers::undelivered(&self.settings.paths, node).map(|marker| marker.reason)
     }
 
     fn drain(
@@ -216,7 +205,7 @@ impl Drains for RealNode {
         fault: &Fault,
         gpus: Vec<String>,
     ) -> (String, bool) {
-        drain::deliver(&self.paths, place, prefix, job, fault, gpus)
+        drain::deliver(&self.settings.paths, place, prefix, job, fault, gpus)
     }
 
     fn tell(&mut self, place: &Place<'_>, job: &JobId, line: &str, aloud: bool) -> Result<(), String> {
@@ -280,10 +269,6 @@ impl Console for RealNode {
 
     fn complain(&mut self, line: &str) {
         log::complain(self.program, line);
-    }
-
-    fn teardown_time(&self) -> Duration {
-        self.teardown
     }
 
     fn since_boot(&self) -> u64 {

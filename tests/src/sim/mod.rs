@@ -4,18 +4,24 @@
 //! killed, or a call be made to fail. The steps are those of the real node: a file and its lock are two, a directory's
 //! two halves are two, a cgroup and the note of it are two. So a matrix over all points needs no list of effects.
 
+mod files;
 mod node;
 pub mod scenario;
 mod world;
 
-pub use world::{Job, Living, World, reference};
+pub use files::paths;
+pub use world::{Living, World, reference};
 
+use mpsd::job::node::NodeSettings;
 use mpsd_core::Failure;
+use mpsd_core::config::Settings;
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
+use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// What the panic of a killed worker carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,11 +47,12 @@ pub enum Trouble {
 pub struct Sim {
     /// The node.
     pub world: Rc<RefCell<World>>,
+    settings: NodeSettings,
     trouble: Trouble,
     points: usize,
     calls: usize,
     /// The locks that it holds itself.
-    locks: Rc<RefCell<BTreeSet<String>>>,
+    locks: Rc<RefCell<BTreeSet<PathBuf>>>,
     /// It goes on alone after its program has ended.
     alone: bool,
     /// Its last call asked whether the job has ended.
@@ -69,6 +76,7 @@ impl Sim {
     pub fn new(world: &Rc<RefCell<World>>, trouble: Trouble) -> Self {
         Self {
             world: Rc::clone(world),
+            settings: settings(),
             trouble,
             points: 0,
             calls: 0,
@@ -117,16 +125,25 @@ impl Sim {
     fn call(&mut self, name: &'static str) -> Result<(), Failure> {
         self.point();
         self.asked.set(false);
-        let now = self.calls;
-        self.calls += 1;
         let asks_nvml = ["inventory", "compute_mode", "set_compute_mode", "gpu_processes"].contains(&name);
         if asks_nvml && self.world.borrow().silent {
             return Err(Undetermined::new("NVML", "no answer within 5000 ms").into());
         }
+        match self.trouble_of_call() {
+            Some(true) => Err(Fault::new(Evidence::Storage, name, "injected").into()),
+            Some(false) => Err(Undetermined::new(name, "injected").into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts a call; whether it fails, and on evidence.
+    fn trouble_of_call(&mut self) -> Option<bool> {
+        let now = self.calls;
+        self.calls += 1;
         match self.trouble {
-            Trouble::FaultAt(at) if at == now => Err(Fault::new(Evidence::Storage, name, "injected").into()),
-            Trouble::UndeterminedAt(at) if at == now => Err(Undetermined::new(name, "injected").into()),
-            _ => Ok(()),
+            Trouble::FaultAt(at) if at == now => Some(true),
+            Trouble::UndeterminedAt(at) if at == now => Some(false),
+            _ => None,
         }
     }
 
@@ -158,4 +175,13 @@ pub fn silence_kills() {
             }
         }));
     });
+}
+
+fn settings() -> NodeSettings {
+    let settings = Settings {
+        paths: paths(),
+        ..Settings::usual()
+    };
+    let limit = Duration::from_secs(20);
+    NodeSettings::new(&settings, limit, limit / 2)
 }

@@ -1,16 +1,16 @@
 //! The node itself.
 
+use super::files::{Tree, paths};
 use mpsd::job::account::Account;
 use mpsd::job::journal::{Journal, ProcessRef};
 use mpsd::job::ladder::Rung;
 use mpsd::job::node::{Role, Thread, Waiting};
 use mpsd::job::report::JobReport;
-use mpsd::job::suspicion::Suspicion;
 use mpsd_core::failure::FailureKind;
-use mpsd_core::record::Record;
+use mpsd_core::record::{Record, RecordState};
 use mpsd_core::{ComputeMode, GpuUuid, Inventory, JobId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A process of a job's MPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,38 +29,17 @@ pub struct Living {
     pub state: char,
 }
 
-/// A job's directory.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Job {
-    /// Its journal.
-    pub journal: Option<Journal>,
-    /// Its record.
-    pub record: Option<Record>,
-    /// The user's directories in it.
-    pub directories: BTreeSet<String>,
-}
-
 /// All that there is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct World {
     /// The GPUs with their compute modes.
     pub inventory: Inventory,
-    /// Their accounts.
-    pub accounts: BTreeMap<GpuUuid, Account>,
-    /// Accounts that somebody began to write beside the old ones.
-    pub half_written: BTreeSet<GpuUuid>,
-    /// The lock files of accounts.
-    pub gpu_locks: BTreeSet<GpuUuid>,
-    /// The jobs' directories.
-    pub jobs: BTreeMap<JobId, Job>,
-    /// The jobs whose start is told that they have ended.
-    pub cancelled: BTreeSet<JobId>,
+    /// The files: everything that root keeps, and other exporters' files in `/run/map` and `/run/gpustat`.
+    pub files: Tree,
     /// The process that goes on with a start alone.
     pub starter: Option<i32>,
     /// It was ended by another worker.
     pub starter_ended: bool,
-    /// The lock files of jobs.
-    pub job_locks: BTreeSet<JobId>,
     /// The cgroups.
     pub cgroups: BTreeSet<PathBuf>,
     /// The processes, by pid.
@@ -75,8 +54,6 @@ pub struct World {
     pub waiting: Vec<Waiting>,
     /// NVML gives no answer any more.
     pub silent: bool,
-    /// What waits for its second look.
-    pub suspicions: Vec<Suspicion>,
     /// Seconds since the boot.
     pub now: u64,
     /// So many looks still find a process of the user's besides the job's own.
@@ -107,32 +84,87 @@ pub struct World {
     pub complaints: Vec<String>,
     /// The reports of jobs that have ended: they stay on purpose.
     pub reports: Vec<JobReport>,
-    /// The files of other exporters: directory, name, text.
-    pub told: BTreeMap<(PathBuf, String), String>,
-    /// Those that somebody began to write beside the old ones.
-    pub half_told: BTreeSet<(PathBuf, String)>,
-    /// No such file can be written.
+    /// No exporter's file can be written.
     pub untold: bool,
     /// The kinds of the starts that failed.
     pub failed: Vec<FailureKind>,
     /// Lines logged.
     pub log: Vec<String>,
     /// The locks that are held now.
-    pub held: BTreeSet<String>,
-    /// Users whose starts failed of late.
-    pub failed_starts: BTreeSet<u32>,
+    pub held: BTreeSet<PathBuf>,
     next_pid: i32,
 }
 
 impl World {
     /// A node with these GPUs, nothing on it.
     pub fn new(inventory: Inventory) -> Self {
+        let (paths, exporters) = (paths(), ["/run/map", "/run/gpustat"].map(PathBuf::from));
+        let directories = [paths.run().to_owned(), paths.jobs(), paths.gpus()];
         Self {
             inventory,
+            files: directories
+                .into_iter()
+                .chain(exporters)
+                .map(|path| (path, None))
+                .collect(),
             has_cgroups: true,
             next_pid: 1000,
             ..Self::default()
         }
+    }
+
+    /// The text of a file, if it is there.
+    pub fn text(&self, path: &Path) -> Option<String> {
+        let bytes = self.files.get(path)?.clone();
+        bytes.map(|bytes| String::from_utf8(bytes).expect("text"))
+    }
+
+    /// Writes a file.
+    pub fn put(&mut self, path: PathBuf, text: impl Into<Vec<u8>>) {
+        self.files.insert(path, Some(text.into()));
+    }
+
+    /// Whether the job has a directory.
+    pub fn has_job(&self, job: &JobId) -> bool {
+        self.files.contains_key(paths().job(job).directory())
+    }
+
+    /// The job's journal.
+    pub fn journal(&self, job: &JobId) -> Option<Journal> {
+        let text = self.text(&paths().job(job).journal())?;
+        Some(Journal::parse(&text).expect("a journal"))
+    }
+
+    /// What the job's record says of its MPS.
+    pub fn state(&self, job: &JobId) -> Option<RecordState> {
+        let text = self.text(&paths().job(job).record())?;
+        Some(Record::parse(&text).expect("a record").state)
+    }
+
+    /// How many directories of the user's the job has.
+    pub fn users_directories(&self, job: &JobId) -> usize {
+        let (paths, is_directory) = (paths().job(job), Option::<Vec<u8>>::is_none);
+        let below = self
+            .files
+            .iter()
+            .filter(|(path, _)| path.parent() == Some(paths.directory()));
+        below.filter(|(_, entry)| is_directory(entry)).count()
+    }
+
+    /// The accounts of the GPUs.
+    pub fn accounts(&self) -> Tree {
+        let (gpus, files) = (paths().gpus(), self.files.clone());
+        files
+            .into_iter()
+            .filter(|(path, _)| path.starts_with(&gpus))
+            .collect()
+    }
+
+    /// Enters `account` for `gpu`, as root does.
+    pub fn enter(&mut self, gpu: &GpuUuid, account: &Account) {
+        let text = serde_json::to_vec_pretty(account).expect("an account");
+        self.put(paths().gpu(gpu), text);
+        self.put(paths().gpus().join(format!(".{gpu}.lock")), "");
     }
 
     /// A new process.
@@ -167,11 +199,7 @@ impl World {
                     .values()
                     .any(|p| p.role == role && p.job == mpsd.job)
             };
-            let directories = self
-                .jobs
-                .get(&mpsd.job)
-                .is_some_and(|j| !j.directories.is_empty());
-            if !directories {
+            if self.users_directories(&mpsd.job) == 0 {
                 self.processes.remove(&pid);
             } else if !has(self, Role::Control) && !self.stillborn {
                 for role in [Role::Control, Role::Server] {
@@ -200,17 +228,15 @@ impl World {
     pub fn picture(&self) -> Self {
         Self {
             inventory: self.inventory.clone(),
-            accounts: self.accounts.clone(),
-            half_written: self.half_written.clone(),
-            gpu_locks: self.gpu_locks.clone(),
-            jobs: self.jobs.clone(),
-            job_locks: self.job_locks.clone(),
-            cancelled: self.cancelled.clone(),
+            files: self
+                .files
+                .clone()
+                .into_iter()
+                .filter(|(path, _)| path.parent() != Some(paths().run()))
+                .collect(),
             cgroups: self.cgroups.clone(),
             processes: self.processes.clone(),
             foreign: self.foreign.clone(),
-            told: self.told.clone(),
-            half_told: self.half_told.clone(),
             held: self.held.clone(),
             ..Self::default()
         }

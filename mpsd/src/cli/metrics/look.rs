@@ -2,7 +2,8 @@
 //! could hold up, or lie in.
 
 use crate::job::Journal;
-use crate::job::node::{Gpus as _, Members as _, Role, Store as _};
+use crate::job::node::{Gpus as _, Members as _, Role};
+use crate::job::store::Store as _;
 use crate::node::hung_worker;
 use crate::node::real::RealNode;
 use mpsd_core::config::Settings;
@@ -82,7 +83,7 @@ pub fn look(settings: &Settings) -> Result<NodeSnapshot, Failure> {
         }
     }
     seen.suspicions = node.suspicions().len();
-    let hung = hung_worker::earlier(&settings.paths);
+    let hung = hung_worker::earlier(&mut node);
     let lists = match hung.filter(|_| !journals.is_empty()) {
         Some(worker) => {
             let why = format!(
@@ -94,7 +95,7 @@ pub fn look(settings: &Settings) -> Result<NodeSnapshot, Failure> {
         None => processes(&mut node, &journals, &mut seen),
     };
     if let Some(silent) = node.silent_nvml() {
-        hung_worker::remember(&settings.paths, silent);
+        hung_worker::remember(&mut node, silent);
     }
     seen.jobs = journals
         .iter()

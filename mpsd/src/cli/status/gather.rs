@@ -6,7 +6,7 @@ use super::view::{Learnt, Subject, View, view};
 use super::whether::{Whether, whether};
 use crate::daemon::inquiry::{self, Said, Silence};
 use crate::job::Journal;
-use crate::job::node::Store as _;
+use crate::job::store::Store as _;
 use crate::node::clients::{is_of, tasks};
 use crate::node::real::RealNode;
 use crate::node::worker::{NvmlWorker, Question};

@@ -1,32 +1,20 @@
 //! The calls of [`mpsd::job::node`], each in its smallest steps.
 
-mod store;
-
 use super::{Living, Sim, World, reference};
-use mpsd::job::account::Account;
-use mpsd::job::exporters;
 use mpsd::job::journal::{Journal, ProcessRef, Programs};
 use mpsd::job::ladder::Rung;
 use mpsd::job::node::{
-    Console, Daemons, Drains, Gpus, Held, Member, Members, Proved, Role, Severity, Store, Thread, Waiting,
+    Console, Daemons, Drains, Gpus, Member, Members, Proved, Role, Severity, Thread, Waiting,
 };
-use mpsd::job::report::JobReport;
 use mpsd::job::spec::Spec;
-use mpsd::job::suspicion::Suspicion;
-use mpsd::plan::effects::Exporter;
 use mpsd::scheduler::drain::Place;
 use mpsd::scheduler::{Requeued, Scheduler, Site, UserRef};
 use mpsd::sys::deadline::Deadline;
-use mpsd_core::failure::{Evidence, FailureKind, Fault, Undetermined};
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::observations::Observations;
-use mpsd_core::paths::JobPaths;
-use mpsd_core::record::{Daemon, Record, RecordState};
+use mpsd_core::record::Daemon;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
-use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::Duration;
 
 /// The pid of the process that asks NVML.
@@ -34,38 +22,7 @@ const NVML: i32 = 77;
 /// The pid of the process that goes on with a start alone.
 const STARTER: i32 = 99;
 
-/// A lock of the simulated node. Taken twice by one worker it would wait for itself.
-struct Lock {
-    name: String,
-    world: Rc<RefCell<World>>,
-    own: Rc<RefCell<BTreeSet<String>>>,
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        self.own.borrow_mut().remove(&self.name);
-        self.world.borrow_mut().held.remove(&self.name);
-    }
-}
-
 impl Sim {
-    /// Another worker's lock is not waited for: it goes on only when this one has ended.
-    fn hold(&mut self, name: String) -> Result<Held, Failure> {
-        let own = self.locks.borrow_mut().insert(name.clone());
-        assert!(own, "lock {name} is taken twice");
-        if !self.world.borrow_mut().held.insert(name.clone()) {
-            self.locks.borrow_mut().remove(&name);
-            return Err(
-                Undetermined::new("lock", format!("{name} is still locked by another process")).into(),
-            );
-        }
-        Ok(Box::new(Lock {
-            name,
-            world: Rc::clone(&self.world),
-            own: Rc::clone(&self.locks),
-        }))
-    }
-
     /// Whether all of the job's processes are in its cgroup.
     fn is_contained(&self, journal: &Journal) -> bool {
         journal.cgroup.is_some()
@@ -97,43 +54,8 @@ impl Sim {
         }
     }
 
-    /// Changes a file of another exporter's: the steps of the real node.
-    fn tell(&mut self, directory: &Path, name: &str, change: impl FnOnce(&str) -> String) {
-        let file = (directory.to_owned(), name.to_owned());
-        self.step(|world| world.half_told.remove(&file));
-        let before = self.world.borrow().told.get(&file).cloned().unwrap_or_default();
-        let after = change(&before);
-        if after == before {
-            return;
-        }
-        if after.is_empty() {
-            self.step(|world| world.told.remove(&file));
-        } else {
-            self.step(|world| world.half_told.insert(file.clone()));
-            self.step(|world| {
-                world.half_told.remove(&file);
-                world.told.insert(file, after);
-            });
-        }
-    }
-
     fn gone(&self, gpu: &GpuUuid) -> Failure {
         Fault::new(Evidence::GpuLost, format!("GPU {gpu}"), "it is not there").into()
-    }
-
-    /// Tasks believe this record: root has proved the daemons, and probed them where the job asked for that.
-    fn assert_proved(&self, record: &Record) {
-        let world = self.world.borrow();
-        let job = &record.job;
-        assert!(
-            world.proved.contains(job),
-            "job {job} is called ready and not proved"
-        );
-        let verify = record.request.as_ref().is_some_and(|r| r.verify == Some(true));
-        assert!(
-            !verify || world.probed.contains(job),
-            "job {job} is called ready and not verified"
-        );
     }
 
     /// The pids of a job's own processes.
@@ -451,10 +373,6 @@ impl Console for Sim {
 
     fn complain(&mut self, line: &str) {
         self.step(|world| world.complaints.push(line.to_owned()));
-    }
-
-    fn teardown_time(&self) -> Duration {
-        Duration::from_secs(10)
     }
 
     fn since_boot(&self) -> u64 {

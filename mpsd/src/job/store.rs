@@ -1,0 +1,374 @@
+//! What root keeps on a node: the accounts of the GPUs, and for each job its directory, journal and record.
+//! The only shared code that makes these files; it knows a machine through [`Files`] alone.
+
+use super::account::Account;
+use super::journal::Journal;
+use super::ledger::{self, LedgerFile};
+use super::node::{Files, LockGuard};
+use super::suspicion::Suspicion;
+use super::{failure, unless_scarce};
+use crate::sys::deadline::Deadline;
+use crate::sys::files::{Bounds, FileError, LOCK, Room};
+use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::killed::{self, KilledTask};
+use mpsd_core::observations::{self, Observations};
+use mpsd_core::paths::{CANCELLED, JobPaths, PARTITIONS};
+use mpsd_core::record::{Record, RecordState};
+use mpsd_core::replace::Durability;
+use mpsd_core::{Failure, GpuUuid, JobId};
+use nix::errno::Errno;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Our own directories: everyone may pass through to a pipe, and nobody may list.
+const PASSABLE: u32 = 0o711;
+/// Journals and accounts.
+const SECRET: u32 = 0o600;
+/// The record is for the job's tasks.
+const READABLE: u32 = 0o644;
+/// Room for the sockets, which take five entries and a page.
+const PIPE_ROOM: Room = Room {
+    bytes: 16 << 20,
+    files: 4096,
+};
+/// Room for the logs of NVIDIA's programs.
+const LOG_ROOM: Room = Room {
+    bytes: 256 << 20,
+    files: 1024,
+};
+/// Longest journal or account that is read. Bytes.
+const LONGEST: usize = 1 << 20;
+/// Most entries of a user that are removed at one end.
+const MOST_ENTRIES: u64 = 1_000_000;
+/// Time to remove what a user left in a job's directories.
+const REMOVE_TIME: Duration = Duration::from_secs(5);
+/// A directory operation slower than this means that someone keeps the directory's lock.
+const KEPT: Duration = Duration::from_millis(500);
+
+/// `x` of `.x.lock`.
+fn locked(name: &str) -> Option<&str> {
+    name.strip_prefix('.')?.strip_suffix(".lock")
+}
+
+/// Root's own file cannot be understood, or not be written as text.
+fn garbled(what: impl Into<String>, why: impl ToString) -> Failure {
+    Fault::new(Evidence::Storage, what, why.to_string()).into()
+}
+
+/// What root keeps. An error of a file is a fault of the node unless something ran out; a lock that another process
+/// holds is undetermined.
+pub trait Store: Files {
+    /// A failure of root's in a place that only root can write is the node's, unless something ran out: users'
+    /// directories lie in the same file system.
+    fn failed(&self, error: FileError) -> Failure {
+        let (what, why) = match &error {
+            FileError::Io { act, path, errno } => {
+                let lacking = (*errno == Errno::ENOSPC).then(|| self.lacking(path)).flatten();
+                let lacking = lacking.map(|lacking| format!(": {lacking}")).unwrap_or_default();
+                (
+                    format!("cannot {act} '{}'", path.display()),
+                    errno.desc().to_owned() + &lacking,
+                )
+            }
+            FileError::Unfit { .. } => (error.to_string(), "it is not as we left it".to_owned()),
+            FileError::Bound { .. } => return Undetermined::new("a bound of ours", error.to_string()).into(),
+        };
+        failure(unless_scarce(Evidence::Storage, error.errno()), what, why)
+    }
+
+    /// The lock at `path`, within [`super::node::NodeSettings::lock_time`].
+    fn lock_in_time(&mut self, path: &Path) -> Result<LockGuard, Failure> {
+        let deadline = Deadline::after(self.settings().lock_time);
+        match self.lock(path, deadline) {
+            Err(error @ (FileError::Bound { .. } | FileError::Io { act: LOCK, .. })) => {
+                Err(Undetermined::new("lock", error.to_string()).into())
+            }
+            other => other.map_err(|error| self.failed(error)),
+        }
+    }
+
+    /// Makes a directory of ours with those above it, as after a boot without tmpfiles.
+    fn make(&mut self, path: &Path) -> Result<(), Failure> {
+        if self.is_there(path) {
+            return Ok(());
+        }
+        let Some(parent) = path.parent() else {
+            let path = path.display().to_string();
+            return Err(Fault::new(Evidence::Configuration, path, "it has no parent").into());
+        };
+        self.make(parent)?;
+        self.create_dir(path, PASSABLE)
+            .map_err(|error| self.failed(error))
+    }
+
+    /// Where the account of `gpu` is, and its lock.
+    fn account_files(&self, gpu: &GpuUuid) -> (PathBuf, PathBuf) {
+        let gpus = self.settings().paths.gpus();
+        (gpus.join(gpu.as_str()), gpus.join(format!(".{gpu}.lock")))
+    }
+
+    /// Locks the account of `gpu`.
+    fn lock_gpu(&mut self, gpu: &GpuUuid) -> Result<LockGuard, Failure> {
+        self.make(&self.settings().paths.gpus())?;
+        self.lock_in_time(&self.account_files(gpu).1)
+    }
+
+    /// The account of `gpu`, under its lock.
+    ///
+    /// # Errors
+    /// A fault, also for a garbled one: only root writes there.
+    fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
+        let (file, _) = self.account_files(gpu);
+        // A writer that was killed may have left this, and the lock is ours now.
+        let unfinished = file.with_file_name(format!(".{gpu}.new"));
+        self.remove_file(&unfinished)
+            .map_err(|error| self.failed(error))?;
+        let bytes = self.read(&file, LONGEST).map_err(|error| self.failed(error))?;
+        let account = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+        account.map_err(|e| garbled(format!("account of {gpu}"), e))
+    }
+
+    /// Writes the account of `gpu`, or removes it with its lock, which the caller holds.
+    fn write_account(&mut self, gpu: &GpuUuid, account: Option<&Account>) -> Result<(), Failure> {
+        let (file, lock) = self.account_files(gpu);
+        let written = match account {
+            Some(account) => {
+                let text = serde_json::to_vec_pretty(account)
+                    .map_err(|e| garbled(format!("account of {gpu}"), e))?;
+                self.write(&file, &text, SECRET, Durability::OnDisk)
+            }
+            None => self.remove_file(&file).and_then(|()| self.remove_file(&lock)),
+        };
+        written.map_err(|error| self.failed(error))
+    }
+
+    /// The GPUs that have an account, or a lock for one.
+    fn gpus_with_files(&mut self) -> Result<Vec<GpuUuid>, Failure> {
+        let names = self.names(&self.settings().paths.gpus());
+        let names = names.map_err(|error| self.failed(error))?;
+        let gpu = |name: &String| GpuUuid::parse(locked(name).unwrap_or(name)).ok();
+        let mut gpus: Vec<GpuUuid> = names.iter().filter_map(gpu).collect();
+        gpus.sort();
+        gpus.dedup();
+        Ok(gpus)
+    }
+
+    /// The job's lock, beside its directory: a lock inside would vanish with it.
+    fn job_lock(&self, job: &JobId) -> PathBuf {
+        self.settings().paths.jobs().join(JobPaths::lock_name(job))
+    }
+
+    /// The files of the job.
+    fn job_files(&self, job: &JobId) -> JobPaths {
+        self.settings().paths.job(job)
+    }
+
+    /// Locks the job and makes its directory. Only one prologue or epilogue of a job works at a time.
+    fn open_job(&mut self, job: &JobId) -> Result<LockGuard, Failure> {
+        self.make(&self.settings().paths.jobs())?;
+        let lock = self.job_lock(job);
+        let held = self.lock_in_time(&lock)?;
+        let made = self.create_dir(self.job_files(job).directory(), PASSABLE);
+        if made.is_err() && !self.has_directory(job) {
+            let _ = self.remove_file(&lock);
+        }
+        made.map(|()| held).map_err(|error| self.failed(error))
+    }
+
+    /// Locks the job if it has a directory.
+    fn find_job(&mut self, job: &JobId) -> Result<Option<LockGuard>, Failure> {
+        if !self.has_directory(job) && !self.has_lock(job) {
+            return Ok(None);
+        }
+        let lock = self.job_lock(job);
+        let held = self.lock_in_time(&lock)?;
+        if self.has_directory(job) {
+            return Ok(Some(held));
+        }
+        // Only the lock was left, by someone who was killed after removing the directory.
+        self.remove_file(&lock).map_err(|error| self.failed(error))?;
+        Ok(None)
+    }
+
+    /// Whether a prologue or an epilogue of the job is at work.
+    fn is_held(&self, job: &JobId) -> bool {
+        self.is_locked(&self.job_lock(job))
+    }
+
+    /// Leaves a mark that tells the start under way that its job has ended. It lasts as long as the job's directory.
+    fn cancel(&mut self, job: &JobId) -> Result<(), Failure> {
+        self.make(&self.settings().paths.jobs())?;
+        let directory = self.job_files(job).directory().to_owned();
+        let marked = self
+            .create_dir(&directory, PASSABLE)
+            .and_then(|()| self.write(&directory.join(CANCELLED), b"", SECRET, Durability::Placed));
+        match marked {
+            // The holder of the job's lock has removed the directory meanwhile, so nothing is under way.
+            Err(error) if error.is_absent() => Ok(()),
+            other => other.map_err(|error| self.failed(error)),
+        }
+    }
+
+    /// Whether the job has that mark.
+    fn is_cancelled(&self, job: &JobId) -> bool {
+        self.is_there(&self.job_files(job).directory().join(CANCELLED))
+    }
+
+    /// Whether the job has a directory.
+    fn has_directory(&self, job: &JobId) -> bool {
+        self.is_there(self.job_files(job).directory())
+    }
+
+    /// Whether the job has a lock file.
+    fn has_lock(&self, job: &JobId) -> bool {
+        self.is_there(&self.job_lock(job))
+    }
+
+    /// The names of the jobs' directories.
+    fn job_directories(&self) -> Result<Vec<String>, Failure> {
+        let names = self.names(&self.settings().paths.jobs());
+        let mut names = names.map_err(|error| self.failed(error))?;
+        names.retain(|name| !name.starts_with('.'));
+        Ok(names)
+    }
+
+    /// The jobs with a lock and no directory, by their directories' names.
+    fn job_locks(&self) -> Result<Vec<String>, Failure> {
+        let names = self.names(&self.settings().paths.jobs());
+        let names = names.map_err(|error| self.failed(error))?;
+        let locks = names.iter().filter_map(|name| locked(name));
+        let alone = locks.filter(|name| names.binary_search_by(|other| other.as_str().cmp(name)).is_err());
+        Ok(alone.map(str::to_owned).collect())
+    }
+
+    /// The job's journal, if it has one.
+    ///
+    /// # Errors
+    /// A fault if it cannot be read or understood.
+    fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
+        let bytes = self.read(&self.job_files(job).journal(), LONGEST);
+        let Some(bytes) = bytes.map_err(|error| self.failed(error))? else {
+            return Ok(None);
+        };
+        let journal = Journal::parse(&String::from_utf8_lossy(&bytes));
+        journal
+            .map(Some)
+            .map_err(|why| garbled(format!("journal of job {job}"), why))
+    }
+
+    /// Writes the journal to the disk.
+    fn write_journal(&mut self, journal: &Journal) -> Result<(), Failure> {
+        let text = journal.to_text().map_err(|why| garbled("journal", why))?;
+        let file = self.job_files(&journal.job).journal();
+        self.write(&file, text.as_bytes(), SECRET, Durability::OnDisk)
+            .map_err(|error| self.failed(error))
+    }
+
+    /// Writes the record for the job's tasks. Its readers end with the node, so nobody waits for the disk.
+    fn write_record(&mut self, record: &Record) -> Result<(), Failure> {
+        let text = record.to_text().map_err(|why| garbled("record", why))?;
+        let file = self.job_files(&record.job).record();
+        self.write(&file, text.as_bytes(), READABLE, Durability::Placed)
+            .map_err(|error| self.failed(error))
+    }
+
+    /// Whether the record says that the job's MPS is ready.
+    fn is_ready(&mut self, job: &JobId) -> bool {
+        let bytes = self.read(&self.job_files(job).record(), LONGEST).ok().flatten();
+        let text = String::from_utf8(bytes.unwrap_or_default()).unwrap_or_default();
+        Record::parse(&text).is_ok_and(|record| record.state == RecordState::Ready)
+    }
+
+    /// The pipe and log directories of daemon `n`.
+    fn users_directories(&self, journal: &Journal, n: usize) -> [PathBuf; 2] {
+        let files = self.job_files(&journal.job);
+        let (pipe, log) = JobPaths::daemon_names(n, journal.daemons.len());
+        [pipe, log].map(|name| files.directory().join(name))
+    }
+
+    /// Makes them. Whoever reaches a pipe can shut its server down, so they are the user's alone
+    /// (docs/facts/mps-control.md#clients).
+    fn make_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
+        let [pipe, log] = self.users_directories(journal, n);
+        self.make_users_directory(journal, &pipe, PIPE_ROOM)
+            .and_then(|()| self.make_users_directory(journal, &log, LOG_ROOM))
+            .map_err(|error| self.failed(error))
+    }
+
+    /// Whether a user keeps the lock of one of the job's directories.
+    fn are_locked(&mut self, journal: &Journal) -> bool {
+        let daemons = 0..journal.daemons.len();
+        let all: Vec<PathBuf> = daemons.flat_map(|n| self.users_directories(journal, n)).collect();
+        // A job with many steps has little time for each.
+        self.are_directories_kept(&all, KEPT.min(self.settings().teardown / 4))
+    }
+
+    /// Removes the directories of daemon `n` with all that the user put there.
+    ///
+    /// # Errors
+    /// Undetermined: the user's processes keep filling them.
+    fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
+        let mut paths = self.users_directories(journal, n).to_vec();
+        let partitions = self.job_files(&journal.job).directory().join(PARTITIONS);
+        paths.extend((n == 0).then_some(partitions));
+        let removed = self.remove_users_directories(&paths, self.bounds());
+        removed.map_err(|why| Undetermined::new("cannot clean the user's directory", why).into())
+    }
+
+    /// How much of a user's files is removed.
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            entries: MOST_ENTRIES,
+            deadline: self.settings().ends.within(REMOVE_TIME),
+        }
+    }
+
+    /// Removes what is left of the job, its lock last.
+    fn remove_job(&mut self, job: &JobId) -> Result<(), Failure> {
+        let (directory, lock) = (self.job_files(job).directory().to_owned(), self.job_lock(job));
+        self.remove_tree(&directory, self.bounds())
+            .and_then(|()| self.remove_file(&lock))
+            .map_err(|error| self.failed(error))
+    }
+
+    /// What the job's `mpsd` says that it saw: the user's word. `mpsd` cannot add to it afterwards.
+    fn take_observations(&mut self, job: &JobId) -> Option<Observations> {
+        let file = self.job_files(job).observations();
+        let told = self.read(&file, observations::LONGEST);
+        let _ = self.remove_file(&file);
+        Observations::parse(&told.ok()??)
+    }
+
+    /// The job's tasks that a signal ended, as root noted them.
+    fn killed_tasks(&mut self, job: &JobId) -> Vec<KilledTask> {
+        let found = self.read(&self.job_files(job).killed(), killed::LONGEST);
+        killed::parse(&found.ok().flatten().unwrap_or_default())
+    }
+
+    /// Remembers that a start of `job` of `uid` failed. True if starts of two users failed within the window.
+    fn note_failed_start(&mut self, uid: u32, job: &JobId) -> bool {
+        ledger::note_failed_start(self, uid, job)
+    }
+
+    /// Forgets failed starts: a start worked, so they were not the node's.
+    fn forget_failed_starts(&mut self) {
+        LedgerFile::FAILED_STARTS.remove(self);
+    }
+
+    /// What waits for a second look; empty if the file is not there or is garbled.
+    fn suspicions(&mut self) -> Vec<Suspicion> {
+        LedgerFile::SUSPICIONS.read(self)
+    }
+
+    /// Remembers `suspicion` and has the node looked at again.
+    fn suspect(&mut self, suspicion: &Suspicion) {
+        ledger::suspect(self, suspicion);
+    }
+
+    /// Forgets `suspicion`.
+    fn acquit(&mut self, suspicion: &Suspicion) {
+        ledger::acquit(self, suspicion);
+    }
+}
+
+impl<F: Files + ?Sized> Store for F {}

@@ -1,0 +1,360 @@
+//! Files of this node, by descriptors. What users own is touched by a child with a deadline.
+
+use super::real::RealNode;
+use super::{log, reports};
+use crate::job::Journal;
+use crate::job::node::{Files, LockGuard, NodeSettings, Severity};
+use crate::job::report::JobReport;
+use crate::plan::effects::Exporter;
+use crate::sys::deadline::Deadline;
+use crate::sys::files::{Bounds, Dir, FileError, Room, has_namespace};
+use crate::sys::guard::{NoAnswer, ask};
+use mpsd_core::failure::FailureKind;
+use mpsd_core::replace::Durability;
+use mpsd_core::{Failure, JobId};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::statvfs::statvfs;
+use nix::unistd::{chroot, fchdir};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The user's directories are the user's alone.
+const PRIVATE: u32 = 0o700;
+/// A directory that a tmpfs covers: only a process that sees the cover may enter.
+const POINT: u32 = 0o700;
+/// A name that no file has.
+const NOTHING: &str = ".mpsd-nothing";
+/// How much longer than its work a child may take to say why it failed.
+const ANSWER_TIME: Duration = Duration::from_millis(200);
+/// A start needs less room than this. Bytes, and files.
+const ROOM: u64 = 1 << 20;
+const FILES: u64 = 64;
+const ROOT: (u32, u32) = (0, 0);
+
+/// The directory of `path`, and the name in it.
+fn parent(path: &Path) -> Result<(Dir, &OsStr), FileError> {
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => Ok((Dir::open(parent)?, name)),
+        _ => Err(FileError::unfit(path, "is not the path of an entry")),
+    }
+}
+
+impl Files for RealNode {
+    fn settings(&self) -> &NodeSettings {
+        &self.settings
+    }
+
+    fn lock(&mut self, path: &Path, deadline: Deadline) -> Result<LockGuard, FileError> {
+        let (dir, name) = parent(path)?;
+        Ok(Box::new(dir.lock(name, deadline)?))
+    }
+
+    fn is_locked(&self, path: &Path) -> bool {
+        parent(path).is_ok_and(|(dir, name)| dir.is_locked(name))
+    }
+
+    fn is_there(&self, path: &Path) -> bool {
+        path.symlink_metadata().is_ok()
+    }
+
+    fn read(&mut self, path: &Path, max: usize) -> Result<Option<Vec<u8>>, FileError> {
+        match parent(path) {
+            Err(error) if error.is_absent() => Ok(None),
+            found => found.and_then(|(dir, name)| dir.read_limited(name, max)),
+        }
+    }
+
+    fn write(
+        &mut self,
+        path: &Path,
+        bytes: &[u8],
+        mode: u32,
+        durability: Durability,
+    ) -> Result<(), FileError> {
+        let (dir, name) = parent(path)?;
+        match durability {
+            Durability::OnDisk => dir.write_atomic(name, bytes, mode),
+            Durability::Placed => dir.write_whole(name, bytes, mode),
+        }
+    }
+
+    fn remove_file(&mut self, path: &Path) -> Result<(), FileError> {
+        match parent(path) {
+            Err(error) if error.is_absent() => Ok(()),
+            found => found.and_then(|(dir, name)| dir.remove_file(name).map(drop)),
+        }
+    }
+
+    fn create_dir(&mut self, path: &Path, mode: u32) -> Result<(), FileError> {
+        let (dir, name) = parent(path)?;
+        dir.create_dir(name, mode, ROOT).map(drop)
+    }
+
+    fn names(&self, path: &Path) -> Result<Vec<String>, FileError> {
+        let Some(dir) = Dir::find(path)? else {
+            return Ok(Vec::new());
+        };
+        // Only root makes entries there, and an entry that is not listed would stay for good.
+        let names = dir.names(usize::MAX)?.into_iter();
+        let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    fn remove_tree(&mut self, path: &Path, bounds: Bounds) -> Result<(), FileError> {
+        match parent(path) {
+            Err(error) if error.is_absent() => Ok(()),
+            found => found.and_then(|(dir, name)| dir.remove_tree(name, bounds).map(drop)),
+        }
+    }
+
+    fn make_users_directory(&mut self, journal: &Journal, path: &Path, room: Room) -> Result<(), FileError> {
+        bounded(
+            self,
+            &journal.job,
+            path,
+            room,
+            (PRIVATE, (journal.uid, journal.gid)),
+        )
+    }
+
+    /// Follows nothing and waits for nothing without a bound.
+    fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds) -> Result<(), String> {
+        let Some(job) = paths.first().and_then(|path| path.parent()) else {
+            return Ok(());
+        };
+        let question = || {
+            let removed = enter_first_namespace(job).and_then(|()| remove_from(job, paths, bounds));
+            removed.err().unwrap_or_default().into_bytes()
+        };
+        let end = Deadline::after(bounds.deadline.remaining() + ANSWER_TIME);
+        match ask(end, question) {
+            Ok(none) if none.is_empty() => Ok(()),
+            Ok(why) => Err(String::from_utf8_lossy(&why).into_owned()),
+            Err(none) => Err(format!("{none}: is one of its user's processes in it?")),
+        }
+    }
+
+    /// A child removes what is not there, as a daemon that ends removes its sockets. FUSE mounts of the user that
+    /// could hold it up are aborted first.
+    fn are_directories_kept(&mut self, paths: &[PathBuf], limit: Duration) -> bool {
+        let touch = || {
+            let job = paths.first().and_then(|path| path.parent());
+            let _ = job.map(|job| Dir::open(job).map(|job| job.abort_users_mounts()));
+            for path in paths {
+                let _ = Dir::open(path).and_then(|dir| dir.remove_file(NOTHING));
+            }
+            Vec::new()
+        };
+        matches!(ask(Deadline::after(limit), touch), Err(NoAnswer::Killed(_)))
+    }
+
+    fn lacking(&self, path: &Path) -> Option<String> {
+        lacking(path)
+    }
+
+    fn keep_report(&mut self, report: &JobReport) {
+        let limit = self.settings.teardown / 4;
+        if let Err(why) = reports::write(&self.settings.paths, &self.reports, report, limit) {
+            let line = format!("job {}: no report: {why}", report.job);
+            log::line(self.program, Severity::Info, &line);
+        }
+    }
+
+    fn count_failure(&mut self, kind: FailureKind) {
+        let limit = self.settings.teardown / 4;
+        if let Err(why) = reports::count_failure(&self.settings.paths, &self.reports, kind, limit) {
+            let line = format!("a failed start is not counted: {why}");
+            log::line(self.program, Severity::Info, &line);
+        }
+    }
+
+    fn enter_job(&mut self, journal: &Journal, exporter: Exporter, directory: &Path) -> Result<(), String> {
+        self.tell(journal, exporter, directory)
+    }
+
+    fn strike_job(
+        &mut self,
+        journal: &Journal,
+        exporter: Exporter,
+        directory: &Path,
+    ) -> Result<Option<String>, Failure> {
+        self.untell(journal, exporter, directory)
+    }
+}
+
+/// Makes the directory `path`, in which a user of `job` has files, with so much room, and this mode and owner.
+///
+/// What a user keeps open outlives every removal. So the directory is a file system of its own, which ends with it.
+pub fn bounded(
+    node: &RealNode,
+    job: &JobId,
+    path: &Path,
+    room: Room,
+    (mode, owner): (u32, (u32, u32)),
+) -> Result<(), FileError> {
+    let (dir, name) = parent(path)?;
+    // Tasks that do not see the mount would find no daemon, and run outside of MPS
+    // (docs/facts/slurm.md#processes-that-a-callback-starts).
+    if !node.has_namespace(job) {
+        let (point, _) = dir.create_dir(name, POINT, ROOT)?;
+        let Err(error) = point.cover(room, mode, owner) else {
+            return Ok(());
+        };
+        let line = format!("job {job}: '{}' has no bound of room: {error}", path.display());
+        log::line(node.program, Severity::Info, &line);
+        dir.remove_empty_dir(name)?;
+    }
+    dir.create_dir(name, mode, owner).map(drop)
+}
+
+impl RealNode {
+    /// Whether a mount namespace is kept for the job. The mounts are read once.
+    fn has_namespace(&self, job: &JobId) -> bool {
+        *self
+            .namespace_kept
+            .get_or_init(|| has_namespace(job.whole().as_str()))
+    }
+}
+
+/// Removes `paths` from their directory `job`, and locks it meanwhile: of several removals only one can hang.
+fn remove_from(job: &Path, paths: &[PathBuf], bounds: Bounds) -> Result<(), String> {
+    let Some(dir) = Dir::find(job).map_err(|e| e.to_string())? else {
+        return Ok(());
+    };
+    dir.abort_users_mounts();
+    let own = File::open(job).map_err(|e| e.to_string())?;
+    let Ok(_lock) = Flock::lock(own, FlockArg::LockExclusiveNonblock) else {
+        return Err(format!("'{}': an earlier removal hangs in it", job.display()));
+    };
+    let names = paths.iter().filter_map(|path| path.file_name());
+    let mut removed = names.map(|name| dir.remove_tree(name, bounds));
+    removed.try_for_each(|one| one.map(drop).map_err(|e| e.to_string()))
+}
+
+/// Moves this process into the mount namespace and the root of the first process, if `path` is the same directory there.
+///
+/// A unit's namespace may hold hidden copies of the mounts on jobs' directories. No path leads to them, and for a
+/// process in that namespace they keep such a directory busy. A scheduler in a container has another `path`.
+///
+/// # Errors
+/// The namespace was entered and its root was not: this process must do nothing more.
+fn enter_first_namespace(path: &Path) -> Result<(), String> {
+    const ROOT: &str = "/proc/1/root";
+    let identity = |path: &Path| path.metadata().ok().map(|about| (about.dev(), about.ino()));
+    let namespaces = ["/proc/self/ns/mnt", "/proc/1/ns/mnt"].map(|path| identity(Path::new(path)));
+    let there = Path::new(ROOT).join(path.strip_prefix("/").unwrap_or(path));
+    let is_same = identity(path).is_some() && identity(path) == identity(&there);
+    let (Ok(root), Ok(first)) = (File::open(ROOT), File::open("/proc/1/ns/mnt")) else {
+        return Ok(());
+    };
+    if !is_same || namespaces[0] == namespaces[1] || setns(&first, CloneFlags::CLONE_NEWNS).is_err() {
+        return Ok(());
+    }
+    let entered = fchdir(&root).and_then(|()| chroot("."));
+    entered.map_err(|errno: Errno| format!("cannot enter '{ROOT}': {}", errno.desc()))
+}
+
+/// What the file system of `path`, which need not exist, has too little of for a start.
+fn lacking(path: &Path) -> Option<String> {
+    let there = path.ancestors().find(|path| path.exists())?;
+    let about = statvfs(there).ok()?;
+    let free = about.blocks_available().saturating_mul(about.fragment_size());
+    let (files, all_files) = (about.files_available(), about.files());
+    let figures = match () {
+        // A file system without a number of files says 0 for it.
+        () if all_files > 0 && files < FILES => format!("{files} of {all_files} inodes"),
+        () if free < ROOM => {
+            let all = about.blocks().saturating_mul(about.fragment_size());
+            format!("{} of {} KiB", free >> 10, all >> 10)
+        }
+        () => return None,
+    };
+    let device = |path: &Path| path.metadata().map(|about| about.dev()).ok();
+    let mut of_it = there
+        .ancestors()
+        .take_while(|above| device(above) == device(there));
+    let mount_point = of_it.by_ref().last().unwrap_or(there);
+    Some(format!(
+        "file system '{}' has {figures} free",
+        mount_point.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::store::Store as _;
+    use mpsd_core::config::Settings;
+    use mpsd_core::{GpuUuid, Paths};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn node(place: &Path, limit: Duration) -> RealNode {
+        let settings = Settings {
+            paths: Paths::new(place, place),
+            ..Settings::usual()
+        };
+        RealNode::new("test", &settings, limit, limit / 2)
+    }
+
+    /// A prologue that is stopped holds it.
+    #[test]
+    fn a_lock_that_another_holds_is_not_waited_for_beyond_the_limit() {
+        let place = tempfile::tempdir().unwrap();
+        let limit = Duration::from_secs(1);
+        let (job, gpu) = (JobId::parse("64.srv").unwrap(), GpuUuid::parse("GPU-01").unwrap());
+        let mut holder = node(place.path(), limit);
+        let held = (holder.open_job(&job).unwrap(), holder.lock_gpu(&gpu).unwrap());
+        let (tell, told) = std::sync::mpsc::channel();
+        let path = place.path().to_owned();
+        std::thread::spawn(move || {
+            let mut late = node(&path, limit);
+            let refused = [late.open_job(&job).err(), late.lock_gpu(&gpu).err()];
+            tell.send(refused.map(|why| matches!(why, Some(Failure::Undetermined(_)))))
+        });
+        let refused = told.recv_timeout(20 * limit).expect("an answer");
+        assert_eq!(refused, [true, true]);
+        drop(held);
+    }
+
+    /// Without it another start would make the directory that is being removed its own.
+    #[test]
+    fn a_job_whose_directory_stays_keeps_its_lock() {
+        let place = tempfile::tempdir().unwrap();
+        let job = JobId::parse("64.srv").unwrap();
+        let held = node(place.path(), Duration::from_secs(20))
+            .open_job(&job)
+            .unwrap();
+        let mut late = node(place.path(), Duration::ZERO);
+        assert!(late.remove_job(&job).is_err(), "there is no time to remove it");
+        assert!(late.has_directory(&job) && late.has_lock(&job));
+        drop(held);
+    }
+
+    /// Two ends of one job at once: while one leaves the mark for a start under way, the other removes the directory.
+    #[test]
+    fn a_job_whose_directory_is_removed_while_its_start_is_cancelled_is_no_fault() {
+        let place = tempfile::tempdir().unwrap();
+        let limit = Duration::from_secs(20);
+        let job = JobId::parse("64.srv").unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut other = node(place.path(), limit);
+                while !over.load(Ordering::Relaxed) {
+                    other.remove_job(&job).expect("removed");
+                }
+            });
+            let outcomes: Vec<_> = (0..3000)
+                .map(|_| node(place.path(), limit).cancel(&job))
+                .collect();
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(outcomes.into_iter().find(Result::is_err), None);
+        });
+    }
+}

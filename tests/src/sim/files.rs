@@ -1,0 +1,276 @@
+//! The simulated node's files, in memory. Each change is made of its smallest steps, with a point behind each.
+
+use super::{Sim, World};
+use mpsd::job::exporters;
+use mpsd::job::journal::Journal;
+use mpsd::job::node::{Bounds, FileError, Files, LockGuard, NodeSettings, Room};
+use mpsd::job::report::JobReport;
+use mpsd::plan::effects::Exporter;
+use mpsd::sys::deadline::Deadline;
+use mpsd_core::failure::FailureKind;
+use mpsd_core::record::{Record, RecordState};
+use mpsd_core::replace::Durability;
+use mpsd_core::{Failure, Paths};
+use nix::errno::Errno;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What lies at a path: a file with its bytes, or a directory.
+pub type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
+
+/// The directories of the simulated node.
+pub fn paths() -> Paths {
+    Paths::new("/run/mpsd", "/var/lib/mpsd")
+}
+
+/// A lock of the simulated node. Taken twice by one worker it would wait for itself.
+struct Lock {
+    path: PathBuf,
+    world: Rc<RefCell<World>>,
+    own: Rc<RefCell<BTreeSet<PathBuf>>>,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.own.borrow_mut().remove(&self.path);
+        self.world.borrow_mut().held.remove(&self.path);
+    }
+}
+
+/// Loses of these files are told by nobody: a job does not fail for them.
+fn may_be_lost(path: &Path) -> bool {
+    let lost = ["observations", "killed"].map(OsStr::new);
+    path.parent() == Some(paths().run()) || path.file_name().is_some_and(|name| lost.contains(&name))
+}
+
+fn hidden(path: &Path) -> PathBuf {
+    let name = path.file_name().expect("a name").to_string_lossy();
+    path.with_file_name(format!(".{name}.new"))
+}
+
+impl Sim {
+    /// The begin of a call on the file at `path`, whose directory must be there.
+    fn file_call(&mut self, path: &Path) -> Result<(), FileError> {
+        self.point();
+        self.asked.set(false);
+        let errno = match may_be_lost(path) {
+            true => None,
+            false => self.trouble_of_call(),
+        };
+        if let Some(is_fault) = errno {
+            let errno = if is_fault { Errno::EIO } else { Errno::ENOSPC };
+            return Err(FileError::io("injected: use", path)(errno));
+        }
+        match self.world.borrow().files.get(path.parent().expect("a parent")) {
+            Some(None) => Ok(()),
+            _ => Err(FileError::io("open", path)(Errno::ENOENT)),
+        }
+    }
+
+    /// What only root changes under a lock, somebody changes without it.
+    fn assert_locked(&self, path: &Path) {
+        let name = path.file_name().expect("a name").to_string_lossy();
+        let lock = path.with_file_name(format!(".{name}.lock"));
+        let is_account = path.parent() == Some(&paths().gpus()) && !name.starts_with('.');
+        assert!(
+            !is_account || self.world.borrow().held.contains(&lock),
+            "{name}: without its lock"
+        );
+    }
+
+    /// Tasks believe this record: root has proved the daemons, and probed them if the job asked for that.
+    fn check_record(&self, bytes: &[u8], was_asked: bool) {
+        let record = Record::parse(std::str::from_utf8(bytes).expect("text")).expect("a record");
+        if record.state != RecordState::Ready {
+            return self.world.borrow_mut().forget_proof(&record.job);
+        }
+        let (world, job) = (self.world.borrow(), &record.job);
+        assert!(was_asked, "ready, and not asked whether the job has ended");
+        assert!(
+            world.proved.contains(job),
+            "job {job} is called ready and not proved"
+        );
+        let verify = record.request.as_ref().is_some_and(|r| r.verify == Some(true));
+        assert!(
+            !verify || world.probed.contains(job),
+            "job {job} is called ready and not verified"
+        );
+    }
+
+    /// Changes a file of another exporter's: the steps of the real node.
+    fn tell(&mut self, path: &Path, change: impl FnOnce(&str) -> String) {
+        self.step(|world| world.files.remove(&hidden(path)));
+        let before = self.world.borrow().text(path).unwrap_or_default();
+        let after = change(&before);
+        if after.is_empty() && !before.is_empty() {
+            self.step(|world| world.files.remove(path));
+        } else if after != before {
+            self.step(|world| world.files.insert(hidden(path), Some(Vec::new())));
+            self.step(|world| world.rename(path, after.into_bytes()));
+        }
+    }
+}
+
+impl World {
+    fn rename(&mut self, path: &Path, bytes: Vec<u8>) {
+        self.files.remove(&hidden(path));
+        self.files.insert(path.to_owned(), Some(bytes));
+    }
+}
+
+impl Files for Sim {
+    fn settings(&self) -> &NodeSettings {
+        &self.settings
+    }
+
+    /// Another worker's lock is not waited for: that worker goes on only when this one has ended.
+    fn lock(&mut self, path: &Path, _: Deadline) -> Result<LockGuard, FileError> {
+        self.file_call(path)?;
+        let new = self.locks.borrow_mut().insert(path.to_owned());
+        assert!(new, "lock '{}' is taken twice", path.display());
+        if !self.world.borrow_mut().held.insert(path.to_owned()) {
+            self.locks.borrow_mut().remove(path);
+            let what = "is still locked by another process".to_owned();
+            let path = path.to_owned();
+            return Err(FileError::Bound { path, what });
+        }
+        let lock = Lock {
+            path: path.to_owned(),
+            world: Rc::clone(&self.world),
+            own: Rc::clone(&self.locks),
+        };
+        self.step(|world| world.files.insert(path.to_owned(), Some(Vec::new())));
+        Ok(Box::new(lock))
+    }
+
+    fn is_locked(&self, path: &Path) -> bool {
+        self.world.borrow().held.contains(path) && !self.locks.borrow().contains(path)
+    }
+
+    fn is_there(&self, path: &Path) -> bool {
+        self.asked.set(path.ends_with("cancelled"));
+        self.world.borrow().files.contains_key(path)
+    }
+
+    fn read(&mut self, path: &Path, _: usize) -> Result<Option<Vec<u8>>, FileError> {
+        match self.file_call(path) {
+            Err(error) if error.is_absent() => return Ok(None),
+            other => other?,
+        }
+        self.assert_locked(path);
+        Ok(self.world.borrow().files.get(path).cloned().flatten())
+    }
+
+    fn write(&mut self, path: &Path, bytes: &[u8], _: u32, _: Durability) -> Result<(), FileError> {
+        let asked = self.asked.get();
+        self.file_call(path)?;
+        self.assert_locked(path);
+        if path.ends_with("record") {
+            if self.world.borrow().no_room {
+                return Err(FileError::io("write", path)(Errno::ENOSPC));
+            }
+            self.check_record(bytes, asked);
+        }
+        self.step(|world| world.files.insert(hidden(path), Some(Vec::new())));
+        self.step(|world| world.rename(path, bytes.to_vec()));
+        Ok(())
+    }
+
+    fn remove_file(&mut self, path: &Path) -> Result<(), FileError> {
+        match self.file_call(path) {
+            Err(error) if error.is_absent() => return Ok(()),
+            other => other?,
+        }
+        self.assert_locked(path);
+        self.step(|world| world.files.remove(path));
+        Ok(())
+    }
+
+    fn create_dir(&mut self, path: &Path, _: u32) -> Result<(), FileError> {
+        self.file_call(path)?;
+        let was = self.step(|world| world.files.insert(path.to_owned(), None));
+        assert!(was.flatten().is_none(), "a file at '{}'", path.display());
+        Ok(())
+    }
+
+    fn names(&self, path: &Path) -> Result<Vec<String>, FileError> {
+        let world = self.world.borrow();
+        let below = world.files.keys().filter(|entry| entry.parent() == Some(path));
+        let name = |entry: &PathBuf| entry.file_name().expect("a name").to_string_lossy().into_owned();
+        Ok(below.map(name).collect())
+    }
+
+    /// Entry by entry, in whatever order the directory lists them: the journal first is the worst.
+    fn remove_tree(&mut self, path: &Path, _: Bounds) -> Result<(), FileError> {
+        self.file_call(path)?;
+        let below = |entry: &&PathBuf| entry.starts_with(path);
+        let mut all: Vec<PathBuf> = self.world.borrow().files.keys().filter(below).cloned().collect();
+        all.reverse();
+        all.sort_by_key(|entry| !entry.ends_with("journal"));
+        for entry in all {
+            self.step(|world| world.files.remove(&entry));
+        }
+        Ok(())
+    }
+
+    fn make_users_directory(&mut self, _: &Journal, path: &Path, _: Room) -> Result<(), FileError> {
+        self.file_call(path)?;
+        self.step(|world| world.files.insert(path.to_owned(), None));
+        Ok(())
+    }
+
+    fn remove_users_directories(&mut self, paths: &[PathBuf], _: Bounds) -> Result<(), String> {
+        for path in paths {
+            self.file_call(path).map_err(|error| error.to_string())?;
+            self.step(|world| world.files.remove(path));
+        }
+        Ok(())
+    }
+
+    fn are_directories_kept(&mut self, _: &[PathBuf], _: Duration) -> bool {
+        false
+    }
+
+    fn lacking(&self, _: &Path) -> Option<String> {
+        None
+    }
+
+    fn keep_report(&mut self, report: &JobReport) {
+        let report = report.clone();
+        self.step(|world| world.reports.push(report));
+    }
+
+    fn count_failure(&mut self, kind: FailureKind) {
+        self.world.borrow_mut().failed.push(kind);
+    }
+
+    fn enter_job(&mut self, journal: &Journal, exporter: Exporter, directory: &Path) -> Result<(), String> {
+        self.point();
+        if self.world.borrow().untold {
+            return Err("no room".to_owned());
+        }
+        for entry in exporters::entries(exporter, journal) {
+            let file = directory.join(&entry.file);
+            self.tell(&file, |text| exporters::with(text, &journal.job, &entry.line));
+        }
+        Ok(())
+    }
+
+    fn strike_job(
+        &mut self,
+        journal: &Journal,
+        exporter: Exporter,
+        directory: &Path,
+    ) -> Result<Option<String>, Failure> {
+        self.call("strike_job")?;
+        for entry in exporters::entries(exporter, journal) {
+            let file = directory.join(&entry.file);
+            self.tell(&file, |text| exporters::without(text, &journal.job));
+        }
+        Ok(None)
+    }
+}
