@@ -452,10 +452,11 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let env = |name: &str| {
         let value = match name {
             "SLURM_CONF" => conf.as_str(),
-            "SLURM_JOB_GPUS" | "CUDA_VISIBLE_DEVICES" => &places,
+            "SLURM_STEP_GPUS" | "CUDA_VISIBLE_DEVICES" => &places,
             "SLURMD_NODENAME" => "node1",
             "SLURM_JOB_ID" | "SLURM_JOB_UID" => "7",
-            "SLURM_SCRIPT_CONTEXT" => "prolog_slurmd",
+            // For a job on a node with several types the controller is asked, which may have a job 7.
+            "SLURM_STEP_ID" => "0",
             _ => return None,
         };
         Some(value.to_owned())
