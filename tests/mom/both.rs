@@ -1,182 +1,333 @@
-//! What holds under every mom alike; each product's own file runs it on its own.
+//! What holds under the moms of both products.
 
-use crate::assertions::{Before, attached, bare, shell_ends};
+use crate::jobs::{
+    NoControl, attached, attached_without_limits, bare, begins, begun, client, ends, free, on_both,
+    rank_variable, says, says_once, shell, task_client, task_is_refused,
+};
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tests::double::Builder;
 use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
 use tests::mom::wire::{Ended, Run, Stream};
 
-/// Starts the job's shell, which must be let through, and waits for its end.
-pub fn shell(c: &mut Cluster, job: &Job, script: &str, code: i32) {
-    let run = c.shell(job, script).unwrap_or_else(|why| panic!("{why}"));
-    shell_ends(c, run, job, code);
-}
-
-/// Accounts that ask for nothing, one of which holds our letters.
-pub fn plain_jobs_are_untouched(c: &mut Cluster, id: &str) {
-    let before = Before::of(c);
-    for account in ["", "proj1", "MPSLAB", "mps_physics"] {
-        let job = Job::new(id, account);
-        assert_eq!(c.begin(&job), Verdict::Runs, "{account}");
-        before.holds(c);
-        shell(c, &job, &Cluster::client(""), 0);
-        bare(&c.records(0)[0]);
-        assert_eq!(c.output(&job, 0).1, "", "{account}");
-        c.end(&job, 0);
-        let home = c.product.home();
-        c.nodes[0].sh(&format!("rm -f {home}/spool/*"));
-    }
-    before.holds(c);
-}
-
-/// Four ranks of `MPS=per-gpu,MPS_THREADS=25:50` on two GPUs, each told its number in `rank`.
-pub fn a_daemon_for_each_gpu_and_a_list_by_rank(c: &mut Cluster, id: &str, rank: &str) -> Job {
-    let job = Job::new(id, "MPS=per-gpu,MPS_THREADS=25:50").on(&[&[0, 1]]);
-    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    let client = Cluster::client("--hold 0.2");
-    let bare = Cluster::client("");
-    let ranks =
-        format!("{bare} && exit 9; for r in 0 1 2 3; do {rank}=$r mpsctl exec -- {client} & done; wait");
-    shell(c, &job, &ranks, 0);
-    let mut records = c.records(0);
-    let outside = records.remove(0);
-    assert_eq!(outside["under_mps"], false, "{outside}");
-    assert!(
-        outside["error"].to_string().contains("100"),
-        "no device: {outside}"
-    );
-    let told = c.output(&job, 0).1;
-    assert!(told.contains("a program without a rank sees no GPU"), "{told}");
-    assert_eq!(records.len(), 4, "{:?}", c.output(&job, 0));
-    let uuids = c.gpus[0].uuids();
-    for record in &records {
-        let rank = usize::try_from(record["local_rank"].as_u64().unwrap()).unwrap();
-        attached(record, &job, "nodea", if rank % 2 == 0 { 32 } else { 66 }, None);
-        assert_eq!(record["visible"], uuids[rank % 2], "{record}");
-        let pipe = record["pipe_directory"].as_str().unwrap();
-        assert!(pipe.ends_with(&format!("/pipe-{}", rank % 2)), "{record}");
-    }
-    let daemons: BTreeSet<u64> = records.iter().filter_map(|r| r["daemon_pid"].as_u64()).collect();
-    assert_eq!(daemons.len(), 2);
-    job
-}
-
-/// Five ranks behind one daemon: the job's shell sees both GPUs, each rank its own first, and a rank by the numbers that a
-/// program reads the same.
-pub fn ranks_are_bound(c: &mut Cluster, id: &str, rank: &str, size: &str) {
-    let before = Before::of(c);
-    let job = Job::new(id, "MPS=true,MPS_BIND=block+peers").on(&[&[0, 1]]);
-    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    let client = Cluster::client("");
-    let own = format!("{size}=5 mpsctl exec -- {client}");
-    let ranks = format!("for r in 0 1 2 3 4; do {rank}=$r {own}; done");
-    let again = format!("{rank}=4 {size}=5 mpsctl exec -- mpsctl exec -- {client}");
-    shell(c, &job, &format!("{client}; {ranks}; {again}"), 0);
-    let records = c.records(0);
-    let uuids = c.gpus[0].uuids();
-    let order = |first: usize| serde_json::json!([uuids[first], uuids[1 - first]]);
-    let seen: Vec<_> = records.iter().map(|record| record["uuids"].clone()).collect();
-    let expected = [0, 0, 0, 0, 1, 1, 1].map(order);
-    assert_eq!(seen, expected, "{:?}", c.output(&job, 0));
-    for record in &records {
-        attached(record, &job, "nodea", 132, None);
-    }
-    c.end(&job, 0);
-    before.holds(c);
-}
-
-/// A client that `mpsctl exec` does not start has no rank: it is attached, with the lowest limit of the list.
-pub fn a_rank_nobody_told_has_the_lowest_of_a_list(c: &mut Cluster, id: &str) {
-    let before = Before::of(c);
-    let job = Job::new(id, "MPS=true,MPS_THREADS=50:25,MPS_MEM=4G:2G");
-    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    let client = Cluster::client("");
-    let told = format!("OMPI_COMM_WORLD_LOCAL_RANK=0 mpsctl exec -- {client}");
-    shell(c, &job, &format!("{client}; {told}"), 0);
-    let records = c.records(0);
-    attached(&records[0], &job, "nodea", 32, Some(2048));
-    attached(&records[1], &job, "nodea", 66, Some(4096));
-    c.end(&job, 0);
-    before.holds(c);
-}
-
-/// Nothing that we started keeps the terminal, or a descriptor of the prologue's: `qsub -I` would hang.
-pub fn an_interactive_job_ends_with_its_user(c: &mut Cluster, job: &Job, prologue: Option<Run>) {
-    let before = Before::of(c);
-    let prologue = match prologue {
-        Some(run) => {
-            let prologue = c.nodes[0].start(run).unwrap();
-            assert_eq!(c.nodes[0].wait(prologue, 20_000), Ended::Code(0));
-            Some(prologue)
+#[test]
+fn a_job_that_does_not_ask_is_untouched() {
+    on_both(&["nodea"], |c| {
+        for account in ["", "proj1", "MPSLAB", "mps_physics"] {
+            let job = begun(c, account);
+            c.is_as_before();
+            bare(&client(c, &job));
+            assert_eq!(c.told(&job), "", "{account}");
+            c.end(&job, 0);
         }
-        None => {
-            assert_eq!(c.begin(job), Verdict::Runs);
-            None
+        c.is_as_before();
+    });
+}
+
+#[test]
+fn a_job_that_asks_has_its_mps_and_its_limits_in_its_shell_and_its_tasks() {
+    on_both(&["nodea"], |c| {
+        for (account, sms, limit) in [
+            ("MPS=true", 132, None),
+            ("proj1,MPS=true,MPS_THREADS=25,MPS_MEM=2G", 32, Some(2048)),
+        ] {
+            let job = begun(c, account);
+            assert_eq!(c.gpus[0].modes(), ["exclusive_process", "default"]);
+            let four = format!(
+                "for i in 1 2 3 4; do {} & done; wait",
+                Cluster::client("--hold 0.2")
+            );
+            shell(c, &job, &four, 0);
+            let mut records = c.records(0);
+            assert_eq!(records.len(), 4, "{account}");
+            records.push(task_client(c, &job, 0, ""));
+            records
+                .iter()
+                .for_each(|record| attached(record, &job, "nodea", sms, limit));
+            assert_eq!(c.told(&job), "", "{account}");
+            ends(c, &job);
         }
-    };
-    let run = c.shell(job, &Cluster::client("")).unwrap();
-    let shell = c.nodes[0]
-        .start(Run {
+    });
+}
+
+/// The job's shell sees both GPUs, and each rank sees its own GPU first.
+#[test]
+fn ranks_are_bound() {
+    on_both(&["nodea"], |c| {
+        let (rank, size) = match c.product {
+            Product::Torque => ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+            Product::OpenPbs => ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        };
+        let job = c.job("MPS=true,MPS_BIND=block+peers").on(&[&[0, 1]]);
+        begins(c, &job);
+        let client = Cluster::client("");
+        let ranks = format!("for r in 0 1 2 3 4; do {rank}=$r {size}=5 mpsctl exec -- {client}; done");
+        let twice = format!("{rank}=4 {size}=5 mpsctl exec -- mpsctl exec -- {client}");
+        shell(c, &job, &format!("{client}; {ranks}; {twice}"), 0);
+        let records = c.records(0);
+        let uuids = c.gpus[0].uuids();
+        let order = |first: usize| serde_json::json!([uuids[first], uuids[1 - first]]);
+        let found: Vec<_> = records.iter().map(|record| record["uuids"].clone()).collect();
+        assert_eq!(found, [0, 0, 0, 0, 1, 1, 1].map(order), "{:?}", c.output(&job, 0));
+        records
+            .iter()
+            .for_each(|record| attached_without_limits(record, &job));
+        ends(c, &job);
+    });
+}
+
+/// A program without a rank sees no GPU then, an MPI launcher's daemon excepted: its children have ranks.
+#[test]
+fn each_gpu_has_a_daemon_and_each_rank_its_own_limit() {
+    on_both(&["nodea", "nodeb"], |c| {
+        let rank = rank_variable(c);
+        let job = c.job("MPS=per-gpu,MPS_THREADS=25:50").on(&[&[0, 1], &[0, 1]]);
+        begins(c, &job);
+        let (held, client) = (Cluster::client("--hold 0.2"), Cluster::client(""));
+        let ranks =
+            format!("{client} && exit 9; for r in 0 1 2 3; do {rank}=$r mpsctl exec -- {held} & done; wait");
+        shell(c, &job, &ranks, 0);
+        let mut records = c.records(0);
+        let outside = records.remove(0);
+        assert!(
+            outside["error"].to_string().contains("100"),
+            "no device: {outside}"
+        );
+        says_once(&c.told(&job), &["a program without a rank sees no GPU"]);
+        assert_eq!(records.len(), 4, "{:?}", c.output(&job, 0));
+        let daemons: BTreeSet<_> = records
+            .iter()
+            .filter_map(|record| record["daemon_pid"].as_u64())
+            .collect();
+        assert_eq!(daemons.len(), 2);
+        let launcher = ["/tmp/orted", "/tmp/prted"][usize::from(c.product == Product::OpenPbs)];
+        let ranks = format!(
+            "#!/bin/sh\nfor r in 0 1; do {rank}=$r mpsctl exec -- {} & done; wait\n",
+            Cluster::client_on("nodeb")
+        );
+        c.nodes[1].write(launcher, &ranks, 0o755);
+        let ended = c.task(&job, 1, &[launcher, "-mca"]);
+        assert_eq!(ended, Ok(Ended::Code(0)), "{:?}", c.output(&job, 1));
+        records.extend(c.records(1));
+        assert_eq!(records.len(), 6, "{:?}", c.output(&job, 1));
+        for record in &records {
+            let rank = usize::try_from(record["local_rank"].as_u64().unwrap()).unwrap();
+            let at = usize::from(record["node"] == "nodeb");
+            attached(record, &job, ["nodea", "nodeb"][at], [32, 66][rank % 2], None);
+            assert_eq!(record["visible"], c.gpus[at].uuids()[rank % 2], "{record}");
+            let pipe = record["pipe_directory"].as_str().unwrap();
+            assert!(pipe.ends_with(&format!("/pipe-{}", rank % 2)), "{record}");
+        }
+        says(&task_is_refused(c, &job, 1), &[rank]);
+        shell(c, &job, &format!("mpsctl exec -- {client}"), 1);
+        says(&c.told(&job), &["OMPI_COMM_WORLD_LOCAL_RANK"]);
+        assert!(
+            c.records(0).is_empty(),
+            "a rank without a number ran beside its limits"
+        );
+        ends(c, &job);
+    });
+}
+
+#[test]
+fn each_node_of_a_job_serves_its_own_gpu() {
+    on_both(&["nodea", "nodeb"], |c| {
+        let job = c.job("MPS=true,MPS_THREADS=50").on(&[&[0], &[1]]);
+        begins(c, &job);
+        assert_eq!(c.gpus[1].modes(), ["default", "exclusive_process"]);
+        attached(&client(c, &job), &job, "nodea", 66, None);
+        for (at, node) in ["nodea", "nodeb"].into_iter().enumerate() {
+            for prefix in ["", "/usr/bin/mpsctl exec -- "] {
+                attached(&task_client(c, &job, at, prefix), &job, node, 66, None);
+            }
+        }
+        ends(c, &job);
+    });
+}
+
+/// A daemon that keeps the terminal, or a descriptor of the prologue's, would make `qsub -I` hang.
+#[test]
+fn an_interactive_job_ends_with_its_user() {
+    for (product, classic) in [
+        (Product::Torque, false),
+        (Product::OpenPbs, false),
+        (Product::OpenPbs, true),
+    ] {
+        println!("under {}, classic: {classic}", product.name());
+        let c = &mut Cluster::new(product, &["nodea"]);
+        if classic {
+            c.nodes[0].sh("mpsctl pbs uninstall");
+            c.nodes[0].try_sh("mpsctl pbs install --classic");
+            c.mark();
+        }
+        let job = c.job("MPS=true").interactive();
+        let prologue = match (product, classic) {
+            (Product::Torque, _) => {
+                c.torque_files(&job);
+                Some(c.torque_run(&job, 0, "prologue", None))
+            }
+            (_, true) => {
+                c.openpbs_files(&job);
+                Some(c.openpbs_run(&job, "prologue", None))
+            }
+            _ => None,
+        };
+        let prologue = prologue.map(|run| {
+            let pid = c.nodes[0].start(run).unwrap();
+            assert_eq!(c.nodes[0].wait(pid, 20_000), Ended::Code(0));
+            pid
+        });
+        if prologue.is_none() {
+            begins(c, &job);
+        }
+        let run = Run {
             stdout: Stream::Terminal,
             stderr: Stream::Terminal,
-            ..run
-        })
-        .unwrap();
-    assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
-    attached(&c.records(0)[0], job, "nodea", 132, None);
-    let held = c.nodes[0].is_held(prologue.unwrap_or(shell));
-    assert!(!held, "a daemon holds qsub's socket or its terminal");
-    c.end(job, 0);
-    before.holds(c);
+            ..c.shell(&job, &Cluster::client("")).unwrap()
+        };
+        let shell = c.nodes[0].start(run).unwrap();
+        assert_eq!(c.nodes[0].wait(shell, 20_000), Ended::Code(0));
+        attached_without_limits(&c.records(0)[0], &job);
+        let held = c.nodes[0].is_held(prologue.unwrap_or(shell));
+        assert!(!held, "a daemon holds qsub's socket or its terminal");
+        ends(c, &job);
+    }
 }
 
-/// The mom's cgroup is killed under a job with a client before and one after.
-pub fn restarting_the_mom_leaves_a_running_job_attached(c: &mut Cluster, id: &str) {
-    let before = Before::of(c);
-    let job = Job::new(id, "MPS=true");
-    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    let script = format!("{}; {}", Cluster::client("--busy --hold 1"), Cluster::client(""));
-    let run = c.shell(&job, &script).unwrap();
-    let shell = c.nodes[0].start(run).unwrap();
-    let runs = || c.nodes[0].sh("ps -e -o args=").contains("--busy --hold 1");
-    assert!(
-        wait_until(Duration::from_secs(30), runs),
-        "the job does not begin"
-    );
-    c.nodes[0].kill_mom();
-    assert_eq!(
-        c.nodes[0].wait(shell, 20_000),
-        Ended::Code(0),
-        "{:?}",
-        c.output(&job, 0)
-    );
-    let records = c.records(0);
-    assert_eq!(records.len(), 2);
-    records
-        .iter()
-        .for_each(|record| attached(record, &job, "nodea", 132, None));
-    assert_eq!(records[0]["daemon_pid"], records[1]["daemon_pid"]);
-    c.end(&job, 0);
-    before.holds(c);
+#[test]
+fn a_restart_of_the_mom_leaves_a_running_job_attached() {
+    on_both(&["nodea"], |c| {
+        let job = begun(c, "MPS=true");
+        let script = format!("{}; {}", Cluster::client("--busy --hold 1"), Cluster::client(""));
+        let run = c.shell(&job, &script).unwrap();
+        let shell = c.nodes[0].start(run).unwrap();
+        let runs = || c.nodes[0].sh("ps -e -o args=").contains("--busy --hold 1");
+        assert!(
+            wait_until(Duration::from_secs(30), runs),
+            "the job does not begin"
+        );
+        c.nodes[0].kill_mom();
+        assert_eq!(
+            c.nodes[0].wait(shell, 20_000),
+            Ended::Code(0),
+            "{:?}",
+            c.output(&job, 0)
+        );
+        let records = c.records(0);
+        records
+            .iter()
+            .for_each(|record| attached_without_limits(record, &job));
+        assert_eq!(records[0]["daemon_pid"], records[1]["daemon_pid"]);
+        ends(c, &job);
+    });
 }
 
-/// Four tasks on a GPU that takes three clients: the job runs, and its error file says so once, whatever the job starts.
-pub fn too_many_tasks_are_told_once(product: Product, id: &str) {
-    let mut c = Cluster::with(product, &["nodea"], |builder| builder.fast(), "max_clients = 3\n");
-    let before = Before::of(&mut c);
-    let job = Job::new(id, "MPS=true");
-    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    let client = Cluster::client("");
-    shell(
-        &mut c,
-        &job,
-        &format!("{client}; eval \"$(mpsctl env)\"; mpsctl exec -- {client}"),
-        0,
-    );
-    let told = c.output(&job, 0).1;
-    let line = "a GPU takes 3 MPS clients, and this job has 4 tasks on each";
-    assert!(told.lines().count() == 1 && told.contains(line), "{told}");
-    c.end(&job, 0);
-    before.holds(&mut c);
+#[test]
+fn a_client_without_a_rank_has_the_lowest_limit_of_a_list() {
+    on_both(&["nodea"], |c| {
+        let job = begun(c, "MPS=true,MPS_THREADS=50:25,MPS_MEM=4G:2G");
+        attached(&client(c, &job), &job, "nodea", 32, Some(2048));
+        let ranked = format!(
+            "OMPI_COMM_WORLD_LOCAL_RANK=0 mpsctl exec -- {}",
+            Cluster::client("")
+        );
+        shell(c, &job, &ranked, 0);
+        attached(&c.records(0)[0], &job, "nodea", 66, Some(4096));
+        ends(c, &job);
+    });
+}
+
+#[test]
+fn more_tasks_than_a_gpu_takes_clients_are_told_once() {
+    for product in Product::ALL {
+        let c = &mut Cluster::with(product, &["nodea"], Builder::fast, "max_clients = 3\n");
+        let job = begun(c, "MPS=true");
+        let client = Cluster::client("");
+        let script = format!("{client}; eval \"$(mpsctl env)\"; mpsctl exec -- {client}");
+        shell(c, &job, &script, 0);
+        let line = "a GPU takes 3 MPS clients, and this job has 4 tasks on each";
+        says_once(&c.told(&job), &[line]);
+        ends(c, &job);
+    }
+}
+
+/// A refusal of the prologue itself would try the job again, or never deliver its output.
+#[test]
+fn a_refused_job_reads_why_once_and_its_script_does_not_run() {
+    on_both(&["nodea"], |c| {
+        for (account, word) in [
+            ("MPS=true,MPS_THREADS=101", "MPS_THREADS=101"),
+            ("MPS=maybe", "MPS=maybe"),
+            ("MPS_FOO=1", "MPS_FOO=1"),
+        ] {
+            let job = begun(c, account);
+            if let Ok(run) = c.shell(&job, "echo ran") {
+                assert_eq!(c.nodes[0].run(run), Ended::Code(1));
+            }
+            assert_eq!(c.output(&job, 0).0, "", "{word}");
+            says_once(&c.told(&job), &[word]);
+            c.end(&job, 1);
+            c.is_as_before();
+        }
+        assert_eq!(c.state("nodea"), free());
+    });
+}
+
+#[test]
+fn a_fault_takes_the_node_offline_and_the_job_is_requeued() {
+    on_both(&["nodea"], |c| {
+        let _fault = NoControl::on(c, 0);
+        let job = c.job("MPS=true");
+        let started = Instant::now();
+        assert_eq!(c.begin(&job), Verdict::Requeued, "{:?}", c.output(&job, 0));
+        assert!(
+            started.elapsed() < Duration::from_secs(5),
+            "a drained node needs no brake"
+        );
+        let (state, note) = c.state("nodea");
+        assert_eq!(state, "offline");
+        assert!(
+            note.starts_with(&format!("mpsd: job {}: ", job.id)) && note.len() <= 79,
+            "{note}"
+        );
+        c.is_as_before();
+        begun(c, "proj1");
+    });
+}
+
+#[test]
+fn a_drain_and_an_undrain_leave_a_note_of_the_site() {
+    on_both(&["nodea"], |c| {
+        let fault = NoControl::on(c, 0);
+        c.serve("nodes/nodea", "offline\nNHC: disk");
+        let job = c.job("MPS=true");
+        assert_eq!(c.begin(&job), Verdict::Requeued);
+        assert_eq!(c.state("nodea"), ("offline".into(), "NHC: disk".into()));
+        c.serve("nodes/nodea", "free\n");
+        assert_eq!(c.begin(&job), Verdict::Requeued);
+        fault.repair();
+        c.serve("nodes/nodea", "offline\nfans on Monday");
+        let (_, said) = c.nodes[0].try_sh("mpsctl undrain");
+        assert_eq!(
+            c.state("nodea"),
+            ("offline".into(), "fans on Monday".into()),
+            "{said}"
+        );
+    });
+}
+
+#[test]
+fn an_end_without_a_begin_and_a_second_end_do_nothing() {
+    on_both(&["nodea"], |c| {
+        let job: Job = c.job("MPS=true");
+        ends(c, &job);
+        begins(c, &job);
+        if c.product == Product::OpenPbs {
+            assert!(c.hook(&job, 0, "execjob_abort").accepted());
+        }
+        ends(c, &job);
+        ends(c, &job);
+        assert_eq!(c.told(&job), "");
+    });
 }

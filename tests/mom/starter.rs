@@ -1,16 +1,36 @@
-//! Our `$job_starter` in a mom's configuration: where it is not put, how it goes, and what it does to no job.
+//! Tasks that Torque's TM starts, without a shell or a profile, and our `$job_starter` that attaches them: which jobs it
+//! serves, which moms get none, and what it does to no job.
 
-use crate::assertions::{attached, bare, client_words, shell_ends, torque_client};
-use tests::mom::cluster::{Cluster, Job, Product, Verdict};
+use crate::jobs::{
+    attached, attached_without_limits, bare, begins, begun, client, ends, free, run_ends, says, says_once,
+    shell, task_client, task_is_refused,
+};
+use std::time::{Duration, Instant};
+use tests::double::Builder;
+use tests::mom::cluster::{Cluster, Product, Verdict};
 use tests::mom::node::MomNode;
 use tests::mom::torque::hang_up;
-use tests::mom::wire::Ended;
+use tests::mom::wire::{Ended, Run, Stream};
 
 const CONFIG: &str = "/var/spool/torque/mom_priv/config";
 const STARTER: &str = "/var/spool/torque/mom_priv/mpsd-job-starter";
+/// A site that lets no job start whose tasks could run outside its MPS.
+const STRICT: &str = "[pbs]\nunattached_tasks = \"refuse\"\n";
 
-fn cluster() -> Cluster {
-    Cluster::new(Product::Torque, &["nodea"])
+fn cluster(names: &[&str]) -> Cluster {
+    Cluster::new(Product::Torque, names)
+}
+
+/// A node whose administrator wants no `$job_starter`.
+fn without_starter(config: &str) -> Cluster {
+    let mut c = Cluster::with(Product::Torque, &["nodea"], Builder::fast, config);
+    let node = &mut c.nodes[0];
+    node.try_sh("mpsctl pbs uninstall; mpsctl pbs uninstall");
+    node.sh("mpsctl pbs install --no-job-starter");
+    hang_up(node);
+    assert_eq!(node.read(CONFIG).unwrap(), "$logevent 255\n");
+    c.mark();
+    c
 }
 
 /// Takes the starter out of the configuration and adds `lines` to it.
@@ -23,9 +43,8 @@ fn instead(node: &mut MomNode, lines: &str) {
 /// `mpsctl pbs install` leaves the mom without our starter, and says `why`.
 fn is_left_out(node: &mut MomNode, why: &str) -> String {
     let before = node.read(CONFIG);
-    let (code, text) = node.try_sh("mpsctl pbs install");
-    assert_eq!(code, Ended::Code(1), "{text}");
-    assert!(text.contains(why), "{why}: {text}");
+    let text = node.sh_exits(1, "mpsctl pbs install");
+    says(&text, &[why]);
     assert!(!text.contains("exec --starter"), "no advice to chain it: {text}");
     assert_eq!(node.read(CONFIG), before);
     assert_eq!(node.read(STARTER), None);
@@ -33,31 +52,251 @@ fn is_left_out(node: &mut MomNode, why: &str) -> String {
 }
 
 #[test]
-fn a_mom_that_would_run_it_as_root_is_given_no_starter() {
-    let mut c = cluster();
-    for word in ["true", "1", "maybe", ""] {
-        let node = &mut c.nodes[0];
-        instead(node, &format!("$job_starter_run_privileged {word}"));
-        is_left_out(node, "has $job_starter_run_privileged");
+fn install_writes_the_line_once_and_uninstall_takes_it_back() {
+    let mut c = cluster(&["nodea"]);
+    let node = &mut c.nodes[0];
+    let text = node.read(CONFIG).unwrap();
+    let line = format!("\n$job_starter {STARTER}\n");
+    assert!(
+        text.starts_with("$logevent 255\n# mpsd: ") && text.ends_with(&line),
+        "{text}"
+    );
+    node.sh("mpsctl pbs install");
+    assert_eq!(node.read(CONFIG).unwrap(), text);
+    // The mom still starts tasks through the file.
+    says(&node.sh_exits(1, "mpsctl pbs uninstall"), &["run this again"]);
+    assert_eq!(node.read(CONFIG).unwrap(), "$logevent 255\n");
+    assert!(node.read(STARTER).is_some());
+    node.sh("mpsctl pbs uninstall");
+    assert_eq!(node.read(STARTER), None);
+}
+
+#[test]
+fn without_a_starter_a_strict_site_refuses_the_job_that_asks() {
+    let mut c = without_starter(STRICT);
+    let job = c.job("MPS=true");
+    assert_eq!(c.begin(&job), Verdict::Aborted);
+    says_once(
+        &c.told(&job),
+        &[&format!("'{CONFIG}' has no $job_starter"), "'mpsctl pbs install'"],
+    );
+    assert_eq!(c.state("nodea"), free());
+    c.is_as_before();
+    let plan = "mpsctl plan --scheduler torque --gpus 0 50.vm alice alice job1 nodes=1:gpus=1 batch MPS=true";
+    says(&c.nodes[0].sh_exits(1, plan), &["has no $job_starter"]);
+    let text = c.nodes[0].sh_exits(1, "mpsctl pbs check");
+    says(&text, &["FAIL  ", "every job that asks for MPS is refused"]);
+    let plain = begun(&mut c, "proj1");
+    bare(&task_client(&mut c, &plain, 0, ""));
+}
+
+#[test]
+fn without_a_starter_the_job_runs_and_is_told_what_its_tasks_need() {
+    let mut c = without_starter("");
+    let job = begun(&mut c, "MPS=true");
+    says_once(
+        &c.told(&job),
+        &["runs outside MPS unless it is 'mpsctl exec -- COMMAND'"],
+    );
+    attached_without_limits(&client(&mut c, &job), &job);
+    attached_without_limits(&task_client(&mut c, &job, 0, "/usr/bin/mpsctl exec -- "), &job);
+    ends(&mut c, &job);
+    says(
+        &c.nodes[0].sh("mpsctl pbs check"),
+        &["WARN  ", "has no $job_starter"],
+    );
+}
+
+#[test]
+fn a_mom_at_an_unusual_place_is_known_by_where_it_runs_us() {
+    let mut c = without_starter(STRICT);
+    c.nodes[0].sh("mv /var/spool/torque /var/spool/else");
+    let job = c.job("MPS=true");
+    let elsewhere = |text: &String| text.replace("/var/spool/torque", "/var/spool/else");
+    let gpu_file = format!("/var/spool/else/aux/{}gpu", job.id);
+    c.nodes[0].write(&gpu_file, "nodea-gpu0\n", 0o644);
+    let run = c.torque_run(&job, 0, "prologue", None);
+    let run = Run {
+        argv: run.argv.iter().map(elsewhere).collect(),
+        env: run
+            .env
+            .iter()
+            .map(|(name, value)| (name.clone(), elsewhere(value)))
+            .collect(),
+        cwd: elsewhere(&run.cwd),
+        stdout: Stream::Null,
+        stderr: Stream::File("/tmp/told".into()),
+        ..run
+    };
+    assert_eq!(c.nodes[0].run(run), Ended::Code(1));
+    let told = c.nodes[0].read("/tmp/told").unwrap();
+    says(&told, &["'/var/spool/else/mom_priv/config' has no $job_starter"]);
+}
+
+#[test]
+fn a_sister_that_cannot_attach_keeps_the_job_from_starting() {
+    let config = format!("deadline_s = 3\n{STRICT}");
+    let mut c = Cluster::with(Product::Torque, &["nodea", "nodeb"], Builder::fast, &config);
+    c.nodes[1].sh(&format!(
+        "cp -p {CONFIG} /root/config && echo '$logevent 255' >{CONFIG}"
+    ));
+    let job = c.job("MPS=true").on(&[&[0], &[0]]);
+    let started = Instant::now();
+    assert_eq!(c.begin(&job), Verdict::Requeued);
+    assert!(
+        started.elapsed() >= Duration::from_secs(1),
+        "held back, or Torque would try again at once"
+    );
+    assert_eq!(c.gpus[1].modes(), ["default", "default"]);
+    c.nodes[1].sh(&format!("cp -p /root/config {CONFIG}"));
+    begins(&mut c, &job);
+    attached(&task_client(&mut c, &job, 1, ""), &job, "nodeb", 132, None);
+    ends(&mut c, &job);
+}
+
+/// Torque would requeue a job for ever whose prologue.parallel fails. The second request is refused by what the node has:
+/// its record on the sister stays, since Torque does not run the sister's epilogue.
+#[test]
+fn a_refusal_on_two_nodes_takes_no_sister_down() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    for (account, word) in [
+        ("MPS=maybe", "MPS=maybe"),
+        ("MPS=true,MPS_MEM=999G", "memory limit 999G"),
+    ] {
+        let job = c.job(account).on(&[&[0], &[0]]);
+        begins(&mut c, &job);
+        shell(&mut c, &job, "echo ran", 1);
+        let (out, text) = c.output(&job, 0);
+        assert_eq!(out, "");
+        says(&text, &[word]);
+        assert!(!c.server().join("comments").exists(), "told in its output");
+        c.end(&job, 1);
+        c.is_as_before();
+        let job = job.interactive();
+        assert_eq!(c.begin(&job), Verdict::Aborted);
+        std::fs::remove_file(c.server().join("jobs").join(&job.id)).unwrap();
+        c.nodes[1].sh("mpsctl reconcile");
+        c.is_as_before();
     }
-    // The mom starts tasks itself, as the job's user: only TM's own are not attached, and the job is told.
-    let job = Job::new("60.vm", "MPS=true");
-    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    let told = c.output(&job, 0).1;
-    assert!(told.contains("has $job_starter_run_privileged"), "{told}");
-    c.torque_end(&job, 0);
+}
+
+/// The server does not say which GPUs of the sister are the job's.
+#[test]
+fn what_a_sister_alone_refuses_its_tasks_are_told() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let job = c.job("MPS=true").on(&[&[0], &[0]]);
+    c.torque_files(&job);
+    c.torque_status(&job, "+nodeb-gpu/0", "");
+    assert_eq!(
+        c.torque_script(&job, 1, "prologue.parallel", None),
+        Ended::Code(0)
+    );
+    assert_eq!(c.torque_script(&job, 0, "prologue", None), Ended::Code(0));
+    let told = task_is_refused(&mut c, &job, 1);
+    says(&told, &[&format!("job {}: MPS refused: ", job.id), "exec_gpus"]);
+    ends(&mut c, &job);
+}
+
+/// An MPI launcher passes its own variables: a GPU by UUID, or by the number that its daemon has on the first node.
+#[test]
+fn a_task_with_the_first_nodes_variables_has_its_own_nodes_mps() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let job = c.job("MPS=true,MPS_THREADS=50").on(&[&[0], &[1]]);
+    begins(&mut c, &job);
+    let pipe = format!("/run/mpsd/jobs/{}/pipe", job.id);
+    for carried in [c.gpus[0].uuids()[0].as_str(), "0"] {
+        let passed = [
+            ("CUDA_VISIBLE_DEVICES", carried),
+            ("CUDA_MPS_PIPE_DIRECTORY", &pipe),
+            ("MPSD_JOB", &job.id),
+        ];
+        let words = Cluster::client_on("nodeb");
+        let ended = c.torque_task(&job, 1, &words.split(' ').collect::<Vec<_>>(), &passed);
+        assert_eq!(ended, Ended::Code(0), "{:?}", c.output(&job, 1));
+        let record = &c.records(1)[0];
+        attached(record, &job, "nodeb", 66, None);
+        assert_eq!(record["visible"], c.gpus[1].uuids()[1], "{record}");
+    }
+    c.end(&job, 0);
+}
+
+#[test]
+fn the_starter_leaves_other_jobs_as_they_were_also_on_a_broken_node() {
+    let mut c = cluster(&["nodea"]);
+    c.nodes[0].write("/etc/profile.d/site.sh", "MPSD_TEST_PROFILE=read\n", 0o644);
+    for breakage in [
+        "true",
+        "echo 'no_such_key = 1' >>/etc/mpsd/mpsd.toml",
+        "rm /usr/bin/mpsctl",
+    ] {
+        c.nodes[0].sh(breakage);
+        let job = begun(&mut c, "proj1");
+        shell(
+            &mut c,
+            &job,
+            "echo arg0 $0; echo profile ${MPSD_TEST_PROFILE-none}; exit 7",
+            7,
+        );
+        let (out, err) = c.output(&job, 0);
+        assert_eq!(err, "", "{breakage}");
+        if breakage.starts_with("rm") {
+            assert!(out.starts_with("arg0 "), "{out}");
+        } else {
+            assert_eq!(
+                out, "arg0 -sh\nprofile read\n",
+                "a login shell, as without a starter: {breakage}"
+            );
+        }
+        bare(&task_client(&mut c, &job, 0, ""));
+    }
+}
+
+#[test]
+fn a_starter_of_the_site_stays_and_may_call_ours() {
+    let mut c = without_starter(STRICT);
+    let node = &mut c.nodes[0];
+    let own = "/usr/local/sbin/starter";
+    node.write(own, "#!/bin/sh\nexport SITE=1\nexec \"$@\"\n", 0o755);
+    node.sh(&format!("echo '$job_starter {own}' >>{CONFIG}"));
+    hang_up(node);
+    let text = node.sh_exits(1, "mpsctl pbs install");
+    let line = text
+        .lines()
+        .find(|line| line.contains("exec --starter"))
+        .unwrap()
+        .trim();
+    assert_eq!(node.read(CONFIG).unwrap().matches("$job_starter").count(), 1);
+    let job = c.job("MPS=true");
+    assert_eq!(c.begin(&job), Verdict::Aborted);
+    says(&c.told(&job), &["'/usr/local/sbin/starter'"]);
+    c.nodes[0].write(own, &format!("#!/bin/sh\nexport SITE=1\n{line}\n"), 0o755);
+    c.nodes[0].sh("mpsctl pbs check");
+    begins(&mut c, &job);
+    attached_without_limits(&task_client(&mut c, &job, 0, ""), &job);
+    c.end(&job, 0);
+}
+
+/// Such a mom starts tasks itself, as the job's user. Only TM's own tasks are not attached then, and the job is told.
+#[test]
+fn a_mom_that_would_run_it_as_root_is_given_no_starter() {
+    let mut c = cluster(&["nodea"]);
+    let why = "has $job_starter_run_privileged";
+    for word in ["true", "1", "maybe", ""] {
+        instead(&mut c.nodes[0], &format!("$job_starter_run_privileged {word}"));
+        is_left_out(&mut c.nodes[0], why);
+    }
+    let job = begun(&mut c, "MPS=true");
+    says(&c.told(&job), &[why]);
+    c.end(&job, 0);
     let node = &mut c.nodes[0];
     node.write("/usr/local/sbin/starter", "#!/bin/sh\nexec \"$@\"\n", 0o755);
-    let (starter, privileged) = (
-        "$job_starter /usr/local/sbin/starter",
-        "$job_starter_run_privileged yes",
-    );
+    let own = "$job_starter /usr/local/sbin/starter";
     for lines in [
-        format!("{starter}\n{privileged}"),
-        format!("{privileged}\n{starter}"),
+        format!("{own}\n$job_starter_run_privileged yes"),
+        format!("$job_starter_run_privileged yes\n{own}"),
     ] {
         instead(node, &lines);
-        is_left_out(node, "has $job_starter_run_privileged");
+        is_left_out(node, why);
     }
     instead(
         node,
@@ -69,128 +308,96 @@ fn a_mom_that_would_run_it_as_root_is_given_no_starter() {
 
 #[test]
 fn a_starter_that_would_run_as_root_is_refused() {
-    let mut c = cluster();
+    let mut c = cluster(&["nodea"]);
     let own = c.nodes[0].read(CONFIG).unwrap();
-    let as_root = [
-        "USER=alice LOGNAME=alice",
-        "USER=root LOGNAME=root",
-        "env -u USER -u LOGNAME",
-    ];
     let privileged = "$job_starter_run_privileged true\n";
+    let root = format!("USER=root LOGNAME=root {STARTER} id -u");
     for text in [format!("{own}{privileged}"), format!("{privileged}{own}")] {
         let node = &mut c.nodes[0];
         node.write(CONFIG, &text, 0o644);
-        let (code, text) = node.try_sh("mpsctl pbs check");
-        assert_eq!(code, Ended::Code(1));
-        assert!(text.contains("has $job_starter_run_privileged"), "{text}");
-        for names in as_root {
-            let (code, text) = node.try_sh(&format!("{names} {STARTER} id -u"));
-            assert_eq!(code, Ended::Code(1), "{names}: {text}");
-            assert!(text.contains("it runs as root"), "{text}");
+        let text = node.sh_exits(1, "mpsctl pbs check");
+        says(&text, &["has $job_starter_run_privileged"]);
+        for command in [
+            &root,
+            &format!("USER=alice LOGNAME=alice {STARTER} id -u"),
+            &format!("env -u USER -u LOGNAME {STARTER} id -u"),
+        ] {
+            let text = node.sh_exits(1, command);
+            says(&text, &["it runs as root"]);
             assert!(!text.lines().any(|line| line == "0"), "{text}");
         }
-        let job = Job::new("60.vm", "MPS=true");
-        assert_eq!(c.torque_begin(&job), Verdict::Aborted);
+        let job = c.job("MPS=true");
+        assert_eq!(c.begin(&job), Verdict::Aborted);
     }
     let node = &mut c.nodes[0];
-    let (code, text) = node.try_sh(&format!(
-        "mv /usr/bin/mpsctl /root; {STARTER} id -u; code=$?; mv /root/mpsctl /usr/bin; exit $code"
-    ));
-    assert_eq!(code, Ended::Code(127), "{text}");
+    let without_us = "mv /usr/bin/mpsctl /root; {} id -u; code=$?; mv /root/mpsctl /usr/bin; exit $code";
+    node.sh_exits(127, &without_us.replace("{}", STARTER));
     node.sh(&format!("rm {CONFIG}"));
-    let root = format!("USER=root LOGNAME=root {STARTER} id -u");
-    assert_eq!(node.try_sh(&root).0, Ended::Code(1), "nobody knows");
+    node.sh_exits(1, &root);
     node.write(CONFIG, &own, 0o644);
-    let (code, text) = node.try_sh(&root);
-    assert_eq!((code, text.trim()), (Ended::Code(0), "0"), "root's own job");
-    assert_eq!(
-        node.try_sh(&format!("USER=alice {STARTER} id -u")).0,
-        Ended::Code(1)
-    );
+    assert_eq!(node.sh(&root).trim(), "0", "root's own job");
+    node.sh_exits(1, &format!("USER=alice {STARTER} id -u"));
 }
 
 #[test]
 fn a_starter_that_the_mom_has_not_read_is_not_vouched_for() {
-    let mut c = cluster();
+    let mut c = cluster(&["nodea"]);
     let node = &mut c.nodes[0];
     node.try_sh("mpsctl pbs uninstall");
     hang_up(node);
     node.sh("mpsctl pbs uninstall");
-    let text = node.sh("mpsctl pbs install");
-    assert!(text.contains("\n    kill -HUP 1\n"), "{text}");
+    says(&node.sh("mpsctl pbs install"), &["\n    kill -HUP 1\n"]);
     let text = node.sh("mpsctl pbs check");
     assert!(!text.contains("every task has its MPS"), "{text}");
-    assert!(
-        text.contains("WARN  the mom has not read") && text.contains("(kill -HUP 1)"),
-        "{text}"
-    );
-    let job = Job::new("64.vm", "MPS=true");
-    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    let told = c.output(&job, 0).1;
-    assert!(told.contains("the mom has not read the $job_starter"), "{told}");
-    torque_client(&mut c, &job, 0, "", &[]);
-    bare(&c.records(0)[0]);
-    c.torque_end(&job, 0);
-    c.nodes[0].sh("cp -p /etc/mpsd/mpsd.toml /root; printf '[pbs]\\nunattached_tasks = \"refuse\"\\n' >>/etc/mpsd/mpsd.toml");
-    assert_eq!(c.nodes[0].try_sh("mpsctl pbs check").0, Ended::Code(1));
-    let job = Job::new("65.vm", "MPS=true");
-    assert_eq!(c.torque_begin(&job), Verdict::Aborted);
+    says(&text, &["WARN  the mom has not read", "(kill -HUP 1)"]);
+    let job = begun(&mut c, "MPS=true");
+    says(&c.told(&job), &["the mom has not read the $job_starter"]);
+    bare(&task_client(&mut c, &job, 0, ""));
+    c.end(&job, 0);
+    c.nodes[0].sh(&format!("printf '{STRICT}' >>/etc/mpsd/mpsd.toml"));
+    c.nodes[0].sh_exits(1, "mpsctl pbs check");
+    let job = c.job("MPS=true");
+    assert_eq!(c.begin(&job), Verdict::Aborted);
     hang_up(&mut c.nodes[0]);
-    let text = c.nodes[0].sh("mpsctl pbs check");
-    assert!(text.contains("every task has its MPS"), "{text}");
-    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    torque_client(&mut c, &job, 0, "", &[]);
-    attached(&c.records(0)[0], &job, "nodea", 132, None);
-    c.torque_end(&job, 0);
+    says(&c.nodes[0].sh("mpsctl pbs check"), &["every task has its MPS"]);
+    begins(&mut c, &job);
+    attached_without_limits(&task_client(&mut c, &job, 0, ""), &job);
+    c.end(&job, 0);
 }
 
 #[test]
-fn what_cannot_be_read_stops_no_task() {
-    let mut c = cluster();
-    let (plain, asked) = (Job::new("61.vm", "proj1"), Job::new("62.vm", "MPS=true"));
-    assert_eq!(c.torque_begin(&asked), Verdict::Runs);
-    let record = "/run/mpsd/jobs/62.vm/record";
-    for (breakage, mend) in [
-        ("chmod 0775 /run/mpsd", "chmod 0711 /run/mpsd"),
-        ("chmod 0775 /run/mpsd/jobs", "chmod 0711 /run/mpsd/jobs"),
-    ] {
-        c.nodes[0].sh(breakage);
-        for job in [&plain, &asked] {
-            c.nodes[0].sh("rm -f /var/spool/torque/spool/*");
-            torque_client(&mut c, job, 0, "", &[]);
-            bare(&c.records(0)[0]);
-            let told = c.output(job, 0).1;
-            let lines = usize::from(job.id == asked.id);
-            assert_eq!(told.lines().count(), lines, "{breakage}: {told}");
+fn what_the_starter_cannot_read_stops_no_task() {
+    let mut c = cluster(&["nodea"]);
+    let (plain, asking) = (c.job("proj1"), begun(&mut c, "MPS=true"));
+    let clear = "rm -f /var/spool/torque/spool/*";
+    for dir in ["/run/mpsd", "/run/mpsd/jobs"] {
+        c.nodes[0].sh(&format!("chmod 0775 {dir}; {clear}"));
+        for (job, lines) in [(&plain, 0), (&asking, 1)] {
+            bare(&task_client(&mut c, job, 0, ""));
+            let told = c.told(job);
+            assert_eq!(told.lines().count(), lines, "{dir}: {told}");
             assert!(lines == 0 || told.contains("without MPS"), "{told}");
         }
-        c.nodes[0].sh(mend);
+        c.nodes[0].sh(&format!("chmod 0711 {dir}"));
     }
-    c.nodes[0].sh(&format!(
-        "ls {record}; chmod 0600 {record}; rm -f /var/spool/torque/spool/*"
-    ));
-    torque_client(&mut c, &asked, 0, "", &[]);
-    bare(&c.records(0)[0]);
-    let told = c.output(&asked, 0).1;
-    assert!(told.contains(record) && told.lines().count() == 1, "{told}");
-    // Who asks for MPS by its name is still told that there is none.
-    let words = format!("/usr/bin/mpsctl exec -- {}", client_words("nodea"));
-    let words: Vec<&str> = words.split(' ').collect();
-    let run = c.user_process(&asked, 0, &words);
+    let record = format!("/run/mpsd/jobs/{}/record", asking.id);
+    c.nodes[0].sh(&format!("chmod 0600 {record}; {clear}"));
+    bare(&task_client(&mut c, &asking, 0, ""));
+    says_once(&c.told(&asking), &[&record]);
+    // A command that asks for MPS by its name still fails.
+    let words = format!("/usr/bin/mpsctl exec -- {}", Cluster::client_on("nodea"));
+    let run = c.user_process(&asking, 0, &words.split(' ').collect::<Vec<_>>());
     assert_eq!(c.nodes[0].run(run), Ended::Code(2));
     c.nodes[0].sh(&format!("chmod 0644 {record}"));
-    torque_client(&mut c, &asked, 0, "", &[]);
-    attached(&c.records(0)[0], &asked, "nodea", 132, None);
-    c.torque_end(&asked, 0);
+    attached_without_limits(&task_client(&mut c, &asking, 0, ""), &asking);
+    c.end(&asking, 0);
 }
 
 #[test]
 fn only_the_jobs_own_shell_becomes_a_login_shell() {
-    let mut c = cluster();
+    let mut c = cluster(&["nodea"]);
     c.nodes[0].sh("cp /bin/sh /bin/oddsh");
-    let job = Job::new("63.vm", "proj1");
-    assert_eq!(c.torque_begin(&job), Verdict::Runs);
-    let name = "tr '\\0' ' ' </proc/$$/cmdline; exit 7";
+    let job = begun(&mut c, "proj1");
     for (shell, users, task, arg0) in [
         ("/bin/sh", "/bin/sh", "1", "-sh "),
         ("/bin/sh", "/bin/sh", "2", "/bin/sh "),
@@ -199,18 +406,18 @@ fn only_the_jobs_own_shell_becomes_a_login_shell() {
         ("/bin/oddsh", "/bin/sh", "1", "/bin/oddsh "),
     ] {
         c.nodes[0].sh("rm -f /var/spool/torque/spool/*");
-        let mut run = c.torque_shell(&job, name);
+        let mut run = c.torque_shell(&job, "tr '\\0' ' ' </proc/$$/cmdline; exit 7");
         shell.clone_into(run.argv.last_mut().unwrap());
         run.env.insert("SHELL".into(), users.into());
         run.env.insert("PBS_TASKNUM".into(), task.into());
-        shell_ends(&mut c, run, &job, 7);
+        run_ends(&mut c, &job, run, 7);
         assert_eq!(c.output(&job, 0), (arg0.into(), String::new()), "{shell} {task}");
     }
 }
 
 #[test]
 fn a_mom_that_starts_its_shells_otherwise_keeps_them() {
-    let mut c = cluster();
+    let mut c = cluster(&["nodea"]);
     let node = &mut c.nodes[0];
     for (line, name) in [
         ("$source_login_batch false", "$source_login_batch"),
@@ -221,8 +428,7 @@ fn a_mom_that_starts_its_shells_otherwise_keeps_them() {
         ("$preexec /usr/local/bin/wrap", "$preexec"),
     ] {
         instead(node, line);
-        let text = is_left_out(node, name);
-        assert!(text.contains("outside MPS"), "{text}");
+        says(&is_left_out(node, name), &["outside MPS"]);
     }
     instead(node, "$source_login_batch true");
     node.sh("mpsctl pbs install");
@@ -231,31 +437,30 @@ fn a_mom_that_starts_its_shells_otherwise_keeps_them() {
 
 #[test]
 fn no_starter_is_set_where_users_cannot_reach_it() {
-    let mut c = cluster();
+    let mut c = cluster(&["nodea"]);
     let node = &mut c.nodes[0];
     instead(node, "");
     node.sh("chmod 0750 /var/spool/torque/mom_priv");
     let text = is_left_out(node, "users may not pass '/var/spool/torque/mom_priv'");
     assert!(
         !text.contains("/usr/libexec"),
-        "a package takes that with it: {text}"
+        "the package's removal removes that: {text}"
     );
-    assert!(text.contains("outside MPS"), "{text}");
+    says(&text, &["outside MPS"]);
 }
 
 #[test]
-fn the_file_stays_while_a_line_names_it() {
-    let mut c = cluster();
+fn the_starter_stays_while_a_line_of_the_configuration_names_it() {
+    let mut c = cluster(&["nodea"]);
     let node = &mut c.nodes[0];
-    let lines = [
+    for line in [
         format!("$job_starter\\t{STARTER}"),
         format!("$job_starter  {STARTER}"),
         format!("$Job_Starter {STARTER} --with words"),
-    ];
-    for line in lines {
+    ] {
         node.sh("mpsctl pbs install");
         node.sh(&format!("printf '# caf\\351\\n{line}\\n' >{CONFIG}"));
-        assert_eq!(node.try_sh("mpsctl pbs uninstall").0, Ended::Code(1));
+        node.sh_exits(1, "mpsctl pbs uninstall");
         assert!(
             node.read(STARTER).is_some(),
             "the mom still starts tasks through it: {line}"
@@ -271,6 +476,6 @@ fn the_file_stays_while_a_line_names_it() {
     node.sh(&format!("mv {CONFIG} /root/config && mkdir {CONFIG}"));
     let (code, text) = node.try_sh("mpsctl pbs uninstall");
     assert_ne!(code, Ended::Code(0), "{text}");
-    assert!(text.contains(&format!("cannot read '{CONFIG}'")), "{text}");
+    says(&text, &[&format!("cannot read '{CONFIG}'")]);
     assert!(node.read(STARTER).is_some());
 }

@@ -1,39 +1,34 @@
-//! Torque's moms and our prologue, epilogue and profile.
+//! Torque: how it numbers GPUs, what a failure does to a job and its nodes, and what Torque itself gets wrong.
 
-use crate::assertions::{Before, attached, shell_ends, torque_client};
-use crate::both;
+use crate::jobs::{
+    NoControl, attached_without_limits, begins, begun, client, ends, free, never_ready, says, shell,
+    task_client,
+};
+use std::time::{Duration, Instant};
 use tests::double::Builder;
+use tests::double::look::wait_until;
 use tests::mom::cluster::{Cluster, Job, Product, Verdict};
-use tests::mom::wire::Ended;
+use tests::mom::torque::hang_up;
+use tests::mom::wire::{Ended, Run};
 
 fn cluster(names: &[&str]) -> Cluster {
     Cluster::new(Product::Torque, names)
 }
 
-#[test]
-fn a_plain_job_is_untouched() {
-    both::plain_jobs_are_untouched(&mut cluster(&["nodea"]), "0.vm");
+fn configured(names: &[&str], config: &str) -> Cluster {
+    Cluster::with(Product::Torque, names, Builder::fast, config)
 }
 
-#[test]
-fn the_flag_that_the_suite_is_named_after() {
-    let mut c = cluster(&["nodea"]);
-    let before = Before::of(&mut c);
-    let job = Job::new("1.vm", "MPS=true");
-    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    assert_eq!(c.gpus[0].modes(), ["exclusive_process", "default"]);
-    let run = c.torque_shell(&job, &Cluster::client(""));
-    shell_ends(&mut c, run, &job, 0);
-    attached(&c.records(0)[0], &job, "nodea", 132, None);
-    assert_eq!(c.output(&job, 0).1, "");
-    c.torque_end(&job, 0);
-    before.holds(&mut c);
+/// A node whose mom kills a prologue and an epilogue after 8 s.
+fn with_a_short_alarm(gpus: impl Fn(Builder) -> Builder, config: &str) -> Cluster {
+    let mut c = Cluster::with(Product::Torque, &["nodea"], gpus, config);
+    c.nodes[0].sh("echo '$prologalarm 18' >>/var/spool/torque/mom_priv/config");
+    c
 }
 
-/// Torque confines no task, with and without NVML of its own: its number is the index that CUDA counts, whatever the number
-/// of the device file.
+/// Torque confines no task. Its number is CUDA's index, and not the number in the device file's name.
 #[test]
-fn a_number_is_the_index_that_cuda_counts() {
+fn a_gpu_number_is_the_index_that_cuda_counts() {
     let crossed = |node: Builder| {
         node.describe(|node| {
             for (gpu, minor) in node.gpu.iter_mut().zip([1, 0]) {
@@ -42,55 +37,20 @@ fn a_number_is_the_index_that_cuda_counts() {
         })
     };
     let mut c = Cluster::with(Product::Torque, &["nodea"], crossed, "");
-    let before = Before::of(&mut c);
-    let mut gpus = |id: &str, account: &str| {
-        let job = Job::new(id, account).on(&[&[1]]);
-        assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-        let modes = c.gpus[0].modes();
-        let run = c.torque_shell(&job, &Cluster::client(""));
-        shell_ends(&mut c, run, &job, 0);
-        let record = c.records(0).remove(0);
-        c.torque_end(&job, 0);
-        (record["uuids"].clone(), record["under_mps"] == true, modes)
-    };
-    let (without, bare, _) = gpus("8.vm", "");
-    let (with, under_mps, modes) = gpus("9.vm", "MPS=true");
-    assert_eq!((bare, under_mps), (false, true));
-    assert_eq!(with, without);
-    assert_eq!(modes, ["default", "exclusive_process"]);
-    before.holds(&mut c);
-}
-
-#[test]
-fn limits_beside_the_sites_own_account() {
-    let mut c = cluster(&["nodea"]);
-    let before = Before::of(&mut c);
-    let job = Job::new("2.vm", "proj1,MPS=true,MPS_THREADS=25,MPS_MEM=2G");
-    assert_eq!(c.torque_begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
-    let four = format!(
-        "for i in 1 2 3 4; do {} & done; wait",
-        Cluster::client("--hold 0.2")
-    );
-    let run = c.torque_shell(&job, &four);
-    shell_ends(&mut c, run, &job, 0);
-    let records = c.records(0);
-    assert_eq!(records.len(), 4);
-    records
-        .iter()
-        .for_each(|record| attached(record, &job, "nodea", 32, Some(2048)));
-    c.torque_end(&job, 0);
-    before.holds(&mut c);
-}
-
-#[test]
-fn ranks_are_bound() {
-    let mut c = cluster(&["nodea"]);
-    both::ranks_are_bound(
-        &mut c,
-        "12.vm",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    );
+    let mut found = Vec::new();
+    for (account, modes) in [
+        ("", ["default", "default"]),
+        ("MPS=true", ["default", "exclusive_process"]),
+    ] {
+        let job = c.job(account).on(&[&[1]]);
+        begins(&mut c, &job);
+        assert_eq!(c.gpus[0].modes(), modes, "{account}");
+        let record = client(&mut c, &job);
+        assert_eq!(record["under_mps"], !account.is_empty());
+        found.push(record["uuids"].clone());
+        ends(&mut c, &job);
+    }
+    assert_eq!(found[0], found[1]);
 }
 
 #[test]
@@ -106,95 +66,341 @@ fn ranks_are_bound_to_the_gpus_near_their_cores() {
             gpu.cpus = near;
         }
     });
-    let job = Job::new("13.vm", "MPS=true,MPS_BIND=closest").on(&[&[0, 1]]);
-    assert_eq!(c.begin(&job), Verdict::Runs, "{:?}", c.output(&job, 0));
+    let job = c.job("MPS=true,MPS_BIND=closest").on(&[&[0, 1]]);
+    begins(&mut c, &job);
     let client = Cluster::client("");
-    let rank = |rank: u32, cores: &str| {
-        format!("OMPI_COMM_WORLD_LOCAL_RANK={rank} taskset -c {cores} mpsctl exec -- {client}")
-    };
-    both::shell(&mut c, &job, &format!("{}; {}", rank(0, "0"), rank(1, "1")), 0);
-    let records = c.records(0);
-    let uuids = c.gpus[0].uuids();
-    let seen: Vec<_> = records.iter().map(|record| record["uuids"].clone()).collect();
-    let expected = [1, 0].map(|gpu| serde_json::json!([uuids[gpu]]));
-    assert_eq!(seen, expected, "{:?}", c.output(&job, 0));
-    c.torque_end(&job, 0);
+    for (rank, gpu) in [(0, 1), (1, 0)] {
+        let line = format!("OMPI_COMM_WORLD_LOCAL_RANK={rank} taskset -c {rank} mpsctl exec -- {client}");
+        shell(&mut c, &job, &line, 0);
+        assert_eq!(
+            c.records(0)[0]["uuids"],
+            serde_json::json!([c.gpus[0].uuids()[gpu]])
+        );
+    }
+    c.end(&job, 0);
+}
+
+/// No record can be left, or our starter is not there to tell it: Torque then never delivers the job's output.
+#[test]
+fn a_refused_job_is_aborted_if_its_tasks_could_not_tell_why() {
+    let mut c = cluster(&["nodea"]);
+    let job = c.job("MPS=true,MPS_THREADS=101");
+    c.nodes[0].sh("echo x >/run/mpsd");
+    assert_eq!(c.begin(&job), Verdict::Aborted);
+    c.nodes[0].sh("rm /run/mpsd; mpsctl pbs uninstall || :");
+    hang_up(&mut c.nodes[0]);
+    c.nodes[0].sh("mpsctl pbs uninstall; mpsctl pbs install --no-job-starter");
+    c.mark();
+    assert_eq!(c.begin(&job), Verdict::Aborted);
+    says(&c.told(&job), &["MPS_THREADS=101"]);
+    let comment = c.served(&format!("comments/{}", job.id));
+    assert!(
+        comment.starts_with("MPS refused: MPS_THREADS=101: "),
+        "qstat -f: {comment}"
+    );
+    std::fs::remove_dir_all(c.server().join("comments")).unwrap();
+    let interactive = c.job("MPS=maybe").interactive();
+    assert_eq!(c.begin(&interactive), Verdict::Aborted);
+    assert!(!c.server().join("comments").exists(), "its terminal has it");
+    c.is_as_before();
 }
 
 #[test]
-fn a_daemon_for_each_gpu_and_a_list_by_rank() {
-    let mut c = cluster(&["nodea"]);
-    let before = Before::of(&mut c);
-    let job = both::a_daemon_for_each_gpu_and_a_list_by_rank(&mut c, "3.vm", "OMPI_COMM_WORLD_LOCAL_RANK");
-    // A rank that nobody told its number is not run beside its limits.
-    both::shell(
-        &mut c,
-        &job,
-        &format!("mpsctl exec -- {}", Cluster::client("")),
-        1,
+fn a_prologue_that_may_not_drain_its_node_holds_its_exit_back() {
+    let mut c = with_a_short_alarm(Builder::fast, "");
+    c.serve("operators", "root@elsewhere\n");
+    let _fault = NoControl::on(&c, 0);
+    let job = c.job("MPS=true");
+    c.torque_files(&job);
+    let started = Instant::now();
+    let ended = c.torque_script(&job, 0, "prologue", None);
+    assert_eq!(
+        ended,
+        Ended::Code(2),
+        "below the mom's own limit: {:?}",
+        c.output(&job, 0)
     );
-    assert!(c.records(0).is_empty());
     assert!(
-        c.output(&job, 0).1.contains("OMPI_COMM_WORLD_LOCAL_RANK"),
+        started.elapsed() >= Duration::from_secs(2),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(c.state("nodea"), free());
+    says(&c.told(&job), &["operators += root@nodea"]);
+    says(
+        &c.served("calls"),
+        &[&format!("pbsnodes -o -N mpsd: job {}", job.id)],
+    );
+}
+
+/// The mom waits for the parent, whose child does the work. Torque takes a signal's end for success.
+#[test]
+fn a_prologue_whose_worker_dies_of_a_signal_fails() {
+    let mut c = Cluster::with(Product::Torque, &["nodea"], never_ready, "");
+    let job = c.job("MPS=true");
+    c.torque_files(&job);
+    let run = c.torque_run(&job, 0, "prologue", None);
+    let prologue = c.nodes[0].start(run).unwrap();
+    let mut worker: Option<i32> = None;
+    let begun = wait_until(Duration::from_secs(30), || {
+        let children = format!("ps --ppid {prologue} -o pid= -o comm= | grep mps-prologue || :");
+        let shown = c.nodes[0].sh(&children);
+        worker = shown.split_whitespace().next().and_then(|pid| pid.parse().ok());
+        worker.is_some() && c.nodes[0].sh("ls /run/mpsd/jobs || :").contains(&job.id)
+    });
+    assert!(begun, "the start does not begin");
+    c.nodes[0].signal(worker.unwrap(), 9);
+    assert_eq!(
+        c.nodes[0].wait(prologue, 30_000),
+        Ended::Code(2),
         "{:?}",
         c.output(&job, 0)
     );
-    c.torque_end(&job, 0);
-    before.holds(&mut c);
+    c.torque_script(&job, 0, "epilogue", Some(-14));
+    c.is_as_before();
+    assert_eq!(
+        c.state("nodea").0,
+        "free",
+        "a user's own daemon that does not start proves nothing"
+    );
+}
+
+/// Else the mom's SIGKILL would end them after 8 s.
+#[test]
+fn a_start_that_hangs_and_an_end_that_its_user_holds_up_end_below_the_moms_limit() {
+    let mut c = with_a_short_alarm(never_ready, "");
+    let job = c.job("MPS=true");
+    c.torque_files(&job);
+    assert_eq!(
+        c.torque_script(&job, 0, "prologue", None),
+        Ended::Code(2),
+        "{:?}",
+        c.output(&job, 0)
+    );
+    c.torque_script(&job, 0, "epilogue", Some(-14));
+    c.is_as_before();
+    let mut c = with_a_short_alarm(Builder::fast, "deadline_s = 60\n");
+    let job = begun(&mut c, "MPS=true");
+    c.nodes[0].sh("for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in \
+         mpsd|nvidia-cuda-mps*) kill -STOP ${p#/proc/};; esac; done");
+    assert_eq!(
+        c.torque_script(&job, 0, "epilogue", Some(0)),
+        Ended::Code(0),
+        "{:?}",
+        c.output(&job, 0)
+    );
+    ends(&mut c, &job);
+}
+
+/// Torque takes a sister down whose prologue.parallel fails, and a user can make a start fail.
+#[test]
+fn a_start_that_fails_on_a_sister_is_told_by_its_tasks_and_does_not_take_it_down() {
+    let mut c = Cluster::with(
+        Product::Torque,
+        &["nodea", "nodeb"],
+        never_ready,
+        "deadline_s = 3\n",
+    );
+    let job = c.job("MPS=true").on(&[&[0], &[0]]);
+    c.torque_files(&job);
+    assert_eq!(
+        c.torque_script(&job, 1, "prologue.parallel", None),
+        Ended::Code(0)
+    );
+    assert_eq!(c.state("nodeb"), free());
+    assert_ne!(c.task(&job, 1, &["/bin/true"]), Ok(Ended::Code(0)));
+    says(&c.output(&job, 1).1, &[&format!("job {}", job.id), "MPS"]);
+    c.torque_script(&job, 1, "epilogue.parallel", Some(0));
+    c.is_as_before();
+}
+
+/// pbs_sched deletes a job whose nodes are down. It keeps a job that waits for an offline node.
+#[test]
+fn a_fault_on_a_sister_requeues_the_job_and_takes_the_sister_offline_and_not_down() {
+    for named in [false, true] {
+        let mut c = configured(&["nodea", "nodeb"], "deadline_s = 5\n");
+        let _fault = NoControl::on(&c, 1);
+        let job = Job {
+            named,
+            ..c.job("MPS=true").on(&[&[0], &[0]])
+        };
+        assert_eq!(c.begin(&job), Verdict::Requeued, "{:?}", c.output(&job, 0));
+        let reason = format!("mpsd: job {}: ", job.id);
+        let (state, note) = c.state("nodeb");
+        assert_eq!(state, "offline");
+        assert!(note.starts_with(&reason), "{note}");
+        assert_eq!(c.state("nodea"), free());
+        says(&c.told(&job), &[&format!("node 'nodeb': {reason}")]);
+        // Torque runs no epilogue on the sister: the next job's begin there removes what was recorded.
+        let next = c.job("").on(&[&[], &[]]);
+        c.torque_files(&next);
+        assert_eq!(
+            c.torque_script(&next, 1, "prologue.parallel", None),
+            Ended::Code(0)
+        );
+        c.is_as_before();
+    }
 }
 
 #[test]
-fn a_job_on_two_nodes() {
+fn a_prologue_run_twice_leaves_one_daemon() {
+    let mut c = cluster(&["nodea"]);
+    let job = begun(&mut c, "MPS=true");
+    begins(&mut c, &job);
+    let controls = c.nodes[0].sh("ps -eo args= | grep -c '^/var/srv/pbs/gpu-nodea/nvidia-cuda-mps-control'");
+    assert_eq!(controls.trim(), "1");
+    attached_without_limits(&client(&mut c, &job), &job);
+    ends(&mut c, &job);
+}
+
+#[test]
+fn a_script_with_a_wrong_mode_requeues_and_check_says_so() {
+    let mut c = cluster(&["nodea"]);
+    c.nodes[0].sh("chmod 0722 /var/spool/torque/mom_priv/prologue");
+    let job = c.job("proj1");
+    assert_eq!(c.begin(&job), Verdict::Requeued);
+    let text = c.nodes[0].sh_exits(1, "mpsctl pbs check");
+    says(
+        &text,
+        &["FAIL  '/var/spool/torque/mom_priv/prologue' has owner 0 and mode 0722"],
+    );
+    c.nodes[0].sh("mpsctl pbs install; mpsctl pbs check");
+}
+
+#[test]
+fn a_missing_program_holds_a_job_that_asks_and_no_other() {
+    let mut c = cluster(&["nodea"]);
+    c.nodes[0].sh("rm /usr/bin/mps-prologue");
+    begun(&mut c, "proj1");
+    let job = c.job("MPS=true");
+    let run = Run {
+        limit_ms: 1500,
+        ..c.torque_run(&job, 0, "prologue", None)
+    };
+    assert_eq!(
+        c.nodes[0].run(run),
+        Ended::Limit,
+        "it holds the job back, or Torque would try again at once"
+    );
+    says(
+        &c.told(&job),
+        &["'/usr/bin/mps-prologue' is not installed on this node"],
+    );
+}
+
+/// A sister whose job failed to begin, and which has lost the process that watches for that: Torque runs no epilogue there.
+fn leaked(c: &mut Cluster) -> (Job, NoControl) {
+    let job = c.job("MPS=true").on(&[&[0], &[1]]);
+    let fault = NoControl::on(c, 0);
+    assert_eq!(c.torque_join(&job), Verdict::Runs);
+    let watches = c.nodes[1].sh("ps -C mps-prologue -o pid=");
+    for pid in watches.split_whitespace() {
+        c.nodes[1].signal(pid.parse().unwrap(), 9);
+    }
+    assert_eq!(c.torque_start(&job), Verdict::Requeued);
+    assert_eq!(c.gpus[1].modes()[1], "exclusive_process", "leaked on the sister");
+    (job, fault)
+}
+
+#[test]
+fn a_leaked_sister_is_replaced_by_the_next_try_of_its_job() {
     let mut c = cluster(&["nodea", "nodeb"]);
-    let before = Before::of(&mut c);
-    let job = Job::new("4.vm", "MPS=true,MPS_THREADS=50").on(&[&[0], &[1]]);
+    let (job, fault) = leaked(&mut c);
+    fault.repair();
+    c.serve("nodes/nodea", "free\n");
+    begins(&mut c, &job);
+    let record = task_client(&mut c, &job, 1, "/usr/bin/mpsctl exec -- ");
+    assert_eq!(record["under_mps"], true, "{record}");
+    ends(&mut c, &job);
+}
+
+#[test]
+fn a_leaked_sister_is_reconciled_once_the_server_no_longer_has_the_job() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let (job, fault) = leaked(&mut c);
+    c.torque_status(&job, "job_state = Q", "job_state = R");
+    let (_, said) = c.nodes[1].try_sh("mpsctl reconcile");
     assert_eq!(
-        c.torque_begin(&job),
-        Verdict::Runs,
-        "{:?} {:?}",
-        c.output(&job, 0),
-        c.output(&job, 1)
+        c.gpus[1].modes()[1],
+        "exclusive_process",
+        "the server has it running: {said}"
     );
-    assert_eq!(
-        c.gpus[1].modes(),
-        ["default", "exclusive_process"],
-        "the sister took its own GPU"
-    );
-    let run = c.torque_shell(&job, &Cluster::client(""));
-    shell_ends(&mut c, run, &job, 0);
-    attached(&c.records(0)[0], &job, "nodea", 66, None);
-    // TM starts tasks without a shell and without a profile: attached by the mom's $job_starter without a word of the
-    // user, and by 'mpsctl exec' as well.
-    for (at, node) in ["nodea", "nodeb"].into_iter().enumerate() {
-        for prefix in ["", "/usr/bin/mpsctl exec -- "] {
-            torque_client(&mut c, &job, at, prefix, &[]);
-            attached(&c.records(at)[0], &job, node, 66, None);
+    c.torque_status(&job, "job_state = R", "job_state = Q");
+    c.nodes[1].sh("mpsctl reconcile");
+    assert_eq!(c.state("nodea").0, "offline");
+    fault.repair();
+    c.nodes[0].sh("mpsctl undrain");
+    assert_eq!(c.state("nodea"), free());
+    c.is_as_before();
+}
+
+#[test]
+fn a_leaked_sister_is_clean_when_the_next_job_begins_there() {
+    for (account, modes) in [
+        ("proj1", ["default", "default"]),
+        ("MPS=true", ["exclusive_process", "default"]),
+    ] {
+        let mut c = cluster(&["nodea", "nodeb"]);
+        let (job, _fault) = leaked(&mut c);
+        let next = c.job(account).on(&[&[], &[0]]);
+        c.torque_files(&next);
+        let ended = c.torque_script(&next, 1, "prologue.parallel", None);
+        assert_eq!(ended, Ended::Code(0), "{account}");
+        assert_eq!(c.gpus[1].modes(), modes, "{account}");
+        assert!(!c.nodes[1].sh("ls /run/mpsd/jobs").contains(&job.id), "{account}");
+        c.torque_script(&next, 1, "epilogue.parallel", Some(0));
+        c.is_as_before();
+    }
+}
+
+#[test]
+fn a_sister_of_a_job_that_does_not_begin_ends_its_mps_by_itself() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    let _fault = NoControl::on(&c, 0);
+    let job = c.job("MPS=true").on(&[&[0], &[1]]);
+    assert_eq!(c.begin(&job), Verdict::Requeued);
+    let left = "ls /run/mpsd/jobs; ps -C mps-prologue -o pid= || :";
+    let is_back = wait_until(Duration::from_secs(20), || c.nodes[1].sh(left).is_empty());
+    assert!(is_back, "left: {}", c.nodes[1].sh("ls /run/mpsd/jobs; ps -e"));
+    c.is_as_before();
+}
+
+/// Torque takes a sister down whose epilogue.parallel fails, and a user can keep an epilogue from its end.
+#[test]
+fn an_epilogue_that_cannot_end_a_job_does_not_take_its_node_down() {
+    let mut c = configured(&["nodea", "nodeb"], "deadline_s = 3\n");
+    let job = c.job("MPS=true").on(&[&[0], &[1]]);
+    begins(&mut c, &job);
+    let lock = format!("/run/mpsd/jobs/.{}.lock", job.id);
+    c.nodes[1].sh(&format!(
+        "setsid flock {lock} sleep 60 >/dev/null 2>&1 & echo $! >/tmp/holder; \
+         for try in $(seq 300); do flock -n {lock} true || exit 0; sleep 0.1; done; exit 1"
+    ));
+    c.end(&job, 0);
+    assert_ne!(c.nodes[1].sh("ls /run/mpsd/jobs"), "", "its end was kept from it");
+    assert_eq!(c.state("nodeb"), free());
+    c.nodes[1].sh("pid=$(cat /tmp/holder); kill -9 $(ps --ppid $pid -o pid=) $pid; rm /tmp/holder");
+    std::fs::remove_file(c.server().join("jobs").join(&job.id)).unwrap();
+    c.nodes[1].sh("mpsctl reconcile");
+    c.is_as_before();
+}
+
+#[test]
+fn a_job_that_does_not_ask_starts_no_program_beside_a_job_with_mps() {
+    let mut c = cluster(&["nodea", "nodeb"]);
+    for (id, gpu) in [("27.vm", 0), ("30[12].vm", 1)] {
+        begins(&mut c, &Job::new(id, "MPS=true").on(&[&[gpu], &[gpu]]));
+    }
+    let plain = Job::new("28.vm", "proj1").on(&[&[], &[]]);
+    for (at, scripts) in [
+        (0, ["prologue", "epilogue"]),
+        (1, ["prologue.parallel", "epilogue.parallel"]),
+    ] {
+        c.nodes[at].write("/usr/bin/called", "#!/bin/sh\necho called >/root/called\n", 0o755);
+        c.nodes[at].sh("cd /usr/bin; cp called epilogue; mv called mps-prologue; mv epilogue mps-epilogue");
+        for (script, code) in scripts.into_iter().zip([None, Some(0)]) {
+            assert_eq!(c.torque_script(&plain, at, script, code), Ended::Code(0));
+            assert_eq!(c.nodes[at].read("/root/called"), None, "{script}");
         }
     }
-    c.torque_end(&job, 0);
-    before.holds(&mut c);
-}
-
-#[test]
-fn an_interactive_job_ends_with_its_user() {
-    let mut c = cluster(&["nodea"]);
-    let job = Job::new("7.vm", "MPS=true").interactive();
-    c.torque_files(&job);
-    let prologue = c.torque_run(&job, 0, "prologue", None);
-    both::an_interactive_job_ends_with_its_user(&mut c, &job, Some(prologue));
-}
-
-#[test]
-fn restarting_the_mom_leaves_a_running_job_attached() {
-    both::restarting_the_mom_leaves_a_running_job_attached(&mut cluster(&["nodea"]), "8.vm");
-}
-
-#[test]
-fn a_rank_nobody_told_has_the_lowest_of_a_list() {
-    both::a_rank_nobody_told_has_the_lowest_of_a_list(&mut cluster(&["nodea"]), "9.vm");
-}
-
-#[test]
-fn too_many_tasks_are_told_once() {
-    both::too_many_tasks_are_told_once(Product::Torque, "19.vm");
 }

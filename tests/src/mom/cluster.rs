@@ -1,20 +1,18 @@
-//! Nodes with GPUs, our suite installed on each as a package would, and one PBS server between them.
+//! Nodes with GPUs, each with our suite as a package installs it, and one PBS server between them.
 
-use super::node::{MomNode, built};
-use super::wire::{Ended, Run, Stream};
+use super::node::MomNode;
+use super::wire::{Ended, Run, Stream, variables};
 use crate::double::{Builder, NodeDouble};
+use crate::slurm::program_beside;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// The user whose jobs run.
+/// The jobs' user, who exists on the simulated nodes alone.
 pub const USER: (&str, u32) = ("alice", 54321);
-/// Our programs.
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
-/// The commands of PBS.
-const COMMANDS: [&str; 9] = [
-    "pbsnodes", "qstat", "qalter", "printjob", "qmgr", "momctl", "qsub", "qselect", "qdel",
-];
+const PBS_COMMANDS: &str = "pbsnodes qstat qalter printjob qmgr momctl qsub qselect qdel";
 
 /// Which PBS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,46 +24,57 @@ pub enum Product {
 }
 
 impl Product {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Torque, Self::OpenPbs];
+
+    /// Name, directory with `mom_priv`, directory with the commands.
+    fn words(self) -> [&'static str; 3] {
+        match self {
+            Self::Torque => ["torque", "/var/spool/torque", "/usr/local/bin"],
+            Self::OpenPbs => ["openpbs", "/var/spool/pbs", "/opt/pbs/bin"],
+        }
+    }
+
     /// Its name for our programs.
     pub fn name(self) -> &'static str {
-        if self == Self::Torque { "torque" } else { "openpbs" }
+        self.words()[0]
     }
 
     /// The directory with `mom_priv`.
     pub fn home(self) -> &'static str {
-        if self == Self::Torque {
-            "/var/spool/torque"
-        } else {
-            "/var/spool/pbs"
-        }
-    }
-
-    /// The directory with the commands.
-    fn commands(self) -> &'static str {
-        if self == Self::Torque {
-            "/usr/local/bin"
-        } else {
-            "/opt/pbs/bin"
-        }
+        self.words()[1]
     }
 }
 
-/// A simulated cluster. The nodes go first when it is dropped, then the GPUs, then the directory.
+/// What a job may not leave behind on a node.
+#[derive(Clone, Debug)]
+pub struct Leftovers {
+    /// Paths, each with type and mode.
+    pub files: Vec<String>,
+    /// Command lines.
+    pub processes: Vec<String>,
+    /// The compute mode of each GPU.
+    pub modes: Vec<String>,
+}
+
+/// A simulated cluster. Fields are dropped in order: the nodes, the GPUs, the directory.
 #[derive(Debug)]
 pub struct Cluster {
     /// Which PBS.
     pub product: Product,
-    /// Its nodes; a job's first node is the first of them that it names.
+    /// Its nodes. A job runs on the first of them.
     pub nodes: Vec<MomNode>,
     /// Their GPUs.
     pub gpus: Vec<NodeDouble>,
-    /// OpenPBS's hook keeps the mom waiting no longer than it is shipped to.
+    /// OpenPBS's hook waits in the mom no longer than the shipped hook does.
     pub impatient_mom: bool,
+    before: Vec<Leftovers>,
+    jobs: u32,
     place: TempDir,
 }
 
 /// A job as it was submitted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Job {
     /// `0.vm`
     pub id: String,
@@ -73,75 +82,59 @@ pub struct Job {
     pub account: String,
     /// `-l mps=`
     pub resource: String,
-    /// GPU numbers on each of the first nodes of the cluster; its length is the number of nodes.
+    /// GPU numbers on each of the cluster's first nodes.
     pub gpus: Vec<Vec<u32>>,
     /// Tasks on each node (ppn, mpiprocs).
     pub tasks: u32,
     /// `qsub -I`
     pub interactive: bool,
-    /// `-l place=`
-    pub place: String,
-    /// Whether pbs_cgroups is enabled, with its devices, and names the GPUs.
-    pub cgroups: bool,
-    /// Whether its user named the nodes.
+    /// `-l place=` on an OpenPBS without pbs_cgroups, which then names no GPUs.
+    pub stock_place: Option<String>,
+    /// Its user named the nodes.
     pub named: bool,
-    /// More nodes of the job, which the cluster has not.
+    /// Further nodes of the job, which the cluster does not have.
     pub vnodes_elsewhere: usize,
 }
 
 impl Job {
     /// A batch job on the first node with its GPU 0 and four tasks.
     pub fn new(id: &str, account: &str) -> Self {
-        let (id, account) = (id.to_owned(), account.to_owned());
         Self {
-            id,
-            account,
-            resource: String::new(),
+            id: id.to_owned(),
+            account: account.to_owned(),
             gpus: vec![vec![0]],
             tasks: 4,
-            interactive: false,
-            place: "pack".into(),
-            cgroups: true,
-            named: false,
-            vnodes_elsewhere: 0,
+            ..Self::default()
         }
     }
 
-    /// With these GPUs on these many nodes.
-    pub fn on(self, gpus: &[&[u32]]) -> Self {
-        Self {
-            gpus: gpus.iter().map(|one| one.to_vec()).collect(),
-            ..self
-        }
+    /// With these GPUs, a list for each node.
+    pub fn on(mut self, gpus: &[&[u32]]) -> Self {
+        self.gpus = gpus.iter().map(|gpus| gpus.to_vec()).collect();
+        self
     }
 
     /// On a stock OpenPBS, with this place.
-    pub fn stock(self, place: &str) -> Self {
-        Self {
-            place: place.to_owned(),
-            cgroups: false,
-            ..self
-        }
-    }
-
-    /// On nodes that its user named.
-    pub fn named(self) -> Self {
-        Self { named: true, ..self }
+    pub fn stock(mut self, place: &str) -> Self {
+        self.stock_place = Some(place.to_owned());
+        self
     }
 
     /// Interactive.
-    pub fn interactive(self) -> Self {
-        Self {
-            interactive: true,
-            ..self
-        }
+    pub fn interactive(mut self) -> Self {
+        self.interactive = true;
+        self
+    }
+
+    pub(super) fn place(&self) -> &str {
+        self.stock_place.as_deref().unwrap_or("pack")
     }
 }
 
 impl Cluster {
-    /// `names.len()` nodes with two GPUs each, a server on a host of its own, our suite installed and enabled.
+    /// Nodes with two GPUs each, a server on a host of its own, our suite installed and enabled.
     pub fn new(product: Product, names: &[&str]) -> Self {
-        Self::with(product, names, |builder| builder.fast(), "")
+        Self::with(product, names, Builder::fast, "")
     }
 
     /// The same with other GPUs, and with more lines in `mpsd.toml`.
@@ -151,66 +144,61 @@ impl Cluster {
             .tempdir()
             .expect("a directory");
         let server = place.path().join("server");
-        std::fs::create_dir_all(server.join("nodes")).expect("a server");
-        let write = |name: &str, text: &str| std::fs::write(server.join(name), text).expect("a server");
-        write("product", product.name());
-        write("server", "pbsserver");
-        write(
-            "operators",
-            &names
-                .iter()
-                .map(|name| format!("root@{name}\n"))
-                .collect::<String>(),
-        );
+        for dir in ["nodes", "jobs"] {
+            std::fs::create_dir_all(server.join(dir)).expect("a server");
+        }
         let double = |name: &&str| {
-            write(&format!("nodes/{name}"), "free\n");
             let builder = NodeDouble::builder().name(name).gpus(2, "NVIDIA H200");
-            gpus(builder)
-                .at(server.join(format!("gpu-{name}")))
-                .build()
-                .unwrap_or_else(|why| panic!("{why}"))
+            let built = gpus(builder).at(server.join(format!("gpu-{name}"))).build();
+            built.unwrap_or_else(|why| panic!("{why}"))
         };
-        let gpus = names.iter().map(double).collect();
-        let nodes = names
-            .iter()
-            .map(|name| MomNode::new(place.path(), name))
-            .collect();
         let mut cluster = Self {
             product,
-            nodes,
-            gpus,
+            gpus: names.iter().map(double).collect(),
+            nodes: names
+                .iter()
+                .map(|name| MomNode::new(place.path(), name))
+                .collect(),
             impatient_mom: false,
+            before: Vec::new(),
+            jobs: 0,
             place,
         };
-        for at in 0..cluster.nodes.len() {
+        cluster.serve("product", product.name());
+        cluster.serve("server", "pbsserver");
+        let operators: String = names.iter().map(|name| format!("root@{name}\n")).collect();
+        cluster.serve("operators", &operators);
+        for (at, name) in names.iter().enumerate() {
+            cluster.serve(&format!("nodes/{name}"), "free\n");
             cluster.furnish(at, config);
         }
+        cluster.mark();
         cluster
     }
 
-    /// What a package, an administrator and a PBS put on a node. A user of this machine with the name or number of ours is none there.
+    /// Puts on a node what a package, an administrator and a PBS do. This machine's own user with our user's name or
+    /// number does not exist there.
     fn furnish(&mut self, at: usize, config: &str) {
         let product = self.product;
         let node = &mut self.nodes[at];
         let gpu = format!("/var/srv/pbs/gpu-{}", node.name);
         let (user, uid) = USER;
-        let (home, commands) = (product.home(), product.commands());
+        let [_, home, commands] = product.words();
         node.sh(&format!(
-            "cd /srv/build && cp {} /usr/bin/ && mkdir -p {commands} && for c in {}; do cp fake-pbs {commands}/$c; done; \
+            "cd /srv/build && cp {} /usr/bin/ && mkdir -p {commands} && \
+             for c in {PBS_COMMANDS}; do cp fake-pbs {commands}/$c; done; \
              sed -i '/^{user}:/d; /^[^:]*:[^:]*:{uid}:/d' /etc/passwd /etc/group; \
              echo {user}:x:{uid}:{uid}::/home/{user}:/bin/sh >>/etc/passwd; echo {user}:x:{uid}: >>/etc/group; \
              mkdir -p /home/{user} {home}/mom_priv/jobs {home}/aux {home}/spool {home}/mom_priv/hooks/tmp; \
              chown {uid}:{uid} /home/{user}; chmod 751 {home}/mom_priv; chmod 1777 {home}/spool",
             PROGRAMS.join(" "),
-            COMMANDS.join(" "),
         ));
-        for (name, mode) in [("profile.d/mpsd.sh", 0o644), ("profile.d/mpsd.csh", 0o644)] {
-            node.write(&format!("/etc/{name}"), &shipped(name), mode);
+        for name in ["profile.d/mpsd.sh", "profile.d/mpsd.csh"] {
+            node.write(&format!("/etc/{name}"), &shipped(name), 0o644);
         }
-        let text = format!(
-            "control = \"{gpu}/nvidia-cuda-mps-control\"\nnvml = \"{gpu}/libnvidia-ml.so.1\"\n{config}"
-        );
-        node.write("/etc/mpsd/mpsd.toml", &text, 0o644);
+        let paths =
+            format!("control = \"{gpu}/nvidia-cuda-mps-control\"\nnvml = \"{gpu}/libnvidia-ml.so.1\"\n");
+        node.write("/etc/mpsd/mpsd.toml", &(paths + config), 0o644);
         node.write(&format!("{home}/mom_priv/config"), "$logevent 255\n", 0o644);
         if product == Product::OpenPbs {
             let conf = "PBS_SERVER=pbsserver\nPBS_HOME=/var/spool/pbs\nPBS_EXEC=/opt/pbs\n";
@@ -222,15 +210,36 @@ impl Cluster {
         }
     }
 
+    /// A job with an id of its own on this cluster.
+    pub fn job(&mut self, account: &str) -> Job {
+        self.jobs += 1;
+        let host = if self.product == Product::Torque {
+            "vm"
+        } else {
+            "localhost"
+        };
+        Job::new(&format!("{}.{host}", self.jobs), account)
+    }
+
     /// The server's directory, as this machine sees it.
     pub fn server(&self) -> PathBuf {
         self.place.path().join("server")
     }
 
-    /// State and note of a node, as the server has them.
+    /// Writes a file of the server's directory.
+    pub fn serve(&self, name: &str, text: &str) {
+        std::fs::write(self.server().join(name), text)
+            .unwrap_or_else(|why| panic!("server's '{name}': {why}"));
+    }
+
+    /// Reads a file of the server's directory. A missing one is empty.
+    pub fn served(&self, name: &str) -> String {
+        std::fs::read_to_string(self.server().join(name)).unwrap_or_default()
+    }
+
+    /// A node's state and note, as the server has them.
     pub fn state(&self, node: &str) -> (String, String) {
-        let text =
-            std::fs::read_to_string(self.server().join("nodes").join(node)).expect("the server's node");
+        let text = self.served(&format!("nodes/{node}"));
         let (state, note) = text.split_once('\n').unwrap_or((&text, ""));
         (state.to_owned(), note.trim_end().to_owned())
     }
@@ -251,6 +260,14 @@ impl Cluster {
         }
     }
 
+    /// A task that TM starts on a node, without a shell or a profile; `Err`: its launch was rejected.
+    pub fn task(&mut self, job: &Job, at: usize, argv: &[&str]) -> Result<Ended, String> {
+        match self.product {
+            Product::Torque => Ok(self.torque_task(job, at, argv, &[])),
+            Product::OpenPbs => self.openpbs_task(job, at, argv),
+        }
+    }
+
     /// From the end of the job's last process.
     pub fn end(&mut self, job: &Job, code: i32) {
         match self.product {
@@ -260,76 +277,99 @@ impl Cluster {
     }
 
     /// Everything on every node that a job may not leave behind.
-    pub fn leftovers(&mut self) -> Vec<(Vec<String>, Vec<String>, Vec<String>)> {
-        let volatile = |line: &String| {
-            let spool = [
-                "/.layer/home/",
-                "/.layer/var/spool/",
-                "/.layer/var/lib",
-                "/.layer/root",
-                "/tmp/",
-            ];
-            !spool.iter().any(|top| line.starts_with(top))
+    pub fn leftovers(&mut self) -> Vec<Leftovers> {
+        let look = |(node, gpus): (&mut MomNode, &NodeDouble)| {
+            let found = node.snapshot();
+            let of_test = ["/tmp/", "/.layer/root", "/.layer/sh.out"];
+            let kept = |line: &String| !of_test.iter().any(|top| line.starts_with(top));
+            Leftovers {
+                files: found.files.into_iter().filter(kept).collect(),
+                processes: found.processes,
+                modes: gpus.modes(),
+            }
         };
-        let modes: Vec<Vec<String>> = self.gpus.iter().map(NodeDouble::modes).collect();
-        let look = |(node, modes): (&mut MomNode, Vec<String>)| {
-            let seen = node.snapshot();
-            (
-                seen.files.into_iter().filter(volatile).collect(),
-                seen.processes,
-                modes,
-            )
-        };
-        self.nodes.iter_mut().zip(modes).map(look).collect()
+        self.nodes.iter_mut().zip(&self.gpus).map(look).collect()
+    }
+
+    /// Takes the cluster as it is now for what [`Cluster::is_as_before`] compares with.
+    pub fn mark(&mut self) {
+        self.before = self.leftovers();
+    }
+
+    /// The nodes are as they were when the cluster was made or marked. The files of `/run/mpsd` that belong to a node
+    /// and not to a job may be new.
+    pub fn is_as_before(&mut self) {
+        let of_node = [
+            "/run/mpsd ",
+            "/run/mpsd/jobs ",
+            "/run/mpsd/gpus ",
+            "/run/mpsd/reports",
+            "/run/mpsd/lock ",
+            "/run/mpsd/failed-starts ",
+            "/run/mpsd/.failed-starts.lock ",
+        ];
+        let after = self.leftovers();
+        for (node, (before, after)) in self.before.iter().zip(after).enumerate() {
+            let known = |line: &String| {
+                before.files.contains(line) || of_node.iter().any(|own| line.starts_with(own))
+            };
+            let new: Vec<&String> = after.files.iter().filter(|line| !known(line)).collect();
+            assert!(new.is_empty(), "left on node {node}: {new:#?}");
+            assert!(
+                after.processes.is_empty(),
+                "left on node {node}: {:#?}",
+                after.processes
+            );
+            assert_eq!(before.modes, after.modes, "compute modes of node {node}");
+        }
     }
 
     /// The environment that PBS gives to the job's processes.
     pub fn job_environment(&self, job: &Job, at: usize) -> BTreeMap<String, String> {
-        let (user, _) = USER;
-        let mut env: BTreeMap<String, String> = [
-            ("HOME", format!("/home/{user}")),
-            ("LOGNAME", user.to_owned()),
-            ("USER", user.to_owned()),
-            ("SHELL", "/bin/sh".to_owned()),
-            ("PATH", "/usr/local/bin:/usr/bin:/bin".to_owned()),
-            ("PBS_JOBID", job.id.clone()),
-            (
-                "PBS_ENVIRONMENT",
-                if job.interactive {
-                    "PBS_INTERACTIVE"
-                } else {
-                    "PBS_BATCH"
-                }
-                .to_owned(),
-            ),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .into();
+        let user = USER.0;
+        let kind = if job.interactive {
+            "PBS_INTERACTIVE"
+        } else {
+            "PBS_BATCH"
+        };
+        let mut env = variables(&[
+            ("HOME", &format!("/home/{user}")),
+            ("LOGNAME", user),
+            ("USER", user),
+            ("SHELL", "/bin/sh"),
+            ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+            ("PBS_JOBID", &job.id),
+            ("PBS_ENVIRONMENT", kind),
+        ]);
         if self.product == Product::Torque {
             let list: Vec<String> = job.gpus[at].iter().map(ToString::to_string).collect();
-            env.insert("CUDA_VISIBLE_DEVICES".into(), list.join(","));
-            env.insert(
-                "PBS_GPUFILE".into(),
-                format!("{}/aux//{}gpu", self.product.home(), job.id),
-            );
+            let file = format!("{}/aux//{}gpu", self.product.home(), job.id);
+            env.extend(variables(&[
+                ("CUDA_VISIBLE_DEVICES", &list.join(",")),
+                ("PBS_GPUFILE", &file),
+            ]));
         } else if !job.account.is_empty() {
             env.insert("PBS_ACCOUNT".into(), job.account.clone());
         }
         env
     }
 
+    /// The job's output file (`OU`) or its error file (`ER`).
+    pub(super) fn spool(&self, job: &Job, kind: &str) -> Stream {
+        Stream::File(format!("{}/spool/{}.{kind}", self.product.home(), job.id))
+    }
+
     /// A process of the job's user, its output in the job's files.
     pub fn user_process(&self, job: &Job, at: usize, argv: &[&str]) -> Run {
         let (user, uid) = USER;
-        let file = |kind: &str| Stream::File(format!("{}/spool/{}.{kind}", self.product.home(), job.id));
         Run {
             argv: argv.iter().map(|word| (*word).to_owned()).collect(),
             env: self.job_environment(job, at),
             cwd: format!("/home/{user}"),
             umask: 0o022,
             user: Some((uid, vec![uid])),
-            stdout: file("OU"),
-            stderr: file("ER"),
+            stdout: self.spool(job, "OU"),
+            stderr: self.spool(job, "ER"),
             session: true,
             ..Run::default()
         }
@@ -337,48 +377,60 @@ impl Cluster {
 
     /// What the job's processes wrote on a node: output, errors.
     pub fn output(&mut self, job: &Job, at: usize) -> (String, String) {
-        let home = self.product.home();
+        let spool = format!("{}/spool/{}", self.product.home(), job.id);
         let mut file = |kind: &str| {
             self.nodes[at]
-                .read(&format!("{home}/spool/{}.{kind}", job.id))
+                .read(&format!("{spool}.{kind}"))
                 .unwrap_or_default()
         };
         (file("OU"), file("ER"))
     }
 
-    /// A command line of the fake client on the node it runs on; its record goes to `/tmp/records` there.
-    pub fn client(options: &str) -> String {
-        let gpu = "/var/srv/pbs/gpu-$(hostname)";
-        format!("{gpu}/fake-cuda-client --node {gpu} --record /tmp/records {options}")
+    /// What the job's user reads of us on the first node.
+    pub fn told(&mut self, job: &Job) -> String {
+        self.output(job, 0).1
     }
 
-    /// The clients' own records on a node, and none of them any more.
-    pub fn records(&mut self, at: usize) -> Vec<serde_json::Value> {
+    /// `$prologalarm` of a node's mom, in seconds.
+    pub(super) fn prolog_alarm(&mut self, at: usize) -> Option<u64> {
+        let config = self.nodes[at].read(&format!("{}/mom_priv/config", self.product.home()))?;
+        let mut lines = config.lines();
+        lines.find_map(|line| line.strip_prefix("$prologalarm ")?.trim().parse().ok())
+    }
+
+    /// A shell's command line of the fake client on the node it runs on. Its record is in `/tmp/records` there.
+    pub fn client(options: &str) -> String {
+        format!("{} {options}", Self::client_on("$(hostname)"))
+    }
+
+    /// The same for a node with this name.
+    pub fn client_on(node: &str) -> String {
+        let gpu = format!("/var/srv/pbs/gpu-{node}");
+        format!("{gpu}/fake-cuda-client --node {gpu} --record /tmp/records")
+    }
+
+    /// Takes the clients' own records from a node.
+    pub fn records(&mut self, at: usize) -> Vec<Value> {
         let text = self.nodes[at].read("/tmp/records").unwrap_or_default();
         self.nodes[at].sh("rm -f /tmp/records");
-        text.lines()
-            .map(|line| serde_json::from_str(line).expect("a record"))
-            .collect()
+        let record = |line| serde_json::from_str(line).expect("a record");
+        text.lines().map(record).collect()
     }
 }
 
 /// A file of `etc/` as it is shipped.
-pub fn shipped(name: &str) -> String {
+fn shipped(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../etc").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("'{}': {e}", path.display()))
 }
 
-/// Where the built programs are; named when one is missing.
+/// Panics with the name of a program that is not built.
 pub fn programs_are_built() {
     for name in PROGRAMS
         .iter()
         .chain(&["fake-pbs", "mom-node", "fake-mps-control"])
     {
-        assert!(
-            built().join(name).exists(),
-            "no '{}': run cargo build --workspace first",
-            built().join(name).display()
-        );
+        program_beside(name).unwrap_or_else(|why| panic!("{why}: run cargo build --workspace first"));
     }
 }
 
@@ -394,19 +446,15 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// As recorded; interactive jobs are aborted by everything that is no success.
+    /// As recorded. Every failure aborts an interactive job.
     pub fn of(product: Product, ended: Ended, interactive: bool) -> Self {
-        let verdict = match ended {
+        match ended {
             Ended::Code(0) | Ended::NoScript => Self::Runs,
             // Torque does not look at WIFSIGNALED.
             Ended::Signal(_) if product == Product::Torque => Self::Runs,
             Ended::Code(1) => Self::Aborted,
+            _ if interactive => Self::Aborted,
             _ => Self::Requeued,
-        };
-        if interactive && verdict == Self::Requeued {
-            Self::Aborted
-        } else {
-            verdict
         }
     }
 }

@@ -1,11 +1,14 @@
 //! The test's side of a simulated node.
 
-use super::wire::{Answer, Ended, Order, Run, Snapshot};
+use super::wire::{Answer, Ended, Order, Run, Snapshot, variables};
+use crate::double::look::wait_until;
+use crate::slurm::program_beside;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
-/// A node; it ends, with everything in it, when this is dropped.
+/// A node. Dropping it ends everything in it.
 #[derive(Debug)]
 pub struct MomNode {
     /// Its host name.
@@ -16,29 +19,18 @@ pub struct MomNode {
     dir: PathBuf,
 }
 
-/// The directory of the built programs.
-pub fn built() -> PathBuf {
-    let exe = std::env::current_exe().expect("the test's own path");
-    let deps = exe.parent().expect("a directory");
-    if deps.ends_with("deps") {
-        deps.parent().expect("a directory").to_owned()
-    } else {
-        deps.to_owned()
-    }
-}
-
 impl MomNode {
-    /// A node called `name`, in an empty directory of `place`; `place/server`, where there is one, is shared with it as `/var/srv/pbs`.
+    /// Makes a node in a new directory of `place`. `place/server`, if it exists, is the node's `/var/srv/pbs`.
     pub fn new(place: &Path, name: &str) -> Self {
         let dir = place.join(name);
         std::fs::create_dir(&dir).expect("a directory for the node");
-        let program = built().join("mom-node");
-        let mut child = Command::new(&program)
+        let program = program_beside("mom-node").expect("a built workspace");
+        let mut child = Command::new(program)
             .args(["node".as_ref(), dir.as_os_str(), name.as_ref()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|e| panic!("'{}': {e}; build the workspace first", program.display()));
+            .expect("the node's process");
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
         Self {
@@ -50,7 +42,7 @@ impl MomNode {
         }
     }
 
-    fn ask(&mut self, order: &Order) -> Answer {
+    fn order(&mut self, order: &Order) -> Answer {
         let mut line = serde_json::to_vec(order).expect("an order");
         line.push(b'\n');
         let input = self.input.as_mut().expect("a running node");
@@ -66,30 +58,28 @@ impl MomNode {
 
     /// Runs a process to its end.
     pub fn run(&mut self, run: Run) -> Ended {
-        match self.ask(&Order::Run(Box::new(Run {
-            background: false,
-            ..run
-        }))) {
+        match self.order(&Order::Run(Box::new(run))) {
             Answer::Ended(ended) => ended,
             other => panic!("{other:?}"),
         }
     }
 
-    /// Starts a process and leaves it running; `Err` when the mom would not start it.
+    /// Starts a process and leaves it running; `Err` if the mom would not start it.
     pub fn start(&mut self, run: Run) -> Result<i32, Ended> {
-        match self.ask(&Order::Run(Box::new(Run {
+        let background = Run {
             background: true,
             ..run
-        }))) {
+        };
+        match self.order(&Order::Run(Box::new(background))) {
             Answer::Started(pid) => Ok(pid),
             Answer::Ended(ended) => Err(ended),
             other => panic!("{other:?}"),
         }
     }
 
-    /// Waits for a process that [`MomNode::start`] started, ms.
+    /// Waits at most `limit_ms` for a process that [`MomNode::start`] started.
     pub fn wait(&mut self, pid: i32, limit_ms: u64) -> Ended {
-        match self.ask(&Order::Wait { pid, limit_ms }) {
+        match self.order(&Order::Wait { pid, limit_ms }) {
             Answer::Ended(ended) => ended,
             other => panic!("{other:?}"),
         }
@@ -97,24 +87,23 @@ impl MomNode {
 
     /// Sends a signal.
     pub fn signal(&mut self, pid: i32, signal: i32) {
-        self.ask(&Order::Signal { pid, signal });
+        self.order(&Order::Signal { pid, signal });
     }
 
     /// Kills the mom's cgroup.
     pub fn kill_mom(&mut self) {
-        self.ask(&Order::KillMom);
+        self.order(&Order::KillMom);
     }
 
-    /// Whether a descriptor that the mom passed to `pid`, or the terminal, is still held by anybody.
+    /// Whether a process still holds the terminal, or a descriptor that the mom passed to `pid`.
     pub fn is_held(&mut self, pid: i32) -> bool {
-        matches!(self.ask(&Order::Held { pid }), Answer::Bool(true))
+        matches!(self.order(&Order::Held { pid }), Answer::Bool(true))
     }
 
-    /// The text of a file, if it is there.
+    /// The text of a file, if it exists.
     pub fn read(&mut self, path: &str) -> Option<String> {
-        match self.ask(&Order::Read {
-            path: path.to_owned(),
-        }) {
+        let path = path.to_owned();
+        match self.order(&Order::Read { path }) {
             Answer::Text(text) => text,
             other => panic!("{other:?}"),
         }
@@ -122,62 +111,51 @@ impl MomNode {
 
     /// Writes a file.
     pub fn write(&mut self, path: &str, text: &str, mode: u32) {
-        self.ask(&Order::Write {
-            path: path.to_owned(),
-            text: text.to_owned(),
-            mode,
-        });
+        let (path, text) = (path.to_owned(), text.to_owned());
+        self.order(&Order::Write { path, text, mode });
     }
 
-    /// What is there besides this machine's own files.
+    /// What exists there besides this machine's own files.
     pub fn snapshot(&mut self) -> Snapshot {
-        match self.ask(&Order::Snapshot) {
+        match self.order(&Order::Snapshot) {
             Answer::Snapshot(snapshot) => snapshot,
             other => panic!("{other:?}"),
         }
     }
 
-    /// Runs a shell command as root; its output, which must come with exit code 0.
+    /// Runs a shell command as root to exit code 0; its output.
     pub fn sh(&mut self, command: &str) -> String {
-        let (code, text) = self.try_sh(command);
-        assert_eq!(code, Ended::Code(0), "on {}: {command}\n{text}", self.name);
+        self.sh_exits(0, command)
+    }
+
+    /// Runs a shell command as root to this exit code; its output.
+    pub fn sh_exits(&mut self, code: i32, command: &str) -> String {
+        let (ended, text) = self.try_sh(command);
+        assert_eq!(ended, Ended::Code(code), "on {}: {command}\n{text}", self.name);
         text
     }
 
     /// Runs a shell command as root; how it ended and its output.
     pub fn try_sh(&mut self, command: &str) -> (Ended, String) {
-        let path = "PATH=/usr/bin:/bin:/usr/sbin:/sbin"
-            .split_once('=')
-            .map(|(k, v)| (k.to_owned(), v.to_owned()));
         let script = format!("exec >/.layer/sh.out 2>&1 </dev/null; {command}");
         let ended = self.run(Run {
             argv: ["/bin/sh", "-c", &script].map(str::to_owned).to_vec(),
-            env: path.into_iter().collect(),
+            env: variables(&[("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")]),
             cwd: "/".to_owned(),
             umask: 0o022,
             ..Run::default()
         });
-        let text = self.read("/.layer/sh.out").unwrap_or_default();
-        self.run(Run {
-            argv: vec!["/bin/rm".into(), "/.layer/sh.out".into()],
-            cwd: "/".into(),
-            ..Run::default()
-        });
-        (ended, text)
+        (ended, self.read("/.layer/sh.out").unwrap_or_default())
     }
 }
 
 impl Drop for MomNode {
     fn drop(&mut self) {
-        // Its end of input is the node's end.
+        // The node ends when its input does.
         drop(self.input.take());
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while std::time::Instant::now() < end {
-            if let Ok(Some(_)) = self.child.try_wait() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+        wait_until(Duration::from_secs(10), || {
+            matches!(self.child.try_wait(), Ok(Some(_)))
+        });
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir(&self.dir);

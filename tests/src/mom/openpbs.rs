@@ -1,7 +1,8 @@
 //! What OpenPBS 23's moms do with a job, in their order: hooks on every node, classic scripts on the first.
 
 use super::cluster::{Cluster, Job, Product, USER, Verdict};
-use super::wire::{Ended, Run, Stream, Victims};
+use super::node::MomNode;
+use super::wire::{Ended, Run, Stream, Victims, variables};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ const HOME: &str = "/var/spool/pbs";
 const TMP: &str = "/var/spool/pbs/mom_priv/hooks/tmp";
 
 /// How a hook ended, and what it made of the event.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Hooked {
     /// `accept`, `reject`, or `error` when it raised.
     pub verdict: String,
@@ -58,7 +59,7 @@ impl Cluster {
                 );
                 // Nodes that have begun are told to forget the job.
                 for begun in 0..at {
-                    self.hook(job, begun, "execjob_abort", &BTreeMap::new());
+                    self.hook(job, begun, "execjob_abort");
                 }
                 return if job.interactive {
                     Verdict::Aborted
@@ -70,34 +71,31 @@ impl Cluster {
         let ended = self.openpbs_script(job, "prologue", None);
         let verdict = Verdict::of(self.product, ended, job.interactive);
         if verdict != Verdict::Runs {
-            self.openpbs_script(
-                job,
-                "epilogue",
-                Some(if verdict == Verdict::Aborted { -2 } else { -3 }),
-            );
+            let code = if verdict == Verdict::Aborted { -2 } else { -3 };
+            self.openpbs_script(job, "epilogue", Some(code));
         }
         verdict
     }
 
-    /// How often the server has run the job without success, as it counts: above 20 it holds it
+    /// How often the server has run the job without success. Above 20 it holds the job
     /// (docs/facts/pbs.md#tries-of-a-job).
     pub fn tries(&self, job: &Job) -> u32 {
-        let file = self.server().join("tries").join(&job.id);
-        std::fs::read_to_string(file).map_or(0, |text| text.trim().parse().expect("a number"))
+        self.served(&format!("tries-{}", job.id))
+            .trim()
+            .parse()
+            .unwrap_or(0)
     }
 
     fn set_tries(&self, job: &Job, number: u32) {
-        let tries = self.server().join("tries");
-        std::fs::create_dir_all(&tries).expect("a server");
-        std::fs::write(tries.join(&job.id), number.to_string()).expect("a server");
+        self.serve(&format!("tries-{}", job.id), &number.to_string());
     }
 
-    /// A node's begin, and what the server counts of it. The mom's own number of tries comes with a rejection, and goes before
-    /// the server's, whatever changed that meanwhile (recorded).
+    /// A node's begin, and what the server counts of it. The mom sends its own number of tries with a rejection, and the
+    /// server takes that number (recorded).
     pub fn openpbs_tried(&mut self, job: &Job, at: usize) -> Hooked {
         let tries = self.tries(job) + u32::from(at == 0);
         self.set_tries(job, tries);
-        let hooked = self.hook(job, at, "execjob_begin", &BTreeMap::new());
+        let hooked = self.hook(job, at, "execjob_begin");
         if !hooked.accepted() {
             self.set_tries(job, hooked.run_count.unwrap_or(tries));
         }
@@ -110,7 +108,7 @@ impl Cluster {
         self.openpbs_script(job, "epilogue", Some(code));
         for at in 0..job.gpus.len() {
             self.nodes[at].sh(&format!("rm -f {HOME}/aux/{}.env", job.id));
-            self.hook(job, at, "execjob_end", &BTreeMap::new());
+            self.hook(job, at, "execjob_end");
         }
     }
 
@@ -118,12 +116,10 @@ impl Cluster {
     pub fn openpbs_shell(&mut self, job: &Job, script: &str) -> Result<Run, String> {
         let file = format!("{HOME}/mom_priv/jobs/{}.SC", job.id);
         self.nodes[0].write(&file, script, 0o644);
-        let mut run = Run {
-            program: Some("/bin/sh".into()),
-            ..self.user_process(job, 0, &["-sh"])
-        };
+        let mut run = self.user_process(job, 0, &["-sh"]);
         run.env.insert("PBS_TASKNUM".into(), "1".into());
         run.env = self.launched(job, 0, &["/bin/sh"], run.env)?.env;
+        run.program = Some("/bin/sh".into());
         run.stdin = Stream::File(file);
         Ok(run)
     }
@@ -151,48 +147,40 @@ impl Cluster {
             return Err(hooked.message);
         }
         // The mom's list escapes commas.
-        hooked
-            .env
-            .values_mut()
-            .for_each(|value| *value = value.replace("\\,", ","));
+        let unescape = |value: &mut String| *value = value.replace("\\,", ",");
+        hooked.env.values_mut().for_each(unescape);
         Ok(hooked)
     }
 
-    /// Our hook on one event, if it is imported, enabled and listens to it.
-    pub fn hook(&mut self, job: &Job, at: usize, event: &str, env: &BTreeMap<String, String>) -> Hooked {
-        self.hook_of(job, at, (event, &[]), env)
+    /// Our hook on one event, if it is imported, enabled and listens to the event.
+    pub fn hook(&mut self, job: &Job, at: usize, event: &str) -> Hooked {
+        let env = match event {
+            "execjob_launch" => self.job_environment(job, at),
+            _ => BTreeMap::new(),
+        };
+        self.hook_of(job, at, (event, &[]), &env)
     }
 
-    /// The same; execjob_launch is told the program.
-    fn hook_of(
+    /// The same with the program that execjob_launch is told, and with this environment.
+    pub fn hook_of(
         &mut self,
         job: &Job,
         at: usize,
         (event, program): (&str, &[&str]),
         env: &BTreeMap<String, String>,
     ) -> Hooked {
-        let nothing = || Hooked {
-            verdict: "accept".into(),
-            message: String::new(),
-            imported: Vec::new(),
-            progname: program
-                .first()
-                .map_or_else(String::new, |word| (*word).to_owned()),
-            argv: program.iter().map(|word| (*word).to_owned()).collect(),
-            env: env.clone(),
-            log: Vec::new(),
-            run_count: None,
-            execution_time: None,
-            rerun: false,
-            account: Some(job.account.clone()),
-            resources: BTreeMap::new(),
-        };
-        let hook = self.server().join("hooks");
-        let attributes = std::fs::read_to_string(hook.join("mpsd.HK")).unwrap_or_default();
+        let attributes = self.served("hooks/mpsd.HK");
         if !attributes.contains("enabled = true") || !attributes.contains(event) {
-            return nothing();
+            return Hooked {
+                verdict: "accept".into(),
+                progname: program.first().copied().unwrap_or_default().to_owned(),
+                argv: program.iter().map(|word| (*word).to_owned()).collect(),
+                env: env.clone(),
+                account: Some(job.account.clone()),
+                ..Hooked::default()
+            };
         }
-        let mut body = std::fs::read_to_string(hook.join("mpsd.PY")).expect("the hook was imported");
+        let mut body = self.served("hooks/mpsd.PY");
         if !self.impatient_mom {
             // On a busy machine a start takes longer than a mom waits, and a test could not tell where it failed.
             body = body.replace("\nMOM_WAITS_S = ", "\nMOM_WAITS_S = 20 + ");
@@ -212,24 +200,19 @@ impl Cluster {
             node.write(&format!("{TMP}/{name}"), text, 0o644);
         }
         // A sister's files are not delivered.
-        let own_files = at == 0 && matches!(event, "execjob_launch" | "execjob_prologue");
-        let spool = |kind: &str| {
-            if own_files {
-                Stream::File(format!("{HOME}/spool/{}.{kind}", job.id))
-            } else {
-                Stream::Null
-            }
-        };
+        let delivered = at == 0 && matches!(event, "execjob_launch" | "execjob_prologue");
+        let [stdout, stderr] = ["OU", "ER"].map(|kind| match delivered {
+            true => self.spool(job, kind),
+            false => Stream::Null,
+        });
         let paths = ["run_hook.py", "mpsd.PY", "event", "result"].map(|name| format!("{TMP}/{name}"));
-        let ended = node.run(Run {
+        let ended = self.nodes[at].run(Run {
             argv: [&["/usr/bin/python3".to_owned()], &paths[..]].concat(),
-            env: [("PATH", "/bin:/usr/bin"), ("PBS_CONF_FILE", "/etc/pbs.conf")]
-                .map(|(k, v)| (k.to_owned(), v.to_owned()))
-                .into(),
+            env: variables(&[("PATH", "/bin:/usr/bin"), ("PBS_CONF_FILE", "/etc/pbs.conf")]),
             cwd: TMP.to_owned(),
             umask: 0o022,
-            stdout: spool("OU"),
-            stderr: spool("ER"),
+            stdout,
+            stderr,
             session: true,
             in_mom: true,
             limit_ms: alarm * 1000,
@@ -251,73 +234,58 @@ impl Cluster {
     ) -> String {
         let chunk = format!("ncpus=8:ngpus={}", job.gpus[at].len());
         let optional = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        let failing = std::fs::read_to_string(self.server().join("failing")).unwrap_or_default();
-        let failing: Vec<&str> = failing.lines().collect();
-        let here = self
-            .nodes
-            .iter()
-            .zip(&job.gpus)
-            .map(|(node, _)| node.name.clone());
-        let elsewhere = (0..job.vnodes_elsewhere).map(|number| format!("other{number}"));
-        let vnodes: Vec<String> = here
-            .chain(elsewhere)
-            .map(|name| format!("({name}:{chunk})"))
-            .collect();
+        let failing = self.served("failing");
+        let elsewhere = (0..job.vnodes_elsewhere).map(|number| format!("(other{number}:{chunk})"));
+        let vnodes: Vec<String> = self.vnodes(job).into_iter().chain(elsewhere).collect();
+        let select = format!("{}:{chunk}:mpiprocs={}", job.gpus.len(), job.tasks);
         serde_json::json!({
             "event": event,
-            "failing": failing,
+            "failing": failing.lines().collect::<Vec<_>>(),
             "progname": program.first().copied().unwrap_or_default(),
             "argv": program,
             "env": env,
             "job": {
                 "id": job.id, "euser": USER.0, "egroup": USER.0, "Account_Name": optional(&job.account), "ms": at == 0,
-                "exec_vnode": vnodes.join("+"), "schedselect": format!("{}:{chunk}:mpiprocs={}", job.gpus.len(), job.tasks),
-                "Resource_List": {
-                    "mps": optional(&job.resource), "place": job.place,
-                    "select": format!("{}:{chunk}:mpiprocs={}", job.gpus.len(), job.tasks),
-                },
+                "exec_vnode": vnodes.join("+"), "schedselect": select,
+                "Resource_List": { "mps": optional(&job.resource), "place": job.place(), "select": select },
             },
         })
         .to_string()
     }
 
-    /// What stands when the job begins: the mom's job file, and what pbs_cgroups leaves in its own execjob_begin.
+    fn vnodes(&self, job: &Job) -> Vec<String> {
+        let parts = self.nodes.iter().zip(&job.gpus);
+        let vnode =
+            |(node, gpus): (&MomNode, &Vec<u32>)| format!("({}:ncpus=8:ngpus={})", node.name, gpus.len());
+        parts.map(vnode).collect()
+    }
+
+    /// Writes what exists when the job begins: the mom's job file, and what pbs_cgroups leaves in its own execjob_begin.
     pub fn openpbs_files(&mut self, job: &Job) {
-        let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
-        let vnodes: Vec<String> = names
-            .iter()
-            .zip(&job.gpus)
-            .map(|(n, g)| format!("({n}:ncpus=8:ngpus={})", g.len()))
-            .collect();
-        for at in 0..job.gpus.len() {
+        let mut file = format!(
+            "---------\njobid:\t{}\n    exec_vnode = {}\n    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n    \
+             Resource_List.place = {}\n",
+            job.id,
+            self.vnodes(job).join("+"),
+            job.gpus.len(),
+            job.tasks,
+            job.place()
+        );
+        for (key, value) in [
+            ("Account_Name", &job.account),
+            ("Resource_List.mps", &job.resource),
+        ] {
+            if !value.is_empty() {
+                file += &format!("    {key} = {value}\n");
+            }
+        }
+        for (at, gpus) in job.gpus.iter().enumerate() {
             let uuids = self.gpus[at].uuids();
-            let list: Vec<&str> = job.gpus[at]
-                .iter()
-                .map(|gpu| uuids[*gpu as usize].as_str())
-                .collect();
-            let cgroups = format!(
-                "CUDA_DEVICE_ORDER=PCI_BUS_ID\nCUDA_VISIBLE_DEVICES={}\n",
-                list.join("\\,")
-            );
-            if job.cgroups {
-                self.nodes[at].write(&format!("{HOME}/aux/{}.env", job.id), &cgroups, 0o644);
-            }
-            let mut file = format!(
-                "---------\njobid:\t{}\n    exec_vnode = {}\n",
-                job.id,
-                vnodes.join("+")
-            );
-            file += &format!(
-                "    schedselect = {}:ncpus=8:ngpus=1:mpiprocs={}\n",
-                job.gpus.len(),
-                job.tasks
-            );
-            file += &format!("    Resource_List.place = {}\n", job.place);
-            if !job.account.is_empty() {
-                file += &format!("    Account_Name = {}\n", job.account);
-            }
-            if !job.resource.is_empty() {
-                file += &format!("    Resource_List.mps = {}\n", job.resource);
+            let list: Vec<&str> = gpus.iter().map(|gpu| uuids[*gpu as usize].as_str()).collect();
+            if job.stock_place.is_none() {
+                let list = list.join("\\,");
+                let env = format!("CUDA_DEVICE_ORDER=PCI_BUS_ID\nCUDA_VISIBLE_DEVICES={list}\n");
+                self.nodes[at].write(&format!("{HOME}/aux/{}.env", job.id), &env, 0o644);
             }
             self.nodes[at].write(&format!("{HOME}/mom_priv/jobs/{}.JB", job.id), &file, 0o600);
         }
@@ -332,11 +300,12 @@ impl Cluster {
     /// The process of [`Cluster::openpbs_script`].
     pub fn openpbs_run(&mut self, job: &Job, name: &str, code: Option<i32>) -> Run {
         let user = USER.0;
+        let home = format!("/home/{user}");
         let mut argv = vec![
             format!("{HOME}/mom_priv/{name}"),
             job.id.clone(),
-            user.to_owned(),
-            user.to_owned(),
+            user.into(),
+            user.into(),
         ];
         if let Some(code) = code {
             let session = if code < 0 { "0" } else { "4242" };
@@ -346,6 +315,7 @@ impl Cluster {
                 &job.account
             };
             let used = "cpupercent=0,cput=00:00:00,mem=0kb,ncpus=1,vmem=0kb,walltime=00:00:01";
+            let code = code.to_string();
             let after = [
                 "job1",
                 session,
@@ -353,35 +323,29 @@ impl Cluster {
                 used,
                 "workq",
                 account,
-                &code.to_string(),
-            ]
-            .map(str::to_owned);
-            argv.extend(after);
+                &code,
+            ];
+            argv.extend(after.map(str::to_owned));
         }
         let terminal = job.interactive && code.is_none();
-        let spool = |kind: &str| match (terminal, job.interactive) {
+        let [stdout, stderr] = ["OU", "ER"].map(|kind| match (terminal, job.interactive) {
             (true, _) => Stream::Terminal,
             (_, true) => Stream::Null,
-            _ => Stream::File(format!("{HOME}/spool/{}.{kind}", job.id)),
+            _ => self.spool(job, kind),
+        });
+        let (cwd, umask) = match code {
+            Some(_) => (home.clone(), 0o022),
+            None => (format!("{HOME}/mom_priv"), 0o077),
         };
         Run {
             argv,
-            env: [
-                ("PATH", "/bin:/usr/bin".to_owned()),
-                ("PBS_JOBDIR", format!("/home/{user}")),
-            ]
-            .map(|(k, v)| (k.to_owned(), v))
-            .into(),
-            cwd: if code.is_some() {
-                format!("/home/{user}")
-            } else {
-                format!("{HOME}/mom_priv")
-            },
-            umask: if code.is_some() { 0o022 } else { 0o077 },
+            env: variables(&[("PATH", "/bin:/usr/bin"), ("PBS_JOBDIR", &home)]),
+            cwd,
+            umask,
             user: Some((0, vec![0])),
             stdin: if terminal { Stream::Terminal } else { Stream::Null },
-            stdout: spool("OU"),
-            stderr: spool("ER"),
+            stdout,
+            stderr,
             leaked: if job.interactive {
                 vec![3, 4, 15, 16, 19]
             } else {
@@ -391,21 +355,10 @@ impl Cluster {
             ignore_hangup: true,
             in_mom: true,
             checked: true,
-            limit_ms: self.openpbs_limit_ms(),
+            limit_ms: 1000 * self.prolog_alarm(0).unwrap_or(30),
             at_limit: Victims::Group,
             kill_group_after: true,
             ..Run::default()
         }
-    }
-
-    /// `$prologalarm`, exactly.
-    fn openpbs_limit_ms(&mut self) -> u64 {
-        let config = self.nodes[0]
-            .read(&format!("{HOME}/mom_priv/config"))
-            .unwrap_or_default();
-        let set = config
-            .lines()
-            .find_map(|line| line.strip_prefix("$prologalarm ")?.trim().parse::<u64>().ok());
-        1000 * set.unwrap_or(30)
     }
 }

@@ -2,12 +2,12 @@
 
 use super::cluster::{Cluster, Job, Product, USER, Verdict};
 use super::node::MomNode;
-use super::wire::{Ended, Run, Stream, Victims};
+use super::wire::{Ended, Run, Stream, Victims, variables};
 use std::collections::BTreeMap;
 
 const HOME: &str = "/var/spool/torque";
 
-/// SIGHUP to a node's mom: what it reads then counts from then on, and its log says so.
+/// Sends SIGHUP to a node's mom: it reads its configuration again, and its log says so.
 pub fn hang_up(node: &mut MomNode) {
     let says = "11/22/2026 00:10:12.123;02;   pbs_mom.1;Svr;";
     node.sh(&format!(
@@ -57,12 +57,19 @@ impl Cluster {
         (1..job.gpus.len()).for_each(|sister| self.mom_has(job, sister, false));
         self.torque_script(job, 0, "epilogue", Some(code));
         self.mom_has(job, 0, false);
-        let state = if verdict == Verdict::Requeued { "Q" } else { "C" };
-        let file = self.server().join("jobs").join(&job.id);
-        let status = std::fs::read_to_string(&file).expect("the server's job");
-        let status = status.replace("job_state = R", &format!("job_state = {state}"));
-        std::fs::write(file, status).expect("the server's job");
+        let state = if verdict == Verdict::Requeued {
+            "job_state = Q"
+        } else {
+            "job_state = C"
+        };
+        self.torque_status(job, "job_state = R", state);
         verdict
+    }
+
+    /// Replaces words in what the server says of a job.
+    pub fn torque_status(&self, job: &Job, from: &str, to: &str) {
+        let file = format!("jobs/{}", job.id);
+        self.serve(&file, &self.served(&file).replace(from, to));
     }
 
     /// The mom's own file of a job: the mother superior's from before the prologue, a sister's from after hers (recorded).
@@ -80,8 +87,7 @@ impl Cluster {
     fn take_down(&self, at: usize) {
         let name = &self.nodes[at].name;
         let (state, note) = self.state(name);
-        let file = self.server().join("nodes").join(name);
-        std::fs::write(file, format!("down,{state}\n{note}")).expect("the server's node");
+        self.serve(&format!("nodes/{name}"), &format!("down,{state}\n{note}"));
     }
 
     /// From the end of the job's last process: sisters first.
@@ -97,95 +103,69 @@ impl Cluster {
         self.mom_has(job, 0, false);
     }
 
-    /// The job's main shell: a login shell with the script on standard input; through `$job_starter` where the mom
-    /// has one (then it is none).
+    /// The job's main shell: a login shell with the script on standard input. A `$job_starter` gets it as a plain shell.
     pub fn torque_shell(&mut self, job: &Job, script: &str) -> Run {
         let file = format!("{HOME}/mom_priv/jobs/{}.SC", job.id);
         self.nodes[0].write(&file, script, 0o644);
-        let mut run = match self.job_starter(0) {
-            Some(starter) => self.user_process(job, 0, &[&starter, "/bin/sh"]),
-            None => Run {
-                program: Some("/bin/sh".into()),
-                ..self.user_process(job, 0, &["-sh"])
-            },
+        let (program, argv) = match self.job_starter(0) {
+            Some(starter) => (None, vec![starter, "/bin/sh".to_owned()]),
+            None => (Some("/bin/sh".to_owned()), vec!["-sh".to_owned()]),
         };
-        run.stdin = Stream::File(file);
-        run
+        Run {
+            program,
+            argv,
+            stdin: Stream::File(file),
+            ..self.user_process(job, 0, &[])
+        }
     }
 
-    /// A task that TM starts on a node: no shell and no profile.
-    pub fn torque_task(&mut self, job: &Job, at: usize, argv: &[&str]) -> Ended {
-        self.torque_task_with(job, at, argv, &[])
-    }
-
-    /// The same with variables of the process that asked TM for it, as an MPI launcher passes its own.
-    pub fn torque_task_with(
-        &mut self,
-        job: &Job,
-        at: usize,
-        argv: &[&str],
-        passed: &[(&str, String)],
-    ) -> Ended {
+    /// A task that TM starts on a node, without a shell or a profile. It has `passed` from the process that asked TM for
+    /// it, as an MPI launcher passes its own variables.
+    pub fn torque_task(&mut self, job: &Job, at: usize, argv: &[&str], passed: &[(&str, &str)]) -> Ended {
         let starter = self.job_starter(at);
-        let words: Vec<&str> = starter
-            .iter()
-            .map(String::as_str)
-            .chain(argv.iter().copied())
-            .collect();
-        let mut run = self.user_process(job, at, &words);
-        run.env.extend(
-            passed
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), value.clone())),
-        );
+        let starter: Vec<&str> = starter.iter().map(String::as_str).collect();
+        let mut run = self.user_process(job, at, &[&starter, argv].concat());
+        run.env.extend(variables(passed));
         self.nodes[at].run(run)
     }
 
+    /// The starter that the mom has read, by its log.
     fn job_starter(&mut self, at: usize) -> Option<String> {
         let log = self.nodes[at].read(&format!("{HOME}/mom_logs/20261122"))?;
-        let taken = log
+        let since_hup = log
             .lines()
             .rev()
             .take_while(|line| !line.contains(";process_hup;"));
-        taken
-            .filter_map(|line| line.split_once(";jobstarter;"))
-            .map(|(_, path)| path.trim().to_owned())
-            .next()
+        let mut starters = since_hup.filter_map(|line| line.split_once(";jobstarter;"));
+        starters.next().map(|(_, path)| path.trim().to_owned())
     }
 
-    /// What stands when the prologue starts: the GPU file on the mother superior, the job at the server.
+    /// Writes what exists when the prologue starts: the mother superior's files, and the job at the server.
     pub fn torque_files(&mut self, job: &Job) {
-        let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
-        let pairs: Vec<(&String, u32)> = names
-            .iter()
+        let parts: Vec<(String, &Vec<u32>)> = (self.nodes.iter().map(|node| node.name.clone()))
             .zip(&job.gpus)
-            .flat_map(|(name, gpus)| gpus.iter().map(move |gpu| (name, *gpu)))
             .collect();
-        let file: String = pairs
-            .iter()
-            .map(|(name, gpu)| format!("{name}-gpu{gpu}\n"))
-            .collect();
-        self.nodes[0].write(&format!("{HOME}/aux/{}gpu", job.id), &file, 0o644);
-        let tasks = |name: &String| format!("{name}\n").repeat(job.tasks as usize);
-        let file: String = names.iter().zip(&job.gpus).map(|(name, _)| tasks(name)).collect();
-        self.nodes[0].write(&format!("{HOME}/aux/{}", job.id), &file, 0o644);
-        let list: Vec<String> = pairs
-            .iter()
-            .map(|(name, gpu)| format!("{name}-gpu/{gpu}"))
-            .collect();
-        let hosts: Vec<String> = names
-            .iter()
-            .zip(&job.gpus)
-            .map(|(name, _)| format!("{name}/0-3"))
-            .collect();
+        let gpus = |between: &str| -> Vec<String> {
+            let of_node = |(name, gpus): &(String, &Vec<u32>)| {
+                gpus.iter()
+                    .map(|gpu| format!("{name}-gpu{between}{gpu}"))
+                    .collect::<Vec<_>>()
+            };
+            parts.iter().flat_map(of_node).collect()
+        };
+        let gpu_file: String = gpus("").iter().map(|gpu| format!("{gpu}\n")).collect();
+        let tasks = |(name, _): &(String, &Vec<u32>)| format!("{name}\n").repeat(job.tasks as usize);
+        let node_file: String = parts.iter().map(tasks).collect();
+        let hosts: Vec<String> = parts.iter().map(|(name, _)| format!("{name}/0-3")).collect();
         let status = format!(
             "    Job_Name = job1\n    job_state = R\n    exec_host = {}\n    exec_gpus = {}\n    Account_Name = {}",
             hosts.join("+"),
-            list.join("+"),
+            gpus("/").join("+"),
             job.account
         );
-        std::fs::create_dir_all(self.server().join("jobs")).expect("the server's jobs");
-        std::fs::write(self.server().join("jobs").join(&job.id), status).expect("the server's job");
+        self.nodes[0].write(&format!("{HOME}/aux/{}gpu", job.id), &gpu_file, 0o644);
+        self.nodes[0].write(&format!("{HOME}/aux/{}", job.id), &node_file, 0o644);
+        self.serve(&format!("jobs/{}", job.id), &status);
     }
 
     /// Runs one of the scripts on a node exactly as its mom does; an epilogue gets the job's exit code.
@@ -199,11 +179,9 @@ impl Cluster {
         let (user, uid) = USER;
         let part = |node: &str, gpus: usize| format!("{node}:ppn={}:gpus={gpus}", job.tasks);
         let parts = self.nodes.iter().zip(&job.gpus);
+        let parts: Vec<String> = parts.map(|(node, gpus)| part(&node.name, gpus.len())).collect();
         let shape = match job.named {
-            true => parts
-                .map(|(node, gpus)| part(&node.name, gpus.len()))
-                .collect::<Vec<_>>()
-                .join("+"),
+            true => parts.join("+"),
             false => part(&job.gpus.len().to_string(), job.gpus[at].len()),
         };
         let resources = format!("nodes={shape},neednodes={shape},walltime=01:00:00");
@@ -212,34 +190,35 @@ impl Cluster {
         let mut argv = vec![
             format!("{HOME}/mom_priv/{name}"),
             job.id.clone(),
-            user.to_owned(),
-            user.to_owned(),
+            user.into(),
+            user.into(),
             "job1".into(),
         ];
+        let account = job.account.clone();
         match code {
-            None => argv.extend([resources, "batch".into(), job.account.clone(), script]),
+            None => argv.extend([resources, "batch".into(), account, script]),
             Some(code) => {
-                let session = if code < 0 { "0" } else { "4242" };
-                let after = [
-                    session.to_owned(),
+                let session = if code < 0 { "0" } else { "4242" }.to_owned();
+                argv.extend([
+                    session,
                     resources,
                     used,
                     "batch".into(),
-                    job.account.clone(),
+                    account,
                     code.to_string(),
                     script,
-                ];
-                argv.extend(after);
+                ]);
             }
         }
         let sister = at > 0;
-        let spool = |kind: &str| Stream::File(format!("{HOME}/spool/{}.{kind}", job.id));
         let terminal = job.interactive && code.is_none() && !sister;
-        let stdio = |file: Stream| match (terminal, sister, job.interactive) {
-            (true, _, _) => Stream::Terminal,
-            (_, true, _) | (_, _, true) => Stream::Null,
-            _ => file,
+        let stdio = |kind: &str| match (terminal, sister || job.interactive) {
+            (true, _) => Stream::Terminal,
+            (_, true) => Stream::Null,
+            _ => self.spool(job, kind),
         };
+        let (stdout, stderr) = (stdio("OU"), stdio("ER"));
+        let alarm = self.prolog_alarm(at).unwrap_or(300);
         Run {
             argv,
             env: self.torque_environment(job, at, &shape),
@@ -247,8 +226,8 @@ impl Cluster {
             umask: if code.is_none() && !sister { 0o077 } else { 0o022 },
             user: Some((0, vec![0, uid])),
             stdin: if terminal { Stream::Terminal } else { Stream::Null },
-            stdout: stdio(spool("OU")),
-            stderr: stdio(spool("ER")),
+            stdout,
+            stderr,
             leaked: if job.interactive {
                 vec![3, 4, 9, 10, 13]
             } else {
@@ -257,42 +236,33 @@ impl Cluster {
             session: true,
             in_mom: true,
             checked: true,
-            limit_ms: self.torque_limit_ms(at),
+            // Torque fires 10 s early when the alarm is above 10.
+            limit_ms: 1000 * if alarm > 10 { alarm - 10 } else { alarm },
             at_limit: Victims::Session,
             ..Run::default()
         }
     }
 
     fn torque_environment(&self, job: &Job, at: usize, shape: &str) -> BTreeMap<String, String> {
-        let several = if job.named { 0 } else { job.gpus.len() };
-        let mut env: BTreeMap<String, String> = [
-            ("PATH", "/bin:/usr/bin".to_owned()),
-            ("LANG", "C".to_owned()),
-            ("PBS_RESOURCE_NODES", shape.to_owned()),
-            ("PBS_NUM_NODES", several.to_string()),
-            ("PBS_NUM_PPN", if job.named { 1 } else { job.tasks }.to_string()),
-            ("PBS_NP", (job.tasks as usize * job.gpus.len()).to_string()),
-            ("PBS_NODENUM", at.to_string()),
-            ("PBS_MSHOST", self.nodes[0].name.clone()),
-            ("PBS_O_WORKDIR", format!("/home/{}", USER.0)),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .into();
+        let (nodes, ppn) = if job.named {
+            (0, 1)
+        } else {
+            (job.gpus.len(), job.tasks)
+        };
+        let mut env = variables(&[
+            ("PATH", "/bin:/usr/bin"),
+            ("LANG", "C"),
+            ("PBS_RESOURCE_NODES", shape),
+            ("PBS_NUM_NODES", &nodes.to_string()),
+            ("PBS_NUM_PPN", &ppn.to_string()),
+            ("PBS_NP", &(job.tasks as usize * job.gpus.len()).to_string()),
+            ("PBS_NODENUM", &at.to_string()),
+            ("PBS_MSHOST", &self.nodes[0].name),
+            ("PBS_O_WORKDIR", &format!("/home/{}", USER.0)),
+        ]);
         if at == 0 {
             env.insert("PBS_NODEFILE".into(), format!("{HOME}/aux//{}", job.id));
         }
         env
-    }
-
-    /// `$prologalarm`, 10 s early when it is above 10.
-    fn torque_limit_ms(&mut self, at: usize) -> u64 {
-        let config = self.nodes[at]
-            .read(&format!("{HOME}/mom_priv/config"))
-            .unwrap_or_default();
-        let set = config
-            .lines()
-            .find_map(|line| line.strip_prefix("$prologalarm ")?.trim().parse::<u64>().ok());
-        let seconds = set.unwrap_or(300);
-        1000 * if seconds > 10 { seconds - 10 } else { seconds }
     }
 }

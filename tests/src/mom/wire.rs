@@ -1,7 +1,13 @@
-//! What the test says to the agent inside a simulated node, and what the agent answers: one line of JSON each.
+//! What a test orders of the agent inside a simulated node, and the agent's answers: one line of JSON each.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// An environment.
+pub fn variables(rows: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    rows.iter().map(owned).collect()
+}
 
 /// An order to the agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -12,7 +18,7 @@ pub enum Order {
     Wait {
         /// Its pid inside the node.
         pid: i32,
-        /// At most so long, in ms.
+        /// The longest wait, in ms.
         limit_ms: u64,
     },
     /// Send a signal to one process.
@@ -22,9 +28,9 @@ pub enum Order {
         /// The signal's number.
         signal: i32,
     },
-    /// SIGKILL everything in the mom's cgroup, as a restart of its unit does.
+    /// Send SIGKILL to everything in the mom's cgroup, as a restart of its unit does.
     KillMom,
-    /// Whether somebody still holds the other end of a descriptor that the mom passed on.
+    /// Whether a process still holds the other end of a descriptor that the mom passed on.
     Held {
         /// The answer's `started` of the run that got the descriptor.
         pid: i32,
@@ -52,7 +58,7 @@ pub enum Order {
 pub struct Run {
     /// Program (absolute), its `argv[0]` and arguments.
     pub argv: Vec<String>,
-    /// The file to execute, where it is not `argv[0]`.
+    /// The file to execute, if it is not `argv[0]`.
     pub program: Option<String>,
     /// Its whole environment.
     pub env: BTreeMap<String, String>,
@@ -68,7 +74,7 @@ pub struct Run {
     pub stdout: Stream,
     /// Standard error.
     pub stderr: Stream,
-    /// Numbers of further descriptors that the mom leaks into it (pipes and sockets whose other end it keeps).
+    /// Numbers of further descriptors that the mom leaks into it. The mom keeps their other ends.
     pub leaked: Vec<i32>,
     /// A session and process group of its own.
     pub session: bool,
@@ -76,7 +82,7 @@ pub struct Run {
     pub ignore_hangup: bool,
     /// Put it into the mom's cgroup.
     pub in_mom: bool,
-    /// Demand what pbs_mom demands of a script: root's, regular, u+rx, not writable by others; missing: success.
+    /// Demand what pbs_mom demands of a script: root's, regular, u+rx, not writable by others. A missing script is success.
     pub checked: bool,
     /// Leave it in the background.
     pub background: bool,
@@ -84,7 +90,7 @@ pub struct Run {
     pub limit_ms: u64,
     /// Who is killed at the limit.
     pub at_limit: Victims,
-    /// SIGKILL the process group when it ended, whatever its code (OpenPBS).
+    /// Send SIGKILL to the process group after its end, also after success (OpenPBS).
     pub kill_group_after: bool,
 }
 
@@ -98,7 +104,7 @@ pub enum Stream {
     Closed,
     /// This file; output is appended.
     File(String),
-    /// The terminal of an interactive job, made by the run that names it first.
+    /// The terminal of an interactive job. The first run that names it makes it.
     Terminal,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tests::mom::cluster::{Cluster, Job, Product, USER, Verdict, programs_are_built};
+use tests::mom::cluster::{Cluster, Job, Leftovers, Product, USER, Verdict, programs_are_built};
 use tests::mom::wire::Ended;
 use tests::slurm::{MODEL, SMS};
 
@@ -67,15 +67,11 @@ fn clients(cluster: &mut Cluster, job: &Job, at: usize, account: &mut Account) {
         "compute mode: default → exclusive_process on the job's GPU, untouched on the other",
         || format!("{modes:?}"),
     );
-    let gpu = format!("/var/srv/pbs/gpu-{}", NODES[at]);
-    let words = format!("{gpu}/fake-cuda-client --node {gpu} --record /tmp/records");
+    let words = Cluster::client_on(NODES[at]);
     let words: Vec<&str> = words.split(' ').collect();
     let mut ended = Vec::new();
     for _ in 0..CLIENTS {
-        ended.push(match cluster.product {
-            Product::Torque => Ok(cluster.torque_task(job, at, &words)),
-            Product::OpenPbs => cluster.openpbs_task(job, at, &words),
-        });
+        ended.push(cluster.task(job, at, &words));
     }
     account.check(
         ended.iter().all(|one| *one == Ok(Ended::Code(0))),
@@ -118,11 +114,15 @@ fn ends(cluster: &mut Cluster, job: &Job, account: &mut Account) {
     let end = Instant::now() + Duration::from_secs(10);
     for (at, node) in NODES.iter().enumerate() {
         let mut left = cluster.leftovers().swap_remove(at);
-        while !left.1.is_empty() && Instant::now() < end {
+        while !left.processes.is_empty() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(50));
             left = cluster.leftovers().swap_remove(at);
         }
-        let (files, processes, modes) = left;
+        let Leftovers {
+            files,
+            processes,
+            modes,
+        } = left;
         let ours: Vec<&String> = files.iter().filter(|line| line.contains(&job.id)).collect();
         account.check(
             ours.is_empty() && processes.is_empty() && modes == ["default", "default"],

@@ -75,12 +75,8 @@ fn obey(running: &mut Running, order: Order) -> Result<Answer, String> {
             Ok(Answer::Done)
         }
         Order::KillMom => {
-            let cgroup = running.cgroup().ok_or("no cgroup for the mom")?;
-            if kill_cgroup(cgroup) {
-                Ok(Answer::Done)
-            } else {
-                Err(format!("'{cgroup}' is not empty"))
-            }
+            let cgroup = running.cgroup().ok_or("no cgroup for the mom")?.to_owned();
+            kill_cgroup(&cgroup, running).map(|()| Answer::Done)
         }
         Order::Held { pid } => running.is_held(pid).map(Answer::Bool),
         Order::Read { path } => Ok(Answer::Text(
@@ -113,8 +109,8 @@ fn mom_cgroup(cgroups: &str) -> Option<String> {
     fs::create_dir(&path).ok().map(|()| path)
 }
 
-/// SIGKILL to all of it, again until it is empty.
-fn kill_cgroup(cgroup: &str) -> bool {
+/// Sends SIGKILL to all of it until it is empty. What ends meanwhile is reaped as everywhere, so that no status is lost.
+fn kill_cgroup(cgroup: &str, running: &mut Running) -> Result<(), String> {
     let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {
         let text = fs::read_to_string(format!("{cgroup}/cgroup.procs")).unwrap_or_default();
@@ -124,20 +120,16 @@ fn kill_cgroup(cgroup: &str) -> bool {
             .filter(|pid| *pid > 0)
             .collect();
         if members.is_empty() {
-            return true;
+            return Ok(());
         }
         for pid in members {
-            // Gone in between is as good.
+            // It may have ended in between.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         std::thread::sleep(Duration::from_millis(5));
-        while let Ok(status) = nix::sys::wait::waitpid(None, Some(nix::sys::wait::WaitPidFlag::WNOHANG)) {
-            if status == nix::sys::wait::WaitStatus::StillAlive {
-                break;
-            }
-        }
+        running.reap();
     }
-    false
+    Err(format!("'{cgroup}' is not empty"))
 }
 
 /// Everything in the layer of writes and on the node's own tmpfs, and every process but the agent.
