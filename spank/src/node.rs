@@ -7,7 +7,7 @@ use mpsd_core::environment::Change;
 use mpsd_core::killed::KilledTask;
 use mpsd_core::listener;
 use mpsd_core::observations::{self, Observations};
-use mpsd_core::record::{self, Look, Record};
+use mpsd_core::record::{self, Record, RecordRead};
 use mpsd_core::replace::{Durability, replace};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{JobId, JobPaths};
@@ -57,9 +57,9 @@ impl Node for ThisNode {
 
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
         match record::look(path)? {
-            Look::Found(record) => Ok(Some(*record)),
-            Look::Absent => Ok(None),
-            Look::Denied(why) => Err(why),
+            RecordRead::Found(record) => Ok(Some(*record)),
+            RecordRead::Absent => Ok(None),
+            RecordRead::Denied(why) => Err(why),
         }
     }
 

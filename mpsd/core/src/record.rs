@@ -295,9 +295,9 @@ impl Record {
     }
 }
 
-/// What stands at a record's path.
+/// The outcome of one read of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Look {
+pub enum RecordRead {
     /// No record.
     Absent,
     /// This user may not pass the directory at the moment, and why.
@@ -311,17 +311,21 @@ pub enum Look {
 /// # Errors
 /// One line: something stands there that cannot be trusted or understood. A job whose directory is not there has no
 /// record, whatever else is wrong on the way: no job that did not ask may be stopped by it.
-pub fn look(path: &Path) -> Result<Look, String> {
+pub fn look(path: &Path) -> Result<RecordRead, String> {
     let file = match open_trusted(path) {
         Ok(file) => file,
-        Err(error) if error.is_absent() || path.parent().is_some_and(is_absent) => return Ok(Look::Absent),
-        Err(error) if error.errno() == Some(Errno::EACCES) => return Ok(Look::Denied(error.to_string())),
+        Err(error) if error.is_absent() || path.parent().is_some_and(is_absent) => {
+            return Ok(RecordRead::Absent);
+        }
+        Err(error) if error.errno() == Some(Errno::EACCES) => {
+            return Ok(RecordRead::Denied(error.to_string()));
+        }
         Err(error) => return Err(error.to_string()),
     };
     let bytes = file.read(LONGEST).map_err(|error| error.to_string())?;
     let record = Record::parse(&String::from_utf8_lossy(&bytes));
     let record = record.map_err(|why| format!("'{}': {why}", path.display()))?;
-    Ok(Look::Found(Box::new(record)))
+    Ok(RecordRead::Found(Box::new(record)))
 }
 
 /// Whether nothing stands there for sure.
@@ -379,7 +383,7 @@ struct Waiting {
 /// What a reader is to do after a look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
-    /// Look again, within this time.
+    /// Read it again within this time.
     Wait(Duration),
     /// What [`settled`] returns.
     Over(Result<Option<Box<Record>>, String>),
@@ -395,12 +399,12 @@ impl Waiting {
     }
 
     /// What follows from `seen`, `elapsed` after the reader began.
-    fn step(&mut self, seen: Look, elapsed: Duration) -> Step {
+    fn step(&mut self, seen: RecordRead, elapsed: Duration) -> Step {
         let end = match &seen {
-            Look::Found(record) if record.state != RecordState::Starting => {
+            RecordRead::Found(record) if record.state != RecordState::Starting => {
                 return Step::Over(Ok(Some(record.clone())));
             }
-            Look::Found(record) => {
+            RecordRead::Found(record) => {
                 self.away_since = None;
                 self.starting = Some(record.clone());
                 match record.deadline_s {
@@ -408,15 +412,15 @@ impl Waiting {
                     own => Duration::from_secs(own.into()),
                 }
             }
-            Look::Absent if self.starting.is_none() => return Step::Over(Ok(None)),
-            Look::Absent | Look::Denied(_) => *self.away_since.get_or_insert(elapsed) + AWAY,
+            RecordRead::Absent if self.starting.is_none() => return Step::Over(Ok(None)),
+            RecordRead::Absent | RecordRead::Denied(_) => *self.away_since.get_or_insert(elapsed) + AWAY,
         };
         match (end.checked_sub(elapsed), seen, self.starting.take()) {
             (Some(left), _, starting) if !left.is_zero() => {
                 self.starting = starting;
                 Step::Wait(left)
             }
-            (_, Look::Denied(why), _) => Step::Over(Err(why)),
+            (_, RecordRead::Denied(why), _) => Step::Over(Err(why)),
             (_, _, starting) => Step::Over(Ok(starting)),
         }
     }
@@ -426,34 +430,34 @@ impl Waiting {
 mod tests {
     use super::*;
 
-    fn record(state: RecordState, deadline_s: u32) -> Look {
+    fn record(state: RecordState, deadline_s: u32) -> RecordRead {
         let job = JobId::parse("4711").unwrap();
         let mut record = Record::closed(job, 1000, state, "why".to_owned());
         record.deadline_s = deadline_s;
-        Look::Found(Box::new(record))
+        RecordRead::Found(Box::new(record))
     }
 
-    fn denied() -> Look {
-        Look::Denied("closed".to_owned())
+    fn denied() -> RecordRead {
+        RecordRead::Denied("closed".to_owned())
     }
 
     /// What comes of looks at these seconds.
-    fn steps(looks: &[(u64, Look)]) -> Vec<String> {
+    fn steps(looks: &[(u64, RecordRead)]) -> Vec<String> {
         let mut waiting = Waiting::new(Duration::from_secs(20));
-        let mut short = |(at, look): &(u64, Look)| match waiting.step(look.clone(), Duration::from_secs(*at))
-        {
-            Step::Wait(left) => format!("wait {}", left.as_secs()),
-            Step::Over(Ok(None)) => "without".to_owned(),
-            Step::Over(Ok(Some(record))) => format!("{:?}", record.state),
-            Step::Over(Err(why)) => why,
-        };
+        let mut short =
+            |(at, look): &(u64, RecordRead)| match waiting.step(look.clone(), Duration::from_secs(*at)) {
+                Step::Wait(left) => format!("wait {}", left.as_secs()),
+                Step::Over(Ok(None)) => "without".to_owned(),
+                Step::Over(Ok(Some(record))) => format!("{:?}", record.state),
+                Step::Over(Err(why)) => why,
+            };
         looks.iter().map(&mut short).collect()
     }
 
     #[test]
     fn a_start_is_waited_for_as_long_as_its_record_says_and_through_a_gap() {
         let starting = |own| record(RecordState::Starting, own);
-        assert_eq!(steps(&[(0, Look::Absent)]), ["without"]);
+        assert_eq!(steps(&[(0, RecordRead::Absent)]), ["without"]);
         assert_eq!(steps(&[(0, record(RecordState::Refused, 9))]), ["Refused"]);
         assert_eq!(
             steps(&[(0, starting(0)), (19, starting(0)), (20, starting(0))]),
@@ -466,13 +470,13 @@ mod tests {
         assert_eq!(
             steps(&[
                 (0, starting(9)),
-                (8, Look::Absent),
+                (8, RecordRead::Absent),
                 (10, record(RecordState::Failed, 0))
             ]),
             ["wait 9", "wait 3", "Failed"]
         );
         assert_eq!(
-            steps(&[(0, starting(9)), (1, Look::Absent), (4, Look::Absent)]),
+            steps(&[(0, starting(9)), (1, RecordRead::Absent), (4, RecordRead::Absent)]),
             ["wait 9", "wait 3", "Starting"]
         );
         assert_eq!(
@@ -487,15 +491,15 @@ mod tests {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("4711/record");
-        assert_eq!(look(&path), Ok(Look::Absent));
+        assert_eq!(look(&path), Ok(RecordRead::Absent));
         std::fs::create_dir(path.parent().unwrap()).unwrap();
-        assert_eq!(look(&path), Ok(Look::Absent));
-        let Look::Found(written) = record(RecordState::Ready, 0) else {
+        assert_eq!(look(&path), Ok(RecordRead::Absent));
+        let RecordRead::Found(written) = record(RecordState::Ready, 0) else {
             panic!()
         };
         std::fs::write(&path, written.to_text().unwrap()).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        assert_eq!(look(&path), Ok(Look::Found(written)));
+        assert_eq!(look(&path), Ok(RecordRead::Found(written)));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
         assert!(
             look(&path)

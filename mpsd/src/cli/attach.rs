@@ -15,7 +15,7 @@ use mpsd_core::gpu::MIG;
 use mpsd_core::listener;
 use mpsd_core::partitions::{self, Partition};
 use mpsd_core::ranks::Rank;
-use mpsd_core::record::{self, Daemon, Look, Record, RecordState};
+use mpsd_core::record::{self, Daemon, Record, RecordRead, RecordState};
 use mpsd_core::{Failure, Fault, GpuUuid, JobId, Refusal};
 use std::path::{Path, PathBuf};
 
@@ -173,7 +173,7 @@ impl Caller<'_> {
         let (settings, _) = self.settings();
         let failed = |id: &JobId| {
             let look = record::look(&settings.paths.job(id).record());
-            matches!(look, Ok(Look::Found(record)) if record.of_node)
+            matches!(look, Ok(RecordRead::Found(record)) if record.of_node)
         };
         self.ids().is_ok_and(|ids| ids.iter().any(failed))
     }

@@ -16,10 +16,10 @@ use crate::scheduler::host::boot_time;
 use crate::scheduler::known_jobs::{JobState, KnownJobs};
 use crate::scheduler::{self, Scheduler, Site};
 use crate::sys::deadline::Deadline;
-use crate::sys::guard::{NoAnswer, ask};
+use crate::sys::guard::{AskError, ask};
 use crate::sys::process::Process;
 use mpsd_core::config::Settings;
-use mpsd_core::record::{self, Look};
+use mpsd_core::record::{self, RecordRead};
 use mpsd_core::{Failure, JobId, Undetermined};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -348,7 +348,7 @@ impl<'a> Run<'a> {
     }
 
     fn recorded(&self, named: &JobId) -> Option<JobId> {
-        let Ok(Look::Found(record)) = record::look(&self.settings.paths.job(named).record()) else {
+        let Ok(RecordRead::Found(record)) = record::look(&self.settings.paths.job(named).record()) else {
             return None;
         };
         (record.job.directory_name() == named.as_str()).then_some(record.job)
@@ -456,7 +456,7 @@ impl<'a> Run<'a> {
         job: &JobId,
         journal: Option<&Journal>,
         ending: &Ending<'_>,
-    ) -> Result<(bool, Vec<String>), NoAnswer> {
+    ) -> Result<(bool, Vec<String>), AskError> {
         let limit = self.settings.deadline;
         let answer = ask(Deadline::after(limit + GRACE), || {
             let mut node = RealNode::new(NAME, self.settings, limit, limit / 2);

@@ -4,7 +4,7 @@
 
 use super::dialogue::Event;
 use crate::sys::Exit;
-use crate::sys::process::Witness;
+use crate::sys::process::ProcessWatch;
 use mpsd_core::observations::Killed;
 use std::os::fd::BorrowedFd;
 
@@ -14,7 +14,7 @@ const MOST: usize = 480;
 /// The clients that live.
 #[derive(Debug, Default)]
 pub struct Ends {
-    clients: Vec<(i32, Witness)>,
+    clients: Vec<(i32, ProcessWatch)>,
 }
 
 impl Ends {
@@ -27,20 +27,20 @@ impl Ends {
         let is_new = self.clients.iter().all(|(known, _)| known != pid);
         if is_new && self.clients.len() < MOST {
             self.clients
-                .extend(Witness::of(*pid).map(|witness| (*pid, witness)));
+                .extend(ProcessWatch::of(*pid).map(|watch| (*pid, watch)));
         }
     }
 
     /// What wakes when one of them has ended and been waited for, and at nothing else.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.clients.iter().map(|(_, witness)| witness.descriptor())
+        self.clients.iter().map(|(_, watch)| watch.descriptor())
     }
 
     /// Those that a signal ended since the last look; all that have ended are let go.
     pub fn killed(&mut self) -> Vec<Killed> {
         let mut killed = Vec::new();
-        self.clients.retain(|(pid, witness)| {
-            let Some(end) = witness.end() else { return true };
+        self.clients.retain(|(pid, watch)| {
+            let Some(end) = watch.end() else { return true };
             if let Some(Exit::Signal(signal)) = end {
                 killed.push(Killed { pid: *pid, signal });
             }

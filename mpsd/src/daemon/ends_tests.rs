@@ -21,7 +21,7 @@ fn woken(ends: &Ends, ms: u16) -> i32 {
 
 /// Where the kernel does not tell, nobody is held, and there is nothing to try.
 fn tells() -> bool {
-    let tells = Witness::of(std::process::id().cast_signed()).is_some();
+    let tells = ProcessWatch::of(std::process::id().cast_signed()).is_some();
     if !tells {
         println!("not tried here: this kernel tells of its own children alone");
     }

@@ -2,7 +2,7 @@
 
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
-use crate::sys::spawn::{RunError, Spawn, Unheard};
+use crate::sys::spawn::{KillReason, RunError, Spawn};
 use mpsd_core::environment::{LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::record::Daemon;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
@@ -84,11 +84,11 @@ pub fn say(control: &Path, daemon: &Daemon, commands: &str, limit: Duration) -> 
     let ended = ended.map_err(|error| match error {
         RunError::Start(error) => error.to_string(),
         RunError::Killed {
-            why: Unheard::TooMuch(most),
+            why: KillReason::TooMuch(most),
             ..
         } => format!("no end of the answer to '{first}': more than {most} bytes"),
         RunError::Killed {
-            why: Unheard::Late { waited, .. },
+            why: KillReason::Late { waited, .. },
             ..
         } => {
             let ms = waited.as_millis();

@@ -10,7 +10,7 @@ use crate::plan::effects::Exporter;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{Requeued, Site, UserRef};
 use crate::sys::deadline::Deadline;
-pub use crate::sys::files::{Bounds, FileError, Room};
+pub use crate::sys::files::{Bounds, FileError, TmpfsSize};
 pub use crate::sys::process::Thread;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{FailureKind, Fault};
@@ -197,7 +197,12 @@ pub trait Files {
     ///
     /// # Errors
     /// The kernel's.
-    fn make_users_directory(&mut self, journal: &Journal, path: &Path, room: Room) -> Result<(), FileError>;
+    fn make_users_directory(
+        &mut self,
+        journal: &Journal,
+        path: &Path,
+        room: TmpfsSize,
+    ) -> Result<(), FileError>;
     /// Removes directories that a user fills and whose locks a user can keep.
     ///
     /// # Errors

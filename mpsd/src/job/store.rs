@@ -8,7 +8,7 @@ use super::node::{Files, LockGuard};
 use super::suspicion::Suspicion;
 use super::{failure, unless_scarce};
 use crate::sys::deadline::Deadline;
-use crate::sys::files::{Bounds, FileError, LOCK, Room};
+use crate::sys::files::{Bounds, FileError, LOCK, TmpfsSize};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::killed::{self, KilledTask};
 use mpsd_core::observations::{self, Observations};
@@ -27,12 +27,12 @@ const SECRET: u32 = 0o600;
 /// The record is for the job's tasks.
 const READABLE: u32 = 0o644;
 /// Room for the sockets, which take five entries and a page.
-const PIPE_ROOM: Room = Room {
+const PIPE_ROOM: TmpfsSize = TmpfsSize {
     bytes: 16 << 20,
     files: 4096,
 };
 /// Room for the logs of NVIDIA's programs.
-const LOG_ROOM: Room = Room {
+const LOG_ROOM: TmpfsSize = TmpfsSize {
     bytes: 256 << 20,
     files: 1024,
 };

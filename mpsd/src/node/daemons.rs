@@ -10,7 +10,7 @@ use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartRepor
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
 use crate::sys::descriptors::read_line;
-use crate::sys::files::{Dir, FileError, Room};
+use crate::sys::files::{Dir, FileError, TmpfsSize};
 use crate::sys::guard::detach;
 use crate::sys::process::Process;
 use mpsd_core::failure::{Evidence, Undetermined};
@@ -33,7 +33,7 @@ const REPORT_TIME: Duration = Duration::from_millis(500);
 /// Longest report, bytes.
 const LONGEST_REPORT: usize = 64 * 1024;
 /// The file by which ranks take their partitions is empty, and its user's.
-const PARTITIONS_ROOM: Room = Room {
+const PARTITIONS_ROOM: TmpfsSize = TmpfsSize {
     bytes: 64 << 10,
     files: 8,
 };

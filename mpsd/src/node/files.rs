@@ -7,8 +7,8 @@ use crate::job::node::{Files, LockGuard, NodeSettings, Severity};
 use crate::job::report::JobReport;
 use crate::plan::effects::Exporter;
 use crate::sys::deadline::Deadline;
-use crate::sys::files::{Bounds, Dir, FileError, Room, has_namespace};
-use crate::sys::guard::{NoAnswer, ask};
+use crate::sys::files::{Bounds, Dir, FileError, TmpfsSize, has_namespace};
+use crate::sys::guard::{AskError, ask};
 use mpsd_core::failure::FailureKind;
 use mpsd_core::replace::Durability;
 use mpsd_core::{Failure, JobId};
@@ -113,7 +113,12 @@ impl Files for RealNode {
         }
     }
 
-    fn make_users_directory(&mut self, journal: &Journal, path: &Path, room: Room) -> Result<(), FileError> {
+    fn make_users_directory(
+        &mut self,
+        journal: &Journal,
+        path: &Path,
+        room: TmpfsSize,
+    ) -> Result<(), FileError> {
         bounded(
             self,
             &journal.job,
@@ -151,7 +156,7 @@ impl Files for RealNode {
             }
             Vec::new()
         };
-        matches!(ask(Deadline::after(limit), touch), Err(NoAnswer::Killed(_)))
+        matches!(ask(Deadline::after(limit), touch), Err(AskError::Killed(_)))
     }
 
     fn lacking(&self, path: &Path) -> Option<String> {
@@ -195,7 +200,7 @@ pub fn bounded(
     node: &RealNode,
     job: &JobId,
     path: &Path,
-    room: Room,
+    room: TmpfsSize,
     (mode, owner): (u32, (u32, u32)),
 ) -> Result<(), FileError> {
     let (dir, name) = parent(path)?;

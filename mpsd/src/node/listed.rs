@@ -5,7 +5,7 @@
 use crate::sys::cgroup::Cgroup;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Dir, FileError};
-use crate::sys::guard::{NoAnswer, ask};
+use crate::sys::guard::{AskError, ask};
 use mpsd_core::Paths;
 use mpsd_core::config::Cgroup as Rule;
 use std::ffi::OsStr;
@@ -42,7 +42,7 @@ pub fn change(
 /// Whether somebody keeps the lock of `directory`; nobody can where root alone may list it.
 pub fn is_kept(paths: &Paths, directory: &Path) -> bool {
     let asked = || asked(paths, directory, CGROUP_TIME, || Ok(Vec::new()));
-    may_be_listed(directory) && matches!(asked(), Ok(None) | Err(NoAnswer::Killed(_)))
+    may_be_listed(directory) && matches!(asked(), Ok(None) | Err(AskError::Killed(_)))
 }
 
 /// [`change`]; `None`: another child is at it.
@@ -51,7 +51,7 @@ fn asked(
     directory: &Path,
     limit: Duration,
     work: impl FnOnce() -> Result<Vec<u8>, String>,
-) -> Result<Option<Result<Vec<u8>, String>>, NoAnswer> {
+) -> Result<Option<Result<Vec<u8>, String>>, AskError> {
     let alone = || {
         let run = own_directory(paths);
         let lock = lock_of(directory);

@@ -3,7 +3,7 @@
 use super::{Sim, World};
 use mpsd::job::exporters;
 use mpsd::job::journal::Journal;
-use mpsd::job::node::{Bounds, FileError, Files, LockGuard, NodeSettings, Room};
+use mpsd::job::node::{Bounds, FileError, Files, LockGuard, NodeSettings, TmpfsSize};
 use mpsd::job::report::JobReport;
 use mpsd::plan::effects::Exporter;
 use mpsd::sys::deadline::Deadline;
@@ -217,7 +217,7 @@ impl Files for Sim {
         Ok(())
     }
 
-    fn make_users_directory(&mut self, _: &Journal, path: &Path, _: Room) -> Result<(), FileError> {
+    fn make_users_directory(&mut self, _: &Journal, path: &Path, _: TmpfsSize) -> Result<(), FileError> {
         self.file_call(path)?;
         self.step(|world| world.files.insert(path.to_owned(), None));
         Ok(())

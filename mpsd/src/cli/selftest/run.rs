@@ -4,7 +4,7 @@ use crate::scheduler::trial::{CommandLine, Trial, TrialJob};
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
 use crate::sys::signals::Signals;
-use crate::sys::spawn::{RunError, Spawn, Unheard};
+use crate::sys::spawn::{KillReason, RunError, Spawn};
 use mpsd_core::text::one_line;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
@@ -116,11 +116,11 @@ impl Runner<'_> {
             Ok((false, out, err)) if answer(&out).is_some() => Ok(out + &err),
             Ok(answer) => Err(Stop::Failed(lines(&answer))),
             Err(RunError::Killed {
-                why: Unheard::Late { .. },
+                why: KillReason::Late { .. },
                 ..
             }) => Err(self.late(order.name, None)),
             Err(RunError::Killed {
-                why: Unheard::Interrupted,
+                why: KillReason::Interrupted,
                 ..
             }) => Err(self.interrupted(order.name, None)),
             Err(error) => {

@@ -15,7 +15,7 @@ use mpsd_core::config::Settings;
 use mpsd_core::environment::PIPE_DIRECTORY;
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::gpu::GpuProcess;
-use mpsd_core::record::{self, Look, Record};
+use mpsd_core::record::{self, Record, RecordRead};
 use mpsd_core::text::one_line;
 use mpsd_core::{Failure, GpuUuid, JobId, Refusal};
 use std::path::Path;
@@ -91,9 +91,9 @@ fn find(ids: &[JobId], settings: &Settings) -> Result<Option<Record>, Failure> {
     for id in ids {
         let path = settings.paths.job(id).record();
         match record::look(&path) {
-            Ok(Look::Absent) => {}
-            Ok(Look::Found(record)) => return Ok(Some(*record)),
-            Ok(Look::Denied(why)) | Err(why) => return Err(unread(&path, why)),
+            Ok(RecordRead::Absent) => {}
+            Ok(RecordRead::Found(record)) => return Ok(Some(*record)),
+            Ok(RecordRead::Denied(why)) | Err(why) => return Err(unread(&path, why)),
         }
     }
     Ok(None)
@@ -170,7 +170,7 @@ fn of_job(
     let named = JobId::parse(name)?;
     let journal = node.read_journal(&named)?;
     let record = match record::look(&settings.paths.job(&named).record()) {
-        Ok(Look::Found(record)) => Some(*record),
+        Ok(RecordRead::Found(record)) => Some(*record),
         _ => None,
     };
     let Some(subject) = of_journal(journal.as_ref(), record) else {

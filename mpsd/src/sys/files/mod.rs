@@ -19,7 +19,7 @@ mod remove;
 mod room;
 pub use lock::LOCK;
 pub use remove::Bounds;
-pub use room::{Room, has_namespace};
+pub use room::{TmpfsSize, has_namespace};
 
 /// An open directory; holds it (not its name), needs no permission to list it.
 #[derive(Debug)]

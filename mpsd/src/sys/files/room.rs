@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// What a directory may hold.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct TmpfsSize {
     /// Bytes.
     pub bytes: u64,
     /// Files, links and directories.
@@ -26,9 +26,9 @@ impl Dir {
     ///
     /// # Errors
     /// The kernel's: EPERM where this program may not mount, as in most containers.
-    pub fn cover(&self, room: Room, mode: u32, owner: (u32, u32)) -> Result<(), FileError> {
+    pub fn cover(&self, room: TmpfsSize, mode: u32, owner: (u32, u32)) -> Result<(), FileError> {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        let (Room { bytes, files }, (uid, gid)) = (room, owner);
+        let (TmpfsSize { bytes, files }, (uid, gid)) = (room, owner);
         let options = format!("size={bytes},nr_inodes={files},mode={mode:o},uid={uid},gid={gid}");
         let target = name_of(self);
         mount(

@@ -3,7 +3,7 @@
 use crate::sys::Exit;
 use crate::sys::cgroup::leave;
 use crate::sys::deadline::Deadline;
-use crate::sys::spawn::{Child, Output, Unheard, listen};
+use crate::sys::spawn::{Child, KillReason, Output, listen};
 use crate::sys::{descriptors, raw};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
@@ -20,10 +20,10 @@ const NOTHING: u8 = 2;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum NoAnswer {
+pub enum AskError {
     /// It hung, or answered without end, and was killed.
     #[error("the process asked {0}")]
-    Killed(Unheard),
+    Killed(KillReason),
     /// It ended in another way than by an answer: a panic, a signal.
     #[error("the process asked ended by {0}")]
     Ended(Exit),
@@ -35,7 +35,7 @@ pub enum NoAnswer {
 /// Runs `question` in a child and returns its bytes. The child has standard streams on `/dev/null` and **none of our other
 /// descriptors**: should it hang for ever, it holds nothing that somebody waits to see closed (slurmd and qsub wait so).
 /// `question` opens itself what it looks at.
-pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, NoAnswer> {
+pub fn ask(deadline: Deadline, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, AskError> {
     ask_with(None, deadline, question)
 }
 
@@ -44,29 +44,29 @@ pub(super) fn ask_with(
     kept: Option<BorrowedFd>,
     deadline: Deadline,
     question: impl FnOnce() -> Vec<u8>,
-) -> Result<Vec<u8>, NoAnswer> {
-    let (mut answer, writer) = Output::pipe().map_err(NoAnswer::NotStarted)?;
+) -> Result<Vec<u8>, AskError> {
+    let (mut answer, writer) = Output::pipe().map_err(AskError::NotStarted)?;
     let asker = nix::unistd::getpid();
-    let mask = raw::block_all().map_err(NoAnswer::NotStarted)?;
+    let mask = raw::block_all().map_err(AskError::NotStarted)?;
     let forked = match raw::fork() {
         Ok(None) => in_child(asker, writer, kept, question),
         Ok(Some(pid)) => Ok(Child::adopt_as_ours(pid)),
-        Err(errno) => Err(NoAnswer::NotStarted(errno)),
+        Err(errno) => Err(AskError::NotStarted(errno)),
     };
     raw::restore_mask(&mask);
     drop(writer);
     let mut child = forked?;
     match listen(&mut child, &mut [&mut answer], None, deadline, MOST_ANSWER) {
         Ok(Exit::Code(0)) => Ok(answer.bytes),
-        Ok(other) => Err(NoAnswer::Ended(other)),
+        Ok(other) => Err(AskError::Ended(other)),
         Err(why) => {
-            if let Unheard::Late {
+            if let KillReason::Late {
                 survivor: Some(pid), ..
             } = why
             {
                 leave(pid);
             }
-            Err(NoAnswer::Killed(why))
+            Err(AskError::Killed(why))
         }
     }
 }

@@ -13,7 +13,7 @@ fn a_question_is_answered_up_to_its_bound() {
     let most = ask(soon(), || vec![7; MOST_ANSWER]).unwrap();
     assert_eq!(most.len(), MOST_ANSWER);
     let more = ask(soon(), || vec![7; MOST_ANSWER + 1]);
-    assert_eq!(more, Err(NoAnswer::Killed(Unheard::TooMuch(MOST_ANSWER))));
+    assert_eq!(more, Err(AskError::Killed(KillReason::TooMuch(MOST_ANSWER))));
 }
 
 #[test]
@@ -31,9 +31,9 @@ fn a_question_may_crash_panic_exit_or_hang() {
             note();
             vec![raise(signal)]
         });
-        assert_eq!(crash, Err(NoAnswer::Ended(Exit::Signal(signal as i32))));
+        assert_eq!(crash, Err(AskError::Ended(Exit::Signal(signal as i32))));
     }
-    let exit = |code| Err(NoAnswer::Ended(Exit::Code(code)));
+    let exit = |code| Err(AskError::Ended(Exit::Code(code)));
     assert_eq!(ask(soon(), || raw::exit_now(9)), exit(9));
     let panic = || -> Vec<u8> {
         std::panic::set_hook(Box::new(|_| ()));
@@ -49,7 +49,7 @@ fn a_question_may_crash_panic_exit_or_hang() {
             std::thread::sleep(Duration::from_secs(60));
             Vec::new()
         };
-        let Err(NoAnswer::Killed(Unheard::Late {
+        let Err(AskError::Killed(KillReason::Late {
             waited,
             survivor: None,
         })) = ask(Deadline::after(limit), hang)
@@ -110,7 +110,7 @@ fn a_question_in_state_d_is_given_up_in_bounded_time() {
         Vec::new()
     });
     let took = began.elapsed();
-    let Err(NoAnswer::Killed(Unheard::Late { survivor, .. })) = outcome else {
+    let Err(AskError::Killed(KillReason::Late { survivor, .. })) = outcome else {
         panic!("{outcome:?}")
     };
     // Its stopped child has a session of the question's own, so it was killed as well: what hung ends now.

@@ -6,7 +6,7 @@
 
 mod ask;
 mod relay;
-pub use ask::{NoAnswer, ask};
+pub use ask::{AskError, ask};
 
 use super::deadline::Deadline;
 use super::descriptors;
@@ -33,7 +33,7 @@ const TURN: Duration = Duration::from_millis(5);
 
 /// What became of a guarded worker that did not return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Lost {
+pub enum GuardError {
     /// A signal ended it.
     #[error("it was ended by signal {0}")]
     Died(i32),
@@ -52,15 +52,15 @@ pub enum Lost {
 /// go on to the worker (SIGHUP only where it was not ignored), which decides; if we ourselves are killed, so is it.
 ///
 /// The worker keeps our descriptors and session; what it writes is passed on. Call it before anything else is set up.
-pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Lost> {
-    let (out, their_out) = Relay::to(1).map_err(Lost::NotStarted)?;
-    let (err, their_err) = Relay::to(2).map_err(Lost::NotStarted)?;
+pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, GuardError> {
+    let (out, their_out) = Relay::to(1).map_err(GuardError::NotStarted)?;
+    let (err, their_err) = Relay::to(2).map_err(GuardError::NotStarted)?;
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
-    let signals = Signals::block(&signals).map_err(Lost::NotStarted)?;
+    let signals = Signals::block(&signals).map_err(GuardError::NotStarted)?;
     // Inherited as ignored, it would lose every child's end, ours and the worker's.
     let _ = raw::default_action(Signal::SIGCHLD);
     let parent = nix::unistd::getpid();
-    let mut child = match raw::fork().map_err(Lost::NotStarted)? {
+    let mut child = match raw::fork().map_err(GuardError::NotStarted)? {
         Some(pid) => Child::adopt_as_ours(pid),
         None => {
             signals.restore();
@@ -80,10 +80,10 @@ pub fn guarded(deadline: Deadline, worker: impl FnOnce() -> u8) -> Result<u8, Lo
     let end = watch(&mut child, &signals, &mut streams, deadline);
     let end = match end {
         Some(Exit::Code(code)) => Ok(code),
-        Some(Exit::Signal(signal)) => Err(Lost::Died(signal)),
+        Some(Exit::Signal(signal)) => Err(GuardError::Died(signal)),
         None => Err(match child.kill(Deadline::after(AFTER_KILL)) {
-            Some(_) => Lost::Late,
-            None => Lost::Hangs,
+            Some(_) => GuardError::Late,
+            None => GuardError::Hangs,
         }),
     };
     // Its last words, for which readers have a moment.

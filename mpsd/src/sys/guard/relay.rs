@@ -1,6 +1,6 @@
 //! What a worker writes, passed on: one that hangs for ever must hold nothing that a scheduler reads to its end.
 
-use super::ask::{NoAnswer, ask_with};
+use super::ask::{AskError, ask_with};
 use crate::sys::deadline::Deadline;
 use crate::sys::raw;
 use crate::sys::spawn::Output;
@@ -85,7 +85,7 @@ impl Relay {
         if !self.hangs {
             match write_apart(self.to, rest) {
                 // Without a child it is written here.
-                Err(NoAnswer::NotStarted(_)) => return,
+                Err(AskError::NotStarted(_)) => return,
                 outcome => self.hangs = outcome.is_err(),
             }
         }
@@ -95,7 +95,7 @@ impl Relay {
 
 /// Writes to standard error, for which a file has a bounded time.
 pub(super) fn complain(bytes: &[u8]) {
-    if !is_file(2) || matches!(write_apart(2, bytes), Err(NoAnswer::NotStarted(_))) {
+    if !is_file(2) || matches!(write_apart(2, bytes), Err(AskError::NotStarted(_))) {
         raw::complain(bytes);
     }
 }
@@ -108,10 +108,10 @@ fn is_file(to: RawFd) -> bool {
 }
 
 /// Writes all of `bytes` in a child, as far as it goes.
-fn write_apart(to: RawFd, bytes: &[u8]) -> Result<(), NoAnswer> {
+fn write_apart(to: RawFd, bytes: &[u8]) -> Result<(), AskError> {
     // The child loses the standard ones.
     let to = raw::borrow(to).try_clone_to_owned();
-    let to = to.map_err(|error| NoAnswer::NotStarted(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
+    let to = to.map_err(|error| AskError::NotStarted(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
     let write = || {
         let mut rest = bytes;
         while !rest.is_empty() {

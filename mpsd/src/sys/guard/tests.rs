@@ -33,7 +33,7 @@ fn every_end_of_a_worker_becomes_a_code() {
         Signal::SIGHUP,
     ] {
         let outcome = guarded(soon(), || raise(signal));
-        assert_eq!(outcome, Err(Lost::Died(signal as i32)));
+        assert_eq!(outcome, Err(GuardError::Died(signal as i32)));
     }
     assert_eq!(guarded(soon(), quietly(|| panic!("worker"))), Ok(FAULT));
     let hook = || {
@@ -53,10 +53,10 @@ fn a_worker_past_its_time_or_stopped_is_killed() {
         }
     };
     let began = Instant::now();
-    assert_eq!(guarded(Deadline::after_ms(100), forever), Err(Lost::Late));
+    assert_eq!(guarded(Deadline::after_ms(100), forever), Err(GuardError::Late));
     assert_eq!(
         guarded(Deadline::after_ms(100), || raise(Signal::SIGSTOP)),
-        Err(Lost::Late)
+        Err(GuardError::Late)
     );
     // Deaf to everything but SIGKILL.
     let deaf = || {

@@ -31,9 +31,9 @@ impl ProcessId {
 
 /// Sees how a process ends that need not be a child of ours.
 #[derive(Debug)]
-pub struct Witness(OwnedFd);
+pub struct ProcessWatch(OwnedFd);
 
-impl Witness {
+impl ProcessWatch {
     /// Of `pid`; `None`: it has gone, no descriptor is left, or the kernel tells of nobody but one's own children (before Linux 6.15;
     /// 6.13 and 6.14 cannot be told from later ones here, and say nothing of an end).
     pub fn of(pid: i32) -> Option<Self> {

@@ -45,13 +45,13 @@ pub enum RunError {
         /// The program.
         program: String,
         /// What was wrong.
-        why: Unheard,
+        why: KillReason,
     },
 }
 
 /// Why a process was killed before it had answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unheard {
+pub enum KillReason {
     /// It had not ended at the deadline.
     #[error("did not end within {} ms{}", waited.as_millis(), stays(*survivor))]
     Late {
@@ -116,7 +116,7 @@ pub(in crate::sys) fn listen(
     stop: Option<BorrowedFd<'_>>,
     deadline: Deadline,
     most: usize,
-) -> Result<Exit, Unheard> {
+) -> Result<Exit, KillReason> {
     let began = Instant::now();
     let mut fits = true;
     while fits && !child.has_ended() && !deadline.expired() && !stop.is_some_and(is_readable) {
@@ -132,10 +132,10 @@ pub(in crate::sys) fn listen(
     fits = fits && outputs.iter_mut().all(|output| output.read(most));
     let survivor = exit.is_none().then_some(child.pid());
     match exit {
-        _ if stopped => Err(Unheard::Interrupted),
-        Some(_) if !fits => Err(Unheard::TooMuch(most)),
+        _ if stopped => Err(KillReason::Interrupted),
+        Some(_) if !fits => Err(KillReason::TooMuch(most)),
         Some(exit) if !late => Ok(exit),
-        _ => Err(Unheard::Late { waited, survivor }),
+        _ => Err(KillReason::Late { waited, survivor }),
     }
 }
 

@@ -269,7 +269,7 @@ fn a_program_run_past_its_deadline_is_killed_with_what_it_started() {
         matches!(
             error,
             RunError::Killed {
-                why: Unheard::Late { survivor: None, .. },
+                why: KillReason::Late { survivor: None, .. },
                 ..
             }
         ),
@@ -292,7 +292,7 @@ fn a_program_is_killed_as_soon_as_its_caller_has_something_to_read() {
         matches!(
             error,
             RunError::Killed {
-                why: Unheard::Interrupted,
+                why: KillReason::Interrupted,
                 ..
             }
         ),
@@ -326,7 +326,7 @@ fn an_answer_without_end_is_no_answer() {
     assert!(matches!(
         at_its_end,
         RunError::Killed {
-            why: Unheard::TooMuch(4096),
+            why: KillReason::TooMuch(4096),
             ..
         }
     ));
