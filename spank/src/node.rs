@@ -1,7 +1,7 @@
 //! This node's files, as [`Node`].
 
-use crate::handle::{Ended, Node, Program};
-use crate::sys::spawn::run;
+use crate::handle::{Node, Program, ProgramResult};
+use crate::sys::spawn;
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::Change;
 use mpsd_core::killed::KilledTask;
@@ -24,14 +24,15 @@ pub struct ThisNode;
 
 impl Node for ThisNode {
     fn settings(&self, path: &Path, name: Option<&str>) -> Result<Settings, String> {
-        let node = node_name(name);
-        // No GPU's product is known here, and nothing that we need may depend on it.
+        let host = || nix::unistd::gethostname().ok()?.into_string().ok();
+        let node = name.map(str::to_owned).or_else(host).unwrap_or_default();
+        // No GPU's product is known here, and nothing that the plugin needs may depend on it.
         let settings = Config::load(path).and_then(|config| config.for_node(&node, &[]));
         settings.map_err(|broken| broken.to_user(&node).to_string())
     }
 
-    fn run(&self, program: &Program) -> Ended {
-        run(program)
+    fn run(&self, program: &Program) -> ProgramResult {
+        spawn::run(program)
     }
 
     fn has_directories(&self, jobs: &Path, job: &JobId) -> bool {
@@ -39,7 +40,7 @@ impl Node for ThisNode {
             return false;
         };
         let name = job.directory_name();
-        // By name: that of a step's directory is its id, which is short.
+        // By name: a step's directory has its id, which is short.
         entries.flatten().any(|entry| {
             let found = entry.file_name();
             let Some(found) = found.to_str() else { return false };
@@ -47,8 +48,8 @@ impl Node for ThisNode {
         })
     }
 
-    fn has_mark(&self, mark: &Path) -> bool {
-        mark.symlink_metadata().is_ok()
+    fn exists(&self, path: &Path) -> bool {
+        path.symlink_metadata().is_ok()
     }
 
     fn expect_listener(&self, changes: &[Change]) -> Result<(), String> {
@@ -61,6 +62,10 @@ impl Node for ThisNode {
             RecordRead::Absent => Ok(None),
             RecordRead::Denied(why) => Err(why),
         }
+    }
+
+    fn settled_record(&self, path: &Path, limit: Duration) -> Result<Option<Record>, String> {
+        record::settled(path, limit)
     }
 
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
@@ -82,12 +87,12 @@ impl Node for ThisNode {
         )
     }
 
-    fn untold(&self, job: &JobPaths) -> Vec<String> {
-        take_untold(job).unwrap_or_default()
+    fn take_last_words(&self, job: &JobPaths) -> Vec<String> {
+        take_last_words(job).unwrap_or_default()
     }
 
     fn note_killed(&self, job: &JobPaths, task: &KilledTask) {
-        // What cannot be noted is not in the report, and that is all.
+        // If this fails, the report only lacks the task.
         let _ = append_killed(job, task);
     }
 
@@ -96,25 +101,24 @@ impl Node for ThisNode {
         oom_kills(&own, Path::new("/sys/fs/cgroup")).unwrap_or_default()
     }
 
-    fn ranks(&self, job: &JobPaths) -> Result<File, String> {
-        let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let opened = open(&job.partitions_lock(), flags, Mode::empty());
-        let shown = |e| format!("cannot open '{}': {e}", job.partitions_lock().display());
-        opened.map(File::from).map_err(shown)
-    }
-
-    fn settled_record(&self, path: &Path, deadline: Duration) -> Result<Option<Record>, String> {
-        record::settled(path, deadline)
+    fn partitions_lock(&self, job: &JobPaths) -> Result<File, String> {
+        let path = job.partitions_lock();
+        open_existing(&path, OFlag::O_RDWR).map_err(|e| format!("cannot open '{}': {e}", path.display()))
     }
 }
 
-/// The last words beyond those that the file `told` counts, which counts them then. Root's files in root's directory; `None`:
-/// there is nothing, or somebody else tells it just now.
-fn take_untold(job: &JobPaths) -> Option<Vec<String>> {
+/// Opens one of root's files in root's directory of the job. It was made with the job: made here it would be in the way of
+/// an end that removes the directory at this moment.
+fn open_existing(path: &Path, access: OFlag) -> nix::Result<File> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    open(path, access | flags, Mode::empty()).map(File::from)
+}
+
+/// The last words that the number in the file `told` does not cover yet; raises it. `None`: there are none, or another
+/// step takes them at this moment.
+fn take_last_words(job: &JobPaths) -> Option<Vec<String>> {
     let words = ThisNode.observations(job)?.last_words;
-    // It was made with the job: made here it would stand in the way of an end that removes the directory just now.
-    let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let file = File::from(open(&job.told(), flags, Mode::empty()).ok()?);
+    let file = open_existing(&job.told(), OFlag::O_RDWR).ok()?;
     let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
     let mut number = [0; 8];
     let length = file.read_at(&mut number, 0).ok()?;
@@ -124,17 +128,15 @@ fn take_untold(job: &JobPaths) -> Option<Vec<String>> {
     Some(untold.to_vec())
 }
 
-/// Root's file in root's directory. It was made with the job, as `told`.
 fn append_killed(job: &JobPaths, task: &KilledTask) -> Option<()> {
-    let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let mut file = File::from(open(&job.killed(), flags, Mode::empty()).ok()?);
+    let mut file = open_existing(&job.killed(), OFlag::O_WRONLY | OFlag::O_APPEND).ok()?;
     let line = task.line(file.metadata().ok()?.len())?;
     // One write, so that lines of two steps do not mix.
     file.write_all(line.as_bytes()).ok()
 }
 
-/// The count of the job's cgroup, in which Slurm keeps slurmstepd as well (`job_N/step_M/slurm`); version 2 alone counts for all
-/// below a cgroup. `own`: `/proc/self/cgroup`.
+/// The count of the job's cgroup, in which Slurm keeps slurmstepd as well (`job_N/step_M/slurm`). Only version 2 counts
+/// all processes below a cgroup. `own` is the text of `/proc/self/cgroup`.
 fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let at = path.split('/').position(|name| name.starts_with("job_"))?;
@@ -142,12 +144,6 @@ fn oom_kills(own: &str, mounted: &Path) -> Option<u64> {
     let events = std::fs::read_to_string(mounted.join(of_job).join("memory.events")).ok()?;
     let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "))?;
     count.parse().ok()
-}
-
-/// Slurm's name of this node, else the host's.
-fn node_name(name: Option<&str>) -> String {
-    let host = || nix::unistd::gethostname().ok()?.into_string().ok();
-    name.map(str::to_owned).or_else(host).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -4,25 +4,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// A job's directory of the test's own, removed at the end.
-struct Place(std::path::PathBuf);
-
-impl Place {
-    fn new(name: &str) -> Self {
-        let place = std::env::temp_dir().join(format!("spank-node-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&place).unwrap();
-        Self(place)
-    }
-
-    fn record(&self) -> std::path::PathBuf {
-        self.0.join("4711/record")
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// A place of the test's own, and the paths of a job in it.
+fn place() -> (tempfile::TempDir, JobPaths) {
+    // A record of another owner is not read.
+    assert!(nix::unistd::geteuid().is_root(), "run as root, as CI does");
+    let place = tempfile::tempdir().unwrap();
+    let job = mpsd_core::Paths::new(place.path(), place.path()).job(&JobId::parse("4711").unwrap());
+    (place, job)
 }
 
 fn record(state: RecordState) -> Record {
@@ -31,36 +19,30 @@ fn record(state: RecordState) -> Record {
     record
 }
 
-/// Whether the tests run as root, as CI does; a record of another owner is not read.
-fn is_root() -> bool {
-    nix::unistd::geteuid().is_root()
-}
-
 #[test]
 fn a_record_that_others_could_have_written_is_not_read() {
-    let place = Place::new("foreign");
+    let (_place, job) = place();
     ThisNode
-        .leave_record(&place.record(), &record(RecordState::Ready))
+        .leave_record(&job.record(), &record(RecordState::Ready))
         .unwrap();
-    std::fs::set_permissions(place.record(), std::fs::Permissions::from_mode(0o666)).unwrap();
+    std::fs::set_permissions(job.record(), std::fs::Permissions::from_mode(0o666)).unwrap();
     assert!(
         ThisNode
-            .record(&place.record())
+            .record(&job.record())
             .unwrap_err()
             .contains("may be written by group or others")
     );
-    std::fs::remove_file(place.record()).unwrap();
-    std::os::unix::fs::symlink("/etc/passwd", place.record()).unwrap();
-    assert!(ThisNode.record(&place.record()).is_err());
-    assert_eq!(ThisNode.record(&place.0.join("none/record")), Ok(None));
+    std::fs::remove_file(job.record()).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", job.record()).unwrap();
+    assert!(ThisNode.record(&job.record()).is_err());
+    assert_eq!(ThisNode.record(Path::new("/nonexistent/record")), Ok(None));
 }
 
 #[test]
 fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
-    assert!(is_root(), "run as root, as CI does");
     for gap in [false, true] {
-        let place = Place::new(if gap { "gap" } else { "settles" });
-        let path = place.record();
+        let (_place, job) = place();
+        let path = job.record();
         ThisNode
             .leave_record(&path, &record(RecordState::Starting))
             .unwrap();
@@ -98,14 +80,13 @@ fn a_task_is_told_at_once_when_the_start_settles_even_by_way_of_nothing() {
 
 #[test]
 fn a_start_that_never_settles_is_given_up_at_the_records_own_deadline() {
-    assert!(is_root(), "run as root, as CI does");
-    let place = Place::new("never");
+    let (_place, job) = place();
     let mut never = record(RecordState::Starting);
     never.deadline_s = 1;
-    ThisNode.leave_record(&place.record(), &never).unwrap();
+    ThisNode.leave_record(&job.record(), &never).unwrap();
     let begin = Instant::now();
     let given_up = ThisNode
-        .settled_record(&place.record(), Duration::from_secs(60))
+        .settled_record(&job.record(), Duration::from_secs(60))
         .unwrap();
     assert_eq!(given_up.map(|r| r.state), Some(RecordState::Starting));
     assert!((Duration::from_secs(1)..Duration::from_secs(3)).contains(&begin.elapsed()));
@@ -113,46 +94,43 @@ fn a_start_that_never_settles_is_given_up_at_the_records_own_deadline() {
 
 #[test]
 fn a_steps_directory_counts_as_its_jobs() {
-    let place = Place::new("steps");
+    let (place, _) = place();
     let job = JobId::parse("47").unwrap();
     for (name, counts) in [("471", false), (".47.lock", false), ("47.0", true)] {
-        std::fs::create_dir(place.0.join(name)).unwrap();
-        assert_eq!(ThisNode.has_directories(&place.0, &job), counts, "{name}");
+        std::fs::create_dir(place.path().join(name)).unwrap();
+        assert_eq!(ThisNode.has_directories(place.path(), &job), counts, "{name}");
     }
-    assert!(!ThisNode.has_directories(&place.0.join("none"), &job));
+    assert!(!ThisNode.has_directories(&place.path().join("none"), &job));
 }
 
 #[test]
 fn last_words_are_told_once_and_only_where_root_has_made_room_for_their_number() {
-    assert!(is_root(), "run as root, as CI does");
-    let place = Place::new("untold");
-    let job = mpsd_core::Paths::new(&place.0, &place.0).job(&JobId::parse("4711").unwrap());
+    let (_place, job) = place();
     std::fs::create_dir_all(job.directory()).unwrap();
     let says = |words: &[&str]| {
-        let observations = Observations {
+        let seen = Observations {
             last_words: words.iter().map(|word| (*word).to_owned()).collect(),
             ..Observations::default()
         };
-        std::fs::write(job.observations(), observations.line()).unwrap();
+        std::fs::write(job.observations(), seen.line()).unwrap();
     };
-    assert!(ThisNode.untold(&job).is_empty(), "nothing is there");
+    assert!(ThisNode.take_last_words(&job).is_empty(), "nothing is there");
     says(&["one\x1b[31m"]);
-    assert!(ThisNode.untold(&job).is_empty() && !job.told().exists());
+    assert!(ThisNode.take_last_words(&job).is_empty() && !job.told().exists());
     std::fs::write(job.told(), "").unwrap();
-    assert_eq!(ThisNode.untold(&job), ["one?[31m"]);
-    assert!(ThisNode.untold(&job).is_empty());
+    assert_eq!(ThisNode.take_last_words(&job), ["one?[31m"]);
+    assert!(ThisNode.take_last_words(&job).is_empty());
     says(&["one", "two"]);
     let elsewhere = File::options().write(true).open(job.told()).unwrap();
     let held = Flock::lock(elsewhere, FlockArg::LockExclusive).unwrap();
-    assert!(ThisNode.untold(&job).is_empty(), "another step tells it");
+    assert!(ThisNode.take_last_words(&job).is_empty(), "another step tells it");
     drop(held);
-    assert_eq!(ThisNode.untold(&job), ["two"]);
+    assert_eq!(ThisNode.take_last_words(&job), ["two"]);
 }
 
 #[test]
 fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
-    let place = Place::new("killed");
-    let job = mpsd_core::Paths::new(&place.0, "/var/lib/mpsd").job(&JobId::parse("4711").unwrap());
+    let (place, job) = place();
     let task = KilledTask {
         step: Some(0),
         rank: 3,
@@ -163,7 +141,7 @@ fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
     ThisNode.note_killed(&job, &task);
     assert!(!job.killed().exists(), "nothing is made");
     std::fs::create_dir_all(job.directory()).unwrap();
-    let elsewhere = place.0.join("elsewhere");
+    let elsewhere = place.path().join("elsewhere");
     std::fs::write(&elsewhere, "").unwrap();
     std::os::unix::fs::symlink(&elsewhere, job.killed()).unwrap();
     ThisNode.note_killed(&job, &task);
@@ -184,8 +162,8 @@ fn killed_tasks_are_noted_where_the_job_has_a_file_for_them_until_it_is_full() {
 
 #[test]
 fn the_out_of_memory_killer_is_asked_in_the_jobs_cgroup_of_version_2_alone() {
-    let place = Place::new("oom");
-    let of_job = place.0.join("system.slice/slurmstepd.scope/job_12");
+    let (place, _) = place();
+    let of_job = place.path().join("system.slice/slurmstepd.scope/job_12");
     std::fs::create_dir_all(&of_job).unwrap();
     std::fs::write(
         of_job.join("memory.events"),
@@ -193,29 +171,28 @@ fn the_out_of_memory_killer_is_asked_in_the_jobs_cgroup_of_version_2_alone() {
     )
     .unwrap();
     let own = "0::/system.slice/slurmstepd.scope/job_12/step_0/slurm\n";
-    assert_eq!(oom_kills(own, &place.0), Some(2));
+    assert_eq!(oom_kills(own, place.path()), Some(2));
     for other in [
         "0::/system.slice/slurmd.service\n",
         "0::/system.slice/slurmstepd.scope/job_13/step_0/slurm\n",
         "4:memory:/slurm/uid_0/job_12/step_0\n0::/\n",
         "",
     ] {
-        assert_eq!(oom_kills(other, &place.0), None, "{other}");
+        assert_eq!(oom_kills(other, place.path()), None, "{other}");
     }
 }
 
 #[test]
 fn the_ranks_lock_is_the_one_that_root_made() {
-    let place = Place::new("ranks");
-    let job = mpsd_core::Paths::new(&place.0, "/var/lib/mpsd").job(&JobId::parse("4711").unwrap());
+    let (_place, job) = place();
     let directory = job.partitions_lock().parent().map(Path::to_owned).unwrap();
     std::fs::create_dir_all(&directory).unwrap();
     std::fs::write(job.partitions_lock(), "this").unwrap();
-    let opened = std::io::read_to_string(ThisNode.ranks(&job).unwrap()).unwrap();
+    let opened = std::io::read_to_string(ThisNode.partitions_lock(&job).unwrap()).unwrap();
     assert_eq!(opened, "this");
     std::fs::remove_dir_all(&directory).unwrap();
     assert!(
-        ThisNode.ranks(&job).is_err() && !directory.exists(),
+        ThisNode.partitions_lock(&job).is_err() && !directory.exists(),
         "nothing is made"
     );
 }

@@ -1,10 +1,11 @@
-//! Nodes that do not load this plugin: another plugstack.conf there, or a plugin of another release.
+//! Nodes that do not load this plugin, because of another plugstack.conf or a plugin of another release.
 //!
-//! Nothing of ours runs on such a node, so the submitting side asks Slurm for a task prolog (`srun --task-prolog`), which
-//! every slurmstepd runs: `mps-task-prolog` lets a task start that `task_init` has marked, tells why another does not, and
-//! then runs the task prolog that the user gave. A node without the file fails the task, and names the file. A batch script
-//! has no such prolog: where bash runs it, `BASH_ENV` stops it, which `task_init` takes away again. Nothing stops a script
-//! that another program runs, nor one that does not get the environment (`sbatch --export=NONE`, or a list without `ALL`).
+//! Nothing of mpsd runs on such a node, so the submitting side requests a task prolog (`srun --task-prolog`), which every
+//! slurmstepd runs. `mps-task-prolog` lets a task start that `task_init` has marked, says why another task does not, and
+//! then runs the user's own task prolog. A node without the file fails the task, and names the file.
+//!
+//! A batch script has no task prolog. If bash runs it, `BASH_ENV` stops it, and `task_init` removes that again. Nothing
+//! stops a script of another interpreter, nor one without the environment (`sbatch --export=NONE`, or a list without `ALL`).
 
 use crate::handle::{Context, Slurm};
 use mpsd_core::environment::Change;
@@ -12,20 +13,20 @@ use std::path::Path;
 
 /// Beside `mps-prologue`.
 const PROGRAM: &str = "mps-task-prolog";
-/// Where srun finds a task prolog that no flag names.
+/// From this variable srun takes a task prolog that no flag names.
 const VARIABLE: &str = "SLURM_TASK_PROLOG";
-/// The user's own task prolog. Slurm's `--export=NONE` keeps variables that begin with `SLURM_`.
+/// The user's own task prolog. Slurm keeps variables that begin with `SLURM_` under `--export=NONE`.
 const USERS: &str = "SLURM_MPSD_TASK_PROLOG";
-/// What a task is marked with; `mps-task-prolog` knows it.
+/// Marks a task for `mps-task-prolog`.
 const MARK: &str = "MPSD_TASK";
 const BASH: &str = "BASH_ENV";
 /// The user's own `BASH_ENV`.
 const USERS_BASH: &str = "SLURM_MPSD_BASH_ENV";
-/// bash expands it before it reads a script.
+/// The value of `BASH_ENV`, which bash expands before it reads a script.
 const STOP: &str = "$(echo \"mps: job $SLURM_JOB_ID: not started on $SLURMD_NODENAME: --mps was asked for, and Slurm there \
                     did not load the plugin of mpsd; tell the administrator: 'mpsctl slurm check' on that node\" >&2; kill $$)";
 
-/// Keeps the tasks of who asks from running where the plugin is not loaded; `prologue`: `mps-prologue`.
+/// Keeps tasks that asked for MPS from running on nodes without the plugin; `prologue`: `mps-prologue`.
 pub fn require(slurm: &mut dyn Slurm, prologue: &Path) {
     let ours = prologue.with_file_name(PROGRAM).display().to_string();
     let users = match slurm.context() {
@@ -49,7 +50,7 @@ pub fn require(slurm: &mut dyn Slurm, prologue: &Path) {
     }
 }
 
-/// A step that does not ask, in an allocation that did.
+/// Undoes [`require`] for a step that does not ask, in an allocation that did.
 pub fn release(slurm: &mut dyn Slurm) {
     let users = slurm.process_env(USERS);
     if slurm.context() == Context::Local && slurm.task_prolog().is_some_and(|path| is_ours(&path)) {
@@ -70,7 +71,7 @@ fn is_ours(path: &str) -> bool {
     Path::new(path).file_name().is_some_and(|name| name == PROGRAM)
 }
 
-/// Says to `mps-task-prolog` that the plugin has seen this task. No other task has the same mark.
+/// Tells `mps-task-prolog` that the plugin has seen this task. No other task has the same mark.
 pub fn mark(slurm: &dyn Slurm) -> Change {
     let of = |name| slurm.job_env(name).unwrap_or_default();
     Change {
@@ -81,12 +82,9 @@ pub fn mark(slurm: &dyn Slurm) -> Change {
 
 /// Gives the task its own `BASH_ENV` back.
 pub fn restore(slurm: &mut dyn Slurm) {
-    if slurm.job_env(BASH).as_deref() != Some(STOP) {
-        return;
+    if slurm.job_env(BASH).as_deref() == Some(STOP) {
+        let users = slurm.job_env(USERS_BASH);
+        slurm.set_job_env(BASH, users.as_deref());
+        slurm.set_job_env(USERS_BASH, None);
     }
-    match slurm.job_env(USERS_BASH) {
-        Some(users) => slurm.set_job_env(BASH, &users),
-        None => slurm.unset_job_env(BASH),
-    };
-    slurm.unset_job_env(USERS_BASH);
 }

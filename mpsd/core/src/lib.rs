@@ -2,12 +2,13 @@
 //! record that root leaves for the job's tasks, job ids, paths, GPU names, and the three names of failure.
 //!
 //! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process or talks to a GPU, and
-//! nothing waits but [`record::settled`], with a deadline. The only files it opens are the configuration and the record,
+//! every wait has a [`deadline`]. The only files it opens are the configuration and the record,
 //! through [`trusted`] and [`mod@file`], and this process's own status. [`listener`] asks the kernel whether a socket is held open.
 #![forbid(unsafe_code)]
 
 pub mod bind;
 pub mod config;
+pub mod deadline;
 pub mod environment;
 pub mod failure;
 pub mod file;

@@ -3,28 +3,11 @@
 
 use super::deadline::Deadline;
 use super::raw;
+pub use mpsd_core::deadline::{fix_standard_descriptors, readable};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open, openat};
-use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::stat::{Mode, SFlag};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-
-/// Opens `/dev/null` on each of 0, 1, 2 that is closed, so that nothing opened later lands there: Slurm runs
-/// `job_prolog` with descriptor 0 closed. The first thing that a program does.
-///
-/// # Errors
-/// The kernel's, when `/dev/null` does not open.
-pub fn fix_standard_descriptors() -> Result<(), Errno> {
-    while let Some(closed) = (0..3).find(|fd| !raw::is_open(*fd)) {
-        // The lowest free number is taken, which is this one: those below it are open.
-        let fd = open("/dev/null", OFlag::O_RDWR, Mode::empty())?;
-        if fd.as_raw_fd() != closed {
-            return Err(Errno::EBADF);
-        }
-        let _ = fd.into_raw_fd();
-    }
-    Ok(())
-}
 
 /// Closes every descriptor from 3 on. Only at a program's start, when it has opened nothing itself: what is there came
 /// from the scheduler (qsub's socket, spool files, pipes; docs/facts/pbs.md#daemons-left-behind), which waits for its
@@ -146,21 +129,6 @@ pub fn read_line(fd: BorrowedFd<'_>, deadline: Deadline, most: usize) -> Result<
         }
     }
     Ok(None)
-}
-
-/// Waits until `fd` is readable or at its end; false at the deadline.
-///
-/// # Errors
-/// As poll(2), interruption excepted.
-pub fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool, Errno> {
-    loop {
-        match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], deadline.poll_timeout()) {
-            Ok(0) if deadline.expired() => return Ok(false),
-            Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(true),
-            Err(errno) => return Err(errno),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 
 pub(crate) mod cgroup;
 pub mod confine;
-pub mod deadline;
 pub mod descriptors;
 pub(crate) mod family;
 pub(crate) mod files;
@@ -19,6 +18,7 @@ mod raw;
 pub mod signals;
 pub(crate) mod spawn;
 
+pub use mpsd_core::deadline;
 pub use raw::Exit;
 
 #[cfg(test)]

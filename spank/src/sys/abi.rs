@@ -1,8 +1,8 @@
 //! Slurm's plugin ABI, written by hand: `slurm/spank.h` and `slurm/slurm_errno.h`, the same from 22.05 to 26.05
 //! (only additions between them: `spank_prepend_task_argv` in 23.11, `slurm_spank_init_failure_mode` in 25.05).
 //!
-//! Every function named here must exist in every program that loads the plugin: Rust links with BIND_NOW. They come
-//! from `libslurmfull.so`, which the loading program brings along; nothing is linked.
+//! Every function here must exist in every program that loads the plugin, because Rust links with BIND_NOW. They come from
+//! the program's own `libslurmfull.so`; nothing is linked.
 
 use std::ffi::{c_char, c_int, c_void};
 

@@ -1,30 +1,28 @@
-//! The way in and out of a callback: no panic leaves it, and it works on the process's one state.
+//! Around each callback: no panic leaves it, and all callbacks of a process share one state.
 
-use super::process;
+use super::host;
 use crate::handle::{Context, Level, Verdict};
-use crate::plugin;
-use crate::state::State;
+use crate::plugin::{self, PluginState};
 use mpsd_core::request::Key;
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
-/// What `slurm_spank_init` made, and what the options' callbacks added. Only ever tried, never waited for: a task's
-/// forked child may find it taken by a thread that it does not have.
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+/// Only tried, never waited for: a task's forked child may find it locked by a thread that it does not have.
+static STATE: Mutex<Option<PluginState>> = Mutex::new(None);
 
 /// Runs `body` on the state. A panic that ended an earlier callback leaves it usable.
-fn with_state<T>(body: impl FnOnce(&mut State) -> T) -> Option<T> {
+fn with_state<T>(body: impl FnOnce(&mut PluginState) -> T) -> Option<T> {
     let mut state = match STATE.try_lock() {
         Ok(state) => state,
         Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
         Err(TryLockError::WouldBlock) => return None,
     };
-    Some(body(state.get_or_insert_with(State::default)))
+    Some(body(state.get_or_insert_with(|| PluginState::new(&[]))))
 }
 
-/// Makes a panic one line of Slurm's log instead of a backtrace on the user's terminal.
+/// Turns a panic into one line of Slurm's log instead of a backtrace on the user's terminal.
 fn quiet_panics() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.swap(true, Ordering::Relaxed) {
@@ -34,13 +32,12 @@ fn quiet_panics() {
         let place = info
             .location()
             .map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
-        process::log(Level::Error, &format!("internal error{place}; please report it"));
+        host::log(Level::Error, &format!("internal error{place}; please report it"));
     }));
 }
 
-/// One callback: no panic leaves it, and a failure is exactly -1 (up to Slurm 24.11 only negative values count,
-/// later every non-zero one does).
-pub fn guard(callback: impl FnOnce(&mut State) -> Verdict) -> c_int {
+/// Runs one callback. A failure is exactly -1: up to Slurm 24.11 only negative values count, later all but 0 do.
+pub fn guard(callback: impl FnOnce(&mut PluginState) -> Verdict) -> c_int {
     quiet_panics();
     match contain(callback) {
         Verdict::Continue => 0,
@@ -51,8 +48,8 @@ pub fn guard(callback: impl FnOnce(&mut State) -> Verdict) -> c_int {
     }
 }
 
-/// Runs a callback on the state; a panic, or a state that is taken, is a failure.
-fn contain(callback: impl FnOnce(&mut State) -> Verdict) -> Verdict {
+/// Runs a callback on the state; a panic, or a locked state, is a failure.
+fn contain(callback: impl FnOnce(&mut PluginState) -> Verdict) -> Verdict {
     catch_unwind(AssertUnwindSafe(|| with_state(callback)))
         .ok()
         .flatten()
@@ -62,15 +59,15 @@ fn contain(callback: impl FnOnce(&mut State) -> Verdict) -> Verdict {
 /// One option was given: at submission (`remote` 0), or as it arrives on a node.
 pub extern "C" fn option_callback(number: c_int, argument: *const c_char, remote: c_int) -> c_int {
     // SAFETY: Slurm passes NULL or the option's argument, alive during the callback.
-    let argument = unsafe { process::text(argument) };
+    let argument = unsafe { host::text(argument) };
     guard(|state| {
         let key = usize::try_from(number)
             .ok()
             .and_then(|number| Key::ALL.get(number));
         let refused = key.and_then(|key| plugin::option(state, *key, argument.as_deref(), remote != 0));
         refused.map_or(Verdict::Continue, |line| {
-            process::log(Level::Error, &line);
-            match process::context() {
+            host::log(Level::Error, &line);
+            match host::context() {
                 // A refusal of the user's command line: `optional` does not ignore an option's callback.
                 Context::Local | Context::Allocator | Context::Remote => Verdict::Fail,
                 _ => Verdict::Continue,
@@ -91,7 +88,7 @@ mod tests {
             contain(|_| Verdict::Continue)
         });
         assert_eq!(taken, Verdict::Fail);
-        let kept = |state: &mut State| match state.own_daemon {
+        let kept = |state: &mut PluginState| match state.own_daemon {
             true => Verdict::Continue,
             false => Verdict::Leave,
         };

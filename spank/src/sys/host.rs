@@ -1,16 +1,15 @@
 //! [`Slurm`] over the real ABI.
 
 use super::abi::{self, RawOption, Spank};
-use super::process::{self, context, text};
-use super::srun;
 use crate::handle::{Context, Item, Level, Slurm};
 use mpsd_core::request::Key;
-use std::ffi::{CStr, CString, c_char, c_int};
+use nix::libc;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::transmute;
 use std::ptr;
 
 /// Longest value of a variable that is read. Bytes.
 const LONGEST_VALUE: usize = 64 << 10;
-
 /// srun's option.
 const TASK_PROLOG: &CStr = c"task-prolog";
 
@@ -26,6 +25,58 @@ impl Handle {
     }
 }
 
+/// The context of this process.
+pub fn context() -> Context {
+    // `enum spank_context`, spank.h.
+    match abi::spank_context() {
+        1 => Context::Local,
+        2 => Context::Remote,
+        3 => Context::Allocator,
+        4 => Context::Slurmd,
+        5 => Context::JobScript,
+        _ => Context::Unknown,
+    }
+}
+
+/// Writes one line to the place of this process's messages.
+pub fn log(level: Level, line: &str) {
+    let Ok(line) = CString::new(format!("mps: {}", line.replace('\0', "?"))) else {
+        return;
+    };
+    let say = match level {
+        Level::Error => abi::slurm_error,
+        Level::Notice => abi::slurm_spank_log,
+        Level::Info => abi::slurm_info,
+        Level::Verbose => abi::slurm_verbose,
+    };
+    // SAFETY: the format takes one string, which lives until the call returns.
+    unsafe { say(c"%s".as_ptr(), line.as_ptr()) };
+}
+
+/// Text of the C string at `text`; `None` for NULL. Bytes that are not UTF-8 become replacement characters, which no
+/// parser here accepts.
+///
+/// # Safety
+/// `text` is NULL or a C string that lives until this returns.
+pub unsafe fn text(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: not NULL, and a C string by the caller's promise.
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+/// The name, value and usage of an option's flag, as Slurm takes them.
+fn option_texts(key: Key) -> Option<[CString; 3]> {
+    let row = key.row();
+    let value = match row.bare {
+        Some(_) => format!("[{}]", row.value),
+        None => row.value.to_owned(),
+    };
+    let text = |text: String| CString::new(text).ok();
+    Some([text(row.flag())?, text(value)?, text(row.usage())?])
+}
+
 /// An option's flag as Slurm takes it; the pointers are those of `texts`.
 fn raw_option(key: Key, texts: &[CString; 3], cb: Option<abi::OptionCallback>) -> RawOption {
     let [name, value, usage] = texts;
@@ -39,14 +90,17 @@ fn raw_option(key: Key, texts: &[CString; 3], cb: Option<abi::OptionCallback>) -
     }
 }
 
-fn texts(key: Key) -> Option<[CString; 3]> {
-    let row = key.row();
-    let value = match row.bare {
-        Some(_) => format!("[{}]", row.value),
-        None => row.value.to_owned(),
-    };
-    let text = |text: String| CString::new(text).ok();
-    Some([text(row.flag())?, text(value)?, text(row.usage())?])
+/// srun's own options, through the functions that Slurm's `cli_filter` plugins use (`src/common/slurm_opt.h`; the same
+/// from 22.05 to 26.05). They are looked up when needed, because only srun has all of them.
+fn srun_symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: looks a name up in the program and its libraries, and runs none of their code.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+/// `opt`, the options of the component that srun has just read; `sropt` exists in srun alone.
+fn srun_options() -> Option<*mut c_void> {
+    srun_symbol(c"sropt").and(srun_symbol(c"opt"))
 }
 
 impl Slurm for Handle {
@@ -84,46 +138,35 @@ impl Slurm for Handle {
             .collect()
     }
 
-    fn set_job_env(&mut self, name: &str, value: &str) -> bool {
-        let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else {
+    fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool {
+        let (Ok(name), Ok(value)) = (CString::new(name), value.map(CString::new).transpose()) else {
             return false;
         };
-        // SAFETY: the handle is this callback's; Slurm copies both strings.
-        unsafe { abi::spank_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) == abi::SUCCESS }
-    }
-
-    fn unset_job_env(&mut self, name: &str) -> bool {
-        let Ok(name) = CString::new(name) else {
-            return false;
+        let rc = match value {
+            // SAFETY: the handle is this callback's; Slurm copies both strings.
+            Some(value) => unsafe { abi::spank_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) },
+            // SAFETY: the handle is this callback's; the name lives until the call returns.
+            None => unsafe { abi::spank_unsetenv(self.raw, name.as_ptr()) },
         };
-        // SAFETY: the handle is this callback's; the name lives until the call returns.
-        unsafe { abi::spank_unsetenv(self.raw, name.as_ptr()) == abi::SUCCESS }
+        rc == abi::SUCCESS
     }
 
-    fn set_script_env(&mut self, name: &str, value: &str) -> bool {
+    fn set_script_env(&mut self, name: &str, value: Option<&str>) {
         let here = matches!(context(), Context::Local | Context::Allocator);
-        let (true, Ok(name), Ok(value)) = (here, CString::new(name), CString::new(value)) else {
-            return false;
+        let (true, Ok(name), Ok(value)) = (here, CString::new(name), value.map(CString::new).transpose())
+        else {
+            return;
         };
-        // SAFETY: the handle is this callback's, in one of the two contexts that do not crash; Slurm copies both.
-        unsafe { abi::spank_job_control_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1) == abi::SUCCESS }
-    }
-
-    fn unset_script_env(&mut self, name: &str) {
-        let here = matches!(context(), Context::Local | Context::Allocator);
-        if let (true, Ok(name)) = (here, CString::new(name)) {
-            // SAFETY: the handle is this callback's, in one of the two contexts that do not crash; the name lives until the call
-            // returns. A variable that is not there stays away.
-            unsafe { abi::spank_job_control_unsetenv(self.raw, name.as_ptr()) };
+        match value {
+            // SAFETY: the handle is this callback's, in one of the two contexts that do not crash; Slurm copies both.
+            Some(value) => unsafe {
+                abi::spank_job_control_setenv(self.raw, name.as_ptr(), value.as_ptr(), 1);
+            },
+            // SAFETY: as above; a variable that is not there is no trouble.
+            None => unsafe {
+                abi::spank_job_control_unsetenv(self.raw, name.as_ptr());
+            },
         }
-    }
-
-    fn command_line(&self) -> Vec<String> {
-        let words = std::fs::read("/proc/self/cmdline").unwrap_or_default();
-        let words = words.split(|byte| *byte == 0);
-        words
-            .map(|word| String::from_utf8_lossy(word).into_owned())
-            .collect()
     }
 
     // The user's own command, not a program of root's.
@@ -138,12 +181,39 @@ impl Slurm for Handle {
         }
     }
 
+    fn command_line(&self) -> Vec<String> {
+        let words = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+        let words = words.split(|byte| *byte == 0);
+        words
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect()
+    }
+
     fn task_prolog(&self) -> Option<String> {
-        srun::get(TASK_PROLOG)
+        type Get = unsafe extern "C" fn(*mut c_void, *const c_char) -> *const c_char;
+        let (options, get) = (srun_options()?, srun_symbol(c"slurm_option_get")?);
+        // SAFETY: the function of this name has this type in every release.
+        let get: Get = unsafe { transmute(get) };
+        // SAFETY: `options` is what it takes; it makes a copy of the value, which is left to srun.
+        let value = unsafe { get(options, TASK_PROLOG.as_ptr()) };
+        // SAFETY: NULL or a C string that is never freed.
+        unsafe { text(value) }
     }
 
     fn set_task_prolog(&mut self, path: &str) {
-        srun::set(TASK_PROLOG, path);
+        type Set = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, bool) -> c_int;
+        let symbols = (
+            srun_options(),
+            srun_symbol(c"slurm_option_set"),
+            CString::new(path),
+        );
+        let (Some(options), Some(set), Ok(path)) = symbols else {
+            return;
+        };
+        // SAFETY: the function of this name has this type in every release.
+        let set: Set = unsafe { transmute(set) };
+        // SAFETY: `options` is what it takes; Slurm copies the value.
+        unsafe { set(options, TASK_PROLOG.as_ptr(), path.as_ptr(), false) };
     }
 
     fn is_batch(&self) -> bool {
@@ -153,17 +223,15 @@ impl Slurm for Handle {
             .is_some_and(|name| name.as_encoded_bytes().starts_with(b"sbatch"))
     }
 
-    fn register(&mut self, key: Key) -> bool {
-        let Some(texts) = texts(key) else {
-            return false;
-        };
+    fn register(&mut self, key: Key) {
+        let Some(texts) = option_texts(key) else { return };
         let mut option = raw_option(key, &texts, Some(super::guard::option_callback));
         // SAFETY: the handle is this callback's; Slurm copies the option with its texts, which live until the call returns.
-        unsafe { abi::spank_option_register(self.raw, &raw mut option) == abi::SUCCESS }
+        unsafe { abi::spank_option_register(self.raw, &raw mut option) };
     }
 
     fn option(&self, key: Key) -> Option<Option<String>> {
-        let texts = texts(key)?;
+        let texts = option_texts(key)?;
         let mut option = raw_option(key, &texts, None);
         let mut argument: *mut c_char = ptr::null_mut();
         // SAFETY: the handle is this callback's; Slurm copies the option with its texts and keeps the argument it points to.
@@ -176,6 +244,6 @@ impl Slurm for Handle {
     }
 
     fn log(&self, level: Level, line: &str) {
-        process::log(level, line);
+        log(level, line);
     }
 }

@@ -1,20 +1,17 @@
-//! Slurm's ABI: what the plugin exports, and the way in and out of each callback.
+//! Slurm's ABI: what the plugin exports.
 //!
-//! Exported are the three names that Slurm's loader looks for and the seven callbacks; nothing else (a test reads the
-//! symbol table). Slurm decides by the presence of a symbol: `job_prolog` and `job_epilog` cost a process each for
-//! every job; `task_exit` is one call a task, and where the site has `SlurmdParameters=contain_spank` (24.11) a child that
-//! shares memory with slurmstepd, as `task_post_fork` and `user_init` would be.
-//! Never export `init` or `fini`: Slurm's loader calls them.
+//! It exports the three names that Slurm's loader needs and the seven callbacks, and nothing else (a test reads the symbol
+//! table). Slurm calls what it finds: `job_prolog` and `job_epilog` cost a process each for every job, and `task_exit` one
+//! call a task. Under `SlurmdParameters=contain_spank` (24.11) `task_exit` is a child that shares memory with slurmstepd, as
+//! `task_post_fork` and `user_init` would be. Never export `init` or `fini`: Slurm's loader calls them.
 #![allow(non_upper_case_globals)]
 
 mod abi;
 mod guard;
 mod host;
-mod process;
 pub(crate) mod spawn;
-mod srun;
 
-use crate::plugin;
+use crate::plugin::{self, Callback};
 use guard::guard;
 use host::Handle;
 use std::ffi::{c_char, c_int};
@@ -29,10 +26,9 @@ pub static plugin_name: [u8; 4] = *b"mps\0";
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; 6] = *b"spank\0";
 
-/// The Slurm release that the plugin claims to be built for: `major << 16 | minor << 8 | micro`, of which Slurm compares
-/// major and minor with its own (`src/common/plugin.c`, `_verify_syms`). The plugin differs between releases in nothing
-/// else, so it is linked once and these four bytes (little endian, the dynamic symbol `plugin_version`, in `.rodata`)
-/// are written for each release.
+/// The Slurm release that the plugin claims to be built for: `major << 16 | minor << 8 | micro`. Slurm compares major and
+/// minor with its own (`src/common/plugin.c`, `_verify_syms`). The plugin differs between releases in nothing else, so it
+/// is linked once, and packaging writes these four bytes (little endian, in `.rodata`) for each release.
 #[used]
 #[unsafe(no_mangle)]
 pub static plugin_version: u32 = version(option_env!("MPSD_SLURM_VERSION"));
@@ -70,12 +66,12 @@ unsafe fn words(count: c_int, words: *const *const c_char) -> Vec<String> {
     // SAFETY: each is NULL, or a C string by the caller's promise.
     words
         .iter()
-        .filter_map(|word| unsafe { process::text(*word) })
+        .filter_map(|word| unsafe { host::text(*word) })
         .collect()
 }
 
 macro_rules! callback {
-    ($(#[$doc:meta])* $name:ident => $body:path) => {
+    ($(#[$doc:meta])* $name:ident => $callback:ident) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -84,38 +80,41 @@ macro_rules! callback {
         pub unsafe extern "C" fn $name(spank: abi::Spank, count: c_int, line: *const *const c_char) -> c_int {
             // SAFETY: Slurm's own words, alive during the callback.
             let words = unsafe { words(count, line) };
-            guard(|state| $body(&mut Handle::new(spank), &crate::node::ThisNode, state, &words))
+            guard(|state| {
+                let slurm = &mut Handle::new(spank);
+                plugin::call(Callback::$callback, slurm, &crate::node::ThisNode, state, &words)
+            })
         }
     };
 }
 
 callback! {
     /// Every context but job_script, before options are read.
-    slurm_spank_init => plugin::init
+    slurm_spank_init => Init
 }
 callback! {
     /// srun, sbatch, salloc, and slurmstepd as root: the options are read.
-    slurm_spank_init_post_opt => plugin::init_post_opt
+    slurm_spank_init_post_opt => InitPostOpt
 }
 callback! {
     /// `slurmstepd spank prolog`, root.
-    slurm_spank_job_prolog => plugin::job_prolog
+    slurm_spank_job_prolog => JobProlog
 }
 callback! {
     /// `slurmstepd spank epilog`, root.
-    slurm_spank_job_epilog => plugin::job_epilog
+    slurm_spank_job_epilog => JobEpilog
 }
 callback! {
     /// The forked child of a task, as the user, just before exec.
-    slurm_spank_task_init => plugin::task_init
+    slurm_spank_task_init => TaskInit
 }
 callback! {
     /// slurmstepd, root: a task has ended, and the step's standard error is still there.
-    slurm_spank_task_exit => plugin::task_exit
+    slurm_spank_task_exit => TaskExit
 }
 callback! {
     /// The end of slurmstepd (root), srun, sbatch, salloc.
-    slurm_spank_exit => plugin::exit
+    slurm_spank_exit => Exit
 }
 
 #[cfg(test)]

@@ -1,51 +1,47 @@
-//! Runs a program of ours from slurmd's or slurmstepd's process, and waits no longer than told.
+//! Runs one of mpsd's programs from slurmd's or slurmstepd's process, and waits no longer than its limit.
 
-use crate::handle::{Ended, Program};
+use crate::handle::{Program, ProgramResult};
+use mpsd_core::deadline::{Deadline, Output, fix_standard_descriptors, readable};
 use mpsd_core::text::one_line;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, killpg};
-use nix::sys::stat::Mode;
 use nix::unistd::Pid;
-use std::io::{PipeReader, Read};
-use std::os::fd::{AsFd, AsRawFd as _, IntoRawFd as _};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Most that is kept of what a program writes. Bytes.
 const MOST_OUTPUT: usize = 16 << 10;
-/// Longest line of it that goes on to the log. Characters.
+/// Longest line of it that is logged. Characters.
 const LONGEST_LINE: usize = 500;
-/// How often a child that keeps its end of the pipe shut or busy is looked after.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often a child is checked that writes nothing, and one that has closed its output.
+const PAUSE: Duration = Duration::from_millis(10);
+const CLOSED: Duration = Duration::from_millis(1);
+/// Time for a killed child to be reaped. If SIGKILL does not end it, slurmd inherits it.
+const REAP: Duration = Duration::from_secs(1);
 
-/// Runs `program` in a session of its own, with no descriptor of ours but 0, 1 and 2, and with the signals of a fresh
-/// process: slurmstepd blocks TERM and others in itself, and slurmd kills the process group of a prolog that has ended
-/// (docs/facts/slurm.md#processes-that-a-callback-starts). What it writes is kept; past its limit the group is killed.
-pub fn run(program: &Program) -> Ended {
-    let mut output = Vec::new();
-    let code = start(program).and_then(|(mut child, mut pipe)| {
-        let ended = watch(&mut child, &mut pipe, &mut output, program);
-        drain(&mut pipe, &mut output);
-        ended.map_err(|why| format!("'{}' {why}", program.path.display()))
-    });
+/// Runs `program` in a session of its own, without descriptors of this process, and with the signals of a fresh process:
+/// slurmstepd blocks TERM and others in itself, and slurmd kills the process group of a prolog that has ended
+/// (docs/facts/slurm.md#processes-that-a-callback-starts). Past its limit the group is killed.
+pub fn run(program: &Program) -> ProgramResult {
+    let path = program.path.display();
+    let (code, output) = match start(program) {
+        Ok((child, mut output)) => (watch(child, &mut output, program), output.bytes),
+        Err(e) => (Err(format!("cannot run '{path}': {e}")), Vec::new()),
+    };
     let text = String::from_utf8_lossy(&output);
-    let lines = text
-        .lines()
-        .filter(|l| !l.trim().is_empty())
-        .map(|l| one_line(l, LONGEST_LINE))
-        .collect();
-    Ended { code, lines }
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    ProgramResult {
+        code,
+        lines: lines.map(|line| one_line(line, LONGEST_LINE)).collect(),
+    }
 }
 
-fn start(program: &Program) -> Result<(Child, PipeReader), String> {
-    let failed = |e: std::io::Error| format!("cannot run '{}': {e}", program.path.display());
-    reopen_standard_descriptors().map_err(|e| failed(e.into()))?;
-    let (reader, writer) = std::io::pipe().map_err(failed)?;
-    let errors = writer.try_clone().map_err(failed)?;
+fn start(program: &Program) -> std::io::Result<(Child, Output)> {
+    // slurmstepd closes 0 before job_prolog. A pipe with that number would be overwritten in the child.
+    fix_standard_descriptors()?;
+    let (output, writer) = Output::pipe()?;
     let mut command = Command::new(&program.path);
     command
         .args(&program.arguments)
@@ -53,32 +49,17 @@ fn start(program: &Program) -> Result<(Child, PipeReader), String> {
         .envs(program.environment.iter().map(|(k, v)| (k, v)))
         .current_dir("/")
         .stdin(Stdio::null())
-        .stdout(writer)
-        .stderr(errors);
+        .stdout(writer.try_clone()?)
+        .stderr(writer);
     let detached = program.detached;
     // SAFETY: `fresh_process` makes system calls only and does not allocate.
     unsafe { command.pre_exec(move || fresh_process(detached)) };
-    let child = command.spawn().map_err(failed)?;
-    // The command still holds the writing ends: without this the pipe would never end.
-    drop(command);
-    Ok((child, reader))
+    // The command is dropped here, and with it our copies of the writing end.
+    Ok((command.spawn()?, output))
 }
 
-/// Opens /dev/null on each of 0, 1 and 2 that is closed: slurmstepd closes 0 before job_prolog, and a pipe that landed
-/// on it would be overwritten in the child.
-fn reopen_standard_descriptors() -> Result<(), Errno> {
-    loop {
-        let fd = open(c"/dev/null", OFlag::O_RDWR | OFlag::O_NOCTTY, Mode::empty())?;
-        if fd.as_raw_fd() > 2 {
-            return Ok(());
-        }
-        // It stays open for good: one of the standard ones.
-        let _ = fd.into_raw_fd();
-    }
-}
-
-/// In the child, between fork and exec: default signal actions, an empty mask (the standard library keeps that of
-/// slurmstepd, under which a daemon would ignore SIGTERM), a session of its own, no descriptor past 2.
+/// In the child, between fork and exec: default signal actions, an empty mask (the standard library keeps slurmstepd's,
+/// under which a daemon would ignore SIGTERM), a session of its own, no descriptor past 2.
 fn fresh_process(detached: bool) -> std::io::Result<()> {
     for number in 1..libc::SIGRTMIN() {
         // SAFETY: resets the action of one signal; those that cannot be changed return an error, which is fine.
@@ -94,15 +75,15 @@ fn fresh_process(detached: bool) -> std::io::Result<()> {
             _ => unsafe { libc::_exit(0) },
         }
     }
-    close_on_exec_from_3()
+    close_on_exec_from_3();
+    Ok(())
 }
 
-fn close_on_exec_from_3() -> std::io::Result<()> {
+fn close_on_exec_from_3() {
     const CLOEXEC: libc::c_uint = 4; // CLOSE_RANGE_CLOEXEC, since Linux 5.11
     // SAFETY: changes flags of descriptors only; the standard library's own pipe is close-on-exec already.
-    let rc = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, libc::c_uint::MAX, CLOEXEC) };
-    if rc == 0 {
-        return Ok(());
+    if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, libc::c_uint::MAX, CLOEXEC) } == 0 {
+        return;
     }
     // An older kernel (RHEL 8's 4.18): one by one, up to the soft limit.
     // SAFETY: reads a limit.
@@ -111,92 +92,49 @@ fn close_on_exec_from_3() -> std::io::Result<()> {
         // SAFETY: changes a flag of a descriptor, or fails on one that is not open.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
-    Ok(())
 }
 
-/// Waits for the child and reads what it writes meanwhile; for one that is detached, until it lets go of the pipe.
-fn watch(
-    child: &mut Child,
-    pipe: &mut PipeReader,
-    output: &mut Vec<u8>,
-    program: &Program,
-) -> Result<i32, String> {
-    let end = Instant::now() + program.limit;
-    let mut open = true;
-    let mut status = None;
+/// Waits for the child and reads what it writes meanwhile; for a detached one, until its output is closed.
+fn watch(mut child: Child, output: &mut Output, program: &Program) -> Result<i32, String> {
+    let path = program.path.display();
+    let deadline = Deadline::after(program.limit);
     loop {
-        if status.is_none() {
-            status = child
-                .try_wait()
-                .map_err(|e| format!("cannot be waited for: {e}"))?;
+        let status = child
+            .try_wait()
+            .map_err(|e| format!("'{path}' cannot be waited for: {e}"))?;
+        // Read after it has ended, this is everything, though a process that it left behind may hold the pipe open. The
+        // rest of a long output is dropped, so that the program does not wait for a reader.
+        if !output.read(MOST_OUTPUT) {
+            output.bytes.truncate(MOST_OUTPUT);
         }
-        if let Some(status) = status.filter(|_| !(program.detached && open)) {
-            return code(status);
+        if let Some(status) = status.filter(|_| !program.detached || output.source().is_none()) {
+            return status.code().ok_or_else(|| format!("'{path}' ended by {status}"));
         }
-        if Instant::now() >= end {
-            kill(child);
-            return Err(format!(
-                "did not end within {} s and was killed",
-                program.limit.as_secs()
-            ));
+        if deadline.expired() {
+            kill(&mut child);
+            let limit = program.limit.as_secs();
+            return Err(format!("'{path}' did not end within {limit} s and was killed"));
         }
-        if open && readable(pipe, LOOK) {
-            open = take(pipe, output);
-        } else if !open {
-            std::thread::sleep(Duration::from_millis(1));
+        match output.source() {
+            Some(pipe) => drop(readable(pipe, deadline.within(PAUSE))),
+            None => drop(deadline.sleep(CLOSED)),
         }
     }
 }
 
-fn code(status: ExitStatus) -> Result<i32, String> {
-    status.code().ok_or_else(|| format!("ended by {status}"))
-}
-
-/// Ends the group and reaps the child; a child that SIGKILL does not end is left to slurmd.
+/// Ends the group and reaps the child.
 fn kill(child: &mut Child) {
-    let group = i32::try_from(child.id()).map(Pid::from_raw);
-    if let Ok(group) = group {
-        let _ = killpg(group, Signal::SIGKILL);
+    if let Ok(group) = i32::try_from(child.id()) {
+        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
-    for _ in 0..100 {
-        if !matches!(child.try_wait(), Ok(None)) {
-            return;
-        }
-        std::thread::sleep(LOOK);
-    }
-}
-
-fn readable(pipe: &PipeReader, limit: Duration) -> bool {
-    let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
-    let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::ZERO);
-    matches!(poll(&mut fds, limit), Ok(n) if n > 0)
-}
-
-/// Reads once; false at the end of the pipe.
-fn take(pipe: &mut PipeReader, output: &mut Vec<u8>) -> bool {
-    let mut buffer = [0_u8; 4096];
-    match pipe.read(&mut buffer) {
-        Ok(0) | Err(_) => false,
-        Ok(n) => {
-            let room = MOST_OUTPUT.saturating_sub(output.len());
-            output.extend_from_slice(&buffer[..n.min(room)]);
-            true
-        }
-    }
-}
-
-/// What is still in the pipe of a child that has ended. A process that it left behind may hold the other end open.
-fn drain(pipe: &mut PipeReader, output: &mut Vec<u8>) {
-    while output.len() < MOST_OUTPUT && readable(pipe, Duration::ZERO) {
-        if !take(pipe, output) {
-            return;
-        }
-    }
+    let deadline = Deadline::after(REAP);
+    while matches!(child.try_wait(), Ok(None)) && deadline.sleep(PAUSE) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
 
     fn program(path: &str, arguments: &[&str]) -> Program {
         Program {
@@ -210,15 +148,18 @@ mod tests {
 
     #[test]
     fn what_it_writes_and_how_it_ends_come_back() {
-        let ended = run(&program("/usr/bin/env", &[]));
-        assert_eq!(
-            ended,
-            Ended {
-                code: Ok(0),
-                lines: vec!["SLURM_JOB_ID=4711".into()]
-            }
-        );
+        let result = run(&program("/usr/bin/env", &[]));
+        let expected = ProgramResult {
+            code: Ok(0),
+            lines: vec!["SLURM_JOB_ID=4711".into()],
+        };
+        assert_eq!(result, expected);
         assert_eq!(run(&program("/bin/false", &[])).code, Ok(1));
+        let long = run(&program(
+            "/bin/sh",
+            &["-c", "yes 12345 | head -c 1000000; exit 3"],
+        ));
+        assert_eq!((long.code, long.lines.len()), (Ok(3), MOST_OUTPUT.div_ceil(6)));
         let missing = run(&program("/usr/libexec/mpsd/none", &[])).code.unwrap_err();
         assert!(
             missing.starts_with("cannot run '/usr/libexec/mpsd/none': No such file"),
@@ -227,39 +168,27 @@ mod tests {
     }
 
     #[test]
-    fn it_has_a_session_of_its_own_and_the_signals_of_a_fresh_process() {
+    fn it_has_a_session_and_fresh_signals_and_no_descriptor_of_ours() {
         let blocked = SigSet::from(Signal::SIGTERM);
         blocked.thread_block().unwrap();
         let status = run(&program("/bin/cat", &["/proc/self/status", "/proc/self/stat"]));
         blocked.thread_unblock().unwrap();
         let field = |name: &str| {
             let line = status.lines.iter().find(|l| l.starts_with(name)).unwrap();
-            line.trim_start_matches(name)
-                .trim_start_matches([':', '?', '\t', ' '])
-                .to_owned()
+            let mask = line
+                .trim_start_matches(name)
+                .trim_start_matches([':', '?', '\t', ' ']);
+            u64::from_str_radix(mask, 16).unwrap()
         };
-        assert_eq!(u64::from_str_radix(&field("SigBlk"), 16), Ok(0));
         // SIGPIPE was ignored here; 32 and 33 are glibc's own.
-        assert_eq!(
-            u64::from_str_radix(&field("SigIgn"), 16).unwrap() & 0x7fff_ffff,
-            0
-        );
+        assert_eq!((field("SigBlk"), field("SigIgn") & 0x7fff_ffff), (0, 0));
         let stat: Vec<&str> = status.lines.last().unwrap().split(' ').collect();
-        assert_eq!(
-            (stat[4], stat[5]),
-            (stat[0], stat[0]),
-            "process group and session are its own pid"
-        );
-    }
+        let group_and_session = (stat[4], stat[5]);
+        assert_eq!(group_and_session, (stat[0], stat[0]));
 
-    #[test]
-    fn no_descriptor_of_ours_goes_along() {
         let (reader, _writer) = std::io::pipe().unwrap();
-        nix::fcntl::fcntl(
-            &reader,
-            nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
-        )
-        .unwrap();
+        let inheritable = nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty());
+        nix::fcntl::fcntl(&reader, inheritable).unwrap();
         let listed = run(&program("/bin/ls", &["/proc/self/fd"]));
         // 3 is the directory that ls reads.
         assert_eq!(listed.lines, ["0", "1", "2", "3"]);
@@ -267,31 +196,31 @@ mod tests {
 
     #[test]
     fn past_its_limit_it_is_killed() {
-        for detached in [false, true] {
-            let limit = Duration::from_millis(300);
+        for (detached, line) in [
+            (false, "sleep 30"),
+            (true, "sleep 30"),
+            (false, "exec >&- 2>&-; sleep 30"),
+            (false, "yes"),
+        ] {
             let begin = Instant::now();
-            let ended = run(&Program {
-                limit,
+            let result = run(&Program {
+                limit: Duration::from_millis(300),
                 detached,
-                ..program("/bin/sleep", &["30"])
+                ..program("/bin/sh", &["-c", line])
             });
-            assert!(ended.code.unwrap_err().contains("was killed"));
+            assert!(result.code.unwrap_err().contains("was killed"));
             assert!(begin.elapsed() < Duration::from_secs(5));
         }
     }
 
     #[test]
-    fn detached_it_is_nobodys_child_and_is_waited_for_all_the_same() {
-        let ended = run(&Program {
+    fn a_detached_program_is_no_child_and_is_waited_for_all_the_same() {
+        let result = run(&Program {
             detached: true,
             ..program("/bin/cat", &["/proc/self/stat"])
         });
-        assert_eq!(ended.code, Ok(0));
-        let stat: Vec<&str> = ended.lines[0].split(' ').collect();
-        assert_ne!(
-            stat[3],
-            std::process::id().to_string(),
-            "its parent is not this process"
-        );
+        assert_eq!(result.code, Ok(0));
+        let parent = result.lines[0].split(' ').nth(3).unwrap();
+        assert_ne!(parent, std::process::id().to_string());
     }
 }

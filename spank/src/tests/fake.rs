@@ -1,6 +1,7 @@
-//! A Slurm and a node that remember what was asked of them.
+//! A Slurm and a node that remember what was requested of them, and a process with the plugin in it.
 
-use crate::handle::{Context, Ended, Item, Level, Node, Program, Slurm};
+use crate::handle::{Context, Item, Level, Node, Program, ProgramResult, Slurm, Verdict};
+use crate::plugin::{self, Callback, PluginState};
 use mpsd_core::config::{Config, Settings};
 use mpsd_core::environment::{self, Change};
 use mpsd_core::killed::KilledTask;
@@ -15,12 +16,15 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub const BATCH: u32 = 0xffff_fffb;
+pub const INTERACTIVE: u32 = 0xffff_fffa;
+
 pub type Env = BTreeMap<String, String>;
 
 /// Slurm in one context.
 pub struct FakeSlurm {
     pub context: Context,
-    pub items: Vec<(Item, u32)>,
+    pub items: BTreeMap<Item, u32>,
     pub job_env: Env,
     pub process_env: Env,
     pub script_env: Env,
@@ -34,57 +38,58 @@ pub struct FakeSlurm {
 
 impl FakeSlurm {
     pub fn new(context: Context) -> Self {
-        Self {
+        let slurm = Self {
             context,
-            items: vec![(Item::JobId, 4711), (Item::JobUid, 1000), (Item::JobGid, 100)],
+            items: BTreeMap::from([(Item::JobId, 4711), (Item::JobUid, 1000), (Item::JobGid, 100)]),
             job_env: Env::new(),
-            process_env: Env::from([
-                ("SLURMD_NODENAME".into(), "n1".into()),
-                ("PATH".into(), "/bin".into()),
-            ]),
+            process_env: Env::new(),
             script_env: Env::new(),
             command_line: Vec::new(),
             task_prolog: None,
             registered: Vec::new(),
             options: Vec::new(),
             lines: RefCell::default(),
-        }
+        };
+        slurm.process("SLURMD_NODENAME", "n1").process("PATH", "/bin")
     }
 
-    /// A step or task of step `step`.
+    /// The second of four tasks of step `step`, or its slurmstepd.
     pub fn step(step: u32) -> Self {
-        let mut slurm = Self::new(Context::Remote);
-        slurm
-            .items
-            .extend([(Item::StepId, step), (Item::LocalTasks, 4), (Item::TaskId, 1)]);
-        slurm.job_env.insert("SLURM_STEP_GPUS".into(), "2".into());
-        slurm.job_env.insert("CUDA_VISIBLE_DEVICES".into(), "0".into());
-        slurm
+        let slurm = Self::new(Context::Remote).with(Item::StepId, step);
+        let slurm = slurm.with(Item::LocalTasks, 4).with(Item::TaskId, 1);
+        slurm.job("SLURM_STEP_GPUS", "2").job("CUDA_VISIBLE_DEVICES", "0")
     }
 
-    pub fn with_option(mut self, name: &str, value: Option<&str>) -> Self {
-        self.options.push((key(name), value.map(str::to_owned)));
+    pub fn with(mut self, item: Item, value: u32) -> Self {
+        self.items.insert(item, value);
         self
     }
 
-    pub fn with_process_env(mut self, name: &str, value: &str) -> Self {
-        self.process_env.insert(name.into(), value.into());
+    /// Sets a variable of the job, or removes it if `value` is empty.
+    pub fn job(mut self, name: &str, value: &str) -> Self {
+        self.set_job_env(name, Some(value).filter(|value| !value.is_empty()));
         self
     }
 
-    pub fn with_job_env(mut self, name: &str, value: &str) -> Self {
-        self.job_env.insert(name.into(), value.into());
+    pub fn process(mut self, name: &str, value: &str) -> Self {
+        self.set_process_env(name, Some(value));
         self
     }
 
-    /// The lines at level error.
-    pub fn errors(&self) -> Vec<String> {
+    /// In job_prolog these flags were given.
+    pub fn asking(mut self, flags: &str) -> Self {
+        self.options = parse_flags(flags);
+        self
+    }
+
+    pub fn at_level(&self, level: Level) -> Vec<String> {
         let lines = self.lines.borrow();
-        lines
-            .iter()
-            .filter(|(level, _)| *level == Level::Error)
-            .map(|(_, line)| line.clone())
-            .collect()
+        let lines = lines.iter().filter(|(at, _)| *at == level);
+        lines.map(|(_, line)| line.clone()).collect()
+    }
+
+    pub fn errors(&self) -> Vec<String> {
+        self.at_level(Level::Error)
     }
 
     pub fn is_silent(&self) -> bool {
@@ -92,10 +97,57 @@ impl FakeSlurm {
     }
 }
 
-/// The option of a flag.
-pub fn key(flag: &str) -> Key {
-    let ours = |key: &Key| key.row().flag() == flag;
-    Key::ALL.into_iter().find(ours).expect("a flag of ours")
+/// Flags as on a command line without the dashes: `mps mps-threads=25`.
+fn parse_flags(flags: &str) -> Vec<(Key, Option<String>)> {
+    let flag = |word: &str| {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (word, None),
+        };
+        let key = Key::ALL.into_iter().find(|key| key.row().flag() == name);
+        (key.expect("a flag of ours"), value)
+    };
+    flags.split_whitespace().map(flag).collect()
+}
+
+/// One process with the plugin in it.
+pub struct Process<'a> {
+    pub slurm: FakeSlurm,
+    pub node: &'a FakeNode,
+    pub state: PluginState,
+    pub line: Vec<String>,
+}
+
+impl<'a> Process<'a> {
+    /// Before the first callback.
+    pub fn new(slurm: FakeSlurm, node: &'a FakeNode, line: &str) -> Self {
+        let line = line.split_whitespace().map(str::to_owned).collect();
+        let state = PluginState::new(&[]);
+        Self {
+            slurm,
+            node,
+            state,
+            line,
+        }
+    }
+
+    /// After the options; `flags` as in [`FakeSlurm::asking`]. With it the verdict of the last callback.
+    pub fn begin(slurm: FakeSlurm, node: &'a FakeNode, line: &str, flags: &str) -> (Self, Verdict) {
+        let mut process = Self::new(slurm, node, line);
+        let remote = process.slurm.context == Context::Remote;
+        assert_eq!(process.call(Callback::Init), Verdict::Continue);
+        // Before Slurm 24.05 an option's callback runs twice on a node.
+        for (key, value) in parse_flags(flags).into_iter().chain(parse_flags(flags)) {
+            let refusal = plugin::option(&mut process.state, key, value.as_deref(), remote);
+            assert_eq!(refusal, None);
+        }
+        let verdict = process.call(Callback::InitPostOpt);
+        (process, verdict)
+    }
+
+    pub fn call(&mut self, callback: Callback) -> Verdict {
+        plugin::call(callback, &mut self.slurm, self.node, &mut self.state, &self.line)
+    }
 }
 
 impl Slurm for FakeSlurm {
@@ -103,10 +155,7 @@ impl Slurm for FakeSlurm {
         self.context
     }
     fn item(&self, item: Item) -> Option<u32> {
-        self.items
-            .iter()
-            .find(|(i, _)| *i == item)
-            .map(|(_, value)| *value)
+        self.items.get(&item).copied()
     }
     fn job_env(&self, name: &str) -> Option<String> {
         self.job_env.get(name).cloned()
@@ -117,40 +166,21 @@ impl Slurm for FakeSlurm {
     fn all_process_env(&self) -> Vec<(String, String)> {
         self.process_env.clone().into_iter().collect()
     }
-    fn set_job_env(&mut self, name: &str, value: &str) -> bool {
-        self.job_env.insert(name.into(), value.into());
-        true
+    fn set_job_env(&mut self, name: &str, value: Option<&str>) -> bool {
+        let before = set(&mut self.job_env, name, value);
+        value.is_some() || before.is_some()
     }
-    fn unset_job_env(&mut self, name: &str) -> bool {
-        self.job_env.remove(name).is_some()
-    }
-    fn set_script_env(&mut self, name: &str, value: &str) -> bool {
+    fn set_script_env(&mut self, name: &str, value: Option<&str>) {
         // What crashes a real Slurm must not pass here.
-        assert!(
-            matches!(self.context, Context::Local | Context::Allocator),
-            "job_control in {:?}",
-            self.context
-        );
-        self.script_env.insert(name.into(), value.into());
-        true
-    }
-    fn unset_script_env(&mut self, name: &str) {
-        // What crashes a real Slurm must not pass here.
-        assert!(
-            matches!(self.context, Context::Local | Context::Allocator),
-            "job_control in {:?}",
-            self.context
-        );
-        self.script_env.remove(name);
+        let here = matches!(self.context, Context::Local | Context::Allocator);
+        assert!(here, "job_control in {:?}", self.context);
+        set(&mut self.script_env, name, value);
     }
     fn command_line(&self) -> Vec<String> {
         self.command_line.clone()
     }
     fn set_process_env(&mut self, name: &str, value: Option<&str>) {
-        match value {
-            Some(value) => self.process_env.insert(name.into(), value.into()),
-            None => self.process_env.remove(name),
-        };
+        set(&mut self.process_env, name, value);
     }
     fn task_prolog(&self) -> Option<String> {
         self.task_prolog.clone()
@@ -162,20 +192,24 @@ impl Slurm for FakeSlurm {
     fn is_batch(&self) -> bool {
         self.context == Context::Allocator
     }
-    fn register(&mut self, key: Key) -> bool {
+    fn register(&mut self, key: Key) {
         self.registered.push(key);
-        true
     }
     fn option(&self, key: Key) -> Option<Option<String>> {
         assert_eq!(self.context, Context::JobScript, "getopt answers N/A elsewhere");
-        self.options
-            .iter()
-            .find(|(k, _)| *k == key)
-            .map(|(_, argument)| argument.clone())
+        let found = self.options.iter().find(|(k, _)| *k == key);
+        found.map(|(_, argument)| argument.clone())
     }
     fn log(&self, level: Level, line: &str) {
         assert!(!line.contains('\n'), "one line: {line:?}");
         self.lines.borrow_mut().push((level, line.to_owned()));
+    }
+}
+
+fn set(env: &mut Env, name: &str, value: Option<&str>) -> Option<String> {
+    match value {
+        Some(value) => env.insert(name.into(), value.into()),
+        None => env.remove(name),
     }
 }
 
@@ -185,26 +219,25 @@ pub struct FakeNode {
     pub records: RefCell<BTreeMap<PathBuf, Record>>,
     /// Why a task cannot read them.
     pub unreadable: Option<String>,
-    pub answer: Ended,
-    /// What `mps-prologue` leaves.
+    pub answer: ProgramResult,
+    /// The record that `mps-prologue` leaves.
     pub leaves: Option<Record>,
     pub ran: RefCell<Vec<Program>>,
     pub directories: Vec<&'static str>,
     /// Something waits for its second look.
     pub look_again: bool,
-    /// What the job's `mpsd` says, from the second look on where it is `late`.
+    /// The last words of the job's `mpsd`; if `late`, only from the second attempt on.
     pub words: RefCell<Vec<&'static str>>,
     pub late: Cell<bool>,
     /// What it has seen.
     pub observations: Option<Observations>,
-    /// What was noted of its tasks, and what the out-of-memory killer has done.
+    /// The tasks that were noted.
     pub killed: RefCell<Vec<KilledTask>>,
     pub oom_kills: u64,
-    /// How often somebody looked for a record.
-    pub looks: Cell<u32>,
-    /// What the job's steps lock.
-    pub ranks: PathBuf,
-    /// The job's directory is not in the task's container.
+    /// How often a record was read.
+    pub reads: Cell<u32>,
+    pub partitions_lock: PathBuf,
+    /// The task's container hides the job's directory.
     pub hides: bool,
     /// Control daemons that have ended, by their pipe directories.
     pub ended: Vec<&'static str>,
@@ -226,11 +259,23 @@ impl FakeNode {
             observations: None,
             killed: RefCell::default(),
             oom_kills: 0,
-            looks: Cell::default(),
-            ranks: PathBuf::new(),
+            reads: Cell::default(),
+            partitions_lock: PathBuf::new(),
             hides: false,
             ended: Vec::new(),
         }
+    }
+
+    /// A node on which job 4711 has its MPS.
+    pub fn ready() -> Self {
+        Self::new().with_record(record("4711", RecordState::Ready))
+    }
+
+    /// A node without a usable configuration.
+    pub fn broken() -> Self {
+        let mut node = Self::new();
+        node.settings = Err("no such file".into());
+        node
     }
 
     pub fn with_record(self, record: Record) -> Self {
@@ -238,7 +283,7 @@ impl FakeNode {
         self
     }
 
-    pub fn answering(mut self, answer: Ended, leaves: Option<Record>) -> Self {
+    pub fn answering(mut self, answer: ProgramResult, leaves: Option<Record>) -> Self {
         self.answer = answer;
         self.leaves = leaves;
         self
@@ -265,11 +310,11 @@ impl FakeNode {
     }
 }
 
-/// A program that ended with `code` and wrote `line`.
-pub fn ended(code: i32, line: &str) -> Ended {
-    Ended {
+/// The result of a program that ended with `code` and wrote `lines`.
+pub fn ended(code: i32, lines: &str) -> ProgramResult {
+    ProgramResult {
         code: Ok(code),
-        lines: line.lines().map(str::to_owned).collect(),
+        lines: lines.lines().map(str::to_owned).collect(),
     }
 }
 
@@ -280,20 +325,18 @@ pub fn path_of(record: &Record) -> PathBuf {
 /// The record of job or step `job` of user 1000 with the node's GPUs 2 and 3.
 pub fn record(job: &str, state: RecordState) -> Record {
     let uuid = |n: u32| GpuUuid::parse(&format!("GPU-0000000{n}")).unwrap();
+    let gpu = |index| RecordGpu {
+        index,
+        uuid: uuid(index),
+        cpus: None,
+    };
     let mut record = Record::closed(JobId::parse(job).unwrap(), 1000, state, "the reason".into());
     record.request = "MPS=on,MPS_THREADS=50".parse().ok();
     record.named = true;
-    record.gpus = [2, 3]
-        .map(|n| RecordGpu {
-            index: n,
-            uuid: uuid(n),
-            cpus: None,
-        })
-        .to_vec();
-    let pipe = format!("/run/mpsd/jobs/{job}/pipe").into();
+    record.gpus = vec![gpu(2), gpu(3)];
     record.daemons = vec![Daemon {
         gpus: vec![uuid(2), uuid(3)],
-        pipe,
+        pipe: format!("/run/mpsd/jobs/{job}/pipe").into(),
         log: format!("/run/mpsd/jobs/{job}/log").into(),
         threads: "50".parse().ok(),
         memory: Vec::new(),
@@ -308,7 +351,7 @@ impl Node for FakeNode {
         assert_eq!(name, Some("n1"));
         self.settings.clone()
     }
-    fn run(&self, program: &Program) -> Ended {
+    fn run(&self, program: &Program) -> ProgramResult {
         self.ran.borrow_mut().push(program.clone());
         if let Some(record) = &self.leaves {
             self.records.borrow_mut().insert(path_of(record), record.clone());
@@ -316,18 +359,17 @@ impl Node for FakeNode {
         self.answer.clone()
     }
     fn has_directories(&self, _: &Path, job: &JobId) -> bool {
-        self.directories
-            .iter()
-            .any(|name| JobId::parse(name).unwrap().belongs_to(job))
+        let belongs = |name: &&str| JobId::parse(name).unwrap().belongs_to(job);
+        self.directories.iter().any(belongs)
     }
-    fn has_mark(&self, mark: &Path) -> bool {
-        self.look_again && mark.ends_with("look-again") || !self.hides && mark.ends_with("pipe")
+    fn exists(&self, path: &Path) -> bool {
+        self.look_again && path.ends_with("look-again") || !self.hides && path.ends_with("pipe")
     }
     fn observations(&self, job: &JobPaths) -> Option<Observations> {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
         self.observations.clone()
     }
-    fn untold(&self, job: &JobPaths) -> Vec<String> {
+    fn take_last_words(&self, job: &JobPaths) -> Vec<String> {
         assert!(self.records.borrow().contains_key(&job.record()), "{job:?}");
         match self.late.take() {
             true => Vec::new(),
@@ -342,28 +384,28 @@ impl Node for FakeNode {
         self.oom_kills
     }
     fn expect_listener(&self, changes: &[Change]) -> Result<(), String> {
-        let is_ended = |change: &&Change| {
+        let is_ended = |change: &Change| {
             let pipe = change.value.as_deref().unwrap_or_default();
             change.name == environment::PIPE_DIRECTORY && self.ended.contains(&pipe)
         };
-        match changes.iter().find(is_ended) {
-            Some(_) => Err(listener::ended("recorded").to_string()),
-            None => Ok(()),
+        match changes.iter().any(is_ended) {
+            true => Err(listener::ended("recorded").to_string()),
+            false => Ok(()),
         }
     }
     fn record(&self, path: &Path) -> Result<Option<Record>, String> {
-        self.looks.set(self.looks.get() + 1);
+        self.reads.set(self.reads.get() + 1);
         Ok(self.records.borrow().get(path).cloned())
+    }
+    fn settled_record(&self, path: &Path, _: Duration) -> Result<Option<Record>, String> {
+        self.unreadable.clone().map_or_else(|| self.record(path), Err)
     }
     fn leave_record(&self, path: &Path, record: &Record) -> Result<(), String> {
         self.records.borrow_mut().insert(path.to_owned(), record.clone());
         Ok(())
     }
-    fn ranks(&self, _: &JobPaths) -> Result<File, String> {
-        let opened = File::options().read(true).write(true).open(&self.ranks);
+    fn partitions_lock(&self, _: &JobPaths) -> Result<File, String> {
+        let opened = File::options().read(true).write(true).open(&self.partitions_lock);
         opened.map_err(|e| e.to_string())
-    }
-    fn settled_record(&self, path: &Path, _: Duration) -> Result<Option<Record>, String> {
-        self.unreadable.clone().map_or_else(|| self.record(path), Err)
     }
 }

@@ -1,10 +1,8 @@
-//! The callbacks against a Slurm and a node of our own: no symbol of Slurm is reached.
+//! The callbacks, called as Slurm does, on a Slurm and a node that are doubles.
 
-mod container;
 mod ending;
 mod fake;
 mod jobs;
 mod steps;
 mod submission;
 mod tasks;
-mod unplugged;

@@ -1,65 +1,22 @@
-//! A step's own daemon.
+//! A step's own daemon, and the second line for a step in a container.
 
-use super::fake::{FakeNode, FakeSlurm, ended, key, record};
-use crate::handle::Verdict;
-use crate::plugin;
-use crate::state::State;
-use mpsd_core::record::RecordState;
-
-fn begin(slurm: &mut FakeSlurm, node: &FakeNode, line: &[&str], flags: &[(&str, Option<&str>)]) -> State {
-    let line: Vec<String> = line.iter().map(|w| (*w).to_owned()).collect();
-    let mut state = State::default();
-    plugin::init(slurm, node, &mut state, &line);
-    for (name, value) in flags {
-        // Before Slurm 24.05 an option's callback runs twice on a node.
-        for _ in 0..2 {
-            plugin::option(&mut state, key(name), *value, true);
-        }
-    }
-    assert_eq!(
-        plugin::init_post_opt(slurm, node, &mut state, &line),
-        Verdict::Continue
-    );
-    state
-}
+use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, ended};
+use crate::handle::{Context, Item, Verdict};
+use crate::plugin::Callback;
 
 #[test]
 fn a_step_that_asks_in_a_job_without_gets_its_own() {
     let node = FakeNode::new();
-    let mut slurm = FakeSlurm::step(3);
-    let mut state = begin(
-        &mut slurm,
-        &node,
-        &[],
-        &[("mps", Some("")), ("mps-mem", Some("4G"))],
-    );
-    assert!(
-        node.words()
-            .ends_with("--request MPS=per-node,MPS_MEM=4G --record --wait started"),
-        "{}",
-        node.words()
-    );
+    let (mut process, _) = Process::begin(FakeSlurm::step(3), &node, "", "mps= mps-mem=4G");
+    let words = node.words();
+    let request = "--request MPS=per-node,MPS_MEM=4G --record --wait started";
+    assert!(words.ends_with(request), "{words}");
     let environment = node.ran.borrow()[0].environment.clone();
-    for (name, value) in [
-        ("SLURM_JOB_ID", "4711"),
-        ("SLURM_STEP_ID", "3"),
-        ("SLURM_JOB_UID", "1000"),
-        ("SLURM_STEP_NUM_TASKS", "4"),
-        ("SLURM_STEP_NUM_NODES", "1"),
-        ("SLURM_STEP_GPUS", "2"),
-        ("SLURMD_NODENAME", "n1"),
-    ] {
-        assert!(
-            environment.contains(&(name.to_owned(), value.to_owned())),
-            "{name}"
-        );
-    }
-    assert!(
-        environment
-            .iter()
-            .all(|(name, _)| name != "PATH" && name != "SLURM_SCRIPT_CONTEXT")
-    );
-    plugin::exit(&mut slurm, &node, &mut state, &[]);
+    let expected = "SLURM_JOB_ID=4711 SLURM_STEP_ID=3 SLURM_STEP_NUM_NODES=1 SLURM_JOB_UID=1000 SLURM_JOB_GID=100 \
+                    SLURM_STEP_NUM_TASKS=4 SLURM_STEP_GPUS=2 CUDA_VISIBLE_DEVICES=0 SLURMD_NODENAME=n1";
+    let environment = environment.iter().map(|(name, value)| format!("{name}={value}"));
+    assert_eq!(environment.collect::<Vec<_>>().join(" "), expected);
+    process.call(Callback::Exit);
     let ran = node.ran.borrow();
     assert_eq!(ran.len(), 2);
     assert!(ran[1].path.ends_with("mps-epilogue") && ran[1].detached);
@@ -68,48 +25,102 @@ fn a_step_that_asks_in_a_job_without_gets_its_own() {
 #[test]
 fn no_other_step_starts_or_ends_anything() {
     const EXTERN: u32 = 0xffff_fffc;
-    const BATCH: u32 = 0xffff_fffb;
-    const INTERACTIVE: u32 = 0xffff_fffa;
-    let of_job = || FakeNode::new().with_record(record("4711", RecordState::Ready));
-    for (step, node, flags) in [
-        (0, FakeNode::new(), vec![]),
-        (0, FakeNode::new(), vec![("mps", Some("off"))]),
-        (EXTERN, FakeNode::new(), vec![("mps", None)]),
-        (BATCH, FakeNode::new(), vec![("mps", None)]),
-        (INTERACTIVE, FakeNode::new(), vec![("mps", None)]),
-        (0, of_job(), vec![("mps", None)]),
-        (0, FakeNode::new(), vec![("mps", Some("evil"))]),
+    let component = || FakeSlurm::step(0).job("SLURM_HET_SIZE", "2");
+    for (slurm, node, line, flags, why) in [
+        (FakeSlurm::step(0), FakeNode::new(), "", "", None),
+        (FakeSlurm::step(0), FakeNode::new(), "", "mps=off", None),
+        (FakeSlurm::step(EXTERN), FakeNode::new(), "", "mps", None),
+        (FakeSlurm::step(BATCH), FakeNode::new(), "", "mps", None),
+        (FakeSlurm::step(INTERACTIVE), FakeNode::new(), "", "mps", None),
+        (FakeSlurm::step(0), FakeNode::ready(), "", "mps", None),
+        (component(), FakeNode::new(), "", "mps", None),
+        (
+            FakeSlurm::step(0),
+            FakeNode::new(),
+            "",
+            "mps=evil",
+            Some("--mps=evil"),
+        ),
+        (
+            FakeSlurm::step(0),
+            FakeNode::new(),
+            "scope=job",
+            "mps",
+            Some("sbatch or salloc"),
+        ),
     ] {
-        let mut slurm = FakeSlurm::step(step);
-        let mut state = begin(&mut slurm, &node, &[], &flags);
-        plugin::exit(&mut slurm, &node, &mut state, &[]);
-        assert!(node.nothing_ran(), "step {step} {flags:?}");
-        assert!(slurm.is_silent());
+        let (mut process, _) = Process::begin(slurm, &node, line, flags);
+        process.call(Callback::Exit);
+        assert!(node.nothing_ran() && process.slurm.is_silent(), "{flags}");
+        let failure = process.state.failure.unwrap_or_default();
+        assert!(
+            why.map_or(failure.is_empty(), |why| failure.contains(why)),
+            "{failure}"
+        );
     }
 }
 
 #[test]
-fn a_component_of_a_het_job_starts_none_of_its_own() {
-    let node = FakeNode::new();
-    let mut slurm = FakeSlurm::step(0).with_job_env("SLURM_HET_SIZE", "2");
-    begin(&mut slurm, &node, &[], &[("mps", None)]);
-    assert!(node.nothing_ran());
-}
-
-#[test]
-fn a_cluster_for_whole_jobs_says_so() {
-    let node = FakeNode::new();
-    let state = begin(&mut FakeSlurm::step(0), &node, &["scope=job"], &[("mps", None)]);
-    assert!(node.nothing_ran());
-    assert!(state.failure.unwrap().contains("sbatch or salloc"));
-}
-
-#[test]
-fn why_it_did_not_start_is_kept_for_the_task_and_cleaned_up_at_the_end() {
+fn a_failed_start_is_kept_for_the_task_and_cleaned_up_at_the_end() {
     let node = FakeNode::new().answering(ended(2, "log\nthe GPU is busy"), None);
-    let mut slurm = FakeSlurm::step(0);
-    let mut state = begin(&mut slurm, &node, &[], &[("mps", None)]);
-    assert_eq!(state.failure.as_deref(), Some("the GPU is busy"));
-    plugin::exit(&mut slurm, &node, &mut state, &[]);
+    let (mut process, _) = Process::begin(FakeSlurm::step(0), &node, "", "mps");
+    assert_eq!(process.state.failure.as_deref(), Some("the GPU is busy"));
+    process.call(Callback::Exit);
     assert_eq!(node.ran.borrow().len(), 2);
+}
+
+#[test]
+fn a_task_whose_container_hides_its_mps_does_not_start() {
+    const PIPE: &str = "/run/mpsd/jobs/4711/pipe";
+    let own = FakeSlurm::step(3).job("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps");
+    let of_job = || {
+        FakeSlurm::step(3)
+            .job("MPSD_JOB", "4711")
+            .job("CUDA_MPS_PIPE_DIRECTORY", PIPE)
+    };
+    let cases = [
+        (of_job(), 0, true, Verdict::Leave, 1),
+        (of_job(), 1, true, Verdict::Leave, 0),
+        (of_job(), 0, false, Verdict::Continue, 0),
+        (own, 0, true, Verdict::Continue, 0),
+        (FakeSlurm::step(3), 0, true, Verdict::Continue, 0),
+    ];
+    for (slurm, rank, hides, verdict, lines) in cases {
+        let mut node = FakeNode::new();
+        node.hides = hides;
+        let mut process = Process::new(slurm.with(Item::TaskId, rank), &node, "look=container");
+        assert_eq!(process.call(Callback::TaskInit), verdict);
+        assert!(node.nothing_ran());
+        let errors = process.slurm.errors();
+        let is_told = |line: &String| line.contains(PIPE) && line.contains("job 4711: not started on n1");
+        assert!(errors.len() == lines && errors.iter().all(is_told), "{errors:?}");
+    }
+}
+
+/// Slurm loads the library once, so both lines share one state.
+#[test]
+fn the_second_line_leaves_the_first_lines_state_alone() {
+    use Callback::{Exit, Init, InitPostOpt, JobEpilog, JobProlog, TaskExit};
+    let node = FakeNode::new();
+    for context in [
+        Context::Local,
+        Context::Allocator,
+        Context::Remote,
+        Context::Slurmd,
+        Context::JobScript,
+    ] {
+        let slurm = FakeSlurm::new(context).asking("mps");
+        let mut process = Process::new(slurm, &node, "config=/etc/other.toml");
+        process.call(Init);
+        let (registered, line) = (process.slurm.registered.len(), process.state.line.clone());
+        process.line = vec!["look=container".into()];
+        for callback in [Init, InitPostOpt, JobProlog, JobEpilog, TaskExit, Exit] {
+            assert_eq!(process.call(callback), Verdict::Continue);
+        }
+        assert_eq!(
+            (process.slurm.registered.len(), process.state.line),
+            (registered, line)
+        );
+        assert!(node.nothing_ran() && process.slurm.is_silent());
+    }
 }

@@ -1,138 +1,97 @@
-//! srun, sbatch, salloc.
+//! srun, sbatch, salloc, and the task prolog for nodes that do not load the plugin.
 
-use super::fake::{FakeNode, FakeSlurm, key};
+use super::fake::{FakeNode, FakeSlurm, Process};
 use crate::handle::{Context, Verdict};
-use crate::plugin;
-use crate::state::State;
+use crate::plugin::{self, Callback, PluginState};
+use crate::unplugged;
 use mpsd_core::request::{Flags, Key};
 
 const SUBMITTERS: [(Context, &str); 2] = [(Context::Local, "srun"), (Context::Allocator, "allocator")];
+const OURS: &str = "/usr/libexec/mpsd/mps-task-prolog";
 
-fn submit(context: Context, line: &[&str], flags: &[(&str, Option<&str>)]) -> (Verdict, FakeSlurm) {
-    let line: Vec<String> = line.iter().map(|w| (*w).to_owned()).collect();
-    let (mut slurm, node, mut state) = (FakeSlurm::new(context), FakeNode::new(), State::default());
-    assert_eq!(
-        plugin::init(&mut slurm, &node, &mut state, &line),
-        Verdict::Continue
-    );
-    for (name, value) in flags {
-        assert_eq!(plugin::option(&mut state, key(name), *value, false), None);
-    }
-    let verdict = plugin::init_post_opt(&mut slurm, &node, &mut state, &line);
+fn submit(slurm: FakeSlurm, line: &str, flags: &str) -> (Verdict, FakeSlurm) {
+    let node = FakeNode::new();
+    let (process, verdict) = Process::begin(slurm, &node, line, flags);
     assert!(node.nothing_ran());
-    (verdict, slurm)
+    (verdict, process.slurm)
+}
+
+fn submit_in(context: Context, line: &str, flags: &str) -> (Verdict, FakeSlurm) {
+    submit(FakeSlurm::new(context), line, flags)
 }
 
 #[test]
-fn the_flags_are_offered_where_options_are_read() {
-    for (context, count) in [
-        (Context::Local, Key::ALL.len()),
-        (Context::Allocator, Key::ALL.len()),
-        (Context::Remote, Key::ALL.len()),
-        (Context::Slurmd, 0),
-        (Context::JobScript, 0),
+fn the_flags_are_offered_where_options_are_read_and_slurmd_reports_a_broken_line() {
+    for (context, count, errors) in [
+        (Context::Local, Key::ALL.len(), 0),
+        (Context::Allocator, Key::ALL.len(), 0),
+        (Context::Remote, Key::ALL.len(), 0),
+        (Context::Slurmd, 0, 1),
+        (Context::JobScript, 0, 0),
     ] {
-        let mut slurm = FakeSlurm::new(context);
-        plugin::init(&mut slurm, &FakeNode::new(), &mut State::default(), &[]);
-        assert_eq!(slurm.registered.len(), count, "{context:?}");
-        assert!(slurm.is_silent());
-    }
-}
-
-#[test]
-fn who_does_not_ask_notices_nothing() {
-    for (context, _) in SUBMITTERS {
-        for line in [&[][..], &["unknown=1"]] {
-            let (verdict, slurm) = submit(context, line, &[]);
-            assert_eq!(verdict, Verdict::Continue);
-            assert!(slurm.is_silent() && slurm.script_env.is_empty(), "{line:?}");
+        for (line, errors) in [("", 0), ("unknown=1", errors)] {
+            let node = FakeNode::new();
+            let mut process = Process::new(FakeSlurm::new(context), &node, line);
+            assert_eq!(process.call(Callback::Init), Verdict::Continue);
+            assert_eq!(process.slurm.registered.len(), count, "{context:?}");
+            assert_eq!(process.slurm.lines.borrow().len(), errors, "{context:?}");
         }
     }
 }
 
 #[test]
-fn the_prolog_is_told_which_command_submitted() {
+fn a_submission_without_flags_changes_nothing_and_one_with_them_tells_the_prolog_who_submitted() {
     for (context, by) in SUBMITTERS {
-        let (verdict, slurm) = submit(context, &[], &[("mps", None), ("mps-threads", Some("30,70"))]);
+        for line in ["", "unknown=1"] {
+            let (verdict, slurm) = submit_in(context, line, "");
+            assert_eq!(verdict, Verdict::Continue);
+            assert!(slurm.is_silent() && slurm.script_env.is_empty(), "{line:?}");
+        }
+        let (verdict, slurm) = submit_in(context, "", "mps mps-threads=30,70");
         assert_eq!(verdict, Verdict::Continue);
-        assert_eq!(slurm.script_env.get("MPS_SUBMIT").map(String::as_str), Some(by));
+        assert_eq!(slurm.script_env["MPS_SUBMIT"], by);
         assert!(slurm.is_silent());
     }
 }
 
 #[test]
-fn flags_that_contradict_each_other_stop_the_submission_under_optional_too() {
+fn refused_flags_stop_the_submission_under_optional_too() {
     for (context, _) in SUBMITTERS {
-        let (verdict, slurm) = submit(context, &[], &[("mps-mem", Some("4G"))]);
-        assert_eq!(verdict, Verdict::Leave);
-        let errors = slurm.errors();
-        assert!(
-            errors.len() == 1 && errors[0].starts_with("--mps-mem=4G: "),
-            "{errors:?}"
-        );
-        assert!(slurm.script_env.is_empty());
+        for (line, flags, why) in [
+            ("", "mps-mem=4G", "--mps-mem=4G: "),
+            ("config=/c unknown=1", "mps", "'unknown=1'"),
+        ] {
+            let (verdict, slurm) = submit_in(context, line, flags);
+            assert_eq!(verdict, Verdict::Leave);
+            let errors = slurm.errors();
+            assert!(errors.len() == 1 && errors[0].contains(why), "{errors:?}");
+            assert!(slurm.script_env.is_empty());
+        }
     }
+    let option = |remote| {
+        let threads = Key::ALL.into_iter().find(|key| key.row().flag() == "mps-threads");
+        plugin::option(&mut PluginState::new(&[]), threads.unwrap(), Some("NaN"), remote)
+    };
+    assert!(option(false).unwrap().starts_with("--mps-threads=NaN: "));
+    // On a node it is too late for that: the prolog and the task refuse.
+    assert_eq!(option(true), None);
 }
 
 #[test]
-fn who_asks_under_a_broken_line_is_told_why_not() {
-    let (verdict, slurm) = submit(Context::Local, &["config=/c", "unknown=1"], &[("mps", None)]);
-    assert_eq!(verdict, Verdict::Leave);
-    assert!(slurm.errors()[0].contains("'unknown=1'"), "{:?}", slurm.errors());
+fn a_second_load_starts_without_flags() {
+    let node = FakeNode::new();
+    let (mut process, _) = Process::begin(FakeSlurm::new(Context::Local), &node, "", "mps");
+    assert_ne!(process.state.flags, Flags::default());
+    process.call(Callback::Init);
+    assert_eq!(process.state.flags, Flags::default());
 }
 
-#[test]
-fn slurmd_says_once_that_its_line_is_broken() {
-    let mut slurm = FakeSlurm::new(Context::Slurmd);
-    let verdict = plugin::init(
-        &mut slurm,
-        &FakeNode::new(),
-        &mut State::default(),
-        &["unknown=1".to_owned()],
-    );
-    assert_eq!(verdict, Verdict::Continue);
-    assert_eq!(slurm.errors().len(), 1);
-}
-
-#[test]
-fn a_wrong_value_is_refused_by_the_options_callback() {
-    let refused = plugin::option(&mut State::default(), key("mps-threads"), Some("NaN"), false);
-    assert!(refused.unwrap().starts_with("--mps-threads=NaN: "));
-    // On a node it is too late for that: the prolog and the task say it.
-    assert_eq!(
-        plugin::option(&mut State::default(), key("mps-threads"), Some("NaN"), true),
-        None
-    );
-}
-
-#[test]
-fn a_second_load_begins_anew() {
-    let mut state = State::default();
-    plugin::option(&mut state, key("mps"), None, false);
-    plugin::init(
-        &mut FakeSlurm::new(Context::Local),
-        &FakeNode::new(),
-        &mut state,
-        &[],
-    );
-    assert_eq!(state.flags, Flags::default());
-}
-
-fn in_an_allocation(job: &[(&str, &str)]) -> FakeSlurm {
-    let mut slurm = FakeSlurm::new(Context::Local).with_process_env("SLURM_JOB_ID", "4711");
-    for (option, value) in job {
-        slurm = slurm.with_process_env(&format!("SLURM_SPANK__SLURM_SPANK_OPTION_mps_{option}"), value);
-    }
-    slurm
-}
-
-fn step(slurm: &mut FakeSlurm, flags: &[(&str, Option<&str>)]) -> Verdict {
-    let (node, mut state) = (FakeNode::new(), State::default());
-    plugin::init(slurm, &node, &mut state, &[]);
-    for (name, value) in flags {
-        assert_eq!(plugin::option(&mut state, key(name), *value, false), None);
-    }
-    plugin::init_post_opt(slurm, &node, &mut state, &[])
+/// srun in an allocation that gave these options.
+fn step_of(options: &[(&str, &str)]) -> FakeSlurm {
+    let slurm = FakeSlurm::new(Context::Local).process("SLURM_JOB_ID", "4711");
+    options.iter().fold(slurm, |slurm, (option, value)| {
+        slurm.process(&format!("SLURM_SPANK__SLURM_SPANK_OPTION_mps_{option}"), value)
+    })
 }
 
 #[test]
@@ -146,83 +105,138 @@ fn the_prolog_is_told_what_the_job_of_a_step_asked_for() {
         (&[("mps", "off")], "off"),
         (&[("mps", "perhaps")], ""),
     ] {
-        let mut slurm = in_an_allocation(job);
-        assert_eq!(
-            step(&mut slurm, &[("mps", None), ("mps-threads", Some("30"))]),
-            Verdict::Continue
-        );
-        let said = |name: &str| slurm.script_env.get(name).map(String::as_str);
-        assert_eq!((said("MPS_SUBMIT"), said("MPS_JOB")), (Some("step"), Some(told)));
+        let (verdict, slurm) = submit(step_of(job), "", "mps mps-threads=30");
+        assert_eq!(verdict, Verdict::Continue);
+        assert_eq!(slurm.script_env["MPS_SUBMIT"], "step");
+        assert_eq!(slurm.script_env["MPS_JOB"], told);
     }
 }
 
 #[test]
-fn a_step_of_a_het_job_without_mps_is_refused_one() {
-    let mut slurm = in_an_allocation(&[]).with_process_env("SLURM_HET_SIZE", "2");
-    assert_eq!(step(&mut slurm, &[("mps", None)]), Verdict::Leave);
+fn a_step_of_a_het_job_without_mps_is_refused() {
+    let refused = submit(step_of(&[]).process("SLURM_HET_SIZE", "2"), "", "mps");
+    let (verdict, errors) = (refused.0, refused.1.errors());
+    assert_eq!(verdict, Verdict::Leave);
     assert!(
-        slurm.errors()[0].contains("allowed: --mps for the component"),
-        "{:?}",
-        slurm.errors()
+        errors[0].contains("allowed: --mps for the component"),
+        "{errors:?}"
     );
-    let mut slurm = in_an_allocation(&[("mps", "(null)")]).with_process_env("SLURM_HET_SIZE", "2");
-    assert_eq!(step(&mut slurm, &[("mps", None)]), Verdict::Continue);
+    let with_mps = step_of(&[("mps", "(null)")]).process("SLURM_HET_SIZE", "2");
+    let (verdict, slurm) = submit(with_mps, "", "mps");
+    assert_eq!(verdict, Verdict::Continue);
     assert!(slurm.is_silent());
-}
-
-/// What an MPS job's script has in its environment, with srun's copy for the prolog.
-fn in_an_mps_job(context: Context, of_job: &[(&str, &str)], words: &[&str]) -> FakeSlurm {
-    let mut slurm = FakeSlurm::new(context);
-    for (name, value) in of_job {
-        slurm = slurm.with_process_env(name, value);
-    }
-    for name in [
-        "_SLURM_SPANK_OPTION_mps_mps",
-        "_SLURM_SPANK_OPTION_mps_mps_threads",
-        "MPS_SUBMIT",
-    ] {
-        slurm = slurm.with_process_env(&format!("SLURM_SPANK_{name}"), "50");
-        slurm = slurm.with_process_env(name, "50");
-        slurm.script_env.insert(name.into(), "50".into());
-    }
-    slurm.command_line = words.iter().map(|word| (*word).to_owned()).collect();
-    plugin::init(&mut slurm, &FakeNode::new(), &mut State::default(), &[]);
-    slurm
 }
 
 #[test]
 fn a_submission_in_a_job_inherits_nothing_and_a_step_of_the_job_does() {
-    let job: &[_] = &[("SLURM_JOB_ID", "7"), ("SLURM_JOB_NODELIST", "n1")];
-    let element: &[_] = &[
-        ("SLURM_JOB_ID", "9"),
-        ("SLURM_ARRAY_JOB_ID", "7"),
-        ("SLURM_ARRAY_TASK_ID", "2"),
-    ];
+    let job = "SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n1";
+    let element = "SLURM_JOB_ID=9 SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=2";
     let (srun, other) = (Context::Local, Context::Allocator);
-    type Case<'a> = (Context, &'a [(&'a str, &'a str)], &'a [&'a str], bool);
-    let cases: [Case; 14] = [
-        (srun, job, &["srun", "solver"], true),
-        (srun, job, &["srun", "--jobid=7", "solver"], true),
-        (srun, job, &["srun", "--jobid", "7", "solver"], true),
-        (srun, job, &["srun", "--jobid=7+1", "solver"], true),
-        (srun, element, &["srun", "--jobid=7_2", "solver"], true),
-        (srun, element, &["srun", "--jobid=7_3", "solver"], false),
-        (srun, job, &["srun", "--jobid=8", "solver"], false),
-        (srun, job, &["srun", "--jobid", "8", "solver"], false),
-        (srun, &[("SLURM_JOB_NODELIST", "n1")], &["srun", "solver"], false),
-        (srun, &[("MPSD_JOB", "7")], &["srun", "solver"], false),
-        (other, job, &["sbatch", "next.sh"], false),
-        (other, &[("MPSD_JOB", "7")], &["salloc"], false),
-        // Of the user's own making.
-        (srun, &[], &["srun", "solver"], true),
-        (other, &[], &["sbatch", "next.sh"], true),
-    ];
-    for (context, of_job, words, inherits) in cases {
-        let slurm = in_an_mps_job(context, of_job, words);
-        let is_handed_on = |name: &&String| name.contains("SPANK_OPTION") || name.contains("MPS_SUBMIT");
-        let left = slurm.process_env.keys().filter(is_handed_on);
-        let expected = if inherits { 3 } else { 0 };
-        assert_eq!(left.count(), 2 * expected, "{of_job:?} {words:?}");
-        assert_eq!(slurm.script_env.len(), expected, "{of_job:?} {words:?}");
+    for (context, of_job, words, inherits) in [
+        (srun, job, "srun solver", true),
+        (srun, job, "srun --jobid=7 solver", true),
+        (srun, job, "srun --jobid 7 solver", true),
+        (srun, job, "srun --jobid=7+1 solver", true),
+        (srun, element, "srun --jobid=7_2 solver", true),
+        (srun, element, "srun --jobid=7_3 solver", false),
+        (srun, job, "srun --jobid=8 solver", false),
+        (srun, job, "srun --jobid 8 solver", false),
+        (srun, "SLURM_JOB_NODELIST=n1", "srun solver", false),
+        (srun, "MPSD_JOB=7", "srun solver", false),
+        (other, job, "sbatch next.sh", false),
+        (other, "MPSD_JOB=7", "salloc", false),
+        // The user set the variables.
+        (srun, "", "srun solver", true),
+        (other, "", "sbatch next.sh", true),
+    ] {
+        let mut slurm = FakeSlurm::new(context);
+        for (name, value) in of_job.split_whitespace().filter_map(|word| word.split_once('=')) {
+            slurm = slurm.process(name, value);
+        }
+        let options = [
+            "_SLURM_SPANK_OPTION_mps_mps",
+            "_SLURM_SPANK_OPTION_mps_mps_threads",
+            "MPS_SUBMIT",
+        ];
+        for name in options {
+            slurm = slurm
+                .process(&format!("SLURM_SPANK_{name}"), "50")
+                .process(name, "50");
+            slurm.script_env.insert(name.into(), "50".into());
+        }
+        slurm.command_line = words.split(' ').map(str::to_owned).collect();
+        let node = FakeNode::new();
+        let mut process = Process::new(slurm, &node, "");
+        process.call(Callback::Init);
+        let is_option = |name: &&String| options.iter().any(|option| name.ends_with(option));
+        let left = process.slurm.process_env.keys().filter(is_option).count();
+        let expected = if inherits { options.len() } else { 0 };
+        let found = (left, process.slurm.script_env.len());
+        assert_eq!(found, (2 * expected, expected), "{of_job:?} {words:?}");
     }
+}
+
+fn variable<'a>(slurm: &'a FakeSlurm, name: &str) -> Option<&'a str> {
+    slurm.process_env.get(name).map(String::as_str)
+}
+
+#[test]
+fn srun_requests_our_task_prolog_and_keeps_the_users() {
+    for users in [None, Some("/home/u/prolog")] {
+        let mut slurm = FakeSlurm::new(Context::Local);
+        slurm.task_prolog = users.map(str::to_owned);
+        let (_, slurm) = submit(slurm, "", "mps=on");
+        assert_eq!(slurm.task_prolog.as_deref(), Some(OURS));
+        assert_eq!(variable(&slurm, "SLURM_MPSD_TASK_PROLOG"), users);
+    }
+}
+
+#[test]
+fn a_step_in_an_allocation_keeps_or_drops_the_task_prolog_of_the_allocation() {
+    let users = Some("/home/u/prolog");
+    for (flags, option, allocations, kept) in [
+        ("mps=on", Some(OURS), Some(OURS), users),
+        ("mps=off", users, users, None),
+        ("", users, users, None),
+    ] {
+        let mut slurm = FakeSlurm::new(Context::Local)
+            .process("SLURM_TASK_PROLOG", OURS)
+            .process("SLURM_MPSD_TASK_PROLOG", "/home/u/prolog");
+        slurm.task_prolog = Some(OURS.into());
+        let (_, slurm) = submit(slurm, "", flags);
+        assert_eq!(slurm.task_prolog.as_deref(), option, "{flags}");
+        assert_eq!(variable(&slurm, "SLURM_TASK_PROLOG"), allocations, "{flags}");
+        assert_eq!(variable(&slurm, "SLURM_MPSD_TASK_PROLOG"), kept, "{flags}");
+    }
+}
+
+#[test]
+fn what_stops_a_script_is_removed_again() {
+    for users in [None, Some("/etc/bash.env")] {
+        let mut slurm = FakeSlurm::new(Context::Allocator);
+        if let Some(users) = users {
+            slurm = slurm.process("BASH_ENV", users);
+        }
+        let (_, sbatch) = submit(slurm, "", "mps=on");
+        assert_eq!(variable(&sbatch, "SLURM_TASK_PROLOG"), Some(OURS));
+        assert!(variable(&sbatch, "BASH_ENV").is_some_and(|value| value.contains("kill $$")));
+        let mut task = FakeSlurm::step(0);
+        task.job_env = sbatch.process_env;
+        unplugged::restore(&mut task);
+        assert_eq!(task.job_env.get("BASH_ENV").map(String::as_str), users);
+        assert!(!task.job_env.contains_key("SLURM_MPSD_BASH_ENV"));
+    }
+}
+
+#[test]
+fn no_two_tasks_have_the_same_mark() {
+    let mark = |node: &str, pid: &str| {
+        let task = FakeSlurm::step(0)
+            .job("SLURMD_NODENAME", node)
+            .job("SLURM_TASK_PID", pid);
+        unplugged::mark(&task).value
+    };
+    assert_eq!(mark("n1", "7").as_deref(), Some("n1:7"));
+    assert_ne!(mark("n1", "7"), mark("n2", "7"));
+    assert_ne!(mark("n1", "7"), mark("n1", "8"));
 }

@@ -1,276 +1,223 @@
 //! task_init.
 
-use super::fake::{FakeNode, FakeSlurm, key, record};
-use crate::handle::{Item, Level, Slurm as _, Verdict};
-use crate::plugin;
-use crate::state::State;
+use super::fake::{BATCH, FakeNode, FakeSlurm, INTERACTIVE, Process, record};
+use crate::handle::{Item, Level, Verdict};
+use crate::plugin::Callback;
 use mpsd_core::GpuUuid;
 use mpsd_core::bind::{Bind, BindMode};
 use mpsd_core::observations::{LimitSet, Observations};
 use mpsd_core::partitions::Partition;
 use mpsd_core::record::{Daemon, Record, RecordDevice, RecordState};
-use std::path::PathBuf;
 
-const BATCH: u32 = 0xffff_fffb;
-const INTERACTIVE: u32 = 0xffff_fffa;
-
-type Flags = &'static [(&'static str, Option<&'static str>)];
+const GPUS: &str = "CUDA_VISIBLE_DEVICES";
+const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+const PARTITION: &str = "CUDA_MPS_SM_PARTITION";
+const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+const BOTH: &str = "GPU-00000002,GPU-00000003";
 
 /// init_post_opt as slurmstepd, then task_init as its child.
-fn task(slurm: &mut FakeSlurm, node: &FakeNode, line: &str, flags: Flags) -> Verdict {
-    let line: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-    let mut state = State::default();
-    plugin::init(slurm, node, &mut state, &line);
-    for (name, value) in flags {
-        plugin::option(&mut state, key(name), *value, true);
-    }
-    plugin::init_post_opt(slurm, node, &mut state, &line);
-    plugin::task_init(slurm, node, &mut state, &line)
+fn task(slurm: FakeSlurm, node: &FakeNode, line: &str, flags: &str) -> (Verdict, FakeSlurm) {
+    let (mut process, _) = Process::begin(slurm, node, line, flags);
+    (process.call(Callback::TaskInit), process.slurm)
 }
 
-const ON: Flags = &[("mps", None)];
-const OFF: Flags = &[("mps", Some("off"))];
+/// A task with `--mps` that runs.
+fn runs(slurm: FakeSlurm, node: &FakeNode) -> FakeSlurm {
+    let (verdict, slurm) = task(slurm, node, "", "mps");
+    assert_eq!(verdict, Verdict::Continue, "{:?}", slurm.errors());
+    slurm
+}
 
-fn refused(slurm: &mut FakeSlurm, node: &FakeNode, line: &str, flags: Flags) -> String {
-    // The first task speaks for all of the node.
-    let rank = slurm.items.iter_mut().find(|(item, _)| *item == Item::TaskId);
-    rank.expect("a task has a rank").1 = 0;
+/// Why a task does not start. The first task reports it for all of the node.
+fn refused(slurm: FakeSlurm, node: &FakeNode, line: &str, flags: &str) -> String {
     let before = slurm.job_env.clone();
-    assert_eq!(task(slurm, node, line, flags), Verdict::Leave);
-    assert_eq!(slurm.job_env, before);
+    let (verdict, slurm) = task(slurm.with(Item::TaskId, 0), node, line, flags);
+    assert_eq!((verdict, &slurm.job_env), (Verdict::Leave, &before));
     let errors = slurm.errors();
     assert_eq!(errors.len(), 1, "{errors:?}");
     errors[0].clone()
 }
 
-#[test]
-fn what_goes_for_all_tasks_of_a_node_is_said_by_one() {
-    let node = FakeNode::new().with_record(record("4711", RecordState::Refused));
-    let mut slurm = FakeSlurm::step(0);
-    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Leave);
-    assert!(slurm.is_silent());
+fn value<'a>(slurm: &'a FakeSlurm, name: &str) -> Option<&'a str> {
+    slurm.job_env.get(name).map(String::as_str)
+}
+
+/// A step for which Slurm names no GPUs.
+fn unnamed() -> FakeSlurm {
+    FakeSlurm::step(0).job("SLURM_STEP_GPUS", "").job(GPUS, "")
 }
 
 #[test]
-fn a_task_that_cannot_read_the_record_says_so_whatever_its_rank() {
+fn what_holds_for_all_tasks_of_a_node_is_reported_by_one_and_else_by_each() {
+    let node = FakeNode::new().with_record(record("4711", RecordState::Refused));
+    let (verdict, second) = task(FakeSlurm::step(0), &node, "", "mps");
+    assert_eq!(verdict, Verdict::Leave);
+    assert!(second.is_silent());
     let mut node = FakeNode::new();
     node.unreadable = Some("record: Too many open files (os error 24)".into());
-    let mut slurm = FakeSlurm::step(0);
-    assert_eq!(slurm.item(Item::TaskId), Some(1));
-    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Leave);
-    assert!(slurm.errors()[0].contains("Too many open files"));
+    let (verdict, second) = task(FakeSlurm::step(0), &node, "", "mps");
+    assert_eq!(verdict, Verdict::Leave);
+    assert!(second.errors()[0].contains("Too many open files"));
 }
 
 #[test]
 fn a_ready_record_attaches_the_task_whatever_the_flags_say() {
-    for flags in [ON, &[]] {
-        let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
-        let mut slurm = FakeSlurm::step(0);
-        assert_eq!(task(&mut slurm, &node, "", flags), Verdict::Continue);
-        assert_eq!(
-            slurm.job_env["CUDA_MPS_PIPE_DIRECTORY"],
-            "/run/mpsd/jobs/4711/pipe"
-        );
-        // By the node's number 2, not by the 0 that a constrained step counts from.
-        assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002");
-        assert_eq!(slurm.job_env["MPSD_JOB"], "4711");
+    let mps = |slurm: &FakeSlurm| ["MPSD_JOB", PIPE, GPUS].map(|name| slurm.job_env.get(name).cloned());
+    // By the node's number 2, not by the 0 that a constrained step counts from.
+    let expected = ["4711", "/run/mpsd/jobs/4711/pipe", "GPU-00000002"].map(|value| Some(value.to_owned()));
+    for (het, flags) in [("", "mps"), ("", ""), ("2", "mps=off")] {
+        let slurm = FakeSlurm::step(0).job("SLURM_HET_SIZE", het);
+        let (verdict, slurm) = task(slurm, &FakeNode::ready(), "", flags);
+        assert_eq!((verdict, mps(&slurm)), (Verdict::Continue, expected.clone()));
         assert!(slurm.is_silent());
     }
+    // Another step does not get a step's own daemon.
+    let of_step = || FakeNode::new().with_record(record("4711.3", RecordState::Ready));
+    let own = runs(FakeSlurm::step(3), &of_step());
+    assert_eq!(value(&own, "MPSD_JOB"), Some("4711.3"));
+    let (_, other) = task(FakeSlurm::step(4), &of_step(), "", "");
+    assert_eq!(value(&other, "MPSD_JOB"), None);
 }
 
 #[test]
 fn the_first_task_is_warned_of_connections_and_runs() {
     for (rank, warned) in [(0, true), (1, false)] {
-        let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
-        let mut slurm = FakeSlurm::step(0).with_job_env("CUDA_DEVICE_MAX_CONNECTIONS", "8");
-        slurm.items.retain(|(item, _)| *item != Item::TaskId);
-        slurm.items.push((Item::TaskId, rank));
-        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+        let slurm = FakeSlurm::step(0).job("CUDA_DEVICE_MAX_CONNECTIONS", "8");
+        let slurm = runs(slurm.with(Item::TaskId, rank), &FakeNode::ready());
         let errors = slurm.errors();
         assert_eq!(!errors.is_empty(), warned, "{errors:?}");
         assert!(errors.iter().all(|line| line.starts_with("warning: ")));
         assert_eq!(
-            slurm.job_env["CUDA_DEVICE_MAX_CONNECTIONS"], "8",
+            value(&slurm, "CUDA_DEVICE_MAX_CONNECTIONS"),
+            Some("8"),
             "the user's own"
         );
     }
 }
 
-/// A job whose ranks have these partitions, and the file that its steps lock, which goes in the end.
-fn partitioned(test: &str, ids: &[&str]) -> (FakeNode, Locked) {
+/// A job whose ranks have these partitions, and the file that its steps lock.
+fn partitioned(ids: &[&str]) -> (FakeNode, tempfile::NamedTempFile) {
     let mut partitioned = record("4711", RecordState::Ready);
     partitioned.request = "MPS=on,MPS_SMS=16:32".parse().ok();
     partitioned.daemons[0].threads = None;
-    partitioned.daemons[0].partitions = (0..)
-        .zip(ids)
-        .map(|(rank, id)| Partition {
-            rank,
-            gpu: GpuUuid::parse("GPU-00000002").unwrap(),
-            sms: 16,
-            chunks: 2,
-            id: (*id).to_owned(),
-        })
-        .collect();
+    let partition = |(rank, id): (u32, &&str)| Partition {
+        rank,
+        gpu: GpuUuid::parse("GPU-00000002").unwrap(),
+        sms: 16,
+        chunks: 2,
+        id: (*id).to_owned(),
+    };
+    partitioned.daemons[0].partitions = (0..).zip(ids).map(partition).collect();
+    let file = tempfile::NamedTempFile::new().unwrap();
     let mut node = FakeNode::new().with_record(partitioned);
-    node.ranks = std::env::temp_dir().join(format!("mpsd-spank-ranks-{test}-{}", std::process::id()));
-    std::fs::write(&node.ranks, "").unwrap();
-    let file = Locked(node.ranks.clone());
+    node.partitions_lock = file.path().to_owned();
     (node, file)
 }
 
-struct Locked(PathBuf);
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// A step's slurmstepd, before its tasks.
-fn slurmstepd(slurm: &mut FakeSlurm, node: &FakeNode) -> State {
-    let mut state = State::default();
-    plugin::init(slurm, node, &mut state, &[]);
-    plugin::init_post_opt(slurm, node, &mut state, &[]);
-    state
-}
-
 fn rank_of_step(step: u32, rank: u32, tasks: u32) -> FakeSlurm {
-    let mut slurm = FakeSlurm::step(step).with_job_env("CUDA_VISIBLE_DEVICES", "2,3");
-    slurm.job_env.insert("SLURM_STEP_GPUS".into(), "2,3".into());
-    slurm
-        .items
-        .retain(|(item, _)| !matches!(item, Item::TaskId | Item::LocalTasks));
-    slurm
-        .items
-        .extend([(Item::TaskId, rank), (Item::LocalTasks, tasks)]);
-    slurm
+    let slurm = FakeSlurm::step(step)
+        .job(GPUS, "2,3")
+        .job("SLURM_STEP_GPUS", "2,3");
+    slurm.with(Item::TaskId, rank).with(Item::LocalTasks, tasks)
 }
 
-#[test]
-fn a_step_is_held_to_what_mpsctl_set_gave_since() {
-    let set = LimitSet {
-        limit: LimitSet::THREADS.to_owned(),
-        from: None,
-        to: "75".to_owned(),
-        at: 1,
-    };
-    for (limits_set, goes_on) in [(vec![], false), (vec![set], true)] {
-        let mut before = record("4711", RecordState::Ready);
-        before.request = "MPS=on,MPS_THREADS=25".parse().ok();
-        before.daemons[0].threads = "25".parse().ok();
-        let mut node = FakeNode::new().with_record(before);
-        node.observations = Some(Observations {
-            limits_set,
-            ..Observations::default()
-        });
-        let mut slurm = rank_of_step(0, 0, 2);
-        let mut state = slurmstepd(&mut slurm, &node);
-        state.request = "MPS=on,MPS_THREADS=50".parse().map(Some);
-        let verdict = plugin::task_init(&mut slurm, &node, &mut state, &[]);
-        assert_eq!(verdict == Verdict::Continue, goes_on, "{:?}", slurm.errors());
-    }
+/// A step's slurmstepd; a rank of it begins by [`rank`].
+fn slurmstepd(node: &FakeNode, step: u32, tasks: u32) -> Process<'_> {
+    Process::begin(rank_of_step(step, 0, tasks), node, "", "").0
 }
 
-/// Nobody shares what is promised to each rank alone: of two steps at once the later one does not run.
+/// Rank `rank` of the step begins.
+fn rank(slurmstepd: &mut Process, rank: u32) -> Verdict {
+    let (step, tasks) = (
+        slurmstepd.slurm.items[&Item::StepId],
+        slurmstepd.slurm.items[&Item::LocalTasks],
+    );
+    slurmstepd.slurm = rank_of_step(step, rank, tasks);
+    slurmstepd.call(Callback::TaskInit)
+}
+
+/// A partition is promised to one rank alone: of two steps at once the later one does not run.
 #[test]
 fn one_step_at_a_time_has_the_partitions() {
-    let (node, _file) = partitioned("steps", &["A", "B"]);
-    let begins = |slurm: &mut FakeSlurm, state: &mut State| plugin::task_init(slurm, &node, state, &[]);
-    let mut first = slurmstepd(&mut rank_of_step(0, 0, 2), &node);
-    let mut second = slurmstepd(&mut rank_of_step(1, 0, 2), &node);
-    for rank in 0..2 {
-        assert_eq!(
-            begins(&mut rank_of_step(0, rank, 2), &mut first),
-            Verdict::Continue
-        );
+    let (node, _file) = partitioned(&["A", "B"]);
+    let mut first = slurmstepd(&node, 0, 2);
+    let mut second = slurmstepd(&node, 1, 2);
+    for number in 0..2 {
+        assert_eq!(rank(&mut first, number), Verdict::Continue);
     }
-    // Each rank of the other one says it: whether the partitions are free may change between them.
-    for rank in 0..2 {
-        let mut slurm = rank_of_step(1, rank, 2);
-        assert_eq!(begins(&mut slurm, &mut second), Verdict::Leave);
-        let said = slurm.errors();
-        assert!(
-            said[0].contains("another step of the job has them on this node; allowed: one step"),
-            "{said:?}"
-        );
-        plugin::task_exit(&mut slurm, &node, &mut second, &[]);
+    // Each rank of the second step reports it: the partitions may become free between them.
+    for number in 0..2 {
+        assert_eq!(rank(&mut second, number), Verdict::Leave);
+        let errors = second.slurm.errors();
+        let why = "another step of the job has them on this node; allowed: one step";
+        assert!(errors[0].contains(why), "{errors:?}");
+        second.call(Callback::TaskExit);
     }
-    // What starts MPI's ranks has no partition anyway, and takes none from others.
-    let mut starter = slurmstepd(&mut rank_of_step(2, 0, 1), &node);
-    let mut slurm = rank_of_step(2, 0, 1);
-    assert_eq!(begins(&mut slurm, &mut starter), Verdict::Continue);
-    assert!(slurm.is_silent() && !slurm.job_env.contains_key("CUDA_MPS_SM_PARTITION"));
-    // The end of one of two ranks gives nothing back, that of the last one all, while slurmstepd still runs.
-    let mut third = slurmstepd(&mut rank_of_step(3, 0, 2), &node);
-    for (ended, verdict) in [(0, Verdict::Leave), (1, Verdict::Continue)] {
-        plugin::task_exit(&mut rank_of_step(0, ended, 2), &node, &mut first, &[]);
-        assert_eq!(begins(&mut rank_of_step(3, 0, 2), &mut third), verdict);
+    // What starts MPI's ranks has no partition, and takes none from others.
+    let mut starter = slurmstepd(&node, 2, 1);
+    assert_eq!(rank(&mut starter, 0), Verdict::Continue);
+    assert!(starter.slurm.is_silent() && value(&starter.slurm, PARTITION).is_none());
+    // The end of one of two ranks releases nothing, that of the last one all, while slurmstepd still runs.
+    let mut third = slurmstepd(&node, 3, 2);
+    for verdict in [Verdict::Leave, Verdict::Continue] {
+        first.call(Callback::TaskExit);
+        assert_eq!(rank(&mut third, 0), verdict);
     }
+    // And so does the end of slurmstepd, however it ended.
     drop(third);
-    // And so does the end of slurmstepd, whatever ended it.
-    let mut fourth = slurmstepd(&mut rank_of_step(4, 0, 2), &node);
-    assert_eq!(begins(&mut rank_of_step(4, 0, 2), &mut fourth), Verdict::Continue);
+    assert_eq!(rank(&mut slurmstepd(&node, 4, 2), 0), Verdict::Continue);
 }
 
-/// Somebody who looks at what the only rank does gets no context, is told so, and disturbs nothing.
+/// A user who looks at what the only rank does gets no context, is told so, and disturbs nothing.
 #[test]
 fn a_single_task_beside_the_only_rank_runs_without_its_partition() {
-    let (node, _file) = partitioned("alone", &["A"]);
-    let mut first = slurmstepd(&mut rank_of_step(0, 0, 1), &node);
-    let mut slurm = rank_of_step(0, 0, 1);
-    assert_eq!(
-        plugin::task_init(&mut slurm, &node, &mut first, &[]),
-        Verdict::Continue
-    );
-    assert_eq!(slurm.job_env["CUDA_MPS_SM_PARTITION"], "GPU-00000002/A");
-    let mut second = slurmstepd(&mut rank_of_step(1, 0, 1), &node);
-    let mut slurm = rank_of_step(1, 0, 1).with_job_env("CUDA_MPS_SM_PARTITION", "inherited");
-    assert_eq!(
-        plugin::task_init(&mut slurm, &node, &mut second, &[]),
-        Verdict::Continue
-    );
-    assert!(!slurm.job_env.contains_key("CUDA_MPS_SM_PARTITION"));
-    let said = slurm.lines.borrow();
+    let (node, _file) = partitioned(&["A"]);
+    let mut first = slurmstepd(&node, 0, 1);
+    assert_eq!(rank(&mut first, 0), Verdict::Continue);
+    assert_eq!(value(&first.slurm, PARTITION), Some("GPU-00000002/A"));
+    let mut second = slurmstepd(&node, 1, 1);
+    second.slurm = second.slurm.job(PARTITION, "inherited");
+    assert_eq!(second.call(Callback::TaskInit), Verdict::Continue);
+    assert_eq!(value(&second.slurm, PARTITION), None);
+    let notices = second.slurm.at_level(Level::Notice);
     assert!(
-        matches!(&said[..], [(Level::Told, line)] if line.contains("another step has the static partition")),
-        "{said:?}"
+        notices.len() == 1 && notices[0].contains("another step has the static partition"),
+        "{notices:?}"
     );
 }
 
 #[test]
 fn without_the_lock_of_the_partitions_no_rank_runs() {
-    let (mut node, _file) = partitioned("unopened", &["A", "B"]);
-    node.ranks = "/nonexistent/ranks".into();
-    let mut state = slurmstepd(&mut rank_of_step(0, 0, 2), &node);
-    let mut slurm = rank_of_step(0, 0, 2);
-    assert_eq!(
-        plugin::task_init(&mut slurm, &node, &mut state, &[]),
-        Verdict::Leave
+    let (mut node, _file) = partitioned(&["A", "B"]);
+    node.partitions_lock = "/nonexistent/lock".into();
+    let mut step = slurmstepd(&node, 0, 2);
+    assert_eq!(rank(&mut step, 0), Verdict::Leave);
+    assert!(
+        step.slurm.errors()[0].contains("No such file"),
+        "{:?}",
+        step.slurm.errors()
     );
-    assert!(slurm.errors()[0].contains("No such file"), "{:?}", slurm.errors());
 }
 
 #[test]
-fn a_script_hands_no_ranks_partition_on_and_a_rank_has_its_own() {
-    let (node, _file) = partitioned("script", &["A", "B"]);
+fn a_script_hands_no_partition_on_and_a_rank_has_its_own() {
+    let (node, _file) = partitioned(&["A", "B"]);
     for (step, rank, own) in [
         (BATCH, 0, None),
         (INTERACTIVE, 0, None),
         (0, 0, Some("GPU-00000002/A")),
         (0, 1, Some("GPU-00000002/B")),
     ] {
-        let mut slurm = FakeSlurm::step(step)
-            .with_job_env("SLURM_JOB_GPUS", "2,3")
-            .with_job_env("CUDA_MPS_SM_PARTITION", "inherited");
-        slurm.items.retain(|(item, _)| *item != Item::TaskId);
-        slurm.items.push((Item::TaskId, rank));
-        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
-        let found = slurm.job_env.get("CUDA_MPS_SM_PARTITION").map(String::as_str);
-        assert_eq!(found, own, "{step:x} {rank}");
+        let slurm = FakeSlurm::step(step).with(Item::TaskId, rank);
+        let slurm = runs(
+            slurm.job("SLURM_JOB_GPUS", "2,3").job(PARTITION, "inherited"),
+            &node,
+        );
+        assert_eq!(value(&slurm, PARTITION), own, "{step:x} {rank}");
     }
 }
 
-/// The task's own view decides: of the node's GPUs the first is closed to it, so that its number 0 is the second one.
+/// A number is a place among what the task may open, which the task itself finds out.
 #[test]
 fn a_number_is_a_place_among_what_the_task_may_open() {
     let device = |n: u32, file: &str| RecordDevice {
@@ -282,428 +229,322 @@ fn a_number_is_a_place_among_what_the_task_may_open() {
         record.devices = (1..).zip(files).map(|(n, file)| device(n, file)).collect();
         FakeNode::new().with_record(record)
     };
-    let closed = "/nonexistent/nvidia0";
-    let mut slurm = FakeSlurm::step(0).with_job_env("SLURM_STEP_GPUS", "0");
-    assert_eq!(
-        task(&mut slurm, &node([closed, "/dev/null", "/dev/zero"]), "", ON),
-        Verdict::Continue
-    );
-    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002");
-    let mut slurm = FakeSlurm::step(BATCH).with_job_env("CUDA_VISIBLE_DEVICES", "2,1");
-    assert_eq!(
-        task(&mut slurm, &node(["/dev/null", "/dev/null", "/dev/zero"]), "", ON),
-        Verdict::Continue
-    );
-    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000003,GPU-00000002");
-    // Slurm says that it confines tasks, and this one can open a GPU that is not its job's: CUDA would take that one.
-    let told = refused(
-        &mut FakeSlurm::step(0),
-        &node(["/dev/null", "/dev/null", "/dev/zero"]),
-        "",
-        ON,
-    );
+    let (closed, first, second) = ("/nonexistent/nvidia0", "/dev/null", "/dev/zero");
+    for (slurm, files, gpus) in [
+        (
+            FakeSlurm::step(0).job("SLURM_STEP_GPUS", "0"),
+            [closed, first, second],
+            "GPU-00000002",
+        ),
+        (
+            FakeSlurm::step(BATCH).job(GPUS, "2,1"),
+            [first, first, second],
+            "GPU-00000003,GPU-00000002",
+        ),
+        // Without a number it has the GPUs of the job that it may open.
+        (
+            FakeSlurm::step(BATCH).job(GPUS, ""),
+            [first, closed, second],
+            "GPU-00000003",
+        ),
+    ] {
+        assert_eq!(value(&runs(slurm, &node(files)), GPUS), Some(gpus));
+    }
+    // Slurm claims to confine tasks, but this one can open a GPU that is not its job's: CUDA would take that one.
+    let told = refused(FakeSlurm::step(0), &node([first, first, second]), "", "mps");
     assert!(told.contains("'0', which is GPU-00000001 here"), "{told}");
-    // Without a number it has those of the job's that it may open.
-    let mut slurm = FakeSlurm::step(BATCH).with_job_env("CUDA_VISIBLE_DEVICES", "");
-    assert_eq!(
-        task(&mut slurm, &node(["/dev/null", closed, "/dev/zero"]), "", ON),
-        Verdict::Continue
-    );
-    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000003");
 }
 
 #[test]
-fn the_batch_script_has_the_jobs_gpus() {
-    let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
-    let mut slurm = FakeSlurm::step(BATCH)
-        .with_job_env("SLURM_JOB_GPUS", "2,3")
-        .with_job_env("SLURM_STEP_GPUS", "7");
-    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
-    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002,GPU-00000003");
-}
-
-#[test]
-fn a_step_without_gpus_has_none_of_the_jobs() {
-    let node = || FakeNode::new().with_record(record("4711", RecordState::Ready));
-    let without = || {
-        let mut slurm = FakeSlurm::step(0)
-            .with_job_env("MPSD_JOB", "4711")
-            .with_job_env("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/4711/pipe");
-        slurm.job_env.remove("SLURM_STEP_GPUS");
-        slurm.job_env.remove("CUDA_VISIBLE_DEVICES");
-        slurm
-    };
-    let mut slurm = without();
-    assert_eq!(task(&mut slurm, &node(), "", ON), Verdict::Continue);
-    // Seen by the plugin, and nothing else.
-    let names: Vec<&String> = slurm.job_env.keys().collect();
-    assert_eq!(names, ["MPSD_TASK"]);
-    // A job whose GPUs Slurm does not know: each step has them all.
-    let unnamed = Record {
-        named: false,
-        ..record("4711", RecordState::Ready)
-    };
-    let mut slurm = without();
-    task(&mut slurm, &FakeNode::new().with_record(unnamed), "", ON);
-    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002,GPU-00000003");
-}
-
-#[test]
-fn a_step_with_unbound_gpus_has_all_of_its_jobs() {
-    let mut slurm = FakeSlurm::step(0).with_job_env("SLURMD_TRES_BIND", "gpu:none");
-    slurm.job_env.remove("SLURM_STEP_GPUS");
-    slurm.job_env.remove("CUDA_VISIBLE_DEVICES");
-    let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
-    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
-    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "GPU-00000002,GPU-00000003");
-}
-
-/// `--gpus-per-task=TYPE:N`: Slurm names none of them, and counts them.
-#[test]
-fn a_step_whose_gpus_slurm_only_counts_is_no_step_without_gpus() {
-    let visible = |counted: bool| {
-        let mut slurm = FakeSlurm::step(0).with_job_env("SLURMD_TRES_BIND", "gpu:per_task:a:1");
-        slurm.job_env.remove("SLURM_STEP_GPUS");
-        slurm.job_env.remove("CUDA_VISIBLE_DEVICES");
-        if counted {
-            slurm.job_env.insert("SLURM_GPUS_ON_NODE".into(), "2".into());
-        }
-        let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
-        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
-        slurm.job_env.get("CUDA_VISIBLE_DEVICES").cloned()
-    };
-    assert_eq!(visible(true).as_deref(), Some("GPU-00000002,GPU-00000003"));
+fn a_script_and_a_step_whose_gpus_slurm_does_not_name_have_all_of_the_jobs() {
+    let script = FakeSlurm::step(BATCH)
+        .job("SLURM_JOB_GPUS", "2,3")
+        .job("SLURM_STEP_GPUS", "7");
+    let unbound = unnamed().job("SLURMD_TRES_BIND", "gpu:none");
+    // `--gpus-per-task=TYPE:N`: Slurm counts them.
+    let counted = || unnamed().job("SLURMD_TRES_BIND", "gpu:per_task:a:1");
+    let mut job_without_names = record("4711", RecordState::Ready);
+    job_without_names.named = false;
+    for (slurm, record) in [
+        (script, None),
+        (unbound, None),
+        (counted().job("SLURM_GPUS_ON_NODE", "2"), None),
+        (unnamed(), Some(job_without_names)),
+    ] {
+        let node = match record {
+            Some(record) => FakeNode::new().with_record(record),
+            None => FakeNode::ready(),
+        };
+        assert_eq!(value(&runs(slurm, &node), GPUS), Some(BOTH));
+    }
     // The word alone may come from a step around this one, which has none.
-    assert_eq!(visible(false), None);
+    assert_eq!(value(&runs(counted(), &FakeNode::ready()), GPUS), None);
+    // A step without GPUs has none of the job's. The plugin marks it, and nothing else.
+    let without = unnamed()
+        .job("MPSD_JOB", "4711")
+        .job(PIPE, "/run/mpsd/jobs/4711/pipe");
+    let slurm = runs(without, &FakeNode::ready());
+    assert_eq!(slurm.job_env.keys().collect::<Vec<_>>(), ["MPSD_TASK"]);
 }
 
 /// Slurm's numbers of MIG devices are places in its own list.
 #[test]
 fn a_task_on_a_mig_device_goes_by_its_name() {
-    let uuid = |text: &str| GpuUuid::parse(text).unwrap();
     let mut own = record("4711", RecordState::Ready);
     for (n, gpu) in own.gpus.iter_mut().enumerate() {
-        (gpu.index, gpu.uuid) = (0, uuid(&format!("MIG-0000000{n}")));
+        (gpu.index, gpu.uuid) = (0, GpuUuid::parse(&format!("MIG-0000000{n}")).unwrap());
     }
     let daemon = own.daemons[0].clone();
     own.per_gpu = true;
-    own.daemons = [0, 1]
-        .map(|n| Daemon {
-            gpus: vec![own.gpus[n].uuid.clone()],
-            pipe: format!("/run/mpsd/jobs/4711/pipe-{n}").into(),
-            ..daemon.clone()
-        })
-        .to_vec();
+    let daemons = (0..).zip(&own.gpus).map(|(n, gpu)| Daemon {
+        gpus: vec![gpu.uuid.clone()],
+        pipe: format!("/run/mpsd/jobs/4711/pipe-{n}").into(),
+        ..daemon.clone()
+    });
+    own.daemons = daemons.collect();
+    let node = FakeNode::new().with_record(own);
     for (visible, rank, expected) in [
         ("MIG-00000000,MIG-00000001", 0, "0"),
         ("MIG-00000000,MIG-00000001", 1, "1"),
         ("MIG-00000000,MIG-00000001", 2, "0"),
         ("MIG-00000001", 0, "1"),
     ] {
-        let mut slurm = FakeSlurm::step(0).with_job_env("SLURM_STEP_GPUS", "4,5");
-        slurm
-            .job_env
-            .insert("CUDA_VISIBLE_DEVICES".into(), visible.into());
-        slurm.items.retain(|(item, _)| *item != Item::TaskId);
-        slurm.items.push((Item::TaskId, rank));
-        let node = FakeNode::new().with_record(own.clone());
-        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
+        let slurm = FakeSlurm::step(0).with(Item::TaskId, rank);
+        let slurm = runs(slurm.job("SLURM_STEP_GPUS", "4,5").job(GPUS, visible), &node);
         let pipe = format!("/run/mpsd/jobs/4711/pipe-{expected}");
-        assert_eq!(slurm.job_env["CUDA_MPS_PIPE_DIRECTORY"], pipe, "{visible}");
+        let gpu = format!("MIG-0000000{expected}");
         assert_eq!(
-            slurm.job_env["CUDA_VISIBLE_DEVICES"],
-            format!("MIG-0000000{expected}")
+            (value(&slurm, PIPE), value(&slurm, GPUS)),
+            (Some(&*pipe), Some(&*gpu))
         );
     }
 }
 
 #[test]
 fn the_tasks_of_a_step_are_bound_as_it_asks_and_slurms_own_binding_wins() {
-    let visible = |flags: Flags, bind: Option<&str>, kind: u32, rank: u32| {
-        let mut slurm = FakeSlurm::step(kind).with_job_env("SLURM_STEP_GPUS", "2,3");
-        slurm.job_env.insert("SLURM_JOB_GPUS".into(), "2,3".into());
-        slurm.items.retain(|(item, _)| *item != Item::TaskId);
-        slurm.items.push((Item::TaskId, rank));
-        if let Some(bind) = bind {
-            slurm.job_env.insert("SLURMD_TRES_BIND".into(), bind.into());
-        }
-        let mut record = record("4711", RecordState::Ready);
-        record.bind = Some(Bind::of(BindMode::Auto));
-        let node = FakeNode::new().with_record(record);
-        assert_eq!(task(&mut slurm, &node, "", flags), Verdict::Continue);
-        slurm.job_env["CUDA_VISIBLE_DEVICES"].replace("GPU-0000000", "")
-    };
-    const CYCLIC: Flags = &[("mps", None), ("mps-bind", Some("cyclic"))];
-    // Four tasks on two GPUs.
-    assert_eq!(visible(ON, None, 0, 1), "3,2");
-    assert_eq!(visible(ON, None, 0, 2), "3,2");
-    assert_eq!(visible(CYCLIC, None, 0, 1), "3");
-    assert_eq!(visible(CYCLIC, Some("gpu:none"), 0, 1), "3");
-    for bound in ["gpu:single:2", "gpu:per_task:2", "gpu:verbose,map:0,1"] {
-        assert_eq!(visible(ON, Some(bound), 0, 2), "2,3", "{bound}");
-        assert_eq!(visible(CYCLIC, Some(bound), 0, 1), "2,3", "{bound}");
+    let mut bound = record("4711", RecordState::Ready);
+    bound.bind = Some(Bind::of(BindMode::Auto));
+    let node = FakeNode::new().with_record(bound);
+    let cyclic = "mps mps-bind=cyclic";
+    for (flags, bind, step, rank, gpus) in [
+        // Four tasks on two GPUs.
+        ("mps", "", 0, 1, "3,2"),
+        ("mps", "", 0, 2, "3,2"),
+        (cyclic, "", 0, 1, "3"),
+        (cyclic, "gpu:none", 0, 1, "3"),
+        ("mps", "gpu:single:2", 0, 2, "2,3"),
+        (cyclic, "gpu:single:2", 0, 1, "2,3"),
+        ("mps", "gpu:per_task:2", 0, 2, "2,3"),
+        (cyclic, "gpu:per_task:2", 0, 1, "2,3"),
+        ("mps", "gpu:verbose,map:0,1", 0, 2, "2,3"),
+        (cyclic, "gpu:verbose,map:0,1", 0, 1, "2,3"),
+        ("mps", "gpu:none", 0, 2, "2,3"),
+        // A script is no rank.
+        (cyclic, "", BATCH, 0, "2,3"),
+    ] {
+        let slurm = FakeSlurm::step(step)
+            .with(Item::TaskId, rank)
+            .job("SLURMD_TRES_BIND", bind);
+        let slurm = slurm.job("SLURM_STEP_GPUS", "2,3").job("SLURM_JOB_GPUS", "2,3");
+        let (verdict, slurm) = task(slurm, &node, "", flags);
+        assert_eq!(verdict, Verdict::Continue);
+        let found = slurm.job_env[GPUS].replace("GPU-0000000", "");
+        assert_eq!(found, gpus, "{flags} {bind} {rank}");
     }
-    assert_eq!(visible(ON, Some("gpu:none"), 0, 2), "2,3");
-    // A script is no rank.
-    assert_eq!(visible(CYCLIC, None, BATCH, 0), "2,3");
 }
 
+/// The mark lets a task pass the task prolog of mpsd.
 #[test]
-fn a_component_of_a_het_job_has_what_its_own_job_asked_for() {
-    const OFF: Flags = &[("mps", Some("off"))];
-    let component = || FakeSlurm::step(0).with_job_env("SLURM_HET_SIZE", "2");
-    let mut slurm = component();
-    let node = FakeNode::new().with_record(record("4711", RecordState::Ready));
-    assert_eq!(task(&mut slurm, &node, "", OFF), Verdict::Continue);
-    assert_eq!(slurm.job_env["MPSD_JOB"], "4711");
-    let mut slurm = component();
-    assert_eq!(task(&mut slurm, &FakeNode::new(), "", ON), Verdict::Continue);
-    assert!(!slurm.job_env.contains_key("MPSD_JOB"), "{:?}", slurm.job_env);
-    assert!(!slurm.job_env.contains_key("MPSD_TASK"), "{:?}", slurm.job_env);
-}
-
-#[test]
-fn a_component_that_did_not_ask_passes_the_task_prolog_of_its_allocation() {
+fn a_task_without_mps_is_marked_only_if_the_task_prolog_runs_before_it() {
     const OURS: &str = "/usr/libexec/mpsd/mps-task-prolog";
-    let cases: [(Flags, &str, bool); 3] = [
-        (ON, OURS, true),
-        (ON, "/home/u/prolog", false),
-        (&[], OURS, false),
-    ];
-    for (flags, prolog, is_marked) in cases {
-        let mut slurm = FakeSlurm::step(0)
-            .with_job_env("SLURM_HET_SIZE", "2")
-            .with_job_env("SLURM_TASK_PROLOG", prolog);
-        assert_eq!(task(&mut slurm, &FakeNode::new(), "", flags), Verdict::Continue);
+    for (step, het, prolog, line, flags, is_marked) in [
+        (0, "2", OURS, "", "mps", true),
+        (0, "2", "/home/u/prolog", "", "mps", false),
+        (0, "2", "", "", "mps", false),
+        (0, "2", OURS, "", "", false),
+        // Before salloc's shell it runs, and not before a script.
+        (BATCH, "", "", "scope=step", "mps", false),
+        (INTERACTIVE, "", "", "scope=step", "mps", true),
+    ] {
+        let slurm = FakeSlurm::step(step)
+            .job("SLURM_HET_SIZE", het)
+            .job("SLURM_TASK_PROLOG", prolog);
+        let (verdict, slurm) = task(slurm, &FakeNode::new(), line, flags);
+        assert_eq!(verdict, Verdict::Continue);
+        assert_eq!(value(&slurm, "MPSD_JOB"), None);
         assert_eq!(
-            slurm.job_env.contains_key("MPSD_TASK"),
+            value(&slurm, "MPSD_TASK").is_some(),
             is_marked,
-            "{:?}",
-            slurm.job_env
+            "{step} {flags} {prolog}"
         );
     }
 }
 
 #[test]
 fn a_step_may_lower_its_jobs_limits_and_no_more() {
-    let node = || FakeNode::new().with_record(record("4711", RecordState::Ready));
-    let lower: Flags = &[
-        ("mps", None),
-        ("mps-threads", Some("25")),
-        ("mps-mem", Some("2G")),
-    ];
-    let mut slurm = FakeSlurm::step(0);
-    assert_eq!(task(&mut slurm, &node(), "", lower), Verdict::Continue);
-    assert_eq!(slurm.job_env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], "25");
-    assert_eq!(
-        slurm.job_env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"],
-        "GPU-00000002=2048M"
-    );
-    let same: Flags = &[("mps", None), ("mps-threads", Some("50"))];
-    let mut slurm = FakeSlurm::step(0);
-    assert_eq!(task(&mut slurm, &node(), "", same), Verdict::Continue);
-    assert!(!slurm.job_env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
-    // Of a het job's component nobody knows whose flags these are.
-    let mut slurm = FakeSlurm::step(0).with_job_env("SLURM_HET_SIZE", "2");
-    assert_eq!(task(&mut slurm, &node(), "", lower), Verdict::Continue);
-    assert!(!slurm.job_env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
-    let higher: Flags = &[("mps", None), ("mps-threads", Some("80"))];
-    let told = refused(&mut FakeSlurm::step(0), &node(), "", higher);
-    assert!(
-        told.contains("--mps-threads=80") && told.contains("allowed: 1 to 50"),
-        "{told}"
-    );
-}
-
-#[test]
-fn a_step_with_its_own_daemon_uses_that() {
-    let node = FakeNode::new().with_record(record("4711.3", RecordState::Ready));
-    let mut slurm = FakeSlurm::step(3);
-    assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
-    assert_eq!(slurm.job_env["MPSD_JOB"], "4711.3");
-    // Its neighbour does not.
-    let mut other = FakeSlurm::step(4);
-    assert_eq!(task(&mut other, &node, "", &[]), Verdict::Continue);
-    assert!(!other.job_env.contains_key("MPSD_JOB"));
-}
-
-#[test]
-fn refused_and_failed_are_told_to_the_user() {
-    for state in [RecordState::Refused, RecordState::Failed] {
-        let node = FakeNode::new().with_record(record("4711", state));
-        let line = refused(&mut FakeSlurm::step(0), &node, "", &[]);
-        assert_eq!(line, "job 4711: not started on n1: the reason");
+    let lower = "mps mps-threads=25 mps-mem=2G";
+    let memory = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+    for (het, flags, threads, mem) in [
+        ("", lower, Some("25"), Some("GPU-00000002=2048M")),
+        ("", "mps mps-threads=50", None, None),
+        // The flags of a het job's component may be another component's.
+        ("2", lower, None, None),
+    ] {
+        let slurm = FakeSlurm::step(0).job("SLURM_HET_SIZE", het);
+        let (verdict, slurm) = task(slurm, &FakeNode::ready(), "", flags);
+        assert_eq!(verdict, Verdict::Continue);
+        assert_eq!((value(&slurm, THREADS), value(&slurm, memory)), (threads, mem));
     }
-    let node = FakeNode::new().with_record(record("4711", RecordState::Starting));
-    assert!(refused(&mut FakeSlurm::step(0), &node, "", &[]).contains("still being started"));
+    let told = refused(FakeSlurm::step(0), &FakeNode::ready(), "", "mps mps-threads=80");
+    let why = ["--mps-threads=80", "allowed: 1 to 50"];
+    assert!(why.iter().all(|why| told.contains(why)), "{told}");
 }
 
 #[test]
-fn who_asked_and_has_no_record_does_not_run_without_mps() {
-    let cases: [(u32, &str, Flags, &str); 4] = [
-        (BATCH, "", ON, "mpsctl slurm check"),
-        (0, "scope=job", ON, "whole jobs only"),
-        (0, "", &[("mps", Some("evil"))], "--mps=evil"),
-        (0, "unknown=1", ON, "'unknown=1'"),
-    ];
-    for (step, line, flags, reason) in cases {
-        let told = refused(&mut FakeSlurm::step(step), &FakeNode::new(), line, flags);
-        assert!(told.contains(reason), "{told}");
+fn a_step_is_held_to_what_mpsctl_set_gave_since() {
+    let set = LimitSet {
+        limit: LimitSet::THREADS.to_owned(),
+        from: None,
+        to: "75".to_owned(),
+        at: 1,
+    };
+    for (limits_set, expected) in [(vec![], Verdict::Leave), (vec![set], Verdict::Continue)] {
+        let mut before = record("4711", RecordState::Ready);
+        before.request = "MPS=on,MPS_THREADS=25".parse().ok();
+        before.daemons[0].threads = "25".parse().ok();
+        let mut node = FakeNode::new().with_record(before);
+        node.observations = Some(Observations {
+            limits_set,
+            ..Observations::default()
+        });
+        let (verdict, slurm) = task(rank_of_step(0, 0, 2), &node, "", "mps mps-threads=50");
+        assert_eq!(verdict, expected, "{:?}", slurm.errors());
     }
-    let mut node = FakeNode::new();
-    node.settings = Err("/etc/mpsd/mpsd.toml: no such file".into());
-    assert!(refused(&mut FakeSlurm::step(0), &node, "", ON).contains("no such file"));
 }
 
 #[test]
-fn a_plugin_in_trouble_stops_nobody_who_did_not_ask() {
-    let mut broken = FakeNode::new();
-    broken.settings = Err("no such file".into());
+fn a_task_that_cannot_have_its_mps_is_refused_with_the_reason() {
+    let with = |state| FakeNode::new().with_record(record("4711", state));
+    let mut foreign = record("4711", RecordState::Ready);
+    foreign.uid = 1001;
+    let ended = || {
+        let mut node = FakeNode::ready();
+        node.ended = vec!["/run/mpsd/jobs/4711/pipe"];
+        node
+    };
+    for (step, node, line, flags, why) in [
+        (
+            0,
+            with(RecordState::Refused),
+            "",
+            "",
+            "job 4711: not started on n1: the reason",
+        ),
+        (
+            0,
+            with(RecordState::Failed),
+            "",
+            "",
+            "job 4711: not started on n1: the reason",
+        ),
+        (0, with(RecordState::Starting), "", "", "still being started"),
+        (0, FakeNode::new().with_record(foreign), "", "", "another user"),
+        (BATCH, FakeNode::new(), "", "mps", "mpsctl slurm check"),
+        (0, FakeNode::new(), "scope=job", "mps", "whole jobs only"),
+        (0, FakeNode::new(), "", "mps=evil", "--mps=evil"),
+        (0, FakeNode::new(), "unknown=1", "mps", "'unknown=1'"),
+        (0, FakeNode::broken(), "", "mps", "no such file"),
+        // By the kernel's word: the user can write what the job's directory says.
+        (0, ended(), "", "", "has ended"),
+        (BATCH, ended(), "", "", "outside MPS"),
+        (INTERACTIVE, ended(), "", "", "has ended"),
+    ] {
+        let told = refused(FakeSlurm::step(step), &node, line, flags);
+        assert!(told.contains(why), "{told}");
+    }
+    // Another daemon's end does not matter.
+    let mut node = FakeNode::ready();
+    node.ended = vec!["/run/mpsd/jobs/4712/pipe"];
+    runs(FakeSlurm::step(0), &node);
+}
+
+#[test]
+fn a_plugin_in_trouble_stops_only_users_who_asked() {
     for (node, line) in [
         (FakeNode::new(), ""),
-        (broken, ""),
+        (FakeNode::broken(), ""),
         (FakeNode::new(), "unknown=1"),
     ] {
-        for flags in [&[], OFF] {
-            let mut slurm = FakeSlurm::step(0);
-            let before = slurm.job_env.clone();
-            assert_eq!(task(&mut slurm, &node, line, flags), Verdict::Continue);
+        for flags in ["", "mps=off"] {
+            let before = FakeSlurm::step(0).job_env;
+            let (verdict, slurm) = task(FakeSlurm::step(0), &node, line, flags);
+            assert_eq!((verdict, slurm.is_silent()), (Verdict::Continue, true));
             assert_eq!(slurm.job_env, before);
-            assert!(slurm.is_silent());
         }
-    }
-}
-
-#[test]
-fn under_scope_step_the_batch_script_runs_without() {
-    // Before salloc's shell, and not before a script, runs our task prolog.
-    for (step, is_marked) in [(BATCH, false), (INTERACTIVE, true)] {
-        let mut slurm = FakeSlurm::step(step);
-        assert_eq!(
-            task(&mut slurm, &FakeNode::new(), "scope=step", ON),
-            Verdict::Continue
-        );
-        assert_eq!(slurm.job_env.contains_key("MPSD_TASK"), is_marked);
     }
 }
 
 #[test]
 fn off_opts_a_step_out_unless_the_gpus_are_exclusive() {
     let inside = || {
-        FakeSlurm::step(0)
-            .with_job_env("MPSD_JOB", "4711")
-            .with_job_env("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/4711/pipe")
+        let slurm = FakeSlurm::step(0).job("MPSD_JOB", "4711");
+        slurm.job(PIPE, "/run/mpsd/jobs/4711/pipe")
     };
-    let shared = FakeNode::new().with_record(record("4711", RecordState::Ready));
-    let mut slurm = inside();
-    assert_eq!(task(&mut slurm, &shared, "", OFF), Verdict::Continue);
-    assert!(
-        !slurm.job_env.contains_key("MPSD_JOB") && !slurm.job_env.contains_key("CUDA_MPS_PIPE_DIRECTORY")
-    );
-    assert_eq!(slurm.job_env["CUDA_VISIBLE_DEVICES"], "0");
+    let (verdict, slurm) = task(inside(), &FakeNode::ready(), "", "mps=off");
+    let left = ["MPSD_JOB", PIPE, GPUS].map(|name| value(&slurm, name));
+    assert_eq!((verdict, left), (Verdict::Continue, [None, None, Some("0")]));
     let exclusive = Record {
         exclusive: true,
         ..record("4711", RecordState::Ready)
     };
-    let told = refused(&mut inside(), &FakeNode::new().with_record(exclusive), "", OFF);
-    assert!(
-        told.contains("--mps=off") && told.contains("EXCLUSIVE_PROCESS"),
-        "{told}"
-    );
+    let told = refused(inside(), &FakeNode::new().with_record(exclusive), "", "mps=off");
+    let why = ["--mps=off", "EXCLUSIVE_PROCESS"];
+    assert!(why.iter().all(|why| told.contains(why)), "{told}");
 }
 
 #[test]
 fn variables_of_another_job_do_not_survive_a_submission() {
-    let inherited = |slurm: FakeSlurm| {
-        slurm
-            .with_job_env("MPSD_JOB", "4000")
-            .with_job_env("CUDA_MPS_PIPE_DIRECTORY", "/run/mpsd/jobs/4000/pipe")
-            .with_job_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "30")
+    let inherited = || {
+        let slurm = FakeSlurm::step(0).job("MPSD_JOB", "4000").job(THREADS, "30");
+        slurm.job(PIPE, "/run/mpsd/jobs/4000/pipe")
     };
-    let mut without = inherited(FakeSlurm::step(0));
-    assert_eq!(task(&mut without, &FakeNode::new(), "", &[]), Verdict::Continue);
+    let (verdict, without) = task(inherited(), &FakeNode::new(), "", "");
+    assert_eq!(verdict, Verdict::Continue);
     assert_eq!(
         without.job_env.keys().collect::<Vec<_>>(),
-        ["CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS"]
+        [GPUS, "SLURM_STEP_GPUS"]
     );
-    let mut with = inherited(FakeSlurm::step(0));
-    task(
-        &mut with,
-        &FakeNode::new().with_record(record("4711", RecordState::Ready)),
-        "",
-        &[],
+    let (_, with) = task(inherited(), &FakeNode::ready(), "", "");
+    assert_eq!(
+        (value(&with, "MPSD_JOB"), value(&with, THREADS)),
+        (Some("4711"), None)
     );
-    assert_eq!(with.job_env["MPSD_JOB"], "4711");
-    assert!(!with.job_env.contains_key("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
 }
 
-#[test]
-fn another_users_record_is_not_used() {
-    let foreign = Record {
-        uid: 1001,
-        ..record("4711", RecordState::Ready)
-    };
-    let told = refused(
-        &mut FakeSlurm::step(0),
-        &FakeNode::new().with_record(foreign),
-        "",
-        &[],
-    );
-    assert!(told.contains("another user"), "{told}");
-}
-
-/// By the script, or else by the first step of the job or the one whose daemon it is; always by one task of the node.
+/// The script shows it, or else the first step of the job or the one whose daemon it is; always one task of the node.
 #[test]
 fn a_warning_is_read_once_a_node() {
-    let told = |job: &str, step: u32, rank: u32, of_script: bool| {
+    for (job, step, rank, of_script, times) in [
+        ("4711", BATCH, 0, "BATCH", 1),
+        ("4711", 0, 0, "BATCH", 0),
+        ("4711", 0, 0, "", 1),
+        ("4711", 0, 1, "", 0),
+        ("4711", 1, 0, "", 0),
+        ("4711.5", 5, 0, "", 1),
+    ] {
         let mut ready = record(job, RecordState::Ready);
         ready.warnings = vec!["too many tasks".into()];
         let node = FakeNode::new().with_record(ready);
-        let mut slurm = FakeSlurm::step(step);
-        let item = slurm.items.iter_mut().find(|(item, _)| *item == Item::TaskId);
-        item.expect("a task has a rank").1 = rank;
-        if of_script {
-            slurm.job_env.insert("ENVIRONMENT".into(), "BATCH".into());
-        }
-        assert_eq!(task(&mut slurm, &node, "", ON), Verdict::Continue);
-        let lines = slurm.lines.borrow();
-        let line = (Level::Told, format!("job {job}: too many tasks"));
-        assert!(lines.iter().all(|other| *other == line), "{lines:?}");
-        lines.len()
-    };
-    for (job, step, rank, of_script, times) in [
-        ("4711", BATCH, 0, true, 1),
-        ("4711", 0, 0, true, 0),
-        ("4711", 0, 0, false, 1),
-        ("4711", 0, 1, false, 0),
-        ("4711", 1, 0, false, 0),
-        ("4711.5", 5, 0, false, 1),
-    ] {
+        let slurm = FakeSlurm::step(step)
+            .with(Item::TaskId, rank)
+            .job("ENVIRONMENT", of_script);
+        let slurm = runs(slurm, &node);
+        let notice = format!("job {job}: too many tasks");
         assert_eq!(
-            told(job, step, rank, of_script),
-            times,
-            "{job} step {step} rank {rank}"
+            slurm.at_level(Level::Notice),
+            vec![notice; times],
+            "{job} {step} {rank}"
         );
+        assert_eq!(slurm.lines.borrow().len(), times);
     }
-}
-
-/// The kernel's word: what the job's directory says of it is its user's to write.
-#[test]
-fn a_task_whose_control_daemon_has_ended_does_not_run_outside_of_it() {
-    let mut node = FakeNode::new().with_record(record("4711", RecordState::Ready));
-    node.ended = vec!["/run/mpsd/jobs/4711/pipe"];
-    for mut slurm in [
-        FakeSlurm::step(0),
-        FakeSlurm::step(BATCH),
-        FakeSlurm::step(INTERACTIVE),
-    ] {
-        let line = refused(&mut slurm, &node, "", &[]);
-        assert!(
-            line.contains("has ended") && line.contains("outside MPS"),
-            "{line}"
-        );
-    }
-    // Another's end is no matter.
-    node.ended = vec!["/run/mpsd/jobs/4712/pipe"];
-    assert_eq!(task(&mut FakeSlurm::step(0), &node, "", &[]), Verdict::Continue);
 }

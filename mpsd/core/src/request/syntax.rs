@@ -166,6 +166,17 @@ impl Parser {
 pub struct Flags([Option<Option<String>>; Key::ALL.len()]);
 
 impl Flags {
+    /// The flags that `given` finds, with their arguments. [`Flags::request`] refuses what is wrong with them.
+    pub fn from_fn(given: impl Fn(Key) -> Option<Option<String>>) -> Self {
+        let mut flags = Self::default();
+        for key in Key::ALL {
+            if let Some(argument) = given(key) {
+                let _ = flags.take(key, argument.as_deref());
+            }
+        }
+        flags
+    }
+
     /// Keeps the flag of `key`, and checks its value alone.
     ///
     /// Slurm gives a flag without a value as NULL at submission, as the empty string on a node and as `(null)` in the

@@ -2,8 +2,8 @@
 
 use crate::sys::Exit;
 use crate::sys::cgroup::leave;
-use crate::sys::deadline::Deadline;
-use crate::sys::spawn::{Child, KillReason, Output, listen};
+use crate::sys::deadline::{Deadline, Output};
+use crate::sys::spawn::{Child, KillReason, listen};
 use crate::sys::{descriptors, raw};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;

@@ -1,9 +1,8 @@
 //! What a worker writes, passed on: one that hangs for ever must hold nothing that a scheduler reads to its end.
 
 use super::ask::{AskError, ask_with};
-use crate::sys::deadline::Deadline;
+use crate::sys::deadline::{Deadline, Output};
 use crate::sys::raw;
-use crate::sys::spawn::Output;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};

@@ -20,8 +20,8 @@ mod exec;
 mod run;
 pub use child::Child;
 pub use exec::Identity;
+pub(super) use run::listen;
 pub use run::{KillReason, RunError};
-pub(super) use run::{Output, listen};
 
 /// A program to start: with umask 0077, working directory `/`, signals as new, no descriptors but those named, and no
 /// protection against the out-of-memory killer (slurmd and pbs_mom have one). A field not set: no identity change, no

@@ -2,12 +2,10 @@
 
 use super::{Child, Spawn, SpawnError};
 use crate::sys::Exit;
-use crate::sys::deadline::Deadline;
+use crate::sys::deadline::{Deadline, Output};
 use crate::sys::process::{Process, State};
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 /// How long a process that was killed may take to be gone, on a node that is busy.
@@ -150,48 +148,4 @@ fn put_down(child: &mut Child) -> Option<Exit> {
         let ends = state != Some(State::Uninterruptible);
         ends.then(|| child.wait(Deadline::after(AFTER_KILL)))?
     })
-}
-
-/// What a child writes, read without waiting.
-#[derive(Debug)]
-pub(in crate::sys) struct Output {
-    /// None after its end.
-    pipe: Option<OwnedFd>,
-    /// All that was read.
-    pub(in crate::sys) bytes: Vec<u8>,
-}
-
-impl Output {
-    /// An output, and the end to write to.
-    pub(in crate::sys) fn pipe() -> Result<(Self, OwnedFd), Errno> {
-        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        let output = Self {
-            pipe: Some(reader),
-            bytes: Vec::new(),
-        };
-        Ok((output, writer))
-    }
-
-    /// What to wait for; none after its end.
-    pub(in crate::sys) fn source(&self) -> Option<BorrowedFd<'_>> {
-        self.pipe.as_ref().map(AsFd::as_fd)
-    }
-
-    /// Reads what is there; false when it is more than `most` bytes in all.
-    pub(in crate::sys) fn read(&mut self, most: usize) -> bool {
-        let mut some = [0u8; 8192];
-        while let Some(pipe) = &self.pipe {
-            match nix::unistd::read(pipe, &mut some) {
-                Err(Errno::EAGAIN) => break,
-                Err(Errno::EINTR) => {}
-                Ok(0) | Err(_) => self.pipe = None,
-                Ok(got) => self.bytes.extend_from_slice(some.get(..got).unwrap_or_default()),
-            }
-            if self.bytes.len() > most {
-                return false;
-            }
-        }
-        true
-    }
 }
