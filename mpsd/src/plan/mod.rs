@@ -11,7 +11,7 @@ use crate::plan::effects::{Effect, Exporter, Plan};
 use crate::plan::share::{Share, Wanted};
 use crate::scheduler::{self, Devices, Exclusive, Submission};
 use mpsd_core::bind::DeviceNames;
-use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, TooManyTasks};
+use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, WarnOrRefuse};
 use mpsd_core::paths::JobPaths;
 use mpsd_core::record::{AutoDivisors, Daemon, RecordGpu};
 use mpsd_core::request::{MemoryLimit, Mode, Request, Syntax, Threads};
@@ -267,7 +267,7 @@ fn check_tasks(
     };
     let kind = mig::kind(gpus);
     let why = format!("a {kind} takes {most} MPS clients, and this job has {tasks} tasks on each");
-    if settings.too_many_tasks == TooManyTasks::Refuse {
+    if settings.too_many_tasks == WarnOrRefuse::Refuse {
         let what = format!(
             "{} tasks on {} {kind}s",
             case.devices.tasks_on_node.unwrap_or(0),

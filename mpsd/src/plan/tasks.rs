@@ -2,7 +2,7 @@
 
 use crate::scheduler::Unattached;
 use mpsd_core::Failure;
-use mpsd_core::config::UnattachedTasks;
+use mpsd_core::config::WarnOrRefuse;
 use mpsd_core::failure::{Evidence, Fault, Refusal};
 
 /// Whether such a job gets its MPS; then the line for its own error file, if anything is missing.
@@ -13,7 +13,7 @@ use mpsd_core::failure::{Evidence, Fault, Refusal};
 pub fn decide(
     missing: Option<Unattached>,
     sister: bool,
-    rule: UnattachedTasks,
+    rule: WarnOrRefuse,
 ) -> Result<Option<String>, Failure> {
     let Some(Unattached {
         why,
@@ -23,7 +23,7 @@ pub fn decide(
     else {
         return Ok(None);
     };
-    if rule == UnattachedTasks::Warn && !no_way_round {
+    if rule == WarnOrRefuse::Warn && !no_way_round {
         return Ok(Some(format!(
             "{why}: such a task runs outside MPS unless it is 'mpsctl exec -- COMMAND'"
         )));
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn refused_where_the_user_reads_it_and_told_where_the_site_lets_it_run() {
-        use UnattachedTasks::{Refuse, Warn};
+        use WarnOrRefuse::{Refuse, Warn};
         assert_eq!(decide(None, false, Refuse), Ok(None));
         let refused = decide(missing(false), false, Refuse).unwrap_err();
         assert_eq!(
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_sister_has_nobody_to_tell_and_takes_nobody_out_of_service() {
-        let failure = decide(missing(false), true, UnattachedTasks::Refuse).unwrap_err();
+        let failure = decide(missing(false), true, WarnOrRefuse::Refuse).unwrap_err();
         assert!(
             matches!(&failure, Failure::Fault(fault) if !fault.drains()),
             "{failure}"

@@ -1,19 +1,81 @@
-//! The file as it is written: the keys outside of sections, and each `[[node]]` section.
+//! The file as it is written: the keys outside of sections, each `[[node]]` section, and what is wrong with them.
 
-use super::error::Wrong;
 use super::hosts::HostList;
 use super::settings::{Row, SECTIONS, Section, Settings};
-use super::values::{Given, Product};
-use crate::text::{nearest, or_meant};
+use super::values::{Entry, Product};
+use crate::failure::{Evidence, Fault};
+use crate::text::{nearest, one_line, or_meant};
 use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use std::ops::Range;
+use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// A name in place of the node's while the file is checked for all of them.
+/// Longest reason that is shown, characters.
+const LONGEST: usize = 600;
+/// Stands for the node's name while the file is checked for all nodes.
 const ANY_NODE: &str = "node";
+/// Types as serde names them, and in words.
+const TYPE_NAMES: [(&str, &str); 3] = [
+    ("expected i64", "expected a whole number"),
+    ("expected a sequence", "expected a list in brackets"),
+    ("expected a boolean", "expected true or false"),
+];
 
 type Value<'a> = Spanned<DeValue<'a>>;
+
+/// What is wrong with a part of the file.
+#[derive(Debug)]
+pub struct ConfigError {
+    span: Range<usize>,
+    /// What is wrong, and what is allowed.
+    why: String,
+}
+
+impl ConfigError {
+    pub(super) fn at(span: Range<usize>, why: impl AsRef<str>) -> Self {
+        let why = one_line(why.as_ref(), LONGEST);
+        Self { span, why }
+    }
+
+    /// An error of serde or the TOML parser in `part` of the file.
+    pub(super) fn toml(error: &toml::de::Error, part: Range<usize>) -> Self {
+        Self::at(error.span().unwrap_or(part), in_words(error.message()))
+    }
+
+    /// The fault in one line, with line and column in `file`, which holds `text`.
+    pub(super) fn in_file(self, file: &Path, text: &str) -> Fault {
+        let (line, column) = position(text, self.span.start);
+        let place = format!("{}:{line}:{column}", file.display());
+        Fault::new(Evidence::Configuration, place, self.why)
+    }
+}
+
+/// A message of serde without the names that only a programmer knows, and with the word that was meant.
+fn in_words(message: &str) -> String {
+    let mut why = message.trim_end().replace('\n', "; ").replace('`', "'");
+    for (name, words) in TYPE_NAMES {
+        why = why.replace(name, words);
+    }
+    let unknown = why.split_once("unknown variant '");
+    let unknown = unknown.and_then(|(before, rest)| Some((before, rest.split_once('\'')?)));
+    let Some((before, (word, expected))) = unknown else {
+        return why;
+    };
+    let meant = nearest(word, expected.split('\'').skip(1).step_by(2)).map(|meant| format!("'{meant}'"));
+    let unknown = or_meant(&format!("unknown word '{word}'"), meant);
+    format!("{before}{unknown}{expected}")
+}
+
+/// The line and column, from 1, of the byte at `offset`.
+pub(super) fn position(text: &str, offset: usize) -> (usize, usize) {
+    let before = text.get(..offset).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    (
+        before.matches('\n').count() + 1,
+        before[line_start..].chars().count() + 1,
+    )
+}
 
 /// What one part of the file sets, and on which nodes.
 #[derive(Debug, Default)]
@@ -30,16 +92,13 @@ impl Layer<'_> {
     }
 }
 
-/// The parts of the file, later ones over earlier ones, each key read once with all its checks.
+/// The parts of the file, in order, each key read once with all its checks.
 ///
 /// # Errors
-/// What is wrong, the first in the file where it is several things.
-pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, Wrong> {
-    let file = DeTable::parse(text).map_err(|error| Wrong::toml(&error, 0..0))?;
-    let mut reader = Reader {
-        scratch: Settings::default(),
-        wrong: Vec::new(),
-    };
+/// The first error in the file.
+pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, ConfigError> {
+    let file = DeTable::parse(text).map_err(|error| ConfigError::toml(&error, 0..0))?;
+    let mut reader = Reader::default();
     let (top, nodes) = reader.layer(file.into_inner(), None);
     let mut layers = vec![top];
     for node in nodes {
@@ -53,23 +112,24 @@ pub(super) fn layers(text: &str) -> Result<Vec<Layer<'_>>, Wrong> {
         }
         layers.push(layer);
     }
-    match reader.wrong.into_iter().min_by_key(|wrong| wrong.span.start) {
+    match reader.errors.into_iter().min_by_key(|error| error.span.start) {
         None => Ok(layers),
-        Some(wrong) => Err(wrong),
+        Some(error) => Err(error),
     }
 }
 
+#[derive(Default)]
 struct Reader {
     scratch: Settings,
-    wrong: Vec<Wrong>,
+    errors: Vec<ConfigError>,
 }
 
 impl Reader {
     fn say(&mut self, span: Range<usize>, why: impl AsRef<str>) {
-        self.wrong.push(Wrong::at(span, why));
+        self.errors.push(ConfigError::at(span, why));
     }
 
-    /// The file's top, or the `[[node]]` section that stands at `section`; and the sections within it.
+    /// Reads the file's top, or the `[[node]]` section at `section`. Also returns the sections within it.
     fn layer<'a>(
         &mut self,
         table: DeTable<'a>,
@@ -110,10 +170,8 @@ impl Reader {
         }
         if layer.product.is_some() {
             for (row, value) in layer.values.iter().filter(|(row, _)| row.early) {
-                let name = row.name;
-                let why =
-                    format!("{name} cannot depend on a GPU's product; allowed: a section with hosts only");
-                self.say(value.span(), why);
+                let why = "cannot depend on a GPU's product; allowed: a section with hosts only";
+                self.say(value.span(), format!("{} {why}", row.name));
             }
         }
         (layer, nodes)
@@ -132,21 +190,16 @@ impl Reader {
             let known = known(section).join(", ");
             return self.say(key.span(), format!("{why}; known: {known}"));
         };
-        let given = Given {
-            value: &value,
-            node: ANY_NODE,
-        };
-        if let Err(wrong) = (row.read)(&mut self.scratch, &given) {
-            self.wrong.push(wrong);
-        }
+        let entry = Entry::new(&value, ANY_NODE);
+        self.errors.extend((row.read)(&mut self.scratch, &entry).err());
         layer.values.push((row, value));
     }
 
     fn get<T: DeserializeOwned>(&mut self, value: Value<'_>) -> Option<T> {
         let span = value.span();
         let read = T::deserialize(value.into_deserializer());
-        read.map_err(|error| self.wrong.push(Wrong::toml(&error, span)))
-            .ok()
+        let read = read.map_err(|error| ConfigError::toml(&error, span));
+        read.map_err(|error| self.errors.push(error)).ok()
     }
 
     fn table<'a>(&mut self, name: &str, value: Value<'a>) -> Option<DeTable<'a>> {
@@ -161,7 +214,7 @@ impl Reader {
     }
 }
 
-/// The key that `name` was to be: one that may stand there, else one of another table.
+/// The key that the user meant by `name`, in this section or another.
 fn meant(section: &Section, name: &str) -> Option<String> {
     let here = nearest(name, known(section));
     let elsewhere = || {
@@ -172,7 +225,7 @@ fn meant(section: &Section, name: &str) -> Option<String> {
     here.or_else(elsewhere).map(|key| format!("'{key}'"))
 }
 
-/// The keys that may stand there.
+/// The keys that a section allows.
 fn known(section: &Section) -> Vec<&'static str> {
     let mut names: Vec<&str> = section.rows.iter().map(|row| row.key).collect();
     if section.name.is_empty() {

@@ -1,9 +1,12 @@
 //! `mpsd.toml`: what the site decides.
 //!
-//! [`Config`] is the file, checked as a whole by the rows of [`SECTIONS`]; [`Settings`] is what is in force on one node.
-//! Every program of the suite, the plugin included, reads the file through here; it takes less than a millisecond.
+//! | file | holds |
+//! |---|---|
+//! | `mod` | [`Config`]: the file, checked as a whole |
+//! | `settings` | [`SECTIONS`]: the keys, a row each; [`Settings`]: the values in force on one node |
+//! | `values` | the types of the values, and their checks |
+//! | `layer`, `hosts` | the file's TOML, its `[[node]]` sections, and its errors |
 
-mod error;
 mod hosts;
 mod layer;
 mod settings;
@@ -14,23 +17,21 @@ pub use settings::{
     Ceilings, Defaults, Drain, Origin, Pbs, Reports, Row, SECTIONS, Section, Settings, Slurm,
 };
 pub use values::{
-    Cgroup, ComputeModeRule, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks, UnattachedTasks,
-    Wait,
+    Cgroup, ComputeModeRule, GpusUnknown, LeftoverClients, MemoryOverLimit, Wait, WarnOrRefuse,
 };
 
 use crate::failure::{Evidence, Fault};
 use crate::file::{FileError, read_regular};
 use crate::text::one_line;
 use crate::trusted::open_trusted;
-use error::{Wrong, position};
-use layer::layers;
+use layer::{layers, position};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use values::Given;
+use values::Entry;
 
-/// Where the file is unless `--config` says otherwise.
+/// The path of the file without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/mpsd/mpsd.toml";
 /// Longest file, bytes.
 const LONGEST: usize = 1 << 20;
@@ -43,12 +44,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the file at `path`, which must be root's, together with every directory on the way to it.
-    ///
-    /// A file that cannot be read is an error and never means the defaults: root would act on rules nobody wrote.
+    /// Reads the file at `path`. It must be root's, and so must every directory on the way to it.
     ///
     /// # Errors
-    /// The file cannot be trusted, read or understood.
+    /// The file cannot be trusted, read or understood. The defaults do not replace it: the site did not write them.
     pub fn load(path: &Path) -> Result<Self, Fault> {
         let bytes = open_trusted(path)
             .and_then(|file| file.read(LONGEST))
@@ -56,10 +55,10 @@ impl Config {
         Self::parse_as(path, in_text(path, bytes)?)
     }
 
-    /// Reads a draft of the file, whosever it is, at a path from here: nothing acts on it.
+    /// Reads a draft of the file, which any user may own. Nothing acts on a draft.
     ///
     /// # Errors
-    /// As [`Config::load`], but for the owner.
+    /// As [`Config::load`], except for the owner.
     pub fn draft(path: &Path) -> Result<Self, Fault> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let bytes = open(path, flags, Mode::empty())
@@ -78,11 +77,9 @@ impl Config {
     }
 
     fn parse_as(file: &Path, text: String) -> Result<Self, Fault> {
-        layers(&text).map_err(|wrong| wrong.of(file, &text))?;
-        Ok(Self {
-            file: file.to_owned(),
-            text,
-        })
+        layers(&text).map_err(|error| error.in_file(file, &text))?;
+        let file = file.to_owned();
+        Ok(Self { file, text })
     }
 
     /// The file's path.
@@ -90,11 +87,11 @@ impl Config {
         &self.file
     }
 
-    /// What is in force on `node`, whose GPUs are `products`: the file's top, then every section that fits, in order,
-    /// later ones over earlier ones.
+    /// The values in force on `node` with GPUs of these `products`: the file's top, then every section that fits, in
+    /// order. A later value replaces an earlier value.
     ///
-    /// Before NVML has been asked, `products` is empty, and sections with a product do not fit: what they may hold is
-    /// not needed before.
+    /// Before NVML has answered, `products` is empty, and no section with a product fits. Such sections hold no key that
+    /// is needed so early.
     ///
     /// # Errors
     /// `node` is not a name that could stand in a path.
@@ -106,16 +103,13 @@ impl Config {
             );
             return Err(whole(&self.file, why));
         }
-        let wrong = |wrong: Wrong| wrong.of(&self.file, &self.text);
+        let in_file = |error: layer::ConfigError| error.in_file(&self.file, &self.text);
         let mut settings = Settings::default();
         let mut lines = BTreeMap::new();
-        for layer in layers(&self.text)
-            .map_err(wrong)?
-            .iter()
-            .filter(|layer| layer.fits(node, products))
-        {
+        let layers = layers(&self.text).map_err(in_file)?;
+        for layer in layers.iter().filter(|layer| layer.fits(node, products)) {
             for (row, value) in &layer.values {
-                (row.read)(&mut settings, &Given { value, node }).map_err(wrong)?;
+                (row.read)(&mut settings, &Entry::new(value, node)).map_err(in_file)?;
                 lines.insert(row.name, position(&self.text, value.span().start).0);
             }
         }
@@ -127,12 +121,11 @@ fn in_text(path: &Path, bytes: Vec<u8>) -> Result<String, Fault> {
     String::from_utf8(bytes).map_err(|_| whole(path, "is not UTF-8 text"))
 }
 
-/// The whole file is at fault.
 fn whole(file: &Path, why: impl Into<String>) -> Fault {
     Fault::new(Evidence::Configuration, file.display().to_string(), why)
 }
 
-/// A node's name becomes part of a path: it can name neither another directory nor the one above.
+/// A node's name becomes part of a path, and must not lead out of its directory.
 fn is_node_name(name: &str) -> bool {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     (1..=255).contains(&name.len()) && name.bytes().all(good) && !name.starts_with(['.', '-'])

@@ -1,10 +1,9 @@
-//! The keys of `mpsd.toml`, one row each: name, type, default, parser with its range, and the text that the shipped file
-//! and mpsd.toml(5) print. What is read, what is in force and what `mpsctl config show` prints come from these rows.
+//! The keys of `mpsd.toml`, a row each: name, type, default, parser with its range, and the text that the shipped file and
+//! mpsd.toml(5) print. `mpsctl config show` prints from the same rows.
 
-use super::error::Wrong;
+use super::layer::ConfigError;
 use super::values::{
-    Cgroup, ComputeModeRule, Given, GpusUnknown, LeftoverClients, MemoryOverLimit, TooManyTasks,
-    UnattachedTasks, Value, Wait,
+    Cgroup, ComputeModeRule, Entry, GpusUnknown, LeftoverClients, MemoryOverLimit, Value, Wait, WarnOrRefuse,
 };
 use crate::bind::{Bind, DeviceNames};
 use crate::gpu::MOST_CLIENTS;
@@ -22,29 +21,29 @@ pub struct Row {
     pub key: &'static str,
     /// `slurm.wait`
     pub name: &'static str,
-    /// What the file says of it, a line each; empty: the text above it holds for it too.
+    /// Its text in the file, a line each; empty: it shares the text above it.
     pub text: &'static [&'static str],
-    /// A value for the file's comment, where there is no default.
+    /// A value for the file's comment, if there is no default.
     pub example: Option<&'static str>,
-    /// It is needed before a GPU can be looked at, so that it cannot depend on a GPU's product.
+    /// It is needed before NVML answers, so it cannot depend on a GPU's product.
     pub(super) early: bool,
-    pub(super) read: fn(&mut Settings, &Given<'_>) -> Result<(), Wrong>,
+    pub(super) read: fn(&mut Settings, &Entry<'_>) -> Result<(), ConfigError>,
     written: fn(&Settings) -> Option<String>,
 }
 
-/// The keys outside of tables, or those of one table.
+/// The keys of one table, or the keys outside of tables.
 #[derive(Debug)]
 pub struct Section {
-    /// Empty: outside of tables.
+    /// The table's name; empty: outside of tables.
     pub name: &'static str,
-    /// What the file says above the table.
+    /// The file's text above the table.
     pub text: &'static [&'static str],
     /// Its keys.
     pub rows: &'static [Row],
 }
 
-/// `[early] field as "key": Type = default => example, parser;` where `[early]`, `as "key"`, the example and the parser may
-/// be left out: a type's usual way to be read stands in `values`. Behind `+` are fields that are no keys.
+/// `[early] field as "key": Type = default => example, parser;`. `[early]`, `as "key"`, the example and the parser are
+/// optional; `values` has each type's usual parser. Fields behind `+` are no keys.
 macro_rules! settings {
     ($(
         $(#[doc = $about:literal])* $name:ident $section:tt $(+ { $($(#[doc = $other_text:literal])* $other:ident: $other_type:ty,)+ })? {
@@ -86,8 +85,8 @@ macro_rules! settings {
                 text: &[$($text),*],
                 example: settings!(@some $($example)?),
                 early: settings!(@early $($early)?),
-                read: |settings, given| {
-                    settings!(@part settings $section).$field = settings!(@read given $($read)?)?;
+                read: |settings, entry| {
+                    settings!(@part settings $section).$field = settings!(@read entry $($read)?)?;
                     Ok(())
                 },
                 written: |settings| settings!(@part settings $section).$field.written(),
@@ -105,8 +104,8 @@ macro_rules! settings {
     (@some $example:literal) => { Some(stringify!($example)) };
     (@early) => { false };
     (@early early) => { true };
-    (@read $given:ident) => { Value::read($given) };
-    (@read $given:ident $read:path) => { $read($given) };
+    (@read $entry:ident) => { Value::read($entry) };
+    (@read $entry:ident $read:path) => { $read($entry) };
 }
 
 settings! {
@@ -141,7 +140,7 @@ settings! {
         control: PathBuf = "/usr/bin/nvidia-cuda-mps-control".into();
 
         /// NVIDIA's management library: a name for the system's loader, or the absolute path of a file of root's.
-        [early] nvml: String = "libnvidia-ml.so.1".to_owned(), Given::library;
+        [early] nvml: String = "libnvidia-ml.so.1".to_owned(), Entry::library;
 
         /// "exclusive": a GPU that the job is proved to hold alone, that is in mode DEFAULT and free of foreign contexts, is
         /// set to EXCLUSIVE_PROCESS for the job, so that a client which misses the daemon fails (CUDA error 46, "all CUDA-capable
@@ -157,15 +156,15 @@ settings! {
         gpus_unknown: GpusUnknown = GpusUnknown::Refuse;
 
         /// More tasks on a GPU than it takes MPS clients: "warn" (not every task is a client), or "refuse".
-        too_many_tasks: TooManyTasks = TooManyTasks::Warn;
+        too_many_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
 
         /// Clients that one GPU takes. Not set: what its driver is known for, 48 up to 580 and 60 from 590 on (CUDA 13.1) by
         /// NVIDIA's documentation. GPUs before Volta take 16, whatever stands here.
-        max_clients: Option<u32> = None => 48, Given::whole::<1, 1024, _>;
+        max_clients: Option<u32> = None => 48, Entry::whole::<1, 1024, _>;
 
         /// Into how many shares the GPUs of a node are advertised to the scheduler ('mpsctl advertise'); 1 to 60. It limits no
         /// job. Not set: none are advertised.
-        replicas: Option<u32> = None => 4, Given::whole::<1, MOST_CLIENTS, _>;
+        replicas: Option<u32> = None => 4, Entry::whole::<1, MOST_CLIENTS, _>;
 
         /// How tasks find their GPUs in CUDA_VISIBLE_DEVICES; a job may say it (MPS_VISIBLE).
         /// "uuid": by UUID, since a daemon that sees some of the node's GPUs numbers them anew. "ordinal": by the daemon's own
@@ -183,11 +182,11 @@ settings! {
         /// another group, so that a user cannot take their job's daemons, which are outside of the job's limits, over. Files are
         /// opened by the user's own groups, which the daemons have besides. 0: the user's own group, without this. A user who is in it
         /// all the same is named in the node's log when a job of theirs begins.
-        daemon_group: u32 = 65_530, Given::whole::<0, 0x7FFF_FFFF, _>;
+        daemon_group: u32 = 65_530, Entry::whole::<0, 0x7FFF_FFFF, _>;
 
         /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Where the scheduler's own limit is less than
         /// 6 s above it, both end 6 s before that limit; 'mpsctl slurm check' and 'mpsctl pbs check' tell.
-        deadline as "deadline_s": Duration = Duration::from_secs(20), Given::seconds::<3600>;
+        deadline as "deadline_s": Duration = Duration::from_secs(20), Entry::seconds::<3600>;
 
         /// A client of the job that stays on its GPU after the daemon was asked to terminate it: "report" it in the log, or
         /// "kill" it as well (SIGKILL), if root can prove that it belongs to this job.
@@ -235,7 +234,7 @@ settings! {
         /// Where its MPS had failed to start so often before, it is held, with the reason in its comment and a note in the
         /// comment of the node. The job's comment counts; where that has several lines or no room, Slurm's restarts of any
         /// cause do. 0: it is never held.
-        requeue_limit: u32 = 3, Given::whole::<0, 1000, _>;
+        requeue_limit: u32 = 3, Entry::whole::<0, 1000, _>;
 
         /// Jobs that get MPS without having asked: those with --gres=mps:N; those with this feature among their constraints;
         /// those in one of these partitions. Not set: none.
@@ -254,7 +253,7 @@ settings! {
         /// and nothing of ours does: on Torque without our $job_starter, on OpenPBS with the classic scripts.
         /// "warn": a line in the job's error file says that such tasks need 'mpsctl exec -- COMMAND'. "refuse": it gets no MPS and
         /// is told so. 'mpsctl pbs check' tells which nodes this concerns.
-        [early] unattached_tasks: UnattachedTasks = UnattachedTasks::Warn;
+        [early] unattached_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
     }
 
     Drain [drain] {
@@ -262,7 +261,7 @@ settings! {
         enabled: bool = true;
 
         /// What our reasons begin with. We lift only drains whose reason begins so.
-        prefix: String = "mpsd:".to_owned(), Given::prefix;
+        prefix: String = "mpsd:".to_owned(), Entry::prefix;
 
         /// The timer lifts our own drains after a clean recheck; else only 'mpsctl undrain' does.
         auto_undrain: bool = false;
@@ -273,16 +272,16 @@ settings! {
 
         /// Starts that fail for two or more users within this time (seconds) count together. A start does not count where its user
         /// had another process on the node, somebody else held its GPU, or run_dir was full.
-        failed_starts_window as "failed_starts_window_s": Duration = Duration::from_secs(600), Given::seconds::<86_400>;
+        failed_starts_window as "failed_starts_window_s": Duration = Duration::from_secs(600), Entry::seconds::<86_400>;
     }
 
     /// What root writes down of each job with MPS at its end, for 'mpsctl report': in reports below state_dir, for root alone.
     Reports [reports] {
         /// So many are kept on the node, of the youngest jobs; 0: none is written.
-        keep: u32 = 1000, Given::whole::<0, 100_000, _>;
+        keep: u32 = 1000, Entry::whole::<0, 100_000, _>;
 
         /// And none for longer than so many days.
-        days: u32 = 30, Given::whole::<1, 3650, _>;
+        days: u32 = 30, Entry::whole::<1, 3650, _>;
     }
 
     /// What other exporters are told of a job with MPS: a line in a file for each of its GPUs, from its begin to its end. Leave a
@@ -298,45 +297,47 @@ settings! {
     }
 }
 
-/// Where a value in force comes from.
+/// The origin of a value in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
     /// `slurm.wait`
     pub key: &'static str,
-    /// As it would be written in the file; `None`: not set, and there is no default.
+    /// The value as it would stand in the file; `None`: not set, and there is no default.
     pub value: Option<String>,
     /// The line of the file; `None`: the default.
     pub line: Option<usize>,
 }
 
 impl Settings {
-    /// What is in force without any file, for a teardown that must go on when the file is gone.
+    /// The settings without a file. A teardown uses them if the file is gone.
     pub fn usual() -> Self {
         Self::default().with_origins(&BTreeMap::new())
     }
 
-    /// The request with what the site says where the job says nothing.
+    /// The request with the site's defaults for what it leaves open.
     pub fn with_defaults(&self, request: &Request) -> Request {
         let mut whole = request.clone();
         if !request.is_on() {
             return whole;
         }
-        if request.replicas.is_none() {
-            // A percentage means nothing beside static partitions.
-            let threads = self.defaults.threads.clone().filter(|_| whole.sms.is_none());
-            whole.threads = whole.threads.or(threads);
-            whole.memory = whole.memory.or_else(|| self.defaults.memory.clone());
-        }
-        whole.priority = whole.priority.or(self.defaults.priority);
-        whole.verify = whole.verify.or(self.defaults.verify);
-        whole.report = whole.report.or(self.defaults.report);
-        // The site's choice alone never makes a task fail: what stays as the scheduler set it is bound by nobody.
-        let keeps = whole.visible.unwrap_or(self.cuda_visible_devices) == DeviceNames::Keep;
-        whole.bind = whole.bind.or(self.defaults.bind.filter(|_| !keeps));
+        // Static partitions ignore a percentage. A default binding must not make a task fail that keeps the scheduler's
+        // CUDA_VISIBLE_DEVICES.
+        let keeps = request.visible.unwrap_or(self.cuda_visible_devices) == DeviceNames::Keep;
+        let is_shared = request.replicas.is_some();
+        let defaults = self.defaults.clone();
+        whole.fill(&Request {
+            threads: defaults.threads.filter(|_| !is_shared && request.sms.is_none()),
+            memory: defaults.memory.filter(|_| !is_shared),
+            priority: defaults.priority,
+            verify: defaults.verify,
+            report: defaults.report,
+            bind: defaults.bind.filter(|_| !keeps),
+            ..Request::default()
+        });
         whole
     }
 
-    /// Completed by what follows from the keys; `lines` has those that the file sets, by name.
+    /// Sets the fields that follow from the keys. `lines` has the lines of the keys that the file sets, by name.
     pub(super) fn with_origins(mut self, lines: &BTreeMap<&'static str, usize>) -> Self {
         self.paths = Paths::new(&self.run_dir, &self.state_dir);
         let rows = SECTIONS.iter().flat_map(|section| section.rows);
@@ -349,7 +350,7 @@ impl Settings {
         self
     }
 
-    /// The value of every key in force on the node, one a line, with the line of the file it comes from.
+    /// Every key in force on the node with its value and the line of the file, one a line.
     pub fn explain(&self, file: &Path) -> String {
         let line = |origin: &Origin| {
             let value = match &origin.value {

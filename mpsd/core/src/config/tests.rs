@@ -1,5 +1,4 @@
 use super::*;
-use std::time::Duration;
 
 const SHIPPED: &str = include_str!("../../../../etc/mpsd/mpsd.toml");
 
@@ -52,42 +51,19 @@ fn the_shipped_examples_are_what_they_say() {
     let gpu = config.for_node("gpu042", &[]).unwrap();
     assert_eq!(gpu.compute_mode, ComputeModeRule::Keep);
     let h200 = config.for_node("other", &["NVIDIA H200"]).unwrap();
-    assert_eq!(
-        (h200.compute_mode, h200.replicas),
-        (ComputeModeRule::Exclusive, Some(7))
-    );
+    let rules = (h200.compute_mode, h200.replicas);
+    assert_eq!(rules, (ComputeModeRule::Exclusive, Some(7)));
     assert_eq!(h200.ceilings.memory, "70G".parse().ok());
     assert_eq!(h200.slurm.auto_constraint.as_deref(), Some("mps"));
 }
 
 #[test]
-fn defaults() {
+fn keys_without_a_default() {
     let settings = settings("");
     assert_eq!(settings.paths, crate::Paths::new("/run/mpsd", "/var/lib/mpsd"));
-    assert_eq!(settings.control, Path::new("/usr/bin/nvidia-cuda-mps-control"));
-    assert_eq!(settings.nvml, "libnvidia-ml.so.1");
+    let unset = settings.origins.iter().filter(|origin| origin.value.is_none());
     assert_eq!(
-        (settings.max_clients, settings.deadline),
-        (None, Duration::from_secs(20))
-    );
-    assert_eq!(
-        (settings.drain.enabled, settings.drain.auto_undrain),
-        (true, false)
-    );
-    assert_eq!(settings.drain.prefix, "mpsd:");
-    assert_eq!(
-        (settings.slurm.wait, settings.slurm.auto_gres),
-        (Wait::Task, false)
-    );
-    let unset = |origin: &&Origin| origin.value.is_none();
-    let unset: Vec<&str> = settings
-        .origins
-        .iter()
-        .filter(unset)
-        .map(|origin| origin.key)
-        .collect();
-    assert_eq!(
-        unset.join(" "),
+        unset.map(|origin| origin.key).collect::<Vec<_>>().join(" "),
         "max_clients replicas defaults.threads defaults.mem defaults.priority defaults.verify defaults.report defaults.bind ceilings.threads ceilings.mem \
          slurm.exec slurm.conf slurm.auto_constraint pbs.home pbs.exec pbs.node metrics.dcgm_job_map metrics.gpustat"
     );
@@ -138,21 +114,15 @@ fn paths_take_the_nodes_name_and_values_tell_their_line() {
     assert_eq!(settings.paths.run(), Path::new("/tmp/gpu007.cluster.example/run"));
     assert_eq!(settings.control, Path::new("/opt/gpu007.cluster.example/mps"));
     let of = |key: &str| settings.origins.iter().find(|origin| origin.key == key).unwrap();
-    let origin = |key: &'static str, value: &str, line| Origin {
-        key,
-        value: Some(value.to_owned()),
-        line,
-    };
-    assert_eq!(*of("max_clients"), origin("max_clients", "32", Some(14)));
-    assert_eq!(
-        *of("defaults.threads"),
-        origin("defaults.threads", "\"30:70\"", Some(15))
-    );
-    assert_eq!(
-        *of("compute_mode"),
-        origin("compute_mode", "\"exclusive\"", Some(20))
-    );
-    assert_eq!(*of("state_dir"), origin("state_dir", "\"/var/lib/mpsd\"", None));
+    for (key, value, line) in [
+        ("max_clients", "32", Some(14)),
+        ("defaults.threads", "\"30:70\"", Some(15)),
+        ("compute_mode", "\"exclusive\"", Some(20)),
+        ("state_dir", "\"/var/lib/mpsd\"", None),
+    ] {
+        let value = Some(value.to_owned());
+        assert_eq!(*of(key), Origin { key, value, line });
+    }
     let shown = settings.explain(Path::new("/etc/mpsd/mpsd.toml"));
     assert!(
         shown.contains("max_clients = 32 ") && shown.contains("# /etc/mpsd/mpsd.toml:14\n"),
@@ -166,108 +136,48 @@ fn paths_take_the_nodes_name_and_values_tell_their_line() {
 
 #[test]
 fn an_error_names_file_line_column_and_what_is_known() {
-    let cases = [
-        (
-            "max_client = 4",
-            "1:1: unknown key 'max_client' (did you mean 'max_clients'?); known: run_dir, state_dir, control, nvml, compute_mode",
-        ),
-        (
-            "\n[slurm]\n  wiat = \"task\"",
-            "3:3: unknown key 'wiat' (did you mean 'wait'?); known: exec, conf, wait, requeue, requeue_limit, auto_gres, auto_constraint, auto_partitions",
-        ),
-        (
-            "[slrum]",
-            "1:2: unknown key 'slrum' (did you mean 'slurm'?); known: run_dir",
-        ),
-        (
-            "requeue_limit = 3",
-            "1:1: unknown key 'requeue_limit' (did you mean 'slurm.requeue_limit'?); known: run_dir",
-        ),
-        (
-            "compute_mode = \"keap\"",
-            "1:16: unknown word 'keap' (did you mean 'keep'?), expected 'exclusive' or 'keep'",
-        ),
-        (
-            "max_clients = \"many\"",
-            "1:15: invalid type: string \"many\", expected a whole number",
-        ),
-        (
-            "slurm.requeue = 1",
-            "1:17: invalid type: integer '1', expected true or false",
-        ),
-        (
-            "compute_mode = \"both\"",
-            "1:16: unknown word 'both', expected 'exclusive' or 'keep'",
-        ),
-        (
-            "defaults.threads = 101",
-            "1:20: above 100; allowed: a number from 1 to 100",
-        ),
-        ("defaults.threads = nan", "1:20: not a plain decimal number"),
-        ("defaults.mem = 4", "1:16: a size needs a unit; allowed: 4G"),
-        ("defaults.mem = \"4GB\"", "1:16: decimal units are not accepted"),
-        ("ceilings.threads = \"30:70\"", "1:20: not a plain decimal number"),
-        ("max_clients = 0", "1:15: 0 is out of range; allowed: 1 to 1024"),
-        ("replicas = 61", "1:12: 61 is out of range; allowed: 1 to 60"),
-        (
-            "deadline_s = 2.5",
-            "1:14: invalid type: floating point '2.5', expected a whole number",
-        ),
-        ("run_dir = \"run\"", "1:11: not an absolute path without '..'"),
-        (
-            "run_dir = \"/run/../etc\"",
-            "1:11: not an absolute path without '..'",
-        ),
-        (
-            "run_dir = \"/run/%h\"",
-            "1:11: '%' is followed by something else than 'n'",
-        ),
-        (
-            "nvml = \"lib/x.so\"",
-            "1:8: not an absolute path without '..', nor a library's name",
-        ),
-        ("drain.prefix = \"a b\"", "1:16: not a prefix of 3 to 24"),
-        ("hosts = \"x\"", "1:9: belongs into a [[node]] section"),
-        (
-            "[[node]]\nreplicas = 4",
-            "1:1: a [[node]] section needs hosts, product or both",
-        ),
-        ("[[node]]\nhosts = \"a[\"", "2:9: 'a[' is no host list"),
-        (
-            "[[node]]\nhosts = \"a\"\nthread = 1",
-            "3:1: unknown key 'thread' (did you mean 'defaults.threads'?)",
-        ),
-        (
-            "[[node]]\nhosts = \"a\"\n[[node.node]]\nhosts=\"b\"",
-            "3:1: a [[node]] section within another",
-        ),
-        (
-            "[[node]]\nproduct = \"X\"\nslurm.wait = \"task\"",
-            "3:14: slurm.wait cannot depend on a GPU's product",
-        ),
-        ("max_clients = 4\nmax_clients = 5", "2:1: duplicate key"),
-        ("a b", "1:3: "),
-        ("slurm = 3", "1:9: slurm is a table"),
-        ("[node]\nhosts = \"a\"", "1:2: node is written as [[node]]"),
-        ("node = [3]", "1:9: [[node]] is a table"),
-        ("\"\".run_dir = \"/x\"", "1:1: unknown key ''"),
-        ("\"a\\u001b[2J\" = 1", "1:1: unknown key 'a?[2J'"),
-        (
-            "slurm.auto_partitions = [\"a\", \"b c\"]",
-            "1:31: not a name; allowed: letters",
-        ),
-        (
-            "slurm.auto_partitions = \"a\"",
-            "1:25: invalid type: string \"a\", expected a list in brackets",
-        ),
-        // Of several errors the first in the file, whatever the keys are called.
-        (
-            "wrong = 1\ndeadline_s = 0\n[ceilings]\nmem = 4",
-            "1:1: unknown key 'wrong'",
-        ),
-        ("replicas = 0\ndeadline_s = 0", "1:12: 0 is out of range"),
-    ];
-    for (text, message) in cases {
+    let table = r#"
+        max_client = 4 -> 1:1: unknown key 'max_client' (did you mean 'max_clients'?); known: run_dir, state_dir, control,
+        |[slurm]|  wiat = "task" -> 3:3: unknown key 'wiat' (did you mean 'wait'?); known: exec, conf, wait, requeue,
+        [slrum] -> 1:2: unknown key 'slrum' (did you mean 'slurm'?); known: run_dir
+        requeue_limit = 3 -> 1:1: unknown key 'requeue_limit' (did you mean 'slurm.requeue_limit'?); known: run_dir
+        compute_mode = "keap" -> 1:16: unknown word 'keap' (did you mean 'keep'?), expected 'exclusive' or 'keep'
+        compute_mode = "both" -> 1:16: unknown word 'both', expected 'exclusive' or 'keep'
+        max_clients = "many" -> 1:15: invalid type: string "many", expected a whole number
+        max_clients = 0 -> 1:15: 0 is out of range; allowed: 1 to 1024
+        slurm.requeue = 1 -> 1:17: invalid type: integer '1', expected true or false
+        defaults.threads = 101 -> 1:20: above 100; allowed: a number from 1 to 100
+        defaults.threads = nan -> 1:20: not a plain decimal number
+        defaults.mem = 4 -> 1:16: a size needs a unit; allowed: 4G
+        defaults.mem = "4GB" -> 1:16: decimal units are not accepted
+        ceilings.threads = "30:70" -> 1:20: not a plain decimal number
+        replicas = 61 -> 1:12: 61 is out of range; allowed: 1 to 60
+        deadline_s = 2.5 -> 1:14: invalid type: floating point '2.5', expected a whole number
+        run_dir = "run" -> 1:11: not an absolute path without '..'
+        run_dir = "/run/../etc" -> 1:11: not an absolute path without '..'
+        run_dir = "/run/%h" -> 1:11: '%' is followed by something else than 'n'
+        nvml = "lib/x.so" -> 1:8: not an absolute path without '..', nor a library's name
+        drain.prefix = "a b" -> 1:16: not a prefix of 3 to 24
+        hosts = "x" -> 1:9: belongs into a [[node]] section
+        [[node]]|replicas = 4 -> 1:1: a [[node]] section needs hosts, product or both
+        [[node]]|hosts = "a[" -> 2:9: 'a[' is no host list
+        [[node]]|hosts = "a"|thread = 1 -> 3:1: unknown key 'thread' (did you mean 'defaults.threads'?)
+        [[node]]|hosts = "a"|[[node.node]]|hosts="b" -> 3:1: a [[node]] section within another
+        [[node]]|product = "X"|slurm.wait = "task" -> 3:14: slurm.wait cannot depend on a GPU's product
+        max_clients = 4|max_clients = 5 -> 2:1: duplicate key
+        a b -> 1:3:
+        slurm = 3 -> 1:9: slurm is a table
+        [node]|hosts = "a" -> 1:2: node is written as [[node]]
+        node = [3] -> 1:9: [[node]] is a table
+        "".run_dir = "/x" -> 1:1: unknown key ''
+        "a\u001b[2J" = 1 -> 1:1: unknown key 'a?[2J'
+        slurm.auto_partitions = ["a", "b c"] -> 1:31: not a name; allowed: letters
+        slurm.auto_partitions = "a" -> 1:25: invalid type: string "a", expected a list in brackets
+        wrong = 1|deadline_s = 0|[ceilings]|mem = 4 -> 1:1: unknown key 'wrong'
+        replicas = 0|deadline_s = 0 -> 1:12: 0 is out of range"#;
+    for row in table.trim().lines() {
+        let (text, message) = row.trim().split_once(" -> ").unwrap();
+        let text = &text.replace('|', "\n");
         let error = error(text);
         let expected = format!("/etc/mpsd/mpsd.toml:{message}");
         assert!(

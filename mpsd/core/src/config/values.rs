@@ -1,109 +1,122 @@
-//! The values of `mpsd.toml`, each checked where it is read, so that an error points at its line and column.
+//! The values of `mpsd.toml`. Each is checked when it is read, so that an error points at its line and column.
 
-use super::error::Wrong;
+use super::layer::ConfigError;
 use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Amount, Invalid, Percent, Priority};
 use crate::request::{MemoryLimit, Threads};
-use serde::de::{Deserialize, IntoDeserializer as _};
+use serde::de::IntoDeserializer as _;
+use serde::{Deserialize, Serialize};
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use toml::Spanned;
 use toml::de::DeValue;
 
-/// The value of a key, and the name of the node that it is read for.
+/// The value of a key in the file, and the name of the node that it is read for.
 #[derive(Debug)]
-pub struct Given<'a> {
-    pub(super) value: &'a Spanned<DeValue<'a>>,
-    pub(super) node: &'a str,
+pub struct Entry<'a> {
+    value: &'a Spanned<DeValue<'a>>,
+    node: &'a str,
 }
 
-/// The type of a key's value, with its usual way to be read.
-pub(super) trait Value: Sized {
-    fn read(given: &Given<'_>) -> Result<Self, Wrong>;
-    /// As it would be written in the file; `None`: not set.
-    fn written(&self) -> Option<String>;
+/// The type of a key's value.
+pub(super) trait Value: Serialize + Sized {
+    /// Reads the value of a key that names no other parser.
+    fn read(entry: &Entry<'_>) -> Result<Self, ConfigError>;
+
+    /// The value as it would stand in the file; `None`: not set.
+    fn written(&self) -> Option<String> {
+        toml::Value::try_from(self).ok().map(|value| value.to_string())
+    }
 }
 
-impl Given<'_> {
-    fn get<T: for<'de> Deserialize<'de>>(&self) -> Result<T, Wrong> {
-        let value = self.value.clone();
-        let span = value.span();
-        T::deserialize(value.into_deserializer()).map_err(|error| Wrong::toml(&error, span))
+impl<'a> Entry<'a> {
+    pub(super) fn new(value: &'a Spanned<DeValue<'a>>, node: &'a str) -> Self {
+        Self { value, node }
     }
 
-    fn checked<T>(&self, check: impl FnOnce(String) -> Result<T, String>) -> Result<T, Wrong> {
-        check(self.get()?).map_err(|why| Wrong::at(self.value.span(), why))
+    fn get<T: for<'de> Deserialize<'de>>(&self) -> Result<T, ConfigError> {
+        let value = self.value.clone();
+        let span = value.span();
+        T::deserialize(value.into_deserializer()).map_err(|error| ConfigError::toml(&error, span))
+    }
+
+    fn checked<T>(&self, check: impl FnOnce(String) -> Result<T, String>) -> Result<T, ConfigError> {
+        check(self.get()?).map_err(|why| ConfigError::at(self.value.span(), why))
     }
 
     /// A path on this node.
-    fn path(&self) -> Result<PathBuf, Wrong> {
+    fn path(&self) -> Result<PathBuf, ConfigError> {
         self.checked(|text| on_node(&text, self.node).map(PathBuf::from))
     }
 
     /// A value of the request's grammar: `"30:70"`, and for plain numbers `25` and `12.5` without quotes too.
-    fn worded<T: FromStr<Err = Invalid>>(&self) -> Result<T, Wrong> {
+    fn worded<T: FromStr<Err = Invalid>>(&self) -> Result<T, ConfigError> {
         let text = match self.value.get_ref() {
             DeValue::Integer(number) => number.to_string(),
             DeValue::Float(number) => number.to_string(),
             _ => self.get()?,
         };
         let parsed = text.parse();
-        parsed.map_err(|invalid: Invalid| Wrong::at(self.value.span(), invalid.to_string()))
+        parsed.map_err(|invalid: Invalid| ConfigError::at(self.value.span(), invalid.to_string()))
     }
 
-    /// A whole number.
-    pub(super) fn whole<const LEAST: u32, const MOST: u32, T: From<u32>>(&self) -> Result<T, Wrong> {
+    /// A whole number from `LEAST` to `MOST`.
+    pub(super) fn whole<const LEAST: u32, const MOST: u32, T: From<u32>>(&self) -> Result<T, ConfigError> {
         let number: i64 = self.get()?;
-        let within = u32::try_from(number)
-            .ok()
-            .filter(|number| (LEAST..=MOST).contains(number));
-        let why = || format!("{number} is out of range; allowed: {LEAST} to {MOST}");
-        within
-            .map(T::from)
-            .ok_or_else(|| Wrong::at(self.value.span(), why()))
+        match u32::try_from(number) {
+            Ok(number) if (LEAST..=MOST).contains(&number) => Ok(number.into()),
+            _ => {
+                let why = format!("{number} is out of range; allowed: {LEAST} to {MOST}");
+                Err(ConfigError::at(self.value.span(), why))
+            }
+        }
     }
 
     /// From a second to `MOST`.
-    pub(super) fn seconds<const MOST: u32>(&self) -> Result<Duration, Wrong> {
+    pub(super) fn seconds<const MOST: u32>(&self) -> Result<Duration, ConfigError> {
         self.whole::<1, MOST, u64>().map(Duration::from_secs)
     }
 
     /// A shared library: a name for the system's loader, or an absolute path.
-    pub(super) fn library(&self) -> Result<String, Wrong> {
-        self.checked(|text| {
-            if is_made_of(&text, b"._+-") {
-                return Ok(text);
-            }
-            on_node(&text, self.node).map_err(|why| format!("{why}, nor a library's name"))
+    pub(super) fn library(&self) -> Result<String, ConfigError> {
+        self.checked(|text| match is_made_of(&text, b"._+-") {
+            true => Ok(text),
+            false => on_node(&text, self.node).map_err(|why| format!("{why}, nor a library's name")),
         })
     }
 
-    /// What our drains' reasons begin with: short and printable, for schedulers cut and print them.
-    pub(super) fn prefix(&self) -> Result<String, Wrong> {
-        self.checked(
-            |text| match (3..=24).contains(&text.len()) && is_made_of(&text, b"._:/-") {
-                true => Ok(text),
-                false => Err("not a prefix of 3 to 24 letters, digits or any of '._:/-'".to_owned()),
-            },
+    /// The prefix of our drains' reasons: short and printable, because schedulers cut and print reasons.
+    pub(super) fn prefix(&self) -> Result<String, ConfigError> {
+        self.text(
+            |text| (3..=24).contains(&text.len()) && is_made_of(text, b"._:/-"),
+            "not a prefix of 3 to 24 letters, digits or any of '._:/-'",
         )
     }
 
-    /// A word that goes into a comparison with what a scheduler says: a feature, a partition, a node.
-    fn name(&self) -> Result<String, Wrong> {
-        self.checked(|text| match is_made_of(&text, b"._-") {
-            true => Ok(text),
-            false => Err("not a name; allowed: letters, digits and any of '._-'".to_owned()),
+    /// A word that is compared with a scheduler's: a feature, a partition, a node.
+    fn name(&self) -> Result<String, ConfigError> {
+        let why = "not a name; allowed: letters, digits and any of '._-'";
+        self.text(|text| is_made_of(text, b"._-"), why)
+    }
+
+    fn text(&self, is_good: impl Fn(&str) -> bool, why: &str) -> Result<String, ConfigError> {
+        self.checked(|text| {
+            if is_good(&text) {
+                Ok(text)
+            } else {
+                Err(why.to_owned())
+            }
         })
     }
 
-    /// A list of names.
-    fn names(&self) -> Result<Vec<String>, Wrong> {
+    fn names(&self) -> Result<Vec<String>, ConfigError> {
         let DeValue::Array(list) = self.value.get_ref() else {
             return self.get();
         };
-        let node = self.node;
-        list.iter().map(|value| Given { value, node }.name()).collect()
+        list.iter()
+            .map(|value| Entry::new(value, self.node).name())
+            .collect()
     }
 }
 
@@ -125,116 +138,139 @@ fn on_node(text: &str, node: &str) -> Result<String, String> {
     Ok(text.replace("%n", node))
 }
 
-/// `Type: how it is read, how it is written;`
+/// `Type: parser;`, and how it is written if serde does that differently.
 macro_rules! values {
-    ($($type:ty: $read:expr, $written:expr;)+) => {$(
+    ($($type:ty: $read:expr $(, $written:expr)?;)+) => {$(
         impl Value for $type {
-            fn read(given: &Given<'_>) -> Result<Self, Wrong> {
-                $read(given)
+            fn read(entry: &Entry<'_>) -> Result<Self, ConfigError> {
+                $read(entry)
             }
-            fn written(&self) -> Option<String> {
+            $(fn written(&self) -> Option<String> {
                 let written: fn(&Self) -> Option<String> = $written;
                 written(self)
-            }
+            })?
         }
     )+};
 }
 
-/// One of a few words.
-macro_rules! words {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
-        $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-        pub enum $name {
-            $($(#[$doc])* #[serde(rename = $word)] $variant,)+
-        }
-        values! { $name: Given::get, |word| quoted(match word { $($name::$variant => $word,)+ }); }
+values! {
+    bool: Entry::get;
+    u32: Entry::whole::<0, { u32::MAX }, _>;
+    Duration: Entry::seconds::<{ u32::MAX }>, |time| Some(time.as_secs().to_string());
+    String: Entry::name;
+    PathBuf: Entry::path;
+    Vec<String>: Entry::names;
+    Cgroup: Cgroup::read;
+    Percent: Entry::worded, |percent| Some(percent.to_string());
+    Amount: Entry::worded;
+    Priority: Entry::worded;
+    Bind: Entry::worded;
+    DeviceNames: Entry::worded;
+    MemoryLimit: Entry::worded;
+    Threads: Entry::worded, |threads| match threads {
+        Threads::Uniform(percent) => percent.written(),
+        other => other.to_string().written(),
     };
+    ComputeModeRule: Entry::get;
+    GpusUnknown: Entry::get;
+    WarnOrRefuse: Entry::get;
+    LeftoverClients: Entry::get;
+    MemoryOverLimit: Entry::get;
+    Wait: Entry::get;
 }
 
-words! {
-    /// `compute_mode`
-    ComputeModeRule {
-        /// Set EXCLUSIVE_PROCESS where the job alone is proved to hold the GPU.
-        Exclusive = "exclusive",
-        /// Leave every compute mode as it is.
-        Keep = "keep",
+impl<T: Value> Value for Option<T> {
+    fn read(entry: &Entry<'_>) -> Result<Self, ConfigError> {
+        T::read(entry).map(Some)
+    }
+
+    fn written(&self) -> Option<String> {
+        self.as_ref()?.written()
     }
 }
-words! {
-    /// `gpus_unknown`: what a job gets whose GPUs the scheduler does not tell.
-    GpusUnknown {
-        /// A refusal.
-        Refuse = "refuse",
-        /// All GPUs of the node, if the scheduler proves that the node is the job's alone; else a refusal.
-        WholeNodeIfExclusive = "whole-node-if-exclusive",
-    }
+
+/// `compute_mode`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ComputeModeRule {
+    /// Set EXCLUSIVE_PROCESS on a GPU that the job is proved to hold alone.
+    Exclusive,
+    /// Leave every compute mode as it is.
+    Keep,
 }
-words! {
-    /// `too_many_tasks`: more tasks on a GPU than it takes clients.
-    TooManyTasks {
-        /// Say so and go on: not every task is a client.
-        Warn = "warn",
-        /// A refusal.
-        Refuse = "refuse",
-    }
+
+/// `gpus_unknown`: what a job gets if the scheduler does not name its GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpusUnknown {
+    /// A refusal.
+    Refuse,
+    /// All GPUs of the node, if the scheduler proves that the node is the job's alone; else a refusal.
+    WholeNodeIfExclusive,
 }
-words! {
-    /// `leftover_clients`: a client of the job that is still on its GPU after `terminate_client`.
-    LeftoverClients {
-        /// Log it.
-        Report = "report",
-        /// Log it, and SIGKILL it if root proves that it belongs to the job.
-        Kill = "kill",
-    }
+
+/// `too_many_tasks`: more tasks on a GPU than it takes clients. `pbs.unattached_tasks`: TM tasks that nothing of ours
+/// attaches to the job's MPS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WarnOrRefuse {
+    /// A line in the job's own error file, and the job runs.
+    Warn,
+    /// A refusal.
+    Refuse,
 }
-words! {
-    /// `memory_over_limit`: a client that holds more memory than its limit; a client can void the vendor's own limit.
-    MemoryOverLimit {
-        /// Nothing is looked at.
-        Ignore = "ignore",
-        /// A line in the job's log.
-        Log = "log",
-        /// A line in the job's log, and `terminate_client`.
-        Terminate = "terminate",
-    }
+
+/// `leftover_clients`: a client of the job that is still on its GPU after `terminate_client`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeftoverClients {
+    /// Log it.
+    Report,
+    /// Log it, and SIGKILL it if root proves that it belongs to the job.
+    Kill,
 }
-words! {
-    /// `pbs.unattached_tasks`: a job whose TM tasks nothing of ours attaches to its MPS.
-    UnattachedTasks {
-        /// A refusal.
-        Refuse = "refuse",
-        /// A line in the job's own error file.
-        Warn = "warn",
-    }
+
+/// `memory_over_limit`: a client that holds more memory than its limit. A client can void NVIDIA's own limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryOverLimit {
+    /// Do not look.
+    Ignore,
+    /// A line in the job's log.
+    Log,
+    /// A line in the job's log, and `terminate_client`.
+    Terminate,
 }
-words! {
-    /// `slurm.wait`: who waits for the proof that a job's MPS is ready.
-    Wait {
-        /// The task, before it starts: srun does not wait longer for its prolog than it must.
-        Task = "task",
-        /// The prolog.
-        Prolog = "prolog",
-    }
+
+/// `slurm.wait`: what waits for the proof that a job's MPS is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wait {
+    /// The task, before it starts, so that srun waits as short as it can for its prolog.
+    Task,
+    /// The prolog.
+    Prolog,
 }
 
 /// `cgroup`: where the daemons live.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Cgroup {
-    /// Found by looking at the node.
+    /// A place that mpsd finds on the node.
     Auto,
-    /// None of our own.
+    /// No cgroup of our own.
     None,
     /// Below this directory of the cgroup file system.
+    #[serde(untagged)]
     Below(PathBuf),
 }
 
 impl Cgroup {
-    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
-        given.checked(|text| match text.as_str() {
+    fn read(entry: &Entry<'_>) -> Result<Self, ConfigError> {
+        entry.checked(|text| match text.as_str() {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
-            _ => match on_node(&text, given.node) {
+            _ => match on_node(&text, entry.node) {
                 Ok(path) => Ok(Self::Below(path.into())),
                 Err(why) => Err(format!("{why}, nor auto, nor none")),
             },
@@ -243,7 +279,7 @@ impl Cgroup {
 }
 
 /// A GPU product as NVML names it (`NVIDIA H200`), in any case; `*` at the end stands for the rest.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Product(String);
 
@@ -262,51 +298,10 @@ impl TryFrom<String> for Product {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let stars = text.matches('*').count();
-        if text.is_empty() || stars > 1 || (stars == 1 && !text.ends_with('*')) {
+        let start = text.strip_suffix('*').unwrap_or(&text);
+        if text.is_empty() || start.contains('*') {
             return Err("not a product's name; allowed: 'NVIDIA H200', 'NVIDIA H100*'".to_owned());
         }
         Ok(Self(text))
     }
-}
-
-values! {
-    bool: Given::get, |value| Some(value.to_string());
-    u32: Given::whole::<0, { u32::MAX }, _>, |number| Some(number.to_string());
-    Duration: Given::seconds::<{ u32::MAX }>, |time| Some(time.as_secs().to_string());
-    String: Given::name, |text| quoted(text);
-    PathBuf: Given::path, |path| quoted(&path.to_string_lossy());
-    Vec<String>: Given::names, |names| {
-        let names: Vec<String> = names.iter().filter_map(|name| quoted(name)).collect();
-        Some(format!("[{}]", names.join(", ")))
-    };
-    Cgroup: Cgroup::read, |rule| match rule {
-        Cgroup::Auto => quoted("auto"),
-        Cgroup::None => quoted("none"),
-        Cgroup::Below(path) => path.written(),
-    };
-    Percent: Given::worded, |percent| Some(percent.to_string());
-    Amount: Given::worded, |amount| quoted(&amount.to_string());
-    Priority: Given::worded, |priority| quoted(&priority.to_string());
-    Bind: Given::worded, |bind| quoted(&bind.to_string());
-    DeviceNames: Given::worded, |names| quoted(&names.to_string());
-    MemoryLimit: Given::worded, |limit| quoted(&limit.to_string());
-    Threads: Given::worded, |threads| match threads {
-        Threads::Uniform(percent) => percent.written(),
-        other => quoted(&other.to_string()),
-    };
-}
-
-impl<T: Value> Value for Option<T> {
-    fn read(given: &Given<'_>) -> Result<Self, Wrong> {
-        T::read(given).map(Some)
-    }
-
-    fn written(&self) -> Option<String> {
-        self.as_ref()?.written()
-    }
-}
-
-fn quoted(text: &str) -> Option<String> {
-    Some(format!("\"{text}\""))
 }

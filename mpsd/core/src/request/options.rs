@@ -133,7 +133,7 @@ macro_rules! options {
             }
 
             /// Takes over what `other` says and this does not; the mode stays.
-            pub(super) fn fill(&mut self, other: &Self) {
+            pub(crate) fn fill(&mut self, other: &Self) {
                 $(if self.$field.is_none() {
                     self.$field.clone_from(&other.$field);
                 })+

@@ -9,7 +9,7 @@ use crate::scheduler::pbs::status::status;
 use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
 use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport, ensure, remove};
 use crate::sys::deadline::Deadline;
-use mpsd_core::config::{GpusUnknown, Settings, UnattachedTasks};
+use mpsd_core::config::{GpusUnknown, Settings, WarnOrRefuse};
 use mpsd_core::text::one_line;
 use std::collections::BTreeSet;
 use std::fs;
@@ -82,8 +82,8 @@ impl OwnSteps for Steps {
         let left = consequence(around);
         let text = format!("tasks that TM starts are not attached by the classic scripts: {left}");
         match around.settings.pbs.unattached_tasks {
-            UnattachedTasks::Refuse => done.left(text),
-            UnattachedTasks::Warn => done.did(text),
+            WarnOrRefuse::Refuse => done.left(text),
+            WarnOrRefuse::Warn => done.did(text),
         }
         Ok(done)
     }

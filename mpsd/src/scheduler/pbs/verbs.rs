@@ -4,7 +4,7 @@ use super::files::Script;
 use super::installation::{Installation, Product};
 use crate::scheduler::running::Running;
 use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport};
-use mpsd_core::config::UnattachedTasks;
+use mpsd_core::config::WarnOrRefuse;
 use std::ffi::OsString;
 
 /// The verbs of `mpsctl pbs`.
@@ -102,17 +102,17 @@ pub(crate) trait OwnSteps: Sync {
 pub(crate) fn unattached(missing: &str, remedy: &str, around: &SetupContext<'_>) -> CheckLine {
     let text = format!("{missing} ({remedy}): {}", consequence(around));
     match around.settings.pbs.unattached_tasks {
-        UnattachedTasks::Refuse => CheckLine::Fail(text),
-        UnattachedTasks::Warn => CheckLine::Warn(text),
+        WarnOrRefuse::Refuse => CheckLine::Fail(text),
+        WarnOrRefuse::Warn => CheckLine::Warn(text),
     }
 }
 
 /// What a job is told where its TM tasks are not attached.
 pub(crate) fn consequence(around: &SetupContext<'_>) -> &'static str {
     match around.settings.pbs.unattached_tasks {
-        UnattachedTasks::Refuse => {
+        WarnOrRefuse::Refuse => {
             "every job that asks for MPS is refused, as unattached_tasks under [pbs] of mpsd.toml wants"
         }
-        UnattachedTasks::Warn => "tasks that TM starts run outside MPS unless they are 'mpsctl exec -- CMD'",
+        WarnOrRefuse::Warn => "tasks that TM starts run outside MPS unless they are 'mpsctl exec -- CMD'",
     }
 }
