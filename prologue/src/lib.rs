@@ -10,7 +10,7 @@ use clap::Parser;
 use mpsd::cli::reconcile;
 use mpsd::cli::words::words;
 use mpsd::job::node::{Console, Files as _, Severity};
-use mpsd::job::{self, Ending, Job, Scheduled, Until, outcome};
+use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::RealNode;
 use mpsd::node::user::find_user;
@@ -99,15 +99,15 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
                 let limit = deadline.remaining();
                 // A rollback must fit behind a start that took its whole time.
                 let mut node = RealNode::new(NAME, &job.settings, limit, limit / 3);
-                let until = match arguments.wait {
-                    Wait::Ready => Until::Ready,
-                    Wait::Started => Until::Started,
-                    Wait::Announced => Until::Announced,
+                let when = match arguments.wait {
+                    Wait::Ready => ReturnWhen::Ready,
+                    Wait::Started => ReturnWhen::Started,
+                    Wait::Announced => ReturnWhen::Announced,
                 };
                 let its = system.time_limit(&input, false, &job.site);
                 let again =
-                    until == Until::Ready && !job.asked.submission.step && system.was_put_back(&input);
-                let begun = job::begin(&mut node, &job, &Told::of(input, &job), until);
+                    when == ReturnWhen::Ready && !job.asked.submission.step && system.was_put_back(&input);
+                let begun = job::begin(&mut node, &job, &Told::of(input, &job), when);
                 if again && begun.failed.is_none() {
                     outcome::of_success(&mut node, &job);
                 }

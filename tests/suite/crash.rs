@@ -5,9 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use mpsd::job::ladder::Rung;
-use mpsd::job::node::Role;
-use mpsd::job::{self, Account, Failed, Findings, Until, sweep};
+use mpsd::job::node::{Role, Rung};
+use mpsd::job::{self, Account, FailedStart, Findings, ReturnWhen, claim};
 use mpsd::scheduler::{Exclusive, Scheduler};
 use mpsd_core::failure::Evidence;
 use mpsd_core::paths::JobPaths;
@@ -73,9 +72,9 @@ fn shared(world: &World) -> Rc<RefCell<World>> {
 }
 
 /// What the program `mps-prologue` does.
-fn prologue(node: &mut Sim, scenario: &Scenario) -> Result<(), Failed> {
+fn prologue(node: &mut Sim, scenario: &Scenario) -> Result<(), FailedStart> {
     let job = scenario.job().expect("job");
-    let begun = job::begin(node, &job, scenario, scenario.until);
+    let begun = job::begin(node, &job, scenario, scenario.when);
     match begun.failed {
         Some(failed) => Err(failed),
         None => {
@@ -387,7 +386,7 @@ fn a_failed_call(scenario: &Scenario, trouble: Trouble) {
             assert!(failed.findings.is_clean(), "{name}: {failed:?}");
         }
         // The prologue had returned; the other process says it.
-        Ok(()) => assert_eq!(scenario.until, Until::Started, "{name}: it says nothing"),
+        Ok(()) => assert_eq!(scenario.when, ReturnWhen::Started, "{name}: it says nothing"),
     }
     assert!(!world.borrow().complaints.is_empty(), "{name}: nobody is told");
     assert_eq!(world.borrow().drains.len(), usize::from(fault), "{name}: drains");
@@ -621,7 +620,7 @@ fn a_torque_prologue_holds_its_exit_back_unless_the_node_is_drained() {
         let world = shared(&before(&scenario));
         world.borrow_mut().deaf = deaf;
         let job = scenario.job().expect("job");
-        let begun = job::begin(&mut Sim::new(&world, trouble), &job, &scenario, Until::Ready);
+        let begun = job::begin(&mut Sim::new(&world, trouble), &job, &scenario, ReturnWhen::Ready);
         let case = format!("{trouble:?}, deaf {deaf}, sister {sister}");
         assert_eq!(begun.code, code, "{case}");
         assert_eq!(world.borrow().waits, waits, "{case}");
@@ -644,7 +643,7 @@ fn a_lost_record_on_pbs_is_no_matter_of_its_script_which_the_exit_code_ends() {
             &mut Sim::new(&world, Trouble::UndeterminedAt(0)),
             &job,
             &scenario,
-            Until::Ready,
+            ReturnWhen::Ready,
         );
         assert_eq!(begun.code, code, "{scheduler}");
         let log = world.borrow().log.clone();
@@ -668,7 +667,7 @@ fn a_step_of_the_same_number_and_another_user_gets_a_daemon_of_its_own() {
             &mut Sim::new(&world, Trouble::None),
             &job,
             &scenario,
-            Until::Ready,
+            ReturnWhen::Ready,
         );
         assert_eq!(begun.code, 0, "{begun:?}");
         let world = world.borrow();
@@ -733,10 +732,10 @@ fn a_job_that_begins_again_keeps_the_gpu_that_an_earlier_start_of_it_left() {
     left.enter(&gpu, &Account::join(None, &scenario.id(), ComputeMode::Default));
     let world = shared(&left);
     let cleanup = || Sim::new(&world, Trouble::None);
-    let stale = sweep::stale(&mut cleanup()).expect("a look");
+    let stale = claim::stale(&mut cleanup()).expect("a look");
     assert_eq!(stale.len(), 1);
     prologue(&mut cleanup(), &scenario).expect("it begins again");
     let up = world.borrow().picture();
-    sweep::sweep(&mut cleanup(), &stale[0]).expect("a cleanup");
+    claim::remove_stale(&mut cleanup(), &stale[0]).expect("a cleanup");
     assert_eq!(world.borrow().picture(), up);
 }

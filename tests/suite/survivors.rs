@@ -4,9 +4,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use mpsd::job::ladder::Rung;
-use mpsd::job::node::{Thread, Waiting};
-use mpsd::job::{self, Failed, Findings, Until, evidence};
+use mpsd::job::node::{Rung, Thread, Waiting};
+use mpsd::job::{self, FailedStart, Findings, ReturnWhen, evidence};
 use mpsd_core::failure::FailureKind;
 use tests::sim::scenario::{Scenario, UID};
 use tests::sim::{Sim, Trouble, World, paths};
@@ -36,9 +35,14 @@ fn suspicions(world: &Rc<RefCell<World>>) -> Option<String> {
     world.borrow().text(&paths().run().join("suspicions"))
 }
 
-fn begin(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Result<(), Failed> {
+fn begin(world: &Rc<RefCell<World>>, scenario: &Scenario) -> Result<(), FailedStart> {
     let job = scenario.job().expect("job");
-    let begun = job::begin(&mut Sim::new(world, Trouble::None), &job, scenario, Until::Ready);
+    let begun = job::begin(
+        &mut Sim::new(world, Trouble::None),
+        &job,
+        scenario,
+        ReturnWhen::Ready,
+    );
     begun.failed.map_or(Ok(()), Err)
 }
 

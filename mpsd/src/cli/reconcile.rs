@@ -5,7 +5,7 @@ use super::NAME;
 use crate::job::ledger;
 use crate::job::node::{Member, Members, Severity};
 use crate::job::store::Store as _;
-use crate::job::{self, Ending, Journal, evidence, sweep};
+use crate::job::{self, Ending, Journal, claim, evidence};
 use crate::node::listed;
 use crate::node::log::line;
 use crate::node::real::RealNode;
@@ -498,7 +498,7 @@ impl<'a> Run<'a> {
         for waiting in self.node.suspicions() {
             self.report.tell(Left(format!(
                 "job {}: {} hung in the driver: looked at again a minute later; until then the node takes no job with MPS",
-                waiting.at.job, waiting.what
+                waiting.place.job, waiting.what
             )));
         }
     }
@@ -522,7 +522,7 @@ impl<'a> Run<'a> {
 
     /// GPUs in whose accounts jobs stand that have no directory.
     fn gpus(&mut self) {
-        let stale = match sweep::stale(&mut self.node) {
+        let stale = match claim::stale(&mut self.node) {
             Ok(stale) => stale,
             Err(failure) => return self.report.tell(Left(format!("accounts of the GPUs: {failure}"))),
         };
@@ -537,7 +537,7 @@ impl<'a> Run<'a> {
                 let text = format!("{what}: would be removed, and the compute mode found restored");
                 (Left(text), Vec::new())
             } else {
-                match sweep::sweep(&mut self.node, &stale) {
+                match claim::remove_stale(&mut self.node, &stale) {
                     Ok(notes) => (Did(format!("{what}: removed")), notes),
                     Err(failure) => (Left(format!("{what}: {failure}")), Vec::new()),
                 }

@@ -1,9 +1,8 @@
 //! What waits for the administrator on this node, whoever schedules it: told by every scheduler's `check`.
 
-use crate::job::ledger::{self, SeveralFailed};
+use crate::job::ledger::{self, PAUSE_S, SeveralFailed, Suspicion};
 use crate::job::node::Console as _;
 use crate::job::store::Store as _;
-use crate::job::suspicion::{PAUSE_S, Suspicion};
 use crate::node::real::RealNode;
 use crate::scheduler::setup::CheckLine::{self, Fail, Warn};
 use mpsd_core::config::Settings;
@@ -33,7 +32,11 @@ pub(super) fn standing(settings: &Settings) -> Vec<CheckLine> {
 
 fn suspicion(suspicion: &Suspicion, now: u64) -> CheckLine {
     let age = now.saturating_sub(suspicion.since);
-    let (job, what, ago) = (&suspicion.at.job, &suspicion.what, ago(Duration::from_secs(age)));
+    let (job, what, ago) = (
+        &suspicion.place.job,
+        &suspicion.what,
+        ago(Duration::from_secs(age)),
+    );
     let text = format!(
         "job {job}: {ago} {what} hung in the driver, and the node takes no job with MPS before it was looked at again"
     );
@@ -86,7 +89,7 @@ fn ago(age: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::suspicion::{At, Suspect};
+    use crate::job::ledger::{Suspect, SuspicionPlace};
     use mpsd_core::{JobId, Scheduler};
 
     fn hung(since: u64) -> Suspicion {
@@ -94,7 +97,7 @@ mod tests {
             suspect: Suspect::Nvml,
             what: "NVML".to_owned(),
             since,
-            at: At {
+            place: SuspicionPlace {
                 job: JobId::parse("4711").unwrap(),
                 scheduler: Scheduler::Slurm,
                 node: "gpu1".to_owned(),

@@ -1,17 +1,18 @@
-//! The begin of a job: [`start`] is all that a prologue does, a step a line.
+//! The begin of a job: [`start`] is all that a prologue does. The effects of the plan are carried out one after another:
+//! the journal first, then the effect.
 
 use super::audit;
 use super::case::{Job, Scheduled};
-use super::effects;
+use super::claim;
 use super::evidence;
 use super::journal::{Journal, ProcessRef};
+use super::ledger::PAUSE_S;
 use super::node::{LockGuard, Node, Role, Severity};
 use super::outcome;
 use super::spec::Spec;
 use super::store::Store as _;
-use super::suspicion::PAUSE_S;
-use super::undo::{self, Failed};
-use crate::plan::effects::Plan;
+use super::undo::{self, FailedStart};
+use crate::plan::effects::{Effect, Plan};
 use crate::plan::{Case, decide, tasks};
 use crate::scheduler::Devices;
 use crate::sys::deadline::Deadline;
@@ -23,13 +24,13 @@ use std::time::Instant;
 
 /// When the prologue returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Until {
-    /// When the daemons are proved ready.
+pub enum ReturnWhen {
+    /// The daemons are proved ready.
     Ready,
-    /// When they are being started; a process of its own proves them, and the record tells.
+    /// The daemons are being started. A process of its own proves them, and the record tells.
     Started,
-    /// When they are proved ready, but the caller may stop waiting before: from the first moment the record says that the start
-    /// is under way, and the journal names this process, so that an end of the job can end it.
+    /// As `Ready`, but the caller may stop waiting before. So the record says from the first moment that the start is
+    /// under way, and the journal names this process, so that an end of the job can end it.
     Announced,
 }
 
@@ -39,47 +40,42 @@ pub struct Begun {
     /// The prologue's exit code.
     pub code: u8,
     /// The failure that it stands for.
-    pub failed: Option<Failed>,
+    pub failed: Option<FailedStart>,
 }
 
-/// Gives the job its MPS; where that fails, does what the failure leads to.
-pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Until) -> Begun {
-    match start(node, job, scheduled, until) {
-        Ok(()) => {
-            for line in node.withdraw_remarks(&job.site) {
-                node.log(Severity::Info, &line);
-            }
-            Begun {
-                code: 0,
-                failed: None,
-            }
+/// Gives the job its MPS; a failure leads to what [`outcome`] says.
+pub fn begin<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, when: ReturnWhen) -> Begun {
+    let failed = start(node, job, scheduled, when).err();
+    let code = match &failed {
+        Some(failed) => outcome::of_failure(node, job, failed, when != ReturnWhen::Announced),
+        None => {
+            let lines = node.withdraw_remarks(&job.site);
+            lines.iter().for_each(|line| node.log(Severity::Info, line));
+            0
         }
-        Err(failed) => Begun {
-            code: outcome::of_failure(node, job, &failed, until != Until::Announced),
-            failed: Some(failed),
-        },
-    }
+    };
+    Begun { code, failed }
 }
 
-fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Until) -> Result<(), Failed> {
+fn start<N: Node>(
+    node: &mut N,
+    job: &Job,
+    scheduled: &impl Scheduled,
+    when: ReturnWhen,
+) -> Result<(), FailedStart> {
     let began = Instant::now();
-    let announced = until == Until::Announced;
+    let announced = when == ReturnWhen::Announced;
     let early = match announced {
-        true => take_over(node, job, until)?,
+        true => take_over(node, job, when)?,
         false => None,
     };
-    let Looked {
-        settings,
-        plan,
-        devices,
-        inventory,
-    } = look(node, job, scheduled).map_err(|failure| Failed {
+    let (settings, plan, devices, inventory) = look(node, job, scheduled).map_err(|failure| FailedStart {
         job_ended: early.is_some() && is_over(node, &job.asked.submission.job),
         ..failure.into()
     })?;
     let held = match early {
         Some(held) => Some(held),
-        None => take_over(node, job, until)?,
+        None => take_over(node, job, when)?,
     };
     let Some(held) = held else { return Ok(()) };
     let mut start = Start {
@@ -99,26 +95,21 @@ fn start<N: Node>(node: &mut N, job: &Job, scheduled: &impl Scheduled, until: Un
     start.say_notes(node, &plan);
     start.or_undo(node, |start, node| {
         start.tell_tasks(node, RecordState::Starting)?;
-        effects::carry_out(node, &mut start.journal, &start.spec)
+        carry_out(node, &mut start.journal, &start.spec)
     })?;
-    match until {
-        Until::Ready | Until::Announced => start.finish(node, None),
-        Until::Started => start.finish_alone(node, job),
+    match when {
+        ReturnWhen::Ready | ReturnWhen::Announced => start.finish(node, None),
+        ReturnWhen::Started => start.finish_alone(node, job),
     }
 }
 
-/// What is known of a job before anything is done for it.
-struct Looked {
-    settings: Settings,
-    plan: Plan,
-    devices: Devices,
-    inventory: Inventory,
-}
-
 /// Looks at the node and at the job's GPUs, and decides what will be done.
-fn look(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<Looked, Failure> {
-    expect_no_suspicion(node, job)?;
-    expect_no_waiting_drain(node, job)?;
+fn look(
+    node: &mut impl Node,
+    job: &Job,
+    scheduled: &impl Scheduled,
+) -> Result<(Settings, Plan, Devices, Inventory), Failure> {
+    expect_healthy_node(node, job)?;
     node.prepare_nvml(&[]);
     expect_attached_tasks(node, job, scheduled)?;
     let devices = scheduled.devices()?;
@@ -132,15 +123,10 @@ fn look(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<L
         inventory: &inventory,
     })?;
     node.check_control(&settings.control)?;
-    Ok(Looked {
-        settings,
-        plan,
-        devices,
-        inventory,
-    })
+    Ok((settings, plan, devices, inventory))
 }
 
-/// Whether `job` ended during a start that has done nothing yet; then its directory goes, since no other end comes for it.
+/// Whether `job` ended during a start that has done nothing yet. Then its directory is removed, since no other end will.
 fn is_over(node: &mut impl Node, job: &JobId) -> bool {
     let over = node.is_cancelled(job);
     if over && let Err(why) = node.remove_job(job) {
@@ -149,35 +135,25 @@ fn is_over(node: &mut impl Node, job: &JobId) -> bool {
     over
 }
 
-/// A node of which something waits for its second look takes no job with MPS until that has been good.
-fn expect_no_suspicion(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
+/// A node that waits for a second look, or whose drain waits for its scheduler, takes no job with MPS.
+fn expect_healthy_node(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
     for line in evidence::look_again(node, &job.settings) {
         node.complain(&line);
     }
-    match node.suspicions().first() {
-        None => Ok(()),
-        Some(suspicion) => Err(Undetermined::new(
-            format!("node '{}'", job.node),
-            format!(
-                "since job {} {} hangs in the driver: looked at again {PAUSE_S} s after",
-                suspicion.at.job, suspicion.what
-            ),
-        )),
-    }
+    let why = match node.suspicions().first() {
+        Some(suspicion) => format!(
+            "since job {} {} hangs in the driver: looked at again {PAUSE_S} s after",
+            suspicion.place.job, suspicion.what
+        ),
+        None => match node.undelivered(&job.node) {
+            None => return Ok(()),
+            Some(reason) => format!("a drain of this node waits for its scheduler ({reason})"),
+        },
+    };
+    Err(Undetermined::new(format!("node '{}'", job.node), why))
 }
 
-/// A node that is to be drained takes no job with MPS until its scheduler knows.
-fn expect_no_waiting_drain(node: &mut impl Node, job: &Job) -> Result<(), Undetermined> {
-    match node.undelivered(&job.node) {
-        None => Ok(()),
-        Some(reason) => Err(Undetermined::new(
-            format!("node '{}'", job.node),
-            format!("a drain of this node waits for its scheduler ({reason})"),
-        )),
-    }
-}
-
-/// Refuses a job whose TM tasks nothing of ours attaches, or says so in the job's own error file, as the site wants.
+/// Refuses a job whose TM tasks nothing of ours attaches, or warns in the job's own error file, as the site wants.
 fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Scheduled) -> Result<(), Failure> {
     let submission = &job.asked.submission;
     let rule = job.settings.pbs.unattached_tasks;
@@ -189,15 +165,15 @@ fn expect_attached_tasks(node: &mut impl Node, job: &Job, scheduled: &impl Sched
     Ok(())
 }
 
-/// Locks the job's directory, once nothing of an earlier prologue stands in it; `None`: the same start is there already.
+/// Locks the job's directory, once nothing of an earlier prologue is left in it; `None` if the same start is there already.
 ///
-/// A ready and living daemon of a Slurm step is the same start called twice (before Slurm 24.05 remote callbacks run twice)
-/// and stays; all else is taken down first (Torque runs a job's prologue again without an epilogue between;
-/// docs/facts/pbs.md#sister-nodes).
-fn take_over(node: &mut impl Node, job: &Job, until: Until) -> Result<Option<LockGuard>, Failed> {
+/// A ready daemon of a Slurm step is the same start called twice, and stays: before Slurm 24.05 remote callbacks run twice.
+/// All else is taken down first: Torque runs a job's prologue again without an epilogue between
+/// (docs/facts/pbs.md#sister-nodes).
+fn take_over(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<Option<LockGuard>, FailedStart> {
     let submission = &job.asked.submission;
     let id = &submission.job;
-    let held = open(node, job, until)?;
+    let held = open(node, job, when)?;
     let Some(journal) = node.read_journal(id)? else {
         return Ok(Some(held));
     };
@@ -211,21 +187,21 @@ fn take_over(node: &mut impl Node, job: &Job, until: Until) -> Result<Option<Loc
     let findings = undo::undo(node, &journal);
     if !findings.allows_start() {
         let why = "what an earlier prologue left cannot be taken down";
-        return Err(Failed {
+        return Err(FailedStart {
             findings,
             ..Undetermined::new(format!("job {id}"), why).into()
         });
     }
     // The teardown removed the directory, and the lock file with it.
     drop(held);
-    Ok(Some(open(node, job, until)?))
+    Ok(Some(open(node, job, when)?))
 }
 
-/// Locks the job's directory; where the caller may not wait, its record says from now on that the start is under way.
-fn open(node: &mut impl Node, job: &Job, until: Until) -> Result<LockGuard, Failure> {
+/// Locks the job's directory; an announced start is recorded at once.
+fn open(node: &mut impl Node, job: &Job, when: ReturnWhen) -> Result<LockGuard, Failure> {
     let id = &job.asked.submission.job;
     let held = node.open_job(id)?;
-    if until == Until::Announced {
+    if when == ReturnWhen::Announced {
         let reason = "its MPS is being started".to_owned();
         node.write_record(&Record {
             deadline_s: u32::try_from(job.settings.deadline.as_secs()).unwrap_or(u32::MAX),
@@ -235,13 +211,62 @@ fn open(node: &mut impl Node, job: &Job, until: Until) -> Result<LockGuard, Fail
     Ok(held)
 }
 
+/// Carries the plan of `journal` out. After the last effect `mpsd` is starting. What was begun stands in the journal.
+fn carry_out(node: &mut impl Node, journal: &mut Journal, spec: &Spec) -> Result<(), Failure> {
+    for number in 0..journal.plan.len() {
+        journal.begun = number + 1;
+        if let Err(failure) = node.write_journal(journal) {
+            // An effect that is not written down does not happen, and is not to be undone.
+            journal.begun = number;
+            return Err(failure);
+        }
+        perform(node, journal, number, spec)?;
+    }
+    Ok(())
+}
+
+fn perform(node: &mut impl Node, journal: &mut Journal, number: usize, spec: &Spec) -> Result<(), Failure> {
+    match journal.plan[number].clone() {
+        Effect::ClaimGpu { gpu } => claim::enter(node, &journal.job, &gpu),
+        Effect::SetComputeMode { gpu, mode } => claim::set_mode(node, &journal.job, &gpu, mode),
+        Effect::MakeCgroup => {
+            journal.cgroup = node.make_cgroup(journal)?;
+            node.write_journal(journal)
+        }
+        Effect::MakeDirectories { daemon } => node.make_directories(journal, daemon),
+        Effect::StartDaemon => {
+            expect_its_job(node, &journal.job)?;
+            journal.supervisor = Some(node.start_daemon(journal, spec)?);
+            node.write_journal(journal)
+        }
+        Effect::TellExporter { exporter, directory } => {
+            // No job fails because an exporter is not told.
+            if let Err(why) = node.enter_job(journal, exporter, &directory) {
+                let line = format!("job {}: {exporter} is not told of it: {why}", journal.job);
+                node.log(Severity::Warning, &line);
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Gives a start up if its job has ended. The job's epilogue waits for the lock of the start, or has given up on it.
+fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
+    match node.is_cancelled(job) {
+        true => Err(Undetermined::new(
+            format!("job {job}"),
+            "it ended while its MPS was starting",
+        )),
+        false => Ok(()),
+    }
+}
+
 /// Everything that one start holds.
 struct Start {
     journal: Journal,
     spec: Spec,
     record: Record,
     verify: bool,
-    /// Starts that fail for several users drain the node.
     failed_starts_drain: bool,
     deadline: Deadline,
     began: Instant,
@@ -262,31 +287,33 @@ impl Start {
         }
     }
 
-    /// Does `work`; where it fails, everything that was begun is undone, the job's directory too.
+    /// Does `work`. If that fails, everything that was begun is undone.
     fn or_undo<N: Node>(
         &mut self,
         node: &mut N,
         work: impl FnOnce(&mut Self, &mut N) -> Result<(), Failure>,
-    ) -> Result<(), Failed> {
-        work(self, node).map_err(|failure| Failed {
+    ) -> Result<(), FailedStart> {
+        work(self, node).map_err(|failure| FailedStart {
             failure,
-            // Before the mark goes with the directory.
+            // Before the directory is removed with the mark.
             job_ended: node.is_cancelled(&self.journal.job),
             findings: undo::undo(node, &self.journal),
             gpus: self.journal.gpu_names(),
         })
     }
 
-    /// Proves what was started and tells the job's tasks; `alone` is this process, where nobody waits for it.
-    fn finish(mut self, node: &mut impl Node, alone: Option<ProcessRef>) -> Result<(), Failed> {
+    /// Proves what was started and tells the job's tasks; `alone` is this process if nobody waits for it.
+    fn finish(mut self, node: &mut impl Node, alone: Option<ProcessRef>) -> Result<(), FailedStart> {
         self.or_undo(node, |start, node| {
             if alone.is_some() {
                 start.journal.starter = alone;
                 node.write_journal(&start.journal)?;
             }
             start.prove(node)?;
-            start.verify(node)?;
-            effects::expect_its_job(node, &start.journal.job)?;
+            for daemon in start.journal.daemons.iter().filter(|_| start.verify) {
+                node.probe(&start.journal, daemon, start.deadline)?;
+            }
+            expect_its_job(node, &start.journal.job)?;
             start.tell_tasks(node, RecordState::Ready)
         })?;
         node.audit(&audit::begun(&self.journal));
@@ -294,7 +321,7 @@ impl Start {
     }
 
     /// A process of its own finishes; this one returns. What that process finds stands in the record.
-    fn finish_alone<N: Node>(self, node: &mut N, job: &Job) -> Result<(), Failed> {
+    fn finish_alone<N: Node>(self, node: &mut N, job: &Job) -> Result<(), FailedStart> {
         let mut start = Some(self);
         let detached = node.detach(|node, own| {
             if let Some(Err(failed)) = start.take().map(|start| start.finish(node, own)) {
@@ -302,7 +329,7 @@ impl Start {
             }
         });
         match start {
-            // The lock is the other process's now: freed here it would be free there.
+            // The child shares this lock. Releasing it here would release the child's too.
             start if detached => {
                 std::mem::forget(start);
                 Ok(())
@@ -314,7 +341,7 @@ impl Start {
 
     /// Waits for the proof that every daemon is ready.
     fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
-        // Costs nothing: the vendor's programs take longer to come up.
+        // Costs nothing: NVIDIA's programs take longer to start.
         let user_was_here = node.user_is_here(&self.journal);
         match node.await_ready(&self.journal, &self.spec) {
             Ok(proved) => {
@@ -330,23 +357,17 @@ impl Start {
                 self.journal.ready_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
                 node.write_journal(&self.journal)
             }
-            Err(failure) => Err(evidence::of_failed_start(
-                node,
-                &self.journal,
-                user_was_here,
-                self.failed_starts_drain,
-                failure,
-            )),
+            Err(failure) => {
+                let drains = self.failed_starts_drain;
+                Err(evidence::of_failed_start(
+                    node,
+                    &self.journal,
+                    user_was_here,
+                    drains,
+                    failure,
+                ))
+            }
         }
-    }
-
-    /// `mps-probe` as the job's user, through each daemon, where the job asked for it.
-    fn verify(&mut self, node: &mut impl Node) -> Result<(), Failure> {
-        let daemons = self.journal.daemons.iter().filter(|_| self.verify);
-        for daemon in daemons {
-            node.probe(&self.journal, daemon, self.deadline)?;
-        }
-        Ok(())
     }
 
     fn tell_tasks(&mut self, node: &mut impl Node, state: RecordState) -> Result<(), Failure> {

@@ -1,4 +1,5 @@
-//! A job's claim on a GPU: the account and the compute mode, changed together under one lock.
+//! A job's claim on a GPU: the account and the compute mode, changed together under one lock. And the claims of jobs
+//! that are gone.
 
 use super::account::Account;
 use super::node::{Node, Severity};
@@ -6,23 +7,22 @@ use super::store::Store as _;
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::{ComputeMode, Failure, GpuUuid, JobId};
 
-/// Enters `job` into the account of `gpu`, with the mode found if it is the first.
-///
-/// # Errors
-/// As the effects: the lock, NVML, the account's file.
-pub fn enter(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<(), Failure> {
+/// Enters `job` into the account of `gpu`. The first job's entry keeps the compute mode found.
+pub(super) fn enter(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<(), Failure> {
     let _held = node.lock_gpu(gpu)?;
     let existing = node.read_account(gpu)?;
     let now = node.compute_mode(gpu)?;
     node.write_account(gpu, Some(&Account::join(existing, job, now)))
 }
 
-/// Sets the mode under the account's lock, if all that the plan supposed still holds; otherwise it stays, with a line
-/// in the log. The account is written first: whoever finds it knows what may have been set.
-///
-/// # Errors
-/// As [`enter`].
-pub fn set_mode(node: &mut impl Node, job: &JobId, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
+/// Sets the mode if all that the plan supposed still holds. Otherwise the mode stays, with a line in the log. The account
+/// is written first, so that it always names what may have been set.
+pub(super) fn set_mode(
+    node: &mut impl Node,
+    job: &JobId,
+    gpu: &GpuUuid,
+    mode: ComputeMode,
+) -> Result<(), Failure> {
     let _held = node.lock_gpu(gpu)?;
     let now = node.compute_mode(gpu)?;
     let Some(mut account) = node.read_account(gpu)? else {
@@ -31,10 +31,11 @@ pub fn set_mode(node: &mut impl Node, job: &JobId, gpu: &GpuUuid, mode: ComputeM
     };
     let stays = match account.may_set(job, now) {
         Err(why) => Some(why),
-        Ok(()) => node
-            .gpu_processes(gpu)?
-            .first()
-            .map(|foreign| format!("process {} has a context on it", foreign.pid)),
+        Ok(()) => {
+            let processes = node.gpu_processes(gpu)?;
+            let foreign = processes.first();
+            foreign.map(|foreign| format!("process {} has a context on it", foreign.pid))
+        }
     };
     if let Some(why) = stays {
         let line = format!("job {job}: compute mode of {gpu} stays {now}: {why}");
@@ -46,18 +47,15 @@ pub fn set_mode(node: &mut impl Node, job: &JobId, gpu: &GpuUuid, mode: ComputeM
     node.set_compute_mode(gpu, mode)
 }
 
-/// Takes `job` out of the account of `gpu`; the last user restores the mode found. Returns lines for the log.
-///
-/// # Errors
-/// As [`enter`].
-pub fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<Option<String>, Failure> {
+/// Takes `job` out of the account of `gpu`; the last user restores the mode found. Returns a line for the log.
+pub(super) fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<Option<String>, Failure> {
     // Without account and lock nobody has entered, and there may be no room for a lock.
     if !node.gpus_with_files()?.contains(gpu) {
         return Ok(None);
     }
     let _held = node.lock_gpu(gpu)?;
     let Some(mut account) = node.read_account(gpu)? else {
-        // Nobody's: what is left of it is the lock that we hold.
+        // All that is left is the lock that we hold.
         return node.write_account(gpu, None).map(|()| None);
     };
     if !account.users.contains(job) {
@@ -71,4 +69,60 @@ pub fn leave(node: &mut impl Node, job: &JobId, gpu: &GpuUuid) -> Result<Option<
     }
     node.write_account(gpu, Some(&account).filter(|account| !account.users.is_empty()))?;
     Ok(restore.err().map(|note| format!("{gpu}: {note}")))
+}
+
+/// What stands on a GPU in the name of jobs that have no directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaleClaims {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// The jobs that its account names and that have no directory.
+    pub users: Vec<JobId>,
+    /// There is a lock and no account.
+    pub lock_alone: bool,
+}
+
+/// GPUs with stale claims.
+///
+/// # Errors
+/// A fault if our own directory cannot be read; undetermined if a lock is not to be had.
+pub fn stale(node: &mut impl Node) -> Result<Vec<StaleClaims>, Failure> {
+    let mut found = Vec::new();
+    for gpu in node.gpus_with_files()? {
+        let _held = node.lock_gpu(&gpu)?;
+        let account = node.read_account(&gpu)?;
+        let lock_alone = account.is_none();
+        // A job enters an account after its directory is made, and leaves it before the directory is removed.
+        let users = account
+            .map(|account| account.users)
+            .unwrap_or_default()
+            .into_iter();
+        let users: Vec<JobId> = users.filter(|job| !node.has_directory(job)).collect();
+        if lock_alone || !users.is_empty() {
+            found.push(StaleClaims {
+                gpu,
+                users,
+                lock_alone,
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// Removes stale claims, and restores the mode found when no user is left. Returns lines for the log.
+///
+/// # Errors
+/// The lock, NVML, or the account's file.
+pub fn remove_stale(node: &mut impl Node, stale: &StaleClaims) -> Result<Vec<String>, Failure> {
+    let mut notes = Vec::new();
+    for job in &stale.users {
+        if !node.has_directory(job) {
+            notes.extend(leave(node, job, &stale.gpu)?);
+        }
+    }
+    let _held = node.lock_gpu(&stale.gpu)?;
+    if node.read_account(&stale.gpu)?.is_none() {
+        node.write_account(&stale.gpu, None)?;
+    }
+    Ok(notes)
 }

@@ -1,14 +1,13 @@
-//! The end of a job, whoever asks for it: the epilogue when the job has ended, or `mpsctl reconcile` when the scheduler
-//! has forgotten it. The journal backwards, the log lines, the drain on proof.
+//! The end of a job, for the epilogue and for `mpsctl reconcile`: the journal backwards, the log lines, the drain on proof.
 
 use super::audit;
 use super::evidence;
 use super::journal::Journal;
+use super::ledger::SuspicionPlace;
 use super::node::{Node, Severity};
 use super::outcome;
 use super::report::{self, JobReport};
 use super::store::Store as _;
-use super::suspicion::At;
 use super::undo::{self, Findings};
 use crate::plan::effects::Effect;
 use crate::scheduler::drain::Place;
@@ -39,13 +38,13 @@ pub struct JobEnd {
     pub findings: Findings,
     /// What an administrator reads on standard error; it stands in the node's log as well.
     pub lines: Vec<String>,
-    /// What its user should read at the end, where the scheduler shows him what an epilogue says: his own process's word.
+    /// What its own `mpsd` says to its user, for a scheduler that shows what an epilogue says.
     pub last_words: Vec<String>,
-    /// The job's report, where it asked to read some of it.
+    /// The job's report, if its user asked to read it.
     pub report: Option<JobReport>,
 }
 
-/// The job, and its steps with daemons of their own, as far as something of them is here.
+/// The job, and its steps with daemons of their own, if something of them is here.
 pub fn jobs_of(node: &impl Node, submission: &Submission) -> Vec<JobId> {
     let own = &submission.job;
     let mut jobs = Vec::new();
@@ -65,8 +64,7 @@ pub fn end(node: &mut impl Node, job: &JobId, ending: &Ending<'_>) -> JobEnd {
     end_if(node, job, ending, |_| true)
 }
 
-/// Takes `job` down if its journal is still `judged`: a job that the scheduler started anew under the same id since then
-/// is another one.
+/// Takes `job` down if its journal is still `judged`. The scheduler may have started another job under the same id.
 pub fn end_as_judged(
     node: &mut impl Node,
     job: &JobId,
@@ -98,10 +96,11 @@ fn end_if(
     };
     let took = began.elapsed();
     let last_words = observed
-        .as_ref()
-        .map_or(Vec::new(), |observed| observed.last_words.clone());
+        .iter()
+        .flat_map(|observed| observed.last_words.clone())
+        .collect();
     if let Some(journal) = &journal {
-        evidence::of_silent_nvml(node, At::end(journal));
+        evidence::of_silent_nvml(node, SuspicionPlace::end(journal));
     }
     let mut lines = say(node, job, (journal.as_ref(), observed.as_ref()), &findings);
     let drained = drain(node, job, ending, journal.as_ref(), &findings);
@@ -154,8 +153,8 @@ fn written(
     }
 }
 
-/// A start of the job that is still under way, stopped by its user say, is told to give up; where the prologue has returned,
-/// the process that goes on alone is ended, and its lock is free.
+/// Tells a start of the job that is still under way to give up, and ends the process that goes on without its prologue.
+/// The user may have stopped that start.
 fn cancel_start(
     node: &mut impl Node,
     job: &JobId,
@@ -184,8 +183,7 @@ struct JobFiles {
     killed: Vec<KilledTask>,
 }
 
-/// The order of an end. `None`: nothing of the job is here, or another one of its id; else its journal, if it had one,
-/// what its `mpsd` saw, and the tasks that a signal ended.
+/// The order of an end. `None`: nothing of the job is here, or another job of its id.
 fn take_down(
     node: &mut impl Node,
     job: &JobId,
@@ -200,7 +198,7 @@ fn take_down(
     if !meant(journal.as_ref()) {
         return Ok(None);
     }
-    // It goes with the job's directory, and what `mpsd` sees from here on is root's own doing.
+    // From here on our own teardown causes what `mpsd` sees.
     let (observed, killed) = (node.take_observations(job), node.killed_tasks(job));
     match &journal {
         // A refusal's or a failure's record, or a prologue killed before its first effect.
@@ -263,7 +261,7 @@ fn say(
     lines
 }
 
-/// Drains as configured when the job began: the configuration may be gone. The line, and whether the scheduler has it.
+/// Drains as configured when the job began: the configuration may be gone. Returns the line, and whether the scheduler has it.
 fn drain(
     node: &mut impl Node,
     job: &JobId,

@@ -1,13 +1,13 @@
 //! What counts against the node: the one place where a failed start, or a process that is left over, becomes evidence.
 //!
-//! Evidence is positive, and about what root itself started or proved: the vendor's driver holds the process, in every
-//! look of several, and does so again a minute later ([`super::suspicion`]). What is merely left over, slow, starved,
-//! stopped or held by something else proves nothing: its user can be the cause.
+//! Evidence is positive, and about what root itself started or proved: the driver holds the process in every one of several
+//! samples, and again a minute later ([`super::ledger::Suspicion`]). What is merely left over, slow, starved, stopped or
+//! held by something else proves nothing: its user can be the cause.
 
 use super::journal::{Journal, ProcessRef};
+use super::ledger::{PAUSE_S, Suspect, Suspicion, SuspicionPlace};
 use super::node::{Member, Node, Role, Severity, Thread, Waiting};
 use super::store::Store as _;
-use super::suspicion::{At, PAUSE_S, Suspect, Suspicion};
 use crate::scheduler::Site;
 use crate::scheduler::drain::Place;
 use crate::sys::deadline::Deadline;
@@ -17,18 +17,18 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Looks at one process, and the time between two of them.
+/// How often one process is looked at, and the time between.
 const SAMPLES: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(200);
 /// The user of our own programs.
 const ROOT: u32 = 0;
 
-/// A start that failed. Starts of two users that fail within the window are told to the administrator, and are evidence only
-/// where the site says so (`drain.on_failed_starts`): two users who work together can make it.
+/// A start that failed. If starts of two users fail within the window, the administrator is told. It is evidence only if
+/// the site says so (`drain.on_failed_starts`), because two users who work together can cause it.
 ///
-/// A start that one user can have brought down does not count: by a process of its own, which owns all that the start
-/// consists of, by holding the GPU, or by filling the file system of the pipe and log directories.
-pub fn of_failed_start(
+/// A start that one user can have brought down does not count: by another process of that user, which owns all that the
+/// start consists of, by holding the GPU, or by filling the file system of the pipes.
+pub(super) fn of_failed_start(
     node: &mut impl Node,
     journal: &Journal,
     user_was_here: bool,
@@ -42,8 +42,8 @@ pub fn of_failed_start(
     if let Some(lacking) = &lacking {
         unknown.why += &format!("; {lacking}");
     }
-    // What is known of static partitions is NVIDIA's word, which the daemon here may not keep; no other job suffers for it.
     unknown.by_user = user_was_here || node.user_is_here(journal);
+    // Partitions are known by NVIDIA's documentation alone, which the daemon here may not keep. No other job suffers.
     let has_partitions = journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty());
     let a_users = unknown.by_user || lacking.is_some() || gpu_is_held(node, journal);
     if has_partitions || a_users || !node.note_failed_start(journal.uid, &journal.job) {
@@ -63,46 +63,40 @@ pub fn of_failed_start(
     Fault::new(Evidence::RepeatedStarts, what, why).into()
 }
 
-/// Somebody else has a context on a GPU of the job.
+/// Whether another process has a context on a GPU of the job.
 fn gpu_is_held(node: &mut impl Node, journal: &Journal) -> bool {
-    let own: BTreeSet<i32> = node
-        .members(journal)
-        .iter()
-        .filter(|member| member.role != Role::Other)
-        .map(|member| member.process.pid)
-        .collect();
-    journal
-        .gpus
-        .iter()
-        .any(|gpu| match node.gpu_processes(&gpu.uuid) {
-            Ok(list) => list.iter().any(|process| !own.contains(&process.pid)),
-            // A GPU that does not answer is evidence of another kind, for the rollback to find.
-            Err(Failure::Fault(_)) => false,
-            // Not even the question could be asked: something ran out.
-            Err(_) => true,
-        })
+    let members = node.members(journal).into_iter();
+    let own = members.filter(|member| member.role != Role::Other);
+    let own: BTreeSet<i32> = own.map(|member| member.process.pid).collect();
+    let mut gpus = journal.gpus.iter();
+    gpus.any(|gpu| match node.gpu_processes(&gpu.uuid) {
+        Ok(list) => list.iter().any(|process| !own.contains(&process.pid)),
+        // A GPU that does not answer is evidence of another kind, for the rollback to find.
+        Err(Failure::Fault(_)) => false,
+        // Something ran out.
+        Err(_) => true,
+    })
 }
 
-/// Whether the vendor's driver, and nothing else, keeps the process of these threads from ending: one waits in the driver
-/// without regard to signals, and none waits so for anything else.
+/// Whether the driver, and nothing else, keeps the process of these threads from ending: one waits in the driver without
+/// regard to signals, and none waits so for anything else.
 fn is_in_driver(threads: &[Thread]) -> bool {
     let mut waiting = threads.iter().filter(|thread| thread.state == 'D').peekable();
     waiting.peek().is_some() && waiting.all(|thread| waits_in_driver(&thread.stack))
 }
 
-/// Whether a thread waits below a call of the driver for what its user can withhold: memory that a file system of the
-/// user's must fill, say. It may hold a lock of the driver's that others wait for. A file system in user space is waited for in
-/// state S until a signal comes.
+/// Whether a thread waits below a call of the driver for what its user can withhold, such as memory that a FUSE file system
+/// must fill. It may hold a lock of the driver's. A FUSE file system is waited for in state S until a signal arrives.
 fn withholds(threads: &[Thread]) -> bool {
     let below = |thread: &Thread| thread.stack.contains(DRIVER) && !waits_in_driver(&thread.stack);
     threads.iter().any(|thread| thread.state != 'R' && below(thread))
 }
 
-/// A frame of one of the vendor's modules ends in `[nvidia]`, `[nvidia_uvm]` and the like.
+/// A frame of one of NVIDIA's modules ends in `[nvidia]`, `[nvidia_uvm]` and the like.
 pub(crate) const DRIVER: &str = "[nvidia";
 
-/// What a thread waits with: between a frame of the driver's and the scheduler stands nothing but these. Most of them the
-/// kernel leaves out of a stack (Linux, `kernel/stacktrace.c`, `stack_trace_consume_entry_nosched`).
+/// The frames of a wait: only these stand between a frame of the driver's and the scheduler. The kernel leaves most of them
+/// out of a stack (Linux, `kernel/stacktrace.c`, `stack_trace_consume_entry_nosched`).
 const WAITS: [&str; 14] = [
     "__schedule",
     "schedule",
@@ -120,37 +114,33 @@ const WAITS: [&str; 14] = [
     "rt_mutex_",
 ];
 
-/// Whether the innermost frames of `stack` are the driver's own, with nothing but a wait in them. A page fault, a pinned
-/// page or a file operation below a call of the driver is what a user can withhold: memory behind a file system of theirs.
+/// Whether the innermost frames of `stack` are the driver's own, with only a wait in them. A user can withhold a page fault,
+/// a pinned page or a file operation below a call of the driver: memory behind a FUSE file system.
 fn waits_in_driver(stack: &str) -> bool {
-    let mut frames = stack.lines();
-    loop {
-        let Some(frame) = frames.next() else { return false };
+    for frame in stack.lines() {
+        let name = frame.split_whitespace().nth(1).unwrap_or("");
         if frame.contains(DRIVER) {
             return true;
         }
-        let name = frame.split_whitespace().nth(1).unwrap_or("");
         if !WAITS.iter().any(|wait| name.starts_with(wait)) {
             return false;
         }
     }
+    false
 }
 
-/// Looks at `process` several times: whether the driver held it in every look, and nobody can be seen to withhold anything
-/// from the driver.
+/// Whether the driver held `process` in every sample, and no process can be seen that withholds anything from the driver.
 fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> bool {
     for number in 0..SAMPLES {
         if number > 0 {
             node.wait_until(Deadline::after(BETWEEN));
         }
-        if !node
-            .threads(process)
-            .is_some_and(|threads| is_in_driver(&threads))
-        {
+        let threads = node.threads(process);
+        if !threads.is_some_and(|threads| is_in_driver(&threads)) {
             return false;
         }
     }
-    // The user's other processes may share its memory; anybody's may hold a lock of the driver's.
+    // The user's other processes may share its memory; any process may hold a lock of the driver's.
     let waits = |threads: &[Thread]| threads.iter().any(|thread| thread.state == 'D');
     let may_withhold = |other: &Waiting| {
         withholds(&other.threads)
@@ -159,9 +149,9 @@ fn is_held_by_driver(node: &mut impl Node, process: ProcessRef, uid: u32) -> boo
     node.waiting().is_some_and(|all| !all.iter().any(may_withhold))
 }
 
-/// `member` of the job of `journal` has survived SIGKILL, and its end was waited for so long. Only what root started or proved,
-/// and what the driver holds, is suspected.
-pub fn of_survivor(
+/// `member` has survived SIGKILL, and its end was waited for so long. It is suspected only if root started or proved it and
+/// the driver holds it.
+pub(super) fn of_survivor(
     node: &mut impl Node,
     journal: &Journal,
     member: &Member,
@@ -169,44 +159,43 @@ pub fn of_survivor(
 ) -> Undetermined {
     let what = format!("{} {}", member.role, member.process.pid);
     let why = format!("state {} after {:.1} s", member.state, waited.as_secs_f32());
-    if !is_proved(journal, member) || !is_held_by_driver(node, member.process, journal.uid) {
+    let is_proved = journal.supervisor == Some(member.process) || journal.proved.contains(&member.process);
+    if !is_proved || !is_held_by_driver(node, member.process, journal.uid) {
         return Undetermined::new(what, why);
     }
     let why = format!("{why}, in the driver: looked at again in {PAUSE_S} s");
-    suspect(node, Suspect::Process(member.process), &what, At::end(journal));
+    suspect(
+        node,
+        Suspect::Process(member.process),
+        &what,
+        SuspicionPlace::end(journal),
+    );
     Undetermined::new(what, why)
 }
 
-/// NVML gave no answer: remembered, where the driver holds the process of ours that asked it.
-pub fn of_silent_nvml(node: &mut impl Node, at: At) {
+/// NVML gave no answer. That is remembered if the driver holds the process of ours that asked it.
+pub(super) fn of_silent_nvml(node: &mut impl Node, place: SuspicionPlace) {
     if silent_nvml_is_held(node) {
-        suspect(node, Suspect::Nvml, "NVML", at);
+        suspect(node, Suspect::Nvml, "NVML", place);
     }
 }
 
 fn silent_nvml_is_held(node: &mut impl Node) -> bool {
-    match node.silent_nvml() {
-        Some(process) => is_held_by_driver(node, process, ROOT),
-        None => false,
-    }
+    let silent = node.silent_nvml();
+    silent.is_some_and(|process| is_held_by_driver(node, process, ROOT))
 }
 
-fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, at: At) {
-    let since = node.since_boot();
+fn suspect(node: &mut impl Node, suspect: Suspect, what: &str, place: SuspicionPlace) {
+    let (since, what) = (node.since_boot(), what.to_owned());
     node.suspect(&Suspicion {
         suspect,
-        what: what.to_owned(),
+        what,
         since,
-        at,
+        place,
     });
 }
 
-/// Whether root itself started `member`, or proved it before it said that the job's MPS is ready.
-fn is_proved(journal: &Journal, member: &Member) -> bool {
-    journal.supervisor == Some(member.process) || journal.proved.contains(&member.process)
-}
-
-/// Looks again at what was suspected at least [`PAUSE_S`] ago: what the driver still holds drains the node, the rest is
+/// Looks again at what was suspected at least [`PAUSE_S`] ago. What the driver still holds drains the node; the rest is
 /// forgotten. Returns a line for each drain.
 pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
     let now = node.since_boot();
@@ -218,12 +207,10 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
             continue;
         }
         match still_held(node, &suspicion, age) {
-            Some(fault) => lines.extend(drain(node, settings, &suspicion.at, &fault)),
+            Some(fault) => lines.extend(drain(node, settings, &suspicion.place, &fault)),
             None => {
-                let line = format!(
-                    "job {}: {}: the driver has let go of it",
-                    suspicion.at.job, suspicion.what
-                );
+                let (job, what) = (&suspicion.place.job, &suspicion.what);
+                let line = format!("job {job}: {what}: the driver has let go of it");
                 node.log(Severity::Info, &line);
             }
         }
@@ -233,20 +220,25 @@ pub fn look_again(node: &mut impl Node, settings: &Settings) -> Vec<String> {
 }
 
 fn still_held(node: &mut impl Node, suspicion: &Suspicion, age: u64) -> Option<Fault> {
-    match suspicion.suspect {
-        Suspect::Process(process) => is_held_by_driver(node, process, suspicion.at.uid).then(|| {
-            let why = format!("state D after {age} s");
-            Fault::new(Evidence::Survivor, &suspicion.what, why)
-        }),
-        Suspect::Nvml => (node.inventory().is_err() && silent_nvml_is_held(node)).then(|| {
-            let why = format!("no answer for {age} s, in the driver (state D)");
-            Fault::new(Evidence::Nvml, &suspicion.what, why)
-        }),
-    }
+    let (evidence, held, why) = match suspicion.suspect {
+        Suspect::Process(process) => {
+            let held = is_held_by_driver(node, process, suspicion.place.uid);
+            (Evidence::Survivor, held, format!("state D after {age} s"))
+        }
+        Suspect::Nvml => {
+            let held = node.inventory().is_err() && silent_nvml_is_held(node);
+            (
+                Evidence::Nvml,
+                held,
+                format!("no answer for {age} s, in the driver (state D)"),
+            )
+        }
+    };
+    held.then(|| Fault::new(evidence, &suspicion.what, why))
 }
 
-/// Drains as configured when it was seen first.
-fn drain(node: &mut impl Node, settings: &Settings, at: &At, fault: &Fault) -> Option<String> {
+/// Drains as configured when it was suspected.
+fn drain(node: &mut impl Node, settings: &Settings, at: &SuspicionPlace, fault: &Fault) -> Option<String> {
     let mut site = Site::of(settings);
     site.slurm_conf = at.slurm_conf.clone().or(site.slurm_conf);
     let place = Place {

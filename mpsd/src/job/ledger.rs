@@ -1,10 +1,11 @@
 //! Root's small files in `run_dir`, each under a lock of its own: failed starts, and what waits for a second look.
 
+use super::case::Job;
+use super::journal::{Journal, ProcessRef};
 use super::node::Files;
-use super::suspicion::Suspicion;
 use crate::sys::deadline::Deadline;
-use mpsd_core::JobId;
 use mpsd_core::replace::Durability;
+use mpsd_core::{JobId, Scheduler};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -72,14 +73,14 @@ impl LedgerFile {
 
 /// The last failed start of a user.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-struct FailedStart {
+struct LastFailure {
     /// Seconds since 1970.
     when: u64,
     job: JobId,
 }
 
 /// By user id.
-type FailedStarts = BTreeMap<u32, FailedStart>;
+type LastFailures = BTreeMap<u32, LastFailure>;
 
 /// Starts that failed for several users within the window.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,18 +96,18 @@ pub struct SeveralFailed {
 /// Enters a failed start. True if the starts of two users or more failed within the window.
 pub(super) fn note_failed_start<F: Files + ?Sized>(files: &mut F, uid: u32, job: &JobId) -> bool {
     let window = files.settings().failed_starts_window;
-    let noted = LedgerFile::FAILED_STARTS.change(files, |failed: &mut FailedStarts, _| {
+    let noted = LedgerFile::FAILED_STARTS.change(files, |failed: &mut LastFailures, _| {
         let when = now();
         keep_within(failed, when, window);
         let job = job.clone();
-        failed.insert(uid, FailedStart { when, job });
+        failed.insert(uid, LastFailure { when, job });
     });
     noted.is_some_and(|failed| failed.len() >= USERS)
 }
 
 /// The starts that failed within the window before the last one, if several users' did. No start has worked since.
 pub fn several_failed<F: Files + ?Sized>(files: &mut F) -> Option<SeveralFailed> {
-    let mut failed: FailedStarts = LedgerFile::FAILED_STARTS.read(files);
+    let mut failed: LastFailures = LedgerFile::FAILED_STARTS.read(files);
     let last = failed.values().max_by_key(|one| one.when)?.clone();
     keep_within(&mut failed, last.when, files.settings().failed_starts_window);
     (failed.len() >= USERS).then(|| SeveralFailed {
@@ -116,7 +117,7 @@ pub fn several_failed<F: Files + ?Sized>(files: &mut F) -> Option<SeveralFailed>
     })
 }
 
-fn keep_within(failed: &mut FailedStarts, when: u64, window: Duration) {
+fn keep_within(failed: &mut LastFailures, when: u64, window: Duration) {
     failed.retain(|_, one| when.saturating_sub(one.when) < window.as_secs());
 }
 
@@ -124,6 +125,83 @@ fn keep_within(failed: &mut FailedStarts, when: u64, window: Duration) {
 fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap_or_default().as_secs()
+}
+
+/// Seconds between the two looks. `mpsd-look-again.timer` brings the second one about then. Until then the node takes no
+/// job with MPS.
+pub const PAUSE_S: u64 = 60;
+
+/// What the driver held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Suspect {
+    /// A process of a job's MPS that root started or proved, after SIGKILL.
+    Process(ProcessRef),
+    /// Root's own process that asks NVML, which gave no answer in its time.
+    Nvml,
+}
+
+/// What the driver held once. It is evidence only if the driver holds it at the second look, too.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Suspicion {
+    /// What the driver held.
+    pub suspect: Suspect,
+    /// The same as a reason names it: `mps-server 691`.
+    pub what: String,
+    /// When. Seconds since the boot.
+    pub since: u64,
+    /// At which job.
+    #[serde(flatten)]
+    pub place: SuspicionPlace,
+}
+
+/// The job at whose begin or end something was suspected, and how its node is drained.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SuspicionPlace {
+    /// The job.
+    pub job: JobId,
+    /// Who schedules the node.
+    pub scheduler: Scheduler,
+    /// The node's name there.
+    pub node: String,
+    /// The job's user.
+    pub uid: u32,
+    /// What a drain's reason begins with; `None` if the site drains nothing.
+    pub prefix: Option<String>,
+    /// `SLURM_CONF`, if the job's environment named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_conf: Option<String>,
+    /// The job's GPUs.
+    pub gpus: Vec<String>,
+}
+
+impl SuspicionPlace {
+    /// At the end of the job of `journal`.
+    pub fn end(journal: &Journal) -> Self {
+        Self {
+            job: journal.job.clone(),
+            scheduler: journal.scheduler,
+            node: journal.node.clone(),
+            uid: journal.uid,
+            prefix: journal.drain.enabled.then(|| journal.drain.prefix.clone()),
+            slurm_conf: journal.drain.slurm_conf.clone(),
+            gpus: journal.gpu_names(),
+        }
+    }
+
+    /// At the begin of `job`.
+    pub fn begin(job: &Job) -> Self {
+        let drain = &job.settings.drain;
+        Self {
+            job: job.asked.submission.job.clone(),
+            scheduler: job.asked.submission.scheduler,
+            node: job.node.clone(),
+            uid: job.user.uid,
+            prefix: drain.enabled.then(|| drain.prefix.clone()),
+            slurm_conf: job.site.slurm_conf.clone(),
+            gpus: Vec::new(),
+        }
+    }
 }
 
 /// Enters `suspicion` unless its object is suspected already, and asks the timer for a second look.

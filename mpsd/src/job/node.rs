@@ -3,12 +3,12 @@
 
 use super::audit::Entry;
 use super::journal::{Journal, ProcessRef, Programs};
-use super::ladder::Rung;
 use super::report::JobReport;
 use super::spec::Spec;
 use crate::plan::effects::Exporter;
+use crate::scheduler::control::Controller;
 use crate::scheduler::drain::Place;
-use crate::scheduler::{Requeued, Site, UserRef};
+use crate::scheduler::{Site, UserRef};
 use crate::sys::deadline::Deadline;
 pub use crate::sys::files::{Bounds, FileError, TmpfsSize};
 pub use crate::sys::process::Thread;
@@ -54,6 +54,30 @@ pub enum Role {
     /// A process in the job's own cgroup that is none of the three. The user put it there.
     #[display("process")]
     Other,
+}
+
+/// The teardown ladder. Each rung is tried only while a process of ours is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+pub enum Rung {
+    /// `terminate_client` for each client, `quit`, `quit -t`, by NVIDIA's program, as the job's user.
+    Polite,
+    /// SIGTERM.
+    Terminate,
+    /// SIGKILL. It leaves zombies, and what hangs in the kernel.
+    Kill,
+}
+
+impl Rung {
+    /// How long it may take of `total`.
+    pub fn time(self, total: Duration) -> Duration {
+        match self {
+            // Each command may hang forever behind a stopped server, and the control daemon ends in less than 100 ms
+            // (docs/facts/mps-control.md#crashes-and-hangs).
+            Self::Polite => total / 2,
+            Self::Terminate => total / 5,
+            Self::Kill => total * 3 / 10,
+        }
+    }
 }
 
 /// A process of a job's MPS.
@@ -234,24 +258,24 @@ pub trait Files {
     ) -> Result<Option<String>, Failure>;
 }
 
-/// The job's `mpsd`, its cgroup, and the vendor's programs.
+/// The job's `mpsd`, its cgroup, and NVIDIA's programs.
 pub trait Daemons {
-    /// Checks that the vendor's control program is root's and can be run.
+    /// Checks that NVIDIA's control program is root's and can be run.
     ///
     /// # Errors
-    /// A fault; undetermined where descriptors or memory ran out.
+    /// A fault; undetermined if descriptors or memory ran out.
     fn check_control(&mut self, control: &Path) -> Result<(), Failure>;
-    /// The files that our own three run, as they are now.
+    /// The files that `mpsd`, the control daemon and the server run now.
     fn programs(&mut self, control: &Path) -> Programs;
-    /// Makes the job's cgroup; `None` where the node has none that we can use.
+    /// Makes the job's cgroup; `None` if the node has none that we can use.
     ///
     /// # Errors
     /// A fault.
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
-    /// Removes the job's cgroup, and the one above it when it was the last.
+    /// Removes the job's cgroup, and ours above it if that is empty then.
     ///
     /// # Errors
-    /// Undetermined when it is not empty.
+    /// Undetermined: it is not empty.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
     /// Starts `mpsd` as the job's user.
     ///
@@ -261,55 +285,56 @@ pub trait Daemons {
     /// Waits for its report and proves what root can prove of it.
     ///
     /// # Errors
-    /// A refusal, in the words of the job's own `mpsd`; undetermined: the user's own processes could be the cause.
+    /// A refusal in the words of the job's own `mpsd`; undetermined: the user's own processes could be the cause.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
     ///
     /// # Errors
     /// Undetermined: what the probe said.
     fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure>;
-    /// Does `rest` in a process of its own, which outlives this program and is told which one it is. False: there is none to
-    /// be had, and nothing was done. The node is the other process's from then on.
+    /// Does `rest` in a process of its own, which outlives this program and learns its own id. From then on only that
+    /// process uses the node. False if there is no process to be had; then nothing was done.
     fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool
     where
         Self: Sized;
-    /// This process; `None`: it cannot be told.
+    /// This process.
     fn own_process(&self) -> Option<ProcessRef>;
-    /// Ends the process that starts the MPS of a job or watches its start, unless it is this one. It is root's own.
+    /// Ends root's process that starts the MPS of a job or watches its start, unless it is this one.
     fn end_starter(&mut self, starter: ProcessRef);
 }
 
 /// The processes of a job's MPS, and of its user.
 pub trait Members {
-    /// The processes of this job that root knows without looking at them: those of the journal, and all in the job's own
-    /// cgroup. Nothing is read that a user can keep from being read.
+    /// The processes that root knows: those of the journal, and all in the job's own cgroup. Reads nothing that a user
+    /// can block.
     fn own(&mut self, journal: &Journal) -> Vec<Member>;
-    /// Our own three of this job that are neither in the journal nor in a cgroup that they cannot leave: the user's processes
-    /// are looked at, each by a child with a deadline.
+    /// Processes of this job's MPS that are neither in the journal nor in a cgroup that they cannot leave. Looks at the
+    /// user's processes, each in a child with a deadline.
     fn strangers(&mut self, journal: &Journal) -> Vec<Member>;
     /// All of these, each with its role.
     fn members(&mut self, journal: &Journal) -> Vec<Member>;
-    /// SIGTERM or SIGKILL, as the rung says, to strangers; waits for their end, within `limit`.
+    /// Sends strangers SIGTERM or SIGKILL, as the rung says, and waits for their end.
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration);
-    /// Does what the rung says to [`Members::own`], within `limit`, and returns who is left. Whoever is left is not believed
-    /// gone before the kernel says so.
+    /// Does what the rung says to [`Members::own`], and returns who is left by the kernel's word.
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member>;
-    /// The threads of a process that have not ended; `None`: it is gone, or that cannot be read in time.
+    /// The living threads of a process; `None` if it is gone, or cannot be read in time.
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>>;
-    /// All processes of users that wait without regard to signals; `None`: one of them cannot be read in time.
+    /// The waiting threads of all users; `None` if one of them cannot be read in time.
     fn waiting(&mut self) -> Option<Vec<Waiting>>;
-    /// Whether the job's user has a process here besides the job's own three and what these started.
+    /// Whether the job's user has a process here besides the job's MPS.
     fn user_is_here(&mut self, journal: &Journal) -> bool;
-    /// The user id of a process, if it is there.
+    /// The user id of a living process.
     fn uid_of(&mut self, pid: i32) -> Option<u32>;
-    /// Whether root proves that `pid` belongs to this job (its scheduler's cgroup or the job's own processes).
+    /// Whether the scheduler's cgroup proves that `pid` belongs to this job.
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool;
     /// SIGKILL to a client of the job that [`Members::is_of_job`] proved.
     fn kill_client(&mut self, pid: i32);
 }
 
-/// The node's scheduler, as far as root tells it something.
-pub trait Drains {
+/// The node's scheduler.
+pub trait Scheduling {
+    /// The scheduler's orders for the node of `place`.
+    fn controller(&mut self, place: &Place<'_>) -> Box<dyn Controller>;
     /// The reason of a drain of `node` that its scheduler has not got yet.
     fn undelivered(&mut self, node: &str) -> Option<String>;
     /// Drains the node for `fault` of `job` and remembers it. Returns a line for the log, and whether the scheduler has it.
@@ -321,41 +346,15 @@ pub trait Drains {
         fault: &Fault,
         gpus: Vec<String>,
     ) -> (String, bool);
-    /// Shows the administrator a failure that does not drain, as the note of the node. A line for the log, where something was
-    /// tried.
+    /// Shows the administrator a failure that does not drain, as the node's note. Returns a line for the log.
     fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String>;
-    /// Takes these notes off the node: a start worked. Lines for the log.
+    /// Removes these notes: a start worked. Returns lines for the log.
     fn withdraw_remarks(&mut self, site: &Site) -> Vec<String>;
-    /// Tells the job's user why it has no MPS, where he looks at his job, and with `aloud` where he waits for it.
-    ///
-    /// # Errors
-    /// One line.
-    fn tell(&mut self, place: &Place<'_>, job: &JobId, line: &str, aloud: bool) -> Result<(), String>;
-    /// Tells the user of a batch job that ends refused, where its output does not.
-    ///
-    /// # Errors
-    /// One line.
-    fn tell_refused(&mut self, place: &Place<'_>, job: &JobId, line: &str) -> Result<(), String>;
-    /// Writes a line into the output file of a batch job that went back into its queue, as its user `user`.
+    /// Writes a line into the output file of a batch job that went back into its queue, as its user.
     ///
     /// # Errors
     /// One line.
     fn note(&mut self, place: &Place<'_>, job: &JobId, user: &UserRef, line: &str) -> Result<(), String>;
-    /// A start has worked of a job that had been tried before: its user is no longer told of the failed ones.
-    ///
-    /// # Errors
-    /// One line.
-    fn forget_failed(&mut self, place: &Place<'_>, job: &JobId) -> Result<(), String>;
-    /// Puts a job back into its queue; held once `most` starts of its MPS had failed before.
-    ///
-    /// # Errors
-    /// One line.
-    fn requeue(&mut self, place: &Place<'_>, job: &JobId, most: u32) -> Result<Requeued, String>;
-    /// Ends a job that is a script; whether it is one.
-    ///
-    /// # Errors
-    /// One line.
-    fn end_script(&mut self, place: &Place<'_>, job: &JobId) -> Result<bool, String>;
 }
 
 /// How grave a line is; the numbers are syslog's.
@@ -369,15 +368,15 @@ pub enum Severity {
     Info = 6,
 }
 
-/// Where lines go, and how much time there is.
+/// The log, and the clock.
 pub trait Console {
-    /// One line to the node's log.
+    /// Writes a line to the node's log.
     fn log(&mut self, severity: Severity, line: &str);
-    /// An entry of the audit trail to the node's log.
+    /// Writes an entry of the audit trail to the node's log.
     fn audit(&mut self, entry: &Entry) {
         self.log(Severity::Info, &entry.line);
     }
-    /// One line to whoever started the program.
+    /// Writes a line for the program's caller.
     fn complain(&mut self, line: &str);
     /// Seconds since the boot.
     fn since_boot(&self) -> u64;
@@ -386,6 +385,6 @@ pub trait Console {
 }
 
 /// All of it.
-pub trait Node: Gpus + Files + Daemons + Members + Drains + Console {}
+pub trait Node: Gpus + Files + Daemons + Members + Scheduling + Console {}
 
-impl<N: Gpus + Files + Daemons + Members + Drains + Console> Node for N {}
+impl<N: Gpus + Files + Daemons + Members + Scheduling + Console> Node for N {}

@@ -2,10 +2,10 @@
 
 use super::case::Job;
 use super::evidence;
+use super::ledger::SuspicionPlace;
 use super::node::{Node, Severity};
 use super::store::Store as _;
-use super::suspicion::At;
-use super::undo::Failed;
+use super::undo::FailedStart;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{self, ExitPolicy, Requeued, Site, Submission, ThisHost};
 use crate::sys::deadline::Deadline;
@@ -23,7 +23,7 @@ pub const UNCOUNTED: u8 = 3;
 
 /// A start failed: says it, drains on proof, tells the job's tasks, and returns the exit code. `awaited`: somebody waits for
 /// that code; nobody does in the process that goes on after the prologue returned.
-pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: bool) -> u8 {
+pub fn of_failure(node: &mut impl Node, job: &Job, failed: &FailedStart, awaited: bool) -> u8 {
     let (submission, failure) = (&job.asked.submission, &failed.failure);
     let id = &submission.job;
     let to_shell = is_told_by_shell(submission, failure, &job.site);
@@ -34,7 +34,7 @@ pub fn of_failure(node: &mut impl Node, job: &Job, failed: &Failed, awaited: boo
     for note in &failed.findings.notes {
         node.log(Severity::Info, &format!("job {id}: {note}"));
     }
-    evidence::of_silent_nvml(node, At::begin(job));
+    evidence::of_silent_nvml(node, SuspicionPlace::begin(job));
     let drained = drain_for(node, job, failed);
     if failed.job_ended {
         return failure.exit_code();
@@ -94,7 +94,8 @@ pub fn tell(
     let ends_unheard = !submission.interactive && !submission.sister;
     if failure.kind() == FailureKind::Refusal && ends_unheard {
         said(node, submission, |node| {
-            node.tell_refused(place, &submission.job, &format!("MPS refused: {line}"))
+            node.controller(place)
+                .tell_refused(&submission.job, &format!("MPS refused: {line}"))
         });
     }
     let ends = matches!(failure, Failure::Fault(fault) if fault.drains());
@@ -103,7 +104,7 @@ pub fn tell(
     let number = number.map(|number| format!("{number}: ")).unwrap_or_default();
     let line = format!("{number}{line}");
     said(node, submission, |node| {
-        node.tell(place, &submission.job, &line, aloud)
+        node.controller(place).tell(&submission.job, &line, aloud)
     });
     if let Some(requeued) = requeued.filter(|requeued| requeued.failed.is_none()) {
         let job = &submission.job;
@@ -122,7 +123,7 @@ pub fn tell(
 pub fn of_success(node: &mut impl Node, job: &Job) {
     let submission = &job.asked.submission;
     said(node, submission, |node| {
-        node.forget_failed(&job.place(), &submission.job)
+        node.controller(&job.place()).started(&submission.job)
     });
 }
 
@@ -172,7 +173,7 @@ fn log(node: &mut impl Node, job: &JobId, failure: &Failure) {
 }
 
 /// Whether the node is drained now, for the failure itself or for what its rollback found.
-fn drain_for(node: &mut impl Node, job: &Job, failed: &Failed) -> bool {
+fn drain_for(node: &mut impl Node, job: &Job, failed: &FailedStart) -> bool {
     let own = match &failed.failure {
         Failure::Fault(fault) => Some(fault),
         Failure::Refusal(_) | Failure::Undetermined(_) => None,
@@ -227,7 +228,7 @@ pub fn requeue(
         return None;
     }
     let id = &submission.job;
-    let done = node.requeue(place, id, settings.slurm.requeue_limit);
+    let done = node.controller(place).requeue(id, settings.slurm.requeue_limit);
     let text = match &done {
         Err(why)
         | Ok(Requeued {
@@ -250,7 +251,7 @@ pub fn requeue(
 /// (docs/facts/slurm.md#options).
 fn end_script(node: &mut impl Node, job: &Job) {
     let id = &job.asked.submission.job;
-    let text = match node.end_script(&job.place(), id) {
+    let text = match node.controller(&job.place()).end_script(id) {
         Ok(false) => return,
         Ok(true) => format!("job {id}: ended, as its script cannot be told that it has no MPS"),
         Err(why) => {

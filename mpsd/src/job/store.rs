@@ -3,9 +3,8 @@
 
 use super::account::Account;
 use super::journal::Journal;
-use super::ledger::{self, LedgerFile};
+use super::ledger::{self, LedgerFile, Suspicion};
 use super::node::{Files, LockGuard};
-use super::suspicion::Suspicion;
 use super::{failure, unless_scarce};
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, FileError, LOCK, TmpfsSize};

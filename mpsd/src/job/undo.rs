@@ -3,8 +3,7 @@
 use super::claim;
 use super::evidence;
 use super::journal::Journal;
-use super::ladder::Rung;
-use super::node::{Member, Node, Role};
+use super::node::{Member, Node, Role, Rung};
 use super::store::Store as _;
 use crate::plan::effects::Effect;
 use mpsd_core::failure::{Fault, Undetermined};
@@ -19,7 +18,7 @@ pub struct Findings {
     pub faults: Vec<Fault>,
     /// What did not work and proves nothing.
     pub undetermined: Vec<Undetermined>,
-    /// How many of these are about other exporters' files, for which no start waits.
+    /// How many of these are about other exporters' files. No start waits for those.
     pub untold: usize,
     /// Lines for the report.
     pub notes: Vec<String>,
@@ -36,13 +35,20 @@ impl Findings {
         self.faults.is_empty() && self.undetermined.len() == self.untold
     }
 
-    /// Enters a failure, if there is one; the same one once, as a dead NVML is met at each GPU.
+    /// Enters a failure once: a dead NVML fails for each GPU.
     pub fn take(&mut self, result: Result<(), Failure>) {
         match result {
             Ok(()) => {}
             Err(Failure::Fault(fault)) => push_new(&mut self.faults, fault),
             Err(Failure::Undetermined(u)) => push_new(&mut self.undetermined, u),
             Err(Failure::Refusal(r)) => push_new(&mut self.notes, r.to_string()),
+        }
+    }
+
+    fn take_note(&mut self, result: Result<Option<String>, Failure>) {
+        match result {
+            Ok(note) => self.notes.extend(note),
+            Err(failure) => self.take(Err(failure)),
         }
     }
 }
@@ -55,18 +61,18 @@ fn push_new<T: PartialEq>(list: &mut Vec<T>, entry: T) {
 
 /// A start that failed, with what its rollback found.
 #[derive(Debug)]
-pub struct Failed {
+pub struct FailedStart {
     /// Why.
     pub failure: Failure,
-    /// What the rollback found; faults in here drain as well.
+    /// What the rollback found. Its faults drain as well.
     pub findings: Findings,
-    /// The job's GPUs, as far as they were known.
+    /// The job's GPUs, if they were known.
     pub gpus: Vec<String>,
-    /// Its job has ended meanwhile: nobody is to be told, and nothing to be put back into a queue.
+    /// Its job has ended meanwhile: do not tell its user, and do not put it back into a queue.
     pub job_ended: bool,
 }
 
-impl<F: Into<Failure>> From<F> for Failed {
+impl<F: Into<Failure>> From<F> for FailedStart {
     fn from(failure: F) -> Self {
         Self {
             failure: failure.into(),
@@ -81,22 +87,19 @@ impl<F: Into<Failure>> From<F> for Failed {
 /// the job's lock.
 ///
 /// What others need comes first, and what a user can make slow comes last: our own processes, accounts and compute modes,
-/// then strangers, who are looked at, then what the user left in files.
+/// then strangers, then what the user left in files.
 pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     let mut findings = Findings::default();
     let started = journal.has_begun(&Effect::StartDaemon);
     if started {
-        // Of a rollback too: what `mpsd` sees from here on is root's own doing, and no loss that a later end may tell.
+        // Also in a rollback: from here on our own teardown causes what `mpsd` sees, so do not report it as a loss.
         node.take_observations(&journal.job);
         stop_own(node, journal, &mut findings);
     }
     for effect in journal.to_undo() {
         // The account says what to restore, for the claim and for the compute mode set after it.
         if let Effect::ClaimGpu { gpu } = effect {
-            match claim::leave(node, &journal.job, gpu) {
-                Ok(note) => findings.notes.extend(note),
-                Err(failure) => findings.take(Err(failure)),
-            }
+            findings.take_note(claim::leave(node, &journal.job, gpu));
         }
     }
     if started {
@@ -114,28 +117,23 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
             findings.take(node.remove_directories(journal, *daemon));
         }
     }
-    // Where other lines stay, this needs the room that the user has left.
+    // If other lines stay, this needs room, which the user may have filled.
     for effect in journal.to_undo() {
         if let Effect::TellExporter { exporter, directory } = effect {
-            match node.strike_job(journal, *exporter, directory) {
-                Ok(note) => findings.notes.extend(note),
-                Err(failure) => {
-                    let before = findings.undetermined.len();
-                    findings.take(Err(failure));
-                    findings.untold += findings.undetermined.len() - before;
-                }
-            }
+            let before = findings.undetermined.len();
+            findings.take_note(node.strike_job(journal, *exporter, directory));
+            findings.untold += findings.undetermined.len() - before;
         }
     }
     if findings.is_clean() {
         findings.take(node.remove_job(&journal.job));
     } else if !journal.left {
-        let left = true;
-        // For whoever counts jobs: one that cannot be written is no finding of its own.
-        let _ = node.write_journal(&Journal {
-            left,
+        let left = Journal {
+            left: true,
             ..journal.clone()
-        });
+        };
+        // Only what counts jobs reads this, so a failure is no finding of its own.
+        let _ = node.write_journal(&left);
     }
     findings
 }
@@ -143,23 +141,35 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
 /// The ladder, for what root started or proved.
 fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let began = Instant::now();
-    let survivors = climb(node, journal, findings);
-    say_survivors(node, journal, survivors, began, findings);
+    let time = node.settings().teardown;
+    let mut left = living(node.own(journal));
+    // A process whose role is not known may be a control daemon.
+    let control = left.iter().any(|m| matches!(m.role, Role::Control | Role::Other));
+    let kept = !left.is_empty() && node.are_locked(journal);
+    for rung in [Rung::Polite, Rung::Terminate, Rung::Kill] {
+        // Asked to end, a daemon removes its sockets, and would wait for a kept lock beyond SIGKILL.
+        if left.is_empty() || (kept && rung != Rung::Kill) || (rung == Rung::Polite && !control) {
+            continue;
+        }
+        if rung != Rung::Polite {
+            findings.notes.push(format!("{rung:?} for {}", list(&left)));
+        }
+        left = living(node.climb(journal, rung, rung.time(time)));
+    }
+    say_survivors(node, journal, left, began, findings);
     let mut defunct = node.own(journal);
     defunct.retain(Member::is_defunct);
     if !defunct.is_empty() {
-        findings.notes.push(format!(
-            "{}: ended, and its parent has not waited for it",
-            list(&defunct)
-        ));
+        let line = format!("{}: ended, and its parent has not waited for it", list(&defunct));
+        findings.notes.push(line);
     }
 }
 
-/// What runs the vendor's files for this job without being known: of a prologue that was killed before it could write a pid
+/// What runs NVIDIA's files for this job without being known: of a prologue that was killed before it could write a pid
 /// down, or of a control daemon that went on starting servers.
 fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let (began, time) = (Instant::now(), node.settings().teardown / 2);
-    for &rung in Rung::all(false) {
+    for rung in [Rung::Terminate, Rung::Kill] {
         let left = living(node.strangers(journal));
         if left.is_empty() {
             return;
@@ -171,7 +181,7 @@ fn stop_strangers(node: &mut impl Node, journal: &Journal, findings: &mut Findin
     say_survivors(node, journal, survivors, began, findings);
 }
 
-/// Who survived the ladder, begun at `began`, each under its name.
+/// What survived the ladder, begun at `began`, each under its name.
 fn say_survivors(
     node: &mut impl Node,
     journal: &Journal,
@@ -181,38 +191,15 @@ fn say_survivors(
 ) {
     if survivors.iter().any(|m| m.role == Role::Other) {
         let named = node.members(journal);
-        let name = |m: &Member| named.iter().find(|n| n.process == m.process).map(|n| n.role);
-        survivors
-            .iter_mut()
-            .for_each(|m| m.role = name(m).unwrap_or(m.role));
+        for survivor in &mut survivors {
+            let named = named.iter().find(|one| one.process == survivor.process);
+            survivor.role = named.map_or(survivor.role, |one| one.role);
+        }
     }
     for member in survivors {
         let survivor = evidence::of_survivor(node, journal, &member, began.elapsed());
         findings.undetermined.push(survivor);
     }
-}
-
-/// Climbs the ladder as far as it must; who is left has survived its last rung.
-fn climb(node: &mut impl Node, journal: &Journal, findings: &mut Findings) -> Vec<Member> {
-    let time = node.settings().teardown;
-    let mut left = living(node.own(journal));
-    // One whose role is not known may be a control daemon.
-    let control = |m: &Member| matches!(m.role, Role::Control | Role::Other);
-    let rungs = match !left.is_empty() && node.are_locked(journal) {
-        // Asked to end, a daemon removes its sockets, and would wait for the lock beyond SIGKILL.
-        true => &[Rung::Kill],
-        false => Rung::all(left.iter().any(control)),
-    };
-    for &rung in rungs {
-        if left.is_empty() {
-            break;
-        }
-        if rung != Rung::Polite {
-            findings.notes.push(format!("{rung:?} for {}", list(&left)));
-        }
-        left = living(node.climb(journal, rung, rung.time(time)));
-    }
-    left
 }
 
 fn living(mut members: Vec<Member>) -> Vec<Member> {
@@ -225,8 +212,8 @@ fn list(members: &[Member]) -> String {
     all.join(", ")
 }
 
-/// Contexts of the job's user on a GPU of the job. One that no other job explains is reported; it is killed only where
-/// the site wants that and root proves whose it is. A GPU that does not answer is a fault.
+/// Reports contexts of the job's user on a GPU of the job. One is killed only if the site wants that and root proves that
+/// it is this job's. A GPU that does not answer is a fault.
 fn look_for_contexts(node: &mut impl Node, journal: &Journal, gpu: &GpuUuid, findings: &mut Findings) {
     let processes = match node.gpu_processes(gpu) {
         Ok(processes) => processes,
@@ -237,11 +224,13 @@ fn look_for_contexts(node: &mut impl Node, journal: &Journal, gpu: &GpuUuid, fin
             continue;
         }
         let mine = node.is_of_job(journal, process.pid);
-        findings.notes.push(format!(
-            "process {} of {} has a context on {gpu}{}",
-            process.pid,
+        let (user, of_job) = (
             text::user(&journal.user),
-            if mine { ", and is of this job" } else { "" }
+            if mine { ", and is of this job" } else { "" },
+        );
+        findings.notes.push(format!(
+            "process {} of {user} has a context on {gpu}{of_job}",
+            process.pid
         ));
         if mine && journal.kill_clients {
             node.kill_client(process.pid);

@@ -4,8 +4,7 @@ use super::looks::{asked, member, role_by_journal, roles, strangers, talks_here}
 use super::real::RealNode;
 use crate::job::evidence::DRIVER;
 use crate::job::journal::{Journal, ProcessRef};
-use crate::job::ladder::Rung;
-use crate::job::node::{Gpus as _, Member, Members, Role, Waiting};
+use crate::job::node::{Gpus as _, Member, Members, Role, Rung, Waiting};
 use crate::sys::deadline::Deadline;
 use crate::sys::priority::normalise;
 use crate::sys::process::{Process, ProcessTable, State, Thread};

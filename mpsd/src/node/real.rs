@@ -6,10 +6,11 @@ use super::{failure, listed, log, unless_scarce};
 use crate::job::Journal;
 use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
-use crate::job::node::{Console, Drains, NodeSettings, Severity};
+use crate::job::node::{Console, NodeSettings, Scheduling, Severity};
 use crate::plan::effects::Effect;
+use crate::scheduler::control::Controller;
 use crate::scheduler::drain::{self, Place, markers};
-use crate::scheduler::{Requeued, Site, UserRef};
+use crate::scheduler::{Site, UserRef};
 use crate::sys::Exit;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine::Confinement;
@@ -183,7 +184,11 @@ pub fn beside(name: &str) -> Result<PathBuf, Failure> {
     Ok(directory.join(name))
 }
 
-impl Drains for RealNode {
+impl Scheduling for RealNode {
+    fn controller(&mut self, place: &Place<'_>) -> Box<dyn Controller> {
+        place.controller()
+    }
+
     fn remark(&mut self, place: &Place<'_>, prefix: &str, failure: &Failure) -> Option<String> {
         drain::remark(&self.settings.paths, place, prefix, failure)
     }
@@ -208,15 +213,7 @@ impl Drains for RealNode {
         drain::deliver(&self.settings.paths, place, prefix, job, fault, gpus)
     }
 
-    fn tell(&mut self, place: &Place<'_>, job: &JobId, line: &str, aloud: bool) -> Result<(), String> {
-        place.controller().tell(job, line, aloud)
-    }
-
-    fn tell_refused(&mut self, place: &Place<'_>, job: &JobId, line: &str) -> Result<(), String> {
-        place.controller().tell_refused(job, line)
-    }
-
-    /// By a process of the user's: what lies on the way to the file is the user's, and may hold up who goes there.
+    /// By a process of the user's: what lies on the way to the file is the user's, and may block.
     fn note(&mut self, place: &Place<'_>, job: &JobId, user: &UserRef, line: &str) -> Result<(), String> {
         let Some(file) = place.controller().output(job)? else {
             return Ok(());
@@ -231,30 +228,15 @@ impl Drains for RealNode {
             gid: user.gid,
             groups: groups.iter().map(users::Group::gid).collect(),
         });
-        spawn
-            .input(format!("{line}\n").as_bytes())
-            .map_err(|error| error.to_string())?;
+        let not_written = |why: String| format!("its output file is not written: {why}");
+        let line = format!("{line}\n");
+        spawn.input(line.as_bytes()).map_err(|error| error.to_string())?;
         let ended = spawn.run(Deadline::after(NOTE_TIME), LONGEST_COMPLAINT);
-        let ended = ended.map_err(|error| format!("its output file is not written: {error}"))?;
+        let ended = ended.map_err(|error| not_written(error.to_string()))?;
         match ended.exit {
             Exit::Code(0) => Ok(()),
-            _ => Err(format!(
-                "its output file is not written: {}",
-                one_line(&String::from_utf8_lossy(&ended.err), 300)
-            )),
+            _ => Err(not_written(one_line(&String::from_utf8_lossy(&ended.err), 300))),
         }
-    }
-
-    fn forget_failed(&mut self, place: &Place<'_>, job: &JobId) -> Result<(), String> {
-        place.controller().started(job)
-    }
-
-    fn requeue(&mut self, place: &Place<'_>, job: &JobId, most: u32) -> Result<Requeued, String> {
-        place.controller().requeue(job, most)
-    }
-
-    fn end_script(&mut self, place: &Place<'_>, job: &JobId) -> Result<bool, String> {
-        place.controller().end_script(job)
     }
 }
 

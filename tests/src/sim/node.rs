@@ -2,11 +2,11 @@
 
 use super::{Living, Sim, World, reference};
 use mpsd::job::journal::{Journal, ProcessRef, Programs};
-use mpsd::job::ladder::Rung;
 use mpsd::job::node::{
-    Console, Daemons, Drains, Gpus, Member, Members, Proved, Role, Severity, Thread, Waiting,
+    Console, Daemons, Gpus, Member, Members, Proved, Role, Rung, Scheduling, Severity, Thread, Waiting,
 };
 use mpsd::job::spec::Spec;
+use mpsd::scheduler::control::{Controller, NodeStatus};
 use mpsd::scheduler::drain::Place;
 use mpsd::scheduler::{Requeued, Scheduler, Site, UserRef};
 use mpsd::sys::deadline::Deadline;
@@ -14,7 +14,9 @@ use mpsd_core::failure::{Evidence, Fault, Undetermined};
 use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::Daemon;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// The pid of the process that asks NVML.
@@ -45,7 +47,7 @@ impl Sim {
         for pid in pids {
             self.step(|world| {
                 let survives = world.processes.get(pid).and_then(|p| p.survives);
-                if survives.is_none_or(|upto| rank(upto) < rank(rung)) {
+                if survives.is_none_or(|upto| upto < rung) {
                     world.processes.remove(pid);
                 }
             });
@@ -308,7 +310,15 @@ impl Members for Sim {
     }
 }
 
-impl Drains for Sim {
+impl Scheduling for Sim {
+    fn controller(&mut self, place: &Place<'_>) -> Box<dyn Controller> {
+        self.point();
+        Box::new(SimController {
+            world: Rc::clone(&self.world),
+            is_slurm: place.scheduler == Scheduler::Slurm,
+        })
+    }
+
     fn undelivered(&mut self, _: &str) -> Option<String> {
         self.point();
         self.world.borrow().undelivered.clone()
@@ -335,34 +345,42 @@ impl Drains for Sim {
         Vec::new()
     }
 
-    fn tell(&mut self, _: &Place<'_>, _: &JobId, _: &str, _: bool) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn tell_refused(&mut self, _: &Place<'_>, _: &JobId, _: &str) -> Result<(), String> {
-        Ok(())
-    }
-
     fn note(&mut self, _: &Place<'_>, _: &JobId, _: &UserRef, _: &str) -> Result<(), String> {
         Ok(())
     }
+}
 
-    fn forget_failed(&mut self, _: &Place<'_>, _: &JobId) -> Result<(), String> {
+/// The orders that a start gives.
+struct SimController {
+    world: Rc<RefCell<World>>,
+    is_slurm: bool,
+}
+
+impl Controller for SimController {
+    fn status(&self) -> Result<NodeStatus, String> {
+        Ok(NodeStatus::default())
+    }
+
+    fn take_out(&self, _: &str, _: Option<&str>) -> Result<String, String> {
+        Ok(String::new())
+    }
+
+    fn put_back(&self, _: Option<&str>) -> Result<String, String> {
+        Ok(String::new())
+    }
+
+    fn withdraw(&self, _: &str, _: Option<&str>) -> Result<(), String> {
         Ok(())
     }
 
-    fn requeue(&mut self, _: &Place<'_>, job: &JobId, _: u32) -> Result<Requeued, String> {
-        self.step(|world| world.requeued.push(job.clone()));
+    fn requeue(&self, job: &JobId, _: u32) -> Result<Requeued, String> {
+        self.world.borrow_mut().requeued.push(job.clone());
         Ok(Requeued::default())
     }
 
-    fn end_script(&mut self, place: &Place<'_>, _: &JobId) -> Result<bool, String> {
-        match place.scheduler {
-            Scheduler::Slurm => Ok(false),
-            Scheduler::Torque | Scheduler::OpenPbs => {
-                Err("this scheduler does not do that for us".to_owned())
-            }
-        }
+    fn end_script(&self, _: &JobId) -> Result<bool, String> {
+        let not_ours = || "this scheduler does not do that for us".to_owned();
+        (!self.is_slurm).then(not_ours).map_or(Ok(false), Err)
     }
 }
 
@@ -386,12 +404,4 @@ impl Console for Sim {
 
 fn cgroup_of(job: &JobId) -> PathBuf {
     PathBuf::from(format!("/sys/fs/cgroup/mpsd/{}", job.directory_name()))
-}
-
-fn rank(rung: Rung) -> u8 {
-    match rung {
-        Rung::Polite => 0,
-        Rung::Terminate => 1,
-        Rung::Kill => 2,
-    }
 }

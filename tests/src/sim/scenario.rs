@@ -1,6 +1,6 @@
 //! Scenarios: a node, a site's settings, a job. From them comes a plan, and from the plan everything else.
 
-use mpsd::job::{Ending, Job, Scheduled, Until, User};
+use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::effects::Plan;
 use mpsd::plan::{Asked, Case, decide};
 use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
@@ -36,7 +36,7 @@ pub struct Scenario {
     /// This is not the job's first node.
     pub sister: bool,
     /// When the prologue returns.
-    pub until: Until,
+    pub when: ReturnWhen,
     /// Failures are left for the tasks to read.
     pub record: bool,
 }
@@ -110,7 +110,7 @@ impl Scenario {
             step: false,
             scheduler: Scheduler::Slurm,
             sister: false,
-            until: Until::Ready,
+            when: ReturnWhen::Ready,
             record: false,
         }
     }
@@ -153,13 +153,13 @@ impl Scenario {
 
     /// As Slurm's plugin calls us: a process of its own finishes the start, and failures are left for the tasks to read.
     pub fn detached(mut self) -> Self {
-        self.until = Until::Started;
+        self.when = ReturnWhen::Started;
         self.recorded()
     }
 
     /// As OpenPBS's hook calls us: the record says from the first moment that the start is under way.
     pub fn announced(mut self) -> Self {
-        self.until = Until::Announced;
+        self.when = ReturnWhen::Announced;
         self.recorded()
     }
 

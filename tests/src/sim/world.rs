@@ -3,8 +3,7 @@
 use super::files::{Tree, paths};
 use mpsd::job::account::Account;
 use mpsd::job::journal::{Journal, ProcessRef};
-use mpsd::job::ladder::Rung;
-use mpsd::job::node::{Role, Thread, Waiting};
+use mpsd::job::node::{Role, Rung, Thread, Waiting};
 use mpsd::job::report::JobReport;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::record::{Record, RecordState};
