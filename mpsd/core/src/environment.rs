@@ -13,9 +13,9 @@ use nix::unistd::{AccessFlags, access};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Where a client looks for its control daemon.
+/// The directory in which a client looks for its control daemon.
 pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Where the vendor's programs log.
+/// The directory in which NVIDIA's programs log.
 pub const LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
 /// Devices that a CUDA program sees.
 pub const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
@@ -26,12 +26,12 @@ pub const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// Connections that a client holds of its GPU's. The user's own: never set or removed.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// What a client has without the variable (docs/facts/mps-control.md#clients).
+/// A client's connections without the variable (docs/facts/mps-control.md#clients).
 const USUAL_CONNECTIONS: u32 = 2;
-/// The job whose MPS a task uses; tells variables inherited from another job.
+/// The job that a task's MPS belongs to. It tells which variables a task inherited from another job.
 pub const JOB: &str = "MPSD_JOB";
-/// Variables with a launcher's local rank, and with the number of its ranks on the node, in the order they are looked up: an
-/// MPI launcher inside a Slurm step inherits the step's own.
+/// Variables with a launcher's local rank and its number of ranks on the node, in the order of the look-up: an MPI launcher
+/// inside a Slurm step inherits the step's own.
 const LAUNCHERS: [(&str, &str); 4] = [
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -52,7 +52,7 @@ pub fn rank(lookup: &dyn Fn(&str) -> Option<String>) -> Option<(Rank, &'static s
     })
 }
 
-/// What the first rank of a node, or a process without one, is told of its environment: no error, and no reason not to run.
+/// A warning about the environment, for the first rank of a node or a process without a rank. It is no error.
 pub fn warning(rank: Option<u32>, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let connections: u32 = lookup(CONNECTIONS)?.trim().parse().ok()?;
     (rank.unwrap_or(0) == 0 && connections > USUAL_CONNECTIONS).then(|| {
@@ -63,26 +63,26 @@ pub fn warning(rank: Option<u32>, lookup: &dyn Fn(&str) -> Option<String>) -> Op
     })
 }
 
-/// What is known of one task.
+/// The state of one task before it is attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Task {
     /// Its rank on this node, from the scheduler or the launcher.
     pub rank: Option<Rank>,
-    /// It has the GPUs that it is to have: its scheduler, or our plugin, has bound it.
+    /// Its scheduler, or our plugin, has bound it to its GPUs.
     pub bound: bool,
     /// Its CPUs; `None`: it is this process.
     pub cpus: Option<Cpus>,
     /// Its `CUDA_VISIBLE_DEVICES` as the scheduler set it: UUIDs, or indexes.
     pub visible: Option<String>,
-    /// The GPUs that it may open, in the order in which CUDA counts them: indexes in `visible` are places here. None: they
-    /// are the node's own indexes.
+    /// The GPUs that it may open, in CUDA's order: indexes in `visible` are places here. `None`: they are the node's own
+    /// indexes.
     pub counted: Option<Vec<GpuUuid>>,
     /// `MPSD_JOB` as inherited.
     pub inherited_job: Option<String>,
 }
 
-/// The GPUs of the node that this process may open, in the order of the bus; `None` where the record does not name them.
-/// The device cgroup answers access(2) as it would answer open(2) (Linux: `inode_permission`), and nothing is opened.
+/// The GPUs of the node that this process may open, in the order of the bus; `None`: the record does not name them.
+/// For access(2) the device cgroup answers as for open(2) (Linux: `inode_permission`), and nothing is opened.
 pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
     let flags = AccessFlags::R_OK | AccessFlags::W_OK;
     let open = |device: &&RecordDevice| access(&device.file, flags).is_ok();
@@ -90,10 +90,10 @@ pub fn counted(record: &Record) -> Option<Vec<GpuUuid>> {
     (!record.devices.is_empty()).then(|| open.map(|device| device.uuid.clone()).collect())
 }
 
-/// Whether Slurm has bound the task to GPUs of its own, or was told to bind none where the job leaves that to us.
+/// Whether Slurm has bound the task to its GPUs, or was told to bind none for a job that leaves the binding to us.
 pub fn is_bound_by_slurm(record: &Record, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
-    let asked = record.bind.is_some_and(Bind::is_for_all);
-    lookup(OF_SRUN).is_some_and(|word| word.contains("gpu:") && !(asked && word.contains("none")))
+    let binds_all = record.bind.is_some_and(Bind::is_for_all);
+    lookup(OF_SRUN).is_some_and(|word| word.contains("gpu:") && !(binds_all && word.contains("none")))
 }
 
 /// One variable to set, or to remove.
@@ -107,10 +107,8 @@ pub struct Change {
 
 impl Change {
     fn set(name: &'static str, value: impl Into<String>) -> Self {
-        Self {
-            name,
-            value: Some(value.into()),
-        }
+        let value = Some(value.into());
+        Self { name, value }
     }
 
     fn unset(name: &'static str) -> Self {
@@ -121,8 +119,8 @@ impl Change {
 /// The changes to a task's environment that attach it to the job's MPS.
 ///
 /// # Errors
-/// A refusal when the task's GPU cannot be told (a list or per-gpu mode without a local rank, a device that is not
-/// the job's).
+/// A refusal if the task's GPU cannot be told: a list or per-gpu mode without a local rank, or a device that is not the
+/// job's.
 pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Refusal> {
     let visible = visible_gpus(record, task)?;
     let partition = own_partition(record, task)?;
@@ -130,72 +128,64 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
         Some(partition) => vec![gpu_of_partition(record, partition, &visible)?],
         None => bound_gpus(record, task, visible)?,
     };
-    let (daemon, gpus) = daemon_of(record, gpus)?;
+    let daemon = daemon_of(record, &gpus)?;
     let mut changes = vec![
         Change::set(PIPE_DIRECTORY, daemon.pipe.to_string_lossy()),
         Change::set(LOG_DIRECTORY, daemon.log.to_string_lossy()),
         Change::set(JOB, record.job.as_str()),
     ];
-    if let Some(list) = names(record, task, daemon, &gpus) {
-        changes.push(Change::set(VISIBLE_DEVICES, list));
-    }
-    let foreign = task
-        .inherited_job
-        .as_deref()
-        .is_some_and(|job| job != record.job.as_str());
-    match by_rank(&record.rank_threads, task, "thread percentages")? {
-        Some(percent) => changes.push(Change::set(THREADS, percent.to_string())),
-        None if foreign => changes.push(Change::unset(THREADS)),
-        None => {}
-    }
-    match by_rank(&record.rank_memory, task, "memory limits")? {
+    changes.extend(names(record, task, daemon, &gpus).map(|list| Change::set(VISIBLE_DEVICES, list)));
+    let job = task.inherited_job.as_deref();
+    let is_foreign = job.is_some_and(|job| job != record.job.as_str());
+    let threads = by_rank(&record.rank_threads, task, "thread percentages")?.map(ToString::to_string);
+    let memory = by_rank(&record.rank_memory, task, "memory limits")?.map(|limits| {
         // Only GPUs that this rank sees: any other name drops every limit.
-        Some(limits) => {
-            let seen: Vec<String> = limits
-                .iter()
-                .filter(|(g, _)| gpus.contains(g))
-                .map(|(g, mib)| format!("{}={mib}M", g.in_limits()))
-                .collect();
-            changes.push(Change::set(MEMORY, seen.join(",")));
-        }
-        None if foreign => changes.push(Change::unset(MEMORY)),
-        None => {}
-    }
-    match partition.and_then(Partition::name) {
-        Some(name) => changes.push(Change::set(partitions::VARIABLE, name)),
-        // Nobody else's, and not that of a rank that was started before: without one there is no context.
-        None if foreign || all_partitions(record).next().is_some() => {
-            changes.push(Change::unset(partitions::VARIABLE));
-        }
-        None => {}
-    }
+        let own = limits.iter().filter(|(gpu, _)| gpus.contains(gpu));
+        let own: Vec<String> = own
+            .map(|(gpu, mib)| format!("{}={mib}M", gpu.in_limits()))
+            .collect();
+        own.join(",")
+    });
+    // A rank whose launcher had a partition must not use that one: without a partition there is no context.
+    let is_divided = all_partitions(record).next().is_some();
+    let own = [
+        (THREADS, threads, is_foreign),
+        (MEMORY, memory, is_foreign),
+        (
+            partitions::VARIABLE,
+            partition.and_then(Partition::name),
+            is_foreign || is_divided,
+        ),
+    ];
+    let changed = own
+        .into_iter()
+        .filter(|(_, value, removed)| value.is_some() || *removed);
+    changes.extend(changed.map(|(name, value, _)| Change { name, value }));
     Ok(changes)
 }
 
 /// The removals that free a task of variables which another job's MPS left in its environment
-/// (`sbatch` or `qsub -V` from inside a job). Nothing that is not ours is touched.
+/// (`sbatch` or `qsub -V` from inside a job). The user's own variables stay.
 pub fn strip_inherited(this_job: Option<&str>, lookup: &dyn Fn(&str) -> Option<String>) -> Vec<Change> {
-    let Some(inherited) = lookup(JOB) else {
+    let Some(other) = lookup(JOB).filter(|job| this_job != Some(job)) else {
         return Vec::new();
     };
-    if this_job == Some(inherited.as_str()) {
-        return Vec::new();
-    }
-    let mut changes = vec![Change::unset(JOB)];
-    for name in [PIPE_DIRECTORY, LOG_DIRECTORY] {
-        if lookup(name).is_some_and(|value| is_of_job(&value, &inherited)) {
-            changes.push(Change::unset(name));
-        }
-    }
-    for name in [THREADS, MEMORY, partitions::VARIABLE] {
-        if lookup(name).is_some() {
-            changes.push(Change::unset(name));
-        }
-    }
-    changes
+    let is_left = |name: &&str| match *name {
+        PIPE_DIRECTORY | LOG_DIRECTORY => lookup(name).is_some_and(|value| is_of_job(&value, &other)),
+        _ => lookup(name).is_some(),
+    };
+    let all = [
+        JOB,
+        PIPE_DIRECTORY,
+        LOG_DIRECTORY,
+        THREADS,
+        MEMORY,
+        partitions::VARIABLE,
+    ];
+    all.into_iter().filter(is_left).map(Change::unset).collect()
 }
 
-/// Whether a path lies in the directory of a job with this id: `jobs/ID` below any directory, as another node may have another.
+/// Whether a path lies in the directory `jobs/ID` of the job. Another node may have it below another directory.
 fn is_of_job(path: &str, id: &str) -> bool {
     let Ok(name) = JobId::parse(id).map(|id| id.directory_name()) else {
         return false;
@@ -215,91 +205,80 @@ fn by_rank<'a, T>(list: &'a [T], task: &Task, what: &str) -> Result<Option<&'a T
 }
 
 fn no_rank(what: &str) -> Refusal {
+    let variables = LAUNCHERS.map(|(rank, _)| rank).join(", ");
+    let allowed = format!("a launcher that sets one of {variables}");
     Refusal::new(
         format!("{what} by local rank"),
         "this process has no local rank",
-        format!(
-            "a launcher that sets one of {}",
-            LAUNCHERS.map(|(rank, _)| rank).join(", ")
-        ),
+        allowed,
     )
 }
 
 /// The job's GPUs that this task may see.
 fn visible_gpus(record: &Record, task: &Task) -> Result<Vec<GpuUuid>, Refusal> {
-    let open = |gpu: &GpuUuid| task.counted.as_ref().is_none_or(|counted| counted.contains(gpu));
-    let all = || {
-        let uuids = record.gpus.iter().map(|g| g.uuid.clone());
-        uuids.filter(open).collect()
+    let Some(list) = task.visible.as_deref().filter(|list| !list.trim().is_empty()) else {
+        let open = |gpu: &GpuUuid| task.counted.as_ref().is_none_or(|counted| counted.contains(gpu));
+        let uuids = record.gpus.iter().map(|gpu| gpu.uuid.clone());
+        return Ok(uuids.filter(open).collect());
     };
-    let Some(list) = task.visible.as_deref().filter(|v| !v.trim().is_empty()) else {
-        return Ok(all());
-    };
-    let mut gpus = Vec::new();
-    for entry in list.split(',').map(str::trim).filter(|e| !e.is_empty()) {
-        gpus.push(named_gpu(record, task, entry)?);
-    }
-    Ok(gpus)
+    let entries = list.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+    entries.map(|entry| named_gpu(record, task, entry)).collect()
 }
 
 fn named_gpu(record: &Record, task: &Task, entry: &str) -> Result<GpuUuid, Refusal> {
-    let of_job = |uuid: &GpuUuid| record.gpus.iter().find(|g| g.uuid == *uuid);
-    let found = match entry.parse::<u32>() {
-        Ok(number) => match &task.counted {
-            None => record.gpus.iter().find(|g| g.index == number),
-            Some(counted) => counted.get(number as usize).and_then(of_job),
-        },
-        Err(_) => record.gpus.iter().find(|g| g.uuid.as_str() == entry),
+    let counted = |number: usize| task.counted.as_ref()?.get(number);
+    let found = match (entry.parse::<u32>(), &task.counted) {
+        (Ok(number), None) => record.gpus.iter().find(|gpu| gpu.index == number),
+        (Ok(number), Some(_)) => {
+            let uuid = counted(number as usize);
+            record.gpus.iter().find(|gpu| Some(&gpu.uuid) == uuid)
+        }
+        (Err(_), _) => record.gpus.iter().find(|gpu| gpu.uuid.as_str() == entry),
     };
-    found.map(|g| g.uuid.clone()).ok_or_else(|| {
-        let have: Vec<String> = record
+    found.map(|gpu| gpu.uuid.clone()).ok_or_else(|| {
+        let gpus = record
             .gpus
             .iter()
-            .map(|g| format!("{} ({})", g.index, g.uuid))
-            .collect();
-        let number = entry.parse::<usize>().ok();
-        let meant = number.and_then(|number| task.counted.as_ref()?.get(number));
+            .map(|gpu| format!("{} ({})", gpu.index, gpu.uuid));
+        let meant = entry.parse().ok().and_then(counted);
         let meant = meant
             .map(|uuid| format!(", which is {uuid} here"))
             .unwrap_or_default();
         Refusal::new(
             format!("{VISIBLE_DEVICES} names '{}'{meant}", one_line(entry, 60)),
             "the job's MPS daemon does not serve that GPU",
-            have.join(", "),
+            gpus.collect::<Vec<_>>().join(", "),
         )
     })
 }
 
-/// Those that the task keeps of its GPUs, its own first.
+/// The GPUs that the task keeps, its own first.
 fn bound_gpus(record: &Record, task: &Task, gpus: Vec<GpuUuid>) -> Result<Vec<GpuUuid>, Refusal> {
-    let asked = record.bind.unwrap_or(Bind::NONE);
+    let requested = record.bind.unwrap_or(Bind::NONE);
     let tasks = task.rank.and_then(|rank| rank.of);
     let may_use_several = tasks.is_none_or(|tasks| (tasks as usize) < gpus.len());
-    let bind = match asked.how {
+    let bind = match requested.how {
         // One process reaches one daemon only.
-        _ if record.per_gpu && !asked.is_for_all() => Bind::of(BindMode::Cyclic),
+        _ if record.per_gpu && !requested.is_for_all() => Bind::of(BindMode::Cyclic),
         BindMode::None => return Ok(gpus),
-        // The only process on the node: a program with several GPUs, or a launcher's daemon, whose ranks come after it.
-        _ if !record.per_gpu && task.rank.is_some_and(|rank| rank.of == Some(1)) => return Ok(gpus),
+        // The only process on the node: a program with several GPUs, or a launcher's daemon that starts the ranks later.
+        _ if !record.per_gpu && tasks == Some(1) => return Ok(gpus),
         BindMode::Auto if task.rank.is_none() || task.bound || may_use_several => return Ok(gpus),
-        BindMode::Auto if !asked.gives_orders(record.names(), record.per_gpu) => return Ok(gpus),
+        BindMode::Auto if !requested.gives_orders(record.names(), record.per_gpu) => return Ok(gpus),
         _ if task.bound && !record.per_gpu => return Ok(gpus),
-        _ => asked,
+        _ => requested,
     };
     if gpus.len() < 2 {
         return Ok(gpus);
     }
     if !record.per_gpu && record.names() == DeviceNames::Keep {
         let why = "CUDA_VISIBLE_DEVICES stays as the scheduler set it";
-        let what = format!("MPS_BIND={asked}");
+        let what = format!("MPS_BIND={requested}");
         return Err(Refusal::new(what, why, "MPS_VISIBLE=auto, uuid or ordinal"));
     }
-    // In the record's order, so that a process bound already comes out as it went in.
-    let all: Vec<&RecordGpu> = record
-        .gpus
-        .iter()
-        .filter(|gpu| gpus.contains(&gpu.uuid))
-        .collect();
+    // In the record's order, so that a process that is already bound keeps its order.
+    let all = record.gpus.iter().filter(|gpu| gpus.contains(&gpu.uuid));
+    let all: Vec<&RecordGpu> = all.collect();
     let rank = task.rank.ok_or_else(|| no_rank("a GPU"))?;
     let cpus = match (&task.cpus, bind.how) {
         (Some(cpus), _) => cpus.clone(),
@@ -316,10 +295,9 @@ fn all_partitions(record: &Record) -> impl Iterator<Item = &Partition> {
     record.daemons.iter().flat_map(|daemon| &daemon.partitions)
 }
 
-/// The partition of this task, where the job has them; `None` as well for what ranks are started by: a script, or the only
-/// process on the node where there are several, which gets no context.
+/// The partition of this task, if the job has partitions. A script, or the only process on the node of a job with several
+/// partitions, only starts the ranks: it gets none, and so no context.
 fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Partition>, Refusal> {
-    let what = || "static partitions by local rank".to_owned();
     let local = match (all_partitions(record).count(), task.rank) {
         (0, _) => return Ok(None),
         (1, None) => 0,
@@ -327,19 +305,15 @@ fn own_partition<'a>(record: &'a Record, task: &Task) -> Result<Option<&'a Parti
         (_, None) => return Err(no_rank("static partitions")),
         (_, Some(rank)) => rank.local,
     };
-    let own = all_partitions(record).find(|one| one.rank == local);
-    let own = own.ok_or_else(|| {
-        let why = format!("rank {local} of this node has none");
-        Refusal::new(what(), why, "MPS_SMS with a number for each rank")
-    })?;
-    match own.name() {
-        Some(_) => Ok(Some(own)),
-        None => Err(Refusal::new(
-            what(),
-            format!("that of rank {local} was never made"),
-            "",
-        )),
-    }
+    let (why, allowed) = match all_partitions(record).find(|partition| partition.rank == local) {
+        Some(own) if own.name().is_some() => return Ok(Some(own)),
+        Some(_) => (format!("that of rank {local} was never made"), ""),
+        None => (
+            format!("rank {local} of this node has none"),
+            "MPS_SMS with a number for each rank",
+        ),
+    };
+    Err(Refusal::new("static partitions by local rank", why, allowed))
 }
 
 /// The GPU of a partition: the only one that its rank can use.
@@ -348,11 +322,8 @@ fn gpu_of_partition(record: &Record, own: &Partition, visible: &[GpuUuid]) -> Re
     if !visible.contains(&own.gpu) {
         let has: Vec<&str> = visible.iter().map(GpuUuid::as_str).collect();
         let why = format!("it lies on {}, and this task has {}", own.gpu, has.join(", "));
-        return Err(Refusal::new(
-            what,
-            why,
-            "tasks that the scheduler binds to no GPU of their own",
-        ));
+        let allowed = "tasks that the scheduler binds to no GPU of their own";
+        return Err(Refusal::new(what, why, allowed));
     }
     if visible.len() > 1 && record.names() == DeviceNames::Keep {
         let why = "CUDA_VISIBLE_DEVICES stays as the scheduler set it, with more GPUs than one";
@@ -361,50 +332,48 @@ fn gpu_of_partition(record: &Record, own: &Partition, visible: &[GpuUuid]) -> Re
     Ok(own.gpu.clone())
 }
 
-/// The daemon of this task and the GPUs that it keeps.
-fn daemon_of(record: &Record, gpus: Vec<GpuUuid>) -> Result<(&Daemon, Vec<GpuUuid>), Refusal> {
-    let first = gpus.first().filter(|_| record.per_gpu);
+/// The daemon of a task with these GPUs.
+fn daemon_of<'a>(record: &'a Record, gpus: &[GpuUuid]) -> Result<&'a Daemon, Refusal> {
     let mut daemons = record.daemons.iter();
-    let daemon = match first {
-        Some(gpu) => daemons.find(|daemon| daemon.gpus.contains(gpu)),
-        None => daemons.next().filter(|_| !record.per_gpu),
+    let daemon = match record.per_gpu {
+        true => daemons.find(|daemon| gpus.first().is_some_and(|gpu| daemon.gpus.contains(gpu))),
+        false => daemons.next(),
     };
-    let daemon = daemon.ok_or_else(|| {
-        let what = format!("job {}", record.job);
-        Refusal::new(what, "it has no MPS daemon on this node", "")
-    })?;
-    Ok((daemon, gpus))
+    let what = || format!("job {}", record.job);
+    daemon.ok_or_else(|| Refusal::new(what(), "it has no MPS daemon on this node", ""))
 }
 
 /// `CUDA_VISIBLE_DEVICES` for these GPUs behind their daemon, which shows its GPUs in the order of the bus
 /// (docs/facts/mps-control.md#which-gpus-a-client-sees); `None`: as the scheduler set it.
 fn names(record: &Record, task: &Task, daemon: &Daemon, gpus: &[GpuUuid]) -> Option<String> {
-    let number = |gpu: &GpuUuid| {
-        let places = record.gpus.iter().filter(|one| daemon.gpus.contains(&one.uuid));
-        let mut uuids = places.map(|one| &one.uuid);
-        Some(uuids.position(|uuid| uuid == gpu)?.to_string())
-    };
     let by_number = match record.names() {
         DeviceNames::Keep => return None,
         DeviceNames::Uuid => false,
         DeviceNames::Ordinal => true,
         DeviceNames::Auto => are_numbers_safe(record, task, daemon),
     };
+    let number = |gpu: &GpuUuid| {
+        let uuids = record.gpus.iter().map(|gpu| &gpu.uuid);
+        let place = uuids
+            .filter(|uuid| daemon.gpus.contains(uuid))
+            .position(|uuid| uuid == gpu);
+        Some(place?.to_string())
+    };
     let numbers = gpus.iter().map(number).collect::<Option<Vec<_>>>();
     let uuids = || gpus.iter().map(ToString::to_string).collect();
     Some(numbers.filter(|_| by_number).unwrap_or_else(uuids).join(","))
 }
 
-/// Whether the daemon's numbers name the same GPUs to a program that misses it. A compute mode does not do: it keeps such a
-/// program off the job's own GPUs, and number 0 may be another job's.
+/// Whether the daemon's numbers name the same GPUs to a program that misses the daemon. A compute mode is not enough: it
+/// keeps such a program off the job's own GPUs, and number 0 may be another job's GPU.
 fn are_numbers_safe(record: &Record, task: &Task, daemon: &Daemon) -> bool {
+    if record.is_mig() {
+        return false;
+    }
     let all = |uuids: &[GpuUuid]| {
         uuids.len() == daemon.gpus.len() && uuids.iter().all(|uuid| daemon.gpus.contains(uuid))
     };
     let job: Vec<GpuUuid> = record.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-    if record.is_mig() {
-        return false;
-    }
     let open = task.counted.as_deref();
     let is_free = open.is_none_or(|open| open.len() == record.devices.len());
     open.is_some_and(all) || record.same_numbers && is_free && all(&job)
