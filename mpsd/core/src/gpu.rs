@@ -18,27 +18,25 @@ impl GpuUuid {
     /// # Errors
     /// A refusal that names `raw`. Before 470 the driver names a MIG device by its GPU and two numbers.
     pub fn parse(raw: &str) -> Result<Self, Refusal> {
-        let digits = raw.strip_prefix("GPU-").or_else(|| raw.strip_prefix(MIG));
-        let digits = digits.unwrap_or("");
-        let good = !digits.is_empty()
-            && raw.len() <= 64
-            && digits.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-        if good {
+        let digits = raw
+            .strip_prefix("GPU-")
+            .or_else(|| raw.strip_prefix(MIG))
+            .unwrap_or("");
+        let good = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+        if (1..=60).contains(&digits.len()) && digits.bytes().all(good) {
             return Ok(Self(raw.to_owned()));
         }
-        let what = format!("GPU '{}'", one_line(raw, 64));
-        Err(match raw.starts_with(MIG) {
-            true => Refusal::new(
-                what,
+        let (why, allowed) = match raw.starts_with(MIG) {
+            true => (
                 "drivers before 470 name a MIG device so",
                 "a newer driver, which gives it a UUID",
             ),
-            false => Refusal::new(
-                what,
+            false => (
                 "it is no GPU UUID",
                 "GPU- or MIG-, then hexadecimal digits and '-'",
             ),
-        })
+        };
+        Err(Refusal::new(format!("GPU '{}'", one_line(raw, 64)), why, allowed))
     }
 
     /// The UUID's text.
@@ -51,8 +49,8 @@ impl GpuUuid {
         self.0.starts_with(MIG)
     }
 
-    /// The name in memory limits, for a daemon and for its clients. A MIG device is the only one that its daemon shows, and
-    /// NVIDIA's own plugin for Kubernetes counts on limits by index alone there (docs/facts/mps-control.md#mig).
+    /// The name in memory limits, for a daemon and its clients. A daemon of a MIG device shows no other, and NVIDIA's plugin for
+    /// Kubernetes uses the index there (docs/facts/mps-control.md#mig).
     pub fn in_limits(&self) -> &str {
         if self.is_mig() { "0" } else { &self.0 }
     }
@@ -65,18 +63,18 @@ impl TryFrom<String> for GpuUuid {
     }
 }
 
-/// How the name of a MIG device begins.
+/// The beginning of a MIG device's name.
 pub const MIG: &str = "MIG-";
 
-/// What MIG makes of a GPU.
+/// A GPU's MIG mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mig {
-    /// Nothing: it is off, or the product has none.
+    /// It is off, or the product has none.
     Off,
-    /// It is on: jobs have the GPU's MIG devices, and nobody the GPU itself.
+    /// It is on: jobs have the GPU's MIG devices, and not the GPU itself.
     On,
-    /// This is no GPU but a MIG device, with so many of the compute slices of its GPU.
+    /// This is a MIG device with a part of the compute slices of its GPU.
     Device {
         /// Its own.
         slices: u32,
@@ -100,7 +98,7 @@ pub enum ComputeMode {
     ExclusiveProcess,
 }
 
-/// One GPU of the node, or one MIG device with what its GPU lends it: index, minor number, CPUs, compute capability.
+/// A GPU of the node, or a MIG device with the index, minor number, CPUs and compute capability of its GPU.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Gpu {
     /// NVML's index: PCI order.
@@ -139,8 +137,8 @@ impl Gpu {
         self.capability >= (7, 0)
     }
 
-    /// How many clients a server takes on it where one takes `most` on a whole GPU. NVIDIA: lowered in proportion to the size of
-    /// the compute instance (docs/facts/mps-control.md#mig); that it is rounded down is supposed.
+    /// The clients that a server takes on it if a whole GPU takes `most`. NVIDIA: lowered in proportion to the size of the
+    /// compute instance (docs/facts/mps-control.md#mig). We suppose that it is rounded down.
     fn part_of(&self, most: u32) -> u32 {
         match self.mig {
             Mig::Device { slices, of } if slices < of => (most * slices / of).max(1),
@@ -174,15 +172,15 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Whether the driver is of this branch (`580`) or a later one; one that is not known is not.
+    /// Whether the driver is known to be of this branch (`580`) or a later one.
     pub fn has_driver(&self, branch: u32) -> bool {
         let own = self.driver.split('.').next();
-        own.and_then(|own| own.parse::<u32>().ok())
-            .is_some_and(|own| own >= branch)
+        let own: Option<u32> = own.and_then(|own| own.parse().ok());
+        own.is_some_and(|own| own >= branch)
     }
 
-    /// Clients that MPS takes on `gpu`, of a MIG device its part of them (docs/facts/mps-control.md#clients); `site` is `max_clients`, which goes before what
-    /// the driver is known for, and does not give a GPU before Volta more than it has.
+    /// The MPS clients that `gpu` takes (docs/facts/mps-control.md#clients). `site` is `max_clients`: it replaces what the driver
+    /// is known for, but a GPU before Volta takes no more than its own number.
     pub fn clients(&self, gpu: &Gpu, site: Option<u32>) -> u32 {
         let known = match self.has_driver(DRIVER_OF_13_1) {
             true => MOST_CLIENTS,
@@ -215,38 +213,45 @@ impl Inventory {
 mod tests {
     use super::*;
 
-    /// docs/facts/mps-control.md#clients
-    #[test]
-    fn the_driver_decides_how_many_clients_a_gpu_takes() {
-        let gpu = |capability| Gpu {
+    fn gpu(capability: (u32, u32), mig: Mig) -> Gpu {
+        Gpu {
             index: 0,
             uuid: GpuUuid::parse("GPU-0").unwrap(),
             name: "NVIDIA X".to_owned(),
             memory_mib: Some(1024),
             mode: ComputeMode::Default,
-            mig: Mig::Off,
+            mig,
             capability,
             minor: None,
             cpus: None,
-        };
-        let (pascal, volta) = (gpu((6, 1)), gpu((7, 0)));
-        for (driver, clients) in [
+        }
+    }
+
+    /// docs/facts/mps-control.md#clients
+    #[test]
+    fn the_driver_decides_how_many_clients_a_gpu_takes() {
+        let (pascal, volta) = (gpu((6, 1), Mig::Off), gpu((7, 0), Mig::Off));
+        let cases = [
             ("", 48),
             ("535.161.08", 48),
             ("580.159.04", 48),
             ("590.44.01", 60),
             ("615.12", 60),
             ("x", 48),
-        ] {
+        ];
+        for (driver, clients) in cases {
+            let driver = driver.to_owned();
             let node = Inventory {
-                migs: Vec::new(),
-                gpus: Vec::new(),
-                driver: driver.to_owned(),
+                driver,
+                ..Inventory::default()
             };
-            assert_eq!(node.clients(&volta, None), clients, "{driver}");
-            assert_eq!(node.clients(&volta, Some(100)), 100, "{driver}");
-            assert_eq!(node.clients(&pascal, None), 16, "{driver}");
-            assert_eq!(node.clients(&pascal, Some(8)), 8, "{driver}");
+            let taken = |gpu, site| node.clients(gpu, site);
+            assert_eq!((taken(&volta, None), taken(&volta, Some(100))), (clients, 100));
+            assert_eq!((taken(&pascal, None), taken(&pascal, Some(8))), (16, 8));
+        }
+        for (slices, part) in [(3, 20), (1, 6), (7, 48)] {
+            let device = gpu((9, 0), Mig::Device { slices, of: 7 });
+            assert_eq!(Inventory::default().clients(&device, None), part);
         }
     }
 
@@ -260,34 +265,11 @@ mod tests {
 
     #[test]
     fn a_mig_device_is_named_by_its_uuid_and_by_place_in_limits() {
-        let mig = GpuUuid::parse("MIG-77f46ec1-8bf6-5b2c-8f3e-4ae5dd0b3a4c").unwrap();
-        assert!(mig.is_mig());
-        assert_eq!(mig.in_limits(), "0");
-        let gpu = GpuUuid::parse("GPU-200b4359").unwrap();
-        assert_eq!((gpu.is_mig(), gpu.in_limits()), (false, "GPU-200b4359"));
+        for (raw, name) in [("MIG-77f46ec1-8bf6", "0"), ("GPU-200b4359", "GPU-200b4359")] {
+            let uuid = GpuUuid::parse(raw).unwrap();
+            assert_eq!((uuid.is_mig(), uuid.in_limits()), (name == "0", name));
+        }
         let old = GpuUuid::parse("MIG-GPU-200b4359-5562-4e0e-ed46-88b581af6524/1/0").unwrap_err();
         assert!(old.to_string().contains("drivers before 470"), "{old}");
-    }
-
-    #[test]
-    fn a_mig_device_takes_its_part_of_the_clients() {
-        let of = |mig| {
-            let gpu = Gpu {
-                index: 0,
-                uuid: GpuUuid::parse("MIG-0").unwrap(),
-                name: String::new(),
-                memory_mib: None,
-                mode: ComputeMode::Default,
-                mig,
-                capability: (9, 0),
-                minor: None,
-                cpus: None,
-            };
-            Inventory::default().clients(&gpu, None)
-        };
-        assert_eq!(of(Mig::Device { slices: 3, of: 7 }), 20);
-        assert_eq!(of(Mig::Device { slices: 1, of: 7 }), 6);
-        assert_eq!(of(Mig::Device { slices: 7, of: 7 }), 48);
-        assert_eq!(of(Mig::Off), 48);
     }
 }

@@ -1,15 +1,15 @@
 //! A job's name, and who schedules it.
 
 use super::failure::Refusal;
-use super::text::one_line;
+use super::text::{is_digits, one_line};
 use derive_more::{Display, Into};
 
-/// Longest job id that a scheduler of ours writes, with room; longer is no job id. Bytes.
+/// Longest job id, bytes: longer than any that our schedulers write.
 const LONGEST_ID: usize = 255;
-/// Longest id that is used as a directory name as it is: NVIDIA's daemon fails silently on pipe paths over about
-/// 100 bytes (docs/facts/mps-control.md#starting). Bytes.
+/// Longest id that is its own directory name, bytes: NVIDIA's daemon fails silently on pipe paths over about 100 bytes
+/// (docs/facts/mps-control.md#starting).
 const LONGEST_NAME: usize = 40;
-/// How much of a longer id stays readable in the directory name. Bytes.
+/// Bytes of a longer id that stay readable in the directory name.
 const READABLE_PART: usize = 24;
 
 /// The batch system that runs the job.
@@ -65,11 +65,8 @@ impl JobId {
             return Ok(Self(raw.to_owned()));
         };
         let what = format!("job id '{}'", one_line(raw, 60));
-        Err(Refusal::new(
-            what,
-            why,
-            "letters, digits, '.', '_', '-' and brackets, as schedulers write them",
-        ))
+        let allowed = "letters, digits, '.', '_', '-' and brackets, as schedulers write them";
+        Err(Refusal::new(what, why, allowed))
     }
 
     /// The id as the scheduler wrote it.
@@ -84,12 +81,8 @@ impl JobId {
         if plain {
             return self.0.clone();
         }
-        let head: String = self
-            .0
-            .chars()
-            .filter(|c| is_safe(*c) && *c != '.')
-            .take(READABLE_PART)
-            .collect();
+        let safe = self.0.chars().filter(|c| is_safe(*c) && *c != '.');
+        let head: String = safe.take(READABLE_PART).collect();
         format!("{head}-{:012x}", fnv1a(self.0.as_bytes()) & 0xffff_ffff_ffff)
     }
 
@@ -104,20 +97,15 @@ impl JobId {
     /// The job whose step this is, else itself.
     pub fn whole(&self) -> Self {
         let (job, step) = self.0.rsplit_once('.').unwrap_or((&self.0, ""));
-        match step.is_empty() || !step.bytes().all(|b| b.is_ascii_digit()) {
-            true => self.clone(),
-            false => Self::parse(job).unwrap_or_else(|_| self.clone()),
-        }
+        let whole = is_digits(step).then(|| Self::parse(job).ok()).flatten();
+        whole.unwrap_or_else(|| self.clone())
     }
 
     /// Whether this is `job` or one of its steps.
     pub fn belongs_to(&self, job: &Self) -> bool {
-        self.0 == job.0
-            || self
-                .0
-                .strip_prefix(job.as_str())
-                .and_then(|rest| rest.strip_prefix('.'))
-                .is_some_and(|step| !step.is_empty() && step.bytes().all(|b| b.is_ascii_digit()))
+        let rest = self.0.strip_prefix(job.as_str());
+        let step = rest.and_then(|rest| rest.strip_prefix('.'));
+        rest == Some("") || step.is_some_and(is_digits)
     }
 }
 
@@ -132,7 +120,7 @@ fn is_safe(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '[' | ']')
 }
 
-/// FNV-1a: ids are written by the scheduler, so an even spread is enough and nobody can aim at a collision.
+/// FNV-1a. The scheduler writes the ids, so an even spread is enough: no user can aim at a collision.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| {
         (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)
@@ -151,47 +139,30 @@ mod tests {
     }
 
     #[test]
-    fn usual_ids_name_their_own_directory() {
-        for raw in ["4711", "4711.srv", "16[1].vm", "4711.3", "0.localhost"] {
-            assert_eq!(JobId::parse(raw).unwrap().directory_name(), raw);
-        }
-    }
-
-    #[test]
     fn long_and_odd_ids_are_shortened_without_clashing() {
-        let a = JobId::parse("123456.a-very-long-server-name.with-a-domain.example.org").unwrap();
-        let b = JobId::parse("123456.a-very-long-server-name.with-a-domain.example.com").unwrap();
-        assert_eq!(a.directory_name().len(), 24 + 1 + 12);
-        assert_ne!(a.directory_name(), b.directory_name());
-        assert!(
-            JobId::parse("47 11@x")
-                .unwrap()
-                .directory_name()
-                .starts_with("4711x-")
-        );
-        assert!(!JobId::parse(".hidden").unwrap().directory_name().starts_with('.'));
-    }
-
-    #[test]
-    fn steps_belong_to_their_job_only() {
-        let job = JobId::parse("47").unwrap();
-        for (id, yes) in [
-            ("47", true),
-            ("47.0", true),
-            ("47.12", true),
-            ("471", false),
-            ("47.srv", false),
-            ("4", false),
-        ] {
-            assert_eq!(JobId::parse(id).unwrap().belongs_to(&job), yes, "{id}");
+        let directory = |raw: &str| JobId::parse(raw).unwrap().directory_name();
+        for raw in ["4711", "4711.srv", "16[1].vm", "4711.3", "0.localhost"] {
+            assert_eq!(directory(raw), raw);
         }
+        let long = |end: &str| {
+            directory(&format!(
+                "123456.a-very-long-server-name.with-a-domain.example.{end}"
+            ))
+        };
+        assert_eq!(long("org").len(), 24 + 1 + 12);
+        assert_ne!(long("org"), long("com"));
+        assert!(directory("47 11@x").starts_with("4711x-"));
+        assert!(!directory(".hidden").starts_with('.'));
     }
 
     #[test]
-    fn a_step_has_its_whole_job() {
+    fn a_step_belongs_to_its_whole_job_only() {
         for (id, whole) in [
-            ("47.3", "47"),
             ("47", "47"),
+            ("47.0", "47"),
+            ("47.12", "47"),
+            ("471", "471"),
+            ("4", "4"),
             ("47.srv", "47.srv"),
             ("47.srv.12", "47.srv"),
             ("47[3].srv", "47[3].srv"),
@@ -199,6 +170,7 @@ mod tests {
             let id = JobId::parse(id).unwrap();
             assert_eq!(id.whole().as_str(), whole);
             assert!(id.belongs_to(&id.whole()), "{id}");
+            assert_eq!(id.belongs_to(&JobId::parse("47").unwrap()), whole == "47", "{id}");
         }
     }
 }

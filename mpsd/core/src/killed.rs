@@ -1,20 +1,20 @@
-//! The tasks of a job that a signal ended. Slurm's plugin notes them in slurmstepd, which waited for them, as root.
+//! The tasks of a job that a signal ended. Slurm's plugin notes them as root, in the slurmstepd that waited for them.
 //!
-//! `/run/mpsd/jobs/<job>/killed`, root 0600: made with the job, a line a task, appended. No user reaches it; all that the
-//! job's own can do is to end his tasks.
+//! `/run/mpsd/jobs/<job>/killed`, root 0600: made with the job, a line a task, appended. No user reaches the file. The job's
+//! user can only end tasks.
 
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Longest file that is written or read. Bytes.
+/// Longest file that is written or read, bytes.
 pub const LONGEST: usize = 4096;
-/// Longest line.
+/// Longest line, bytes.
 const LINE: usize = 80;
-/// How many are told one by one: who ends a step ends all of its tasks.
+/// Tasks that a report names one by one: the end of a step ends all of its tasks.
 const MOST_TOLD: usize = 8;
 
-/// One of them.
+/// A task that a signal ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KilledTask {
     /// Its step; `None`: it is the job's own script or shell.
@@ -25,24 +25,17 @@ pub struct KilledTask {
     pub pid: i32,
     /// The signal.
     pub signal: i32,
-    /// How many processes of the job the kernel's out-of-memory killer had ended by then; 0 also where nobody can see it.
+    /// Processes of the job that the kernel's out-of-memory killer had ended by then; 0 also if that cannot be seen.
     #[serde(default)]
     pub oom_kills: u64,
 }
 
 impl KilledTask {
-    /// Its line, to be appended to a file that has `length` bytes; `None`: that is long enough.
+    /// Its line for the end of a file that has `length` bytes; `None`: the file is full.
     pub fn line(&self, length: u64) -> Option<String> {
-        let room = (LONGEST - LINE) as u64;
         let step = self.step.map_or_else(|| "-".to_owned(), |step| step.to_string());
-        let Self {
-            rank,
-            pid,
-            signal,
-            oom_kills,
-            ..
-        } = self;
-        (length < room).then(|| format!("{step} {rank} {pid} {signal} {oom_kills}\n"))
+        let numbers = format!("{} {} {} {}", self.rank, self.pid, self.signal, self.oom_kills);
+        (length < (LONGEST - LINE) as u64).then(|| format!("{step} {numbers}\n"))
     }
 
     fn of_line(line: &str) -> Option<Self> {
@@ -68,7 +61,7 @@ impl KilledTask {
     }
 }
 
-/// The tasks of a file; a line that is none, or has no end, is left out.
+/// The tasks of a file. A line that is no task, or has no end, is left out.
 pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
     let text = String::from_utf8_lossy(bytes);
     let whole = text
@@ -77,8 +70,8 @@ pub fn parse(bytes: &[u8]) -> Vec<KilledTask> {
     whole.filter_map(KilledTask::of_line).collect()
 }
 
-/// They in words, in the order of their ends. `is_client`: whether that pid was a client, as far as anybody knows: one may as well be a
-/// child of the task's.
+/// The tasks in words, in the order of their ends. `is_client` tells whether a pid is known as a client. A client may also be a
+/// child of the task.
 pub fn told(tasks: &[KilledTask], is_client: impl Fn(i32) -> bool) -> Vec<String> {
     let one = |task: &KilledTask| {
         let (place, pid, signal) = (task.place(), task.pid, SignalName(task.signal));
@@ -165,33 +158,21 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_named_with_its_task_and_a_task_that_was_none_is_none() {
+    fn a_client_is_named_with_its_task_and_only_the_first_tasks_are_named() {
         let all = [task(3, 9), task(1, 15), task(2, 64)];
-        assert_eq!(
-            told(&all, |pid| pid == 8352),
-            [
-                "client 8352 (task 3 of step 0) was ended by signal 9 (SIGKILL)",
-                "task 1 of step 0 (pid 8350) was ended by signal 15 (SIGTERM)",
-                "task 2 of step 0 (pid 8351) was ended by signal 64",
-            ]
-        );
-    }
-
-    #[test]
-    fn of_many_the_first_are_told_and_of_the_out_of_memory_killer_once() {
-        let mut all: Vec<KilledTask> = (0..48).map(|rank| task(rank, 9)).collect();
-        all[0].oom_kills = 1;
-        all[1].oom_kills = 2;
-        let told = told(&all, |_| false);
-        assert_eq!(told.len(), 10, "{told:?}");
-        assert_eq!(
-            told[8],
-            "40 more tasks, at least, were ended by signals after these"
-        );
-        assert_eq!(
-            told[9],
-            "the kernel's out-of-memory killer ended processes of the job: 2"
-        );
-        assert_eq!(super::told(&[], |_| true), Vec::<String>::new());
+        let lines = [
+            "client 8352 (task 3 of step 0) was ended by signal 9 (SIGKILL)",
+            "task 1 of step 0 (pid 8350) was ended by signal 15 (SIGTERM)",
+            "task 2 of step 0 (pid 8351) was ended by signal 64",
+        ];
+        assert_eq!(told(&all, |pid| pid == 8352), lines);
+        let mut many: Vec<KilledTask> = (0..48).map(|rank| task(rank, 9)).collect();
+        (many[0].oom_kills, many[1].oom_kills) = (1, 2);
+        let last = [
+            "40 more tasks, at least, were ended by signals after these",
+            "the kernel's out-of-memory killer ended processes of the job: 2",
+        ];
+        assert_eq!(told(&many, |_| false)[8..], last);
+        assert!(told(&[], |_| true).is_empty());
     }
 }

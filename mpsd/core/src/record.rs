@@ -1,7 +1,7 @@
 //! The record: what root leaves on the node for the job's tasks to read.
 //!
-//! `/run/mpsd/jobs/<job>/record`, root 0644. The plugin's `task_init`, `mpsctl env` and `mpsctl exec` decide by it and
-//! by nothing else: an option may be lost on the way (`sbatch --export=NONE`; docs/facts/slurm.md#options).
+//! `/run/mpsd/jobs/<job>/record`, root 0644. The plugin's `task_init`, `mpsctl env` and `mpsctl exec` read nothing else: an
+//! option may be lost on the way (`sbatch --export=NONE`; docs/facts/slurm.md#options).
 
 use super::bind::{Bind, DeviceNames};
 use super::failure::FailureKind;
@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use std::io::ErrorKind;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,20 +24,20 @@ use std::time::{Duration, Instant};
 pub const VERSION: u32 = 1;
 /// Longest record that a reader takes, bytes.
 const LONGEST: usize = 1 << 20;
-/// How long a record may be away while its job starts: a start that fails is undone, directory and all, before the record
-/// that says so is written.
+/// How long a record may be away while its job starts. A failed start removes the directory before it writes the record of
+/// the failure.
 const AWAY: Duration = Duration::from_secs(3);
 
-/// How long a change may stay unseen if the kernel does not tell (no inotify instance left for this user).
+/// How long a change may stay unseen if the user has no inotify instance left.
 const UNSEEN: Duration = Duration::from_millis(250);
 
-/// How far the job's MPS is.
+/// The state of the job's MPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordState {
-    /// Being started; a task waits.
+    /// It is being started; a task waits.
     Starting,
-    /// Proved ready.
+    /// It is proved ready.
     Ready,
     /// The request was refused; a task says why and does not run.
     Refused,
@@ -65,8 +66,8 @@ pub struct RecordDevice {
     pub file: PathBuf,
 }
 
-/// A control daemon of the job: its GPUs, its place, and what it gives to each of its clients. The same value stands in
-/// plan, journal, record and the specification of `mpsd`.
+/// A control daemon of the job: its GPUs, its directories, and the limits of its clients. Plan, journal, record and the
+/// specification of `mpsd` hold the same value.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Daemon {
     /// The GPUs it is confined to, in NVML's order.
@@ -84,12 +85,12 @@ pub struct Daemon {
     /// Default client priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
-    /// Its static partitions, by rank; empty: it shares its GPUs' multiprocessors out as they are asked for.
+    /// Its static partitions, by rank; empty: clients share the multiprocessors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub partitions: Vec<Partition>,
 }
 
-/// The limits of each client: the most that a job may have, what its owner sets while it runs, or what is in force then.
+/// Limits of each client: the most that a job may have, those that its owner sets while it runs, or those in force.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct ClientLimits {
@@ -108,15 +109,13 @@ impl ClientLimits {
 }
 
 impl Daemon {
-    /// What it gives to each client.
+    /// The limits that it gives to each client.
     pub fn limits(&self) -> ClientLimits {
-        ClientLimits {
-            threads: self.threads,
-            memory: self.memory.clone(),
-        }
+        let (threads, memory) = (self.threads, self.memory.clone());
+        ClientLimits { threads, memory }
     }
 
-    /// The same daemon with those of `limits` that are for it.
+    /// This daemon with the new `limits` of its GPUs.
     pub fn with(&self, limits: &ClientLimits) -> Self {
         let mut own = self.clone();
         own.threads = limits.threads.or(self.threads);
@@ -130,7 +129,7 @@ impl Daemon {
     }
 }
 
-/// By how many tasks `auto` has divided each GPU, where it was asked for: what a step with fewer GPUs has to lower.
+/// The number of tasks by which `auto` divided each GPU. A step with fewer GPUs must lower its share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AutoDivisors {
     /// For the thread percentage.
@@ -157,7 +156,7 @@ pub struct Record {
     pub job: JobId,
     /// The job's user.
     pub uid: u32,
-    /// How far it is.
+    /// The state of its MPS.
     pub state: RecordState,
     /// One line for the user when refused or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -165,19 +164,19 @@ pub struct Record {
     /// What the failure was when `failed`: Slurm's job_prolog fails on a fault only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<FailureKind>,
-    /// Nothing but the node can have failed the start: OpenPBS's hook has the try not counted.
+    /// Only the node can have failed the start: OpenPBS's hook then does not count the try.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub of_node: bool,
     /// The job made its GPUs EXCLUSIVE_PROCESS: a process outside its MPS cannot use them.
     #[serde(default)]
     pub exclusive: bool,
-    /// Seconds from which a task may still wait while `starting`.
+    /// Seconds for which a task waits while `starting`; 0: the reader's own limit.
     #[serde(default)]
     pub deadline_s: u32,
-    /// One daemon a GPU.
+    /// There is a daemon for each GPU.
     #[serde(default)]
     pub per_gpu: bool,
-    /// What the job asked for: a step that says the same has inherited it.
+    /// The job's request. A step with the same words has inherited them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Request>,
     /// The scheduler named the job's GPUs, so that a step for which it names none has none.
@@ -186,8 +185,7 @@ pub struct Record {
     /// The job's GPUs on this node.
     #[serde(default)]
     pub gpus: Vec<RecordGpu>,
-    /// All GPUs of the node in the order of the bus, where a task must count as CUDA does: it sees those whose file it may
-    /// open, and the numbers in its `CUDA_VISIBLE_DEVICES` are places among them.
+    /// All GPUs of the node in the order of the bus, if a task must count as CUDA does: among those that it may open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<RecordDevice>,
     /// The daemons.
@@ -205,25 +203,25 @@ pub struct Record {
     /// How `CUDA_VISIBLE_DEVICES` names the GPUs; `None`: by UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<DeviceNames>,
-    /// Without its MPS, number i of a process that may open every GPU of the node is the i-th GPU of the job.
+    /// For a process outside its MPS that may open every GPU of the node, number i is the i-th GPU of the job.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub same_numbers: bool,
     /// Which GPU a rank sees; `None`: all of the job's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
-    /// MPS clients that each of the GPUs takes, where that is known.
+    /// MPS clients that each of the GPUs takes, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
-    /// What its user should read although it runs, a line each.
+    /// Warnings for its user, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Its user reads at the end what it was used for.
+    /// Its user reads a report at the end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub report: bool,
 }
 
 impl Record {
-    /// A record that says only that the job is refused or failed.
+    /// A record without MPS: the job is refused, failed, or still starting.
     pub fn closed(job: JobId, uid: u32, state: RecordState, reason: String) -> Self {
         Self {
             version: VERSION,
@@ -253,8 +251,8 @@ impl Record {
         }
     }
 
-    /// Whether the job's GPUs are MIG devices. Its tasks have their names in `CUDA_VISIBLE_DEVICES`, whatever numbers stand
-    /// elsewhere (docs/facts/slurm.md#gpus-of-a-job).
+    /// Whether the job's GPUs are MIG devices. `CUDA_VISIBLE_DEVICES` then has names, not numbers
+    /// (docs/facts/slurm.md#gpus-of-a-job).
     pub fn is_mig(&self) -> bool {
         self.gpus.iter().any(|gpu| gpu.uuid.is_mig())
     }
@@ -274,7 +272,7 @@ impl Record {
             version: u32,
         }
         let unreadable = |error| format!("unreadable record: {error}");
-        // The number first: what another format has beside it is no matter of ours.
+        // The version first: another format may have any other keys.
         let Head { version } = serde_json::from_str(text).map_err(unreadable)?;
         if version != VERSION {
             return Err(format!(
@@ -309,8 +307,8 @@ pub enum RecordRead {
 /// Reads the record at `path`, once.
 ///
 /// # Errors
-/// One line: something stands there that cannot be trusted or understood. A job whose directory is not there has no
-/// record, whatever else is wrong on the way: no job that did not ask may be stopped by it.
+/// One line: the file cannot be trusted or understood. A job without a directory has no record, even if the way to it has
+/// other faults: they must not stop a job that did not ask.
 pub fn look(path: &Path) -> Result<RecordRead, String> {
     let file = match open_trusted(path) {
         Ok(file) => file,
@@ -335,26 +333,29 @@ fn is_absent(path: &Path) -> bool {
         .is_err_and(|error| absent.contains(&error.kind()))
 }
 
-/// The record at `path` once it no longer stands at `starting`; `None`: there is no MPS. One that is still `starting` was not
-/// ready in time, or went away for good. For a record that does not say itself how long it may be `starting`, `limit` holds.
+/// The record at `path` when it is no longer `starting`; `None`: there is no MPS. A record that is returned as `starting` was
+/// not ready in time, or was removed. `limit` is for a record without a deadline of its own.
 ///
 /// # Errors
 /// One line: as [`look`], or the directory stayed closed to this user.
 pub fn settled(path: &Path, limit: Duration) -> Result<Option<Record>, String> {
     let begin = Instant::now();
-    let mut waiting = Waiting::new(limit);
+    let mut waiting = Waiting {
+        limit,
+        ..Waiting::default()
+    };
     loop {
-        // Watched before it is read, so that no change falls between.
+        // The watch begins before the read, so that no change falls between them.
         let watch = watch(path);
-        match waiting.step(look(path)?, begin.elapsed()) {
-            Step::Over(settled) => return settled.map(|record| record.map(|record| *record)),
-            Step::Wait(left) => wait(watch.as_ref(), left.min(UNSEEN)),
+        match waiting.next(look(path)?, begin.elapsed()) {
+            Break(settled) => return settled.map(|record| record.map(|record| *record)),
+            Continue(left) => wait(watch.as_ref(), left.min(UNSEEN)),
         }
     }
 }
 
-/// A watch on the file itself: it is replaced by rename, which takes the old one's last name. Its directory cannot be
-/// watched, since the user may pass it (0711) but not read it.
+/// A watch on the file itself: a rename replaces it, and takes the old file's last name. The user may pass its directory
+/// (0711) but not read it, and so cannot watch the directory.
 fn watch(path: &Path) -> Option<Inotify> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
     let flags = AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_CLOSE_WRITE;
@@ -371,38 +372,24 @@ fn wait(watch: Option<&Inotify>, limit: Duration) {
     let _ = poll(&mut fds, timeout);
 }
 
-/// One reader's wait for a record that may still be `starting`. It decides and does nothing else: the reader looks,
-/// tells what it saw and when, and waits where it is told to.
-#[derive(Debug)]
+/// One reader's wait for a record that may still be `starting`. It only decides: the reader reads, and waits.
+#[derive(Debug, Default)]
 struct Waiting {
     limit: Duration,
     starting: Option<Box<Record>>,
     away_since: Option<Duration>,
 }
 
-/// What a reader is to do after a look.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
-    /// Read it again within this time.
-    Wait(Duration),
-    /// What [`settled`] returns.
-    Over(Result<Option<Box<Record>>, String>),
-}
-
 impl Waiting {
-    fn new(limit: Duration) -> Self {
-        Self {
-            limit,
-            starting: None,
-            away_since: None,
-        }
-    }
-
-    /// What follows from `seen`, `elapsed` after the reader began.
-    fn step(&mut self, seen: RecordRead, elapsed: Duration) -> Step {
+    /// What follows from `seen`, `elapsed` after the reader began: to wait so long, or what [`settled`] returns.
+    fn next(
+        &mut self,
+        seen: RecordRead,
+        elapsed: Duration,
+    ) -> ControlFlow<Result<Option<Box<Record>>, String>, Duration> {
         let end = match &seen {
             RecordRead::Found(record) if record.state != RecordState::Starting => {
-                return Step::Over(Ok(Some(record.clone())));
+                return Break(Ok(Some(record.clone())));
             }
             RecordRead::Found(record) => {
                 self.away_since = None;
@@ -412,16 +399,13 @@ impl Waiting {
                     own => Duration::from_secs(own.into()),
                 }
             }
-            RecordRead::Absent if self.starting.is_none() => return Step::Over(Ok(None)),
+            RecordRead::Absent if self.starting.is_none() => return Break(Ok(None)),
             RecordRead::Absent | RecordRead::Denied(_) => *self.away_since.get_or_insert(elapsed) + AWAY,
         };
-        match (end.checked_sub(elapsed), seen, self.starting.take()) {
-            (Some(left), _, starting) if !left.is_zero() => {
-                self.starting = starting;
-                Step::Wait(left)
-            }
-            (_, RecordRead::Denied(why), _) => Step::Over(Err(why)),
-            (_, _, starting) => Step::Over(Ok(starting)),
+        match (end.saturating_sub(elapsed), seen) {
+            (Duration::ZERO, RecordRead::Denied(why)) => Break(Err(why)),
+            (Duration::ZERO, _) => Break(Ok(self.starting.take())),
+            (left, _) => Continue(left),
         }
     }
 }
@@ -441,49 +425,53 @@ mod tests {
         RecordRead::Denied("closed".to_owned())
     }
 
-    /// What comes of looks at these seconds.
-    fn steps(looks: &[(u64, RecordRead)]) -> Vec<String> {
-        let mut waiting = Waiting::new(Duration::from_secs(20));
-        let mut short =
-            |(at, look): &(u64, RecordRead)| match waiting.step(look.clone(), Duration::from_secs(*at)) {
-                Step::Wait(left) => format!("wait {}", left.as_secs()),
-                Step::Over(Ok(None)) => "without".to_owned(),
-                Step::Over(Ok(Some(record))) => format!("{:?}", record.state),
-                Step::Over(Err(why)) => why,
+    /// What follows from each read, after so many seconds.
+    fn steps(reads: &[(u64, RecordRead)]) -> String {
+        let limit = Duration::from_secs(20);
+        let mut waiting = Waiting {
+            limit,
+            ..Waiting::default()
+        };
+        let mut next =
+            |(at, read): &(u64, RecordRead)| match waiting.next(read.clone(), Duration::from_secs(*at)) {
+                Continue(left) => format!("wait {}", left.as_secs()),
+                Break(Ok(None)) => "without".to_owned(),
+                Break(Ok(Some(record))) => format!("{:?}", record.state),
+                Break(Err(why)) => why,
             };
-        looks.iter().map(&mut short).collect()
+        reads.iter().map(&mut next).collect::<Vec<_>>().join(", ")
     }
 
     #[test]
-    fn a_start_is_waited_for_as_long_as_its_record_says_and_through_a_gap() {
+    fn a_reader_waits_for_a_start_as_long_as_its_record_says_and_through_a_gap() {
+        use RecordRead::Absent;
         let starting = |own| record(RecordState::Starting, own);
-        assert_eq!(steps(&[(0, RecordRead::Absent)]), ["without"]);
-        assert_eq!(steps(&[(0, record(RecordState::Refused, 9))]), ["Refused"]);
-        assert_eq!(
-            steps(&[(0, starting(0)), (19, starting(0)), (20, starting(0))]),
-            ["wait 20", "wait 1", "Starting"]
-        );
-        assert_eq!(
-            steps(&[(0, starting(5)), (2, record(RecordState::Ready, 5))]),
-            ["wait 5", "Ready"]
-        );
-        assert_eq!(
-            steps(&[
-                (0, starting(9)),
-                (8, RecordRead::Absent),
-                (10, record(RecordState::Failed, 0))
-            ]),
-            ["wait 9", "wait 3", "Failed"]
-        );
-        assert_eq!(
-            steps(&[(0, starting(9)), (1, RecordRead::Absent), (4, RecordRead::Absent)]),
-            ["wait 9", "wait 3", "Starting"]
-        );
-        assert_eq!(
-            steps(&[(0, denied()), (2, denied()), (3, denied())]),
-            ["wait 3", "wait 1", "closed"]
-        );
-        assert_eq!(steps(&[(0, denied()), (1, starting(9))]), ["wait 3", "wait 8"]);
+        let (ready, failed) = (record(RecordState::Ready, 5), record(RecordState::Failed, 0));
+        let cases = [
+            (vec![(0, Absent)], "without"),
+            (vec![(0, record(RecordState::Refused, 9))], "Refused"),
+            (
+                vec![(0, starting(0)), (19, starting(0)), (20, starting(0))],
+                "wait 20, wait 1, Starting",
+            ),
+            (vec![(0, starting(5)), (2, ready)], "wait 5, Ready"),
+            (
+                vec![(0, starting(9)), (8, Absent), (10, failed)],
+                "wait 9, wait 3, Failed",
+            ),
+            (
+                vec![(0, starting(9)), (1, Absent), (4, Absent)],
+                "wait 9, wait 3, Starting",
+            ),
+            (
+                vec![(0, denied()), (2, denied()), (3, denied())],
+                "wait 3, wait 1, closed",
+            ),
+            (vec![(0, denied()), (1, starting(9))], "wait 3, wait 8"),
+        ];
+        for (reads, expected) in cases {
+            assert_eq!(steps(&reads), expected);
+        }
     }
 
     #[test]
