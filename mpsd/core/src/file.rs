@@ -5,7 +5,7 @@ use nix::sys::stat::{FileStat, SFlag, fstat};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// What a file or directory did not let us do.
+/// Why a file or directory could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The kernel said no.
@@ -15,10 +15,10 @@ pub enum FileError {
         act: &'static str,
         /// The object.
         path: PathBuf,
-        /// Why; part of the message, so that no caller has to ask for it.
+        /// Why.
         errno: Errno,
     },
-    /// It is not what it has to be, or not whose it has to be: somebody else's doing.
+    /// It has the wrong kind or the wrong owner.
     #[error("'{path}' {what}")]
     Unfit {
         /// The object.
@@ -43,22 +43,21 @@ impl FileError {
         move |errno| Self::Io { act, path, errno }
     }
 
-    /// `path` is not what or whose it has to be: `what`.
+    /// `path` has the wrong kind or owner, as `what` says.
     pub fn unfit(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
         let (path, what) = (path.into(), what.into());
         Self::Unfit { path, what }
     }
 
-    /// The kernel's word, where it gave one.
+    /// The kernel's error, if there is one.
     pub fn errno(&self) -> Option<Errno> {
-        if let Self::Io { errno, .. } = self {
-            Some(*errno)
-        } else {
-            None
+        match self {
+            Self::Io { errno, .. } => Some(*errno),
+            Self::Unfit { .. } | Self::Bound { .. } => None,
         }
     }
 
-    /// Whether the object was simply not there.
+    /// Whether the object does not exist.
     pub fn is_absent(&self) -> bool {
         self.errno() == Some(Errno::ENOENT)
     }

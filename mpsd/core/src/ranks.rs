@@ -1,4 +1,4 @@
-//! The GPUs that a rank sees, and which of them is its own: by its number or by its cores.
+//! The GPUs that a rank sees, and which of them is its own, by its number or by its cores.
 
 use super::bind::{Bind, BindMode};
 use super::failure::Refusal;
@@ -7,20 +7,20 @@ use super::record::RecordGpu;
 use std::collections::BTreeSet;
 use std::iter::once;
 
-/// Most CPUs that a kernel of Linux counts (`CONFIG_NR_CPUS`).
+/// Most CPUs of a Linux kernel (`CONFIG_NR_CPUS`).
 const MOST_CPUS: u32 = 8192;
 
 /// The CPUs of a task, as the kernel lists them (`0-3,8`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cpus {
-    /// Those that it may use.
+    /// The CPUs that it may use.
     pub own: String,
-    /// Those that its launcher may use: all that its job's tasks share here.
+    /// The CPUs that its launcher may use: those of all its job's tasks on this node.
     pub of_launcher: String,
 }
 
 impl Cpus {
-    /// This process's.
+    /// The CPUs of this process.
     pub fn of_this_process() -> Self {
         let list = |process: &str| {
             let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
@@ -35,7 +35,7 @@ impl Cpus {
     }
 }
 
-/// A list of CPUs as the kernel writes it; empty where it is none.
+/// Reads a list of CPUs as the kernel writes it. What is no range is left out.
 fn parse(list: &str) -> BTreeSet<u32> {
     let number = |text: &str| text.trim().parse().ok().filter(|cpu| *cpu < MOST_CPUS);
     let range = |part: &str| {
@@ -45,21 +45,17 @@ fn parse(list: &str) -> BTreeSet<u32> {
     list.split(',').filter_map(range).flatten().collect()
 }
 
-/// A list of CPUs from bits, as the kernel writes it.
+/// The CPUs of a bit mask, as the kernel lists them.
 pub fn list(words: &[u64]) -> String {
-    let is_set = |cpu: usize| {
-        words
-            .get(cpu / 64)
-            .is_some_and(|word| word >> (cpu % 64) & 1 == 1)
-    };
+    let word = |cpu: usize| words.get(cpu / 64).copied().unwrap_or(0);
+    let is_set = |cpu: usize| word(cpu) >> (cpu % 64) & 1 == 1;
     let cpus = 0..words.len() * 64;
     let starts = cpus.filter(|cpu| is_set(*cpu) && (*cpu == 0 || !is_set(cpu - 1)));
     let range = |first: usize| {
         let last = (first..).find(|cpu| !is_set(cpu + 1)).unwrap_or(first);
-        if first == last {
-            first.to_string()
-        } else {
-            format!("{first}-{last}")
+        match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
         }
     };
     starts.map(range).collect::<Vec<_>>().join(",")
@@ -70,23 +66,22 @@ pub fn list(words: &[u64]) -> String {
 pub struct Rank {
     /// From 0.
     pub local: u32,
-    /// How many there are, where the launcher tells.
+    /// The number of ranks, if the launcher tells it.
     pub of: Option<u32>,
 }
 
-/// The places, among `gpus`, of those that a task sees, in its order: its own first, if it has one.
+/// The places among `gpus` of those that a task sees, in its order: its own first, if it has one.
 ///
 /// # Errors
-/// A refusal where what the mode goes by is not known.
+/// A refusal if the mode needs a number of ranks, or cores near a GPU, that are not known.
 pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Vec<usize>, Refusal> {
-    let none = || Refusal::new("MPS", "this task has no GPU", "a task with GPUs");
     let own = match bind.how {
         BindMode::None => return Ok((0..gpus.len()).collect()),
         BindMode::Auto => return Ok(order(rank.local as usize, tasks(bind.how, rank)?, gpus.len())),
         BindMode::Block | BindMode::Cyclic | BindMode::Closest => place_of(bind.how, rank, cpus, gpus)?,
     };
     if own >= gpus.len() {
-        return Err(none());
+        return Err(Refusal::new("MPS", "this task has no GPU", "a task with GPUs"));
     }
     let peers = (0..gpus.len()).filter(|place| bind.peers && *place != own);
     Ok(once(own).chain(peers).collect())
@@ -96,21 +91,18 @@ pub fn order_of(bind: Bind, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Res
 fn place_of(how: BindMode, rank: Rank, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<usize, Refusal> {
     let count = gpus.len().max(1);
     let local = rank.local as usize;
-    match how {
-        BindMode::Closest => match closest(local, cpus, gpus)? {
-            Some(place) => Ok(place),
-            None => block(how, rank, count),
-        },
-        BindMode::Block => block(how, rank, count),
-        BindMode::Cyclic | BindMode::Auto | BindMode::None => Ok(local % count),
+    let nearest = match how {
+        BindMode::Closest => closest(local, cpus, gpus)?,
+        _ => None,
+    };
+    match (how, nearest) {
+        (_, Some(place)) => Ok(place),
+        (BindMode::Closest | BindMode::Block, None) => Ok(local * count / tasks(how, rank)?),
+        (BindMode::Cyclic | BindMode::Auto | BindMode::None, None) => Ok(local % count),
     }
 }
 
-fn block(how: BindMode, rank: Rank, gpus: usize) -> Result<usize, Refusal> {
-    Ok(rank.local as usize * gpus / tasks(how, rank)?)
-}
-
-/// How many ranks the node has.
+/// The number of ranks on the node.
 fn tasks(how: BindMode, rank: Rank) -> Result<usize, Refusal> {
     let what = || format!("MPS_BIND={}", Bind::of(how));
     let why = "how many ranks this node has is not known";
@@ -119,11 +111,10 @@ fn tasks(how: BindMode, rank: Rank) -> Result<usize, Refusal> {
     Ok(tasks as usize)
 }
 
-/// The place of the nearest GPU; `None` where all are as near.
+/// The place of the nearest GPU; `None`: all are equally near.
 ///
-/// Several may be as near as each other. A task that has some of its launcher's cores there takes its turn by the place
-/// of these, else by its rank. Ranks are dealt out to sockets in blocks or by turns: the sum that is taken of a rank
-/// shares evenly either way.
+/// Several GPUs may be equally near. A task with some of its launcher's cores there takes its turn by the place of its cores,
+/// another task by its rank. Launchers deal ranks to sockets in blocks or in turns, and the sum below is even for both.
 fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize>, Refusal> {
     let mut local = Vec::new();
     for gpu in gpus {
@@ -150,7 +141,7 @@ fn closest(rank: usize, cpus: &Cpus, gpus: &[&RecordGpu]) -> Result<Option<usize
     Ok(near.get(turn % near.len()).copied())
 }
 
-/// Which turn is that of the task with `own` of the CPUs `all`: each task has as many neighbouring ones.
+/// The turn of the task with `own` of the CPUs `all`. Each task has as many neighboring CPUs.
 fn slot(own: &BTreeSet<u32>, all: &BTreeSet<u32>) -> Option<usize> {
     if own.len() >= all.len() {
         return None;
@@ -202,41 +193,32 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_bound_to_the_gpu_of_its_socket() {
-        let two = gpus(&["0-3", "4-7"]);
-        assert_eq!(closest_to(&two, "0-7", &["4-5", "0-1", "6-7", "2-3"]), "1010");
-        // More of its cores are near the second.
-        assert_eq!(closest_to(&two, "0-7", &["3-5"]), "1");
-    }
-
-    #[test]
-    fn gpus_of_one_socket_are_shared_evenly() {
+    fn a_task_is_bound_to_a_gpu_near_its_cores() {
+        let (flat, two) = (gpus(&["0-7", "0-7"]), gpus(&["0-3", "4-7"]));
         let four = gpus(&["0-7", "0-7", "8-15", "8-15"]);
-        // Bound to cores, rank after rank and from socket to socket.
-        let cores = ["0-1", "2-3", "4-5", "6-7", "8-9", "10-11", "12-13", "14-15"];
-        assert_eq!(closest_to(&four, "0-15", &cores), "01012323");
-        let turns = ["0-1", "8-9", "2-3", "10-11", "4-5", "12-13", "6-7", "14-15"];
-        assert_eq!(closest_to(&four, "0-15", &turns), "02130213");
-        // The job has only some of the cores.
-        assert_eq!(closest_to(&four, "4-11", &["4-5", "6-7", "8-9", "10-11"]), "0123");
-        // Both threads of a core.
         let threads = gpus(&["0-3,16-19", "0-3,16-19", "4-7,20-23", "4-7,20-23"]);
-        assert_eq!(
-            closest_to(&threads, "0-7,16-23", &["0,16", "1,17", "2,18", "3,19"]),
-            "0101"
-        );
-        // Bound to sockets only: by rank, whichever way the ranks were dealt out.
-        assert_eq!(closest_to(&four, "0-15", &["0-7", "8-15", "0-7", "8-15"]), "0312");
-        assert_eq!(closest_to(&four, "0-15", &["0-7", "0-7", "8-15", "8-15"]), "0132");
-    }
-
-    #[test]
-    fn where_all_gpus_are_as_near_the_ranks_are_shared_in_blocks() {
-        let flat = gpus(&["0-7", "0-7"]);
-        assert_eq!(closest_to(&flat, "0-7", &["0-1", "2-3", "4-5", "6-7"]), "0011");
-        let two = gpus(&["0-3", "4-7"]);
-        assert_eq!(closest_to(&two, "0-7", &["0-7", "0-7", "0-7", "0-7"]), "0011");
-        // Cores of neither socket.
-        assert_eq!(closest_to(&two, "0-15", &["8-11", "12-15"]), "01");
+        for (gpus, launcher, tasks, expected) in [
+            (&two, "0-7", "4-5 0-1 6-7 2-3", "1010"),
+            // More of its cores are near the second.
+            (&two, "0-7", "3-5", "1"),
+            // Bound to cores, rank after rank and from socket to socket.
+            (&four, "0-15", "0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15", "01012323"),
+            (&four, "0-15", "0-1 8-9 2-3 10-11 4-5 12-13 6-7 14-15", "02130213"),
+            // The job has only some of the cores.
+            (&four, "4-11", "4-5 6-7 8-9 10-11", "0123"),
+            // Both threads of a core.
+            (&threads, "0-7,16-23", "0,16 1,17 2,18 3,19", "0101"),
+            // Bound to sockets only: by rank, in either order of the ranks.
+            (&four, "0-15", "0-7 8-15 0-7 8-15", "0312"),
+            (&four, "0-15", "0-7 0-7 8-15 8-15", "0132"),
+            // All GPUs are equally near: in blocks.
+            (&flat, "0-7", "0-1 2-3 4-5 6-7", "0011"),
+            (&two, "0-7", "0-7 0-7 0-7 0-7", "0011"),
+            // Cores of neither socket.
+            (&two, "0-15", "8-11 12-15", "01"),
+        ] {
+            let tasks: Vec<&str> = tasks.split(' ').collect();
+            assert_eq!(closest_to(gpus, launcher, &tasks), expected, "{tasks:?}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! A file replaced in one step: whoever reads it finds the old one or the new one, whole.
+//! A file replaced in one step: a reader finds the whole old file or the whole new one.
 
 use crate::file::FileError;
 use nix::errno::Errno;
@@ -11,20 +11,20 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// How far the new file must have come when the call returns.
+/// What the new file must outlive when the call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// It stands under its name; it need not outlive the node's own end.
+    /// The process: the file has its name, and a crash of the node may lose it.
     Placed,
-    /// It is on disk, and so is its name.
+    /// The node: the file and its name are on disk.
     OnDisk,
 }
 
-/// Replaces, or makes, the file `path` with this mode, whatever the umask. Symbolic links on the way to it are followed, so
-/// that this is for places where only root can put things.
+/// Replaces, or makes, the file `path` with this mode and any umask. It follows symbolic links on the way to the file, so it is
+/// only for places that root alone can write.
 ///
 /// # Errors
-/// What failed; the old file is as it was.
+/// What failed. The old file is unchanged.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> Result<(), FileError> {
     let fail = |errno| FileError::io("write", path)(errno);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -35,8 +35,8 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32, durability: Durability) -> 
     replace_at(&parent, name, bytes, mode, durability).map_err(fail)
 }
 
-/// Replaces, or makes, the entry `name` of an open directory; no symbolic link is followed. The new file stands under
-/// `.NAME.new` until it is complete; one left there by a crash is removed. Two writers of one name must hold a lock.
+/// Replaces, or makes, the entry `name` of an open directory, and follows no symbolic link. The new file is `.NAME.new` until it
+/// is complete; a crash may leave it, and the next call removes it. Two writers of the same name must hold a lock.
 ///
 /// # Errors
 /// As open(2), write(2), fsync(2) and rename(2).
@@ -48,8 +48,7 @@ pub fn replace_at(
     durability: Durability,
 ) -> Result<(), Errno> {
     let directory = directory.as_fd();
-    let hidden = [OsStr::new("."), name, OsStr::new(".new")];
-    let hidden: OsString = hidden.into_iter().collect();
+    let hidden: OsString = [OsStr::new("."), name, OsStr::new(".new")].into_iter().collect();
     let remove = || unlinkat(directory, hidden.as_os_str(), UnlinkatFlags::NoRemoveDir);
     match remove() {
         Ok(()) | Err(Errno::ENOENT) => {}
@@ -67,7 +66,7 @@ pub fn replace_at(
         .and_then(|()| if on_disk { fsync(&file) } else { Ok(()) })
         .and_then(|()| renameat(directory, hidden.as_os_str(), directory, name));
     if placed.is_err() {
-        // A full disk must not be made fuller by what did not fit.
+        // What did not fit on a full disk must not stay there.
         let _ = remove();
         return placed;
     }

@@ -1,4 +1,4 @@
-//! Files that only root can have put where they are: programs to run, libraries to load, configuration to obey.
+//! Files that only root can have put in their place: programs to run, libraries to load, configuration to obey.
 
 use crate::file::{FileError, kind, read_regular};
 use nix::errno::Errno;
@@ -8,8 +8,8 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
-/// A regular file, open for reading, that belongs to root, which neither group nor others may write, and of which
-/// the same is true for every directory (and symbolic link) on the way to it.
+/// A regular file, open for reading. It belongs to root, and neither group nor others may write it. The same is true for every
+/// directory and symbolic link on the way to it.
 #[derive(Debug)]
 pub struct TrustedFile {
     /// The open file.
@@ -29,12 +29,12 @@ impl TrustedFile {
     }
 }
 
-/// More than any sane installation has; the kernel's own bound.
+/// The kernel's own bound.
 const MAX_LINKS: usize = 40;
+const DIRECTORY: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
-/// Opens a file that can be trusted. Symbolic links are followed (`libnvidia-ml.so.1` is one), one at a time, as
-/// long as root owns them. A directory that all may write is trusted only with the sticky bit, as `/tmp`: an entry
-/// of root's stays root's there.
+/// Opens a file that can be trusted. It follows symbolic links of root (`libnvidia-ml.so.1` is one), one at a time. A directory
+/// that all may write is trusted only with the sticky bit, as `/tmp`: it keeps root's entries root's.
 pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
     if !path.is_absolute() {
         return Err(FileError::unfit(path, "is not an absolute path"));
@@ -66,9 +66,8 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
                 if status.st_uid != 0 {
                     return Err(not_roots(&name, &status));
                 }
-                let goal = PathBuf::from(
-                    readlinkat(parent, part.as_os_str()).map_err(FileError::io("follow", &name))?,
-                );
+                let goal = readlinkat(parent, part.as_os_str()).map_err(FileError::io("follow", &name))?;
+                let goal = PathBuf::from(goal);
                 if goal.is_absolute() {
                     way.truncate(1);
                     here = PathBuf::from("/");
@@ -76,24 +75,22 @@ pub fn open_trusted(path: &Path) -> Result<TrustedFile, FileError> {
                 todo.extend(pending(&goal));
             }
             SFlag::S_IFDIR => {
-                let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-                let fd = openat(parent, part.as_os_str(), flags, Mode::empty())
-                    .map_err(FileError::io("open", &name))?;
+                let flags = DIRECTORY | OFlag::O_NOFOLLOW;
+                let fd = openat(parent, part.as_os_str(), flags, Mode::empty());
+                let fd = fd.map_err(FileError::io("open", &name))?;
                 check(&fd, &name)?;
                 way.push(fd);
                 here = name;
             }
             SFlag::S_IFREG if todo.is_empty() => return open_last(parent, &part, name),
             _ => {
-                let wanted = if todo.is_empty() {
+                let needed = if todo.is_empty() {
                     "a regular file"
                 } else {
                     "a directory"
                 };
-                return Err(FileError::unfit(
-                    &name,
-                    format!("is {}, not {wanted}", kind(&status)),
-                ));
+                let what = format!("is {}, not {needed}", kind(&status));
+                return Err(FileError::unfit(&name, what));
             }
         }
     }
@@ -113,26 +110,27 @@ fn pending(path: &Path) -> Vec<OsString> {
 }
 
 fn root() -> Result<OwnedFd, FileError> {
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let fd = open("/", flags, Mode::empty()).map_err(FileError::io("open", "/"))?;
+    let fd = open("/", DIRECTORY, Mode::empty()).map_err(FileError::io("open", "/"))?;
     check(&fd, Path::new("/"))?;
     Ok(fd)
 }
 
 fn open_last(parent: &OwnedFd, part: &OsString, path: PathBuf) -> Result<TrustedFile, FileError> {
-    // A FIFO put there since would not block us, and is refused by its kind.
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let file = match openat(parent, part.as_os_str(), flags, Mode::empty()) {
-        // Programs may be executable only: what matters is who owns them.
-        Err(Errno::EACCES) => openat(
+    let open = |flags| {
+        openat(
             parent,
             part.as_os_str(),
-            OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
+            flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
             Mode::empty(),
-        ),
+        )
+    };
+    // With O_NONBLOCK a FIFO that now stands there does not block. Its kind is refused below.
+    let file = match open(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY) {
+        // A program may be executable but not readable. Its owner decides.
+        Err(Errno::EACCES) => open(OFlag::O_PATH),
         other => other,
-    }
-    .map_err(FileError::io("open", &path))?;
+    };
+    let file = file.map_err(FileError::io("open", &path))?;
     let status = check(&file, &path)?;
     if SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
         let what = format!("is {}, not a regular file", kind(&status));
@@ -155,10 +153,8 @@ fn check(fd: &OwnedFd, path: &Path) -> Result<FileStat, FileError> {
     }
     let open_to_others = mode.intersects(Mode::S_IWGRP | Mode::S_IWOTH);
     if open_to_others && !(is_dir && mode.contains(Mode::S_ISVTX)) {
-        let what = format!(
-            "may be written by group or others (mode {:04o}): chmod go-w",
-            status.st_mode & 0o7777
-        );
+        let mode = status.st_mode & 0o7777;
+        let what = format!("may be written by group or others (mode {mode:04o}): chmod go-w");
         return Err(FileError::unfit(path, what));
     }
     Ok(status)
