@@ -7,15 +7,16 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+use crate::command::{self, works, wrote};
+
 /// The workspace's root.
 pub fn root() -> Result<PathBuf> {
     // As cargo says now: the program may stand in a target directory that several checkouts share.
-    let own = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    Ok(own
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let root = Path::new(&own)
         .parent()
-        .context("the xtask crate has no parent directory")?
-        .to_owned())
+        .context("the xtask crate has no parent directory")?;
+    Ok(root.to_owned())
 }
 
 /// A cargo command with nothing to read.
@@ -25,87 +26,65 @@ pub fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// The same by another toolchain; none where rustup does not have it.
-pub fn by_toolchain(name: &str, arguments: &[&str]) -> Option<Command> {
-    let rustup = |words: &[&str]| {
-        let mut command = Command::new("rustup");
-        command.args(words).stdin(Stdio::null());
-        command
-    };
-    let there = rustup(&["which", "--toolchain", name, "cargo"]).output();
-    there.is_ok_and(|output| output.status.success()).then(|| {
-        let mut command = rustup(&["run", name, "cargo"]);
-        command.args(arguments);
-        command
-    })
+/// The same, its words cut at spaces.
+pub fn words(line: &str) -> Command {
+    command(&Vec::from_iter(line.split_whitespace()))
+}
+
+/// A command of the compiler's.
+pub fn rustc(words: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    command.args(words).stdin(Stdio::null());
+    command
+}
+
+/// A cargo command by another toolchain; none where rustup does not have it.
+pub fn by_toolchain(name: &str, words: &str) -> Option<Command> {
+    let there = works(&mut command::command(
+        "rustup",
+        &format!("which --toolchain {name} cargo"),
+    ));
+    there.then(|| command::command("rustup", &format!("run {name} cargo {words}")))
 }
 
 /// The oldest Rust that Cargo.toml promises to build with.
 pub fn oldest_rust() -> Result<String> {
     let metadata = metadata()?;
-    let own = metadata["packages"]
-        .as_array()
-        .and_then(|all| all.first()?["rust_version"].as_str());
+    let own = metadata["packages"][0]["rust_version"].as_str();
     Ok(own.context("Cargo.toml names no rust-version")?.to_owned())
 }
 
 /// Whether the standard library for `target` is installed.
 pub fn has_target(target: &str) -> bool {
-    let mut command = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    let output = command
-        .args(["--print", "target-libdir", "--target", target])
-        .stdin(Stdio::null())
-        .output();
-    output.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
+    let library = wrote(&mut rustc(&["--print", "target-libdir", "--target", target]));
+    library.is_ok_and(|path| Path::new(path.trim()).is_dir())
 }
 
-/// Whether this command of cargo's works.
-pub fn is_there(arguments: &[&str]) -> bool {
-    command(arguments)
-        .output()
-        .is_ok_and(|output| output.status.success())
-}
-
-/// Builds with cargo's own progress on the terminal.
-pub fn build(arguments: &[&str]) -> Result<()> {
-    let status = command(arguments).status().context("cannot start cargo")?;
+/// Builds, or runs, with cargo's own progress on the terminal.
+pub fn build(line: &str) -> Result<()> {
+    let status = words(line).status().context("cannot start cargo")?;
     if !status.success() {
-        bail!("'cargo {}' failed ({status})", arguments.join(" "));
+        bail!("'cargo {line}' failed ({status})");
     }
     Ok(())
 }
 
 /// `cargo metadata` of the workspace, dependencies left out.
 pub fn metadata() -> Result<Value> {
-    let output = command(&["metadata", "--no-deps", "--format-version=1"])
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("'cargo metadata' failed ({})", output.status);
-    }
-    serde_json::from_slice(&output.stdout).context("'cargo metadata' gave no JSON")
+    let text = wrote(words("metadata --no-deps --format-version=1").stderr(Stdio::inherit()))?;
+    serde_json::from_str(&text).context("'cargo metadata' gave no JSON")
 }
 
 /// Cargo's target directory.
 pub fn target_directory() -> Result<PathBuf> {
     let metadata = metadata()?;
-    let target = metadata["target_directory"]
-        .as_str()
-        .context("no target directory")?;
-    Ok(target.into())
+    let target = metadata["target_directory"].as_str();
+    Ok(target.context("no target directory")?.into())
 }
 
-/// Turns this process into a program of the build, so that a signal reaches it and nothing stands between. It lies in the
-/// profile's directory: `release` for the benchmark, `debug` else.
-pub fn become_program(name: &str, arguments: &[&str]) -> Result<ExitCode> {
-    let target = target_directory()?;
-    let profile = if name.starts_with("bench") {
-        "release"
-    } else {
-        "debug"
-    };
-    let program = target.join(profile).join(name);
+/// Turns this process into a program of the build, so that a signal reaches it and nothing stands between.
+pub fn become_program(path: &str, arguments: &[String]) -> Result<ExitCode> {
+    let program = target_directory()?.join(path);
     let error = Command::new(&program).args(arguments).exec();
     Err(error).with_context(|| format!("cannot run '{}'", program.display()))
 }

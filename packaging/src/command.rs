@@ -13,14 +13,22 @@ use nix::unistd::Pid;
 /// Longest that a command may take that shows nothing: an installation, a build.
 const QUIET: Duration = Duration::from_secs(600);
 
+/// A command with these words, cut at spaces.
+pub fn command(program: &str, words: &str) -> Command {
+    let mut command = Command::new(program);
+    command.args(words.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
 /// Runs `command`, hands every line of both its streams to `each`, and returns how it ended. After `limit` it is killed with
 /// all its descendants, and that is an error. It stays in this process group: Ctrl-C ends it too.
 pub fn lines(command: &mut Command, limit: Duration, mut each: impl FnMut(&str)) -> Result<ExitStatus> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let mut child = command
+    command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command
         .spawn()
         .with_context(|| format!("cannot start '{program}'"))?;
     let (sender, receiver) = channel();
@@ -42,12 +50,21 @@ pub fn lines(command: &mut Command, limit: Duration, mut each: impl FnMut(&str))
     Ok(child.wait()?)
 }
 
+/// Runs a command and shows its lines. It must succeed.
+pub fn shown(command: &mut Command, limit: Duration) -> Result<()> {
+    let status = lines(command, limit, |line| println!("{line}"))?;
+    match status.success() {
+        true => Ok(()),
+        false => bail!("{command:?} failed ({status})"),
+    }
+}
+
 /// Runs a command that says something only when it fails.
 pub fn quietly(command: &mut Command) -> Result<()> {
     quietly_within(command, QUIET)
 }
 
-/// The same of one that may take this long.
+/// The same of a command that may take this long.
 pub fn quietly_within(command: &mut Command, limit: Duration) -> Result<()> {
     let mut said = Vec::new();
     let status = lines(command, limit, |line| said.push(line.to_owned()))?;
@@ -58,43 +75,64 @@ pub fn quietly_within(command: &mut Command, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Kills a child and whatever it started.
+/// What a command wrote to its standard output. It must succeed.
+pub fn wrote(command: &mut Command) -> Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot start {command:?}"))?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        bail!("{command:?} failed ({}): {}", output.status, why.trim());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{command:?} wrote no text"))
+}
+
+/// Whether a command can be started and succeeds.
+pub fn works(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+/// Does what takes a while, and says so before and after.
+pub fn step<T>(what: &str, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    eprintln!("{what} …");
+    let started = Instant::now();
+    let done = act();
+    let word = if done.is_ok() { "done" } else { "failed" };
+    eprintln!("{what} … {word} ({:.0} s)", started.elapsed().as_secs_f64());
+    done
+}
+
+/// Kills a child and all its descendants.
 fn kill_tree(root: i32) {
     let parents = parents();
     let mut family = BTreeSet::from([root]);
     loop {
         let size = family.len();
-        family.extend(
-            parents
-                .iter()
-                .filter(|(_, parent)| family.contains(parent))
-                .map(|(pid, _)| *pid)
-                .collect::<Vec<_>>(),
-        );
+        let of_family = parents.iter().filter(|(_, parent)| family.contains(parent));
+        let children: Vec<i32> = of_family.map(|(pid, _)| *pid).collect();
+        family.extend(children);
         if family.len() == size {
             break;
         }
     }
     for pid in family {
-        // One that has ended meanwhile is no failure.
+        // A process that has ended meanwhile is no failure.
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
 }
 
 /// Every process with its parent.
 fn parents() -> Vec<(i32, i32)> {
-    let Ok(entries) = std::fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let pids = entries
-        .filter_map(std::io::Result::ok)
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid: i32| {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let with_parent = |pid: i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-        Some((pid, parent))
-    })
-    .collect()
+        Some((
+            pid,
+            stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?,
+        ))
+    };
+    pids.filter_map(with_parent).collect()
 }
 
 fn forward(stream: Option<impl Read + Send + 'static>, sender: Sender<String>) {
@@ -117,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shows_both_streams_and_the_status() {
+    fn hands_on_both_streams_and_the_status() {
         let mut seen = Vec::new();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "echo out; echo err >&2; exit 3"]);

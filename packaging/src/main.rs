@@ -1,42 +1,23 @@
-//! `cargo xtask`: what would otherwise be a folder of shell scripts.
-//!
-//! | verb | does |
-//! |---|---|
-//! | `setup` | installs Slurm and munge through the system's package manager, once; with `--arm64` lays out a Debian for arm64 instead |
-//! | `demo` | README's first command: one MPS job on a throw-away Slurm, watched; on simulated moms with `--scheduler` |
-//! | `test` | README's second command: everything that CI runs, or the stages that are named |
-//! | `matrices` | the crash, kill and fault matrices alone, and how much they tried |
-//! | `matrix slurm` | jobs of every kind on throw-away Slurms of every kind; `--prefix` for another Slurm |
-//! | `soak` | 2,000 jobs, 16 at once, with random kills |
-//! | `fuzz` | a minute of libFuzzer on each place where foreign text comes in |
-//! | `hardware` | the project against a real GPU, or a package for a machine without cargo |
-//! | `texts` | writes the quick start's table of options and the commented mpsd.toml from the tables in `mpsd/core` |
-//! | `docs` | the documentation's site, every link of it followed |
-//! | `stage DIR` | the tree that is installed |
-//! | `spank-variants` | one linked plugin, stamped for each release of Slurm |
-//! | `dist` | the packages for Debian and RPM systems, from that tree, for x86_64 and arm64 |
-//! | `release-check` | what must hold before a version gets its tag |
-//! | `bench scale` | what jobs, clients and nodes at once cost one another |
-//! | `bench srun` | what the plugin costs a job that did not ask for it |
+//! `cargo xtask`: what would otherwise be a folder of shell scripts. `cargo xtask help` lists the verbs.
 
 mod cargo;
-mod checks;
 mod command;
+mod files;
+mod hardware;
 mod install;
 mod package;
-mod progress;
-mod reliability;
+mod release_check;
+mod runs;
 mod site;
+mod test;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
+use nix::sys::stat::{Mode, umask};
 
-use checks::{hardware, release, test};
-use install::{arm64, slurm};
 use package::{plugin, stage};
-use reliability::{fuzz, matrices, soak};
 
 /// Builds, shows, tests and measures mpsd.
 #[derive(Debug, Parser)]
@@ -66,11 +47,11 @@ enum Verb {
     Matrices,
     /// Run one matrix, or cells of it, alone.
     #[command(subcommand)]
-    Matrix(matrices::Matrix),
+    Matrix(runs::Matrix),
     /// Run many jobs at once on a simulated node, with random kills; nothing may be different at the end.
-    Soak(soak::Options),
+    Soak(runs::Soak),
     /// Run every fuzz target under libFuzzer.
-    Fuzz(fuzz::Options),
+    Fuzz(runs::Fuzz),
     /// Run the project against the GPU of this machine, or pack it for a machine without cargo.
     Hardware(hardware::Options),
     /// Write what the tables of options and keys say into docs/quick-start.md and etc/mpsd/mpsd.toml.
@@ -84,85 +65,33 @@ enum Verb {
     /// Make the packages for Debian and RPM systems.
     Dist(package::Options),
     /// Check what must hold before a version gets its tag.
-    ReleaseCheck(release::Options),
-    /// Measure.
-    #[command(subcommand)]
-    Bench(Bench),
+    ReleaseCheck(release_check::Options),
+    /// Measure a job, many at once, or what the plugin costs: 'job', 'scale' or 'srun', each with '--help'.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// What is measured, and its options
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
 }
 
 impl Verb {
     /// Building and packing does not, unless a tool has to be installed first.
     fn needs_root(&self) -> bool {
+        use Verb::{Dist, Docs, ReleaseCheck, SpankVariants, Stage, Texts};
         !matches!(
             self,
-            Verb::Texts
-                | Verb::Docs(_)
-                | Verb::Stage(_)
-                | Verb::SpankVariants(_)
-                | Verb::Dist(_)
-                | Verb::ReleaseCheck(_)
+            Texts | Docs(_) | Stage(_) | SpankVariants(_) | Dist(_) | ReleaseCheck(_)
         )
     }
 }
 
-#[derive(Debug, Subcommand)]
-enum Bench {
-    /// One job's begin and end, and one that did not ask, against the shortest possible, on a simulated GPU.
-    Job {
-        /// Rounds of each side.
-        #[arg(long, default_value_t = 20)]
-        rounds: u32,
-        /// Another build's programs, to be measured in turn with these.
-        #[arg(long, value_name = "DIRECTORY")]
-        beside: Option<std::path::PathBuf>,
-        /// Where the result goes, as JSON.
-        #[arg(long, default_value = "target/bench-job.json")]
-        out: std::path::PathBuf,
-    },
-    /// Jobs, clients and nodes at once against one.
-    Scale {
-        /// Rounds of each.
-        #[arg(long, default_value_t = 10)]
-        rounds: u32,
-        /// Where the result goes, as JSON.
-        #[arg(long, default_value = "target/bench-scale.json")]
-        out: std::path::PathBuf,
-    },
-    /// `srun true` with and without the plugin on the same Slurm, in turn.
-    Srun {
-        /// Pairs to measure.
-        #[arg(long, default_value_t = 100)]
-        pairs: u32,
-        /// Where the result goes, as JSON.
-        #[arg(long, default_value = "target/bench-srun.json")]
-        out: std::path::PathBuf,
-    },
-}
-
 /// What the benchmark starts: the product and the doubles, and nothing that only packages need.
-const MEASURED: &[&str] = &[
-    "build",
-    "--release",
-    "--lib",
-    "--bins",
-    "-p",
-    "spank",
-    "-p",
-    "prologue",
-    "-p",
-    "epilogue",
-    "-p",
-    "mpsd",
-    "-p",
-    "nvml-stub",
-    "-p",
-    "container-stub",
-    "-p",
-    "tests",
-];
+const MEASURED: &str = "build --release --lib --bins -p spank -p prologue -p epilogue -p mpsd -p nvml-stub -p container-stub \
+                        -p tests";
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    match run(&Arguments::parse().verb) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("xtask: {error:#}");
@@ -171,64 +100,44 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<ExitCode> {
-    if arguments.verb.needs_root() && !nix::unistd::geteuid().is_root() {
+fn run(verb: &Verb) -> Result<ExitCode> {
+    if verb.needs_root() && !nix::unistd::geteuid().is_root() {
         bail!(
             "this needs root: it starts a Slurm whose jobs run as other users; use 'sudo -E cargo xtask …'"
         );
     }
     std::env::set_current_dir(cargo::root()?)?;
-    match &arguments.verb {
-        Verb::Setup { arm64: false } => slurm::run().map(|()| ExitCode::SUCCESS),
-        Verb::Setup { arm64: true } => {
-            println!("{}", arm64::system()?.display());
-            Ok(ExitCode::SUCCESS)
-        }
-        Verb::Test(options) => test::run(options),
-        Verb::Matrices => matrices::run().map(|()| ExitCode::SUCCESS),
-        Verb::Matrix(matrix) => {
-            if matrix.needs_slurm() {
-                slurm::run()?;
-            }
-            matrices::run_one(matrix).map(|()| ExitCode::SUCCESS)
-        }
-        Verb::Soak(options) => soak::run(options).map(|()| ExitCode::SUCCESS),
-        Verb::Fuzz(options) => fuzz::run(options).map(|()| ExitCode::SUCCESS),
-        Verb::Texts => {
-            cargo::build(&["run", "--package", "manual", "--", "--texts", "."]).map(|()| ExitCode::SUCCESS)
-        }
-        Verb::Docs(options) => site::run(options).map(|()| ExitCode::SUCCESS),
-        Verb::Stage(options) => stage::run(options).map(|()| ExitCode::SUCCESS),
-        Verb::SpankVariants(options) => plugin::run(options).map(|()| ExitCode::SUCCESS),
-        Verb::Dist(options) => package::run(options).map(|()| ExitCode::SUCCESS),
-        Verb::Hardware(options) => hardware::run(&cargo::root()?, options).map(|()| ExitCode::SUCCESS),
-        Verb::ReleaseCheck(options) => release::run(options).map(|()| ExitCode::SUCCESS),
+    // What is packed has the same modes wherever it is made.
+    umask(Mode::from_bits_truncate(0o022));
+    match verb {
+        Verb::Setup { arm64: false } => install::slurm()?,
+        Verb::Setup { arm64: true } => println!("{}", install::arm64()?.display()),
+        Verb::Test(options) => return test::run(options),
+        Verb::Matrices => runs::matrices()?,
+        Verb::Matrix(matrix) => runs::matrix(matrix)?,
+        Verb::Soak(options) => runs::soak(options)?,
+        Verb::Fuzz(options) => runs::fuzz(options)?,
+        Verb::Texts => cargo::build("run --package manual -- --texts .")?,
+        Verb::Docs(options) => site::run(options)?,
+        Verb::Stage(options) => stage::run(options)?,
+        Verb::SpankVariants(options) => plugin::run(options)?,
+        Verb::Dist(options) => package::run(options)?,
+        Verb::Hardware(options) => hardware::run(options)?,
+        Verb::ReleaseCheck(options) => release_check::run(options)?,
         Verb::Demo { scheduler } => {
             if scheduler == "slurm" {
-                slurm::run()?;
+                install::slurm()?;
             }
-            cargo::build(&["build", "--workspace"])?;
-            cargo::become_program("demo", &["--scheduler", scheduler])
+            cargo::build("build --workspace")?;
+            return cargo::become_program("debug/demo", &["--scheduler".to_owned(), scheduler.clone()]);
         }
-        Verb::Bench(Bench::Scale { rounds, out }) => {
-            slurm::run()?;
+        Verb::Bench { words } => {
+            if words.first().is_some_and(|word| word != "job") {
+                install::slurm()?;
+            }
             cargo::build(MEASURED)?;
-            let out = out.display().to_string();
-            cargo::become_program("bench-scale", &["--rounds", &rounds.to_string(), "--out", &out])
-        }
-        Verb::Bench(Bench::Job { rounds, beside, out }) => {
-            cargo::build(MEASURED)?;
-            let (rounds, out) = (rounds.to_string(), out.display().to_string());
-            let beside = beside.as_ref().map(|dir| dir.display().to_string());
-            let mut arguments = vec!["--rounds", &rounds, "--out", &out];
-            arguments.extend(beside.iter().flat_map(|dir| ["--beside", dir]));
-            cargo::become_program("bench-job", &arguments)
-        }
-        Verb::Bench(Bench::Srun { pairs, out }) => {
-            slurm::run()?;
-            cargo::build(MEASURED)?;
-            let out = out.display().to_string();
-            cargo::become_program("bench-srun", &["--pairs", &pairs.to_string(), "--out", &out])
+            return cargo::become_program("release/bench", words);
         }
     }
+    Ok(ExitCode::SUCCESS)
 }

@@ -45,7 +45,7 @@ impl Options {
 
 /// Installs what makes and checks the site, if it is missing.
 pub fn prepare() -> Result<()> {
-    python::environment("mkdocs", &[MKDOCS])?;
+    python("mkdocs", MKDOCS)?;
     program("/usr/bin/mandoc", "mandoc", "mandoc")?;
     program(CHROMIUM, "chromium", "chromium")
 }
@@ -63,13 +63,13 @@ pub fn run(options: &Options) -> Result<()> {
         fs::create_dir_all(dir).with_context(|| format!("cannot make '{}'", dir.display()))?;
     }
     let to = manual.display().to_string();
-    cargo::build(&["run", "--locked", "--package", "manual", "--", &to])?;
+    cargo::build(&format!("run --locked --package manual -- {to}"))?;
     for name in ["mkdocs.yml", "hooks.py", "site.css"] {
         fs::copy(root.join("packaging/site").join(name), work.join(name))
             .with_context(|| format!("cannot copy 'packaging/site/{name}'"))?;
     }
     let out = std::path::absolute(&options.out)?;
-    let mut command = Command::new(python::environment("mkdocs", &[MKDOCS])?.join("mkdocs"));
+    let mut command = Command::new(python("mkdocs", MKDOCS)?.join("mkdocs"));
     command
         .env("MPSD_ROOT", &root)
         .env("MPSD_MANUAL", manual.join("man"))

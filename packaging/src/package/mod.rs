@@ -3,18 +3,13 @@
 //! dpkg-deb and rpmbuild make them, each from the files as they lie: both run on Debian and on RPM systems. (cargo-generate-rpm
 //! knows neither links nor file triggers, and Slurm's upgrade needs a trigger.)
 
-mod commit;
 mod deb;
-mod elf;
 mod layout;
-pub mod machine;
 pub mod plugin;
 pub mod programs;
-pub mod release;
 mod repository;
 mod rpm;
 pub mod stage;
-mod zig;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,10 +18,12 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use machine::Machine;
-use programs::Profile;
-use release::{Release, epoch, notes, version};
+use crate::cargo;
+use crate::command::{command, quietly, wrote};
+use crate::files::{emptied, is_a, list, read, read_text, rename, write};
+use programs::{Built, Machine, Profile};
 use repository::Repository;
+use stage::Staged;
 
 /// `dist`'s options.
 #[derive(Debug, clap::Args)]
@@ -95,9 +92,9 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// What is to be packed, for each machine.
-fn built(options: &Options) -> Result<Vec<programs::Built>> {
+fn built(options: &Options) -> Result<Vec<Built>> {
     let built = |machine: &Machine| match &options.programs {
-        Some(programs) => programs::around(programs, *machine),
+        Some(programs) => programs::around(Profile::Portable, *machine, programs.clone()),
         None if options.quick.contains(machine) => programs::everything(Profile::Quick, *machine),
         None => programs::everything(Profile::Portable, *machine),
     };
@@ -109,13 +106,8 @@ fn built(options: &Options) -> Result<Vec<programs::Built>> {
 
 /// The packages in `out`, in order.
 fn packed(out: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(out).with_context(|| format!("cannot list '{}'", out.display()))?;
-    let files: Vec<PathBuf> = entries
-        .map(|entry| Ok(entry?.path()))
-        .collect::<std::io::Result<_>>()?;
-    let is_package = |file: &PathBuf| file.extension().is_some_and(|end| end == "deb" || end == "rpm");
-    let mut packages: Vec<PathBuf> = files.into_iter().filter(is_package).collect();
-    packages.sort();
+    let mut packages = list(out)?;
+    packages.retain(|file| is_a(file, "deb") || is_a(file, "rpm"));
     if packages.is_empty() {
         bail!(
             "--packed: '{}' has no package; run 'cargo xtask dist' first",
@@ -125,47 +117,110 @@ fn packed(out: &Path) -> Result<Vec<PathBuf>> {
     Ok(packages)
 }
 
+/// What both formats need to know.
+#[derive(Debug)]
+struct Release {
+    version: String,
+    /// Number of the packages among those of the version.
+    revision: u32,
+    /// Seconds since 1970 that every file and package carries.
+    epoch: u64,
+    /// What the programs run on.
+    machine: Machine,
+    /// The staged tree.
+    tree: PathBuf,
+    files: Vec<Staged>,
+}
+
 /// Packs what was built into `--out`, which is emptied first; the packages in order.
-fn pack(built: &[programs::Built], options: &Options) -> Result<Vec<PathBuf>> {
-    let out = &options.out;
-    if out.exists() {
-        fs::remove_dir_all(out).with_context(|| format!("cannot empty '{}'", out.display()))?;
-    }
-    fs::create_dir_all(out).with_context(|| format!("cannot make '{}'", out.display()))?;
-    let out = &fs::canonicalize(out)?;
+fn pack(built: &[Built], options: &Options) -> Result<Vec<PathBuf>> {
+    emptied(&options.out)?;
+    let out = &fs::canonicalize(&options.out)?;
     let work = out.join("work");
     let version = options.number.clone().map_or_else(version, Ok)?;
     let mut packages = BTreeSet::new();
     for built in built {
         let work = work.join(built.machine.name());
         let tree = work.join("tree");
-        let files = stage::stage(&tree, built)?;
         let release = Release {
             version: version.clone(),
             revision: options.revision,
             epoch: epoch()?,
             machine: built.machine,
+            files: stage::stage(&tree, built)?,
             tree,
-            files,
         };
-        // What is for every machine has the same name each time, and must be the same.
         packages.extend(deb::pack(&release, &work, out)?);
         packages.extend(rpm::pack(&release, &work, out)?);
     }
     let packages: Vec<PathBuf> = packages.into_iter().collect();
-    sums(out, &packages)?;
-    fs::write(out.join("notes.md"), notes(&version)?)?;
+    let names = packages.iter().filter_map(|package| package.file_name());
+    write(
+        &out.join("SHA256SUMS"),
+        wrote(Command::new("sha256sum").current_dir(out).args(names))?,
+    )?;
+    write(&out.join("notes.md"), notes(&version)?)?;
     fs::remove_dir_all(&work).with_context(|| format!("cannot remove '{}'", work.display()))?;
     Ok(packages)
 }
 
-fn sums(out: &Path, packages: &[PathBuf]) -> Result<()> {
-    let names = packages.iter().filter_map(|package| package.file_name());
-    let output = Command::new("sha256sum")
-        .current_dir(out)
-        .args(names)
-        .output()
-        .context("cannot start sha256sum")?;
-    fs::write(out.join("SHA256SUMS"), output.stdout)?;
-    Ok(())
+/// Moves a package that was made to `out`. What is for every machine is packed with each machine's programs, under one name: two
+/// that differ are refused.
+fn take_over(made: &Path, out: &Path) -> Result<PathBuf> {
+    let file = out.join(made.file_name().context("a package without a name")?);
+    if file.exists() && read(made)? != read(&file)? {
+        bail!(
+            "'{}' is for every machine, and came out as other bytes for the second one",
+            file.display()
+        );
+    }
+    rename(made, &file)?;
+    Ok(file)
+}
+
+/// The workspace's version: it stands in `Cargo.toml` alone.
+pub fn version() -> Result<String> {
+    let manifest: toml::Value = toml::from_str(&read_text(cargo::root()?.join("Cargo.toml"))?)?;
+    let version = manifest["workspace"]["package"]["version"].as_str();
+    Ok(version.context("'Cargo.toml' has no version")?.to_owned())
+}
+
+/// The entry of `version` in CHANGELOG.md.
+pub fn notes(version: &str) -> Result<String> {
+    let text = read_text(cargo::root()?.join("CHANGELOG.md"))?;
+    let heading = format!("## [{version}]");
+    let (_, after) = text
+        .split_once(&heading)
+        .with_context(|| format!("'CHANGELOG.md' has no '{heading}'"))?;
+    let body = after.split_once('\n').map_or("", |(_, body)| body);
+    Ok(format!(
+        "{}\n",
+        body.split("\n## [").next().unwrap_or(body).trim()
+    ))
+}
+
+/// `SOURCE_DATE_EPOCH`, or the time of the commit, or of a source without a repository the first moment of 2026.
+fn epoch() -> Result<u64> {
+    if let Ok(given) = std::env::var("SOURCE_DATE_EPOCH") {
+        return given
+            .parse()
+            .with_context(|| format!("SOURCE_DATE_EPOCH '{given}' is no number of seconds"));
+    }
+    let commit = wrote(&mut command("git", "log -1 --format=%ct"));
+    Ok(commit
+        .ok()
+        .and_then(|time| time.trim().parse().ok())
+        .unwrap_or(1_767_225_600))
+}
+
+/// Without name and time, so that the same text gives the same bytes.
+fn gzip(path: &Path) -> Result<()> {
+    quietly(command("gzip", "-9n").arg(path))
+}
+
+/// A time in a format of date(1)'s.
+fn date(epoch: u64, format: &str) -> Result<String> {
+    let mut date = Command::new("date");
+    date.args(["--utc", format, "-d", &format!("@{epoch}")]);
+    Ok(wrote(date.env("LC_ALL", "C"))?.trim().to_owned())
 }

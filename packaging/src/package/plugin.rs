@@ -1,15 +1,16 @@
-//! The plugin for each release of Slurm: linked once, its stamp rewritten.
+//! The plugin for each release of Slurm: linked once, its stamp rewritten; and as much of ELF as that and the packages need.
 //!
 //! Slurm compares major and minor of `plugin_version` with its own and refuses the file else; between the releases that we
 //! support, nothing else that the plugin uses differs.
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
+use object::read::elf::ElfFile64;
+use object::{Architecture, Object as _, ObjectSection as _, ObjectSymbol as _};
 
-use super::elf::Elf;
 use super::layout::SLURM;
+use crate::files::{make_dir, read, write};
 
 /// `spank-variants`' options.
 #[derive(Debug, clap::Args)]
@@ -22,14 +23,12 @@ pub struct Options {
 
 /// Writes the plugin once for each release.
 pub fn run(options: &Options) -> Result<()> {
-    let plugin =
-        fs::read(&options.plugin).with_context(|| format!("cannot read '{}'", options.plugin.display()))?;
+    let plugin = read(&options.plugin)?;
     for release in SLURM {
         let dir = options.dir.join(release);
-        fs::create_dir_all(&dir).with_context(|| format!("cannot make '{}'", dir.display()))?;
+        make_dir(&dir)?;
         let path = dir.join("spank_mps.so");
-        fs::write(&path, stamped(&plugin, release)?)
-            .with_context(|| format!("cannot write '{}'", path.display()))?;
+        write(&path, stamped(&plugin, release)?)?;
         println!("{}", path.display());
     }
     Ok(())
@@ -39,7 +38,7 @@ pub fn run(options: &Options) -> Result<()> {
 const STAMP: &str = "plugin_version";
 
 /// `SLURM_VERSION_NUM(major, minor, 0)` of a release as `YY.MM` (slurm.h: major << 16 | minor << 8 | micro).
-pub fn number(release: &str) -> Result<u32> {
+fn number(release: &str) -> Result<u32> {
     let parts = release
         .split_once('.')
         .filter(|(major, minor)| major.len() == 2 && minor.len() == 2);
@@ -63,6 +62,62 @@ pub fn stamped(plugin: &[u8], release: &str) -> Result<Vec<u8>> {
     Ok(copy)
 }
 
+/// A 64-bit ELF file.
+pub struct Elf<'a>(ElfFile64<'a>);
+
+impl<'a> Elf<'a> {
+    /// # Errors
+    /// Not an ELF file of the kind, or one that is cut off.
+    pub fn parse(bytes: &'a [u8]) -> Result<Elf<'a>> {
+        Ok(Elf(ElfFile64::parse(bytes).context("not a 64-bit ELF file")?))
+    }
+
+    pub fn machine(&self) -> Architecture {
+        self.0.architecture()
+    }
+
+    /// Where in the file the bytes of the dynamic symbol `name` lie, and how many there are.
+    fn symbol(&self, name: &str) -> Result<(usize, u64)> {
+        let mut symbols = self.0.dynamic_symbols();
+        let symbol = symbols.find(|symbol| symbol.is_definition() && symbol.name() == Ok(name));
+        let symbol = symbol.with_context(|| format!("no symbol '{name}'"))?;
+        let section = self
+            .0
+            .section_by_index(symbol.section_index().context("a symbol without a section")?)?;
+        let (start, _) = section.file_range().context("a section without bytes")?;
+        let within = symbol.address().checked_sub(section.address());
+        Ok((
+            usize::try_from(start + within.context("a symbol before its section")?)?,
+            symbol.size(),
+        ))
+    }
+
+    /// The versions that the file wants of other libraries, as in `GLIBC_2.28` (LSB, "Symbol Versioning").
+    ///
+    /// # Errors
+    /// A table that is cut off.
+    pub fn wanted_versions(&self) -> Result<Vec<String>> {
+        let (endian, data, sections) = (self.0.endian(), self.0.data(), self.0.elf_section_table());
+        let mut versions = Vec::new();
+        if let Some((mut files, link)) = sections.gnu_verneed(endian, data)? {
+            let strings = sections.strings(endian, data, link)?;
+            while let Some((_, mut wanted)) = files.next()? {
+                while let Some(version) = wanted.next()? {
+                    versions.push(String::from_utf8(version.name(endian, strings)?.to_vec())?);
+                }
+            }
+        }
+        Ok(versions)
+    }
+}
+
+/// `GLIBC_2.28` as numbers; none if it is of another library, or private.
+pub fn glibc(version: &str) -> Option<(u32, u32)> {
+    let (major, minor) = version.strip_prefix("GLIBC_")?.split_once('.')?;
+    let minor = minor.split('.').next()?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,5 +129,14 @@ mod tests {
         for wrong in ["22.5", "2205", "22.05.8", "ab.cd", ""] {
             assert!(number(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn orders_versions_by_number() {
+        assert_eq!(glibc("GLIBC_2.28"), Some((2, 28)));
+        assert_eq!(glibc("GLIBC_2.2.5"), Some((2, 2)));
+        assert!(glibc("GLIBC_2.4") < glibc("GLIBC_2.28"));
+        assert_eq!(glibc("GCC_3.0"), None);
+        assert_eq!(glibc("GLIBC_PRIVATE"), None);
     }
 }

@@ -5,17 +5,65 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use object::Architecture;
 
-use super::commit::commit;
-use super::machine::Machine;
-use super::zig::Zig;
 use crate::cargo::{self, target_directory};
+use crate::command::{command, wrote};
+use crate::install;
 
-/// The shipped crates.
-const SHIPPED: [&str; 8] = ["-p", "mpsd", "-p", "prologue", "-p", "epilogue", "-p", "spank"];
+/// The shipped programs, and the crates that they and the plugin are built from.
+pub const PROGRAMS: [&str; 5] = ["mpsd", "mpsctl", "mps-probe", "mps-prologue", "mps-epilogue"];
+const SHIPPED: &str = "-p mpsd -p prologue -p epilogue -p spank";
 
 /// Newest version of the C library that a program may ask for: RHEL 8's, older than Debian 11's and Ubuntu 20.04's.
 pub const GLIBC: (u32, u32) = (2, 28);
+
+/// An architecture that packages are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Machine {
+    #[value(name = "x86_64")]
+    X86,
+    #[value(name = "aarch64")]
+    Arm,
+}
+
+impl Machine {
+    /// This machine's.
+    pub const OWN: Machine = if cfg!(target_arch = "aarch64") {
+        Machine::Arm
+    } else {
+        Machine::X86
+    };
+
+    /// As the kernel and RPM name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Machine::X86 => "x86_64",
+            Machine::Arm => "aarch64",
+        }
+    }
+
+    /// As Debian names it.
+    pub fn debian(self) -> &'static str {
+        match self {
+            Machine::X86 => "amd64",
+            Machine::Arm => "arm64",
+        }
+    }
+
+    /// As Rust names it.
+    pub fn triple(self) -> String {
+        format!("{}-unknown-linux-gnu", self.name())
+    }
+
+    /// As an ELF file's header has it.
+    pub fn elf(self) -> Architecture {
+        match self {
+            Machine::X86 => Architecture::X86_64,
+            Machine::Arm => Architecture::Aarch64,
+        }
+    }
+}
 
 /// How the programs are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +79,6 @@ pub enum Profile {
 /// What was built, and where.
 #[derive(Debug)]
 pub struct Built {
-    /// How.
     pub profile: Profile,
     /// What they run on.
     pub machine: Machine,
@@ -39,7 +86,7 @@ pub struct Built {
     pub programs: PathBuf,
     /// What `manual` wrote.
     pub manual: PathBuf,
-    /// The crates in the programs, one a line: name, version, licence.
+    /// The crates in the programs, a line each: name, version, licence.
     pub crates: String,
 }
 
@@ -48,7 +95,7 @@ pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
     let target = target_directory()?;
     let programs = match profile {
         Profile::Debug => {
-            cargo::build(&[["build", "--locked"].as_slice(), &SHIPPED].concat())?;
+            cargo::build(&format!("build --locked {SHIPPED}"))?;
             target.join("debug")
         }
         Profile::Quick | Profile::Portable => {
@@ -64,18 +111,13 @@ pub fn everything(profile: Profile, machine: Machine) -> Result<Built> {
             target.join(machine.triple()).join(directory)
         }
     };
-    around_programs(profile, machine, programs)
+    around(profile, machine, programs)
 }
 
-/// Everything but the programs, which lie in `programs`, of the portable build.
-pub fn around(programs: &Path, machine: Machine) -> Result<Built> {
-    around_programs(Profile::Portable, machine, programs.to_owned())
-}
-
-fn around_programs(profile: Profile, machine: Machine, programs: PathBuf) -> Result<Built> {
+/// Everything but the programs, which lie in `programs`.
+pub fn around(profile: Profile, machine: Machine, programs: PathBuf) -> Result<Built> {
     let manual = target_directory()?.join("manual");
-    let text = manual.to_str().context("the target directory is not text")?;
-    cargo::build(&["run", "--quiet", "--locked", "-p", "manual", "--", text])?;
+    cargo::build(&format!("run --quiet --locked -p manual -- {}", manual.display()))?;
     Ok(Built {
         profile,
         machine,
@@ -91,7 +133,7 @@ fn around_programs(profile: Profile, machine: Machine, programs: PathBuf) -> Res
 /// As [`portable`].
 pub fn build(profile: Profile, machine: Machine) -> Result<Command> {
     let mut command = portable(profile, machine, "zigbuild")?;
-    command.args(SHIPPED);
+    command.args(SHIPPED.split(' '));
     if profile == Profile::Quick {
         command.args(["-p", "nvml-stub"]);
     }
@@ -107,69 +149,67 @@ pub fn portable(profile: Profile, machine: Machine, verb: &str) -> Result<Comman
     if !cargo::has_target(&triple) {
         bail!("the standard library for {triple} is missing; run 'rustup target add {triple}'");
     }
-    let zig = Zig::find_or_install()?;
-    let mut command = Command::new(zig.program());
+    let zig = install::zig()?;
+    let mut command = Command::new(zig.join("cargo-zigbuild"));
     command
         .args([verb, "--locked", "--target"])
-        .arg(format!("{triple}.{}.{}", GLIBC.0, GLIBC.1))
-        .env("PATH", zig.path()?)
+        .arg(format!("{triple}.{}.{}", GLIBC.0, GLIBC.1));
+    command
+        .env("PATH", install::path(&zig)?)
         .env("RUSTFLAGS", remapped()?)
         .stdin(Stdio::null());
-    if profile == Profile::Portable {
-        command.arg("--release");
-    } else {
-        command.envs([
+    match profile {
+        Profile::Portable => command.arg("--release"),
+        _ => command.envs([
             ("CARGO_PROFILE_DEV_DEBUG", "0"),
             ("CARGO_PROFILE_DEV_STRIP", "symbols"),
-        ]);
-    }
-    if let Some(commit) = commit() {
-        command.env("MPSD_COMMIT", commit);
-    }
+        ]),
+    };
+    command.envs(commit().map(|commit| ("MPSD_COMMIT", commit)));
     Ok(command)
+}
+
+/// In an archive by `git archive`: the commit's name.
+const ARCHIVED: &str = include_str!("../../commit");
+
+/// The short name of the commit that is built, for what `--version` says: `MPSD_COMMIT`, or git's, or what `git archive` wrote into
+/// the source; none where nothing tells.
+fn commit() -> Option<String> {
+    let of_git = || wrote(&mut command("git", "rev-parse --short=12 HEAD")).ok();
+    let given = std::env::var("MPSD_COMMIT").ok().or_else(of_git);
+    let name = given.unwrap_or_else(|| ARCHIVED.to_owned());
+    let is_name = !name.trim().is_empty() && name.trim().bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_name.then(|| name.trim().chars().take(12).collect())
 }
 
 /// No path of this machine in the programs: they are the same bytes wherever they are built.
 fn remapped() -> Result<String> {
-    let root = cargo::root()?;
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let home = home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo")));
     let home = home.context("neither CARGO_HOME nor HOME is set")?;
+    let (root, home) = (cargo::root()?, home.display());
     Ok(format!(
-        "--remap-path-prefix={}=/mpsd --remap-path-prefix={}=/cargo",
-        root.display(),
-        home.display()
+        "--remap-path-prefix={}=/mpsd --remap-path-prefix={home}=/cargo",
+        root.display()
     ))
 }
 
 /// One line for each crate that is linked into what we ship.
 fn crates(machine: Machine) -> Result<String> {
-    let tree = [
-        "tree",
-        "--locked",
-        "-e",
-        "normal",
-        "--prefix",
-        "none",
-        "--no-dedupe",
-        "--format",
-        "{p}\t{l}",
-    ];
-    let output = cargo::command(&tree)
-        .args(["--target", &machine.triple()])
-        .args(SHIPPED)
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("'cargo tree' failed ({})", output.status);
-    }
-    let text = String::from_utf8(output.stdout).context("'cargo tree' wrote no text")?;
+    let words = format!(
+        "tree --locked -e normal --prefix none --no-dedupe --target {} {SHIPPED}",
+        machine.triple()
+    );
+    let text = wrote(
+        cargo::words(&words)
+            .args(["--format", "{p}\t{l}"])
+            .stderr(Stdio::inherit()),
+    )?;
     let lines: BTreeSet<String> = text.lines().filter_map(crate_line).collect();
-    if lines.len() < 10 {
-        bail!("'cargo tree' named {} crates only", lines.len());
+    match lines.len() {
+        few @ 0..10 => bail!("'cargo tree' named {few} crates only"),
+        _ => Ok(lines.into_iter().collect()),
     }
-    Ok(lines.iter().map(|line| format!("{line}\n")).collect())
 }
 
 /// `name v1.2.3 (proc-macro)<TAB>licence` as `name 1.2.3 licence`; our own crates, which have a path, are left out.
@@ -180,7 +220,7 @@ fn crate_line(line: &str) -> Option<String> {
     }
     let mut words = package.split(' ');
     let (name, version) = (words.next()?, words.next()?.strip_prefix('v')?);
-    Some(format!("{name} {version} {licence}"))
+    Some(format!("{name} {version} {licence}\n"))
 }
 
 #[cfg(test)]
@@ -190,7 +230,13 @@ mod tests {
     #[test]
     fn a_crate_is_a_line_and_ours_is_none() {
         let line = crate_line("serde_derive v1.0.2 (proc-macro)\tMIT OR Apache-2.0");
-        assert_eq!(line.as_deref(), Some("serde_derive 1.0.2 MIT OR Apache-2.0"));
+        assert_eq!(line.as_deref(), Some("serde_derive 1.0.2 MIT OR Apache-2.0\n"));
         assert_eq!(crate_line("mpsd v0.1.0 (/src/mpsd)\tMIT OR Apache-2.0"), None);
+    }
+
+    #[test]
+    fn the_file_in_the_repository_is_for_git_archive_to_fill_in() {
+        let filled = ARCHIVED.trim().bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert!(ARCHIVED == "$Format:%H$\n" || filled, "{ARCHIVED}");
     }
 }

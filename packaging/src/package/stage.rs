@@ -6,20 +6,19 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::layout::{self, Entry, Package, Source};
-use super::machine::Machine;
-use super::programs::{self, GLIBC};
-use super::{elf, plugin};
+use super::layout::{self, Entry, Package};
+use super::plugin::{self, Elf, glibc};
+use super::programs::{self, Built, GLIBC, Machine, Profile};
 use crate::cargo;
+use crate::files::{list, make_dir, read, write};
 
 /// A file as it lies in the tree.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Staged {
     /// Absolute path on the node.
     pub path: String,
-    /// Its package.
     pub package: Package,
-    /// Its mode; none for a link.
+    /// None for a link.
     pub mode: Option<u32>,
 }
 
@@ -36,9 +35,9 @@ pub struct Options {
 /// Builds, then lays out the tree.
 pub fn run(options: &Options) -> Result<()> {
     let profile = if options.debug {
-        programs::Profile::Debug
+        Profile::Debug
     } else {
-        programs::Profile::Portable
+        Profile::Portable
     };
     let built = programs::everything(profile, Machine::OWN)?;
     let files = stage(&options.dir, &built)?;
@@ -50,143 +49,113 @@ pub fn run(options: &Options) -> Result<()> {
 ///
 /// # Errors
 /// A file that is missing or cannot be written; a program of the portable build that needs a newer C library.
-pub fn stage(dir: &Path, built: &programs::Built) -> Result<Vec<Staged>> {
-    fs::create_dir_all(dir).with_context(|| format!("cannot make '{}'", dir.display()))?;
-    if fs::read_dir(dir)?.next().is_some() {
+pub fn stage(dir: &Path, built: &Built) -> Result<Vec<Staged>> {
+    make_dir(dir)?;
+    if !list(dir)?.is_empty() {
         bail!(
             "'{}' is not empty: a file left there would be packed",
             dir.display()
         );
     }
     let mut files = Vec::new();
-    for entry in layout::entries() {
-        match entry.from {
-            Source::Directory(from) => files.extend(directory(dir, &entry, from)?),
-            _ => files.push(one(dir, &entry, built)?),
+    for entry in layout::entries()? {
+        if entry.kind != "directory" {
+            files.push(put(dir, &entry, built)?);
+            continue;
+        }
+        for file in list(&cargo::root()?.join(&entry.from))? {
+            let name = file
+                .file_name()
+                .and_then(|name| name.to_str())
+                .context("a name that is not text")?;
+            let one = Entry {
+                to: format!("{}/{name}", entry.to),
+                kind: "repository",
+                from: format!("{}/{name}", entry.from),
+                ..entry.clone()
+            };
+            files.push(put(dir, &one, built)?);
         }
     }
     files.sort();
     Ok(files)
 }
 
-fn one(dir: &Path, entry: &Entry, built: &programs::Built) -> Result<Staged> {
-    let root = cargo::root()?;
-    let name = entry.to.rsplit('/').next().unwrap_or_default();
-    let bytes = match entry.from {
-        Source::Link(target) => return link(dir, entry, target),
-        Source::Program => program(built, name)?,
-        Source::Plugin(release) => plugin::stamped(&program(built, "libspank_mps.so")?, release)
-            .with_context(|| format!("cannot stamp the plugin for Slurm {release}"))?,
-        Source::Repository(from) => read(&root.join(from))?,
-        Source::Rendered(from) => rendered(&read(&root.join(from))?)?,
-        Source::Man => read(&built.manual.join("man").join(name))?,
-        Source::Completion(shell) => read(&built.manual.join("completions").join(shell).join(name))?,
-        Source::Crates => built.crates.clone().into_bytes(),
-        Source::Directory(_) => bail!("'{}' is a directory", entry.to),
-    };
-    put(dir, entry.to, entry.mode, entry.package, &bytes)
+/// Puts one file or link into the tree.
+fn put(dir: &Path, entry: &Entry, built: &Built) -> Result<Staged> {
+    let path = dir.join(entry.to.trim_start_matches('/'));
+    make_dir(path.parent().context("no directory")?)?;
+    let mode = (entry.kind != "link").then_some(entry.mode);
+    match mode {
+        None => symlink(&entry.from, &path).with_context(|| format!("cannot link '{}'", path.display()))?,
+        Some(mode) => {
+            write(&path, bytes(entry, built)?)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+        }
+    }
+    Ok(Staged {
+        path: entry.to.clone(),
+        package: entry.package,
+        mode,
+    })
 }
 
-fn program(built: &programs::Built, name: &str) -> Result<Vec<u8>> {
+fn bytes(entry: &Entry, built: &Built) -> Result<Vec<u8>> {
+    let (name, from) = (entry.to.rsplit('/').next().unwrap_or_default(), &entry.from);
+    let repository = || read(&cargo::root()?.join(from));
+    match entry.kind {
+        "repository" => repository(),
+        "rendered" => rendered(&repository()?),
+        "program" => program(built, name),
+        "plugin" => plugin::stamped(&program(built, "libspank_mps.so")?, from)
+            .with_context(|| format!("cannot stamp the plugin for Slurm {from}")),
+        "man" => read(&built.manual.join("man").join(name)),
+        "completion" => read(&built.manual.join("completions").join(from).join(name)),
+        "crates" => Ok(built.crates.clone().into_bytes()),
+        kind => bail!("packaging/files.txt: '{}': no source is a '{kind}'", entry.to),
+    }
+}
+
+fn program(built: &Built, name: &str) -> Result<Vec<u8>> {
     let bytes = read(&built.programs.join(name))?;
-    if built.profile != programs::Profile::Debug {
+    if built.profile != Profile::Debug {
         runs_there(name, &bytes, built.machine)?;
     }
     Ok(bytes)
 }
 
-/// Another machine's code nowhere, nothing that RHEL 8's C library does not have, and no other library, as GCC's for unwinding: the
+/// No other machine's code, nothing that RHEL 8's C library does not have, and no other library, as GCC's for unwinding: the
 /// packages depend on none.
 fn runs_there(name: &str, bytes: &[u8], machine: Machine) -> Result<()> {
-    let elf = elf::Elf::parse(bytes)?;
-    if elf.machine()? != machine.elf() {
+    let elf = Elf::parse(bytes)?;
+    if elf.machine() != machine.elf() {
         bail!("'{name}' is not built for {}", machine.name());
     }
     let versions = elf.wanted_versions()?;
-    if let Some(other) = versions.iter().find(|version| elf::glibc(version).is_none()) {
+    if let Some(other) = versions.iter().find(|version| glibc(version).is_none()) {
         bail!("'{name}' needs {other}: allowed is the C library alone, and of it what is public");
     }
-    let newest = versions.iter().filter_map(|version| elf::glibc(version)).max();
-    match newest {
+    match versions.iter().filter_map(|version| glibc(version)).max() {
         None => bail!("'{name}' asks for no version of the C library at all: is it a program?"),
-        Some(newest) if newest > GLIBC => bail!(
-            "'{name}' needs GLIBC_{}.{}; allowed is up to GLIBC_{}.{}",
-            newest.0,
-            newest.1,
-            GLIBC.0,
-            GLIBC.1
-        ),
+        Some((major, minor)) if (major, minor) > GLIBC => {
+            bail!(
+                "'{name}' needs GLIBC_{major}.{minor}; allowed is up to GLIBC_{}.{}",
+                GLIBC.0,
+                GLIBC.1
+            )
+        }
         Some(_) => Ok(()),
     }
 }
 
 /// The text with our programs where they are installed, as `mpsctl pbs install` writes it.
 fn rendered(text: &[u8]) -> Result<Vec<u8>> {
-    let text = std::str::from_utf8(text)?;
-    let text = text
-        .replace("/usr/bin/mps-", "/usr/libexec/mpsd/mps-")
-        .replace("PROGRAMS = \"/usr/bin\"", "PROGRAMS = \"/usr/libexec/mpsd\"");
-    Ok(text.into_bytes())
-}
-
-fn directory(dir: &Path, entry: &Entry, from: &str) -> Result<Vec<Staged>> {
-    let from = cargo::root()?.join(from);
-    let mut files = Vec::new();
-    if !from.exists() {
-        return Ok(files);
+    let text = std::str::from_utf8(text)?.replace("/usr/bin/mps-", "/usr/libexec/mpsd/mps-");
+    let text = text.replace("PROGRAMS = \"/usr/bin\"", "PROGRAMS = \"/usr/libexec/mpsd\"");
+    match text.contains("/usr/libexec/mpsd") {
+        true => Ok(text.into_bytes()),
+        false => bail!("the text names none of our programs"),
     }
-    let listed = fs::read_dir(&from).with_context(|| format!("cannot list '{}'", from.display()))?;
-    for found in listed {
-        let found = found?;
-        let name = found
-            .file_name()
-            .into_string()
-            .ok()
-            .context("a name that is not text")?;
-        let to = format!("{}/{name}", entry.to);
-        files.push(put(dir, &to, entry.mode, entry.package, &read(&found.path())?)?);
-    }
-    Ok(files)
-}
-
-fn link(dir: &Path, entry: &Entry, target: &str) -> Result<Staged> {
-    let path = parent(dir, entry.to)?;
-    symlink(target, &path).with_context(|| format!("cannot make the link '{}'", path.display()))?;
-    Ok(Staged {
-        path: entry.to.to_owned(),
-        package: entry.package,
-        mode: None,
-    })
-}
-
-fn put(dir: &Path, to: &str, mode: u32, package: Package, bytes: &[u8]) -> Result<Staged> {
-    let path = parent(dir, to)?;
-    fs::write(&path, bytes).with_context(|| format!("cannot write '{}'", path.display()))?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
-    Ok(Staged {
-        path: to.to_owned(),
-        package,
-        mode: Some(mode),
-    })
-}
-
-/// The place of `to` below `dir`, with its directories made, whatever the umask.
-fn parent(dir: &Path, to: &str) -> Result<PathBuf> {
-    let relative = Path::new(to).strip_prefix("/")?;
-    let mut at = dir.to_owned();
-    fs::set_permissions(&at, fs::Permissions::from_mode(0o755))?;
-    for part in relative.parent().into_iter().flat_map(Path::components) {
-        at.push(part);
-        if !at.is_dir() {
-            fs::create_dir(&at).with_context(|| format!("cannot make '{}'", at.display()))?;
-            fs::set_permissions(&at, fs::Permissions::from_mode(0o755))?;
-        }
-    }
-    Ok(dir.join(relative))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))
 }
 
 #[cfg(test)]
@@ -207,17 +176,5 @@ mod tests {
             other.iter().any(|why| why.starts_with("'own' is not built for ")),
             "{other:?}"
         );
-    }
-
-    #[test]
-    fn the_shipped_texts_name_the_installed_programs() {
-        let root = cargo::root().unwrap();
-        for entry in layout::entries() {
-            if let Source::Rendered(from) = entry.from {
-                let text = String::from_utf8(rendered(&read(&root.join(from)).unwrap()).unwrap()).unwrap();
-                assert!(text.contains("/usr/libexec/mpsd"), "{from}");
-                assert!(!text.contains("/usr/bin/mps-"), "{from}");
-            }
-        }
     }
 }

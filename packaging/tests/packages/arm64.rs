@@ -2,7 +2,6 @@
 //! and the plugin loads. What qemu's user emulation has not (seccomp, Landlock) nothing here can show.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -11,28 +10,20 @@ use std::sync::mpsc::channel;
 use tests::double::NodeDouble;
 
 use crate::cluster::doubles;
+use crate::contents::stamp;
 use crate::install::{
-    distribution, dpkg, foreign_is_as_it_was, gone, nothing_is_active, programs_run, put_foreign, rpm,
+    distribution, foreign_is_as_it_was, gone, nothing_is_active, programs_run, put_foreign, take,
 };
 use crate::root::Root;
-use crate::{NAMES, dist, find, packages, run, said, skip};
+use crate::{NAMES, dist, find, open_to_all, packages, run, said, skip, target};
 
 /// The system's emulator; xtask puts it there.
 const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
 /// Rust's name of the machine.
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 /// What Slurm calls, and what it reads before.
-const EXPORTED: [&str; 9] = [
-    "plugin_name",
-    "plugin_type",
-    "slurm_spank_init",
-    "slurm_spank_init_post_opt",
-    "slurm_spank_job_prolog",
-    "slurm_spank_job_epilog",
-    "slurm_spank_task_init",
-    "slurm_spank_task_exit",
-    "slurm_spank_exit",
-];
+const EXPORTED: &str = "plugin_name plugin_type slurm_spank_init slurm_spank_init_post_opt slurm_spank_job_prolog \
+                        slurm_spank_job_epilog slurm_spank_task_init slurm_spank_task_exit slurm_spank_exit";
 /// The C library, which came without dpkg's records, and what packages may not be without.
 const INSTALLED: &str = "Package: libc6\nStatus: install ok installed\nPriority: optional\nSection: libs\nMaintainer: none\n\
                          Architecture: arm64\nMulti-Arch: same\nVersion: 2.36-9\nDescription: none\n\n";
@@ -42,12 +33,14 @@ pub fn made() -> Option<&'static Path> {
     static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
         packages();
-        let rustc = Command::new("rustc")
+        let mut rustc = Command::new("rustc");
+        let rustc = rustc
             .args(["--print", "target-libdir", "--target", TRIPLE])
             .output();
         let library = String::from_utf8(rustc.ok()?.stdout).ok()?;
-        let there = Path::new(library.trim()).is_dir();
-        there.then(|| dist("packages-arm64", &["--target", "aarch64", "--quick", "aarch64"]))
+        Path::new(library.trim())
+            .is_dir()
+            .then(|| dist("packages-arm64", &["--target", "aarch64", "--quick", "aarch64"]))
     });
     made.as_deref()
 }
@@ -62,16 +55,14 @@ fn with_system(name: &'static str, body: impl FnOnce(&Root) + Send + 'static) {
     static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let what = format!("packages for arm64, {name}");
     if made().is_none() {
-        return skip(
-            &what,
-            "Rust's library for aarch64-unknown-linux-gnu is not installed",
-        );
+        return skip(&what, "Rust's library for it is not installed");
     }
     let system = MADE.get_or_init(|| {
-        let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        let mut setup = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        let output = setup
             .args(["setup", "--arm64"])
-            .output();
-        let output = output.map_err(|error| error.to_string())?;
+            .output()
+            .map_err(|error| error.to_string())?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).trim().into()),
             false => Err(said(&output)),
@@ -82,7 +73,7 @@ fn with_system(name: &'static str, body: impl FnOnce(&Root) + Send + 'static) {
         Err(why) => return skip(&what, why),
     };
     Root::emulated(&lower, EMULATOR, &format!("arm64-{name}"), move |root| {
-        let uname = root.output(&["uname", "-m"]);
+        let uname = root.output("uname -m");
         if uname.stdout != b"aarch64\n" {
             let why = "the kernel starts no emulator for one user namespace alone (Linux 6.7)";
             return skip(&what, &format!("{why}: {}", said(&uname)));
@@ -94,97 +85,45 @@ fn with_system(name: &'static str, body: impl FnOnce(&Root) + Send + 'static) {
 /// Where both systems have the simulated node, and what its NVML answers from.
 const VENDOR: &str = "/opt/vendor";
 
-/// What x86_64's programs and arm64's must say alike: lines of a node with two GPUs, refusals, each with its exit code.
-const SAID: &[&[&str]] = &[
-    &["/usr/bin/mpsctl", "--version"],
-    &["/usr/libexec/mpsd/mpsd", "--help"],
-    &["/usr/bin/mpsctl", "config", "check"],
-    &["/usr/bin/mpsctl", "config", "show"],
-    &["/usr/bin/mpsctl", "advertise", "slurm", "--node", "n1"],
-    &["/usr/bin/mpsctl", "no-such-verb"],
-    &["/usr/bin/mpsctl", "exec", "--", "/bin/true"],
-    &["/usr/bin/mpsctl", "status", "--json"],
-    &["/usr/bin/mpsctl", "explain", "oom"],
-    &["/usr/bin/mps-probe", "--help"],
-    // Not asked; a mistake; arguments that no scheduler gives. None of them leaves anything.
-    &[
-        "/usr/libexec/mpsd/mps-prologue",
-        "--scheduler",
-        "torque",
-        "1.srv",
-        "alice",
-        "alice",
-        "job",
-        "walltime=1",
-        "batch",
-        "proj42",
-    ],
-    &[
-        "/usr/libexec/mpsd/mps-prologue",
-        "--scheduler",
-        "torque",
-        "1.srv",
-        "alice",
-        "alice",
-        "job",
-        "walltime=1",
-        "batch",
-        "MPS=maybe",
-    ],
-    &["/usr/libexec/mpsd/mps-prologue", "--no-such-word"],
-    &[
-        "/usr/libexec/mpsd/mps-epilogue",
-        "--scheduler",
-        "torque",
-        "1.srv",
-        "alice",
-        "alice",
-        "job",
-        "7",
-        "walltime=1",
-        "",
-        "batch",
-        "MPS=on",
-    ],
-];
-
-/// What `mpsctl plan` is asked: two plans and two refusals.
-const PLAN: [&str; 8] = [
-    "/usr/bin/mpsctl",
-    "plan",
-    "--user",
-    "alice",
-    "--job",
-    "77",
-    "--node",
-    "n1",
-];
-const PLANS: &[&[&str]] = &[
-    &["--request", "MPS=on,MPS_THREADS=25,MPS_MEM=25%", "--gpus", "0,1"],
-    &["--request", "MPS=per-gpu", "--gpus", "1", "--json"],
-    &["--request", "MPS=on,MPS_THREADS=0", "--gpus", "0"],
-    &["--request", "MPS=on", "--gpus", "7"],
+/// What x86_64's programs and arm64's must say alike, each with its exit code: lines of a node with two GPUs, refusals, plans; a job that
+/// did not ask, a mistake, arguments that no scheduler gives. None of them leaves anything.
+const SAID: [&str; 18] = [
+    "mpsctl --version",
+    "/usr/libexec/mpsd/mpsd --help",
+    "mpsctl config check",
+    "mpsctl config show",
+    "mpsctl advertise slurm --node n1",
+    "mpsctl no-such-verb",
+    "mpsctl exec -- /bin/true",
+    "mpsctl status --json",
+    "mpsctl explain oom",
+    "mps-probe --help",
+    "/usr/libexec/mpsd/mps-prologue --scheduler torque 1.srv alice alice job walltime=1 batch proj42",
+    "/usr/libexec/mpsd/mps-prologue --scheduler torque 1.srv alice alice job walltime=1 batch MPS=maybe",
+    "/usr/libexec/mpsd/mps-prologue --no-such-word",
+    "/usr/libexec/mpsd/mps-epilogue --scheduler torque 1.srv alice alice job 7 walltime=1 '' batch MPS=on",
+    "mpsctl plan --user alice --job 77 --node n1 --request MPS=on,MPS_THREADS=25,MPS_MEM=25% --gpus 0,1",
+    "mpsctl plan --user alice --job 77 --node n1 --request MPS=per-gpu --gpus 1 --json",
+    "mpsctl plan --user alice --job 77 --node n1 --request MPS=on,MPS_THREADS=0 --gpus 0",
+    "mpsctl plan --user alice --job 77 --node n1 --request MPS=on --gpus 7",
 ];
 
 /// Runs them, and doctor, which finds the same good on every system.
 fn said_by(root: &Root) -> Vec<String> {
-    let all = SAID
-        .iter()
-        .map(|words| words.to_vec())
-        .chain(PLANS.iter().map(|plan| [&PLAN[..], plan].concat()))
-        .map(|words| format!("{words:?}: {}", said(&root.output(&words))))
-        .collect();
-    let doctor = root.output(&["/usr/bin/mpsctl", "doctor", "--node", "n1"]);
-    let told = String::from_utf8(doctor.stdout).unwrap();
-    let known = [
+    let doctor = String::from_utf8(root.output("mpsctl doctor --node n1").stdout).unwrap();
+    for line in [
         "OK    mpsd.toml can be used",
         "OK    NVML answers",
         "OK    driver 580",
-    ];
-    for line in known {
-        assert!(told.lines().any(|told| told.starts_with(line)), "{line}: {told}");
+    ] {
+        assert!(
+            doctor.lines().any(|told| told.starts_with(line)),
+            "{line}: {doctor}"
+        );
     }
-    all
+    SAID.iter()
+        .map(|line| format!("{line}: {}", said(&root.output(line))))
+        .collect()
 }
 
 /// The simulated node's NVML, for this machine or built for the other one.
@@ -196,22 +135,19 @@ fn vendor(root: &Root, library: Option<&Path>) -> NodeDouble {
         fs::remove_file(&place).unwrap();
         fs::copy(library, place).unwrap();
     }
-    fs::set_permissions(root.at("/opt"), fs::Permissions::from_mode(0o755)).unwrap();
+    open_to_all(&root.at("/opt"));
     let lines =
         format!("nvml = \"{VENDOR}/libnvidia-ml.so.1\"\ncontrol = \"{VENDOR}/nvidia-cuda-mps-control\"\n");
     root.write("/etc/mpsd/mpsd.toml", &lines);
-    root.write(
-        "/etc/passwd",
-        "root:x:0:0::/root:/bin/sh\nalice:x:4711:4711::/home/alice:/bin/sh\n",
-    );
+    let users = "root:x:0:0::/root:/bin/sh\nalice:x:4711:4711::/home/alice:/bin/sh\n";
+    root.write("/etc/passwd", users);
     root.write("/etc/group", "root:x:0:\nalice:x:4711:\n");
     node
 }
 
 /// Our double of NVML, built with the packages' programs.
 fn nvml_for_arm64() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    target.join(TRIPLE).join("debug/libnvml_stub.so")
+    target("..").join(TRIPLE).join("debug/libnvml_stub.so")
 }
 
 /// In a copy of this machine's system, with the package's files and nothing else of it.
@@ -219,10 +155,8 @@ fn said_by_x86() -> Vec<String> {
     let (sender, receiver) = channel();
     Root::with("x86-twin", move |root| {
         for name in ["mpsd", "mpsd-slurm"] {
-            run(Command::new("dpkg-deb")
-                .arg("-x")
-                .arg(crate::package(name, ".deb"))
-                .arg(root.at("/")));
+            let deb = crate::package(name, ".deb");
+            run(Command::new("dpkg-deb").arg("-x").args([deb, root.at("/")]));
         }
         let _node = vendor(root, None);
         sender.send(said_by(root)).unwrap();
@@ -238,42 +172,22 @@ fn programs_say_what_x86_says(root: &Root, library: &Path, x86: &[String]) {
 }
 
 /// What a program of Slurm's exports to the plugin, which is linked to bind all of it at once.
-const SLURM: [&str; 13] = [
-    "spank_setenv",
-    "spank_unsetenv",
-    "spank_context",
-    "spank_job_control_setenv",
-    "spank_job_control_unsetenv",
-    "spank_get_item",
-    "spank_option_getopt",
-    "spank_getenv",
-    "spank_option_register",
-    "slurm_error",
-    "slurm_spank_log",
-    "slurm_info",
-    "slurm_verbose",
-];
+const SLURM: &str = "spank_setenv spank_unsetenv spank_context spank_job_control_setenv spank_job_control_unsetenv \
+                     spank_get_item spank_option_getopt spank_getenv spank_option_register slurm_error slurm_spank_log \
+                     slurm_info slurm_verbose";
 
 /// A library for arm64 with these names, by the linker of the packages.
 fn slurm_for_arm64() -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (text, library) = (dir.join("slurm.c"), dir.join("libslurm-names.so"));
-    let functions = SLURM.map(|name| format!("int {name}(void) {{ return 0; }}\n"));
-    fs::write(&text, functions.concat()).unwrap();
-    let tools = dir.parent().unwrap().join("tools/zig/bin");
+    let (text, library) = (target("slurm.c"), target("libslurm-names.so"));
+    let functions = SLURM
+        .split(' ')
+        .map(|name| format!("int {name}(void) {{ return 0; }}\n"));
+    fs::write(&text, functions.collect::<String>()).unwrap();
+    let tools = target("../tools/zig/bin");
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
-    let words = [
-        "zig",
-        "cc",
-        "--",
-        "-target",
-        "aarch64-linux-gnu.2.28",
-        "-shared",
-        "-fPIC",
-        "-o",
-    ];
+    let words = "zig cc -- -target aarch64-linux-gnu.2.28 -shared -fPIC -o".split(' ');
     let mut link = Command::new(tools.join("cargo-zigbuild"));
-    run(link.args(words).arg(&library).arg(&text).env("PATH", path));
+    run(link.args(words).args([&library, &text]).env("PATH", path));
     library
 }
 
@@ -294,11 +208,13 @@ fn the_plugin_of_each_release_loads(root: &Root) {
     let mut loaded = 0;
     for release in fs::read_dir(root.at("/usr/lib/mpsd/spank")).unwrap() {
         let release = release.unwrap().file_name().into_string().unwrap();
-        let (major, minor) = release.split_once('.').unwrap();
-        let stamp = major.parse::<u32>().unwrap() << 16 | minor.parse::<u32>().unwrap() << 8;
         let file = format!("/usr/lib/mpsd/spank/{release}/spank_mps.so");
-        let words = ["perl", "-e", LOAD, &slurm, &file, &stamp.to_string()];
-        root.run(&[&words[..], &EXPORTED].concat());
+        let stamp = stamp(&release).to_string();
+        let words = ["perl", "-e", LOAD, &slurm, &file, &stamp]
+            .into_iter()
+            .chain(EXPORTED.split(' '));
+        let output = root.try_words(&Vec::from_iter(words));
+        assert!(output.status.success(), "{release}: {}", said(&output));
         loaded += 1;
     }
     assert_eq!(loaded, 8);
@@ -312,12 +228,12 @@ fn the_debian_packages_install_run_and_leave() {
         root.write("/var/lib/dpkg/status", INSTALLED);
         root.write("/var/lib/dpkg/available", "");
         put_foreign(root);
-        dpkg(root, &NAMES.map(|name| package(name, ".deb")));
+        take(root, "dpkg --install", &NAMES.map(|name| package(name, ".deb")));
         programs_run(root);
         nothing_is_active(root);
         programs_say_what_x86_says(root, &library, &x86);
         the_plugin_of_each_release_loads(root);
-        root.run(&["dpkg", "--purge", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
+        root.run("dpkg --purge mpsd-slurm mpsd-pbs mpsd");
         gone(root, &["/etc/mpsd"]);
         foreign_is_as_it_was(root);
     });
@@ -328,21 +244,13 @@ fn the_rpm_packages_install_run_and_leave() {
     with_system("RPM", |root| {
         put_foreign(root);
         distribution(root);
-        rpm(root, "--install", &NAMES.map(|name| package(name, ".rpm")));
+        take(root, "rpm --install", &NAMES.map(|name| package(name, ".rpm")));
         programs_run(root);
         nothing_is_active(root);
-        root.run(&["rpm", "--verify", "mpsd", "mpsd-slurm", "mpsd-pbs"]);
-        let arch = root.run(&[
-            "rpm",
-            "--query",
-            "--qf",
-            "%{ARCH}\n",
-            "mpsd",
-            "mpsd-slurm",
-            "mpsd-pbs",
-        ]);
+        root.run("rpm --verify mpsd mpsd-slurm mpsd-pbs");
+        let arch = root.run("rpm --query --qf '%{ARCH}\n' mpsd mpsd-slurm mpsd-pbs");
         assert!(arch.contains("aarch64\naarch64\nnoarch\n"), "{arch}");
-        root.run(&["rpm", "--erase", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
+        root.run("rpm --erase mpsd-slurm mpsd-pbs mpsd");
         foreign_is_as_it_was(root);
     });
 }

@@ -1,8 +1,7 @@
 //! A cluster of one node that a site runs without us: Slurm as Debian ships it, two GPUs that are simulated, one user.
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command};
 
 use tests::double::{NodeDouble, Programs};
@@ -10,7 +9,7 @@ use tests::slurm::Record;
 
 use crate::machine::{HOST, Machine};
 use crate::root::Root;
-use crate::{run, said};
+use crate::{open_to_all, run, said};
 
 /// Who submits.
 pub const USER: &str = "worker";
@@ -18,6 +17,11 @@ pub const USER: &str = "worker";
 pub const VENDOR: &str = "/var/opt/vendor";
 /// What CUDA programs are on this cluster.
 pub const CLIENT: [&str; 3] = ["/var/opt/vendor/fake-cuda-client", "--node", VENDOR];
+/// What the configuration says of the vendor's parts: the only difference to a node with GPUs.
+pub const KEYS: &str =
+    "control = \"/var/opt/vendor/nvidia-cuda-mps-control\"\nnvml = \"/var/opt/vendor/libnvidia-ml.so.1\"\n";
+/// A job with a quarter of a GPU.
+pub const QUARTER: [&str; 3] = ["--gres=gpu:1", "--mps", "--mps-threads=25"];
 
 /// Whatever is not said here is Debian's or Slurm's default. No cgroups for jobs: a systemd in a container gives none.
 const SLURM: &str = "\
@@ -48,8 +52,8 @@ pub fn configure(root: &Root) -> NodeDouble {
     );
     // Slurm's plugin for v2 refuses to load where the machine below has v1 as well; nothing here uses either.
     root.write("/etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\n");
-    root.run(&["useradd", "--create-home", USER]);
-    root.run(&["install", "-d", "-o", "slurm", "/var/lib/slurm/slurmctld"]);
+    root.run(&format!("useradd --create-home {USER}"));
+    root.run("install -d -o slurm /var/lib/slurm/slurmctld");
     vendor(root)
 }
 
@@ -58,7 +62,7 @@ pub fn vendor(root: &Root) -> NodeDouble {
     root.write("/etc/hosts", &format!("127.0.0.1 localhost\n127.0.1.1 {HOST}\n"));
     let vendor = NodeDouble::builder().name(HOST).gpus(2, "NVIDIA H200");
     let vendor = vendor.at(root.at(VENDOR)).programs(doubles()).build().unwrap();
-    fs::set_permissions(root.at("/opt"), fs::Permissions::from_mode(0o755)).unwrap();
+    open_to_all(&root.at("/opt"));
     vendor
 }
 
@@ -72,26 +76,27 @@ pub fn doubles() -> Programs {
     })
 }
 
-/// The cluster's node as it stands.
-#[derive(Debug)]
-pub struct Cluster {
-    pub machine: Machine,
-}
-
-impl Cluster {
+/// What only a machine with that Slurm has.
+impl Machine {
     /// Waits until the node takes jobs and none is on it.
     #[track_caller]
     pub fn idle(&mut self) {
-        self.machine.until("an idle node", |machine| {
-            let shown = machine.output(&["scontrol", "-o", "show", "node", HOST]);
+        self.until("an idle node", |machine| {
+            let shown = machine.output(&format!("scontrol -o show node {HOST}"));
             String::from_utf8_lossy(&shown.stdout).contains(" State=IDLE ")
         });
     }
 
     /// `srun WORDS` by the user, as a command of the test's.
     pub fn srun(&self, words: &[&str]) -> Command {
-        self.machine
-            .command(&[&["runuser", "-u", USER, "--", "srun", "--chdir=/tmp"], words].concat())
+        self.command(&[&["runuser", "-u", USER, "--", "srun", "--chdir=/tmp"], words].concat())
+    }
+
+    /// A line by the user in its home.
+    #[track_caller]
+    pub fn user(&self, line: &str) -> String {
+        let line = format!("cd /home/{USER}\n{line}");
+        self.expect(&["runuser", "-u", USER, "--", "sh", "-ec", &line])
     }
 
     /// `srun WORDS CLIENT` by the user, to its end; the clients' own records.
@@ -102,43 +107,53 @@ impl Cluster {
             output.status.success(),
             "{words:?}: {}\n{}",
             said(&output),
-            self.machine.journal()
+            self.journal()
         );
         Record::all(&String::from_utf8(output.stdout).unwrap()).unwrap()
     }
 
-    /// Starts one client that holds on until the job is ended; the command and the client's record.
-    pub fn holding(&mut self, words: &[&str], note: &Path) -> (Child, Record) {
+    /// Starts a client with a quarter of a GPU that holds on until the job is ended; the command and the client's record.
+    pub fn holding(&mut self, note: &Path) -> (Child, Record) {
         let file = File::create(note).unwrap();
-        let words = [words, &CLIENT, &["--hold", "240"]].concat();
+        let words = [&QUARTER[..], &CLIENT, &["--hold", "240"]].concat();
         let child = self.srun(&words).stdout(file).spawn().unwrap();
         let mut records = Vec::new();
-        self.machine.until("a client's record", |_| {
+        self.until("a client's record", |_| {
             records = Record::all(&fs::read_to_string(note).unwrap()).unwrap_or_default();
             !records.is_empty()
         });
         (child, records.remove(0))
     }
 
+    /// Ends such a job.
+    pub fn cancel(&self, job: &str, mut srun: Child) {
+        self.run(&format!("scancel {job}"));
+        srun.wait().unwrap();
+    }
+
     /// Says a line of an administrator's, as it stands in the guide, in the directory with the packages.
     #[track_caller]
     pub fn administrator(&self, line: &str) -> String {
-        self.machine
-            .run(&["sh", "-ec", &format!("cd /root/packages\n{line}")])
+        self.run(&format!("cd /root/packages\n{line}"))
+    }
+
+    /// Whether srun knows our options: only if Slurm itself has loaded the plugin.
+    pub fn knows_the_flag(&self) -> bool {
+        self.run("srun --help").contains("--mps-threads")
     }
 
     /// The files whose processes a job's MPS consists of: what our packages installed, and the vendor's.
     fn programs(&self) -> Vec<String> {
         // Of whichever package manager brought them.
         let list = "rpm --query --list mpsd mpsd-slurm 2>/dev/null || dpkg-query --listfiles mpsd mpsd-slurm";
-        let installed = self.machine.run(&["sh", "-c", list]);
-        let mut files: Vec<String> = installed
-            .lines()
-            .filter(|path| self.machine.at(path).is_file())
-            .map(str::to_owned)
-            .collect();
-        let vendors = listed(&self.machine.at(VENDOR));
-        files.extend(vendors.iter().map(|name| format!("{VENDOR}/{name}")));
+        let installed = self.run(list);
+        let files = installed.lines().filter(|path| self.at(path).is_file());
+        let mut files: Vec<String> = files.map(str::to_owned).collect();
+        files.extend(
+            listed(&self.at(VENDOR))
+                .iter()
+                .map(|name| format!("{VENDOR}/{name}")),
+        );
         assert!(files.iter().any(|file| file.ends_with("/mpsd")), "{files:?}");
         files
     }
@@ -148,27 +163,22 @@ impl Cluster {
     #[track_caller]
     pub fn nothing_is_left(&mut self) {
         self.idle();
-        let machine = &self.machine;
-        let running = machine.run(&["sh", "-c", "readlink /proc/[0-9]*/exe || :"]);
+        let running = self.run("readlink /proc/[0-9]*/exe || :");
         assert_eq!(running_of(&self.programs(), &running), [""; 0], "processes");
         for dir in ["/run/mpsd/jobs", "/run/mpsd/gpus", "/var/lib/mpsd/drains"] {
-            assert_eq!(listed(&machine.at(dir)), [""; 0], "{dir}");
+            assert_eq!(listed(&self.at(dir)), [""; 0], "{dir}");
         }
-        let home = machine.at("/sys/fs/cgroup/system.slice/mpsd.service");
-        let cgroups: Vec<PathBuf> = fs::read_dir(&home)
-            .map(|all| {
-                all.flatten()
-                    .map(|entry| entry.path())
-                    .filter(|path| path.is_dir())
-                    .collect()
-            })
-            .unwrap_or_default();
+        let home = self.at("/sys/fs/cgroup/system.slice/mpsd.service");
+        let cgroups: Vec<String> = listed(&home)
+            .into_iter()
+            .filter(|name| home.join(name).is_dir())
+            .collect();
         assert!(cgroups.is_empty(), "{cgroups:?}");
-        for mode in listed(&machine.at(&format!("{VENDOR}/modes"))) {
-            let text = fs::read_to_string(machine.at(&format!("{VENDOR}/modes/{mode}"))).unwrap();
+        for mode in listed(&self.at(&format!("{VENDOR}/modes"))) {
+            let text = fs::read_to_string(self.at(&format!("{VENDOR}/modes/{mode}"))).unwrap();
             assert_eq!(text, "default\n", "{mode}");
         }
-        let failed = machine.run(&["systemctl", "--failed", "--plain", "--no-legend"]);
+        let failed = self.run("systemctl --failed --plain --no-legend");
         assert!(!failed.contains("mps") && !failed.contains("slurm"), "{failed}");
     }
 }
@@ -192,25 +202,28 @@ fn a_process_is_ours_by_the_whole_path_of_its_program() {
         "/var/opt/vendor/nvidia-cuda-mps-control",
     ]
     .map(str::to_owned);
-    let below = "/home/user/mpsd/target/tmp/root-bookworm/root";
-    let running = format!(
-        "{below}/usr/lib/systemd/systemd-journald\n{below}/usr/libexec/mpsd/mpsd\n/usr/libexec/mpsd/mpsd (deleted)\n\
-         /usr/sbin/slurmd\n{below}/mpsd/other\n/var/opt/vendor/nvidia-cuda-mps-control\n/var/opt/vendor\n/home/mpsd\n"
-    );
     let ours = [
-        &format!("{below}/usr/libexec/mpsd/mpsd"),
+        "/below/usr/libexec/mpsd/mpsd",
         "/usr/libexec/mpsd/mpsd (deleted)",
-        "/var/opt/vendor/nvidia-cuda-mps-control",
+        &programs[1],
     ];
-    assert_eq!(running_of(&programs, &running), ours);
+    let others = [
+        "/below/usr/lib/systemd/systemd-journald",
+        "/below/mpsd/other",
+        "/var/opt/vendor",
+        "/home/mpsd",
+    ];
+    assert_eq!(
+        running_of(&programs, &[ours.join("\n"), others.join("\n")].join("\n")),
+        ours
+    );
 }
 
 /// Names in a directory, none where there is no directory.
 pub fn listed(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.file_name().into_string().unwrap())
-        .collect();
+    let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
     names.sort();
     names
 }

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -14,7 +14,7 @@ use tests::double::NodeDouble;
 use tests::stage::{Ran, Stage, USER, finish};
 
 use crate::guide::commands;
-use crate::{said, skip};
+use crate::{kept, run, skip, unpack};
 
 /// Podman and what it needs that no smallest system has.
 const PACKAGES: [&str; 8] = [
@@ -43,34 +43,8 @@ setpriv --reuid "$AS" --regid nogroup --clear-groups sh -ec "$0"
 
 /// The directory with the packages, unpacked; why they cannot be had.
 fn unpacked() -> Result<PathBuf, String> {
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("podman");
-    let (root, note) = (place.join("root"), place.join("included"));
-    if fs::read_to_string(&note).is_ok_and(|text| text == PACKAGES.join(" ")) {
-        return Ok(root);
-    }
-    let _ = fs::remove_dir_all(&place);
-    fs::create_dir_all(&place).unwrap();
-    let download = || {
-        let mut command = Command::new("apt-get");
-        command.args(["download", "-q", "-o", "APT::Sandbox::User=root"]);
-        command.args(PACKAGES).current_dir(&place).output()
-    };
-    let mut output = download().map_err(|error| format!("no apt-get: {error}"))?;
-    if !output.status.success() {
-        // An old list, or none.
-        let _ = Command::new("apt-get").args(["update", "-q"]).output();
-        output = download().unwrap();
-    }
-    if !output.status.success() {
-        return Err(format!("Podman's packages cannot be had: {}", said(&output)));
-    }
-    for entry in fs::read_dir(&place).unwrap().flatten() {
-        let mut command = Command::new("dpkg-deb");
-        command.arg("--extract").arg(entry.path()).arg(&root);
-        crate::run(&mut command);
-    }
-    fs::write(note, PACKAGES.join(" ")).unwrap();
-    Ok(root)
+    let made = kept("podman", &PACKAGES.join(" "), |place| unpack(place, &PACKAGES))?;
+    Ok(made.join("root"))
 }
 
 /// A job under MPS on a simulated node, and a place for its user's containers.
@@ -94,10 +68,8 @@ impl Bed {
         for link in ["bin", "lib", "lib64", "sbin"] {
             std::os::unix::fs::symlink(format!("usr/{link}"), stage.path("home/image").join(link)).unwrap();
         }
-        let mut own = Command::new("chown");
-        own.args(["-R", &format!("{USER}:nogroup")])
-            .arg(stage.path("home"));
-        crate::run(&mut own);
+        let own = format!("{USER}:nogroup");
+        run(Command::new("chown").args(["-R", &own]).arg(stage.path("home")));
         let begun = stage.torque_on(JOB, "MPS=true,MPS_THREADS=25", "0");
         assert_eq!(begun.code, Some(0), "{begun:?}");
         Bed { stage, packages }
@@ -125,22 +97,23 @@ impl Bed {
             .env("AS", USER)
             .env("HOME", stage.path("home"))
             .env("XDG_RUNTIME_DIR", stage.path("home/run"))
-            .env("PBS_JOBID", JOB)
-            .env(
-                "PATH",
-                format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", stage.path("bin").display()),
-            );
+            .env("PBS_JOBID", JOB);
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", stage.path("bin").display());
+        command.env("PATH", path);
         finish(command)
+    }
+
+    fn rootfs(&self) -> String {
+        format!("--rootfs {}", self.stage.path("home/image").display())
     }
 
     /// A client in a container that is started with these options.
     fn client(&self, options: &str) -> Value {
         let (client, node) = (self.stage.node.client(), self.stage.node.dir());
         let (client, node) = (client.display(), node.display());
-        let image = self.stage.path("home/image");
         let ran = self.script(&format!(
-            "podman run {options} --rootfs {} {client} --node {node}",
-            image.display()
+            "podman run {options} {} {client} --node {node}",
+            self.rootfs()
         ));
         let record = ran.out.lines().find_map(|line| serde_json::from_str(line).ok());
         record.unwrap_or_else(|| panic!("{ran:?}"))
@@ -172,24 +145,20 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
 
     // No option: nobody hears of it. The variables alone do not help either.
     let outside = bed.client("");
-    assert_eq!(
-        (&outside["under_mps"], &outside["error"]),
-        (&Value::Bool(false), &Value::Null),
-        "{outside}"
-    );
+    assert_eq!(outside["under_mps"], false, "{outside}");
+    assert_eq!(outside["error"], Value::Null, "{outside}");
     let pipe = bed.stage.job(JOB).join("pipe");
     let blind = bed.client(&format!("--env CUDA_MPS_PIPE_DIRECTORY={}", pipe.display()));
     assert_eq!(blind["under_mps"], false, "{blind}");
 
     // Where the job's MPS cannot be told, no container starts.
-    let image = bed.stage.path("home/image");
     for (words, why) in [
         ("podman --job '../x'", "mpsctl: "),
         ("podmann", "invalid value 'podmann'"),
     ] {
         let line = format!(
-            "podman run $(mpsctl env --container {words}) --rootfs {} /bin/echo ran",
-            image.display()
+            "podman run $(mpsctl env --container {words}) {} /bin/echo ran",
+            bed.rootfs()
         );
         let refused = bed.script(&line);
         assert_ne!(refused.code, Some(0), "{refused:?}");
@@ -199,26 +168,14 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
         );
         assert!(refused.err.contains(why), "{refused:?}");
     }
-}
 
-/// The probe needs no more of an image than a C library: it is bound into the container. That it tells the two apart is
-/// recorded on real GPUs; here is no CUDA, and that is what it says.
-#[test]
-fn the_probe_runs_in_a_container_that_it_is_bound_into() {
-    let packages = match unpacked() {
-        Ok(packages) => packages,
-        Err(why) => return skip("the probe in a container of a real Podman", &why),
-    };
-    let bed = Bed::new(packages);
+    // The probe needs no more of an image than a C library. Here is no CUDA, and that is what it says.
     let [line] = &commands("containers.md", "To see whether a container is attached")[..] else {
         panic!("one command");
     };
-    let rootfs = format!("--rootfs {}", bed.stage.path("home/image").display());
-    let line = line.replace(
-        "/usr/libexec/mpsd/mps-probe:/",
-        &format!("{}:/", bed.stage.program("mps-probe").display()),
-    );
-    let ran = bed.script(&line.replace(" IMAGE ", &format!(" {rootfs} ")));
+    let probe = format!("{}:/", bed.stage.program("mps-probe").display());
+    let line = line.replace("/usr/libexec/mpsd/mps-probe:/", &probe);
+    let ran = bed.script(&line.replace(" IMAGE ", &format!(" {} ", bed.rootfs())));
     assert_eq!(ran.code, Some(2), "{ran:?}");
     assert!(ran.err.contains("mps-probe: no libcuda.so.1"), "{ran:?}");
 }

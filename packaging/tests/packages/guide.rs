@@ -6,12 +6,9 @@ use std::path::Path;
 /// The commands below a heading of a page of docs/, a line each, without what is said behind them.
 #[track_caller]
 pub fn commands(page: &str, heading: &str) -> Vec<String> {
-    let below = below(page, heading);
-    let lines = fenced(&below, "sh");
-    let lines = lines
-        .lines()
-        .map(|line| line.split(" #").next().unwrap().trim().to_owned());
-    let found: Vec<String> = lines.collect();
+    let lines = fenced(&below(page, heading), "sh");
+    let lines = lines.lines().map(|line| line.split(" #").next().unwrap());
+    let found: Vec<String> = lines.map(|line| line.trim().to_owned()).collect();
     assert!(!found.is_empty(), "docs/{page}: no commands below '{heading}'");
     found
 }

@@ -1,10 +1,12 @@
-//! Installing, upgrading, removing, by the systems' own package managers.
+//! Installing, upgrading and removing by the systems' own package managers, without a running systemd, as in an image; and the
+//! plugin beside this machine's Slurm, which it follows when Slurm is upgraded.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::root::Root;
-use crate::{NAMES, older, package, skip};
+use crate::{NAMES, older, package, run, skip, target};
 
 /// Every program, by the path that people and schedulers use.
 const PROGRAMS: [&str; 7] = [
@@ -17,18 +19,31 @@ const PROGRAMS: [&str; 7] = [
     "/usr/libexec/mpsd/mps-epilogue",
 ];
 
-/// Files of the site's that nobody may touch.
-const FOREIGN: [(&str, &str); 3] = [
+/// The site's own files.
+const FOREIGN: [(&str, &str); 5] = [
     (
         "/var/spool/torque/mom_priv/prologue",
-        "#!/bin/sh\n# the site's own\nexit 0\n",
+        "#!/bin/sh\n# the site's own\n",
+    ),
+    (
+        "/etc/slurm/slurm.conf",
+        "ClusterName=site\nSlurmctldHost=localhost\nNodeName=localhost\n",
     ),
     (
         "/etc/slurm/plugstack.conf",
-        "# the site's own\ninclude /etc/slurm/plugstack.conf.d/*.conf\n",
+        "include /etc/slurm/plugstack.conf.d/*.conf\n",
     ),
+    ("/etc/slurm/plugstack.conf.d/site.conf", "# another's line\n"),
     ("/etc/mpsd/site-notes", "kept\n"),
 ];
+const CONFIG: &str = "/etc/mpsd/mpsd.toml";
+/// What an administrator makes of it.
+const CHANGED: &str = "deadline_s = 25\n";
+/// A drain that is still to be delivered.
+const DRAIN: &str = "/var/lib/mpsd/drains/gpu001";
+const SNIPPET: &str = "/etc/slurm/plugstack.conf.d/mpsd.conf";
+/// A release that this machine's Slurm is not.
+const WRONG: &str = "26.05";
 
 pub fn put_foreign(root: &Root) {
     for (path, text) in FOREIGN {
@@ -43,134 +58,36 @@ pub fn foreign_is_as_it_was(root: &Root) {
     }
 }
 
-/// After an upgrade: the configuration is the administrator's, the programs run, nothing was started.
-fn upgraded(root: &Root, configuration: &str) {
-    assert_eq!(
-        root.read("/etc/mpsd/mpsd.toml"),
-        configuration,
-        "the administrator's configuration was replaced"
-    );
-    programs_run(root);
-    nothing_is_active(root);
-}
-
 pub fn programs_run(root: &Root) {
     for program in PROGRAMS {
-        let said = root.run(&[program, "--version"]);
+        let said = root.run(&format!("{program} --version"));
         assert!(said.contains(env!("CARGO_PKG_VERSION")), "{program}: {said}");
     }
-    root.run(&["/usr/bin/mpsctl", "config", "show"]);
+    root.run("mpsctl config show");
 }
 
 /// Nothing of ours in what a scheduler reads, and no unit is enabled.
 pub fn nothing_is_active(root: &Root) {
     foreign_is_as_it_was(root);
-    for dir in [
-        "/etc/slurm",
-        "/var/spool/torque",
-        "/var/spool/pbs",
-        "/etc/systemd/system",
-    ] {
-        let found = Command::new("find")
-            .arg(root.at(dir))
-            .args(["-name", "*mps*"])
-            .output()
-            .unwrap();
-        assert_eq!(String::from_utf8_lossy(&found.stdout), "", "{dir}");
-    }
+    let places = "/etc/slurm /var/spool/torque /var/spool/pbs /etc/systemd/system";
+    let found = root.output(&format!("find {places} -name '*mps*' 2>/dev/null"));
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "");
 }
 
+/// Nothing of ours is there but these.
 pub fn gone(root: &Root, but: &[&str]) {
-    for place in ["/usr/bin", "/usr/libexec", "/usr/lib/mpsd", "/usr/share", "/etc"] {
-        let place_in = root.at(place);
-        if !place_in.exists() {
-            continue;
-        }
-        let found = Command::new("find")
-            .arg(&place_in)
-            .args([
-                "(",
-                "-name",
-                "mpsd*",
-                "-o",
-                "-name",
-                "mpsctl*",
-                "-o",
-                "-name",
-                "*-mpsd.sh",
-                ")",
-            ])
-            .output();
-        let text = String::from_utf8(found.unwrap().stdout).unwrap();
-        let left: Vec<&str> = text
-            .lines()
-            .filter(|line| !but.iter().any(|kept| Path::new(line) == root.at(kept)))
-            .collect();
-        assert!(left.is_empty(), "{left:?}");
-    }
+    let places = "/usr/bin /usr/libexec /usr/lib/mpsd /usr/share /etc";
+    let names = "-name 'mpsd*' -o -name 'mpsctl*' -o -name '*-mpsd.sh'";
+    let found = root.output(&format!("find {places} {names} 2>/dev/null"));
+    let text = String::from_utf8(found.stdout).unwrap();
+    let left: Vec<&str> = text.lines().filter(|line| !but.contains(line)).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
-#[test]
-fn the_debian_packages_install_upgrade_and_leave() {
-    if !Path::new("/var/lib/dpkg/status").exists() {
-        return skip("Debian packages", "this system is not Debian's");
-    }
-    let debs = NAMES.map(|name| older(name, ".deb"));
-    let newer = NAMES.map(|name| package(name, ".deb"));
-    Root::with("deb", move |root| {
-        put_foreign(root);
-        dpkg(root, &debs);
-        programs_run(root);
-        nothing_is_active(root);
-        let changed = format!(
-            "{}deadline_s = 25\n",
-            root.read("/etc/mpsd/mpsd.toml")
-                .split("[defaults]")
-                .next()
-                .unwrap()
-        );
-        root.write("/etc/mpsd/mpsd.toml", &changed);
-
-        dpkg(root, &newer);
-        upgraded(root, &changed);
-
-        root.run(&["dpkg", "--remove", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
-        assert_eq!(
-            root.read("/etc/mpsd/mpsd.toml"),
-            changed,
-            "removal took the configuration"
-        );
-        foreign_is_as_it_was(root);
-        let kept = [
-            "/etc/mpsd",
-            "/etc/mpsd/mpsd.toml",
-            "/etc/enroot/hooks.d/50-mpsd.sh",
-            "/etc/profile.d/mpsd.sh",
-            "/etc/profile.d/mpsd.csh",
-        ];
-        gone(root, &kept);
-
-        root.write("/var/lib/mpsd/drains/gpu001", "ours\n");
-        root.run(&["dpkg", "--purge", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
-        gone(root, &["/etc/mpsd"]);
-        assert!(!root.at("/var/lib/mpsd").exists());
-        foreign_is_as_it_was(root);
-    });
-}
-
-pub fn dpkg(root: &Root, packages: &[PathBuf]) {
+/// Has a package manager take packages in one transaction: `dpkg --install`, `rpm --upgrade`.
+pub fn take(root: &Root, command: &str, packages: &[PathBuf]) {
     let files: Vec<String> = packages.iter().map(|package| root.take(package)).collect();
-    let mut words = vec!["dpkg", "--install"];
-    words.extend(files.iter().map(String::as_str));
-    root.run(&words);
-}
-
-/// `rpm VERB FILES` with all dependencies resolved.
-pub fn rpm(root: &Root, verb: &str, packages: &[PathBuf]) {
-    let files: Vec<String> = packages.iter().map(|package| root.take(package)).collect();
-    let mut words = vec!["rpm", verb];
-    words.extend(files.iter().map(String::as_str));
-    root.run(&words);
+    root.run(&format!("{command} {}", files.join(" ")));
 }
 
 /// What RPM's records on Debian lack, since the shell and the C library came by another package manager.
@@ -178,61 +95,130 @@ pub fn distribution(root: &Root) {
     let spec = "Name: distribution\nVersion: 1\nRelease: 1\nSummary: none\nLicense: none\nBuildArch: noarch\n\
                 Provides: /bin/sh, libc.so.6(GLIBC_2.28)(64bit)\n%description\nnone\n%files\n";
     root.write("/root/distribution.spec", spec);
-    root.run(&[
-        "rpmbuild",
-        "-bb",
-        "--define",
-        "_topdir /root/rpm",
-        "/root/distribution.spec",
-    ]);
-    root.run(&[
-        "rpm",
-        "--install",
-        "/root/rpm/RPMS/noarch/distribution-1-1.noarch.rpm",
-    ]);
+    root.run("rpmbuild -bb --define '_topdir /root/rpm' /root/distribution.spec");
+    root.run("rpm --install /root/rpm/RPMS/noarch/distribution-1-1.noarch.rpm");
+}
+
+/// Whether srun knows the flag: only if Slurm itself has loaded the plugin.
+fn is_loaded(root: &Root) -> bool {
+    root.run("srun --help").contains("--mps-threads")
+}
+
+/// The plugin is enabled, then left behind by an upgrade of Slurm to another release; `trigger` puts it right.
+fn follows_slurm(root: &Root, trigger: impl FnOnce()) {
+    assert!(
+        !root.at(SNIPPET).exists() && !is_loaded(root),
+        "installing was enough"
+    );
+    let said = root.run("srun -V");
+    let version = said
+        .lines()
+        .find_map(|line| line.strip_prefix("slurm")?.split(' ').nth(1));
+    let release = &version.unwrap_or_else(|| panic!("{said}"))[..5];
+    let line = format!("optional /usr/lib/mpsd/spank/{release}/spank_mps.so");
+    let is_right = || root.read(SNIPPET).lines().any(|found| found == line) && is_loaded(root);
+    root.run("mpsctl slurm enable");
+    assert!(is_right(), "{}", root.read(SNIPPET));
+    root.write(SNIPPET, &root.read(SNIPPET).replace(release, WRONG));
+    assert!(!is_loaded(root), "Slurm {release} took a plugin for {WRONG}");
+    trigger();
+    assert!(is_right(), "the trigger did not fire: {}", root.read(SNIPPET));
 }
 
 #[test]
-fn the_rpm_packages_install_upgrade_and_leave() {
+fn the_debian_packages_install_follow_slurm_upgrade_and_leave() {
+    if !Path::new("/var/lib/dpkg/status").exists() {
+        return skip("Debian packages", "this system is not Debian's");
+    }
+    let debs = NAMES.map(|name| older(name, ".deb"));
+    let newer = NAMES.map(|name| package(name, ".deb"));
+    let slurmd = slurm_of_tomorrow();
+    Root::with("deb", move |root| {
+        put_foreign(root);
+        take(root, "dpkg --install", &debs);
+        programs_run(root);
+        nothing_is_active(root);
+        root.write(CONFIG, CHANGED);
+        follows_slurm(root, || take(root, "dpkg --install", &[slurmd]));
+
+        take(root, "dpkg --install", &newer);
+        assert_eq!(root.read(CONFIG), CHANGED, "the upgrade took the configuration");
+        programs_run(root);
+        assert!(is_loaded(root), "the upgrade lost the line");
+
+        root.run("dpkg --remove mpsd-slurm mpsd-pbs mpsd");
+        assert_eq!(root.read(CONFIG), CHANGED, "removal took the configuration");
+        assert!(!is_loaded(root));
+        nothing_is_active(root);
+        let enroot = "/etc/enroot/hooks.d/50-mpsd.sh";
+        gone(
+            root,
+            &[
+                "/etc/mpsd",
+                CONFIG,
+                enroot,
+                "/etc/profile.d/mpsd.sh",
+                "/etc/profile.d/mpsd.csh",
+            ],
+        );
+
+        root.write(DRAIN, "ours\n");
+        root.run("dpkg --purge mpsd-slurm mpsd-pbs mpsd");
+        gone(root, &["/etc/mpsd"]);
+        assert!(!root.at("/var/lib/mpsd").exists());
+        foreign_is_as_it_was(root);
+    });
+}
+
+#[test]
+fn the_rpm_packages_install_follow_slurm_upgrade_and_leave() {
     let rpms = NAMES.map(|name| older(name, ".rpm"));
     let newer = NAMES.map(|name| package(name, ".rpm"));
     Root::with("rpm", move |root| {
         put_foreign(root);
         distribution(root);
-        rpm(root, "--install", &rpms);
+        take(root, "rpm --install", &rpms);
         programs_run(root);
         nothing_is_active(root);
-        root.run(&["rpm", "--verify", "mpsd", "mpsd-slurm", "mpsd-pbs"]);
-        let changed = "deadline_s = 25\n";
-        root.write("/etc/mpsd/mpsd.toml", changed);
-        root.write("/var/lib/mpsd/drains/gpu001", "ours\n");
+        root.run("rpm --verify mpsd mpsd-slurm mpsd-pbs");
+        root.write(CONFIG, CHANGED);
+        root.write(DRAIN, "ours\n");
+        // The same trigger as for slurmd's own file: a new file below one of its paths.
+        follows_slurm(root, || take(root, "rpm --upgrade", &newer));
 
-        rpm(root, "--upgrade", &newer);
-        let have = root.run(&[
-            "rpm",
-            "--query",
-            "--qf",
-            "%{NAME} %{VERSION}\n",
-            "mpsd",
-            "mpsd-slurm",
-            "mpsd-pbs",
-        ]);
-        let have: Vec<&str> = have.lines().filter(|line| line.starts_with("mpsd")).collect();
-        let expected = ["mpsd", "mpsd-slurm", "mpsd-pbs"];
-        let expected = expected.map(|name| format!("{name} {}", env!("CARGO_PKG_VERSION")));
-        assert_eq!(have, expected);
-        upgraded(root, changed);
+        let have = root.run("rpm --query --qf '%{VERSION}\n' mpsd mpsd-slurm mpsd-pbs");
+        assert_eq!(have.matches(env!("CARGO_PKG_VERSION")).count(), 3, "{have}");
+        assert_eq!(root.read(CONFIG), CHANGED, "the upgrade took the configuration");
+        programs_run(root);
         // All but the file that was changed.
-        root.run(&["rpm", "--verify", "--noconfig", "mpsd", "mpsd-slurm", "mpsd-pbs"]);
+        root.run("rpm --verify --noconfig mpsd mpsd-slurm mpsd-pbs");
 
-        root.run(&["rpm", "--erase", "mpsd-slurm", "mpsd-pbs", "mpsd"]);
-        foreign_is_as_it_was(root);
-        assert_eq!(root.read("/etc/mpsd/mpsd.toml.rpmsave"), changed);
-        assert_eq!(
-            root.read("/var/lib/mpsd/drains/gpu001"),
-            "ours\n",
-            "a drain of ours was forgotten"
-        );
-        gone(root, &["/etc/mpsd", "/etc/mpsd/mpsd.toml.rpmsave"]);
+        root.run("rpm --erase mpsd-slurm mpsd-pbs mpsd");
+        assert!(!is_loaded(root));
+        nothing_is_active(root);
+        let kept = format!("{CONFIG}.rpmsave");
+        assert_eq!(root.read(&kept), CHANGED);
+        assert_eq!(root.read(DRAIN), "ours\n", "a drain of ours was forgotten");
+        gone(root, &["/etc/mpsd", &kept]);
     });
+}
+
+/// A package that brings a slurmd, as an upgrade of Slurm does.
+fn slurm_of_tomorrow() -> PathBuf {
+    let dir = target("slurm-of-tomorrow");
+    let _ = fs::remove_dir_all(&dir);
+    for part in ["DEBIAN", "usr/sbin"] {
+        fs::create_dir_all(dir.join(part)).unwrap();
+    }
+    let control = "Package: slurm-of-tomorrow\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@invalid>\n\
+                   Description: a slurmd\n";
+    fs::write(dir.join("DEBIAN/control"), control).unwrap();
+    let program = dir.join("usr/sbin/slurmd");
+    fs::write(&program, "#!/bin/sh\nexec /usr/sbin/slurmd-wlm \"$@\"\n").unwrap();
+    run(Command::new("chmod").arg("755").arg(&program));
+    let file = dir.with_extension("deb");
+    run(Command::new("dpkg-deb")
+        .args(["--root-owner-group", "--build"])
+        .args([&dir, &file]));
+    file
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::root::Root;
-use crate::said;
+use crate::{debian, said};
 
 /// Its host name.
 pub const HOST: &str = "gpu001";
@@ -56,27 +56,28 @@ pub struct Machine {
     _cgroup: Cgroup,
 }
 
+/// A system from nothing, with the cgroup in which it may boot; why it cannot.
+pub fn bootable(suite: &str, name: &str) -> Result<(PathBuf, Cgroup), String> {
+    Ok((debian::base(suite)?, Cgroup::create(name)?))
+}
+
 /// The cgroup that a machine has for itself, removed with all below it.
 #[derive(Debug)]
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
     /// Makes it; why a machine cannot boot here.
-    pub fn create(name: &str) -> Result<Cgroup, String> {
+    fn create(name: &str) -> Result<Cgroup, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "));
         let mount = mount.and_then(|line| line.split(' ').nth(4)).map(PathBuf::from);
         let mount = mount.ok_or("this machine has no cgroup v2 for a systemd of its own")?;
         remove_stale(&mount);
         let path = mount.join(format!("{PREFIX}{}.{name}", std::process::id()));
-        let why = |error| {
-            format!(
-                "no cgroup for a systemd of its own: '{}': {error}",
-                path.display()
-            )
-        };
-        fs::create_dir(&path).map_err(why)?;
-        Ok(Cgroup(path))
+        match fs::create_dir(&path) {
+            Ok(()) => Ok(Cgroup(path)),
+            Err(error) => Err(format!("no cgroup for a systemd: '{}': {error}", path.display())),
+        }
     }
 }
 
@@ -134,15 +135,13 @@ impl Machine {
         };
         let outer = machine.outer.id().cast_signed();
         machine.until("its first process", |machine| {
-            let all = tests::slurm::processes();
-            let init = all
-                .iter()
-                .find(|process| process.parent == outer && process.name == "systemd");
+            let mut all = tests::slurm::processes().into_iter();
+            let init = all.find(|process| process.parent == outer && process.name == "systemd");
             machine.init = init.map_or(0, |process| process.pid);
             machine.init != 0
         });
         machine.until("its boot", |machine| {
-            let state = machine.output(&["systemctl", "is-system-running"]);
+            let state = machine.output("systemctl is-system-running");
             ["running", "degraded"].contains(&String::from_utf8_lossy(&state.stdout).trim())
         });
         machine
@@ -189,15 +188,21 @@ impl Machine {
         command
     }
 
-    /// Runs a command in it.
-    pub fn output(&self, words: &[&str]) -> Output {
-        self.command(words).output().unwrap()
+    /// Runs a shell's line in it.
+    pub fn output(&self, line: &str) -> Output {
+        self.command(&["sh", "-ec", line]).output().unwrap()
     }
 
-    /// Runs a command in it that must succeed; what it wrote to standard output.
+    /// Runs a shell's line in it that must succeed; what it wrote to standard output.
     #[track_caller]
-    pub fn run(&self, words: &[&str]) -> String {
-        let output = self.output(words);
+    pub fn run(&self, line: &str) -> String {
+        self.expect(&["sh", "-ec", line])
+    }
+
+    /// The same of a command.
+    #[track_caller]
+    pub fn expect(&self, words: &[&str]) -> String {
+        let output = self.command(words).output().unwrap();
         assert!(
             output.status.success(),
             "{words:?}: {}\n{}",
@@ -209,12 +214,7 @@ impl Machine {
 
     /// The last lines of its journal.
     pub fn journal(&self) -> String {
-        let output = self.output(&[
-            "journalctl",
-            "--no-pager",
-            "--lines=80",
-            "--output=short-monotonic",
-        ]);
+        let output = self.output("journalctl --no-pager --lines=80 --output=short-monotonic");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 }

@@ -16,14 +16,20 @@ mod machine;
 mod monitoring;
 mod repository;
 mod root;
-mod slurm;
 mod stopwatch;
 mod units;
 
+use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+
+/// A place of the tests' below the target directory.
+fn target(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
 
 /// The packages' names.
 const NAMES: [&str; 3] = ["mpsd", "mpsd-pbs", "mpsd-slurm"];
@@ -36,7 +42,7 @@ fn packages() -> &'static Path {
 
 /// `cargo xtask dist WORDS` into a directory of this name.
 fn dist(name: &str, words: &[&str]) -> PathBuf {
-    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let out = target(name);
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
     command.arg("dist").arg("--out").arg(&out).args(words);
     let output = command.output().unwrap();
@@ -56,38 +62,31 @@ const BEFORE: &str = "0.1.0";
 fn older(name: &str, extension: &str) -> PathBuf {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     packages();
-    find(
-        MADE.get_or_init(|| dist("older", &["--as", BEFORE])),
-        name,
-        extension,
-    )
+    let made = MADE.get_or_init(|| dist("older", &["--as", BEFORE]));
+    find(made, name, extension)
 }
 
 fn find(dir: &Path, name: &str, extension: &str) -> PathBuf {
     let listed = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let mut found = listed.filter(|path| {
-        let file = path.file_name().unwrap().to_str().unwrap();
-        let rest = file.strip_prefix(name).unwrap_or("?");
-        file.ends_with(extension)
-            && rest.starts_with(['_', '-'])
-            && rest[1..].starts_with(|c: char| c.is_ascii_digit())
-    });
-    let one = found
-        .next()
-        .unwrap_or_else(|| panic!("no package {name}*{extension}"));
-    assert!(found.next().is_none(), "two packages {name}*{extension}");
-    one
+    let found: Vec<PathBuf> = listed
+        .filter(|path| {
+            let file = path.file_name().unwrap().to_str().unwrap();
+            let rest = file
+                .strip_prefix(name)
+                .and_then(|rest| rest.strip_prefix(['_', '-']));
+            file.ends_with(extension)
+                && rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        })
+        .collect();
+    assert_eq!(found.len(), 1, "{name}*{extension}: {found:?}");
+    found[0].clone()
 }
 
 /// What a command wrote to both of its streams, and how it ended.
 fn said(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    format!(
-        "{}\n{}{}",
-        output.status,
-        text(&output.stdout),
-        text(&output.stderr)
-    )
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    format!("{}\n{out}{err}", output.status)
 }
 
 /// Runs a command that must succeed; its standard output.
@@ -98,6 +97,52 @@ fn run(command: &mut Command) -> String {
         .unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", said(&output));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// The directory with what `make` puts into it: made again when `wanted` changes, or when it was not finished.
+fn kept(name: &str, wanted: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    let (place, note) = (target(name), target(name).join("included"));
+    if !fs::read_to_string(&note).is_ok_and(|text| text == wanted) {
+        let _ = fs::remove_dir_all(&place);
+        fs::create_dir_all(&place).unwrap();
+        make(&place)?;
+        fs::write(note, wanted).unwrap();
+    }
+    Ok(place)
+}
+
+/// Runs a program that may be missing, or may want a network.
+fn try_run(command: &mut Command) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    match command.env("DEBIAN_FRONTEND", "noninteractive").output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(format!("{name}: {}", said(&output))),
+        Err(error) => Err(format!("no {name}: {error}")),
+    }
+}
+
+/// Unpacks Debian's packages into the folder `root` of `place`, without installing them.
+fn unpack(place: &Path, packages: &[&str]) -> Result<(), String> {
+    let apt = |words: &[&str]| try_run(Command::new("apt-get").args(words).current_dir(place));
+    let download = [&["download", "-q", "-o", "APT::Sandbox::User=root"], packages].concat();
+    // The list may be old, or missing.
+    apt(&download).or_else(|_| apt(&["update", "-q"]).and_then(|()| apt(&download)))?;
+    let files: Vec<_> = fs::read_dir(place)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    for file in files {
+        run(Command::new("dpkg-deb")
+            .arg("-x")
+            .arg(file)
+            .arg(place.join("root")));
+    }
+    Ok(())
+}
+
+/// Mode 0755: what everyone may read and run.
+fn open_to_all(path: &Path) {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 /// Says so that the runner counts it: past the test program's capture, which shows nothing of a test that passes.

@@ -7,14 +7,12 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
-use crate::cluster::Cluster;
 use crate::guide::commands;
 use crate::machine::{HOST, Machine};
-use crate::{run, said, skip};
+use crate::{kept, run, said, skip, target, unpack};
 
-/// Debian's packages, and what of them is needed.
+/// Debian's packages.
 const PACKAGES: [&str; 2] = ["prometheus", "prometheus-node-exporter"];
-const PROGRAMS: [&str; 3] = ["prometheus", "promtool", "prometheus-node-exporter"];
 /// Where the units write, and Debian's node_exporter looks.
 const TEXTFILES: &str = "/var/lib/prometheus/node-exporter";
 const RULES: &str = "/usr/share/mpsd/examples/mpsd.rules.yml";
@@ -23,32 +21,10 @@ const SERVER: &str = "http://127.0.0.1:9090";
 
 /// The directory with the programs, made once and kept in the target directory; why there can be none.
 fn programs() -> Result<PathBuf, String> {
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("monitoring");
-    let bin = place.join("usr/bin");
-    if PROGRAMS.iter().all(|name| bin.join(name).exists()) {
-        return Ok(bin);
-    }
-    let _ = fs::remove_dir_all(&place);
-    fs::create_dir_all(&place).unwrap();
-    let apt = |words: &[&str]| {
-        let mut command = Command::new("apt-get");
-        let output = command.args(words).current_dir(&place).output();
-        let output = output.map_err(|error| format!("no apt-get: {error}"))?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(format!("apt-get cannot get them: {}", said(&output))),
-        }
-    };
-    let download = [&["download", "-q"], &PACKAGES[..]].concat();
-    apt(&download).or_else(|_| apt(&["update", "-q"]).and_then(|()| apt(&download)))?;
-    for entry in fs::read_dir(&place).unwrap() {
-        let file = entry.unwrap().path();
-        if file.extension().is_some_and(|end| end == "deb") {
-            run(Command::new("dpkg").arg("-x").arg(&file).arg(&place));
-            fs::remove_file(&file).unwrap();
-        }
-    }
-    Ok(bin)
+    let made = kept("monitoring", &PACKAGES.join(" "), |place| {
+        unpack(place, &PACKAGES)
+    })?;
+    Ok(made.join("root/usr/bin"))
 }
 
 /// A server of this test's, with the machine's network; ended with the test.
@@ -84,17 +60,17 @@ fn query(machine: &Machine, promtool: &Path, expression: &str) -> Output {
 }
 
 /// By the guide: enabled, written, checked, scraped, shown, and told of.
-pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Cluster, note: &Path) {
+pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Machine, note: &Path) {
     let bin = match programs() {
         Ok(bin) => bin,
         Err(why) => return skip("the metrics in a real Prometheus", &why),
     };
     let promtool = bin.join("promtool");
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("monitoring-run");
+    let dir = target("monitoring-run");
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).unwrap();
-    let rules = cluster.machine.at(RULES);
-    fs::create_dir_all(cluster.machine.at(TEXTFILES)).unwrap();
+    let rules = cluster.at(RULES);
+    fs::create_dir_all(cluster.at(TEXTFILES)).unwrap();
     for line in commands("metrics.md", "Prometheus") {
         match line.strip_prefix("promtool ") {
             Some(words) => {
@@ -109,64 +85,51 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Cluster, note: &Path) {
     let mut tests = Command::new(&promtool);
     run(tests.args(["test", "rules", "test.yml"]).current_dir(&dir));
 
-    let (mut srun, record) = cluster.holding(&["--gres=gpu:1", "--mps", "--mps-threads=25"], note);
+    let (srun, record) = cluster.holding(note);
     let job = record.job.unwrap();
-    write(&cluster.machine);
-    let page = cluster.machine.at(&format!("{TEXTFILES}/mpsd.prom"));
-    let checked = Command::new(&promtool)
+    write(cluster);
+    let page = cluster.at(&format!("{TEXTFILES}/mpsd.prom"));
+    let mut check = Command::new(&promtool);
+    check
         .args(["check", "metrics"])
-        .stdin(fs::File::open(&page).unwrap())
-        .output()
-        .unwrap();
-    let text = said(&checked);
-    assert!(
-        checked.status.success() && checked.stderr.is_empty() && checked.stdout.is_empty(),
-        "{text}"
-    );
+        .stdin(fs::File::open(&page).unwrap());
+    let checked = check.output().unwrap();
+    let silent = checked.stderr.is_empty() && checked.stdout.is_empty();
+    assert!(checked.status.success() && silent, "{}", said(&checked));
 
-    let _servers = start(&cluster.machine, &bin, &dir, &rules);
+    let _servers = start(cluster, &bin, &dir, &rules);
     let tells = |machine: &Machine, expression: &str, what: &str| {
         let output = query(machine, &promtool, expression);
         String::from_utf8_lossy(&output.stdout).contains(what)
     };
     let clients = format!("mpsd_job_clients{{jobid=\"{job}\"}}");
-    cluster
-        .machine
-        .until("the job's client in Prometheus", |machine| {
-            tells(machine, &clients, "=> 1 @")
-        });
-    for expression in expressions(&cluster.machine) {
-        let output = query(&cluster.machine, &promtool, &expression);
+    cluster.until("the job's client in Prometheus", |machine| {
+        tells(machine, &clients, "=> 1 @")
+    });
+    for expression in expressions(cluster) {
+        let output = query(cluster, &promtool, &expression);
         assert!(output.status.success(), "{expression}: {}", said(&output));
     }
 
     // The timer would find that its scheduler knows of no such drain.
-    let timer = ["systemctl", "stop", "mpsd-reconcile.timer"];
-    cluster.machine.run(&timer);
+    cluster.run("systemctl stop mpsd-reconcile.timer");
     let firing = "ALERTS{alertname=\"MpsdNodeDrained\",alertstate=\"firing\"}";
-    assert!(!tells(&cluster.machine, firing, "MpsdNodeDrained"));
-    let drains = cluster.machine.at("/var/lib/mpsd/drains");
+    assert!(!tells(cluster, firing, "MpsdNodeDrained"));
+    let drains = cluster.at("/var/lib/mpsd/drains");
     fs::create_dir_all(&drains).unwrap();
     let marker = drains.join(format!("slurm-{HOST}"));
     let text = format!(
         r#"{{"version":1,"scheduler":"slurm","node":"{HOST}","reason":"mpsd: a test","job":"{job}","delivered":true,"when":1}}"#
     );
     fs::write(&marker, text).unwrap();
-    write(&cluster.machine);
-    cluster
-        .machine
-        .until("the alert", |machine| tells(machine, firing, "MpsdNodeDrained"));
+    write(cluster);
+    cluster.until("the alert", |machine| tells(machine, firing, "MpsdNodeDrained"));
 
     fs::remove_file(marker).unwrap();
-    cluster
-        .machine
-        .run(&["systemctl", "disable", "--now", "mpsd-metrics.timer"]);
-    cluster.machine.run(&["systemctl", "start", timer[2]]);
-    cluster.machine.run(&["scancel", &job]);
-    srun.wait().unwrap();
-    let page = cluster.machine.at(&format!("{TEXTFILES}/mpsd.prom"));
+    cluster.run("systemctl disable --now mpsd-metrics.timer; systemctl start mpsd-reconcile.timer");
+    cluster.cancel(&job, srun);
     assert!(page.exists(), "what was told last has gone");
-    fs::remove_dir_all(cluster.machine.at("/var/lib/prometheus")).unwrap();
+    fs::remove_dir_all(cluster.at("/var/lib/prometheus")).unwrap();
     cluster.nothing_is_left();
 }
 
@@ -174,7 +137,7 @@ pub fn tells_of_jobs_and_of_a_drain(cluster: &mut Cluster, note: &Path) {
 /// second looks again.
 fn write(machine: &Machine) {
     for _ in 0..2 {
-        machine.run(&["systemctl", "start", "mpsd-metrics.service"]);
+        machine.run("systemctl start mpsd-metrics.service");
     }
 }
 
@@ -193,12 +156,13 @@ fn start(machine: &Machine, bin: &Path, dir: &Path, rules: &Path) -> [Server; 2]
         "--collector.disable-defaults",
     ]);
     exporter
-        .arg("--collector.textfile")
-        .arg("--collector.textfile.directory");
-    exporter.arg(machine.at(TEXTFILES));
+        .args(["--collector.textfile", "--collector.textfile.directory"])
+        .arg(machine.at(TEXTFILES));
     let mut prometheus = beside(machine, &bin.join("prometheus"));
-    prometheus.arg("--web.listen-address=127.0.0.1:9090");
-    prometheus.arg("--config.file").arg(file);
+    prometheus
+        .arg("--web.listen-address=127.0.0.1:9090")
+        .arg("--config.file")
+        .arg(file);
     prometheus.arg("--storage.tsdb.path").arg(dir.join("data"));
     [serve(exporter), serve(prometheus)]
 }
@@ -207,13 +171,10 @@ fn start(machine: &Machine, bin: &Path, dir: &Path, rules: &Path) -> [Server; 2]
 fn expressions(machine: &Machine) -> Vec<String> {
     let text = fs::read_to_string(machine.at("/usr/share/mpsd/examples/mpsd.dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
-    let panels = dashboard["panels"].as_array().unwrap();
-    let targets = panels
-        .iter()
-        .flat_map(|panel| panel["targets"].as_array().unwrap());
-    let found: Vec<String> = targets
-        .map(|target| target["expr"].as_str().unwrap().replace("$instance", ".*"))
-        .collect();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let found = targets.map(|target| target["expr"].as_str().unwrap().replace("$instance", ".*"));
+    let found: Vec<String> = found.collect();
     assert!(found.len() > 15, "{found:?}");
     found
 }

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::cluster::Cluster;
 use crate::guide::commands;
 use crate::install::distribution;
+use crate::machine::Machine;
 use crate::root::Root;
 use crate::stopwatch::Stopwatch;
-use crate::{BEFORE, NAMES, arm64, older, package, packages, run, said, skip};
+use crate::{BEFORE, NAMES, arm64, older, package, packages, run, said, skip, target, try_run};
 
 /// Where the guide has it.
 const PLACE: &str = "/srv/mpsd";
@@ -27,22 +27,17 @@ impl Keys {
         fs::create_dir_all(&dir).unwrap();
         run(Command::new("chmod").arg("700").arg(&dir));
         let keys = Keys(dir);
-        let words = [
+        let mut make = Command::new("gpg");
+        make.args([
             "--batch",
             "--quiet",
             "--passphrase",
             "",
             "--quick-generate-key",
             KEY,
-        ];
-        run(keys.gpg().args(words).args(["rsa3072", "sign", "never"]));
+        ]);
+        run(make.args(["rsa3072", "sign", "never"]).env("GNUPGHOME", &keys.0));
         keys
-    }
-
-    fn gpg(&self) -> Command {
-        let mut command = Command::new("gpg");
-        command.env("GNUPGHOME", &self.0);
-        command
     }
 }
 
@@ -58,16 +53,16 @@ impl Drop for Keys {
 pub fn repository() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("repository");
-        let _ = fs::remove_dir_all(&dir);
-        let keys = Keys::make();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages-of-repository");
-        let _ = fs::remove_dir_all(&out);
+        let (dir, out) = (target("repository"), target("packages-of-repository"));
+        for place in [&dir, &out] {
+            let _ = fs::remove_dir_all(place);
+        }
         fs::create_dir(&out).unwrap();
         for made in [packages()].into_iter().chain(arm64::made()) {
-            run(Command::new("cp").arg("-rT").arg(made).arg(&out));
+            run(Command::new("cp").arg("-rT").args([made, &out]));
         }
+        let keys = Keys::make();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
         command
             .args(["dist", "--packed", "--out"])
             .arg(out)
@@ -85,36 +80,34 @@ pub fn place(root: &Root) {
 }
 
 /// On a machine that has nothing of ours, and no other repository within its reach.
-pub fn apt_installs_from_it(root: &Root, cluster: &Cluster) {
+pub fn apt_installs_from_it(root: &Root, cluster: &Machine) {
     root.write("/etc/apt/sources.list", "");
     place(root);
     for step in commands("install.md", "From a repository with apt") {
         cluster.administrator(&step);
     }
-    let have = ["dpkg-query", "-W", "-f", "${Status}\n", "mpsd", "mpsd-slurm"];
-    let have = cluster.machine.run(&have);
+    let have = cluster.run("dpkg-query -W -f '${Status}\n' mpsd mpsd-slurm");
     assert_eq!(have, "install ok installed\ninstall ok installed\n");
-    cluster.machine.run(&["mpsctl", "--version"]);
+    cluster.run("mpsctl --version");
     // Another's signature, and a list that was changed after it was signed.
     let list = format!("{PLACE}/apt/InRelease");
     let changed = root.read(&list).replace("Label: mpsd", "Label: other");
     root.write(&list, &changed);
-    let words = ["apt-get", "update", "-o", "APT::Update::Error-Mode=any"];
-    let refused = cluster.machine.output(&words);
+    let refused = cluster.output("apt-get update -o APT::Update::Error-Mode=any");
     let why = said(&refused);
     // apt of Debian 12 verifies by gpgv, of Debian 13 by sqv; each has words of its own.
     assert!(!refused.status.success() && why.contains("ignature"), "{why}");
 }
 
 /// On a machine that has nothing of ours, and no other repository within dnf's reach; those lines alone are the stopwatch's.
-pub fn dnf_installs_from_it(root: &Root, cluster: &Cluster, watch: &mut Stopwatch) {
+pub fn dnf_installs_from_it(root: &Root, cluster: &Machine, watch: &mut Stopwatch) {
     distribution(root);
     place(root);
     fs::create_dir_all(root.at("/etc/yum.repos.d")).unwrap();
     for step in commands("install.md", "From a repository with dnf") {
         watch.take(&step, || cluster.administrator(&step));
     }
-    cluster.machine.run(&["rpm", "--verify", "mpsd", "mpsd-slurm"]);
+    cluster.run("rpm --verify mpsd mpsd-slurm");
 }
 
 #[test]
@@ -126,19 +119,13 @@ fn both_repositories_have_the_packages_of_both_machines() {
         );
     }
     let apt = fs::read_to_string(repository().join("apt/Packages")).unwrap();
-    let of = |name: &str| {
-        let lines = apt
-            .lines()
-            .filter(|line| line.strip_prefix("Architecture: ") == Some(name));
-        lines.count()
-    };
+    let of = |name: &str| apt.matches(&format!("\nArchitecture: {name}\n")).count();
     assert_eq!((of("amd64"), of("arm64"), of("all")), (2, 2, 1), "{apt}");
     let release = fs::read_to_string(repository().join("apt/Release")).unwrap();
     assert!(release.contains("Architectures: amd64 arm64\n"), "{release}");
     let mut list = Command::new("sh");
-    let dnf = run(list
-        .args(["-c", "zcat repodata/*-primary.xml.gz"])
-        .current_dir(repository().join("dnf")));
+    list.args(["-c", "zcat repodata/*-primary.xml.gz"]);
+    let dnf = run(list.current_dir(repository().join("dnf")));
     for (name, count) in [("x86_64", 2), ("aarch64", 2), ("noarch", 1)] {
         assert_eq!(
             dnf.matches(&format!("<arch>{name}</arch>")).count(),
@@ -150,17 +137,11 @@ fn both_repositories_have_the_packages_of_both_machines() {
 
 #[test]
 fn dnf_installs_from_the_repository_and_from_the_packages() {
-    if !Path::new("/usr/bin/dnf").exists() {
-        let words = ["install", "-y", "-q", "--no-install-recommends", "dnf"];
-        let output = Command::new("apt-get")
-            .args(words)
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .output();
-        match output {
-            Ok(output) if output.status.success() => {}
-            Ok(output) => return skip("dnf", &said(&output)),
-            Err(error) => return skip("dnf", &error.to_string()),
-        }
+    let install = ["install", "-y", "-q", "--no-install-recommends", "dnf"];
+    if !Path::new("/usr/bin/dnf").exists()
+        && let Err(why) = try_run(Command::new("apt-get").args(install))
+    {
+        return skip("dnf", &why);
     }
     let rpms = NAMES.map(|name| package(name, ".rpm"));
     let before = NAMES.map(|name| older(name, ".rpm"));
@@ -169,48 +150,42 @@ fn dnf_installs_from_the_repository_and_from_the_packages() {
         distribution(root);
         place(root);
         fs::create_dir_all(root.at("/etc/yum.repos.d")).unwrap();
-        for file in &rpms {
-            fs::create_dir_all(root.at("/root/packages")).unwrap();
-            let to = root.at("/root/packages").join(file.file_name().unwrap());
-            fs::copy(file, to).unwrap();
-        }
+        let put = |files: &[PathBuf]| {
+            let dir = root.at("/root/packages");
+            let _ = fs::remove_dir_all(&dir);
+            fs::create_dir_all(&dir).unwrap();
+            run(Command::new("cp").args(files).arg(dir));
+        };
         // In a pid namespace of its own, which ends the agent of gpg's that dnf leaves behind.
         const ALONE: [&str; 6] = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-ec"];
-        let shell = |line: &str| root.output(&[&ALONE[..], &[line]].concat());
-        let typed = |step: &str| {
+        let shell = |line: &str| root.try_words(&[&ALONE[..], &[line]].concat());
+        let typed = |step: String| {
             let output = shell(&format!("cd /root/packages\n{step}"));
             assert!(output.status.success(), "{step}: {}", said(&output));
         };
-        let are_there = || {
-            root.run(&["rpm", "--query", "mpsd", "mpsd-slurm"]);
-            root.run(&["mpsctl", "--version"]);
-            root.run(&["rpm", "--erase", "mpsd-slurm", "mpsd"]);
+        let by_dnf = |heading| {
+            let steps = commands("install.md", heading).into_iter();
+            steps.filter(|step| step.starts_with("dnf ")).for_each(typed);
         };
-        for step in commands("install.md", "From a repository with dnf") {
-            typed(&step);
-        }
+        let are_there = || {
+            root.run("rpm --query mpsd mpsd-slurm && mpsctl --version && rpm --erase mpsd-slurm mpsd");
+        };
+        put(&rpms);
+        commands("install.md", "From a repository with dnf")
+            .into_iter()
+            .for_each(typed);
         are_there();
-        let by_dnf = |steps: Vec<String>| steps.into_iter().filter(|step| step.starts_with("dnf "));
-        by_dnf(commands("install.md", "From the packages")).for_each(|step| typed(&step));
-        // The older ones in their place.
-        for file in &rpms {
-            fs::remove_file(root.at("/root/packages").join(file.file_name().unwrap())).unwrap();
-        }
-        for file in &before {
-            fs::copy(file, root.at("/root/packages").join(file.file_name().unwrap())).unwrap();
-        }
-        by_dnf(commands("install.md", "Back to an older release")).for_each(|step| typed(&step));
-        let have = root.run(&["rpm", "--query", "--qf", "%{VERSION}\n", "mpsd", "mpsd-slurm"]);
+        by_dnf("From the packages");
+        put(&before);
+        by_dnf("Back to an older release");
+        let have = root.run("rpm --query --qf '%{VERSION}\n' mpsd mpsd-slurm");
         assert_eq!(have.matches(BEFORE).count(), 2, "{have}");
         are_there();
         // A list that was changed after it was signed.
         let list = format!("{PLACE}/dnf/repodata/repomd.xml");
         root.write(&list, &(root.read(&list) + "\n"));
         let refused = shell("dnf clean all\ndnf install -y mpsd");
-        assert!(
-            !refused.status.success() && said(&refused).contains("GPG"),
-            "{}",
-            said(&refused)
-        );
+        let why = said(&refused);
+        assert!(!refused.status.success() && why.contains("GPG"), "{why}");
     });
 }

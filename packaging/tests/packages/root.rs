@@ -2,14 +2,13 @@
 //! namespace of one thread. Nothing of it is left when the thread has ended, whatever happened.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-use crate::said;
+use crate::{open_to_all, said, target};
 
 /// The copy.
 #[derive(Debug)]
@@ -34,10 +33,8 @@ impl Root {
     /// own.
     pub fn with(name: &str, body: impl FnOnce(&Root) + Send + 'static) {
         Root::over(Path::new("/"), name, |root| {
-            const NONE: Option<&str> = None;
-            let (proc, dev) = (root.at("/proc"), root.at("/dev"));
-            mount(Some("proc"), &proc, Some("proc"), MsFlags::empty(), NONE).unwrap();
-            mount(Some("/dev"), &dev, NONE, MsFlags::MS_BIND, NONE).unwrap();
+            root.mount("proc", "/proc", Some("proc"), MsFlags::empty());
+            root.mount("/dev", "/dev", None, MsFlags::MS_BIND);
             body(root);
         });
     }
@@ -47,15 +44,7 @@ impl Root {
     pub fn emulated(lower: &Path, emulator: &str, name: &str, body: impl FnOnce(&Root) + Send + 'static) {
         let emulator = lower.join(emulator);
         Root::over(lower, name, move |root| {
-            let none: Option<&str> = None;
-            mount(
-                Some("proc"),
-                &root.at("/proc"),
-                Some("proc"),
-                MsFlags::empty(),
-                none,
-            )
-            .unwrap();
+            root.mount("proc", "/proc", Some("proc"), MsFlags::empty());
             body(&Root {
                 path: root.path.clone(),
                 emulator: Some(emulator),
@@ -65,7 +54,7 @@ impl Root {
 
     /// Makes a copy of the system in `lower`, files alone, and hands it to `body`, in a thread of its own.
     pub fn over(lower: &Path, name: &str, body: impl FnOnce(&Root) + Send + 'static) {
-        let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("root-{name}"));
+        let place = target(&format!("root-{name}"));
         fs::create_dir_all(&place).unwrap();
         let lower = lower.to_owned();
         let thread = std::thread::spawn(move || body(&Root::make(&lower, &place)));
@@ -78,33 +67,20 @@ impl Root {
         const NONE: Option<&str> = None;
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).unwrap();
-        mount(
-            Some("tmpfs"),
-            place,
-            Some("tmpfs"),
-            MsFlags::empty(),
-            Some("mode=755"),
-        )
-        .unwrap();
+        let (tmpfs, overlay) = (Some("tmpfs"), Some("overlay"));
+        mount(tmpfs, place, tmpfs, MsFlags::empty(), Some("mode=755")).unwrap();
         for part in ["upper", "work", "root", "formats"] {
             fs::create_dir(place.join(part)).unwrap();
         }
-        fs::set_permissions(place.join("upper"), fs::Permissions::from_mode(0o755)).unwrap();
-        let options = format!(
-            "lowerdir={},upperdir={1}/upper,workdir={1}/work",
-            lower.display(),
-            place.display()
-        );
-        let path = place.join("root");
-        mount(
-            Some("overlay"),
-            &path,
-            Some("overlay"),
-            MsFlags::empty(),
-            Some(options.as_str()),
-        )
-        .unwrap();
+        open_to_all(&place.join("upper"));
+        let (lower, at, path) = (lower.display(), place.display(), place.join("root"));
+        let options = format!("lowerdir={lower},upperdir={at}/upper,workdir={at}/work");
+        mount(overlay, &path, overlay, MsFlags::empty(), Some(&*options)).unwrap();
         Root { path, emulator: None }
+    }
+
+    fn mount(&self, from: &str, to: &str, kind: Option<&str>, flags: MsFlags) {
+        mount(Some(from), &self.at(to), kind, flags, None::<&str>).unwrap();
     }
 
     /// A place in it.
@@ -133,14 +109,20 @@ impl Root {
         to
     }
 
+    /// Runs a shell's line in it.
+    pub fn output(&self, line: &str) -> Output {
+        self.try_words(&["sh", "-ec", line])
+    }
+
     /// Runs a command in it.
-    pub fn output(&self, words: &[&str]) -> Output {
+    pub fn try_words(&self, words: &[&str]) -> Output {
         let mut command = self.chroot();
         command.arg(&self.path).args(words).current_dir("/").env_clear();
-        command
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("LC_ALL", "C.UTF-8")
-            .env("DEBIAN_FRONTEND", "noninteractive");
+        command.envs([
+            ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+            ("LC_ALL", "C.UTF-8"),
+            ("DEBIAN_FRONTEND", "noninteractive"),
+        ]);
         command.output().unwrap()
     }
 
@@ -159,11 +141,11 @@ impl Root {
         command
     }
 
-    /// Runs a command in it that must succeed; what it said.
+    /// Runs a shell's line in it that must succeed; what it said.
     #[track_caller]
-    pub fn run(&self, words: &[&str]) -> String {
-        let output = self.output(words);
-        assert!(output.status.success(), "{words:?}: {}", said(&output));
+    pub fn run(&self, line: &str) -> String {
+        let output = self.output(line);
+        assert!(output.status.success(), "{line}: {}", said(&output));
         said(&output)
     }
 }

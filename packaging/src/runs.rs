@@ -1,0 +1,288 @@
+//! Runs that look for what is left behind, each alone: the matrices, the soak, the fuzzers.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use toml::Table;
+
+use crate::command::{lines, shown, wrote};
+use crate::files::{make_dir, read_text};
+use crate::{cargo, install};
+
+/// Longest that the matrices may take, and the building of all fuzz targets.
+const LONGEST: Duration = Duration::from_secs(1500);
+/// What a run may take beyond the time that its size asks for.
+const MARGIN: Duration = Duration::from_secs(120);
+/// Time for one job of the soak; a loaded machine of two cores needs a sixth of a second.
+const CYCLE: Duration = Duration::from_secs(2);
+/// How libFuzzer names its count in the statistics at its end.
+const EXECUTIONS: &str = "stat::number_of_executed_units:";
+/// What the matrices start.
+const PROGRAMS: &str = "build --workspace --lib --bins";
+
+/// Runs the suite's modules with figures, and adds up how much they tried: their lines `figure: NAME = COUNT`.
+pub fn matrices() -> Result<()> {
+    cargo::build(PROGRAMS)?;
+    let words = "test --package tests --test suite -- crash:: evidence:: hostile:: kills:: faults:: scarce:: supervision:: \
+                 --nocapture";
+    let mut tried = BTreeMap::<String, u64>::new();
+    let status = lines(&mut cargo::words(words), LONGEST, |line| {
+        println!("{line}");
+        // Libtest puts a test's name before the first line that it prints.
+        let figure = line
+            .split_once("figure: ")
+            .and_then(|(_, rest)| rest.split_once(" = "));
+        if let Some((name, count)) = figure {
+            *tried.entry(name.to_owned()).or_default() += count.trim().parse().unwrap_or(0);
+        }
+    })?;
+    for (name, count) in tried {
+        println!("{name:<24} {count}");
+    }
+    match status.success() {
+        true => Ok(()),
+        false => bail!("a matrix failed ({status})"),
+    }
+}
+
+/// A matrix of its own.
+#[derive(Debug, clap::Subcommand)]
+pub enum Matrix {
+    /// Jobs of every kind on clusters of every kind, with MPS, without, and without the plugin.
+    Slurm {
+        /// The Slurm to run, configured with --enable-multiple-slurmd, as 'make install' laid it out [default: the machine's own]
+        #[arg(long)]
+        prefix: Option<PathBuf>,
+        /// A system with the Slurm to run, as debootstrap makes it; nothing is written into it
+        #[arg(long, conflicts_with = "prefix")]
+        root: Option<PathBuf>,
+        /// Name the cells and run none
+        #[arg(long)]
+        list: bool,
+        /// Run the cells whose names hold one of these words
+        #[arg(default_values_t = ["site_matrix::".to_owned()])]
+        cells: Vec<String>,
+    },
+}
+
+/// The cells on a real Slurm; their words follow.
+const CELLS: &str = "test --locked --package tests --test slurm";
+
+/// Runs one.
+pub fn matrix(matrix: &Matrix) -> Result<()> {
+    let Matrix::Slurm {
+        prefix,
+        root,
+        list,
+        cells,
+    } = matrix;
+    if prefix.is_none() && root.is_none() && !list {
+        install::slurm()?;
+    }
+    cargo::build(PROGRAMS)?;
+    let mut run = match root {
+        Some(root) => in_system(root)?,
+        None => cargo::words(CELLS),
+    };
+    run.arg("--").args(cells);
+    if let Some(prefix) = prefix {
+        run.arg("--prefix").arg(prefix);
+    }
+    run.args(list.then_some("--list"));
+    shown(&mut run, LONGEST)
+}
+
+/// Starts a test program in a system: a file system in memory over it, with this machine's processes, devices, cgroups,
+/// repository and build.
+/// On one line, because it stands in a value of cargo's configuration.
+const IN_SYSTEM: &str = "root=$1 repository=$2 build=$3; shift 3; place=$build/tmp/matrix-root; mkdir -p $place; \
+    mount -t tmpfs -o mode=755 none $place; mkdir -m 755 $place/upper $place/work $place/root; \
+    mount -t overlay -o lowerdir=$root,upperdir=$place/upper,workdir=$place/work overlay $place/root; \
+    for one in proc sys dev; do mount --rbind /$one $place/root/$one; done; \
+    for one in $repository $build; do mkdir -p $place/root$one; mount --bind $one $place/root$one; done; \
+    echo 127.0.0.1 localhost $(uname -n) > $place/root/etc/hosts; \
+    exec chroot $place/root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin $*";
+
+/// `cargo test` of the cells in the system in `root`, whose Slurm they run.
+pub fn in_system(root: &Path) -> Result<Command> {
+    let root = root
+        .canonicalize()
+        .with_context(|| format!("no system in '{}'", root.display()))?;
+    let before = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-ec",
+        IN_SYSTEM,
+        "sh",
+    ];
+    let places = [root, cargo::root()?, cargo::target_directory()?].map(|dir| dir.display().to_string());
+    let words = before.into_iter().chain(places.iter().map(String::as_str));
+    let quoted: Vec<String> = words.map(|word| format!("'{word}'")).collect();
+    let mut run = cargo::words(CELLS);
+    run.arg("--config");
+    run.arg(format!("target.'cfg(all())'.runner = [{}]", quoted.join(", ")));
+    Ok(run)
+}
+
+/// Jobs from prologue to epilogue on eight simulated GPUs; prologues, epilogues and the jobs' own processes are killed at
+/// random. At the end no process, directory, lock, descriptor, mode or shared memory may be different.
+#[derive(Debug, clap::Args)]
+pub struct Soak {
+    /// Jobs from beginning to end
+    #[arg(long, default_value_t = 2000)]
+    cycles: u32,
+    /// Jobs at once
+    #[arg(long, default_value_t = 16)]
+    at_once: u32,
+    /// Where the dice begin: the same seed plays the same jobs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+pub fn soak(options: &Soak) -> Result<()> {
+    cargo::build(PROGRAMS)?;
+    let mut command = Command::new(cargo::target_directory()?.join("debug/soak"));
+    command.args([
+        options.cycles.to_string(),
+        options.at_once.to_string(),
+        options.seed.to_string(),
+    ]);
+    shown(&mut command, CYCLE * options.cycles + MARGIN)
+}
+
+/// Fuzzes the request grammar, the configuration, the control daemon's answers, the server's log, what the schedulers hand
+/// over, and our own files. What breaks something is kept in 'fuzz/artifacts'.
+#[derive(Debug, clap::Args)]
+pub struct Fuzz {
+    /// Seconds for each target
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// This target alone; more than once: these
+    #[arg(long)]
+    target: Vec<String>,
+}
+
+/// Builds the targets with the compiler of this workspace, whose unstable options cargo-fuzz needs, and runs them one after
+/// another. No sanitizer: what is fuzzed has no unsafe code (the suite's architecture tests hold it), and without one it is
+/// many times faster.
+pub fn fuzz(options: &Fuzz) -> Result<()> {
+    let targets = chosen(&options.target, targets()?)?;
+    let mut build = cargo::words("fuzz build --sanitizer none");
+    shown(build.env("RUSTC_BOOTSTRAP", "1"), LONGEST)
+        .context("'cargo install cargo-fuzz' if cargo knows no command 'fuzz'")?;
+    let metadata = wrote(&mut cargo::words(
+        "metadata --no-deps --format-version=1 --manifest-path fuzz/Cargo.toml",
+    ))?;
+    let metadata: Value = serde_json::from_str(&metadata).context("'cargo metadata' gave no JSON")?;
+    let built = Path::new(
+        metadata["target_directory"]
+            .as_str()
+            .context("no target directory")?,
+    );
+    let version = wrote(&mut cargo::rustc(&["-vV"]))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let programs = built
+        .join(host.context("'rustc -vV' names no host")?)
+        .join("release");
+    let mut all = 0;
+    for target in &targets {
+        let count = one(built, &programs, target, options.seconds)?;
+        println!(
+            "{target}: {count} executions in {} s, nothing broke",
+            options.seconds
+        );
+        all += count;
+    }
+    println!("{all} executions, nothing broke");
+    Ok(())
+}
+
+/// The programs of the fuzz crate.
+fn targets() -> Result<Vec<String>> {
+    let manifest: Table = toml::from_str(&read_text(cargo::root()?.join("fuzz/Cargo.toml"))?)?;
+    let bins = manifest
+        .get("bin")
+        .and_then(|bins| bins.as_array())
+        .into_iter()
+        .flatten();
+    let names = bins.filter_map(|bin| bin.get("name")?.as_str());
+    Ok(names.map(str::to_owned).collect())
+}
+
+fn chosen(wanted: &[String], all: Vec<String>) -> Result<Vec<String>> {
+    if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
+        bail!("no fuzz target '{unknown}'; there are: {}", all.join(", "));
+    }
+    Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
+}
+
+/// Runs one target; how often it ran. New inputs go to a directory beside the builds, what breaks it to 'fuzz/artifacts'.
+fn one(built: &Path, programs: &Path, target: &str, seconds: u64) -> Result<u64> {
+    let (found, artifacts) = (
+        built.join("corpus").join(target),
+        Path::new("fuzz/artifacts").join(target),
+    );
+    make_dir(&found)?;
+    make_dir(&artifacts)?;
+    let mut command = Command::new(programs.join(target));
+    command.arg(&found).arg(Path::new("fuzz/corpus").join(target));
+    command.arg(format!("-artifact_prefix={}/", artifacts.display()));
+    command.arg(format!("-max_total_time={seconds}"));
+    command.args([
+        "-timeout=10",
+        "-max_len=4096",
+        "-rss_limit_mb=2048",
+        "-print_final_stats=1",
+        "-verbosity=0",
+    ]);
+    let (mut count, mut said) = (None, Vec::new());
+    let status = lines(&mut command, Duration::from_secs(seconds) + MARGIN, |line| {
+        count = executions(line).or(count);
+        said.push(line.to_owned());
+    })?;
+    match count {
+        Some(count) if status.success() => Ok(count),
+        _ => bail!(
+            "{target}: {status}; what broke it is kept in '{}'\n{}",
+            artifacts.display(),
+            said.join("\n")
+        ),
+    }
+}
+
+fn executions(line: &str) -> Option<u64> {
+    line.strip_prefix(EXECUTIONS)?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_targets_and_refuses_an_unknown_one() {
+        let all = targets().unwrap();
+        assert_eq!(chosen(&[], all.clone()).unwrap(), all);
+        assert_eq!(chosen(&["request".to_owned()], all.clone()).unwrap(), ["request"]);
+        let error = chosen(&["requests".to_owned()], all).unwrap_err().to_string();
+        assert!(
+            error.contains("'requests'") && error.contains("server_log"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn reads_libfuzzers_count() {
+        assert_eq!(
+            executions("stat::number_of_executed_units: 337305"),
+            Some(337_305)
+        );
+        assert_eq!(executions("stat::average_exec_per_sec:     5529"), None);
+    }
+}

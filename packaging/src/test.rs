@@ -1,0 +1,477 @@
+//! `cargo xtask test`: everything that CI runs, stage by stage; `cargo xtask test STAGE...`: these alone.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::install::{EMULATOR, arm64, deny, slurm};
+use crate::package::programs::{self, Machine, Profile};
+use crate::{cargo, command, runs, site};
+
+/// Longest that one stage may take. All of them are to fit into thirty minutes on two cores; the workflow gives ninety,
+/// for the first build and a slow network.
+const LONGEST: Duration = Duration::from_secs(1500);
+
+/// The unit tests that an emulator runs: what reckons, and takes no minute under it. The rest reads the system's files, or asks
+/// the kernel, which stays this machine's; programs of the packages' tests do that.
+const EMULATED: &str = "--lib -p mpsd-core -- environment:: gpu:: job:: limits:: step::";
+
+/// The cells that run on Debian 13's Slurm as well, below three minutes: half of the site matrix's clusters, with PrologFlags of
+/// every kind, and all that depends on where Slurm is.
+const NEWER: [&str; 3] = ["constrained", "configless", "stack"];
+
+/// What procps or systemd sets on every booted Debian: the kernel then refuses O_CREAT of another user's file in a directory like
+/// /tmp. A site's nodes have it, so the tests have to run with it.
+const BOOTED: [(&str, &str); 3] = [
+    ("protected_regular", "2"),
+    ("protected_fifos", "2"),
+    ("protected_symlinks", "1"),
+];
+
+/// What a stage does.
+#[derive(Clone, Copy)]
+enum Act {
+    /// `cargo WORDS`.
+    Cargo(&'static str),
+    /// A test program of the package `tests`.
+    Tests,
+    /// What needs a part of the toolchain, or of the system, that not every machine has. CI has all of them.
+    Else(fn(&mut Report, &'static str) -> Result<()>),
+}
+use Act::{Cargo, Else, Tests};
+
+/// In the order of a whole run: name, what it does, the stages that it needs done before.
+const STAGES: [(&str, &str, &[&str], Act); 17] = [
+    (
+        "setup",
+        "installs Slurm and munge where they are missing",
+        &[],
+        Else(Report::setup),
+    ),
+    ("fmt", "cargo fmt --check", &[], Cargo("fmt --all --check")),
+    (
+        "clippy",
+        "cargo clippy, warnings are errors",
+        &[],
+        Cargo("clippy --locked --workspace --all-targets -- -D warnings"),
+    ),
+    (
+        "doc",
+        "cargo doc, warnings are errors",
+        &[],
+        Cargo("doc --locked --workspace --no-deps --document-private-items"),
+    ),
+    (
+        "oldest-rust",
+        "cargo check by the oldest Rust of Cargo.toml",
+        &[],
+        Else(Report::oldest_rust),
+    ),
+    (
+        "aarch64",
+        "builds what is shipped for aarch64",
+        &[],
+        Else(Report::aarch64),
+    ),
+    (
+        "deny",
+        "licences, sources and versions of the dependencies",
+        &[],
+        Else(Report::deny),
+    ),
+    (
+        "build",
+        "all programs and tests: the others start them",
+        &[],
+        Cargo("build --locked --workspace --all-targets"),
+    ),
+    (
+        "unit",
+        "the unit tests of all crates",
+        &["build"],
+        Cargo("test --locked --workspace --lib --bins"),
+    ),
+    (
+        "mom",
+        "the installed files under simulated moms of Torque and OpenPBS",
+        &["build"],
+        Tests,
+    ),
+    (
+        "contract",
+        "what is relied on of NVIDIA's daemon, on its double",
+        &["build"],
+        Tests,
+    ),
+    (
+        "suite",
+        "whole programs on simulated nodes: crashes, kills, faults, hostile users",
+        &["build"],
+        Tests,
+    ),
+    (
+        "slurm",
+        "jobs on a real Slurm with simulated GPUs",
+        &["setup", "build"],
+        Tests,
+    ),
+    (
+        "packages",
+        "the packages, on systems that boot",
+        &["build"],
+        Cargo("test --locked --package xtask --test packages"),
+    ),
+    (
+        "arm64-unit",
+        "unit tests for aarch64, by an emulator",
+        &[],
+        Else(Report::emulated),
+    ),
+    (
+        "slurm-24.11",
+        "cells on Debian 13's Slurm, in the system that 'packages' made",
+        &["build"],
+        Else(Report::newer_slurm),
+    ),
+    (
+        "docs",
+        "the documentation's site, each link followed",
+        &["build"],
+        Else(Report::site),
+    ),
+];
+
+type Stage = (&'static str, &'static str, &'static [&'static str], Act);
+
+/// Runs everything that CI runs, or these stages and what they need.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Name the stages and run none
+    #[arg(long)]
+    list: bool,
+    /// Run these stages alone, each as CI does
+    #[arg(value_name = "STAGE")]
+    stages: Vec<String>,
+}
+
+/// Runs the stages, whatever fails, and ends with one line of counts.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    if options.list {
+        for (name, what, ..) in STAGES {
+            println!("{name:<12} {what}");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut report = Report::default();
+    if options.stages.is_empty() {
+        report.skip(&hardware());
+    }
+    report
+        .tally
+        .skipped
+        .extend(BOOTED.iter().filter_map(unlike_booted));
+    for (name, _, needs, act) in chosen(&options.stages)? {
+        match (needs.iter().find(|needed| report.failed(needed)), act) {
+            (Some(needed), _) => report.skip(&format!("{name}: '{needed}' failed")),
+            (_, Cargo(words)) => report.cargo(name, words),
+            (_, Tests) => report.cargo(name, &format!("test --locked --package tests --test {name}")),
+            (_, Else(act)) => act(&mut report, name)?,
+        }
+    }
+    Ok(report.end())
+}
+
+/// The stages of these names with those that they need, in order; all of them where none is named.
+fn chosen(names: &[String]) -> Result<Vec<Stage>> {
+    let mut wanted = Vec::new();
+    for name in names {
+        let known = STAGES.iter().find(|stage| stage.0 == name);
+        let stage = known.with_context(|| format!("no stage '{name}': see 'cargo xtask test --list'"))?;
+        wanted.extend(stage.2.iter().chain([&stage.0]));
+    }
+    let is_wanted = |stage: &Stage| names.is_empty() || wanted.contains(&stage.0);
+    Ok(STAGES.into_iter().filter(is_wanted).collect())
+}
+
+/// What needs a GPU, and is a program of its own.
+fn hardware() -> String {
+    let why = match Path::new("/dev/nvidia0").exists() {
+        true => "not part of this: run 'cargo xtask hardware'",
+        false => "no /dev/nvidia0 on this machine; elsewhere: 'cargo xtask hardware'",
+    };
+    format!("hardware: NVIDIA's own programs and a real GPU: {why}")
+}
+
+/// A setting that this machine lacks. It is the whole machine's, so nothing here changes it: `.ci/run` does.
+fn unlike_booted((name, value): &(&str, &str)) -> Option<String> {
+    let set = fs::read_to_string(format!("/proc/sys/fs/{name}")).unwrap_or_default();
+    let set = set.trim();
+    (set != *value).then(|| format!("fs.{name}={value}, as on a booted Debian: it is '{set}' here"))
+}
+
+struct Outcome {
+    name: &'static str,
+    took: Duration,
+    passed: bool,
+}
+
+#[derive(Default)]
+struct Report {
+    stages: Vec<Outcome>,
+    tally: Tally,
+}
+
+impl Report {
+    fn setup(&mut self, name: &'static str) -> Result<()> {
+        let started = Instant::now();
+        slurm()?;
+        self.verdict(name, started, Tally::default(), Ok(()));
+        Ok(())
+    }
+
+    fn oldest_rust(&mut self, name: &'static str) -> Result<()> {
+        let oldest = cargo::oldest_rust()?;
+        // A directory of its own: what another compiler built is of no use to this one.
+        let target = cargo::target_directory()?.join(name);
+        let command = cargo::by_toolchain(&oldest, "check --locked --workspace --all-targets");
+        let command = command.with_context(|| format!("toolchain {oldest} is not installed"));
+        self.command_or_skip(
+            name,
+            command.map(|mut command| {
+                command.env("CARGO_TARGET_DIR", target);
+                command
+            }),
+        )
+    }
+
+    /// What the packages' tests pack and run.
+    fn aarch64(&mut self, name: &'static str) -> Result<()> {
+        self.command_or_skip(name, programs::build(Profile::Quick, Machine::Arm))
+    }
+
+    /// Advisories change by themselves: CI looks at them.
+    fn deny(&mut self, name: &'static str) -> Result<()> {
+        let command = deny("licenses bans sources").context("cargo-deny cannot be had");
+        self.command_or_skip(name, command)
+    }
+
+    /// In the system that the packages were tried on, by its emulator.
+    fn emulated(&mut self, name: &'static str) -> Result<()> {
+        let made = programs::portable(Profile::Quick, Machine::Arm, "test").and_then(|mut command| {
+            let system = arm64()?;
+            let runner = format!("{} -L {}", system.join(EMULATOR).display(), system.display());
+            command.args(EMULATED.split(' '));
+            command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+            Ok(command)
+        });
+        self.command_or_skip(name, made)
+    }
+
+    fn newer_slurm(&mut self, name: &'static str) -> Result<()> {
+        let system = cargo::target_directory()?.join("tmp/debian-trixie/root");
+        let made = match system.is_dir() {
+            true => runs::in_system(&system),
+            false => Err(anyhow::anyhow!("the stage 'packages' has made no Debian 13")),
+        };
+        self.command_or_skip(
+            name,
+            made.map(|mut command| {
+                command.arg("--").args(NEWER);
+                command
+            }),
+        )
+    }
+
+    fn site(&mut self, name: &'static str) -> Result<()> {
+        if let Err(why) = site::prepare() {
+            self.skip(&format!("{name}: what makes the site cannot be had: {why:#}"));
+            return Ok(());
+        }
+        println!("\n=== {name}: cargo xtask docs");
+        let started = Instant::now();
+        let made = site::run(&site::Options::into_dir("target/site"));
+        self.verdict(name, started, Tally::default(), made);
+        Ok(())
+    }
+
+    /// `cargo WORDS`, with what each stage wants of its environment.
+    fn cargo(&mut self, name: &'static str, words: &str) {
+        let mut command = cargo::words(words);
+        match name {
+            "doc" => command.env("RUSTDOCFLAGS", "-D warnings"),
+            "contract" => command.env("MPS_SUBJECT", "fake"),
+            // A job under a mom waits for most of its time: two tests for each processor.
+            "mom" => {
+                let threads = std::thread::available_parallelism().map_or(2, |count| 2 * count.get());
+                command.env("RUST_TEST_THREADS", threads.to_string())
+            }
+            _ => &mut command,
+        };
+        self.command(name, command);
+    }
+
+    fn command_or_skip(&mut self, name: &'static str, command: Result<Command>) -> Result<()> {
+        match command {
+            Ok(command) => self.command(name, command),
+            Err(why) => self.skip(&format!("{name}: {why:#}")),
+        }
+        Ok(())
+    }
+
+    /// Runs one stage and shows it.
+    fn command(&mut self, name: &'static str, mut command: Command) {
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        let words = words.join(" ");
+        println!(
+            "\n=== {name}: cargo {}",
+            words.rsplit(" cargo ").next().unwrap_or_default()
+        );
+        let started = Instant::now();
+        let mut tally = Tally::default();
+        let outcome = command::lines(&mut command, LONGEST, |line| {
+            println!("{line}");
+            tally.line(line);
+        });
+        let verdict = outcome.and_then(|status| match status.success() {
+            true => Ok(()),
+            false => bail!("{name} failed ({status})"),
+        });
+        self.verdict(name, started, tally, verdict);
+    }
+
+    /// A stage that failed without a failing test counts as one.
+    fn verdict(&mut self, name: &'static str, started: Instant, mut tally: Tally, verdict: Result<()>) {
+        if let Err(error) = &verdict {
+            println!("{error:#}");
+            tally.failed = tally.failed.max(1);
+        }
+        self.tally.passed += tally.passed;
+        self.tally.failed += tally.failed;
+        self.tally.skipped.extend(tally.skipped);
+        self.stages.push(Outcome {
+            name,
+            took: started.elapsed(),
+            passed: verdict.is_ok(),
+        });
+    }
+
+    fn failed(&self, name: &str) -> bool {
+        self.stages
+            .iter()
+            .any(|stage| stage.name == name && !stage.passed)
+    }
+
+    fn skip(&mut self, what: &str) {
+        self.tally.skipped.push(what.replace('\n', " "));
+    }
+
+    fn end(self) -> ExitCode {
+        println!();
+        for stage in &self.stages {
+            let minutes = stage.took.as_secs_f64() / 60.0;
+            let word = if stage.passed { "ok" } else { "FAILED" };
+            println!("{:<12} {minutes:>5.1} min  {word}", stage.name);
+        }
+        for skipped in &self.tally.skipped {
+            println!("skipped: {skipped}");
+        }
+        println!("{}", self.tally.summary());
+        match self.tally.failed {
+            0 => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        }
+    }
+}
+
+/// Sums over all `test result:` lines, and what was left out.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    /// Tests that failed, and stages that failed without running a test.
+    failed: u64,
+    /// What could not run on this machine, each with its reason.
+    skipped: Vec<String>,
+}
+
+impl Tally {
+    /// Takes one line of a test program's output: libtest's summary, `test NAME ... ignored, REASON`, or
+    /// `skipped: NAME: REASON`. Anything else counts nothing.
+    fn line(&mut self, line: &str) {
+        let ignored = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" ... ignored"));
+        if let Some(rest) = line.strip_prefix("test result: ") {
+            self.passed += number_before(rest, " passed;");
+            self.failed += number_before(rest, " failed;");
+        } else if let Some(rest) = line.strip_prefix("skipped: ") {
+            self.skipped.push(rest.trim().to_owned());
+        } else if let Some((name, rest)) = ignored {
+            let reason = rest.trim_start_matches(',').trim();
+            let reason = if reason.is_empty() { "ignored" } else { reason };
+            self.skipped.push(format!("{name}: {reason}"));
+        }
+    }
+
+    /// The plain last line.
+    fn summary(&self) -> String {
+        let text = format!("{} passed, {} failed", self.passed, self.failed);
+        match self.skipped.len() {
+            0 => text,
+            skipped => format!("{text}, {skipped} skipped"),
+        }
+    }
+}
+
+fn number_before(text: &str, word: &str) -> u64 {
+    let head = text
+        .split_once(word)
+        .and_then(|(head, _)| head.rsplit(' ').next());
+    head.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(words: &[&str]) -> Result<Vec<&'static str>> {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        Ok(chosen(&words)?.iter().map(|stage| stage.0).collect())
+    }
+
+    #[test]
+    fn a_stage_brings_what_it_needs_and_nothing_else_in_the_order_of_a_whole_run() {
+        assert_eq!(names(&["mom"]).unwrap(), ["build", "mom"]);
+        assert_eq!(
+            names(&["slurm", "fmt"]).unwrap(),
+            ["setup", "fmt", "build", "slurm"]
+        );
+        assert_eq!(names(&[]).unwrap().len(), STAGES.len());
+        assert!(names(&["moms"]).is_err());
+        let at = |name: &str| STAGES.iter().position(|stage| stage.0 == name);
+        for (name, _, needs, _) in STAGES {
+            assert!(needs.iter().all(|needed| at(needed) < at(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn counts_summaries_and_names_what_is_skipped() {
+        let mut tally = Tally::default();
+        for line in [
+            "running 3 tests",
+            "test a ... ok",
+            "test b::c ... ignored, needs a GPU",
+            "test d ... FAILED",
+            "skipped: hardware: no /dev/nvidia0",
+            "test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: ok. 40 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 2.00s",
+        ] {
+            tally.line(line);
+        }
+        assert_eq!(tally.skipped, ["b::c: needs a GPU", "hardware: no /dev/nvidia0"]);
+        assert_eq!(tally.summary(), "41 passed, 1 failed, 2 skipped");
+        assert_eq!(Tally::default().summary(), "0 passed, 0 failed");
+    }
+}
