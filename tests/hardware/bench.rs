@@ -260,16 +260,19 @@ pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
 }
 
 /// What the plugin costs a job that did not ask, against no plugin and against one that does nothing, on simulated nodes of the same
-/// machine: `bench-srun`, whose result stands beside ours.
+/// machine: `bench srun`, whose result stands beside ours.
 pub fn plugin(section: &mut Section, run: &Run) -> Result<()> {
     let _slurm = Debs::install(&run.package.join("debs"))?;
     let file = run.out.as_ref().unwrap_or(&run.package).join("bench-srun.json");
-    let mut command = Command::new(run.package.join("bench/bench-srun"));
+    let mut command = Command::new(run.package.join("bench/bench"));
     let pairs = (2 * run.pairs).to_string();
-    command.args(["--pairs", &pairs, "--out"]).arg(&file);
+    command.args(["srun", "--pairs", &pairs, "--out"]).arg(&file);
     let ran = child::run(&mut command, "", PLUGIN)?.success()?;
     // All but where the file lies.
-    let said = ran.stdout.lines().filter(|line| !line.starts_with("plugin "));
+    let said = ran
+        .stdout
+        .lines()
+        .filter(|line| !line.starts_with("the whole result"));
     section.fact("said", said.collect::<Vec<_>>().join("\n"));
     section.check("measured", file.is_file(), "bench-srun.json");
     Ok(())

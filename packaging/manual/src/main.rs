@@ -6,64 +6,79 @@
 //! `manual DIR` makes `DIR/man/NAME.SECTION` and `DIR/completions/{bash,zsh,fish}/…`. A crate of its own, so that `cargo
 //! xtask` itself is built without the suite.
 
-mod errors;
-mod options;
 mod pages;
 mod programs;
 mod settings;
+mod tables;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap_complete::Shell;
 
 fn main() -> Result<()> {
-    let mut arguments = std::env::args_os().skip(1);
-    let dir = arguments
-        .next()
-        .context("usage: manual DIR, or manual --texts REPOSITORY")?;
-    if dir == "--texts" {
-        return texts(Path::new(
-            &arguments.next().context("usage: manual --texts REPOSITORY")?,
-        ));
-    }
-    let dir = Path::new(&dir);
-    let man = dir.join("man");
-    fs::create_dir_all(&man).with_context(|| format!("cannot make '{}'", man.display()))?;
-    for (name, text) in pages::all()? {
-        let path = man.join(name);
-        fs::write(&path, text).with_context(|| format!("cannot write '{}'", path.display()))?;
-    }
-    completions(&dir.join("completions"))
-}
-
-/// Writes the generated parts of the repository's texts.
-fn texts(repository: &Path) -> Result<()> {
-    let page = repository.join("docs/quick-start.md");
-    let text = fs::read_to_string(&page).with_context(|| format!("cannot read '{}'", page.display()))?;
-    let errors = repository.join("docs/troubleshooting.md");
-    let told = fs::read_to_string(&errors).with_context(|| format!("cannot read '{}'", errors.display()))?;
-    let keys = repository.join("etc/mpsd/mpsd.toml");
-    for (path, text) in [
-        (page, options::in_page(&text)?),
-        (errors, errors::in_page(&told)?),
-        (keys, settings::to_toml()),
-    ] {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let files = match words[..] {
+        ["--texts", repository] => texts(Path::new(repository))?,
+        [dir] if !dir.starts_with('-') => manual(Path::new(dir))?,
+        _ => bail!("usage: manual DIR, or manual --texts REPOSITORY"),
+    };
+    for (path, text) in files {
+        let dir = path.parent().context("a file without a directory")?;
+        fs::create_dir_all(dir).with_context(|| format!("cannot make '{}'", dir.display()))?;
         fs::write(&path, text).with_context(|| format!("cannot write '{}'", path.display()))?;
     }
     Ok(())
 }
 
-fn completions(dir: &Path) -> Result<()> {
+type Files = Vec<(PathBuf, Vec<u8>)>;
+
+/// The generated parts of the repository's texts.
+fn texts(repository: &Path) -> Result<Files> {
+    let (start, troubles) = ("docs/quick-start.md", "docs/troubleshooting.md");
+    let read =
+        |name| fs::read_to_string(repository.join(name)).with_context(|| format!("cannot read '{name}'"));
+    let files = [
+        (start, tables::in_quick_start(&read(start)?)?),
+        (troubles, tables::in_troubleshooting(&read(troubles)?)?),
+        ("etc/mpsd/mpsd.toml", settings::to_toml()),
+    ];
+    Ok(files
+        .map(|(name, text)| (repository.join(name), text.into_bytes()))
+        .into())
+}
+
+/// The man pages and the completions.
+fn manual(dir: &Path) -> Result<Files> {
+    let pages = pages::all()?.into_iter();
+    let mut files: Files = pages
+        .map(|(name, text)| (dir.join("man").join(name), text.into_bytes()))
+        .collect();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        let into = dir.join(shell.to_string());
-        fs::create_dir_all(&into).with_context(|| format!("cannot make '{}'", into.display()))?;
+        let into = dir.join("completions").join(shell.to_string());
         for program in programs::all() {
-            let path = into.join(programs::completion_name(shell, program.name));
-            fs::write(&path, programs::completion(shell, &program))
-                .with_context(|| format!("cannot write '{}'", path.display()))?;
+            let name = programs::completion_name(shell, program.name);
+            files.push((into.join(name), programs::completion(shell, &program)));
         }
     }
-    Ok(())
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_repositorys_texts_are_what_the_tables_say() {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for (path, text) in texts(&repository).unwrap() {
+            assert!(
+                fs::read(&path).unwrap() == text,
+                "'{}': run 'cargo xtask texts'",
+                path.display()
+            );
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
+
 use tests::figures;
 use tests::soak::{Wanted, run};
 
@@ -12,28 +13,14 @@ fn main() -> ExitCode {
         eprintln!("usage: soak [CYCLES [AT_ONCE [SEED]]]");
         return ExitCode::from(64);
     };
-    let wanted = Wanted {
+    let report = run(Wanted {
         cycles: u32::try_from(cycles).unwrap_or(u32::MAX),
         at_once: usize::try_from(at_once).unwrap_or(16),
         seed,
-    };
-    let report = run(wanted);
-    println!(
-        "{cycles} jobs, {at_once} at once, seed {seed}, {:.0} s: {} ready, {} clients served; killed: {} prologues and \
-         epilogues, {} processes of jobs; {} epilogues repeated; a long-lived mpsd grew by {} kB; lost: {}",
-        report.took.as_secs_f64(),
-        report.ready.load(Relaxed),
-        report.clients.load(Relaxed),
-        report.killed.load(Relaxed),
-        report.struck.load(Relaxed),
-        report.repeated.load(Relaxed),
-        report.grown_kb,
-        report.lost.load(Relaxed),
-    );
+    });
     for line in &report.different {
         println!("different: {line}");
     }
-    let lost = u64::from(report.lost.load(Relaxed));
     for (name, count) in [
         ("cycles", cycles),
         ("at_once", at_once),
@@ -43,16 +30,15 @@ fn main() -> ExitCode {
         ("killed", report.killed.load(Relaxed).into()),
         ("struck", report.struck.load(Relaxed).into()),
         ("repeated", report.repeated.load(Relaxed).into()),
-        ("lost", lost),
+        ("lost", report.lost.load(Relaxed).into()),
         ("different", report.different.len() as u64),
         ("grown_kb", u64::try_from(report.grown_kb).unwrap_or(0)),
         ("seconds", report.took.as_secs()),
     ] {
         figures::tell(name, count);
     }
-    if report.different.is_empty() && lost == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    match report.different.is_empty() && report.lost.load(Relaxed) == 0 {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     }
 }

@@ -9,46 +9,53 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use nix::sys::signal::{SigHandler, Signal, signal};
 use tests::double::node::{MIB, Node};
+use tests::double::wire::CudaError;
 
 use self::attach::Running;
 
-const HELP: &str = "\
-fake-cuda-client --node DIR [options]
-  --node DIR      the simulated node
-  --gpu INDEX     open a context on this visible GPU only
-  --alloc MIB     allocate so much (failing is error 2); --alloc=CAP finds out how much can be, and frees it
-  --hold SECONDS  keep the context so long (decimals allowed)
-  --busy          launch kernels while holding, and notice at once when the server has gone
-  --fault         run a kernel that writes to an address that is none, before holding
-  --record FILE   append the record to FILE as well as writing it to standard output
-  --ignore-term   ignore SIGTERM
-  --json          accepted; the record is always JSON
-";
-
-/// The command line.
-#[derive(Debug, Default)]
+/// Attaches to the MPS of its environment, or runs without.
+#[derive(Debug, Parser)]
+#[command(name = "fake-cuda-client")]
 pub struct Options {
+    /// The simulated node
+    #[arg(long)]
     node: PathBuf,
+    /// Open a context on this visible GPU only
+    #[arg(long)]
     gpu: Option<usize>,
+    /// MiB to allocate (failing is error 2); '--alloc=CAP' finds out how much can be, and frees it
+    #[arg(long)]
     alloc: Option<u64>,
-    find: Option<u64>,
+    /// Keep the context for so many seconds
+    #[arg(long, default_value = "0", value_parser = seconds)]
     hold: Duration,
+    /// Launch kernels while holding, and notice at once when the server has gone
+    #[arg(long)]
     busy: bool,
+    /// Run a kernel that writes to an address that is none, before holding
+    #[arg(long)]
     fault: bool,
+    /// Append the record to this file as well as writing it to standard output
+    #[arg(long)]
     record: Option<PathBuf>,
+    /// Ignore SIGTERM
+    #[arg(long)]
     ignore_term: bool,
+    /// The record is always JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().map_err(|e| format!("{e}"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
 }
 
 fn main() -> ExitCode {
-    let options = match options() {
-        Ok(options) => options,
-        Err(why) => {
-            eprintln!("fake-cuda-client: {why}\n{HELP}");
-            return ExitCode::from(64);
-        }
-    };
+    let options = Options::parse();
     if options.ignore_term {
         // SAFETY: no handler is installed, only a disposition.
         let _ = unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) };
@@ -62,50 +69,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn options() -> Result<Options, String> {
-    let mut options = Options::default();
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
-        let number = |text: String| text.parse::<u64>().map_err(|e| format!("'{text}': {e}"));
-        match argument.as_str() {
-            "--node" => options.node = value()?.into(),
-            "--gpu" => options.gpu = Some(number(value()?)? as usize),
-            "--alloc" => options.alloc = Some(number(value()?)?),
-            "--hold" => {
-                let seconds: f64 = value()?.parse().map_err(|e| format!("--hold: {e}"))?;
-                options.hold = Duration::try_from_secs_f64(seconds).map_err(|e| format!("--hold: {e}"))?;
-            }
-            "--busy" => options.busy = true,
-            "--fault" => options.fault = true,
-            "--record" => options.record = Some(value()?.into()),
-            "--ignore-term" => options.ignore_term = true,
-            "--json" => {}
-            other => match other.strip_prefix("--alloc=") {
-                Some(cap) => options.find = Some(number(cap.to_owned())?),
-                None => return Err(format!("'{other}' is no option")),
-            },
-        }
-    }
-    if options.node.as_os_str().is_empty() {
-        Err("--node is missing".into())
-    } else {
-        Ok(options)
-    }
-}
-
 fn run(node: &Node, options: &Options) -> ExitCode {
     let begin = Instant::now();
+    let failed = |error: &CudaError| record::failed(options.record.as_deref(), &node.is.name, error, 3);
     let mut running = match attach::attach(node, options.gpu) {
         Ok(running) => running,
-        Err(error) => return record::failed(options.record.as_deref(), &node.is.name, &error, 3),
+        Err(error) => return failed(&error),
     };
     std::thread::sleep(Duration::from_millis(node.is.times.client));
-    let allocatable = options.find.map(|cap| find(&mut running, cap));
-    if let Some(mib) = options.alloc
+    // The probe's own spelling: '--alloc=CAP' is one word.
+    let finds = std::env::args().any(|word| word.starts_with("--alloc="));
+    let allocatable = options.alloc.filter(|_| finds).map(|cap| find(&mut running, cap));
+    if let Some(mib) = options.alloc.filter(|_| !finds)
         && let Err(error) = running.allocate(mib * MIB)
     {
-        return record::failed(options.record.as_deref(), &node.is.name, &error, 3);
+        return failed(&error);
     }
     record::write(
         options.record.as_deref(),
@@ -135,7 +113,7 @@ fn run(node: &Node, options: &Options) -> ExitCode {
     }
     match held.and_then(|()| running.launch()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => record::failed(options.record.as_deref(), &node.is.name, &error, 3),
+        Err(error) => failed(&error),
     }
 }
 

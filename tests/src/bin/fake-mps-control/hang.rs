@@ -1,98 +1,83 @@
 //! What a user can make of the vendor's very file, with a library of their own loaded into it or under a debugger: a process
 //! of whose memory map the kernel lets nobody read anything.
 
-use std::path::Path;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 
 use nix::libc;
 
 /// Names the file to hang in.
-pub const VARIABLE: &str = "FAKE_MPS_HANGS_IN";
-/// Names a directory to keep the lock of.
-pub const LISTS: &str = "FAKE_MPS_LISTS";
-/// Names a file to read, as [`LISTS`].
-pub const READS: &str = "FAKE_MPS_READS";
-/// Names a file to keep the lock of.
-pub const WRITES: &str = "FAKE_MPS_WRITES";
+const VARIABLE: &str = "FAKE_MPS_HANGS_IN";
+/// Names a directory to list into a mapping of that file: the kernel keeps the directory's lock while the file system withholds
+/// what stands there.
+const LISTS: &str = "FAKE_MPS_LISTS";
+/// Names a file to read into such a mapping: some file systems keep its lock meanwhile.
+const READS: &str = "FAKE_MPS_READS";
+/// Names a file to write to from such a mapping: the kernel keeps its lock, and a second writer waits without regard to signals.
+const WRITES: &str = "FAKE_MPS_WRITES";
 const LENGTH: usize = 4096;
 
-/// Writes to `goal` what stands in `file`: the kernel keeps the lock of `goal` for as long as the file system withholds that, and
-/// whoever writes to it waits without regard to signals.
-pub fn in_writing(goal: &Path, file: &Path) -> ExitCode {
-    use std::os::fd::AsRawFd;
-    let goal = std::fs::File::options().append(true).open(goal);
-    let (Ok(goal), Ok(file)) = (goal, std::fs::File::open(file)) else {
-        return ExitCode::FAILURE;
+/// Hangs as these variables say; none where the first is not set.
+pub fn as_told() -> Option<ExitCode> {
+    let place = std::env::var_os(VARIABLE)?;
+    let goal = [READS, LISTS, WRITES]
+        .into_iter()
+        .find_map(|name| Some((name, std::env::var_os(name)?)));
+    let done = match goal {
+        None => in_mapping(File::options().read(true).write(true).open(place)),
+        Some((name, goal)) => {
+            let goal = File::options()
+                .read(name != WRITES)
+                .append(name == WRITES)
+                .open(goal);
+            through_mapping(name, goal, File::open(place))
+        }
     };
-    let (access, fd) = (libc::PROT_READ, file.as_raw_fd());
-    // SAFETY: a new mapping, at a place of the kernel's choice.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, libc::MAP_PRIVATE, fd, 0) };
-    if at == libc::MAP_FAILED {
-        return ExitCode::FAILURE;
-    }
-    // SAFETY: the mapping is readable and as long as is said.
-    unsafe { libc::write(goal.as_raw_fd(), at, LENGTH) };
-    ExitCode::SUCCESS
-}
-
-/// Lists `directory` into a mapping of `file`: the kernel keeps the directory's lock for as long as the file system withholds
-/// what stands there.
-pub fn in_listing(directory: &Path, file: &Path) -> ExitCode {
-    // SAFETY: the mapping is writable and as long as is said, and nothing refers to it.
-    into_mapping(directory, file, |fd, at| unsafe {
-        libc::syscall(libc::SYS_getdents64, fd, at, LENGTH);
+    Some(if done.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
-/// Reads `goal` into a mapping of `file`: some file systems keep the lock of `goal` meanwhile.
-pub fn in_reading(goal: &Path, file: &Path) -> ExitCode {
-    // SAFETY: as above.
-    into_mapping(goal, file, |fd, at| unsafe {
-        libc::read(fd, at, LENGTH);
-    })
+fn mapped(file: &File, access: i32, flags: i32) -> std::io::Result<*mut libc::c_void> {
+    // SAFETY: a new mapping, at a place of the kernel's choice.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, flags, file.as_raw_fd(), 0) };
+    match at == libc::MAP_FAILED {
+        true => Err(std::io::Error::last_os_error()),
+        false => Ok(at),
+    }
 }
 
-fn into_mapping(goal: &Path, file: &Path, call: impl Fn(i32, *mut libc::c_void)) -> ExitCode {
-    use std::os::fd::AsRawFd;
-    let (Ok(goal), Ok(file)) = (std::fs::File::open(goal), std::fs::File::open(file)) else {
-        return ExitCode::FAILURE;
+fn through_mapping(
+    name: &str,
+    goal: std::io::Result<File>,
+    file: std::io::Result<File>,
+) -> std::io::Result<()> {
+    let (goal, file) = (goal?, file?);
+    let at = mapped(&file, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE)?;
+    let fd = goal.as_raw_fd();
+    // SAFETY: the mapping is as long as is said, readable and writable, and nothing refers to it.
+    unsafe {
+        match name {
+            READS => libc::read(fd, at, LENGTH) as libc::c_long,
+            WRITES => libc::write(fd, at, LENGTH) as libc::c_long,
+            _ => libc::syscall(libc::SYS_getdents64, fd, at, LENGTH),
+        }
     };
-    let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
-    // SAFETY: a new mapping, at a place of the kernel's choice.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, libc::MAP_PRIVATE, fd, 0) };
-    if at == libc::MAP_FAILED {
-        return ExitCode::FAILURE;
-    }
-    call(goal.as_raw_fd(), at);
-    ExitCode::SUCCESS
+    Ok(())
 }
 
-/// Writes to a mapping of `file`, puts another mapping in its place, and waits for as long as the file system withholds the
-/// end of the write.
-pub fn in_mapping(file: &Path) -> ExitCode {
-    use std::os::fd::AsRawFd;
-    let Ok(file) = std::fs::File::options().read(true).write(true).open(file) else {
-        return ExitCode::FAILURE;
-    };
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping, at a place of the kernel's choice.
-    let at = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            LENGTH,
-            access,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if at == libc::MAP_FAILED {
-        return ExitCode::FAILURE;
-    }
+/// Writes to a mapping of the file, puts another mapping in its place, and waits while the file system withholds the end of the
+/// write.
+fn in_mapping(file: std::io::Result<File>) -> std::io::Result<()> {
+    let file = file?;
+    let at = mapped(&file, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)?;
     // SAFETY: the mapping is writable and longer than a byte.
     unsafe { at.cast::<u8>().write_volatile(1) };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     // SAFETY: exactly the mapping made above is replaced, and nothing refers to it.
     unsafe { libc::mmap(at, LENGTH, libc::PROT_NONE, flags, -1, 0) };
-    ExitCode::SUCCESS
+    Ok(())
 }

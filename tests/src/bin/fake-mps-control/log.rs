@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use nix::libc;
+
 /// Where log lines go.
 #[derive(Debug)]
 pub struct Log(Option<File>);
@@ -38,31 +40,22 @@ impl Log {
     pub fn control(&self, text: &str) {
         self.line("Control", text);
     }
+
+    /// One line of a server that is up.
+    pub fn server(&self, text: &str) {
+        self.line("Server", text);
+    }
 }
 
 fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    let (year, month, day) = civil(days as i64);
-    let (h, m, s) = (second / 3600, second / 60 % 60, second % 60);
-    format!(
-        "{year}-{month:02}-{day:02} {h:02}:{m:02}:{s:02}.{:03}",
-        since.subsec_millis()
-    )
-}
-
-/// Days since 1970 as a date (Howard Hinnant's `civil_from_days`).
-fn civil(days: i64) -> (i64, i64, i64) {
-    let z = days + 719_468;
-    let era = z.div_euclid(146_097);
-    let doe = z.rem_euclid(146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    (
-        yoe + era * 400 + i64::from(month <= 2),
-        month,
-        doy - (153 * mp + 2) / 5 + 1,
-    )
+    let seconds = since.as_secs() as libc::time_t;
+    // SAFETY: plain numbers, and zero is a valid value of each.
+    let mut at: libc::tm = unsafe { std::mem::zeroed() };
+    // SAFETY: both are ours for the call.
+    unsafe { libc::gmtime_r(&seconds, &mut at) };
+    let (year, month, day) = (at.tm_year + 1900, at.tm_mon + 1, at.tm_mday);
+    let (hour, minute, second) = (at.tm_hour, at.tm_min, at.tm_sec);
+    let ms = since.subsec_millis();
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{ms:03}")
 }

@@ -15,23 +15,17 @@ mod servers;
 mod session;
 mod settings;
 mod start;
-mod usage;
 
 use std::process::ExitCode;
 
 use tests::double::node::Node;
 
+/// The help text, as recorded.
+const USAGE: &str = include_str!("usage.txt");
+
 fn main() -> ExitCode {
-    if let Some(file) = std::env::var_os(hang::VARIABLE) {
-        let (lists, writes) = (std::env::var_os(hang::LISTS), std::env::var_os(hang::WRITES));
-        if let Some(goal) = std::env::var_os(hang::READS) {
-            return hang::in_reading(goal.as_ref(), file.as_ref());
-        }
-        return match (lists, writes) {
-            (Some(directory), _) => hang::in_listing(directory.as_ref(), file.as_ref()),
-            (_, Some(goal)) => hang::in_writing(goal.as_ref(), file.as_ref()),
-            _ => hang::in_mapping(file.as_ref()),
-        };
+    if let Some(ended) = hang::as_told() {
+        return ended;
     }
     let node = match Node::of_this_program() {
         Ok(node) => node,
@@ -41,10 +35,7 @@ fn main() -> ExitCode {
         }
     };
     let exe = std::fs::read_link("/proc/self/exe").unwrap_or_default();
-    if exe
-        .file_name()
-        .is_some_and(|name| name == "nvidia-cuda-mps-server")
-    {
+    if exe.ends_with("nvidia-cuda-mps-server") {
         return server::run(node);
     }
     let (mut daemon, mut foreground, mut partitioned) = (false, false, false);
@@ -52,16 +43,16 @@ fn main() -> ExitCode {
         match argument.as_str() {
             "-d" | "--daemon" => daemon = true,
             "-f" | "--forground" => foreground = true,
-            // Documented: "-S or --static-partitioning - Start daemon with static partitioning mode enabled" (MPS guide 615, Legacy MPS
-            // v2 Interface). Recorded on 580: an unknown option.
+            // Documented: "-S or --static-partitioning - Start daemon with static partitioning mode enabled" (MPS guide 615,
+            // Legacy MPS v2 Interface). Recorded on 580: an unknown option.
             "-S" | "--static-partitioning" if node.is.has_partitions() => partitioned = true,
             "-M" | "--multiuser-server" | "-q" | "--ready-devices" => {}
             "-h" | "--help" => {
-                print!("{}", usage::TEXT);
+                print!("{}", USAGE);
                 return ExitCode::SUCCESS;
             }
             option if option.starts_with('-') => {
-                print!("Unrecognized option  \n{}", usage::TEXT);
+                print!("Unrecognized option  \n{}", USAGE);
                 return ExitCode::SUCCESS;
             }
             _ => {}

@@ -71,18 +71,17 @@ impl Server {
     fn shutdown(&self) -> bool {
         // A thread for each program and one for each of its contexts.
         let busy: usize = self.clients.iter().map(|c| 1 + c.contexts()).sum();
-        self.log.line("Server", "Server has been notified to shutdown");
+        self.log.server("Server has been notified to shutdown");
         if busy > 0 {
-            self.log.line(
-                "Server",
-                &format!("Server was unable to shutdown due to {busy} active clients"),
-            );
+            self.log.server(&format!(
+                "Server was unable to shutdown due to {busy} active clients"
+            ));
             let _ = wire::send(&self.control, format!("=BUSY {busy}").as_bytes());
             return true;
         }
         let _ = wire::send(&self.control, b"=BYE");
-        self.log.line("Server", "Waiting for current clients to finish");
-        self.log.line("Server", "Exiting");
+        self.log.server("Waiting for current clients to finish");
+        self.log.server("Exiting");
         sleep(Duration::from_millis(self.node.is.times.server_exit));
         false
     }
@@ -107,7 +106,7 @@ impl Server {
             ),
             format!("Client process {pid} disconnected"),
         ] {
-            self.log.line("Server", &text);
+            self.log.server(&text);
         }
         sleep(Duration::from_millis(8));
         "0".into()
@@ -166,7 +165,7 @@ impl Server {
                 "Active Threads Percentage set to {}",
                 self.settings.threads_text()
             );
-            self.log.line("Server", &text);
+            self.log.server(&text);
         }
         format!("{}\n", self.settings.threads_text())
     }
@@ -178,7 +177,7 @@ impl Server {
                 if let Some(bytes) = visible::memory(value) {
                     let text =
                         format!("Device pinned memory limit for device {device} set to {bytes:#x} bytes");
-                    self.log.line("Server", &text);
+                    self.log.server(&text);
                 }
                 String::new()
             }

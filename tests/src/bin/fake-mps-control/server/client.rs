@@ -69,14 +69,11 @@ impl Server {
             let client = self.clients.remove(at);
             self.forget(&client);
             let pid = client.pid;
-            self.log.line(
-                "Server",
-                &format!(
+            self.log.server(&format!(
                     "Server failed to recevie command with status 806, assuming client {{PID: {pid}, Context ID: 0}} exit"
                 ),
             );
-            self.log
-                .line("Server", &format!("Client process {pid} disconnected"));
+            self.log.server(&format!("Client process {pid} disconnected"));
             self.fault_may_end();
             return;
         };
@@ -157,7 +154,7 @@ impl Server {
             .into_iter()
             .chain(associated)
             .chain([last])
-            .for_each(|text| self.log.line("Server", &text));
+            .for_each(|text| self.log.server(&text));
     }
 
     /// The partition that a client names. "When static partitioning mode is enabled, all MPS clients must set the

@@ -24,10 +24,8 @@ impl Server {
     pub(super) fn fault(&mut self, at: usize) -> Reply {
         self.fatal = Fatal::Handling;
         let culprit = self.clients[at].pid;
-        self.log.line(
-            "Server",
-            &format!("Client {culprit} caused a fatal error on its device"),
-        );
+        self.log
+            .server(&format!("Client {culprit} caused a fatal error on its device"));
         Reply::Failed(CudaError::of(700))
     }
 
@@ -36,19 +34,18 @@ impl Server {
         match self.fatal {
             Fatal::None => None,
             Fatal::Handling => {
-                self.log.line(
-                    "Server",
-                    &format!("Client {pid} is refused until those of the error have ended"),
-                );
+                self.log.server(&format!(
+                    "Client {pid} is refused until those of the error have ended"
+                ));
                 Some(Reply::Failed(CudaError::of(807)))
             }
             Fatal::ContextLost => {
                 self.fatal = Fatal::None;
                 for (index, gpu) in self.gpus.iter().enumerate() {
-                    self.log.line(
-                        "Server",
-                        &format!("Creating server context on device {index} ({})", gpu.name),
-                    );
+                    self.log.server(&format!(
+                        "Creating server context on device {index} ({})",
+                        gpu.name
+                    ));
                     let _ = self
                         .node
                         .register(&gpu.uuid, std::process::id(), SERVER_MIB * MIB, "server");

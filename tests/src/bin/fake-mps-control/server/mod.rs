@@ -73,7 +73,7 @@ pub fn run(node: Node) -> ExitCode {
         fatal: fatal::Fatal::None,
     };
     if let Err(why) = server.initialize() {
-        server.log.line("Server", &why);
+        server.log.server(&why);
         return ExitCode::FAILURE;
     }
     server.serve()
@@ -99,10 +99,10 @@ impl Server {
             return Err("No usable devices".into());
         }
         for (index, gpu) in self.gpus.iter().enumerate() {
-            self.log.line(
-                "Server",
-                &format!("Creating server context on device {index} ({})", gpu.name),
-            );
+            self.log.server(&format!(
+                "Creating server context on device {index} ({})",
+                gpu.name
+            ));
             self.create_context(gpu)?;
         }
         sleep(Duration::from_millis(whole - whole / 2));
@@ -112,7 +112,7 @@ impl Server {
             _ => {
                 let pid = std::process::id();
                 let uid = nix::unistd::Uid::current();
-                let server = |text: &str| self.log.line("Server", text);
+                let server = |text: &str| self.log.server(text);
                 server(&format!(
                     "Created anonymous shared memory region mps.shm.{uid}.{pid}"
                 ));
@@ -127,7 +127,7 @@ impl Server {
                 ));
                 self.say("READY");
                 self.log_settings();
-                self.log.line("Server", "Server has started");
+                self.log.server("Server has started");
             }
         }
         Ok(())
@@ -148,7 +148,7 @@ impl Server {
     }
 
     fn log_settings(&self) {
-        let server = |text: &str| self.log.line("Server", text);
+        let server = |text: &str| self.log.server(text);
         server(&format!(
             "Active Threads Percentage set to {}",
             self.settings.threads_text()

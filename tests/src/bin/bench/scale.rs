@@ -1,62 +1,33 @@
-//! What many at once cost one another, on simulated GPUs with recorded times: eight jobs that begin and end at once on a node of
-//! eight GPUs against one alone, 48 clients that start at once against one, and a job on 1 to 16 nodes of a real Slurm with and
-//! without `--mps`. Started by `cargo xtask bench scale`.
+//! What many at once cost one another: eight jobs that begin and end at once on a node of eight GPUs against one alone, 48
+//! clients that start at once against one, and a job on 1 to 16 nodes of a real Slurm with and without `--mps`.
 
-use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use clap::Parser;
 use serde_json::{Value, json};
 use tests::double::NodeDouble;
 use tests::double::look::wait_until;
-use tests::place::{Place, side_by_side};
+use tests::place::{Place, Running, side_by_side};
 use tests::samples::{in_turn, median, milliseconds, rounded};
 use tests::slurm::{Bed, Options, Simulated};
 use tests::stage::{USER, as_user};
 
-/// Longest that anything here may take.
-const LIMIT: Duration = Duration::from_secs(60);
+use crate::{GPU, LIMIT};
+
 const GPUS: usize = 8;
 const CLIENTS: usize = 48;
 const NODES: [usize; 5] = [1, 2, 4, 8, 16];
-const GPU: &str = "NVIDIA H200";
 
-#[derive(Parser)]
-struct Arguments {
-    /// Rounds of each.
-    #[arg(long, default_value_t = 10)]
-    rounds: usize,
-    /// Where the result goes.
-    #[arg(long)]
-    out: PathBuf,
-}
-
-fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench-scale: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(arguments: &Arguments) -> Result<()> {
-    let told = json!({
-        "cpus": std::thread::available_parallelism()?.get(),
-        "rounds": arguments.rounds,
-        "jobs": jobs(arguments.rounds)?,
-        "clients": clients(arguments.rounds)?,
-        "nodes": nodes(arguments.rounds)?,
+pub fn run(rounds: usize) -> Result<Value> {
+    let report = json!({
+        "rounds": rounds,
+        "jobs": jobs(rounds)?,
+        "clients": clients(rounds)?,
+        "nodes": nodes(rounds)?,
     });
-    println!("{told:#}");
-    if let Some(dir) = arguments.out.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    std::fs::write(&arguments.out, format!("{told:#}\n"))
-        .with_context(|| format!("cannot write '{}'", arguments.out.display()))
+    println!("{report:#}");
+    Ok(report)
 }
 
 /// Milliseconds of begin and end: alone, and the last of eight.
@@ -79,9 +50,8 @@ fn jobs(rounds: usize) -> Result<Value> {
 
 /// So many jobs of a GPU each begin at once, and end at once: how long until all have.
 fn together(place: &Place, first: usize, count: usize) -> Result<[f64; 2]> {
-    let ids: Vec<(String, String)> = (0..count)
-        .map(|n| (format!("{}.srv", 500 + n), ((first + n) % GPUS).to_string()))
-        .collect();
+    let id = |n: usize| (format!("{}.srv", 500 + n), ((first + n) % GPUS).to_string());
+    let ids: Vec<(String, String)> = (0..count).map(id).collect();
     let begin = Instant::now();
     side_by_side(ids.clone(), count, |(job, gpu)| {
         let ran = place.torque(&job, "MPS=true", &gpu);
@@ -109,12 +79,12 @@ fn clients(rounds: usize) -> Result<Value> {
         let begin = Instant::now();
         let mut running = Vec::new();
         for _ in 0..count {
-            let mut command: Command = as_user(USER, place.stage.node.client());
+            let mut command = as_user(USER, place.stage.node.client());
             command.arg("--node").arg(place.stage.node.dir());
             command.args(["--hold", "60"]).env_clear();
             command.envs([place.pipe("600.srv")]);
             command.stdin(Stdio::null()).stdout(Stdio::null());
-            running.push(tests::place::Running(command.spawn()?));
+            running.push(Running(command.spawn()?));
         }
         let pids: Vec<u32> = running.iter().map(|one| one.0.id()).collect();
         let attached = || {
@@ -179,9 +149,6 @@ fn busy() -> Result<f64> {
     let line = text.lines().next().context("/proc/stat is empty")?;
     let numbers: Vec<f64> = line.split_whitespace().skip(1).flat_map(str::parse).collect();
     // Without idle and waiting for disks.
-    let work = numbers
-        .iter()
-        .enumerate()
-        .filter(|(n, _)| ![3, 4].contains(n) && *n < 8);
-    Ok(work.map(|(_, ticks)| ticks * 10.0).sum())
+    let work = [0, 1, 2, 5, 6, 7].iter().filter_map(|n| numbers.get(*n));
+    Ok(work.sum::<f64>() * 10.0)
 }

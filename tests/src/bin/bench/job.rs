@@ -1,18 +1,15 @@
-//! What our own part of a job costs, on a simulated GPU with recorded times: `mps-prologue` and `mps-epilogue` against the
-//! floor, NVIDIA's daemon and server by the shortest possible means, and both programs for a job that did not ask against a
-//! program that does nothing. All sides in turn, each first in every second round. Other builds of the same programs can take
-//! part (`--beside`), and so does this build where all that watches a job is at work: the other exporters' files are written, the
-//! report is told to the user, and the numbers are asked for at the very moment when the job begins. Started by `cargo xtask bench
-//! job`; on a real GPU `cargo xtask hardware` measures floor and programs.
+//! What our own part of a job costs: `mps-prologue` and `mps-epilogue` against the floor, NVIDIA's daemon and server by the
+//! shortest possible means, and both programs for a job that did not ask against a program that does nothing. All sides take
+//! turns. Other builds of the same programs can take part (`--beside`). So does this build with all that watches a job at work:
+//! it writes the other exporters' files, tells the report to the user, and answers a scrape at the moment when the job begins.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use clap::Parser;
 use serde_json::{Value, json};
 use tests::double::look::wait_until;
 use tests::double::{NodeDouble, copy_program};
@@ -21,9 +18,8 @@ use tests::place::{Place, Running};
 use tests::samples::{in_turn, median, milliseconds, quantile, rounded};
 use tests::stage::{USER, as_user};
 
-/// Longest that anything here may take.
-const LIMIT: Duration = Duration::from_secs(60);
-const GPU: &str = "NVIDIA H200";
+use crate::{GPU, LIMIT};
+
 /// `nvmlInit` there, and from `start_server` to Ready: recorded.
 const NVML_MS: u64 = 25;
 const READY_MS: u64 = 250;
@@ -32,67 +28,38 @@ const KEPT: &str = "compute_mode = \"keep\"\n";
 /// Runs of a job that did not ask in a round: they are short.
 const OTHERS: usize = 5;
 
-#[derive(Parser)]
-struct Arguments {
-    /// Rounds.
-    #[arg(long, default_value_t = 20)]
-    rounds: usize,
-    /// Another build's mps-prologue, mps-epilogue and mpsd, to be measured in turn with these.
-    #[arg(long, value_name = "DIRECTORY")]
-    beside: Option<PathBuf>,
-    /// Where the result goes.
-    #[arg(long)]
-    out: PathBuf,
-}
-
 /// What is measured, by name; milliseconds.
 type Times = BTreeMap<&'static str, Vec<f64>>;
 
-fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench-job: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(arguments: &Arguments) -> Result<()> {
+pub fn run(rounds: usize, beside: Option<&Path>) -> Result<Value> {
     let ours = Side::of(place(None)?);
     let watched = Side {
         watched: true,
         ..Side::of(place(None)?)
     };
     watched.tell_exporters()?;
-    let beside = arguments.beside.as_deref().map(|dir| place(Some(dir)));
-    let beside = beside.transpose()?.map(Side::of);
-    let sides: Vec<&Side> = [&ours, &watched].into_iter().chain(&beside).collect();
-    let cases: Vec<Option<&Side>> = [None].into_iter().chain(sides.into_iter().map(Some)).collect();
-    let results = in_turn(&cases, arguments.rounds, |case, _| match case {
+    let beside = beside.map(|dir| place(Some(dir))).transpose()?.map(Side::of);
+    let sides = [&ours, &watched].into_iter().chain(&beside).map(Some);
+    let cases: Vec<Option<&Side>> = [None].into_iter().chain(sides).collect();
+    let results = in_turn(&cases, rounds, |case, _| match case {
         Some(side) => job(side),
         None => by_hand(&ours.place),
     })?;
     let all: Vec<Times> = results.into_iter().map(joined).collect();
     let floor = &all[0];
-    let told = json!({
+    let report = json!({
         "simulated": format!("{GPU}: nvmlInit {NVML_MS} ms, a server ready after {READY_MS} ms"),
-        "cpus": std::thread::available_parallelism()?.get(),
-        "rounds": arguments.rounds,
+        "rounds": rounds,
         "floor": spreads(floor),
         "ours": against(&all[1], floor),
         "watched": watched_against(&all[2], &all[1], floor),
         "beside": all.get(3).map(|times| against(times, floor)),
     });
-    println!("{told:#}");
-    if let Some(dir) = arguments.out.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    std::fs::write(&arguments.out, format!("{told:#}\n"))
-        .with_context(|| format!("cannot write '{}'", arguments.out.display()))
+    println!("{report:#}");
+    Ok(report)
 }
 
-/// One that takes part.
+/// A build that takes part.
 struct Side {
     place: Place,
     /// The numbers are asked for while its job begins.
@@ -101,10 +68,8 @@ struct Side {
 
 impl Side {
     fn of(place: Place) -> Self {
-        Self {
-            place,
-            watched: false,
-        }
+        let watched = false;
+        Self { place, watched }
     }
 
     /// Has its jobs told to the other exporters.
@@ -115,8 +80,8 @@ impl Side {
         }
         let (dcgm, gpustat) = (path("dcgm"), path("gpustat"));
         let metrics = format!("[metrics]\ndcgm_job_map = {dcgm:?}\ngpustat = {gpustat:?}\n");
-        let reported = format!("{KEPT}[defaults]\nreport = true\n{metrics}");
-        self.place.configure(&reported);
+        self.place
+            .configure(&format!("{KEPT}[defaults]\nreport = true\n{metrics}"));
         Ok(())
     }
 
@@ -169,8 +134,10 @@ fn job(side: &Side) -> Result<Times> {
     let as_before = wait_until(LIMIT, || place.difference().is_empty());
     ensure!(as_before, "{:?}", place.difference());
     for _ in 0..OTHERS {
-        let not_asked = || place.stage.torque("701.srv", "mps_physics");
-        took("prologue_not_asked_ms", not_asked())?;
+        took(
+            "prologue_not_asked_ms",
+            place.stage.torque("701.srv", "mps_physics"),
+        )?;
         took("epilogue_not_asked_ms", place.stage.torque_end("701.srv"))?;
     }
     Ok(times)
@@ -180,7 +147,8 @@ fn job(side: &Side) -> Result<Times> {
 fn by_hand(place: &Place) -> Result<Times> {
     let mut times = Times::new();
     let dir = tempfile::tempdir()?;
-    nix::unistd::chown(dir.path(), Some(user()?), None)?;
+    let user = nix::unistd::User::from_name(USER)?.context("no such user")?.uid;
+    nix::unistd::chown(dir.path(), Some(user), None)?;
     let control = || {
         let mut command = as_user(USER, place.stage.node.control());
         command.env_clear();
@@ -190,7 +158,7 @@ fn by_hand(place: &Place) -> Result<Times> {
         command
     };
     let pipe = dir.path().to_owned();
-    let start = format!("start_server -uid {}\n", user()?);
+    let start = format!("start_server -uid {user}\n");
     let daemon = Daemon::start(control, pipe.clone(), &pipe, &start)?;
     let mut took = |name, time| times.entry(name).or_default().push(milliseconds(time));
     took("start_ms", daemon.ready);
@@ -201,11 +169,6 @@ fn by_hand(place: &Place) -> Result<Times> {
         took("nothing_ms", begin.elapsed());
     }
     Ok(times)
-}
-
-fn user() -> Result<nix::unistd::Uid> {
-    let user = nix::unistd::User::from_name(USER)?.context("no such user")?;
-    Ok(user.uid)
 }
 
 /// The times of all rounds.
@@ -220,10 +183,8 @@ fn joined(rounds: Vec<Times>) -> Times {
 fn spreads(times: &Times) -> Value {
     let one = |(name, values): (&&str, &Vec<f64>)| {
         let at = |part: f64| rounded(quantile(values, part));
-        (
-            (*name).to_owned(),
-            json!({"median": at(0.5), "quartiles": [at(0.25), at(0.75)]}),
-        )
+        let spread = json!({"median": at(0.5), "quartiles": [at(0.25), at(0.75)]});
+        ((*name).to_owned(), spread)
     };
     times.iter().map(one).collect::<serde_json::Map<_, _>>().into()
 }
@@ -240,19 +201,12 @@ fn against(times: &Times, floor: &Times) -> Value {
 /// With what each step costs more than where nothing watches: the median of the rounds' differences, and its part of the step.
 fn watched_against(times: &Times, plain: &Times, floor: &Times) -> Value {
     let mut told = against(times, floor);
-    for step in [
-        "prologue_ms",
-        "epilogue_ms",
-        "prologue_not_asked_ms",
-        "epilogue_not_asked_ms",
-    ] {
+    for step in plain.keys() {
         let pairs = times[step].iter().zip(&plain[step]);
         let more: Vec<f64> = pairs.map(|(watched, plain)| watched - plain).collect();
         let more = median(&more);
-        told[format!("{step}_more")] = json!({
-            "median_ms": rounded(more),
-            "part": rounded(more / median(&plain[step])),
-        });
+        let part = rounded(more / median(&plain[step]));
+        told[format!("{step}_more")] = json!({"median_ms": rounded(more), "part": part});
     }
     told
 }

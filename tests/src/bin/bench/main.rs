@@ -1,0 +1,80 @@
+//! Benchmarks on simulated GPUs with recorded times: `bench job`, `bench scale`, `bench srun`. `cargo xtask bench` builds and
+//! starts it; on a real GPU `cargo xtask hardware` measures. Each result is written as JSON.
+
+mod job;
+mod scale;
+mod srun;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use serde_json::Value;
+
+/// Longest that any step may take.
+const LIMIT: Duration = Duration::from_secs(60);
+const GPU: &str = "NVIDIA H200";
+
+/// Measures on simulated GPUs.
+#[derive(Parser)]
+#[command(name = "bench")]
+enum Arguments {
+    /// One job's begin and end, and those of a job that did not ask, against the shortest possible.
+    Job {
+        /// Rounds of each side.
+        #[arg(long, default_value_t = 20)]
+        rounds: usize,
+        /// Another build's mps-prologue, mps-epilogue and mpsd, to be measured in turn with these.
+        #[arg(long, value_name = "DIRECTORY")]
+        beside: Option<PathBuf>,
+        /// Where the result goes.
+        #[arg(long, default_value = "target/bench-job.json")]
+        out: PathBuf,
+    },
+    /// Jobs, clients and nodes at once against one.
+    Scale {
+        /// Rounds of each.
+        #[arg(long, default_value_t = 10)]
+        rounds: usize,
+        /// Where the result goes.
+        #[arg(long, default_value = "target/bench-scale.json")]
+        out: PathBuf,
+    },
+    /// `srun true` with and without the plugin on the same Slurm, in turn.
+    Srun {
+        /// Pairs to measure with each setting of PrologFlags.
+        #[arg(long, default_value_t = 100)]
+        pairs: usize,
+        /// Where the result goes.
+        #[arg(long, default_value = "target/bench-srun.json")]
+        out: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<()> {
+    let (mut report, out): (Value, PathBuf) = match arguments {
+        Arguments::Job { rounds, beside, out } => (job::run(rounds, beside.as_deref())?, out),
+        Arguments::Scale { rounds, out } => (scale::run(rounds)?, out),
+        Arguments::Srun { pairs, out } => (srun::run(pairs)?, out),
+    };
+    report["cpus"] = std::thread::available_parallelism()?.get().into();
+    if let Some(dir) = out.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    std::fs::write(&out, format!("{report:#}\n"))
+        .with_context(|| format!("cannot write '{}'", out.display()))?;
+    println!("the whole result: '{}'", out.display());
+    Ok(())
+}
