@@ -1,15 +1,15 @@
-//! Which of its job's GPUs a task sees, and by what names (`MPS_BIND`, `MPS_VISIBLE`).
+//! The GPUs of its job that a task sees, and their names (`MPS_BIND`, `MPS_VISIBLE`).
 
 use super::limits::{Invalid, carried_as_text, one_of, word};
 use super::orders;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// How a rank comes to its GPU.
+/// How a rank gets its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display)]
 #[display(rename_all = "kebab-case")]
 pub enum BindMode {
-    /// Every task sees all; where a node has a task for each GPU, or more, each in an order of its own.
+    /// Every task sees all. If a node has a task for each GPU, or more, each task has an order of its own.
     Auto,
     /// Neighbouring ranks share a GPU.
     Block,
@@ -21,12 +21,12 @@ pub enum BindMode {
     None,
 }
 
-/// The binding that was asked for.
+/// A binding of tasks to GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
 #[display("{how}{}", if *peers { "+peers" } else { "" })]
 #[serde(try_from = "String", into = "String")]
 pub struct Bind {
-    /// How a rank comes to its GPU.
+    /// How a rank gets its GPU.
     pub how: BindMode,
     /// The job's other GPUs stay visible behind its own.
     pub peers: bool,
@@ -35,30 +35,29 @@ pub struct Bind {
 impl Bind {
     /// What [`Bind::from_str`] accepts, in any case.
     pub const ALLOWED: &'static str = "block, cyclic, closest, each also with +peers; auto, none";
-    /// What a job has that says nothing, on a site that says nothing. A program that takes the first GPU that it sees would
-    /// leave a job's others idle (OpenMM, 16 clients on two GPUs: docs/measured.md); one that chooses by its rank, or names
-    /// its GPUs by number, finds as many as without us.
+    /// The binding if neither job nor site names one. Without it a program that takes the first GPU would leave a job's others
+    /// idle (OpenMM, 16 clients on two GPUs: docs/measured.md). A program that chooses by rank or number finds as many as
+    /// without us.
     pub const DEFAULT: Self = Self::of(BindMode::Auto);
     /// No task is bound.
     pub const NONE: Self = Self::of(BindMode::None);
 
-    /// Without the other GPUs.
+    /// A binding without peers.
     pub const fn of(how: BindMode) -> Self {
         Self { how, peers: false }
     }
 
-    /// Whether every task is to be bound, however many there are.
+    /// Whether it binds every task, for any number of tasks.
     pub fn is_for_all(self) -> bool {
         !matches!(self.how, BindMode::Auto | BindMode::None)
     }
 
-    /// Whether a task sees all GPUs in an order of its own, unless its launcher or Slurm has bound it.
+    /// Whether a task that neither Slurm nor its launcher has bound sees all GPUs in an order of its own.
     pub fn gives_orders(self, names: DeviceNames, per_gpu: bool) -> bool {
         self.how == BindMode::Auto && names != DeviceNames::Keep && !per_gpu
     }
 
-    /// How many of the `tasks` on a node can meet on one of its `gpus`. What a program or a scheduler chooses by itself counts as
-    /// even.
+    /// How many of the `tasks` on a node can meet on one of its `gpus`. The choice of a program or scheduler counts as even.
     pub fn most_on_a_gpu(self, names: DeviceNames, per_gpu: bool, tasks: u32, gpus: u32) -> u32 {
         let gpus = gpus.max(1);
         if !self.gives_orders(names, per_gpu) {
@@ -90,7 +89,7 @@ impl FromStr for Bind {
 #[display(rename_all = "kebab-case")]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceNames {
-    /// The daemon's own numbers where they lead a client that misses the daemon to the same GPUs, UUIDs elsewhere.
+    /// The daemon's own numbers if a client that misses the daemon finds the same GPUs by them, else UUIDs.
     Auto,
     /// UUIDs: a confined daemon renumbers its GPUs.
     Uuid,
@@ -128,14 +127,7 @@ mod tests {
         let peers = "Closest+Peers".parse::<Bind>().unwrap();
         assert_eq!((peers.how, peers.peers), (BindMode::Closest, true));
         assert_eq!(peers.to_string(), "closest+peers");
-        for wrong in [
-            "none+peers",
-            "auto+peers",
-            "+peers",
-            "block+",
-            "block+peers+peers",
-            "socket",
-        ] {
+        for wrong in "none+peers auto+peers +peers block+ block+peers+peers socket".split(' ') {
             assert!(wrong.parse::<Bind>().is_err(), "{wrong}");
         }
     }

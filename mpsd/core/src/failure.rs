@@ -1,15 +1,15 @@
-//! What can go wrong has three names, three types, and never a fourth.
+//! The three kinds of failure. There is never a fourth.
 
 use crate::text::one_line;
 
-/// Most of an administrator's error that a user is told. Characters.
+/// Most of an administrator's error that a user is told, characters.
 const SHOWN: usize = 160;
 /// Exit code of a refusal: PBS aborts the job, Slurm's plugin refuses the step.
 pub const EXIT_REFUSED: u8 = 1;
 /// Exit code of a fault and of what stays undetermined: the job is requeued.
 pub const EXIT_NODE: u8 = 2;
 
-/// The user asked for something that cannot be done. Told to the user; never touches the node's state.
+/// The user asked for something that cannot be done. The user is told; the node's state stays.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", sentence(what, why, allowed))]
 pub struct Refusal {
@@ -24,29 +24,25 @@ pub struct Refusal {
 impl Refusal {
     /// A refusal of `what`, because of `why`; `allowed` tells the way out.
     pub fn new(what: impl Into<String>, why: impl Into<String>, allowed: impl Into<String>) -> Self {
-        Self {
-            what: what.into(),
-            why: why.into(),
-            allowed: allowed.into(),
-        }
+        let (what, why, allowed) = (what.into(), why.into(), allowed.into());
+        Self { what, why, allowed }
     }
 }
 
 fn sentence(what: &str, why: &str, allowed: &str) -> String {
-    if allowed.is_empty() {
-        format!("{what}: {why}")
-    } else {
-        format!("{what}: {why}; allowed: {allowed}")
+    match allowed {
+        "" => format!("{what}: {why}"),
+        _ => format!("{what}: {why}; allowed: {allowed}"),
     }
 }
 
-/// What root saw that proves a node broken. Each kind has a test.
+/// A proof by root that the node is broken. Each kind has a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Evidence {
     /// The vendor's program or library is missing, not executable, or not root's.
     VendorProgram,
-    /// NVML cannot be loaded, does not answer within its deadline, or reports a dead driver.
+    /// NVML cannot be loaded, does not answer in time, or reports a dead driver.
     Nvml,
     /// A GPU of the job is gone or lost.
     GpuLost,
@@ -54,13 +50,13 @@ pub enum Evidence {
     Survivor,
     /// Starts fail for two or more users within the window.
     RepeatedStarts,
-    /// A file or directory of ours cannot be made in a place that only root can write.
+    /// A file of ours cannot be made in a place that only root can write.
     Storage,
     /// Our own configuration is unusable.
     Configuration,
 }
 
-/// This node is broken, on evidence that root gathered. Drains.
+/// This node is broken, on root's evidence. It is drained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Fault {
@@ -75,34 +71,30 @@ pub struct Fault {
 impl Fault {
     /// A fault of `what`, on `evidence`, seen as `why`.
     pub fn new(evidence: Evidence, what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self {
-            what: what.into(),
-            why: why.into(),
-            evidence,
-        }
+        let (what, why) = (what.into(), why.into());
+        Self { what, why, evidence }
     }
 
-    /// The same as the user of a job on `node` reads it: an unusable configuration is none of his doing.
+    /// The fault for the user of a job on `node`, who did not cause an unusable configuration.
     #[must_use]
     pub fn to_user(mut self, node: &str) -> Self {
         if self.evidence == Evidence::Configuration {
-            let what = &self.what;
-            self.what =
-                format!("MPS is misconfigured on {node} (not your job), tell your administrator: {what}");
+            let told = format!("MPS is misconfigured on {node} (not your job), tell your administrator");
+            self.what = format!("{told}: {}", self.what);
             self.why = one_line(&self.why, SHOWN);
         }
         self
     }
 
-    /// Whether this kind of evidence takes the node out of service. An unusable configuration stops MPS jobs
-    /// on the node but is the admin's to mend: other jobs run well, so it does not drain.
+    /// Whether this evidence takes the node out of service. An unusable configuration stops MPS jobs on the node, but other jobs
+    /// run well, so it does not.
     pub fn drains(&self) -> bool {
         self.evidence != Evidence::Configuration
     }
 }
 
-/// It did not work, and the user's own processes could be the cause, or something outside this node timed out.
-/// Requeue, log, no drain: else any user could drain the cluster.
+/// It did not work, and the user's own processes or something outside this node could be the cause. The job is requeued and
+/// nothing is drained: else any user could drain the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct Undetermined {
@@ -110,7 +102,7 @@ pub struct Undetermined {
     pub what: String,
     /// What is known of the cause.
     pub why: String,
-    /// A process of the job's own user was there that can have caused it.
+    /// A process of the job's own user can have caused it.
     pub by_user: bool,
 }
 
@@ -125,7 +117,7 @@ impl Undetermined {
     }
 }
 
-/// One of the three.
+/// Any of the three failures.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The user's mistake.
@@ -134,7 +126,7 @@ pub enum Failure {
     /// The node's.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// Nobody knows whose.
+    /// The cause is not known.
     #[error(transparent)]
     Undetermined(#[from] Undetermined),
 }
@@ -167,7 +159,7 @@ impl Failure {
     }
 }
 
-/// The name of a failure alone, for records and logs.
+/// The kind of a failure, for records and logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, derive_more::Display, serde::Serialize, serde::Deserialize)]
 #[display(rename_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
@@ -198,22 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_configuration_does_not_drain() {
-        assert!(!Fault::new(Evidence::Configuration, "f", "unknown key").drains());
+    fn a_bad_configuration_does_not_drain_and_blames_no_user() {
         assert!(Fault::new(Evidence::Survivor, "mps-server 691", "state D").drains());
-    }
-
-    #[test]
-    fn a_user_reads_that_a_broken_configuration_is_not_his() {
         let broken = Fault::new(Evidence::Configuration, "mpsd.toml:1:1", "unknown key");
+        assert!(!broken.drains());
         let told =
             "MPS is misconfigured on n1 (not your job), tell your administrator: mpsd.toml:1:1: unknown key";
         assert_eq!(broken.to_user("n1").to_string(), told);
-        assert_eq!(
-            Fault::new(Evidence::Nvml, "NVML", "dead")
-                .to_user("n1")
-                .to_string(),
-            "NVML: dead"
-        );
+        let dead = Fault::new(Evidence::Nvml, "NVML", "dead");
+        assert_eq!(dead.to_user("n1").to_string(), "NVML: dead");
     }
 }

@@ -1,5 +1,5 @@
-//! What every program of the suite knows of a job, the Slurm plugin included: its request, the configuration, the
-//! record that root leaves for the job's tasks, job ids, paths, GPU names, and the three names of failure.
+//! What every program of the suite knows of a job, the Slurm plugin included: its request, the configuration, the record that
+//! root leaves for the job's tasks, job ids, paths, GPU names, and the three kinds of failure.
 //!
 //! The plugin runs inside `slurmd` and links this crate alone; so nothing in here starts a process or talks to a GPU, and
 //! every wait has a [`deadline`]. The only files it opens are the configuration and the record,

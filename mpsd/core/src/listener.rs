@@ -1,5 +1,5 @@
-//! Whether a control daemon listens where a job's task looks for it. A CUDA program that finds none runs outside MPS and says
-//! nothing (docs/facts/mps-control.md#clients).
+//! Checks that a control daemon listens in the pipe directory of a task. A CUDA program that finds none runs outside MPS and
+//! says nothing (docs/facts/mps-control.md#clients).
 
 use super::environment::{Change, PIPE_DIRECTORY};
 use super::failure::Undetermined;
@@ -9,14 +9,14 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// What NVIDIA's daemon makes in its pipe directory.
+/// The socket of NVIDIA's daemon in its pipe directory.
 const SOCKET: &str = "control";
 
-/// Checks that the control daemon to which `changes` send a task listens. Only as the job's user, who can replace what lies in
-/// the pipe directory.
+/// Checks that the control daemon of the environment `changes` listens. Call it only as the job's user, who can replace what
+/// lies in the pipe directory.
 ///
 /// # Errors
-/// No daemon listens there. A look that fails for another cause proves nothing.
+/// No daemon listens there. Any other failed check proves nothing, and is no error.
 pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     let pipe = changes.iter().find(|change| change.name == PIPE_DIRECTORY);
     let Some(pipe) = pipe.and_then(|change| change.value.as_deref()) else {
@@ -35,28 +35,27 @@ pub fn expect(changes: &[Change]) -> Result<(), Undetermined> {
     }
 }
 
-/// Whether root's directory stands there, over which the user's is mounted where that is seen.
+/// Whether `pipe` is root's directory, below the mount of the user's.
 fn is_covered(pipe: &Path) -> bool {
     pipe.symlink_metadata().is_ok_and(|about| about.uid() == 0)
 }
 
-/// The failure of a task whose control daemon has ended; `seen`: what shows it.
+/// The failure of a task if its control daemon has ended; `seen`: what shows it.
 pub fn ended(seen: &str) -> Undetermined {
     let why = format!("it has ended, and this would run outside MPS ({seen}); submit the job again");
     Undetermined::new("the job's control daemon", why)
 }
 
-/// Why a CUDA program would find no control daemon in `pipe`; `None`: one listens, or that cannot be told.
+/// Why a CUDA program would find no control daemon in `pipe`; `None`: a daemon listens, or that cannot be told.
 pub fn missing(pipe: &Path) -> Option<Errno> {
     let gone = [Errno::ECONNREFUSED, Errno::ENOENT, Errno::ENOTDIR, Errno::EACCES];
-    look(&pipe.join(SOCKET))
-        .err()
-        .filter(|errno| gone.contains(errno))
+    let errno = probe(&pipe.join(SOCKET)).err();
+    errno.filter(|errno| gone.contains(errno))
 }
 
-/// Asks the kernel alone. The daemon's socket takes streams: a datagram socket is turned away (EPROTOTYPE) before the daemon hears
-/// of it, but only while a process holds the daemon's socket open (Linux: `unix_find_bsd`).
-fn look(path: &Path) -> nix::Result<()> {
+/// Only asks the kernel. The daemon's socket takes streams. The kernel refuses a datagram socket (EPROTOTYPE) without the daemon,
+/// but only while a process holds the daemon's socket open (Linux: `unix_find_bsd`).
+fn probe(path: &Path) -> nix::Result<()> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let own = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;
     connect(own.as_raw_fd(), &UnixAddr::new(path)?)
@@ -102,18 +101,9 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_is_sent_to_no_daemon_is_not_stopped() {
-        assert_eq!(expect(&[]), Ok(()));
-        let unset = Change {
-            name: PIPE_DIRECTORY,
-            value: None,
-        };
-        assert_eq!(expect(&[unset]), Ok(()));
-    }
-
-    /// What it proves is the daemon's end, and not this process's own want.
-    #[test]
-    fn a_path_that_no_socket_can_have_proves_nothing() {
+    fn no_pipe_directory_and_a_path_that_no_socket_can_have_prove_nothing() {
+        let (name, value) = (PIPE_DIRECTORY, None);
+        assert_eq!((expect(&[]), expect(&[Change { name, value }])), (Ok(()), Ok(())));
         assert_eq!(missing(Path::new(&format!("/{}", "x".repeat(200)))), None);
     }
 }

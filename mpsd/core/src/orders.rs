@@ -1,27 +1,27 @@
-//! The order in which each task of a node sees the job's GPUs, where no task is bound to one (`--mps-bind=auto`).
+//! The order in which each task of a node sees the job's GPUs if no task is bound to a GPU (`--mps-bind=auto`).
 //!
-//! A program chooses its GPU by a place in the list of visible GPUs: the first place, or one that it computes from its rank. Nobody
-//! can tell which of these habits a program has. So each task gets an order of its own, in which every habit leads to a GPU
-//! that few other tasks with the same habit use. A habit that goes by rank then shares the GPUs as evenly as in the order of
-//! the bus, and the first place is as even as that allows.
+//! A program chooses its GPU by a place in the list of visible GPUs: the first place, or a place that it computes from its rank.
+//! Which of these habits a program has is not known. So each task gets an order of its own, in which every habit leads to a GPU
+//! that few other tasks with the same habit use. A habit by rank then shares the GPUs as evenly as in the order of the bus, and
+//! the first place is as even as that allows.
 
 use std::cmp::Reverse;
 
 /// Habits that programs have.
 const HABITS: usize = 4;
-/// Among them: the first place, which is the same GPU for all tasks in the order of the bus.
+/// The habit of the first place, which is the same GPU for all tasks in the order of the bus.
 const FIRST: usize = 0;
-/// Among them: the rank modulo the GPUs, which deals tasks out as evenly as can be in the order of the bus.
+/// The habit of the rank modulo the GPUs, which is as even as can be in the order of the bus.
 const IN_TURN: usize = 1;
 /// A value for each habit of a task: a place in its list, or the GPU there.
 type ByHabit = [usize; HABITS];
-/// What one task that is there already counts, by habit. The two kinds of blocks are the same wherever the GPUs divide the tasks
-/// evenly, so together they count as much as another habit.
+/// The weight of a task that a GPU already has, by habit. The two kinds of blocks are often the same, so together they weigh as
+/// much as another habit.
 const WEIGHTS: ByHabit = [2, 2, 1, 1];
-/// How often each task chooses. For up to 16 GPUs and 512 tasks the sixth time is the last that makes anything more even.
+/// How often each task chooses. For up to 16 GPUs and 512 tasks nothing becomes more even after the sixth time.
 const ROUNDS: usize = 8;
-/// More tasks than these see the GPUs in the order of the bus: they are more than 16 GPUs take as clients of MPS. The number is a
-/// launcher's word, which may be any, and root counts by it in OpenPBS's hook.
+/// More tasks than these, which 16 GPUs do not take as MPS clients, see the GPUs in the order of the bus. A launcher may give any
+/// number, and root counts by it in OpenPBS's hook.
 const MOST_TASKS: usize = 1024;
 
 /// The places at which a task looks: the first, the rank modulo the GPUs, blocks of ranks, and blocks rounded up (LAMMPS).
@@ -31,7 +31,7 @@ fn places(task: usize, tasks: usize, gpus: usize) -> ByHabit {
 
 /// The order in which `task` of the `tasks` on a node sees the `gpus`, which count from 0 along the bus.
 ///
-/// Fewer tasks than GPUs see them in the order of the bus: each task may use several GPUs, and which ones it takes is not known.
+/// Fewer tasks than GPUs see them in the order of the bus: each task may use several GPUs, and its choice is not known.
 pub fn order(task: usize, tasks: usize, gpus: usize) -> Vec<usize> {
     let of_bus = || (0..gpus).collect();
     if tasks > MOST_TASKS {
@@ -55,8 +55,8 @@ fn orders(tasks: usize, gpus: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// How many of the `tasks` on a node one of these habits can bring to the same GPU. 1 where each task can have a GPU to itself:
-/// those that share one all the same do so without MPS as well.
+/// How many of the `tasks` on a node a habit can bring to the same GPU. 1 if each task can have a GPU: tasks that share a GPU
+/// nevertheless do so without MPS as well.
 pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     if tasks <= gpus {
         return 1;
@@ -64,25 +64,25 @@ pub fn most_on_a_gpu(tasks: usize, gpus: usize) -> usize {
     if tasks > MOST_TASKS {
         return tasks;
     }
-    let on_each = on_each(&deal(tasks, gpus), gpus);
-    on_each.into_iter().flatten().max().unwrap_or(tasks)
+    let all = on_each(&deal(tasks, gpus), gpus);
+    all.into_iter().flatten().max().unwrap_or(tasks)
 }
 
 /// The GPU to which each habit leads, for each task.
 ///
-/// Each task in turn takes the GPUs that the fewest others have, and chooses again until it cannot be more even. The test below
-/// tries every number of tasks and GPUs: it always ends as even as it can be.
+/// Each task in turn takes the GPUs that the fewest others have, and chooses again until nothing becomes more even. The test
+/// below tries every number of tasks and GPUs.
 fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     if gpus == 0 {
         return Vec::new();
     }
-    // In the order of the bus, the GPU at a place has the place's number.
+    // In the order of the bus, each GPU's number is its place.
     let places: Vec<ByHabit> = (0..tasks).map(|task| places(task, tasks, gpus)).collect();
     if tasks < gpus {
         return places;
     }
     let without = crowds(&places, gpus);
-    // How many of the habits that go by rank are less even than without us, then how the tasks meet that take the first place.
+    // First the number of habits by rank that are less even than without us, then the tasks on each GPU by the first place.
     let score = |dealt: &[ByHabit]| {
         let mut now = crowds(dealt, gpus);
         let worse = (1..HABITS).filter(|habit| now[*habit] > without[*habit]).count();
@@ -112,19 +112,19 @@ fn deal(tasks: usize, gpus: usize) -> Vec<ByHabit> {
     best
 }
 
-/// A GPU for each place at which a task looks: the one that the fewest others have by the same habits. The place that most habits
-/// share chooses first. Each round begins at another GPU, so that tasks that cannot agree do not go round in a circle.
+/// A GPU for each place at which a task looks: the GPU that the fewest others have by the same habits. The place of most habits
+/// chooses first. Each round begins at another GPU, so that tasks do not repeat the same choices.
 fn choose(places: &ByHabit, taken: &[ByHabit], round: usize) -> ByHabit {
     let gpus = taken.len();
     let mut distinct = places.to_vec();
     distinct.sort_unstable();
     distinct.dedup();
-    let weight = |place: &usize| {
-        habits_at(places, *place)
+    let weight = |place: usize| {
+        habits_at(places, place)
             .map(|habit| WEIGHTS[habit])
             .sum::<usize>()
     };
-    distinct.sort_by_key(|place| Reverse(weight(place)));
+    distinct.sort_by_key(|place| Reverse(weight(*place)));
     let mut own = [usize::MAX; HABITS];
     for place in distinct {
         let others = |gpu: usize| {
@@ -142,7 +142,7 @@ fn habits_at(places: &ByHabit, place: usize) -> impl Iterator<Item = usize> {
     (0..HABITS).filter(move |habit| places[*habit] == place)
 }
 
-/// How many tasks come to each GPU, by habit.
+/// The number of tasks on each GPU, by habit.
 fn on_each(dealt: &[ByHabit], gpus: usize) -> Vec<ByHabit> {
     let mut on_each = vec![[0; HABITS]; gpus];
     for own in dealt {
@@ -151,7 +151,7 @@ fn on_each(dealt: &[ByHabit], gpus: usize) -> Vec<ByHabit> {
     on_each
 }
 
-/// The tasks on each GPU, the fullest first, by habit: of two such lists the smaller one is the more even.
+/// The tasks on each GPU, the fullest first, by habit. The smaller of two such lists is the more even.
 fn crowds(dealt: &[ByHabit], gpus: usize) -> [Vec<usize>; HABITS] {
     let on_each = on_each(dealt, gpus);
     std::array::from_fn(|habit| {
@@ -190,8 +190,7 @@ mod tests {
         counts
     }
 
-    /// Every node with up to 16 GPUs and 64 tasks. In the order of the bus, ranks in turn and blocks of ranks are dealt out as evenly
-    /// as can be, and so they are here.
+    /// Every node with up to 16 GPUs and 64 tasks.
     #[test]
     fn no_habit_is_less_even_than_without_us_and_the_first_gpu_is_as_even_as_can_be() {
         for gpus in 1..=16 {
@@ -213,17 +212,13 @@ mod tests {
                     _ => even,
                 };
                 assert_eq!(first, expected, "{what}");
-                let most = if tasks <= gpus {
-                    1
-                } else {
-                    first[0].max(in_turn[0])
-                };
+                let most = if tasks > gpus { first[0].max(in_turn[0]) } else { 1 };
                 assert_eq!(most_on_a_gpu(tasks, gpus), most, "{what}");
             }
         }
     }
 
-    /// Two GPUs have two orders, so there are few enough ways to try: how many tasks of each kind see the second GPU first.
+    /// Two GPUs have two orders, so every way can be tried: how many tasks of each kind see the second GPU first.
     #[test]
     fn two_gpus_and_twice_an_odd_number_of_tasks_have_no_order_that_is_even_for_all() {
         for tasks in (2..=62).step_by(4) {

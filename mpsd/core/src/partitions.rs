@@ -1,7 +1,7 @@
 //! Static partitions: multiprocessors of a GPU that one rank has alone (docs/facts/mps-control.md#static-partitions).
 //!
-//! Documented by NVIDIA and not verified: no GPU at hand has a driver with them. What is not as documented is an error, and
-//! no rank runs without its partition.
+//! Documented by NVIDIA and not verified: no GPU at hand has a driver with them. Anything that differs from the documentation
+//! is an error, and no rank runs without its partition.
 
 use super::gpu::{Gpu, GpuUuid};
 use nix::errno::Errno;
@@ -9,54 +9,54 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use std::fs::File;
 
-/// What a client finds its partition by, before its first context.
+/// Names a client's partition before its first context.
 pub const VARIABLE: &str = "CUDA_MPS_SM_PARTITION";
 /// The first compute capability that has them: Ampere.
 pub const LEAST_CAPABILITY: (u32, u32) = (8, 0);
 /// From Hopper on a chunk has twice the multiprocessors.
 const HOPPER: (u32, u32) = (9, 0);
-/// Longest id that is believed, bytes: the documented ones have 36.
+/// Longest id, bytes: the documented ones have 36.
 const LONGEST_ID: usize = 128;
 
-/// The partition of one rank. The same value stands in plan, journal, record and the specification of `mpsd`.
+/// The partition of one rank. Plan, journal, record and the specification of `mpsd` hold the same value.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Partition {
     /// Its rank on this node, from 0.
     pub rank: u32,
     /// Its GPU.
     pub gpu: GpuUuid,
-    /// The multiprocessors asked for.
+    /// Its multiprocessors, as requested.
     pub sms: u32,
-    /// The chunks that they are.
+    /// Its chunks.
     pub chunks: u32,
-    /// What the control daemon calls it, once it is made.
+    /// The control daemon's name for it; empty: it is not made.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub id: String,
 }
 
 impl Partition {
-    /// The value of [`VARIABLE`]; `None`: it was never made.
+    /// The value of [`VARIABLE`]; `None`: it is not made.
     pub fn name(&self) -> Option<String> {
         (!self.id.is_empty()).then(|| format!("{}/{}", self.gpu, self.id))
     }
 }
 
-/// Multiprocessors in a chunk of `gpu`, a card of its own: a GPU that is part of its processor has smaller ones, and its
+/// Multiprocessors in a chunk of `gpu`, if it is a card. A GPU that is part of a processor has smaller chunks, and its
 /// partitions fail when they are read back.
 pub fn chunk(gpu: &Gpu) -> u32 {
     if gpu.capability >= HOPPER { 8 } else { 4 }
 }
 
-/// Whose partitions are taken, of root's file in the job's directory that says who has them.
+/// The holder of partitions, which locks root's file in the job's directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
-    /// All ranks': a step of Slurm's has them together.
+    /// A step of Slurm: it holds the partitions of all ranks.
     All,
-    /// The one of this rank.
+    /// This rank alone.
     Rank(u32),
 }
 
-/// Takes them for as long as the open file lives, a byte of it for each rank; false: somebody else has them, or one of them.
+/// Takes the partitions until the open file is closed, a byte of it for each rank; false: another process holds one of them.
 ///
 /// # Errors
 /// The file cannot be locked.
@@ -64,16 +64,16 @@ pub fn take(file: &File, holder: Holder) -> nix::Result<bool> {
     match lock(file, holder, libc::F_WRLCK) {
         Ok(()) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
-        Err(e) => Err(e),
+        Err(errno) => Err(errno),
     }
 }
 
-/// Gives all back before that.
+/// Gives all partitions back earlier.
 pub fn give_back(file: &File) {
     let _ = lock(file, Holder::All, libc::F_UNLCK);
 }
 
-/// Of the open file, and not of a process: those who inherit it have one lock together.
+/// The lock belongs to the open file, and not to a process: the processes that inherit the file share it.
 fn lock(file: &File, holder: Holder, kind: libc::c_int) -> nix::Result<()> {
     let (start, length) = match holder {
         Holder::All => (0, 0),
@@ -89,13 +89,13 @@ fn lock(file: &File, holder: Holder, kind: libc::c_int) -> nix::Result<()> {
     fcntl(file, FcntlArg::F_OFD_SETLK(&range)).map(drop)
 }
 
-/// The id in `text`, which names a partition of `gpu` in full. An id is base64 and may hold `/` itself.
+/// The id in `text`, the full name of a partition of `gpu`. An id is base64 and may hold `/` itself.
 pub fn id_of(text: &str, gpu: &GpuUuid) -> Option<String> {
     let (uuid, id) = text.split_once('/')?;
     (uuid == gpu.as_str() && is_id(id)).then(|| id.to_owned())
 }
 
-/// Whether it can be an id: it goes into variables and commands.
+/// Whether `id` is safe in variables and commands.
 pub fn is_id(id: &str) -> bool {
     let base64 = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=' | b'-' | b'_');
     (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(base64)

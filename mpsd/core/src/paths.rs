@@ -4,7 +4,7 @@ use super::gpu::GpuUuid;
 use super::job::JobId;
 use std::path::{Path, PathBuf};
 
-/// The two roots of everything that the suite writes on a node.
+/// The two directories of everything that the suite writes on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Paths {
     run: PathBuf,
@@ -14,18 +14,16 @@ pub struct Paths {
 impl Paths {
     /// Paths under `run` (`/run/mpsd`) and `state` (`/var/lib/mpsd`).
     pub fn new(run: impl Into<PathBuf>, state: impl Into<PathBuf>) -> Self {
-        Self {
-            run: run.into(),
-            state: state.into(),
-        }
+        let (run, state) = (run.into(), state.into());
+        Self { run, state }
     }
 
-    /// The volatile root.
+    /// The volatile directory.
     pub fn run(&self) -> &Path {
         &self.run
     }
 
-    /// The lasting root.
+    /// The lasting directory.
     pub fn state(&self) -> &Path {
         &self.state
     }
@@ -50,7 +48,7 @@ impl Paths {
         self.state.join("drains")
     }
 
-    /// The mark that something waits for its second look; `mpsd-look-again.path` and every job's epilogue look for it.
+    /// The file [`LOOK_AGAIN`], for which `mpsd-look-again.path` and every job's epilogue look.
     pub fn look_again(&self) -> PathBuf {
         self.run.join(LOOK_AGAIN)
     }
@@ -60,7 +58,7 @@ impl Paths {
         self.state.join("reports")
     }
 
-    /// Copies of job reports for the jobs' users, root 0711, by their numbers.
+    /// Copies of job reports for the jobs' users, root 0711, by uid.
     pub fn own_reports(&self) -> PathBuf {
         self.run.join("reports")
     }
@@ -75,32 +73,31 @@ impl Paths {
 
 /// Name of the directory of all jobs.
 pub const JOBS: &str = "jobs";
-/// File name of the mark that something waits for its second look.
+/// Name of the file that marks that something waits for its second look.
 pub const LOOK_AGAIN: &str = "look-again";
+/// Name of the journal.
+pub const JOURNAL: &str = "journal";
+/// Name of the file by which an epilogue tells a start under way that its job has ended.
+pub const CANCELLED: &str = "cancelled";
+/// Name of the file with the observations of the job's `mpsd`.
+pub const OBSERVATIONS: &str = "observations";
+/// Name of the file that counts the last words that the job's user has been told.
+pub const TOLD: &str = "told";
+/// Name of the file with the tasks that a signal ended.
+pub const KILLED: &str = "killed";
+/// Name of the directory, root 0711, with the lock of the job's static partitions: a step locks the file, a rank of
+/// `mpsctl exec` a byte of it. The owner of a file can keep its lock, and must not block the removal of the job's directory.
+pub const PARTITIONS: &str = "partitions";
+/// Name of the lock in [`PARTITIONS`].
+pub const PARTITIONS_LOCK: &str = "lock";
+/// Name of the record that root leaves for the job's tasks.
+pub const RECORD: &str = "record";
 
 /// The files of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobPaths {
     directory: PathBuf,
 }
-
-/// File name of the journal in the job's directory.
-pub const JOURNAL: &str = "journal";
-/// File name of the mark in the job's directory by which an epilogue tells a start under way that its job has ended.
-pub const CANCELLED: &str = "cancelled";
-/// File name of what the job's `mpsd` saw.
-pub const OBSERVATIONS: &str = "observations";
-/// File name of the number of its last words that the job's user has been told.
-pub const TOLD: &str = "told";
-/// File name of the tasks that a signal ended.
-pub const KILLED: &str = "killed";
-/// Name of the directory, root 0711, of what a step holds the lock of, or a rank of `mpsctl exec` of a byte, that has the job's static
-/// partitions. One of its own: whoever owns a file can keep its lock, and who removes it then waits with the lock of its directory.
-pub const PARTITIONS: &str = "partitions";
-/// The file in it.
-pub const PARTITIONS_LOCK: &str = "lock";
-/// File name of the record that root leaves for the job's tasks.
-pub const RECORD: &str = "record";
 
 impl JobPaths {
     /// The job's directory, root 0711.
@@ -113,12 +110,12 @@ impl JobPaths {
         self.directory.join(JOURNAL)
     }
 
-    /// What the job's `mpsd` saw, root 0600.
+    /// The observations of the job's `mpsd`, root 0600.
     pub fn observations(&self) -> PathBuf {
         self.directory.join(OBSERVATIONS)
     }
 
-    /// How many of the last words in [`Self::observations`] the job's user has been told, root 0600.
+    /// The number of last words that the job's user has been told, root 0600.
     pub fn told(&self) -> PathBuf {
         self.directory.join(TOLD)
     }
@@ -128,7 +125,7 @@ impl JobPaths {
         self.directory.join(KILLED)
     }
 
-    /// What is locked by who has the job's static partitions, its user's 0600.
+    /// The lock of the job's static partitions, its user's, 0600.
     pub fn partitions_lock(&self) -> PathBuf {
         self.directory.join(PARTITIONS).join(PARTITIONS_LOCK)
     }
@@ -145,10 +142,9 @@ impl JobPaths {
 
     /// Names of the pipe and log directories of daemon `n` of `count`, inside the job's directory.
     pub fn daemon_names(n: usize, count: usize) -> (String, String) {
-        if count == 1 {
-            ("pipe".into(), "log".into())
-        } else {
-            (format!("pipe-{n}"), format!("log-{n}"))
+        match count {
+            1 => ("pipe".into(), "log".into()),
+            _ => (format!("pipe-{n}"), format!("log-{n}")),
         }
     }
 

@@ -1,9 +1,9 @@
-//! Text that came from somebody else, made fit for one line of a log or a terminal.
+//! Text of other people, made safe for one line of a log or a terminal.
 
 /// `text` on one line: control characters, escapes and non-ASCII blanks replaced, at most `max` characters.
 ///
-/// The job's user writes account strings, log lines and environment values; an administrator reads them in a
-/// terminal that obeys escape sequences.
+/// The job's user writes account strings, log lines and environment values. An administrator reads them in a terminal that obeys
+/// escape sequences.
 pub fn one_line(text: &str, max: usize) -> String {
     let mut out = String::with_capacity(text.len().min(max));
     for (n, c) in text.chars().enumerate() {
@@ -16,10 +16,10 @@ pub fn one_line(text: &str, max: usize) -> String {
     out
 }
 
-/// Longest word that a known one is looked for. Bytes.
+/// Longest word that is compared with known words, bytes.
 const LONGEST_WORD: usize = 64;
 
-/// The word of `known` that somebody who wrote `word` most likely meant, in any case; `None`: none is near.
+/// The `known` word that the user most likely meant by `word`, in any case; `None`: none is near.
 pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     if word.len() > LONGEST_WORD {
         return None;
@@ -32,7 +32,7 @@ pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
     Some(near.min_by_key(|(far, _)| *far)?.1)
 }
 
-/// `why`, and what was meant where that can be guessed.
+/// `why`, and a guess at what was meant.
 pub fn or_meant(why: &str, meant: Option<impl std::fmt::Display>) -> String {
     match meant {
         Some(meant) => format!("{why} (did you mean {meant}?)"),
@@ -50,7 +50,7 @@ fn is_format(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// A user as every line of ours names them: 'mpsctl support-bundle' finds names by this form, and cuts them.
+/// A user in any line of ours. 'mpsctl support-bundle' finds names by this form, and cuts them.
 pub fn user(name: impl std::fmt::Display) -> String {
     format!("user '{name}'")
 }

@@ -1,36 +1,36 @@
-//! The options of a request: one row each. From its row come an option's field in [`Request`], its account token, its
-//! word in the resource of OpenPBS, its flag in Slurm with the line in `--help`, what a refusal allows, the printed
-//! request and plan, the manual pages, the completions and the table in the quick start.
+//! The options of a request, a row each. An option's row gives its field in [`Request`], its account token, its word in OpenPBS's
+//! resource, its flag in Slurm with the line in `--help`, what a refusal allows, the printed request and plan, the manual
+//! pages, the completions and the table in the quick start.
 
 use super::values::{self, MemoryLimit, Mode, Sms, Threads};
 use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Invalid, Priority};
 use std::fmt;
 
-/// What is said of an option. In the texts, words that a user types stand between backquotes.
+/// The names and texts of an option. In the texts, words that a user types stand between backquotes.
 #[derive(Debug)]
 pub struct Row {
     /// Its word in the resource; `--mps-` and `MPS_` go before it in a flag and a token. Empty: MPS itself.
     pub name: &'static str,
-    /// What stands for its value in help and manual.
+    /// The placeholder of its value in help and manual.
     pub value: &'static str,
-    /// The value that it has where it is given without one.
+    /// The value of the option if the user gives none.
     pub bare: Option<&'static str>,
     /// Whether the value is a list: Slurm's flags take `,` in it as well as `:`.
     pub list: bool,
-    /// What is allowed, in the words of a refusal.
+    /// What a refusal says is allowed.
     pub allowed: &'static str,
     /// Values that a shell can complete.
     pub words: &'static [&'static str],
-    /// One line, which fits into `--help`.
+    /// The line of `--help`.
     pub help: &'static str,
-    /// What the manual adds to it; may be empty.
+    /// The manual's addition; may be empty.
     pub more: &'static str,
-    /// Whether a step may ask for another, lower value than its job.
+    /// Whether a step may ask for a lower value than its job.
     pub lowered_by_steps: bool,
-    /// Whether it is each task's own affair, so that a step may ask for anything.
+    /// Whether it only concerns a task, so that a step may ask for any value.
     pub of_tasks: bool,
-    /// A line of the printed plan, for what neither its daemons nor its ranks show.
+    /// A line of the printed plan, if neither daemons nor ranks show the option.
     pub plan: fn(&Request) -> Option<String>,
 }
 
@@ -65,13 +65,11 @@ impl Row {
     /// Tokens that a shell can complete: with each value of `words`, else up to the `=`.
     pub fn completions(&self) -> impl Iterator<Item = String> {
         let open = self.words.is_empty().then_some(&"");
-        self.words
-            .iter()
-            .chain(open)
-            .map(|word| format!("{}={word}", self.token()))
+        let words = self.words.iter().chain(open);
+        words.map(|word| format!("{}={word}", self.token()))
     }
 
-    /// The line in `--help`, which begins `[mps]`, as it stands among other plugins' flags.
+    /// The line in `--help`, marked `[mps]` among other plugins' flags.
     pub fn usage(&self) -> String {
         format!("[mps] {}", self.help.replace('`', ""))
     }
@@ -100,7 +98,7 @@ macro_rules! options {
 
         static ROWS: [Row; 1 + [$(stringify!($key)),+].len()] = [MODE, $($row),+];
 
-        /// A request, checked as far as it can be without knowing the node.
+        /// A request, with all checks that need no node.
         ///
         /// `Display` gives the canonical account tokens (`MPS=per-node,MPS_THREADS=30:70`), which
         /// [`Request::from_account`] reads back to the same value; serde carries that text.
@@ -113,7 +111,7 @@ macro_rules! options {
         }
 
         impl Request {
-            /// The canonical text of an option's value, where it is given.
+            /// The canonical text of an option's value, if it is given.
             pub fn value(&self, key: Key) -> Option<String> {
                 match key {
                     Key::Mode => Some(self.mode.to_string()),
@@ -121,7 +119,7 @@ macro_rules! options {
                 }
             }
 
-            /// Puts the value that `text` spells into its place; false if another one stood there.
+            /// Sets an option to the value in `text`; false if it had another value.
             pub(super) fn put(&mut self, key: Key, text: &str) -> Result<bool, Invalid> {
                 match key {
                     Key::Mode => text.parse().map(|mode| std::mem::replace(&mut self.mode, mode) == mode),
@@ -132,7 +130,7 @@ macro_rules! options {
                 }
             }
 
-            /// Takes over what `other` says and this does not; the mode stays.
+            /// Takes from `other` each option that it does not have itself. The mode stays.
             pub(crate) fn fill(&mut self, other: &Self) {
                 $(if self.$field.is_none() {
                     self.$field.clone_from(&other.$field);
@@ -214,9 +212,7 @@ options! {
                shows every task all GPUs. Where a node has a task for each GPU, or more, each sees them in an order of its own. \
                Tasks that take the first GPU share them, and those that choose by rank do so as evenly as without MPS. Slurm's own --gpu-bind, --gpus-per-task and --ntasks-per-gpu win.",
         of_tasks: true,
-        plan: |request| {
-            Some(format!("tasks bound to GPUs: {}", request.bind?))
-        },
+        plan: |request| Some(format!("tasks bound to GPUs: {}", request.bind?)),
         ..Row::PLAIN
     }, str::parse, ToString::to_string;
 
@@ -230,9 +226,7 @@ options! {
         more: "`ordinal` are the numbers that the job's MPS counts, from 0. `auto` gives them where they name the same GPUs to a \
                program that misses its MPS, else UUIDs. `keep` leaves the scheduler's own.",
         of_tasks: true,
-        plan: |request| {
-            Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?))
-        },
+        plan: |request| Some(format!("GPUs named in CUDA_VISIBLE_DEVICES: {}", request.visible?)),
         ..Row::PLAIN
     }, str::parse, ToString::to_string;
 
@@ -256,9 +250,7 @@ options! {
         allowed: values::BOOLEAN,
         words: &["on", "off"],
         help: "prove the new MPS with a CUDA client before the job starts",
-        plan: |request| {
-            (request.verify == Some(true)).then(|| "then verify with mps-probe".to_owned())
-        },
+        plan: |request| (request.verify == Some(true)).then(|| "then verify with mps-probe".to_owned()),
         ..Row::PLAIN
     }, values::boolean, on_or_off;
 
@@ -285,33 +277,28 @@ fn on_or_off(value: &bool) -> String {
 impl Request {
     /// A request for `mode` and no limits.
     pub fn new(mode: Mode) -> Self {
-        Self {
-            mode,
-            ..Self::default()
-        }
+        let none = Self::default();
+        Self { mode, ..none }
     }
 
-    /// Whether MPS is asked for at all.
+    /// Whether it asks for MPS.
     pub fn is_on(&self) -> bool {
         self.mode != Mode::Off
     }
 
     /// The request in the words of OpenPBS's resource: `per-node+threads=25`.
     pub fn in_resource_words(&self) -> String {
-        let word = |key: Key| {
-            let value = self.value(key)?;
-            let name = key.row().name;
-            Some(if name.is_empty() {
-                value
-            } else {
-                format!("{name}={value}")
-            })
+        let word = |(key, value): (Key, String)| match key.row().name {
+            "" => value,
+            name => format!("{name}={value}"),
         };
-        Key::ALL
-            .into_iter()
-            .filter_map(word)
-            .collect::<Vec<_>>()
-            .join("+")
+        self.values().map(word).collect::<Vec<_>>().join("+")
+    }
+
+    /// The options that it gives, with the canonical text of each value.
+    fn values(&self) -> impl Iterator<Item = (Key, String)> {
+        let all = Key::ALL.into_iter();
+        all.filter_map(|key| Some((key, self.value(key)?)))
     }
 
     /// What the options add to the printed plan, one line each.
@@ -322,17 +309,10 @@ impl Request {
 
 impl fmt::Display for Request {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, key) in Key::ALL.into_iter().enumerate() {
-            if let Some(value) = self.value(key) {
-                write!(
-                    out,
-                    "{}{}={value}",
-                    if n == 0 { "" } else { "," },
-                    key.row().token()
-                )?;
-            }
-        }
-        Ok(())
+        let tokens = self
+            .values()
+            .map(|(key, value)| format!("{}={value}", key.row().token()));
+        out.write_str(&tokens.collect::<Vec<_>>().join(","))
     }
 }
 
