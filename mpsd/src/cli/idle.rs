@@ -1,7 +1,7 @@
 //! `mpsctl idle`: whether jobs with MPS run on this node. The packages ask it before they are removed.
 
 use super::reconcile::ReconcileReport;
-use crate::scheduler::running;
+use crate::scheduler::setup::running_jobs;
 use mpsd_core::config::Settings;
 use mpsd_core::{Failure, Refusal, Undetermined};
 
@@ -19,7 +19,7 @@ impl Idle {
     /// # Errors
     /// Some run still, after the wait; or the jobs' directory cannot be read.
     pub fn run(&self, settings: &Settings) -> Result<ReconcileReport, Failure> {
-        let jobs = running::after(&settings.paths, self.wait);
+        let jobs = running_jobs(&settings.paths, self.wait);
         let jobs = jobs.map_err(|why| Undetermined::new("this node", why))?;
         match jobs.is_empty() {
             true => Ok(ReconcileReport::default()),

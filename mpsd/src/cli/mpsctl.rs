@@ -21,8 +21,8 @@ use super::sweep::Sweep;
 use super::words::words;
 use super::{NAME, complain, say, say_findings};
 use crate::job::outcome::UNCOUNTED;
-use crate::scheduler::setup::{SetUp, SetupContext, VerbError, VerbReport};
-use crate::scheduler::{Host, SET_UPS, ThisHost};
+use crate::scheduler::setup::{AdminVerbs, SetupContext, VerbError, VerbReport};
+use crate::scheduler::{ADMIN_VERBS, Host, ThisHost};
 use crate::sys::priority;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use mpsd_core::config::{Config, DEFAULT_PATH, Settings};
@@ -134,7 +134,7 @@ enum Verb {
 
 /// The command line's definition: for help, manual pages and completions alike.
 pub fn command() -> clap::Command {
-    let of_schedulers = SET_UPS.map(SetUp::command);
+    let of_schedulers = ADMIN_VERBS.iter().map(|verbs| (verbs.command)());
     let command = Arguments::command().subcommands(of_schedulers);
     let command = WITH_JSON
         .iter()
@@ -183,9 +183,9 @@ pub fn main() -> u8 {
     });
     let json = wants_json(&matches);
     if let Some((name, below)) = matches.subcommand()
-        && let Some(verbs) = SET_UPS
-            .into_iter()
-            .find(|verbs| verbs.command().get_name() == name)
+        && let Some(verbs) = ADMIN_VERBS
+            .iter()
+            .find(|verbs| (verbs.command)().get_name() == name)
         && let Some(config) = below.get_one::<PathBuf>("config")
     {
         return match set_up(config, verbs, below) {
@@ -423,13 +423,13 @@ fn settings(config: &Path, node: &str) -> Result<Settings, Failure> {
 }
 
 /// The verbs that stand in a scheduler's folder.
-fn set_up(config: &Path, verbs: &dyn SetUp, matches: &ArgMatches) -> Result<VerbReport, VerbError> {
+fn set_up(config: &Path, verbs: &AdminVerbs, matches: &ArgMatches) -> Result<VerbReport, VerbError> {
     // The settings are those of the node that the verb is about, as paths may have its name in them.
     let named = matches
         .subcommand()
         .and_then(|(_, verb)| verb.try_get_one::<String>("node").ok()?);
     let node = named.cloned().unwrap_or_else(|| ThisHost.name());
-    around(config, &node, |around| verbs.run(matches, around))
+    around(config, &node, |around| (verbs.run)(matches, around))
 }
 
 /// What the verbs of an administrator need to know of this host, called `node`.

@@ -1,8 +1,7 @@
 //! `mpsctl config show` and `mpsctl advertise`: what the site decided, and what a scheduler is to be told of it.
 
 use crate::node::worker::{NvmlWorker, Question};
-use crate::scheduler::advertise::advertise;
-use crate::scheduler::batch_system::Offer;
+use crate::scheduler::batch_system::{Offer, advertise};
 use crate::scheduler::setup::{CheckLine, VerbReport};
 use crate::scheduler::{self, Scheduler};
 use mpsd_core::config::{Config, Origin};

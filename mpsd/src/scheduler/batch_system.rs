@@ -1,20 +1,18 @@
 //! What the suite asks of a batch system. A folder implements it; `scheduler::ALL` registers it.
 
-use super::call::{Input, Lookup, Program, Submission};
-use super::control::Controller;
+use super::call::{Input, Lookup, Program, Site, Submission};
+use super::control::{Controller, KnownJobs};
 use super::devices::Devices;
 use super::host::Host;
-use super::known_jobs::KnownJobs;
-use super::site::Site;
 use super::trial::Trial;
-use mpsd_core::Gpu;
 use mpsd_core::failure::Failure;
 use mpsd_core::gpu::Mig;
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
+use mpsd_core::{Gpu, Refusal};
 use std::time::Duration;
 
-/// A batch system: its calls, its jobs, its way to take a node out of service.
+/// A batch system: its calls, its jobs, its nodes.
 pub trait BatchSystem: Sync {
     /// Its name, as it stands in journals, markers and `--scheduler`.
     fn scheduler(&self) -> Scheduler;
@@ -23,26 +21,25 @@ pub trait BatchSystem: Sync {
 
     // How it calls us.
 
-    /// Whether a call without `--scheduler`, with so many positional arguments and this environment, is its.
+    /// Whether it makes a call without `--scheduler`, with so many positional arguments and this environment.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool;
-    /// The argument vectors that it gives `program`, for the message about one that nobody gives.
+    /// The argument vectors that it gives `program`, for a message.
     fn vectors(&self, program: Program) -> &'static str;
-    /// Who the job is and what it asked for. Reads nothing that a job without MPS would have to pay for.
+    /// Identifies the job and its request. Reads nothing that would cost time for a job without MPS.
     ///
     /// # Errors
-    /// A vector that it never writes is undetermined: somebody wired us up wrongly. An id or a name that it never writes
-    /// is a refusal.
+    /// Undetermined: a vector that it never writes, so we are wired up wrongly. Refusal: an id or a name that it never writes.
     fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure>;
-    /// The job's GPUs and tasks on this node. For a job that asked for MPS only: it may ask the scheduler.
+    /// The job's GPUs and tasks on this node. It may ask the scheduler, so it is for jobs that asked for MPS.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices;
-    /// What went wrong on the job's other nodes before this one began.
+    /// Checks that nothing went wrong on the job's other nodes before.
     ///
     /// # Errors
     /// Undetermined: the job is to be put back.
     fn elsewhere(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Result<(), Failure> {
         Ok(())
     }
-    /// Why tasks of this job cannot be attached to its MPS; `None`: they are. For a job that asked for MPS only.
+    /// Why tasks of this job, which asked for MPS, cannot be attached to it; `None`: they are.
     fn unattached(&self, _: &Submission, _: &Input<'_>, _: &dyn Host) -> Option<Unattached> {
         None
     }
@@ -50,7 +47,7 @@ pub trait BatchSystem: Sync {
     fn syntax(&self) -> Syntax {
         Syntax::Account
     }
-    /// Whether a step of a job can have a daemon of its own, under the job's id and its own.
+    /// Whether a step of a job can have a daemon of its own, under the job's id and the step's.
     fn has_steps(&self) -> bool {
         false
     }
@@ -59,16 +56,16 @@ pub trait BatchSystem: Sync {
 
     /// What the prologue does with a failure, so that this scheduler harms neither the node nor the job.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy;
-    /// Whether what starts this job's shell reads a refusal in the record, tells it where the user looks, and starts nothing.
+    /// Whether the program that starts this job's shell tells the user a refusal from the record, and starts nothing.
     fn tells_refusals(&self, _: &Submission, _: &Site, _: &dyn Host) -> bool {
         false
     }
-    /// Whether what the epilogue, called with `input`, says on standard error goes into the job's own error file.
+    /// Whether the epilogue's standard error goes into the job's own error file.
     fn shows_end(&self, _: &Input<'_>) -> bool {
         false
     }
-    /// Whether it starts a batch job whose prologue failed again at once. Where the node could not be taken out of
-    /// service, the prologue then holds its exit back until its deadline: that is the only brake left.
+    /// Whether it starts a batch job again at once after a failed prologue. If the node could not be taken out of service,
+    /// the prologue then waits until its deadline before it exits: that is the only brake left.
     fn retries_at_once(&self) -> bool {
         false
     }
@@ -76,14 +73,14 @@ pub trait BatchSystem: Sync {
     fn was_put_back(&self, _input: &Input<'_>) -> bool {
         false
     }
-    /// Whether a node of a job that never began may have run our prologue and get no epilogue. A process of ours then takes down what
-    /// is left, or the next prologue there, of any job.
+    /// Whether a node of a job that never began may run our prologue and get no epilogue. Then a process of ours cleans up,
+    /// or the next prologue on that node.
     fn may_skip_epilogue(&self) -> bool {
         false
     }
 
-    /// When it kills the program that it called with `input`, or takes the node out of service for how long that takes, counted
-    /// from the call; `None`: never. `step`: the program is for a step's own daemon. Asks no controller.
+    /// When it kills the program that it called, or drains the node for its slowness, counted from the call; `None`: never.
+    /// `step`: the program is for a step's own daemon. Asks no controller.
     fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration>;
 
     /// Its jobs and its nodes.
@@ -97,11 +94,11 @@ pub trait BatchSystem: Sync {
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String;
 }
 
-/// A batch system where it lives on this node: its jobs and its nodes.
+/// A batch system on this node.
 pub trait Located {
-    /// Whether a job of which only the id is known may be one of its jobs on this node.
+    /// Whether a job may be one of its jobs on this node, by the id alone.
     fn may_own(&self, job: &JobId) -> bool;
-    /// Whether the file is here that its node keeps of each job that it has.
+    /// Whether its node's own file of the job is here.
     fn has_file_of(&self, _: &JobId) -> bool {
         false
     }
@@ -116,13 +113,12 @@ pub trait Located {
 /// What the prologue does with a failure beyond its exit code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExitPolicy {
-    /// All but a fault that did not take the node out of service is left to the job's tasks, which read it in the record; the
-    /// exit is 0.
+    /// The exit is 0, and the job's tasks read the failure in the record; but not a fault that took the node out of service.
     pub left_to_tasks: bool,
-    /// A job whose failure is undetermined is put back into the queue by us, where the site allows it.
+    /// We put a job with an undetermined failure back into the queue, if the site allows it.
     pub requeue: bool,
-    /// It counts a job's failed tries, and who called us has it forget those that are the node's: they have an exit code of
-    /// their own.
+    /// The scheduler counts a job's failed tries, and our caller resets the count for failures of the node: those have an
+    /// exit code of their own.
     pub tells_tries: bool,
 }
 
@@ -133,11 +129,11 @@ pub struct Unattached {
     pub why: String,
     /// What an administrator does about it.
     pub remedy: String,
-    /// Nothing that the user does attaches them: their nodes have no daemon, or the starter lets no task run.
+    /// The user cannot attach them either: their nodes have no daemon, or the starter lets no task run.
     pub no_way_round: bool,
 }
 
-/// A GPU and the shares it is to be offered as.
+/// A GPU and the shares that it is offered as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer<'a> {
     /// The GPU.
@@ -149,13 +145,93 @@ pub struct Offer<'a> {
 }
 
 impl Offer<'_> {
-    /// The shares that it is offered as; none where MPS cannot be given to it.
+    /// The shares that it is offered as; 0 in MIG mode: its MIG devices are the scheduler's, and their shares have no name.
     pub(crate) fn shares(&self) -> u32 {
         match self.replicas {
-            None => 0,
-            // Its MIG devices are the scheduler's own, and a share of one has no way to name it.
-            Some(_) if self.gpu.mig != Mig::Off => 0,
-            Some(replicas) => replicas.min(self.clients),
+            Some(replicas) if self.gpu.mig == Mig::Off => replicas.min(self.clients),
+            _ => 0,
         }
+    }
+
+    /// A comment about what is not offered.
+    fn left_out(&self) -> Option<String> {
+        let why = match self.replicas {
+            Some(_) if self.gpu.mig != Mig::Off => "is in MIG mode".to_owned(),
+            Some(wanted) if self.shares() < wanted => format!("takes {} clients, not {wanted}", self.clients),
+            Some(_) => return None,
+            None => "has no replicas in mpsd.toml".to_owned(),
+        };
+        Some(format!("# GPU {} '{}' {why}\n", self.gpu.index, self.gpu.name))
+    }
+}
+
+/// What the administrator adds to the configuration of `system` so that `node` offers its shares: `mpsctl advertise`.
+///
+/// # Errors
+/// A refusal when nothing is to be offered.
+pub fn advertise(system: &dyn BatchSystem, node: &str, offers: &[Offer<'_>]) -> Result<String, Refusal> {
+    let total: u32 = offers.iter().map(Offer::shares).sum();
+    if total == 0 {
+        let why = if offers.is_empty() {
+            "it has no GPU"
+        } else if offers.iter().all(|offer| offer.replicas.is_none()) {
+            "replicas is not set for it in mpsd.toml"
+        } else {
+            "its GPUs with replicas are in MIG mode, and shares are of whole GPUs"
+        };
+        let allowed = "replicas = N, for the site, in a [[node]] section with hosts, or in one with product";
+        return Err(Refusal::new(format!("shares of node '{node}'"), why, allowed));
+    }
+    let left_out: String = offers.iter().filter_map(Offer::left_out).collect();
+    Ok(left_out + &system.shares(node, offers, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::testing::gpu;
+    use crate::scheduler::{openpbs::OpenPbs, slurm::Slurm, torque::Torque};
+
+    fn offer(gpu: &Gpu, replicas: Option<u32>) -> Offer<'_> {
+        let clients = if gpu.is_volta_or_later() { 48 } else { 16 };
+        Offer {
+            gpu,
+            replicas,
+            clients,
+        }
+    }
+
+    #[test]
+    fn slurm_gets_shards_of_each_gpu_and_both_pbs_a_consumable_resource() {
+        let mut all = [0, 1, 2].map(|index| gpu(index, index + 4));
+        all[1].mig = Mig::On;
+        all[2].capability = (6, 1);
+        let offers: Vec<Offer<'_>> = all.iter().map(|gpu| offer(gpu, Some(20))).collect();
+        let text = advertise(&Slurm, "gpu1", &offers).unwrap();
+        let expected = "\
+# GPU 1 'NVIDIA H200' is in MIG mode
+# GPU 2 'NVIDIA H200' takes 16 clients, not 20
+# slurm.conf: these words in the lines that are there
+GresTypes=gpu,shard
+NodeName=gpu1 Gres=gpu:3,shard:36
+# gres.conf: leave the gpu lines out where AutoDetect or other lines describe the GPUs
+NodeName=gpu1 Name=gpu File=/dev/nvidia4
+NodeName=gpu1 Name=gpu File=/dev/nvidia5
+NodeName=gpu1 Name=gpu File=/dev/nvidia6
+NodeName=gpu1 Name=shard Count=20 File=/dev/nvidia4
+NodeName=gpu1 Name=shard Count=16 File=/dev/nvidia6
+# a job asks: --gres=shard:1 --mps --mps-replicas=N
+";
+        assert_eq!(text, expected);
+        let openpbs = advertise(&OpenPbs, "n1", &offers).unwrap();
+        let line = "'set node n1 resources_available.mps_shares = 36'";
+        assert!(openpbs.contains(line), "{openpbs}");
+        let torque = advertise(&Torque, "n1", &offers).unwrap();
+        assert!(torque.contains("\nNODECFG[n1] GRES=mps_shares:36\n"), "{torque}");
+        let refused = |offers: &[Offer<'_>]| advertise(&Slurm, "n1", offers).unwrap_err().why;
+        assert_eq!(refused(&[]), "it has no GPU");
+        let why = "replicas is not set for it in mpsd.toml";
+        assert_eq!(refused(&[offer(&all[0], None)]), why);
+        assert!(refused(&[offer(&all[1], Some(4))]).contains("MIG"));
     }
 }

@@ -1,15 +1,22 @@
-//! How a scheduler calls the prologue and the epilogue, and what such a call says of a job.
+//! How a scheduler calls the prologue and the epilogue, what such a call says of a job, and how long it may take.
 
 use super::devices::{GpuName, GpuSource};
 use super::host::Host;
-use super::site::Site;
+use mpsd_core::config::Settings;
 use mpsd_core::failure::{Failure, Refusal, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::text::one_line;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
 
-/// Which of our two programs reads the vector: prologue and epilogue have different ones.
+/// Stays free below a scheduler's limit: for what ran before our program, our guard, and the guard's kill.
+pub(crate) const MARGIN: Duration = Duration::from_secs(6);
+/// How long a guard waits beyond the work's own end.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Which of our two programs reads the arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// `mps-prologue`.
@@ -18,7 +25,7 @@ pub enum Program {
     Epilogue,
 }
 
-/// The job's user as the scheduler names him; whether he is known on this node is asked later.
+/// The job's user as the scheduler names them, who may be unknown on this node.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 pub enum UserRef {
     /// A login name (PBS).
@@ -30,29 +37,29 @@ pub enum UserRef {
 /// What the scheduler said of a job when it called us.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submission {
-    /// Who said it.
+    /// The caller.
     pub scheduler: Scheduler,
-    /// This is not the job's first node: a Torque sister (`prologue.parallel`), or one of the others of OpenPBS.
+    /// This is not the job's first node: a Torque sister (`prologue.parallel`), or a later node of OpenPBS.
     pub sister: bool,
     /// The job, or `JOB.STEP`.
     pub job: JobId,
     /// Its user.
     pub user: UserRef,
-    /// The account string byte for byte, where there is one; the user's text.
+    /// The account string byte for byte; the user's text.
     pub account: Option<Vec<u8>>,
     /// OpenPBS's string resource `mps`; the user's text.
     pub resource: Option<String>,
-    /// This node in the scheduler's words, where it says.
+    /// This node's name in the scheduler, if the scheduler says it.
     pub node: Option<String>,
-    /// An interactive PBS job, whose prologue talks to the user's terminal: aborted, never requeued, on any code. In Slurm, which
-    /// the job's own prolog does not tell from a batch job, one of salloc or sbatch.
+    /// PBS: an interactive job. Its prologue talks to the user's terminal, and any failure aborts it. Slurm: a job of salloc
+    /// or sbatch, which the job's own prolog does not tell apart.
     pub interactive: bool,
     /// A step of a Slurm job, which keeps the compute mode as it is.
     pub step: bool,
 }
 
 impl Submission {
-    /// The same for the step `step` of the job, where one is named and this is none yet.
+    /// The same for the named step of the job, unless this is a step already.
     ///
     /// # Errors
     /// As [`JobId::parse`].
@@ -71,7 +78,7 @@ impl Submission {
     }
 }
 
-/// What our own options say; it goes before what the scheduler says.
+/// What our own options say. They override the scheduler.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct CallOptions {
     /// The job's account string (OpenPBS's hook).
@@ -97,13 +104,46 @@ pub struct CallOptions {
     pub sister: bool,
 }
 
+/// Where the administrator and the environment say that a scheduler lives on this node. Empty fields are found by looking.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Site {
+    /// `PBS_HOME` or Torque's server home, the directory with `mom_priv`.
+    pub home: Option<PathBuf>,
+    /// PBS's directory with `bin` and `sbin`, or with the commands themselves.
+    pub exec: Option<PathBuf>,
+    /// This node's name in PBS, if it is not the host's.
+    pub node: Option<String>,
+    /// Slurm's directory with `bin` and `sbin`, or with the commands themselves.
+    pub slurm_exec: Option<PathBuf>,
+    /// Slurm's `SLURM_CONF`.
+    pub slurm_conf: Option<String>,
+}
+
+impl Site {
+    /// What `settings` and this program's own environment say.
+    pub fn of(settings: &Settings) -> Self {
+        let slurm_conf = settings
+            .slurm
+            .conf
+            .as_ref()
+            .map(|path| path.display().to_string());
+        Self {
+            home: settings.pbs.home.clone(),
+            exec: settings.pbs.exec.clone(),
+            node: settings.pbs.node.clone(),
+            slurm_exec: settings.slurm.exec.clone(),
+            slurm_conf: slurm_conf.or_else(|| std::env::var("SLURM_CONF").ok()),
+        }
+    }
+}
+
 /// A variable of the environment that the scheduler gave us.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Everything that a dialect may look at.
+/// One call of one of our programs.
 #[derive(Clone, derive_more::Debug)]
 pub struct Input<'a> {
-    /// Which program reads.
+    /// The program.
     pub program: Program,
     /// `--scheduler`.
     pub scheduler: Option<Scheduler>,
@@ -114,69 +154,107 @@ pub struct Input<'a> {
     pub env: Lookup<'a>,
     /// Our own options.
     pub given: CallOptions,
-    /// Where PBS lives.
+    /// Where the schedulers live.
     pub site: Site,
     /// Whether standard output is a terminal.
     pub terminal: bool,
 }
 
 impl Input<'_> {
+    /// An argument; `$1` is number 1.
     pub(crate) fn argument(&self, number: usize) -> Option<&OsString> {
         number.checked_sub(1).and_then(|at| self.arguments.get(at))
     }
 
-    /// An argument that must be text; `$1` is number 1.
+    /// An argument that must be text.
     pub(crate) fn text(&self, number: usize, name: &str) -> Result<String, Failure> {
         let raw = self.argument(number).map(|a| a.as_bytes()).unwrap_or_default();
+        let what = format!("argument {number} ({name})");
         match std::str::from_utf8(raw) {
-            Ok(text) if !text.is_empty() => Ok(text.to_owned()),
-            Ok(_) => Err(Undetermined::new(
-                format!("argument {number} ({name})"),
-                "the scheduler left it empty",
-            )
-            .into()),
+            Ok("") => Err(Undetermined::new(what, "the scheduler left it empty").into()),
+            Ok(text) => Ok(text.to_owned()),
             Err(_) => {
                 let shown = one_line(&String::from_utf8_lossy(raw), 40);
-                Err(Refusal::new(
-                    format!("argument {number} ({name}) '{shown}'"),
-                    "it is not UTF-8",
-                    "plain text",
-                )
-                .into())
+                Err(Refusal::new(format!("{what} '{shown}'"), "it is not UTF-8", "plain text").into())
             }
         }
     }
 
     /// The account: the option's, else argument `number`; empty is none.
     pub(crate) fn account(&self, number: Option<usize>) -> Option<Vec<u8>> {
-        let raw = match &self.given.account {
-            Some(given) => Some(given),
-            None => number.and_then(|n| self.argument(n)),
-        };
-        raw.map(|a| a.as_bytes().to_vec()).filter(|a| !a.is_empty())
+        let argument = || number.and_then(|number| self.argument(number));
+        let raw = self.given.account.as_ref().or_else(argument)?;
+        (!raw.is_empty()).then(|| raw.as_bytes().to_vec())
     }
 
+    /// A variable that is a number.
     pub(crate) fn number(&self, name: &str) -> Option<u32> {
         (self.env)(name).and_then(|text| text.trim().parse().ok())
     }
 
-    /// `--gpus`, where given.
+    /// `--gpus`, if given.
     pub(crate) fn given_gpus(&self) -> Result<Option<GpuSource>, Failure> {
         let Some(text) = &self.given.gpus else {
             return Ok(None);
         };
         let names = GpuName::parse_list(text)
             .map_err(|why| Undetermined::new(format!("--gpus '{}'", one_line(text, 80)), why))?;
-        Ok(Some(if names.is_empty() {
-            GpuSource::None
-        } else {
-            GpuSource::Listed(names)
+        Ok(Some(match names.is_empty() {
+            true => GpuSource::None,
+            false => GpuSource::Listed(names),
         }))
     }
 
-    /// The failure of a call that `scheduler` never makes; `vectors` are those that it does make.
+    /// The failure of a call that `scheduler` never makes; `vectors` are those that it makes.
     pub(crate) fn wrong_vector(&self, scheduler: Scheduler, vectors: &str) -> Failure {
         let what = format!("{} arguments from {scheduler}", self.arguments.len());
         Undetermined::new(what, format!("expected: {vectors}")).into()
+    }
+}
+
+/// The time of one prologue or epilogue, below the scheduler's own limit. Every wait of the program is a part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// For the work, which ends by itself.
+    pub work: Duration,
+    /// After this the guard ends the work.
+    pub whole: Duration,
+}
+
+impl Budget {
+    /// The site gives a program the time `own`; its scheduler kills it at `limit`.
+    pub fn new(own: Duration, limit: Option<Duration>) -> Self {
+        let work = limit.map_or(own, |limit| own.min(within(limit)));
+        // The other half is for the kill, and for what ran before.
+        let grace = limit.map_or(GRACE, |limit| GRACE.min((limit - work) / 2));
+        let whole = work + grace;
+        Self { work, whole }
+    }
+}
+
+/// The time for our work below a scheduler's `limit`. A small limit is halved.
+pub(crate) fn within(limit: Duration) -> Duration {
+    limit - MARGIN.min(limit / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_guard_and_kill_stay_below_every_limit_and_a_far_limit_changes_nothing() {
+        let own = Duration::from_secs(20);
+        for limit in (1..=60).map(Duration::from_secs) {
+            let budget = Budget::new(own, Some(limit));
+            let Budget { work, whole } = budget;
+            assert!(
+                !work.is_zero() && work <= own && whole > work,
+                "{limit:?}: {budget:?}"
+            );
+            let free = limit - whole;
+            assert!(free >= MARGIN.min(limit / 2) / 2, "{limit:?}: {budget:?}");
+            assert_eq!(work == own, limit >= own + MARGIN, "{limit:?}: {budget:?}");
+        }
+        assert_eq!(Budget::new(own, None), Budget::new(own, Some(own + MARGIN)));
     }
 }

@@ -1,4 +1,4 @@
-//! One node of a scheduler, as it is taken out of service and back.
+//! What a scheduler knows of one node and its jobs, and the orders that it takes about them.
 
 use mpsd_core::JobId;
 use std::path::PathBuf;
@@ -6,34 +6,35 @@ use std::path::PathBuf;
 /// A node as its scheduler shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeStatus {
-    /// It takes no new jobs because somebody said so.
+    /// An order keeps new jobs away from it.
     pub drained: bool,
-    /// The reason of the drain, or the note that an administrator left on a node in service.
+    /// The reason of the drain, or an administrator's note on a node in service.
     pub reason: Option<String>,
 }
 
-/// How a job stands that was to go back into the queue.
+/// What became of a job that was to go back into the queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requeued {
-    /// Why the order was turned down: another of its nodes gave it before, or the job does not go back. One line.
+    /// Why the order was turned down: another of the job's nodes gave it before, or the job does not go back. One line.
     pub failed: Option<String>,
-    /// It waits for its user, who releases it; else it starts again.
+    /// It waits until its user releases it; else it starts again.
     pub held: bool,
-    /// What the line that its user is told begins with: the number of this failed start, for the next one to find.
+    /// How the line for its user begins: with the number of this failed start, for the next start to find.
     pub number: Option<String>,
     /// What beside the requeue could not be done. One line.
     pub trouble: Option<String>,
 }
 
-/// A scheduler's way to take one node out of service: single orders and questions, of which [`super::drain`] makes a drain.
+/// A scheduler's single orders and questions about one node. [`super::drain`] makes a drain of them.
+///
+/// Each error is one line: the controller does not answer, does not know the node, or refuses.
 pub trait Controller {
     /// The node as it stands.
     ///
     /// # Errors
-    /// One line: the controller does not answer, or does not know the node.
+    /// One line.
     fn status(&self) -> Result<NodeStatus, String>;
-    /// Takes it out of service for `reason`, in the place of the `memo` that an administrator left on it. Returns what the
-    /// command said.
+    /// Takes it out of service for `reason`, which replaces the `memo` of an administrator. Returns what the command said.
     ///
     /// # Errors
     /// One line.
@@ -54,52 +55,71 @@ pub trait Controller {
     fn remark(&self, _note: &str) -> Result<String, String> {
         Err("this scheduler has no place for it".to_owned())
     }
-    /// Takes `note` of ours off the node if it is in service and shows it still; then it shows `memo` again.
+    /// Takes our `note` off a node in service that still shows it; then it shows `memo` again.
     ///
     /// # Errors
     /// One line.
     fn withdraw(&self, note: &str, memo: Option<&str>) -> Result<(), String>;
-    /// Tells the user of a job of this node why it has no MPS, where he looks at his job, and with `aloud` where he waits for
-    /// it. Nothing where the job's own ways do.
+    /// Tells the user of a job of this node why it has no MPS: in the job's status, and with `aloud` on their terminal. Does
+    /// nothing if the job's own output tells it.
     ///
     /// # Errors
     /// One line.
     fn tell(&self, _job: &JobId, _line: &str, _aloud: bool) -> Result<(), String> {
         Ok(())
     }
-    /// Tells the user of a batch job of this node that ends refused, where its output is never delivered.
+    /// Tells the user of a refused batch job of this node, if its output is never delivered.
     ///
     /// # Errors
     /// One line.
     fn tell_refused(&self, _job: &JobId, _line: &str) -> Result<(), String> {
         Ok(())
     }
-    /// The file that will have the output of a batch job of this node that went back into the queue; `None`: the scheduler names none.
+    /// The file for the output of a batch job of this node that went back into the queue; `None`: the scheduler names none.
     ///
     /// # Errors
     /// One line.
     fn output(&self, _job: &JobId) -> Result<Option<PathBuf>, String> {
         Ok(None)
     }
-    /// A start of a job of this node that had been tried before has worked: what [`Controller::tell`] said of those is over.
+    /// Takes back what [`Controller::tell`] said of failed starts, since a start of the job on this node has worked.
     ///
     /// # Errors
     /// One line.
     fn started(&self, _job: &JobId) -> Result<(), String> {
         Ok(())
     }
-    /// Puts a job of this node back into the queue; held there once `most` starts of its MPS had failed before (0: no limit).
+    /// Puts a job of this node back into the queue; held there if `most` starts of its MPS failed before (0: no limit).
     ///
     /// # Errors
     /// One line.
     fn requeue(&self, _job: &JobId, _most: u32) -> Result<Requeued, String> {
         Err("this scheduler does not do that for us".to_owned())
     }
-    /// Ends a job of this node that is a script; whether it is one.
+    /// Ends a job of this node that is a script; whether it is a script.
     ///
     /// # Errors
     /// One line.
     fn end_script(&self, _job: &JobId) -> Result<bool, String> {
         Err("this scheduler does not do that for us".to_owned())
     }
+}
+
+/// Whether a scheduler still has a job on a node. A controller that does not answer, or an answer that is not understood,
+/// decides nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JobState {
+    /// It is there, or on its way in or out.
+    Here,
+    /// It is not: why.
+    Gone(String),
+    /// Not known: why.
+    Undecided(String),
+}
+
+/// What a scheduler knows of the jobs of one node. It may keep one answer for all of them. Only `mpsctl reconcile` asks,
+/// never a prologue or an epilogue.
+pub trait KnownJobs {
+    /// Whether it has `job` there.
+    fn state_of(&self, job: &JobId) -> JobState;
 }

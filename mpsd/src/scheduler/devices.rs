@@ -18,21 +18,13 @@ impl GpuName {
     /// Reads `3`, `GPU-…` or `MIG-…`.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'/');
         let uuid = text.starts_with("GPU-") || text.starts_with("MIG-");
-        if uuid
-            && text.len() <= 96
-            && text
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'/'))
-        {
+        if uuid && text.len() <= 96 && text.bytes().all(plain) {
             return Some(Self::Uuid(text.to_owned()));
         }
-        let number = !text.is_empty() && text.len() <= 4 && text.bytes().all(|b| b.is_ascii_digit());
-        if number {
-            text.parse().ok().map(Self::Index)
-        } else {
-            None
-        }
+        let number = text.len() <= 4 && text.bytes().all(|b| b.is_ascii_digit());
+        number.then(|| text.parse().ok().map(Self::Index))?
     }
 
     /// Reads a list with commas; blank entries are left out.
@@ -40,11 +32,9 @@ impl GpuName {
     /// # Errors
     /// The entry that is neither a number nor a UUID.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, String> {
-        text.split(',')
-            .map(str::trim)
-            .filter(|entry| !entry.is_empty())
-            .map(|entry| Self::parse(entry).ok_or_else(|| format!("'{}' is no GPU", one_line(entry, 40))))
-            .collect()
+        let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        let parse = |entry| Self::parse(entry).ok_or_else(|| format!("'{}' is no GPU", one_line(entry, 40)));
+        entries.map(parse).collect()
     }
 }
 
@@ -55,21 +45,21 @@ pub enum GpuSource {
     Listed(Vec<GpuName>),
     /// These, by numbers of its own.
     Numbered(Numbers),
-    /// So many, without names: no doubt where the node has no others.
+    /// So many, without names: certain if the node has no others.
     Counted {
         /// Never 0.
         count: u32,
         /// Why it names none.
         why: String,
     },
-    /// The scheduler does not say, for this reason (what was looked for, where); the setting `gpus_unknown` decides.
+    /// The scheduler does not say, for this reason; the setting `gpus_unknown` decides.
     Unknown(String),
     /// None: the job has no GPU here.
     None,
 }
 
 impl GpuSource {
-    /// The node's GPUs, where a task must count those that it may open to know its own.
+    /// The node's GPUs, if a task must count those that it may open to know its own.
     pub fn to_count(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         match self {
             Self::Numbered(numbers) => numbers.devices(inventory),

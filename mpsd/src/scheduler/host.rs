@@ -1,4 +1,4 @@
-//! The only door of the schedulers' folders to the machine: files of root's, and a scheduler's own commands.
+//! How the schedulers' folders reach the machine: files of root, and a scheduler's own commands.
 
 use crate::sys::Exit;
 use crate::sys::deadline::Deadline;
@@ -8,13 +8,15 @@ use mpsd_core::text::one_line;
 use mpsd_core::trusted::open_trusted;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{SysconfVar, sysconf};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Most that a command may answer; a job's full status has a few kilobytes. Bytes.
+/// Most that a command may answer. Bytes; a job's full status has some thousand.
 const MOST_ANSWER: usize = 1 << 20;
 /// Longest answer that an error repeats. Characters.
 const SHOWN: usize = 160;
@@ -49,11 +51,11 @@ pub trait Host {
     /// Anything but absence.
     fn read(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>>;
 
-    /// A file of the scheduler's own configuration, if it has at most `most` bytes; `None` when there is none. Links are
-    /// followed and any owner will do: the scheduler's daemon, which is root, obeys the same file.
+    /// A file of the scheduler's own configuration, if it has at most `most` bytes; `None` when there is none. It may be a
+    /// link and have any owner: the scheduler's daemon, which is root, obeys the same file.
     ///
     /// # Errors
-    /// Anything but absence, and what is no regular file.
+    /// Anything but absence. It must be a regular file.
     fn configuration(&self, path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
         self.read(path, most)
     }
@@ -65,10 +67,7 @@ pub trait Host {
     fn minor(&self, path: &Path) -> io::Result<u32> {
         let about = std::fs::metadata(path)?;
         if !about.file_type().is_char_device() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a character device",
-            ));
+            return Err(io::Error::other("not a character device"));
         }
         let minor = nix::sys::stat::minor(about.rdev());
         u32::try_from(minor).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
@@ -77,11 +76,11 @@ pub trait Host {
     /// Whether `path` is a program that only root can have put there, and that root may execute.
     fn executable(&self, path: &Path) -> bool;
 
-    /// Runs `program` (absolute, root's) without a shell, with `environment` beside a `PATH` and a locale of our own;
-    /// kills it at the deadline.
+    /// Runs `program` (absolute, root's) without a shell, with `environment` and our own `PATH` and locale. Kills it at the
+    /// deadline.
     ///
     /// # Errors
-    /// What kept it from running or ending, or an answer that is too long.
+    /// It did not run or end, or its answer is too long.
     fn run(
         &self,
         program: &Path,
@@ -126,9 +125,8 @@ impl Host for ThisHost {
         let own = [("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
         let all = own.iter().chain(environment);
         spawn.env = all.map(|(name, value)| (name.into(), value.into())).collect();
-        let ended = spawn
-            .run(Deadline::after(deadline), MOST_ANSWER)
-            .map_err(|e| e.to_string())?;
+        let ended = spawn.run(Deadline::after(deadline), MOST_ANSWER);
+        let ended = ended.map_err(|error| error.to_string())?;
         let text = ended.text();
         let code = match ended.exit {
             Exit::Code(code) => Some(code.into()),
@@ -138,44 +136,35 @@ impl Host for ThisHost {
     }
 
     fn name(&self) -> String {
-        nix::unistd::gethostname()
-            .map(|n| n.to_string_lossy().into_owned())
-            .unwrap_or_default()
+        let name = nix::unistd::gethostname().unwrap_or_default();
+        name.to_string_lossy().into_owned()
     }
 }
 
 /// When this node was started, seconds since 1970 (`btime`, proc(5)).
 pub(crate) fn boot_time() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    stat.lines()
-        .find_map(|line| line.strip_prefix("btime "))?
-        .trim()
-        .parse()
-        .ok()
+    let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
+    seconds.trim().parse().ok()
 }
 
-/// When a process began that did so `ticks` after the boot (field 22 of `/proc/PID/stat`), to the length of a tick: 10 ms. By
-/// the clock of now, as the times of files, and not by `btime`, which is a whole second.
+/// When a process began that did so `ticks` of 10 ms after the boot (field 22 of `/proc/PID/stat`). By the present clock, as
+/// the times of files; `btime` is in whole seconds.
 pub(crate) fn started(ticks: u64) -> Option<SystemTime> {
-    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
-        .ok()
-        .flatten()?;
-    let up = Duration::from(nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).ok()?);
-    let ticks = Duration::from_millis(
-        ticks
-            .checked_mul(1000)?
-            .checked_div(per_second.try_into().ok()?)?,
-    );
-    SystemTime::now().checked_sub(up.checked_sub(ticks)?)
+    let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten()?;
+    let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
+    let milliseconds = ticks
+        .checked_mul(1000)?
+        .checked_div(per_second.try_into().ok()?)?;
+    SystemTime::now().checked_sub(up.checked_sub(Duration::from_millis(milliseconds))?)
 }
 
-/// The same in seconds since 1970, rounded up: the time of a file is compared without its fraction.
+/// The same in seconds since 1970, rounded up, for a comparison with the whole seconds of a file's time.
 pub(crate) fn began(ticks: u64) -> Option<i64> {
     let since_1970 = started(ticks)?.duration_since(UNIX_EPOCH).ok()?;
     i64::try_from(since_1970.as_secs()).ok()?.checked_add(1)
 }
 
-/// The bytes of a file that is there.
 fn answer(read: Result<Vec<u8>, FileError>) -> io::Result<Option<Vec<u8>>> {
     match read {
         Ok(bytes) => Ok(Some(bytes)),

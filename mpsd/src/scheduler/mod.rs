@@ -1,28 +1,22 @@
 //! The batch systems: what each says of a job, and what is said to it.
 //!
-//! A folder for each: its calls, its devices, its jobs, its nodes, its set-up; what Torque and OpenPBS share stands in
-//! `pbs`. [`BatchSystem`] is what a folder answers, and [`ALL`] is where it is registered: nobody else tells one from
-//! another. A dialect is pure: arguments and environment come in through [`Input`], files and the scheduler's own commands
-//! through [`Host`].
+//! Each has a folder with its calls, devices, jobs, nodes and set-up; `pbs` is what Torque and OpenPBS share.
+//! [`BatchSystem`] is what a folder answers, and [`ALL`] registers it: nothing else tells one from another. A call comes in
+//! through [`Input`]; files and the scheduler's own commands are reached through [`Host`].
 //!
 //! Argument vectors, environments and files: recorded on OpenPBS 23.06.06, Torque 6.1.3 and Slurm 22.05.8.
 
-pub mod advertise;
 pub mod batch_system;
-pub mod budget;
 pub mod call;
 pub mod control;
 pub mod devices;
 pub mod drain;
-pub(crate) mod ground;
 pub mod host;
-pub mod known_jobs;
+pub(crate) mod node_check;
 mod numbers;
 mod openpbs;
 mod pbs;
-pub(crate) mod running;
 pub mod setup;
-mod site;
 mod slurm;
 mod torque;
 pub mod trial;
@@ -31,8 +25,7 @@ pub mod trial;
 mod testing;
 
 pub use batch_system::{BatchSystem, ExitPolicy, Unattached};
-pub use budget::Budget;
-pub use call::{CallOptions, Input, Lookup, Program, Submission, UserRef};
+pub use call::{Budget, CallOptions, Input, Lookup, Program, Site, Submission, UserRef};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 pub use control::Requeued;
 pub use devices::{Devices, Exclusive, GpuName, GpuSource};
@@ -41,17 +34,23 @@ use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::JobId;
 pub use mpsd_core::job::Scheduler;
 pub use numbers::Numbers;
-use setup::SetUp;
-pub use site::Site;
-pub use torque::starter::may_run_as_root;
+use setup::AdminVerbs;
+pub use torque::may_run_as_root;
 
 /// Every batch system that the suite knows. A new one is a folder and its line here.
 pub static ALL: [&dyn BatchSystem; 3] = [&slurm::Slurm, &torque::Torque, &openpbs::OpenPbs];
 
-/// The verbs of `mpsctl` that set one up, where there are any; both PBS share theirs.
-pub(crate) static SET_UPS: [&dyn SetUp; 2] = [
-    &slurm::setup::Verbs,
-    &pbs::setup::Verbs(&[&torque::setup::Steps, &openpbs::setup::Steps]),
+/// Both PBS share their verbs.
+static PBS: [&pbs::installation::Product; 2] = [&torque::setup::PRODUCT, &openpbs::setup::PRODUCT];
+
+/// The verbs of `mpsctl` that set up a scheduler.
+pub(crate) static ADMIN_VERBS: [AdminVerbs; 2] = [
+    slurm::setup::VERBS,
+    AdminVerbs {
+        command: pbs::setup::command,
+        run: |matches, ctx| pbs::setup::run(&PBS, matches, ctx),
+        check: |_, ctx| pbs::setup::check_here(&PBS, ctx),
+    },
 ];
 
 /// The batch system of that name.
@@ -71,27 +70,26 @@ pub fn by_name() -> impl TypedValueParser<Value = Scheduler> {
     })
 }
 
-/// Those that may have a job here of which only the id is known.
+/// Those that may have a job here, by the id alone.
 pub fn owners(job: &JobId, site: &Site) -> impl Iterator<Item = &'static dyn BatchSystem> {
     ALL.into_iter().filter(|system| system.at(site).may_own(job))
 }
 
-/// Who calls: the one that `--scheduler` names, else the one whose calls look so.
+/// The caller: the one that `--scheduler` names, else the one that makes such calls.
 pub fn caller(input: &Input<'_>) -> Option<&'static dyn BatchSystem> {
     let calls = |system: &&dyn BatchSystem| system.calls(input.arguments.len(), input.env);
     input.scheduler.map(of).or_else(|| ALL.into_iter().find(calls))
 }
 
-/// Who the job is and what it asked for.
+/// The job and its request.
 ///
 /// # Errors
-/// A call that nobody makes; else as [`BatchSystem::read`].
+/// A call that no scheduler makes; else as [`BatchSystem::read`].
 pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     match caller(input) {
         Some(system) => system.read(input, host),
         None => {
-            let known =
-                ALL.map(|system| format!("{} ({})", system.vectors(input.program), system.scheduler()));
+            let known = ALL.map(|one| format!("{} ({})", one.vectors(input.program), one.scheduler()));
             let what = format!("{} arguments", input.arguments.len());
             let why = format!("no scheduler calls so; expected: {}", known.join(", "));
             Err(Undetermined::new(what, why).into())
@@ -99,10 +97,10 @@ pub fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
     }
 }
 
-/// The job's GPUs and tasks on this node; `--gpus` goes before what the scheduler says.
+/// The job's GPUs and tasks on this node; `--gpus` overrides the scheduler.
 ///
 /// # Errors
-/// An unreadable `--gpus`, or what [`BatchSystem::elsewhere`] found. A set of GPUs that cannot be found is no error but
+/// An unreadable `--gpus`, or what [`BatchSystem::elsewhere`] found. GPUs that cannot be found are no error but
 /// [`GpuSource::Unknown`].
 pub fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<Devices, Failure> {
     let given = input.given_gpus()?;

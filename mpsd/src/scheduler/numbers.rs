@@ -1,8 +1,8 @@
 //! A scheduler's own numbers of GPUs, and which GPUs they are: those that the job would have without us.
 //!
-//! A number is a place in a list of device files. Where a task can open only its own of them, CUDA counts what is left;
-//! where it can open them all, CUDA takes the number as its own index. Where the two ways lead to different GPUs and it is
-//! not certain which one the job goes, there is no answer but a refusal.
+//! A number is a place in a list of device files. If a task can open only its own files, CUDA counts those. If a task can
+//! open all, CUDA takes the number as its own index. If the two ways lead to different GPUs and it is not certain which way
+//! the job takes, the answer is a refusal.
 
 use mpsd_core::failure::{Evidence, Fault};
 use mpsd_core::gpu::Mig;
@@ -32,7 +32,7 @@ pub struct Numbers {
 pub struct Number {
     /// Its place in the list, from 0.
     pub place: u32,
-    /// Its UUID, where the scheduler gives it as well.
+    /// Its UUID, if the scheduler gives it as well.
     pub uuid: Option<String>,
 }
 
@@ -41,18 +41,16 @@ pub struct Number {
 pub enum List {
     /// These files, in this order.
     Files(Vec<DeviceFile>),
-    /// What the scheduler found by itself: so many GPUs, sorted by their place on the bus or by their minor number.
+    /// GPUs that the scheduler found by itself.
     Found {
-        /// How many.
         count: usize,
-        /// Which order.
         order: Order,
-        /// Only these, where the site says so.
+        /// Only these, if the site says so.
         only: Option<Vec<DeviceFile>>,
-        /// The line that says so.
-        said: String,
+        /// The line of the configuration that has the scheduler look.
+        entry: String,
     },
-    /// Not known.
+    /// Not known: why.
     Unknown(String),
 }
 
@@ -68,57 +66,85 @@ pub enum Order {
 /// A device file in a scheduler's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFile {
-    /// Its path.
     pub path: PathBuf,
-    /// The device's minor number.
     pub minor: u32,
-    /// Where it is listed, for messages.
-    pub said: String,
+    /// The line of the configuration that lists it, for messages.
+    pub entry: String,
 }
 
-/// A listed GPU: none where NVML does not have it.
+/// A listed GPU; `None`: NVML does not have it.
 type Listed<'a> = Vec<(DeviceFile, Option<&'a Gpu>)>;
 
-/// Where a GPU is listed.
-fn entry<'l>(list: &'l [(DeviceFile, Option<&Gpu>)], gpu: &Gpu) -> Option<&'l DeviceFile> {
-    let is_it = |one: &Option<&Gpu>| one.is_some_and(|one| one.uuid == gpu.uuid);
-    list.iter().find(|(_, one)| is_it(one)).map(|(file, _)| file)
+fn file_of<'l>(list: &'l [(DeviceFile, Option<&Gpu>)], gpu: &Gpu) -> Option<&'l DeviceFile> {
+    let found = list
+        .iter()
+        .find(|(_, one)| one.is_some_and(|one| one.uuid == gpu.uuid));
+    found.map(|(file, _)| file)
 }
 
 impl Numbers {
     /// The job's GPUs, in the scheduler's order.
     ///
     /// # Errors
-    /// A refusal where a doubt remains; a fault where the GPU that the scheduler gave is not in NVML.
+    /// A refusal if a doubt remains; a fault if NVML does not have the GPU that the scheduler gave.
     pub fn gpus<'a>(&self, inventory: &'a Inventory) -> Result<Vec<&'a Gpu>, Failure> {
         let list = self.list.resolve(inventory);
         let given = self.numbers.iter().map(|number| given(number, &list, inventory));
-        let given = given.collect::<Result<Vec<_>, _>>()?;
+        let given: Vec<Result<&Gpu, String>> = given.collect::<Result<_, _>>()?;
         if self.by_uuid || self.confined == Some(true) {
-            let own: Result<Vec<&Gpu>, Failure> =
-                given.into_iter().collect::<Result<_, String>>().map_err(doubt);
-            return confined(own?, &list, inventory, self.by_uuid);
+            let own: Vec<&Gpu> = given.into_iter().collect::<Result<_, _>>().map_err(doubt)?;
+            return match list {
+                Ok(list) if !self.by_uuid => confined(own, &list, inventory),
+                _ => Ok(own),
+            };
         }
         if let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.mig == Mig::On) {
             // CUDA shows no whole GPU beside a MIG device (docs/facts/mps-control.md#mig).
-            let why = format!(
-                "GPU {} is in MIG mode, and tasks may open its MIG devices",
-                gpu.index
-            );
-            return Err(doubt(why));
+            let index = gpu.index;
+            return Err(doubt(format!(
+                "GPU {index} is in MIG mode, and tasks may open its MIG devices"
+            )));
         }
-        let free = self.confined.is_some();
+        let list = list.unwrap_or_default();
         let pairs = self.numbers.iter().zip(given);
-        pairs
-            .map(|(number, given)| counted(number.place, given, &list, inventory, free))
-            .collect()
+        let counted = pairs.map(|(number, given)| self.counted(number.place, given, &list, inventory));
+        counted.collect()
+    }
+
+    /// The GPU with the number as CUDA's index.
+    fn counted<'a>(
+        &self,
+        place: u32,
+        given: Result<&'a Gpu, String>,
+        list: &Listed<'_>,
+        inventory: &'a Inventory,
+    ) -> Result<&'a Gpu, Failure> {
+        let Some(counted) = inventory.by_index(place) else {
+            return Err(doubt(format!(
+                "GPU {place} of Slurm is more than CUDA counts on this node"
+            )));
+        };
+        // Tasks can open every GPU for certain.
+        let free = self.confined.is_some();
+        match given {
+            Ok(given) if given.uuid == counted.uuid => Ok(given),
+            Err(_) if free => Ok(counted),
+            Err(why) => Err(doubt(why)),
+            Ok(given) => {
+                let alike = inventory.gpus.iter().all(|gpu| gpu.name == counted.name);
+                match free && alike && file_of(list, counted).is_some() {
+                    true => Ok(counted),
+                    false => Err(leads_astray(list, Some(given), counted)),
+                }
+            }
+        }
     }
 
     /// All GPUs of the node in the order of the bus, each with its device file: what a task needs to count as CUDA does.
     pub fn devices(&self, inventory: &Inventory) -> Vec<RecordDevice> {
         let list = self.list.resolve(inventory).unwrap_or_default();
         let device = |gpu: &Gpu| {
-            let file = entry(&list, gpu).map(|file| file.path.clone());
+            let file = file_of(&list, gpu).map(|file| file.path.clone());
             Some(RecordDevice {
                 uuid: gpu.uuid.clone(),
                 file: file.or_else(|| Some(format!("/dev/nvidia{}", gpu.minor?).into()))?,
@@ -131,53 +157,47 @@ impl Numbers {
 impl List {
     /// The list with its GPUs, or why it is not known.
     pub fn resolve<'a>(&self, inventory: &'a Inventory) -> Result<Listed<'a>, String> {
-        let minors: Result<Vec<(u32, &Gpu)>, String> = inventory
-            .gpus
-            .iter()
-            .map(|gpu| {
-                let minor = gpu.minor.map(|minor| (minor, gpu));
-                minor.ok_or_else(|| format!("NVML does not tell the minor number of {}", gpu.uuid))
-            })
-            .collect();
-        let mut minors = minors?;
-        let of = |minor: u32| {
-            minors
-                .iter()
-                .find(|(other, _)| *other == minor)
-                .map(|(_, gpu)| *gpu)
+        let minor = |gpu: &'a Gpu| {
+            let minor = gpu.minor.map(|minor| (minor, gpu));
+            minor.ok_or_else(|| format!("NVML does not tell the minor number of {}", gpu.uuid))
         };
+        let mut gpus: Vec<(u32, &Gpu)> = inventory.gpus.iter().map(minor).collect::<Result<_, _>>()?;
         match self {
-            Self::Files(files) => Ok(files.iter().map(|file| (file.clone(), of(file.minor))).collect()),
+            Self::Files(files) => {
+                let with = |wanted: u32| {
+                    gpus.iter()
+                        .find(|(minor, _)| *minor == wanted)
+                        .map(|(_, gpu)| *gpu)
+                };
+                Ok(files
+                    .iter()
+                    .map(|file| (file.clone(), with(file.minor)))
+                    .collect())
+            }
             Self::Unknown(why) => Err(why.clone()),
             Self::Found {
                 count,
                 order,
                 only,
-                said,
+                entry,
             } => {
-                let meant = |minor: u32| {
-                    only.as_ref()
-                        .is_none_or(|only| only.iter().any(|one| one.minor == minor))
-                };
-                minors.retain(|(minor, _)| meant(*minor));
-                if minors.len() != *count {
-                    let have = minors.len();
+                if let Some(only) = only {
+                    gpus.retain(|(minor, _)| only.iter().any(|file| file.minor == *minor));
+                }
+                let have = gpus.len();
+                if have != *count {
                     return Err(format!(
-                        "{said} lets Slurm find its {count} GPUs by itself, and NVML has {have}"
+                        "{entry} lets Slurm find its {count} GPUs by itself, and NVML has {have}"
                     ));
                 }
                 if *order == Order::Minor {
-                    minors.sort_by_key(|(minor, _)| *minor);
+                    gpus.sort_by_key(|(minor, _)| *minor);
                 }
-                let file = |minor| DeviceFile {
-                    path: format!("/dev/nvidia{minor}").into(),
-                    minor,
-                    said: said.clone(),
+                let file = |(minor, gpu)| {
+                    let (path, entry) = (format!("/dev/nvidia{minor}").into(), entry.clone());
+                    (DeviceFile { path, minor, entry }, Some(gpu))
                 };
-                Ok(minors
-                    .into_iter()
-                    .map(|(minor, gpu)| (file(minor), Some(gpu)))
-                    .collect())
+                Ok(gpus.into_iter().map(file).collect())
             }
         }
     }
@@ -190,23 +210,21 @@ fn given<'a>(
     inventory: &'a Inventory,
 ) -> Result<Result<&'a Gpu, String>, Failure> {
     let lost = |what: String| {
-        let why = format!(
-            "the scheduler gave it to the job, and NVML lists {} others",
-            inventory.gpus.len()
-        );
+        let others = inventory.gpus.len();
+        let why = format!("the scheduler gave it to the job, and NVML lists {others} others");
         Failure::from(Fault::new(Evidence::GpuLost, what, why))
     };
-    let place = number.place as usize;
-    let beyond = |length| {
-        doubt(format!(
-            "GPU {place} of Slurm is none of the {length} that its files list"
-        ))
-    };
+    let place = number.place;
     let listed = match list {
         Err(why) => Err(why.clone()),
-        Ok(list) => match list.get(place).ok_or_else(|| beyond(list.len()))? {
-            (file, None) => return Err(lost(format!("GPU '{}'", file.path.display()))),
-            (_, Some(gpu)) => Ok(*gpu),
+        Ok(list) => match list.get(place as usize) {
+            Some((_, Some(gpu))) => Ok(*gpu),
+            Some((file, None)) => return Err(lost(format!("GPU '{}'", file.path.display()))),
+            None => {
+                let length = list.len();
+                let why = format!("GPU {place} of Slurm is none of the {length} that its files list");
+                return Err(doubt(why));
+            }
         },
     };
     let Some(uuid) = &number.uuid else {
@@ -225,66 +243,29 @@ fn given<'a>(
     }
 }
 
-/// Tasks can open their own GPUs and those that the scheduler does not list: if CUDA, which counts both, takes the own ones,
-/// all is well.
+/// Tasks can open their own GPUs and those that the scheduler does not list. CUDA counts both, and must take the own ones.
 fn confined<'a>(
     own: Vec<&'a Gpu>,
-    list: &Result<Listed<'a>, String>,
+    list: &Listed<'_>,
     inventory: &'a Inventory,
-    by_uuid: bool,
 ) -> Result<Vec<&'a Gpu>, Failure> {
-    let Ok(list) = list else {
-        return Ok(own);
-    };
     let is_own = |gpu: &Gpu| own.iter().any(|one| one.uuid == gpu.uuid);
-    let is_open = |gpu: &&Gpu| is_own(gpu) || entry(list, gpu).is_none();
+    let is_open = |gpu: &&Gpu| is_own(gpu) || file_of(list, gpu).is_none();
     let open = inventory.gpus.iter().filter(is_open);
     match open.take(own.len()).find(|gpu| !is_own(gpu)) {
-        Some(stranger) if !by_uuid => Err(leads_astray(list, own.first().copied(), stranger)),
-        _ => Ok(own),
-    }
-}
-
-/// The number as CUDA's index; `free`: tasks can open every GPU for certain.
-fn counted<'a>(
-    place: u32,
-    given: Result<&'a Gpu, String>,
-    list: &Result<Listed<'a>, String>,
-    inventory: &'a Inventory,
-    free: bool,
-) -> Result<&'a Gpu, Failure> {
-    let counted = inventory.by_index(place);
-    match (given, counted) {
-        (Ok(given), Some(counted)) if given.uuid == counted.uuid => Ok(given),
-        (_, None) => Err(doubt(format!(
-            "GPU {place} of Slurm is more than CUDA counts on this node"
-        ))),
-        (Err(_), Some(counted)) if free => Ok(counted),
-        (Err(why), _) => Err(doubt(why)),
-        (Ok(given), Some(counted)) => {
-            let alike = inventory.gpus.iter().all(|gpu| gpu.name == counted.name);
-            let list = list.as_deref().unwrap_or_default();
-            if free && alike && entry(list, counted).is_some() {
-                Ok(counted)
-            } else {
-                Err(leads_astray(list, Some(given), counted))
-            }
-        }
+        Some(stranger) => Err(leads_astray(list, own.first().copied(), stranger)),
+        None => Ok(own),
     }
 }
 
 fn doubt(why: String) -> Failure {
-    Refusal::new(
-        "MPS",
-        format!("which GPU is the job's is not certain: {why}"),
-        ALLOWED,
-    )
-    .into()
+    let why = format!("which GPU is the job's is not certain: {why}");
+    Refusal::new("MPS", why, ALLOWED).into()
 }
 
-fn leads_astray(list: &[(DeviceFile, Option<&Gpu>)], given: Option<&Gpu>, other: &Gpu) -> Failure {
-    let shown = |gpu: &Gpu, unlisted: &str| match entry(list, gpu) {
-        Some(listed) => format!("'{}' ({})", listed.path.display(), listed.said),
+fn leads_astray(list: &Listed<'_>, given: Option<&Gpu>, other: &Gpu) -> Failure {
+    let shown = |gpu: &Gpu, unlisted: &str| match file_of(list, gpu) {
+        Some(file) => format!("'{}' ({})", file.path.display(), file.entry),
         None => format!("'/dev/nvidia{}'{unlisted}", gpu.minor.unwrap_or(gpu.index)),
     };
     let given = given.map_or_else(String::new, |gpu| shown(gpu, ""));

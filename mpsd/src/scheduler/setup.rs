@@ -1,52 +1,139 @@
-//! What `mpsctl` does for an administrator in a scheduler's configuration: its verbs, what they say, how they write files.
+//! What `mpsctl` does for an administrator in a scheduler's configuration.
+//!
+//! A set-up reads the facts of the installation, makes a list of [`Step`]s from them, and [`apply`] carries the list out.
 
 use super::host::Host;
+use crate::sys::deadline::Deadline;
 use mpsd_core::config::Settings;
 use mpsd_core::failure::EXIT_REFUSED;
 use mpsd_core::replace::{Durability, replace};
-use mpsd_core::{Failure, Inventory};
+use mpsd_core::{Failure, Inventory, Paths};
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// The verbs of one scheduler, or of several that share them: `mpsctl slurm …`.
-pub(crate) trait SetUp: Sync {
+/// How often the running jobs are counted.
+const POLL: Duration = Duration::from_millis(500);
+
+/// The administrator's verbs for a scheduler: `mpsctl slurm …`.
+pub(crate) struct AdminVerbs {
     /// The command line below `mpsctl`.
-    fn command(&self) -> clap::Command;
-    /// Carries out the verb of `matches`, which [`SetUp::command`] made.
-    ///
-    /// # Errors
-    /// What cannot be done on which object, why, what to do.
-    fn run(&self, matches: &clap::ArgMatches, around: &SetupContext<'_>) -> Result<VerbReport, VerbError>;
-    /// What its check finds on this host; `None`: it is not here.
-    fn look(&self, node: &str, around: &SetupContext<'_>) -> Option<Vec<CheckLine>>;
+    pub command: fn() -> clap::Command,
+    /// Carries out the verb of the matches.
+    pub run: fn(&clap::ArgMatches, &SetupContext<'_>) -> Result<VerbReport, VerbError>,
+    /// Checks the scheduler's node of this name; `None`: the scheduler is not on this host.
+    pub check: fn(&str, &SetupContext<'_>) -> Option<Vec<CheckLine>>,
 }
 
 /// What the verbs need to know of this host.
 pub(crate) struct SetupContext<'a> {
-    /// Our configuration, where it is not the usual file.
+    /// Our configuration, if it is not the usual file.
     pub config: Option<&'a Path>,
-    /// What it says; the usual settings where it cannot be used.
+    /// The defaults, if the configuration is broken.
     pub settings: Settings,
-    /// Why it cannot be used.
+    /// Why the configuration cannot be used.
     pub broken: Option<Failure>,
     /// The directory with our programs.
     pub programs: &'a Path,
-    /// The machine.
     pub host: &'a dyn Host,
-    /// The GPUs of this node, given its name in the scheduler, or why NVML does not tell them.
+    /// The GPUs of the node of this name.
     pub inventory: &'a dyn Fn(&str) -> Result<Inventory, Failure>,
-    /// What waits for the administrator here, under these settings, whoever schedules the node.
+    /// What waits for the administrator here under any scheduler.
     pub standing: &'a dyn Fn(&Settings) -> Vec<CheckLine>,
 }
 
-/// What a verb did, line by line, and whether something is left to do by hand or wrong.
+/// One step of a set-up.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// This file, of root, with this text and mode. Its directory is made.
+    Write {
+        path: PathBuf,
+        text: Vec<u8>,
+        mode: u32,
+        /// The line about a file that was written.
+        written: String,
+    },
+    Remove(PathBuf),
+    /// Nothing to do.
+    Note(String),
+    /// Left to the administrator.
+    Todo(String),
+}
+
+impl Step {
+    pub(crate) fn write(path: &Path, text: impl Into<Vec<u8>>, mode: u32, about: &str) -> Self {
+        let written = format!("wrote '{}'{about}", path.display());
+        let (path, text) = (path.to_owned(), text.into());
+        Self::Write {
+            path,
+            text,
+            mode,
+            written,
+        }
+    }
+}
+
+/// Carries out the steps in their order. A file that is already as wanted is not touched.
+///
+/// # Errors
+/// One line. The steps before stay done.
+pub(crate) fn apply(steps: impl IntoIterator<Item = Step>) -> Result<VerbReport, String> {
+    let mut report = VerbReport::default();
+    for step in steps {
+        match step {
+            Step::Write {
+                path,
+                text,
+                mode,
+                written,
+            } => {
+                if !is_so(&path, &text, mode) {
+                    make_directory(path.parent().unwrap_or(Path::new("/")), 0o755)?;
+                    replace(&path, &text, mode, Durability::OnDisk).map_err(|error| error.to_string())?;
+                    report.did(written);
+                    report.changed = true;
+                }
+            }
+            Step::Remove(path) => {
+                let shown = path.display();
+                fs::remove_file(&path).map_err(|e| format!("cannot remove '{shown}': {e}"))?;
+                report.did(format!("removed '{shown}'"));
+                report.changed = true;
+            }
+            Step::Note(line) => report.did(line),
+            Step::Todo(line) => report.left(line),
+        }
+    }
+    Ok(report)
+}
+
+/// Whether root's regular file has this text and mode.
+pub(crate) fn is_so(path: &Path, text: &[u8], mode: u32) -> bool {
+    let is_roots = |about: fs::Metadata| about.is_file() && about.uid() == 0 && about.mode() & 0o7777 == mode;
+    fs::read(path).is_ok_and(|old| old == text) && fs::symlink_metadata(path).is_ok_and(is_roots)
+}
+
+/// Makes a directory that is not there, with this mode under any umask.
+pub(crate) fn make_directory(directory: &Path, mode: u32) -> Result<(), String> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    let made = fs::create_dir_all(directory);
+    let made = made.and_then(|()| fs::set_permissions(directory, fs::Permissions::from_mode(mode)));
+    made.map_err(|e| format!("cannot make '{}': {e}", directory.display()))
+}
+
+/// What a verb did, line by line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerbReport {
     /// Lines.
     pub lines: Vec<String>,
-    /// Something is left to do.
+    /// Something is wrong, or left to do by hand.
     pub incomplete: bool,
+    /// A file was written or removed.
+    pub changed: bool,
 }
 
 impl VerbReport {
@@ -59,31 +146,34 @@ impl VerbReport {
         self.incomplete = true;
     }
 
-    /// One object in the form of 'mpsctl doctor --json'; a line that is no finding has no status.
-    pub(crate) fn json(&self) -> serde_json::Value {
-        let finding = |line: &String| {
-            let status = ["OK", "WARN", "FAIL"].into_iter().find_map(|word| {
-                let rest = line.strip_prefix(word)?.strip_prefix(' ')?;
-                Some((word, rest.trim_start()))
-            });
-            let (status, text) = status.map_or((None, line.as_str()), |(word, text)| (Some(word), text));
-            serde_json::json!({"status": status, "text": text})
-        };
-        let findings: Vec<_> = self.lines.iter().map(finding).collect();
-        serde_json::json!({"incomplete": self.incomplete, "findings": findings})
-    }
-
     pub(crate) fn add(&mut self, other: Self) {
         self.lines.extend(other.lines);
         self.incomplete |= other.incomplete;
+        self.changed |= other.changed;
+    }
+
+    /// One object in the form of 'mpsctl doctor --json'; a line that is no line of a check has no status.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let one = |line: &String| {
+            let split = line
+                .split_once(' ')
+                .filter(|(word, _)| ["OK", "WARN", "FAIL"].contains(word));
+            let (status, text) = split.map_or((None, line.as_str()), |(word, rest)| {
+                (Some(word), rest.trim_start())
+            });
+            serde_json::json!({"status": status, "text": text})
+        };
+        let findings: Vec<_> = self.lines.iter().map(one).collect();
+        serde_json::json!({"incomplete": self.incomplete, "findings": findings})
     }
 }
 
 impl From<Vec<CheckLine>> for VerbReport {
-    fn from(found: Vec<CheckLine>) -> Self {
+    fn from(lines: Vec<CheckLine>) -> Self {
         Self {
-            lines: found.iter().map(ToString::to_string).collect(),
-            incomplete: found.iter().any(CheckLine::is_wrong),
+            lines: lines.iter().map(ToString::to_string).collect(),
+            incomplete: lines.iter().any(CheckLine::is_wrong),
+            changed: false,
         }
     }
 }
@@ -106,14 +196,12 @@ impl From<String> for VerbError {
 
 impl From<Failure> for VerbError {
     fn from(failure: Failure) -> Self {
-        Self {
-            line: failure.to_string(),
-            code: failure.exit_code(),
-        }
+        let (line, code) = (failure.to_string(), failure.exit_code());
+        Self { line, code }
     }
 }
 
-/// What a check found.
+/// One line of a check.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
 pub enum CheckLine {
     /// As it should be.
@@ -128,7 +216,7 @@ pub enum CheckLine {
 }
 
 impl CheckLine {
-    /// Its word.
+    /// Its first word.
     pub fn status(&self) -> &'static str {
         match self {
             Self::Pass(_) => "OK",
@@ -137,18 +225,18 @@ impl CheckLine {
         }
     }
 
-    /// What it says.
+    /// The rest of it.
     pub fn text(&self) -> &str {
         let (Self::Pass(text) | Self::Warn(text) | Self::Fail(text)) = self;
         text
     }
 
-    /// Whether something is wrong.
+    /// Whether something does not work.
     pub fn is_wrong(&self) -> bool {
         matches!(self, Self::Fail(_))
     }
 
-    /// Whether `path` is a program of ours that root may trust.
+    /// Whether root may trust our program `path`.
     pub(crate) fn program(path: &Path, host: &dyn Host) -> Self {
         let shown = path.display();
         match host.executable(path) {
@@ -160,50 +248,76 @@ impl CheckLine {
     }
 }
 
-/// Replaces, or makes, a file in one step. The directory may be reached through links: it is the administrator's.
-///
-/// # Errors
-/// One line.
-pub(crate) fn place(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> Result<(), String> {
-    replace(path, text.as_ref(), mode, Durability::OnDisk).map_err(|error| error.to_string())
+/// What a verb does about running jobs with MPS before it removes the files that their end needs.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct RunningJobs {
+    /// Wait so long for the jobs with MPS that run on this node
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    wait: u64,
+    /// Remove it although jobs with MPS run here: mpsd-reconcile.timer takes their MPS down after them
+    #[arg(long)]
+    force: bool,
 }
 
-/// The same, unless the file is so already; whether it was written.
-///
-/// # Errors
-/// One line.
-pub(crate) fn ensure(path: &Path, text: impl AsRef<[u8]>, mode: u32) -> Result<bool, String> {
-    let is_so = |about: fs::Metadata| about.is_file() && about.uid() == 0 && about.mode() & 0o7777 == mode;
-    let same = fs::read(path).is_ok_and(|old| old == text.as_ref());
-    if same && fs::symlink_metadata(path).is_ok_and(is_so) {
-        return Ok(false);
+impl RunningJobs {
+    /// A line for the report if the verb is forced.
+    ///
+    /// # Errors
+    /// Jobs still run after the wait.
+    pub fn allow(&self, paths: &Paths) -> Result<Option<String>, String> {
+        let jobs = running_jobs(paths, if self.force { 0 } else { self.wait })?;
+        let list = jobs.join(", ");
+        match (jobs.is_empty(), self.force) {
+            (true, _) => Ok(None),
+            (false, true) => Ok(Some(format!(
+                "{list}: with MPS here still; mpsd-reconcile.timer takes it down after them"
+            ))),
+            (false, false) => Err(format!(
+                "nothing removed: jobs with MPS run here, and their end needs our files: {list}; allowed: --wait SECONDS, or \
+                 --force, after which mpsd-reconcile.timer takes their MPS down"
+            )),
+        }
     }
-    place(path, text, mode).map(|()| true)
 }
 
-/// Removes a file that is there.
+/// The jobs with MPS on this node, as soon as there is none or `wait_s` seconds are over.
 ///
 /// # Errors
-/// One line.
-pub(crate) fn remove(path: &Path, done: &mut VerbReport) -> Result<(), String> {
-    fs::remove_file(path).map_err(|e| format!("cannot remove '{}': {e}", path.display()))?;
-    done.did(format!("removed '{}'", path.display()));
-    Ok(())
+/// The directory of jobs cannot be read.
+pub(crate) fn running_jobs(paths: &Paths, wait_s: u64) -> Result<Vec<String>, String> {
+    let end = Deadline::after(Duration::from_secs(wait_s));
+    let directory = paths.jobs();
+    loop {
+        let entries = match fs::read_dir(&directory) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(|e| format!("cannot read '{}': {e}", directory.display()))?,
+        };
+        let begun = entries
+            .flatten()
+            .filter(|entry| entry.path().join("journal").exists());
+        let names = begun.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut jobs: Vec<String> = names.collect();
+        if jobs.is_empty() || !end.sleep(POLL) {
+            jobs.sort();
+            return Ok(jobs);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+    use std::os::unix::fs::{chown, symlink};
 
     #[test]
-    fn what_is_not_so_in_text_mode_owner_or_kind_is_written_and_what_is_so_stays() {
+    fn a_file_is_written_only_if_its_text_mode_owner_or_kind_is_wrong() {
         let directory = tempfile::tempdir().unwrap();
         let (file, other) = (directory.path().join("file"), directory.path().join("other"));
+        let changed = || apply([Step::write(&file, "text", 0o500, "")]).unwrap().changed;
         let inode = || fs::symlink_metadata(&file).unwrap().ino();
-        assert_eq!(ensure(&file, "text", 0o500), Ok(true));
+        assert!(changed());
         let before = inode();
-        assert_eq!((ensure(&file, "text", 0o500), inode()), (Ok(false), before));
+        assert_eq!((changed(), inode()), (false, before));
         let wrong: [&dyn Fn(); 4] = [
             &|| fs::write(&file, "else").unwrap(),
             &|| fs::set_permissions(&file, fs::Permissions::from_mode(0o555)).unwrap(),
@@ -215,11 +329,7 @@ mod tests {
         ];
         for (index, change) in wrong.iter().enumerate() {
             change();
-            assert_eq!(ensure(&file, "text", 0o500), Ok(true), "{index}");
-            let now = fs::symlink_metadata(&file).unwrap();
-            assert!(now.is_file() && now.uid() == 0, "{index}");
-            assert_eq!(now.mode() & 0o7777, 0o500, "{index}");
-            assert_eq!(fs::read_to_string(&file).unwrap(), "text", "{index}");
+            assert!(changed() && is_so(&file, b"text", 0o500), "{index}");
         }
     }
 }

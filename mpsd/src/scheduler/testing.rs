@@ -1,11 +1,13 @@
-//! A node and a call of ours on paper, for the golden tests.
+//! A node and a call of ours made of text, for the tests.
 
-use super::call::{CallOptions, Input, Program, Submission};
+use super::call::{CallOptions, Input, Program, Site, Submission};
 use super::devices::Devices;
-use super::host::{Answer, Host};
-use super::site::Site;
+use super::host::{Answer, Host, ThisHost};
+use super::setup::SetupContext;
 use super::{devices, read};
 use mpsd_core::failure::Failure;
+use mpsd_core::gpu::Mig;
+use mpsd_core::{ComputeMode, Gpu, GpuUuid};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,51 +15,68 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+/// GPU `index` of the bus, with the UUID `GPU-0000000INDEX`.
+pub(super) fn gpu(index: u32, minor: u32) -> Gpu {
+    Gpu {
+        index,
+        uuid: GpuUuid::parse(&format!("GPU-0000000{index}")).unwrap(),
+        name: "NVIDIA H200".to_owned(),
+        memory_mib: Some(143_771),
+        mode: ComputeMode::Default,
+        mig: Mig::Off,
+        capability: (9, 0),
+        minor: Some(minor),
+        cpus: None,
+    }
+}
+
+/// The usual settings on this host, with our programs and our configuration in these places.
+pub(super) fn context<'a>(programs: &'a str, config: Option<&'a str>) -> SetupContext<'a> {
+    SetupContext {
+        config: config.map(Path::new),
+        settings: mpsd_core::config::Settings::usual(),
+        broken: None,
+        programs: Path::new(programs),
+        host: &ThisHost,
+        inventory: &|_| Err(mpsd_core::Undetermined::new("NVML", "not asked").into()),
+        standing: &|_| Vec::new(),
+    }
+}
+
 /// A node made of text: files by path, commands by their whole line.
 #[derive(Default)]
-pub(super) struct Paper {
+pub(super) struct TextHost {
     files: BTreeMap<String, String>,
     answers: BTreeMap<String, Answer>,
     pub(super) ran: RefCell<Vec<String>>,
 }
 
-impl Paper {
+impl TextHost {
     pub(super) fn file(mut self, path: &str, text: &str) -> Self {
         self.files.insert(path.to_owned(), text.to_owned());
         self
     }
 
     pub(super) fn command(mut self, line: &str, code: i32, text: &str) -> Self {
-        let answer = Answer {
-            code: Some(code),
-            text: text.to_owned(),
-        };
-        self.answers.insert(line.to_owned(), answer);
+        let (code, text) = (Some(code), text.to_owned());
+        self.answers.insert(line.to_owned(), Answer { code, text });
         self
     }
 }
 
-impl Host for Paper {
+impl Host for TextHost {
     fn read(&self, path: &Path, _most: usize) -> io::Result<Option<Vec<u8>>> {
-        Ok(self
-            .files
-            .get(&path.display().to_string())
-            .map(|text| text.clone().into_bytes()))
+        let text = self.files.get(&path.display().to_string());
+        Ok(text.map(|text| text.clone().into_bytes()))
     }
     fn minor(&self, path: &Path) -> io::Result<u32> {
         let name = path.to_str().unwrap_or_default();
-        let digits = name
-            .rsplit(|c: char| !c.is_ascii_digit())
-            .next()
-            .unwrap_or_default();
-        digits
-            .parse()
-            .map_err(|_| io::Error::from(io::ErrorKind::NotFound))
+        let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+        digits.parse().map_err(|_| io::ErrorKind::NotFound.into())
     }
     fn executable(&self, path: &Path) -> bool {
-        self.answers
-            .keys()
-            .any(|line| line.split(' ').next() == path.to_str())
+        let mut lines = self.answers.keys();
+        lines.any(|line| line.split(' ').next() == path.to_str())
     }
     fn run(
         &self,
@@ -84,7 +103,7 @@ pub(super) struct Call<'c> {
     arguments: &'c [&'c str],
     env: &'c [(&'c str, &'c str)],
     pub(super) given: CallOptions,
-    pub(super) host: Paper,
+    pub(super) host: TextHost,
 }
 
 impl<'c> Call<'c> {
@@ -94,34 +113,31 @@ impl<'c> Call<'c> {
             arguments,
             env,
             given: CallOptions::default(),
-            host: Paper::default(),
+            host: TextHost::default(),
         }
     }
 
-    fn with<T>(&self, look: impl FnOnce(&Input<'_>, &Paper) -> T) -> T {
+    fn with<T>(&self, use_of: impl FnOnce(&Input<'_>, &TextHost) -> T) -> T {
         let arguments: Vec<OsString> = self.arguments.iter().map(OsString::from).collect();
         let env = |name: &str| {
-            self.env
-                .iter()
-                .find(|(n, _)| *n == name)
-                .map(|(_, v)| (*v).to_owned())
+            let found = self.env.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
         };
         let site = Site {
             home: Some("/var/spool/x".into()),
             exec: Some("/opt/x".into()),
             ..Site::default()
         };
-        let given = self.given.clone();
         let input = Input {
             program: self.program,
             scheduler: None,
             arguments: &arguments,
             env: &env,
-            given,
+            given: self.given.clone(),
             site,
             terminal: false,
         };
-        look(&input, &self.host)
+        use_of(&input, &self.host)
     }
 
     pub(super) fn read(&self) -> Result<Submission, Failure> {

@@ -6,10 +6,10 @@ mod place;
 use super::reconcile::{Reconcile, ReportLine};
 use crate::node::nvml::Driver;
 use crate::node::worker::{NvmlWorker, Question};
-use crate::scheduler::SET_UPS;
-use crate::scheduler::ground::{NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu};
+use crate::scheduler::ADMIN_VERBS;
+use crate::scheduler::node_check::{NO_NVML, control, has_gpu, textfile, units, unless_proved, without_gpu};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
-use crate::scheduler::setup::{SetUp, SetupContext};
+use crate::scheduler::setup::SetupContext;
 use mpsd_core::gpu::{DRIVER_OF_13_1, MOST_CLIENTS, Mig};
 use mpsd_core::{Failure, Inventory};
 use std::path::Path;
@@ -220,9 +220,9 @@ fn leftovers(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
 
 /// What the checks of the schedulers find that are here.
 fn schedulers(node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
-    let found: Vec<Vec<CheckLine>> = SET_UPS
+    let found: Vec<Vec<CheckLine>> = ADMIN_VERBS
         .iter()
-        .filter_map(|set_up: &&dyn SetUp| set_up.look(node, around))
+        .filter_map(|verbs| (verbs.check)(node, around))
         .collect();
     match found.is_empty() {
         true => {

@@ -16,14 +16,13 @@ const MOST: usize = 1000;
 pub struct Marker {
     /// [`VERSION`].
     pub version: u32,
-    /// Whose node it is.
+    /// The node's scheduler.
     pub scheduler: Scheduler,
     /// The node's name there.
     pub node: String,
     /// Our reason, to the byte.
     pub reason: String,
-    /// What our reason stands in the place of: the note that an administrator had left on the node while it was in service.
-    /// It comes back with the node.
+    /// The administrator's note that our reason replaces. It comes back with the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// The job that showed it.
@@ -31,7 +30,7 @@ pub struct Marker {
     /// The GPUs to look at again before the drain is lifted.
     #[serde(default)]
     pub gpus: Vec<String>,
-    /// The scheduler has it; otherwise it waits for the timer, and the node takes no MPS job until then.
+    /// The scheduler has it; else it waits for the timer, and the node takes no MPS job until then.
     pub delivered: bool,
     /// `SLURM_CONF`, where the prolog's environment named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -45,11 +44,8 @@ pub struct Marker {
 
 impl Marker {
     fn file(&self) -> String {
-        let node: String = self
-            .node
-            .chars()
-            .filter(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
-            .collect();
+        let plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        let node: String = self.node.chars().filter(plain).collect();
         let kind = if self.remark { REMARK } else { "" };
         format!("{kind}{}-{node}", self.scheduler)
     }
@@ -75,9 +71,8 @@ fn open_or_make(path: &Path) -> Result<Dir, FileError> {
 /// The directory cannot be made or written.
 pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
     let text = serde_json::to_vec_pretty(marker).map_err(|e| e.to_string())?;
-    directory(paths)
-        .and_then(|dir| dir.write_atomic(marker.file(), &text, 0o644))
-        .map_err(|e| e.to_string())
+    let written = directory(paths).and_then(|dir| dir.write_atomic(marker.file(), &text, 0o644));
+    written.map_err(|e| e.to_string())
 }
 
 /// Removes `marker`.
@@ -85,49 +80,45 @@ pub fn write(paths: &Paths, marker: &Marker) -> Result<(), String> {
 /// # Errors
 /// As [`write()`].
 pub fn remove(paths: &Paths, marker: &Marker) -> Result<(), String> {
-    directory(paths)
-        .and_then(|dir| dir.remove_file(marker.file()))
-        .map(|_| ())
-        .map_err(|e| e.to_string())
+    let removed = directory(paths).and_then(|dir| dir.remove_file(marker.file()));
+    removed.map(|_| ()).map_err(|e| e.to_string())
 }
 
-/// The drains of this node. A garbled one is left out: the scheduler's own reason tells more.
+/// The drains of this node, without garbled ones: the scheduler's own reason tells more.
 pub fn all(paths: &Paths) -> Vec<Marker> {
-    let all = read_all(paths).into_iter();
-    all.filter(|marker| !marker.remark).collect()
+    read_all(paths, false)
 }
 
-/// The notes for an administrator that stand on this node in service.
+/// The notes for an administrator on this node in service.
 pub fn remarks(paths: &Paths) -> Vec<Marker> {
-    let all = read_all(paths).into_iter();
-    all.filter(|marker| marker.remark).collect()
+    read_all(paths, true)
 }
 
-fn read_all(paths: &Paths) -> Vec<Marker> {
+fn read_all(paths: &Paths, remarks: bool) -> Vec<Marker> {
     let Ok(dir) = Dir::open(&paths.drains()) else {
         return Vec::new();
     };
-    let names = dir.names(MOST).unwrap_or_default();
-    let read = |name| dir.read_limited(name, LONGEST).ok().flatten();
-    names
-        .into_iter()
-        .filter_map(read)
-        .filter_map(|bytes| serde_json::from_slice(&bytes).ok())
+    let read = |name| {
+        let bytes = dir.read_limited(name, LONGEST).ok()??;
+        serde_json::from_slice(&bytes).ok()
+    };
+    let markers = dir.names(MOST).unwrap_or_default().into_iter().filter_map(read);
+    markers
+        .filter(|marker: &Marker| marker.remark == remarks)
         .collect()
 }
 
-/// A drain of this node that the scheduler has not got yet.
+/// A drain of this node that the scheduler does not have yet.
 pub fn undelivered(paths: &Paths, node: &str) -> Option<Marker> {
     of_node(paths, node, false)
 }
 
-/// A drain of this node that the scheduler has got.
+/// A drain of this node that the scheduler has.
 pub fn delivered(paths: &Paths, node: &str) -> Option<Marker> {
     of_node(paths, node, true)
 }
 
 fn of_node(paths: &Paths, node: &str, delivered: bool) -> Option<Marker> {
-    let all = all(paths).into_iter();
-    all.filter(|marker| marker.node == node)
-        .find(|marker| marker.delivered == delivered)
+    let mut all = all(paths).into_iter();
+    all.find(|marker| marker.node == node && marker.delivered == delivered)
 }

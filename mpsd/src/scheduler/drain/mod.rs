@@ -1,19 +1,19 @@
 //! Drains and undrains: with our own prefix, on proof, never over another's reason, read back, and remembered until
-//! delivered. The one order of questions and orders for every scheduler; what they are is its [`Controller`]'s.
+//! delivered. The order of questions and orders is the same for every scheduler; its [`Controller`] carries them out.
 
 pub mod markers;
 
 use super::batch_system::Located;
+use super::call::Site;
 use super::control::{Controller, NodeStatus};
 use super::of;
-use super::site::Site;
 pub use markers::Marker;
 use mpsd_core::text::one_line;
 use mpsd_core::{Fault, JobId, Paths, Scheduler};
 use std::fmt::Display;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Longest reason of somebody else's that a message repeats. Characters.
+/// Longest reason of another's that a message repeats. Characters.
 const SHOWN: usize = 80;
 /// Stands for what was cut out of a reason.
 const CUT: &str = "...";
@@ -21,30 +21,30 @@ const CUT: &str = "...";
 /// What became of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node is out of service, read back, and for us to put back. It shows this reason of ours, or of an earlier drain
-    /// of ours.
+    /// The node is out of service, read back, and ours to put back. It shows this reason, of this drain of ours or an
+    /// earlier one.
     Ours(String),
-    /// Somebody drained it before us: left as it was.
+    /// It was drained before for this other reason, and left so.
     Others(String),
 }
 
-/// How a marker and the scheduler's view of its node go together.
+/// What the scheduler's view of a node means for our marker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DrainState {
     /// The scheduler has not got it yet.
     Undelivered,
     /// It stands, ours to the byte.
     Stands,
-    /// Somebody lifted it, or put a reason of their own in its place: the marker is of no use any more.
+    /// It was lifted, or another reason replaced ours: the marker is of no more use.
     Over(String),
 }
 
 /// A node in its scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place<'a> {
-    /// Who schedules it.
+    /// Its scheduler.
     pub scheduler: Scheduler,
-    /// Where that lives.
+    /// Where the scheduler lives.
     pub site: Site,
     /// The node's name there.
     pub node: &'a str,
@@ -78,14 +78,12 @@ fn reason(longest: usize, prefix: &str, job: &JobId, fault: &Fault) -> String {
     fitted(longest, &format!("{prefix} job {job}: {fault}"))
 }
 
-/// `text` as a scheduler keeps it, at most `longest` bytes. Where that is too long, its paths lose their directories, the
-/// longest first, and then it loses what stands before its last clause: the cause comes last.
+/// `text` as a scheduler keeps it, at most `longest` bytes. To fit, its paths lose their directories, the longest path
+/// first; then it loses the end of what stands before its last clause, which is the cause.
 fn fitted(longest: usize, text: &str) -> String {
-    // Quotes at the ends are eaten by Slurm, and no scheduler wants anything but ASCII.
-    let plain: String = text
-        .chars()
-        .map(|c| if c.is_ascii() && c != '"' { c } else { '?' })
-        .collect();
+    // Slurm removes quotes at the ends, and no scheduler wants anything but ASCII.
+    let plain = |c: char| if c.is_ascii() && c != '"' { c } else { '?' };
+    let plain: String = text.chars().map(plain).collect();
     let mut line = one_line(&plain, plain.len());
     while let Some(shorter) = (line.len() > longest).then(|| without_directory(&line)).flatten() {
         line = shorter;
@@ -111,8 +109,8 @@ fn without_directory(text: &str) -> Option<String> {
     Some(text.replacen(path, &format!("{CUT}{name}"), 1))
 }
 
-/// Shows the administrator `failure`, which does not drain, as the note of the node of `place`; once, and never over another's
-/// note. It is remembered, so that it can be withdrawn. A line for the log, where something was tried.
+/// Shows the administrator `failure`, which does not drain, as a note on the node of `place`; once, and never over another's
+/// note. It is remembered, so that it can be withdrawn. Returns a line for the log if something was tried.
 pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Display) -> Option<String> {
     let controller = place.controller();
     let note = fitted(place.system().longest_reason(), &format!("{prefix} {failure}"));
@@ -126,19 +124,11 @@ pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Dis
         return None;
     }
     let marker = Marker {
-        version: markers::VERSION,
-        scheduler: place.scheduler,
-        node: place.node.to_owned(),
-        reason: note.clone(),
-        note: None,
-        job: String::new(),
-        gpus: Vec::new(),
         delivered: true,
-        slurm_conf: place.site.slurm_conf.clone(),
-        when: now(),
         remark: true,
+        ..marker(place, note.clone())
     };
-    // The marker first: a note that nobody remembers stays after the repair.
+    // The marker first: a forgotten note would stay after the repair.
     let told = markers::write(paths, &marker).and_then(|()| controller.remark(&note));
     Some(match told {
         Ok(_) => format!("node '{}' shows: {note}", place.node),
@@ -146,7 +136,27 @@ pub fn remark(paths: &Paths, place: &Place<'_>, prefix: &str, failure: &impl Dis
     })
 }
 
-/// Takes the notes off the node that [`remark`] left there, once they are over; a line for each.
+/// A marker of a drain of this node that has not been delivered.
+fn marker(place: &Place<'_>, reason: String) -> Marker {
+    Marker {
+        version: markers::VERSION,
+        scheduler: place.scheduler,
+        node: place.node.to_owned(),
+        reason,
+        note: None,
+        job: String::new(),
+        gpus: Vec::new(),
+        delivered: false,
+        slurm_conf: place.site.slurm_conf.clone(),
+        when: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs(),
+        remark: false,
+    }
+}
+
+/// Takes the notes of [`remark`] off the node, once they are over; a line for each.
 pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String>> {
     let withdraw = |marker: Marker| {
         let what = format!("note of node '{}' ({})", marker.node, marker.reason);
@@ -160,7 +170,7 @@ pub fn withdraw_remarks(paths: &Paths, site: &Site) -> Vec<Result<String, String
     markers::remarks(paths).into_iter().map(withdraw).collect()
 }
 
-/// Takes the node of `marker` out of service, unless it is already, and reads it back. `before` is how it stood.
+/// Takes the node of `marker`, which stood as `before`, out of service and reads it back.
 ///
 /// # Errors
 /// One line: it is in service still.
@@ -170,22 +180,19 @@ fn drain(
     marker: &Marker,
     before: NodeStatus,
 ) -> Result<Outcome, String> {
-    let outcome = |reason: String, is_ours: bool| match is_ours {
-        true => Outcome::Ours(reason),
-        false => Outcome::Others(reason),
-    };
     if before.drained {
         let reason = before.reason.unwrap_or_default();
-        let is_ours = reason.starts_with(prefix);
-        return Ok(outcome(reason, is_ours));
+        return Ok(match reason.starts_with(prefix) {
+            true => Outcome::Ours(reason),
+            false => Outcome::Others(reason),
+        });
     }
     let said = controller.take_out(&marker.reason, marker.note.as_deref())?;
     let after = controller.status()?;
-    let found = after.reason.unwrap_or_default();
-    let is_ours = found == marker.reason;
-    match after.drained {
-        true => Ok(outcome(found, is_ours)),
-        false => Err(controller.not_obeyed(&said)),
+    match after.reason.unwrap_or_default() {
+        _ if !after.drained => Err(controller.not_obeyed(&said)),
+        reason if reason == marker.reason => Ok(Outcome::Ours(reason)),
+        other => Ok(Outcome::Others(other)),
     }
 }
 
@@ -200,33 +207,23 @@ pub fn deliver(
     gpus: Vec<String>,
 ) -> (String, bool) {
     let marker = Marker {
-        version: markers::VERSION,
-        scheduler: place.scheduler,
-        node: place.node.to_owned(),
-        reason: reason(place.system().longest_reason(), prefix, job, fault),
         note: markers::delivered(paths, place.node).and_then(|earlier| earlier.note),
         job: job.as_str().to_owned(),
         gpus,
-        delivered: false,
-        slurm_conf: place.site.slurm_conf.clone(),
-        when: now(),
-        remark: false,
+        ..marker(place, reason(place.system().longest_reason(), prefix, job, fault))
     };
-    // The marker first: a drain that nobody remembers could never be lifted.
+    // The marker first: a forgotten drain could never be lifted.
     let waiting = markers::write(paths, &marker);
     let (outcome, remembered) = hand_over(paths, prefix, &marker, place.controller().as_ref());
     let (node, reason) = (place.node, &marker.reason);
-    let (line, delivered) = match outcome {
-        Ok(Outcome::Ours(_)) => (format!("node '{node}' drained: {reason}"), true),
+    let delivered = outcome.is_ok();
+    let line = match outcome {
+        Ok(Outcome::Ours(_)) => format!("node '{node}' drained: {reason}"),
         Ok(Outcome::Others(other)) => {
             let other = one_line(&other, SHOWN);
-            let line = format!("node '{node}' was drained already ('{other}'), left so: {reason}");
-            (line, true)
+            format!("node '{node}' was drained already ('{other}'), left so: {reason}")
         }
-        Err(why) => {
-            let line = format!("node '{node}' cannot be drained now ({why}), tried again later: {reason}");
-            (line, false)
-        }
+        Err(why) => format!("node '{node}' cannot be drained now ({why}), tried again later: {reason}"),
     };
     match waiting.and(remembered) {
         Ok(()) => (line, delivered),
@@ -234,15 +231,9 @@ pub fn deliver(
     }
 }
 
-/// Seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.unwrap_or_default().as_secs()
-}
-
-/// The note that an administrator left on a node in service. A note of ours is left from a drain that was lifted by hand.
-fn memo(shown: &NodeStatus, prefix: &str) -> Option<String> {
-    let note = shown.reason.clone().filter(|_| !shown.drained)?;
+/// An administrator's note on a node in service. A note of ours is left from a drain that was lifted by hand.
+fn memo(status: &NodeStatus, prefix: &str) -> Option<String> {
+    let note = status.reason.clone().filter(|_| !status.drained)?;
     (!note.is_empty() && !note.starts_with(prefix)).then_some(note)
 }
 
@@ -268,7 +259,7 @@ pub fn hand_over(
     let outcome = drain(controller, prefix, &marker, before);
     let remembered = match &outcome {
         Ok(Outcome::Ours(shown)) => {
-            // What is to be lifted later is what stands now, to the byte.
+            // A later lift needs the reason that stands now, to the byte.
             marker.delivered = true;
             marker.reason.clone_from(shown);
             markers::write(paths, &marker)
@@ -297,7 +288,7 @@ pub fn state(marker: &Marker, controller: &dyn Controller) -> Result<DrainState,
     })
 }
 
-/// Lifts the drain of `marker` and forgets it. The recheck of the node comes first.
+/// Lifts the drain of `marker` and forgets it. The caller has checked the node.
 ///
 /// # Errors
 /// One line: it is another's, or the node stays out of service.
@@ -327,177 +318,131 @@ fn undrain(controller: &dyn Controller, marker: &Marker) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    //! The order of a drain, against a controller that keeps what it is told or refuses it.
-
     use super::*;
-    use crate::scheduler::control::NodeStatus;
     use mpsd_core::failure::Evidence;
     use std::cell::RefCell;
+    use std::fs::{Permissions, create_dir, metadata, set_permissions};
     use std::os::unix::fs::PermissionsExt;
 
     const OURS: &str = "mpsd: job 1: x";
 
     /// A controller that may take orders without obeying, as Torque's pbsnodes does.
     struct Fake {
-        shown: RefCell<NodeStatus>,
+        node: RefCell<NodeStatus>,
         obeys: bool,
+    }
+
+    fn status(drained: bool, reason: Option<&str>) -> NodeStatus {
+        let reason = reason.map(str::to_owned);
+        NodeStatus { drained, reason }
     }
 
     impl Fake {
         fn new(drained: bool, reason: Option<&str>, obeys: bool) -> Self {
-            let reason = reason.map(str::to_owned);
-            Self {
-                shown: RefCell::new(NodeStatus { drained, reason }),
-                obeys,
-            }
+            let node = RefCell::new(status(drained, reason));
+            Self { node, obeys }
         }
 
-        fn shows(&self) -> (bool, Option<String>) {
-            let shown = self.shown.borrow().clone();
-            (shown.drained, shown.reason)
+        fn order(&self, drained: bool, reason: Option<&str>) -> Result<String, String> {
+            if self.obeys {
+                self.node.replace(status(drained, reason));
+            }
+            Ok(String::new())
+        }
+
+        /// Drains the node as [`hand_over`] begins it.
+        fn drain(&self, reason: &str) -> Result<Outcome, String> {
+            drain(self, "mpsd:", &our_marker(reason), self.status()?)
         }
     }
 
     impl Controller for Fake {
         fn status(&self) -> Result<NodeStatus, String> {
-            Ok(self.shown.borrow().clone())
+            Ok(self.node.borrow().clone())
         }
         fn take_out(&self, reason: &str, _: Option<&str>) -> Result<String, String> {
-            if self.obeys {
-                *self.shown.borrow_mut() = NodeStatus {
-                    drained: true,
-                    reason: Some(reason.to_owned()),
-                };
-            }
-            Ok(String::new())
+            self.order(true, Some(reason))
         }
         fn put_back(&self, memo: Option<&str>) -> Result<String, String> {
-            if self.obeys {
-                *self.shown.borrow_mut() = NodeStatus {
-                    drained: false,
-                    reason: memo.map(str::to_owned),
-                };
-            }
-            Ok(String::new())
+            self.order(false, memo)
         }
         fn withdraw(&self, _: &str, _: Option<&str>) -> Result<(), String> {
             Ok(())
         }
     }
 
-    fn marker(reason: &str) -> Marker {
-        Marker {
-            version: markers::VERSION,
+    fn our_marker(reason: &str) -> Marker {
+        let place = Place {
             scheduler: Scheduler::Torque,
-            node: "n1".to_owned(),
-            reason: reason.to_owned(),
-            note: None,
-            job: "1".to_owned(),
-            gpus: Vec::new(),
-            delivered: false,
-            slurm_conf: None,
-            when: 1,
-            remark: false,
-        }
-    }
-
-    /// A drain as [`hand_over`] begins it.
-    fn drained(node: &Fake, reason: &str) -> Result<Outcome, String> {
-        drain(node, "mpsd:", &marker(reason), node.status()?)
+            site: Site::default(),
+            node: "n1",
+        };
+        marker(&place, reason.to_owned())
     }
 
     #[test]
-    fn anothers_reason_is_never_written_over() {
+    fn only_our_own_reason_is_set_and_lifted_and_an_order_is_read_back() {
         let node = Fake::new(true, Some("bad disk"), true);
-        let others = Outcome::Others("bad disk".into());
-        assert_eq!(drained(&node, OURS), Ok(others));
-        assert!(undrain(&node, &marker(OURS)).is_err());
-        assert_eq!(node.shows(), (true, Some("bad disk".to_owned())));
+        assert_eq!(node.drain(OURS), Ok(Outcome::Others("bad disk".into())));
+        assert!(undrain(&node, &our_marker(OURS)).is_err());
+        assert_eq!(node.status(), Ok(status(true, Some("bad disk"))));
         let bare = Fake::new(true, None, true);
-        let nobody = Outcome::Others(String::new());
-        assert_eq!(drained(&bare, OURS), Ok(nobody));
-    }
+        assert_eq!(bare.drain(OURS), Ok(Outcome::Others(String::new())));
 
-    #[test]
-    fn an_order_that_was_not_obeyed_is_seen() {
-        let node = Fake::new(false, None, false);
-        assert!(drained(&node, OURS).is_err());
-        let node = Fake::new(true, Some(OURS), false);
-        assert!(undrain(&node, &marker(OURS)).is_err());
-    }
-
-    #[test]
-    fn our_own_goes_on_and_off() {
         let node = Fake::new(false, None, true);
-        let ours = Outcome::Ours(OURS.to_owned());
-        assert_eq!(drained(&node, OURS), Ok(ours.clone()));
-        assert_eq!(drained(&node, "mpsd: job 2: y"), Ok(ours));
-        assert_eq!(undrain(&node, &marker(OURS)), Ok(()));
-        assert_eq!(node.shows(), (false, None));
+        for reason in [OURS, "mpsd: job 2: y"] {
+            assert_eq!(node.drain(reason), Ok(Outcome::Ours(OURS.to_owned())));
+        }
+        assert_eq!(undrain(&node, &our_marker(OURS)), Ok(()));
+        assert_eq!(node.status(), Ok(status(false, None)));
+
+        assert!(Fake::new(false, None, false).drain(OURS).is_err());
+        assert!(undrain(&Fake::new(true, Some(OURS), false), &our_marker(OURS)).is_err());
     }
 
     #[test]
     fn a_drain_shows_our_reason_and_brings_an_administrators_note_back() {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths::new(dir.path().join("run"), dir.path());
+        // An earlier release let all users list it.
+        create_dir(paths.drains()).unwrap();
+        set_permissions(paths.drains(), Permissions::from_mode(0o755)).unwrap();
         let memo = "new fans on Monday";
         let node = Fake::new(false, Some(memo), true);
         // Twice: the second fault of a node finds the drain of the first.
         for reason in [OURS, "mpsd: job 2: y"] {
-            let earlier = markers::delivered(&paths, "n1").and_then(|earlier| earlier.note);
             let new = Marker {
-                note: earlier,
-                ..marker(reason)
+                note: markers::delivered(&paths, "n1").and_then(|earlier| earlier.note),
+                ..our_marker(reason)
             };
             markers::write(&paths, &new).unwrap();
             let done = hand_over(&paths, "mpsd:", &new, &node);
             assert_eq!(done, (Ok(Outcome::Ours(OURS.to_owned())), Ok(())));
-            assert_eq!(node.shows(), (true, Some(OURS.to_owned())));
+            assert_eq!(node.status(), Ok(status(true, Some(OURS))));
             let kept = markers::delivered(&paths, "n1").expect("a marker");
             assert_eq!(state(&kept, &node), Ok(DrainState::Stands));
         }
+        assert_eq!(
+            metadata(paths.drains()).unwrap().permissions().mode() & 0o7777,
+            0o711
+        );
         let kept = markers::delivered(&paths, "n1").expect("a marker");
         lift(&paths, &kept, &node).unwrap();
-        assert_eq!(node.shows(), (false, Some(memo.to_owned())));
+        assert_eq!(node.status(), Ok(status(false, Some(memo))));
         assert_eq!(markers::all(&paths), []);
     }
 
     #[test]
-    fn the_drains_of_an_earlier_release_are_listed_by_root_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let paths = Paths::new(dir.path().join("run"), dir.path());
-        let mode = |mode| std::fs::Permissions::from_mode(mode);
-        std::fs::create_dir(paths.drains()).unwrap();
-        std::fs::set_permissions(paths.drains(), mode(0o755)).unwrap();
-        markers::write(&paths, &marker(OURS)).unwrap();
-        let now = std::fs::metadata(paths.drains()).unwrap().permissions();
-        assert_eq!(now.mode() & 0o7777, 0o711);
-    }
-
-    #[test]
     fn reasons_fit_the_schedulers_field() {
-        let job = JobId::parse("4711").unwrap();
+        let job = |id: &str| JobId::parse(id).unwrap();
         let fault = Fault::new(Evidence::Survivor, "mps-server 691", "state D after 20 s");
-        assert_eq!(
-            reason(400, "mpsd:", &job, &fault),
-            "mpsd: job 4711: mps-server 691: state D after 20 s"
-        );
+        let whole = "mpsd: job 4711: mps-server 691: state D after 20 s";
+        assert_eq!(reason(400, "mpsd:", &job("4711"), &fault), whole);
         let path = "'/opt/cluster/software/nvidia/mps/580.95.05/bin/nvidia-cuda-mps-control'";
-        let deep = [
-            Fault::new(Evidence::VendorProgram, path, "not there"),
-            Fault::new(
-                Evidence::VendorProgram,
-                "NVIDIA's control daemon",
-                format!("cannot open {path}: not there"),
-            ),
-        ];
-        for fault in deep {
-            let text = reason(
-                79,
-                "mpsd:",
-                &JobId::parse("4711.pbs.cluster.example.org").unwrap(),
-                &fault,
-            );
+        let cause = format!("cannot open {path}: not there");
+        for (what, why) in [(path, "not there"), ("NVIDIA's control daemon", &cause)] {
+            let fault = Fault::new(Evidence::VendorProgram, what, why);
+            let text = reason(79, "mpsd:", &job("4711.pbs.cluster.example.org"), &fault);
             assert!(text.len() <= 79 && text.ends_with(": not there"), "{text}");
             assert!(
                 text.starts_with("mpsd: job 4711.") && text.contains("..."),
@@ -506,7 +451,7 @@ mod tests {
         }
         let long = Fault::new(Evidence::Nvml, "NVML", "\"é\n".repeat(800));
         for most in [400, 79] {
-            let text = reason(most, "mpsd:", &job, &long);
+            let text = reason(most, "mpsd:", &job("4711"), &long);
             assert!(text.len() <= most && text.len() > most - 8, "{text}");
             assert!(text.is_ascii() && !text.contains('\n'), "{text}");
         }

@@ -1,27 +1,24 @@
 //! OpenPBS and PBS Professional: our hook, or the classic scripts.
 
-pub(crate) mod product;
 pub(crate) mod setup;
 mod submission;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, Unattached};
-use super::call::{Input, Lookup, Program, Submission};
+use super::call::{Input, Lookup, Program, Site, Submission};
 use super::devices::Devices;
 use super::host::{Host, ThisHost};
 use super::pbs::installation::Installation;
 use super::pbs::trial::Qsub;
-use super::site::Site;
 use super::trial::Trial;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::Scheduler;
-use product::PRODUCT;
+use setup::PRODUCT;
 use std::time::Duration;
 
 /// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
 pub struct OpenPbs;
 
-/// Its users' `qsub`.
 static TRIAL: Qsub = Qsub {
     is_its: |version| version.contains("pbs_version"),
     place: &["-l", "select=1:ngpus=1", "-l", "place=exclhost"],
@@ -36,15 +33,10 @@ impl BatchSystem for OpenPbs {
         PRODUCT.title
     }
 
-    /// 3 arguments are the classic prologue; 10 are the epilogue, or that of a Torque before 5, which Torque's own
-    /// environment tells apart.
+    /// 3 arguments are the classic prologue. 10 are the epilogue, or that of a Torque before 5: the environment tells.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
-        let torque = || {
-            ["PBS_NODENUM", "PBS_RESOURCE_NODES"]
-                .iter()
-                .any(|name| env(name).is_some())
-        };
-        arguments == 3 || (arguments == 10 && !torque())
+        let of_torque = || env("PBS_NODENUM").is_some() || env("PBS_RESOURCE_NODES").is_some();
+        arguments == 3 || (arguments == 10 && !of_torque())
     }
 
     fn vectors(&self, program: Program) -> &'static str {
@@ -64,7 +56,7 @@ impl BatchSystem for OpenPbs {
         classic.then(|| under_classic_scripts(submission::nodes(&submission.job, input, host)))
     }
 
-    /// After 21 tries it holds the job; a hook on execjob_begin may say how many there were (docs/facts/pbs.md#tries-of-a-job). A
+    /// After 21 tries it holds the job, and a hook on execjob_begin may set the number (docs/facts/pbs.md#tries-of-a-job). A
     /// start that may have failed by its user's doing counts.
     fn exit_policy(&self, _: &Submission) -> ExitPolicy {
         ExitPolicy {
@@ -79,13 +71,12 @@ impl BatchSystem for OpenPbs {
         true
     }
 
-    /// The classic epilogue's goes there (docs/facts/pbs.md#environment-identity-and-descriptors); our hook, which has no more
-    /// than the job's identity, logs one line.
+    /// The classic epilogue writes there (docs/facts/pbs.md#environment-identity-and-descriptors). Our hook logs one line.
     fn shows_end(&self, input: &Input<'_>) -> bool {
         input.arguments.len() == submission::CLASSIC_EPILOGUE
     }
 
-    /// That of the classic scripts. Our hook has a limit of its own, which 'mpsctl pbs install' set above our deadline.
+    /// For the classic scripts. 'mpsctl pbs install' sets the limit of our hook above our deadline.
     fn time_limit(&self, input: &Input<'_>, _: bool, site: &Site) -> Option<Duration> {
         let classic = match input.program {
             Program::Prologue => !submission::is_hooked(input),

@@ -1,15 +1,14 @@
-//! OpenPBS: our hook gives everything by options; the classic scripts get three arguments and no account.
+//! How OpenPBS describes a job (recorded on 23.06.06).
 //!
-//! Recorded on 23.06.06. The classic prologue (3 arguments) finds the account and the resource `mps` with
-//! `printjob` on the mom's own job file, which needs no server; the classic epilogue (10) has the account as its
-//! ninth argument, "null" when there was none. Both run on the job's first node only; the hook on all.
+//! Our hook gives everything by options, on every node. The classic scripts run on the job's first node. The classic
+//! prologue has 3 arguments: `printjob` on the mom's own job file, which needs no server, tells it the account and the
+//! resource `mps`. The classic epilogue has 10, with the account as the ninth, "null" if there is none.
 
-use super::product::PRODUCT;
+use super::setup::PRODUCT;
 use crate::scheduler::call::{Input, Program, Submission, UserRef};
 use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
 use crate::scheduler::host::Host;
-use crate::scheduler::pbs::installation::{Installation, same_node};
-use crate::scheduler::pbs::status::status;
+use crate::scheduler::pbs::installation::{Installation, attribute, same_node};
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use std::collections::BTreeSet;
@@ -52,44 +51,38 @@ pub(super) fn read(input: &Input<'_>, host: &dyn Host) -> Result<Submission, Fai
         _ => String::new(),
     };
     let null = |account: &Vec<u8>| input.given.account.is_none() && account == b"null";
+    let account = input.account((input.arguments.len() == CLASSIC_EPILOGUE).then_some(9));
+    let of_file = || attribute(&file, "Account_Name").map(String::into_bytes);
+    let resource = input.given.resource.clone();
+    let resource = resource.or_else(|| attribute(&file, "Resource_List.mps"));
     Ok(Submission {
         scheduler: Scheduler::OpenPbs,
         sister: input.given.sister,
         job,
         user: UserRef::Name(input.text(2, "user")?),
-        account: input
-            .account((input.arguments.len() == CLASSIC_EPILOGUE).then_some(9))
-            .filter(|a| !null(a))
-            .or_else(|| status(&file, "Account_Name").map(String::into_bytes)),
-        resource: input
-            .given
-            .resource
-            .clone()
-            .or_else(|| status(&file, "Resource_List.mps"))
-            .filter(|text| !text.is_empty()),
+        account: account.filter(|account| !null(account)).or_else(of_file),
+        resource: resource.filter(|text| !text.is_empty()),
         node: input.site.node.clone(),
         interactive: input.terminal,
         step: false,
     })
 }
 
-/// Whether our hook called, which tells account and resource by options, and not the classic prologue.
+/// Whether our hook called, and not the classic prologue.
 pub(super) fn is_hooked(input: &Input<'_>) -> bool {
     input.given.account.is_some() || input.given.resource.is_some()
 }
 
-/// On how many hosts the job runs, as far as the mom's job file tells: `exec_host = nodea/0*8+nodeb/0`, else its vnodes.
+/// The number of hosts in the mom's job file: `exec_host = nodea/0*8+nodeb/0`, else by the vnodes.
 pub(super) fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
     let file = job_file(job, input, host).unwrap_or_default();
-    let value = |name: &str| status(&file, name);
-    let list = value("exec_host")
-        .or_else(|| value("exec_vnode"))
-        .unwrap_or_default();
+    let list = attribute(&file, "exec_host").or_else(|| attribute(&file, "exec_vnode"));
+    let list = list.unwrap_or_default();
     let hosts: BTreeSet<String> = members(&list).map(str::to_ascii_lowercase).collect();
     hosts.len()
 }
 
-/// The mom's job file of a job whose account and resource nobody tells us.
+/// The mom's job file, without which account and resource are unknown.
 fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, Failure> {
     job_file(job, input, host).or_else(|why| {
         // Without printjob no other job of the node may suffer.
@@ -99,8 +92,7 @@ fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, F
     })
 }
 
-/// Whether the job file does not hold the letters "mps" at all: neither the account nor the name of our resource. The
-/// attributes stand in it as plain text between binary fields.
+/// Whether the job file does not hold the letters "mps" at all. Its attributes are plain text between binary fields.
 fn cannot_have_asked(job: &JobId, input: &Input<'_>, host: &dyn Host) -> bool {
     let file = Installation::find(&PRODUCT, &input.site, host).job_file(job);
     let whole = |bytes: &Vec<u8>| !bytes.is_empty() && bytes.len() < MOST_JOB_FILE;
@@ -119,8 +111,8 @@ fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, S
     answer.accepted(&format!("'printjob {shown}'"))
 }
 
-/// The job's GPUs: pbs_cgroups' `aux/JOB.env`, where there is one; else a bare count, which names none. A site may count
-/// shares of GPUs, so that a count alone does not prove that the job is alone on them; the place does.
+/// The job's GPUs: by the `aux/JOB.env` of pbs_cgroups, else a bare count. A site may count shares of GPUs, so only the
+/// job's place proves that it is alone on them.
 pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
     let described = Described::of(submission, input, host);
     let here = submission.node.clone().unwrap_or_else(|| host.name());
@@ -131,12 +123,11 @@ pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Hos
         GpuSource::Counted { .. } if whole_node => Exclusive::GpusAlone,
         _ => Exclusive::Unknown,
     };
-    let tasks_on_node = tasks(&described.select, &described.vnodes, &here);
     Devices {
         gpus,
         exclusive,
         whole_node,
-        tasks_on_node,
+        tasks_on_node: tasks(&described.select, &described.vnodes, &here),
     }
 }
 
@@ -149,19 +140,15 @@ fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> 
     let text = match host.read(&path, MOST_ENV_FILE) {
         Ok(None) => return None,
         Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(e) => {
-            return Some(GpuSource::Unknown(format!("cannot read '{shown}': {e}")));
-        }
+        Err(e) => return Some(GpuSource::Unknown(format!("cannot read '{shown}': {e}"))),
     };
-    let line = text
-        .lines()
-        .map(str::trim)
-        .find_map(|line| line.strip_prefix("CUDA_VISIBLE_DEVICES="))?;
+    let mut lines = text.lines().map(str::trim);
+    let line = lines.find_map(|line| line.strip_prefix("CUDA_VISIBLE_DEVICES="))?;
     // The hook escapes commas for the mom's variable list.
     let value = line.trim_matches(['"', '\'']).replace("\\,", ",");
     Some(match GpuName::parse_list(&value) {
         Ok(names) if names.is_empty() => GpuSource::None,
-        // The hook confines tasks to their GPUs, so that a number may count all of the node's or the job's alone.
+        // The hook confines tasks to their GPUs: a number may count the node's GPUs or the job's.
         Ok(names) if names.iter().any(|name| matches!(name, GpuName::Index(_))) => GpuSource::Unknown(
             format!("'{shown}' names GPUs by number, and UUIDs alone are certain"),
         ),
@@ -193,11 +180,10 @@ impl Described {
         let Ok(file) = job_file(&submission.job, input, host) else {
             return Self::default();
         };
-        let value = |name: &str| status(&file, name);
+        let value = |name: &str| attribute(&file, name);
+        let select = value("schedselect").or_else(|| value("Resource_List.select"));
         Self {
-            select: value("schedselect")
-                .or_else(|| value("Resource_List.select"))
-                .unwrap_or_default(),
+            select: select.unwrap_or_default(),
             place: value("Resource_List.place").unwrap_or_default(),
             vnodes: value("exec_vnode").unwrap_or_default(),
         }
@@ -218,13 +204,12 @@ impl Described {
         }
     }
 
-    /// Whether the whole of this host is the job's alone. `excl` is said of vnodes, and a host with several has more of them.
+    /// Whether the whole of this host is the job's alone. `excl` is about vnodes: a host with several may have more.
     fn is_alone(&self, here: &str) -> bool {
         let place = self.place.to_ascii_lowercase();
-        let several = || {
-            parts(&self.vnodes)
-                .any(|(host, part)| same_node(host, here) && part[host.len()..].starts_with('['))
-        };
+        let is_vnode_here =
+            |(host, part): (&str, &str)| same_node(host, here) && part[host.len()..].starts_with('[');
+        let several = || parts(&self.vnodes).any(is_vnode_here);
         place.split(':').any(|word| match word {
             "exclhost" => true,
             "excl" => !several(),
@@ -241,24 +226,20 @@ fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
         .fold(0, u32::saturating_add)
 }
 
-/// `mpiprocs` of the chunks on this node. Known only where every chunk of the job has the same.
+/// The sum of `mpiprocs` of the chunks on this node; `None` unless every chunk of the job has the same.
 fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
-    let mut each = None;
-    for chunk in select.split('+').filter(|c| !c.is_empty()) {
-        let count: u32 = chunk
-            .split(':')
-            .find_map(|word| word.strip_prefix("mpiprocs="))?
-            .parse()
-            .ok()?;
+    let mut each: Option<u32> = None;
+    for chunk in select.split('+').filter(|chunk| !chunk.is_empty()) {
+        let count = chunk.split(':').find_map(|word| word.strip_prefix("mpiprocs="))?;
+        let count = count.parse().ok()?;
         if each.is_some_and(|other| other != count) {
             return None;
         }
         each = Some(count);
     }
     // (nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2): a chunk may span vnodes; those of one host are host[0], host[1].
-    let chunks = vnodes
-        .split(')')
-        .filter(|chunk| members(chunk).any(|name| same_node(name, here)));
+    let is_here = |chunk: &&str| members(chunk).any(|name| same_node(name, here));
+    let chunks = vnodes.split(')').filter(is_here);
     let chunks = u32::try_from(chunks.count()).ok().filter(|n| *n > 0)?;
     each.filter(|n| *n > 0)?.checked_mul(chunks)
 }

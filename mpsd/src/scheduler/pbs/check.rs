@@ -1,161 +1,129 @@
-//! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, what the time limits leave us.
+//! `mpsctl pbs check`: what pbs_mom demands of our files, what draining needs, and the time that the mom leaves us.
 
 use super::control::PbsNode;
-use super::files;
-use super::installation::{Installation, same_node};
-use super::qmgr::qmgr;
-use super::status::status;
-use super::verbs::OwnSteps;
-use crate::scheduler::budget::MARGIN;
+use super::installation::{Installation, attribute, same_node};
+use super::scripts::{Author, author, calls_us, scripts};
+use crate::scheduler::call::MARGIN;
 use crate::scheduler::control::Controller;
-use crate::scheduler::ground::ground;
-use crate::scheduler::setup::{CheckLine, SetupContext};
+use crate::scheduler::node_check::node_check;
+use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
+use crate::scheduler::setup::SetupContext;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-pub(super) fn check(steps: &dyn OwnSteps, pbs: &Installation, around: &SetupContext<'_>) -> Vec<CheckLine> {
+pub(super) fn check(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let (scheduler, mom) = (pbs.product.scheduler, pbs.mom_priv());
-    let mut all = vec![CheckLine::Pass(format!(
-        "{scheduler} with its mom in '{}'",
-        mom.display()
-    ))];
+    let node = ctx.settings.pbs.node.clone().unwrap_or_else(|| ctx.host.name());
+    let mut all = vec![Pass(format!("{scheduler} with its mom in '{}'", mom.display()))];
     let programs = ["mps-prologue", "mps-epilogue", "mpsctl"];
-    all.extend(programs.map(|name| CheckLine::program(&around.programs.join(name), around.host)));
-    all.extend(ground(&node_name(around), around));
-    let hooked = steps.check_hook(pbs, around, &mut all);
-    for (_, name) in files::named(steps.scripts()) {
+    all.extend(programs.map(|name| CheckLine::program(&ctx.programs.join(name), ctx.host)));
+    all.extend(node_check(&node, ctx));
+    let hooked = (pbs.product.check_hook)(pbs, ctx, &mut all);
+    for (_, name) in scripts(pbs.product) {
         let path = mom.join(name);
-        let found = fs::metadata(&path);
-        all.push(match &found {
-            Ok(about) => check_script(&path, about, hooked),
-            Err(_) if hooked => CheckLine::Pass(format!("no '{}': the hook does it", path.display())),
-            Err(_) => steps.check_absent(&path.display().to_string()),
+        all.push(match fs::metadata(&path) {
+            Ok(about) => check_script(&path, &about, hooked),
+            Err(_) if hooked => Pass(format!("no '{}': the hook does it", path.display())),
+            Err(_) => (pbs.product.absent_script)(&path.display().to_string()),
         });
     }
     if !hooked {
-        all.push(time_limit(pbs, around));
+        all.push(time_limit(pbs, ctx));
     }
-    all.push(operators(pbs, around));
-    all.extend(remark(pbs, around));
-    all.extend(steps.check_tasks(pbs, hooked, around));
-    all.extend((around.standing)(&around.settings));
+    all.push(operators(pbs, &node, ctx));
+    all.extend(old_note(pbs, &node, ctx));
+    all.extend((pbs.product.check_tasks)(pbs, hooked, ctx));
+    all.extend((ctx.standing)(&ctx.settings));
     all
 }
 
-/// Owner root, a regular file (a link to one is fine), u+rx, not writable by group and others; a missing file counts
-/// as success for the mom (recorded), so nothing else would tell.
+/// The mom demands: owner root, a regular file (a link to one is fine), u+rx, not writable by group and others. A missing
+/// file counts as success for the mom (recorded), so nothing else would tell.
 fn check_script(path: &Path, about: &fs::Metadata, hooked: bool) -> CheckLine {
-    let shown = path.display();
-    let mode = about.mode();
+    let (shown, mode) = (path.display(), about.mode());
     if !about.is_file() || about.uid() != 0 || mode & 0o022 != 0 || mode & 0o500 != 0o500 {
-        let what = format!(
-            "'{shown}' has owner {} and mode {:04o}",
-            about.uid(),
-            mode & 0o7777
-        );
-        let harm = "the mom refuses it and requeues every job";
-        return CheckLine::Fail(format!("{what}: {harm}; chown root and chmod 0500"));
+        let harm = "the mom refuses it and requeues every job; chown root and chmod 0500";
+        let (owner, mode) = (about.uid(), mode & 0o7777);
+        return Fail(format!("'{shown}' has owner {owner} and mode {mode:04o}: {harm}"));
     }
-    match (
-        files::owner(path) == files::Owner::Ours,
-        files::calls_us(path),
-        hooked,
-    ) {
-        (true, _, true) => CheckLine::Warn(format!(
+    match (author(path) == Author::Ours, calls_us(path), hooked) {
+        (true, _, true) => Warn(format!(
             "'{shown}' is ours and the hook does the same; 'mpsctl pbs uninstall' and install again"
         )),
-        (true, _, false) => CheckLine::Pass(format!("'{shown}' is ours")),
-        (false, true, _) => CheckLine::Pass(format!("'{shown}' is the site's own and calls us")),
-        (false, false, true) => CheckLine::Pass(format!("'{shown}' is the site's own")),
-        (false, false, false) => CheckLine::Fail(format!(
+        (true, _, false) => Pass(format!("'{shown}' is ours")),
+        (false, true, _) => Pass(format!("'{shown}' is the site's own and calls us")),
+        (false, false, true) => Pass(format!("'{shown}' is the site's own")),
+        (false, false, false) => Fail(format!(
             "'{shown}' is the site's own and does not call us; see 'mpsctl pbs install'"
         )),
     }
 }
 
-fn time_limit(pbs: &Installation, around: &SetupContext<'_>) -> CheckLine {
-    let (limit, ours) = (pbs.time_limit(around.host), around.settings.deadline);
+fn time_limit(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
+    let (limit, ours) = (pbs.time_limit(ctx.host), ctx.settings.deadline);
     let early = match pbs.product.early_s {
         0 => String::new(),
         s => format!(" ({} fires {s} s before $prologalarm)", pbs.product.title),
     };
-    let text = format!(
-        "the mom kills a prologue after {} s{early}, our deadline is {} s",
-        limit.as_secs(),
-        ours.as_secs()
-    );
+    let (limit_s, ours_s) = (limit.as_secs(), ours.as_secs());
+    let text = format!("the mom kills a prologue after {limit_s} s{early}, our deadline is {ours_s} s");
     if limit >= ours + MARGIN {
-        return CheckLine::Pass(text);
+        return Pass(text);
     }
     let needed = pbs.product.early_s + (ours + MARGIN).as_secs();
     let config = pbs.mom_config();
-    CheckLine::Fail(format!(
+    Fail(format!(
         "{text}: set '$prologalarm {needed}' in '{}'",
         config.display()
     ))
 }
 
-/// This node's name in PBS, else the host's.
-fn node_name(around: &SetupContext<'_>) -> String {
-    let named = around.settings.pbs.node.clone();
-    named.unwrap_or_else(|| around.host.name())
-}
-
-/// Draining needs root of this node among the server's operators or managers; Torque's pbsnodes says nothing when not.
-fn operators(pbs: &Installation, around: &SetupContext<'_>) -> CheckLine {
-    let node = node_name(around);
+/// Draining needs root of this node among the server's operators or managers. Torque's pbsnodes is silent if it is not.
+fn operators(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> CheckLine {
     let line = format!("qmgr -c 'set server operators += root@{node}'");
-    match qmgr(pbs, "list server", around.host) {
-        Err(why) => CheckLine::Warn(format!(
+    match pbs.qmgr("list server", ctx.host) {
+        Err(why) => Warn(format!(
             "the server's operators are not known ({why}); draining needs {line}"
         )),
-        Ok(text) if may_drain(&text, &node) => {
-            CheckLine::Pass(format!("root@{node} may take the node offline"))
-        }
-        Ok(_) => CheckLine::Fail(format!("root@{node} may not take the node offline: {line}")),
+        Ok(text) if may_drain(&text, node) => Pass(format!("root@{node} may take the node offline")),
+        Ok(_) => Fail(format!("root@{node} may not take the node offline: {line}")),
     }
 }
 
-/// A note of ours on a node in service, from when the configuration could not be used: it can be now, or there were no check.
-fn remark(pbs: &Installation, around: &SetupContext<'_>) -> Option<CheckLine> {
-    let name = around.settings.pbs.node.as_deref().unwrap_or_default();
-    let node = PbsNode::new(pbs.clone(), name, around.host);
-    let shown = node.status().ok().filter(|shown| !shown.drained)?;
-    let note = shown
+/// A note of ours on a node in service: it is from a broken configuration, and this check could read the configuration.
+fn old_note(pbs: &Installation, node: &str, ctx: &SetupContext<'_>) -> Option<CheckLine> {
+    let name = ctx.settings.pbs.node.as_deref().unwrap_or_default();
+    let status = PbsNode::new(pbs.clone(), name, ctx.host).status().ok()?;
+    let note = status
         .reason
-        .filter(|note| note.starts_with(&around.settings.drain.prefix))?;
+        .filter(|note| !status.drained && note.starts_with(&ctx.settings.drain.prefix))?;
     let (option, none) = (pbs.product.note_option, pbs.product.no_note);
     let none = if none.is_empty() { "''" } else { none };
-    let node = node_name(around);
-    Some(CheckLine::Warn(format!(
+    Some(Warn(format!(
         "the node shows '{note}', which is over: pbsnodes {option} {none} {node}"
     )))
 }
 
 fn may_drain(server: &str, node: &str) -> bool {
-    // Root on the server's own host needs no word of it.
-    let first = server.lines().find_map(|line| line.strip_prefix("Server "));
-    if status(server, "server_host")
-        .as_deref()
-        .or(first)
-        .is_some_and(|host| same_node(host.trim(), node))
-    {
-        return true;
-    }
-    let lists = ["operators", "managers"].map(|name| status(server, name).unwrap_or_default());
-    lists
-        .iter()
-        .flat_map(|list| list.split(','))
-        .map(str::trim)
-        .any(|who| match who.split_once('@') {
-            Some(("root", host)) => {
-                host == "*"
-                    || same_node(host, node)
-                    || host.strip_prefix("*.").is_some_and(|d| node.ends_with(d))
-            }
-            _ => false,
-        })
+    // Root on the server's own host may do all.
+    let first = || {
+        Some(
+            server
+                .lines()
+                .find_map(|line| line.strip_prefix("Server "))?
+                .to_owned(),
+        )
+    };
+    let servers_host = attribute(server, "server_host").or_else(first);
+    let matches = |host: &str| {
+        let domain = host.strip_prefix("*.");
+        host == "*" || same_node(host, node) || domain.is_some_and(|domain| node.ends_with(domain))
+    };
+    let lists = ["operators", "managers"].map(|name| attribute(server, name).unwrap_or_default());
+    let mut users = lists.iter().flat_map(|list| list.split(','));
+    servers_host.is_some_and(|host| same_node(host.trim(), node))
+        || users.any(|user| user.trim().strip_prefix("root@").is_some_and(matches))
 }
 
 #[cfg(test)]
@@ -165,15 +133,18 @@ mod tests {
     #[test]
     fn operators_and_managers_by_host_and_wildcard() {
         let server = "Server vm\n    server_state = Active\n    operators = root@nodea,\n\troot@nodeb.example.org\n    managers = pbs@vm\n";
-        assert!(may_drain(server, "nodea") && may_drain(server, "nodeb"));
-        assert!(!may_drain(server, "nodec") && !may_drain("", "nodea"));
-        assert!(may_drain("    managers = root@*\n", "nodec"));
-        assert!(!may_drain("    operators = alice@nodea\n", "nodea"));
-        assert!(
-            may_drain("Server nodea\n    server_state = Active\n", "nodea"),
-            "the server's own host"
-        );
-        assert!(may_drain("Server pbs\n    server_host = nodea\n", "nodea"));
-        assert!(!may_drain("Server nodea\n    server_host = nodeb\n", "nodea"));
+        for (server, node, may) in [
+            (server, "nodea", true),
+            (server, "nodeb", true),
+            (server, "nodec", false),
+            ("", "nodea", false),
+            ("    managers = root@*\n", "nodec", true),
+            ("    operators = alice@nodea\n", "nodea", false),
+            ("Server nodea\n    server_state = Active\n", "nodea", true),
+            ("Server pbs\n    server_host = nodea\n", "nodea", true),
+            ("Server nodea\n    server_host = nodeb\n", "nodea", false),
+        ] {
+            assert_eq!(may_drain(server, node), may, "{node} in {server}");
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! Takes a node out of a PBS and back, with `pbsnodes`.
 //!
-//! Torque's pbsnodes ends with 0 also when the server refused or does not know the node
-//! (docs/facts/pbs.md#pbsnodes); so no exit code of it is looked at.
+//! Torque's pbsnodes exits 0 even if the server refused or does not know the node (docs/facts/pbs.md#pbsnodes). So no exit
+//! code of it counts.
 
-use super::installation::Installation;
-use super::status::status;
+use super::installation::{Installation, attribute};
 use crate::scheduler::control::{Controller, NodeStatus};
 use crate::scheduler::host::Host;
 use mpsd_core::JobId;
@@ -17,7 +16,6 @@ pub(crate) const LONGEST_REASON: usize = 79;
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
 /// Longest answer that a message repeats. Characters.
 const SHOWN: usize = 120;
-
 /// Longest comment that we give a job. Characters.
 const LONGEST_COMMENT: usize = 500;
 
@@ -29,7 +27,6 @@ pub(crate) struct PbsNode<'h> {
 }
 
 /// A node's paragraph of `pbsnodes`.
-#[derive(Debug, Clone, PartialEq, Eq)]
 struct Paragraph {
     name: String,
     state: String,
@@ -37,8 +34,8 @@ struct Paragraph {
 }
 
 impl<'h> PbsNode<'h> {
-    /// This node, in `pbs`. `name` is what the scheduler or the administrator calls it; the host's own name, whole
-    /// and up to its first dot, is tried after it: Torque wants the exact name.
+    /// This node, called `name` by the scheduler or the administrator. The host's own name, whole and up to its first dot,
+    /// is tried after it: Torque wants the exact name.
     pub fn new(pbs: Installation, name: &str, host: &'h dyn Host) -> Self {
         let own = host.name();
         let short = own.split('.').next().unwrap_or_default().to_owned();
@@ -73,8 +70,7 @@ impl<'h> PbsNode<'h> {
         Err(last)
     }
 
-    /// As the job's comment, which `qstat -f` shows, Torque's for as long as the server keeps an ended job. An operator alone may
-    /// set it (docs/facts/pbs.md#results-of-a-prologue).
+    /// Sets the job's comment, which `qstat -f` shows. Only an operator may (docs/facts/pbs.md#results-of-a-prologue).
     fn comment(&self, job: &JobId, line: &str) -> Result<(), String> {
         let comment = one_line(line, LONGEST_COMMENT).replace('"', "'");
         let comment = format!("comment=\"{comment}\"");
@@ -86,7 +82,7 @@ impl<'h> PbsNode<'h> {
         }
     }
 
-    /// An order with the note that the node has then.
+    /// Gives an order together with the note that the node has afterwards.
     fn order(&self, order: &str, note: &str) -> Result<String, String> {
         let name = self.find()?.name;
         self.call(&[order, self.pbs.product.note_option, note, &name])
@@ -112,21 +108,19 @@ impl Controller for PbsNode<'_> {
     }
 
     fn withdraw(&self, note: &str, memo: Option<&str>) -> Result<(), String> {
-        let stands = |shown: NodeStatus| !shown.drained && shown.reason.as_deref() == Some(note);
+        let stands = |node: NodeStatus| !node.drained && node.reason.as_deref() == Some(note);
         if !stands(self.status()?) {
             return Ok(());
         }
         let said = self.remark(memo.unwrap_or(self.pbs.product.no_note))?;
+        let said = one_line(said.trim(), SHOWN);
         match stands(self.status()?) {
-            true => Err(format!(
-                "it shows '{note}' still; pbsnodes said: {}",
-                one_line(said.trim(), SHOWN)
-            )),
+            true => Err(format!("it shows '{note}' still; pbsnodes said: {said}")),
             false => Ok(()),
         }
     }
 
-    /// Torque's users read a refusal there, and the rest elsewhere.
+    /// Torque's users read only a refusal there.
     fn tell(&self, job: &JobId, line: &str, _: bool) -> Result<(), String> {
         match self.pbs.product.comments {
             true => Ok(()),
@@ -148,33 +142,30 @@ impl Controller for PbsNode<'_> {
     }
 
     fn not_obeyed(&self, said: &str) -> String {
-        let said = match one_line(said.trim(), SHOWN) {
-            empty if empty.is_empty() => "pbsnodes said nothing".to_owned(),
-            text => format!("pbsnodes said: {text}"),
+        let said = match said.trim() {
+            "" => "pbsnodes said nothing".to_owned(),
+            text => format!("pbsnodes said: {}", one_line(text, SHOWN)),
         };
-        let state = self.find().map_or_else(
-            |why| why,
-            |found| format!("node '{}' is in state '{}' still", found.name, found.state),
-        );
+        let still = |node: Paragraph| format!("node '{}' is in state '{}' still", node.name, node.state);
+        let state = self.find().map_or_else(|why| why, still);
         let operators = format!("qmgr -c 'set server operators += root@{}'", self.host.name());
         format!("{state}; {said}; if root is no operator there: {operators}")
     }
 }
 
-/// The first of `names` that is out of service for a reason that holds `why`. Nothing where the server does not answer.
+/// The first of `names` that is out of service for a reason that holds `why`; `None` too if the server does not answer.
 pub(crate) fn offline_for(
     pbs: &Installation,
     names: &[&str],
     why: &str,
     host: &dyn Host,
 ) -> Option<(String, String)> {
+    names.first()?;
     let answer = pbs.run("pbsnodes", names, CALL_DEADLINE, host).ok()?;
     let mut found = names.iter().filter_map(|name| parse(&answer.text, name));
-    found.find_map(|node| {
-        let note = node
-            .note
-            .filter(|note| node.state.contains("offline") && note.contains(why))?;
-        Some((node.name, note))
+    found.find_map(|Paragraph { name, state, note }| {
+        let note = note.filter(|note| state.contains("offline") && note.contains(why))?;
+        Some((name, note))
     })
 }
 
@@ -183,7 +174,7 @@ fn parse(text: &str, name: &str) -> Option<Paragraph> {
     let lines = text.lines().skip_while(|line| line.trim_end() != name).skip(1);
     let own: Vec<&str> = lines.take_while(|line| line.starts_with([' ', '\t'])).collect();
     let own = own.join("\n");
-    let value = |key: &str| status(&own, key).filter(|value| !value.is_empty());
+    let value = |key: &str| attribute(&own, key).filter(|value| !value.is_empty());
     Some(Paragraph {
         name: name.to_owned(),
         state: value("state")?,

@@ -1,4 +1,4 @@
-//! The orders to pbsnodes against a server of paper, in both products.
+//! The orders to pbsnodes against a simulated server, in both products.
 
 use super::*;
 use crate::scheduler::host::Answer;
@@ -8,22 +8,21 @@ use std::cell::RefCell;
 use std::io;
 use std::path::Path;
 
-/// A server with one node `vm`, which keeps what pbsnodes tells it, or refuses it.
+/// A server with one node `vm`, offline or not, and with a note. It obeys an operator.
 struct Server {
     product: &'static Product,
     operator: bool,
     node: RefCell<(bool, String)>,
-    ran: RefCell<Vec<String>>,
 }
 
 impl Server {
-    fn new(product: &'static Product, operator: bool, offline: bool, note: &str) -> Self {
-        Self {
+    /// One of each product, with the node in this state.
+    fn both(operator: bool, offline: bool, note: &str) -> [Self; 2] {
+        [&torque::setup::PRODUCT, &openpbs::setup::PRODUCT].map(|product| Self {
             product,
             operator,
             node: RefCell::new((offline, note.to_owned())),
-            ran: RefCell::default(),
-        }
+        })
     }
 
     fn node(&self) -> PbsNode<'_> {
@@ -35,26 +34,29 @@ impl Server {
         PbsNode::new(pbs, "", self)
     }
 
+    fn holds(&self, offline: bool, note: &str) -> bool {
+        *self.node.borrow() == (offline, note.to_owned())
+    }
+
     fn is_torque(&self) -> bool {
         self.product.no_note == "n"
     }
 
     fn show(&self, name: &str) -> String {
+        if name != "vm" {
+            return format!("pbsnodes: Unknown node  - {name}\n");
+        }
         let (offline, note) = self.node.borrow().clone();
-        let key = if self.is_torque() { "note" } else { "comment" };
+        let (state, key) = (
+            ["free", "offline"][usize::from(offline)],
+            ["comment", "note"][usize::from(self.is_torque())],
+        );
         let note = if note.is_empty() {
-            String::new()
+            note
         } else {
             format!("     {key} = {note}\n")
         };
-        if name == "vm" {
-            format!(
-                "vm\n     state = {}\n     np = 4\n{note}\n",
-                if offline { "offline" } else { "free" }
-            )
-        } else {
-            format!("pbsnodes: Unknown node  - {name}\n")
-        }
+        format!("vm\n     state = {state}\n     np = 4\n{note}\n")
     }
 }
 
@@ -69,20 +71,19 @@ impl Host for Server {
         "vm.example.org".to_owned()
     }
     fn run(&self, _: &Path, arguments: &[&str], _: &[(&str, &str)], _: Duration) -> Result<Answer, String> {
-        self.ran.borrow_mut().push(arguments.join(" "));
-        if let [name] = arguments {
-            return Ok(Answer {
-                code: Some(0),
-                text: self.show(name),
-            });
-        }
         let torque = self.is_torque();
-        if !self.operator {
-            let code = if torque { 0 } else { 1 };
-            return Ok(Answer {
+        let answer = |code: i32, text: String| {
+            Ok(Answer {
                 code: Some(code),
-                text: "pbsnodes: Unauthorized Request\n".to_owned(),
-            });
+                text,
+            })
+        };
+        if let [name] = arguments {
+            return answer(0, self.show(name));
+        }
+        if !self.operator {
+            let refused = "pbsnodes: Unauthorized Request\n".to_owned();
+            return answer(if torque { 0 } else { 1 }, refused);
         }
         let mut node = self.node.borrow_mut();
         let mut words = arguments.iter();
@@ -92,81 +93,61 @@ impl Host for Server {
                 ("-c", true) | ("-r", false) => node.0 = false,
                 ("-N", true) | ("-C", false) => {
                     let note = *words.next().unwrap();
-                    node.1 = if note == "n" && torque {
-                        String::new()
-                    } else {
-                        note.to_owned()
-                    };
+                    node.1 = if torque && note == "n" { "" } else { note }.to_owned();
                 }
                 ("vm", _) => {}
                 (other, _) => panic!("{other} is no option of this pbsnodes"),
             }
         }
-        Ok(Answer {
-            code: Some(0),
-            text: String::new(),
-        })
+        answer(0, String::new())
     }
 }
 
 const WHY: &str = "mpsd: job 4711: mps-server 691 state D after 20 s";
 
 #[test]
-fn out_of_service_with_our_note_and_back_in_both_products() {
-    for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
-        let server = Server::new(product, true, false, "");
-        let node = server.node();
-        node.take_out(WHY, None).unwrap();
-        let shown = node.status().unwrap();
-        assert_eq!((shown.drained, shown.reason.as_deref()), (true, Some(WHY)));
-        node.put_back(None).unwrap();
-        assert_eq!(node.status(), Ok(NodeStatus::default()));
-        assert_eq!(*server.node.borrow(), (false, String::new()));
-    }
-}
-
-#[test]
-fn a_memo_makes_room_for_our_reason_and_comes_back() {
-    let memo = "new fans on Monday";
-    for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
-        let server = Server::new(product, true, false, memo);
-        server.node().take_out(WHY, Some(memo)).unwrap();
-        assert_eq!(*server.node.borrow(), (true, WHY.to_owned()));
-        server.node().put_back(Some(memo)).unwrap();
-        assert_eq!(*server.node.borrow(), (false, memo.to_owned()));
+fn out_of_service_with_our_note_and_back_with_the_memo() {
+    for memo in [None, Some("new fans on Monday")] {
+        for server in Server::both(true, false, memo.unwrap_or_default()) {
+            server.node().take_out(WHY, memo).unwrap();
+            let status = server.node().status().unwrap();
+            assert_eq!((status.drained, status.reason.as_deref()), (true, Some(WHY)));
+            server.node().put_back(memo).unwrap();
+            assert!(server.holds(false, memo.unwrap_or_default()));
+        }
     }
 }
 
 #[test]
 fn a_note_of_ours_is_withdrawn_and_no_other() {
-    for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
-        for (drained, stands, memo, left) in [
-            (false, WHY, None, ""),
-            (false, WHY, Some("fans"), "fans"),
-            (false, "bad disk", None, "bad disk"),
-            (true, WHY, None, WHY),
-        ] {
-            let server = Server::new(product, true, drained, stands);
+    for (drained, stands, memo, left) in [
+        (false, WHY, None, ""),
+        (false, WHY, Some("fans"), "fans"),
+        (false, "bad disk", None, "bad disk"),
+        (true, WHY, None, WHY),
+    ] {
+        for server in Server::both(true, drained, stands) {
             assert_eq!(server.node().withdraw(WHY, memo), Ok(()));
-            assert_eq!(*server.node.borrow(), (drained, left.to_owned()));
+            assert!(server.holds(drained, left));
         }
-        let deaf = Server::new(product, false, false, WHY);
+    }
+    for deaf in Server::both(false, false, WHY) {
         assert!(deaf.node().withdraw(WHY, None).is_err());
     }
 }
 
 #[test]
 fn a_refusal_is_seen_although_torque_answers_0() {
-    for product in [&torque::product::PRODUCT, &openpbs::product::PRODUCT] {
-        let server = Server::new(product, false, false, "");
+    for server in Server::both(false, false, "") {
         let node = server.node();
         let said = node.take_out(WHY, None).unwrap();
-        assert!(!node.status().unwrap().drained);
+        assert_eq!(node.status(), Ok(NodeStatus::default()));
         let why = node.not_obeyed(&said);
-        assert!(
-            why.contains("'free' still; pbsnodes said: pbsnodes: Unauthorized Request"),
-            "{why}"
-        );
-        assert!(why.contains("operators += root@vm.example.org"), "{why}");
+        for words in [
+            "'free' still; pbsnodes said: pbsnodes: Unauthorized Request",
+            "operators += root@vm.example.org",
+        ] {
+            assert!(why.contains(words), "{why}");
+        }
     }
 }

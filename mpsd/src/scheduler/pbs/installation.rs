@@ -1,18 +1,20 @@
-//! Where a PBS lives on this node, how long its mom waits, and its commands.
+//! A PBS on this node: its product, where it lives, its mom's files and its commands.
 
+use crate::scheduler::call::Site;
 use crate::scheduler::host::{Answer, Host};
-use crate::scheduler::site::Site;
+use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport};
 use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::text::one_line;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Most that a PBS configuration file is read. Bytes.
 pub(crate) const MOST_CONF: usize = 256 << 10;
+/// qmgr talks to the server, which may be busy.
+const QMGR_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What differs between the products of the PBS family, as far as it is a value.
-#[derive(Debug)]
-pub struct Product {
-    /// Its name.
+/// What differs between Torque and OpenPBS.
+pub(crate) struct Product {
     pub scheduler: Scheduler,
     /// Its name as people write it.
     pub title: &'static str,
@@ -20,11 +22,11 @@ pub struct Product {
     pub homes: [&'static str; 2],
     /// Where its commands are.
     pub commands: &'static [&'static str],
-    /// The file that says both, where it has one.
+    /// The file that names both, if it has one.
     pub conf: Option<&'static str>,
-    /// `$prologalarm` where the mom's configuration does not say. Seconds.
+    /// `$prologalarm` if the mom's configuration does not set it. Seconds.
     pub alarm_s: u64,
-    /// How much earlier the mom kills where the alarm is above this. Seconds.
+    /// How much earlier the mom kills if the alarm is longer than this. Seconds.
     pub early_s: u64,
     /// pbsnodes: the option before a note.
     pub note_option: &'static str,
@@ -34,12 +36,58 @@ pub struct Product {
     pub online_option: &'static str,
     /// Whether a refused job's comment tells its user, because nothing else does.
     pub comments: bool,
+    /// Our scripts in `mom_priv`.
+    pub scripts: &'static [Script],
+    pub install: fn(&Installation, &InstallOptions, &SetupContext<'_>) -> Result<VerbReport, String>,
+    /// Removes what `install` put there, but for the scripts.
+    pub uninstall: fn(&Installation, &SetupContext<'_>) -> Result<VerbReport, String>,
+    /// Checks the hook that makes the scripts needless; whether it is there.
+    pub check_hook: fn(&Installation, &SetupContext<'_>, &mut Vec<CheckLine>) -> bool,
+    /// Checks whether tasks that TM starts are attached; `None`: the hook does that.
+    pub check_tasks: fn(&Installation, bool, &SetupContext<'_>) -> Option<CheckLine>,
+    /// The line about a script that is not there, if there is no hook either.
+    pub absent_script: fn(&str) -> CheckLine,
+}
+
+/// A script of ours for a mom.
+pub(crate) struct Script {
+    /// Its names in `mom_priv`.
+    pub names: &'static [&'static str],
+    /// Its text as shipped.
+    pub text: &'static str,
+    /// The program that it calls.
+    pub program: &'static str,
+    /// For a site with a script of its own: the line to add, with `PROGRAM` for the program, and its place.
+    pub lines: [&'static str; 2],
+}
+
+/// Which PBS.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct ProductOption {
+    /// The product; found by itself where only one is installed
+    #[arg(long, value_name = "torque|openpbs", value_parser = ["torque", "openpbs"], hide_possible_values = true)]
+    pub scheduler: Option<String>,
+}
+
+/// `mpsctl pbs install`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct InstallOptions {
+    #[command(flatten)]
+    pub product: ProductOption,
+    /// Torque: leave $job_starter as it is; tasks that TM starts then need 'mpsctl exec -- COMMAND'
+    #[arg(long)]
+    pub no_job_starter: bool,
+    /// OpenPBS: the classic prologue and epilogue instead of the hook (first node of a job only)
+    #[arg(long)]
+    pub classic: bool,
+    /// OpenPBS: the hook also refuses at qsub and moves our words out of the account
+    #[arg(long)]
+    pub queuejob: bool,
 }
 
 /// A PBS on this node.
-#[derive(Debug, Clone)]
-pub struct Installation {
-    /// Which one.
+#[derive(Clone)]
+pub(crate) struct Installation {
     pub product: &'static Product,
     /// The directory with `mom_priv` and `aux`.
     pub home: PathBuf,
@@ -48,29 +96,29 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// The installation of `product`, from `site`, else its configuration, else the usual places.
+    /// The installation of `product`: from `site`, else its configuration, else the usual places.
     pub fn find(product: &'static Product, site: &Site, host: &dyn Host) -> Self {
-        let conf = product.conf.map(|file| Conf::load(Path::new(file), host));
-        let conf = conf.unwrap_or_default();
-        let has_mom = |home: &&&str| Path::new(home).join("mom_priv").is_dir();
+        let conf = product
+            .conf
+            .and_then(|file| host.read(Path::new(file), MOST_CONF).ok()?);
+        let conf = String::from_utf8_lossy(&conf.unwrap_or_default()).into_owned();
+        let home = || conf_path(&conf, "PBS_MOM_HOME").or_else(|| conf_path(&conf, "PBS_HOME"));
         let usual = || {
-            product
-                .homes
-                .iter()
-                .find(has_mom)
-                .unwrap_or(&product.homes[0])
-                .into()
+            let has_mom = |home: &&&str| Path::new(home).join("mom_priv").is_dir();
+            let found = product.homes.iter().find(has_mom);
+            found.unwrap_or(&product.homes[0]).into()
         };
         let mut commands: Vec<PathBuf> = Vec::new();
-        if let Some(exec) = site.exec.clone().or(conf.exec) {
+        if let Some(exec) = site.exec.clone().or_else(|| conf_path(&conf, "PBS_EXEC")) {
             commands.extend([exec.join("bin"), exec.join("sbin"), exec]);
         }
         if site.exec.is_none() {
             commands.extend(product.commands.iter().map(PathBuf::from));
         }
+        let home = site.home.clone().or_else(home).unwrap_or_else(usual);
         Self {
             product,
-            home: site.home.clone().or(conf.home).unwrap_or_else(usual),
+            home,
             commands,
         }
     }
@@ -78,7 +126,7 @@ impl Installation {
     /// Runs a command of the PBS.
     ///
     /// # Errors
-    /// Where it was looked for, or what kept it from running or ending.
+    /// One line: where it was looked for, or what kept it from running or ending.
     pub fn run(
         &self,
         name: &str,
@@ -97,7 +145,18 @@ impl Installation {
         host.run(&program, arguments, &[], deadline)
     }
 
-    /// `mom_priv`.
+    /// Gives qmgr one command: of several `-c` only the last counts (recorded).
+    ///
+    /// # Errors
+    /// What qmgr said, on one line.
+    pub fn qmgr(&self, command: &str, host: &dyn Host) -> Result<String, String> {
+        let answer = self.run("qmgr", &["-c", command], QMGR_DEADLINE, host)?;
+        match answer.code {
+            Some(0) => Ok(answer.text),
+            _ => Err(one_line(answer.text.trim(), 120)),
+        }
+    }
+
     pub fn mom_priv(&self) -> PathBuf {
         self.home.join("mom_priv")
     }
@@ -107,7 +166,6 @@ impl Installation {
         self.mom_priv().is_dir()
     }
 
-    /// The mom's own configuration.
     pub fn mom_config(&self) -> PathBuf {
         self.mom_priv().join("config")
     }
@@ -121,86 +179,68 @@ impl Installation {
     pub fn time_limit(&self, host: &dyn Host) -> Duration {
         let text = host.read(&self.mom_config(), MOST_CONF).ok().flatten();
         let set = prolog_alarm(&String::from_utf8_lossy(&text.unwrap_or_default()));
-        let early = self.product.early_s;
-        Duration::from_secs(match set.unwrap_or(self.product.alarm_s) {
-            long if long > early => long - early,
-            short => short,
-        })
+        let (alarm, early) = (set.unwrap_or(self.product.alarm_s), self.product.early_s);
+        Duration::from_secs(if alarm > early { alarm - early } else { alarm })
     }
 }
 
 /// The last `$prologalarm N` of a mom's configuration.
 fn prolog_alarm(config: &str) -> Option<u64> {
-    let mut values = config.lines().filter_map(|line| {
+    let values = config.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
-        (words.next() == Some("$prologalarm"))
-            .then(|| words.next()?.parse().ok())
-            .flatten()
+        words.next().filter(|word| *word == "$prologalarm")?;
+        words.next()?.parse().ok()
     });
-    values.rfind(|seconds| *seconds > 0)
+    values.filter(|seconds| *seconds > 0).last()
 }
 
-/// What we need of OpenPBS's `/etc/pbs.conf`.
-#[derive(Debug, Default)]
-struct Conf {
-    home: Option<PathBuf>,
-    exec: Option<PathBuf>,
+/// The absolute path that a line `KEY=VALUE` of OpenPBS's `/etc/pbs.conf` names.
+fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
+    let values = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));
+    let mut paths = values.map(|value| PathBuf::from(value.trim().trim_matches('"')));
+    paths.next().filter(|path| path.is_absolute())
 }
 
-impl Conf {
-    fn load(file: &Path, host: &dyn Host) -> Self {
-        let bytes = host.read(file, MOST_CONF).ok().flatten().unwrap_or_default();
-        Self::parse(&String::from_utf8_lossy(&bytes))
-    }
-
-    /// `KEY=VALUE` lines; `PBS_MOM_HOME` goes before `PBS_HOME`.
-    fn parse(text: &str) -> Self {
-        let value = |key: &str| {
-            let line = text
-                .lines()
-                .map(str::trim)
-                .filter_map(|line| line.strip_prefix(key))
-                .find_map(|l| l.strip_prefix('='));
-            line.map(|v| PathBuf::from(v.trim().trim_matches('"')))
-                .filter(|path| path.is_absolute())
-        };
-        Self {
-            home: value("PBS_MOM_HOME").or_else(|| value("PBS_HOME")),
-            exec: value("PBS_EXEC"),
-        }
-    }
-}
-
-/// Whether two names of a node mean the same one: equal, or equal up to the first dot where one has no domain.
-pub fn same_node(a: &str, b: &str) -> bool {
+/// Whether two names mean the same node: equal, or equal up to the first dot if one has no domain.
+pub(crate) fn same_node(a: &str, b: &str) -> bool {
     let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     let one_bare = !a.contains('.') || !b.contains('.');
     !short(a).is_empty() && short(a) == short(b) && (one_bare || a.eq_ignore_ascii_case(b))
 }
 
+/// The value of `NAME = VALUE` in what `qstat -f` and `printjob` print. Torque's qstat folds after 80 columns: such a line
+/// begins with a tab and holds no name. A name that stands there twice is no answer: a user can write a newline and a
+/// false line into the job's variables.
+pub(crate) fn attribute(text: &str, name: &str) -> Option<String> {
+    let named = |line: &str| {
+        let (key, value) = line.split_once('=')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    };
+    if text.lines().filter_map(named).count() != 1 {
+        return None;
+    }
+    let mut lines = text.lines();
+    let mut value = lines.by_ref().find_map(named)?;
+    lines
+        .take_while(|line| line.starts_with('\t') && !line.contains(" = "))
+        .for_each(|line| value.push_str(line.trim()));
+    Some(value)
+}
+
 #[cfg(test)]
 mod tests {
-    //! What is read of a mom's configuration and of /etc/pbs.conf.
-
     use super::*;
 
     #[test]
-    fn the_last_alarm_of_the_config_counts() {
-        assert_eq!(
-            prolog_alarm("$logevent 255\n$prologalarm 15\n# $prologalarm 3\n$prologalarm 60\n"),
-            Some(60)
-        );
+    fn the_last_alarm_counts_and_the_moms_own_home_goes_first() {
+        let config = "$logevent 255\n$prologalarm 15\n# $prologalarm 3\n$prologalarm 60\n";
+        assert_eq!(prolog_alarm(config), Some(60));
         assert_eq!(prolog_alarm("$prologalarm x\n"), None);
-    }
-
-    #[test]
-    fn the_moms_own_home_goes_first() {
-        let conf = Conf::parse(
-            "PBS_SERVER=vm\nPBS_HOME=/var/spool/pbs\nPBS_MOM_HOME=/local/pbs\nPBS_EXEC=/opt/pbs\n",
-        );
-        assert_eq!(conf.home, Some(PathBuf::from("/local/pbs")));
-        assert_eq!(conf.exec, Some(PathBuf::from("/opt/pbs")));
-        assert_eq!(Conf::parse("PBS_HOME=relative").home, None);
+        let conf = "PBS_HOME=/var/spool/pbs\nPBS_MOM_HOME=\"/local/pbs\"\nPBS_EXEC=opt/pbs\n";
+        assert_eq!(conf_path(conf, "PBS_MOM_HOME"), Some("/local/pbs".into()));
+        assert_eq!(conf_path(conf, "PBS_EXEC"), None);
     }
 
     #[test]

@@ -2,15 +2,14 @@
 
 use crate::scheduler::trial::{CommandLine, Trial, TrialJob, quoted};
 
-/// A PBS's.
+/// How a product's `qsub` differs.
 pub(crate) struct Qsub {
-    /// Whether its `qsub --version` says so.
+    /// Whether this is the answer of its `qsub --version`.
     pub(crate) is_its: fn(&str) -> bool,
     /// The words that ask for one GPU.
     pub(crate) place: &'static [&'static str],
 }
 
-/// What is asked for.
 const REQUEST: &str = "MPS=true,MPS_THREADS=50,MPS_MEM=1G";
 
 impl Trial for Qsub {
@@ -33,7 +32,7 @@ impl Trial for Qsub {
         let mut arguments = vec!["-N", order.name, "-j", "oe", "-o", order.output, "-S", "/bin/sh"];
         arguments.extend(["-l", "walltime=00:05:00"]);
         arguments.extend(["-A", &accounts]);
-        // A second one of theirs is an error, or is added to the first.
+        // A second place is an error, or is added to the first.
         let placed = own
             .iter()
             .any(|word| word.contains("select=") || word.contains("nodes="));
@@ -52,14 +51,13 @@ impl Trial for Qsub {
         Some(CommandLine::new("qstat", &["-f", id]))
     }
 
-    /// It is told for a while as completed or finished, and then not at all.
+    /// qstat shows it for a while as completed or finished, and then not at all.
     fn is_over(&self, answer: &str) -> bool {
-        let gone = ["Unknown Job", "has finished"];
-        let state = answer
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("job_state = "));
-        state.is_some_and(|state| ["C", "F"].contains(&state))
-            || gone.iter().any(|word| answer.contains(word))
+        let ended = ["job_state = C", "job_state = F"];
+        answer.lines().any(|line| ended.contains(&line.trim()))
+            || ["Unknown Job", "has finished"]
+                .iter()
+                .any(|words| answer.contains(words))
     }
 
     fn why(&self, _: &str, id: Option<&str>) -> CommandLine {
@@ -79,7 +77,7 @@ impl Trial for Qsub {
     }
 }
 
-/// The user's own account, which stands in one word with our request, and what is left of the words.
+/// The user's own account, which our request follows in one word, and the rest of the words.
 fn account(own: &[String]) -> (Option<String>, Vec<&String>) {
     let (mut account, mut left) = (None, Vec::new());
     let mut words = own.iter();
@@ -102,55 +100,38 @@ mod tests {
         place: &["-l", "nodes=1:gpus=1"],
     };
 
-    fn typed(own: &[&str]) -> CommandLine {
-        let own: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
-        QSUB.submit(&TrialJob {
-            name: "mpsd-selftest",
-            own: &own,
-            programs: "/opt/it's".as_ref(),
-            output: "/home/u/out",
-        })
-    }
-
     #[test]
-    fn the_users_account_and_the_request_are_one_word() {
+    fn the_users_account_and_the_request_are_one_word_and_the_job_attaches_the_probe() {
         let before = "-N mpsd-selftest -j oe -o /home/u/out -S /bin/sh -l walltime=00:05:00";
-        for (own, after) in [
-            (&[][..], "-A MPS=true,MPS_THREADS=50,MPS_MEM=1G -l nodes=1:gpus=1"),
-            (
-                &["-A", "proj", "-q", "gpu"],
-                "-A proj,MPS=true,MPS_THREADS=50,MPS_MEM=1G -l nodes=1:gpus=1 -q gpu",
-            ),
-            (
-                &["-Aproj", "-l", "nodes=1:gpus=2"],
-                "-A proj,MPS=true,MPS_THREADS=50,MPS_MEM=1G -l nodes=1:gpus=2",
-            ),
+        for (own, account, after) in [
+            (&[][..], "", "-l nodes=1:gpus=1"),
+            (&["-A", "proj", "-q", "gpu"], "proj,", "-l nodes=1:gpus=1 -q gpu"),
+            (&["-Aproj", "-l", "nodes=1:gpus=2"], "proj,", "-l nodes=1:gpus=2"),
         ] {
-            assert_eq!(typed(own).arguments.join(" "), format!("{before} {after}"));
+            let own: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
+            let typed = QSUB.submit(&TrialJob {
+                name: "mpsd-selftest",
+                own: &own,
+                programs: "/opt/it's".as_ref(),
+                output: "/home/u/out",
+            });
+            let expected = format!("{before} -A {account}{REQUEST} {after}");
+            assert_eq!(typed.arguments.join(" "), expected);
+            let dir = r"/opt/it'\''s";
+            let input = format!("exec '{dir}/mpsctl' exec -- '{dir}/mps-probe' '--json' '--alloc=2048'\n");
+            assert_eq!(typed.input, input);
         }
     }
 
     #[test]
-    fn the_job_attaches_the_probe_and_quotes_its_words() {
-        let dir = r"/opt/it'\''s";
-        assert_eq!(
-            typed(&[]).input,
-            format!("exec '{dir}/mpsctl' exec -- '{dir}/mps-probe' '--json' '--alloc=2048'\n")
-        );
-    }
-
-    #[test]
-    fn a_job_is_over_when_it_is_told_so_or_not_known_any_more() {
+    fn a_job_is_over_if_qstat_says_so_or_does_not_know_it() {
         for (answer, over) in [
             ("Job Id: 1.s\n    job_state = C\n", true),
             ("Job Id: 1.s\n    job_state = F\n", true),
             ("Job Id: 1.s\n    job_state = E\n", false),
             ("Job Id: 1.s\n    job_state = R\n", false),
             ("qstat: Unknown Job Id 1.s\n", true),
-            (
-                "qstat: 1.s Job has finished, use -x or -H to obtain historical job information\n",
-                true,
-            ),
+            ("qstat: 1.s Job has finished, use -x or -H to see it\n", true),
             ("qstat: cannot connect to server s (errno=15010)\n", false),
         ] {
             assert_eq!(QSUB.is_over(answer), over, "{answer}");

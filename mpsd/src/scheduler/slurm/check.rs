@@ -1,14 +1,11 @@
-//! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what of its configuration MPS depends on.
+//! `mpsctl slurm check`: what Slurm demands of our line and our plugin, and what MPS needs of Slurm's configuration.
 
-use super::commands::Installation;
 use super::conf::Conf;
 use super::gres::Gres;
-use super::line::{self, PLUGIN, USUAL_PROGRAMS, WORDS};
-use super::pyxis;
-use super::release::{Release, all_installed, stamp_of};
-use crate::scheduler::budget::{Budget, MARGIN, within};
-use crate::scheduler::call::Program;
-use crate::scheduler::ground::ground;
+use super::installation::{Installation, Release, stamp_of};
+use super::stack::{Delivery, PLUGIN, Stack, USUAL_PROGRAMS, WORDS, our_line};
+use crate::scheduler::call::{Budget, MARGIN, Program, within};
+use crate::scheduler::node_check::node_check;
 use crate::scheduler::numbers::{List, Number, Numbers};
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::scheduler::setup::SetupContext;
@@ -26,35 +23,39 @@ pub(super) fn check(
     slurm: &Installation,
     conf: &Conf,
     node: &str,
-    around: &SetupContext<'_>,
+    ctx: &SetupContext<'_>,
 ) -> Vec<CheckLine> {
     let mut all = vec![Pass(format!(
         "Slurm's configuration is '{}'",
         conf.file.display()
     ))];
-    let installed = releases(slurm, around, &mut all);
-    let found = conf.found();
-    all.push(stack(conf, found.as_deref()));
-    let home = found.unwrap_or_else(|| conf.home());
+    let releases = slurm.releases(ctx.host);
+    all.push(one_release(slurm, &releases));
+    let stack = Stack::of(conf);
+    let found = stack.found();
+    all.push(check_stack(&stack, found.as_deref()));
+    let home = found.unwrap_or_else(|| stack.home());
     let mut loaded = None;
     match line(&home) {
-        Ok((word, rest)) => {
+        Ok(line) => {
+            let mut words = line.split_whitespace();
+            let word = words.next().unwrap_or_default();
             all.push(Pass(format!("'{}' has our line, '{word}'", home.display())));
-            plugin(&rest, installed, &mut all);
-            all.extend(files(&rest, around));
-            all.extend(
-                rest.first()
-                    .and_then(|plugin| pyxis::order(conf, Path::new(plugin))),
-            );
-            loaded = rest.into_iter().next().map(PathBuf::from);
+            let words: Vec<&str> = words.collect();
+            loaded = words.first().map(PathBuf::from);
+            if let Some(plugin) = &loaded {
+                all.push(check_plugin(plugin, releases.first().copied()));
+            }
+            all.extend(check_files(&words, ctx));
+            all.extend(loaded.as_deref().and_then(|plugin| stack.check_pyxis(plugin)));
         }
         Err(why) => all.push(Fail(format!("'{}': {why}", home.display()))),
     }
-    all.extend(started(slurm, conf, &home, loaded.as_deref()));
-    all.extend(settings(conf, around));
-    all.extend(ground(node, around));
-    all.extend(gpus(conf, node, around));
-    all.extend((around.standing)(&around.settings));
+    all.extend(check_slurmd(slurm, &stack, &home, loaded.as_deref()));
+    all.extend(check_settings(conf, ctx));
+    all.extend(node_check(node, ctx));
+    all.extend(check_gpus(conf, node, ctx));
+    all.extend((ctx.standing)(&ctx.settings));
     if !plugins.is_dir() {
         let plugins = plugins.display();
         all.push(Fail(format!(
@@ -64,11 +65,10 @@ pub(super) fn check(
     all
 }
 
-/// The installed release; programs that differ are two installations.
-fn releases(slurm: &Installation, around: &SetupContext<'_>, all: &mut Vec<CheckLine>) -> Option<Release> {
-    let said = all_installed(slurm, around.host);
+/// Programs of different releases are two installations.
+fn one_release(slurm: &Installation, releases: &[Release]) -> CheckLine {
     let dir = slurm.commands.display();
-    all.push(match said.as_slice() {
+    match releases {
         [] => Warn("no slurmd, sinfo or srun here says its version".to_owned()),
         [one] => Pass(format!("Slurm {one} is installed, its commands in '{dir}'")),
         several => {
@@ -78,171 +78,153 @@ fn releases(slurm: &Installation, around: &SetupContext<'_>, all: &mut Vec<Check
                 "slurmd and the commands in '{dir}' are of different releases: {list}"
             ))
         }
-    });
-    said.first().copied()
+    }
 }
 
-fn stack(conf: &Conf, found: Option<&Path>) -> CheckLine {
-    let stack = conf.stack();
-    let what = match conf.stack_is_fetched() {
-        true => "'mpsctl slurm enable' on the controller's host",
-        false => "'mpsctl slurm enable'",
+fn check_stack(stack: &Stack, found: Option<&Path>) -> CheckLine {
+    let shown = stack.file.display();
+    let command = match stack.delivery {
+        Delivery::Fetched => "'mpsctl slurm enable' on the controller's host",
+        Delivery::Local | Delivery::Sent => "'mpsctl slurm enable'",
     };
-    if !stack.exists() {
-        return Fail(format!("no '{}': run {what}", stack.display()));
+    if !stack.file.exists() {
+        return Fail(format!("no '{shown}': run {command}"));
     }
-    if let Err(error) = open_trusted(&stack) {
+    if let Err(error) = open_trusted(&stack.file) {
         return Warn(format!(
             "{error}: whoever may write it decides what slurmd loads as root"
         ));
     }
-    let shown = stack.display();
     match found {
-        Some(file) if file == stack => Pass(format!("'{shown}' has our line")),
+        Some(file) if file == stack.file => Pass(format!("'{shown}' has our line")),
         Some(_) => Pass(format!("'{shown}' includes our line")),
-        None if conf.is_sent() || conf.stack_is_fetched() => Fail(format!(
-            "'{shown}' has no line of ours in it, and the controller sends nothing that it includes: run {what}"
+        None if stack.delivery != Delivery::Local => Fail(format!(
+            "'{shown}' has no line of ours in it, and the controller sends nothing that it includes: run {command}"
         )),
-        None if conf.would_take_in() => Pass(format!("'{shown}' includes the file of our line")),
+        None if stack.includes_snippet() => Pass(format!("'{shown}' includes the file of our line")),
         None => Fail(format!(
             "'{shown}' does not include our line; add: {}",
-            conf.include()
+            stack.include()
         )),
     }
 }
 
-/// Our line: its first word and the rest.
-fn line(home: &Path) -> Result<(String, Vec<String>), String> {
+fn line(home: &Path) -> Result<String, String> {
     if !home.exists() {
         return Err("not there; run 'mpsctl slurm enable'".to_owned());
     }
     open_trusted(home).map_err(|e| format!("{e}; allowed: root's, not writable by others"))?;
-    let line = line::of(home).ok_or_else(|| {
-        format!(
-            "no line that begins with {} and names {PLUGIN}",
-            WORDS.join(" or ")
-        )
-    })?;
-    let mut words = line.split_whitespace().map(str::to_owned);
-    Ok((words.next().unwrap_or_default(), words.collect()))
+    let words = WORDS.join(" or ");
+    our_line(home).ok_or_else(|| format!("no line that begins with {words} and names {PLUGIN}"))
 }
 
-fn plugin(rest: &[String], installed: Option<Release>, all: &mut Vec<CheckLine>) {
-    let Some(file) = rest.first().map(Path::new) else {
-        return all.push(Fail("our line names no plugin".to_owned()));
-    };
-    all.push(match (stamp_of(file), installed) {
+fn check_plugin(file: &Path, installed: Option<Release>) -> CheckLine {
+    let shown = file.display();
+    match (stamp_of(file), installed) {
         (Err(why), _) => Fail(why),
         (Ok(stamp), Some(release)) if stamp != release => Fail(format!(
-            "'{}' is for Slurm {stamp}, and {release} is installed: run 'mpsctl slurm enable' again",
-            file.display()
+            "'{shown}' is for Slurm {stamp}, and {release} is installed: run 'mpsctl slurm enable' again"
         )),
-        (Ok(stamp), _) => Pass(format!("'{}' is root's and for Slurm {stamp}", file.display())),
-    });
+        (Ok(stamp), _) => Pass(format!("'{shown}' is root's and for Slurm {stamp}")),
+    }
 }
 
 /// The files that the plugin will use.
-fn files(rest: &[String], around: &SetupContext<'_>) -> Vec<CheckLine> {
+fn check_files(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let given = |key: &str| {
-        rest.iter()
-            .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
-            .map(PathBuf::from)
+        let mut values = words
+            .iter()
+            .filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        values.next().map(PathBuf::from)
     };
-    let mut all = Vec::new();
-    for (key, name) in [("prologue", "mps-prologue"), ("epilogue", "mps-epilogue")] {
+    let programs = [("prologue", "mps-prologue"), ("epilogue", "mps-epilogue")].map(|(key, name)| {
         let file = given(key).unwrap_or_else(|| Path::new(USUAL_PROGRAMS).join(name));
-        all.push(CheckLine::program(&file, around.host));
-    }
+        CheckLine::program(&file, ctx.host)
+    });
     let config = given("config").unwrap_or_else(|| PathBuf::from(mpsd_core::config::DEFAULT_PATH));
-    all.push(match Config::load(&config) {
+    let config = match Config::load(&config) {
         Ok(_) => Pass(format!("'{}' can be used", config.display())),
         Err(error) => Fail(error.to_string()),
-    });
-    all
+    };
+    programs.into_iter().chain([config]).collect()
 }
 
-/// Whether slurmd has our plugin: loaded, as root can see, or else because it began after our line was written. A copy that it
-/// fetched is younger than slurmd itself. `None`: no line names a plugin, which is told already.
-fn started(slurm: &Installation, conf: &Conf, home: &Path, plugin: Option<&Path>) -> Option<CheckLine> {
+/// Whether slurmd has our plugin: loaded, as root can see, or else because it began after our line was written. A copy that
+/// slurmd fetched is younger than slurmd itself. `None`: no line names a plugin.
+fn check_slurmd(
+    slurm: &Installation,
+    stack: &Stack,
+    home: &Path,
+    plugin: Option<&Path>,
+) -> Option<CheckLine> {
     let Some(slurmd) = slurm.daemon.as_ref().filter(|daemon| daemon.is_of_node()) else {
         return Some(Pass("no slurmd runs here: nothing to restart".to_owned()));
     };
-    let pid = slurmd.pid();
+    let of = format!("slurmd (pid {})", slurmd.pid());
     if slurmd.replaced {
-        return Some(Fail(format!(
-            "slurmd (pid {pid}) runs a program that was replaced since: restart slurmd"
-        )));
+        let why = "runs a program that was replaced since: restart slurmd";
+        return Some(Fail(format!("{of} {why}")));
     }
-    let loaded = slurmd.has_loaded(plugin?);
-    match loaded {
-        Some(true) => return Some(Pass("slurmd has loaded our plugin".to_owned())),
-        Some(false) if conf.stack_is_fetched() => {
-            return Some(Fail(format!(
-                "slurmd (pid {pid}) has not loaded our plugin: restart slurmd"
-            )));
-        }
-        _ => {}
-    }
+    let (loaded, fetched) = (slurmd.has_loaded(plugin?), stack.delivery == Delivery::Fetched);
     let written = fs::metadata(home).and_then(|about| about.modified()).ok();
-    if !conf.stack_is_fetched()
-        && written.is_some_and(|written| slurmd.began().is_some_and(|began| began < written))
-    {
-        return Some(Fail(format!(
-            "slurmd (pid {pid}) runs since before our line was written and does not know it: restart slurmd"
-        )));
-    }
+    let is_older = || {
+        slurmd
+            .began()
+            .zip(written)
+            .is_some_and(|(began, written)| began < written)
+    };
     Some(match loaded {
-        Some(false) => Warn(format!(
-            "slurmd (pid {pid}) began after our line was written, and has not loaded our plugin: its log says why"
+        Some(true) => Pass("slurmd has loaded our plugin".to_owned()),
+        Some(false) if fetched => Fail(format!("{of} has not loaded our plugin: restart slurmd")),
+        _ if !fetched && is_older() => Fail(format!(
+            "{of} runs since before our line was written and does not know it: restart slurmd"
         )),
-        _ => Pass("slurmd began after our line was written".to_owned()),
+        Some(false) => Warn(format!(
+            "{of} began after our line was written, and has not loaded our plugin: its log says why"
+        )),
+        None => Pass("slurmd began after our line was written".to_owned()),
     })
 }
 
-fn settings(conf: &Conf, around: &SetupContext<'_>) -> Vec<CheckLine> {
-    let mut all = Vec::new();
+fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let flags = conf.value("PrologFlags").unwrap_or("not set");
-    let at_allocation = ["Alloc", "Contain", "RunInJob"]
-        .iter()
-        .any(|flag| conf.lists("PrologFlags", flag));
-    all.push(if at_allocation {
-        Pass(format!("PrologFlags is {flags}: the prolog runs on each node at the allocation"))
-    } else {
-        Warn(format!(
+    let has_flag = |flag: &&str| conf.lists("PrologFlags", flag);
+    let mut all = vec![match ["Alloc", "Contain", "RunInJob"].iter().any(has_flag) {
+        true => Pass(format!(
+            "PrologFlags is {flags}: the prolog runs on each node at the allocation"
+        )),
+        false => Warn(format!(
             "PrologFlags is {flags}: the prolog runs at a node's first step only; PrologFlags=Alloc (or Contain) runs it \
              on each node at the allocation"
-        ))
-    });
-    if conf.lists("PrologFlags", "RunInJob") {
-        all.push(Warn(
-            "PrologFlags has RunInJob: the prolog runs in the job's own cgroup and sees only its devices"
-                .to_owned(),
-        ));
+        )),
+    }];
+    if has_flag(&"RunInJob") {
+        let text =
+            "PrologFlags has RunInJob: the prolog runs in the job's own cgroup and sees only its devices";
+        all.push(Warn(text.to_owned()));
     }
-    all.extend(timeouts(conf, around.settings.deadline));
-    all.push(patience(conf, around.settings.deadline));
-    all.push(if conf.lists("GresTypes", "gpu") {
-        Pass("GresTypes has gpu: Slurm tells a job's GPUs".to_owned())
-    } else {
-        Fail(
-            "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused"
-                .to_owned(),
-        )
+    all.extend(timeouts(conf, ctx.settings.deadline));
+    all.push(unkillable_timeout(conf, ctx.settings.deadline));
+    all.push(match conf.lists("GresTypes", "gpu") {
+        true => Pass("GresTypes has gpu: Slurm tells a job's GPUs".to_owned()),
+        false => {
+            let text =
+                "GresTypes has no gpu: Slurm tells no job's GPUs, and every request for MPS is refused";
+            Fail(text.to_owned())
+        }
     });
-    for share in ["mps", "shard"]
+    let shares = ["mps", "shard"]
         .into_iter()
-        .filter(|share| conf.lists("GresTypes", share))
-    {
-        all.push(Warn(format!(
+        .filter(|share| conf.lists("GresTypes", share));
+    all.extend(shares.map(|share| {
+        Warn(format!(
             "GresTypes has {share}: jobs may share a GPU, so its compute mode stays as it is"
-        )));
-    }
-    if conf
+        ))
+    }));
+    let containers = conf
         .value("JobContainerType")
-        .is_some_and(|kind| kind.ends_with("tmpfs"))
-    {
-        all.push(container(around.settings.paths.run()));
-    }
+        .filter(|kind| kind.ends_with("tmpfs"));
+    all.extend(containers.map(|_| container(ctx.settings.paths.run())));
     all
 }
 
@@ -253,10 +235,10 @@ fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
         (Program::Epilogue, "end", "Epilog error"),
     ];
     let all = both.into_iter().filter_map(|(program, what, reason)| {
-        let (key, its) = conf.timeout(program)?;
-        let work = Budget::new(ours, Some(its)).work;
-        let (its, needed) = (its.as_secs(), (ours + MARGIN).as_secs());
-        let text = format!("{key} is {its} s");
+        let (key, limit) = conf.timeout(program)?;
+        let work = Budget::new(ours, Some(limit)).work;
+        let (limit_s, needed) = (limit.as_secs(), (ours + MARGIN).as_secs());
+        let text = format!("{key} is {limit_s} s");
         if work >= ours {
             return Some(Pass(format!("{text}: more than the {what} of a job's MPS takes")));
         }
@@ -266,62 +248,55 @@ fn timeouts(conf: &Conf, ours: Duration) -> Vec<CheckLine> {
             work.as_secs_f64(),
             ours.as_secs(),
         );
-        Some(match work < LEAST {
-            true => Fail(text),
-            false => Warn(text),
-        })
+        Some(if work < LEAST { Fail(text) } else { Warn(text) })
     });
     all.collect()
 }
 
-/// slurmstepd ends a step's own daemon in its last callback, and drains the node when its time is over
+/// slurmstepd ends a step's own daemon in its last callback, and drains the node at this timeout
 /// (docs/facts/slurm.md#the-end-of-a-step).
-fn patience(conf: &Conf, ours: Duration) -> CheckLine {
-    let its = conf.unkillable_step_timeout();
-    let left = within(its);
-    let text = format!("UnkillableStepTimeout is {} s", its.as_secs());
+fn unkillable_timeout(conf: &Conf, ours: Duration) -> CheckLine {
+    let limit = conf.unkillable_step_timeout();
+    let (left, limit_s, needed) = (within(limit), limit.as_secs(), (ours + MARGIN).as_secs());
+    let text = format!("UnkillableStepTimeout is {limit_s} s");
     if left >= ours {
         return Pass(format!("{text}: more than a step's own daemon takes to end"));
     }
+    let (left, ours) = (left.as_secs(), ours.as_secs());
     Warn(format!(
-        "{text}: a step's own daemon gets {} s of our {} (deadline_s) to start and to end, or Slurm would drain the node \
-         (\"Kill task failed\"); {} s leave it all",
-        left.as_secs(),
-        ours.as_secs(),
-        (ours + MARGIN).as_secs()
+        "{text}: a step's own daemon gets {left} s of our {ours} (deadline_s) to start and to end, or Slurm would drain the node \
+         (\"Kill task failed\"); {needed} s leave it all"
     ))
 }
 
-/// Under job_container/tmpfs the tasks have a /tmp and, unless job_container.conf says Dirs=/tmp, a /dev/shm of their
-/// own. Client and server share nothing there (driver 580; the contract suite's `namespaces`), but the job's pipe must
-/// be in sight.
+/// Under job_container/tmpfs the tasks have their own /tmp, and their own /dev/shm unless job_container.conf says Dirs=/tmp.
+/// Client and server share nothing there (driver 580; the contract suite's `namespaces`), but tasks must see the job's pipe.
 fn container(run: &Path) -> CheckLine {
     if ["/tmp", "/dev/shm", "/var/tmp"]
         .iter()
         .any(|hidden| run.starts_with(hidden))
     {
+        let run = run.display();
         return Fail(format!(
-            "run_dir '{}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd",
-            run.display()
+            "run_dir '{run}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd"
         ));
     }
     Pass("job_container/tmpfs: MPS needs no shared /tmp or /dev/shm (driver 580)".to_owned())
 }
 
-/// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf where it does not.
-fn gpus(conf: &Conf, node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
-    let gres = Gres::read(&conf.file, node, around.host);
+/// Whether Slurm's number of each GPU leads a job to that GPU; the lines of gres.conf if not.
+fn check_gpus(conf: &Conf, node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    let gres = Gres::read(&conf.file, node, ctx.host);
     if !gres.grants {
         return Vec::new();
     }
-    let Ok(inventory) = (around.inventory)(node) else {
-        return vec![Warn(
-            "NVML does not answer: which GPUs gres.conf lists is not known".to_owned(),
-        )];
+    let Ok(inventory) = (ctx.inventory)(node) else {
+        let text = "NVML does not answer: which GPUs gres.conf lists is not known";
+        return vec![Warn(text.to_owned())];
     };
-    let outdated = gres
-        .outdated
-        .map(|why| Warn(format!("{why}; until it is restarted no compute mode is changed")));
+    let outdated = gres.outdated.as_ref();
+    let outdated =
+        outdated.map(|why| Warn(format!("{why}; until it is restarted no compute mode is changed")));
     let mut all: Vec<CheckLine> = outdated.into_iter().collect();
     let listed = match gres.list.resolve(&inventory) {
         Ok(listed) => listed,
@@ -334,36 +309,38 @@ fn gpus(conf: &Conf, node: &str, around: &SetupContext<'_>) -> Vec<CheckLine> {
             return all;
         }
     };
-    let before = all.len();
-    for (place, (file, gpu)) in (0..).zip(&listed) {
+    let files: Vec<_> = listed.iter().map(|(file, _)| file.clone()).collect();
+    let wrong = (0..).zip(&listed).filter_map(|(place, (file, gpu))| {
         let numbers = Numbers {
             numbers: vec![Number { place, uuid: None }],
-            list: List::Files(listed.iter().map(|(file, _)| file.clone()).collect()),
+            list: List::Files(files.clone()),
             confined: gres.confined,
             by_uuid: gres.by_uuid,
         };
-        let (path, said) = (file.path.display(), &file.said);
+        let (path, entry) = (file.path.display(), &file.entry);
         match numbers.gpus(&inventory) {
-            Err(why) => all.push(Fail(format!("a job with '{path}' is refused MPS: {why}"))),
-            Ok(found) if found.first().copied() != *gpu => all.push(Warn(format!(
-                "{said}: '{path}' is number {place} of Slurm, and a job with it computes on another GPU; with \
+            Err(why) => Some(Fail(format!("a job with '{path}' is refused MPS: {why}"))),
+            Ok(found) if found.first().copied() != *gpu => Some(Warn(format!(
+                "{entry}: '{path}' is number {place} of Slurm, and a job with it computes on another GPU; with \
                  ConstrainDevices=yes, or files in the order of the bus, it is the same one"
             ))),
-            Ok(_) => {}
+            Ok(_) => None,
         }
-    }
-    if all.len() == before {
+    });
+    let wrong: Vec<CheckLine> = wrong.collect();
+    if wrong.is_empty() {
         let count = listed.len();
-        all.push(Pass(format!(
-            "each of the {count} GPUs of gres.conf is the one that a job with it computes on"
-        )));
+        let text = format!("each of the {count} GPUs of gres.conf is the one that a job with it computes on");
+        all.push(Pass(text));
     }
+    all.extend(wrong);
     all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduler::testing::TextHost;
 
     #[test]
     fn a_private_tmp_and_shm_hide_nothing_but_a_run_dir_in_them() {
@@ -374,26 +351,32 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_of_slurms_that_shortens_our_own_is_told() {
-        let findings = |lines: &str| {
-            let dir = tempfile::tempdir().unwrap();
-            let file = dir.path().join("slurm.conf");
-            fs::write(&file, lines).unwrap();
-            let conf = Conf::find(Some(&file), &crate::scheduler::host::ThisHost).unwrap();
-            timeouts(&conf, Duration::from_secs(20))
-        };
-        assert!(findings("").is_empty());
-        assert!(findings("PrologEpilogTimeout=0\n").is_empty());
-        assert!(findings("PrologTimeout=65534\n").is_empty());
-        // Its own key goes before that of both.
-        let both = findings("PrologTimeout=26\nPrologEpilogTimeout=9\n");
-        assert!(matches!(&both[..], [Pass(_), Fail(_)]), "{both:?}");
-        let both = findings("prologepilogtimeout=300\nEpilogTimeout=25\n");
-        assert!(matches!(&both[..], [Pass(_), Warn(_)]), "{both:?}");
-        let one = findings("EpilogTimeout=25\n");
-        assert!(
-            matches!(&one[..], [Warn(text)] if text.contains("EpilogTimeout is 25 s") && text.contains("26 s leave it all")),
-            "{one:?}"
-        );
+    fn a_timeout_of_slurm_that_shortens_our_own_is_told() {
+        for (lines, expected) in [
+            ("", &[][..]),
+            ("PrologEpilogTimeout=0\n", &[]),
+            ("PrologTimeout=65534\n", &[]),
+            // A key for one of both comes first.
+            (
+                "PrologTimeout=26\nPrologEpilogTimeout=9\n",
+                &["OK    PrologTimeout is 26 s", "FAIL  PrologEpilogTimeout is 9 s"],
+            ),
+            (
+                "prologepilogtimeout=300\nEpilogTimeout=25\n",
+                &[
+                    "OK    PrologEpilogTimeout is 300 s",
+                    "WARN  EpilogTimeout is 25 s",
+                ],
+            ),
+            ("EpilogTimeout=25\n", &["WARN  EpilogTimeout is 25 s"]),
+        ] {
+            let host = TextHost::default().file("/x/slurm.conf", lines);
+            let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();
+            let found = timeouts(&conf, Duration::from_secs(20));
+            let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+            assert_eq!(found.len(), expected.len(), "{found:?}");
+            let alike = |(line, begin): (&String, &&str)| line.starts_with(*begin);
+            assert!(found.iter().zip(expected).all(alike), "{found:?}");
+        }
     }
 }

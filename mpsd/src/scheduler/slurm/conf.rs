@@ -1,13 +1,14 @@
-//! As much of slurm.conf and plugstack.conf as our line in the stack depends on.
+//! Slurm's configuration files: lines of words `Key=value`, and what slurm.conf says of us.
 
-use super::line;
-use super::lines::{Line, last, read};
 use crate::scheduler::call::Program;
 use crate::scheduler::host::Host;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Most that one file is read. Bytes.
+const MOST: usize = 1 << 20;
+/// Files that include one another at most this deep.
+const DEEPEST: usize = 4;
 /// Where packages and builds keep slurm.conf, most usual first.
 const USUAL: [&str; 5] = [
     "/etc/slurm/slurm.conf",
@@ -18,11 +19,10 @@ const USUAL: [&str; 5] = [
 ];
 /// The copy that slurmd or sackd fetched from the controller (configless).
 pub(super) const FETCHED: &str = "/run/slurm/conf/slurm.conf";
-
-/// `UnkillableStepTimeout` where slurm.conf does not set it (docs/facts/slurm.md#the-end-of-a-step).
+/// The default of `UnkillableStepTimeout` (docs/facts/slurm.md#the-end-of-a-step).
 pub(super) const UNKILLABLE: Duration = Duration::from_secs(60);
 
-/// Whether a daemon fetched this slurm.conf, and will write it anew: in `/run`, or in slurmd's spool directory.
+/// Whether a daemon fetched this slurm.conf, and will rewrite it: in `/run`, or in slurmd's spool directory.
 pub(super) fn is_fetched(file: &Path) -> bool {
     file.starts_with("/run") && file.ends_with("conf/slurm.conf")
         || file.parent().is_some_and(|dir| dir.ends_with("conf-cache"))
@@ -31,9 +31,8 @@ pub(super) fn is_fetched(file: &Path) -> bool {
 /// A slurm.conf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Conf {
-    /// The file.
     pub file: PathBuf,
-    /// Its lines, those of included files too, in order.
+    /// With those of included files, in order.
     lines: Vec<Line>,
 }
 
@@ -44,49 +43,29 @@ impl Conf {
     /// One line: there is none, or it cannot be read.
     pub fn find(named: Option<&Path>, host: &dyn Host) -> Result<Self, String> {
         let usual = || USUAL.iter().map(Path::new).find(|path| path.exists());
-        let file = named.or_else(usual).ok_or_else(|| {
+        let list = || USUAL.join(", ");
+        let none = || {
             format!(
                 "no slurm.conf in any usual place ({}); name it with --slurm-conf",
-                USUAL.join(", ")
+                list()
             )
-        })?;
-        let lines = read(file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
-        Ok(Self {
-            file: file.to_owned(),
-            lines,
-        })
+        };
+        let file = named.or_else(usual).ok_or_else(none)?.to_owned();
+        let lines = read(&file, host)?.ok_or_else(|| format!("no '{}'", file.display()))?;
+        Ok(Self { file, lines })
     }
 
-    /// The controller sends plugstack.conf to the nodes, and nothing that it includes: our line stands in it itself.
-    pub fn is_sent(&self) -> bool {
-        self.lists("SlurmctldParameters", "enable_configless") && self.value("PlugStackConfig").is_none()
-    }
-
-    /// plugstack.conf is a copy that a daemon writes anew.
-    pub fn stack_is_fetched(&self) -> bool {
-        is_fetched(&self.file) && self.value("PlugStackConfig").is_none()
-    }
-
-    /// The file for our line: our own, or where no other is sent plugstack.conf.
-    pub fn home(&self) -> PathBuf {
-        match self.is_sent() || self.stack_is_fetched() {
-            true => self.stack(),
-            false => self.snippet(),
-        }
-    }
-
-    /// The last value of a key, which Slurm reads in any case.
     pub fn value(&self, key: &str) -> Option<&str> {
         last(&self.lines, key)
     }
 
     /// Whether the list with commas under `key` has `item`, in any case.
     pub fn lists(&self, key: &str, item: &str) -> bool {
-        self.value(key)
-            .is_some_and(|list| list.split(',').any(|one| one.trim().eq_ignore_ascii_case(item)))
+        let mut items = self.value(key).unwrap_or_default().split(',');
+        items.any(|one| one.trim().eq_ignore_ascii_case(item))
     }
 
-    /// How long slurmstepd waits for the end of a step that was told to end before it drains the node.
+    /// How long slurmstepd waits for the end of a step before it drains the node.
     pub fn unkillable_step_timeout(&self) -> Duration {
         let set = self
             .value("UnkillableStepTimeout")
@@ -94,8 +73,8 @@ impl Conf {
         set.map_or(UNKILLABLE, Duration::from_secs)
     }
 
-    /// After how long slurmd kills a prolog or an epilog and drains the node, and the key that says so; `None`: never. The keys for
-    /// one of both came with 25.05 (docs/facts/slurm.md#failures).
+    /// After how long slurmd kills a prolog or an epilog and drains the node, and the key that says so; `None`: never. The
+    /// keys for one of both are new in 25.05 (docs/facts/slurm.md#failures).
     pub fn timeout(&self, program: Program) -> Option<(&'static str, Duration)> {
         let own = match program {
             Program::Prologue => "PrologTimeout",
@@ -103,159 +82,162 @@ impl Conf {
         };
         let mut keys = [own, "PrologEpilogTimeout"].into_iter();
         let (key, text) = keys.find_map(|key| Some((key, self.value(key)?)))?;
-        // 0 and what stands for no value are no limit.
+        // 0 and the two largest numbers stand for no limit.
         let seconds: u16 = text.parse().ok()?;
-        (1..u16::MAX - 1)
+        let limits = 1..u16::MAX - 1;
+        limits
             .contains(&seconds)
             .then(|| (key, Duration::from_secs(seconds.into())))
     }
+}
 
-    fn directory(&self) -> &Path {
-        self.file.parent().unwrap_or(Path::new("/"))
+/// One line with words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    file: PathBuf,
+    number: usize,
+    /// Key and value of each word; keys in any case.
+    words: Vec<(String, String)>,
+}
+
+impl Line {
+    pub fn value(&self, key: &str) -> Option<&str> {
+        let mut words = self.words.iter();
+        let (_, value) = words.find(|(name, _)| name.eq_ignore_ascii_case(key))?;
+        Some(value)
     }
 
-    /// plugstack.conf.
-    pub fn stack(&self) -> PathBuf {
-        self.value("PlugStackConfig")
-            .map_or_else(|| self.directory().join("plugstack.conf"), PathBuf::from)
+    /// Whether the value of a key is this one, in any case.
+    pub fn is(&self, key: &str, value: &str) -> bool {
+        self.value(key).is_some_and(|own| own.eq_ignore_ascii_case(value))
     }
 
-    /// Our line's file, beside it.
-    pub fn snippet(&self) -> PathBuf {
-        self.stack().with_file_name("plugstack.conf.d").join("mpsd.conf")
+    /// Whether this is the key of the first word, which says what the line is about.
+    pub fn is_about(&self, key: &str) -> bool {
+        self.words
+            .first()
+            .is_some_and(|(name, _)| name.eq_ignore_ascii_case(key))
     }
 
-    /// The line with which plugstack.conf takes it in.
-    pub fn include(&self) -> String {
-        format!(
-            "include {}/*.conf",
-            self.stack().with_file_name("plugstack.conf.d").display()
-        )
+    /// The file and the number, for messages.
+    pub fn place(&self) -> String {
+        format!("'{}' line {}", self.file.display(), self.number)
     }
+}
 
-    /// The lines of the stack in the order in which Slurm takes them: an `include` has its files in the order of their names.
-    pub fn stack_lines(&self) -> Vec<String> {
-        let stack = self.stack();
-        let base = stack.with_file_name("");
-        let text = fs::read_to_string(&stack).unwrap_or_default();
-        let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
-        let taken_in = |pattern: &str| {
-            let mut files = matching(&base.join(pattern));
-            files.sort();
-            files
-                .iter()
-                .flat_map(|file| lines(fs::read_to_string(file).unwrap_or_default()))
-                .collect()
+/// The last value of a key, which is the one that counts.
+pub(super) fn last<'l>(lines: &'l [Line], key: &str) -> Option<&'l str> {
+    lines.iter().rev().find_map(|line| line.value(key))
+}
+
+/// The lines of a file and of those that it includes; `None`: there is no such file.
+///
+/// # Errors
+/// One line: a file cannot be read, or includes a file that is not there.
+pub(super) fn read(file: &Path, host: &dyn Host) -> Result<Option<Vec<Line>>, String> {
+    let mut all = Vec::new();
+    let directory = file.parent().unwrap_or(Path::new("/"));
+    Ok(collect(file, directory, host, DEEPEST, &mut all)?.then_some(all))
+}
+
+fn collect(
+    file: &Path,
+    directory: &Path,
+    host: &dyn Host,
+    depth: usize,
+    all: &mut Vec<Line>,
+) -> Result<bool, String> {
+    let failed = |why: String| format!("cannot read '{}': {why}", file.display());
+    let read = host
+        .configuration(file, MOST)
+        .map_err(|e| failed(e.to_string()))?;
+    let Some(bytes) = read else {
+        return Ok(false);
+    };
+    for (number, text) in joined(&String::from_utf8_lossy(&bytes)) {
+        if let Some(path) = included(&text) {
+            let path = directory.join(path);
+            if depth == 0 || !collect(&path, directory, host, depth - 1, all)? {
+                return Err(failed(format!("it includes '{}'", path.display())));
+            }
+            continue;
+        }
+        let (file, words) = (file.to_owned(), words(&text));
+        if !words.is_empty() {
+            all.push(Line { file, number, words });
+        }
+    }
+    Ok(true)
+}
+
+/// Lines without comments, those that end with a backslash put together; each with its first number.
+fn joined(text: &str) -> Vec<(usize, String)> {
+    let mut all: Vec<(usize, String)> = Vec::new();
+    let mut continues = false;
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.split('#').next().unwrap_or_default().trim_end();
+        let (part, more) = line.strip_suffix('\\').map_or((line, false), |part| (part, true));
+        match all.last_mut().filter(|_| continues) {
+            Some((_, before)) => before.push_str(part),
+            None => all.push((number, part.to_owned())),
+        }
+        continues = more;
+    }
+    all
+}
+
+fn included(line: &str) -> Option<&str> {
+    let (word, path) = line.trim().split_once([' ', '\t'])?;
+    (word.eq_ignore_ascii_case("include") && !path.trim_start().starts_with('=')).then(|| path.trim())
+}
+
+/// `Key=value Key = "some value"`.
+fn words(line: &str) -> Vec<(String, String)> {
+    let mut words = Vec::new();
+    let mut rest = line;
+    while let Some((key, value)) = rest.split_once('=') {
+        let key = key.split_whitespace().last().unwrap_or_default();
+        let value = value.trim_start();
+        let (value, after) = match value.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"').unwrap_or((quoted, "")),
+            None => value.split_at(value.find(char::is_whitespace).unwrap_or(value.len())),
         };
-        let one = |line: &str| pattern(line).map_or_else(|| vec![line.to_owned()], taken_in);
-        text.lines().flat_map(one).collect()
+        words.push((key.to_owned(), value.to_owned()));
+        rest = after;
     }
-
-    /// The file in which Slurm finds our line.
-    pub fn found(&self) -> Option<PathBuf> {
-        let (stack, snippet) = (self.stack(), self.snippet());
-        let included = || self.would_take_in() && line::of(&snippet).is_some();
-        match line::of(&stack) {
-            Some(_) => Some(stack),
-            None => included().then_some(snippet),
-        }
-    }
-
-    /// Whether plugstack.conf includes our line's file, which may not be there yet.
-    pub fn would_take_in(&self) -> bool {
-        let stack = self.stack();
-        let text = fs::read_to_string(&stack).unwrap_or_default();
-        !self.is_sent() && includes(&text, &stack.with_file_name(""), &self.snippet())
-    }
-}
-
-/// Whether an `include` of the stack in `base` names `snippet`: by itself, or by a pattern for the last component,
-/// which is all that anybody writes.
-fn includes(text: &str, base: &Path, snippet: &Path) -> bool {
-    text.lines().filter_map(pattern).any(|pattern| {
-        let path = base.join(pattern);
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
-        let file = snippet
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
-        path.parent() == snippet.parent() && fits(name, file)
-    })
-}
-
-/// What an `include` of the stack names.
-fn pattern(line: &str) -> Option<&str> {
-    let line = line.split('#').next().unwrap_or_default().trim();
-    let rest = line.strip_prefix("include")?;
-    rest.starts_with([' ', '\t']).then(|| rest.trim())
-}
-
-/// The files that fit a pattern in the last component.
-fn matching(path: &Path) -> Vec<PathBuf> {
-    let name = path
-        .file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default();
-    let entries = path.parent().map(fs::read_dir).into_iter().flatten().flatten();
-    let fitting = |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(|file| fits(name, file));
-    entries
-        .flatten()
-        .filter(fitting)
-        .map(|entry| entry.path())
-        .collect()
-}
-
-/// Whether a pattern with at most one `*` fits `name`.
-fn fits(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((head, tail)) => {
-            name.len() >= head.len() + tail.len() && name.starts_with(head) && name.ends_with(tail)
-        }
-    }
+    words
 }
 
 #[cfg(test)]
 mod tests {
-    //! What is read of slurm.conf and plugstack.conf.
-
     use super::*;
-    use crate::scheduler::testing::Paper;
+    use crate::scheduler::testing::TextHost;
 
     #[test]
     fn keys_in_any_case_and_the_last_one_counts() {
         let text = "PrologFlags=Alloc # PrologFlags=X\nNodeName=n Gres=gpu:1\nprologflags=Contain,NoHold\n";
-        let host = Paper::default().file("/x/slurm.conf", text);
+        let host = TextHost::default().file("/x/slurm.conf", text);
         let conf = Conf::find(Some(Path::new("/x/slurm.conf")), &host).unwrap();
         assert!(conf.lists("PrologFlags", "contain") && !conf.lists("PrologFlags", "Alloc"));
-        assert_eq!(conf.snippet(), Path::new("/x/plugstack.conf.d/mpsd.conf"));
-        assert_eq!(conf.include(), "include /x/plugstack.conf.d/*.conf");
     }
 
     #[test]
-    fn an_include_is_found_as_slurm_would() {
-        let (base, snippet) = (
-            Path::new("/etc/slurm/"),
-            Path::new("/etc/slurm/plugstack.conf.d/mpsd.conf"),
-        );
-        for text in [
-            "include /etc/slurm/plugstack.conf.d/*.conf",
-            "include plugstack.conf.d/*.conf # ours too",
-            "optional x.so\ninclude\t/etc/slurm/plugstack.conf.d/*\n",
-            "include /etc/slurm/plugstack.conf.d/mpsd.conf",
-        ] {
-            assert!(includes(text, base, snippet), "{text}");
-        }
-        for text in [
-            "",
-            "#include plugstack.conf.d/*.conf",
-            "include /etc/other.d/*.conf",
-            "include plugstack.conf.d/pyxis.conf",
-        ] {
-            assert!(!includes(text, base, snippet), "{text}");
-        }
+    fn words_and_lines_as_slurm_reads_them() {
+        let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        let expected = [
+            ("NodeName", "n[1-2]"),
+            ("name", "gpu"),
+            ("File", "/dev/nvidia[0-1]"),
+            ("Flags", "a=b"),
+        ];
+        let line = "NodeName=n[1-2] name = gpu File=\"/dev/nvidia[0-1]\" Flags=a=b";
+        assert_eq!(words(line), expected.map(pair));
+        assert!(words("no words").is_empty());
+        let mut lines = joined("A=1 # B=2\n\nC=3 \\\n D=4\nE=5");
+        lines.retain(|(_, line)| !line.is_empty());
+        let expected = [(1, "A=1"), (3, "C=3  D=4"), (5, "E=5")];
+        assert_eq!(lines, expected.map(|(number, line)| (number, line.to_owned())));
+        assert_eq!(included(" Include  more.conf "), Some("more.conf"));
+        assert_eq!(included("Included=x"), None);
     }
 }

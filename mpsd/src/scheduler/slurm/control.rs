@@ -1,6 +1,6 @@
 //! Takes a node out of a Slurm and back, with `sinfo` and `scontrol`.
 
-use super::commands::Installation;
+use super::installation::Installation;
 use crate::scheduler::control::{Controller, NodeStatus, Requeued};
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;
@@ -25,11 +25,7 @@ impl SlurmNode {
 
     fn update(&self, words: &[&str]) -> Result<String, String> {
         let node = format!("nodename={}", self.name);
-        let all: Vec<&str> = ["update", &node]
-            .into_iter()
-            .chain(words.iter().copied())
-            .collect();
-        self.call("scontrol", &all)
+        self.call("scontrol", &[&["update", &node], words].concat())
     }
 }
 
@@ -39,7 +35,7 @@ impl Controller for SlurmNode {
         parse(&text).ok_or_else(|| format!("sinfo shows no node '{}'", self.name))
     }
 
-    /// A node has one reason: that of another, who has it down say, is not written over.
+    /// A node has one reason, and another's is never overwritten.
     fn take_out(&self, reason: &str, memo: Option<&str>) -> Result<String, String> {
         if let Some(other) = memo {
             return Err(format!("it has another reason ('{other}')"));
@@ -47,12 +43,12 @@ impl Controller for SlurmNode {
         self.update(&["state=drain", &format!("reason={reason}")])
     }
 
-    /// `undrain`, not `resume`: a node that is down for another reason stays down. Slurm removes the reason with the drain.
+    /// With `undrain`, a node that is down for another reason stays down. Slurm removes the reason with the drain.
     fn put_back(&self, _: Option<&str>) -> Result<String, String> {
         self.update(&["state=undrain"])
     }
 
-    /// A node's reason goes with its drain: in service it has a comment.
+    /// A node in service has a comment and no reason.
     fn remark(&self, note: &str) -> Result<String, String> {
         self.mark(note).map(|()| String::new())
     }
@@ -64,20 +60,20 @@ impl Controller for SlurmNode {
         }
     }
 
-    /// The job's comment keeps what the user wrote there. srun and salloc show a notice; a batch job has it in its output,
-    /// once its script runs.
+    /// The job's comment keeps the user's words. srun and salloc show a notice; a batch job has it in its output, once its
+    /// script runs.
     fn tell(&self, job: &JobId, line: &str, aloud: bool) -> Result<(), String> {
         let ours = one_line(&format!("{OURS}{}: {line}", self.name), LONGEST_COMMENT);
         let written = self.comment(job, &ours);
         if aloud {
-            // By the number, which is one job's here; of a name scontrol would take the array's.
+            // The number means one job here; a name would mean the array.
             self.call("scontrol", &["notify", job.as_str(), &ours])?;
         }
         written
     }
 
-    /// Held as by its user, who releases it when he likes. The requeue is what counts: what fails around it is told with it.
-    /// The failed starts stand in the job's comment; where that is not seen, Slurm's own restarts of any cause count.
+    /// Held as by its user, who may release it. A failure around the requeue is told and does not undo it. The job's comment
+    /// counts the failed starts; if it is not seen, Slurm's own restarts count, of any cause.
     fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
         let own = self.own_name(job)?;
         let queued = self.job(job, &own);
@@ -119,10 +115,11 @@ impl Controller for SlurmNode {
         Ok(done)
     }
 
-    /// Slurm names them for a script alone, with the user's pattern filled in; 26.05 leaves the first empty where both are one.
+    /// Slurm names the files for a script alone, with the user's pattern filled in. 26.05 leaves the first empty if both are
+    /// the same.
     fn output(&self, job: &JobId) -> Result<Option<PathBuf>, String> {
         let shown = self.call("scontrol", &["show", "job", &self.own_name(job)?])?;
-        // The last line of a name is Slurm's: one of the user's own, in a comment, comes before.
+        // Untrusted: a line in the user's comment comes before. The last line of a name is Slurm's.
         let named = |name: &str| {
             let mut files = shown
                 .lines()
@@ -135,7 +132,7 @@ impl Controller for SlurmNode {
         Ok(named("StdErr=").or_else(|| named("StdOut=")))
     }
 
-    /// Where the job has several nodes, another one's start may fail just now, which counts on.
+    /// In a job of several nodes the start on another node may fail now, and continues the count.
     fn started(&self, job: &JobId) -> Result<(), String> {
         let own = self.own_name(job)?;
         let Some(comment) = self.job(job, &own)?.comment else {
@@ -154,8 +151,8 @@ impl Controller for SlurmNode {
         self.call("scontrol", &words).map(drop)
     }
 
-    /// `BatchFlag` tells (docs/facts/slurm.md#failures). Who has the word in a job's name ends that job alone, as it goes by the
-    /// name of its own.
+    /// `BatchFlag` tells (docs/facts/slurm.md#failures). Untrusted: with that word in a job's name its user can end that job
+    /// alone, by the name that is its own.
     fn end_script(&self, job: &JobId) -> Result<bool, String> {
         let own = self.own_name(job)?;
         let shown = self.call("scontrol", &["--oneliner", "show", "job", &own])?;
@@ -167,7 +164,7 @@ impl Controller for SlurmNode {
     }
 }
 
-/// What our comments begin with.
+/// How our comments begin.
 const OURS: &str = "mpsd: ";
 /// Before the number of a start that failed, behind the node's name in our comment.
 const FAILED: &str = "failed start ";
@@ -175,7 +172,7 @@ const FAILED: &str = "failed start ";
 const BEHIND: &str = "; mpsd: ";
 /// Most of a job's comment that is ours. Characters.
 const LONGEST_COMMENT: usize = 400;
-/// What squeue is asked to show of a job's comment. Bytes; one that reaches them may go on.
+/// What squeue is asked to show of a job's comment. Bytes; a comment of that length may be longer.
 const SHOWN_COMMENT: usize = 1024;
 
 /// A job as squeue shows it.
@@ -196,8 +193,8 @@ impl Queued {
 }
 
 impl SlurmNode {
-    /// The name that is this job's alone. The id of an array's last element is the array's, and Slurm's orders take it for every
-    /// element (docs/facts/slurm.md#failures). No text of the user's is in the answer.
+    /// The name that is this job's alone. The id of an array's last element is the array's, and in an order means every element
+    /// (docs/facts/slurm.md#failures). The answer holds no text of the user.
     fn own_name(&self, job: &JobId) -> Result<String, String> {
         let words = ["--noheader", "--jobs", job.as_str(), "--format", "%A %i"];
         let unknown = |why: &str| format!("what is its own name, should it be an array's: {why}");
@@ -206,7 +203,7 @@ impl SlurmNode {
         own.ok_or_else(|| unknown(&format!("squeue shows no job {job} that started")))
     }
 
-    /// Writes `ours` behind what the user wrote, where that is seen whole.
+    /// Writes `ours` behind the user's comment, if that is seen whole.
     fn comment(&self, job: &JobId, ours: &str) -> Result<(), String> {
         let own = self.own_name(job)?;
         let users = self.job(job, &own)?.comment;
@@ -244,7 +241,7 @@ impl SlurmNode {
     }
 }
 
-/// `4711 4711_2` of an array's element, `4711 4711+0` of a het job's first part, whose id is the whole job's, as it has to be.
+/// `4711 4711_2` of an array's element, `4711 4711+0` of a het job's first part: its id means the whole job, as it must.
 fn own_name(line: &str, job: &str) -> Option<String> {
     let (id, name) = line.split_once(' ')?;
     let behind = |sign| name.split_once(sign).map(|(_, behind)| behind);
@@ -294,7 +291,7 @@ fn failed_starts(comment: &str) -> u32 {
     number.unwrap_or(0)
 }
 
-/// `ours` with the number of failed starts that `comment` counts, where it has none of its own.
+/// `ours` with the number of failed starts that `comment` counts, if it has no number.
 fn counted(comment: &str, ours: &str) -> String {
     let named = ours.strip_prefix(OURS).and_then(|ours| ours.split_once(": "));
     match (failed_starts(ours), failed_starts(comment), named) {
@@ -303,8 +300,8 @@ fn counted(comment: &str, ours: &str) -> String {
     }
 }
 
-/// The user's comment with ours, which replaces an earlier one of ours but for the number of failed starts: another of the job's
-/// nodes may have counted this one. `None`: there is no room.
+/// The user's comment with ours, which replaces an earlier one of ours. The number of failed starts stays: another of the
+/// job's nodes may have counted this one. `None`: there is no room.
 fn with_ours(users: &str, ours: &str) -> Option<String> {
     let all = match users.get(..of_ours(users)).unwrap_or_default() {
         "" => counted(users, ours),
@@ -313,8 +310,8 @@ fn with_ours(users: &str, ours: &str) -> Option<String> {
     Some(all).filter(|all| all.len() < SHOWN_COMMENT)
 }
 
-/// `drained*|mpsd: job 4711: …`, one line a partition. A reason of a node that is not drained is slurmctld's own (`Not
-/// responding`) or a leftover, and gives way.
+/// `drained*|mpsd: job 4711: …`, one line a partition. The reason of a node that is not drained is slurmctld's own (`Not
+/// responding`) or a leftover, and does not count.
 fn parse(text: &str) -> Option<NodeStatus> {
     let (state, reason) = text.lines().find_map(|line| line.split_once('|'))?;
     let (drained, reason) = (state.contains("drain"), reason.trim());

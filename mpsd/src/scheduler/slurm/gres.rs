@@ -3,8 +3,7 @@
 //! Read in Slurm's sources (22.05.8 to 26.05.3: `gres_node_config_load`, `_merge_gres2`, `_merge_system_gres_conf`,
 //! `gres_use_local_device_index`) and compared with `slurmd -G` by the cells `slurm::devices_list`.
 
-use super::conf::is_fetched;
-use super::lines::{self, Line, last};
+use super::conf::{self, Line, is_fetched, last};
 use super::slurmd::Slurmd;
 use crate::scheduler::host::Host;
 use crate::scheduler::numbers::{DeviceFile, List, Order};
@@ -23,13 +22,13 @@ pub struct Gres {
     pub confined: Option<bool>,
     /// Tasks get UUIDs in `CUDA_VISIBLE_DEVICES`.
     pub by_uuid: bool,
-    /// Slurm leaves `CUDA_VISIBLE_DEVICES` as the user wrote it (`Flags=no_gpu_env`, or those of other vendors alone).
+    /// Slurm leaves `CUDA_VISIBLE_DEVICES` as the user wrote it (`Flags=no_gpu_env`, or only flags of other vendors).
     pub unnamed: bool,
-    /// GPUs of several types, of which a prolog is told one only (docs/facts/slurm.md#gpus-of-a-job).
+    /// The node has GPUs of several types; a prolog is told one only (docs/facts/slurm.md#gpus-of-a-job).
     pub several_types: bool,
     /// slurm.conf has a line for this node, with GPUs.
     pub grants: bool,
-    /// gres.conf was changed since slurmd began, which may know another list.
+    /// gres.conf was changed after slurmd began, which may know another list.
     pub outdated: Option<String>,
     /// A GPU belongs to one job: no gres/shard or gres/mps lets several share it.
     pub unshared: bool,
@@ -45,10 +44,9 @@ struct Granted {
 impl Gres {
     /// Reads the files beside `conf`, the slurm.conf, for the node that it calls `node`.
     pub fn read(conf: &Path, node: &str, host: &dyn Host) -> Self {
-        let beside =
-            |name: &str| lines::read(&conf.with_file_name(name), host).map(Option::unwrap_or_default);
+        let beside = |name: &str| conf::read(&conf.with_file_name(name), host).map(Option::unwrap_or_default);
         let slurm =
-            lines::read(conf, host).and_then(|lines| lines.ok_or_else(|| format!("no '{}'", conf.display())));
+            conf::read(conf, host).and_then(|lines| lines.ok_or_else(|| format!("no '{}'", conf.display())));
         let (slurm, gres, cgroup) = match (slurm, beside("gres.conf"), beside("cgroup.conf")) {
             (Ok(slurm), Ok(gres), cgroup) => (slurm, gres, cgroup.ok()),
             (Err(why), ..) | (_, Err(why), _) => return Self::unknown(why),
@@ -59,17 +57,14 @@ impl Gres {
         };
         let here = |line: &&Line| line.value("NodeName").is_none_or(|list| contains(list, node));
         let leaves = |flags: &str| flags.contains("_gpu_env") && !flags.contains("nvidia_gpu_env");
+        let mut flags = gres.iter().filter(here).filter_map(|line| line.value("Flags"));
         let outdated = outdated(conf, node);
         let granted = granted(&slurm, node).unwrap_or_default();
         let mut types = gres.iter().filter_map(|line| line.value("Type"));
         let first = types.next();
         Self {
             confined: confined(&slurm, cgroup.as_deref()),
-            unnamed: gres
-                .iter()
-                .filter(here)
-                .filter_map(|line| line.value("Flags"))
-                .any(leaves),
+            unnamed: flags.any(leaves),
             by_uuid: any(&gres, "Flags", |flags| flags.contains("env_uuid")),
             several_types: granted.len() > 1 || types.any(|other| Some(other) != first),
             grants: !granted.is_empty(),
@@ -95,7 +90,7 @@ impl Gres {
     }
 }
 
-/// Whether gres.conf was changed after slurmd began. A copy that slurmd itself fetched is what it has read.
+/// Why slurmd may know another gres.conf. It knows the copy that it fetched itself.
 fn outdated(conf: &Path, node: &str) -> Option<String> {
     let file = conf.with_file_name("gres.conf");
     let changed = std::fs::metadata(&file).ok()?.modified().ok()?;
@@ -103,9 +98,8 @@ fn outdated(conf: &Path, node: &str) -> Option<String> {
         return None;
     }
     let slurmd = Slurmd::find(node, Some(conf)).filter(Slurmd::is_of_node)?;
-    let pid = slurmd.pid();
-    (changed > slurmd.began()?)
-        .then(|| format!("'{}' was changed after slurmd (pid {pid}) began", file.display()))
+    let (pid, shown) = (slurmd.pid(), file.display());
+    (changed > slurmd.began()?).then(|| format!("'{shown}' was changed after slurmd (pid {pid}) began"))
 }
 
 fn names_a_share(value: &str) -> bool {
@@ -130,19 +124,17 @@ fn is_one_of(text: &str, words: &[&str]) -> bool {
 
 fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<List, String> {
     let mut granted = granted(slurm, node)?;
-    // Lines that begin with Name come before those that begin with NodeName, whatever their order in the file.
+    // Lines that begin with Name come before those that begin with NodeName, in any order in the file.
     let named = gres.iter().filter(|line| line.is_about("Name"));
-    let ours = gres.iter().filter(|line| {
-        line.is_about("NodeName") && line.value("NodeName").is_some_and(|list| contains(list, node))
-    });
-    let own_detection = ours
-        .clone()
-        .find_map(|line| Some((line, line.value("AutoDetect")?)));
-    let mut global = gres.iter().filter(|line| line.is_about("AutoDetect"));
-    let detection = own_detection.or_else(|| {
-        let line = global.next_back()?;
-        Some((line, line.value("AutoDetect")?))
-    });
+    let has_us = |line: &&Line| line.value("NodeName").is_some_and(|list| contains(list, node));
+    let ours = gres
+        .iter()
+        .filter(|line| line.is_about("NodeName"))
+        .filter(has_us);
+    let with_detection = |line| Some((line, Line::value(line, "AutoDetect")?));
+    let global = || gres.iter().rfind(|line| line.is_about("AutoDetect"));
+    let detection = ours.clone().find_map(with_detection);
+    let detection = detection.or_else(|| global().and_then(with_detection));
     let lines: Vec<&Line> = named.chain(ours).filter(|line| line.is("Name", "gpu")).collect();
     if let Some(line) = lines.iter().find(|line| line.value("MultipleFiles").is_some()) {
         return Err(format!("{} has MultipleFiles", line.place()));
@@ -158,12 +150,12 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     }
 }
 
-/// What Slurm finds by itself; lines with files name some of it, other lines only its types.
+/// The GPUs that Slurm finds by itself. Lines with files name some of them, other lines only types.
 fn detected(
     granted: &[Granted],
     lines: &[&Line],
     order: Order,
-    said: String,
+    entry: String,
     host: &dyn Host,
 ) -> Result<List, String> {
     let mut only = Vec::new();
@@ -176,12 +168,12 @@ fn detected(
         count,
         order,
         only: partly.then_some(only),
-        said,
+        entry,
     })
 }
 
-/// For each kind that slurm.conf grants, the files of gres.conf's lines of that kind, in their order, until its count is
-/// reached. Without a type any line will do.
+/// For each kind that slurm.conf grants, the files of the lines of that kind, in their order, up to its count. Any line fits
+/// a kind without a type.
 fn merged(granted: &mut [Granted], lines: &[&Line], host: &dyn Host) -> Result<Vec<DeviceFile>, String> {
     let mut left: Vec<(&Line, Vec<DeviceFile>)> = Vec::new();
     for line in lines {
@@ -209,8 +201,7 @@ fn merged(granted: &mut [Granted], lines: &[&Line], host: &dyn Host) -> Result<V
 
 /// `Gres=gpu:a100:4(S:0),gpu:2` of the node's line in slurm.conf.
 fn granted(slurm: &[Line], node: &str) -> Result<Vec<Granted>, String> {
-    let mut default = None;
-    let mut found = None;
+    let (mut default, mut found) = (None, None);
     for line in slurm.iter().filter(|line| line.is_about("NodeName")) {
         let names = line.value("NodeName").unwrap_or_default();
         let gres = line.value("Gres");
@@ -253,18 +244,13 @@ fn contains(list: &str, node: &str) -> bool {
 fn files(line: &Line, host: &dyn Host) -> Result<Vec<DeviceFile>, String> {
     let list = line.value("File").or_else(|| line.value("Files"));
     let list = list.ok_or_else(|| format!("{} has no File", line.place()))?;
-    let mut all = Vec::new();
-    for path in expanded(list).ok_or_else(|| format!("{}: File={list}", line.place()))? {
-        let minor = host
-            .minor(&path)
-            .map_err(|e| format!("{}: '{}': {e}", line.place(), path.display()))?;
-        all.push(DeviceFile {
-            path,
-            minor,
-            said: line.place(),
-        });
-    }
-    Ok(all)
+    let paths = expanded(list).ok_or_else(|| format!("{}: File={list}", line.place()))?;
+    let device_file = |path: PathBuf| {
+        let (minor, entry) = (host.minor(&path), line.place());
+        let minor = minor.map_err(|e| format!("{entry}: '{}': {e}", path.display()))?;
+        Ok(DeviceFile { path, minor, entry })
+    };
+    paths.into_iter().map(device_file).collect()
 }
 
 /// `/dev/nvidia[0-3,5],/dev/nvidia7`.

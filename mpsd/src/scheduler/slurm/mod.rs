@@ -1,31 +1,25 @@
 //! Slurm: the plugin's job_prolog and job_epilog, `squeue`, `sinfo` and `scontrol`, and the verbs of `mpsctl slurm`.
 
 mod check;
-mod commands;
 mod conf;
 mod control;
-mod detail;
 mod gres;
-mod known_jobs;
-mod line;
-mod lines;
-mod pyxis;
-mod release;
+mod installation;
+mod jobs;
 pub(crate) mod setup;
 mod slurmd;
+mod stack;
 mod submission;
 mod trial;
 
-use commands::Installation;
 use conf::Conf;
+use installation::Installation;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer};
-use super::call::{Input, Lookup, Program, Submission};
-use super::control::Controller;
+use super::call::{Input, Lookup, Program, Site, Submission};
+use super::control::{Controller, KnownJobs};
 use super::devices::Devices;
 use super::host::{Host, ThisHost};
-use super::known_jobs::KnownJobs;
-use super::site::Site;
 use super::trial::Trial;
 use mpsd_core::Gpu;
 use mpsd_core::failure::Failure;
@@ -71,9 +65,9 @@ impl BatchSystem for Slurm {
         true
     }
 
-    /// Slurm drains a node whose prolog fails, and an undetermined failure proves nothing about the node: so the prolog
-    /// succeeds, and the batch job is put back into the queue from here. A job of srun or salloc cannot be; its tasks are
-    /// refused by the record.
+    /// Slurm drains a node with a failed prolog, and an undetermined failure proves nothing about the node. So the prolog
+    /// succeeds, and we put the batch job back into the queue. A job of srun or salloc cannot go back: its tasks read the
+    /// refusal in the record.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             requeue: !submission.step,
@@ -81,8 +75,8 @@ impl BatchSystem for Slurm {
         }
     }
 
-    /// The slurm.conf that slurmd names to a prolog, the controller's copy on a configless cluster. A step's own daemon is started
-    /// and ended by slurmstepd, whose end Slurm waits for.
+    /// By the slurm.conf that slurmd names to a prolog. slurmstepd starts and ends a step's own daemon, and Slurm waits for
+    /// the end of slurmstepd.
     fn time_limit(&self, input: &Input<'_>, step: bool, site: &Site) -> Option<Duration> {
         let named = site.slurm_conf.as_deref().map(Path::new);
         let conf = Conf::find(named, &ThisHost);
@@ -105,8 +99,7 @@ impl BatchSystem for Slurm {
         &trial::Srun
     }
 
-    /// `gres/shard`: it counts and does not limit; the limits are ours. A GPU's lines name its device file, so that the
-    /// shares of each GPU are its own.
+    /// `gres/shard` counts and does not limit; the limits are ours. The device file in a line says which GPU's shares they are.
     fn shares(&self, node: &str, offers: &[Offer<'_>], total: u32) -> String {
         let file = |gpu: &Gpu| format!("/dev/nvidia{}", gpu.minor.unwrap_or(gpu.index));
         let mut lines = String::new();
@@ -133,13 +126,13 @@ impl BatchSystem for Slurm {
 struct Here(Site);
 
 impl Located for Here {
-    /// The id of a job or a step of Slurm's is made of numbers; every PBS's has a server's name in it.
+    /// Slurm's ids are numbers; an id of a PBS has a server's name in it.
     fn may_own(&self, job: &JobId) -> bool {
         job.as_str().bytes().all(|b| b.is_ascii_digit() || b == b'.')
     }
 
     fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs> {
-        Box::new(known_jobs::of(Installation::find(&self.0, node), node.to_owned()))
+        Box::new(jobs::SlurmJobs::new(Installation::find(&self.0, node), node))
     }
 
     fn controller(&self, node: &str) -> Box<dyn Controller> {

@@ -4,6 +4,7 @@ use super::conf::FETCHED;
 use crate::scheduler::host::{self, Host, ThisHost};
 use crate::sys::process::{Executable, Process, ProcessId, ProcessTable, Stat, State};
 use mpsd_core::trusted::{TrustedFile, open_trusted};
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::time::SystemTime;
 
 /// The daemons of a node, of a controller's host and of a login host. Debian's slurmd has a name of its own.
 const DAEMONS: [&str; 4] = ["slurmd", "slurmd-wlm", "slurmctld", "sackd"];
-/// The cgroup of a controller that systemd started. It runs as a user of its own, and nobody else gets into this cgroup.
+/// The cgroup of a controller that systemd started. It has a user of its own, and no other process gets into this cgroup.
 const CONTROLLER: &str = "/system.slice/slurmctld.service";
 /// Largest library that is searched for the path of slurm.conf; Slurm's has 11 MB. Bytes.
 const LARGEST: usize = 64 << 20;
@@ -21,48 +22,42 @@ const LARGEST: usize = 64 << 20;
 pub(super) struct Slurmd {
     id: ProcessId,
     /// Its program's name: `slurmd` on a node.
-    pub name: String,
+    name: String,
     /// Its program; `None`: only root may know.
     pub program: Option<PathBuf>,
     /// Its program's file was replaced since it began.
     pub replaced: bool,
-    /// The slurm.conf that it was told to read (`-f`, `SLURM_CONF`), whoever may write it.
-    told: Option<PathBuf>,
+    /// The slurm.conf of `-f` or `SLURM_CONF`. Untrusted: others than root may write it.
+    named_conf: Option<PathBuf>,
     /// `-N`.
     node: Option<String>,
 }
 
-/// How many nodes of Slurm's have a daemon in `table`.
+/// How many nodes of Slurm have a daemon in `table`.
 pub(super) fn of_nodes(table: &ProcessTable) -> usize {
     Slurmd::all(table, &DAEMONS[..2]).len()
 }
 
 impl Slurmd {
-    /// That of `node` with the configuration `conf`: the one that started this program, else of all that run here the one
-    /// that was started for the node, else the only one. A node's comes before other daemons.
+    /// The daemon of `node` with the configuration `conf`: the one that started this program, else the one that was started
+    /// for the node, else the only one. A node's slurmd comes before other daemons.
     pub fn find(node: &str, conf: Option<&Path>) -> Option<Self> {
         if let Some(ours) = ancestor() {
             return Some(ours);
         }
         let table = ProcessTable::scan()?;
-        let mut found: Vec<Self> = Self::all(&table, &DAEMONS)
-            .into_iter()
-            .filter(|one| conf.is_none_or(|conf| one.may_have(conf)))
-            .collect();
+        let mut found = Self::all(&table, &DAEMONS);
+        found.retain(|one| conf.is_none_or(|conf| one.may_have(conf)));
         let several = found.iter().filter(|one| one.is_of_node()).count() > 1;
         found.retain(|one| !several || one.node.as_deref().is_none_or(|name| name == node));
         found.sort_by_key(|one| (!one.is_of_node(), one.node.is_none()));
         found.into_iter().next()
     }
 
-    /// Those of the table with one of these names, but for the children that they forked.
+    /// The processes of the table with one of these names, without the children that they forked.
     fn all(table: &ProcessTable, names: &[&str]) -> Vec<Self> {
-        let is_one = |stat: &Stat| names.iter().any(|name| stat.name == *name);
-        let daemons: Vec<&Stat> = table
-            .iter()
-            .map(|entry| &entry.stat)
-            .filter(|stat| is_one(stat))
-            .collect();
+        let is_one = |stat: &&Stat| names.iter().any(|name| stat.name == *name);
+        let daemons: Vec<&Stat> = table.iter().map(|entry| &entry.stat).filter(is_one).collect();
         let is_child = |stat: &Stat| daemons.iter().any(|one| one.id.pid == stat.parent);
         let own = daemons.iter().filter(|stat| !is_child(stat));
         own.filter_map(|stat| Self::read(stat)).collect()
@@ -76,7 +71,7 @@ impl Slurmd {
             let cgroups = process.cgroups().unwrap_or_default();
             cgroups.iter().any(|one| one.path == Path::new(CONTROLLER))
         };
-        // A set-user-id program that a user started is root's by its effective id alone.
+        // A user's set-user-id program has root's effective id alone.
         let uids = process.uids()?;
         let is_roots = uids.real == 0 && uids.effective == 0;
         if stat.state == State::Defunct || !is_roots && !of_controller() {
@@ -93,12 +88,9 @@ impl Slurmd {
             return None;
         }
         let arguments = fs::read(place("cmdline")).ok()?;
-        let arguments: Vec<String> = arguments
-            .split(|byte| *byte == 0)
-            .map(|argument| String::from_utf8_lossy(argument).into_owned())
-            .collect();
+        let text = |argument: &[u8]| String::from_utf8_lossy(argument).into_owned();
+        let arguments: Vec<String> = arguments.split(|byte| *byte == 0).map(text).collect();
         let environment = || process.environment_variable("SLURM_CONF", 1 << 20);
-        let told = option(&arguments, 'f').map(PathBuf::from);
         let (program, replaced) = program.unzip();
         let name = program.as_deref().and_then(Path::file_name);
         let found = Self {
@@ -106,14 +98,16 @@ impl Slurmd {
             name: name.unwrap_or(&stat.name).to_string_lossy().into_owned(),
             replaced: replaced == Some(true),
             program,
-            told: told.or_else(|| environment().map(PathBuf::from)),
+            named_conf: option(&arguments, 'f')
+                .map(OsString::from)
+                .or_else(environment)
+                .map(PathBuf::from),
             node: option(&arguments, 'N'),
         };
-        // All of this was read of one and the same process.
+        // All of this was read of the same process.
         id.open().map(|_| found)
     }
 
-    /// Its process.
     pub fn pid(&self) -> i32 {
         self.id.pid
     }
@@ -131,30 +125,27 @@ impl Slurmd {
     /// Whether `conf` may be the configuration that it took.
     fn may_have(&self, conf: &Path) -> bool {
         let file = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let own = self.told.clone().or_else(|| self.conf(&ThisHost));
+        let own = self.named_conf.clone().or_else(|| self.conf(&ThisHost));
         own.is_none_or(|own| file(&own) == file(conf))
     }
 
-    /// The slurm.conf that it was told to read, if only root can have written it.
+    /// The slurm.conf that it was started with, if only root can have written it.
     pub fn named(&self) -> Option<PathBuf> {
-        self.told.clone().filter(|path| open_trusted(path).is_ok())
+        self.named_conf.clone().filter(|path| open_trusted(path).is_ok())
     }
 
-    /// Why the slurm.conf that it was told to read is not read because of that; `None` too where the commands read it anyway.
+    /// Why we do not read the slurm.conf that it was started with; `None` too if the commands read that file anyway.
     pub fn untrusted(&self, host: &dyn Host) -> Option<String> {
-        let told = self.told.as_ref()?;
-        let error = open_trusted(told).err()?;
-        let (name, pid) = (&self.name, self.id.pid);
-        (self.built_in(host).as_ref() != Some(told)).then(|| {
-            format!(
-                "{name} (pid {pid}) reads '{}', and {error}: name the slurm.conf in mpsd.toml ([slurm] conf)",
-                told.display()
-            )
-        })
+        let named = self.named_conf.as_ref()?;
+        let error = open_trusted(named).err()?;
+        let (name, pid, shown) = (&self.name, self.id.pid, named.display());
+        let why = format!("{name} (pid {pid}) reads '{shown}', and {error}");
+        let is_built_in = self.built_in(host).as_ref() == Some(named);
+        (!is_built_in).then(|| format!("{why}: name the slurm.conf in mpsd.toml ([slurm] conf)"))
     }
 
-    /// The slurm.conf that it took: the one that it was told, else the one that its program is built with, else the one that
-    /// its controller sent (Slurm's order, 22.05 to 26.05: `_establish_configuration`).
+    /// The slurm.conf that it took: the one it was started with, else the one that its program is built with, else the one
+    /// that its controller sent (Slurm's order, 22.05 to 26.05: `_establish_configuration`).
     pub fn conf(&self, host: &dyn Host) -> Option<PathBuf> {
         let built_in = || self.built_in(host).filter(|path| path.exists());
         let fetched = || Some(PathBuf::from(FETCHED)).filter(|path| path.exists());
@@ -163,17 +154,13 @@ impl Slurmd {
 
     /// The path of slurm.conf in its library or its program: a text of its own, as no message is.
     fn built_in(&self, host: &dyn Host) -> Option<PathBuf> {
-        let library = self.mapped().unwrap_or_default().into_iter().find(|path| {
+        let is_library = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str());
             name.is_some_and(|name| name.starts_with("libslurm"))
-        });
-        [library, self.program.clone()]
-            .into_iter()
-            .flatten()
-            .find_map(|file| {
-                let bytes = host.read(&file, LARGEST).ok()??;
-                path_in(&bytes)
-            })
+        };
+        let library = self.mapped().unwrap_or_default().into_iter().find(is_library);
+        let mut files = [library, self.program.clone()].into_iter().flatten();
+        files.find_map(|file| path_in(&host.read(&file, LARGEST).ok()??))
     }
 
     /// Whether it has loaded the plugin in `file`; `None`: only root may know.
@@ -208,21 +195,21 @@ fn ancestor() -> Option<Slurmd> {
     found
 }
 
-/// The file of a program of Slurm's with such a name, and whether it was replaced since. A process has the name of a link that
-/// any user may have made: what counts is the file that it runs, in a place where root alone puts files.
+/// The file of a program of Slurm's with such a name, and whether it was replaced since. Untrusted: a process has the name
+/// of a link that any user may have made. So its file counts, in a place that belongs to root.
 pub(super) fn program(process: &Process, is_it: impl Fn(&str) -> bool) -> Option<(PathBuf, bool)> {
     let Executable { file, path } = process.executable()?;
     let old = path.to_str()?.strip_suffix(" (deleted)").map(PathBuf::from);
     let replaced = old.is_some();
     let path = old.unwrap_or(path);
     let name = path.file_name()?.to_str()?;
-    // By a mount of its own, a path that is root's here can be another file there.
+    // The process may have mounts of its own, and another file at a path that is root's here.
     let is_there = |found: TrustedFile| found.device == file.device && found.inode == file.inode;
     let is_trusted = replaced || open_trusted(&path).is_ok_and(is_there);
     (is_it(name) && is_roots_place(&path) && is_trusted).then_some((path, replaced))
 }
 
-/// Whether nobody but root can have put a file there, not even a hard link as in `/tmp`.
+/// Whether only root can have put a file there; in `/tmp` a user can put a hard link.
 fn is_roots_place(path: &Path) -> bool {
     let mut above = path.ancestors().skip(1).map(fs::symlink_metadata);
     let is = |about: std::io::Result<fs::Metadata>, allowed: u32| {
@@ -268,31 +255,29 @@ fn path_in(bytes: &[u8]) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    //! What a running daemon tells of itself.
-
     use super::*;
-
-    fn of(line: &str, letter: char) -> Option<String> {
-        let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        option(&arguments, letter)
-    }
 
     #[test]
     fn options_as_getopt_reads_them() {
-        for line in [
-            "slurmd -D -N n1 -f /x/slurm.conf",
-            "slurmd -DNn1 -vvf /x/slurm.conf",
-            "slurmd --systemd -Nn1 -f/x/slurm.conf",
-            "slurmd --conf-server host:6817 -N n1 -f /x/slurm.conf",
-            "slurmd --conf -f -N n0 -N n1 --instance-id=a -f /x/slurm.conf",
-            "slurmd -F -N n1 -f /x/slurm.conf",
+        let (both, none) = ((Some("n1"), Some("/x/slurm.conf")), (None, None));
+        for (line, expected) in [
+            ("slurmd -D -N n1 -f /x/slurm.conf", both),
+            ("slurmd -DNn1 -vvf /x/slurm.conf", both),
+            ("slurmd --systemd -Nn1 -f/x/slurm.conf", both),
+            ("slurmd --conf-server host:6817 -N n1 -f /x/slurm.conf", both),
+            (
+                "slurmd --conf -f -N n0 -N n1 --instance-id=a -f /x/slurm.conf",
+                both,
+            ),
+            ("slurmd -F -N n1 -f /x/slurm.conf", both),
+            ("slurmd", none),
+            ("slurmd --systemd", none),
+            ("slurmd -d /N/f -L -f", none),
+            ("slurmd -N", none),
         ] {
-            let found = (of(line, 'N'), of(line, 'f'));
-            let expected = (Some("n1".to_owned()), Some("/x/slurm.conf".to_owned()));
-            assert_eq!(found, expected, "{line}");
-        }
-        for line in ["slurmd", "slurmd --systemd", "slurmd -d /N/f -L -f", "slurmd -N"] {
-            assert_eq!((of(line, 'N'), of(line, 'f')), (None, None), "{line}");
+            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            let (node, conf) = (option(&arguments, 'N'), option(&arguments, 'f'));
+            assert_eq!((node.as_deref(), conf.as_deref()), expected, "{line}");
         }
     }
 

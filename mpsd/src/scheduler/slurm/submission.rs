@@ -1,24 +1,29 @@
-//! Slurm: everything stands in the environment of `slurmstepd spank prolog|epilog`, or of the step's task.
+//! How Slurm describes a job: in the environment of `slurmstepd spank prolog|epilog`, or of the step's task.
 //!
-//! Recorded on 22.05.8: `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` are both there, node-wide numbers, whatever
-//! PrologFlags say, and both absent when the job has no GPU. A step has `SLURM_STEP_GPUS`; its
-//! `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used here.
+//! Recorded on 22.05.8: `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` are node-wide numbers under any PrologFlags, and both
+//! absent if the job has no GPU. A step has `SLURM_STEP_GPUS`; its `CUDA_VISIBLE_DEVICES` counts from 0 under
+//! ConstrainDevices and is never used here.
 
-use super::detail;
 use super::gres::Gres;
+use super::installation::Installation;
 use crate::scheduler::call::{Input, Submission, UserRef};
 use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
 use crate::scheduler::host::Host;
 use crate::scheduler::numbers::{List, Number, Numbers};
+use mpsd_core::config::HostList;
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::text::one_line;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The job's GPUs in a prolog.
 const OF_JOB: &str = "SLURM_JOB_GPUS";
+/// The prolog waits no longer for the controller.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// More GPUs than a node has.
+const MOST: u32 = 1024;
 
-/// How it calls us.
 pub(super) const VECTORS: &str = "none and Slurm's environment";
 
 /// The job or step that Slurm's environment names.
@@ -37,26 +42,19 @@ pub(super) fn read(input: &Input<'_>) -> Result<Submission, Failure> {
         .parse()
         .map_err(|_| Undetermined::new("SLURM_JOB_UID", "it is no user id"))?;
     let whole = JobId::parse(&id)?;
-    let step = step(input);
-    let job = match &step {
-        Some(step) => whole.step(step)?,
-        None => whole,
-    };
-    Ok(Submission {
+    let account = input.given.account.as_ref();
+    let submission = Submission {
         scheduler: Scheduler::Slurm,
         sister: false,
-        job,
+        job: whole,
         user: UserRef::Uid(uid),
-        account: input
-            .given
-            .account
-            .as_ref()
-            .map(|a| a.as_encoded_bytes().to_vec()),
+        account: account.map(|account| account.as_encoded_bytes().to_vec()),
         resource: None,
         node: var("SLURMD_NODENAME"),
         interactive: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "allocator"),
-        step: step.is_some(),
-    })
+        step: false,
+    };
+    Ok(submission.of_step(step(input).as_deref())?)
 }
 
 /// The step's number, unless this is the job's own prolog or epilog.
@@ -71,21 +69,17 @@ fn step(input: &Input<'_>) -> Option<String> {
 
 /// The GPUs and tasks of the job, or of the step.
 pub(super) fn devices(input: &Input<'_>, host: &dyn Host) -> Devices {
-    let scope = if step(input).is_some() {
-        "SLURM_STEP_GPUS"
-    } else {
-        OF_JOB
-    };
+    let is_step = step(input).is_some();
+    let scope = if is_step { "SLURM_STEP_GPUS" } else { OF_JOB };
     let conf = (input.env)("SLURM_CONF").map(PathBuf::from);
     let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
     let gres = conf.map(|conf| Gres::read(&conf, &node, host));
     let exclusive = exclusive(input, gres.as_ref());
     let gpus = gpus(input, scope, gres, &node);
     Devices {
-        exclusive: if gpus == GpuSource::None {
-            Exclusive::Unknown
-        } else {
-            exclusive
+        exclusive: match gpus {
+            GpuSource::None => Exclusive::Unknown,
+            _ => exclusive,
         },
         gpus,
         whole_node: false,
@@ -97,27 +91,24 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>, node: &str) -> GpuSo
     let visible = (input.env)("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     // A MIG device has no number of its own in SLURM_JOB_GPUS; only here does Slurm give its name.
     let mig = visible.contains("MIG-");
-    let text = if mig {
-        visible.clone()
-    } else {
-        (input.env)(scope).unwrap_or_default()
-    };
+    let listed = || (input.env)(scope).unwrap_or_default();
+    let text = if mig { visible.clone() } else { listed() };
     match GpuName::parse_list(&text) {
         Ok(names) if names.is_empty() => GpuSource::None,
-        // In a step the variable is the user's own there, and whoever wrote it could name another job's device.
+        // Untrusted: in a step the variable is then the user's own, and could name another job's device.
         Ok(_) if mig && scope != OF_JOB && gres.as_ref().is_some_and(|gres| gres.unnamed) => {
             let why = "gres.conf has Flags by which Slurm leaves CUDA_VISIBLE_DEVICES to the step's user, and nothing else names a MIG device";
             GpuSource::Unknown(why.to_owned())
         }
         Ok(names) if mig => {
             let several = scope == OF_JOB && gres.is_some_and(|gres| gres.several_types);
-            match beside(input, node, names.len(), several) {
+            match unnamed_devices(input, node, names.len(), several) {
                 None => GpuSource::Listed(names),
                 Some(why) => GpuSource::Unknown(why),
             }
         }
         Ok(names) if scope == OF_JOB && gres.as_ref().is_some_and(|gres| gres.several_types) => {
-            match detail::places(input, node, &names) {
+            match places(input, node, &names) {
                 Ok(names) => GpuSource::Numbered(numbers(&names, "", gres)),
                 Err(why) => GpuSource::Unknown(format!(
                     "{scope} names GPUs of one type only, and the node has several: {why}"
@@ -129,14 +120,14 @@ fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>, node: &str) -> GpuSo
     }
 }
 
-/// What is against the names of so many MIG devices in a prolog: devices of a second type, which it is not told of, as the whole
-/// GPUs of a node that has both.
-fn beside(input: &Input<'_>, node: &str, named: usize, several_types: bool) -> Option<String> {
+/// Why the names of so many MIG devices are not all that the job has: a prolog is not told of devices of a second type, as
+/// the whole GPUs of a node that has both.
+fn unnamed_devices(input: &Input<'_>, node: &str, named: usize, several_types: bool) -> Option<String> {
     if !several_types {
         return None;
     }
     let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default());
-    match told.and_then(|told| detail::places(input, node, &told)) {
+    match told.and_then(|told| places(input, node, &told)) {
         Ok(all) if all.len() == named => None,
         Ok(all) => Some(format!(
             "Slurm gives it {} devices of several types, and names {named} of one type to the prolog",
@@ -150,10 +141,8 @@ fn beside(input: &Input<'_>, node: &str, named: usize, several_types: bool) -> O
 
 /// The numbers with the UUIDs that the prolog of Slurm 25.11 and later has beside them under AutoDetect=nvml.
 fn numbers(names: &[GpuName], visible: &str, gres: Option<Gres>) -> Numbers {
-    let mut uuids: Vec<Option<String>> = visible
-        .split(',')
-        .map(|entry| entry.starts_with("GPU-").then(|| entry.to_owned()))
-        .collect();
+    let uuid = |entry: &str| entry.starts_with("GPU-").then(|| entry.to_owned());
+    let mut uuids: Vec<Option<String>> = visible.split(',').map(uuid).collect();
     uuids.resize(names.len(), None);
     let number = |(name, uuid): (&GpuName, Option<String>)| match name {
         GpuName::Index(place) => Some(Number { place: *place, uuid }),
@@ -182,27 +171,126 @@ fn exclusive(input: &Input<'_>, gres: Option<&Gres>) -> Exclusive {
     }
 }
 
-/// Tasks on this node: exact where Slurm says so for the node, else the even share, rounded up.
+/// Tasks on this node: an even share, rounded up.
 fn tasks(input: &Input<'_>) -> Option<u32> {
     let (total, nodes) = if step(input).is_some() {
         ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
     } else {
         ("SLURM_JOB_NTASKS", "SLURM_JOB_NUM_NODES")
     };
-    let total = input
-        .number(total)
-        .or_else(|| input.number("SLURM_NTASKS"))
-        .filter(|n| *n > 0)?;
-    let nodes = input
-        .number(nodes)
-        .or_else(|| input.number("SLURM_NNODES"))
-        .filter(|n| *n > 0)?;
-    Some(total.div_ceil(nodes))
+    let number = |name: &str, other: &str| {
+        let found = input.number(name).or_else(|| input.number(other));
+        found.filter(|number| *number > 0)
+    };
+    Some(number(total, "SLURM_NTASKS")?.div_ceil(number(nodes, "SLURM_NNODES")?))
 }
 
 fn missing(name: &str) -> Undetermined {
-    Undetermined::new(
-        name,
-        "Slurm did not set it; run through the plugin's job_prolog and job_epilog",
-    )
+    let why = "Slurm did not set it; run through the plugin's job_prolog and job_epilog";
+    Undetermined::new(name, why)
+}
+
+/// The job's places in the list of the GPUs of `node`, as slurmctld says: `scontrol --details show job`. Untrusted: the
+/// answer holds text of the user, the job's name among it, which could forge such a line. So the whole answer may name the
+/// node once, and the places must include those of `told`, which the prolog has.
+///
+/// # Errors
+/// One line: the controller does not answer, or what it says is not clear.
+fn places(input: &Input<'_>, node: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
+    let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
+    let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
+    let slurm = Installation::find(&input.site, node);
+    let call = |program, words: &[&str]| slurm.ask(program, words, DEADLINE);
+    let show = |id: &str| call("scontrol", &["--details", "--oneliner", "show", "job", id]);
+    let whole = of_node(&show(&id)?, node, told);
+    // The id of an array, or of a het job, is that of all its parts. squeue names each part, without text of the user.
+    whole.or_else(|why| {
+        let names = call("squeue", &["--noheader", "--jobs", &id, "--format", "%A %i"])?;
+        let own = names
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{id} ")));
+        let own = own.map(str::trim).filter(|own| *own != id).ok_or(why)?;
+        of_node(&show(own)?, node, told)
+    })
+}
+
+/// `Nodes=n[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`.
+fn of_node(text: &str, node: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
+    let here = |list: &str| HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node));
+    let mut found = Vec::new();
+    let mut is_here = false;
+    for word in text.split_whitespace() {
+        if let Some(list) = word.strip_prefix("Nodes=") {
+            is_here = here(list);
+        } else if let (true, Some(gres)) = (is_here, word.strip_prefix("GRES=")) {
+            found.push(gres);
+        }
+    }
+    let [gres] = found[..] else {
+        let count = found.len();
+        return Err(format!("scontrol shows {count} lists of them for this job"));
+    };
+    let unclear = || format!("scontrol shows GRES={gres}");
+    // A share of a GPU is of one type.
+    if !gres.contains("gpu:") {
+        return Ok(told.to_vec());
+    }
+    let mut places = Vec::new();
+    let is_gpus = |part: &&str| part.trim_start_matches(',').starts_with("gpu:");
+    for part in gres.split(')').filter(is_gpus) {
+        let (_, list) = part.split_once("(IDX:").ok_or_else(unclear)?;
+        for range in list.split(',').filter(|range| !range.is_empty()) {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (first, last): (u32, u32) = first.parse().ok().zip(last.parse().ok()).ok_or_else(unclear)?;
+            places.extend((first..=last.min(first.saturating_add(MOST))).map(GpuName::Index));
+        }
+    }
+    match told.iter().all(|one| places.contains(one)) {
+        true => Ok(places),
+        false => Err(unclear()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: &str = "JobId=7 JobName=x NodeList=n[1-3] JOB_GRES=gpu:a:1,gpu:b:2 Nodes=n[1-2] CPU_IDs=0-1 Mem=0 \
+                   GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3) Nodes=n3 CPU_IDs=0 Mem=0 GRES=gpu:a:2(IDX:0,1) MinCPUsNode=1";
+
+    fn of(text: &str, node: &str, told: u32) -> Result<Vec<u32>, String> {
+        let index = |name| match name {
+            GpuName::Index(place) => place,
+            GpuName::Uuid(_) => u32::MAX,
+        };
+        let found = of_node(text, node, &[GpuName::Index(told)])?;
+        Ok(found.into_iter().map(index).collect())
+    }
+
+    #[test]
+    fn the_places_of_every_type_and_no_answer_for_a_forged_line() {
+        for (text, node, told, places) in [
+            (TWO, "n2", 2, &[0, 2, 3][..]),
+            (TWO, "n3", 1, &[0, 1]),
+            ("Nodes=n3 GRES=gpu:b:1(IDX:1),gpu:a:0(IDX:)", "n3", 1, &[1]),
+            ("Nodes=n3 GRES=shard:1(IDX:1)", "n3", 1, &[1]),
+        ] {
+            assert_eq!(of(text, node, told).as_deref(), Ok(places), "{text}");
+        }
+        // The job's name is the user's text.
+        let (forged, lines) = (
+            "=x Nodes=n2 GRES=gpu:4(IDX:0-3)",
+            "=x\nJobId=8 Nodes=n2 GRES=gpu:4(IDX:0-3)\nJobId=9",
+        );
+        for (text, node, told) in [
+            (&*TWO.replace("=x", forged), "n2", 2),
+            (&TWO.replace("=x", lines), "n2", 2),
+            (TWO, "n4", 0),
+            (TWO, "n3", 3),
+            ("", "n1", 0),
+            ("Nodes=n1 GRES=gpu:a:1", "n1", 0),
+        ] {
+            assert!(of(text, node, told).is_err(), "{text}");
+        }
+    }
 }

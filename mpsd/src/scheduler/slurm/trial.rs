@@ -2,10 +2,8 @@
 
 use crate::scheduler::trial::{CommandLine, Trial, TrialJob};
 
-/// Slurm's.
 pub(super) struct Srun;
 
-/// What is asked for.
 const REQUEST: [&str; 3] = ["--mps", "--mps-threads=50", "--mps-mem=1G"];
 
 impl Trial for Srun {
@@ -23,15 +21,9 @@ impl Trial for Srun {
 
     fn submit(&self, order: &TrialJob<'_>) -> CommandLine {
         let name = format!("--job-name={}", order.name);
-        let mut arguments = vec![
-            name.as_str(),
-            "--nodes=1",
-            "--ntasks=1",
-            "--gres=gpu:1",
-            "--time=5",
-            "--input=none",
-        ];
         let probe = order.probe();
+        let mut arguments = vec![name.as_str(), "--nodes=1", "--ntasks=1", "--gres=gpu:1"];
+        arguments.extend(["--time=5", "--input=none"]);
         arguments.extend(REQUEST);
         arguments.extend(order.own.iter().chain(&probe).map(String::as_str));
         CommandLine::new("srun", &arguments)

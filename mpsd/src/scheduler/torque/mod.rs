@@ -1,33 +1,34 @@
 //! Torque: `prologue` and `epilogue` of its mom, and its `$job_starter`.
 
-pub(crate) mod product;
-mod reread;
 pub(crate) mod setup;
-pub(crate) mod starter;
+mod starter;
 mod submission;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, Unattached};
-use super::call::{Input, Lookup, Program, Submission};
+use super::call::{Input, Lookup, Program, Site, Submission};
 use super::devices::Devices;
 use super::host::{Host, ThisHost};
-use super::pbs::installation::Installation;
 use super::pbs::trial::Qsub;
-use super::site::Site;
 use super::trial::Trial;
 use mpsd_core::failure::Failure;
 use mpsd_core::job::Scheduler;
-use product::PRODUCT;
+use setup::{PRODUCT, installation};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The batch system Torque.
 #[derive(Debug, Clone, Copy)]
 pub struct Torque;
 
-/// Its users' `qsub`.
 static TRIAL: Qsub = Qsub {
     is_its: |version| !version.contains("pbs_version"),
     place: &["-l", "nodes=1:gpus=1"],
 };
+
+/// The configuration of Torque's mom here, if the mom may run its starter as root: in doubt, or if it cannot be read.
+pub fn may_run_as_root(site: &Site, host: &dyn Host) -> Option<PathBuf> {
+    starter::may_run_as_root(&installation(site, host), host)
+}
 
 impl BatchSystem for Torque {
     fn scheduler(&self) -> Scheduler {
@@ -38,8 +39,8 @@ impl BatchSystem for Torque {
         PRODUCT.title
     }
 
-    /// 7 to 9 arguments are a prologue, 11 an epilogue, and 10 one before Torque 5, which its environment tells from
-    /// OpenPBS's.
+    /// 7 to 9 arguments are a prologue, and 11 an epilogue. 10 are an epilogue before Torque 5, or OpenPBS's: the
+    /// environment tells.
     fn calls(&self, arguments: usize, env: Lookup<'_>) -> bool {
         let of_torque = || env("PBS_NODENUM").is_some() || env("PBS_RESOURCE_NODES").is_some();
         matches!(arguments, 7..=9 | 11) || (arguments == 10 && of_torque())
@@ -62,13 +63,13 @@ impl BatchSystem for Torque {
     }
 
     fn unattached(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
-        starter::unattached(&Installation::find(&PRODUCT, &input.site, host), host)
+        starter::unattached(&installation(&input.site, host), host)
     }
 
-    /// A prologue.parallel that fails takes its node down and has the job requeued for ever
-    /// (docs/facts/pbs.md#sister-nodes), and no user's mistake or malice may do that. The mother superior refuses the same request where its user
-    /// reads it; what went wrong on a sister alone, the tasks that come here learn from the record, and a fault that took the
-    /// node out of service the mother superior learns from the server.
+    /// A prologue.parallel that fails takes its node down, and the job is requeued for ever
+    /// (docs/facts/pbs.md#sister-nodes). No user's mistake or malice may do that. The mother superior makes the same
+    /// refusal, which the user reads. A failure on a sister alone stands in the record for the tasks there, and the mother
+    /// superior learns from the server that a fault took the node out of service.
     fn exit_policy(&self, submission: &Submission) -> ExitPolicy {
         ExitPolicy {
             left_to_tasks: submission.sister,
@@ -76,10 +77,10 @@ impl BatchSystem for Torque {
         }
     }
 
-    /// What a refusing prologue writes is never delivered: the user of an aborted batch job sees an exit status of -2
-    /// (docs/facts/pbs.md#results-of-a-prologue). Our starter tells him, where it is in force.
+    /// Torque never delivers what a refusing prologue writes: the user of an aborted batch job sees an exit status of -2
+    /// (docs/facts/pbs.md#results-of-a-prologue). Our starter tells the user, if it is in force.
     fn tells_refusals(&self, submission: &Submission, site: &Site, host: &dyn Host) -> bool {
-        let pbs = Installation::find(&PRODUCT, site, host);
+        let pbs = installation(site, host);
         let batch = !submission.sister && !submission.interactive;
         batch && pbs.is_here() && starter::unattached(&pbs, host).is_none()
     }
@@ -100,11 +101,11 @@ impl BatchSystem for Torque {
     }
 
     fn time_limit(&self, _: &Input<'_>, _: bool, site: &Site) -> Option<Duration> {
-        Some(Installation::find(&PRODUCT, site, &ThisHost).time_limit(&ThisHost))
+        Some(installation(site, &ThisHost).time_limit(&ThisHost))
     }
 
     fn at(&self, site: &Site) -> Box<dyn Located> {
-        Box::new(Installation::find(&PRODUCT, site, &ThisHost))
+        Box::new(installation(site, &ThisHost))
     }
 
     fn trial(&self) -> &'static dyn Trial {

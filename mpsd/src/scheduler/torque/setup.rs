@@ -1,13 +1,16 @@
-//! `mpsctl pbs` in a Torque: our scripts, and our `$job_starter`. It stands beside the scripts in `mom_priv`, so that it outlives our package: a mom whose starter is gone can start no job at all.
+//! `mpsctl pbs` in a Torque: our scripts, and our `$job_starter`. The starter stands beside the scripts in `mom_priv`, so
+//! that it outlives our package: a mom without its starter can start no job at all.
 
-use super::product::PRODUCT;
-use super::reread;
 use super::starter::{self, Starter, names, own_way_with_shells};
 use crate::scheduler::batch_system::Unattached;
-use crate::scheduler::pbs::files::{self, Owner, Script};
-use crate::scheduler::pbs::installation::{Installation, Product};
-use crate::scheduler::pbs::verbs::{Install, OwnSteps, consequence, unattached};
-use crate::scheduler::setup::{CheckLine, SetupContext, VerbReport, ensure, place, remove};
+use crate::scheduler::call::Site;
+use crate::scheduler::host::Host;
+use crate::scheduler::pbs::installation::{InstallOptions, Installation, Product, Script};
+use crate::scheduler::pbs::scripts::{
+    Author, author, command_line, consequence, place_scripts, render, unattached,
+};
+use crate::scheduler::setup::{CheckLine, SetupContext, Step, VerbReport, apply};
+use mpsd_core::job::Scheduler;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -17,11 +20,9 @@ use std::path::{Path, PathBuf};
 const ABOVE: &str = "# mpsd: written by 'mpsctl pbs install': tasks that TM starts get their job's MPS";
 /// Every user's tasks go through it.
 const STARTER_MODE: u32 = 0o755;
-/// The mom's own files, where there is none yet.
+/// A new configuration of the mom.
 const CONFIG_MODE: u32 = 0o644;
-/// What the mom needs to read its configuration again.
 const REREAD: &str = "the mom reads it at its next start, or by SIGHUP";
-
 const JOB_STARTER: &str = include_str!("../../../../etc/pbs/torque/job-starter");
 
 /// Our scripts: the mother superior runs the first of each kind, the sisters the second.
@@ -46,179 +47,197 @@ pub(crate) static SCRIPTS: [Script; 2] = [
     },
 ];
 
-/// The steps of `mpsctl pbs` that are Torque's own.
-pub(crate) struct Steps;
-
-impl OwnSteps for Steps {
-    fn product(&self) -> &'static Product {
-        &PRODUCT
-    }
-
-    fn scripts(&self) -> &'static [Script] {
-        &SCRIPTS
-    }
-
-    fn install(
-        &self,
-        pbs: &Installation,
-        options: &Install,
-        around: &SetupContext<'_>,
-    ) -> Result<VerbReport, String> {
-        let mut done = files::install(pbs, &SCRIPTS, around)?;
-        done.add(install(pbs, !options.no_job_starter, around)?);
-        Ok(done)
-    }
-
-    /// Takes the lines that name our starter out of the mom's configuration. The file goes only where no line names it any
-    /// more: until its SIGHUP the mom starts every task through it.
-    fn uninstall(&self, pbs: &Installation, _: &SetupContext<'_>) -> Result<VerbReport, String> {
-        let mut done = VerbReport::default();
-        let (config, starter) = (pbs.mom_config(), path(pbs));
-        let (shown, ours) = (config.display(), starter.display());
-        let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
-        let is_ours = |line: &[u8]| {
-            let line = String::from_utf8_lossy(line);
-            line.trim() == ABOVE || names(&line, &starter)
-        };
-        let kept: Vec<&[u8]> = text
-            .split_inclusive(|byte| *byte == b'\n')
-            .filter(|line| !is_ours(line))
-            .collect();
-        let kept = kept.concat();
-        if kept.len() < text.len() {
-            replace(&config, &kept).map_err(|why| format!("cannot change '{shown}': {why}"))?;
-            done.left(format!("took '{}' out of '{shown}'; {REREAD}", config_line(pbs)));
-            done.left(format!("'{ours}' stays until then: run this again, after:"));
-            let command = reread::command(pbs).unwrap_or_else(|| "a start of the mom".to_owned());
-            done.left(format!("    {command}"));
-        } else if files::owner(&starter) == Owner::Ours {
-            remove(&starter, &mut done)?;
-        }
-        Ok(done)
-    }
-
-    /// Whether tasks that TM starts are attached, and what becomes of jobs where they are not.
-    fn check_tasks(&self, pbs: &Installation, _: bool, around: &SetupContext<'_>) -> Option<CheckLine> {
-        let config = pbs.mom_config();
-        let starter = format!("the $job_starter of '{}'", config.display());
-        let missing = starter::unattached(pbs, around.host);
-        Some(match (Starter::of(pbs, around.host), missing) {
-            (Starter::Privileged { ours: true }, _) => CheckLine::Fail(privileged(pbs)),
-            (_, Some(Unattached { why, remedy, .. })) => unattached(&why, &remedy, around),
-            (_, None) => match own_way_with_shells(pbs, around.host) {
-                Some(line) => CheckLine::Warn(format!("{starter}: {}", lost(line))),
-                None => CheckLine::Pass(format!("{starter}: every task has its MPS")),
-            },
-        })
-    }
-
-    fn check_absent(&self, shown: &str) -> CheckLine {
+/// Torque. Its mom kills 10 s before a `$prologalarm` above 10 (recorded: 15 kills at 5 s, the default of 300 at 290). `-r`
+/// would show a node down until the mom's next status; `-c` does not (recorded).
+pub(crate) static PRODUCT: Product = Product {
+    scheduler: Scheduler::Torque,
+    title: "Torque",
+    homes: ["/var/spool/torque", "/var/lib/torque"],
+    commands: &[
+        "/usr/local/bin",
+        "/usr/bin",
+        "/opt/torque/bin",
+        "/usr/local/sbin",
+        "/usr/sbin",
+    ],
+    conf: None,
+    alarm_s: 300,
+    early_s: 10,
+    note_option: "-N",
+    no_note: "n",
+    online_option: "-c",
+    comments: true,
+    scripts: &SCRIPTS,
+    install,
+    uninstall,
+    check_hook: |_, _, _| false,
+    check_tasks: |pbs, _, ctx| Some(check_tasks(pbs, ctx)),
+    absent_script: |shown| {
         CheckLine::Fail(format!(
             "no '{shown}': jobs run without MPS; run 'mpsctl pbs install'"
         ))
+    },
+};
+
+pub(super) fn installation(site: &Site, host: &dyn Host) -> Installation {
+    Installation::find(&PRODUCT, site, host)
+}
+
+fn install(
+    pbs: &Installation,
+    options: &InstallOptions,
+    ctx: &SetupContext<'_>,
+) -> Result<VerbReport, String> {
+    let mut steps = place_scripts(pbs, ctx);
+    steps.extend(place_starter(pbs, options, ctx)?);
+    apply(steps)
+}
+
+/// Takes the lines that name our starter out of the mom's configuration. The file is removed only if no line names it:
+/// until its SIGHUP the mom starts every task through it.
+fn uninstall(pbs: &Installation, _: &SetupContext<'_>) -> Result<VerbReport, String> {
+    let (config, starter) = (pbs.mom_config(), starter_file(pbs));
+    let (shown, ours) = (config.display(), starter.display());
+    let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
+    let is_ours = |line: &&[u8]| {
+        let line = String::from_utf8_lossy(line);
+        line.trim() == ABOVE || names(&line, &starter)
+    };
+    let lines = text.split_inclusive(|byte| *byte == b'\n');
+    let kept = lines.filter(|line| !is_ours(line)).collect::<Vec<_>>().concat();
+    if kept.len() == text.len() {
+        let is_ours = author(&starter) == Author::Ours;
+        return apply(is_ours.then_some(Step::Remove(starter)));
+    }
+    let mode = mode(&config).map_err(|why| format!("cannot change '{shown}': {why}"))?;
+    let command = starter::reread_command(pbs).unwrap_or_else(|| "a start of the mom".to_owned());
+    let took = format!("took '{}' out of '{shown}'; {REREAD}", config_line(pbs));
+    let stays = format!("'{ours}' stays until then: run this again, after:");
+    apply([
+        Step::Write {
+            path: config.clone(),
+            text: kept,
+            mode,
+            written: took,
+        },
+        Step::Todo(stays),
+        Step::Todo(format!("    {command}")),
+    ])
+}
+
+/// Whether tasks that TM starts are attached, and what becomes of jobs if they are not.
+fn check_tasks(pbs: &Installation, ctx: &SetupContext<'_>) -> CheckLine {
+    let starter = format!("the $job_starter of '{}'", pbs.mom_config().display());
+    match (Starter::of(pbs, ctx.host), starter::unattached(pbs, ctx.host)) {
+        (Starter::Privileged { ours: true }, _) => CheckLine::Fail(privileged(pbs)),
+        (_, Some(Unattached { why, remedy, .. })) => unattached(&why, &remedy, ctx),
+        (_, None) => match own_way_with_shells(pbs, ctx.host) {
+            Some(line) => CheckLine::Warn(format!("{starter}: {}", lost(line))),
+            None => CheckLine::Pass(format!("{starter}: every task has its MPS")),
+        },
     }
 }
 
-/// Our starter in this installation.
-fn path(pbs: &Installation) -> PathBuf {
+fn starter_file(pbs: &Installation) -> PathBuf {
     pbs.mom_priv().join("mpsd-job-starter")
 }
 
 fn config_line(pbs: &Installation) -> String {
-    format!("$job_starter {}", path(pbs).display())
+    format!("$job_starter {}", starter_file(pbs).display())
 }
 
-/// Writes our starter, and the line that makes the mom use it where no other stands.
-fn install(pbs: &Installation, wanted: bool, around: &SetupContext<'_>) -> Result<VerbReport, String> {
-    let mut done = VerbReport::default();
+/// The steps for our starter, and for the line that makes the mom use it. Another starter stays.
+fn place_starter(
+    pbs: &Installation,
+    options: &InstallOptions,
+    ctx: &SetupContext<'_>,
+) -> Result<Vec<Step>, String> {
     let config = pbs.mom_config();
-    let starter = Starter::of(pbs, around.host);
-    let none = matches!(starter, Starter::Absent | Starter::Privileged { ours: false });
-    if !wanted && none {
-        done.did("no $job_starter, as wished:");
-        done.did(format!("    {}", consequence(around)));
-        return Ok(done);
-    }
-    let own_way = own_way_with_shells(pbs, around.host);
-    match starter {
-        Starter::Absent => match own_way.map(lost).or_else(|| closed(pbs)) {
-            Some(why) => left_out(&why, around, &mut done),
-            None => set(pbs, around, &mut done)?,
+    let (shown, file) = (config.display(), starter_file(pbs));
+    let text = render(JOB_STARTER, ctx);
+    let left_out = |why: &str| {
+        vec![
+            Step::Todo(format!("no $job_starter was set: {why}")),
+            Step::Todo(format!("    {}", consequence(ctx))),
+        ]
+    };
+    let own_way = own_way_with_shells(pbs, ctx.host).map(lost);
+    let closed = closed(&file);
+    Ok(match Starter::of(pbs, ctx.host) {
+        Starter::Absent | Starter::Privileged { ours: false } if options.no_job_starter => vec![
+            Step::Note("no $job_starter, as wished:".to_owned()),
+            Step::Note(format!("    {}", consequence(ctx))),
+        ],
+        Starter::Absent => match own_way.or(closed) {
+            Some(why) => left_out(&why),
+            None => set(pbs, text)?,
         },
         Starter::Ours(at) => {
-            match closed(pbs).filter(|_| at == path(pbs)) {
-                Some(why) => done.left(format!("$job_starter '{}': {why}", at.display())),
-                None if at == path(pbs) && write(pbs, around)? => {
-                    done.did(format!("wrote '{}'", at.display()));
-                }
-                None => {}
+            let mut steps = Vec::new();
+            if at == file {
+                steps.push(match closed {
+                    Some(why) => Step::Todo(format!("$job_starter '{}': {why}", at.display())),
+                    None => Step::write(&file, text, STARTER_MODE, ""),
+                });
             }
-            done.did(format!("$job_starter '{}' is ours", at.display()));
-            tell_mom(pbs, &mut done);
-            if let Some(line) = own_way {
-                let (what, config) = (lost(line), config.display());
-                done.left(format!("take it out of '{config}': {what}"));
-            }
+            steps.push(Step::Note(format!("$job_starter '{}' is ours", at.display())));
+            steps.extend(starter::reread_needed(pbs, &file).into_iter().flat_map(tell_mom));
+            steps.extend(own_way.map(|what| Step::Todo(format!("take it out of '{shown}': {what}"))));
+            steps
         }
         Starter::Foreign(at) => {
-            done.left(format!(
-                "$job_starter '{}' is the site's own and stays; let its last line be:",
-                at.display()
-            ));
-            done.left(format!(
-                "    exec {} exec --starter -- \"$@\"",
-                files::command(&around.programs.join("mpsctl"), around)
-            ));
+            let call = command_line(&ctx.programs.join("mpsctl"), ctx);
+            let at = at.display();
+            vec![
+                Step::Todo(format!(
+                    "$job_starter '{at}' is the site's own and stays; let its last line be:"
+                )),
+                Step::Todo(format!("    exec {call} exec --starter -- \"$@\"")),
+            ]
         }
-        Starter::Privileged { ours: true } => done.left(privileged(pbs)),
-        Starter::Privileged { ours: false } => left_out(&privileged(pbs), around, &mut done),
-        Starter::Unread(why) => {
-            let config = config.display();
-            left_out(&format!("'{config}' cannot be read ({why})"), around, &mut done);
-        }
-    }
-    Ok(done)
+        Starter::Privileged { ours: true } => vec![Step::Todo(privileged(pbs))],
+        Starter::Privileged { ours: false } => left_out(&privileged(pbs)),
+        Starter::Unread(why) => left_out(&format!("'{shown}' cannot be read ({why})")),
+    })
 }
 
 /// Our starter, and the line that names it.
-fn set(pbs: &Installation, around: &SetupContext<'_>, done: &mut VerbReport) -> Result<(), String> {
-    let config = pbs.mom_config();
-    let config_name = config.display();
-    write(pbs, around)?;
-    match append(&config, &config_line(pbs)) {
-        Ok(()) => {
-            done.did(format!(
-                "wrote '{}' and its line in '{config_name}'; {REREAD}",
-                path(pbs).display()
-            ));
-            tell_mom(pbs, done);
+fn set(pbs: &Installation, starter: String) -> Result<Vec<Step>, String> {
+    let (config, file, line) = (pbs.mom_config(), starter_file(pbs), config_line(pbs));
+    let shown = config.display();
+    let written = format!("wrote its line in '{shown}'; {REREAD}");
+    let mut steps = vec![Step::write(&file, starter, STARTER_MODE, "")];
+    match mode(&config) {
+        Ok(mode) => {
+            let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}"))?;
+            let text = with_line(text, &line);
+            steps.push(Step::Write {
+                path: config.clone(),
+                text,
+                mode,
+                written,
+            });
+            steps.extend(starter::reread_command(pbs).into_iter().flat_map(tell_mom));
         }
         Err(why) => {
-            done.left(format!("cannot change '{config_name}' ({why}); add to it:"));
-            done.left(format!("    {}", config_line(pbs)));
+            steps.push(Step::Todo(format!("cannot change '{shown}' ({why}); add to it:")));
+            steps.push(Step::Todo(format!("    {line}")));
         }
     }
-    Ok(())
+    Ok(steps)
 }
 
-/// The command that puts our starter in force, where the mom runs without it.
-fn tell_mom(pbs: &Installation, done: &mut VerbReport) {
-    if let Some(command) = reread::needed(pbs, &path(pbs)) {
-        done.did("until then tasks that TM starts run outside MPS; now run:");
-        done.did(format!("    {command}"));
-    }
-}
-
-fn left_out(why: &str, around: &SetupContext<'_>, done: &mut VerbReport) {
-    done.left(format!("no $job_starter was set: {why}"));
-    done.left(format!("    {}", consequence(around)));
+/// The command that puts our starter in force, for a mom that runs without it.
+fn tell_mom(command: String) -> [Step; 2] {
+    let why = "until then tasks that TM starts run outside MPS; now run:";
+    [Step::Note(why.to_owned()), Step::Note(format!("    {command}"))]
 }
 
 fn lost(line: &str) -> String {
     format!("the mom has {line}, and under any $job_starter that is lost for every job")
 }
 
-/// The mom reads `$job_starter_run_privileged` anew by SIGHUP, but does not forget it (Torque 6.1, parse_config.c).
+/// A SIGHUP sets `$job_starter_run_privileged`, and does not reset it (Torque 6.1, parse_config.c).
 fn privileged(pbs: &Installation) -> String {
     format!(
         "'{}' has $job_starter_run_privileged, and ours runs as the job's user only: set it to false (without the line \
@@ -227,7 +246,7 @@ fn privileged(pbs: &Installation) -> String {
     )
 }
 
-/// The bytes of a mom's configuration, in whatever encoding; none where there is no file.
+/// The bytes of a mom's configuration, in any encoding; empty if there is no file.
 fn contents(config: &Path) -> io::Result<Vec<u8>> {
     match fs::read(config) {
         Err(gone) if gone.kind() == ErrorKind::NotFound => Ok(Vec::new()),
@@ -235,62 +254,46 @@ fn contents(config: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-fn write(pbs: &Installation, around: &SetupContext<'_>) -> Result<bool, String> {
-    ensure(&path(pbs), files::render(JOB_STARTER, around), STARTER_MODE)
-}
-
-/// Why users cannot reach our starter, if they cannot. It has no other place: a package takes its own files with it.
-fn closed(pbs: &Installation) -> Option<String> {
-    let path = path(pbs);
-    let closed = path.ancestors().skip(1).find(|dir| !may_pass(dir))?;
+/// Why users cannot reach our starter. It has no other place: a package would take it away with its own files.
+fn closed(file: &Path) -> Option<String> {
+    let may_pass = |dir: &&Path| fs::metadata(dir).is_ok_and(|about| about.mode() & 0o001 != 0);
+    let closed = file.ancestors().skip(1).find(|dir| !may_pass(dir))?;
     Some(format!("users may not pass '{}'", closed.display()))
 }
 
-fn may_pass(directory: &Path) -> bool {
-    fs::metadata(directory).is_ok_and(|about| about.mode() & 0o001 != 0)
-}
-
-fn append(config: &Path, line: &str) -> Result<(), String> {
-    let mut text = contents(config).map_err(|e| e.to_string())?;
+fn with_line(mut text: Vec<u8>, line: &str) -> Vec<u8> {
     if !text.is_empty() && !text.ends_with(b"\n") {
         text.push(b'\n');
     }
     text.extend_from_slice(format!("{ABOVE}\n{line}\n").as_bytes());
-    replace(config, &text)
+    text
 }
 
-/// Writes the mom's configuration with its own mode; a link, or somebody else's file, is managed elsewhere.
-fn replace(config: &Path, text: &[u8]) -> Result<(), String> {
-    let mode = match fs::symlink_metadata(config) {
-        Ok(about) if !about.is_file() => return Err("it is no plain file".to_owned()),
-        Ok(about) if about.uid() != 0 || about.gid() != 0 => return Err("it is not root's".to_owned()),
-        Ok(about) => about.mode() & 0o777,
-        Err(_) => CONFIG_MODE,
-    };
-    place(config, text, mode)
+/// The mode that the mom's configuration keeps. A link, or a file of another user, is managed elsewhere.
+fn mode(config: &Path) -> Result<u32, &'static str> {
+    match fs::symlink_metadata(config) {
+        Ok(about) if !about.is_file() => Err("it is no plain file"),
+        Ok(about) if about.uid() != 0 || about.gid() != 0 => Err("it is not root's"),
+        Ok(about) => Ok(about.mode() & 0o777),
+        Err(_) => Ok(CONFIG_MODE),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    //! The line in a mom's configuration.
-
     use super::*;
 
     #[test]
-    fn a_line_is_added_once_behind_what_stands_and_taken_out_again() {
+    fn a_line_is_added_behind_what_stands_and_a_link_is_managed_elsewhere() {
+        let text = with_line(b"$logevent 255".to_vec(), "$job_starter /x");
+        assert_eq!(
+            text,
+            format!("$logevent 255\n{ABOVE}\n$job_starter /x\n").into_bytes()
+        );
         let dir = tempfile::tempdir().unwrap();
-        let config = dir.path().join("config");
-        fs::write(&config, "$logevent 255").unwrap();
-        assert_eq!(
-            append(&config, "$job_starter /x"),
-            Ok(()),
-            "run as root, as CI does"
-        );
-        assert_eq!(
-            fs::read_to_string(&config).unwrap(),
-            format!("$logevent 255\n{ABOVE}\n$job_starter /x\n")
-        );
-        std::os::unix::fs::symlink(&config, dir.path().join("link")).unwrap();
-        assert!(append(&dir.path().join("link"), "$job_starter /x").is_err());
+        let (config, link) = (dir.path().join("config"), dir.path().join("link"));
+        fs::write(&config, "").unwrap();
+        std::os::unix::fs::symlink(&config, &link).unwrap();
+        assert!(mode(&config).is_ok() && mode(&link).is_err());
     }
 }

@@ -1,12 +1,13 @@
-//! What a Torque mom's configuration says of `$job_starter`, which alone reaches the tasks that TM starts (`pbsdsh`, an MPI
-//! launcher): they read no profile (docs/facts/pbs.md#environment-into-the-job).
+//! A Torque mom's `$job_starter`, which alone reaches the tasks that TM starts (`pbsdsh`, an MPI launcher): they read no
+//! profile. The mom reads its configuration at its start and on SIGHUP (docs/facts/pbs.md#environment-into-the-job).
 
-use super::product::PRODUCT;
-use super::reread;
 use crate::scheduler::batch_system::Unattached;
-use crate::scheduler::host::Host;
+use crate::scheduler::host::{Host, began};
 use crate::scheduler::pbs::installation::{Installation, MOST_CONF};
-use crate::scheduler::site::Site;
+use crate::sys::process::Process;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What makes a starter one of ours, or a site's own that attaches tasks.
@@ -15,37 +16,35 @@ const OURS: &str = "mpsctl exec";
 const STARTER: &str = "$job_starter";
 /// A starter is a script of some lines. Bytes.
 const MOST_STARTER: usize = 64 << 10;
+/// How much a process's start is rounded up, and the time of a file down. Seconds.
+const ROUNDED: i64 = 2;
 
-/// What a Torque mom's `$job_starter` is; the last line of its configuration counts.
+/// A Torque mom's `$job_starter`, by the last line of its configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Starter {
-    /// There is none: the mom executes tasks itself.
+    /// The mom executes tasks itself.
     Absent,
     /// Tasks go through `mpsctl exec`.
     Ours(PathBuf),
-    /// It is the site's own and does not call us, or is not there.
+    /// The site's own, which does not call us or is not there.
     Foreign(PathBuf),
     /// `$job_starter_run_privileged` is not surely off: a starter would run every task as root.
     Privileged {
-        /// The one that stands is ours, which then runs nothing.
+        /// The starter is ours, which then runs nothing.
         ours: bool,
     },
-    /// The mom's configuration cannot be read, which is why.
+    /// The mom's configuration cannot be read: why.
     Unread(String),
 }
 
 impl Starter {
-    /// The starter of the mom of `pbs`.
     pub fn of(pbs: &Installation, host: &dyn Host) -> Self {
-        let text = match host.read(&pbs.mom_config(), MOST_CONF) {
-            Ok(bytes) => bytes.unwrap_or_default(),
-            Err(error) => return Self::Unread(error.to_string()),
+        let text = match config(pbs, host) {
+            Ok(text) => text.unwrap_or_default(),
+            Err(error) => return Self::Unread(error),
         };
-        let text = String::from_utf8_lossy(&text);
-        let path = values(&text, STARTER)
-            .filter_map(first_word)
-            .last()
-            .map(PathBuf::from);
+        let paths = values(&text, STARTER).filter_map(|value| value.split_whitespace().next());
+        let path = paths.last().map(PathBuf::from);
         let ours = path.as_deref().is_some_and(|path| is_ours(path, host));
         match path {
             _ if may_be_privileged(&text) => Self::Privileged { ours },
@@ -56,17 +55,21 @@ impl Starter {
     }
 }
 
-/// The configuration of Torque's mom here, where it may run its starter as root: in doubt, and where it cannot be read.
-pub fn may_run_as_root(site: &Site, host: &dyn Host) -> Option<PathBuf> {
-    let config = Installation::find(&PRODUCT, site, host).mom_config();
-    let safe = match host.read(&config, MOST_CONF) {
-        Ok(Some(text)) => !may_be_privileged(&String::from_utf8_lossy(&text)),
-        _ => false,
-    };
-    (!safe).then_some(config)
+/// The text of the mom's configuration; `None`: there is no file.
+fn config(pbs: &Installation, host: &dyn Host) -> Result<Option<String>, String> {
+    let read = host
+        .read(&pbs.mom_config(), MOST_CONF)
+        .map_err(|error| error.to_string())?;
+    Ok(read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Whether a line of this configuration makes `starter` the mom's, however it is written.
+/// The mom's configuration, if the mom may run its starter as root: in doubt, or if it cannot be read.
+pub(super) fn may_run_as_root(pbs: &Installation, host: &dyn Host) -> Option<PathBuf> {
+    let safe = matches!(config(pbs, host), Ok(Some(text)) if !may_be_privileged(&text));
+    (!safe).then(|| pbs.mom_config())
+}
+
+/// Whether a line of this configuration makes `starter` the mom's, in any spelling.
 pub fn names(config: &str, starter: &Path) -> bool {
     let starter = starter.to_string_lossy();
     let is_it = |value: &str| {
@@ -76,11 +79,10 @@ pub fn names(config: &str, starter: &Path) -> bool {
     values(config, STARTER).any(is_it)
 }
 
-/// The line by which the mom starts a job's shell in a way that is lost with any starter: as no login shell, or with
-/// words before its script. A starter is not told of either.
+/// The line that would be lost with any starter: it makes a job's shell no login shell, or puts words before its script. A
+/// starter learns neither.
 pub fn own_way_with_shells(pbs: &Installation, host: &dyn Host) -> Option<&'static str> {
-    let text = host.read(&pbs.mom_config(), MOST_CONF).ok().flatten()?;
-    let text = String::from_utf8_lossy(&text);
+    let text = config(pbs, host).ok()??;
     let off = |name: &&str| values(&text, name).filter_map(boolean).last() == Some(false);
     let logins = ["$source_login_batch", "$source_login_interactive"];
     let wrapped = values(&text, "$preexec")
@@ -89,15 +91,14 @@ pub fn own_way_with_shells(pbs: &Installation, host: &dyn Host) -> Option<&'stat
     logins.into_iter().find(off).or(wrapped.then_some("$preexec"))
 }
 
-/// The last line counts, and one that the mom does not understand is no "no".
+/// The last line counts. A line that the mom does not understand is no "no".
 fn may_be_privileged(config: &str) -> bool {
-    values(config, "$job_starter_run_privileged")
-        .last()
-        .is_some_and(|value| boolean(value) != Some(false))
+    let last = values(config, "$job_starter_run_privileged").last();
+    last.is_some_and(|value| boolean(value) != Some(false))
 }
 
-/// What the lines of a mom's configuration say of `name`, in order. The mom's own reading (Torque 6.1, parse_config.c):
-/// the name in any case, '#' ends the line, and the value is all of its rest.
+/// The values of `name` in a mom's configuration, read as the mom does (Torque 6.1, parse_config.c): the name in any case,
+/// '#' ends the line, and the value is the rest.
 fn values<'t>(config: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
     config.lines().filter_map(move |line| {
         let line = line.split('#').next()?.trim();
@@ -108,11 +109,7 @@ fn values<'t>(config: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
     })
 }
 
-fn first_word(value: &str) -> Option<&str> {
-    value.split_whitespace().next()
-}
-
-/// How the mom reads a boolean (`setbool` of the same file); `None`: it does not, and all stays as it was.
+/// As the mom reads a boolean (`setbool` of the same file); `None`: it ignores the line.
 fn boolean(value: &str) -> Option<bool> {
     match value.as_bytes().first()?.to_ascii_lowercase() {
         b't' | b'y' | b'1' => Some(true),
@@ -125,13 +122,12 @@ fn boolean(value: &str) -> Option<bool> {
 
 fn is_ours(path: &Path, host: &dyn Host) -> bool {
     let text = host.read(path, MOST_STARTER).ok().flatten().unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    host.executable(path) && text.contains(OURS)
+    host.executable(path) && String::from_utf8_lossy(&text).contains(OURS)
 }
 
-/// Why tasks of a job of this mom that TM starts cannot be attached; `None`: they are.
+/// Why the mom does not attach the tasks that TM starts; `None`: it does.
 pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
-    // Somebody runs the prologue by hand: only a mom starts tasks for TM.
+    // Only a mom starts tasks for TM; without one, the prologue was started by hand.
     if !pbs.is_here() {
         return None;
     }
@@ -144,7 +140,7 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
             format!(
                 "the mom has not read the $job_starter of '{config}', which attaches tasks started by TM"
             ),
-            reread::needed(pbs, &path)?,
+            reread_needed(pbs, &path)?,
         ),
         Starter::Absent => (
             format!("'{config}' has no $job_starter that attaches tasks started by TM"),
@@ -175,10 +171,69 @@ pub fn unattached(pbs: &Installation, host: &dyn Host) -> Option<Unattached> {
     })
 }
 
+/// The command that makes the mom read that `starter` is its own; `None`: it has read that, or does not run.
+pub fn reread_needed(pbs: &Installation, starter: &Path) -> Option<String> {
+    let (pid, start) = running(pbs)?;
+    let newer = start > fs::metadata(pbs.mom_config()).ok()?.mtime() + ROUNDED;
+    let named = || Some(Path::new(in_force(pbs, pid, start)?.split_whitespace().next()?) == starter);
+    (!newer && named() != Some(true))
+        .then(|| reread_command(pbs))
+        .flatten()
+}
+
+/// The command that makes a running mom read its configuration again.
+pub fn reread_command(pbs: &Installation) -> Option<String> {
+    running(pbs).map(|(pid, _)| format!("kill -HUP {pid}"))
+}
+
+/// The mom's process, and when it began, seconds since 1970. Its lock file ends in a NUL byte (recorded).
+fn running(pbs: &Installation) -> Option<(i32, i64)> {
+    let lock = fs::read_to_string(pbs.mom_priv().join("mom.lock")).ok()?;
+    let end = |c: char| c == '\0' || c.is_whitespace();
+    let pid = lock.trim_matches(end).parse().ok().filter(|pid| *pid > 0)?;
+    let stat = Process::find(pid)?.stat()?;
+    Some((pid, began(stat.id.start_time)?))
+}
+
+/// The starter that the mom took last since its start, by its own log; empty: none since a SIGHUP; `None`: the log does
+/// not tell. The time of the configuration is no proof: an administrator may have changed other lines.
+fn in_force(pbs: &Installation, pid: i32, start: i64) -> Option<String> {
+    let entries = fs::read_dir(pbs.home.join("mom_logs")).ok()?.flatten();
+    let is_since = |entry: &fs::DirEntry| {
+        let about = entry.metadata().ok().filter(fs::Metadata::is_file);
+        about.is_some_and(|about| about.mtime() + ROUNDED >= start)
+    };
+    let mut logs: Vec<_> = entries.filter(is_since).map(|entry| entry.path()).collect();
+    logs.sort();
+    let last = |log: &PathBuf| {
+        let lines = BufReader::new(File::open(log).ok()?).split(b'\n');
+        lines
+            .map_while(Result::ok)
+            .filter_map(|line| starter_in(&line, pid))
+            .last()
+    };
+    logs.iter().rev().find_map(last)
+}
+
+/// The starter in a line of the mom's log, `DATE;CODE;   pbs_mom.PID;CLASS;jobstarter;PATH`; empty for
+/// `process_hup;reset`, before the mom reads its file again (Torque 6.1, mom_main.c and parse_config.c). Older moms write
+/// no pid.
+fn starter_in(line: &[u8], pid: i32) -> Option<String> {
+    let line = String::from_utf8_lossy(line);
+    let mut parts = line.splitn(6, ';').skip(2);
+    let (mom, _, function, text) = (parts.next()?.trim(), parts.next()?, parts.next()?, parts.next()?);
+    if mom != "pbs_mom" && mom != format!("pbs_mom.{pid}") {
+        return None;
+    }
+    match function {
+        "process_hup" => Some(String::new()),
+        "jobstarter" => Some(text.trim().to_owned()),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    //! What is read of a mom's configuration.
-
     use super::*;
 
     #[test]
@@ -188,19 +243,34 @@ mod tests {
         assert_eq!(all, ["/a", "/c d"]);
         assert!(names(config, Path::new("/a")) && names(config, Path::new("/c")));
         assert!(!names(config, Path::new("/b")) && !names("$job_starter /ab", Path::new("/a")));
-        for (word, privileged) in [
-            ("True", true),
-            ("", true),
-            ("maybe", true),
-            ("off", false),
-            ("0", false),
+        for (words, privileged) in [
+            (&[][..], false),
+            (&["True"], true),
+            (&[""], true),
+            (&["maybe"], true),
+            (&["off"], false),
+            (&["0"], false),
+            (&["no", ""], true),
         ] {
-            let line = format!("$job_starter_run_privileged {word}\n");
-            assert_eq!(may_be_privileged(&line), privileged, "{word}");
+            let line = |word: &&str| format!("$job_starter_run_privileged {word}\n");
+            let config: String = words.iter().map(line).collect();
+            assert_eq!(may_be_privileged(&config), privileged, "{config}");
         }
-        assert!(!may_be_privileged(""));
-        assert!(may_be_privileged(
-            "$job_starter_run_privileged no\n$job_starter_run_privileged"
-        ));
+    }
+
+    #[test]
+    fn only_the_moms_own_lines_of_the_log_name_a_starter() {
+        for (mom, rest, starter) in [
+            ("pbs_mom.7", "jobstarter;/a b;c", Some("/a b;c")),
+            ("pbs_mom", "jobstarter;/a", Some("/a")),
+            ("pbs_mom.7", "process_hup;reset", Some("")),
+            ("pbs_mom.77", "jobstarter;/a", None),
+            ("pbs_mom.7", "prologalarm;15", None),
+            ("x", "jobstarter;/a", None),
+        ] {
+            let line = format!("11/22/2026 00:10:12.123;02;   {mom};Svr;{rest}");
+            assert_eq!(starter_in(line.as_bytes(), 7).as_deref(), starter, "{line}");
+        }
+        assert_eq!(starter_in(b"\xff;", 7), None);
     }
 }

@@ -3,13 +3,12 @@
 //! Recorded on 6.1.3: 8 arguments to a prologue (7 before 5.x, 9 to a presetup one), 11 to an epilogue (10 before
 //! 5.x). The account is argument 7 of the one, 9 of the other, "" when there was no `-A`, verbatim otherwise.
 
-use super::product::PRODUCT;
+use super::setup::installation;
 use crate::scheduler::call::{Input, Program, Submission, UserRef};
 use crate::scheduler::devices::{Devices, Exclusive, GpuName, GpuSource};
 use crate::scheduler::host::Host;
 use crate::scheduler::pbs::control::offline_for;
-use crate::scheduler::pbs::installation::{Installation, same_node};
-use crate::scheduler::pbs::status::status;
+use crate::scheduler::pbs::installation::{attribute, same_node};
 use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::text::one_line;
@@ -26,7 +25,6 @@ const QSTAT_DEADLINE: Duration = Duration::from_secs(4);
 /// Words of the resource list that let jobs share a GPU.
 const SHARED_WORDS: [&str; 2] = ["shared", "default"];
 
-/// The arguments that it gives.
 pub(super) fn vectors(program: Program) -> &'static str {
     match program {
         Program::Prologue => "JOB USER GROUP NAME RESOURCES QUEUE ACCOUNT [SCRIPT [HOSTS]]",
@@ -70,9 +68,9 @@ fn is_sister(input: &Input<'_>) -> bool {
     input.given.sister || input.number("PBS_NODENUM").is_some_and(|number| number != 0)
 }
 
-/// A sister that its own prologue took out of service for this job. It ended well all the same: Torque takes a sister down
-/// whose prologue fails, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue); so the mother superior
-/// puts the job back.
+/// A sister that its own prologue took out of service for this job. That prologue exits 0: Torque takes a sister down
+/// whose prologue fails, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue). So the mother
+/// superior puts the job back.
 pub(super) fn of_sisters(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<(), Failure> {
     if submission.sister || input.program == Program::Epilogue {
         return Ok(());
@@ -82,19 +80,16 @@ pub(super) fn of_sisters(submission: &Submission, input: &Input<'_>, host: &dyn 
     let others = tasks.iter().map(String::as_str);
     let others: BTreeSet<&str> = others.filter(|name| !same_node(name, &here)).collect();
     let names: Vec<&str> = others.into_iter().collect();
-    let pbs = Installation::find(&PRODUCT, &input.site, host);
+    let pbs = installation(&input.site, host);
     let reason = format!("job {}: ", submission.job);
-    match names
-        .first()
-        .and_then(|_| offline_for(&pbs, &names, &reason, host))
-    {
+    match offline_for(&pbs, &names, &reason, host) {
         Some((node, note)) => Err(Undetermined::new(format!("node '{node}'"), note).into()),
         None => Ok(()),
     }
 }
 
-/// The node of each task of the job, from its node file; a sister has none. `PBS_NUM_NODES` is 0 where the user named the nodes
-/// (docs/facts/pbs.md#environment-identity-and-descriptors).
+/// The node of each task of the job, from its node file; a sister has none. `PBS_NUM_NODES` is 0 if the user named the
+/// nodes (docs/facts/pbs.md#environment-identity-and-descriptors).
 fn nodes_of_tasks(input: &Input<'_>, host: &dyn Host) -> Vec<String> {
     let file = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'));
     let text = file.and_then(|path| host.read(Path::new(&path), MOST_NODE_FILE).ok()?);
@@ -104,13 +99,13 @@ fn nodes_of_tasks(input: &Input<'_>, host: &dyn Host) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// The job's tasks on this node. `PBS_NUM_PPN` is the first number of a request, and always 1 where the user named the nodes.
+/// The job's tasks on this node. `PBS_NUM_PPN` is the first number of a request, and 1 if the user named the nodes.
 fn tasks_here(here: &str, input: &Input<'_>, host: &dyn Host) -> Option<u32> {
     let tasks = nodes_of_tasks(input, host);
     let here = tasks.iter().filter(|name| same_node(name, here)).count();
     let counted = u32::try_from(here).ok().filter(|tasks| *tasks > 0);
-    let several = input.number("PBS_NUM_NODES").filter(|nodes| *nodes > 0);
-    counted.or_else(|| several.and_then(|_| input.number("PBS_NUM_PPN").filter(|tasks| *tasks > 0)))
+    let positive = |name: &str| input.number(name).filter(|number| *number > 0);
+    counted.or_else(|| positive("PBS_NUM_NODES").and(positive("PBS_NUM_PPN")))
 }
 
 /// The job's GPUs: `${PBS_NODEFILE}gpu` on the mother superior, `qstat`'s `exec_gpus` elsewhere.
@@ -133,13 +128,12 @@ pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Hos
         GpuSource::Listed(_) => Exclusive::GpusAlone,
         _ => Exclusive::Unknown,
     };
-    let whole_node = ["naccesspolicy=singlejob", "naccesspolicy:singlejob"]
-        .iter()
-        .any(|w| wanted.to_ascii_lowercase().contains(w));
+    let lower = wanted.to_ascii_lowercase();
+    let alone = ["naccesspolicy=singlejob", "naccesspolicy:singlejob"];
     Devices {
         gpus,
         exclusive,
-        whole_node,
+        whole_node: alone.iter().any(|word| lower.contains(word)),
         tasks_on_node: tasks_here(&here, input, host),
     }
 }
@@ -147,18 +141,16 @@ pub(super) fn devices(submission: &Submission, input: &Input<'_>, host: &dyn Hos
 /// The requested resources: argument 5 of a prologue, 6 of an epilogue. Their order varies.
 fn resources(input: &Input<'_>) -> String {
     let number = if input.program == Program::Prologue { 5 } else { 6 };
-    input
-        .argument(number)
-        .map(|a| a.to_string_lossy().into_owned())
-        .unwrap_or_default()
+    let argument = input.argument(number);
+    argument.map_or_else(String::new, |text| text.to_string_lossy().into_owned())
 }
 
 /// `nodes=1:gpus=1`, `nodes=2:ppn=4:gpus=2:shared+…`, `gpus=1`; `gpus=0` asks for none.
 fn asks_for_gpus(resources: &str) -> bool {
-    let counts = resources
+    let mut counts = resources
         .split([',', ':', '+'])
-        .filter_map(|part| part.rsplit_once("gpus=").map(|(_, count)| count));
-    counts.into_iter().any(|count| count.trim() != "0")
+        .filter_map(|part| part.rsplit_once("gpus="));
+    counts.any(|(_, count)| count.trim() != "0")
 }
 
 /// The prologue's environment has no PBS_GPUFILE, but the file exists already (recorded).
@@ -179,14 +171,14 @@ fn from_file(path: &Path, here: &str, host: &dyn Host) -> GpuSource {
         .unwrap_or_else(|| GpuSource::Unknown(format!("'{shown}' names no GPU of '{here}'")))
 }
 
-/// `exec_gpus = vm-gpu/0+vm-gpu/1`, of which only this node's count.
+/// This node's part of `exec_gpus = vm-gpu/0+vm-gpu/1`.
 fn from_qstat(submission: &Submission, input: &Input<'_>, here: &str, host: &dyn Host) -> GpuSource {
-    let pbs = Installation::find(&PRODUCT, &input.site, host);
+    let pbs = installation(&input.site, host);
     let answer = match pbs.run("qstat", &["-f", submission.job.as_str()], QSTAT_DEADLINE, host) {
         Ok(answer) => answer,
         Err(why) => return GpuSource::Unknown(why),
     };
-    let Some(text) = status(&answer.text, "exec_gpus") else {
+    let Some(text) = attribute(&answer.text, "exec_gpus") else {
         return GpuSource::Unknown(format!("'qstat -f {}' shows no exec_gpus", submission.job));
     };
     listed(text.split('+').map(|part| part.trim().rsplit_once("-gpu/")), here).unwrap_or_else(|| {

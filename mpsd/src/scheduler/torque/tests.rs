@@ -1,20 +1,14 @@
-//! Torque's recorded argument vectors and environments, and what we make of them.
+//! Torque's recorded argument vectors and environments, and what we read from them.
 
 use crate::scheduler::call::{Program, UserRef};
 use crate::scheduler::devices::{Exclusive, GpuName, GpuSource};
-use crate::scheduler::testing::{Call, Paper};
+use crate::scheduler::testing::{Call, TextHost};
 use mpsd_core::job::Scheduler;
 
 const LIST: &str = "nodes=1:gpus=1,neednodes=1:gpus=1,walltime=01:00:00";
+const SCRIPT: &str = "/var/spool/torque/mom_priv/jobs/0.vm.SC";
 const PROLOGUE: [&str; 8] = [
-    "0.vm",
-    "alice",
-    "users",
-    "job1",
-    LIST,
-    "batch",
-    "MPS=true",
-    "/var/spool/torque/mom_priv/jobs/0.vm.SC",
+    "0.vm", "alice", "users", "job1", LIST, "batch", "MPS=true", SCRIPT,
 ];
 const EPILOGUE: [&str; 11] = [
     "0.vm",
@@ -27,7 +21,7 @@ const EPILOGUE: [&str; 11] = [
     "batch",
     "proj1,MPS=true",
     "0",
-    "/var/spool/torque/mom_priv/jobs/0.vm.SC",
+    SCRIPT,
 ];
 const ENV: [(&str, &str); 9] = [
     ("PATH", "/bin:/usr/bin"),
@@ -47,6 +41,25 @@ const SISTER_ENV: [(&str, &str); 5] = [
     ("PBS_NODENUM", "1"),
     ("PBS_MSHOST", "nodea"),
 ];
+const GPU_FILE: &str = "/var/spool/torque/aux//0.vmgpu";
+
+/// The environment of a job whose user named the nodes.
+fn with_named_nodes<const N: usize>(
+    env: [(&'static str, &'static str); N],
+) -> [(&'static str, &'static str); N] {
+    env.map(|(name, value)| match name {
+        "PBS_NUM_NODES" => (name, "0"),
+        "PBS_NUM_PPN" => (name, "1"),
+        _ => (name, value),
+    })
+}
+
+/// The prologue's arguments with another one at `place`.
+fn changed(place: usize, argument: &'static str) -> [&'static str; 8] {
+    let mut arguments = PROLOGUE;
+    arguments[place] = argument;
+    arguments
+}
 
 #[test]
 fn torque_prologue() {
@@ -54,147 +67,96 @@ fn torque_prologue() {
     let s = call.read().unwrap();
     assert_eq!((s.scheduler, s.sister), (Scheduler::Torque, false));
     assert_eq!((s.job.as_str(), s.user), ("0.vm", UserRef::Name("alice".into())));
-    assert_eq!(
-        (s.account.as_deref(), s.node.as_deref()),
-        (Some(&b"MPS=true"[..]), Some("vm"))
-    );
-    call.host = Paper::default().file("/var/spool/torque/aux//0.vmgpu", "vm-gpu0\nother-gpu3\nvm-gpu2\n");
+    assert_eq!(s.account.as_deref(), Some(&b"MPS=true"[..]));
+    assert_eq!(s.node.as_deref(), Some("vm"));
+    call.host = TextHost::default().file(GPU_FILE, "vm-gpu0\nother-gpu3\nvm-gpu2\n");
     let d = call.devices();
-    assert_eq!(
-        d.gpus,
-        GpuSource::Listed(vec![GpuName::Index(0), GpuName::Index(2)])
-    );
+    let gpus = vec![GpuName::Index(0), GpuName::Index(2)];
+    assert_eq!(d.gpus, GpuSource::Listed(gpus));
     assert_eq!((d.exclusive, d.tasks_on_node), (Exclusive::GpusAlone, Some(4)));
     assert!(call.host.ran.borrow().is_empty());
 }
 
 #[test]
-fn tasks_are_counted_where_the_user_named_the_nodes() {
-    let named = |name: &str, value| if name == "PBS_NUM_NODES" { "0" } else { value };
-    let env = ENV.map(|(name, value)| {
-        (
-            name,
-            if name == "PBS_NUM_PPN" {
-                "1"
-            } else {
-                named(name, value)
-            },
-        )
-    });
+fn tasks_are_counted_if_the_user_named_the_nodes() {
+    let env = with_named_nodes(ENV);
     let mut call = Call::new(Program::Prologue, &PROLOGUE, &env);
-    call.host = Paper::default().file("/var/spool/torque/aux//0.vm", "nodea\nnodea\nvm\nvm\nvm\n");
+    call.host = TextHost::default().file("/var/spool/torque/aux//0.vm", "nodea\nnodea\nvm\nvm\nvm\n");
     assert_eq!(call.devices().tasks_on_node, Some(3));
-    let env = SISTER_ENV.map(|(name, value)| (name, named(name, value)));
+    let env = with_named_nodes(SISTER_ENV);
     let sister = Call::new(Program::Prologue, &PROLOGUE, &env);
     assert_eq!(sister.devices().tasks_on_node, None);
 }
 
 #[test]
-fn torque_forms_of_other_releases_have_the_account_in_the_same_place() {
-    for length in [7, 8] {
-        let s = Call::new(Program::Prologue, &PROLOGUE[..length], &ENV)
-            .read()
-            .unwrap();
-        assert_eq!(s.account.as_deref(), Some(&b"MPS=true"[..]), "{length}");
+fn the_account_is_verbatim_in_every_release_and_empty_is_none() {
+    let (odd, empty) = (changed(6, "MPS=true,foo bar;x=1"), changed(6, ""));
+    for (program, arguments, account) in [
+        (Program::Prologue, &PROLOGUE[..7], Some("MPS=true")),
+        (Program::Prologue, &PROLOGUE, Some("MPS=true")),
+        (Program::Epilogue, &EPILOGUE[..10], Some("proj1,MPS=true")),
+        (Program::Epilogue, &EPILOGUE, Some("proj1,MPS=true")),
+        (Program::Prologue, &odd, Some("MPS=true,foo bar;x=1")),
+        (Program::Prologue, &empty, None),
+    ] {
+        let s = Call::new(program, arguments, &ENV).read().unwrap();
+        assert_eq!(s.scheduler, Scheduler::Torque);
+        assert_eq!(s.account, account.map(|text| text.as_bytes().to_vec()));
     }
-    for length in [10, 11] {
-        let s = Call::new(Program::Epilogue, &EPILOGUE[..length], &ENV)
-            .read()
-            .unwrap();
-        assert_eq!(s.scheduler, Scheduler::Torque, "{length}");
-        assert_eq!(s.account.as_deref(), Some(&b"proj1,MPS=true"[..]), "{length}");
-    }
-}
-
-#[test]
-fn torque_account_is_verbatim_and_empty_is_none() {
-    let mut arguments = PROLOGUE;
-    arguments[6] = "MPS=true,foo bar;x=1";
-    assert_eq!(
-        Call::new(Program::Prologue, &arguments, &ENV)
-            .read()
-            .unwrap()
-            .account
-            .unwrap(),
-        b"MPS=true,foo bar;x=1"
-    );
-    arguments[6] = "";
-    assert_eq!(
-        Call::new(Program::Prologue, &arguments, &ENV)
-            .read()
-            .unwrap()
-            .account,
-        None
-    );
 }
 
 #[test]
 fn a_torque_sister_asks_qstat_and_takes_only_its_own_gpus() {
     let mut call = Call::new(Program::Prologue, &PROLOGUE, &SISTER_ENV);
-    assert!(call.read().unwrap().sister);
-    assert_eq!(call.read().unwrap().node, None, "PBS_MSHOST is another node");
+    let s = call.read().unwrap();
+    assert_eq!((s.sister, s.node), (true, None), "PBS_MSHOST is another node");
     let status = "Job Id: 0.vm\n    Job_Name = job1\n    exec_gpus = nodea-gpu/0+nodea-gpu/1+\n\tnodeb-gpu/1+nodeb-gpu/3\n    interactive = False\n";
-    call.host = Paper::default().command("/opt/x/bin/qstat -f 0.vm", 0, status);
-    assert_eq!(
-        call.devices().gpus,
-        GpuSource::Listed(vec![GpuName::Index(1), GpuName::Index(3)])
-    );
     let forged = format!("{status}    Variable_List = A=\n    exec_gpus = nodeb-gpu/0\n");
-    call.host = Paper::default().command("/opt/x/bin/qstat -f 0.vm", 0, &forged);
-    assert!(
-        matches!(call.devices().gpus, GpuSource::Unknown(_)),
-        "two lines of one name are no answer"
-    );
-    call.host = Paper::default().command("/opt/x/bin/qstat -f 0.vm", 153, "qstat: Unknown Job Id 0.vm\n");
-    assert!(matches!(call.devices().gpus, GpuSource::Unknown(_)));
+    let own = GpuSource::Listed(vec![GpuName::Index(1), GpuName::Index(3)]);
+    for (code, text, known) in [
+        (0, status, true),
+        // Two lines of one name are no answer.
+        (0, &forged, false),
+        (153, "qstat: Unknown Job Id 0.vm\n", false),
+    ] {
+        call.host = TextHost::default().command("/opt/x/bin/qstat -f 0.vm", code, text);
+        let gpus = call.devices().gpus;
+        assert!(
+            if known {
+                gpus == own
+            } else {
+                matches!(gpus, GpuSource::Unknown(_))
+            },
+            "{gpus:?}"
+        );
+    }
 }
 
 #[test]
 fn torque_shared_gpus_prove_nothing_and_missing_files_are_told() {
-    let mut arguments = PROLOGUE;
-    arguments[4] = "walltime=01:00:00,nodes=1:ppn=2:gpus=1:shared";
+    let arguments = changed(4, "walltime=01:00:00,nodes=1:ppn=2:gpus=1:shared");
     let mut call = Call::new(Program::Prologue, &arguments, &ENV);
-    let GpuSource::Unknown(why) = call.devices().gpus else {
-        panic!("no file, no GPUs")
-    };
-    assert_eq!(why, "no file '/var/spool/torque/aux//0.vmgpu'");
-    call.host = Paper::default().file("/var/spool/torque/aux//0.vmgpu", "vm-gpu0\n");
+    let why = format!("no file '{GPU_FILE}'");
+    assert_eq!(call.devices().gpus, GpuSource::Unknown(why));
+    call.host = TextHost::default().file(GPU_FILE, "vm-gpu0\n");
     assert_eq!(call.devices().exclusive, Exclusive::Shared);
-    arguments[4] = "nodes=1:ppn=4,neednodes=1:ppn=4";
-    assert!(matches!(
-        Call::new(Program::Prologue, &arguments, &ENV).devices().gpus,
-        GpuSource::Unknown(_)
-    ));
+    let arguments = changed(4, "nodes=1:ppn=4,neednodes=1:ppn=4");
+    let none = Call::new(Program::Prologue, &arguments, &ENV).devices();
+    assert!(matches!(none.gpus, GpuSource::Unknown(_)));
 }
 
 #[test]
 fn a_wrong_vector_is_the_nodes_and_a_wrong_id_the_users() {
-    for count in [1, 2, 4, 5, 6, 12] {
-        let arguments = vec!["x"; count];
-        let failure = Call::new(Program::Prologue, &arguments, &[]).read().unwrap_err();
-        assert_eq!(failure.exit_code(), 2, "{count}");
-        assert!(failure.to_string().contains("JOB USER GROUP"), "{failure}");
+    let code = |program, arguments: &[&str], env| {
+        let failure = Call::new(program, arguments, env).read().unwrap_err();
+        (failure.exit_code(), failure.to_string())
+    };
+    for count in [0, 1, 2, 4, 5, 6, 12] {
+        let (code, why) = code(Program::Prologue, &vec!["x"; count], &[]);
+        assert!(code == 2 && why.contains("JOB USER GROUP"), "{count}: {why}");
     }
-    assert_eq!(
-        Call::new(Program::Prologue, &[], &[])
-            .read()
-            .unwrap_err()
-            .exit_code(),
-        2
-    );
-    assert_eq!(
-        Call::new(Program::Epilogue, &PROLOGUE, &ENV)
-            .read()
-            .unwrap_err()
-            .exit_code(),
-        2
-    );
+    assert_eq!(code(Program::Epilogue, &PROLOGUE, &ENV).0, 2);
     for id in ["../../etc", "a/b", "", "1\n2"] {
-        let mut arguments = PROLOGUE;
-        arguments[0] = id;
-        assert!(
-            Call::new(Program::Prologue, &arguments, &ENV).read().is_err(),
-            "{id:?}"
-        );
+        assert!(code(Program::Prologue, &changed(0, id), &ENV).0 > 0, "{id:?}");
     }
 }

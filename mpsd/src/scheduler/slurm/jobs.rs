@@ -1,11 +1,11 @@
-//! What a Slurm has on one node: a step's own slurmstepd says it, else one answer of `squeue` for all its jobs.
+//! What a Slurm has on one node: by the steps' own slurmstepd, else by one answer of `squeue` for all jobs.
 //!
-//! `squeue -w` loads every job of the cluster and shows those of the node (squeue.c, 22.05 to 26.05): thousands of nodes whose
-//! timers ask are a load for the controller. So it is asked only of a job whose Slurm has no process here.
+//! `squeue -w` loads every job of the cluster and shows those of the node (squeue.c, 22.05 to 26.05). The timers of
+//! thousands of nodes would load the controller, so it is asked only about a job without a process here.
 
-use super::commands::Installation;
+use super::installation::Installation;
 use super::slurmd;
-use crate::scheduler::known_jobs::{JobState, KnownJobs};
+use crate::scheduler::control::{JobState, KnownJobs};
 use crate::sys::process::{Process, ProcessTable};
 use mpsd_core::JobId;
 use mpsd_core::text::one_line;
@@ -14,42 +14,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::time::Duration;
 
-/// The program of a step, which Debian gives an ending.
+/// The program of a step; Debian's name goes on.
 const STEPD: &str = "slurmstepd";
 /// Longest title that is read. Bytes.
 const TITLE: usize = 256;
 /// A busy controller gets this for one answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What `slurm` has on `node`.
-pub(super) fn of(slurm: Installation, node: String) -> Asked {
-    let steps = steps_here().unwrap_or_default();
-    let answer = OnceCell::new();
-    Asked {
-        slurm,
-        node,
-        steps,
-        answer,
+/// The jobs of one node: what is known without the controller, and the controller's answer, or why there is none.
+pub(super) struct SlurmJobs {
+    slurm: Installation,
+    node: String,
+    /// The steps with a slurmstepd here.
+    steps: BTreeSet<String>,
+    answer: OnceCell<Result<SqueueAnswer, String>>,
+}
+
+impl SlurmJobs {
+    pub(super) fn new(slurm: Installation, node: &str) -> Self {
+        Self {
+            slurm,
+            node: node.to_owned(),
+            steps: steps_here().unwrap_or_default(),
+            answer: OnceCell::new(),
+        }
     }
 }
 
-/// What is known without the controller, and what it answered, or why it did not.
-pub(super) struct Asked {
-    slurm: Installation,
-    node: String,
-    /// The steps whose slurmstepd runs here.
-    steps: BTreeSet<String>,
-    answer: OnceCell<Result<SlurmNode, String>>,
-}
-
-impl KnownJobs for Asked {
+impl KnownJobs for SlurmJobs {
     fn state_of(&self, job: &JobId) -> JobState {
         if has(&self.steps, job) {
             return JobState::Here;
         }
-        let ask = || SlurmNode::ask(&self.slurm, &self.node);
+        let ask = || SqueueAnswer::ask(&self.slurm, &self.node);
         match self.answer.get_or_init(ask) {
-            Ok(node) => node.state(job),
+            Ok(answer) => answer.state(job),
             Err(why) => JobState::Undecided(why.clone()),
         }
     }
@@ -62,8 +61,8 @@ fn has(steps: &BTreeSet<String>, job: &JobId) -> bool {
     steps.contains(job) || steps.iter().any(is_its)
 }
 
-/// The steps whose slurmstepd runs here, `4711.extern`. `None` where that is not known, or several nodes of Slurm's are on this
-/// host and their processes look alike.
+/// The steps with a slurmstepd here, `4711.extern`. `None`: not known, or this host has several nodes of Slurm, and their
+/// processes look alike.
 fn steps_here() -> Option<BTreeSet<String>> {
     let table = ProcessTable::scan()?;
     (slurmd::of_nodes(&table) <= 1).then_some(())?;
@@ -71,8 +70,8 @@ fn steps_here() -> Option<BTreeSet<String>> {
     let stepds = table.iter().filter(|entry| is_one(&entry.stat.name));
     let step = |pid: i32| {
         let process = Process::find(pid)?;
-        // A set-user-id program that a user started is root's by its effective id alone, and one that takes root's real id too
-        // may run by any link and any title. A user's process is not read: it can hang whoever reads its memory.
+        // A user's set-user-id program has root's effective id alone. One that takes root's real id too may have any title,
+        // so its file counts. A user's process is not read: it can hang its reader.
         let uids = process.uids()?;
         (uids.real == 0 && uids.effective == 0).then_some(())?;
         slurmd::program(&process, |name| name.starts_with(STEPD))?;
@@ -81,8 +80,8 @@ fn steps_here() -> Option<BTreeSet<String>> {
     Some(stepds.filter_map(|entry| step(entry.stat.id.pid)).collect())
 }
 
-/// The step that a slurmstepd's title names: `slurmstepd: [4711.extern]`. A het job's component, `[4711+1.0]`, has another id of
-/// its own, and is none.
+/// The step that a slurmstepd's title names: `slurmstepd: [4711.extern]`; not a het job's component, `[4711+1.0]`, which has
+/// another id of its own.
 fn step_of(title: &[u8]) -> Option<String> {
     let title = std::str::from_utf8(title).ok()?;
     let (_, named) = title.split_once(": [")?;
@@ -92,14 +91,14 @@ fn step_of(title: &[u8]) -> Option<String> {
     (plain(of_job) && job.bytes().all(|byte| byte.is_ascii_digit())).then(|| step.to_owned())
 }
 
-/// What Slurm has on one node.
+/// The jobs and steps of one node, as squeue shows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct SlurmNode {
+struct SqueueAnswer {
     jobs: BTreeSet<String>,
     steps: BTreeSet<String>,
 }
 
-impl SlurmNode {
+impl SqueueAnswer {
     fn ask(slurm: &Installation, node: &str) -> Result<Self, String> {
         let squeue = |arguments: &[&str]| slurm.ask("squeue", arguments, CALL_DEADLINE);
         let jobs = squeue(&["-h", "-w", node, "-o", "%A|%i"])?;
@@ -152,8 +151,6 @@ fn not_understood(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! What squeue says, and what follows of it.
-
     use super::*;
 
     fn job(id: &str) -> JobId {
@@ -161,50 +158,35 @@ mod tests {
     }
 
     #[test]
-    fn slurms_jobs_and_steps_are_told_by_their_own_ids() {
-        let said = SlurmNode::parse(
-            "4711|4711\n4713|4700_2\n52|51+1\n",
-            "4711.0\n4711.extern\n4700_2.3\n51+1.0\n",
-        )
-        .unwrap();
+    fn jobs_and_steps_are_known_by_their_own_ids_and_other_text_decides_nothing() {
+        let jobs = "4711|4711\n4713|4700_2\n52|51+1\n";
+        let answer = SqueueAnswer::parse(jobs, "4711.0\n4711.extern\n4700_2.3\n51+1.0\n").unwrap();
         for id in ["4711", "4711.0", "4713", "4713.3", "52.0"] {
-            assert_eq!(said.state(&job(id)), JobState::Here, "{id}");
+            assert_eq!(answer.state(&job(id)), JobState::Here, "{id}");
         }
         for id in ["4712", "4711.1", "4700", "4712.0", "51"] {
-            assert!(matches!(said.state(&job(id)), JobState::Gone(_)), "{id}");
+            assert!(matches!(answer.state(&job(id)), JobState::Gone(_)), "{id}");
         }
-        assert_eq!(SlurmNode::parse("\n", "").unwrap(), SlurmNode::default());
-    }
-
-    #[test]
-    fn what_squeue_never_prints_decides_nothing() {
-        assert!(SlurmNode::parse("slurm_load_jobs error: x\n", "").is_err());
-        assert!(SlurmNode::parse("4711|4711\n", "error\n").is_err());
+        assert_eq!(SqueueAnswer::parse("\n", "").unwrap(), SqueueAnswer::default());
+        assert!(SqueueAnswer::parse("slurm_load_jobs error: x\n", "").is_err());
+        assert!(SqueueAnswer::parse("4711|4711\n", "error\n").is_err());
     }
 
     #[test]
     fn a_slurmstepd_names_its_step() {
-        let of = |title: &str| step_of(title.as_bytes());
-        assert_eq!(of("slurmstepd: [4711.extern]\0").as_deref(), Some("4711.extern"));
-        assert_eq!(of("slurmstepd: [4711.0]").as_deref(), Some("4711.0"));
-        for other in [
-            "slurmstepd: [4711+1.0]",
-            "slurmstepd",
-            "/usr/sbin/slurmstepd infinity",
-            "x: [1.]",
-            "x: [a.0]",
+        for (title, step) in [
+            ("slurmstepd: [4711.extern]\0", Some("4711.extern")),
+            ("slurmstepd: [4711.0]", Some("4711.0")),
+            ("slurmstepd: [4711+1.0]", None),
+            ("slurmstepd", None),
+            ("/usr/sbin/slurmstepd infinity", None),
+            ("x: [1.]", None),
+            ("x: [a.0]", None),
         ] {
-            assert_eq!(of(other), None, "{other}");
+            assert_eq!(step_of(title.as_bytes()).as_deref(), step, "{title}");
         }
         let steps = BTreeSet::from(["4711.extern".to_owned(), "4712.0".to_owned()]);
-        for (id, here) in [
-            ("4711", true),
-            ("4712", true),
-            ("4712.0", true),
-            ("4711.0", false),
-            ("471", false),
-        ] {
-            assert_eq!(has(&steps, &job(id)), here, "{id}");
-        }
+        let here = ["4711", "4712", "4712.0", "4711.0", "471"].map(|id| has(&steps, &job(id)));
+        assert_eq!(here, [true, true, true, false, false]);
     }
 }

@@ -1,0 +1,238 @@
+//! The first lines of every scheduler's check: the node's programs, its NVML and our units. Without them every other line
+//! can pass and the first job that asks for MPS still drains the node.
+
+use super::host::Host;
+use super::setup::CheckLine::{self, Fail, Pass, Warn};
+use super::setup::SetupContext;
+use mpsd_core::Failure;
+use mpsd_core::trusted::open_trusted;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// NVIDIA's PCI vendor number.
+const NVIDIA: &str = "0x10de";
+/// The server's program, beside the control daemon's (docs/facts/mps-control.md#starting).
+const SERVER: &str = "nvidia-cuda-mps-server";
+/// Is there while the driver is loaded.
+const DRIVER: &str = "/proc/driver/nvidia/version";
+/// The file has two lines. Bytes.
+const MOST_OF_DRIVER: usize = 4096;
+/// The line about an NVML that does not answer; 'mpsctl doctor' says why.
+pub(crate) const NO_NVML: &str = "NVML gives no answer: the first job that asks for MPS takes the node out of service; 'mpsctl doctor' says why";
+/// Is there if systemd runs (sd_booted(3)).
+const BOOTED: &str = "/run/systemd/system";
+const SYSTEMCTL: &str = "/usr/bin/systemctl";
+const UNIT_DEADLINE: Duration = Duration::from_secs(5);
+/// Our units that an administrator enables, and what is missing without each.
+const UNITS: [(&str, &str); 2] = [
+    (
+        "mpsd.service",
+        "a restart of slurmd or pbs_mom may end running jobs' MPS",
+    ),
+    ("mpsd-reconcile.timer", "nobody takes down what a killed job left"),
+];
+
+/// Our units that a timer starts, and what is missing while their last run failed.
+const RUNS: [(&str, &str); 2] = [
+    (
+        "mpsd-reconcile.service",
+        "what a job left, or a drain of ours that is not delivered, may stay",
+    ),
+    ("mpsd-metrics.service", "the numbers for Prometheus are old"),
+];
+
+/// The lines; a single one if this host has no GPU, as login hosts.
+pub(crate) fn node_check(node: &str, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
+    if !has_gpu(ctx) {
+        return vec![without_gpu(ctx.host)];
+    }
+    let mut all = control(&ctx.settings.control, ctx.host);
+    all.push(match (ctx.inventory)(node) {
+        Ok(_) => Pass("NVML answers".to_owned()),
+        Err(failure) => unless_proved(&failure, || NO_NVML.to_owned()),
+    });
+    all.extend(units(ctx.host, Path::new(BOOTED).is_dir()));
+    all
+}
+
+/// A host without a GPU: a login host, or a node that lost its only GPU and still has the driver.
+pub(crate) fn without_gpu(host: &dyn Host) -> CheckLine {
+    match host.configuration(Path::new(DRIVER), MOST_OF_DRIVER) {
+        Ok(None) => Pass("no NVIDIA GPU here: no job gets MPS on this host".to_owned()),
+        Ok(Some(_)) | Err(_) => Warn(format!(
+            "NVIDIA's driver is loaded ('{DRIVER}') and no GPU is on the bus: no job gets MPS on this host; see the kernel's log \
+             for one that is lost"
+        )),
+    }
+}
+
+/// A failure, which is wrong if it is proved. Anything else may come from users' processes, which can use up memory,
+/// processes and CPUs, and must not take a node out of service.
+pub(crate) fn unless_proved(failure: &Failure, wrong: impl FnOnce() -> String) -> CheckLine {
+    match failure {
+        Failure::Fault(_) => Fail(wrong()),
+        Failure::Refusal(_) | Failure::Undetermined(_) => {
+            Warn(format!("could not be told now: {failure}; try it again"))
+        }
+    }
+}
+
+/// Whether this is a host for jobs with GPUs: one of NVIDIA's is on its bus, or the site named an unusual NVML.
+pub(crate) fn has_gpu(ctx: &SetupContext<'_>) -> bool {
+    let says = |device: &Path, file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
+    // Class 0x03 draws or computes; a bridge or a network card has another.
+    let is_gpu = |at: &Path| says(at, "vendor").trim() == NVIDIA && says(at, "class").starts_with("0x03");
+    let mut bus = fs::read_dir("/sys/bus/pci/devices")
+        .into_iter()
+        .flatten()
+        .flatten();
+    Path::new(&ctx.settings.nvml).is_absolute() || bus.any(|device| is_gpu(&device.path()))
+}
+
+/// NVIDIA's two programs.
+pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
+    let server = control.with_file_name(SERVER);
+    let one = |program: &Path, key: &str| match open_trusted(program) {
+        Ok(_) if host.executable(program) => Pass(format!("'{}' is a program of root's", program.display())),
+        Ok(_) => Fail(format!("'{}' is not executable: chmod 0755", program.display())),
+        Err(error) => Fail(format!(
+            "NVIDIA's MPS: {error}: the first job that asks for MPS takes the node out of service; install the driver's MPS \
+             programs{key}"
+        )),
+    };
+    vec![
+        one(control, ", or name this one with control in mpsd.toml"),
+        one(&server, " beside the control daemon"),
+    ]
+}
+
+/// Our units, where systemd runs.
+pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
+    if !booted {
+        return vec![Warn(
+            "systemd does not run here: nothing calls 'mpsctl reconcile' by itself; let cron do that every ten minutes".to_owned(),
+        )];
+    }
+    let ask = |verb: &str, unit: &str| {
+        let answer = host.run(Path::new(SYSTEMCTL), &[verb, unit], &[], UNIT_DEADLINE);
+        answer.map(|answer| answer.text.trim().to_owned())
+    };
+    let one = |(unit, without): (&str, &str)| match (ask("is-active", unit), ask("is-enabled", unit)) {
+        (Err(why), _) | (_, Err(why)) => Warn(format!("{unit}: systemd does not say how it stands: {why}")),
+        (Ok(active), _) if active != "active" => Fail(format!(
+            "{unit} is {active}: {without}; systemctl enable --now {unit}"
+        )),
+        (Ok(_), Ok(enabled)) if enabled != "enabled" => Warn(format!(
+            "{unit} is active and will not be after the next boot ({enabled}); systemctl enable {unit}"
+        )),
+        _ => Pass(format!("{unit} is active")),
+    };
+    // Not a FAIL: a user's process that cannot be ended makes a run fail, and must not drain the node.
+    let failed = |(unit, without): (&str, &str)| {
+        let answer = ask("is-failed", unit).ok()?;
+        (answer == "failed").then(|| {
+            Warn(format!(
+                "{unit} failed in its last run: {without}; 'journalctl -u {unit}' says why"
+            ))
+        })
+    };
+    let runs = RUNS.into_iter().filter_map(failed);
+    UNITS.into_iter().map(one).chain(runs).collect()
+}
+
+/// Where an active metrics timer writes.
+pub(crate) fn textfile(host: &dyn Host) -> Option<PathBuf> {
+    let ask = |arguments: &[&str]| host.run(Path::new(SYSTEMCTL), arguments, &[], UNIT_DEADLINE);
+    let active = ask(&["is-active", "mpsd-metrics.timer"]).ok()?;
+    let shown = ask(&["show", "--property=ExecStart", "mpsd-metrics.service"]).ok()?;
+    (active.text.trim() == "active").then(|| written_to(&shown.text))?
+}
+
+/// `ExecStart={ path=/usr/bin/mpsctl ; argv[]=/usr/bin/mpsctl metrics --textfile DIR ; ... }`.
+fn written_to(shown: &str) -> Option<PathBuf> {
+    let (_, behind) = shown.rsplit_once("--textfile")?;
+    let directory = behind.trim_start_matches(['=', ' ']).split_whitespace().next()?;
+    Some(directory.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::testing::TextHost;
+
+    /// A systemd that answers these questions.
+    fn systemd(answers: &[(&str, &str)]) -> TextHost {
+        let answer = |host: TextHost, (question, text): &(&str, &str)| {
+            host.command(&format!("{SYSTEMCTL} {question}"), 0, &format!("{text}\n"))
+        };
+        answers.iter().fold(TextHost::default(), answer)
+    }
+
+    #[test]
+    fn a_unit_that_is_off_is_wrong_and_the_line_switches_it_on() {
+        let lines = |[service, enabled]: [&str; 2], timer: &str, last_run: &str| {
+            let host = systemd(&[
+                ("is-active mpsd.service", service),
+                ("is-enabled mpsd.service", enabled),
+                ("is-active mpsd-reconcile.timer", timer),
+                ("is-enabled mpsd-reconcile.timer", "enabled"),
+                ("is-failed mpsd-reconcile.service", last_run),
+            ]);
+            units(&host, true)
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        let (good, on) = ("OK    mpsd-reconcile.timer is active", ["active", "enabled"]);
+        // A oneshot is inactive after a good run.
+        assert_eq!(
+            lines(on, "active", "inactive"),
+            ["OK    mpsd.service is active", good]
+        );
+        let off = "FAIL  mpsd-reconcile.timer is inactive: nobody takes down what a killed job left; systemctl enable --now \
+                   mpsd-reconcile.timer";
+        assert_eq!(lines(on, "inactive", "inactive")[1], off);
+        let once = "WARN  mpsd.service is active and will not be after the next boot (disabled); systemctl enable mpsd.service";
+        assert_eq!(lines(["active", "disabled"], "active", "inactive"), [once, good]);
+        let failed = &lines(on, "active", "failed")[2];
+        assert!(
+            failed.starts_with("WARN  mpsd-reconcile.service failed in its last run"),
+            "{failed}"
+        );
+        let unknown = units(&TextHost::default(), true)[0].to_string();
+        assert!(
+            unknown.starts_with("WARN  mpsd.service: systemd does not say"),
+            "{unknown}"
+        );
+        assert!(
+            units(&TextHost::default(), false)[0]
+                .text()
+                .contains("mpsctl reconcile")
+        );
+    }
+
+    #[test]
+    fn a_node_with_a_driver_and_without_a_gpu_is_no_login_host() {
+        assert!(matches!(without_gpu(&TextHost::default()), Pass(_)));
+        let lost = TextHost::default().file(DRIVER, "NVRM version: NVIDIA UNIX x86_64\n");
+        assert!(matches!(without_gpu(&lost), Warn(_)));
+    }
+
+    #[test]
+    fn the_timers_directory_is_read_from_its_service() {
+        let shown = "ExecStart={ path=/usr/bin/mpsctl ; argv[]=/usr/bin/mpsctl metrics --textfile /var/lib/x ; ignore_errors=no ; }";
+        let of = |active, shown| {
+            textfile(&systemd(&[
+                ("is-active mpsd-metrics.timer", active),
+                ("show --property=ExecStart mpsd-metrics.service", shown),
+            ]))
+        };
+        assert_eq!(of("active", shown), Some("/var/lib/x".into()));
+        assert_eq!(of("inactive", shown), None);
+        assert_eq!(
+            of("active", "ExecStart={ argv[]=/usr/bin/mpsctl metrics ; }"),
+            None
+        );
+    }
+}

@@ -1,0 +1,187 @@
+//! The classic scripts in `mom_priv`: ours are written and replaced, the site's own stay.
+
+use super::installation::{Installation, Product, Script};
+use crate::scheduler::setup::{CheckLine, SetupContext, Step, is_so};
+use mpsd_core::config::WarnOrRefuse;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// The line that makes a script ours.
+const TAG: &str = "# mpsd: written by 'mpsctl pbs install";
+/// What pbs_mom demands and no more: root reads and runs it.
+const SCRIPT_MODE: u32 = 0o500;
+/// Where our programs stand in the shipped texts, and what we keep of jobs.
+const SHIPPED: &str = "/usr/bin/";
+const SHIPPED_RUN: &str = "/run/mpsd/";
+
+/// Each script of the product under each of its names.
+pub(super) fn scripts(product: &Product) -> impl Iterator<Item = (&Script, &'static str)> {
+    let scripts = product.scripts.iter();
+    scripts.flat_map(|script| script.names.iter().map(move |name| (script, *name)))
+}
+
+/// Who wrote a script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Author {
+    /// There is no script.
+    Absent,
+    Ours,
+    Site,
+}
+
+pub(crate) fn author(path: &Path) -> Author {
+    match fs::read(path) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            match text.lines().take(3).any(|line| line.starts_with(TAG)) {
+                true => Author::Ours,
+                false => Author::Site,
+            }
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => Author::Absent,
+        Err(_) => Author::Site,
+    }
+}
+
+/// The steps that put our scripts in place.
+pub(crate) fn place_scripts(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for (script, name) in scripts(pbs.product) {
+        let path = pbs.mom_priv().join(name);
+        let (shown, text) = (path.display(), render(script.text, ctx));
+        steps.push(match author(&path) {
+            Author::Site if calls_us(&path) => {
+                Step::Note(format!("'{shown}' is the site's own and calls us"))
+            }
+            Author::Site => {
+                let call = command_line(&ctx.programs.join(script.program), ctx);
+                let lines = script
+                    .lines
+                    .map(|line| format!("    {}", line.replace("PROGRAM", &call)));
+                steps.push(Step::Todo(format!(
+                    "'{shown}' is the site's own and stays; add to it:"
+                )));
+                steps.extend(lines.map(Step::Todo));
+                continue;
+            }
+            _ if is_so(&path, text.as_bytes(), SCRIPT_MODE) => Step::Note(format!("'{shown}' is ours")),
+            _ => Step::write(&path, text, SCRIPT_MODE, ""),
+        });
+    }
+    steps
+}
+
+pub(super) fn remove_scripts(pbs: &Installation) -> Vec<Step> {
+    let paths = scripts(pbs.product).map(|(_, name)| pbs.mom_priv().join(name));
+    let step = |path: PathBuf| match author(&path) {
+        Author::Ours => Some(Step::Remove(path)),
+        Author::Site if calls_us(&path) => Some(Step::Todo(format!(
+            "'{}' is the site's own: take our lines out of it",
+            path.display()
+        ))),
+        Author::Site | Author::Absent => None,
+    };
+    paths.filter_map(step).collect()
+}
+
+/// Whether a script names one of our programs.
+pub(crate) fn calls_us(path: &Path) -> bool {
+    let text = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    text.contains("mps-prologue") || text.contains("mps-epilogue")
+}
+
+/// A program and its configuration, as a shell reads them.
+pub(crate) fn command_line(program: &Path, ctx: &SetupContext<'_>) -> String {
+    let words = [vec![program.display().to_string()], config_option(ctx)].concat();
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    words.join(" ")
+}
+
+/// The shipped text with this installation's programs, configuration and directories.
+pub(crate) fn render(shipped: &str, ctx: &SetupContext<'_>) -> String {
+    let programs = ctx.programs.display().to_string();
+    let option: String = config_option(ctx)
+        .iter()
+        .map(|word| format!(" {}", quoted(word)))
+        .collect();
+    let run = ctx.settings.paths.run().display().to_string();
+    shipped
+        .replace(SHIPPED, &format!("{}/", programs.trim_end_matches('/')))
+        .replace(SHIPPED_RUN, &format!("{}/", quoted(&run)))
+        .replace(" --scheduler", &format!("{option} --scheduler"))
+        .replace(" exec --starter", &format!("{option} exec --starter"))
+}
+
+/// A word for the shell, quoted if it holds anything but plain characters.
+fn quoted(word: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'.' | b'-' | b'_');
+    match word.bytes().all(plain) {
+        true => word.to_owned(),
+        false => crate::scheduler::trial::quoted(word),
+    }
+}
+
+/// The arguments with which our programs find their configuration.
+pub(crate) fn config_option(ctx: &SetupContext<'_>) -> Vec<String> {
+    let option = |path: &Path| vec!["--config".to_owned(), path.display().to_string()];
+    ctx.config.map(option).unwrap_or_default()
+}
+
+/// The line about what is missing if tasks that TM starts are not attached.
+pub(crate) fn unattached(missing: &str, remedy: &str, ctx: &SetupContext<'_>) -> CheckLine {
+    let text = format!("{missing} ({remedy}): {}", consequence(ctx));
+    match ctx.settings.pbs.unattached_tasks {
+        WarnOrRefuse::Refuse => CheckLine::Fail(text),
+        WarnOrRefuse::Warn => CheckLine::Warn(text),
+    }
+}
+
+/// What follows for a job if its TM tasks are not attached.
+pub(crate) fn consequence(ctx: &SetupContext<'_>) -> &'static str {
+    match ctx.settings.pbs.unattached_tasks {
+        WarnOrRefuse::Refuse => {
+            "every job that asks for MPS is refused, as unattached_tasks under [pbs] of mpsd.toml wants"
+        }
+        WarnOrRefuse::Warn => "tasks that TM starts run outside MPS unless they are 'mpsctl exec -- CMD'",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::testing::context;
+    use crate::scheduler::{openpbs, torque};
+
+    #[test]
+    fn shipped_scripts_are_ours_and_usual_places_change_nothing() {
+        for script in torque::setup::SCRIPTS.iter().chain(&openpbs::setup::SCRIPTS) {
+            let (name, text) = (script.names[0], script.text);
+            assert!(text.lines().nth(1).unwrap().starts_with(TAG), "{name}");
+            assert_eq!(render(text, &context("/usr/bin", None)), text, "{name}");
+        }
+        let elsewhere = context("/opt/mpsd/bin", Some("/etc/my site.toml"));
+        let text = render(torque::setup::SCRIPTS[0].text, &elsewhere);
+        let line =
+            "exec /opt/mpsd/bin/mps-prologue --config '/etc/my site.toml' --scheduler torque $gone \"$@\"";
+        assert!(text.contains(line) && !text.contains("/usr/bin"), "{text}");
+    }
+
+    #[test]
+    fn a_file_without_our_tag_is_the_sites() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("prologue");
+        assert_eq!(author(&path), Author::Absent);
+        for (text, expected) in [
+            ("#!/bin/sh\nexit 0\n", Author::Site),
+            (torque::setup::SCRIPTS[0].text, Author::Ours),
+        ] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(author(&path), expected);
+        }
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/nowhere", &path).unwrap();
+        assert_eq!(author(&path), Author::Site, "a dangling link");
+    }
+}
