@@ -178,10 +178,10 @@ fn compare(
     section.fact(&format!("{what}: given"), given.join(" "));
     let without = bed.srun(user, &[asked, &probe, "--json"], SRUN)?.success()?;
     let without = uuids(&without.stdout)?;
-    let mut job = bed.spawn(user, &["srun", asked, "--mps", &probe, "--json", "--hold", "4"])?;
-    let servers = servers_while(&mut job, devices)?;
+    let job = bed.spawn(user, &["srun", asked, "--mps", &probe, "--json", "--hold", "4"])?;
+    let servers = servers_while(&job, devices)?;
     let done = job.wait(SRUN)?;
-    if done.status.success() {
+    if done.code == Some(0) {
         let with = uuids(&done.stdout)?;
         section.equal(format!("{what}: mps-probe, with MPS"), &with, &without);
         section.equal(
@@ -201,14 +201,14 @@ fn compare(
 }
 
 /// The GPUs on which NVIDIA's own list shows an MPS server while the job runs.
-fn servers_while(job: &mut tests::slurm::Client, devices: &[Device]) -> Result<BTreeSet<String>> {
+fn servers_while(job: &tests::slurm::Client, devices: &[Device]) -> Result<BTreeSet<String>> {
     let fields = [
         "--query-compute-apps=gpu_uuid,process_name",
         "--format=csv,noheader",
     ];
     let end = Instant::now() + Duration::from_secs(20);
     let mut seen = BTreeSet::new();
-    while seen.is_empty() && job.runs()? && Instant::now() < end {
+    while seen.is_empty() && job.runs() && Instant::now() < end {
         let text = site::smi(&fields)?;
         let lines = text.lines();
         let servers = lines.filter(|line| line.contains("nvidia-cuda-mps-server"));

@@ -109,13 +109,13 @@ fn one(section: &mut Section, run: &Run, bed: &Bed, user: &User, number: usize) 
     words.extend(options.iter().map(String::as_str));
     let finished = bed.srun(user, &words, SRUN)?;
     section.fact(&format!("srun_{number}_ms"), child::ms(finished.wall));
-    let good = finished.status.success();
+    let good = finished.code == Some(0);
     let story = match good {
-        true => finished.command.clone(),
-        false => format!("{}\n{}{}", finished.command, finished.stdout, finished.stderr),
+        true => finished.what.clone(),
+        false => format!("{}\n{}{}", finished.what, finished.stdout, finished.stderr),
     };
     section.check(format!("srun {number}"), good, story);
-    let clients = clients::from_lines(&finished.stdout, finished.status.code());
+    let clients = clients::from_lines(&finished.stdout, finished.code);
     section.equal(
         format!("srun {number}: a report of each task"),
         &clients.len(),

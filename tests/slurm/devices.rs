@@ -1,7 +1,8 @@
-//! Nodes whose GPUs are listed otherwise than NVML counts them: MPS is on the GPU that the same job has without it.
+//! Nodes whose GPUs are listed otherwise than NVML counts them: MPS is on the GPU that the same job has without it. The
+//! site matrix holds this of most lists. Here stand the lists and requests that it does not have, and the check of lists.
 //!
-//! The oracle of every cell is the job without `--mps`: a client that counts, as CUDA does, the GPUs whose device files it
-//! may open, in the order of the bus, and takes those that `CUDA_VISIBLE_DEVICES` names.
+//! The measure is the job without `--mps`: a client that counts, as CUDA does, the GPUs whose device files it may open, in
+//! the order of the bus, and takes those that `CUDA_VISIBLE_DEVICES` names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,99 +14,78 @@ use anyhow::{Context as _, Result, ensure};
 use mpsd::scheduler::host::Answer;
 use mpsd::scheduler::{self, CallOptions, GpuSource, Host, Input, Program, Site, ThisHost};
 use mpsd_core::{ComputeMode, Gpu, GpuUuid, Inventory};
-use tests::slurm::{Bed, Gpus, Options, Simulated};
+use tests::slurm::{Gpus, Options};
 
-use crate::mps::{LIMIT, check_daemons, clients, nodes, start};
-use crate::runner::{Context, Group};
+use crate::jobs::{check_bare, check_daemons, gpus, holds, says};
+use crate::runner::{Cell, Context, Group, cells, fast};
 use crate::sites::no_cgroups;
 
+const fn group(name: &'static str, options: fn() -> Options, cells: &'static [Cell]) -> Group {
+    Group {
+        options,
+        prepare: |bed| fast(bed, ""),
+        ..Group::new(name, cells)
+    }
+}
+
+const fn confined(name: &'static str, options: fn() -> Options, cells: &'static [Cell]) -> Group {
+    Group {
+        needs: || no_cgroups(&["devices", "freezer"]),
+        ..group(name, options, cells)
+    }
+}
+
 /// `File=/dev/nvidia[0-3]` on a node whose bus order is 2, 3, 0, 1, as sites show it.
-pub const MINORS: Group = Group {
-    name: "devices_minors",
-    options: || constrained(&[2, 3, 0, 1], "gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n"),
-    prepare,
-    needs: || no_cgroups(&["devices", "freezer"]),
-    cells: &[
-        ("one_gpu", one_gpu),
-        ("three_gpus", three_gpus),
-        ("a_gpu_for_each_task", a_gpu_for_each_task),
-        ("a_gpu_bound_to_each_task", a_gpu_bound_to_each_task),
-        ("a_steps_own_daemon", a_steps_own_daemon),
-        ("a_batch_job", a_batch_job),
-        ("the_list_is_slurmds_own", the_list_is_slurmds_own),
-        ("the_check_is_content", the_check_is_content),
+pub const MINORS: Group = confined(
+    "devices_minors",
+    || constrained(minors()),
+    cells![
+        steps_at_once_have_a_gpu_each,
+        the_list_is_slurmds_own,
+        the_check_is_content
     ],
-};
+);
 
 /// The same where the numbers confine nothing.
-pub const MINORS_FREE: Group = Group {
-    name: "devices_minors_free",
-    options: || free(&[2, 3, 0, 1], "gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n"),
-    prepare,
-    needs: || None,
-    cells: &[
-        ("one_gpu", one_gpu),
-        ("three_gpus", three_gpus),
-        ("a_gpu_for_each_task", a_gpu_for_each_task),
-        ("a_steps_own_daemon", a_steps_own_daemon),
-        ("the_check_warns", the_check_warns),
-    ],
-};
+pub const MINORS_FREE: Group = group("devices_minors_free", minors, cells![the_check_warns]);
 
-const REVERSED_LINES: &str = "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n";
+const TYPES: &[Cell] = cells![each_type_has_its_gpu, a_forged_list_is_refused];
 
 /// Types listed against the order of the bus.
-pub const REVERSED: Group = Group {
-    name: "devices_reversed",
-    options: || constrained(&[0, 1], "gpu:b:1,gpu:a:1", REVERSED_LINES),
-    prepare,
-    needs: || no_cgroups(&["devices", "freezer"]),
-    cells: &[("each_type", each_type), ("both_types", both_types)],
-};
+pub const REVERSED: Group = confined("devices_reversed", || constrained(reversed()), TYPES);
 
 /// The same where the numbers confine nothing.
-pub const REVERSED_FREE: Group = Group {
-    name: "devices_reversed_free",
-    options: || free(&[0, 1], "gpu:b:1,gpu:a:1", REVERSED_LINES),
-    prepare,
-    needs: || None,
-    cells: &[("each_type", each_type), ("both_types", both_types)],
-};
+pub const REVERSED_FREE: Group = group("devices_reversed_free", reversed, TYPES);
 
-/// A GPU that Slurm does not know: it confines nobody there, and number 0 leads CUDA to it.
-pub const PARTIAL: Group = Group {
-    name: "devices_partial",
-    options: || constrained(&[0, 1], "gpu:1", "Name=gpu File=/dev/nvidia1\n"),
-    prepare,
-    needs: || no_cgroups(&["devices", "freezer"]),
-    cells: &[(
-        "a_gpu_that_slurm_does_not_manage",
-        a_gpu_that_slurm_does_not_manage,
-    )],
-};
+const UNMANAGED: &[Cell] = cells![a_gpu_that_slurm_does_not_manage_is_named];
+
+/// A GPU that Slurm does not know: Slurm confines nobody there, and number 0 leads CUDA to it.
+pub const PARTIAL: Group = confined("devices_partial", || constrained(partial()), UNMANAGED);
 
 /// The same where the numbers confine nothing.
-pub const PARTIAL_FREE: Group = Group {
-    name: "devices_partial_free",
-    options: || free(&[0, 1], "gpu:1", "Name=gpu File=/dev/nvidia1\n"),
-    prepare,
-    needs: || None,
-    cells: &[(
-        "a_gpu_that_slurm_does_not_manage",
-        a_gpu_that_slurm_does_not_manage,
-    )],
-};
+pub const PARTIAL_FREE: Group = group("devices_partial_free", partial, UNMANAGED);
 
-/// A list that leaves out the last GPU of the bus is no reason to refuse anybody.
-pub const FIRST: Group = Group {
-    name: "devices_first",
-    options: || constrained(&[0, 1, 2], "gpu:2", "Name=gpu File=/dev/nvidia[0-1]\n"),
-    prepare,
-    needs: || no_cgroups(&["devices", "freezer"]),
-    cells: &[("one_gpu", one_gpu), ("two_gpus", two_gpus)],
-};
+/// A list that leaves out the last GPU of the bus is no reason to refuse a job.
+pub const FIRST: Group = confined(
+    "devices_first",
+    || constrained(options(&[0, 1, 2], "gpu:2", "Name=gpu File=/dev/nvidia[0-1]\n")),
+    cells![jobs_have_the_listed_gpus],
+);
 
-fn free(minors: &[u32], gres: &str, gres_conf: &str) -> Options {
+fn minors() -> Options {
+    options(&[2, 3, 0, 1], "gpu:4", "Name=gpu File=/dev/nvidia[0-3]\n")
+}
+
+fn reversed() -> Options {
+    let lines = "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0\n";
+    options(&[0, 1], "gpu:b:1,gpu:a:1", lines)
+}
+
+fn partial() -> Options {
+    options(&[0, 1], "gpu:1", "Name=gpu File=/dev/nvidia1\n")
+}
+
+fn options(minors: &[u32], gres: &str, gres_conf: &str) -> Options {
     Options {
         nodes: 1,
         gpus: Gpus::Simulated(minors.len() as u32),
@@ -116,69 +96,36 @@ fn free(minors: &[u32], gres: &str, gres_conf: &str) -> Options {
     }
 }
 
-fn constrained(minors: &[u32], gres: &str, gres_conf: &str) -> Options {
-    let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
-    Options {
-        slurm_lines: lines(&["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"]),
-        cgroup_lines: lines(&[
-            "CgroupAutomount=no",
-            "CgroupMountpoint=/sys/fs/cgroup",
-            "CgroupPlugin=cgroup/v1",
-            "ConstrainDevices=yes",
-        ]),
-        ..free(minors, gres, gres_conf)
+fn constrained(options: Options) -> Options {
+    options.with_cgroups(&["ConstrainDevices=yes"])
+}
+
+/// The GPUs of each task, by local rank, of a job with these words: the same with and without MPS.
+fn same(cell: &Context, words: &str) -> Result<Vec<Vec<String>>> {
+    let mut found = Vec::new();
+    for mps in ["", "--mps "] {
+        let records = cell.clients(&format!("{mps}{words}"), "--hold 0.1")?;
+        match mps {
+            "" => check_bare(&records)?,
+            _ => check_daemons(&records, cell.user.uid, 1)?,
+        }
+        found.push(records.into_iter().map(|record| record.uuids).collect());
     }
+    ensure!(found[0] == found[1], "{words}: without and with MPS {found:?}");
+    Ok(found.swap_remove(0))
 }
 
-fn prepare(bed: &mut Bed) -> Result<Option<Simulated>> {
-    Simulated::install(bed, "", |node| node.fast()).map(Some)
-}
-
-/// The GPUs of each task, by local rank, of a job with these words.
-fn gpus(cell: &Context, words: &[&str]) -> Result<Vec<Vec<String>>> {
-    let mut records = clients(cell, words, "--hold 0.1")?;
-    let asked = words.contains(&"--mps");
-    if asked {
-        check_daemons(&records, cell.user.uid, 1)?;
-    } else {
-        ensure!(records.iter().all(|record| !record.under_mps), "{records:?}");
-    }
-    records.sort_by_key(|record| record.local_rank);
-    Ok(records.into_iter().map(|record| record.uuids).collect())
-}
-
-/// The job has the same GPUs with and without MPS, task by task.
-fn same(cell: &Context, words: &[&str]) -> Result<Vec<Vec<String>>> {
-    let without = gpus(cell, words)?;
-    let with = gpus(cell, &[&["--mps"], words].concat())?;
-    ensure!(
-        with == without,
-        "{words:?}: with MPS on {with:?}, without on {without:?}"
-    );
-    Ok(without)
-}
-
-fn one_gpu(cell: &Context) -> Result<()> {
-    same(cell, &["--gres=gpu:1"])?;
-    only_own_gpus_are_exclusive(cell, &["--gres=gpu:1"])
-}
-
-fn two_gpus(cell: &Context) -> Result<()> {
-    same(cell, &["--gres=gpu:2"]).map(drop)
-}
-
-fn three_gpus(cell: &Context) -> Result<()> {
-    let tasks = same(cell, &["-n2", "--gres=gpu:3"])?;
-    ensure!(tasks.len() == 2 && tasks[0].len() == 3, "{tasks:?}");
-    only_own_gpus_are_exclusive(cell, &["--gres=gpu:3"])
+fn jobs_have_the_listed_gpus(cell: &Context) -> Result<()> {
+    same(cell, "--gres=gpu:1")?;
+    same(cell, "--gres=gpu:2")?;
+    only_own_gpus_are_exclusive(cell, "--gres=gpu:1")
 }
 
 /// No other GPU of the node changes its compute mode while the job runs.
-fn only_own_gpus_are_exclusive(cell: &Context, words: &[&str]) -> Result<()> {
-    let node = &nodes(cell)?.nodes[0];
-    let own: BTreeSet<String> = gpus(cell, words)?.concat().into_iter().collect();
-    let line = nodes(cell)?.client("--hold 2");
-    let job = start(cell, &cell.user, &[&["srun", "--mps"], words].concat(), &line)?;
+fn only_own_gpus_are_exclusive(cell: &Context, words: &str) -> Result<()> {
+    let node = &cell.nodes.nodes[0];
+    let own: BTreeSet<String> = same(cell, words)?.concat().into_iter().collect();
+    let job = cell.start(&format!("srun --mps {words}"), &cell.client("--hold 2"))?;
     let exclusive = || -> BTreeSet<String> {
         let modes = node.uuids().into_iter().zip(node.modes());
         modes
@@ -186,175 +133,99 @@ fn only_own_gpus_are_exclusive(cell: &Context, words: &[&str]) -> Result<()> {
             .map(|(uuid, _)| uuid)
             .collect()
     };
-    let seen = cell
-        .bed
-        .wait_until("an exclusive GPU", LIMIT, || Ok(exclusive().len() == own.len()));
+    let waited = cell.wait("an exclusive GPU", || Ok(exclusive().len() == own.len()));
     let then = exclusive();
-    job.wait(LIMIT)?.success()?;
-    seen?;
-    ensure!(then == own, "{words:?}: exclusive {then:?}, the job's {own:?}");
+    crate::jobs::ended(job)?;
+    waited?;
+    ensure!(then == own, "{words}: exclusive {then:?}, the job's {own:?}");
     Ok(())
 }
 
-fn a_gpu_for_each_task(cell: &Context) -> Result<()> {
-    let tasks = same(cell, &["-n3", "--gpus-per-task=1"])?;
-    let all: BTreeSet<_> = tasks.iter().flatten().collect();
-    ensure!(
-        tasks.len() == 3 && all.len() == 3,
-        "a GPU for each task: {tasks:?}"
-    );
-    Ok(())
-}
-
-fn a_gpu_bound_to_each_task(cell: &Context) -> Result<()> {
-    let tasks = same(cell, &["-n2", "--gres=gpu:3", "--gpu-bind=map_gpu:2,0"])?;
-    let all: BTreeSet<_> = tasks.iter().flatten().collect();
-    ensure!(all.len() == 2, "a GPU for each task: {tasks:?}");
-    Ok(())
-}
-
-/// Two steps at once in an allocation without MPS, each with a daemon on its own GPU.
-fn a_steps_own_daemon(cell: &Context) -> Result<()> {
-    let of = |mps: &str| -> Result<BTreeSet<String>> {
-        let line = nodes(cell)?.client("--hold 1");
+/// Two steps in an allocation without MPS, each with a daemon on its own GPU.
+fn steps_at_once_have_a_gpu_each(cell: &Context) -> Result<()> {
+    let mut found = Vec::new();
+    for mps in ["", "--mps"] {
+        let line = cell.client("--hold 1");
         let step = format!("srun {mps} -n1 --gres=gpu:1 --exact /bin/sh -c '{line}'");
-        let shell = format!("{step} & {step} & wait");
-        let command = ["salloc", "-n2", "--gres=gpu:2"];
-        let done = start(cell, &cell.user, &command, &shell)?
-            .wait(LIMIT)?
-            .success()?;
-        let records = crate::mps::records(&done.stdout, &done.stderr)?;
-        ensure!(
-            records.len() == 2 && records.iter().all(|record| record.under_mps != mps.is_empty()),
-            "{records:?}"
-        );
-        Ok(records.into_iter().flat_map(|record| record.uuids).collect())
-    };
-    let (without, with) = (of("")?, of("--mps")?);
-    ensure!(with == without, "with MPS on {with:?}, without on {without:?}");
-    Ok(())
-}
-
-/// The script itself, and a step in it.
-fn a_batch_job(cell: &Context) -> Result<()> {
-    let of = |mps: &[&str]| -> Result<Vec<Vec<String>>> {
-        let line = nodes(cell)?.client("--hold 0.1");
-        let script = format!("({line})\nsrun /bin/sh -c '{line}'");
-        let words = [mps, &["--gres=gpu:2"]].concat();
-        let job = cell.bed.sbatch(&cell.user, &words, &script)?;
-        cell.bed
-            .wait_job(job, &["COMPLETED", "FAILED", "CANCELLED"], LIMIT)?;
-        let said = cell.bed.output(&cell.user, job);
-        let records = crate::mps::records(&said, "")?;
-        ensure!(
-            records.len() == 2 && records.iter().all(|record| record.under_mps != mps.is_empty()),
-            "{said}"
-        );
-        Ok(records.into_iter().map(|record| record.uuids).collect())
-    };
-    let (without, with) = (of(&[])?, of(&["--mps"])?);
-    ensure!(with == without, "with MPS on {with:?}, without on {without:?}");
+        let records = cell.records("salloc -n2 --gres=gpu:2", &format!("{step} & {step} & wait"))?;
+        let right = |record: &tests::slurm::Record| record.under_mps != mps.is_empty();
+        holds(records.len() == 2 && records.iter().all(right), &records)?;
+        found.push(gpus(&records));
+    }
+    ensure!(found[0] == found[1], "without and with MPS {found:?}");
     Ok(())
 }
 
 /// What `mpsctl slurm check` says of this node's GPUs: the lines about gres.conf.
-fn check(cell: &Context) -> Result<String> {
-    let bed = &cell.bed;
-    let product = &nodes(cell)?.product;
-    let slurmd = bed.daemon("node1").context("slurmd runs")?.to_string();
-    let path = |path: PathBuf| path.display().to_string();
-    let (mpsctl, config) = (path(product.libexec.join("mpsctl")), path(product.config.clone()));
-    let conf = path(bed.dir().join("etc/slurm.conf"));
-    let enter = [
-        "nsenter", "--mount", "--target", &slurmd, &mpsctl, "--config", &config,
-    ];
-    let verb = ["slurm", "check", "--node", "node1", "--slurm-conf", &conf];
-    let said = bed.root(&[&enter[..], &verb].concat())?.stdout;
-    let about = said
-        .lines()
-        .filter(|line| line.contains("gres.conf") || line.contains("/dev/nvidia"));
-    Ok(about.map(|line| format!("{line}\n")).collect())
+fn check(cell: &Context) -> Result<Vec<String>> {
+    let conf = cell.bed.dir().join("etc/slurm.conf");
+    let line = format!(
+        "{} slurm check --node node1 --slurm-conf {}",
+        cell.mpsctl(),
+        conf.display()
+    );
+    let said = cell
+        .bed
+        .on_node("node1", &line.split(' ').collect::<Vec<_>>())?
+        .stdout;
+    let about = |line: &&str| line.contains("gres.conf") || line.contains("/dev/nvidia");
+    Ok(said.lines().filter(about).map(str::to_owned).collect())
 }
 
-/// Every number leads to its own GPU, and the check says so.
 fn the_check_is_content(cell: &Context) -> Result<()> {
     let said = check(cell)?;
-    ensure!(
-        said.starts_with("OK    each of the ") && said.lines().count() == 1,
-        "{said}"
-    );
-    Ok(())
+    holds(
+        matches!(&said[..], [line] if line.starts_with("OK    each of the ")),
+        &said,
+    )
 }
 
-/// The check names the lines whose numbers lead to other GPUs.
+/// It names the lines whose numbers lead to other GPUs.
 fn the_check_warns(cell: &Context) -> Result<()> {
     let said = check(cell)?;
-    ensure!(
-        said.lines()
-            .all(|line| line.starts_with("WARN  ") && line.contains("gres.conf' line "))
-            && !said.is_empty(),
-        "{said}"
-    );
-    Ok(())
+    let warns = |line: &String| line.starts_with("WARN  ") && line.contains("gres.conf' line ");
+    holds(!said.is_empty() && said.iter().all(warns), &said)
 }
 
-fn each_type(cell: &Context) -> Result<()> {
+/// Slurm tells the prolog the GPUs of one type only, so the controller is asked for all.
+fn each_type_has_its_gpu(cell: &Context) -> Result<()> {
     let mut all = BTreeSet::new();
     for gres in ["--gres=gpu:a:1", "--gres=gpu:b:1"] {
-        all.extend(same(cell, &[gres])?.concat());
-        only_own_gpus_are_exclusive(cell, &[gres])?;
+        all.extend(same(cell, gres)?.concat());
+        only_own_gpus_are_exclusive(cell, gres)?;
     }
-    ensure!(all.len() == 2, "two types, two GPUs: {all:?}");
-    Ok(())
+    holds(all.len() == 2, &all)?;
+    let both = same(cell, "--gres=gpu:a:1,gpu:b:1")?.concat();
+    holds(both.len() == 2, &both)
 }
 
-/// Slurm tells the prolog the GPUs of one of the types only; the controller is asked for all.
-fn both_types(cell: &Context) -> Result<()> {
-    let all = same(cell, &["--gres=gpu:a:1,gpu:b:1"])?.concat();
-    ensure!(all.len() == 2, "two types, two GPUs: {all:?}");
-    // Text of the user's that looks like what is read there.
+/// The user's text looks like what the controller says of the job.
+fn a_forged_list_is_refused(cell: &Context) -> Result<()> {
     let forged = "x Nodes=node[1-2] GRES=gpu:2(IDX:0-1)";
     let argv = ["srun", "--mps", "-J", forged, "--gres=gpu:a:1", "true"];
-    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?;
-    ensure!(
-        !done.status.success() && done.stderr.contains("2 lists of them"),
-        "a forged list is taken: {done:?}"
-    );
-    Ok(())
+    let done = cell
+        .bed
+        .spawn(&cell.user, &argv)?
+        .wait(crate::jobs::LIMIT)?
+        .fails()?;
+    says(&done.stderr, &["2 lists of them"])
 }
 
 /// Slurm gives the job `/dev/nvidia1`, and CUDA would lead it to the other GPU: refused in one line that says so, and
 /// nothing is done to either.
-fn a_gpu_that_slurm_does_not_manage(cell: &Context) -> Result<()> {
-    let node = &nodes(cell)?.nodes[0];
-    let [unmanaged, _] = &node.uuids()[..] else {
-        anyhow::bail!("two GPUs expected")
-    };
-    let without = gpus(cell, &["--gres=gpu:1"])?;
-    ensure!(without == [[unmanaged.clone()]], "CUDA's own choice: {without:?}");
-    let line = nodes(cell)?.client("");
-    let done = start(cell, &cell.user, &["srun", "--mps", "--gres=gpu:1"], &line)?
-        .wait(LIMIT)?
-        .exits(1)?;
-    ensure!(done.stdout.is_empty(), "the task ran: {}", done.stdout);
-    for word in ["/dev/nvidia1", "/dev/nvidia0", "gres.conf"] {
-        ensure!(
-            done.stderr.contains(word),
-            "'{word}' is not said: {}",
-            done.stderr
-        );
-    }
+fn a_gpu_that_slurm_does_not_manage_is_named(cell: &Context) -> Result<()> {
+    let node = &cell.nodes.nodes[0];
+    let without = cell.clients("--gres=gpu:1", "")?;
     ensure!(
-        node.modes().iter().all(|mode| mode == "default"),
-        "{:?}",
-        node.modes()
+        without[0].uuids == node.uuids()[..1],
+        "CUDA's own choice: {without:?}"
     );
+    let words = ["/dev/nvidia1", "/dev/nvidia0", "gres.conf"];
+    cell.check_refused("srun --mps --gres=gpu:1", &words)?;
+    holds(node.modes().iter().all(|mode| mode == "default"), &node.modes())?;
     let said = check(cell)?;
-    ensure!(
-        said.starts_with("FAIL  ") && said.contains("gres.conf' line 1)") && said.lines().count() == 1,
-        "{said}"
-    );
-    Ok(())
+    let fails = |line: &str| line.starts_with("FAIL  ") && line.contains("gres.conf' line 1)");
+    holds(matches!(&said[..], [line] if fails(line)), &said)
 }
 
 /// What slurm.conf grants the node, and a gres.conf.
@@ -417,11 +288,10 @@ impl Host for ByName {
     }
 }
 
-/// For many a gres.conf the list that we read is the one that `slurmd -G` prints, in its order.
+/// The list that we read of a gres.conf is the list that `slurmd -G` prints, in its order.
 fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
     let bed = &cell.bed;
     let conf = fs::read_to_string(bed.dir().join("etc/slurm.conf"))?;
-    let slurmd = bed.daemon("node1").context("slurmd runs")?.to_string();
     for (number, (granted, gres)) in LISTS.iter().enumerate() {
         let dir = bed.dir().join(format!("list-{number}"));
         fs::create_dir(&dir)?;
@@ -433,12 +303,9 @@ fn the_list_is_slurmds_own(cell: &Context) -> Result<()> {
         )?;
         fs::write(dir.join("gres.conf"), gres)?;
         fs::write(dir.join("more.conf"), "Name=gpu File=/dev/nvidia0\n")?;
-        let enter = [
-            "nsenter", "--mount", "--target", &slurmd, "slurmd", "-G", "-N", "node1", "-f",
-        ];
-        let command = [&enter[..], &[file.to_str().context("a path of ours")?]].concat();
-        let said = bed.root(&command)?.success()?;
-        let theirs = files_of(&format!("{}{}", said.stdout, said.stderr));
+        let file_name = file.to_str().context("a path of ours")?;
+        let said = bed.on_node("node1", &["slurmd", "-G", "-N", "node1", "-f", file_name])?;
+        let theirs = files_of(&said.success()?.said());
         let ours = ours(&file, &theirs).with_context(|| format!("{granted} {gres}: slurmd {theirs:?}"))?;
         ensure!(ours == theirs, "{granted} {gres}: {ours:?}, slurmd {theirs:?}");
     }
@@ -470,10 +337,10 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
         site: Site::default(),
         terminal: false,
     };
-    let mut minors = files
+    let mut minors: Vec<u32> = files
         .iter()
         .map(|file| ByName.minor(file))
-        .collect::<io::Result<Vec<_>>>()?;
+        .collect::<io::Result<_>>()?;
     minors.sort_unstable();
     let gpu = |(index, minor): (u32, u32)| -> Result<Gpu> {
         Ok(Gpu {
@@ -498,11 +365,8 @@ fn ours(conf: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
         anyhow::bail!("Slurm gives numbers");
     };
     let gpus = numbers.gpus(&inventory)?;
-    Ok(gpus
-        .iter()
-        .filter_map(|gpu| gpu.minor)
-        .map(|minor| format!("/dev/nvidia{minor}").into())
-        .collect())
+    let minors = gpus.iter().filter_map(|gpu| gpu.minor);
+    Ok(minors.map(|minor| format!("/dev/nvidia{minor}").into()).collect())
 }
 
 /// The files in `slurmd -G`'s lines, ranges spelled out.

@@ -1,21 +1,18 @@
-//! Cells on a real Slurm: every group brings a throw-away cluster up (see `tests::slurm`), runs its cells one after the
-//! other, and after each takes an independent look: no job, no process, no file, no mount left, no node drained.
+//! Cells on a real Slurm. Every group brings a throw-away cluster up (see `tests::slurm`) and runs its cells one after the
+//! other. After each cell there must be no job, process, file or mount left, and no node drained.
 //!
 //! `cargo test -p tests --test slurm [WORD…] [--at-once N]` runs the cells whose `group::name` holds one of the words, on so many
 //! clusters at once.
 
-mod burst;
 mod containers;
 mod devices;
 mod failures;
 mod held;
+mod jobs;
 mod leftovers;
-mod matrix;
 mod mig;
-mod mps;
 mod no_room;
 mod partitions;
-mod plain;
 mod runner;
 mod seen;
 mod selftest;
@@ -24,6 +21,7 @@ mod site_matrix;
 mod sites;
 mod stack;
 mod steps;
+mod submission;
 mod sweep;
 mod unplugged;
 
@@ -33,11 +31,8 @@ use std::time::Instant;
 
 /// Groups whose beds stand beside others.
 const GROUPS: &[runner::Group] = &[
-    plain::GROUP,
-    mps::OPTIONAL,
-    mps::REQUIRED,
-    matrix::OPTIONAL,
-    matrix::REQUIRED,
+    submission::OPTIONAL,
+    submission::REQUIRED,
     shapes::GROUP,
     steps::GROUP,
     steps::MEMORY,
@@ -54,7 +49,6 @@ const GROUPS: &[runner::Group] = &[
     sites::NO_GPUS,
     sites::NO_FLAGS,
     sites::CONTAINER,
-    sites::CGROUP,
     devices::REVERSED,
     devices::REVERSED_FREE,
     devices::FIRST,
@@ -69,7 +63,8 @@ const GROUPS: &[runner::Group] = &[
     no_room::GROUP,
 ];
 
-/// Those that look for their node's slurmd among all that run: one that does not say where its configuration is could be theirs.
+/// Groups that look for their node's slurmd among all that run. A slurmd that does not say where its configuration is could be
+/// theirs.
 const LOOKING: &[runner::Group] = &[
     devices::MINORS,
     devices::MINORS_FREE,
@@ -77,8 +72,13 @@ const LOOKING: &[runner::Group] = &[
     devices::PARTIAL_FREE,
 ];
 
-/// Those that have the machine for themselves: they want to find no slurmd but theirs, or keep all processors busy.
-const ALONE: &[runner::Group] = &[stack::GROUP, stack::CONFIGLESS, leftovers::ALONE, burst::GROUP];
+/// Groups that have the machine for themselves: they want to find no slurmd but theirs, or keep all processors busy.
+const ALONE: &[runner::Group] = &[
+    stack::GROUP,
+    stack::CONFIGLESS,
+    leftovers::ALONE,
+    submission::BURST,
+];
 
 /// Beds at once: they mostly wait, and two processors have room for as many.
 const AT_ONCE: usize = 4;

@@ -1,147 +1,97 @@
-//! A node whose run directory has no room: nothing of ours can be written there, not even for the job's tasks, and still who
-//! asked reads why.
+//! A node whose run directory has no room: nothing of ours can be written there, not even for the job's tasks, and still a
+//! user who asked reads why.
 
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 use tests::scarcity::Small;
-use tests::slurm::{Options, Simulated};
 
-use crate::mps::{LIMIT, check_daemons, clients};
-use crate::runner::{Cell, Context, Group};
+use crate::jobs::{ONE_GPU, holds, says};
+use crate::runner::{Context, Group, cells, fast};
 
 /// One cluster for all of them.
 pub const GROUP: Group = Group {
-    name: "no_room",
-    options: Options::default,
-    prepare: |bed| Simulated::install(bed, "deadline_s = 4\n", |node| node.fast()).map(Some),
-    needs: || None,
-    cells: CELLS,
+    prepare: |bed| fast(bed, "deadline_s = 4\n"),
+    ..Group::new(
+        "no_room",
+        cells![
+            srun_reads_what_ran_out,
+            a_step_reads_what_ran_out,
+            sbatch_reads_what_ran_out,
+            a_script_without_its_environment_does_not_run,
+            salloc_reads_what_ran_out,
+        ],
+    )
 };
 
-const CELLS: &[Cell] = &[
-    ("srun_reads_what_ran_out", srun_reads_what_ran_out),
-    ("a_step_reads_what_ran_out", a_step_reads_what_ran_out),
-    ("sbatch_reads_what_ran_out", sbatch_reads_what_ran_out),
-    (
-        "a_script_without_its_environment_does_not_run",
-        a_script_without_its_environment_does_not_run,
-    ),
-    ("salloc_reads_what_ran_out", salloc_reads_what_ran_out),
-];
-
-/// Inodes of node1's run directory.
+/// Inodes of node1's run directory, and what its user reads.
 const FILES: usize = 256;
-/// What its user reads.
 const WORDS: &str = "of 256 inodes free";
-/// Too few for anything, for a record of ours, for the vendor's daemon.
-const LEFT: [usize; 4] = [0, 3, 5, 7];
 
-/// node1's run directory with `left` inodes.
-fn node1(cell: &Context, left: usize) -> Result<Small> {
-    let run = cell.bed.run_dir().join("node1");
-    fs::create_dir_all(&run)?;
-    let small = Small::seen_by_all(&run, FILES, 0o711);
-    small.leave_files(left);
-    Ok(small)
+/// Tries it on node1 with so few inodes: too few for anything, for a record of ours, for the vendor's daemon.
+fn with_few_inodes(cell: &Context, attempt: impl Fn() -> Result<()>) -> Result<()> {
+    for left in [0, 3, 5, 7] {
+        let run = cell.bed.run_dir().join("node1");
+        fs::create_dir_all(&run)?;
+        let small = Small::seen_by_all(&run, FILES, 0o711);
+        small.leave_files(left);
+        attempt()
+            .and_then(|()| cell.idle())
+            .with_context(|| format!("{left} inodes"))?;
+    }
+    cell.check_in_service()
 }
 
-/// Runs a command of which nothing may write `ran`; what its user reads has the cause.
-fn check_told(cell: &Context, argv: &[&str]) -> Result<()> {
-    let done = cell.bed.spawn(&cell.user, argv)?.wait(LIMIT)?;
-    ensure!(!done.stdout.contains("ran\n"), "it ran: {done:?}");
-    ensure!(!done.status.success(), "it succeeded: {done:?}");
-    ensure!(done.stderr.contains(WORDS), "not told: {done:?}");
-    cell.bed.wait_idle(LIMIT)
-}
-
-fn check_undrained(cell: &Context) -> Result<()> {
-    let state = cell.bed.node_state("node1")?;
-    ensure!(!state.state.contains("DRAIN"), "drained: {state:?}");
-    Ok(())
+fn check_told(cell: &Context, command: &str) -> Result<()> {
+    let done = cell.run(command, "")?.fails()?;
+    holds(!done.stdout.contains("ran\n"), &done)?;
+    says(&done.stderr, &[WORDS])
 }
 
 fn srun_reads_what_ran_out(cell: &Context) -> Result<()> {
-    for left in LEFT {
-        let _small = node1(cell, left)?;
-        let argv = ["srun", "--mps", "-w", "node1", "--gres=gpu:1", "/bin/echo", "ran"];
-        check_told(cell, &argv).with_context(|| format!("{left} inodes"))?;
-    }
-    check_undrained(cell)?;
-    let records = clients(cell, &["--mps", "-w", "node1", "--gres=gpu:1"], "")?;
-    check_daemons(&records, cell.user.uid, 1)
+    let command = format!("srun {ONE_GPU} /bin/echo ran");
+    with_few_inodes(cell, || check_told(cell, &command))?;
+    cell.check_node1_serves()
 }
 
 fn a_step_reads_what_ran_out(cell: &Context) -> Result<()> {
-    for left in LEFT {
-        let _small = node1(cell, left)?;
-        let job = ["salloc", "-w", "node1", "--gres=gpu:1"];
-        let step = ["srun", "--mps", "/bin/echo", "ran"];
-        check_told(cell, &[&job[..], &step].concat()).with_context(|| format!("{left} inodes"))?;
-    }
-    check_undrained(cell)
+    let command = "salloc -w node1 --gres=gpu:1 srun --mps /bin/echo ran";
+    with_few_inodes(cell, || check_told(cell, command))
 }
 
 /// What the output and the comment of a script say that must not run: it ends, or goes back into the queue.
-fn script(cell: &Context, words: &[&str]) -> Result<String> {
-    let argv = [words, &["--mps", "-w", "node1", "--gres=gpu:1"]].concat();
-    let job = cell.bed.sbatch(&cell.user, &argv, "echo ran")?;
-    let id = job.to_string();
+fn script(cell: &Context, words: &str) -> Result<String> {
+    let job = cell.submit(&format!("{words} {ONE_GPU}"), "echo ran")?;
     let mut told = String::new();
-    let ended = cell.bed.wait_until("what its user reads", LIMIT, || {
-        let words = ["scontrol", "-o", "show", "job", &id];
-        told = cell.bed.root(&words)?.stdout + &cell.bed.output(&cell.user, job);
+    let ended = cell.wait("what its user reads", || {
+        told = cell.shown(job)? + &cell.output(job);
         Ok(told.contains(WORDS) || told.contains("ran\n"))
     });
     // A script that runs beside it shows.
     std::thread::sleep(std::time::Duration::from_millis(500));
-    told += &cell.bed.output(&cell.user, job);
-    cell.bed.root(&["scancel", &id])?;
+    told += &cell.output(job);
+    cell.bed.root(&["scancel", &job.to_string()])?;
     ended.with_context(|| told.clone())?;
-    cell.bed.wait_idle(LIMIT)?;
+    cell.idle()?;
     ensure!(!told.contains("ran\n"), "the script ran: {told}");
     Ok(told)
 }
 
 fn sbatch_reads_what_ran_out(cell: &Context) -> Result<()> {
-    for left in LEFT {
-        let _small = node1(cell, left)?;
-        let told = script(cell, &["--requeue"]).with_context(|| format!("{left} inodes"))?;
-        ensure!(told.contains("Restarts=1"), "{left} inodes: {told}");
-        script(cell, &["--no-requeue"]).with_context(|| format!("{left} inodes"))?;
-    }
-    check_undrained(cell)
+    with_few_inodes(cell, || {
+        says(&script(cell, "--requeue")?, &["Restarts=1"])?;
+        script(cell, "--no-requeue").map(drop)
+    })
 }
 
 /// Its flags are lost on the way to the node.
 fn a_script_without_its_environment_does_not_run(cell: &Context) -> Result<()> {
-    for left in LEFT {
-        let _small = node1(cell, left)?;
-        let words = ["--no-requeue", "--export=NONE"];
-        script(cell, &words).with_context(|| format!("{left} inodes"))?;
-    }
-    check_undrained(cell)
+    with_few_inodes(cell, || script(cell, "--no-requeue --export=NONE").map(drop))
 }
 
 fn salloc_reads_what_ran_out(cell: &Context) -> Result<()> {
-    for left in LEFT {
-        let _small = node1(cell, left)?;
-        let argv = [
-            "salloc",
-            "--mps",
-            "-w",
-            "node1",
-            "--gres=gpu:1",
-            "/bin/sleep",
-            "1",
-        ];
-        let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?;
-        ensure!(done.stderr.contains(WORDS), "{left} inodes: not told: {done:?}");
-        ensure!(
-            done.status.success(),
-            "{left} inodes: its shell is ended: {done:?}"
-        );
-        cell.bed.wait_idle(LIMIT)?;
-    }
-    check_undrained(cell)
+    let command = format!("salloc {ONE_GPU} /bin/sleep 1");
+    with_few_inodes(cell, || {
+        says(&cell.run(&command, "")?.success()?.stderr, &[WORDS])
+    })
 }

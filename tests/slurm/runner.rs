@@ -1,5 +1,5 @@
-//! A small test runner: the bed is shared by a group's cells, which libtest's harness cannot do without a static that is
-//! never dropped. A bed mostly waits, so several stand at once; what one cell says is shown as one piece.
+//! A small test runner. A group's cells share a bed, which libtest's harness could only do with a static that is never
+//! dropped. A bed mostly waits, so several stand at once. What a cell says is shown in one piece.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tests::beside::Work;
-use tests::slurm::{Bed, Options, Simulated, User};
+use tests::slurm::{Bed, Options, Simulated, User, Word};
 
 /// How long the bed may take to become quiet after a cell.
 const QUIET: Duration = Duration::from_secs(30);
@@ -16,18 +16,54 @@ const QUIET: Duration = Duration::from_secs(30);
 /// A cell's name and what it does.
 pub type Cell = (&'static str, fn(&Context) -> Result<()>);
 
+/// Cells with the names of their functions.
+macro_rules! cells {
+    ($($cell:path),* $(,)?) => { &[$((stringify!($cell), $cell as fn(&$crate::runner::Context) -> anyhow::Result<()>)),*] };
+}
+pub(crate) use cells;
+
 /// Cells that share one bed.
+#[derive(Clone, Copy)]
 pub struct Group {
     /// Name before the `::`.
     pub name: &'static str,
     /// What their bed is like.
     pub options: fn() -> Options,
     /// Puts into the created bed what it needs before the daemons start.
-    pub prepare: fn(&mut Bed) -> Result<Option<Simulated>>,
+    pub prepare: fn(&mut Bed) -> Result<Simulated>,
     /// Why this machine cannot run them, if it cannot.
     pub needs: fn() -> Option<String>,
     /// The cells, in order.
     pub cells: &'static [Cell],
+}
+
+impl Group {
+    /// Two nodes with two simulated GPUs each, which take as long as recorded, and the product on them.
+    pub const fn new(name: &'static str, cells: &'static [Cell]) -> Group {
+        Group {
+            name,
+            options: Options::default,
+            prepare: |bed| Simulated::install(bed, "", |node| node),
+            needs: || None,
+            cells,
+        }
+    }
+
+    /// The same under the other word of plugstack.conf.
+    pub const fn required(name: &'static str, cells: &'static [Cell]) -> Group {
+        Group {
+            options: || Options {
+                word: Word::Required,
+                ..Options::default()
+            },
+            ..Group::new(name, cells)
+        }
+    }
+}
+
+/// Nodes that waste no time, with these lines in `mpsd.toml`.
+pub fn fast(bed: &mut Bed, config: &str) -> Result<Simulated> {
+    Simulated::install(bed, config, |node| node.fast())
 }
 
 /// What a cell works with.
@@ -35,10 +71,10 @@ pub struct Context {
     /// The running cluster.
     pub bed: Bed,
     /// Its simulated nodes, where the product is installed.
-    pub simulated: Option<Simulated>,
+    pub nodes: Simulated,
     /// The user that submits.
     pub user: User,
-    /// Another one.
+    /// Another user.
     pub other: User,
 }
 
@@ -53,19 +89,17 @@ struct Counts {
     failed: Vec<String>,
 }
 
-/// The beds of the groups' cells whose names hold one of `words`. They have these claims beside their own.
+/// Whether a cell's name holds one of `words`, if there are any.
+pub fn is_chosen(words: &[String], name: &str) -> bool {
+    words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
+}
+
+/// The beds of the groups' chosen cells. They have these claims beside their own.
 pub fn beds<'a>(groups: &'a [Group], claims: &[&str], words: &[String], tally: &'a Tally) -> Vec<Work<'a>> {
-    let selected = |group: &Group, cell: &str| {
-        let name = format!("{}::{cell}", group.name);
-        words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
-    };
     let mut beds = Vec::new();
     for group in groups {
-        let cells: Vec<_> = group
-            .cells
-            .iter()
-            .filter(|(name, _)| selected(group, name))
-            .collect();
+        let mut cells = group.cells.to_vec();
+        cells.retain(|(name, _)| is_chosen(words, &format!("{}::{name}", group.name)));
         tally.there_are(group.cells.len());
         match (group.needs)() {
             _ if cells.is_empty() => {}
@@ -73,7 +107,7 @@ pub fn beds<'a>(groups: &'a [Group], claims: &[&str], words: &[String], tally: &
             None => beds.push(Work {
                 claims: [
                     (group.options)().claims(),
-                    claims.iter().map(|&claim| claim.to_owned()).collect(),
+                    claims.iter().map(ToString::to_string).collect(),
                 ]
                 .concat(),
                 run: Box::new(move || tally.of_bed(group.name, || run_group(group, &cells, tally))),
@@ -83,17 +117,8 @@ pub fn beds<'a>(groups: &'a [Group], claims: &[&str], words: &[String], tally: &
     beds
 }
 
-fn run_group(group: &Group, cells: &[&Cell], tally: &Tally) {
-    let context = match bring_up(group) {
-        Ok(context) => context,
-        Err(error) => {
-            for (name, _) in cells {
-                let why = anyhow!("the bed does not come up: {error:#}");
-                note(tally, group, name, Instant::now(), Err(why), "");
-            }
-            return;
-        }
-    };
+fn run_group(group: &Group, cells: &[Cell], tally: &Tally) -> Result<()> {
+    let context = bring_up(group)?;
     for (name, cell) in cells {
         let started = Instant::now();
         let outcome = guarded(|| cell(&context)).and_then(|()| quiet(&context));
@@ -101,23 +126,29 @@ fn run_group(group: &Group, cells: &[&Cell], tally: &Tally) {
             Ok(()) => String::new(),
             Err(_) => recover(&context),
         };
-        note(tally, group, name, started, outcome, &said);
+        tally.note(&format!("{}::{name}", group.name), started, outcome, &said);
     }
     let started = Instant::now();
     let outcome = guarded(|| teardown(context));
-    note(tally, group, "the bed leaves nothing", started, outcome, "");
+    tally.note(
+        &format!("{}::the_bed_leaves_nothing", group.name),
+        started,
+        outcome,
+        "",
+    );
+    Ok(())
 }
 
 fn bring_up(group: &Group) -> Result<Context> {
     let mut bed = Bed::create((group.options)())?;
-    let simulated = (group.prepare)(&mut bed)?;
+    let nodes = (group.prepare)(&mut bed)?;
     if let Err(error) = bed.start() {
         bail!("{error:#}\n{}", logs(&bed));
     }
     let [user, other] = bed.users();
     Ok(Context {
         bed,
-        simulated,
+        nodes,
         user,
         other,
     })
@@ -126,40 +157,33 @@ fn bring_up(group: &Group) -> Result<Context> {
 fn guarded(cell: impl FnOnce() -> Result<()>) -> Result<()> {
     catch_unwind(AssertUnwindSafe(cell)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        Err(anyhow!(
-            "panicked: {}",
-            text.or_else(|| panic.downcast_ref().copied())
-                .unwrap_or("(no text)")
-        ))
+        let text = text.or_else(|| panic.downcast_ref().copied());
+        Err(anyhow!("panicked: {}", text.unwrap_or("(no text)")))
     })
 }
 
-/// The look after every cell.
+/// What must hold after every cell.
 fn quiet(context: &Context) -> Result<()> {
-    let bed = &context.bed;
-    bed.wait_idle(QUIET).context("after the cell")?;
-    bed.wait_clean(Duration::from_secs(5))?;
-    context.simulated.as_ref().map_or(Ok(()), Simulated::check_idle)
+    context.bed.wait_idle(QUIET).context("after the cell")?;
+    context.bed.wait_clean(Duration::from_secs(5))?;
+    context.nodes.check_idle()
 }
 
 /// Makes the bed usable for the next cell after a failure; what the daemons said.
 fn recover(context: &Context) -> String {
-    let said = logs(&context.bed);
-    let _ = context
-        .bed
-        .root(&["scancel", "--full", "--signal=KILL", "--state=RUNNING"]);
-    let _ = context.bed.root(&["scancel", "-u", &context.user.name]);
-    let _ = context.bed.root(&["scancel", "-u", &context.other.name]);
-    for node in context.bed.nodes() {
-        if context
-            .bed
-            .node_state(&node)
-            .is_ok_and(|state| state.state.contains("DRAIN"))
-        {
-            let _ = context.bed.resume(&node);
+    let bed = &context.bed;
+    let said = logs(bed);
+    let _ = bed.root(&["scancel", "--full", "--signal=KILL", "--state=RUNNING"]);
+    for user in [&context.user, &context.other] {
+        let _ = bed.root(&["scancel", "-u", &user.name]);
+    }
+    for node in bed.nodes() {
+        let state = bed.node_state(&node);
+        if state.is_ok_and(|state| state.state.contains("DRAIN")) {
+            let _ = bed.resume(&node);
         }
     }
-    let _ = context.bed.wait_idle(QUIET);
+    let _ = bed.wait_idle(QUIET);
     said
 }
 
@@ -177,24 +201,13 @@ fn teardown(context: Context) -> Result<()> {
 
 fn logs(bed: &Bed) -> String {
     let mut text = String::new();
-    let Ok(entries) = std::fs::read_dir(bed.dir().join("log")) else {
-        return text;
-    };
-    for entry in entries.filter_map(Result::ok) {
-        if entry.path().extension().is_some() {
-            continue;
-        }
-        let log = std::fs::read_to_string(entry.path()).unwrap_or_default();
+    for name in bed.nodes().iter().map(String::as_str).chain(["slurmctld"]) {
+        let log = bed.log(name);
         let lines: Vec<&str> = log.lines().collect();
         let tail = &lines[lines.len().saturating_sub(25)..];
-        text.push_str(&format!("== {}\n{}\n", entry.path().display(), tail.join("\n")));
+        text.push_str(&format!("== {name}\n{}\n", tail.join("\n")));
     }
     text
-}
-
-fn note(tally: &Tally, group: &Group, name: &str, started: Instant, outcome: Result<()>, said: &str) {
-    let name = format!("{}::{}", group.name, name.replace(' ', "_"));
-    tally.note(&name, started, outcome, said);
 }
 
 impl Tally {
@@ -207,19 +220,15 @@ impl Tally {
         self.counts().all += cells;
     }
 
-    /// Runs the cells of a bed; a panic outside of them is a failure of this bed's and of no other's.
-    pub fn of_bed(&self, name: &str, cells: impl FnOnce()) {
+    /// Runs the cells of a bed. An error or a panic outside of them fails this bed alone.
+    pub fn of_bed(&self, name: &str, cells: impl FnOnce() -> Result<()>) {
         let started = Instant::now();
-        let run = || {
-            cells();
-            Ok(())
-        };
-        if let Err(error) = guarded(run) {
-            self.note(&format!("{name}::the_bed"), started, Err(error), "");
+        if let Err(error) = guarded(cells) {
+            self.note(&format!("{name}::the_bed_comes_up"), started, Err(error), "");
         }
     }
 
-    /// Notes how a cell ended, and shows it below what was `said` meanwhile: in one piece, whatever the other beds show.
+    /// Notes how a cell ended, and shows it in one piece below what was `said` meanwhile.
     pub fn note(&self, name: &str, started: Instant, outcome: Result<()>, said: &str) {
         let seconds = started.elapsed().as_secs_f64();
         let mut counts = self.counts();

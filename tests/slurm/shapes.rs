@@ -1,298 +1,194 @@
-//! Jobs side by side, inside one another, run again, cut off; and what a task sees of its GPUs.
+//! Jobs side by side, inside one another, run again, cut off.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::slurm::{Options, Record, User};
+use tests::slurm::{Record, User};
 
-use crate::mps::{LIMIT, check_daemons, clients, ended, nodes, records, run, simulated, start};
-use crate::runner::{Context, Group};
+use crate::jobs::{LIMIT, check_daemons, ended, gpus, holds, records};
+use crate::runner::{Context, Group, cells};
 
 /// One bed for all of them.
-pub const GROUP: Group = Group {
-    name: "shapes",
-    options: Options::default,
-    prepare: simulated,
-    needs: || None,
-    cells: &[
-        ("two_users_on_one_node", two_users_on_one_node),
-        (
-            "two_jobs_of_one_user_on_one_node",
-            two_jobs_of_one_user_on_one_node,
-        ),
-        ("a_job_run_again", a_job_run_again),
-        ("a_cancelled_job", a_cancelled_job),
-        ("one_step_opts_out", one_step_opts_out),
-        ("a_job_submitted_by_a_job", a_job_submitted_by_a_job),
-        ("a_batch_job_without_environment", a_batch_job_without_environment),
-        ("gpus_per_task", gpus_per_task),
-        ("gpu_bind", gpu_bind),
-        ("overlapping_steps", overlapping_steps),
-        ("a_node_for_itself", a_node_for_itself),
-        (
-            "two_steps_with_daemons_of_their_own",
-            two_steps_with_daemons_of_their_own,
-        ),
-        ("a_killed_slurmstepd", a_killed_slurmstepd),
+pub const GROUP: Group = Group::new(
+    "shapes",
+    cells![
+        two_users_have_a_daemon_and_a_gpu_each,
+        two_jobs_of_one_user_have_a_daemon_and_a_gpu_each,
+        a_job_run_again_has_another_daemon,
+        a_cancelled_job_leaves_nothing,
+        a_job_submitted_by_a_job_has_nothing_of_it,
+        a_batch_job_without_environment_has_its_mps,
+        overlapping_steps_share_their_jobs_daemon,
+        steps_at_once_share_their_jobs_daemons,
+        steps_that_ask_at_once_have_a_daemon_each,
+        a_killed_slurmstepd_leaves_nothing,
     ],
-};
+);
 
-fn two_users_on_one_node(cell: &Context) -> Result<()> {
+fn two_users_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
     side_by_side(cell, [&cell.user, &cell.other])
 }
 
-fn two_jobs_of_one_user_on_one_node(cell: &Context) -> Result<()> {
+fn two_jobs_of_one_user_have_a_daemon_and_a_gpu_each(cell: &Context) -> Result<()> {
     side_by_side(cell, [&cell.user, &cell.user])
 }
 
 fn side_by_side(cell: &Context, users: [&User; 2]) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 1.5");
-    let command = ["srun", "--mps", "-w", "node1", "-n2", "--gres=gpu:1"];
-    let jobs = users.map(|user| start(cell, user, &command, &line));
-    let mut daemons = BTreeSet::new();
-    let mut gpus = BTreeSet::new();
+    let line = cell.client("--hold 1.5");
+    let jobs = users.map(|user| cell.start_as(user, "srun --mps -w node1 -n2 --gres=gpu:1", &line, &[]));
+    let (mut daemons, mut all) = (BTreeSet::new(), BTreeSet::new());
     for (job, user) in jobs.into_iter().zip(users) {
         let records = ended(job?)?;
-        ensure!(records.len() == 2, "two clients expected: {records:?}");
+        holds(records.len() == 2, &records)?;
         check_daemons(&records, user.uid, 1)?;
         daemons.extend(records.iter().map(|record| record.daemon_pid));
-        gpus.extend(records.iter().flat_map(|record| record.uuids.clone()));
+        all.extend(gpus(&records));
     }
-    ensure!(
-        daemons.len() == 2 && gpus.len() == 2,
-        "a daemon and a GPU each: {daemons:?} {gpus:?}"
-    );
-    Ok(())
+    holds(daemons.len() == 2 && all.len() == 2, &(daemons, all))
 }
 
-/// The same job id again: the second run has a daemon of its own.
-fn a_job_run_again(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 0.2");
+/// Two clients under MPS, not under the same daemon.
+fn check_different_daemons(cell: &Context, records: &[Record]) -> Result<()> {
+    let [first, second] = records else {
+        bail!("two clients expected: {records:?}")
+    };
+    for record in records {
+        check_daemons(std::slice::from_ref(record), cell.user.uid, 1)?;
+    }
+    holds(first.daemon_pid != second.daemon_pid, &records)
+}
+
+/// It has the same job id.
+fn a_job_run_again_has_another_daemon(cell: &Context) -> Result<()> {
+    let line = cell.client("--hold 0.2");
     let script = format!("({line})\n[ \"$SLURM_RESTART_COUNT\" = 1 ] && exit 0\nsleep 30");
-    let arguments = ["--mps", "--gres=gpu:1", "--requeue", "--open-mode=append"];
-    let job = cell.bed.sbatch(&cell.user, &arguments, &script)?;
-    cell.bed.wait_until("the first run's client", LIMIT, || {
-        Ok(cell.bed.output(&cell.user, job).ends_with("}\n"))
-    })?;
-    let id = job.to_string();
-    cell.bed.root(&["scontrol", "requeue", &id])?.success()?;
+    let job = cell.submit("--mps --gres=gpu:1 --requeue --open-mode=append", &script)?;
+    cell.wait("the first run's client", || Ok(cell.output(job).ends_with("}\n")))?;
+    cell.root(&format!("scontrol requeue {job}"))?;
     cell.bed.wait_job(job, &["PENDING"], LIMIT)?;
-    // Slurm makes a requeued job wait two minutes; at once, its credential would be the one that was just revoked.
-    cell.bed.wait_until("a new start time", LIMIT, || {
-        let update = ["scontrol", "update", &format!("jobid={id}"), "starttime=now+3"];
-        Ok(cell.bed.root(&update)?.status.success())
-    })?;
+    // Slurm makes a requeued job wait two minutes: at once, its credential would be the one that was just revoked.
+    let job_id = format!("jobid={job}");
+    let update = ["scontrol", "update", &job_id, "starttime=now+3"];
+    cell.wait("a new start time", || Ok(cell.bed.root(&update)?.code == Some(0)))?;
     let ended = cell.bed.wait_job(job, &["COMPLETED"], LIMIT);
-    let said = cell.bed.output(&cell.user, job);
+    let said = cell.output(job);
     ended.with_context(|| format!("the second run; the job wrote\n{said}"))?;
-    let records = records(&said, "")?;
-    ensure!(records.len() == 2, "two runs: {records:?}");
-    check_daemons(&records[..1], cell.user.uid, 1)?;
-    check_daemons(&records[1..], cell.user.uid, 1)?;
-    ensure!(
-        records[0].daemon_pid != records[1].daemon_pid,
-        "one daemon for two runs: {records:?}"
-    );
-    Ok(())
+    check_different_daemons(cell, &records(&said)?)
 }
 
-/// `scancel` in the middle, with a client that ignores SIGTERM.
-fn a_cancelled_job(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 60 --ignore-term");
-    let job = cell.bed.sbatch(&cell.user, &["--mps", "--gres=gpu:1"], &line)?;
-    cell.bed.wait_until("the client", LIMIT, || {
-        Ok(cell.bed.output(&cell.user, job).ends_with("}\n"))
-    })?;
-    cell.bed
-        .spawn(&cell.user, &["scancel", &job.to_string()])?
-        .wait(LIMIT)?
-        .success()?;
-    cell.bed.wait_job(job, &["CANCELLED"], LIMIT)?;
-    Ok(())
+/// Cancelled in the middle, with a client that ignores SIGTERM.
+fn a_cancelled_job_leaves_nothing(cell: &Context) -> Result<()> {
+    let line = cell.client("--hold 60 --ignore-term");
+    let job = cell.submit("--mps --gres=gpu:1", &line)?;
+    cell.wait("the client", || Ok(cell.output(job).ends_with("}\n")))?;
+    cell.run(&format!("scancel {job}"), "")?.success()?;
+    cell.bed.wait_job(job, &["CANCELLED"], LIMIT).map(drop)
 }
 
-fn one_step_opts_out(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("");
-    let command = ["salloc", "--mps", "--gres=gpu:1", "srun", "--mps=off"];
-    let done = start(cell, &cell.user, &command, &line)?.wait(LIMIT)?.exits(1)?;
-    ensure!(done.stdout.is_empty(), "the step ran: {}", done.stdout);
-    let told = done.stderr.contains("--mps=off") && done.stderr.contains("EXCLUSIVE_PROCESS");
-    ensure!(told, "no reason for the user: {}", done.stderr);
-    Ok(())
-}
-
-/// From inside an MPS job, onto the same node: the second job outlives the first's epilogue and has none of its variables.
-fn a_job_submitted_by_a_job(cell: &Context) -> Result<()> {
-    let client = nodes(cell)?.client("--hold 0.1");
-    let second = nodes(cell)?.client("--hold 4");
-    let script = format!(
-        "sbatch --parsable -w node1 --gres=gpu:1 --output=second.out --wrap '{second}'\n({client})\nsleep 1"
-    );
-    let job = cell
-        .bed
-        .sbatch(&cell.user, &["--mps", "-w", "node1", "--gres=gpu:1"], &script)?;
-    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
-    let said = cell.bed.output(&cell.user, job);
+/// Onto the same node: the second job outlives the first job's epilogue.
+fn a_job_submitted_by_a_job_has_nothing_of_it(cell: &Context) -> Result<()> {
+    let (first, second) = (cell.client("--hold 0.1"), cell.client("--hold 4"));
+    let submit = "sbatch --parsable -w node1 --gres=gpu:1 --output=second.out --wrap";
+    let script = format!("{submit} '{second}'\n({first})\nsleep 1");
+    let (_, said) = cell.batch("--mps -w node1 --gres=gpu:1", &script)?;
     let inner: u32 = said
         .lines()
         .next()
         .unwrap_or_default()
         .parse()
         .with_context(|| said.clone())?;
+    let state = cell.bed.job_state(inner)?;
     ensure!(
-        cell.bed.job_state(inner)? == "RUNNING",
-        "the inner job is gone: {}",
+        state == "RUNNING",
+        "the inner job is {state}: {}",
         cell.bed.situation()
     );
     cell.bed.wait_job(inner, &["COMPLETED"], LIMIT)?;
-    let first = records(&said, "")?;
-    check_daemons(&first, cell.user.uid, 1)?;
+    let outer = records(&said)?;
+    check_daemons(&outer, cell.user.uid, 1)?;
     let file = cell.bed.home(&cell.user).join("second.out");
-    let second = Record::all(&std::fs::read_to_string(&file)?)?;
+    let inner = records(&std::fs::read_to_string(&file)?)?;
     std::fs::remove_file(file)?;
-    let [second] = &second[..] else {
-        anyhow::bail!("one record expected: {second:?}")
+    let [inner] = &inner[..] else {
+        bail!("one record expected: {inner:?}")
     };
-    let inherited = (&second.pipe_directory, &second.job);
-    // sbatch exports the options of the job around it: what it asked for is asked for again.
-    match second.under_mps {
-        true => ensure!(
-            second.job.as_deref() == Some(&inner.to_string()),
-            "the first job's MPS: {second:?}"
-        ),
-        false => ensure!(
-            inherited == (&None, &None),
-            "variables of the first job: {second:?}"
-        ),
-    }
-    ensure!(
-        second.daemon_pid != first[0].daemon_pid,
-        "attached to the first job's daemon: {second:?}"
-    );
-    Ok(())
+    holds(
+        !inner.under_mps && inner.pipe_directory.is_none() && inner.job.is_none(),
+        inner,
+    )
 }
 
-/// `--export=NONE`: the batch step does not see the option, and has its MPS all the same.
-fn a_batch_job_without_environment(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 0.1");
-    // The option --export=NONE takes the environment away, and with it where this cluster is.
+/// With `--export=NONE` the batch step does not see the option.
+fn a_batch_job_without_environment_has_its_mps(cell: &Context) -> Result<()> {
+    let line = cell.client("--hold 0.1");
+    // That option also takes away where this cluster is.
     let conf = format!("export SLURM_CONF={}/etc/slurm.conf", cell.bed.dir().display());
     let script = format!("{conf}\n({line})\nsrun /bin/sh -c '{line}'");
-    let job = cell
-        .bed
-        .sbatch(&cell.user, &["--mps", "--export=NONE", "--gres=gpu:1"], &script)?;
-    cell.bed.wait_job(job, &["COMPLETED"], LIMIT)?;
-    let records = records(&cell.bed.output(&cell.user, job), "")?;
+    let (_, said) = cell.batch("--mps --export=NONE --gres=gpu:1", &script)?;
+    let records = records(&said)?;
     ensure!(records.len() == 2, "script and step: {records:?}");
     check_daemons(&records, cell.user.uid, 1)
 }
 
-fn gpus_per_task(cell: &Context) -> Result<()> {
-    own_gpu_each(cell, &["--mps", "-N1", "-n2", "--gpus-per-task=1"])
-}
-
-fn gpu_bind(cell: &Context) -> Result<()> {
-    own_gpu_each(
-        cell,
-        &["--mps", "-N1", "-n2", "--gres=gpu:2", "--gpu-bind=single:1"],
-    )
-}
-
-fn own_gpu_each(cell: &Context, arguments: &[&str]) -> Result<()> {
-    let records = clients(cell, arguments, "--hold 0.2")?;
-    ensure!(records.len() == 2, "two clients expected: {records:?}");
-    check_daemons(&records, cell.user.uid, 1)?;
-    let gpus: BTreeSet<_> = records.iter().flat_map(|record| &record.uuids).collect();
-    let one_each = records.iter().all(|record| record.uuids.len() == 1);
-    ensure!(one_each && gpus.len() == 2, "a GPU each: {records:?}");
-    Ok(())
-}
-
-fn overlapping_steps(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 0.5");
-    let step = format!("srun --overlap -n2 --gres=gpu:2 /bin/sh -c '{line}'");
+/// Two steps at once in an allocation, each with a client in each task; their records.
+fn two_steps(cell: &Context, job: &str, step: &str, hold: &str) -> Result<Vec<Record>> {
+    let step = format!("srun {step} /bin/sh -c '{}'", cell.client(hold));
     let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
-    let records = run(cell, &["salloc", "--mps", "-N1", "-n2", "--gres=gpu:2"], &shell)?;
-    ensure!(records.len() == 4, "two steps of two clients: {records:?}");
+    cell.records(&format!("salloc {job}"), &shell)
+}
+
+fn overlapping_steps_share_their_jobs_daemon(cell: &Context) -> Result<()> {
+    let job = "--mps -N1 -n2 --gres=gpu:2";
+    let records = two_steps(cell, job, "--overlap -n2 --gres=gpu:2", "--hold 0.5")?;
+    holds(records.len() == 4, &records)?;
     check_daemons(&records, cell.user.uid, 1)
 }
 
-fn a_node_for_itself(cell: &Context) -> Result<()> {
-    let records = clients(
-        cell,
-        &["--mps", "--exclusive", "-N1", "-n2", "--gres=gpu:1"],
-        "--hold 0.2",
-    )?;
-    check_daemons(&records, cell.user.uid, 1)
-}
-
-/// Two steps with `--mps` at the same time in a job without: a daemon each.
-fn two_steps_with_daemons_of_their_own(cell: &Context) -> Result<()> {
-    let records = two_steps_with_mps(cell)?;
-    check_daemons(&records[..1], cell.user.uid, 1)?;
-    check_daemons(&records[1..], cell.user.uid, 1)?;
-    ensure!(
-        records[0].daemon_pid != records[1].daemon_pid,
-        "one daemon for two steps: {records:?}"
-    );
+/// Each step has one GPU of each node.
+fn steps_at_once_share_their_jobs_daemons(cell: &Context) -> Result<()> {
+    for (flag, daemons) in [("--mps", 1), ("--mps=per-gpu", 2)] {
+        let job = format!("{flag} -N2 --ntasks-per-node=2 --gres=gpu:2");
+        let records = two_steps(cell, &job, "--exact -N2 -n2 --gres=gpu:1", "--hold 0.3")?;
+        holds(records.iter().all(|record| record.uuids.len() == 1), &records)?;
+        check_daemons(&records, cell.user.uid, daemons)?;
+        ensure!(
+            gpus(&records).len() == 4,
+            "each client on a GPU of its own: {records:?}"
+        );
+    }
     Ok(())
 }
 
-/// Two steps with `--mps` and a GPU each at the same time in a job without; their records.
-pub fn two_steps_with_mps(cell: &Context) -> Result<Vec<Record>> {
-    let line = nodes(cell)?.client("--hold 1");
-    let step = format!("srun --mps --exact -n1 --gres=gpu:1 /bin/sh -c '{line}'");
-    let shell = format!("{step} & first=$!; {step} & wait $! && wait $first");
-    let records = run(cell, &["salloc", "-N1", "-n2", "--gres=gpu:2"], &shell)?;
-    ensure!(records.len() == 2, "two clients expected: {records:?}");
-    Ok(records)
+/// Their job did not ask.
+fn steps_that_ask_at_once_have_a_daemon_each(cell: &Context) -> Result<()> {
+    let step = "--mps --exact -n1 --gres=gpu:1";
+    let records = two_steps(cell, "-N1 -n2 --gres=gpu:2", step, "--hold 1")?;
+    check_different_daemons(cell, &records)
 }
 
-/// The step's own daemon, where nobody can call the step's exit callback: job_epilog cleans up.
-fn a_killed_slurmstepd(cell: &Context) -> Result<()> {
-    let line = nodes(cell)?.client("--hold 3");
-    let job = start(
-        cell,
-        &cell.user,
-        &["salloc", "-N1", "--gres=gpu:1", "srun", "--mps"],
-        &line,
-    )?;
-    let simulated = nodes(cell)?;
-    let clients = || {
-        simulated
-            .nodes
-            .iter()
-            .flat_map(|node| node.contexts())
-            .filter(|(_, context)| context.kind == "mps")
-    };
-    cell.bed
-        .wait_until("the step's client", LIMIT, || Ok(clients().count() == 1))?;
-    let stepds: Vec<_> = cell
-        .bed
-        .job_processes()
-        .into_iter()
-        .filter(|process| {
-            process
-                .argv
-                .first()
-                .is_some_and(|name| name.starts_with("slurmstepd: ["))
-        })
-        .filter(|process| !process.argv[0].contains("extern"))
-        .collect();
+/// The step's own daemon, when nothing can call the step's exit callback: the job's epilog cleans up.
+fn a_killed_slurmstepd_leaves_nothing(cell: &Context) -> Result<()> {
+    let line = cell.client("--hold 3");
+    let job = cell.start("salloc -N1 --gres=gpu:1 srun --mps", &line)?;
+    let nodes = &cell.nodes.nodes;
+    let contexts = || nodes.iter().flat_map(|node| node.contexts());
+    let clients = || contexts().filter(|(_, context)| context.kind == "mps").count();
+    cell.wait("the step's client", || Ok(clients() == 1))?;
+    let mut stepds = cell.bed.job_processes();
+    stepds.retain(|process| {
+        let name = process.argv.first();
+        name.is_some_and(|name| name.starts_with("slurmstepd: [") && !name.contains("extern"))
+    });
     let [stepd] = &stepds[..] else {
-        anyhow::bail!("one slurmstepd expected: {stepds:?}")
+        bail!("one slurmstepd expected: {stepds:?}")
     };
     kill(Pid::from_raw(stepd.pid), Signal::SIGKILL)?;
     // Slurm itself does not notice: the job is ended from outside.
-    cell.bed
-        .root(&["scancel", "--user", &cell.user.name])?
-        .success()?;
+    cell.root(&format!("scancel --user {}", cell.user.name))?;
     job.wait(LIMIT)?;
-    cell.bed
-        .wait_until("the daemon's end", Duration::from_secs(30), || {
-            Ok(simulated.nodes.iter().all(|node| node.daemons().is_empty()))
-        })
+    cell.wait("the daemon's end", || {
+        Ok(nodes.iter().all(|node| node.daemons().is_empty()))
+    })
 }

@@ -1,47 +1,36 @@
 //! A node that does not load the plugin, in a cluster whose submitting hosts do: another plugstack.conf, or a plugin of
-//! another release. Who asks reads why not, under both words, and his program does not run there; who does not ask sees nothing.
+//! another release. A user who asks reads why not, under both words, and the program does not run there. A user who does
+//! not ask sees nothing.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, ensure};
-use tests::slurm::{Finished, Options, Word, stamp};
+use anyhow::{Result, ensure};
+use tests::slurm::{Options, Word, stamp};
 
-use crate::mps::{LIMIT, check_daemons, clients, nodes, records, simulated};
-use crate::runner::{Cell, Context, Group};
+use crate::jobs::{LIMIT, ONE_GPU, check_daemons, holds, records, says};
+use crate::runner::{Cell, Context, Group, cells};
+use crate::stack::OTHER_RELEASE;
 
 /// Under the word that the package ships.
 pub const OPTIONAL: Group = Group {
-    name: "unplugged_optional",
     options: || options(Word::Optional),
-    prepare: simulated,
-    needs: || None,
-    cells: CELLS,
+    ..Group::new("unplugged_optional", CELLS)
 };
 
 /// Under the other word.
 pub const REQUIRED: Group = Group {
-    name: "unplugged_required",
     options: || options(Word::Required),
-    prepare: simulated,
-    needs: || None,
-    cells: CELLS,
+    ..Group::new("unplugged_required", CELLS)
 };
 
-const CELLS: &[Cell] = &[
-    ("srun_reads_why", srun_reads_why),
-    ("one_bad_node_of_two", one_bad_node_of_two),
-    ("a_plugin_of_another_release", a_plugin_of_another_release),
-    ("sbatch_reads_why", sbatch_reads_why),
-    ("a_step_of_sbatch_reads_why", a_step_of_sbatch_reads_why),
-    ("a_step_of_salloc_reads_why", a_step_of_salloc_reads_why),
-    ("a_task_prolog_of_the_users", a_task_prolog_of_the_users),
-    ("who_does_not_ask_sees_nothing", who_does_not_ask_sees_nothing),
+const CELLS: &[Cell] = cells![
+    a_command_that_asks_reads_why_once,
+    a_script_that_asks_reads_why_once,
+    a_plugin_of_another_release_is_told,
+    a_task_prolog_of_the_users_runs,
+    a_user_who_does_not_ask_sees_nothing,
 ];
-
-/// Slurm 23.11.5.
-const OTHER: u32 = 0x0017_0b05;
 
 fn options(word: Word) -> Options {
     Options {
@@ -51,193 +40,108 @@ fn options(word: Word) -> Options {
     }
 }
 
-/// Runs a command that asks on node2: the reason is read, once, and `ran` is nowhere.
-fn check_told(cell: &Context, argv: &[&str], extra: &[(&str, &str)]) -> Result<Finished> {
-    let done = cell.bed.spawn_with(&cell.user, argv, extra)?.wait(LIMIT)?;
-    ensure!(
-        !done.status.success() && !done.stdout.contains("ran\n"),
-        "the program ran: {done:?}"
-    );
-    check_words(&(done.stdout.clone() + &done.stderr))?;
-    Ok(done)
-}
-
-fn check_words(said: &str) -> Result<()> {
+/// One line says it, with the node's name, and `ran` is nowhere.
+fn check_told_once(said: &str) -> Result<()> {
     let ours: Vec<&str> = said
         .lines()
         .filter(|line| line.contains("did not load"))
         .collect();
-    ensure!(
-        matches!(ours[..], [one] if one.contains("node2") && one.contains("--mps")),
-        "told in one line with the node's name: {said}"
-    );
+    let right = matches!(ours[..], [line] if line.contains("node2") && line.contains("--mps"));
+    ensure!(right && !said.contains("ran\n"), "{said}");
     Ok(())
 }
 
-const RUN: [&str; 2] = ["/bin/echo", "ran"];
-
-fn srun_reads_why(cell: &Context) -> Result<()> {
-    let shape = ["srun", "--mps", "-w", "node2", "-n2", "--gres=gpu:1"];
-    check_told(cell, &[&shape[..], &RUN].concat(), &[])?;
-    // Slurm's own variables come along with --export=NONE.
-    let argv = ["srun", "--mps", "--export=NONE", "-w", "node2", "--gres=gpu:1"];
-    check_told(cell, &[&argv[..], &RUN].concat(), &[])?;
-    cell.bed.wait_idle(LIMIT)
+fn a_command_that_asks_reads_why_once(cell: &Context) -> Result<()> {
+    let half = "[ $SLURMD_NODENAME = node1 ] || echo ran; sleep 20";
+    for (command, line) in [
+        ("srun --mps -w node2 -n2 --gres=gpu:1", "echo ran"),
+        // Slurm's own variables are exported even so.
+        ("srun --mps --export=NONE -w node2 --gres=gpu:1", "echo ran"),
+        ("srun --mps -N2 -K --gres=gpu:1", half),
+        ("salloc --mps -w node2 --gres=gpu:1 srun", "echo ran"),
+        ("salloc -w node2 --gres=gpu:1 srun --mps", "echo ran"),
+    ] {
+        let done = cell.run(command, line)?.fails()?;
+        check_told_once(&done.said())?;
+        cell.idle()?;
+    }
+    let off = "salloc --mps -w node2 --gres=gpu:1 srun --mps=off";
+    let done = cell.run(off, "echo ran")?.success()?;
+    holds(done.stdout == "ran\n", &done)
 }
 
-fn one_bad_node_of_two(cell: &Context) -> Result<()> {
-    let argv = ["srun", "--mps", "-N2", "-K", "--gres=gpu:1", "/bin/sh", "-c"];
-    let line = "[ $SLURMD_NODENAME = node1 ] || echo ran; sleep 20";
-    check_told(cell, &[&argv[..], &[line]].concat(), &[])?;
-    cell.bed.wait_idle(LIMIT)
+/// A script that bash runs, and a step of a script that runs under MPS on node1.
+fn a_script_that_asks_reads_why_once(cell: &Context) -> Result<()> {
+    let step = "srun -N1 -n1 -w node2 --gres=gpu:1 /bin/echo ran";
+    for (words, script) in [("-w node2", "#!/bin/bash\necho ran"), ("-N2 -w node[1-2]", step)] {
+        let job = cell.submit(&format!("--mps --gres=gpu:1 {words}"), script)?;
+        cell.idle()?;
+        check_told_once(&cell.output(job))?;
+    }
+    Ok(())
 }
 
 /// The line is in the node's stack, and its plugin is one for another Slurm.
-fn a_plugin_of_another_release(cell: &Context) -> Result<()> {
+fn a_plugin_of_another_release_is_told(cell: &Context) -> Result<()> {
     let other = cell.bed.dir().join("lib/other.so");
-    fs::copy(&nodes(cell)?.product.plugin, &other)?;
-    stamp::write(&other, OTHER)?;
+    fs::copy(&cell.nodes.product.plugin, &other)?;
+    stamp::write(&other, OTHER_RELEASE)?;
     let stack = cell.bed.dir().join("etc/no-plugstack.conf");
     let outcome = ["optional", "required"].into_iter().try_for_each(|word| {
         fs::write(&stack, format!("{word} {}\n", other.display()))?;
-        let shape = ["srun", "--mps", "-w", "node2", "--gres=gpu:1"];
-        let argv = [&shape[..], &RUN].concat();
-        let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?;
-        ensure!(
-            !done.stdout.contains("ran\n"),
-            "under {word}: the program ran: {done:?}"
-        );
-        if word == "optional" {
-            return check_words(&(done.stdout + &done.stderr));
+        let done = cell.run("srun --mps -w node2 --gres=gpu:1", "echo ran")?;
+        match word {
+            "optional" => check_told_once(&done.said()),
+            // Slurm itself ends such a step, also of a user who did not ask.
+            _ => holds(!done.stdout.contains("ran\n") && !done.stderr.is_empty(), &done),
         }
-        // Slurm itself ends such a step, of whoever.
-        ensure!(!done.stderr.is_empty(), "nothing is told: {done:?}");
-        Ok(())
     });
     fs::write(&stack, "")?;
     outcome?;
-    cell.bed.wait_idle(LIMIT)?;
+    cell.idle()?;
     cell.bed.resume("node2").or(Ok(()))
 }
 
-/// A script that bash runs.
-fn sbatch_reads_why(cell: &Context) -> Result<()> {
-    let said = batch_on(cell, &["--mps"], "node2", "#!/bin/bash\necho ran")?;
-    ensure!(!said.contains("ran\n"), "the script ran: {said}");
-    check_words(&said)
-}
-
-fn a_step_of_sbatch_reads_why(cell: &Context) -> Result<()> {
-    // The script runs on node1, under MPS.
-    let script = "srun -N1 -n1 -w node2 --gres=gpu:1 /bin/echo ran";
-    let said = batch_on(cell, &["--mps", "-N2"], "node[1-2]", script)?;
-    ensure!(!said.contains("ran\n"), "the step ran: {said}");
-    check_words(&said)
-}
-
-fn a_step_of_salloc_reads_why(cell: &Context) -> Result<()> {
-    let shape = ["salloc", "--mps", "-w", "node2", "--gres=gpu:1", "srun"];
-    check_told(cell, &[&shape[..], &RUN].concat(), &[])?;
-    let shape = ["salloc", "-w", "node2", "--gres=gpu:1", "srun", "--mps"];
-    check_told(cell, &[&shape[..], &RUN].concat(), &[])?;
-    // Who says no in the allocation is not kept from running.
-    let argv = [
-        "salloc",
-        "--mps",
-        "-w",
-        "node2",
-        "--gres=gpu:1",
-        "srun",
-        "--mps=off",
-    ];
-    let done = cell
-        .bed
-        .spawn(&cell.user, &[&argv[..], &RUN].concat())?
-        .wait(LIMIT)?;
-    ensure!(done.success()?.stdout == "ran\n", "a step that said no");
-    cell.bed.wait_idle(LIMIT)
-}
-
 /// It runs where the job runs, and does what it did.
-fn a_task_prolog_of_the_users(cell: &Context) -> Result<()> {
-    let script: PathBuf = cell.bed.dir().join("task-prolog");
-    fs::write(
-        &script,
-        "#!/bin/sh\necho export FROM_PROLOG=$SLURM_PROCID\necho print said by it\n",
-    )?;
+fn a_task_prolog_of_the_users_runs(cell: &Context) -> Result<()> {
+    let script = cell.bed.dir().join("task-prolog");
+    let text = "#!/bin/sh\necho export FROM_PROLOG=$SLURM_PROCID\necho print said by it\n";
+    fs::write(&script, text)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     let script = script.display().to_string();
     let flag = format!("--task-prolog={script}");
-    let line = format!("echo from $FROM_PROLOG; env; {}", nodes(cell)?.client(""));
-    let by_flag: (&[&str], &[(&str, &str)]) = (&[&flag], &[]);
+    let line = format!("echo from $FROM_PROLOG; env; {}", cell.client(""));
     let variable = [("SLURM_TASK_PROLOG", script.as_str())];
-    let no_export: (&[&str], &[(&str, &str)]) = (&[&flag, "--export=NONE"], &[]);
-    for (words, extra) in [by_flag, (&[], &variable), no_export] {
-        let shape = ["srun", "--mps", "-w", "node1", "--gres=gpu:1"];
-        let argv = [&shape[..], words, &["/bin/sh", "-c", &line]].concat();
-        let done = cell
-            .bed
-            .spawn_with(&cell.user, &argv, extra)?
-            .wait(LIMIT)?
-            .success()?;
-        ensure!(
-            done.stdout.contains("from 0\n") && done.stdout.contains("said by it\n"),
-            "the user's own: {done:?}"
-        );
+    for (command, env) in [
+        (format!("srun {ONE_GPU} {flag}"), &[][..]),
+        (format!("srun {ONE_GPU}"), &variable),
+        (format!("srun {ONE_GPU} {flag} --export=NONE"), &[]),
+        (format!("salloc {ONE_GPU} srun {flag}"), &[]),
+    ] {
+        let client = cell.start_as(&cell.user, &command, &line, env)?;
+        let done = client.wait(LIMIT)?.success()?;
+        says(&done.stdout, &["from 0\n", "said by it\n"])?;
         ensure!(!done.stdout.contains("MPSD_TASK"), "a trace is left: {done:?}");
-        check_daemons(&records(&done.stdout, &done.stderr)?, cell.user.uid, 1)?;
+        check_daemons(&records(&done.stdout)?, cell.user.uid, 1)?;
     }
-    // And in the steps of an allocation.
-    let argv = [
-        "salloc",
-        "--mps",
-        "-w",
-        "node1",
-        "--gres=gpu:1",
-        "srun",
-        &flag,
-        "/bin/sh",
-        "-c",
-        &line,
-    ];
-    let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.success()?;
-    ensure!(done.stdout.contains("from 0\n"), "{done:?}");
-    check_daemons(&records(&done.stdout, &done.stderr)?, cell.user.uid, 1)?;
-    cell.bed.wait_idle(LIMIT)
+    Ok(())
 }
 
-fn who_does_not_ask_sees_nothing(cell: &Context) -> Result<()> {
-    let line = "env; [ -z \"$BASH_ENV\" ] || echo BASH_ENV";
+/// A user who asked, where all is well, finds no BASH_ENV either.
+fn a_user_who_does_not_ask_sees_nothing(cell: &Context) -> Result<()> {
     for node in ["node1", "node2"] {
-        let argv = ["srun", "-w", node, "--gres=gpu:1", "/bin/bash", "-c", line];
-        let done = cell.bed.spawn(&cell.user, &argv)?.wait(LIMIT)?.success()?;
+        let done = cell
+            .run(&format!("srun -w {node} --gres=gpu:1"), "env")?
+            .success()?;
         for word in ["TASK_PROLOG", "MPSD", "BASH_ENV"] {
             ensure!(
                 !done.stdout.contains(word),
-                "{node}: a plain job sees '{word}': {}",
-                done.stdout
+                "{node}: a plain job sees '{word}': {done:?}"
             );
         }
-        ensure!(done.stderr.is_empty(), "{}", done.stderr);
+        holds(done.stderr.is_empty(), &done)?;
     }
-    // And who asked, where all is well, finds his own BASH_ENV, or none.
-    let said = batch_on(cell, &["--mps"], "node1", "#!/bin/bash\nenv; bash -c env")?;
+    let (_, said) = cell.batch(ONE_GPU, "#!/bin/bash\nenv; bash -c env")?;
     ensure!(!said.contains("BASH_ENV"), "a script under MPS: {said}");
-    let records = clients(cell, &["--mps", "-w", "node1", "--gres=gpu:1"], "")?;
-    check_daemons(&records, cell.user.uid, 1)
-}
-
-fn batch_on(cell: &Context, flags: &[&str], nodes: &str, script: &str) -> Result<String> {
-    let argv = [flags, &["-w", nodes, "--gres=gpu:1"]].concat();
-    let job = cell.bed.sbatch(&cell.user, &argv, script)?;
-    let id = job.to_string();
-    cell.bed.wait_until("the end of the batch job", LIMIT, || {
-        let queue = cell.bed.root(&["squeue", "-h", "-a", "-j", &id, "-o", "%T"])?;
-        Ok(queue.stdout.trim().is_empty())
-    })?;
-    let shown = cell.bed.job(job)?.context("the job is gone")?;
-    let said = cell.bed.output(&cell.user, job);
-    ensure!(!said.is_empty() || shown.contains_key("JobState"), "{shown:?}");
-    cell.bed.wait_idle(LIMIT)?;
-    Ok(said)
+    cell.check_node1_serves()
 }

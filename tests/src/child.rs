@@ -96,6 +96,27 @@ impl Ran {
         bail!("{}", self.story())
     }
 
+    /// Itself if it exited with `code`.
+    pub fn exits(self, code: i32) -> Result<Self> {
+        if self.code == Some(code) {
+            return Ok(self);
+        }
+        bail!("it should exit with {code}: {}", self.story())
+    }
+
+    /// Itself if it failed.
+    pub fn fails(self) -> Result<Self> {
+        if self.code != Some(0) {
+            return Ok(self);
+        }
+        bail!("it should fail: {}", self.story())
+    }
+
+    /// Its output and its errors.
+    pub fn said(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+
     /// Everything about it in a few lines.
     pub fn story(&self) -> String {
         let end = match (self.code, self.signal) {

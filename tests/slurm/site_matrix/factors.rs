@@ -65,65 +65,6 @@ pub fn in_order(factor: usize) -> bool {
 /// How many of [`FACTORS`] are the site's.
 pub const SITE: usize = 10;
 
-/// The setting that each of the site's factors is of, and the word of the manual for each of its values; nothing: a default, or
-/// what needs no word.
-pub const SETTINGS: [(&str, &str, &[&str]); SITE] = [
-    ("prolog", "PrologFlags", &["Not set", "Alloc", "Contain"]),
-    ("devices", "ConstrainDevices", &["no", "yes"]),
-    (
-        "gres",
-        "gres.conf",
-        &["", "order of the bus", "not listed", "Type", "Cores"],
-    ),
-    (
-        "task",
-        "TaskPlugin",
-        &["task/none", "task/affinity", "task/cgroup"],
-    ),
-    ("word", "PlugStackConfig", &["optional", "required"]),
-    ("wait", "slurm.wait", &["task", "prolog"]),
-    ("mode", "compute_mode", &["exclusive", "keep"]),
-    ("shards", "GresTypes", &["", "shard"]),
-    ("conf", "SlurmctldParameters", &["", "enable_configless"]),
-    ("spelling", "KEY = VALUE", &["", "Blanks"]),
-];
-
-/// What a manual page says of settings, in a list below a heading, that is not so in the matrix, and what it leaves out.
-pub fn untold(page: &str, heading: &str) -> Vec<String> {
-    let section = page
-        .split(&format!(".SH \"{heading}\"\n"))
-        .nth(1)
-        .unwrap_or_default();
-    let section = section.split("\n.SH ").next().unwrap_or_default();
-    let told: Vec<(&str, &str)> = section
-        .split("\n.TP\n.B ")
-        .skip(1)
-        .filter_map(|item| item.split_once('\n'))
-        .map(|(setting, text)| (setting.trim_matches('"'), text))
-        .collect();
-    let mut wrong: Vec<String> = Vec::new();
-    for ((name, setting, words), factor) in SETTINGS.iter().zip(FACTORS) {
-        assert!(
-            *name == factor.name && words.len() == factor.values.len(),
-            "{name}"
-        );
-        match told.iter().find(|(told, _)| told == setting) {
-            Some((_, text)) => wrong.extend(
-                words
-                    .iter()
-                    .filter(|word| !text.contains(**word))
-                    .map(|word| format!("{setting} without a word of '{word}'")),
-            ),
-            None => wrong.push(format!("nothing of {setting}")),
-        }
-    }
-    let unknown = told
-        .iter()
-        .filter(|(told, _)| SETTINGS.iter().all(|(_, setting, _)| setting != told));
-    wrong.extend(unknown.map(|(told, _)| format!("{told}, which no cell has")));
-    wrong
-}
-
 /// Values of the first factors, by their number in [`FACTORS`]; `None` where one is still to be chosen.
 pub type Choice = [Option<usize>];
 

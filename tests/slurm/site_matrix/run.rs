@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use tests::double::NodeDouble;
 use tests::slurm::{Bed, Bystander, Client, Simulated, User, WITNESS, Witness};
 
 use super::factors::{Choice, is};
@@ -121,12 +122,7 @@ impl Site {
 
     /// Starts or ends the bystander, a task with a GPU on every node.
     fn stand_by(&mut self, wanted: bool) -> Result<()> {
-        if wanted
-            && self
-                .bystander
-                .as_mut()
-                .is_some_and(|beside| beside.client.runs().unwrap_or(false))
-        {
+        if wanted && self.bystander.as_mut().is_some_and(|beside| beside.client.runs()) {
             return Ok(());
         }
         if let Some(Beside0 { client, dir }) = self.bystander.take() {
@@ -142,9 +138,9 @@ impl Site {
         let count = format!("-N{}", self.bed.nodes().len());
         let (witness, place) = (self.witness().display().to_string(), dir.display().to_string());
         let argv = ["srun", &count, "--gres=gpu:1", &witness, "--bystander", &place];
-        let mut client = self.bed.spawn(&self.other, &argv)?;
+        let client = self.bed.spawn(&self.other, &argv)?;
         let started = self.bed.wait_until("the bystander on every node", QUIET, || {
-            ensure!(client.runs()?, "the bystander has ended");
+            ensure!(client.runs(), "the bystander has ended");
             Ok(read_bystanders(&dir)?
                 .values()
                 .filter(|one| one.contexts > 0)
@@ -170,7 +166,8 @@ impl Site {
     fn run(&self, request: &Choice, dir: &Path) -> Result<([Run; 3], Modes)> {
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let sampler = scope.spawn(|| self.sample(&end));
+            let (bed, nodes) = (&self.bed, &self.simulated.nodes);
+            let sampler = scope.spawn(|| sample(bed, nodes, &end));
             let runs = self.jobs(request, dir);
             end.store(true, Ordering::Relaxed);
             let modes = sampler
@@ -178,22 +175,6 @@ impl Site {
                 .map_err(|_| anyhow::anyhow!("the sampler panicked"))?;
             Ok((runs?, modes))
         })
-    }
-
-    fn sample(&self, end: &AtomicBool) -> Modes {
-        let mut seen = Modes::new();
-        let nodes: Vec<_> = self.bed.nodes().into_iter().zip(&self.simulated.nodes).collect();
-        let devices: Vec<Vec<String>> = nodes.iter().map(|(_, node)| node.device_names()).collect();
-        while !end.load(Ordering::Relaxed) {
-            for ((name, node), devices) in nodes.iter().zip(&devices) {
-                for (mode, device) in node.modes().into_iter().zip(devices) {
-                    let key = (name.clone(), device.clone());
-                    seen.entry(key).or_default().insert(mode);
-                }
-            }
-            std::thread::sleep(SAMPLE);
-        }
-        seen
     }
 
     fn jobs(&self, request: &Choice, dir: &Path) -> Result<[Run; 3]> {
@@ -205,7 +186,7 @@ impl Site {
         for (variant, place, client) in started {
             let done = client.wait(LIMIT)?;
             let batch = request::is_batch(request).then(|| done.stdout.trim().parse::<u32>());
-            let (mut code, mut said) = (done.status.code(), done.stdout + &done.stderr);
+            let (mut code, mut said) = (done.code, done.said());
             if let Some(Ok(job)) = batch {
                 code = self.ended(job)?;
             }
@@ -324,6 +305,20 @@ impl Site {
         }
         Ok(troubles)
     }
+}
+
+/// The compute modes that each GPU had until `end`.
+fn sample(bed: &Bed, nodes: &[NodeDouble], end: &AtomicBool) -> Modes {
+    let mut seen = Modes::new();
+    while !end.load(Ordering::Relaxed) {
+        for (name, node) in bed.nodes().into_iter().zip(nodes) {
+            for (mode, device) in node.modes().into_iter().zip(node.device_names()) {
+                seen.entry((name.clone(), device)).or_default().insert(mode);
+            }
+        }
+        std::thread::sleep(SAMPLE);
+    }
+    seen
 }
 
 fn read_bystanders(dir: &Path) -> Result<BTreeMap<String, Bystander>> {

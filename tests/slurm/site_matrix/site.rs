@@ -98,15 +98,8 @@ pub fn options(site: &Choice) -> Options {
         options.slurm_lines.push("TaskPlugin=task/affinity".into());
     }
     if is("task", "task-cgroup") {
-        options
-            .slurm_lines
-            .extend(["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"].map(String::from));
         let constrain = if is("devices", "constrained") { "yes" } else { "no" };
-        options.cgroup_lines.extend([
-            "CgroupMountpoint=/sys/fs/cgroup".into(),
-            "CgroupPlugin=cgroup/v1".into(),
-            format!("ConstrainDevices={constrain}"),
-        ]);
+        options = options.with_cgroups(&[&format!("ConstrainDevices={constrain}")]);
     }
     options
 }

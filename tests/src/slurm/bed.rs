@@ -10,7 +10,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use super::client::Finished;
 use super::conf;
 use super::host::{
     cgroups_of_slurmd, free_ports, fresh_cgroup, fresh_directory, program, program_beside,
@@ -20,6 +19,7 @@ use super::look::Snapshot;
 use super::options::Options;
 use super::users::{Pair, User};
 use super::warden::{Reply, Request, WARDEN, Warden};
+use crate::child::Ran;
 
 /// Where the bed's directory is made: passable for everybody, owned by root all the way up, neither `/tmp` (a job may get
 /// another one) nor `/run` (often mounted `noexec,nodev`).
@@ -278,7 +278,7 @@ impl Bed {
     }
 
     /// A command of root's among the mounts of a node's `slurmd`, with no variable that names a configuration.
-    pub fn on_node(&self, node: &str, argv: &[&str]) -> Result<Finished> {
+    pub fn on_node(&self, node: &str, argv: &[&str]) -> Result<Ran> {
         let pid = self.daemon(node).context("no slurmd")?.to_string();
         let before = [
             "env",

@@ -8,9 +8,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::bed::Bed;
-use super::client::{self, Client, Finished};
+use super::client::Client;
 use super::host::{program, search_path};
 use super::users::User;
+use crate::child::Ran;
 
 /// Longest that one of Slurm's administrative commands may take.
 const COMMAND: Duration = Duration::from_secs(30);
@@ -28,11 +29,8 @@ impl Bed {
 
     /// What a user's `SLURM_CONF` names: on a cluster without files the copy that the first node took from the controller.
     fn client_conf(&self) -> String {
-        let copy = self
-            .dir
-            .join("spool")
-            .join(self.options.node(1))
-            .join("conf-cache/slurm.conf");
+        let copy = format!("spool/{}/conf-cache/slurm.conf", self.options.node(1));
+        let copy = self.dir.join(copy);
         match self.options.configless && copy.exists() {
             true => copy.display().to_string(),
             false => self.slurm_conf(),
@@ -41,15 +39,14 @@ impl Bed {
 
     /// The environment of a user's shell on this cluster.
     pub fn environment(&self, user: &User) -> BTreeMap<String, String> {
-        let home = self.home(user).display().to_string();
         [
-            ("SLURM_CONF", self.client_conf().as_str()),
-            ("PATH", &search_path()),
-            ("HOME", &home),
-            ("USER", &user.name),
-            ("LC_ALL", "C"),
+            ("SLURM_CONF", self.client_conf()),
+            ("PATH", search_path()),
+            ("HOME", self.home(user).display().to_string()),
+            ("USER", user.name.clone()),
+            ("LC_ALL", "C".to_owned()),
         ]
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .map(|(key, value)| (key.to_owned(), value))
         .into()
     }
 
@@ -64,7 +61,7 @@ impl Bed {
         env.extend(
             extra
                 .iter()
-                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned())),
+                .map(|(key, value)| (key.to_string(), value.to_string())),
         );
         let found;
         let mut argv = argv.to_vec();
@@ -77,7 +74,7 @@ impl Bed {
         Client::start(&self.warden, user, &argv, &env, &self.home(user))
     }
 
-    /// How long a command takes from fork to exit, its output thrown away. An error if it fails.
+    /// How long a command takes from fork to exit. An error if it fails.
     pub fn time(
         &self,
         user: &User,
@@ -85,32 +82,17 @@ impl Bed {
         extra: &[(&str, &str)],
         limit: Duration,
     ) -> Result<Duration> {
-        let mut env = self.environment(user);
-        env.extend(
-            extra
-                .iter()
-                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned())),
-        );
-        let found = program(&argv[..1])?;
-        client::time(
-            user,
-            &[&[found.as_str()], &argv[1..]].concat(),
-            &env,
-            &self.home(user),
-            limit,
-        )
+        Ok(self.spawn_with(user, argv, extra)?.wait(limit)?.success()?.wall)
     }
 
     /// `srun` as `user`, to its end.
-    pub fn srun(&self, user: &User, arguments: &[&str], limit: Duration) -> Result<Finished> {
+    pub fn srun(&self, user: &User, arguments: &[&str], limit: Duration) -> Result<Ran> {
         self.spawn(user, &[&["srun"], arguments].concat())?.wait(limit)
     }
 
     /// Hands a batch script in and returns the job's id. The script's output goes to `job-ID.out` in the user's directory.
     pub fn sbatch(&self, user: &User, arguments: &[&str], script: &str) -> Result<u32> {
-        let file = tempfile::Builder::new()
-            .prefix("script")
-            .tempfile_in(self.home(user))?;
+        let file = tempfile::NamedTempFile::new_in(self.home(user))?;
         let shell = if script.starts_with("#!") {
             ""
         } else {
@@ -119,12 +101,8 @@ impl Bed {
         fs::write(file.path(), format!("{shell}{script}\n"))?;
         chown(file.path(), Some(user.uid), Some(user.gid))?;
         let path = file.path().display().to_string();
-        let argv = [
-            &["sbatch", "--parsable", "--output=job-%j.out"],
-            arguments,
-            &[path.as_str()],
-        ]
-        .concat();
+        let before = ["sbatch", "--parsable", "--output=job-%j.out"];
+        let argv = [&before, arguments, &[&path]].concat();
         let finished = self.spawn(user, &argv)?.wait(COMMAND)?.success()?;
         let id = finished.stdout.trim();
         id.parse().with_context(|| format!("sbatch said '{id}'"))
@@ -136,7 +114,7 @@ impl Bed {
     }
 
     /// An administrator's command, to its end.
-    pub fn root(&self, argv: &[&str]) -> Result<Finished> {
+    pub fn root(&self, argv: &[&str]) -> Result<Ran> {
         self.spawn(&User::root(), argv)?.wait(COMMAND)
     }
 }

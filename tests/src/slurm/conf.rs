@@ -236,32 +236,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_caller_replaces_our_own() {
-        let options = Options {
-            slurm_lines: vec!["ProctrackType=proctrack/cgroup".into()],
-            ..Options::default()
-        };
-        let text = slurm_conf(Path::new("/bed"), "host", &[7000, 7001, 7002], &options);
-        assert!(text.contains("\nProctrackType=proctrack/cgroup\n"));
-        assert!(!text.contains("proctrack/linuxproc"));
-        assert!(text.contains("NodeName=node2 NodeHostname=host NodeAddr=127.0.0.1 Port=7002"));
-    }
-
-    #[test]
-    fn plugin_line_carries_word_and_arguments() {
-        let options = Options {
-            plugin: Some("/bed/lib/spank_mps.so".into()),
-            plugin_arguments: vec!["config=/bed/etc/mpsd.toml".into()],
-            word: Word::Required,
-            ..Options::default()
-        };
-        assert_eq!(
-            plugstack_conf(&options),
-            "required /bed/lib/spank_mps.so config=/bed/etc/mpsd.toml\n"
-        );
-    }
-
-    #[test]
     fn real_gpus_belong_to_the_first_node_only() {
         let options = Options {
             gpus: Gpus::Real(vec![0, 3]),

@@ -25,7 +25,7 @@ mod warden;
 mod witness;
 
 pub use bed::Bed;
-pub use client::{Client, Finished};
+pub use client::Client;
 pub use conf::{Gpus, SIMULATED_MAJOR, Word, private_dev};
 pub use host::{program_beside, use_slurm_of};
 pub use look::{Process, Snapshot, processes};

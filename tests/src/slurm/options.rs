@@ -111,6 +111,20 @@ impl Options {
         format!("{}{index}", self.node_name)
     }
 
+    /// With processes and tasks in cgroups of the first kind, and with these lines in cgroup.conf.
+    pub fn with_cgroups(mut self, lines: &[&str]) -> Options {
+        let owned = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+        let plugins = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"];
+        self.slurm_lines.extend(owned(&plugins));
+        let first_kind = [
+            "CgroupAutomount=no",
+            "CgroupMountpoint=/sys/fs/cgroup",
+            "CgroupPlugin=cgroup/v1",
+        ];
+        self.cgroup_lines = owned(&[&first_kind, lines].concat());
+        self
+    }
+
     /// What of the machine's such a bed has for itself: two that share a word must not stand at the same time.
     pub fn claims(&self) -> Vec<String> {
         let cgroups = self.slurm_lines.iter().any(|line| line.ends_with("/cgroup"));
@@ -129,16 +143,6 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_of_lines_are_found_in_any_case() {
-        let options = Options {
-            slurm_lines: vec!["proctracktype = proctrack/cgroup".into()],
-            ..Options::default()
-        };
-        assert!(options.names_key("ProctrackType"));
-        assert!(!options.names_key("TaskPlugin"));
-    }
 
     #[test]
     fn beds_claim_what_they_cannot_share() {

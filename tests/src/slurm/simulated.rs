@@ -28,50 +28,38 @@ pub struct Simulated {
 }
 
 /// What a client wrote of itself: see the double `fake-cuda-client`, and `mps-probe --json`.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
 pub struct Record {
     /// Its pid.
     pub pid: i32,
-    /// The user that it ran as; absent from the record of a failure.
-    #[serde(default)]
+    /// The user that it ran as. The record of a failure lacks it, as most of this.
     pub uid: Option<u32>,
-    /// The node it ran on; `mps-probe` does not know it.
-    #[serde(default)]
+    /// The node it ran on, which `mps-probe` does not know.
     pub node: String,
     /// Its rank on that node.
-    #[serde(default)]
     pub local_rank: Option<u32>,
     /// `CUDA_MPS_PIPE_DIRECTORY` as it saw it.
-    #[serde(default)]
     pub pipe_directory: Option<String>,
     /// `CUDA_VISIBLE_DEVICES` as it saw it.
-    #[serde(default)]
     pub visible: Option<String>,
     /// `MPSD_JOB` as it saw it.
-    #[serde(default)]
     pub job: Option<String>,
     /// Whether a server served it.
     pub under_mps: bool,
     /// The control daemon it attached to.
-    #[serde(default)]
     pub daemon_pid: Option<i32>,
     /// The server it attached to.
-    #[serde(default)]
     pub server_pid: Option<i32>,
     /// The GPUs it could see.
-    #[serde(default)]
     pub uuids: Vec<String>,
     /// What it got of each.
-    #[serde(default)]
     pub gpus: Vec<RecordGpu>,
     /// Multiprocessors it was given.
-    #[serde(default)]
     pub sms: Option<u64>,
     /// Memory it may take, in MiB.
-    #[serde(default)]
     pub memory_limit_mib: Option<u64>,
     /// Why it got nothing.
-    #[serde(default)]
     pub error: Option<String>,
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 
 use super::host::program;
 
@@ -38,53 +39,11 @@ pub fn write(file: &Path, version: u32) -> Result<()> {
     Ok(())
 }
 
-/// A number of `size` bytes at `at`.
-fn number(bytes: &[u8], at: usize, size: usize) -> Option<usize> {
-    let part = bytes.get(at..at + size)?;
-    Some(
-        part.iter()
-            .rev()
-            .fold(0, |sum, byte| sum << 8 | usize::from(*byte)),
-    )
-}
-
-/// Where in the file the bytes of dynamic symbol `name` are.
+/// The place in the file of a dynamic symbol's bytes.
 fn offset(bytes: &[u8], name: &str) -> Option<usize> {
-    let section = |index: usize| {
-        let at = number(bytes, 0x28, 8)? + index * number(bytes, 0x3a, 2)?;
-        Some((
-            number(bytes, at + 4, 4)?,
-            number(bytes, at + 24, 8)?,
-            number(bytes, at + 32, 8)?,
-            number(bytes, at + 40, 4)?,
-        ))
-    };
-    const DYNSYM: usize = 11;
-    let count = number(bytes, 0x3c, 2)?;
-    let (_, symbols, size, link) = (0..count)
-        .filter_map(section)
-        .find(|(kind, ..)| *kind == DYNSYM)?;
-    let (_, strings, ..) = section(link)?;
-    let named = |at: &usize| {
-        let from = number(bytes, *at, 4).map(|text| strings + text);
-        from.and_then(|from| bytes.get(from..from + name.len() + 1))
-            .is_some_and(|text| text.starts_with(name.as_bytes()) && text.ends_with(&[0]))
-    };
-    let symbol = (symbols..symbols + size).step_by(24).find(named)?;
-    let address = number(bytes, symbol + 8, 8)?;
-    // The loadable segment that holds the address says how far file and memory are apart.
-    let (table, entry, segments) = (
-        number(bytes, 0x20, 8)?,
-        number(bytes, 0x36, 2)?,
-        number(bytes, 0x38, 2)?,
-    );
-    (0..segments).map(|index| table + index * entry).find_map(|at| {
-        let (kind, from, base, length) = (
-            number(bytes, at, 4)?,
-            number(bytes, at + 8, 8)?,
-            number(bytes, at + 16, 8)?,
-            number(bytes, at + 32, 8)?,
-        );
-        (kind == 1 && (base..base + length).contains(&address)).then(|| address - base + from)
-    })
+    let file = object::File::parse(bytes).ok()?;
+    let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok(name))?;
+    let section = file.section_by_index(symbol.section_index()?).ok()?;
+    let (start, _) = section.file_range()?;
+    usize::try_from(start + symbol.address() - section.address()).ok()
 }

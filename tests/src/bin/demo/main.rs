@@ -101,8 +101,8 @@ fn run(signals: SigSet) -> Result<bool> {
     let shell = ["/bin/sh", "-c", command.as_str()];
     let done = bed.srun(&user, &[arguments.as_slice(), &shell].concat(), JOB)?;
     let mut account = Account::default();
-    account.check(done.status.success(), "the job ends with exit code 0", || {
-        format!("{}\n{}", done.status, done.stderr)
+    account.check(done.code == Some(0), "the job ends with exit code 0", || {
+        done.story()
     });
     let quiet = bed.wait_idle(AFTER).and_then(|()| bed.wait_clean(AFTER));
     let seen = onlooker.end();
