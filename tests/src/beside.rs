@@ -1,12 +1,12 @@
-//! Work that mostly waits, some of it at once: what claims a thing that another has waits until that one has ended.
+//! Work that mostly waits, done at once. Work that claims the same thing is done one after another.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A piece of it.
 pub struct Work<'a> {
-    /// What nobody else may have meanwhile.
+    /// What no other work may have meanwhile.
     pub claims: Vec<String>,
-    /// Does it.
+    /// The work itself.
     pub run: Box<dyn FnOnce() + Send + 'a>,
 }
 
@@ -21,8 +21,8 @@ struct Queue<'a> {
     given_back: Condvar,
 }
 
-/// Does all of it in its order, as far as the claims let it, at most so many pieces at once. A panic in one of them is one of this
-/// function's when all else is done.
+/// Does all of it in its order if the claims allow that, at most so many pieces at once. If one panics, this function panics when
+/// all else is done.
 pub fn run(all: Vec<Work<'_>>, at_once: usize) {
     let queue = Queue {
         state: Mutex::new(State {
@@ -43,7 +43,7 @@ pub fn run(all: Vec<Work<'_>>, at_once: usize) {
 }
 
 impl<'a> Queue<'a> {
-    /// The first that may start now; none when nothing waits any more.
+    /// The first work that may start now; none when nothing waits any more.
     fn next(&self) -> Option<(Box<dyn FnOnce() + Send + 'a>, Claimed<'_, 'a>)> {
         let mut state = self.lock();
         loop {
@@ -68,7 +68,7 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// Gives back what a piece of work had, however it ended.
+/// Returns the claims of a piece of work, also if it panicked.
 struct Claimed<'q, 'a> {
     queue: &'q Queue<'a>,
     claims: Vec<String>,
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn who_claims_the_same_waits_and_who_does_not_goes_before_it() {
+    fn work_with_the_same_claim_waits_and_other_work_overtakes_it() {
         let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let shared = || {
             most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -146,8 +146,9 @@ pub struct Running {
     what: String,
     pid: Pid,
     begin: Instant,
-    end: Receiver<(std::process::ExitStatus, Instant)>,
-    ended: bool,
+    end: Receiver<(ExitStatus, Instant)>,
+    /// Its end, once it has come out of `end`.
+    ended: Option<(ExitStatus, Instant)>,
     drains: [Drain; 2],
 }
 
@@ -165,7 +166,7 @@ impl Running {
             .spawn()
             .with_context(|| format!("cannot start '{what}'"))?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that does not read its input closes the pipe: that is its own affair.
+            // A program may close its input unread.
             let _ = stdin.write_all(input.as_bytes());
         }
         let drains = [
@@ -178,7 +179,7 @@ impl Running {
             pid,
             begin,
             end: reap(child),
-            ended: false,
+            ended: None,
             drains,
         })
     }
@@ -193,16 +194,26 @@ impl Running {
         self.drains[0].so_far()
     }
 
-    /// The same of its standard error.
+    /// What it has written to its standard error so far.
     pub fn stderr_so_far(&self) -> String {
         self.drains[1].so_far()
     }
 
-    /// Waits for its end; one that takes longer than `limit` is killed, which is an error.
+    /// Its status if it ends within this time.
+    pub fn ended_within(&mut self, limit: Duration) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.end.recv_timeout(limit).ok();
+        }
+        self.ended.map(|(status, _)| status)
+    }
+
+    /// Waits for its end. It is killed if it takes longer than `limit`; that is an error.
     pub fn finish(mut self, limit: Duration) -> Result<Ran> {
         let deadline = self.begin + limit;
         let (status, at) = loop {
-            if let Ok(end) = self.end.recv_timeout(Duration::from_millis(50)) {
+            if self.ended_within(Duration::from_millis(50)).is_some()
+                && let Some(end) = self.ended
+            {
                 break end;
             }
             go_on()?;
@@ -215,7 +226,6 @@ impl Running {
                 );
             }
         };
-        self.ended = true;
         let open = self.drains.each_ref().map(|drain| !drain.wait(PIPE_WAIT));
         let [stdout, stderr] = self.drains.each_ref().map(Drain::so_far);
         Ok(Ran {
@@ -232,10 +242,10 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.ended || self.end.try_recv().is_ok() {
+        if self.ended_within(Duration::ZERO).is_some() {
             return;
         }
-        // The child is not yet reaped (its end has not come), so the pid is still its own.
+        // The child is not yet reaped, so the pid is still its own.
         let _ = kill(self.pid, Signal::SIGKILL);
         let _ = self.end.recv_timeout(Duration::from_secs(5));
     }
@@ -246,7 +256,7 @@ pub fn run(command: &mut Command, input: &str, limit: Duration) -> Result<Ran> {
     Running::start(command, input)?.finish(limit)
 }
 
-fn reap(mut child: Child) -> Receiver<(std::process::ExitStatus, Instant)> {
+fn reap(mut child: Child) -> Receiver<(ExitStatus, Instant)> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         if let Ok(status) = child.wait() {
@@ -308,8 +318,4 @@ impl Drain {
 }
 
 /// Whether `pid` runs: a zombie that nobody collects does not count.
-pub fn alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
-}
+pub use crate::double::look::alive;

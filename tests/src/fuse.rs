@@ -1,5 +1,5 @@
-//! A file system in user space with one file, which nobody ever gets to open, or to write to: whoever tries waits for an
-//! answer that does not come, and from the moment that the request was read not even SIGKILL ends the wait.
+//! A file system in user space with one file, of which one kind of request is never answered. A process that makes that request waits, and
+//! once the request was read not even SIGKILL ends the wait.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -34,7 +34,7 @@ const VALID: u64 = 3600;
 /// Length of the file. Bytes.
 pub const LENGTH: u64 = 4096;
 
-/// The mounted file system; dropped, it is gone, and whoever waited gets an error.
+/// The mounted file system. Dropped, it is gone, and each process that waited gets an error.
 #[derive(Debug)]
 pub struct Hung {
     at: PathBuf,
@@ -43,53 +43,36 @@ pub struct Hung {
 }
 
 impl Hung {
-    /// Mounts it over `at` as user `uid` would. Needs root; in a mount namespace of the thread's own nobody else sees it.
-    ///
-    /// # Errors
-    /// The kernel has no FUSE, or does not let us.
+    /// Mounts it over `at` as user `uid` would: its file is never opened. Needs root, and fails if the kernel has no FUSE. In a mount
+    /// namespace of the thread's own no other process sees it.
     pub fn over(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(OPEN, at, uid, "")
     }
 
-    /// The same for everybody, where a site lets its users do that (`user_allow_other` in fuse.conf): else nobody of another
-    /// group has access, a job's daemons neither.
-    ///
-    /// # Errors
-    /// As [`Hung::over`].
+    /// The same for all users, as a site may allow (`user_allow_other` in fuse.conf). Else no other group has access, a job's daemons
+    /// included.
     pub fn over_for_all(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(OPEN, at, uid, ",allow_other")
     }
 
-    /// The same, where the file can be opened and read, and no write to it ever ends: the end of a mapping that was written to
-    /// waits for that, with the lock of its process's memory map held (Linux, `fs/fuse/file.c`, `fuse_vma_close`).
-    ///
-    /// # Errors
-    /// As [`Hung::over`].
+    /// The file can be read, and no write to it ends. The end of a mapping that was written to waits for that, with the lock of its
+    /// process's memory map held (Linux, `fs/fuse/file.c`, `fuse_vma_close`).
     pub fn over_writes(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(WRITE, at, uid, "")
     }
 
-    /// The same, where the file can be opened and nothing of it is ever read.
-    ///
-    /// # Errors
-    /// As [`Hung::over`].
+    /// The file can be opened, and no read of it ends.
     pub fn over_reads(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(READ, at, uid, "")
     }
 
-    /// The same, where no mode or owner is ever changed.
-    ///
-    /// # Errors
-    /// As [`Hung::over`].
+    /// No change of a mode or owner ends.
     pub fn over_changes(at: &Path, uid: u32) -> std::io::Result<Self> {
         Self::withholding(SETATTR, at, uid, "")
     }
 
-    /// As [`Hung::over_reads`], of a server that is a thread of the process that waits: that process gets the device, as its standard
-    /// input say, and once the first read was asked for nobody else has it.
-    ///
-    /// # Errors
-    /// As [`Hung::over`].
+    /// As [`Hung::over_reads`], served by a thread of the process that waits. That process gets the device, for example as its
+    /// standard input. After the first read no other process has it.
     pub fn over_own_reads(at: &Path, uid: u32) -> std::io::Result<(Self, File)> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
         let its = device.try_clone()?;
@@ -108,13 +91,8 @@ impl Hung {
             device.as_raw_fd(),
             group_of(uid)
         );
-        mount(
-            Some("hung"),
-            at,
-            Some("fuse"),
-            MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
-            Some(options.as_str()),
-        )?;
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        mount(Some("hung"), at, Some("fuse"), flags, Some(options.as_str()))?;
         let asked = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&asked);
         let server = std::thread::spawn(move || serve(device, uid, how, &told));
@@ -125,7 +103,7 @@ impl Hung {
         })
     }
 
-    /// Somebody waits for an answer.
+    /// Whether a process waits for an answer.
     pub fn holds_somebody(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
@@ -142,7 +120,7 @@ impl Drop for Hung {
     }
 }
 
-/// The group of the account with this number, whose processes alone have access; without an account the one of the same number.
+/// The group of the account with this number: only its processes have access. Without an account, the group of the same number.
 fn group_of(uid: u32) -> u32 {
     let account = User::from_uid(uid.into()).ok().flatten();
     account.map_or(uid, |account| account.gid.as_raw())
@@ -202,49 +180,27 @@ fn greeting() -> Vec<u8> {
 
 /// `fuse_entry_out`: every name is the file.
 fn entry(uid: u32) -> Vec<u8> {
-    let mut body = Vec::new();
-    for number in [ROOT + 1, 0, VALID, VALID, 0] {
-        body.extend_from_slice(&number.to_ne_bytes());
-    }
-    body.extend(attr(ROOT + 1, uid));
-    body
+    [numbers(&[ROOT + 1, 0, VALID, VALID, 0]), attr(ROOT + 1, uid)].concat()
 }
 
 /// `fuse_attr_out`.
 fn attributes(node: u64, uid: u32) -> Vec<u8> {
-    let mut body = Vec::new();
-    for number in [VALID, 0] {
-        body.extend_from_slice(&number.to_ne_bytes());
-    }
-    body.extend(attr(node, uid));
-    body
+    [numbers(&[VALID, 0]), attr(node, uid)].concat()
 }
 
 /// `fuse_attr`.
 fn attr(node: u64, uid: u32) -> Vec<u8> {
-    let mode: u32 = if node == ROOT { 0o40_755 } else { 0o100_644 };
-    let mut body = Vec::new();
-    let length = if node == ROOT { 0 } else { LENGTH };
-    for number in [node, length, length / 512, 0, 0, 0] {
-        body.extend_from_slice(&number.to_ne_bytes());
-    }
+    let (mode, length): (u32, u64) = match node {
+        ROOT => (0o40_755, 0),
+        _ => (0o100_644, LENGTH),
+    };
+    let mut body = numbers(&[node, length, length / 512, 0, 0, 0]);
     for number in [0, 0, 0, mode, 1, uid, uid, 0, 4096, 0] {
         body.extend_from_slice(&number.to_ne_bytes());
     }
     body
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_group_is_that_of_its_account() {
-        for name in ["nobody", "games", "sync"] {
-            if let Some(account) = User::from_name(name).unwrap() {
-                assert_eq!(group_of(account.uid.as_raw()), account.gid.as_raw(), "{name}");
-            }
-        }
-        assert_eq!(group_of(4_000_000_000), 4_000_000_000);
-    }
+fn numbers(all: &[u64]) -> Vec<u8> {
+    all.iter().flat_map(|number| number.to_ne_bytes()).collect()
 }

@@ -1,6 +1,5 @@
-//! What is fuzzed: every place where text of a user, a scheduler, a file or the vendor's daemon comes in. Each function
-//! takes any bytes; what must hold of them is asserted. Used by `fuzz/` (cargo-fuzz) and by the suite, which replays the
-//! corpus and mutations of it. This file uses nothing but `mpsd` and `std`.
+//! What is fuzzed: each place that reads text of a user, a scheduler, a file or the vendor's daemon. Each function takes any bytes and
+//! asserts what must hold of them. `fuzz/` (cargo-fuzz) and the suite use it. This file uses nothing but `mpsd` and `std`.
 
 use mpsd::daemon::dialogue::{Event, Of, Proof, check};
 use mpsd::job::Journal;

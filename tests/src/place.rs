@@ -1,19 +1,27 @@
-//! A stage with a cgroup of its own, and the picture of the node before any job: what the end is compared with.
+//! A stage with a cgroup of its own, and a picture of the node before any job, with which each end is compared.
 
+use std::borrow::BorrowMut;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs;
+use std::io::Write as _;
+use std::ops::Deref;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::beside::{self, Work};
 use crate::double::look::{self, wait_until};
 use crate::double::{Builder, NodeDouble};
-use crate::stage::{Ran, Stage, USER, as_user, epilogue_args, finish, prologue_args};
+use crate::fuse::Hung;
+use crate::stage::{Ran, Stage, USER, as_user, epilogue_args, finish, prologue_args, uid_of};
 
 /// How long what was ended may take to vanish.
 const MOMENT: Duration = Duration::from_secs(4);
+/// What a test waits for must happen within this time.
+const PATIENCE: Duration = Duration::from_secs(40);
 /// What the suite keeps between jobs on purpose: its directories, and the users whose starts failed of late.
 const STANDING: [&str; 6] = [
     "run/jobs",
@@ -42,6 +50,14 @@ pub struct Place {
     before: Picture,
 }
 
+impl Deref for Place {
+    type Target = Stage;
+
+    fn deref(&self) -> &Stage {
+        &self.stage
+    }
+}
+
 /// A node that wastes no time.
 pub fn fast(gpus: usize) -> Builder {
     NodeDouble::builder().gpus(gpus, "NVIDIA H200").fast()
@@ -53,34 +69,34 @@ impl Place {
         Self::of(node, extra, own_cgroup())
     }
 
-    /// The same without any cgroup.
+    /// The same without cgroups.
     pub fn without_cgroup(node: Builder, extra: &str) -> Self {
         Self::of(node, extra, None)
     }
 
+    /// The suite on `node`, with a job in service on these GPUs.
+    #[track_caller]
+    pub fn with_job(node: Builder, extra: &str, job: &str, account: &str, gpus: &str) -> Self {
+        let place = Self::new(node, extra);
+        place.begin(job, account, gpus);
+        place
+    }
+
     fn of(node: Builder, extra: &str, cgroups: Option<PathBuf>) -> Self {
-        let choice = cgroups
-            .as_ref()
-            .map_or("none".to_owned(), |path| path.display().to_string());
-        let stage = Stage::new(
-            node.build().expect("node"),
-            &format!("cgroup = \"{choice}\"\n{extra}"),
-        );
         let mut place = Self {
-            stage,
+            stage: Stage::new(node.build().expect("node"), ""),
             cgroups,
             before: Picture::new(),
         };
+        place.configure(extra);
         place.before = place.picture();
         place
     }
 
-    /// The configuration's own lines and these.
+    /// Writes the configuration with these lines and the place's own.
     pub fn configure(&self, extra: &str) {
-        let choice = self
-            .cgroups
-            .as_ref()
-            .map_or("none".to_owned(), |path| path.display().to_string());
+        let path = self.cgroups.as_ref().map(|path| path.display().to_string());
+        let choice = path.unwrap_or("none".to_owned());
         self.stage.configure(&format!("cgroup = \"{choice}\"\n{extra}"));
     }
 
@@ -88,7 +104,13 @@ impl Place {
     pub fn torque(&self, job: &str, account: &str, gpus: &str) -> Ran {
         let env = self.gpu_file(job, gpus);
         let env: Vec<(&str, &str)> = env.iter().map(|(k, v)| (*k, v.as_str())).collect();
-        self.stage.prologue(&prologue_args(job, account), &env)
+        self.prologue(&prologue_args(job, account), &env)
+    }
+
+    /// The same, which must succeed.
+    #[track_caller]
+    pub fn begin(&self, job: &str, account: &str, gpus: &str) -> Ran {
+        self.torque(job, account, gpus).ok()
     }
 
     /// The same, not waited for.
@@ -104,7 +126,7 @@ impl Place {
 
     /// The job's GPU file as pbs_mom writes it, and the variables that lead to it.
     fn gpu_file(&self, job: &str, gpus: &str) -> Vec<(&'static str, String)> {
-        let nodes = self.stage.path("nodes");
+        let nodes = self.path("nodes");
         fs::create_dir_all(&nodes).expect("directory");
         let file = nodes.join(job);
         let lines: String = gpus.split(',').map(|gpu| format!("{NODE}-gpu{gpu}\n")).collect();
@@ -116,38 +138,32 @@ impl Place {
     }
 
     fn start(&self, program: &str, args: &[&str], env: &[(&str, String)]) -> Running {
-        let child = Command::new(self.stage.program(program))
-            .arg("--config")
-            .arg(self.stage.config())
-            .args(args)
-            .env_clear()
+        let mut command = Command::new(self.program(program));
+        command.arg("--config").arg(self.config()).args(args).env_clear();
+        command
             .envs(env.iter().map(|(k, v)| (k, v)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap_or_else(|e| panic!("{program}: {e}"));
-        Running(child)
+            .stderr(Stdio::null());
+        Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()))
     }
 
-    /// Everything that a job could change, by an independent look.
+    /// Everything that a job could change, found without our own code.
     pub fn picture(&self) -> Picture {
         let mut picture = Picture::new();
-        let root = self.stage.path("");
+        let root = self.path("");
         for top in ["run", "state"] {
-            tree(&self.stage.path(top), &root, &mut picture);
+            tree(&self.path(top), &root, &mut picture);
         }
         for name in STANDING {
             picture.remove(name);
         }
         picture.retain(|name, _| !REPORTS.iter().any(|top| name.starts_with(top)));
-        for (name, value) in self.stage.node.uuids().iter().zip(self.stage.node.modes()) {
+        for (name, value) in self.node.uuids().iter().zip(self.node.modes()) {
             picture.insert(format!("mode of {name}"), value);
         }
-        for (gpu, context) in self.stage.node.contexts() {
+        for (gpu, context) in self.node.contexts() {
             picture.insert(format!("context of {} on {gpu}", context.pid), context.kind);
         }
-        for at in self.stage.mounts() {
+        for at in self.mounts() {
             picture.insert(format!("mount {}", at.display()), String::new());
         }
         for process in self.processes() {
@@ -168,8 +184,8 @@ impl Place {
 
     /// The processes that run the suite's or the node's files, by `/proc`.
     pub fn processes(&self) -> Vec<look::Process> {
-        let mut all = self.stage.node.processes();
-        all.extend(look::processes_from(&self.stage.path("bin")));
+        let mut all = self.node.processes();
+        all.extend(look::processes_from(&self.path("bin")));
         all
     }
 
@@ -183,15 +199,26 @@ impl Place {
             .collect()
     }
 
-    /// Asserts that the node is exactly as it was before the first job; what was ended has a moment to vanish.
+    /// The process that asks NVML.
+    pub fn nvml_worker(&self) -> Option<u32> {
+        let has_nvml = |process: &look::Process| {
+            let maps = fs::read_to_string(format!("/proc/{}/maps", process.pid));
+            process.exe.ends_with("bin/mpsd") && maps.is_ok_and(|maps| maps.contains("libnvidia-ml"))
+        };
+        self.processes()
+            .into_iter()
+            .find(has_nvml)
+            .map(|process| process.pid)
+    }
+
+    /// Asserts that the node is exactly as before the first job, and not drained. What was ended has a moment to vanish.
     #[track_caller]
     pub fn assert_as_before(&self, after: &str) {
         wait_until(MOMENT, || self.picture() == self.before);
         assert_eq!(self.picture(), self.before, "after {after}");
     }
 
-    /// What is there now and was not before the first job, or the other way round; what was ended has a moment to
-    /// vanish.
+    /// What is there now and was not before the first job, and the reverse. What was ended has a moment to vanish.
     pub fn difference(&self) -> Vec<String> {
         wait_until(MOMENT, || self.picture() == self.before);
         let now = self.picture();
@@ -205,35 +232,34 @@ impl Place {
     /// Asserts that this node was never drained, nor is to be.
     #[track_caller]
     pub fn assert_not_drained(&self, after: &str) {
-        let drains: Vec<String> = fs::read_dir(self.stage.path("state/drains"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| fs::read_to_string(entry.path()).unwrap_or_default())
-            .collect();
+        let drains = self.drains();
         assert!(drains.is_empty(), "drained after {after}: {drains:?}");
     }
 
-    /// The reasons of this node's drains, delivered or not; they are forgotten with this.
+    /// The reasons of this node's drains, delivered or not. This forgets them.
     pub fn take_drains(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.stage.path("state/drains"));
-        let entries = entries.into_iter().flatten().flatten();
-        let take = |entry: fs::DirEntry| {
-            let text = fs::read_to_string(entry.path()).unwrap_or_default();
-            let _ = fs::remove_file(entry.path());
+        let forget = |(path, text): (PathBuf, String)| {
+            let _ = fs::remove_file(path);
             text
         };
-        entries.map(take).collect()
+        self.drains().into_iter().map(forget).collect()
+    }
+
+    fn drains(&self) -> Vec<(PathBuf, String)> {
+        let entries = fs::read_dir(self.path("state/drains"));
+        let read = |path: PathBuf| (path.clone(), fs::read_to_string(path).unwrap_or_default());
+        let entries = entries.into_iter().flatten().flatten();
+        entries.map(|entry| read(entry.path())).collect()
     }
 
     /// What our epilogue says of `job` under `--strict`.
     pub fn strict_end(&self, job: &str) -> Ran {
         let mut args = vec!["--strict"];
         args.extend(epilogue_args(job));
-        self.stage.epilogue(&args, &[])
+        self.epilogue(&args, &[])
     }
 
-    /// One epilogue, strict, and an independent look: nothing is left, nothing was drained.
+    /// Ends the job, and asserts that nothing is left and nothing was drained.
     #[track_caller]
     pub fn assert_ends_clean(&self, job: &str, after: &str) {
         let end = self.strict_end(job);
@@ -242,51 +268,95 @@ impl Place {
         self.assert_as_before(after);
     }
 
+    /// One strict epilogue, which must succeed.
+    #[track_caller]
+    pub fn end(&self, job: &str) -> Ran {
+        self.strict_end(job).ok()
+    }
+
     /// A CUDA program of the user's in this job, with `env` beside the job's pipe directory.
     pub fn client(&self, job: &str, args: &[&str], env: &[(&str, &str)]) -> Running {
-        let mut command = as_user(USER, self.stage.node.client());
-        command.arg("--node").arg(self.stage.node.dir()).args(args);
-        command
-            .env_clear()
-            .envs([self.pipe(job)])
-            .envs(env.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        Running(command.spawn().expect("client"))
+        let mut command = self.cuda(args);
+        command.envs([self.pipe(job)]).envs(env.iter().copied());
+        Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()))
     }
 
     /// The same, once it has its context.
+    #[track_caller]
     pub fn attached(&self, job: &str, args: &[&str], env: &[(&str, &str)]) -> Running {
         let client = self.client(job, args, env);
-        let has_context = || {
-            let contexts = self.stage.node.contexts();
-            contexts
-                .iter()
-                .any(|(_, context)| context.pid == client.0.id() && context.bytes > 0)
-        };
-        assert!(
-            wait_until(Duration::from_secs(30), has_context),
-            "the client does not attach"
-        );
+        eventually("the client attaches", || self.has_context(client.pid()));
         client
+    }
+
+    /// Whether a process has memory on a GPU.
+    pub fn has_context(&self, pid: u32) -> bool {
+        let contexts = self.node.contexts();
+        contexts.iter().any(|(_, it)| it.pid == pid && it.bytes > 0)
+    }
+
+    /// A CUDA program of the user's that ends by itself in this job, and that ran under MPS.
+    pub fn served(&self, job: &str, args: &[&str]) -> Ran {
+        let ran = finish(self.cuda(args).envs([self.pipe(job)])).ok();
+        assert_eq!(ran.json()["under_mps"], true, "{ran:?}");
+        ran
+    }
+
+    /// The same, which may get no context.
+    pub fn tried(&self, job: &str, args: &[&str]) -> Ran {
+        finish(self.cuda(args).envs([self.pipe(job)]))
     }
 
     /// What a CUDA program writes that the user starts by `mpsctl exec` with this environment alone.
     pub fn exec(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
-        let mut command = as_user(USER, self.stage.program("mpsctl"));
-        command.arg("--config").arg(self.stage.config());
-        command.args(["exec", "--"]).arg(self.stage.node.client());
-        command.arg("--node").arg(self.stage.node.dir()).args(args);
-        finish({
-            command.env_clear().envs(env.iter().copied());
-            command
-        })
+        let mut command = self.mpsctl_of(USER);
+        command.args(["exec", "--"]).arg(self.node.client());
+        command.arg("--node").arg(self.node.dir()).args(args);
+        finish(command.envs(env.iter().copied()))
+    }
+
+    /// A CUDA program as the user, without any variable.
+    pub fn cuda(&self, args: &[&str]) -> Command {
+        let mut command = as_user(USER, self.node.client());
+        command.arg("--node").arg(self.node.dir()).args(args).env_clear();
+        command
+    }
+
+    /// A session of the job's user with its control daemon.
+    #[track_caller]
+    pub fn say(&self, job: &str, lines: &str) {
+        let mut command = as_user(USER, self.node.control());
+        command.env_clear().envs([self.pipe(job)]);
+        let mut session = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::null()));
+        let mut to = session.0.stdin.take().expect("stdin");
+        writeln!(to, "{lines}").expect("the session reads");
+        drop(to);
+        assert_eq!(session.wait(), Some(0), "{lines}");
+    }
+
+    /// A file of the job's log directory; empty if it is not there.
+    pub fn log(&self, job: &str, name: &str) -> String {
+        fs::read_to_string(self.job(job).join("log").join(name)).unwrap_or_default()
     }
 
     /// What a client of `job` finds its daemon by.
     pub fn pipe(&self, job: &str) -> (String, String) {
-        let pipe = self.stage.job(job).join("pipe").display().to_string();
+        let pipe = self.job(job).join("pipe").display().to_string();
         ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)
+    }
+
+    /// A directory of the user's with FUSE over it, seen by this thread and what it starts. None, and a word about it, if this
+    /// machine has no FUSE.
+    pub fn hung(
+        &self,
+        name: &str,
+        mount: impl Fn(&Path, u32) -> std::io::Result<Hung>,
+    ) -> Option<(PathBuf, Hung)> {
+        let at = self.path(name);
+        fs::create_dir_all(&at).expect("directory");
+        let hung = mount(&at, uid_of(USER));
+        let told = hung.inspect_err(|why| println!("not tried here, this machine has no FUSE: {why}"));
+        told.ok().map(|hung| (at, hung))
     }
 }
 
@@ -314,19 +384,12 @@ impl Drop for Place {
 
 /// Runs `work` on every item, so many at once: most of what is tested waits.
 pub fn side_by_side<T: Send>(items: Vec<T>, at_once: usize, work: impl Fn(T) + Sync) {
-    let queue = std::sync::Mutex::new(items);
-    std::thread::scope(|scope| {
-        for _ in 0..at_once {
-            scope.spawn(|| {
-                loop {
-                    let Some(item) = queue.lock().unwrap_or_else(|e| e.into_inner()).pop() else {
-                        return;
-                    };
-                    work(item);
-                }
-            });
-        }
+    let work = &work;
+    let all = items.into_iter().map(|item| Work {
+        claims: Vec::new(),
+        run: Box::new(move || work(item)),
     });
+    beside::run(all.collect(), at_once);
 }
 
 /// A child that does not outlive its test.
@@ -334,12 +397,28 @@ pub fn side_by_side<T: Send>(items: Vec<T>, at_once: usize, work: impl Fn(T) + S
 pub struct Running(pub Child);
 
 impl Running {
+    /// Starts it with the streams that the command names.
+    #[track_caller]
+    pub fn start(mut command: impl BorrowMut<Command>) -> Self {
+        let command = command.borrow_mut();
+        let child = command.spawn();
+        Self(child.unwrap_or_else(|why| panic!("{command:?}: {why}")))
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().is_ok_and(|status| status.is_some())
+    }
+
     /// Its exit code, once it has ended by itself; none when a signal ended it.
+    #[track_caller]
     pub fn wait(&mut self) -> Option<i32> {
-        let ended = wait_until(Duration::from_secs(40), || {
-            self.0.try_wait().is_ok_and(|s| s.is_some())
-        });
-        assert!(ended, "{:?} does not end", self.0);
+        eventually("the child ends", || self.has_ended());
         self.0.wait().expect("wait").code()
     }
 }
@@ -349,6 +428,26 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Waits until something is so, and fails if it is not in time.
+#[track_caller]
+pub fn eventually(what: impl Display, so: impl FnMut() -> bool) {
+    assert!(wait_until(PATIENCE, so), "it does not happen: {what}");
+}
+
+/// The value of one line of `/proc/PID/status`.
+pub fn status_of(pid: u32, name: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let named = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned());
+    text.lines().find_map(named).unwrap_or_default()
+}
+
+/// The memory that a process has in use, in kB.
+pub fn resident_kb(pid: u32) -> i64 {
+    let text = status_of(pid, "VmRSS");
+    let number = text.split_whitespace().next();
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 /// A signal to one process.
@@ -369,13 +468,13 @@ fn own_cgroup() -> Option<PathBuf> {
     .iter()
     .map(Path::new)
     .filter(|mount| mount.join("cgroup.procs").exists())
-    .inspect(|mount| sweep(mount))
+    .inspect(|mount| remove_stale(mount))
     .map(|mount| mount.join(&name))
     .find(|path| fs::create_dir(path).is_ok())
 }
 
-/// Removes what test programs that were killed left: an empty cgroup is all that a guard could not take along.
-fn sweep(mount: &Path) {
+/// Removes the cgroups of test programs that were killed.
+fn remove_stale(mount: &Path) {
     for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let pid = name

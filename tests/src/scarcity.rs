@@ -4,14 +4,12 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
-use crate::double::look::wait_until;
-use crate::place::Running;
+use crate::place::{Running, eventually};
 
 /// A page: what the smallest file takes of a tmpfs.
 const PAGE: usize = 4096;
@@ -39,7 +37,7 @@ impl Small {
         Self::seen_by_all(at, files, mode)
     }
 
-    /// The same in the namespace of whoever calls, for daemons that run already.
+    /// The same in the caller's namespace, for daemons that run already.
     pub fn seen_by_all(at: &Path, files: usize, mode: u32) -> Self {
         Self::mounted(at, &format!("nr_inodes={files},mode={mode:o}"))
     }
@@ -49,7 +47,7 @@ impl Small {
         Self { at: at.to_owned() }
     }
 
-    /// Takes all inodes but `files`; what was taken before is given back first.
+    /// Takes all inodes but `files`, after it has returned what it took before.
     pub fn leave_files(&self, files: usize) {
         let ballast = self.at.join(BALLAST);
         let _ = fs::remove_dir_all(&ballast);
@@ -62,7 +60,7 @@ impl Small {
         (taken - files..taken).for_each(|number| fs::remove_file(file(number)).expect("ballast"));
     }
 
-    /// Takes all room but `pages`; what was taken before is given back first.
+    /// Takes all room but `pages`, after it has returned what it took before.
     pub fn leave(&self, pages: usize) {
         let ballast = self.at.join(BALLAST);
         let _ = fs::remove_file(&ballast);
@@ -75,7 +73,7 @@ impl Small {
         file.set_len(((taken - pages) * PAGE) as u64).expect("room");
     }
 
-    /// Gives all room back.
+    /// Returns all room.
     pub fn free(&self) {
         let ballast = self.at.join(BALLAST);
         let _ = fs::remove_file(&ballast);
@@ -95,8 +93,8 @@ impl Drop for Small {
     }
 }
 
-/// A mount namespace that a process keeps, and that sees nothing of what is mounted outside of it later: a container's, or a job's under
-/// Slurm's job_container/tmpfs.
+/// A mount namespace that a process keeps and that sees no later mount from outside: a container's, or a job's under Slurm's
+/// job_container/tmpfs.
 #[derive(Debug)]
 pub struct Older {
     keeper: Running,
@@ -118,18 +116,18 @@ impl Older {
         let point = base.join(job).join(".ns");
         fs::create_dir_all(base.join(job)).expect("directory");
         fs::write(&point, "").expect("file");
-        // A namespace can be kept only in one of a lower number. Linux 6.18 hands numbers out by processor, so a new one may have a lower.
-        let is_kept =
-            (0..200).any(
-                |_| match mount(Some(&self.file()), &point, NOTHING, MsFlags::MS_BIND, NOTHING) {
-                    Err(Errno::EINVAL) => {
-                        self.keeper = keeper();
-                        false
-                    }
-                    kept => kept.is_ok(),
-                },
-            );
-        assert!(is_kept, "the namespace cannot be kept");
+        let keep = |file: &Path| mount(Some(file), &point, NOTHING, MsFlags::MS_BIND, NOTHING);
+        let mut kept = keep(&self.file());
+        // A namespace can be kept only in a namespace of a lower number. Linux 6.18 numbers them by processor, so a new one may
+        // have a lower number.
+        for _ in 0..200 {
+            if kept != Err(Errno::EINVAL) {
+                break;
+            }
+            self.keeper = keeper();
+            kept = keep(&self.file());
+        }
+        kept.expect("the namespace cannot be kept");
         self.kept = Some(point);
     }
 
@@ -137,20 +135,15 @@ impl Older {
     pub fn within(&self, command: &Command) -> Command {
         let mut within = Command::new("/usr/bin/nsenter");
         within.arg(format!("--mount={}", self.file().display()));
-        within
-            .arg(command.get_program())
-            .args(command.get_args())
-            .env_clear();
-        within.envs(
-            command
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        );
+        within.arg(command.get_program()).args(command.get_args());
+        let env = command.get_envs();
+        within.env_clear();
+        within.envs(env.filter_map(|(name, value)| Some((name, value?))));
         within
     }
 
     fn file(&self) -> PathBuf {
-        format!("/proc/{}/ns/mnt", self.keeper.0.id()).into()
+        format!("/proc/{}/ns/mnt", self.keeper.pid()).into()
     }
 }
 
@@ -158,11 +151,11 @@ impl Older {
 fn keeper() -> Running {
     let mut command = Command::new("/usr/bin/unshare");
     command.args(["--mount", "--propagation", "private", "/bin/sleep", "600"]);
-    let keeper = Running(command.stdin(Stdio::null()).spawn().expect("unshare"));
+    let keeper = Running::start(command.stdin(Stdio::null()));
     let own = fs::read_link("/proc/thread-self/ns/mnt").expect("our namespace");
-    let theirs = format!("/proc/{}/ns/mnt", keeper.0.id());
+    let theirs = format!("/proc/{}/ns/mnt", keeper.pid());
     let is_made = || fs::read_link(&theirs).is_ok_and(|theirs| theirs != own);
-    assert!(wait_until(Duration::from_secs(30), is_made), "no namespace");
+    eventually("the namespace is made", is_made);
     keeper
 }
 
@@ -174,7 +167,7 @@ impl Drop for Older {
     }
 }
 
-/// Runs `test` in a thread of its own: a mount namespace belongs to a thread.
+/// Runs `test` in a thread of its own, because a mount namespace belongs to a thread.
 pub fn alone(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let done = scope.spawn(test).join();

@@ -1,6 +1,7 @@
 //! Many jobs on one simulated node, several at once, with random kills; at the end nothing may be different.
 
-use crate::place::{Place, fast, kill, side_by_side};
+use crate::place::{Place, fast, kill, resident_kb, side_by_side};
+use crate::stage::THREE;
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,9 +14,9 @@ const GPUS: u32 = 8;
 const TRIES: u32 = 5;
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25";
 
-/// What is to be done.
+/// How many jobs, and which.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted {
+pub struct Load {
     /// Jobs from beginning to end.
     pub cycles: u32,
     /// Jobs at once.
@@ -31,7 +32,7 @@ pub struct Report {
     pub ready: AtomicU32,
     /// Prologues and epilogues killed.
     pub killed: AtomicU32,
-    /// Processes of jobs killed.
+    /// Processes of jobs killed or stopped.
     pub struck: AtomicU32,
     /// Clients served.
     pub clients: AtomicU32,
@@ -69,43 +70,40 @@ impl Dice {
 }
 
 /// Runs all of it.
-pub fn run(wanted: Wanted) -> Report {
+pub fn run(load: Load) -> Report {
     let began = Instant::now();
-    let mut report = Report::default();
-    let place = Place::new(
-        fast(GPUS as usize),
-        "deadline_s = 12\ncompute_mode = \"exclusive\"\n",
-    );
+    let report = Report::default();
+    let config = "deadline_s = 12\ncompute_mode = \"exclusive\"\n";
+    let place = Place::new(fast(GPUS as usize), config);
     let (shm, descriptors) = (names("/dev/shm"), names("/proc/self/fd").len());
     // One job lives through all of it.
-    let first = place.torque("1.srv", ACCOUNT, "7");
-    assert_eq!(first.code, Some(0), "{first:?}");
+    place.begin("1.srv", ACCOUNT, "7");
     let long_lived = place.pids("mpsd")[0];
     let before_kb = resident_kb(long_lived);
-    let cycles = (0..wanted.cycles).map(|n| n + 1000).collect();
+    let cycles = (0..load.cycles).map(|n| n + 1000).collect();
     let shared = Shared {
         place: &place,
         report: &report,
         spared: place.processes().iter().map(|p| p.pid).collect(),
     };
-    side_by_side(cycles, wanted.at_once, |n| cycle(&shared, n, wanted.seed));
+    side_by_side(cycles, load.at_once, |n| cycle(&shared, n, load.seed));
     let grown_kb = resident_kb(long_lived) - before_kb;
     end(&place, &report, "1.srv");
     let mut different = place.difference();
     different.extend(place.take_drains().into_iter().map(|d| format!("drain {d}")));
-    if names("/dev/shm") != shm {
-        different.push(format!("/dev/shm: {:?}, was {shm:?}", names("/dev/shm")));
+    let (shm_now, descriptors_now) = (names("/dev/shm"), names("/proc/self/fd").len());
+    if shm_now != shm {
+        different.push(format!("/dev/shm: {shm_now:?}, was {shm:?}"));
     }
-    if names("/proc/self/fd").len() > descriptors {
-        different.push(format!(
-            "descriptors: {}, were {descriptors}",
-            names("/proc/self/fd").len()
-        ));
+    if descriptors_now > descriptors {
+        different.push(format!("descriptors: {descriptors_now}, were {descriptors}"));
     }
-    report.grown_kb = grown_kb;
-    report.different = different;
-    report.took = began.elapsed();
-    report
+    Report {
+        grown_kb,
+        different,
+        took: began.elapsed(),
+        ..report
+    }
 }
 
 struct Shared<'a> {
@@ -129,21 +127,23 @@ fn cycle(shared: &Shared<'_>, number: u32, seed: u64) {
     let mut prologue = place.start_torque(&job, ACCOUNT, &gpus);
     if dice.roll(4) == 0 {
         std::thread::sleep(Duration::from_millis(dice.roll(120)));
-        kill(prologue.0.id(), Signal::SIGKILL);
+        kill(prologue.pid(), Signal::SIGKILL);
         report.killed.fetch_add(1, Ordering::Relaxed);
     }
     if prologue.wait() == Some(0) {
         report.ready.fetch_add(1, Ordering::Relaxed);
         match dice.roll(4) {
             0 => strike(shared, &mut dice),
-            1 | 2 => client(shared, &job),
+            1 | 2 if place.tried(&job, &[]).code == Some(0) => {
+                report.clients.fetch_add(1, Ordering::Relaxed);
+            }
             _ => {}
         }
     }
     if dice.roll(5) == 0 {
         let epilogue = place.start_end(&job);
         std::thread::sleep(Duration::from_millis(dice.roll(80)));
-        kill(epilogue.0.id(), Signal::SIGKILL);
+        kill(epilogue.pid(), Signal::SIGKILL);
         report.killed.fetch_add(1, Ordering::Relaxed);
     }
     end(place, report, &job);
@@ -164,27 +164,15 @@ fn end(place: &Place, report: &Report, job: &str) {
 
 /// Kills or stops some process of some job: all of them are the same user's.
 fn strike(shared: &Shared<'_>, dice: &mut Dice) {
-    let victims: Vec<u32> = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"]
-        .iter()
-        .flat_map(|name| shared.place.pids(name))
-        .filter(|pid| !shared.spared.contains(pid))
-        .collect();
-    let signal = if dice.roll(3) == 0 {
-        Signal::SIGSTOP
-    } else {
-        Signal::SIGKILL
+    let pids = THREE.iter().flat_map(|name| shared.place.pids(name));
+    let victims: Vec<u32> = pids.filter(|pid| !shared.spared.contains(pid)).collect();
+    let signal = match dice.roll(3) {
+        0 => Signal::SIGSTOP,
+        _ => Signal::SIGKILL,
     };
     if let Some(pid) = victims.get(dice.roll(victims.len() as u64) as usize) {
         kill(*pid, signal);
         shared.report.struck.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-fn client(shared: &Shared<'_>, job: &str) {
-    let pipe = shared.place.stage.job(job).join("pipe").display().to_string();
-    let env = [("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe)];
-    if shared.place.stage.client(&[] as &[&str], &env).code == Some(0) {
-        shared.report.clients.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -193,11 +181,4 @@ fn names(dir: &str) -> BTreeSet<String> {
     entries
         .map(|e| e.file_name().to_string_lossy().into_owned())
         .collect()
-}
-
-fn resident_kb(pid: u32) -> i64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-    line.and_then(|l| l.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0)
 }

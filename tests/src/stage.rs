@@ -1,22 +1,27 @@
-//! The suite's programs installed beside a simulated node: what a test runs, and an independent look at what is left.
+//! The suite's programs installed beside a simulated node, and how a test runs them.
 
-use crate::double::{NodeDouble, copy_program, look};
+use crate::child;
+use crate::double::{NodeDouble, copy_program};
+use serde_json::Value;
+use std::borrow::BorrowMut;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// The ordinary user of the tests: in every passwd, without a home that matters.
 pub const USER: &str = "nobody";
-/// Another one.
+/// A stranger to that user.
 pub const OTHER_USER: &str = "daemon";
+/// The processes of a job's MPS by the names of their files.
+pub const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 /// No command of the suite may take longer than this.
 const LONGEST: Duration = Duration::from_secs(60);
 /// The programs that are installed.
-pub const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
+const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 
 /// A simulated node with the suite installed.
 #[derive(Debug)]
@@ -39,24 +44,89 @@ pub struct Ran {
     pub took: Duration,
 }
 
+impl Ran {
+    /// Itself if it exited with 0.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        self.exits(0)
+    }
+
+    /// Itself if it exited with this code.
+    #[track_caller]
+    pub fn exits(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        self
+    }
+
+    /// Asserts that standard output holds these words.
+    #[track_caller]
+    pub fn prints(&self, words: impl AsRef<str>) -> &Self {
+        let words = words.as_ref();
+        assert!(self.out.contains(words), "'{words}' is missing: {self:?}");
+        self
+    }
+
+    /// Asserts that standard error holds these words.
+    #[track_caller]
+    pub fn complains(&self, words: impl AsRef<str>) -> &Self {
+        let words = words.as_ref();
+        assert!(self.err.contains(words), "'{words}' is missing: {self:?}");
+        self
+    }
+
+    /// Asserts that neither output holds these words.
+    #[track_caller]
+    pub fn lacks(&self, words: impl AsRef<str>) -> &Self {
+        let words = words.as_ref();
+        let found = self.out.contains(words) || self.err.contains(words);
+        assert!(!found, "'{words}' is there: {self:?}");
+        self
+    }
+
+    /// Asserts exit 0 and these words alone, on standard output.
+    #[track_caller]
+    pub fn prints_only(&self, words: &str) -> &Self {
+        let ran = (self.code, self.out.as_str(), self.err.as_str());
+        assert_eq!(ran, (Some(0), words, ""));
+        self
+    }
+
+    /// Asserts that nothing went to standard output.
+    #[track_caller]
+    pub fn prints_nothing(&self) -> &Self {
+        assert!(self.out.is_empty(), "{self:?}");
+        self
+    }
+
+    /// Asserts that it took less than this.
+    #[track_caller]
+    pub fn within(&self, limit: Duration) -> &Self {
+        assert!(self.took < limit, "{self:?}");
+        self
+    }
+
+    /// Standard output, or its first line, as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        let first = || serde_json::from_str(self.out.lines().next().unwrap_or_default());
+        let whole = serde_json::from_str(&self.out).or_else(|_| first());
+        whole.unwrap_or_else(|why| panic!("{why}: {self:?}"))
+    }
+}
+
 impl Stage {
     /// Installs the suite beside `node`, with `extra` lines in its configuration.
     pub fn new(node: NodeDouble, extra: &str) -> Self {
         let root = TempDir::with_prefix("stage-").expect("no temporary directory");
-        let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("chmod");
-        open(root.path());
-        let bin = root.path().join("bin");
-        fs::create_dir(&bin).expect("bin");
-        open(&bin);
-        for program in PROGRAMS {
-            let to = bin.join(program);
-            copy_program(&built(program), &to).unwrap_or_else(|e| panic!("build {program} first: {e}"));
-            open(&to);
-        }
+        chmod(root.path(), 0o755);
         let stage = Self { node, root };
-        for dir in ["run", "state"] {
-            fs::create_dir(stage.path(dir)).expect("directory");
-            open(&stage.path(dir));
+        for dir in ["bin", "run", "state"] {
+            stage.directory(dir);
+        }
+        for program in PROGRAMS {
+            let to = stage.program(program);
+            copy_program(&built(program), &to).unwrap_or_else(|e| panic!("build {program} first: {e}"));
+            chmod(&to, 0o755);
         }
         stage.configure(extra);
         stage
@@ -81,6 +151,14 @@ impl Stage {
     /// A path below the stage's own directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
+    }
+
+    /// A new directory below it, which everybody may list and root alone may change.
+    pub fn directory(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(&path).unwrap_or_else(|why| panic!("{name}: {why}"));
+        chmod(&path, 0o755);
+        path
     }
 
     /// The configuration.
@@ -120,9 +198,32 @@ impl Stage {
         self.prologue(&args, &[])
     }
 
+    /// The same, whose request is refused, with a record of that for its tasks.
+    pub fn refused(&self, job: &str, account: &str) -> Ran {
+        let args = [&["--record", "--gpus", "0"], &prologue_args(job, account)[..]].concat();
+        self.prologue(&args, &[]).exits(1)
+    }
+
     /// The Torque epilogue for `job`.
     pub fn torque_end(&self, job: &str) -> Ran {
         self.epilogue(&epilogue_args(job), &[])
+    }
+
+    /// `mpsctl` as root, without any variable.
+    pub fn mpsctl(&self, args: &[&str]) -> Ran {
+        self.run("mpsctl", args, &[])
+    }
+
+    /// `mpsctl` as an ordinary user, with these variables alone.
+    pub fn mpsctl_as(&self, user: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
+        finish(self.mpsctl_of(user).args(args).envs(env.iter().copied()))
+    }
+
+    /// The same, to be completed and run.
+    pub fn mpsctl_of(&self, user: &str) -> Command {
+        let mut command = as_user(user, self.program("mpsctl"));
+        command.arg("--config").arg(self.config()).env_clear();
+        command
     }
 
     /// A program of ours with our configuration.
@@ -145,36 +246,6 @@ impl Stage {
         finish(command)
     }
 
-    /// All that is on this node now and was not before any job: processes, directories, accounts, contexts, modes.
-    /// Found by looking at `/proc`, directories and the doubles' own state, never by our own code.
-    pub fn left(&self) -> Vec<String> {
-        let mut left = Vec::new();
-        for process in self
-            .node
-            .processes()
-            .into_iter()
-            .chain(look::processes_from(&self.path("bin")))
-        {
-            left.push(format!("process {process:?}"));
-        }
-        for dir in ["run/jobs", "run/gpus", "state/drains"] {
-            for entry in fs::read_dir(self.path(dir)).into_iter().flatten().flatten() {
-                left.push(format!("file {}", entry.path().display()));
-            }
-        }
-        for (gpu, context) in self.node.contexts() {
-            left.push(format!("context {context:?} on {gpu}"));
-        }
-        for (gpu, mode) in self.node.uuids().iter().zip(self.node.modes()) {
-            if mode != "default" {
-                left.push(format!("mode {mode} of {gpu}"));
-            }
-        }
-        left.extend(self.mounts().iter().map(|at| format!("mount {}", at.display())));
-        left.extend(cgroups(self.root.path()));
-        left
-    }
-
     /// What is mounted below the stage's own directories.
     pub fn mounts(&self) -> Vec<PathBuf> {
         let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
@@ -185,16 +256,6 @@ impl Stage {
             .filter(|at| at.starts_with(&jobs))
             .collect()
     }
-
-    /// Asserts that nothing is left, allowing the moment that the kernel and init need.
-    #[track_caller]
-    pub fn assert_clean(&self) {
-        let end = Instant::now() + Duration::from_secs(3);
-        while !self.left().is_empty() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        assert_eq!(self.left(), Vec::<String>::new());
-    }
 }
 
 /// Of a job that a failed test has left: the directory could not be removed else.
@@ -204,41 +265,6 @@ impl Drop for Stage {
             let _ = nix::mount::umount2(at, nix::mount::MntFlags::MNT_DETACH);
         }
     }
-}
-
-/// Cgroups of ours with a process that runs out of `root`, or empty ones left behind: none may be there between jobs.
-fn cgroups(root: &Path) -> Vec<String> {
-    let _ = root;
-    let mut found = Vec::new();
-    for mount in [
-        "/sys/fs/cgroup",
-        "/sys/fs/cgroup/unified",
-        "/sys/fs/cgroup/systemd",
-    ] {
-        for base in ["mpsd", "system.slice/mpsd.service"] {
-            let jobs = fs::read_dir(Path::new(mount).join(base))
-                .into_iter()
-                .flatten()
-                .flatten();
-            found.extend(
-                jobs.filter(|e| e.path().is_dir())
-                    .map(|e| e.path())
-                    .filter(|p| is_of(p, root)),
-            );
-        }
-    }
-    found
-        .into_iter()
-        .map(|path| format!("cgroup {}", path.display()))
-        .collect()
-}
-
-/// Whether the cgroup holds a process that runs out of `root`.
-fn is_of(cgroup: &Path, root: &Path) -> bool {
-    let procs = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    procs
-        .lines()
-        .any(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.starts_with(root)))
 }
 
 /// A built program of the workspace.
@@ -258,71 +284,57 @@ pub fn as_user(user: &str, program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs to the end, with null stdin and a bound.
-pub fn finish(mut command: Command) -> Ran {
-    let began = Instant::now();
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let child = child.unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
-    let (done, wait) = std::sync::mpsc::channel::<()>();
-    let watchdog = std::thread::spawn(move || {
-        if wait
-            .recv_timeout(LONGEST)
-            .is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout)
-        {
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-        }
-    });
-    let output: Output = child.wait_with_output().expect("wait");
-    drop(done);
-    watchdog.join().expect("watchdog");
+/// Runs to the end, within a minute, and until nothing holds its output open.
+#[track_caller]
+pub fn finish(mut command: impl BorrowMut<Command>) -> Ran {
+    let ran = child::run(command.borrow_mut(), "", LONGEST);
+    let ran = ran.unwrap_or_else(|why| panic!("{why:#}"));
+    assert!(!ran.held_open, "something holds its output open: {}", ran.story());
     Ran {
-        code: output.status.code(),
-        out: String::from_utf8_lossy(&output.stdout).into_owned(),
-        err: String::from_utf8_lossy(&output.stderr).into_owned(),
-        took: began.elapsed(),
+        code: ran.code,
+        out: ran.stdout,
+        err: ran.stderr,
+        took: ran.wall,
     }
+}
+
+/// Sets a file's mode.
+#[track_caller]
+pub fn chmod(path: &Path, mode: u32) {
+    let set = fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    set.unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+}
+
+/// Writes a shell script that everybody may run.
+#[track_caller]
+pub fn script(path: &Path, body: &str) {
+    fs::write(path, format!("#!/bin/sh\n{body}\n")).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+    chmod(path, 0o755);
+}
+
+/// The number of a user of this machine.
+pub fn uid_of(user: &str) -> u32 {
+    let found = nix::unistd::User::from_name(user).expect("users");
+    found.expect(user).uid.as_raw()
 }
 
 /// The arguments of a Torque prologue of [`USER`].
 pub fn prologue_args<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {
-    vec![
-        "--scheduler",
-        "torque",
-        job,
-        USER,
-        "nogroup",
-        "job1",
-        "nodes=1:gpus=1",
-        "batch",
-        account,
-    ]
+    let head = ["--scheduler", "torque", job, USER, "nogroup", "job1"];
+    [&head[..], &["nodes=1:gpus=1", "batch", account]].concat()
 }
 
 /// The arguments of its epilogue.
 pub fn epilogue_args(job: &str) -> Vec<&str> {
-    vec![
-        "--scheduler",
-        "torque",
-        job,
-        USER,
-        "nogroup",
-        "job1",
-        "4242",
-        "nodes=1:gpus=1",
-        "cput=0",
-        "batch",
-        "x",
-        "0",
+    let head = ["--scheduler", "torque", job, USER, "nogroup", "job1"];
+    [
+        &head[..],
+        &["4242", "nodes=1:gpus=1", "cput=0", "batch", "x", "0"],
     ]
+    .concat()
 }
 
-/// The arguments of an OpenPBS prologue on GPU 0: unlike Torque's, it does not hold its exit back where nothing could be
-/// drained.
+/// The arguments of an OpenPBS prologue on GPU 0. Unlike Torque's, it does not hold its exit back if it could not drain.
 pub fn openpbs_args<'a>(job: &'a str, user: &'a str, account: &'a str) -> [&'a str; 9] {
     [
         "--scheduler",

@@ -1,4 +1,4 @@
-//! What the suite's programs write into the node's log, heard by one test alone.
+//! The node's log as one test alone hears it.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -19,8 +19,8 @@ pub struct Syslog {
 }
 
 impl Syslog {
-    /// Lays a `/dev` with a log over the machine's, of which `room`, an empty directory, keeps the difference. The thread gets a
-    /// mount namespace of its own, as with [`Small::over`].
+    /// Lays a `/dev` with a log over the machine's. `room`, an empty directory, keeps the difference. The thread gets a mount
+    /// namespace of its own, as with [`Small::over`].
     pub fn hear(room: &Path) -> Self {
         Self::hear_at(room, "/dev", Path::new("/dev/log"))
     }
@@ -50,7 +50,7 @@ impl Syslog {
         Self { socket, _room: small }
     }
 
-    /// Lets nobody be heard any more: its queue is full, and nobody reads.
+    /// Fills its queue, so that no later line is taken.
     pub fn fill(&self) {
         let own = self.socket.local_addr().expect("its address");
         let path = own.as_pathname().expect("its path");

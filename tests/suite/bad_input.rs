@@ -1,16 +1,12 @@
-//! What a user may type wrongly and what a node may lack: one clear line, an exit code, nothing left; and a job that
-//! did not ask is not touched at all.
+//! What a user may mistype and what a node may lack: one clear line, an exit code, nothing left. A job that did not ask is not touched.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tests::stage::Ran;
-
 use tests::place::{Place, fast};
-use tests::stage::prologue_args;
+use tests::stage::{Ran, USER, chmod, prologue_args};
 
 /// A job without MPS may cost no more than this.
 const FREE: Duration = Duration::from_millis(5);
@@ -21,70 +17,49 @@ fn says(place: &Place, ran: &Ran, code: i32, words: &[&str]) {
     assert_eq!(ran.code, Some(code), "{ran:?}");
     assert_eq!(ran.err.lines().count(), 1, "one line: {ran:?}");
     assert!(ran.err.len() < 400, "short: {ran:?}");
-    assert!(ran.out.is_empty(), "{ran:?}");
+    assert!(!ran.err.trim_end().contains(char::is_control), "{ran:?}");
+    ran.prints_nothing();
     for word in words {
-        assert!(ran.err.contains(word), "'{word}' is missing in {:?}", ran.err);
+        ran.complains(word);
     }
-    assert!(
-        !ran.err.contains('\x1b') && !ran.err.trim_end().contains(char::is_control),
-        "{ran:?}"
-    );
     place.assert_as_before(&ran.err);
-    place.assert_not_drained(&ran.err);
 }
 
 #[test]
 fn what_the_user_typed_is_refused_by_name_with_what_is_allowed() {
     let place = Place::new(fast(1), "");
     let long = format!("MPS=true,{}", "x".repeat(10 * 1024));
-    let cases: [(&str, &[&str]); 11] = [
-        (
-            "MPS=true,MPS_THREADS=0",
-            &["MPS_THREADS=0", "allowed", "1 to 100"],
-        ),
-        (
-            "MPS=true,MPS_THREADS=101",
-            &["MPS_THREADS=101", "allowed", "1 to 100"],
-        ),
-        (
-            "MPS=true,MPS_THREADS=abc",
-            &["MPS_THREADS=abc", "allowed", "1 to 100"],
-        ),
-        (
-            "MPS=true,MPS_THREADS=NaN",
-            &["MPS_THREADS=NaN", "allowed", "1 to 100"],
-        ),
-        ("MPS=true,MPS_MEM=3X", &["MPS_MEM=3X", "allowed", "4G"]),
-        ("MPS=true,MPS_MEM=4", &["MPS_MEM=4", "unit", "allowed"]),
-        ("MPS=true,MPS_MEM=0G", &["MPS_MEM=0G", "allowed"]),
-        ("MPS=maybe", &["MPS=maybe", "allowed", "per-gpu"]),
-        (
-            "MPS=true,MPS_COLOUR=red",
-            &["MPS_COLOUR", "allowed", "MPS_THREADS"],
-        ),
-        ("MPS=true,MPS_THR\x1b[31mEADS=5,MPS_MEM=\x07", &["allowed"]),
-        (&long, &["1024", "allowed"]),
-    ];
-    for (account, words) in cases {
-        says(&place, &place.stage.torque("11.srv", account), 1, words);
+    for (account, words) in [
+        ("MPS=true,MPS_THREADS=0", ["MPS_THREADS=0", "1 to 100"]),
+        ("MPS=true,MPS_THREADS=101", ["MPS_THREADS=101", "1 to 100"]),
+        ("MPS=true,MPS_THREADS=abc", ["MPS_THREADS=abc", "1 to 100"]),
+        ("MPS=true,MPS_THREADS=NaN", ["MPS_THREADS=NaN", "1 to 100"]),
+        ("MPS=true,MPS_MEM=3X", ["MPS_MEM=3X", "4G"]),
+        ("MPS=true,MPS_MEM=4", ["MPS_MEM=4", "unit"]),
+        ("MPS=true,MPS_MEM=0G", ["MPS_MEM=0G", ""]),
+        ("MPS=maybe", ["MPS=maybe", "per-gpu"]),
+        ("MPS=true,MPS_COLOUR=red", ["MPS_COLOUR", "MPS_THREADS"]),
+        ("MPS=true,MPS_THR\x1b[31mEADS=5,MPS_MEM=\x07", ["", ""]),
+        (&long, ["1024", ""]),
+    ] {
+        let ran = place.stage.torque("11.srv", account);
+        says(&place, &ran, 1, &[words[0], words[1], "allowed"]);
     }
 }
 
 #[test]
 fn a_job_id_that_could_be_a_path_is_refused() {
     let place = Place::new(fast(1), "");
-    let ids = [
+    for (id, shown) in [
         ("../../etc", "'../../etc'"),
         ("47/11", "'47/11'"),
         ("..", "'..'"),
         ("47..11", "'47..11'"),
         ("a\nb", "'a?b'"),
-    ];
-    for (id, shown) in ids {
+    ] {
         let ran = place.stage.torque(id, "MPS=true");
         says(&place, &ran, 1, &["job id", shown, "allowed"]);
-        let end = place.stage.torque_end(id);
-        assert_eq!(end.code, Some(0), "{end:?}");
+        place.torque_end(id).ok();
         place.assert_as_before(id);
     }
 }
@@ -92,28 +67,24 @@ fn a_job_id_that_could_be_a_path_is_refused() {
 #[test]
 fn an_unknown_user_is_undetermined_and_root_is_refused() {
     let place = Place::new(fast(1), "deadline_s = 5\n");
-    let with_user = |user: &str| {
+    let stranger = "nobody-of-this-name";
+    for (user, code, words) in [
+        (stranger, 2, [stranger, "not known on this node"]),
+        ("root", 1, ["root", "allowed"]),
+    ] {
         let mut args = prologue_args("12.srv", "MPS=true");
         args[3] = user;
-        place.stage.prologue(&args, &[])
-    };
-    let unknown = with_user("nobody-of-this-name");
-    says(
-        &place,
-        &unknown,
-        2,
-        &["nobody-of-this-name", "not known on this node"],
-    );
-    says(&place, &with_user("root"), 1, &["root", "allowed"]);
+        says(&place, &place.prologue(&args, &[]), code, &words);
+    }
 }
 
 #[test]
 fn a_missing_or_foreign_control_daemon_is_the_nodes_fault() {
-    // The drain is switched off: on a machine without a scheduler it could only be spooled.
+    // The drain is switched off: on a machine without a scheduler it could only wait for its delivery.
     let place = Place::new(fast(1), "deadline_s = 3\n[drain]\nenabled = false\n");
-    let control = place.stage.node.control();
+    let control = place.node.control();
     let words = ["nvidia-cuda-mps-control"];
-    fs::set_permissions(&control, fs::Permissions::from_mode(0o777)).expect("chmod");
+    chmod(&control, 0o777);
     says(&place, &place.stage.torque("13.srv", "MPS=true"), 2, &words);
     fs::remove_file(&control).expect("remove");
     says(&place, &place.stage.torque("13.srv", "MPS=true"), 2, &words);
@@ -122,64 +93,73 @@ fn a_missing_or_foreign_control_daemon_is_the_nodes_fault() {
 #[test]
 fn an_unusable_configuration_is_the_nodes_and_names_the_key() {
     let place = Place::new(fast(1), "");
-    let torque = || place.stage.torque("14.srv", "MPS=true");
+    // The counters of a node without settings are not known: those of the usual place are another node's.
+    let counters = || fs::metadata("/var/lib/mpsd/reports/counters").and_then(|file| file.modified());
+    let before = counters().ok();
+    let told = |words: &[&str]| {
+        let ran = place.stage.torque("14.srv", "MPS=true");
+        let node = nix::unistd::gethostname().expect("name");
+        let line = format!("MPS is misconfigured on {} (not your job)", node.display());
+        says(&place, &ran, 2, &[words, &["mpsd.toml", &line]].concat());
+        assert_eq!(counters().ok(), before);
+    };
     place.configure("colour = \"red\"\n");
-    says(&place, &torque(), 2, &["mpsd.toml", "colour"]);
+    told(&["colour"]);
     place.configure("max_clients = \"many\"\n");
-    says(&place, &torque(), 2, &["mpsd.toml:7:15", "\"many\""]);
-    fs::write(place.stage.config(), "run_dir = [\n").expect("write");
-    says(&place, &torque(), 2, &["mpsd.toml"]);
-    // Others may write it: anybody could make root run a program of theirs.
+    told(&["mpsd.toml:7:15", "\"many\""]);
+    fs::write(place.config(), "run_dir = [\n").expect("write");
+    told(&[]);
+    // If others may write it, they could make root run a program of theirs.
     place.configure("");
-    fs::set_permissions(place.stage.config(), fs::Permissions::from_mode(0o666)).expect("chmod");
-    says(&place, &torque(), 2, &["mpsd.toml"]);
+    chmod(&place.config(), 0o666);
+    told(&[]);
     // What root cannot read: no file there, or a directory in its place.
-    fs::remove_file(place.stage.config()).expect("remove");
-    says(&place, &torque(), 2, &["mpsd.toml"]);
-    fs::create_dir(place.stage.config()).expect("mkdir");
-    says(&place, &torque(), 2, &["mpsd.toml"]);
+    fs::remove_file(place.config()).expect("remove");
+    told(&[]);
+    fs::create_dir(place.config()).expect("mkdir");
+    told(&[]);
 }
 
 #[test]
 fn a_job_that_did_not_ask_costs_nothing_and_touches_nothing() {
     let place = Place::new(fast(1), "");
-    // Whoever used this configuration would fail, and whoever looked at the GPUs met a node without NVML.
-    fs::write(place.stage.config(), "not = [ a configuration\n").expect("write");
-    fs::remove_file(place.stage.node.nvml()).expect("remove");
-    let watched = Watched::new(&[
-        place.stage.config(),
-        place.stage.path("run"),
-        place.stage.path("state"),
-        place.stage.node.dir().to_owned(),
-    ]);
-    for account in ["MPSLAB", "mps_physics", "", "proj42;team=MPS", "MPS=off"] {
+    // A program that used this configuration would fail, and so would a look at the GPUs of a node without NVML.
+    fs::write(place.config(), "not = [ a configuration\n").expect("write");
+    fs::remove_file(place.node.nvml()).expect("remove");
+    let (run, state) = (place.path("run"), place.path("state"));
+    let watched = Watched::new(&[place.config(), run, state, place.node.dir().to_owned()]);
+    for account in [
+        "MPSLAB",
+        "mps_physics",
+        "",
+        "proj42;team=MPS",
+        "MPS=off",
+        "proj1,MPS",
+        "mps",
+    ] {
         let mut times: Vec<Duration> = Vec::new();
         for _ in 0..20 {
             let ran = place.stage.torque("15.srv", account);
-            let said = (ran.code, ran.err.as_str(), ran.out.as_str());
-            assert_eq!(said, (Some(0), "", ""), "{account}");
+            ran.prints_only("");
             times.push(ran.took);
         }
         assert_eq!(watched.events(), 0, "{account:?} opened or changed something");
         place.assert_as_before(account);
-        assert!(
-            !place.stage.path("run/jobs").exists(),
-            "{account:?} made a directory"
-        );
+        let made = place.path("run/jobs").exists();
+        assert!(!made, "{account:?} made a directory");
         watched.events();
-        // The others waited for a processor.
+        // The slower runs waited for a processor.
         let fastest = times.iter().min().expect("a time");
         // An unoptimised build gets a multiple; the release build is held to the word.
         let allowed = if cfg!(debug_assertions) { FREE * 8 } else { FREE };
         assert!(*fastest < allowed, "{account:?} took {times:?}");
     }
     // The watch itself works: a job that asks does read the configuration.
-    let asked = place.stage.torque("15.srv", "MPS=true");
-    assert_eq!(asked.code, Some(2), "{asked:?}");
+    place.stage.torque("15.srv", "MPS=true").exits(2);
     assert!(watched.events() > 0, "the watch saw nothing");
 }
 
-/// Files and directories of which every opening and change is told by the kernel.
+/// Files and directories whose openings and changes the kernel counts.
 struct Watched(Inotify);
 
 impl Watched {
@@ -194,11 +174,8 @@ impl Watched {
 
     /// How many there were since the last call.
     fn events(&self) -> usize {
-        let mut all = 0;
-        while let Ok(events) = self.0.read_events() {
-            all += events.len();
-        }
-        all
+        let batches = std::iter::from_fn(|| self.0.read_events().ok());
+        batches.map(|events| events.len()).sum()
     }
 }
 
@@ -207,12 +184,11 @@ fn a_ceiling_is_refused_in_the_words_of_the_place_where_the_request_was_found() 
     let place = Place::new(fast(1), "[ceilings]\nthreads = 50\n");
     let openpbs = |option: &str, text: &str| {
         let words = ["--scheduler", "openpbs", option, text, "--gpus", "0"];
-        let job = ["57.srv", tests::stage::USER, "nogroup"];
-        place.stage.prologue(&[&words[..], &job[..]].concat(), &[])
+        place.prologue(&[&words[..], &["57.srv", USER, "nogroup"]].concat(), &[])
     };
     let resource = openpbs("--resource", "on+threads=80");
     says(&place, &resource, 1, &["mps=threads=80", "ceiling of 50"]);
-    assert!(!resource.err.contains("MPS_THREADS"), "{resource:?}");
+    resource.lacks("MPS_THREADS");
     let account = openpbs("--account", "MPS=true,MPS_THREADS=80");
     says(&place, &account, 1, &["MPS_THREADS=80", "ceiling of 50"]);
 }

@@ -1,4 +1,4 @@
-//! The fuzzers' corpus replayed, and mutations of it; `fuzz/` runs the same functions under libFuzzer.
+//! The fuzzers' corpus and mutations of it. `fuzz/` runs the same functions under libFuzzer.
 
 use std::fs;
 use std::path::Path;
@@ -6,8 +6,21 @@ use tests::fuzzing::TARGETS;
 
 /// Mutations of each entry.
 const MUTATIONS: u64 = 400;
+/// Text that parsers stumble over.
+const PIECES: [&str; 10] = [
+    "=",
+    ",",
+    ":",
+    "\0",
+    "\x1b[31m",
+    "9999999999999999999999",
+    "..",
+    "/",
+    "\n",
+    "%",
+];
 
-/// Random bytes that are the same in every run (splitmix64).
+/// Random numbers that are the same in every run (splitmix64).
 fn random(state: &mut u64) -> usize {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut mixed = *state;
@@ -16,22 +29,8 @@ fn random(state: &mut u64) -> usize {
     (mixed ^ (mixed >> 31)) as usize
 }
 
-/// One to four small damages: a byte changed, cut, doubled, or text that parsers stumble over put in.
+/// One to four small damages: a byte changed or removed, the end cut off, the begin doubled, or a piece put in.
 fn damaged(entry: &[u8], state: &mut u64) -> Vec<u8> {
-    const BITS: [&[u8]; 12] = [
-        b"=",
-        b",",
-        b":",
-        b"\0",
-        b"\xff",
-        b"\x1b[31m",
-        b"9999999999999999999999",
-        b"..",
-        b"/",
-        b"\n",
-        b"GPU-",
-        b"%",
-    ];
     let mut bytes = entry.to_vec();
     for _ in 0..=random(state) % 4 {
         let at = random(state) % (bytes.len() + 1);
@@ -41,8 +40,8 @@ fn damaged(entry: &[u8], state: &mut u64) -> Vec<u8> {
             2 => bytes = [&bytes[..at], &bytes].concat(),
             3 if at < bytes.len() => drop(bytes.remove(at)),
             _ => {
-                let bit = BITS[random(state) % BITS.len()];
-                bytes = [&bytes[..at], bit, &bytes[at..]].concat();
+                let piece = PIECES[random(state) % PIECES.len()].as_bytes();
+                bytes = [&bytes[..at], piece, &bytes[at..]].concat();
             }
         }
     }
@@ -54,22 +53,14 @@ fn the_corpus_and_its_mutations_break_nothing() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
     let mut state = 1;
     for (name, run) in TARGETS {
-        let entries: Vec<_> = fs::read_dir(corpus.join(name))
-            .expect("corpus")
-            .flatten()
-            .collect();
-        assert!(!entries.is_empty(), "no corpus for {name}");
-        for entry in &entries {
+        let entries = fs::read_dir(corpus.join(name)).expect("corpus").flatten();
+        let mut count = 0;
+        for entry in entries {
             let bytes = fs::read(entry.path()).expect("entry");
             run(&bytes);
-            for _ in 0..MUTATIONS {
-                run(&damaged(&bytes, &mut state));
-            }
+            (0..MUTATIONS).for_each(|_| run(&damaged(&bytes, &mut state)));
+            count += 1;
         }
-        println!(
-            "{name}: {} entries, {} executions",
-            entries.len(),
-            entries.len() as u64 * (MUTATIONS + 1)
-        );
+        assert!(count > 0, "no corpus for {name}");
     }
 }

@@ -1,13 +1,15 @@
-//! enroot's hook: what it writes for a container of a job with MPS, in the syntax that enroot documents, and that it does
-//! nothing for any other.
+//! enroot's hook: what it writes for a container of a job with MPS, in enroot's documented syntax. It does nothing for other containers.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::PathBuf;
+use std::process::Command;
 use tempfile::TempDir;
+use tests::stage::{Ran, finish};
 
 const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../etc/enroot/hooks.d/50-mpsd.sh");
+const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+const NONE: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
 
 /// What enroot hands to a hook (its doc/configuration.md), and what the hook writes there.
 struct Enroot {
@@ -17,9 +19,6 @@ struct Enroot {
 impl Enroot {
     fn new() -> Self {
         let dir = TempDir::with_prefix("enroot-").expect("directory");
-        for name in ["mounts", "environ"] {
-            fs::write(dir.path().join(name), "").expect("file");
-        }
         Self { dir }
     }
 
@@ -27,37 +26,41 @@ impl Enroot {
         self.dir.path().join("jobs/42")
     }
 
-    /// Runs the hook as enroot does, by its own first line.
-    fn run(&self, env: &[(&str, &str)]) -> Output {
-        let mut command = Command::new(HOOK);
-        command.env_clear().env("PATH", "/usr/bin:/bin");
-        for (variable, file) in [("ENROOT_MOUNTS", "mounts"), ("ENROOT_ENVIRON", "environ")] {
-            let given = env.iter().find(|(name, _)| *name == "GIVEN" && file == "environ");
-            let given = given.map_or("", |(_, text)| text);
-            fs::write(self.dir.path().join(file), given).expect("file");
-            command.env(variable, self.dir.path().join(file));
-        }
-        command.envs(env.iter().copied()).output().expect("the hook")
+    fn pipe(&self) -> String {
+        self.job().join("pipe").display().to_string()
     }
 
-    /// What it says, when the container may not start.
+    /// Runs the hook as enroot does, by its own first line. `GIVEN` is what the container's environment has already.
+    fn run(&self, env: &[(&str, &str)]) -> Ran {
+        let given = env.iter().find(|(name, _)| *name == "GIVEN");
+        let given = given.map_or("", |(_, text)| text);
+        let mut command = Command::new(HOOK);
+        command.env_clear().env("PATH", "/usr/bin:/bin");
+        for (variable, file, text) in [
+            ("ENROOT_MOUNTS", "mounts", ""),
+            ("ENROOT_ENVIRON", "environ", given),
+        ] {
+            let file = self.dir.path().join(file);
+            fs::write(&file, text).expect("file");
+            command.env(variable, file);
+        }
+        finish(command.envs(env.iter().copied()))
+    }
+
+    /// Asserts that the container may not start, for a reason of one line with these words.
     #[track_caller]
-    fn refusal(&self, env: &[(&str, &str)]) -> String {
-        let output = self.run(env);
-        let said = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
-        said
+    fn refuses(&self, env: &[(&str, &str)], words: &[&str]) {
+        let ran = self.run(env).exits(1);
+        assert_eq!(ran.err.lines().count(), 1, "{ran:?}");
+        for words in words {
+            ran.complains(words);
+        }
     }
 
     /// The mounts and the variables.
     #[track_caller]
     fn hook(&self, env: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
-        let output = self.run(env);
-        assert!(
-            output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(),
-            "{output:?}"
-        );
+        self.run(env).prints_only("");
         let lines = |name: &str| {
             let text = fs::read_to_string(self.dir.path().join(name)).expect("file");
             text.lines().map(str::to_owned).collect()
@@ -66,21 +69,21 @@ impl Enroot {
     }
 }
 
-const NONE: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
-
 #[test]
 fn a_container_of_a_job_without_mps_is_left_alone() {
     let enroot = Enroot::new();
-    assert_eq!(enroot.hook(&[("HOME", "/root"), ("SLURM_JOB_ID", "42")]), NONE);
-    // The user's own MPS, and what a job that is gone left behind.
-    assert_eq!(
-        enroot.hook(&[("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")]),
-        NONE
-    );
-    let gone = enroot.job().join("pipe").display().to_string();
-    let left = [("MPSD_JOB", "42"), ("CUDA_MPS_PIPE_DIRECTORY", gone.as_str())];
-    assert_eq!(enroot.hook(&left), NONE);
-    // 'sbatch' and 'qsub -V' from inside of a job bring its variables along, and that job may run here still.
+    let gone = enroot.pipe();
+    let left = [("MPSD_JOB", "42"), (PIPE, gone.as_str())];
+    for env in [
+        &[("HOME", "/root"), ("SLURM_JOB_ID", "42")][..],
+        // The user's own MPS.
+        &[(PIPE, "/tmp/nvidia-mps")],
+        // What a job that has ended left behind.
+        &left,
+    ] {
+        assert_eq!(enroot.hook(env), NONE, "{env:?}");
+    }
+    // 'sbatch' and 'qsub -V' from inside a job bring its variables along, and that job may still run here.
     for _ in 0..2 {
         for own in ["SLURM_JOB_ID", "PBS_JOBID"] {
             assert_eq!(enroot.hook(&[left[0], left[1], (own, "43")]), NONE);
@@ -92,25 +95,18 @@ fn a_container_of_a_job_without_mps_is_left_alone() {
 #[test]
 fn a_container_that_would_miss_its_jobs_mps_does_not_start() {
     let enroot = Enroot::new();
-    let job = enroot.job();
-    let pipe = job.join("pipe").display().to_string();
-    let of_job = [("MPSD_JOB", "42"), ("CUDA_MPS_PIPE_DIRECTORY", pipe.as_str())];
+    let (job, pipe) = (enroot.job(), enroot.pipe());
+    let of_job = [("MPSD_JOB", "42"), (PIPE, pipe.as_str())];
     for own in ["SLURM_JOB_ID", "PBS_JOBID"] {
-        let said = enroot.refusal(&[of_job[0], of_job[1], (own, "42")]);
-        assert!(
-            said.contains("job 42") && said.contains(job.to_str().expect("text")),
-            "{said}"
-        );
+        let env = [of_job[0], of_job[1], (own, "42")];
+        enroot.refuses(&env, &["job 42", job.to_str().expect("text")]);
     }
     let step = [("MPSD_JOB", "42.1"), of_job[1], ("SLURM_JOB_ID", "42")];
-    assert!(enroot.refusal(&step).contains("job 42.1"));
-    // A job of its own beside the one whose variables it has.
+    enroot.refuses(&step, &["job 42.1"]);
+    // A job of its own beside the job whose variables it has.
     fs::create_dir_all(job.with_file_name("43")).expect("job");
-    let said = enroot.refusal(&[of_job[0], of_job[1], ("PBS_JOBID", "43")]);
-    assert!(
-        said.contains("job 43") && said.contains("job 42") && said.contains("mpsctl env"),
-        "{said}"
-    );
+    let env = [of_job[0], of_job[1], ("PBS_JOBID", "43")];
+    enroot.refuses(&env, &["job 43", "job 42", "mpsctl env"]);
 }
 
 #[test]
@@ -121,37 +117,28 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
     let pipe = job.join("pipe-1").display().to_string();
     let by_hand = [
         ("MPSD_JOB", "42"),
-        ("CUDA_MPS_PIPE_DIRECTORY", pipe.as_str()),
+        (PIPE, pipe.as_str()),
         ("CUDA_VISIBLE_DEVICES", "GPU-0,GPU-1"),
         ("PBS_JOBID", "42"),
     ];
     let (mounts, environ) = enroot.hook(&by_hand);
-    let of_job: Vec<Vec<&str>> = mounts.iter().map(|line| line.split(' ').collect()).collect();
+    let fields: Vec<&str> = mounts[0].split(' ').collect();
     let path = job.display().to_string();
     // Source, target below the container's root, type, options.
-    assert_eq!(
-        of_job[0][..3],
-        [path.as_str(), path.as_str(), "none"],
-        "{mounts:?}"
-    );
-    let options: Vec<&str> = of_job[0][3].split(',').collect();
-    assert!(
-        options.contains(&"x-create=dir") && options.contains(&"rbind"),
-        "{mounts:?}"
-    );
-    // One that cannot be mounted must not pass in silence.
+    assert_eq!(fields[..3], [path.as_str(), &path, "none"], "{mounts:?}");
+    let options: Vec<&str> = fields[3].split(',').collect();
+    let has = |option: &str| options.contains(&option);
+    assert!(has("x-create=dir") && has("rbind"), "{mounts:?}");
+    // A mount that fails must not pass in silence.
     assert!(!mounts.concat().contains("nofail"), "{mounts:?}");
-    let set: Vec<String> = by_hand[..3]
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
-    assert_eq!(environ, set);
+    let set = by_hand[..3].iter().map(|(name, value)| format!("{name}={value}"));
+    assert_eq!(environ, set.collect::<Vec<_>>());
 
-    // The same in a job of Slurm's, be it in a shell of salloc's, which has no rank.
+    // The same in a job of Slurm's, and in a shell of salloc's, which has no rank.
     let slurm = [&by_hand[..3], &[("SLURM_JOB_ID", "42"), ("SLURM_LOCALID", "0")]].concat();
     assert_eq!(enroot.hook(&slurm), (mounts.clone(), environ.clone()));
     assert_eq!(enroot.hook(&slurm[..4]), (mounts.clone(), environ));
-    // pyxis hands each task's own variables on itself.
+    // pyxis itself hands each task's own variables on.
     for pyxis in [
         ("PYXIS_VERSION", "0.24.0"),
         ("ENROOT_ROOTFS", "/var/lib/enroot/pyxis_42.0"),
@@ -159,7 +146,7 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
         let env = [&slurm[..4], &[pyxis]].concat();
         assert_eq!(enroot.hook(&env), (mounts.clone(), Vec::new()), "{pyxis:?}");
     }
-    // What 'mpsctl env --container enroot' has set is this rank's, and the shell's may be less.
+    // What 'mpsctl env --container enroot' has set is this rank's. The shell's variables may be fewer.
     let env = [&by_hand[..], &[("GIVEN", "MPSD_JOB=42\n")]].concat();
     assert_eq!(enroot.hook(&env), (mounts, vec!["MPSD_JOB=42".to_owned()]));
 }
@@ -168,26 +155,23 @@ fn a_container_of_a_job_with_mps_gets_its_directory_and_variables() {
 #[test]
 fn a_container_of_a_component_gets_its_components_directory() {
     let enroot = Enroot::new();
-    let pipe = enroot.job().join("pipe").display().to_string();
+    let pipe = enroot.pipe();
+    let leader_directory = enroot.job().with_file_name("41");
     let of = |job: &'static str, leader: &'static str| {
-        [
-            ("MPSD_JOB", job),
-            ("CUDA_MPS_PIPE_DIRECTORY", pipe.as_str()),
-            ("SLURM_JOB_ID", leader),
-            ("SLURM_HET_SIZE", "2"),
-        ]
+        let (job, leader) = (("MPSD_JOB", job), ("SLURM_JOB_ID", leader));
+        [job, (PIPE, pipe.as_str()), leader, ("SLURM_HET_SIZE", "2")]
     };
-    // The leader may be on another node, or on this one with an MPS of its own.
+    // The leader may be on another node, or on this node with an MPS of its own.
     for _ in 0..2 {
-        assert!(enroot.refusal(&of("42", "41")).contains("job 42"));
+        enroot.refuses(&of("42", "41"), &["job 42"]);
         fs::create_dir_all(&pipe).expect("job");
         let (mounts, environ) = enroot.hook(&of("42", "41"));
         assert!(!mounts.is_empty() && environ[0] == "MPSD_JOB=42", "{environ:?}");
         fs::remove_dir_all(enroot.job()).expect("job");
-        fs::create_dir_all(enroot.job().with_file_name("41")).expect("leader");
+        fs::create_dir_all(&leader_directory).expect("leader");
     }
-    fs::remove_dir_all(enroot.job().with_file_name("41")).expect("leader");
-    // Others are not of this job, though they run here.
+    fs::remove_dir_all(leader_directory).expect("leader");
+    // Other jobs are not of this job, though they run here.
     fs::create_dir_all(&pipe).expect("job");
     for (job, leader) in [("42", "40"), ("42", "43"), ("42.1", "41"), ("42.srv", "41")] {
         assert_eq!(enroot.hook(&of(job, leader)), NONE, "{job} {leader}");
@@ -195,9 +179,9 @@ fn a_container_of_a_component_gets_its_components_directory() {
     assert_eq!(enroot.hook(&of("42", "41")[..3]), NONE);
 }
 
-/// enroot runs no hook that is not executable, and says nothing of it.
+/// enroot silently skips a hook that is not executable.
 #[test]
 fn the_hook_is_executable() {
-    let mode = |path: &Path| fs::metadata(path).expect("hook").permissions().mode() & 0o777;
-    assert_eq!(mode(Path::new(HOOK)), 0o755);
+    let mode = fs::metadata(HOOK).expect("hook").permissions().mode();
+    assert_eq!(mode & 0o777, 0o755);
 }

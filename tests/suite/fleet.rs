@@ -1,38 +1,45 @@
-//! docs/fleets.md: a job's begin and end ask no scheduler anything, with MPS and without.
+//! docs/fleets.md: the begin and the end of a job ask no scheduler anything, with MPS and without.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 
 use tests::place::{Place, fast};
-use tests::stage::{USER, openpbs_args};
+use tests::stage::{Ran, USER, openpbs_args, script, uid_of};
 
 /// What asks a scheduler, or tells it something.
 const COMMANDS: [&str; 9] = [
     "scontrol", "squeue", "sinfo", "scancel", "sacct", "qstat", "pbsnodes", "qalter", "qmgr",
 ];
 
-/// A node whose schedulers' commands are written down when they are called.
+/// A node that writes down each call of a scheduler's command.
 fn watched() -> Place {
     let place = Place::new(fast(1), "");
-    let (bin, calls) = (place.stage.path("bin-of-schedulers"), place.stage.path("calls"));
-    fs::create_dir(&bin).expect("directory");
+    let (bin, calls) = (place.directory("bin-of-schedulers"), place.path("calls"));
     for name in COMMANDS {
-        let text = format!("#!/bin/sh\necho \"{name} $*\" >>{}\n", calls.display());
-        fs::write(bin.join(name), text).expect("command");
-        fs::set_permissions(bin.join(name), fs::Permissions::from_mode(0o755)).expect("chmod");
+        script(
+            &bin.join(name),
+            &format!("echo \"{name} $*\" >>{}", calls.display()),
+        );
     }
-    let (bin, conf) = (bin.display(), place.stage.path("slurm.conf"));
+    let (bin, conf) = (bin.display(), place.path("slurm.conf"));
     fs::write(&conf, "ClusterName=c\n").expect("slurm.conf");
+    let (conf, home) = (conf.display(), place.path("pbs"));
+    let slurm = format!("[slurm]\nexec = \"{bin}\"\nconf = \"{conf}\"\n");
+    let pbs = format!("exec = \"{bin}\"\nhome = \"{}\"\n", home.display());
     place.configure(&format!(
-        "deadline_s = 6\n[slurm]\nexec = \"{bin}\"\nconf = \"{}\"\n[pbs]\nunattached_tasks = \"warn\"\nexec = \"{bin}\"\nhome = \"{}\"\n",
-        conf.display(),
-        place.stage.path("pbs").display(),
+        "deadline_s = 6\n{slurm}[pbs]\nunattached_tasks = \"warn\"\n{pbs}"
     ));
     place
 }
 
 fn calls(place: &Place) -> String {
-    fs::read_to_string(place.stage.path("calls")).unwrap_or_default()
+    fs::read_to_string(place.path("calls")).unwrap_or_default()
+}
+
+/// Slurm's prolog of `job` with this request.
+fn prolog(place: &Place, job: &str, request: &str) -> Ran {
+    let args = ["--scheduler", "slurm", "--gpus", "0", "--request", request];
+    let uid = uid_of(USER).to_string();
+    place.prologue(&args, &slurm(job, &uid, "prolog_slurmd"))
 }
 
 /// Slurm's environment for prolog and epilog of `job`.
@@ -48,45 +55,30 @@ fn slurm<'a>(job: &'a str, uid: &'a str, context: &'a str) -> [(&'a str, &'a str
 #[test]
 fn neither_the_begin_nor_the_end_of_a_job_asks_its_scheduler() {
     let place = watched();
-    let uid = nix::unistd::User::from_name(USER)
-        .ok()
-        .flatten()
-        .expect("the user");
-    let uid = uid.uid.to_string();
-    for request in ["MPS=on,MPS_THREADS=25", "proj42"] {
-        assert_eq!(place.torque("490.srv", request, "0").code, Some(0));
+    let uid = uid_of(USER).to_string();
+    for (request, of_slurm) in [("MPS=on,MPS_THREADS=25", "MPS=on,MPS_THREADS=25"), ("proj42", "")] {
+        place.begin("490.srv", request, "0");
         place.assert_ends_clean("490.srv", request);
 
-        let begun = place.stage.prologue(&openpbs_args("491.srv", USER, request), &[]);
-        assert_eq!(begun.code, Some(0), "{begun:?}");
-        let ended = place
-            .stage
-            .epilogue(&["--scheduler", "openpbs", "491.srv", USER, "nogroup"], &[]);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        place.prologue(&openpbs_args("491.srv", USER, request), &[]).ok();
+        let end = ["--scheduler", "openpbs", "491.srv", USER, "nogroup"];
+        place.epilogue(&end, &[]).ok();
 
-        let slurms = if request.starts_with("MPS") { request } else { "" };
-        let args = ["--scheduler", "slurm", "--gpus", "0", "--request", slurms];
-        let begun = place.stage.prologue(&args, &slurm("492", &uid, "prolog_slurmd"));
-        assert_eq!(begun.code, Some(0), "{begun:?}");
-        let ended = place
-            .stage
-            .epilogue(&["--strict"], &slurm("492", &uid, "epilog_slurmd"));
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        prolog(&place, "492", of_slurm).ok();
+        let epilog = slurm("492", &uid, "epilog_slurmd");
+        place.epilogue(&["--strict"], &epilog).ok();
         assert_eq!(calls(&place), "", "{request}");
     }
-    // A fault is told, so that a call would have been seen.
+    // A fault is told to the scheduler, so the watch would have seen a call.
     let broken = || {
         let place = watched();
-        fs::remove_file(place.stage.node.control()).expect("NVIDIA's daemon");
+        fs::remove_file(place.node.control()).expect("NVIDIA's daemon");
         place
     };
-    let of_slurm = broken();
-    let args = ["--scheduler", "slurm", "--gpus", "0", "--request", "MPS=on"];
-    of_slurm
-        .stage
-        .prologue(&args, &slurm("493", &uid, "prolog_slurmd"));
-    assert!(calls(&of_slurm).contains("sinfo "), "{}", calls(&of_slurm));
-    let of_torque = broken();
-    of_torque.torque("494.srv", "MPS=on", "0");
-    assert!(calls(&of_torque).contains("pbsnodes "), "{}", calls(&of_torque));
+    let place = broken();
+    prolog(&place, "493", "MPS=on");
+    assert!(calls(&place).contains("sinfo "), "{}", calls(&place));
+    let place = broken();
+    place.torque("494.srv", "MPS=on", "0");
+    assert!(calls(&place).contains("pbsnodes "), "{}", calls(&place));
 }

@@ -2,10 +2,9 @@
 
 use std::fs;
 
-use serde_json::Value;
 use tests::double::mig;
 use tests::place::{Place, fast};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, finish};
+use tests::stage::{OTHER_USER, Ran, USER, uid_of};
 
 const JOB: &str = "4711";
 
@@ -19,83 +18,68 @@ fn place() -> Place {
     Place::new(fast(3).divided(0, 3).divided(1, 3), "deadline_s = 6\n")
 }
 
-fn id_of(user: &str) -> String {
-    let user = nix::unistd::User::from_name(user).expect("users").expect("user");
-    user.uid.to_string()
-}
-
-/// What Slurm gives the prolog of a job: places in its list of devices, and the names of MIG devices
-/// (docs/facts/slurm.md#gpus-of-a-job).
-fn prolog<'a>(job: &'a str, uid: &'a str, names: &'a str) -> Vec<(&'a str, &'a str)> {
-    vec![
+/// Slurm's prolog of a job: it names places in its list of devices, and MIG devices (docs/facts/slurm.md#gpus-of-a-job).
+fn prolog(place: &Place, job: &str, user: &str, request: &str, names: &str) -> Ran {
+    let uid = uid_of(user).to_string();
+    let env = [
         ("SLURM_JOB_ID", job),
-        ("SLURM_JOB_UID", uid),
+        ("SLURM_JOB_UID", uid.as_str()),
         ("SLURMD_NODENAME", "gpu001"),
         ("SLURM_SCRIPT_CONTEXT", "prolog_slurmd"),
         ("SLURM_JOB_GPUS", "4,5"),
         ("CUDA_VISIBLE_DEVICES", names),
-    ]
+    ];
+    place.prologue(&["--request", request], &env)
 }
 
-fn begin(place: &Place, job: &str, user: &str, request: &str, names: &str) -> Ran {
-    let uid = id_of(user);
-    place
-        .stage
-        .prologue(&["--request", request], &prolog(job, &uid, names))
-}
-
+/// Ends a job of Slurm.
 #[track_caller]
-fn begun(place: &Place, job: &str, user: &str, request: &str, names: &str) {
-    let ran = begin(place, job, user, request, names);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-}
-
-/// Ends a job of Slurm, and asserts that it left nothing that was not there `before`.
-#[track_caller]
-fn ended(place: &Place, job: &str, user: &str) {
-    let uid = id_of(user);
-    let mut env = prolog(job, &uid, "");
-    env.retain(|(name, _)| !name.contains("GPUS") && !name.contains("VISIBLE"));
-    env.iter_mut()
-        .filter(|(name, _)| *name == "SLURM_SCRIPT_CONTEXT")
-        .for_each(|(_, value)| *value = "epilog_slurmd");
-    let ran = place.stage.epilogue(&["--strict"], &env);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+fn epilog(place: &Place, job: &str, user: &str) {
+    let uid = uid_of(user).to_string();
+    let env = [
+        ("SLURM_JOB_ID", job),
+        ("SLURM_JOB_UID", uid.as_str()),
+        ("SLURMD_NODENAME", "gpu001"),
+        ("SLURM_SCRIPT_CONTEXT", "epilog_slurmd"),
+    ];
+    place.epilogue(&["--strict"], &env).ok();
     place.assert_not_drained("a job on MIG devices");
 }
 
-/// A task of the job that Slurm gave these devices: a CUDA program behind `mpsctl exec`.
-fn task(place: &Place, job: &str, names: &str, rank: u32, args: &[&str]) -> Ran {
+/// A task of the job that Slurm gave these devices: a CUDA program behind `mpsctl exec` that allocates as much as it may.
+fn task(place: &Place, names: &str, rank: u32) -> Ran {
     let rank = rank.to_string();
     let env = [
-        ("SLURM_JOB_ID", job),
+        ("SLURM_JOB_ID", JOB),
         ("SLURM_LOCALID", rank.as_str()),
         ("SLURM_STEP_GPUS", "4,5"),
         ("CUDA_VISIBLE_DEVICES", names),
     ];
-    place.exec(args, &env)
+    place.exec(&["--alloc=16384"], &env)
 }
 
+/// Asserts that the task had this device alone, under MPS, with a memory limit in MiB. Its multiprocessors.
 #[track_caller]
-fn record(ran: &Ran) -> Value {
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    let record: Value = serde_json::from_str(ran.out.lines().next().unwrap_or("")).expect("record");
+fn had(ran: Ran, device: &str, limit: u64) -> u64 {
+    let record = ran.ok().json();
     assert_eq!(record["under_mps"], true, "{record}");
-    record
+    let gpus = record["gpus"].as_array().expect("gpus");
+    assert_eq!(gpus.len(), 1, "{record}");
+    assert_eq!(gpus[0]["uuid"], device, "{record}");
+    let most = gpus[0]["allocatable_mib"].as_u64().expect("a figure");
+    assert!((limit.saturating_sub(1024)..limit).contains(&most), "{record}");
+    record["sms"].as_u64().expect("a number")
 }
 
-/// What the control daemons of the job were started with.
+/// The devices that the control daemons of all jobs were started with.
 fn devices_of_daemons(place: &Place) -> Vec<String> {
-    let of = |pid: &u32| {
+    let of = |pid: u32| {
         let text = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let mut words = text.split(|byte| *byte == 0).map(String::from_utf8_lossy);
         words.find_map(|word| Some(word.strip_prefix("CUDA_VISIBLE_DEVICES=")?.to_owned()))
     };
-    let mut all: Vec<String> = place
-        .pids("nvidia-cuda-mps-control")
-        .iter()
-        .filter_map(of)
-        .collect();
+    let pids = place.pids("nvidia-cuda-mps-control");
+    let mut all: Vec<String> = pids.into_iter().filter_map(of).collect();
     all.sort();
     all
 }
@@ -105,36 +89,29 @@ fn a_mig_device_has_a_daemon_of_its_own_and_its_neighbours_are_left_alone() {
     let place = place();
     let (own, neighbour) = (name(0, 1), name(0, 2));
     // Another user's MPS on another device of the same GPU.
-    begun(&place, "4700", OTHER_USER, "MPS=true", &neighbour);
+    prolog(&place, "4700", OTHER_USER, "MPS=true", &neighbour).ok();
     let beside = place.picture();
-    begun(&place, JOB, USER, "MPS=true,MPS_THREADS=50,MPS_MEM=2G", &own);
+    prolog(&place, JOB, USER, "MPS=true,MPS_THREADS=50,MPS_MEM=2G", &own).ok();
     assert_eq!(devices_of_daemons(&place), [own.clone(), neighbour.clone()]);
-    let log = fs::read_to_string(place.stage.job(JOB).join("log/control.log")).unwrap_or_default();
-    assert!(
-        log.contains("set_default_device_pinned_mem_limit 0 2048M"),
-        "{log}"
-    );
+    let log = place.log(JOB, "control.log");
+    let by_index = "set_default_device_pinned_mem_limit 0 2048M";
+    assert!(log.contains(by_index), "{log}");
     for rank in 0..2 {
-        let record = record(&task(&place, JOB, &own, rank, &["--alloc=8192"]));
-        let gpus = record["gpus"].as_array().expect("gpus");
-        assert_eq!(gpus.len(), 1, "{record}");
-        assert_eq!(gpus[0]["uuid"], own.as_str(), "{record}");
         // 2 of 7 slices of 132, and half of these.
-        assert_eq!(record["sms"], 18, "{record}");
-        let most = record["gpus"][0]["allocatable_mib"].as_u64().expect("a figure");
-        assert!((1024..2048).contains(&most), "{record}");
+        assert_eq!(had(task(&place, &own, rank), &own, 2048), 18);
     }
-    let contexts = place.stage.node.contexts();
+    let contexts = place.node.contexts();
     let on = |uuid: &str| contexts.iter().filter(|(gpu, _)| gpu == uuid).count();
+    let servers = (on(&own), on(&neighbour));
+    assert_eq!(servers, (1, 1), "{contexts:?}");
+    assert_eq!(place.node.modes(), ["default"; 3]);
+    epilog(&place, JOB, USER);
     assert_eq!(
-        (on(&own), on(&neighbour)),
-        (1, 1),
-        "a server on each: {contexts:?}"
+        place.picture(),
+        beside,
+        "the neighbour's devices are as they were"
     );
-    assert_eq!(place.stage.node.modes(), ["default"; 3]);
-    ended(&place, JOB, USER);
-    assert_eq!(place.picture(), beside, "what the neighbour has is as it was");
-    ended(&place, "4700", OTHER_USER);
+    epilog(&place, "4700", OTHER_USER);
     place.assert_as_before("two jobs on one GPU's MIG devices");
 }
 
@@ -142,24 +119,17 @@ fn a_mig_device_has_a_daemon_of_its_own_and_its_neighbours_are_left_alone() {
 #[test]
 fn other_limits_go_to_the_mig_device_that_they_are_for() {
     let place = place();
-    let names = [name(0, 2), name(1, 2)].join(",");
-    begun(&place, JOB, USER, "MPS=true,MPS_MEM=4G", &names);
-    let mut command = as_user(USER, place.stage.program("mpsctl"));
-    command.arg("--config").arg(place.stage.config());
-    command.args(["set", JOB, "--threads", "50", "--mem", "1=2G"]);
-    let ran = finish({
-        command.env_clear();
-        command
-    });
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    for (rank, most) in [(0, 4096), (1, 2048)] {
-        let record = record(&task(&place, JOB, &names, rank, &["--alloc=16384"]));
-        let may = record["gpus"][0]["allocatable_mib"].as_u64().expect("a figure");
-        assert!((most / 2..most).contains(&may), "{record}");
+    let given = [name(0, 2), name(1, 2)];
+    let names = given.join(",");
+    prolog(&place, JOB, USER, "MPS=true,MPS_MEM=4G", &names).ok();
+    let args = ["set", JOB, "--threads", "50", "--mem", "1=2G"];
+    place.mpsctl_as(USER, &args, &[]).ok();
+    for (rank, limit) in [(0, 4096), (1, 2048)] {
+        let ran = task(&place, &names, rank);
         // 4 of 7 slices of 132, and half of these.
-        assert_eq!(record["sms"], 36, "{record}");
+        assert_eq!(had(ran, &given[rank as usize], limit), 36);
     }
-    ended(&place, JOB, USER);
+    epilog(&place, JOB, USER);
     place.assert_as_before("other limits on MIG devices");
 }
 
@@ -168,26 +138,19 @@ fn several_mig_devices_have_a_daemon_each_and_each_rank_sees_one() {
     let place = place();
     let given = [name(0, 2), name(1, 2)];
     let names = given.join(",");
-    begun(&place, JOB, USER, "MPS=true,MPS_MEM=4G:2G", &names);
+    prolog(&place, JOB, USER, "MPS=true,MPS_MEM=4G:2G", &names).ok();
     assert_eq!(devices_of_daemons(&place), given);
-    for rank in 0..4u32 {
-        let record = record(&task(&place, JOB, &names, rank, &["--alloc=16384"]));
-        let own = &given[rank as usize % 2];
-        assert_eq!(record["gpus"][0]["uuid"], own.as_str(), "rank {rank}: {record}");
+    for rank in 0..4 {
         // By rank, and named by place: the name of a MIG device would take every limit away.
-        let most = record["gpus"][0]["allocatable_mib"].as_u64().expect("a figure");
-        let limit = [4096, 2048][rank as usize % 2];
-        assert!((limit - 1024..limit).contains(&most), "rank {rank}: {record}");
+        let turn = rank as usize % 2;
+        had(task(&place, &names, rank), &given[turn], [4096, 2048][turn]);
     }
     // Bound by Slurm: the task has one of them.
-    let bound = record(&task(&place, JOB, &given[1], 0, &[]));
-    assert_eq!(bound["gpus"][0]["uuid"], given[1].as_str(), "{bound}");
-    let foreign = task(&place, JOB, &name(0, 0), 0, &[]);
-    assert!(
-        foreign.code != Some(0) && foreign.err.contains("does not serve that GPU"),
-        "{foreign:?}"
-    );
-    ended(&place, JOB, USER);
+    had(task(&place, &given[1], 0), &given[1], 4096);
+    let foreign = task(&place, &name(0, 0), 0);
+    assert_ne!(foreign.code, Some(0), "{foreign:?}");
+    foreign.complains("does not serve that GPU");
+    epilog(&place, JOB, USER);
     place.assert_as_before("a job on two MIG devices");
 }
 
@@ -195,38 +158,27 @@ fn several_mig_devices_have_a_daemon_each_and_each_rank_sees_one() {
 fn a_mig_device_beside_a_whole_gpu_is_refused_and_a_gpu_in_mig_mode_too() {
     let place = place();
     let mixed = format!("{},6", name(0, 0));
-    let ran = begin(&place, JOB, USER, "MPS=true", &mixed);
-    assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert_eq!(ran.err.trim_end().lines().count(), 1, "{ran:?}");
-    assert!(ran.err.contains("no process sees both"), "{ran:?}");
-    let ran = place.torque(JOB, "MPS=true", "0");
-    assert!(
-        ran.code == Some(1) && ran.err.contains("names none of its MIG devices"),
-        "{ran:?}"
-    );
-    place.assert_not_drained("refusals");
+    let ran = prolog(&place, JOB, USER, "MPS=true", &mixed).exits(1);
+    assert_eq!(ran.err.lines().count(), 1, "{ran:?}");
+    ran.complains("no process sees both");
+    let ran = place.torque(JOB, "MPS=true", "0").exits(1);
+    ran.complains("names none of its MIG devices");
     // The whole GPU of the same node is as any other.
-    let ran = place.torque("5.pbs", "MPS=true", "2");
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    assert_eq!(
-        place.stage.node.modes(),
-        ["default", "default", "exclusive_process"]
-    );
-    place.assert_ends_clean("5.pbs", "a whole GPU beside divided ones");
+    place.begin("5.pbs", "MPS=true", "2");
+    assert_eq!(place.node.modes(), ["default", "default", "exclusive_process"]);
+    place.assert_ends_clean("5.pbs", "a whole GPU beside divided GPUs");
 }
 
-/// Whoever may divide a GPU, a user of the site's choice among them, can take a MIG device away at any time.
+/// A user whom the site lets divide GPUs can take a MIG device away at any time.
 #[test]
 fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
     let mut place = place();
     let own = name(0, 0);
-    begun(&place, JOB, USER, "MPS=true", &own);
-    place.stage.node.change(|node| {
-        node.gpu[0].mig.remove(0);
-    });
-    ended(&place, JOB, USER);
+    prolog(&place, JOB, USER, "MPS=true", &own).ok();
+    place.stage.node.change(|node| drop(node.gpu[0].mig.remove(0)));
+    epilog(&place, JOB, USER);
     place.assert_as_before("a MIG device that went away");
-    let ran = begin(&place, "4712", USER, "MPS=true", &own);
-    assert!(ran.code == Some(2) && ran.err.contains("divided anew"), "{ran:?}");
+    let ran = prolog(&place, "4712", USER, "MPS=true", &own).exits(2);
+    ran.complains("divided anew");
     place.assert_not_drained("a MIG device that is not there");
 }

@@ -1,106 +1,60 @@
-//! `mpsctl env` and `mpsctl exec` as an ordinary user, in real shells, with real tasks.
+//! `mpsctl` as an ordinary user and as root: `env` and `exec` in real shells with real tasks, `plan`, `config`, `explain` and the bundle.
 
-use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, chown, symlink};
 use std::path::Path;
-use tests::double::NodeDouble;
-use tests::stage::{OTHER_USER, Ran, Stage, USER, as_user, finish};
+use std::time::Duration;
 
-fn stage(gpus: usize) -> Stage {
-    let node = NodeDouble::builder()
-        .gpus(gpus, "NVIDIA H200")
-        .fast()
-        .build()
-        .expect("node");
-    Stage::new(node, "")
+use serde_json::{Value, json};
+use tests::place::{Place, fast};
+use tests::stage::{OTHER_USER, Ran, USER, as_user, chmod, finish, uid_of};
+
+const PATH: (&str, &str) = ("PATH", "/usr/bin:/bin");
+
+fn place(gpus: usize) -> Place {
+    Place::new(fast(gpus), "")
 }
 
-/// A job of [`USER`] that ends with the test, whatever happens.
-struct Job<'a> {
-    stage: &'a Stage,
-    id: &'a str,
+fn with_job(gpus: usize, job: &str, account: &str, on: &str) -> Place {
+    Place::with_job(fast(gpus), "", job, account, on)
 }
 
-impl<'a> Job<'a> {
-    #[track_caller]
-    fn start(stage: &'a Stage, id: &'a str, account: &str, gpus: &str) -> Self {
-        let ran = stage.torque_on(id, account, gpus);
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-        Self { stage, id }
-    }
+/// `mpsctl` of [`USER`].
+fn mpsctl(place: &Place, args: &[&str], env: &[(&str, &str)]) -> Ran {
+    place.mpsctl_as(USER, args, env)
 }
 
-impl Drop for Job<'_> {
-    fn drop(&mut self) {
-        let _ = self.stage.torque_end(self.id);
-    }
-}
-
-/// A command as `user`, with exactly these variables.
-fn run_as(user: &str, program: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Ran {
-    let mut command = as_user(user, program.as_ref());
-    command.args(args).env_clear().envs(env.iter().copied());
-    finish(command)
-}
-
-fn mpsctl(stage: &Stage, args: &[&str], env: &[(&str, &str)]) -> Ran {
-    let config = stage.config().display().to_string();
-    let all: Vec<&str> = ["--config", &config]
-        .into_iter()
-        .chain(args.iter().copied())
-        .collect();
-    run_as(USER, stage.program("mpsctl"), &all, env)
-}
-
-#[track_caller]
-fn client_record(ran: &Ran) -> Value {
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    serde_json::from_str(ran.out.lines().next().unwrap_or_default())
-        .unwrap_or_else(|e| panic!("{e}: {ran:?}"))
-}
-
-/// The words that run a client of the simulated CUDA.
-fn client(stage: &Stage) -> String {
-    format!(
-        "{} --node {}",
-        stage.node.client().display(),
-        stage.node.dir().display()
-    )
+/// The words of `mpsctl env` for a shell.
+fn env_line(place: &Place) -> String {
+    let (mpsctl, config) = (place.program("mpsctl"), place.config());
+    format!("{} --config {} env", mpsctl.display(), config.display())
 }
 
 #[test]
 fn every_shell_is_attached_by_what_is_printed_for_it() {
-    let stage = stage(1);
-    let _job = Job::start(&stage, "4711.srv", "MPS=true,MPS_THREADS=25", "0");
-    let (mpsctl, config) = (stage.program("mpsctl"), stage.config());
-    let env = format!("{} --config {} env", mpsctl.display(), config.display());
+    let place = with_job(1, "4711.srv", "MPS=true,MPS_THREADS=25", "0");
+    let env = env_line(&place);
+    let (client, node) = (place.node.client(), place.node.dir());
+    let client = format!("{} --node {}", client.display(), node.display());
     let mut tried = 0;
     for (shell, script) in [
-        ("/bin/sh", format!("eval \"$({env})\" && {}", client(&stage))),
+        ("/bin/sh", format!("eval \"$({env})\" && {client}")),
         (
             "/bin/bash",
-            format!("set -eu; eval \"$({env} --shell sh)\"; {}", client(&stage)),
+            format!("set -eu; eval \"$({env} --shell sh)\"; {client}"),
         ),
-        ("/usr/bin/zsh", format!("eval \"$({env})\"; {}", client(&stage))),
-        (
-            "/usr/bin/tcsh",
-            format!("eval `{env} --shell csh`; {}", client(&stage)),
-        ),
-        (
-            "/usr/bin/csh",
-            format!("eval `{env} --shell csh`; {}", client(&stage)),
-        ),
+        ("/usr/bin/zsh", format!("eval \"$({env})\"; {client}")),
+        ("/usr/bin/tcsh", format!("eval `{env} --shell csh`; {client}")),
+        ("/usr/bin/csh", format!("eval `{env} --shell csh`; {client}")),
     ] {
         if !Path::new(shell).exists() {
             continue;
         }
         tried += 1;
-        let ran = run_as(
-            USER,
-            shell,
-            &["-c", &script],
-            &[("PBS_JOBID", "4711.srv"), ("PATH", "/usr/bin:/bin")],
-        );
-        let record = client_record(&ran);
+        let mut command = as_user(USER, shell);
+        command.args(["-c", &script]).env_clear();
+        let ran = finish(command.envs([("PBS_JOBID", "4711.srv"), PATH]));
+        let record = ran.ok().json();
         assert_eq!(record["under_mps"], true, "{shell}: {record}");
         assert_eq!(record["sms"], 32, "{shell}: {record}");
     }
@@ -109,190 +63,125 @@ fn every_shell_is_attached_by_what_is_printed_for_it() {
 
 #[test]
 fn json_names_the_jobs_own_directories_and_gpus() {
-    let stage = stage(2);
-    let _job = Job::start(&stage, "7.srv", "MPS=true", "1");
-    let ran = mpsctl(
-        &stage,
-        &["env", "--shell", "json"],
-        &[("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")],
-    );
-    let said = client_record(&ran);
-    let wanted = serde_json::json!({
-        "CUDA_MPS_PIPE_DIRECTORY": stage.job("7.srv").join("pipe"),
-        "CUDA_MPS_LOG_DIRECTORY": stage.job("7.srv").join("log"),
-        "CUDA_VISIBLE_DEVICES": stage.node.uuids()[1],
+    let place = with_job(2, "7.srv", "MPS=true", "1");
+    let env = [("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")];
+    let said = mpsctl(&place, &["env", "--shell", "json"], &env).ok().json();
+    let expected = json!({
+        "CUDA_MPS_PIPE_DIRECTORY": place.job("7.srv").join("pipe"),
+        "CUDA_MPS_LOG_DIRECTORY": place.job("7.srv").join("log"),
+        "CUDA_VISIBLE_DEVICES": place.node.uuids()[1],
         "MPSD_JOB": "7.srv",
     });
-    assert_eq!(said, wanted);
+    assert_eq!(said, expected);
 }
 
 #[test]
-fn nothing_outside_a_job_or_without_mps_and_another_jobs_variables_go() {
-    let stage = stage(1);
+fn outside_a_job_with_mps_nothing_is_set_and_another_jobs_variables_are_unset() {
+    let place = place(1);
     for env in [
         &[][..],
         &[("PBS_JOBID", "8.srv")],
         &[("SLURM_JOB_ID", "8"), ("SLURMD_NODENAME", "n1")],
     ] {
-        let ran = mpsctl(&stage, &["env"], env);
-        assert_eq!(
-            (ran.code, ran.out.as_str(), ran.err.as_str()),
-            (Some(0), "", ""),
-            "{env:?}"
-        );
+        mpsctl(&place, &["env"], env).prints_only("");
     }
-    let pipe = stage.job("7.srv").join("pipe").display().to_string();
+    let (name, pipe) = place.pipe("7.srv");
     let inherited = [
         ("PBS_JOBID", "8.srv"),
         ("MPSD_JOB", "7.srv"),
-        ("CUDA_MPS_PIPE_DIRECTORY", pipe.as_str()),
+        (name.as_str(), pipe.as_str()),
         ("CUDA_MPS_LOG_DIRECTORY", "/home/u/log"),
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10"),
     ];
-    let ran = mpsctl(&stage, &["env"], &inherited);
+    let ran = mpsctl(&place, &["env"], &inherited).ok();
     let gone = "unset MPSD_JOB\nunset CUDA_MPS_PIPE_DIRECTORY\nunset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\n";
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), gone), "{ran:?}");
+    assert_eq!(ran.out, gone, "{ran:?}");
 }
 
 #[test]
 fn a_refused_job_cannot_go_on_unnoticed() {
-    let stage = stage(1);
-    let torque = [
-        "--scheduler",
-        "torque",
-        "--record",
-        "--gpus",
-        "0",
-        "9.srv",
-        USER,
-        "nogroup",
-        "j",
-        "r",
-        "q",
-    ];
-    let args: Vec<&str> = torque.into_iter().chain(["MPS=true,MPS_THREADS=101"]).collect();
-    assert_eq!(stage.prologue(&args, &[]).code, Some(1));
-    let job = [("PBS_JOBID", "9.srv"), ("PATH", "/usr/bin:/bin")];
-    let ran = mpsctl(&stage, &["env"], &job);
-    assert_eq!((ran.code, ran.out.as_str()), (Some(1), "false\n"), "{ran:?}");
-    assert!(
-        ran.err.starts_with("mpsctl: job 9.srv: MPS refused: ") && ran.err.contains("MPS_THREADS=101"),
-        "{ran:?}"
-    );
-    let line = format!(
-        "{} --config {} env",
-        stage.program("mpsctl").display(),
-        stage.config().display()
-    );
-    let script = format!("set -e; eval \"$({line})\"; echo went on");
-    let ran = run_as(USER, "/bin/sh", &["-c", &script], &job);
-    assert!(ran.code == Some(1) && ran.out.is_empty(), "{ran:?}");
-    let ran = mpsctl(&stage, &["exec", "--", "/bin/echo", "went on"], &job);
-    assert!(
-        ran.code == Some(1) && ran.out.is_empty() && ran.err.contains("MPS_THREADS=101"),
-        "{ran:?}"
-    );
-    assert_eq!(stage.torque_end("9.srv").code, Some(0));
-    stage.assert_clean();
+    let place = place(1);
+    place.refused("9.srv", "MPS=true,MPS_THREADS=101");
+    let job = [("PBS_JOBID", "9.srv"), PATH];
+    let ran = mpsctl(&place, &["env"], &job).exits(1);
+    ran.complains("mpsctl: job 9.srv: MPS refused: ");
+    ran.complains("MPS_THREADS=101");
+    assert_eq!(ran.out, "false\n");
+    let script = format!("set -e; eval \"$({})\"; echo went on", env_line(&place));
+    let mut shell = as_user(USER, "/bin/sh");
+    shell.args(["-c", &script]).env_clear().envs(job);
+    finish(shell).exits(1).prints_nothing();
+    let ran = mpsctl(&place, &["exec", "--", "/bin/echo", "went on"], &job).exits(1);
+    ran.prints_nothing().complains("MPS_THREADS=101");
+    place.assert_ends_clean("9.srv", "a refused job");
 }
 
 #[test]
 fn a_starting_job_is_waited_for_within_its_deadline() {
-    let stage = stage(1);
-    let dir = stage.job("5.srv");
-    std::fs::create_dir_all(&dir).expect("job directory");
+    let place = place(1);
+    let dir = place.directory("run/jobs/5.srv");
     let record = |state: &str| {
-        let text = serde_json::json!({
+        let text = json!({
             "version": 1, "job": "5.srv", "uid": 65534, "state": state, "deadline_s": 1,
             "gpus": [], "daemons": [{"gpus": [], "pipe": dir.join("pipe"), "log": dir.join("log")}],
         });
-        std::fs::write(dir.join("record.new"), text.to_string()).expect("record");
-        std::fs::rename(dir.join("record.new"), dir.join("record")).expect("record");
+        fs::write(dir.join("record.new"), text.to_string()).expect("record");
+        fs::rename(dir.join("record.new"), dir.join("record")).expect("record");
     };
     // What listens there in the control daemon's place.
-    std::fs::create_dir(dir.join("pipe")).expect("pipe directory");
-    let socket = dir.join("pipe/control");
+    let socket = place.directory("run/jobs/5.srv/pipe").join("control");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
-    std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o666)).expect("mode");
+    chmod(&socket, 0o666);
+    let job = [("PBS_JOBID", "5.srv")];
     record("starting");
-    let ran = mpsctl(&stage, &["env"], &[("PBS_JOBID", "5.srv")]);
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(
-        ran.err.contains("not ready in time") && ran.took.as_millis() >= 1000,
-        "{ran:?}"
-    );
+    let ran = mpsctl(&place, &["env"], &job).exits(2);
+    ran.complains("not ready in time");
+    assert!(ran.took >= Duration::from_secs(1), "{ran:?}");
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(std::time::Duration::from_millis(300));
+            std::thread::sleep(Duration::from_millis(300));
             record("ready");
         });
-        let ran = mpsctl(&stage, &["env"], &[("PBS_JOBID", "5.srv")]);
-        assert!(
-            ran.code == Some(0) && ran.out.contains("CUDA_MPS_PIPE_DIRECTORY"),
-            "{ran:?}"
-        );
+        let ran = mpsctl(&place, &["env"], &job).ok();
+        ran.prints("CUDA_MPS_PIPE_DIRECTORY");
     });
-    std::fs::remove_dir_all(&dir).expect("clean up");
 }
 
 #[test]
 fn exec_applies_lists_and_per_gpu_by_the_launchers_rank() {
-    let stage = stage(2);
-    let job = Job::start(&stage, "6.srv", "MPS=per-gpu,MPS_THREADS=25:50", "0,1");
-    let client = client(&stage);
-    let words: Vec<&str> = client.split(' ').collect();
-    let command: Vec<&str> = ["exec", "--"].into_iter().chain(words).collect();
-    for (rank, variable) in [
-        ("0", "OMPI_COMM_WORLD_LOCAL_RANK"),
-        ("1", "MPI_LOCALRANKID"),
-        ("1", "PALS_LOCAL_RANKID"),
-        ("0", "SLURM_LOCALID"),
-    ] {
-        let record = client_record(&mpsctl(
-            &stage,
-            &command,
-            &[("PBS_JOBID", "6.srv"), (variable, rank)],
-        ));
-        let pipe = stage.job("6.srv").join(format!("pipe-{rank}"));
-        assert_eq!(
-            record["pipe_directory"],
-            pipe.display().to_string(),
-            "{variable}: {record}"
-        );
-        assert_eq!(record["under_mps"], true, "{variable}: {record}");
-        assert_eq!(
-            record["sms"],
-            if rank == "0" { 32 } else { 66 },
-            "{variable}: {record}"
-        );
-    }
-    let ran = mpsctl(&stage, &command, &[("PBS_JOBID", "6.srv")]);
-    assert!(ran.code == Some(1) && ran.out.is_empty(), "{ran:?}");
-    for variable in [
+    const VARIABLES: [&str; 4] = [
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "MPI_LOCALRANKID",
         "PALS_LOCAL_RANKID",
         "SLURM_LOCALID",
-    ] {
-        assert!(ran.err.contains(variable), "{ran:?}");
+    ];
+    let place = with_job(2, "6.srv", "MPS=per-gpu,MPS_THREADS=25:50", "0,1");
+    let job = ("PBS_JOBID", "6.srv");
+    for (rank, variable) in ["0", "1", "1", "0"].into_iter().zip(VARIABLES) {
+        let record = place.exec(&[], &[job, (variable, rank)]).ok().json();
+        let pipe = place.job("6.srv").join(format!("pipe-{rank}"));
+        let sms = if rank == "0" { 32 } else { 66 };
+        assert_eq!(record["pipe_directory"], json!(pipe), "{variable}: {record}");
+        assert_eq!(record["under_mps"], true, "{variable}: {record}");
+        assert_eq!(record["sms"], sms, "{variable}: {record}");
     }
-    let main = mpsctl(&stage, &["env", "--main"], &[("PBS_JOBID", "6.srv")]);
-    assert!(
-        main.code == Some(0) && !main.out.contains("PIPE") && main.out.contains("MPSD_JOB"),
-        "{main:?}"
-    );
-    drop(job);
-    stage.assert_clean();
+    let ran = place.exec(&[], &[job]).exits(1);
+    ran.prints_nothing();
+    for variable in VARIABLES {
+        ran.complains(variable);
+    }
+    let main = mpsctl(&place, &["env", "--main"], &[job]).ok();
+    main.prints("MPSD_JOB").lacks("PIPE");
+    place.assert_ends_clean("6.srv", "a job of two ranks");
 }
 
-/// The words of the command begin with the command: what looks like an option before it is one, mistyped.
+/// The words of the command begin with the command: what looks like an option before it is an option, mistyped.
 #[test]
 fn an_unknown_option_is_refused_by_every_verb() {
     fn verbs(command: &clap::Command, above: &[String], all: &mut Vec<Vec<String>>) {
         let words = [above, &[command.get_name().to_owned()]].concat();
-        command
-            .get_subcommands()
-            .for_each(|verb| verbs(verb, &words, all));
+        let below = command.get_subcommands();
+        below.for_each(|verb| verbs(verb, &words, all));
         if !command.has_subcommands() {
             all.push(words);
         }
@@ -302,62 +191,36 @@ fn an_unknown_option_is_refused_by_every_verb() {
     assert!(all.len() > 20, "{all:?}");
     for words in all {
         let words = [&words[..], &["--no-such-option", "--", "x"].map(str::to_owned)].concat();
-        let error = mpsd::cli::mpsctl::command()
-            .try_get_matches_from(&words)
-            .expect_err("parsed");
-        assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument, "{words:?}");
+        let parsed = mpsd::cli::mpsctl::command().try_get_matches_from(&words);
+        let kind = parsed.expect_err("parsed").kind();
+        assert_eq!(kind, clap::error::ErrorKind::UnknownArgument, "{words:?}");
     }
-    let stage = stage(1);
+    let place = place(1);
     for verb in ["exec", "sweep"] {
-        let ran = mpsctl(&stage, &[verb, "true", "--an-option-of-its-own"], &[]);
-        assert!(
-            ran.err.starts_with(&format!("mpsctl: {verb}: this is no job")),
-            "{ran:?}"
-        );
+        let ran = mpsctl(&place, &[verb, "true", "--an-option-of-its-own"], &[]);
+        ran.complains(format!("mpsctl: {verb}: this is no job"));
     }
 }
 
 #[test]
-fn another_user_is_told_whose_it_is_and_a_missing_command_is_127() {
-    let stage = stage(1);
-    let _job = Job::start(&stage, "3.srv", "MPS=true", "0");
-    let config = stage.config().display().to_string();
-    let args = ["--config", &config, "env", "--job", "3.srv"];
-    let ran = run_as(OTHER_USER, stage.program("mpsctl"), &args, &[]);
-    assert!(
-        ran.code == Some(1) && ran.err.contains("another user's"),
-        "{ran:?}"
-    );
-    let ran = mpsctl(
-        &stage,
-        &["exec", "--job", "3.srv", "--", "/nonexistent/program"],
-        &[],
-    );
-    assert_eq!(ran.code, Some(127), "{ran:?}");
-    let ran = mpsctl(&stage, &["exec", "--", "true"], &[("PBS_JOBID", "99.srv")]);
-    assert!(
-        ran.code == Some(1) && ran.err.contains("no MPS on this node"),
-        "{ran:?}"
-    );
+fn another_users_job_is_refused_and_a_missing_command_is_127() {
+    let place = with_job(1, "3.srv", "MPS=true", "0");
+    let foreign = place.mpsctl_as(OTHER_USER, &["env", "--job", "3.srv"], &[]);
+    foreign.exits(1).complains("another user's");
+    let absent = ["exec", "--job", "3.srv", "--", "/nonexistent/program"];
+    mpsctl(&place, &absent, &[]).exits(127);
+    let without = [("PBS_JOBID", "99.srv")];
+    let ran = mpsctl(&place, &["exec", "--", "true"], &without).exits(1);
+    ran.complains("no MPS on this node");
 }
 
 #[test]
 fn plan_prints_what_root_would_do_and_does_nothing() {
-    let stage = stage(2);
-    let plan = |args: &[&str]| mpsctl(&stage, &[&["plan"], args].concat(), &[]);
-    let asked = [
-        "--user",
-        USER,
-        "--request",
-        "MPS=true,MPS_THREADS=25,MPS_MEM=4G",
-        "--gpus",
-        "1",
-        "--job",
-        "9",
-    ];
-    let ran = plan(&asked);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    let gpu = &stage.node.uuids()[1];
+    let place = place(2);
+    let plan = |args: &[&str]| mpsctl(&place, &[&["plan", "--user", USER], args].concat(), &[]);
+    let request = |text: &str| plan(&["--gpus", "1", "--job", "9", "--request", text]);
+    let ran = request("MPS=true,MPS_THREADS=25,MPS_MEM=4G").ok();
+    let gpu = &place.node.uuids()[1];
     for line in [
         &format!("daemon 0: {gpu} threads 25 memory {gpu}=4096M\n"),
         &format!("claim {gpu}"),
@@ -365,61 +228,79 @@ fn plan_prints_what_root_would_do_and_does_nothing() {
         "request MPS=per-node,MPS_THREADS=25,MPS_MEM=4G\n",
         "the scheduler does not prove that this job alone holds the GPU",
     ] {
-        assert!(ran.out.contains(line), "{line}: {ran:?}");
+        ran.prints(line);
     }
-    let ran = plan(&[&asked[..], &["--exclusive"]].concat());
-    assert!(
-        ran.out
-            .contains(&format!("set compute mode of {gpu} to EXCLUSIVE_PROCESS")),
-        "{ran:?}"
-    );
+    // The same by the flags of a command line.
+    let flags = request("--mps --mps-threads=25% --mps-mem 4G").ok();
+    assert_eq!(flags.out, ran.out);
+    let exclusive = plan(&["--gpus", "1", "--exclusive", "--request", "MPS=true"]);
+    exclusive.prints(format!("set compute mode of {gpu} to EXCLUSIVE_PROCESS"));
 
+    let words = ["plan", "--scheduler", "torque", "--gpus", "0,1"];
     let vector = ["9.srv", USER, "nogroup", "j", "nodes=1", "batch", "MPS=per-gpu"];
-    let ran = plan(&[&["--scheduler", "torque", "--gpus", "0,1"], &vector[..]].concat());
-    assert!(
-        ran.code == Some(0) && ran.out.contains("job 9.srv") && ran.out.contains("daemon 1:"),
-        "{ran:?}"
-    );
+    let ran = mpsctl(&place, &[&words[..], &vector].concat(), &[]).ok();
+    ran.prints("job 9.srv").prints("daemon 1:");
 
-    let ran = plan(&["--user", USER, "--request", "proj42"]);
-    assert_eq!(
-        (ran.code, ran.out.as_str()),
-        (Some(0), "MPS was not asked for: nothing is done\n"),
-        "{ran:?}"
-    );
-    for wrong in ["MPS=maybe", "MPS=true,MPS_THREADS=101"] {
-        let ran = plan(&["--user", USER, "--request", wrong, "--gpus", "0"]);
-        assert!(
-            ran.code == Some(1) && ran.out.is_empty() && ran.err.starts_with("mpsctl: MPS"),
-            "{ran:?}"
-        );
+    let nothing = "MPS was not asked for: nothing is done\n";
+    plan(&["--request", "proj42"]).prints_only(nothing);
+    plan(&["--request", "--mps=off"]).prints_only(nothing);
+    for wrong in ["MPS=maybe", "MPS=true,MPS_THREADS=101", "--mps --mps-mem=4GB"] {
+        let ran = request(wrong).exits(1);
+        ran.prints_nothing().complains("allowed: ");
     }
-    let ran = plan(&["--user", USER, "--request", "MPS=true"]);
-    assert!(
-        ran.code == Some(1) && ran.err.contains("GPUs on this node are not known: no --gpus"),
-        "{ran:?}"
-    );
-    stage.assert_clean();
-    assert!(!stage.path("run/jobs").exists(), "nothing is touched");
+    let unknown = plan(&["--request", "MPS=true"]).exits(1);
+    unknown.complains("GPUs on this node are not known: no --gpus");
+    place.assert_as_before("plans");
+    assert!(!place.path("run/jobs").exists(), "nothing is touched");
 }
 
-/// The bundle of a node with a job on it: what root's programs and files say, in root's file, and nothing of the user's.
+/// A job does not read the note; a user who tries the account does.
+#[test]
+fn a_lone_mps_in_an_account_is_noted_by_plan() {
+    let place = place(1);
+    let told = "'MPS' in the account asks for no MPS: this job has none; with one it is submitted as MPS=on";
+    for (account, noted) in [
+        ("proj1,MPS", true),
+        ("MPS", true),
+        ("mps", false),
+        ("MPS=off", false),
+    ] {
+        let args = [
+            "plan",
+            "--scheduler",
+            "torque",
+            "--user",
+            "root",
+            "--account",
+            account,
+        ];
+        let ran = mpsctl(&place, &args, &[]).ok();
+        let note = if noted {
+            format!("note: {told}\n")
+        } else {
+            String::new()
+        };
+        let text = format!("MPS was not asked for: nothing is done\n{note}");
+        assert_eq!(ran.out, text, "{account}: {ran:?}");
+    }
+    let request = mpsctl(&place, &["pbs", "request", "--account=proj1,MPS"], &[]);
+    assert_eq!(request.json()["note"], told);
+}
+
+/// A support bundle has what root's programs and files say, in root's file, and nothing of the user's.
 #[test]
 fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
-    let stage = stage(1);
-    let job = Job::start(&stage, "40.srv", "MPS=true", "0");
+    let place = with_job(1, "40.srv", "MPS=true", "0");
     let secret = "the-users-own-words";
-    std::fs::write(stage.job(job.id).join("log/note"), secret).expect("note");
-    let out = stage.path("bundle.tar");
-    let name = out.display().to_string();
-    let ran = stage.run("mpsctl", &["support-bundle", "--out", &name], &[]);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&out).expect("bundle"));
-    assert_eq!(mode & 0o7777, 0o600);
-    let bytes = std::fs::read(&out).expect("bundle");
-    assert!(bytes.len() < 5 << 20, "{}", bytes.len());
+    fs::write(place.job("40.srv").join("log/note"), secret).expect("note");
+    let bundle = |out: &Path| place.mpsctl(&["support-bundle", "--out", &out.display().to_string()]);
+    let out = place.path("bundle.tar");
+    bundle(&out).ok();
+    let about = fs::metadata(&out).expect("bundle");
+    assert_eq!(about.mode() & 0o7777, 0o600);
+    assert!(about.len() < 5 << 20, "{}", about.len());
+    let bytes = fs::read(&out).expect("bundle");
     let text = String::from_utf8_lossy(&bytes);
-    let shipped = env!("CARGO_PKG_VERSION");
     for piece in [
         "version",
         "mpsd.toml",
@@ -433,49 +314,140 @@ fn a_support_bundle_has_what_the_node_says_and_nothing_of_the_users() {
     ] {
         assert!(text.contains(&format!("mpsd-support/{piece}\0")), "no {piece}");
     }
-    for word in [&format!("mpsd {shipped}\n"), "deadline_s", "40.srv"] {
+    let version = format!("mpsd {}\n", env!("CARGO_PKG_VERSION"));
+    for word in [version.as_str(), "deadline_s", "40.srv"] {
         assert!(text.contains(word), "no '{word}'");
     }
     assert!(!text.contains(secret) && !text.contains(&format!("'{USER}'")));
-    let listed = finish({
-        let mut tar = std::process::Command::new("tar");
-        tar.args(["--list", "--file", &name]);
-        tar
-    });
-    assert!(
-        listed.code == Some(0) && listed.out.lines().count() >= 10,
-        "{listed:?}"
-    );
+    let mut tar = std::process::Command::new("tar");
+    let listed = finish(tar.args(["--list", "--file"]).arg(&out)).ok();
+    assert!(listed.out.lines().count() >= 10, "{listed:?}");
 
     // What is there stays, and so does what a link leads to.
-    let ran = stage.run("mpsctl", &["support-bundle", "--out", &name], &[]);
-    assert!(ran.code == Some(2) && ran.err.contains(&name), "{ran:?}");
-    let (link, target) = (stage.path("link.tar"), stage.path("target"));
-    std::os::unix::fs::symlink(&target, &link).expect("link");
-    let ran = stage.run(
-        "mpsctl",
-        &["support-bundle", "--out", &link.display().to_string()],
-        &[],
-    );
-    assert!(ran.code == Some(2) && !target.exists(), "{ran:?}");
-    let ran = mpsctl(&stage, &["support-bundle"], &[]);
-    assert!(ran.code == Some(1) && ran.err.contains("root"), "{ran:?}");
+    bundle(&out).exits(2).complains(out.display().to_string());
+    let (link, target) = (place.path("link.tar"), place.path("target"));
+    symlink(&target, &link).expect("link");
+    bundle(&link).exits(2);
+    assert!(!target.exists());
+    let ran = mpsctl(&place, &["support-bundle"], &[]).exits(1);
+    ran.complains("root");
+    place.end("40.srv");
 }
 
-/// Podman and Docker pass no variable on: without it the container would see all GPUs of its job, in another order.
+/// Podman and Docker pass no variable on: without this the container would see all GPUs of its job, in another order.
 #[test]
-fn a_container_has_the_devices_that_the_scheduler_named_where_they_stay() {
-    let place = tests::place::Place::without_cgroup(tests::place::fast(2), "deadline_s = 6\n");
-    let ran = place.torque("7.srv", "MPS=true,MPS_VISIBLE=keep", "0,1");
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    let mut command = as_user(USER, place.stage.program("mpsctl"));
-    command.arg("--config").arg(place.stage.config());
-    command.args(["env", "--container", "podman"]).env_clear();
-    command.envs([("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")]);
-    let ran = finish(command);
-    assert!(
-        ran.code == Some(0) && ran.out.contains(" --env CUDA_VISIBLE_DEVICES=1"),
-        "{ran:?}"
+fn a_container_has_the_devices_that_the_scheduler_named_if_they_stay() {
+    let place = Place::without_cgroup(fast(2), "deadline_s = 6\n");
+    place.begin("7.srv", "MPS=true,MPS_VISIBLE=keep", "0,1");
+    let env = [("PBS_JOBID", "7.srv"), ("CUDA_VISIBLE_DEVICES", "1")];
+    let ran = mpsctl(&place, &["env", "--container", "podman"], &env).ok();
+    ran.prints(" --env CUDA_VISIBLE_DEVICES=1");
+    place.end("7.srv");
+}
+
+#[test]
+fn a_draft_of_the_configuration_is_checked_whoever_owns_it() {
+    let place = place(1);
+    let draft = place.path("draft.toml");
+    let check = |text: &str, file: &str| {
+        fs::write(&draft, text).expect("draft");
+        chown(&draft, Some(uid_of(USER)), None).expect("chown");
+        let mut command = as_user(USER, place.program("mpsctl"));
+        command.args(["config", "check", file]).env_clear();
+        finish(command.current_dir(place.path("")))
+    };
+    let good = check("max_clients = 60\n", "draft.toml");
+    good.prints_only("OK    'draft.toml' can be used\n");
+    for (text, file, line) in [
+        (
+            "[drain]\nenable = true\n",
+            "./draft.toml",
+            "FAIL  ./draft.toml:2:1: ",
+        ),
+        ("compute_mode = keep\n", "draft.toml", "FAIL  draft.toml:1:16: "),
+        ("", "no.toml", "cannot open 'no.toml'"),
+    ] {
+        check(text, file).exits(1).prints(line);
+    }
+    // Without a name it is the file in force, which must be root's.
+    let in_force = || place.mpsctl(&["config", "check"]);
+    let can_be_used = format!("OK    '{}' can be used\n", place.config().display());
+    in_force().prints_only(&can_be_used);
+    chown(place.config(), Some(uid_of(USER)), None).expect("chown");
+    let owner = format!("belongs to user {}", uid_of(USER));
+    in_force().exits(1).prints(owner);
+}
+
+#[test]
+fn an_error_is_explained_to_all_users_and_so_is_a_log() {
+    let place = place(1);
+    let explain = |what: &str| mpsctl(&place, &["explain", what], &[]);
+    let code = explain("806").ok();
+    code.prints("the server died (CUDA error 806)\n  cause:  ");
+    let transcript = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../docs/facts/mps-580-transcript.txt"
     );
-    assert_eq!(place.strict_end("7.srv").code, Some(0));
+    let log = place.path("control.log");
+    fs::copy(transcript, &log).expect("log");
+    let log = explain(log.to_str().expect("path")).ok();
+    log.prints("\n  line:   CLIENT spin error 806 cudaErrorMpsRpcFailure (and 2 more)\n");
+    // It does not wait for what has no end.
+    let fifo = place.path("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o644)).expect("FIFO");
+    for endless in [fifo.to_str().expect("path"), "/dev/zero"] {
+        explain(endless).exits(2).complains("no regular file");
+    }
+    explain("/nonexistent").exits(1).prints_nothing();
+    explain("-").prints_only("nothing in it is known here\n");
+}
+
+#[test]
+fn the_word_of_a_finding_has_a_colour_on_a_terminal_alone() {
+    let place = place(1);
+    let terminal = ("TERM", "xterm");
+    // The convention by which a pager asks for colours.
+    for (env, word) in [
+        (&[][..], "OK    '"),
+        (&[("CLICOLOR_FORCE", "1"), terminal], "\x1b[32mOK\x1b[0m    '"),
+        (&[("NO_COLOR", "1"), terminal], "OK    '"),
+    ] {
+        let ran = place.run("mpsctl", &["config", "check"], env);
+        assert!(ran.out.starts_with(word), "{env:?}: {ran:?}");
+    }
+}
+
+#[test]
+fn what_a_script_reads_is_one_object() {
+    let place = place(2);
+    let object = |args: &[&str], code: i32| -> Value {
+        let ran = place.mpsctl(&[args, &["--json"]].concat()).exits(code);
+        assert_eq!(ran.out.lines().count(), 1, "{args:?}: {ran:?}");
+        ran.json()
+    };
+    for (file, code, incomplete, status) in [("mpsd.toml", 0, false, "OK"), ("/nonexistent", 1, true, "FAIL")]
+    {
+        let file = place.path(file).display().to_string();
+        let check = object(&["config", "check", &file], code);
+        assert_eq!(check["incomplete"], incomplete, "{check}");
+        assert_eq!(check["findings"][0]["status"], status, "{check}");
+        assert!(check["findings"][0]["text"].is_string(), "{check}");
+    }
+    let show = object(&["config", "show", "--node", "n1"], 0);
+    let rows = show["settings"].as_array().expect("settings");
+    let control = rows.iter().find(|row| row["key"] == "control").expect("control");
+    assert!(control["line"].is_u64() && control["value"].is_string());
+    let request = ["plan", "--user", USER, "--gpus", "0", "--request"];
+    let plan = object(&[&request[..], &["MPS=on,MPS_THREADS=25"]].concat(), 0);
+    assert_eq!(plan["asked"], true, "{plan}");
+    assert_eq!(plan["daemons"][0]["gpus"][0], place.node.uuids()[0], "{plan}");
+    let first = plan["effects"][0]["do"].as_str().expect("an effect");
+    assert!(first.starts_with("claim "), "{plan}");
+    assert_eq!(object(&[&request[..], &["proj1"]].concat(), 0)["asked"], false);
+    let reconcile = object(&["reconcile", "--dry-run"], 0);
+    assert_eq!(reconcile, json!({"incomplete": false, "told": []}));
+    place.configure("replicas = 4\n");
+    let advertise = object(&["advertise", "slurm", "--node", "n1"], 0);
+    let lines = advertise["lines"].as_array().expect("lines");
+    assert!(!lines.is_empty());
 }

@@ -1,23 +1,20 @@
-//! Static partitions: each rank gets its own, or does not run. Against the double of a driver with them, which is made from NVIDIA's
-//! documentation.
+//! Static partitions: each rank gets its own, or does not run. The double plays a driver with them as NVIDIA documents it.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::process::Stdio;
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tests::double::Builder;
-use tests::double::look::wait_until;
-use tests::place::{Place, fast};
-use tests::stage::{Ran, USER, as_user, finish};
+use tests::place::{Place, Running, eventually, fast};
+use tests::stage::{Ran, USER, finish, script};
 
-const WITH: &str = "590.44.01";
 /// Two ranks: 16 and 32 multiprocessors.
 const TWO: &str = "MPS=true,MPS_SMS=16:32";
+const RANK: &str = "OMPI_COMM_WORLD_LOCAL_RANK";
 
-fn node(gpus: usize, driver: &str) -> Builder {
-    fast(gpus).describe(|node| node.driver_version = driver.to_owned())
+/// A node whose driver has partitions.
+fn node(gpus: usize) -> Builder {
+    fast(gpus).describe(|node| node.driver_version = "590.44.01".to_owned())
 }
 
 fn place(node: Builder) -> Place {
@@ -25,118 +22,73 @@ fn place(node: Builder) -> Place {
 }
 
 /// A client as `mpsctl exec` starts the rank of that number.
-fn rank(place: &Place, job: &str, rank: Option<u32>, env: &[(&str, &str)]) -> Ran {
-    let local = rank.map(|rank| rank.to_string());
-    let local = local
-        .as_deref()
-        .map(|local| ("OMPI_COMM_WORLD_LOCAL_RANK", local));
-    let job = [("PBS_JOBID", job)];
-    let env: Vec<_> = job.into_iter().chain(env.iter().copied()).chain(local).collect();
-    place.exec(&[], &env)
-}
-
-#[track_caller]
-fn record(ran: &Ran) -> Value {
-    serde_json::from_str(&ran.out).unwrap_or_else(|e| panic!("{e}: {ran:?}"))
+fn rank(place: &Place, job: &str, rank: &str) -> Ran {
+    // NVIDIA's daemon ignores the percentage then.
+    let percentage = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10");
+    place.exec(&[], &[("PBS_JOBID", job), (RANK, rank), percentage])
 }
 
 #[test]
 fn each_rank_has_the_multiprocessors_that_were_asked_for_and_no_others() {
-    let (place, job) = (place(node(1, WITH)), "590.srv");
-    let ran = place.torque(job, TWO, "0");
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    for (number, sms) in [(0, 16), (1, 32)] {
-        // What NVIDIA's daemon ignores then does not matter.
-        let ran = rank(
-            &place,
-            job,
-            Some(number),
-            &[("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")],
-        );
-        let record = record(&ran);
-        assert_eq!(
-            (&record["under_mps"], &record["sms"]),
-            (&true.into(), &sms.into()),
-            "{record}"
-        );
+    let (place, job) = (place(node(1)), "590.srv");
+    place.begin(job, TWO, "0");
+    for (number, sms) in [("0", 16), ("1", 32)] {
+        let record = rank(&place, job, number).json();
+        assert_eq!(record["under_mps"], true, "{record}");
+        assert_eq!(record["sms"], sms, "{record}");
     }
-    let beyond = rank(&place, job, Some(2), &[]);
-    assert_eq!(beyond.code, Some(1), "{beyond:?}");
-    assert!(beyond.err.contains("rank 2 of this node has none"), "{beyond:?}");
-    let none = rank(&place, job, None, &[]);
-    assert!(
-        none.code == Some(1) && none.err.contains("no local rank"),
-        "{none:?}"
-    );
-    // Who goes round us gets no context: the vendor's own refusal.
-    let mut bare = as_user(USER, place.stage.node.client());
-    bare.arg("--node").arg(place.stage.node.dir());
-    bare.env_clear().envs([place.pipe(job)]);
-    let bare = record(&finish(bare));
+    let beyond = rank(&place, job, "2").exits(1);
+    beyond.complains("rank 2 of this node has none");
+    let none = place.exec(&[], &[("PBS_JOBID", job)]).exits(1);
+    none.complains("no local rank");
+    // A client without us gets no context: the vendor's own refusal.
+    let bare = place.tried(job, &[]).json();
     assert_eq!(bare["cuda"]["code"], 915, "{bare}");
     place.assert_ends_clean(job, "a job with partitions");
 }
 
-/// `mpsctl exec` twice, one inside the other, as a job starter and the user's own line are; or once.
-fn started(place: &Place, job: &str, local: &str, hold: &str, nested: bool) -> std::process::Command {
-    let mpsctl = place.stage.program("mpsctl");
-    let mut command = as_user(USER, &mpsctl);
-    command
-        .arg("--config")
-        .arg(place.stage.config())
-        .args(["exec", "--"]);
+/// A rank by `mpsctl exec`, or by `mpsctl exec` in itself, as a job starter and the user's own line run it.
+fn started(place: &Place, job: &str, local: &str, hold: &str, nested: bool) -> Command {
+    let mut command = place.mpsctl_of(USER);
+    command.args(["exec", "--"]);
     if nested {
-        command.arg(&mpsctl).arg("--config").arg(place.stage.config());
-        command.args(["exec", "--"]);
+        command.arg(place.program("mpsctl")).arg("--config");
+        command.arg(place.config()).args(["exec", "--"]);
     }
-    command.arg(place.stage.node.client()).arg("--node");
-    command.arg(place.stage.node.dir()).args(["--hold", hold]);
-    command.env_clear().env("PBS_JOBID", job);
-    command.env("OMPI_COMM_WORLD_LOCAL_RANK", local);
+    command.arg(place.node.client()).arg("--node");
+    command.arg(place.node.dir()).args(["--hold", hold]);
+    command.envs([("PBS_JOBID", job), (RANK, local)]);
     command
 }
 
 #[test]
 fn two_launchers_at_once_do_not_share_a_partition() {
-    let (place, job) = (place(node(1, WITH)), "597.srv");
-    let ran = place.torque(job, TWO, "0");
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let (place, job) = (place(node(1)), "597.srv");
+    place.begin(job, TWO, "0");
+    let run = |local: &str, nested: bool| finish(started(&place, job, local, "0", nested));
     let mut first = started(&place, job, "0", "60", true);
-    let mut first = first.stdout(Stdio::null()).spawn().expect("a rank");
-    assert!(wait_until(Duration::from_secs(30), || {
-        let contexts = place.stage.node.contexts();
-        contexts.iter().any(|(_, one)| one.pid == first.id())
-    }));
-    let second = finish(started(&place, job, "0", "0", false));
+    let first = Running::start(first.stdout(Stdio::null()));
+    eventually("the rank has a context", || {
+        let contexts = place.node.contexts();
+        contexts.iter().any(|(_, context)| context.pid == first.pid())
+    });
     let why = "another process of the job has that of rank 0 on this node; allowed: one launcher at a time";
-    assert!(second.code == Some(1) && second.err.contains(why), "{second:?}");
-    let other = record(&finish(started(&place, job, "1", "0", false)));
-    assert_eq!(other["sms"], 32, "{other}");
-    first.kill().and_then(|()| first.wait()).expect("its end");
-    let third = record(&finish(started(&place, job, "0", "0", true)));
-    assert_eq!(third["sms"], 16, "{third}");
+    run("0", false).exits(1).complains(why);
+    assert_eq!(run("1", false).json()["sms"], 32);
+    drop(first);
+    assert_eq!(run("0", true).json()["sms"], 16);
     // A step of Slurm has all of them; its own ranks have their variable from the plugin.
-    let file = fs::File::options()
-        .write(true)
-        .open(place.stage.job(job).join("partitions/lock"));
-    let file = file.expect("what is locked");
+    let lock = place.job(job).join("partitions/lock");
+    let file = fs::File::options().write(true).open(lock).expect("the lock");
     assert!(mpsd_core::partitions::take(&file, mpsd_core::partitions::Holder::All).expect("a lock"));
-    let beside = finish(started(&place, job, "1", "0", false));
-    assert!(
-        beside.code == Some(1) && beside.err.contains("that of rank 1"),
-        "{beside:?}"
-    );
-    let record_of_job = fs::read_to_string(place.stage.job(job).join("record")).expect("a record");
-    let of_job: Value = serde_json::from_str(&record_of_job).expect("a record");
-    let own = &of_job["daemons"][0]["partitions"][0];
-    let name = ["gpu", "id"]
-        .map(|key| own[key].as_str().expect("its name"))
-        .join("/");
+    run("1", false).exits(1).complains("that of rank 1");
+    let record = fs::read_to_string(place.job(job).join("record")).expect("a record");
+    let record: Value = serde_json::from_str(&record).expect("a record");
+    let own = &record["daemons"][0]["partitions"][0];
+    let name = ["gpu", "id"].map(|key| own[key].as_str().expect("its name"));
     let mut of_step = started(&place, job, "0", "0", false);
-    of_step
-        .env("SLURM_STEP_ID", "0")
-        .env("CUDA_MPS_SM_PARTITION", name);
-    assert_eq!(record(&finish(of_step))["sms"], 16);
+    of_step.envs([("SLURM_STEP_ID", "0"), ("CUDA_MPS_SM_PARTITION", &name.join("/"))]);
+    assert_eq!(finish(of_step).json()["sms"], 16);
     drop(file);
     place.assert_ends_clean(job, "a job of two launchers");
 }
@@ -145,21 +97,15 @@ fn two_launchers_at_once_do_not_share_a_partition() {
 fn ranks_are_dealt_out_to_gpus_and_see_theirs_alone() {
     let job = "591.srv";
     for (mode, pipes) in [("true", ["pipe", "pipe"]), ("per-gpu", ["pipe-0", "pipe-1"])] {
-        let place = place(node(2, WITH));
-        let ran = place.torque(job, &format!("MPS={mode},MPS_SMS=16:32:8"), "0,1");
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-        for (number, gpu, sms) in [(0, 0, 16), (1, 1, 32), (2, 0, 8)] {
-            let ran = rank(&place, job, Some(number), &[]);
-            let record = record(&ran);
+        let place = place(node(2));
+        place.begin(job, &format!("MPS={mode},MPS_SMS=16:32:8"), "0,1");
+        for (number, gpu, sms) in [("0", 0, 16), ("1", 1, 32), ("2", 0, 8)] {
+            let record = rank(&place, job, number).json();
             assert_eq!(record["sms"], sms, "{mode} {number}: {record}");
             let all = record["gpus"].as_array().expect("GPUs");
             let uuids: Vec<&str> = all.iter().filter_map(|gpu| gpu["uuid"].as_str()).collect();
-            assert_eq!(
-                uuids,
-                [place.stage.node.uuids()[gpu].as_str()],
-                "{mode} {number}: {record}"
-            );
-            assert!(place.stage.job(job).join(pipes[gpu]).join("control").exists());
+            assert_eq!(uuids, [&place.node.uuids()[gpu]], "{mode} {number}: {record}");
+            assert!(place.job(job).join(pipes[gpu]).join("control").exists());
         }
         place.assert_ends_clean(job, "partitions of two GPUs");
     }
@@ -167,90 +113,56 @@ fn ranks_are_dealt_out_to_gpus_and_see_theirs_alone() {
 
 #[test]
 fn a_job_whose_partitions_do_not_fit_is_refused_and_drains_nothing() {
-    let (place, job) = (place(node(1, WITH)), "592.srv");
+    let (place, job) = (place(node(1)), "592.srv");
     // 16 chunks of 8 of its 132 multiprocessors.
-    for asked in ["64:72", "136"] {
-        let ran = place.torque(job, &format!("MPS=true,MPS_SMS={asked}:8"), "0");
-        assert_eq!(ran.code, Some(1), "{ran:?}");
-        assert!(
-            ran.err.contains("no ") && ran.err.contains(" multiprocessors left for rank "),
-            "{ran:?}"
-        );
-        place.assert_ends_clean(job, "partitions that do not fit");
+    for sizes in ["64:72:8", "136:8"] {
+        let ran = place.torque(job, &format!("MPS=true,MPS_SMS={sizes}"), "0");
+        ran.exits(1).complains(" multiprocessors left for rank ");
+        place.assert_ends_clean(job, sizes);
     }
-    let ran = place.torque(job, "MPS=true,MPS_SMS=64:64", "0");
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    place.begin(job, "MPS=true,MPS_SMS=64:64", "0");
     place.assert_ends_clean(job, "partitions that fill the GPU");
 }
 
 #[test]
-fn where_a_partition_is_not_as_asked_for_no_job_starts() {
+fn no_job_starts_whose_partition_is_not_as_requested() {
     let job = "593.srv";
-    for (what, code, node) in [
-        (
-            "the option",
-            1,
-            node(1, WITH).fault(|faults| faults.no_static = true),
-        ),
-        (
-            "smaller chunks",
-            1,
-            node(1, WITH).fault(|faults| faults.lacking_sms = 4),
-        ),
-        (
-            "no listing",
-            2,
-            node(1, WITH).fault(|faults| {
-                faults
-                    .answer
-                    .insert("lspart".to_owned(), "GPU Partition".to_owned());
-            }),
-        ),
-        (
-            "no id",
-            2,
-            node(1, WITH).fault(|faults| {
-                faults
-                    .answer
-                    .insert("sm_partition".to_owned(), "created".to_owned());
-            }),
-        ),
+    let answers = |command: &str, text: &str| {
+        node(1).fault(|faults| drop(faults.answer.insert(command.to_owned(), text.to_owned())))
+    };
+    let old = "knows no option -S; allowed: a node with driver 590";
+    for (words, code, node) in [
+        (old, 1, node(1).fault(|faults| faults.no_static = true)),
+        ("", 1, node(1).fault(|faults| faults.lacking_sms = 4)),
+        ("", 2, answers("lspart", "GPU Partition")),
+        ("", 2, answers("sm_partition", "created")),
     ] {
         let place = place(node);
-        let ran = place.torque(job, TWO, "0");
-        assert_eq!(ran.code, Some(code), "{what}: {ran:?}");
-        if what == "the option" {
-            assert!(
-                ran.err
-                    .contains("knows no option -S; allowed: a node with driver 590"),
-                "{ran:?}"
-            );
-        }
-        place.assert_ends_clean(job, what);
+        let ran = place.torque(job, TWO, "0").exits(code);
+        ran.complains(words);
+        place.assert_ends_clean(job, &ran.err);
     }
 }
 
 #[test]
 fn a_driver_without_them_is_named_and_nothing_is_started() {
-    let (place, job) = (place(node(1, "580.159.04")), "594.srv");
-    let ran = place.torque(job, TWO, "0");
-    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let place = place(fast(1));
+    let ran = place.torque("594.srv", TWO, "0").exits(1);
     let why = "this node has driver 580.159.04, which has no static partitions; allowed: a node with driver 590 or a later one";
-    assert!(ran.err.contains(why), "{ran:?}");
+    ran.complains(why);
     place.assert_as_before("a refused request");
 }
 
 #[test]
 fn a_probe_of_the_new_daemon_has_a_partition_and_its_gpu_alone() {
-    let (place, job) = (place(node(2, WITH)), "595.srv");
-    let probe = place.stage.program("mps-probe");
-    let looks = "#!/bin/sh\n[ -n \"$CUDA_MPS_SM_PARTITION\" ] && [ \"$CUDA_VISIBLE_DEVICES\" = \"${CUDA_MPS_SM_PARTITION%%/*}\" ]\n";
-    let _ = fs::remove_file(&probe);
-    fs::write(&probe, looks).expect("a double of mps-probe");
-    fs::set_permissions(&probe, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    for (asked, code) in [("MPS_SMS=16:16", 0), ("MPS_THREADS=25", 2)] {
-        let ran = place.torque(job, &format!("MPS=true,MPS_VERIFY=on,{asked}"), "0,1");
-        assert_eq!(ran.code, Some(code), "{asked}: {ran:?}");
-        place.assert_ends_clean(job, asked);
+    let (place, job) = (place(node(2)), "595.srv");
+    let probe = place.program("mps-probe");
+    let looks = "[ -n \"$CUDA_MPS_SM_PARTITION\" ] && [ \"$CUDA_VISIBLE_DEVICES\" = \"${CUDA_MPS_SM_PARTITION%%/*}\" ]";
+    fs::remove_file(&probe).expect("mps-probe");
+    script(&probe, looks);
+    for (token, code) in [("MPS_SMS=16:16", 0), ("MPS_THREADS=25", 2)] {
+        let account = format!("MPS=true,MPS_VERIFY=on,{token}");
+        place.torque(job, &account, "0,1").exits(code);
+        place.assert_ends_clean(job, token);
     }
 }

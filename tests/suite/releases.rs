@@ -3,80 +3,52 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tests::double::NodeDouble;
-use tests::stage::{Ran, Stage, USER, as_user, finish};
+use tests::place::{Place, fast};
+use tests::stage::USER;
 
 const JOB: &str = "10.srv";
 
-fn stage() -> Stage {
-    let node = NodeDouble::builder().gpus(1, "NVIDIA H200").fast().build();
-    Stage::new(node.expect("node"), "")
-}
-
-fn read(stage: &Stage, name: &str) -> Value {
-    let text = fs::read_to_string(stage.job(JOB).join(name)).expect(name);
+fn read(place: &Place, name: &str) -> Value {
+    let text = fs::read_to_string(place.job(JOB).join(name)).expect(name);
     serde_json::from_str(&text).expect("JSON")
 }
 
-fn write(stage: &Stage, name: &str, value: &Value) {
-    fs::write(stage.job(JOB).join(name), value.to_string()).expect(name);
+fn write(place: &Place, name: &str, value: &Value) {
+    fs::write(place.job(JOB).join(name), value.to_string()).expect(name);
 }
 
 #[test]
 fn a_journal_of_a_release_to_come_is_left_alone_and_told_by_a_drain() {
-    let stage = stage();
-    assert_eq!(stage.torque(JOB, "MPS=true").code, Some(0));
-    let ours = read(&stage, "journal");
+    let place = Place::with_job(fast(1), "", JOB, "MPS=true", "0");
+    let ours = read(&place, "journal");
     let mut newer = ours.clone();
     newer["version"] = json!(2);
     newer["plan"][0] = json!({"effect": "of-a-release-to-come"});
-    write(&stage, "journal", &newer);
-    let ended = stage.torque_end(JOB);
-    assert!(ended.err.contains("newer release"), "{ended:?}");
-    assert_eq!(read(&stage, "journal"), newer);
-    // Its MPS runs on, which this release cannot end: the node takes no other job until the newer one is back.
-    let drains: Vec<_> = fs::read_dir(stage.path("state/drains"))
-        .expect("drains")
-        .flatten()
-        .collect();
-    assert_eq!(drains.len(), 1, "{ended:?}");
-    let told = fs::read_to_string(drains[0].path()).expect("marker");
-    assert!(told.contains("written by a newer release"), "{told}");
-    fs::remove_file(drains[0].path()).expect("marker");
-    // A field more in a format of this number is no obstacle.
+    write(&place, "journal", &newer);
+    place.torque_end(JOB).complains("newer release");
+    assert_eq!(read(&place, "journal"), newer);
+    // This release cannot end its MPS: the node takes no other job until the newer release is back.
+    let drains = place.take_drains();
+    assert_eq!(drains.len(), 1, "{drains:?}");
+    let told = drains[0].contains("written by a newer release");
+    assert!(told, "{drains:?}");
+    // A further field in a format of this number is no obstacle.
     let mut more = ours;
     more["of_a_release_to_come"] = json!({"any": ["thing"]});
-    write(&stage, "journal", &more);
-    let ended = stage.torque_end(JOB);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    stage.assert_clean();
-}
-
-fn env(stage: &Stage) -> Ran {
-    let mut command = as_user(USER, stage.program("mpsctl"));
-    command
-        .arg("--config")
-        .arg(stage.config())
-        .args(["env", "--job", JOB])
-        .env_clear();
-    finish(command)
+    write(&place, "journal", &more);
+    place.assert_ends_clean(JOB, "a further field");
 }
 
 #[test]
 fn a_task_refuses_the_record_of_a_release_to_come_by_its_number() {
-    let stage = stage();
-    assert_eq!(stage.torque(JOB, "MPS=true").code, Some(0));
-    let ours = read(&stage, "record");
-    let mut newer = ours;
+    let place = Place::with_job(fast(1), "", JOB, "MPS=true", "0");
+    let mut newer = read(&place, "record");
     newer["version"] = json!(2);
     newer["of_a_release_to_come"] = json!(true);
-    write(&stage, "record", &newer);
-    let refused = env(&stage);
-    assert!(
-        refused.code != Some(0) && refused.err.contains("record of version 2"),
-        "{refused:?}"
-    );
-    assert!(!refused.out.contains("CUDA_MPS_PIPE_DIRECTORY"), "{refused:?}");
-    assert_eq!(stage.torque_end(JOB).code, Some(0));
-    stage.assert_clean();
+    write(&place, "record", &newer);
+    let refused = place.mpsctl_as(USER, &["env", "--job", JOB], &[]);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    refused.complains("record of version 2");
+    refused.lacks("CUDA_MPS_PIPE_DIRECTORY");
+    place.assert_ends_clean(JOB, "a newer record");
 }

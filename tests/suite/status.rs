@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::time::Duration;
 
 use mpsd_core::paths::JOURNAL;
 use nix::pty::{Winsize, openpty};
@@ -12,218 +12,159 @@ use nix::sys::termios::{LocalFlags, tcgetattr};
 use serde_json::Value;
 use tests::double::Builder;
 use tests::double::look::wait_until;
-use tests::place::{Place, Running, fast, kill, side_by_side};
-use tests::stage::{OTHER_USER, Ran, USER, as_user, finish};
+use tests::place::{Place, Running, eventually, fast, kill, side_by_side};
+use tests::stage::{OTHER_USER, Ran, USER};
 
-const CONFIG: &str = "deadline_s = 20\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=1G";
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(40);
 
 fn served(node: Builder, job: &str, gpus: &str) -> Place {
-    let place = Place::new(node, CONFIG);
-    let ran = place.torque(job, ACCOUNT, gpus);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    place
+    Place::with_job(node, "deadline_s = 20\n", job, ACCOUNT, gpus)
 }
 
-/// `mpsctl status` of `user`, root's without one.
+/// `mpsctl status` of `user`, or of root.
 fn status(place: &Place, user: Option<&str>, args: &[&str], env: &[(&str, &str)]) -> Ran {
-    let program = place.stage.program("mpsctl");
-    let mut command = match user {
-        Some(user) => as_user(user, program),
-        None => Command::new(program),
-    };
-    command
-        .arg("--config")
-        .arg(place.stage.config())
-        .arg("status")
-        .args(args);
-    finish({
-        command.env_clear().envs(env.iter().copied());
-        command
-    })
+    let args = [&["status"], args].concat();
+    match user {
+        Some(user) => place.mpsctl_as(user, &args, env),
+        None => place.run("mpsctl", &args, env),
+    }
 }
 
-#[track_caller]
-fn object(ran: &Ran) -> Value {
-    serde_json::from_str(&ran.out).unwrap_or_else(|e| panic!("{e}: {ran:?}"))
+/// `mpsctl status` of a task of this job.
+fn status_in(place: &Place, job: &str, args: &[&str]) -> Ran {
+    let (name, pipe) = place.pipe(job);
+    let env = [("PBS_JOBID", job), (name.as_str(), pipe.as_str())];
+    status(place, Some(USER), args, &env)
 }
 
 /// A client of the job on this GPU of it, attached.
 fn client(place: &Place, job: &str, gpu: &str, rank: &str) -> Running {
-    place.attached(job, &["--hold", "30", "--gpu", gpu], &[("SLURM_PROCID", rank)])
+    let args = ["--hold", "30", "--gpu", gpu];
+    place.attached(job, &args, &[("SLURM_PROCID", rank)])
 }
 
 #[test]
 fn eight_clients_are_shown_to_their_user_and_to_root_and_so_is_the_gpu_without_one() {
-    let place = served(fast(2), "300.srv", "0,1");
-    let clients: Vec<Running> = (0..8)
-        .map(|n| client(&place, "300.srv", "1", &n.to_string()))
+    let (place, job) = (served(fast(2), "300.srv", "0,1"), "300.srv");
+    let ranks: Vec<u64> = (0..8).collect();
+    let clients: Vec<Running> = ranks
+        .iter()
+        .map(|rank| client(&place, job, "1", &rank.to_string()))
         .collect();
-    let pipe = place.pipe("300.srv");
-    let env = [("PBS_JOBID", "300.srv"), (pipe.0.as_str(), pipe.1.as_str())];
-    let uuids = place.stage.node.uuids();
-    for (user, env) in [(Some(USER), &env[..]), (None, &[])] {
-        let ran = status(&place, user, &["--json"], env);
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-        let told = object(&ran);
-        let job = &told["jobs"][0];
-        assert_eq!(job["job"], "300.srv");
-        assert_eq!(job["without_client"], serde_json::json!([uuids[0]]), "{told}");
-        let shown = job["gpus"][1]["clients"].as_array().expect("clients");
-        let of = |key: &str| -> Vec<u64> { shown.iter().filter_map(|c| c[key].as_u64()).collect() };
-        let pids: Vec<u64> = clients.iter().map(|client| u64::from(client.0.id())).collect();
-        assert_eq!(of("rank"), (0..8).collect::<Vec<u64>>(), "{told}");
+    let pids: Vec<u64> = clients.iter().map(|client| client.pid().into()).collect();
+    let of_task = status_in(&place, job, &["--json"]);
+    let of_root = status(&place, None, &["--json"], &[]);
+    assert_eq!(of_task.json()["under_mps"]["attached"], "yes");
+    for ran in [of_task, of_root] {
+        let told = ran.ok().json();
+        let shown = &told["jobs"][0];
+        assert_eq!(shown["job"], job);
+        let idle = serde_json::json!([place.node.uuids()[0]]);
+        assert_eq!(shown["without_client"], idle, "{told}");
+        let all = shown["gpus"][1]["clients"].as_array().expect("clients");
+        let of = |key: &str| -> Vec<u64> { all.iter().filter_map(|c| c[key].as_u64()).collect() };
+        assert_eq!(of("rank"), ranks, "{told}");
         assert_eq!(of("pid"), pids, "{told}");
-        assert!(
-            of("memory_mib").iter().all(|mib| *mib > 0) && of("memory_mib").len() == 8,
-            "{told}"
-        );
+        assert_eq!(of("memory_mib").len(), 8, "{told}");
+        assert!(of("memory_mib").iter().all(|mib| *mib > 0), "{told}");
         let is_client = |c: &Value| c["command"].as_str().is_some_and(|c| c.contains("--hold 30"));
-        assert!(shown.iter().all(is_client), "{told}");
-        let limits = job["daemons"][0]["limits"].as_array().expect("limits");
-        assert!(
-            limits.len() == 3 && limits.iter().all(|limit| limit["holds"] == true),
-            "{told}"
-        );
-        assert_eq!(job["daemons"][0]["servers"][0]["state"], "ACTIVE");
+        assert!(all.iter().all(is_client), "{told}");
+        let daemon = &shown["daemons"][0];
+        let limits = daemon["limits"].as_array().expect("limits");
+        let holds: Vec<bool> = limits.iter().map(|limit| limit["holds"] == true).collect();
+        assert_eq!(holds, [true; 3], "{told}");
+        assert_eq!(daemon["servers"][0]["state"], "ACTIVE");
     }
-    assert_eq!(
-        object(&status(&place, Some(USER), &["--json"], &env))["under_mps"]["attached"],
-        "yes"
-    );
-    let text = status(&place, Some(USER), &[], &env);
-    assert!(
-        text.out.contains("under MPS: yes") && text.out.contains("no client uses GPU 0"),
-        "{text:?}"
-    );
+    let text = status_in(&place, job, &[]);
+    text.prints("under MPS: yes").prints("no client uses GPU 0");
     drop(clients);
-    place.assert_ends_clean("300.srv", "status");
+    place.assert_ends_clean(job, "status");
 }
 
 #[test]
 fn a_task_is_told_why_it_is_not_under_mps() {
-    let place = served(fast(1), "301.srv", "0");
-    let job = ("PBS_JOBID", "301.srv");
+    let (place, job) = (served(fast(1), "301.srv", "0"), "301.srv");
     let elsewhere = ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps");
+    let of_job = ("PBS_JOBID", job);
     for (env, words) in [
         (&[][..], "this is no job"),
+        (&[("PBS_JOBID", "399.srv")], "job 399.srv has no MPS on this node"),
+        (&[of_job], "CUDA_MPS_PIPE_DIRECTORY is not set here"),
         (
-            &[("PBS_JOBID", "399.srv")][..],
-            "job 399.srv has no MPS on this node",
-        ),
-        (&[job][..], "CUDA_MPS_PIPE_DIRECTORY is not set here"),
-        (
-            &[job, elsewhere][..],
+            &[of_job, elsewhere],
             "'/tmp/nvidia-mps', which is no daemon's of job 301.srv",
         ),
     ] {
-        let ran = status(&place, Some(USER), &[], env);
-        assert!(ran.code == Some(1) && ran.out.contains(words), "{words}: {ran:?}");
+        let ran = status(&place, Some(USER), &[], env).exits(1);
+        ran.prints(words);
     }
-    // Whoever names a job asks for that job.
-    let ran = status(&place, Some(USER), &["301.srv"], &[]);
-    assert!(ran.code == Some(0) && ran.out.contains("MPS is up"), "{ran:?}");
-    let ran = status(&place, Some(OTHER_USER), &["301.srv"], &[]);
-    assert!(
-        ran.code == Some(1) && ran.err.contains("another user's"),
-        "{ran:?}"
-    );
+    // With a job's name the question is about that job.
+    let named = |user| status(&place, Some(user), &[job], &[]);
+    named(USER).ok().prints("MPS is up");
+    named(OTHER_USER).exits(1).complains("another user's");
     // Its daemon dies.
-    let pipe = place.pipe("301.srv");
-    let env = [job, (pipe.0.as_str(), pipe.1.as_str())];
-    assert_eq!(status(&place, Some(USER), &[], &env).code, Some(0));
+    status_in(&place, job, &[]).ok();
     kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
-    let ended = || status(&place, Some(USER), &[], &env).code == Some(1);
-    assert!(wait_until(SOON, ended), "its socket goes with it");
-    let ran = status(&place, Some(USER), &[], &env);
-    assert!(
-        ran.code == Some(1) && ran.out.contains("outside MPS, or not at all"),
-        "{ran:?}"
-    );
-    place.assert_ends_clean("301.srv", "status");
+    eventually("its socket is gone", || {
+        status_in(&place, job, &[]).code == Some(1)
+    });
+    status_in(&place, job, &[]).prints("outside MPS, or not at all");
+    place.assert_ends_clean(job, "status");
 }
 
 #[test]
 fn root_waits_for_no_daemon_and_a_hung_one_is_said_to_be() {
     let place = served(fast(1), "302.srv", "0");
     let other = place.torque("303.srv", "MPS=true", "0");
-    let control = place.pids("nvidia-cuda-mps-control");
-    kill(control[0], Signal::SIGSTOP);
-    let began = Instant::now();
-    let ran = status(&place, None, &[], &[]);
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
-    assert_eq!(
-        (ran.code, ran.out.matches("no answer").count()),
-        (Some(0), 1),
-        "{ran:?}"
-    );
+    let control = place.pids("nvidia-cuda-mps-control")[0];
+    kill(control, Signal::SIGSTOP);
+    let ran = status(&place, None, &[], &[]).ok();
+    ran.within(Duration::from_secs(8));
+    assert_eq!(ran.out.matches("no answer").count(), 1, "{ran:?}");
     if other.code == Some(0) {
-        assert!(
-            ran.out.contains("answers; server"),
-            "the other job's is told: {ran:?}"
-        );
+        ran.prints("answers; server");
     }
-    // And one whose process that asks is stopped as well.
-    let pipe = place.pipe("302.srv");
-    let env = [("PBS_JOBID", "302.srv"), (pipe.0.as_str(), pipe.1.as_str())];
-    let ran = status(&place, Some(USER), &[], &env);
-    assert!(
-        ran.code == Some(2) && ran.out.contains("under MPS: unknown"),
-        "{ran:?}"
-    );
-    kill(control[0], Signal::SIGCONT);
-    let _ = place.strict_end("303.srv");
+    // And a task whose own session hangs.
+    let ran = status_in(&place, "302.srv", &[]).exits(2);
+    ran.prints("under MPS: unknown");
+    kill(control, Signal::SIGCONT);
+    place.strict_end("303.srv");
     place.assert_ends_clean("302.srv", "a hung daemon");
 }
 
 #[test]
 fn a_journal_that_cannot_be_read_hides_no_other_job() {
     let place = served(fast(2), "306.srv", "0");
-    let other = place.torque("307.srv", ACCOUNT, "1");
-    assert_eq!(other.code, Some(0), "{other:?}");
-    let journal = place.stage.job("307.srv").join(JOURNAL);
+    place.begin("307.srv", ACCOUNT, "1");
+    let journal = place.job("307.srv").join(JOURNAL);
     let whole = std::fs::read(&journal).expect("journal");
     std::fs::write(&journal, "{").expect("journal");
-    let ran = status(&place, None, &[], &[]);
-    assert!(
-        ran.code == Some(2) && ran.out.contains("job 306.srv of ") && ran.out.contains("MPS is up"),
-        "{ran:?}"
-    );
+    let ran = status(&place, None, &[], &[]).exits(2);
+    ran.prints("job 306.srv of ").prints("MPS is up");
     let of_it = ran.out.lines().filter(|line| line.contains("307.srv"));
     assert_eq!(of_it.count(), 1, "{ran:?}");
-    let ran = status(&place, None, &["--json"], &[]);
-    let told = object(&ran);
-    assert!(
-        ran.code == Some(2) && told["jobs"][0]["job"] == "306.srv",
-        "{ran:?}"
-    );
-    assert!(
-        told["unread"][0]
-            .as_str()
-            .is_some_and(|line| line.contains("307.srv")),
-        "{told}"
-    );
-    let ran = status(&place, None, &["307.srv"], &[]);
-    assert!(ran.code == Some(2) && ran.out.contains("307.srv"), "{ran:?}");
+    let told = status(&place, None, &["--json"], &[]).exits(2).json();
+    assert_eq!(told["jobs"][0]["job"], "306.srv", "{told}");
+    let unread = told["unread"][0].as_str().expect("a line");
+    assert!(unread.contains("307.srv"), "{told}");
+    let ran = status(&place, None, &["307.srv"], &[]).exits(2);
+    ran.prints("307.srv");
     std::fs::write(&journal, whole).expect("journal");
-    assert_eq!(place.strict_end("307.srv").code, Some(0));
+    place.end("307.srv");
     place.assert_ends_clean("306.srv", "an unreadable journal");
 }
 
 /// What a user's own control daemon may answer.
 fn nonsense() -> [(&'static str, String); 6] {
-    let megabytes = "x".repeat(3 << 20);
+    let numbers = "1\n-7\n99999999999999999999\n4194304999\n2147483647";
     [
         ("escapes", "\u{1b}[2J\u{1b}]0;owned\u{7}\u{202e}".to_owned()),
         ("nothing", String::new()),
-        (
-            "numbers",
-            "1\n-7\n99999999999999999999\n4194304999\n2147483647".to_owned(),
-        ),
+        ("numbers", numbers.to_owned()),
         ("others", format!("1\n{}", std::process::id())),
         ("binary", "\u{0}\u{1}\u{fffd}\r\n\t\u{9b}31m".to_owned()),
-        ("megabytes", megabytes),
+        ("megabytes", "x".repeat(3 << 20)),
     ]
 }
 
@@ -242,15 +183,10 @@ fn a_daemon_that_answers_nonsense_gets_no_control_character_onto_a_terminal() {
         });
         let place = served(node, "304.srv", "0");
         let client = client(&place, "304.srv", "0", "0\u{1b}");
-        let pipe = place.pipe("304.srv");
-        let env = [("PBS_JOBID", "304.srv"), (pipe.0.as_str(), pipe.1.as_str())];
-        for (user, env) in [(Some(USER), &env[..]), (None, &[])] {
-            for args in [&[][..], &["--json"]] {
-                let ran = status(&place, user, args, env);
-                let what = format!("{name} for {commands:?}, {user:?} {args:?}");
-                assert_harmless(&ran, &what);
-                assert_names_nobody_else(&ran, &what);
-            }
+        for args in [&[][..], &["--json"]] {
+            let what = format!("{name} for {commands:?}, {args:?}");
+            assert_harmless(&status_in(&place, "304.srv", args), &what);
+            assert_harmless(&status(&place, None, args, &[]), &what);
         }
         drop(client);
         place.assert_ends_clean("304.srv", name);
@@ -264,16 +200,10 @@ fn assert_harmless(ran: &Ran, what: &str) {
     assert!(ran.took < Duration::from_secs(12), "{what}: {:?}", ran.took);
     let hidden = |c: char| (c.is_control() && c != '\n') || ('\u{200b}'..='\u{202e}').contains(&c);
     assert!(!(ran.out.clone() + &ran.err).contains(hidden), "{what}: {ran:?}");
-    // Pid 1 and the test itself are no clients, whatever the daemon says.
-    assert!(
-        !ran.out.contains("/suite") && !ran.out.contains("init"),
-        "{what}: {ran:?}"
-    );
-}
-
-/// Pid 1 and the test itself are neither a server nor a client of the job's user, whatever the daemon says.
-#[track_caller]
-fn assert_names_nobody_else(ran: &Ran, what: &str) {
+    // Pid 1 and the test itself are neither a server nor a client of the job's user.
+    for name in ["/suite", "init"] {
+        assert!(!ran.out.contains(name), "{what}: {ran:?}");
+    }
     for pid in [1, std::process::id()] {
         for named in [format!("\"pid\":{pid},"), format!("server {pid} ")] {
             assert!(!ran.out.contains(&named), "{what}: {named}: {ran:?}");
@@ -285,7 +215,7 @@ fn assert_names_nobody_else(ran: &Ran, what: &str) {
 
 /// `mpsctl status --watch` of the job's user on a terminal of its own.
 struct Watch {
-    child: Child,
+    process: Running,
     terminal: OwnedFd,
     _other: OwnedFd,
     seen: String,
@@ -300,38 +230,32 @@ impl Watch {
             ws_ypixel: 0,
         };
         let pty = openpty(&size, None).expect("terminal");
-        let mut command = as_user(USER, place.stage.program("mpsctl"));
-        command
-            .arg("--config")
-            .arg(place.stage.config())
-            .args(["status", "--watch"]);
-        command.env_clear().env("PBS_JOBID", job).envs([place.pipe(job)]);
         let end = || Stdio::from(pty.slave.try_clone().expect("descriptor"));
-        let child = command
-            .stdin(end())
-            .stdout(end())
-            .stderr(end())
-            .process_group(0)
-            .spawn();
+        let mut command = place.mpsctl_of(USER);
+        command.args(["status", "--watch"]).env("PBS_JOBID", job);
+        command.envs([place.pipe(job)]).process_group(0);
+        let process = Running::start(command.stdin(end()).stdout(end()).stderr(end()));
         let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
         nix::fcntl::fcntl(&pty.master, flags).expect("terminal");
         Self {
-            child: child.expect("mpsctl"),
+            process,
             terminal: pty.master,
             _other: pty.slave,
             seen: String::new(),
         }
     }
 
-    /// Whether it shows this, within a moment.
-    fn shows(&mut self, words: &str) -> bool {
-        wait_until(SOON * 2, || {
+    /// Waits until it shows this.
+    #[track_caller]
+    fn shows(&mut self, words: &str) {
+        let shown = wait_until(SOON, || {
             let mut block = [0_u8; 8192];
             while let Ok(n @ 1..) = nix::unistd::read(self.terminal.as_fd(), &mut block) {
                 self.seen.push_str(&String::from_utf8_lossy(&block[..n]));
             }
             self.seen.contains(words)
-        })
+        });
+        assert!(shown, "'{words}' in {:?}", self.seen);
     }
 
     fn types(&self, text: &str) {
@@ -344,68 +268,51 @@ impl Watch {
         flags.contains(LocalFlags::ECHO | LocalFlags::ICANON | LocalFlags::ISIG)
     }
 
-    /// Its end, after which the terminal must be as before.
+    /// Asserts that it ends with 0, and that the terminal is then as before.
     #[track_caller]
-    fn ends(mut self, how: &str) -> Option<i32> {
-        let ended = wait_until(SOON, || self.child.try_wait().is_ok_and(|end| end.is_some()));
-        assert!(ended, "{how}: it goes on");
-        assert!(self.shows("\u{1b}[?25h\u{1b}[?1049l"), "{how}: {:?}", self.seen);
+    fn ends(mut self, how: &str) {
+        assert_eq!(self.process.wait(), Some(0), "{how}");
+        self.shows("\u{1b}[?25h\u{1b}[?1049l");
         assert!(self.is_usual(), "{how}: the terminal is not as before");
-        self.child.wait().expect("wait").code()
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
 #[test]
 fn a_live_view_is_redrawn_in_place_and_gives_the_terminal_back() {
-    let place = served(fast(1), "305.srv", "0");
-    let first = client(&place, "305.srv", "0", "0");
-    for (how, end) in [
-        ("q", None),
-        ("Ctrl-C", None),
-        ("SIGTERM", Some(Signal::SIGTERM)),
-        ("SIGHUP", Some(Signal::SIGHUP)),
-        ("SIGINT", Some(Signal::SIGINT)),
+    let (place, job) = (served(fast(1), "305.srv", "0"), "305.srv");
+    let first = client(&place, job, "0", "0");
+    for (how, keys, signal) in [
+        ("q", "q", None),
+        ("Ctrl-C", "\u{3}", None),
+        ("SIGTERM", "", Some(Signal::SIGTERM)),
+        ("SIGHUP", "", Some(Signal::SIGHUP)),
+        ("SIGINT", "", Some(Signal::SIGINT)),
     ] {
-        let mut watch = Watch::start(&place, "305.srv");
-        assert!(watch.is_usual() || watch.shows("\u{1b}[?1049h"));
-        assert!(
-            watch.shows("under MPS: yes") && watch.shows("GPU     PID"),
-            "{how}: {:?}",
-            watch.seen
-        );
+        let mut watch = Watch::start(&place, job);
+        watch.shows("\u{1b}[?1049h");
+        watch.shows("under MPS: yes");
+        watch.shows("GPU     PID");
         assert!(!watch.is_usual(), "{how}: it reads single keys");
-        let longest = watch
-            .seen
-            .split("\r\n")
-            .map(|line| line.replace("\u{1b}[K", "").replace("\u{1b}[H", ""));
-        let longest = longest.map(|line| line.chars().count()).max();
+        let plain = watch.seen.replace("\u{1b}[K", "").replace("\u{1b}[H", "");
+        let longest = plain.split("\r\n").map(|line| line.chars().count()).max();
         assert!(longest <= Some(60 + 20), "{how}: {:?}", watch.seen);
-        match (how, end) {
-            ("q", _) => watch.types("q"),
-            ("Ctrl-C", _) => watch.types("\u{3}"),
-            (_, Some(signal)) => kill(watch.child.id(), signal),
-            _ => {}
+        watch.types(keys);
+        if let Some(signal) = signal {
+            kill(watch.process.pid(), signal);
         }
-        assert_eq!(watch.ends(how), Some(0), "{how}");
+        watch.ends(how);
     }
-    // A client that comes is there at the next look.
-    let mut watch = Watch::start(&place, "305.srv");
-    assert!(watch.shows("GPU     PID"));
-    let second = client(&place, "305.srv", "0", "1");
+    // A new client is there at the next look.
+    let mut watch = Watch::start(&place, job);
+    watch.shows("GPU     PID");
+    let second = client(&place, job, "0", "1");
     watch.seen.clear();
-    assert!(watch.shows(&second.0.id().to_string()), "{:?}", watch.seen);
+    watch.shows(&second.pid().to_string());
     watch.types("q");
-    assert_eq!(watch.ends("a client that came"), Some(0));
+    watch.ends("a client that came");
     // Without a terminal it is refused.
-    let ran = status(&place, Some(USER), &["--watch"], &[("PBS_JOBID", "305.srv")]);
-    assert!(ran.code == Some(1) && ran.err.contains("no terminal"), "{ran:?}");
+    let ran = status_in(&place, job, &["--watch"]).exits(1);
+    ran.complains("no terminal");
     drop((first, second));
-    place.assert_ends_clean("305.srv", "a live view");
+    place.assert_ends_clean(job, "a live view");
 }

@@ -1,17 +1,17 @@
-//! `mpsctl sweep` as an ordinary user in a job: what it measures and advises, and that nothing of what it starts is left.
+//! `mpsctl sweep` as an ordinary user in a job: what it measures and advises, and that it leaves no process behind.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::chown;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, User};
+use nix::sys::signal::Signal;
 use serde_json::Value;
+use tests::child::{Ran as Ended, Running};
 use tests::double::{copy_program, look};
-use tests::place::{Place, fast};
-use tests::stage::{Ran, USER, as_user, finish};
+use tests::place::{Place, eventually, fast, kill};
+use tests::stage::{self, Ran, USER, finish, uid_of};
 
 /// The job of these tests.
 const JOB: &str = "7.srv";
@@ -19,42 +19,38 @@ const JOB: &str = "7.srv";
 /// A node with a job of [`USER`]'s, and programs for it to run.
 struct Bench {
     place: Place,
-    asked: bool,
 }
 
 impl Bench {
+    /// One GPU under MPS, and the compute mode as it is.
+    fn usual() -> Self {
+        Self::new(1, "keep", "MPS=true")
+    }
+
     /// `compute_mode` is that of the site; an empty account asks for nothing.
     fn new(gpus: usize, compute_mode: &str, account: &str) -> Self {
         let place = Place::new(fast(gpus), &format!("compute_mode = \"{compute_mode}\""));
-        let stage = &place.stage;
-        let user = User::from_name(USER).expect("passwd").expect("user");
         for dir in ["programs", "peers"] {
-            let dir = stage.path(dir);
-            fs::create_dir(&dir).expect("directory");
-            chown(&dir, Some(user.uid.as_raw()), Some(user.gid.as_raw())).expect("chown");
+            chown(place.directory(dir), Some(uid_of(USER)), None).expect("chown");
         }
-        copy_program("/bin/sleep".as_ref(), &stage.path("programs/linger")).expect("sleep");
-        let asked = !account.is_empty();
-        if asked {
-            let list: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
-            let ran = place.torque(JOB, account, &list.join(","));
-            assert_eq!(ran.code, Some(0), "{ran:?}");
-        }
-        Self { place, asked }
+        let linger = place.path("programs/linger");
+        copy_program("/bin/sleep".as_ref(), &linger).expect("sleep");
+        let list: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
+        place.begin(JOB, account, &list.join(","));
+        Self { place }
     }
 
     /// A script of the user's.
     fn script(&self, name: &str, text: &str) -> String {
-        let file = self.place.stage.path("programs").join(name);
-        fs::write(&file, format!("#!/bin/sh\n{text}\n")).expect("script");
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("chmod");
+        let file = self.place.path("programs").join(name);
+        stage::script(&file, text);
         file.display().to_string()
     }
 
-    /// A client of the simulated CUDA whose speed depends on how it shares the GPU: taking turns they have 1000 together, under
-    /// MPS 3000, and 4000 where each has a share; one alone has 1000.
+    /// A client of the simulated CUDA whose speed depends on how it shares the GPU. Clients that take turns have 1000 together, under MPS
+    /// 3000, and with a share each 4000. A single client has 1000.
     fn simulation(&self) -> String {
-        let (peers, client) = (self.place.stage.path("peers"), self.place.stage.node.client());
+        let (peers, client) = (self.place.path("peers"), self.place.node.client());
         let text = format!(
             "cd {peers}\n{client} --node {node} --alloc 256 --hold 3 >$$ &\nuntil [ -s $$ ]; do sleep 0.1; done\nsleep 1.5\nset -- *\n\
              case $(cat $$) in\n\
@@ -62,22 +58,15 @@ impl Bench {
              each=$((all / $#))\n[ $each -le 1000 ] || each=1000\necho \"speed: $each ns/day\"\nwait\nrm $$",
             peers = peers.display(),
             client = client.display(),
-            node = self.place.stage.node.dir().display(),
+            node = self.place.node.dir().display(),
         );
         self.script("simulation", &text)
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = as_user(USER, self.place.stage.program("mpsctl"));
-        command
-            .arg("--config")
-            .arg(self.place.stage.config())
-            .arg("sweep")
-            .args(args);
-        command
-            .env_clear()
-            .env("PATH", "/usr/bin:/bin")
-            .env("PBS_JOBID", JOB);
+        let mut command = self.place.mpsctl_of(USER);
+        command.arg("sweep").args(args);
+        command.envs([("PATH", "/usr/bin:/bin"), ("PBS_JOBID", JOB)]);
         command
     }
 
@@ -88,9 +77,7 @@ impl Bench {
     /// The same as JSON.
     #[track_caller]
     fn json(&self, args: &[&str]) -> Value {
-        let ran = self.sweep(&[&["--json"], args].concat());
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-        serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {ran:?}"))
+        self.sweep(&[&["--json"], args].concat()).ok().json()
     }
 
     /// So many clients under MPS alone, without a share.
@@ -99,27 +86,18 @@ impl Bench {
         self.json(&[&words, more].concat())
     }
 
-    /// What runs out of the user's directory, or of the node's clients.
+    /// The processes of the user's programs, and the node's clients.
     fn left(&self) -> Vec<String> {
-        let programs = look::processes_from(&self.place.stage.path("programs"));
-        let clients = self.place.stage.node.processes().into_iter().filter(|process| {
-            let name = process
-                .exe
-                .file_name()
-                .map(|name| name.to_string_lossy().into_owned());
-            name.is_some_and(|name| !name.starts_with("nvidia"))
-        });
-        let scripts = look::processes().into_iter().filter(|process| {
-            let ours = self.place.stage.path("programs").display().to_string();
-            process.args.iter().any(|arg| arg.starts_with(&ours))
-                && !process.args.iter().any(|arg| arg == "sweep")
-        });
-        programs
-            .into_iter()
-            .chain(clients)
-            .chain(scripts)
-            .map(|process| format!("{process:?}"))
-            .collect()
+        let dir = self.place.path("programs");
+        let ours = dir.display().to_string();
+        let is_left = |process: &look::Process| {
+            let args = &process.args;
+            let is_script =
+                args.iter().any(|arg| arg.starts_with(&ours)) && !args.contains(&"sweep".to_owned());
+            process.exe.starts_with(&dir) || process.exe == self.place.node.client() || is_script
+        };
+        let all = look::processes().into_iter().filter(is_left);
+        all.map(|process| format!("{process:?}")).collect()
     }
 
     #[track_caller]
@@ -131,9 +109,7 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        if self.asked {
-            let _ = self.place.stage.torque_end(JOB);
-        }
+        let _ = self.place.torque_end(JOB);
     }
 }
 
@@ -154,32 +130,16 @@ fn figure(json: &Value, clients: u64, threads: Option<&str>) -> f64 {
 
 #[test]
 fn clients_are_measured_side_by_side_and_the_best_is_told() {
-    let bench = Bench::new(1, "keep", "MPS=true");
-    let plot = bench.place.stage.path("programs/plot.svg");
+    let bench = Bench::usual();
+    let plot = bench.place.path("programs/plot.svg");
     let simulation = bench.simulation();
-    let args = [
-        "--clients",
-        "4,1,2",
-        "--metric",
-        "ns/day",
-        "--svg",
-        plot.to_str().expect("text"),
-        "--",
-        &simulation,
-    ];
-    let json = bench.json(&args);
-    let of = |clients, threads| figure(&json, clients, threads);
-    assert_eq!(
-        [of(1, None), of(2, None), of(4, None)],
-        [1000.0; 3],
-        "taking turns: {json}"
-    );
-    assert_eq!(
-        [of(1, Some("none")), of(2, Some("none")), of(4, Some("none"))],
-        [1000.0, 2000.0, 3000.0],
-        "under MPS: {json}"
-    );
-    assert_eq!(of(4, Some("auto")), 4000.0, "with a share: {json}");
+    let svg = plot.to_str().expect("text");
+    let args = ["--clients", "4,1,2", "--metric", "ns/day", "--svg", svg];
+    let json = bench.json(&[&args[..], &["--", &simulation]].concat());
+    let of = |threads| [1, 2, 4].map(|clients| figure(&json, clients, threads));
+    assert_eq!(of(None), [1000.0; 3], "taking turns: {json}");
+    assert_eq!(of(Some("none")), [1000.0, 2000.0, 3000.0], "under MPS: {json}");
+    assert_eq!(of(Some("auto"))[2], 4000.0, "with a share: {json}");
     assert_eq!(row(&json, 4, Some("auto"))["percent"], 50.0);
     assert!(
         row(&json, 2, Some("auto"))["percent"].is_null(),
@@ -190,142 +150,81 @@ fn clients_are_measured_side_by_side_and_the_best_is_told() {
         "4 clients, MPS=true,MPS_THREADS=auto: 4.0 × one after another, 4.0 × the same 4 without MPS; memory allows 272, MPS 48; \
          more may be better still (--clients 8)"
     );
-    let memory = row(&json, 4, Some("none"))["memory_mib"]
-        .as_u64()
-        .expect("memory");
+    let memory = row(&json, 4, Some("none"))["memory_mib"].as_u64();
+    let memory = memory.expect("memory");
     assert!((256..1024).contains(&memory), "256 MiB and a context: {memory}");
     let svg = fs::read_to_string(&plot).expect("plot");
-    assert!(
-        svg.starts_with("<svg") && svg.contains("MPS, auto") && svg.contains("ns/day"),
-        "{svg}"
-    );
+    assert!(svg.starts_with("<svg"), "{svg}");
+    assert!(svg.contains("MPS, auto") && svg.contains("ns/day"), "{svg}");
     bench.assert_none_left(Duration::ZERO);
 }
 
 #[test]
 fn a_table_with_bars_is_for_people() {
-    let bench = Bench::new(1, "keep", "MPS=true");
+    let bench = Bench::usual();
     let simulation = bench.simulation();
-    let ran = bench.sweep(&[
-        "--clients",
-        "1,4",
-        "--threads",
-        "none,100/n",
-        "--metric",
-        "([0-9]+) ns/day",
-        "--",
-        &simulation,
-    ]);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let options = ["--clients", "1,4", "--threads", "none,100/n"];
+    let metric = ["--metric", "([0-9]+) ns/day", "--", &simulation];
+    let ran = bench.sweep(&[&options[..], &metric].concat()).ok();
     let lines: Vec<&str> = ran.out.lines().collect();
-    assert_eq!(
-        lines[1], "clients  without MPS          MPS   MPS, 100/n  memory of each",
-        "{}",
-        ran.out
-    );
-    assert!(
-        lines[3].starts_with("      4        1,000        3,000        4,000"),
-        "{}",
-        ran.out
-    );
-    assert!(
-        ran.out
-            .contains(&format!("   4 MPS, 100/n  {} 4,000", "█".repeat(40))),
-        "{}",
-        ran.out
-    );
-    assert!(
-        ran.out
-            .contains("4 clients, MPS=true,MPS_THREADS=25: 4.0 × one after another"),
-        "{}",
-        ran.out
-    );
-    assert!(!ran.err.contains('\u{1b}'), "no terminal, no bar: {}", ran.err);
-    assert!(
-        ran.err.contains("4 clients, MPS: 3000.00"),
-        "a line for the job's log: {}",
-        ran.err
-    );
+    let heads: Vec<&str> = lines[1].split_whitespace().collect();
+    assert_eq!(heads[..4], ["clients", "without", "MPS", "MPS"], "{ran:?}");
+    let cells: Vec<&str> = lines[3].split_whitespace().collect();
+    assert_eq!(cells[..4], ["4", "1,000", "3,000", "4,000"], "{ran:?}");
+    ran.prints(format!("   4 MPS, 100/n  {} 4,000", "█".repeat(40)));
+    ran.prints("4 clients, MPS=true,MPS_THREADS=25: 4.0 × one after another");
+    // No terminal, so no bar, and a line for the job's log.
+    ran.lacks("\u{1b}").complains("4 clients, MPS: 3000.00");
 }
 
 #[test]
 fn copies_take_the_jobs_gpus_in_turn() {
     let bench = Bench::new(2, "keep", "MPS=true");
-    let peers = bench.place.stage.path("peers");
+    let peers = bench.place.path("peers");
     let text = format!(
         "cd {}\nenv >$$\necho 1 x\nexec {} --node {} --hold 0.3",
         peers.display(),
-        bench.place.stage.node.client().display(),
-        bench.place.stage.node.dir().display()
+        bench.place.node.client().display(),
+        bench.place.node.dir().display()
     );
     let client = bench.script("client", &text);
-    let json = bench.json(&[
-        "--clients",
-        "4",
-        "--threads",
-        "auto",
-        "--metric",
-        "x",
-        "--",
-        &client,
-    ]);
+    let options = ["--clients", "4", "--threads", "auto", "--metric", "x"];
+    let json = bench.json(&[&options[..], &["--", &client]].concat());
     assert_eq!(json["gpus"], 2);
-    assert_eq!(
-        row(&json, 4, Some("auto"))["percent"],
-        Value::Null,
-        "two on each GPU"
-    );
-    let mut with = Vec::new();
-    let mut without = Vec::new();
+    let percent = &row(&json, 4, Some("auto"))["percent"];
+    assert_eq!(*percent, Value::Null, "two on each GPU");
+    let (mut with, mut without) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(&peers).expect("peers").flatten() {
         let text = fs::read_to_string(entry.path()).expect("environment");
         let value = |name: &str| {
-            let line = text
-                .lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-            line.unwrap_or_default().to_owned()
+            let is_it = |line: &str| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned());
+            text.lines().find_map(is_it).unwrap_or_default()
         };
         let pipe = value("CUDA_MPS_PIPE_DIRECTORY");
-        let list = if pipe.ends_with(&format!("{JOB}/pipe")) {
-            &mut with
-        } else {
-            &mut without
-        };
-        assert_eq!(value("MPSD_JOB").is_empty(), !pipe.contains(JOB), "{text}");
-        assert!(
-            !pipe.is_empty() && (pipe.contains(JOB) || !PathBuf::from(&pipe).exists()),
-            "{text}"
-        );
+        let under_mps = pipe.ends_with(&format!("{JOB}/pipe"));
+        assert_eq!(value("MPSD_JOB").is_empty(), !under_mps, "{text}");
+        assert!(!pipe.is_empty(), "{text}");
+        assert!(under_mps || !PathBuf::from(&pipe).exists(), "{text}");
+        let list = if under_mps { &mut with } else { &mut without };
         list.push(value("CUDA_VISIBLE_DEVICES"));
     }
     for list in [&mut with, &mut without] {
         list.sort();
-        let half = list.first().cloned().expect("copies");
         assert_eq!(list.len(), 4, "{list:?}");
-        assert_eq!(
-            list.iter().filter(|gpu| **gpu == half).count(),
-            2,
-            "two on each: {list:?}"
-        );
+        let on_first = list.iter().filter(|gpu| **gpu == list[0]).count();
+        assert_eq!(on_first, 2, "two on each: {list:?}");
     }
 }
 
+/// In an exclusive mode nothing runs outside MPS.
 #[test]
-fn without_mps_is_left_out_where_nothing_runs_outside_of_it() {
+fn in_an_exclusive_mode_only_mps_is_measured() {
     let bench = Bench::new(1, "exclusive", "MPS=true");
     let json = bench.json(&["--clients", "1,2", "--", "/bin/true"]);
-    assert!(
-        json["rows"]
-            .as_array()
-            .expect("rows")
-            .iter()
-            .all(|row| row["mps"] == true),
-        "{json}"
-    );
-    assert!(
-        json["notes"][0].as_str().expect("note").contains("exclusive"),
-        "{json}"
-    );
+    let rows = json["rows"].as_array().expect("rows");
+    assert!(rows.iter().all(|row| row["mps"] == true), "{json}");
+    let note = json["notes"][0].as_str().expect("note");
+    assert!(note.contains("exclusive"), "{json}");
 }
 
 #[test]
@@ -333,70 +232,49 @@ fn a_job_without_mps_is_told_how_to_ask_and_one_with_a_share_is_refused() {
     let bench = Bench::new(1, "keep", "");
     let json = bench.json(&["--clients", "1", "--", "/bin/true"]);
     assert_eq!(json["rows"].as_array().expect("rows").len(), 1, "{json}");
-    assert!(
-        json["advice"]
-            .as_str()
-            .expect("advice")
-            .contains("submit it with -A MPS=true"),
-        "{json}"
-    );
+    let advice = json["advice"].as_str().expect("advice");
+    assert!(advice.contains("submit it with -A MPS=true"), "{json}");
     let mut outside = bench.command(&["--", "/bin/true"]);
-    let outside = finish({
-        outside.env_remove("PBS_JOBID");
-        outside
-    });
-    assert_eq!(outside.code, Some(1), "{outside:?}");
-    assert!(outside.err.contains("this is no job"), "{outside:?}");
+    let ran = finish(outside.env_remove("PBS_JOBID")).exits(1);
+    ran.complains("this is no job");
     let limited = Bench::new(1, "keep", "MPS=true,MPS_THREADS=25");
-    let ran = limited.sweep(&["--", "/bin/true"]);
-    assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert!(
-        ran.err.contains("25 %") && ran.err.contains("allowed: a job with --mps"),
-        "{ran:?}"
-    );
+    let ran = limited.sweep(&["--", "/bin/true"]).exits(1);
+    ran.complains("25 %").complains("allowed: a job with --mps");
 }
 
 #[test]
 fn completions_are_counted_and_a_run_that_never_ends_is_cut() {
-    let bench = Bench::new(1, "keep", "MPS=true");
+    let bench = Bench::usual();
     let quick = bench.script("quick", "sleep 0.5");
     let json = bench.limitless("1,2", &["--", &quick]);
     let [one, two] = [1, 2].map(|clients| figure(&json, clients, Some("none")));
     assert!((4000.0..7300.0).contains(&one), "two a second at most: {one}");
     assert!(two > 1.5 * one, "{json}");
     let json = bench.limitless("1", &["--seconds", "3", "--", &quick]);
-    assert!(
-        (4000.0..7300.0).contains(&figure(&json, 1, Some("none"))),
-        "{json}"
-    );
+    let cut = figure(&json, 1, Some("none"));
+    assert!((4000.0..7300.0).contains(&cut), "{json}");
     // The last figure before its time is up counts.
-    let endless = bench.script(
-        "endless",
-        "n=0; while :; do n=$((n + 1)); echo $n steps; sleep 0.2; done",
-    );
+    let text = "n=0; while :; do n=$((n + 1)); echo $n steps; sleep 0.2; done";
+    let endless = bench.script("endless", text);
     let json = bench.limitless("2", &["--seconds", "2", "--metric", "steps", "--", &endless]);
     assert!((10.0..24.0).contains(&figure(&json, 2, Some("none"))), "{json}");
-    // One without a figure, nor an end.
-    let ran = bench.sweep(&["--clients", "1", "--only-mps", "--seconds", "1", "--", &endless]);
-    assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert!(ran.out.contains("none came to its end within 1 s"), "{ran:?}");
+    // Without a figure or an end.
+    let options = ["--clients", "1", "--only-mps", "--seconds", "1"];
+    let ran = bench.sweep(&[&options[..], &["--", &endless]].concat());
+    ran.exits(1).prints("none came to its end within 1 s");
     bench.assert_none_left(Duration::ZERO);
 }
 
 #[test]
 fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
-    let bench = Bench::new(1, "keep", "MPS=true");
+    let bench = Bench::usual();
     let failing = bench.script("failing", "printf 'no \\033[31mspace\\007 left\\n' >&2; exit 3");
-    let ran = bench.sweep(&["--clients", "1,2", "--", &failing]);
-    assert_eq!(ran.code, Some(1), "{ran:?}");
-    let note = "note: 1 client, MPS: it ended by exit code 3; its last line: no ?[31mspace? left";
-    assert!(ran.out.contains(note), "{ran:?}");
-    assert!(
-        !ran.out.contains("2 clients"),
-        "more of the same is not tried: {ran:?}"
-    );
-    // So does each round: what fails with two has been measured with one in all of them.
-    let peers = bench.place.stage.path("peers");
+    let ran = bench.sweep(&["--clients", "1,2", "--", &failing]).exits(1);
+    ran.prints("note: 1 client, MPS: it ended by exit code 3; its last line: no ?[31mspace? left");
+    // It does not try more of the same.
+    assert!(!ran.out.contains("2 clients"), "{ran:?}");
+    // Each round tries the smaller number first: two fail, and one has a figure of each round.
+    let peers = bench.place.path("peers");
     let text = format!(
         "cd {}\n: >$$\nsleep 1\nfor peer in *; do kill -0 $peer 2>&- || rm -f $peer; done\nset -- *\nrm -f $$\n\
          [ $# -eq 1 ] || exit 3\necho '5 apples'",
@@ -407,30 +285,17 @@ fn a_program_that_fails_or_says_no_figure_is_told_in_its_own_words() {
     let one = row(&json, 1, Some("none"));
     assert_eq!(one["runs"].as_array().map(Vec::len), Some(3), "{json:#}");
     assert!(row(&json, 2, Some("none"))["failed"].is_string(), "{json:#}");
-    let mute = bench.sweep(&[
-        "--clients",
-        "1",
-        "--only-mps",
-        "--metric",
-        "ns/day",
-        "--",
-        "/bin/echo",
-        "3 apples",
-    ]);
-    assert!(
-        mute.out
-            .contains("nothing that it wrote matches 'ns/day'; its last line: 3 apples"),
-        "{mute:?}"
-    );
-    let absent = bench.sweep(&["--clients", "1", "--only-mps", "--", "/nonexistent"]);
-    assert!(absent.out.contains("cannot run '/nonexistent'"), "{absent:?}");
+    let one = |rest: &[&str]| bench.sweep(&[&["--clients", "1", "--only-mps"], rest].concat());
+    let mute = one(&["--metric", "ns/day", "--", "/bin/echo", "3 apples"]);
+    mute.prints("nothing that it wrote matches 'ns/day'; its last line: 3 apples");
+    one(&["--", "/nonexistent"]).prints("cannot run '/nonexistent'");
     let odd = bench.sweep(&["--threads", "120", "--", "/bin/true"]);
-    assert!(odd.code == Some(2) && odd.err.contains("above 100"), "{odd:?}");
+    odd.exits(2).complains("above 100");
 }
 
 #[test]
 fn megabytes_of_garbage_are_read_and_forgotten() {
-    let bench = Bench::new(1, "keep", "MPS=true");
+    let bench = Bench::usual();
     let text = "head -c 4000000 /dev/urandom; echo; echo '12.5 ns/day'; head -c 3000000 /dev/zero";
     let garbage = bench.script("garbage", text);
     let json = bench.limitless("2", &["--metric", "ns/day", "--", &garbage]);
@@ -442,8 +307,8 @@ const CLINGING: &str = "trap '' TERM\nsetsid LINGER 600 &\n(LINGER 601 &)\nLINGE
 
 #[test]
 fn children_that_outlive_their_run_are_ended_with_it() {
-    let bench = Bench::new(1, "keep", "MPS=true");
-    let linger = bench.place.stage.path("programs/linger").display().to_string();
+    let bench = Bench::usual();
+    let linger = bench.place.path("programs/linger").display().to_string();
     let text = CLINGING
         .replace("LINGER 602", "echo 1 x")
         .replace("LINGER", &linger);
@@ -453,61 +318,54 @@ fn children_that_outlive_their_run_are_ended_with_it() {
     bench.assert_none_left(Duration::ZERO);
 }
 
-/// A sweep of clinging copies, all of which run.
-fn clinging(bench: &Bench) -> Child {
-    let linger = bench.place.stage.path("programs/linger").display().to_string();
+/// A sweep of two clinging copies, all of which run.
+fn clinging(bench: &Bench) -> Running {
+    let linger = bench.place.path("programs/linger").display().to_string();
     let script = bench.script("clinging", &CLINGING.replace("LINGER", &linger));
-    let child = bench
-        .command(&["--clients", "2", "--only-mps", "--", &script])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("sweep");
-    let all = || look::processes_from(&bench.place.stage.path("programs")).len() == 6;
-    assert!(
-        look::wait_until(Duration::from_secs(20), all),
-        "{:?}",
-        bench.left()
-    );
-    child
+    let args = ["--clients", "2", "--only-mps", "--", &script];
+    let sweep = Running::start(&mut bench.command(&args), "").expect("sweep");
+    let running = || look::processes_from(&bench.place.path("programs")).len();
+    eventually("all copies run", || running() == 6);
+    sweep
+}
+
+/// The end of a sweep, with nothing left.
+#[track_caller]
+fn ended(bench: &Bench, sweep: Running) -> Ended {
+    let ended = sweep.finish(Duration::from_secs(60)).expect("its end");
+    bench.assert_none_left(Duration::ZERO);
+    ended
 }
 
 #[test]
 fn a_sweep_that_is_told_to_end_leaves_nothing_and_says_so() {
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        let bench = Bench::new(1, "keep", "MPS=true");
-        let child = clinging(&bench);
-        kill(Pid::from_raw(child.id().cast_signed()), signal).expect("signal");
-        let output = child.wait_with_output().expect("wait");
-        bench.assert_none_left(Duration::ZERO);
-        assert_eq!(output.status.code(), Some(128 + signal as i32), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains(&format!("ended by {signal}")), "{said}");
+        let bench = Bench::usual();
+        let sweep = clinging(&bench);
+        kill(sweep.pid(), signal);
+        let ran = ended(&bench, sweep);
+        assert_eq!(ran.code, Some(128 + signal as i32), "{ran:?}");
+        let told = ran.stderr.contains(&format!("ended by {signal}"));
+        assert!(told, "{ran:?}");
     }
 }
 
 #[test]
 fn a_sweep_or_its_keeper_that_is_killed_leaves_nothing() {
-    let bench = Bench::new(1, "keep", "MPS=true");
-    let mut child = clinging(&bench);
-    child.kill().expect("kill");
-    child.wait().expect("wait");
+    let bench = Bench::usual();
+    // Dropped, it is killed.
+    drop(clinging(&bench));
     bench.assert_none_left(Duration::from_secs(10));
-    let child = clinging(&bench);
+    let sweep = clinging(&bench);
     let parent_of = |pid: u32| look::process(pid).map(|process| process.parent);
-    let copy = look::processes().into_iter().find(|process| {
-        process.args.iter().any(|arg| arg.ends_with("/clinging"))
-            && parent_of(process.parent) == Some(child.id())
-    });
-    let keeper = copy.expect("a copy").parent;
-    kill(Pid::from_raw(keeper.cast_signed()), Signal::SIGKILL).expect("kill");
-    let output = child.wait_with_output().expect("wait");
-    bench.assert_none_left(Duration::ZERO);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        said.contains("the process that started them ended by signal 9"),
-        "{said}"
-    );
+    let is_copy = |process: &look::Process| {
+        let runs_it = process.args.iter().any(|arg| arg.ends_with("/clinging"));
+        runs_it && parent_of(process.parent) == Some(sweep.pid())
+    };
+    let copy = look::processes().into_iter().find(is_copy);
+    kill(copy.expect("a copy").parent, Signal::SIGKILL);
+    let ran = ended(&bench, sweep);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let told = "the process that started them ended by signal 9";
+    assert!(ran.stdout.contains(told), "{ran:?}");
 }

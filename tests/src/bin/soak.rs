@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 
 use tests::figures;
-use tests::soak::{Wanted, run};
+use tests::soak::{Load, run};
 
 fn main() -> ExitCode {
     let mut numbers = std::env::args().skip(1).map(|text| text.parse::<u64>());
@@ -13,7 +13,7 @@ fn main() -> ExitCode {
         eprintln!("usage: soak [CYCLES [AT_ONCE [SEED]]]");
         return ExitCode::from(64);
     };
-    let report = run(Wanted {
+    let report = run(Load {
         cycles: u32::try_from(cycles).unwrap_or(u32::MAX),
         at_once: usize::try_from(at_once).unwrap_or(16),
         seed,

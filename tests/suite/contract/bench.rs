@@ -1,17 +1,18 @@
 //! The subject under test, and daemons of it.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::os::unix::process::CommandExt;
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use tests::double::look::{self, wait_until};
 use tests::double::{Builder, NodeDouble, Programs, copy_program};
+use tests::place::kill;
+use tests::stage::chmod;
 
 use crate::client::Client;
 use crate::processes::{Ended, Running, USER, command, run, spawn};
@@ -20,6 +21,8 @@ use crate::processes::{Ended, Running, USER, command, run, spawn};
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// After how long a command counts as hung.
 pub const HANGS: Duration = Duration::from_secs(1);
+/// The variable by which clients and sessions find a daemon.
+pub const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 /// A GPU of the machine under test.
 #[derive(Clone, Debug)]
@@ -54,7 +57,7 @@ pub struct Daemon<'b> {
     /// `CUDA_MPS_LOG_DIRECTORY`.
     pub log: PathBuf,
     /// The foreground process; none for a daemon in the background.
-    pub process: Option<Running>,
+    process: Option<Running>,
 }
 
 /// Whether the subject is NVIDIA's program.
@@ -66,44 +69,49 @@ pub fn nvidia() -> bool {
     }
 }
 
-/// How soon NVIDIA's program is there. The double's time tells of the machine alone.
+/// Asserts how soon NVIDIA's program is there. The double's time depends on the machine alone.
 #[track_caller]
 pub fn assert_within(took: Duration, limit: Duration) {
     assert!(took < if nvidia() { limit } else { PATIENCE }, "{took:?}");
 }
 
-/// Says on the terminal, past the test runner, that something was not looked at.
+/// Says on the terminal, past the test runner, that something was not tried.
 pub fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "contract: {text}");
+}
+
+/// Says that this test needs something, and was not tried.
+pub fn not_verified(needs: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    say(&format!("not verified here, needs {needs}: {test}"));
 }
 
 fn directory() -> TempDir {
     // Not in /tmp: some clients get a /tmp of their own.
     let dir = TempDir::with_prefix_in("contract-", "/var/tmp").expect("/var/tmp takes a directory");
-    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("it is ours");
+    chmod(dir.path(), 0o755);
     dir
 }
 
 impl Bench {
-    /// The subject with whatever GPUs it has; the double has one.
+    /// The subject with all its GPUs; the double has one.
     pub fn new() -> Bench {
-        if nvidia() {
-            Bench::of_nvidia()
-        } else {
-            Bench::of_double(|builder| builder)
+        Bench::with(|builder| builder)
+    }
+
+    /// The subject; the double with this change.
+    pub fn with(change: impl FnOnce(Builder) -> Builder) -> Bench {
+        match nvidia() {
+            true => Bench::of_nvidia(),
+            false => Bench::of_double(change),
         }
     }
 
-    /// The subject with two GPUs; none, and a word about it, if the machine has fewer.
+    /// The subject with two GPUs; none if the machine has fewer.
     pub fn with_two_gpus() -> Option<Bench> {
-        let bench = if nvidia() {
-            Bench::of_nvidia()
-        } else {
-            Bench::of_double(|b| b.gpus(2, "NVIDIA H200"))
-        };
+        let bench = Bench::with(|b| b.gpus(2, "NVIDIA H200"));
         if bench.gpus.len() < 2 {
-            let test = std::thread::current().name().unwrap_or("a test").to_owned();
-            say(&format!("not verified here, needs two GPUs: {test}"));
+            not_verified("two GPUs");
             return None;
         }
         Some(bench)
@@ -111,45 +119,32 @@ impl Bench {
 
     /// A node of doubles.
     pub fn of_double(change: impl FnOnce(Builder) -> Builder) -> Bench {
-        let programs = Programs::of(
+        let [control, client] = [
             env!("CARGO_BIN_EXE_fake-mps-control"),
             env!("CARGO_BIN_EXE_fake-cuda-client"),
-        );
-        let dir = directory();
-        let builder = NodeDouble::builder()
-            .programs(programs.unwrap())
-            .at(dir.path().join("node"));
-        let node = change(builder).build().unwrap();
-        let gpus = node
-            .uuids()
-            .into_iter()
-            .map(|uuid| GpuFact { uuid, sms: 132 })
-            .collect();
-        let client = [
-            node.client().display().to_string(),
-            "--node".into(),
-            node.dir().display().to_string(),
         ];
+        let programs = Programs::of(control, client).unwrap();
+        let dir = directory();
+        let at = dir.path().join("node");
+        let builder = NodeDouble::builder().programs(programs).at(at);
+        let node = change(builder).build().unwrap();
+        let gpus = node.uuids().into_iter();
+        let [client, of_node] = [node.client(), node.dir().to_owned()].map(|path| path.display().to_string());
         Bench {
             control: node.control(),
-            client: client.to_vec(),
-            gpus,
+            client: vec![client, "--node".to_owned(), of_node],
+            gpus: gpus.map(|uuid| GpuFact { uuid, sms: 132 }).collect(),
             node: Some(node),
             dir,
         }
     }
 
     fn of_nvidia() -> Bench {
-        let usual = [
-            "/usr/bin",
-            "/usr/local/nvidia/bin",
-            "/usr/local/bin",
-            "/opt/nvidia/bin",
-        ];
-        let control = usual
+        let usual = ["/usr", "/usr/local/nvidia", "/usr/local", "/opt/nvidia"];
+        let mut usual = usual
             .iter()
-            .map(|d| Path::new(d).join("nvidia-cuda-mps-control"))
-            .find(|p| p.exists());
+            .map(|d| Path::new(d).join("bin/nvidia-cuda-mps-control"));
+        let control = usual.find(|p| p.exists());
         let control = control.expect("nvidia-cuda-mps-control lies in one of the usual places");
         let probe = std::env::var_os("MPS_PROBE").expect("MPS_PROBE names the program mps-probe");
         let dir = directory();
@@ -163,16 +158,13 @@ impl Bench {
             gpus: Vec::new(),
             client,
         };
-        let record = Client::new(&bench).run();
-        let gpus = record.record()["gpus"]
-            .as_array()
-            .expect("the machine has a GPU")
-            .clone();
         let fact = |g: &serde_json::Value| GpuFact {
             uuid: g["uuid"].as_str().expect("a UUID").to_owned(),
             sms: g["sms"].as_u64().expect("a number") as u32,
         };
-        bench.gpus = gpus.iter().map(fact).collect();
+        let seen = Client::new(&bench).run();
+        let gpus = seen.record()["gpus"].as_array();
+        bench.gpus = gpus.expect("the machine has a GPU").iter().map(fact).collect();
         bench
     }
 
@@ -180,15 +172,14 @@ impl Bench {
     pub fn control(&self, uid: u32, arguments: &[&str], env: &[(&str, &str)], input: &str) -> Ended {
         let mut command = command(&self.control, uid, env);
         command.args(arguments);
-        run(command, input, self.dir.path(), PATIENCE)
+        run(command, input, PATIENCE)
     }
 
     /// A pair of directories for a daemon of this user.
     pub fn directories(&self) -> Daemon<'_> {
-        let own = TempDir::with_prefix_in("d-", self.dir.path())
-            .expect("it is ours")
-            .keep();
-        fs::set_permissions(&own, Permissions::from_mode(0o755)).expect("it is ours");
+        let own = TempDir::with_prefix_in("d-", self.dir.path());
+        let own = own.expect("it is ours").keep();
+        chmod(&own, 0o755);
         let made = |name: &str| {
             let dir = own.join(name);
             fs::create_dir(&dir).expect("it is ours");
@@ -219,70 +210,54 @@ impl Bench {
 impl Daemon<'_> {
     /// The two variables.
     pub fn env(&self) -> [(&'static str, &str); 2] {
-        [
-            (
-                "CUDA_MPS_PIPE_DIRECTORY",
-                self.pipe.to_str().expect("plain names"),
-            ),
-            ("CUDA_MPS_LOG_DIRECTORY", self.log.to_str().expect("plain names")),
-        ]
+        let [pipe, log] = [&self.pipe, &self.log].map(|path| path.to_str().expect("plain names"));
+        [(PIPE, pipe), ("CUDA_MPS_LOG_DIRECTORY", log)]
     }
 
     /// Starts it in the foreground and waits until it answers.
     pub fn start(&mut self, more: &[(&str, &str)]) {
-        self.start_in_group(USER, more);
+        self.start_so(more, |command| command);
     }
 
-    /// As [`Daemon::start`], with these options.
-    pub fn start_with(&mut self, options: &[&str]) {
-        self.start_so(USER, &[], options);
-    }
-
-    /// As [`Daemon::start`], in a group of this number.
-    pub fn start_in_group(&mut self, group: u32, more: &[(&str, &str)]) {
-        self.start_so(group, more, &[]);
-    }
-
-    fn start_so(&mut self, group: u32, more: &[(&str, &str)], options: &[&str]) {
-        let mut env = self.env().to_vec();
-        env.extend(more);
+    /// As [`Daemon::start`], with this change of the command.
+    pub fn start_so(&mut self, more: &[(&str, &str)], change: impl FnOnce(&mut Command) -> &mut Command) {
+        let env = [&self.env()[..], more].concat();
         let mut command = command(&self.bench.control, USER, &env);
-        command.arg("-f").args(options).gid(group);
-        self.process = Some(spawn(command, "", self.bench.dir.path()));
+        change(command.arg("-f"));
+        self.process = Some(spawn(command, ""));
         let control = self.pipe.join("control");
-        assert!(
-            wait_until(PATIENCE, || control.exists()),
-            "no socket: {}",
-            self.log_text()
-        );
-        assert!(self.answers(), "the daemon does not answer: {}", self.log_text());
+        let made = wait_until(PATIENCE, || control.exists());
+        assert!(made && self.answers(), "no daemon: {}", self.log_text());
     }
 
     /// Whether a session gets an answer.
     pub fn answers(&self) -> bool {
-        wait_until(PATIENCE, || {
-            self.say("get_default_active_thread_percentage").code() == 0
-        })
+        let get = "get_default_active_thread_percentage";
+        wait_until(PATIENCE, || self.say(get).code() == 0)
     }
 
     /// The daemon's pid.
     pub fn pid(&self) -> u32 {
-        match &self.process {
-            Some(process) => process.pid(),
-            None => {
-                let file = self.pipe.join("nvidia-cuda-mps-control.pid");
-                fs::read_to_string(file)
-                    .unwrap_or_default()
-                    .trim()
-                    .parse()
-                    .expect("a daemon left its pid")
-            }
-        }
+        let of_file = || self.pid_of_file().expect("a daemon left its pid");
+        self.process.as_ref().map_or_else(of_file, Running::pid)
+    }
+
+    fn pid_of_file(&self) -> Option<u32> {
+        let file = self.pipe.join("nvidia-cuda-mps-control.pid");
+        fs::read_to_string(file).ok()?.trim().parse().ok()
     }
 
     /// The foreground process.
     pub fn process(&mut self) -> &mut Running {
         self.process.as_mut().expect("a daemon in the foreground")
+    }
+
+    /// Asserts that the foreground process ends. Its exit code.
+    #[track_caller]
+    pub fn ends(&mut self) -> Option<i32> {
+        let status = self.process().ended_within(PATIENCE);
+        let status = status.unwrap_or_else(|| panic!("it stays: {}", self.log_text()));
+        status.code()
     }
 
     /// A session of its user with these lines.
@@ -295,31 +270,28 @@ impl Daemon<'_> {
         self.bench.control(uid, &[], &self.env(), &format!("{lines}\n"))
     }
 
-    /// Its user's session with these lines, which is killed at the deadline.
-    pub fn say_within(&self, lines: &str, limit: Duration) -> Ended {
-        self.begin(lines).finish(limit)
+    /// Whether its user's session with these lines gets no answer.
+    pub fn hangs(&self, lines: &str) -> bool {
+        self.begin(lines).finish(HANGS).hung
     }
 
     /// Its user's session with these lines, not waited for.
     pub fn begin(&self, lines: &str) -> Running {
-        spawn(
-            command(&self.bench.control, USER, &self.env()),
-            &format!("{lines}\n"),
-            self.bench.dir.path(),
-        )
+        let command = command(&self.bench.control, USER, &self.env());
+        spawn(command, &format!("{lines}\n"))
     }
 
     /// What it and its server have logged so far.
     pub fn log_text(&self) -> String {
-        self.process
-            .as_ref()
-            .map(|p| p.out() + &p.err())
-            .unwrap_or_default()
+        let written = self.process.as_ref().map(Running::written);
+        written.unwrap_or_default().concat()
     }
 
     /// Waits for a line of the log.
-    pub fn logs(&self, text: &str) -> bool {
-        wait_until(PATIENCE, || self.log_text().contains(text))
+    #[track_caller]
+    pub fn logs(&self, text: &str) {
+        let told = wait_until(PATIENCE, || self.log_text().contains(text));
+        assert!(told, "'{text}' is not in {}", self.log_text());
     }
 
     /// The server's pid as the daemon tells it, if there is one.
@@ -330,26 +302,29 @@ impl Daemon<'_> {
     /// Starts a server and waits until it is ready and has logged its limits.
     pub fn start_server(&self) -> u32 {
         self.say(&format!("start_server -uid {USER}"));
-        assert!(self.logs("Server has started"), "no server: {}", self.log_text());
+        self.logs("Server has started");
         let server = self.server().expect("the server that has just started");
-        assert_eq!(self.say(&format!("get_server_status {server}")).out, "ACTIVE\n");
+        self.assert_active(server);
         server
+    }
+
+    /// Asserts that the daemon says of a server that it serves.
+    #[track_caller]
+    pub fn assert_active(&self, server: u32) {
+        self.say(&format!("get_server_status {server}"))
+            .answers("ACTIVE\n");
     }
 
     /// A client program of its user in its environment.
     pub fn client(&self) -> Client<'_> {
-        Client::new(self.bench).env(
-            "CUDA_MPS_PIPE_DIRECTORY",
-            self.pipe.to_str().expect("plain names"),
-        )
+        Client::new(self.bench).env(PIPE, self.pipe.to_str().expect("plain names"))
     }
 
     /// The names in its pipe directory.
     pub fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.pipe).expect("it is ours").flatten();
-        let mut names: Vec<String> = entries
-            .map(|e| e.file_name().to_string_lossy().into_owned())
-            .collect();
+        let names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
+        let mut names: Vec<String> = names.collect();
         names.sort();
         names
     }
@@ -357,24 +332,16 @@ impl Daemon<'_> {
 
 impl Drop for Daemon<'_> {
     fn drop(&mut self) {
-        let file = self.pipe.join("nvidia-cuda-mps-control.pid");
-        let named: Option<u32> = fs::read_to_string(file)
-            .ok()
-            .and_then(|text| text.trim().parse().ok());
-        let ours = |pid: &u32| {
-            look::process(*pid)
-                .is_some_and(|p| p.uid == USER && p.exe == self.bench.control.canonicalize().unwrap())
+        let control = self.bench.control.canonicalize().unwrap();
+        let ours = |pid: &u32| look::process(*pid).is_some_and(|p| p.uid == USER && p.exe == control);
+        let daemon = self.process.as_ref().map(Running::pid);
+        let Some(daemon) = daemon.or(self.pid_of_file()).filter(ours) else {
+            return;
         };
-        let daemon = self.process.as_ref().map(Running::pid).or(named).filter(ours);
-        let Some(daemon) = daemon else { return };
-        let children = look::processes()
-            .into_iter()
-            .filter(|p| p.parent == daemon)
-            .map(|p| p.pid);
-        let all: Vec<u32> = children.chain([daemon]).collect();
-        for pid in &all {
-            let _ = kill(Pid::from_raw(*pid as i32), Signal::SIGKILL);
-        }
-        wait_until(PATIENCE, || all.iter().all(|pid| !look::alive(*pid)));
+        let all = look::processes().into_iter();
+        let members = all.filter(|p| p.parent == daemon || p.pid == daemon);
+        let members: Vec<u32> = members.map(|p| p.pid).collect();
+        members.iter().for_each(|pid| kill(*pid, Signal::SIGKILL));
+        wait_until(PATIENCE, || members.iter().all(|pid| !look::alive(*pid)));
     }
 }

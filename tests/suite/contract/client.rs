@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::double::look::wait_until;
 
-use crate::bench::Bench;
+use crate::bench::{Bench, PIPE};
 use crate::processes::{Ended, Running, USER, command, spawn};
 
 /// How long a client may take that is believed to come up.
@@ -44,11 +44,10 @@ impl<'b> Client<'b> {
     pub fn new(bench: &'b Bench) -> Client<'b> {
         // Where CUDA looks without the variable there must be no daemon.
         let nowhere = bench.dir.path().join("nowhere").display().to_string();
-        let env = vec![("CUDA_MPS_PIPE_DIRECTORY".to_owned(), nowhere)];
         Client {
             bench,
             uid: USER,
-            env,
+            env: vec![(PIPE.to_owned(), nowhere)],
             arguments: vec!["--json".into()],
             wrapper: Vec::new(),
         }
@@ -93,16 +92,11 @@ impl<'b> Client<'b> {
 
     fn spawn(&self) -> Running {
         let env: Vec<(&str, &str)> = self.env.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-        let words: Vec<&String> = self
-            .wrapper
-            .iter()
-            .chain(&self.bench.client)
-            .chain(&self.arguments)
-            .collect();
+        let words = [&self.wrapper[..], &self.bench.client, &self.arguments].concat();
         let uid = if self.wrapper.is_empty() { self.uid } else { 0 };
-        let mut command = command(words[0], uid, &env);
+        let mut command = command(&words[0], uid, &env);
         command.args(&words[1..]);
-        spawn(command, "", self.bench.dir.path())
+        spawn(command, "")
     }
 
     /// Runs it to its end.
@@ -124,47 +118,34 @@ impl<'b> Client<'b> {
     /// Starts it and waits for its first record; what it wrote if that is an error.
     pub fn start(&self) -> Result<Holding, String> {
         let mut running = self.spawn();
-        let complete = |text: &str| {
-            text.lines()
-                .next()
-                .filter(|_| text.contains('\n'))
-                .map(str::to_owned)
-        };
         let mut line = None;
         wait_until(PATIENCE, || {
             let over = running.ended_within(Duration::ZERO).is_some();
-            line = complete(&running.out());
+            let [out, _] = running.written();
+            line = out.split_once('\n').map(|(line, _)| line.to_owned());
             line.is_some() || over
         });
-        let record: Value = line
-            .and_then(|l| serde_json::from_str(&l).ok())
-            .unwrap_or(Value::Null);
-        if record["gpus"].is_array() {
-            Ok(Holding { record, running })
-        } else {
-            Err(running.out() + &running.err())
+        let record = line.and_then(|line| serde_json::from_str(&line).ok());
+        let record: Value = record.unwrap_or_default();
+        match record["gpus"].is_array() {
+            true => Ok(Holding { record, running }),
+            false => Err(running.written().concat()),
         }
     }
 }
 
 impl Outcome {
     fn of(ended: Ended) -> Outcome {
-        let records = ended
-            .out
-            .lines()
-            .filter_map(|l| serde_json::from_str(l).ok())
-            .collect();
+        let lines = ended.out.lines();
+        let records = lines.filter_map(|l| serde_json::from_str(l).ok()).collect();
         Outcome { ended, records }
     }
 
     /// Its record; it must have come up.
     pub fn record(&self) -> &Value {
         let record = self.records.first().unwrap_or(&Value::Null);
-        assert!(
-            record["gpus"].is_array(),
-            "the client did not come up: {:?}",
-            self.ended
-        );
+        let is_up = record["gpus"].is_array();
+        assert!(is_up, "the client did not come up: {:?}", self.ended);
         record
     }
 
@@ -198,23 +179,14 @@ pub fn under_mps(record: &Value) -> bool {
 
 /// A number of the first GPU in a record: `sms`, `free_mib`, `allocatable_mib`.
 pub fn of_first_gpu(record: &Value, name: &str) -> u64 {
-    record["gpus"][0][name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("no {name} in {record}"))
+    let number = record["gpus"][0][name].as_u64();
+    number.unwrap_or_else(|| panic!("no {name} in {record}"))
 }
 
 /// A program that drops from root to [`USER`].
 pub fn drop_to_user() -> Vec<&'static str> {
-    assert!(
-        Path::new("/usr/bin/setpriv").exists(),
-        "the namespace tests need setpriv of util-linux"
-    );
-    vec![
-        "/usr/bin/setpriv",
-        "--reuid",
-        "54321",
-        "--regid",
-        "54321",
-        "--clear-groups",
-    ]
+    let setpriv = "/usr/bin/setpriv";
+    assert!(Path::new(setpriv).exists(), "setpriv of util-linux is missing");
+    let ids = ["--reuid", "54321", "--regid", "54321"];
+    [&[setpriv], &ids[..], &["--clear-groups"]].concat()
 }

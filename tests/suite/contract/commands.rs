@@ -1,28 +1,25 @@
 //! The command session: what is answered, and that the exit status says nothing.
 
 use crate::bench::Bench;
-use crate::processes::{STRANGER, USER};
+use crate::processes::STRANGER;
 
-/// Each command in a session of its own: its answer; the exit status must be 0.
+/// Asserts the answer to each command in a session of its own, with exit status 0.
+#[track_caller]
 fn answers(bench: &Bench, pairs: &[(&str, &str)]) {
     let daemon = bench.daemon();
     for (command, answer) in pairs {
-        let ended = daemon.say(command);
-        assert_eq!((ended.out.as_str(), ended.code()), (*answer, 0), "to '{command}'");
+        println!("{command}");
+        daemon.say(command).answers(answer);
     }
 }
 
 #[test]
 fn an_unknown_command_is_told_and_exits_0() {
-    let unknown = |command: &str| format!("Unknown command \"{command}\"\n");
-    let words = ["help", "?", "bogus_command", "", "QUIT", "lspart"];
-    let texts: Vec<String> = words.iter().map(|w| unknown(w)).collect();
-    let pairs: Vec<(&str, &str)> = words
-        .iter()
-        .copied()
-        .zip(texts.iter().map(String::as_str))
-        .collect();
-    answers(&Bench::new(), &pairs);
+    let bench = Bench::new();
+    let daemon = bench.daemon();
+    for word in ["help", "?", "bogus_command", "", "QUIT", "lspart"] {
+        daemon.say(word).answers(&format!("Unknown command \"{word}\"\n"));
+    }
 }
 
 #[test]
@@ -31,11 +28,9 @@ fn without_a_daemon_every_command_fails_with_1() {
     let nothing = bench.directories();
     for command in ["get_server_list", "quit", "help"] {
         let ended = nothing.say(command);
-        assert_eq!(ended.code(), 1, "{command}");
-        assert_eq!(
-            (ended.out.as_str(), ended.err.as_str()),
-            ("", "Cannot find MPS control daemon process\n")
-        );
+        let told = (ended.code(), ended.out.as_str(), ended.err.as_str());
+        let expected = (1, "", "Cannot find MPS control daemon process\n");
+        assert_eq!(told, expected, "{command}");
     }
 }
 
@@ -73,65 +68,70 @@ fn queries_before_there_is_a_server() {
 
 #[test]
 fn a_refused_percentage_answers_the_unchanged_value() {
-    let set = "set_default_active_thread_percentage";
-    let lines = ["25", "0", "101", "abc", "NaN", "", "12.5", "33.333", "100"].map(|v| format!("{set} {v}"));
-    let replies = [
-        "25.0\n", "25.0\n", "25.0\n", "25.0\n", "25.0\n", "25.0\n", "12.5\n", "33.3\n", "100.0\n",
-    ];
-    let pairs: Vec<(&str, &str)> = lines.iter().map(String::as_str).zip(replies).collect();
-    answers(&Bench::new(), &pairs);
+    let bench = Bench::new();
+    let daemon = bench.daemon();
+    for (value, answer) in [
+        ("25", "25.0\n"),
+        ("0", "25.0\n"),
+        ("101", "25.0\n"),
+        ("abc", "25.0\n"),
+        ("NaN", "25.0\n"),
+        ("", "25.0\n"),
+        ("12.5", "12.5\n"),
+        ("33.333", "33.3\n"),
+        ("100", "100.0\n"),
+    ] {
+        let set = format!("set_default_active_thread_percentage {value}");
+        daemon.say(&set).answers(answer);
+    }
 }
 
 #[test]
 fn a_memory_limit_of_an_unknown_unit_counts_in_mib_and_whole_gib_are_read_back_as_such() {
     let bench = Bench::new();
-    let uuid = bench.gpus[0].uuid.clone();
-    let (set, get) = (
-        format!("set_default_device_pinned_mem_limit {uuid} 4G"),
-        format!("get_default_device_pinned_mem_limit {uuid}"),
-    );
-    answers(
-        &bench,
-        &[
-            ("set_default_device_pinned_mem_limit 0 3G", ""),
-            ("get_default_device_pinned_mem_limit 0", "3G\n"),
-            ("set_default_device_pinned_mem_limit 0 900M", ""),
-            ("get_default_device_pinned_mem_limit 0", "900M\n"),
-            ("set_default_device_pinned_mem_limit 0 3X", ""),
-            ("get_default_device_pinned_mem_limit 0", "3M\n"),
-            ("set_default_device_pinned_mem_limit 0 1024", ""),
-            ("get_default_device_pinned_mem_limit 0", "1G\n"),
-            ("set_default_device_pinned_mem_limit 0 2GB", ""),
-            ("get_default_device_pinned_mem_limit 0", "2G\n"),
-            ("set_default_device_pinned_mem_limit 0 junk", ""),
-            ("get_default_device_pinned_mem_limit 0", ""),
-            ("set_default_device_pinned_mem_limit 7 3G", ""),
-            ("set_default_device_pinned_mem_limit 0 3G", ""),
-            (&get, ""),
-            (&set, ""),
-            (&get, "4G\n"),
-            ("get_default_device_pinned_mem_limit 0", "3G\n"),
-            ("set_default_device_pinned_mem_limit", ""),
-            ("get_default_device_pinned_mem_limit 3", ""),
-        ],
-    );
+    let daemon = bench.daemon();
+    let uuid = bench.gpus[0].uuid.as_str();
+    // What is set, and what is then read back of the GPU by that name.
+    for (name, set, read) in [
+        ("0", "3G", "3G\n"),
+        ("0", "900M", "900M\n"),
+        ("0", "3X", "3M\n"),
+        ("0", "1024", "1G\n"),
+        ("0", "2GB", "2G\n"),
+        ("0", "junk", ""),
+        ("7", "3G", ""),
+        ("0", "3G", "3G\n"),
+        (uuid, "4G", "4G\n"),
+    ] {
+        let get = format!("get_default_device_pinned_mem_limit {name}");
+        if name == uuid {
+            daemon.say(&get).answers("");
+        }
+        let set = format!("set_default_device_pinned_mem_limit {name} {set}");
+        daemon.say(&set).answers("");
+        if name != "7" {
+            daemon.say(&get).answers(read);
+        }
+    }
+    for (command, answer) in [
+        ("get_default_device_pinned_mem_limit 0", "3G\n"),
+        ("set_default_device_pinned_mem_limit", ""),
+        ("get_default_device_pinned_mem_limit 3", ""),
+    ] {
+        daemon.say(command).answers(answer);
+    }
 }
 
 #[test]
 fn priority_is_0_or_1() {
+    let refused = "Invalid priority value - must be 0 or 1!\n";
     answers(
         &Bench::new(),
         &[
             ("set_default_client_priority 1", ""),
-            (
-                "set_default_client_priority 5",
-                "Invalid priority value - must be 0 or 1!\n",
-            ),
+            ("set_default_client_priority 5", refused),
             ("get_default_client_priority", "1\n"),
-            (
-                "set_default_client_priority -1",
-                "Invalid priority value - must be 0 or 1!\n",
-            ),
+            ("set_default_client_priority -1", refused),
             ("get_default_client_priority", "1\n"),
             ("set_default_client_priority", ""),
             ("get_default_client_priority", "0\n"),
@@ -145,8 +145,7 @@ fn many_commands_in_one_session_answer_in_order_without_a_delimiter() {
     let daemon = bench.daemon();
     let lines = "set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit 0 3G\n\
                  get_default_device_pinned_mem_limit 0\nget_server_list\nget_default_active_thread_percentage";
-    let ended = daemon.say(lines);
-    assert_eq!((ended.out.as_str(), ended.code()), ("25.0\n3G\n25.0\n", 0));
+    daemon.say(lines).answers("25.0\n3G\n25.0\n");
 }
 
 #[test]
@@ -182,22 +181,20 @@ fn a_stranger_may_ask_but_not_set_and_not_quit_and_is_told_with_exit_0() {
         ("set_default_client_priority 1", refusal.as_str()),
         ("quit", "Not enough privilege to execute quit command\n"),
     ] {
-        let ended = daemon.say_as(STRANGER, command);
-        assert_eq!((ended.out.as_str(), ended.code()), (answer, 0), "to '{command}'");
+        daemon.say_as(STRANGER, command).answers(answer);
     }
-    assert_eq!(daemon.say("get_default_active_thread_percentage").out, "100.0\n");
+    let get = "get_default_active_thread_percentage";
+    daemon.say(get).answers("100.0\n");
 }
 
 #[test]
 fn root_may_set_and_quit() {
     let bench = Bench::new();
     let mut daemon = bench.daemon();
-    assert_eq!(
-        daemon.say_as(0, "set_default_active_thread_percentage 40").out,
-        "40.0\n"
-    );
+    let set = "set_default_active_thread_percentage 40";
+    daemon.say_as(0, set).answers("40.0\n");
     assert_eq!(daemon.say_as(0, "quit").code(), 0);
-    assert!(daemon.process().ended_within(crate::bench::PATIENCE).is_some());
+    daemon.ends();
 }
 
 #[test]
@@ -206,24 +203,16 @@ fn device_query_is_a_table_of_the_gpus() {
     let daemon = bench.daemon();
     let ended = daemon.say("device_query --csv");
     let lines: Vec<&str> = ended.out.lines().collect();
-    assert_eq!(
-        lines[..2],
-        ["Default", "Device Ordinal,PCI IDs,UUID,Name,Attributes"]
-    );
+    let heads = ["Default", "Device Ordinal,PCI IDs,UUID,Name,Attributes"];
+    assert_eq!(lines[..2], heads);
     for (index, gpu) in bench.gpus.iter().enumerate() {
         let cells: Vec<&str> = lines[index + 2].split(',').collect();
-        assert_eq!(
-            (cells[0], cells[2]),
-            (index.to_string().as_str(), gpu.uuid.as_str())
-        );
+        assert_eq!([cells[0], cells[2]], [&index.to_string(), &gpu.uuid]);
     }
     let server = daemon.start_server();
     let both = daemon.say("device_query").out;
-    assert!(
-        both.contains(&format!("\n\nServer {server}\nDevice Ordinal")),
-        "{both}"
-    );
-    assert_eq!(daemon.say_as(USER, "get_server_list").out, format!("{server}\n"));
+    let second = format!("\n\nServer {server}\nDevice Ordinal");
+    assert!(both.contains(&second), "{both}");
 }
 
 #[test]
@@ -233,16 +222,14 @@ fn the_log_has_each_command_of_a_session_as_it_was_said() {
     let commands = ["set_default_active_thread_percentage 25", "get_server_list"];
     daemon.say(&commands.join("\n"));
     for command in commands {
-        let line = format!("] Cmd:{command}\n");
-        assert!(daemon.logs(&line), "{line}: {}", daemon.log_text());
+        let end = format!("] Cmd:{command}");
+        daemon.logs(&format!("{end}\n"));
         let text = daemon.log_text();
-        let said = text
+        let by = text
             .lines()
-            .find(|said| said.contains("Cmd:") && said.ends_with(command));
-        let by = said.and_then(|said| said.split(']').next()).unwrap_or_default();
-        assert!(
-            by.ends_with(&daemon.pid().to_string()) && by.contains(" Control "),
-            "{text}"
-        );
+            .find_map(|line| line.strip_suffix(&end))
+            .expect("the line");
+        assert!(by.contains(" Control "), "{text}");
+        assert!(by.ends_with(&daemon.pid().to_string()), "{text}");
     }
 }

@@ -1,17 +1,13 @@
-//! What a death or a hang of one of the three does to the others.
+//! What the death or a hang of control daemon, server or client does to the others.
 
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tests::double::look::{alive, wait_until};
+use tests::place::kill;
 
 use crate::bench::{Bench, HANGS, PATIENCE};
 use crate::client::under_mps;
-
-fn signal(pid: u32, signal: Signal) {
-    kill(Pid::from_raw(pid as i32), signal).unwrap();
-}
 
 #[test]
 fn a_killed_server_costs_its_clients_806_and_the_next_client_gets_a_new_one() {
@@ -19,7 +15,7 @@ fn a_killed_server_costs_its_clients_806_and_the_next_client_gets_a_new_one() {
     let daemon = bench.daemon();
     let server = daemon.start_server();
     let client = daemon.client().holding(2).hold();
-    signal(server, Signal::SIGKILL);
+    kill(server, Signal::SIGKILL);
     assert_eq!(client.finish().error(), Some(806));
     assert_eq!(daemon.server(), None);
     assert!(under_mps(daemon.client().run().record()));
@@ -33,7 +29,7 @@ fn a_killed_control_daemon_takes_its_server_with_it_and_later_clients_run_outsid
     let server = daemon.start_server();
     let client = daemon.client().holding(2).hold();
     daemon.process().signal(Signal::SIGKILL);
-    assert!(daemon.process().ended_within(PATIENCE).is_some());
+    daemon.ends();
     assert!(wait_until(Duration::from_secs(1), || !alive(server)));
     assert_eq!(client.finish().error(), Some(806));
     assert_eq!(daemon.say("get_server_list").code(), 1);
@@ -45,23 +41,16 @@ fn a_stopped_server_hangs_every_command_that_asks_it_and_then_all_others_and_qui
     let bench = Bench::new();
     let daemon = bench.daemon();
     let server = daemon.start_server();
-    signal(server, Signal::SIGSTOP);
-    assert_eq!(
-        daemon.say("get_server_list").out,
-        format!("{server}\n"),
-        "the daemon knows its list itself"
-    );
-    for command in [
-        &format!("get_server_status {server}"),
-        "ps",
-        "quit",
-        "quit -t 1",
-        "get_server_list",
-    ] {
-        assert!(daemon.say_within(command, HANGS).hung(), "'{command}' answered");
+    kill(server, Signal::SIGSTOP);
+    // The daemon knows its list itself.
+    let list = "get_server_list";
+    daemon.say(list).answers(&format!("{server}\n"));
+    let status = format!("get_server_status {server}");
+    for command in [&status, "ps", "quit", "quit -t 1", list] {
+        assert!(daemon.hangs(command), "'{command}' answered");
     }
-    signal(server, Signal::SIGCONT);
-    assert!(wait_until(PATIENCE, || daemon.say("get_server_list").code() >= 0));
+    kill(server, Signal::SIGCONT);
+    assert!(wait_until(PATIENCE, || daemon.say(list).code() >= 0));
 }
 
 #[test]
@@ -69,19 +58,14 @@ fn a_stopped_server_dies_with_its_control_daemon() {
     let bench = Bench::new();
     let mut daemon = bench.daemon();
     let server = daemon.start_server();
-    signal(server, Signal::SIGSTOP);
+    kill(server, Signal::SIGSTOP);
     daemon.process().signal(Signal::SIGKILL);
-    assert!(daemon.process().ended_within(PATIENCE).is_some());
+    daemon.ends();
     let gone = wait_until(HANGS, || !alive(server));
-    signal_if_alive(server);
-    assert!(gone);
-}
-
-fn signal_if_alive(pid: u32) {
-    if alive(pid) {
-        signal(pid, Signal::SIGKILL);
-        assert!(wait_until(PATIENCE, || !alive(pid)));
+    if !gone {
+        kill(server, Signal::SIGKILL);
     }
+    assert!(gone);
 }
 
 #[test]
@@ -90,8 +74,8 @@ fn a_stopped_control_daemon_hangs_commands_and_new_clients() {
     let mut daemon = bench.daemon();
     daemon.start_server();
     daemon.process().signal(Signal::SIGSTOP);
-    assert!(daemon.say_within("get_server_list", HANGS).hung());
-    assert!(daemon.client().run_within(HANGS * 2).ended.hung());
+    assert!(daemon.hangs("get_server_list"));
+    assert!(daemon.client().run_within(HANGS * 2).ended.hung);
     daemon.process().signal(Signal::SIGCONT);
     assert!(wait_until(PATIENCE, || daemon.say("get_server_list").code() == 0));
 }

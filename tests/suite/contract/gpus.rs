@@ -16,11 +16,13 @@ fn seen(client: Client, variable: Option<&str>) -> Result<Vec<String>, u64> {
     }
     let record = outcome.record();
     assert!(under_mps(record), "{record}");
-    let gpus = record["gpus"].as_array().unwrap();
-    Ok(gpus
-        .iter()
-        .map(|g| g["uuid"].as_str().unwrap().to_owned())
-        .collect())
+    let gpus = record["gpus"].as_array().unwrap().iter();
+    Ok(gpus.map(|g| g["uuid"].as_str().unwrap().to_owned()).collect())
+}
+
+/// The UUIDs of the first two GPUs.
+fn two(bench: &Bench) -> [String; 2] {
+    [0, 1].map(|n: usize| bench.gpus[n].uuid.clone())
 }
 
 #[test]
@@ -40,24 +42,18 @@ fn a_daemon_confined_to_the_second_gpu_renumbers_it() {
     let Some(bench) = Bench::with_two_gpus() else {
         return;
     };
-    let (foreign, uuid) = (bench.gpus[0].uuid.clone(), bench.gpus[1].uuid.clone());
+    let [foreign, uuid] = two(&bench);
+    // A foreign name that comes last is cut off.
+    let [first, last] = [format!("{uuid},{foreign}"), format!("{foreign},{uuid}")];
     for confined in [uuid.as_str(), "1"] {
         let daemon = bench.daemon_with(&[(VISIBLE, confined)]);
-        let one = Ok(vec![uuid.clone()]);
-        assert_eq!(seen(daemon.client(), None), one);
-        assert_eq!(seen(daemon.client(), Some("0")), one);
-        assert_eq!(seen(daemon.client(), Some(&uuid)), one);
-        assert_eq!(
-            seen(daemon.client(), Some(&format!("{uuid},{foreign}"))),
-            one,
-            "a foreign last name is cut off"
-        );
-        assert_eq!(seen(daemon.client(), Some("1")), Err(100));
-        assert_eq!(seen(daemon.client(), Some(&foreign)), Err(100));
-        assert_eq!(
-            seen(daemon.client(), Some(&format!("{foreign},{uuid}"))),
-            Err(100)
-        );
+        for variable in [None, Some("0"), Some(&uuid), Some(&first)] {
+            let one = Ok(vec![uuid.clone()]);
+            assert_eq!(seen(daemon.client(), variable), one, "{variable:?}");
+        }
+        for variable in ["1", &foreign, &last] {
+            assert_eq!(seen(daemon.client(), Some(variable)), Err(100), "{variable}");
+        }
     }
 }
 
@@ -66,7 +62,7 @@ fn the_order_of_a_daemons_gpus_is_that_of_the_bus_whatever_it_was_told() {
     let Some(bench) = Bench::with_two_gpus() else {
         return;
     };
-    let (first, second) = (bench.gpus[0].uuid.clone(), bench.gpus[1].uuid.clone());
+    let [first, second] = two(&bench);
     let daemon = bench.daemon_with(&[(VISIBLE, &format!("{second},{first}"))]);
     assert_eq!(seen(daemon.client(), None), Ok(vec![first.clone(), second]));
     assert_eq!(seen(daemon.client(), Some("0")), Ok(vec![first]));
@@ -77,7 +73,7 @@ fn a_memory_limit_by_index_counts_in_the_daemons_numbering() {
     let Some(bench) = Bench::with_two_gpus() else {
         return;
     };
-    let uuid = bench.gpus[1].uuid.clone();
+    let [_, uuid] = two(&bench);
     for (name, holds) in [("0", true), ("1", false), (uuid.as_str(), true)] {
         let daemon = bench.daemon_with(&[(VISIBLE, &uuid)]);
         daemon.say(&format!("set_default_device_pinned_mem_limit {name} 5G"));
@@ -92,27 +88,25 @@ fn limits_of_two_gpus_hold_side_by_side_and_a_client_that_names_an_unseen_one_is
     let Some(bench) = Bench::with_two_gpus() else {
         return;
     };
-    let (first, second) = (bench.gpus[0].uuid.clone(), bench.gpus[1].uuid.clone());
+    let [first, second] = two(&bench);
     let daemon = bench.daemon();
     daemon.say(&format!(
         "set_default_device_pinned_mem_limit {first} 2G\nset_default_device_pinned_mem_limit {second} 5G"
     ));
-    let free = |memory: &str, visible: &str| -> Vec<u64> {
-        let client = daemon.client().env(VISIBLE, visible);
-        let client = if memory.is_empty() {
-            client
-        } else {
-            client.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory)
-        };
-        let outcome = client.run();
-        let gpus = outcome.record()["gpus"].as_array().unwrap().clone();
-        gpus.iter()
-            .map(|g| g["free_mib"].as_u64().unwrap() / 1024)
-            .collect()
-    };
     // Whole GiB: the context takes half of one.
+    let free = |memory: &str, visible: &str| -> Vec<u64> {
+        let mut client = daemon.client().env(VISIBLE, visible);
+        if !memory.is_empty() {
+            client = client.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory);
+        }
+        let outcome = client.run();
+        let gpus = outcome.record()["gpus"].as_array().unwrap().iter();
+        gpus.map(|g| g["free_mib"].as_u64().unwrap() / 1024).collect()
+    };
+    let one = format!("{first}=1G");
+    let both = format!("{one},{second}=1G");
     assert_eq!(free("", "0,1"), [1, 4]);
-    assert_eq!(free(&format!("{first}=1G"), "0,1"), [0, 4]);
-    assert_eq!(free(&format!("{first}=1G,{second}=1G"), "0,1"), [0, 0]);
-    assert!(free(&format!("{first}=1G,{second}=1G"), &second)[0] > 100);
+    assert_eq!(free(&one, "0,1"), [0, 4]);
+    assert_eq!(free(&both, "0,1"), [0, 0]);
+    assert!(free(&both, &second)[0] > 100);
 }

@@ -41,18 +41,17 @@ fn a_percentage_leaves_an_even_number_of_multiprocessors_and_a_client_can_only_l
     let all = bench.gpus[0].sms;
     let daemon = bench.daemon();
     daemon.say("set_default_active_thread_percentage 25");
-    let values = [
-        ("", 25.0),
-        ("10", 10.0),
-        ("50", 25.0),
-        ("7.5", 7.5),
-        ("1", 1.0),
-        ("abc", 25.0),
-        ("0", 25.0),
-        ("150", 25.0),
-    ];
-    for (value, percent) in values {
-        let record = client(&daemon, if value.is_empty() { "NOTHING" } else { THREADS }, value);
+    for (name, value, percent) in [
+        ("NOTHING", "", 25.0),
+        (THREADS, "10", 10.0),
+        (THREADS, "50", 25.0),
+        (THREADS, "7.5", 7.5),
+        (THREADS, "1", 1.0),
+        (THREADS, "abc", 25.0),
+        (THREADS, "0", 25.0),
+        (THREADS, "150", 25.0),
+    ] {
+        let record = client(&daemon, name, value);
         let expected = u64::from(multiprocessors(all, percent));
         assert_eq!(of_first_gpu(&record, "sms"), expected, "{THREADS}={value}");
     }

@@ -1,15 +1,16 @@
-//! Clients in namespaces of their own: what a container or a job's private /tmp does to them.
+//! Clients in namespaces of their own, as in a container or behind a job's private /tmp.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use serde_json::Value;
 use tests::double::visible::multiprocessors;
 
-use crate::bench::{Bench, Daemon, HANGS, PATIENCE};
+use crate::bench::{Bench, Daemon, HANGS, PATIENCE, PIPE};
 use crate::client::{drop_to_user, of_first_gpu, under_mps};
 use crate::processes::{USER, command, run};
 
-/// What `daemon_group` is where a site sets nothing.
+/// The default of `daemon_group`.
 const OWN_GROUP: u32 = 65_530;
 
 /// A daemon with a limit of 25 %, by which its clients are known.
@@ -33,17 +34,12 @@ fn attached(bench: &Bench, record: &Value) {
 
 /// `unshare` with these options, then the user.
 fn unshared<'a>(options: &[&'a str]) -> Vec<&'a str> {
-    let mut words = vec!["/usr/bin/unshare"];
-    words.extend(options);
-    words.extend(drop_to_user());
-    words
+    [&["/usr/bin/unshare"], options, &drop_to_user()].concat()
 }
 
 /// A mount namespace in which a script of mounts runs first, then the user.
 fn mounted(script: &str) -> Vec<&str> {
-    let mut words = vec!["/usr/bin/unshare", "--mount", "/bin/sh", "-e", "-c", script, "sh"];
-    words.extend(drop_to_user());
-    words
+    unshared(&["--mount", "/bin/sh", "-e", "-c", script, "sh"])
 }
 
 #[test]
@@ -64,19 +60,12 @@ fn a_pid_namespace_with_its_own_proc_attaches_and_is_listed_by_its_outer_pid() {
     let client = daemon.client().through(&wrapper).holding(20).hold();
     attached(&bench, &client.record);
     assert_eq!(client.pid(), 1, "its own pid namespace");
-    let outer: u32 = daemon
-        .say("ps")
-        .out
-        .lines()
-        .nth(1)
-        .unwrap()
-        .split_whitespace()
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap();
+    let ps = daemon.say("ps").out;
+    let row = ps.lines().nth(1).unwrap();
+    let outer: u32 = row.split_whitespace().next().unwrap().parse().unwrap();
     assert!(outer > 1);
-    assert!(tests::double::look::process(outer).is_some_and(|p| p.args.contains(&"--json".to_owned())));
+    let about = tests::double::look::process(outer).expect("the client");
+    assert!(about.args.contains(&"--json".to_owned()), "{about:?}");
 }
 
 #[test]
@@ -101,8 +90,11 @@ fn ipc_and_network_namespaces_do_not_matter() {
 fn a_user_namespace_that_maps_the_user_to_root_attaches() {
     let bench = Bench::new();
     let daemon = daemon(&bench);
-    let mut wrapper = drop_to_user();
-    wrapper.extend(["/usr/bin/unshare", "--user", "--map-root-user"]);
+    let wrapper = [
+        &drop_to_user()[..],
+        &["/usr/bin/unshare", "--user", "--map-root-user"],
+    ]
+    .concat();
     attached(&bench, &through(&daemon, &wrapper));
 }
 
@@ -110,15 +102,10 @@ fn a_user_namespace_that_maps_the_user_to_root_attaches() {
 fn a_user_namespace_without_a_mapping_hangs_and_the_daemon_answers_once_it_is_killed() {
     let bench = Bench::new();
     let daemon = daemon(&bench);
-    let mut wrapper = drop_to_user();
-    wrapper.extend(["/usr/bin/unshare", "--user"]);
+    let wrapper = [&drop_to_user()[..], &["/usr/bin/unshare", "--user"]].concat();
     let outcome = daemon.client().through(&wrapper).run_within(HANGS * 2);
-    assert!(outcome.ended.hung(), "{:?}", outcome.ended);
-    assert!(
-        daemon.logs("Unable to read new connection type information"),
-        "{}",
-        daemon.log_text()
-    );
+    assert!(outcome.ended.hung, "{:?}", outcome.ended);
+    daemon.logs("Unable to read new connection type information");
     assert!(daemon.answers());
 }
 
@@ -128,17 +115,10 @@ fn a_pipe_directory_bound_elsewhere_works_by_its_new_name() {
     let daemon = daemon(&bench);
     let elsewhere = bench.dir.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
-    let script = format!(
-        "mount --bind {} {}; exec \"$@\"",
-        daemon.pipe.display(),
-        elsewhere.display()
-    );
-    let wrapper = mounted(&script);
-    let client = daemon
-        .client()
-        .env("CUDA_MPS_PIPE_DIRECTORY", elsewhere.to_str().unwrap())
-        .through(&wrapper);
-    attached(&bench, client.run().record());
+    let (pipe, elsewhere) = (daemon.pipe.display(), elsewhere.to_str().unwrap());
+    let script = format!("mount --bind {pipe} {elsewhere}; exec \"$@\"");
+    let client = daemon.client().env(PIPE, elsewhere);
+    attached(&bench, client.through(&mounted(&script)).run().record());
 }
 
 #[test]
@@ -152,22 +132,22 @@ fn a_pipe_directory_that_cannot_be_seen_means_the_whole_gpu_without_a_word() {
     assert_eq!(of_first_gpu(&record, "sms"), u64::from(bench.gpus[0].sms));
 }
 
-/// So is what `mpsd` starts, and its clients are in their user's own group (docs/facts/mps-control.md#clients).
+/// `mpsd` starts a daemon so. Its clients are in their user's own group (docs/facts/mps-control.md#clients).
 #[test]
 fn a_daemon_in_a_group_of_its_own_serves_its_user_who_cannot_debug_it() {
     let bench = Bench::new();
     let mut daemon = bench.directories();
-    daemon.start_in_group(OWN_GROUP, &[]);
+    daemon.start_so(&[], |command| command.gid(OWN_GROUP));
     daemon.say("set_default_active_thread_percentage 25");
     let server = daemon.start_server();
     attached(&bench, daemon.client().run().record());
     let client = daemon.client().holding(2).hold();
     let ended = daemon.say(&format!("terminate_client {server} {}", client.pid()));
-    assert_eq!((ended.out.as_str(), ended.code()), ("0\n", 0));
+    ended.answers("0\n");
     for pid in [daemon.pid(), server] {
         let mut look = command("/usr/bin/head", USER, &[]);
         look.args(["-c1", &format!("/proc/{pid}/mem")]);
-        let ended = run(look, "", bench.dir.path(), PATIENCE);
+        let ended = run(look, "", PATIENCE);
         assert!(ended.err.contains("Permission denied"), "{ended:?}");
     }
 }

@@ -1,32 +1,33 @@
-//! Static partitions. Documented, and verified nowhere: the double plays a driver with them; NVIDIA's own program is asked where it has them.
+//! Static partitions: documented, and verified nowhere. The double plays a driver with them, and NVIDIA's program is tried if it has them.
 
-use crate::bench::{Bench, Daemon, nvidia, say};
+use crate::bench::{Bench, Daemon, PATIENCE, not_verified, nvidia};
 use crate::processes::USER;
 
 /// The name of a partition, by which a client finds it.
 const VARIABLE: &str = "CUDA_MPS_SM_PARTITION";
 
-/// A subject that has them; none, and a word about it, where NVIDIA's program lists no `-S`.
+/// A subject that has them; none if NVIDIA's program lists no `-S`.
 fn with_partitions() -> Option<Bench> {
     if !nvidia() {
         let with = |node: &mut tests::double::node::Description| node.driver_version = "590.44.01".to_owned();
         return Some(Bench::of_double(|builder| builder.describe(with)));
     }
     let bench = Bench::new();
-    let knows = bench
-        .control(USER, &["-h"], &[], "")
-        .out
-        .contains("--static-partitioning");
-    if !knows {
-        let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        say(&format!("not verified here, needs driver 590: {test}"));
+    if !knows_option(&bench) {
+        not_verified("driver 590");
+        return None;
     }
-    knows.then_some(bench)
+    Some(bench)
+}
+
+fn knows_option(bench: &Bench) -> bool {
+    let help = bench.control(USER, &["-h"], &[], "");
+    help.out.contains("--static-partitioning")
 }
 
 fn daemon(bench: &Bench) -> Daemon<'_> {
     let mut daemon = bench.directories();
-    daemon.start_with(&["-S"]);
+    daemon.start_so(&[], |command| command.arg("-S"));
     daemon
 }
 
@@ -37,18 +38,15 @@ fn add(daemon: &Daemon, chunks: u32) -> (String, String) {
     let said = daemon.say(&format!("sm_partition add {gpu} {chunks}")).out;
     let at = said.find("GPU-").unwrap_or_else(|| panic!("{said}"));
     let name = said[at..].split_whitespace().next().expect("a name").to_owned();
-    let id = name
-        .strip_prefix(&format!("{gpu}/"))
-        .unwrap_or_else(|| panic!("{said}"));
-    (name.clone(), id.to_owned())
+    let id = name.strip_prefix(&format!("{gpu}/")).expect("an id").to_owned();
+    (name, id)
 }
 
 /// Used chunks and multiprocessors in the row of a partition, and whether it has clients.
 fn row(daemon: &Daemon, id: &str) -> Option<(u32, u32, String)> {
     let listing = daemon.say("lspart").out;
-    let line = listing
-        .lines()
-        .find(|line| line.split_whitespace().any(|word| word == id))?;
+    let has_id = |line: &&str| line.split_whitespace().any(|word| word == id);
+    let line = listing.lines().find(has_id)?;
     let words: Vec<&str> = line.split_whitespace().filter(|word| *word != "-").collect();
     let clients = words.get(4).copied().unwrap_or_default().to_owned();
     Some((words.get(2)?.parse().ok()?, words.get(3)?.parse().ok()?, clients))
@@ -58,22 +56,15 @@ fn row(daemon: &Daemon, id: &str) -> Option<(u32, u32, String)> {
 #[test]
 fn a_daemon_before_static_partitions_refuses_the_option() {
     let bench = Bench::new();
-    if bench
-        .control(USER, &["-h"], &[], "")
-        .out
-        .contains("--static-partitioning")
-    {
-        say("not verified here, needs a driver before 590: the refusal of -S");
-        return;
+    if knows_option(&bench) {
+        return not_verified("a driver before 590");
     }
     for arguments in [&["-f", "-S"][..], &["-S"]] {
         let directories = bench.directories();
         let refused = bench.control(USER, arguments, &directories.env(), "");
         assert!(refused.out.starts_with("Unrecognized option"), "{refused:?}");
-        assert!(
-            !directories.pipe.join("control").exists(),
-            "no daemon stays: {refused:?}"
-        );
+        let stays = directories.pipe.join("control").exists();
+        assert!(!stays, "{refused:?}");
     }
 }
 
@@ -112,10 +103,8 @@ fn two_partitions_differ_and_no_more_chunks_are_given_than_there_are() {
     let gpu = &bench.gpus[0].uuid;
     let refused = daemon.say(&format!("sm_partition add {gpu} 1000"));
     assert!(!refused.out.contains(&format!("{gpu}/")), "{refused:?}");
-    assert!(
-        refused.out.contains("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"),
-        "{refused:?}"
-    );
+    let why = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION";
+    assert!(refused.out.contains(why), "{refused:?}");
     assert_eq!(refused.code(), 0);
 }
 
@@ -134,5 +123,5 @@ fn a_partition_stays_while_it_has_clients_and_goes_when_it_is_removed() {
         daemon.say(&remove);
         row(&daemon, &id).is_none()
     };
-    assert!(tests::double::look::wait_until(crate::bench::PATIENCE, gone));
+    assert!(tests::double::look::wait_until(PATIENCE, gone));
 }

@@ -1,20 +1,17 @@
-//! Child processes with a deadline, as an ordinary user.
+//! Child processes as an ordinary user, each in a process group of its own.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tests::double::look::wait_until;
+use tests::child;
 
 /// The user whose daemon it is.
 pub const USER: u32 = 54_321;
-/// Another user.
+/// A stranger to that user.
 pub const STRANGER: u32 = 54_322;
 
 /// How a child ended.
@@ -24,41 +21,39 @@ pub struct Ended {
     pub out: String,
     /// What it wrote to standard error.
     pub err: String,
-    /// Its status; none if it had to be killed at the deadline.
-    pub status: Option<ExitStatus>,
+    /// Whether it had to be killed at the deadline.
+    pub hung: bool,
     /// How long it took.
     pub took: Duration,
+    code: Option<i32>,
 }
 
 impl Ended {
     /// Its exit code; -1 if a signal or the deadline ended it.
     pub fn code(&self) -> i32 {
-        self.status.and_then(|s| s.code()).unwrap_or(-1)
+        self.code.unwrap_or(-1)
     }
 
-    /// Whether it had to be killed at the deadline.
-    pub fn hung(&self) -> bool {
-        self.status.is_none()
+    /// Asserts that it wrote this alone to standard output, and exited with 0.
+    #[track_caller]
+    pub fn answers(&self, answer: &str) {
+        assert_eq!((self.out.as_str(), self.code()), (answer, 0), "{self:?}");
     }
 }
 
-/// A running child in a process group of its own; killed with its whole group when dropped.
+/// A running child; killed with its whole group when dropped.
 #[derive(Debug)]
 pub struct Running {
-    child: Child,
-    out: PathBuf,
-    err: PathBuf,
+    child: Option<child::Running>,
+    group: Pid,
     begin: Instant,
 }
 
 /// A command that runs as this user, with nothing of the environment but `env` and a PATH for util-linux.
 pub fn command(program: impl AsRef<OsStr>, uid: u32, env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(program);
-    command
-        .env_clear()
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .current_dir("/")
-        .process_group(0);
+    command.env_clear().current_dir("/").process_group(0);
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     if let Ok(libraries) = std::env::var("LD_LIBRARY_PATH") {
         command.env("LD_LIBRARY_PATH", libraries);
     }
@@ -69,83 +64,76 @@ pub fn command(program: impl AsRef<OsStr>, uid: u32, env: &[(&str, &str)]) -> Co
     command
 }
 
-/// Starts a command whose standard input is this text and whose output goes to files in `dir`.
-pub fn spawn(mut command: Command, input: &str, dir: &Path) -> Running {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = |what: &str| dir.join(format!("{what}.{number}"));
-    let (text, out, err) = (name("in"), name("out"), name("err"));
-    std::fs::write(&text, input).expect("the test's directory takes files");
-    let create = |path: &Path| File::create(path).expect("the test's directory takes files");
+/// Starts a command whose standard input is this text.
+pub fn spawn(mut command: Command, input: &str) -> Running {
     let begin = Instant::now();
-    let child = command
-        .stdin(File::open(&text).expect("just written"))
-        .stdout(Stdio::from(create(&out)))
-        .stderr(Stdio::from(create(&err)))
-        .spawn()
-        .unwrap_or_else(|why| panic!("cannot start {command:?}: {why}"));
+    let child = child::Running::start(&mut command, input);
+    let child = child.unwrap_or_else(|why| panic!("{why:#}"));
     Running {
-        child,
-        out,
-        err,
+        group: Pid::from_raw(child.pid().cast_signed()),
+        child: Some(child),
         begin,
     }
 }
 
 /// Runs a command to its end, or kills it at the deadline.
-pub fn run(command: Command, input: &str, dir: &Path, limit: Duration) -> Ended {
-    spawn(command, input, dir).finish(limit)
+pub fn run(command: Command, input: &str, limit: Duration) -> Ended {
+    spawn(command, input).finish(limit)
 }
 
 impl Running {
+    fn child(&mut self) -> &mut child::Running {
+        self.child.as_mut().expect("it was not finished")
+    }
+
     /// Its pid.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.group.as_raw().cast_unsigned()
     }
 
-    /// What it has written to standard output so far.
-    pub fn out(&self) -> String {
-        std::fs::read_to_string(&self.out).unwrap_or_default()
-    }
-
-    /// What it has written to standard error so far.
-    pub fn err(&self) -> String {
-        std::fs::read_to_string(&self.err).unwrap_or_default()
+    /// What it has written to standard output so far, and to standard error.
+    pub fn written(&self) -> [String; 2] {
+        let child = self.child.as_ref().expect("it was not finished");
+        [child.stdout_so_far(), child.stderr_so_far()]
     }
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        nix::sys::signal::kill(Pid::from_raw(self.pid() as i32), signal)
-            .expect("the child is not reaped yet");
+        nix::sys::signal::kill(self.group, signal).expect("the child is not reaped yet");
     }
 
     /// Its status if it ends within this time.
     pub fn ended_within(&mut self, limit: Duration) -> Option<ExitStatus> {
-        let mut status = None;
-        wait_until(limit, || {
-            status = self.child.try_wait().expect("it is our child");
-            status.is_some()
-        });
-        status
+        self.child().ended_within(limit)
     }
 
     /// Waits for its end; kills it at the deadline.
     pub fn finish(mut self, limit: Duration) -> Ended {
-        let status = self.ended_within(limit);
-        let took = self.begin.elapsed();
+        let hung = self.ended_within(limit).is_none();
+        let [out, err] = self.written();
+        let so_far = Ended {
+            out,
+            err,
+            hung,
+            took: self.begin.elapsed(),
+            code: None,
+        };
+        let ended = self.child.take().filter(|_| !hung);
+        let Some(Ok(ran)) = ended.map(|child| child.finish(limit)) else {
+            return so_far;
+        };
         Ended {
-            out: self.out(),
-            err: self.err(),
-            status,
-            took,
+            out: ran.stdout,
+            err: ran.stderr,
+            hung,
+            took: ran.wall,
+            code: ran.code,
         }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = killpg(Pid::from_raw(self.pid() as i32), Signal::SIGKILL);
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = killpg(self.group, Signal::SIGKILL);
     }
 }

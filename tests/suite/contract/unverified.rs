@@ -1,8 +1,9 @@
-//! What the documentation says and nobody here may try: it would need a fault of a GPU or another compute mode. The
-//! double behaves so; that NVIDIA's does is not verified.
+//! What the documentation says and no test here may try on a GPU: it would need a GPU fault or another compute mode. The double behaves
+//! so; that NVIDIA's program does is not verified.
 
 use crate::bench::{Bench, nvidia, say};
-use crate::client::Client;
+use crate::client::{Client, of_first_gpu, under_mps};
+use crate::processes::USER;
 use tests::double::mig;
 
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -48,13 +49,10 @@ fn a_daemon_of_a_mig_device_serves_it_alone_and_takes_limits_by_index() {
     }
     let bench = Bench::of_double(|b| b.gpus(2, "NVIDIA H200").divided(0, 2));
     let (own, other) = (mig(0, 1).uuid, mig(0, 0).uuid);
-    let outside = |visible: &str| {
-        let outcome = Client::new(&bench).env(VISIBLE, visible).run();
-        outcome.record()["uuids"].clone()
-    };
-    let whole = bench.gpus[1].uuid.as_str();
-    for visible in [format!("{own},{other}"), format!("{own},{whole}")] {
-        assert_eq!(outside(&visible), serde_json::json!([own]), "{visible}");
+    for second in [&other, &bench.gpus[1].uuid] {
+        let client = Client::new(&bench).env(VISIBLE, &format!("{own},{second}"));
+        let seen = client.run().record()["uuids"].clone();
+        assert_eq!(seen, serde_json::json!([own]), "{second}");
     }
     for (name, holds) in [("0", true), (own.as_str(), false)] {
         let daemon = bench.daemon_with(&[(VISIBLE, &own)]);
@@ -62,12 +60,13 @@ fn a_daemon_of_a_mig_device_serves_it_alone_and_takes_limits_by_index() {
         for visible in [own.as_str(), "0"] {
             let outcome = daemon.client().env(VISIBLE, visible).run();
             let record = outcome.record();
-            assert!(crate::client::under_mps(record), "{record}");
+            assert!(under_mps(record), "{record}");
             assert_eq!(record["uuids"], serde_json::json!([own]), "{visible}");
-            let limited = crate::client::of_first_gpu(record, "free_mib") <= 5120;
+            let limited = of_first_gpu(record, "free_mib") <= 5120;
             assert_eq!(limited, holds, "limit by {name}");
         }
-        assert_eq!(daemon.client().env(VISIBLE, &other).run().error(), Some(100));
+        let foreign = daemon.client().env(VISIBLE, &other).run();
+        assert_eq!(foreign.error(), Some(100));
     }
     // 48 clients by 1 of 7 slices.
     let small = bench.daemon_with(&[(VISIBLE, &other)]);
@@ -76,7 +75,8 @@ fn a_daemon_of_a_mig_device_serves_it_alone_and_takes_limits_by_index() {
     drop(holding);
 }
 
-fn double(mode: &str) -> Option<Bench> {
+/// The double with its GPU in this compute mode.
+fn in_mode(mode: &str) -> Option<Bench> {
     if nvidia() {
         return None;
     }
@@ -88,7 +88,7 @@ fn double(mode: &str) -> Option<Bench> {
 
 #[test]
 fn in_exclusive_mode_only_one_context_without_mps_fits() {
-    let Some(bench) = double("exclusive_process") else {
+    let Some(bench) = in_mode("exclusive_process") else {
         return;
     };
     let first = Client::new(&bench).holding(20).hold();
@@ -98,35 +98,34 @@ fn in_exclusive_mode_only_one_context_without_mps_fits() {
 }
 
 #[test]
-fn in_exclusive_mode_clients_share_a_server_and_nobody_else_comes_in() {
-    let Some(bench) = double("exclusive_process") else {
+fn in_exclusive_mode_clients_share_a_server_and_no_other_process_gets_a_context() {
+    let Some(bench) = in_mode("exclusive_process") else {
         return;
     };
     let daemon = bench.daemon();
-    let holding = [
-        daemon.client().holding(20).hold(),
-        daemon.client().holding(20).hold(),
-    ];
-    assert!(holding.iter().all(|c| crate::client::under_mps(&c.record)));
+    let holding = [(); 2].map(|()| daemon.client().holding(20).hold());
+    assert!(holding.iter().all(|c| under_mps(&c.record)));
     assert_eq!(Client::new(&bench).run().error(), Some(46));
 }
 
 #[test]
 fn in_exclusive_mode_a_foreign_context_keeps_the_server_from_starting() {
-    let Some(bench) = double("exclusive_process") else {
+    let Some(bench) = in_mode("exclusive_process") else {
         return;
     };
     let foreign = Client::new(&bench).holding(20).hold();
     let daemon = bench.daemon();
-    daemon.say(&format!("start_server -uid {}", crate::processes::USER));
-    assert!(daemon.logs("exited with status 1"), "{}", daemon.log_text());
+    daemon.say(&format!("start_server -uid {USER}"));
+    daemon.logs("exited with status 1");
     assert_eq!(daemon.client().run().error(), Some(805));
     drop(foreign);
     daemon.start_server();
 }
 
 #[test]
-fn in_prohibited_mode_nobody_gets_a_context() {
-    let Some(bench) = double("prohibited") else { return };
+fn in_prohibited_mode_no_process_gets_a_context() {
+    let Some(bench) = in_mode("prohibited") else {
+        return;
+    };
     assert_eq!(Client::new(&bench).run().error(), Some(46));
 }

@@ -1,0 +1,275 @@
+//! Locks that a user or a stranger keeps: of directories and files that root must change. Each test keeps a lock, and nobody waits for it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tests::fuse::{FILE, Hung};
+use tests::place::{Place, Running, eventually, fast};
+use tests::scarcity::{Older, Small, alone};
+use tests::stage::{THREE, USER, as_user, chmod};
+
+use super::{ACCOUNT, CONFIG, served};
+
+/// What an end says of a directory that it cannot remove.
+const CANNOT_CLEAN: &str = "cannot clean the user's directory";
+/// A call that waits for no lock takes less.
+const UNHINDERED: Duration = Duration::from_secs(4);
+
+/// From now on `job` gets no file systems of its own: a namespace is kept for it.
+fn unbounded(place: &Place, job: &str) -> Older {
+    let mut older = Older::start();
+    older.keep_for(&place.path("containers"), job);
+    older
+}
+
+/// A process of the user's that keeps the lock of `what`: it lists or writes it, as `how` says, with memory that the user's file system
+/// withholds. The file system is dropped first: until then nothing ends the process. None if this machine has no FUSE.
+fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
+    let (at, hung) = place.hung("fuse", Hung::over_reads)?;
+    let mut command = as_user(USER, place.node.control());
+    command.env_clear().env(how, what);
+    command.env("FAKE_MPS_HANGS_IN", at.join(FILE));
+    let holder = Running::start(command.stdin(Stdio::null()));
+    eventually("the lock is kept", || hung.holds_somebody());
+    Some((hung, holder))
+}
+
+/// The user lists the pipe directory, or writes the file of the ranks' locks, into memory that the user's file system withholds. If the
+/// job's directories have file systems of their own, root removes them without that lock.
+#[test]
+fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
+    for bounded in [true, false] {
+        alone(|| {
+            let place = Place::new(fast(2), CONFIG);
+            let _hidden = Small::over(&place.path("run"), 256, 0o755);
+            let _older = (!bounded).then(|| unbounded(&place, "96.srv"));
+            place.begin("96.srv", ACCOUNT, "0");
+            let pipe = place.job("96.srv").join("pipe");
+            let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &pipe) else {
+                return;
+            };
+            // Its output is read to the end, as a scheduler reads it.
+            let end = place.strict_end("96.srv");
+            let holder_only = [vec![], vec![kept.1.pid()], vec![]];
+            assert_eq!(THREE.map(|name| place.pids(name)), holder_only, "{end:?}");
+            assert_eq!(place.node.modes(), ["default", "default"]);
+            // The same job again, what the timer does, and another job.
+            assert_job_goes_on(&place, "96.srv", end, bounded);
+            let ran = place.mpsctl(&["reconcile", "--node", "gpu001"]);
+            ran.within(Duration::from_secs(15));
+            place.begin("97.srv", ACCOUNT, "1");
+            place.end("97.srv");
+            drop(kept);
+            place.assert_ends_clean("96.srv", "a directory that its user let go");
+        });
+    }
+}
+
+/// The end of a job whose lock its user keeps, and the job's next start, are whole if its file systems are its own.
+#[track_caller]
+fn assert_job_goes_on(place: &Place, job: &str, end: tests::stage::Ran, bounded: bool) {
+    end.within(Duration::from_secs(9));
+    let again = place.torque(job, ACCOUNT, "0");
+    again.within(Duration::from_secs(10));
+    if bounded {
+        assert_eq!((end.code, again.code), (Some(0), Some(0)), "{end:?} {again:?}");
+    } else {
+        end.exits(2).complains(CANNOT_CLEAN);
+        again.exits(2);
+    }
+}
+
+#[test]
+fn a_lock_file_of_ranks_that_its_user_keeps_holds_nobody() {
+    for bounded in [true, false] {
+        alone(|| {
+            let node = fast(1).describe(|node| node.driver_version = "590.44.01".to_owned());
+            let place = Place::new(node, CONFIG);
+            let _hidden = Small::over(&place.path("run"), 256, 0o755);
+            let _older = (!bounded).then(|| unbounded(&place, "95.srv"));
+            place.begin("95.srv", "MPS=true,MPS_SMS=16:32", "0");
+            let ranks = place.job("95.srv").join("partitions/lock");
+            let Some(kept) = keep(&place, "FAKE_MPS_WRITES", &ranks) else {
+                return;
+            };
+            assert_job_goes_on(&place, "95.srv", place.strict_end("95.srv"), bounded);
+            drop(kept);
+            place.assert_ends_clean("95.srv", "a lock that its user let go");
+        });
+    }
+}
+
+/// The user writes to the control daemon's log. The daemon writes there as it ends.
+#[test]
+fn a_daemon_whose_log_its_user_keeps_is_told_by_the_exit_code_and_ends_with_that() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let _hidden = Small::over(&place.path("run"), 256, 0o755);
+        place.begin("99.srv", ACCOUNT, "0");
+        let log = place.job("99.srv").join("log/control.log");
+        let Some(kept) = keep(&place, "FAKE_MPS_WRITES", &log) else {
+            return;
+        };
+        let end = place.strict_end("99.srv").exits(2);
+        end.within(Duration::from_secs(9)).complains("state D after");
+        let left = THREE.map(|name| place.pids(name).len());
+        assert_eq!(left, [0, 2, 0], "the daemon, and who keeps it: {end:?}");
+        assert_eq!(place.node.modes(), ["default"]);
+        drop(kept);
+        place.assert_ends_clean("99.srv", "a log that its user let go");
+    });
+}
+
+/// A user who can list a directory can keep its lock.
+#[test]
+fn nobody_but_root_lists_what_root_must_change() {
+    let place = served("98.srv");
+    let cgroup = place.cgroups.as_ref().map(|base| base.join("98.srv"));
+    let ours = ["run/jobs", "run/jobs/98.srv", "run/gpus"].map(|dir| place.path(dir));
+    for dir in ours.iter().chain(&cgroup) {
+        let mode = dir.metadata().expect("directory").mode() & 0o7777;
+        assert_eq!(mode & 0o044, 0, "{}: {mode:o}", dir.display());
+    }
+    place.assert_ends_clean("98.srv", "directories");
+}
+
+#[test]
+fn directories_that_are_slow_to_remove_keep_no_gpu_from_its_mode() {
+    alone(|| {
+        const GPUS: usize = 16;
+        const FILES: usize = 10_000;
+        let place = Place::new(fast(GPUS), "deadline_s = 4\n");
+        let _older = unbounded(&place, "95.srv");
+        let all: Vec<String> = (0..GPUS).map(|gpu| gpu.to_string()).collect();
+        place.begin("95.srv", "MPS=per-gpu", &all.join(","));
+        let job = place.job("95.srv");
+        let pipes: Vec<PathBuf> = (0..GPUS).map(|n| job.join(format!("pipe-{n}"))).collect();
+        // A link is made in less time than a file.
+        std::thread::scope(|scope| {
+            for pipe in &pipes {
+                scope.spawn(move || {
+                    let first = pipe.join("0");
+                    fs::write(&first, "").expect("file");
+                    (1..FILES).for_each(|n| fs::hard_link(&first, pipe.join(n.to_string())).expect("link"));
+                });
+            }
+        });
+        let whole = |pipe: &&PathBuf| pipe.join((FILES - 1).to_string()).exists() && pipe.join("0").exists();
+        let mut end = place.start_end("95.srv");
+        let began = Instant::now();
+        loop {
+            let there = pipes.iter().filter(whole).count();
+            if place.node.modes().iter().all(|mode| mode == "default") {
+                break;
+            }
+            // What was removed by then was removed before the modes were as before.
+            assert_eq!(there, GPUS);
+            assert!(began.elapsed() < Duration::from_secs(20));
+        }
+        assert_eq!(end.wait(), Some(0));
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(4 + 3), "{took:?}");
+        let finished = || place.strict_end("95.srv").code == Some(0);
+        assert!((0..5).any(|_| finished()), "the next looks remove what is left");
+        place.assert_as_before("slow directories");
+    });
+}
+
+/// Programs of ours that have not ended: after a call has returned, those that wait for a lock.
+fn stuck(place: &Place) -> usize {
+    place.processes().iter().filter(|p| p.uid == 0).count()
+}
+
+/// The directory that a site names for the jobs' cgroups has the mode that mkdir(1) gives it: all users may list it.
+#[test]
+fn a_strangers_lock_on_the_sites_cgroup_directory_holds_no_job() {
+    alone(|| {
+        let place = Place::new(fast(2), CONFIG);
+        let Some(cgroups) = place.cgroups.clone() else {
+            return println!("not tried here, this machine has no cgroups");
+        };
+        chmod(&cgroups, 0o755);
+        let _hidden = Small::over(&place.path("run"), 1024, 0o755);
+        place.begin("60.srv", ACCOUNT, "0");
+        assert!(cgroups.join("60.srv").exists());
+        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &cgroups) else {
+            return;
+        };
+        // Job 61 begins and ends without a cgroup. Of job 60 only the empty cgroup stays.
+        for _ in 0..3 {
+            place.begin("61.srv", ACCOUNT, "1").within(UNHINDERED);
+            place.end("61.srv").within(UNHINDERED);
+            let end = place.strict_end("60.srv").exits(2);
+            end.within(UNHINDERED).complains("the job's cgroup stays");
+            assert!(stuck(&place) <= 1, "{}", stuck(&place));
+        }
+        assert_eq!(place.node.modes(), ["default", "default"]);
+        assert_doctor_names(&place, &[&cgroups]);
+        assert!(stuck(&place) <= 1, "{}", stuck(&place));
+        drop(kept);
+        eventually("no program waits", || stuck(&place) == 0);
+        place.assert_ends_clean("60.srv", "a cgroup directory that a stranger let go");
+    });
+}
+
+#[track_caller]
+fn assert_doctor_names(place: &Place, dirs: &[&Path]) {
+    let ran = place.mpsctl(&["doctor", "--node", "gpu001"]);
+    ran.within(Duration::from_secs(20));
+    for dir in dirs {
+        ran.prints(format!("WARN  '{}'", dir.display()));
+    }
+}
+
+/// Other exporters read these directories as users of their own, so others may be allowed to list them.
+#[test]
+fn a_strangers_lock_on_an_exporters_directory_holds_no_job() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let [map, stat] = ["map", "gpustat"].map(|name| place.directory(name));
+        let (shown_map, shown_stat) = (map.display(), stat.display());
+        place.configure(&format!(
+            "{CONFIG}[metrics]\ndcgm_job_map = \"{shown_map}\"\ngpustat = \"{shown_stat}\"\n"
+        ));
+        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &stat) else {
+            return;
+        };
+        for _ in 0..3 {
+            place.begin("62.srv", ACCOUNT, "0").within(UNHINDERED);
+            assert_eq!(fs::read_to_string(map.join("0")).expect("told"), "62.srv\n");
+            place.strict_end("62.srv").within(UNHINDERED);
+            let listed = fs::read_dir(&map).expect("listed").count();
+            assert_eq!(listed, 0, "the other exporter's directory");
+            assert_eq!(place.node.modes(), ["default"]);
+            assert!(stuck(&place) <= 1, "{}", stuck(&place));
+        }
+        assert_doctor_names(&place, &[&map, &stat]);
+        drop(kept);
+        eventually("no program waits", || stuck(&place) == 0);
+        place.assert_ends_clean("62.srv", "an exporter's directory that a stranger let go");
+    });
+}
+
+/// A timer runs it each minute.
+#[test]
+fn a_strangers_lock_on_the_textfile_directory_leaves_one_process_at_most() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let dir = place.directory("textfile");
+        let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &dir) else {
+            return;
+        };
+        let write = || place.mpsctl(&["metrics", "--textfile", dir.to_str().expect("a path")]);
+        for _ in 0..3 {
+            write().exits(2).within(Duration::from_secs(9));
+            assert!(stuck(&place) <= 1, "{}", stuck(&place));
+        }
+        drop(kept);
+        eventually("no program waits", || stuck(&place) == 0);
+        write().ok();
+        assert!(dir.join("mpsd.prom").exists());
+    });
+}

@@ -1,0 +1,422 @@
+//! What a hostile user may try, and what holds it. THREAT-MODEL.md names these tests.
+
+mod locks;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::Signal;
+use tests::double::copy_program;
+use tests::double::look::{self, wait_until};
+use tests::figures;
+use tests::fuse::{FILE, Hung};
+use tests::place::{Place, Running, eventually, fast, kill, resident_kb};
+use tests::scarcity::{Small, alone};
+use tests::stage::{OTHER_USER, THREE, USER, as_user, chmod, finish, prologue_args, script};
+
+const CONFIG: &str = "deadline_s = 6\n";
+const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
+
+/// A node with job `job` in service.
+fn served(job: &str) -> Place {
+    Place::with_job(fast(1), CONFIG, job, ACCOUNT, "0")
+}
+
+/// A process of the user that has nothing to do with MPS, with these variables.
+fn bystander(program: &Path, env: &[(&str, &Path)]) -> Running {
+    let mut command = as_user(USER, program);
+    command.arg("60").env_clear().envs(env.iter().copied());
+    let running = Running::start(command.stdin(Stdio::null()));
+    // setpriv becomes the program in place.
+    let is_it = |p: look::Process| p.uid != 0 && !p.exe.ends_with("setpriv");
+    eventually("the bystander runs", || {
+        look::process(running.pid()).is_some_and(is_it)
+    });
+    running
+}
+
+/// A tree of root's with one file that must stay as it is, and how that file and its directory are.
+fn treasure(place: &Place) -> (PathBuf, impl Fn() -> String) {
+    let dir = place.directory("treasure");
+    fs::write(dir.join("file"), "gold").expect("file");
+    let at = dir.clone();
+    let look = move || {
+        let about = at.join("file").metadata().expect("the treasure is there");
+        let text = fs::read_to_string(at.join("file")).expect("text");
+        let owner = at.metadata().expect("directory").uid();
+        format!(
+            "{text} {:o} {} {} {owner}",
+            about.mode(),
+            about.uid(),
+            about.nlink()
+        )
+    };
+    (dir, look)
+}
+
+#[test]
+fn links_fifos_and_deep_trees_in_the_jobs_directories_lead_nowhere() {
+    let place = served("80.srv");
+    let (dir, look) = treasure(&place);
+    let before = look();
+    for name in ["pipe", "log"] {
+        let into = place.job("80.srv").join(name);
+        symlink(&dir, into.join("link")).expect("symlink");
+        symlink("/", into.join("root")).expect("symlink");
+        symlink("loop", into.join("loop")).expect("symlink");
+        fs::hard_link(dir.join("file"), into.join("hard")).expect_err("a hard link into another file system");
+        fs::write(into.join("own"), "").expect("file");
+        fs::hard_link(into.join("own"), into.join("hard")).expect("hard link");
+        nix::unistd::mkfifo(&into.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+        let deep = into.join("deep").join("d/".repeat(60));
+        fs::create_dir_all(&deep).expect("deep");
+        symlink(&dir, deep.join("link")).expect("symlink");
+        chmod(&into.join("deep"), 0o000);
+    }
+    place.assert_ends_clean("80.srv", "links, FIFOs, deep trees");
+    assert_eq!(look(), before);
+}
+
+/// Only root could put a link there: a mistake of root's, or a hole, must cost no more than the job.
+#[test]
+fn a_symlink_in_the_jobs_directory_is_not_followed() {
+    let place = served("79.srv");
+    let (dir, look) = treasure(&place);
+    let before = look();
+    let pipe = place.job("79.srv").join("pipe");
+    for at in place.mounts() {
+        umount2(&at, MntFlags::MNT_DETACH).expect("unmounted");
+    }
+    fs::rename(&pipe, pipe.with_extension("old")).expect("rename");
+    symlink(&dir, &pipe).expect("symlink");
+    place.end("79.srv");
+    assert_eq!(look(), before);
+    // And before the job begins.
+    fs::create_dir(place.job("79.srv")).expect("directory");
+    chmod(&place.job("79.srv"), 0o711);
+    symlink(&dir, &pipe).expect("symlink");
+    let ran = place.torque("79.srv", ACCOUNT, "0").exits(2);
+    ran.complains("is a symbolic link");
+    assert_eq!(look(), before);
+    place.take_drains();
+    place.assert_as_before("a link in the place of a directory");
+}
+
+#[test]
+fn swapping_a_directory_for_a_link_during_the_epilogue_leads_nowhere() {
+    for round in 0..6 {
+        let place = served("81.srv");
+        let (dir, look) = treasure(&place);
+        let before = look();
+        let pipe = place.job("81.srv").join("pipe");
+        let [inner, link, spare] = ["inner", "link", "spare"].map(|name| pipe.join(name));
+        for n in 0..200 {
+            fs::create_dir_all(inner.join(format!("{n}"))).expect("directory");
+        }
+        symlink(&dir, &link).expect("symlink");
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for (from, to) in [
+                        (&inner, &spare),
+                        (&link, &inner),
+                        (&inner, &link),
+                        (&spare, &inner),
+                    ] {
+                        let _ = fs::rename(from, to);
+                    }
+                }
+            });
+            let end = place.torque_end("81.srv");
+            stop.store(true, Ordering::Relaxed);
+            end.ok();
+        });
+        assert_eq!(look(), before, "round {round}");
+        place.assert_ends_clean("81.srv", "swapping");
+    }
+}
+
+#[test]
+fn planted_pids_and_sockets_get_nobody_killed() {
+    let place = served("82.srv");
+    let mut bystander = bystander(Path::new("/bin/sleep"), &[]);
+    let pipe = place.job("82.srv").join("pipe");
+    let pid = bystander.pid().to_string();
+    fs::write(pipe.join("nvidia-cuda-mps-control.pid"), pid).expect("pid file");
+    // Sockets that take every conversation and never answer.
+    let deaf = ["control", "control_privileged"].map(|name| {
+        fs::remove_file(pipe.join(name)).expect("the socket is there");
+        UnixListener::bind(pipe.join(name)).expect("socket")
+    });
+    place.assert_ends_clean("82.srv", "planted pids and sockets");
+    assert!(!bystander.has_ended());
+    drop(deaf);
+}
+
+#[test]
+fn a_process_that_merely_carries_our_variables_or_name_is_not_ours() {
+    let place = served("83.srv");
+    let pipe = place.job("83.srv").join("pipe");
+    // The vendor's name on another file, in a place of the user's.
+    let copy = place.directory("own").join(THREE[1]);
+    copy_program(Path::new("/bin/sleep"), &copy).expect("copy");
+    chmod(&copy, 0o755);
+    let carries = [("CUDA_MPS_PIPE_DIRECTORY", pipe.as_path())];
+    let mut two = [Path::new("/bin/sleep"), &copy].map(|program| bystander(program, &carries));
+    place.assert_ends_clean("83.srv", "processes with our variables");
+    assert!(two.iter_mut().all(|process| !process.has_ended()));
+}
+
+/// An upgrade lays new files under the vendor's names while a job runs. Its user runs a new one with the job's pipe directory.
+#[test]
+fn only_the_very_files_that_a_job_began_with_are_its_own() {
+    let place = Place::without_cgroup(fast(1), CONFIG);
+    place.begin("94.srv", ACCOUNT, "0");
+    let control = place.node.control();
+    // A session that waits for its commands.
+    let session = || {
+        let mut command = as_user(USER, &control);
+        command.env_clear().envs([place.pipe("94.srv")]);
+        let session = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::null()));
+        eventually("the session runs", || {
+            look::process(session.pid()).is_some_and(|p| p.exe == control)
+        });
+        session
+    };
+    let mut of_the_job = session();
+    let upgrade = control.with_extension("new");
+    copy_program(&control, &upgrade).expect("copy");
+    fs::rename(&upgrade, &control).expect("rename");
+    let mut of_another = session();
+    place.end("94.srv");
+    assert!(of_the_job.has_ended() && !of_another.has_ended());
+    drop((of_the_job, of_another));
+    place.assert_as_before("an upgrade under a job");
+}
+
+#[test]
+fn a_stranger_reaches_no_pipe_and_nobody_lists_the_jobs() {
+    let place = served("84.srv");
+    let job = place.job("84.srv");
+    for name in ["pipe", "log"] {
+        let about = job.join(name).metadata().expect("directory");
+        assert_eq!(about.mode() & 0o7777, 0o700, "{name}");
+        assert_ne!(about.uid(), 0, "{name}");
+    }
+    let ls = |user: &str, path: &Path| finish(as_user(user, "/bin/ls").arg(path)).code;
+    assert_ne!(ls(OTHER_USER, &job.join("pipe")), Some(0));
+    assert_ne!(ls(USER, &place.path("run/jobs")), Some(0));
+    assert_eq!(ls(USER, &job.join("pipe")), Some(0), "its owner does");
+    // The vendor's own program, run by the stranger against the job's pipe.
+    let mut quit = as_user(OTHER_USER, place.node.control());
+    quit.envs([place.pipe("84.srv")]).stdin(Stdio::piped());
+    let mut session = Running::start(quit.stdout(Stdio::null()).stderr(Stdio::null()));
+    let _ = session.0.stdin.take().expect("stdin").write_all(b"quit\n");
+    session.wait();
+    assert_eq!(place.pids(THREE[1]).len(), 1, "the daemon lives");
+    // Nor can the owner put another directory in the place of theirs.
+    let mut away = as_user(USER, "/bin/mv");
+    away.arg(job.join("pipe")).arg(job.join("elsewhere"));
+    assert_ne!(finish(away).code, Some(0));
+    place.assert_ends_clean("84.srv", "a stranger");
+}
+
+#[test]
+fn the_users_log_is_bounded_and_without_escapes_whatever_the_vendors_says() {
+    let place = served("85.srv");
+    let mpsd = place.pids("mpsd")[0];
+    let log = place.job("85.srv").join("log");
+    let control = fs::OpenOptions::new().append(true).open(log.join("control.log"));
+    let mut control = control.expect("control.log");
+    let before = resident_kb(mpsd);
+    // 24 MB without a line's end, then what looks like events, with escapes and bytes that are no text.
+    for _ in 0..24 {
+        control.write_all(&vec![b'x'; 1 << 20]).expect("write");
+    }
+    let events =
+        b"\n[x] Failed to start server \x1b]0;owned\x07\x1b[2J\xff\xfe\n[x] Server 1 exited with status 7\n";
+    control.write_all(events).expect("write");
+    let seen = || fs::read(log.join("mpsd.log")).unwrap_or_default();
+    eventually("mpsd reads it all", || {
+        String::from_utf8_lossy(&seen()).contains("status 7")
+    });
+    let text = seen();
+    assert!(text.len() < 4096, "{} bytes", text.len());
+    let is_plain = text.iter().all(|b| *b >= b' ' || *b == b'\n') && std::str::from_utf8(&text).is_ok();
+    assert!(is_plain, "{:?}", String::from_utf8_lossy(&text));
+    let grown = resident_kb(mpsd) - before;
+    assert!(grown < 4096, "{grown} kB more than {before}");
+    place.assert_ends_clean("85.srv", "a hostile log");
+}
+
+#[test]
+fn stopped_processes_do_not_stop_the_epilogue() {
+    let place = served("89.srv");
+    for pid in THREE.iter().flat_map(|name| place.pids(name)) {
+        kill(pid, Signal::SIGSTOP);
+    }
+    let began = Instant::now();
+    place.assert_ends_clean("89.srv", "all three stopped");
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
+    alone(|| {
+        let mut place = Place::new(fast(1), "deadline_s = 4\n");
+        // For its mount namespace, which is this thread's own.
+        let _hidden = Small::over(&place.path("run"), 256, 0o755);
+        let Some((at, hung)) = place.hung("fuse", Hung::over_for_all) else {
+            return;
+        };
+        let file = at.join(FILE).display().to_string();
+        place.stage.node.change(|d| d.faults.server_opens = file);
+        place.begin("89.srv", ACCOUNT, "0");
+        eventually("the server hangs", || hung.holds_somebody());
+        let end = place.strict_end("89.srv").exits(2);
+        end.complains("state D after");
+        drop(hung);
+        place.assert_ends_clean("89.srv", "a file system that was taken away");
+        figures::tell("faults", 1);
+    });
+}
+
+/// A process of the user's with the lock of its memory map held: each process that reads its environment hangs as well.
+fn hides_in(program: &Path, at: &Path, hung: &Hung, env: &[(String, String)]) -> Running {
+    let mut command = as_user(USER, program);
+    command.env_clear().env("FAKE_MPS_HANGS_IN", at.join(FILE));
+    command.envs(env.iter().map(|(k, v)| (k, v)));
+    let hidden = Running::start(command.stdin(Stdio::null()));
+    eventually("the process hangs", || hung.holds_somebody());
+    hidden
+}
+
+/// Whether `cat FILE` ends within a second.
+fn can_be_read(pid: u32, file: &str) -> bool {
+    let mut command = Command::new("/bin/cat");
+    command.arg(format!("/proc/{pid}/{file}")).stdout(Stdio::null());
+    let mut cat = Running::start(command);
+    wait_until(Duration::from_secs(1), || cat.has_ended())
+}
+
+/// The timer looks for the processes of Slurm's steps. It does not read a user's process of that name.
+#[test]
+fn a_process_by_the_name_of_a_slurmstepd_holds_no_reconcile() {
+    alone(|| {
+        let place = Place::without_cgroup(fast(1), CONFIG);
+        let Some((at, hung)) = place.hung("fuse", Hung::over_writes) else {
+            return;
+        };
+        let slurm = place.directory("slurm");
+        script(&slurm.join("scontrol"), "");
+        let running = "case $2 in -s) ;; *) echo '4711|4711' ;; esac";
+        script(&slurm.join("squeue"), running);
+        place.configure(&format!("{CONFIG}[slurm]\nexec = \"{}\"\n", slurm.display()));
+        place.refused("4711", "MPS=maybe");
+        let stepd = place.path("slurmstepd");
+        copy_program(&place.node.control(), &stepd).expect("a copy");
+        let named = hides_in(&stepd, &at, &hung, &[]);
+        let comm = fs::read_to_string(format!("/proc/{}/comm", named.pid()));
+        assert_eq!(comm.expect("comm"), "slurmstepd\n");
+        assert!(!can_be_read(named.pid(), "cmdline"), "it holds no lock");
+        let ran = place.mpsctl(&["reconcile", "--node", "gpu001"]);
+        drop((hung, named));
+        ran.within(Duration::from_secs(20));
+        ran.prints("job 4711: its scheduler has it here");
+    });
+}
+
+#[test]
+fn a_process_that_nobody_can_look_at_keeps_nothing_from_its_end() {
+    for cgroup in [true, false] {
+        alone(|| {
+            let made = if cgroup { Place::new } else { Place::without_cgroup };
+            let place = made(fast(1), CONFIG);
+            let _hidden = Small::over(&place.path("run"), 256, 0o755);
+            place.begin("90.srv", ACCOUNT, "0");
+            assert_eq!(place.node.modes(), ["exclusive_process"]);
+            let Some((at, hung)) = place.hung("fuse", Hung::over_writes) else {
+                return;
+            };
+            let hidden = hides_in(&place.node.control(), &at, &hung, &[place.pipe("90.srv")]);
+            let pid = hidden.pid();
+            assert!(!can_be_read(pid, "environ"), "it holds no lock");
+            for file in ["stat", "status", "cgroup"] {
+                assert!(can_be_read(pid, file), "{file}");
+            }
+            let others = || -> Vec<u32> {
+                let all = THREE.iter().flat_map(|name| place.pids(name));
+                all.filter(|other| *other != pid).collect()
+            };
+            assert_eq!(others().len(), 3);
+            let end = place.end("90.srv");
+            end.within(Duration::from_secs(6));
+            assert_eq!(others(), [0; 0], "cgroup {cgroup}: {end:?}");
+            assert_eq!(place.node.modes(), ["default"], "cgroup {cgroup}: {end:?}");
+            // The user's next job, and what the timer does.
+            place.begin("91.srv", ACCOUNT, "0");
+            let ran = place.mpsctl(&["reconcile", "--node", "gpu001"]);
+            ran.within(Duration::from_secs(10));
+            place.end("91.srv");
+            drop((hung, hidden));
+            place.assert_as_before("a process that cannot be read");
+            figures::tell("faults", 1);
+        });
+    }
+}
+
+#[test]
+fn a_file_system_mounted_in_the_pipe_directory_is_no_litter_and_a_requeued_job_starts() {
+    alone(|| {
+        let place = Place::new(fast(1), CONFIG);
+        let _hidden = Small::over(&place.path("run"), 256, 0o755);
+        let (dir, look) = treasure(&place);
+        let before = look();
+        for round in 0..2 {
+            place.begin("92.srv", ACCOUNT, "0");
+            let Some((pipe, hung)) = place.hung("run/jobs/92.srv/pipe/deep/fuse", Hung::over) else {
+                return;
+            };
+            let log = place.hung("run/jobs/92.srv/log", Hung::over);
+            let bound = pipe.with_file_name("bound");
+            fs::create_dir(&bound).expect("directory");
+            mount(Some(&dir), &bound, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind mount");
+            place.end("92.srv");
+            assert!(!place.job("92.srv").exists(), "round {round}");
+            let mounts = fs::read_to_string("/proc/thread-self/mounts").expect("mounts");
+            assert!(!mounts.contains("92.srv"), "round {round}: {mounts}");
+            assert_eq!(look(), before, "round {round}");
+            drop((hung, log));
+        }
+        place.assert_as_before("file systems in the job's directories");
+    });
+}
+
+#[test]
+fn a_start_that_its_user_stops_does_not_come_up_after_the_jobs_end() {
+    let slow = fast(1).times(|t| t.server_ready = (1500, 1500));
+    let place = Place::new(slow, "deadline_s = 20\n");
+    let options = ["--wait", "started", "--record", "--gpus", "0"];
+    let args = [&options, &prologue_args("93.srv", ACCOUNT)[..]].concat();
+    place.prologue(&args, &[]).ok();
+    eventually("a control daemon", || !place.pids(THREE[1]).is_empty());
+    let stopped = place.pids(THREE[1]);
+    for pid in stopped.iter().chain(&place.pids("mpsd")) {
+        kill(*pid, Signal::SIGSTOP);
+    }
+    let end = place.strict_end("93.srv");
+    for pid in stopped {
+        kill(pid, Signal::SIGCONT);
+    }
+    end.ok();
+    std::thread::sleep(Duration::from_secs(2));
+    place.assert_as_before("a start that its user stopped");
+}

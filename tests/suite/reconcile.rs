@@ -1,0 +1,446 @@
+//! `mpsctl reconcile` and `mpsctl undrain` on a simulated node under a Torque whose server knows a job, forgets it, or is away.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use nix::mount::{MsFlags, mount, umount};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tests::double::{Builder, look};
+use tests::place::{Place, Running, eventually, fast, kill};
+use tests::scarcity::{Small, alone};
+use tests::stage::{Ran, USER, finish, script};
+
+/// The node's name in the scheduler.
+const NODE: &str = "gpu001";
+
+/// The node, and its server: a directory.
+struct Site {
+    place: Place,
+}
+
+impl Site {
+    fn new(extra: &str) -> Self {
+        Self::of(fast(1), extra)
+    }
+
+    fn of(node: Builder, extra: &str) -> Self {
+        let place = Place::without_cgroup(node, "");
+        let site = Self { place };
+        for dir in ["pbs/mom_priv/jobs", "pbs/bin", "server/jobs"] {
+            site.place.directory(dir);
+        }
+        site.configure(extra);
+        let server = site.path("server").display().to_string();
+        let command = |name: &str, body: &str| {
+            let away =
+                format!("[ -e {server}/away ] && {{ echo '{name}: cannot connect to server' >&2; exit 1; }}");
+            script(&site.path("pbs/bin").join(name), &format!("{away}\n{body}"));
+        };
+        command(
+            "qstat",
+            &format!(
+                "cat {server}/jobs/$2 2>/dev/null || {{ echo \"qstat: Unknown Job Id $2\" >&2; exit 153; }}"
+            ),
+        );
+        command(
+            "pbsnodes",
+            &format!(
+                "case $1 in\n\
+             -o|-c) case $1 in -o) echo offline ;; *) echo free ;; esac >{server}/state\n\
+             case $2,$3 in -N,n) echo >{server}/note ;; -N,*) echo \"$3\" >{server}/note ;; esac ;;\n\
+             -N) case $2 in n) echo >{server}/note ;; *) echo \"$2\" >{server}/note ;; esac ;;\n\
+             *) echo \"$1\"; echo \"     state = $(cat {server}/state)\"; echo \"     note = $(cat {server}/note)\" ;;\n\
+             esac"
+            ),
+        );
+        site.server("state", "free");
+        site.server("note", "");
+        site
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path(name)
+    }
+
+    fn configure(&self, extra: &str) {
+        let (home, bin) = (self.path("pbs"), self.path("pbs/bin"));
+        let (home, bin) = (home.display(), bin.display());
+        let pbs = format!("[pbs]\nhome = \"{home}\"\nexec = \"{bin}\"\nunattached_tasks = \"warn\"\n");
+        self.place.configure(&format!("deadline_s = 8\n{pbs}{extra}"));
+    }
+
+    fn server(&self, name: &str, text: &str) {
+        fs::write(self.path("server").join(name), text).expect("server");
+    }
+
+    /// The server answers no more, or again.
+    fn away(&self, is_away: bool) {
+        match is_away {
+            true => self.server("away", ""),
+            false => fs::remove_file(self.path("server/away")).expect("back"),
+        }
+    }
+
+    /// State and note of the node.
+    fn note(&self) -> [String; 2] {
+        let read = |name| fs::read_to_string(self.path("server").join(name)).expect("server");
+        ["state", "note"].map(|name| read(name).trim().to_owned())
+    }
+
+    /// What the server says of a job.
+    fn job(&self, job: &str, state: &str, host: &str) {
+        let text = format!("Job Id: {job}\n    job_state = {state}\n    exec_host = {host}/0\n");
+        self.server(&format!("jobs/{job}"), &text);
+    }
+
+    /// A job that alone holds the GPU.
+    #[track_caller]
+    fn start(&self, job: &str) {
+        self.place.begin(job, "MPS=true", "0");
+    }
+
+    fn mpsctl(&self, args: &[&str]) -> Ran {
+        self.place.mpsctl(&[args, &["--node", NODE]].concat())
+    }
+
+    fn reconcile(&self) -> Ran {
+        self.mpsctl(&["reconcile"])
+    }
+
+    /// A run of the timer that does or finds this, and is good.
+    #[track_caller]
+    fn reconciles(&self, words: &str) {
+        self.reconcile().ok().prints(words);
+    }
+
+    fn directory(&self, job: &str) -> PathBuf {
+        self.place.job(job)
+    }
+
+    #[track_caller]
+    fn assert_clean(&self) {
+        self.place.assert_as_before("a run of reconcile");
+    }
+
+    /// Ends everything of the simulated node by force.
+    fn kill_all(&self) {
+        let all = self.place.processes();
+        all.iter().for_each(|process| kill(process.pid, Signal::SIGKILL));
+        let are_gone = || all.iter().all(|process| !look::alive(process.pid));
+        eventually("all processes end", are_gone);
+    }
+
+    /// A drain of ours as an epilogue notes it.
+    fn marker(&self, reason: &str, delivered: bool) {
+        let file = self
+            .place
+            .directory("state/drains")
+            .join(format!("torque-{NODE}"));
+        let text = json!({
+            "version": 1, "scheduler": "torque", "node": NODE, "reason": reason, "job": "1.srv",
+            "gpus": self.place.node.uuids(), "delivered": delivered, "when": 1,
+        });
+        fs::write(file, text.to_string()).expect("marker");
+    }
+
+    fn marked(&self) -> Option<Value> {
+        let text = fs::read_to_string(self.path("state/drains").join(format!("torque-{NODE}")));
+        serde_json::from_str(&text.ok()?).ok()
+    }
+}
+
+#[test]
+fn only_a_job_that_its_scheduler_has_let_go_is_taken_down() {
+    let site = Site::new("");
+    let node = &site.place.node;
+    site.start("1.srv");
+    assert_eq!(node.modes(), ["exclusive_process"]);
+    site.job("1.srv", "R", NODE);
+    site.reconciles("job 1.srv: its scheduler has it here: left alone");
+    site.away(true);
+    site.reconciles("left alone, undecided: qstat said: qstat: cannot connect");
+    site.away(false);
+    let of_mom = site.path("pbs/mom_priv/jobs/1.srv.JB");
+    fs::write(&of_mom, "").expect("the mom's file");
+    site.job("1.srv", "C", NODE);
+    site.reconcile().ok();
+    assert!(site.directory("1.srv").exists(), "the mom has it still");
+    fs::remove_file(of_mom).expect("the mom's file");
+
+    let before = (node.processes().len(), node.modes());
+    let ran = site.mpsctl(&["reconcile", "--dry-run"]).exits(2);
+    ran.prints("job 1.srv: gone (it is in state C): would be taken down (mpsd ");
+    ran.prints("mps-server ");
+    assert_eq!((node.processes().len(), node.modes()), before);
+    assert!(site.directory("1.srv").join("journal").exists());
+
+    site.reconciles("job 1.srv: gone (it is in state C): taken down");
+    site.assert_clean();
+    site.reconcile().prints_only("");
+}
+
+/// The scheduler has the job still, or cannot be asked: it is left alone, and that is no good end.
+#[test]
+fn what_the_end_of_a_job_left_is_told_as_long_as_its_scheduler_has_it() {
+    let mut site = Site::new("");
+    site.start("1.srv");
+    site.job("1.srv", "R", NODE);
+    // NVML_ERROR_MEMORY.
+    site.place.stage.node.change(|node| node.nvml.init_answers = 20);
+    site.place.strict_end("1.srv").exits(2);
+    site.place.stage.node.change(|node| node.nvml.init_answers = 0);
+    let told = "job 1.srv: its end left something of its MPS";
+    site.reconcile().exits(2).prints(told);
+    site.away(true);
+    site.reconcile().exits(2).prints(told);
+    site.away(false);
+    site.place.end("1.srv");
+    site.assert_clean();
+}
+
+#[test]
+fn a_job_on_other_nodes_or_unknown_to_the_server_is_gone_here() {
+    let site = Site::new("");
+    for (job, on) in [("2.srv", Some("gpu002")), ("3.srv", None)] {
+        site.start(job);
+        if let Some(node) = on {
+            site.job(job, "R", node);
+        }
+        site.reconciles("taken down");
+        site.assert_clean();
+    }
+}
+
+/// What many jobs without an epilogue left: none of it may hide the rest.
+#[test]
+fn more_directories_and_locks_than_a_node_ever_has_jobs_are_all_seen_and_removed() {
+    const MANY: usize = 10_100;
+    let site = Site::new("");
+    site.start("7.srv");
+    let jobs = site.path("run/jobs");
+    for n in 0..MANY {
+        match n % 100 {
+            0 => fs::create_dir(jobs.join(format!("{}.srv", 1000 + n))).expect("directory"),
+            _ => fs::write(jobs.join(format!(".{}.srv.lock", 1000 + n)), "").expect("lock"),
+        }
+    }
+    site.place.mpsctl(&["status"]).ok().prints("7.srv");
+    site.place.mpsctl(&["metrics"]).ok().prints("mps");
+    let ran = site.reconcile().ok();
+    ran.prints("job 7.srv: gone").prints("taken down");
+    site.assert_clean();
+}
+
+/// After an epilogue that was killed, or never came.
+#[test]
+fn what_other_exporters_were_told_of_a_job_is_removed_with_it() {
+    let site = Site::new("");
+    let stat = site.place.directory("gpustat");
+    let told = || fs::read_dir(&stat).expect("listed").count();
+    site.configure(&format!("[metrics]\ngpustat = \"{}\"\n", stat.display()));
+    site.start("5.srv");
+    assert_eq!(told(), 1);
+    site.job("5.srv", "C", NODE);
+    site.reconciles("taken down");
+    assert_eq!(told(), 0);
+    site.assert_clean();
+}
+
+#[test]
+fn a_refusals_record_is_removed_with_its_job() {
+    let site = Site::new("");
+    site.place.refused("4.srv", "MPS=maybe");
+    site.job("4.srv", "R", NODE);
+    site.reconcile().ok();
+    assert!(site.directory("4.srv").exists());
+    fs::remove_file(site.path("server/jobs/4.srv")).expect("the job's end");
+    site.reconcile().ok();
+    site.assert_clean();
+}
+
+/// The timer's unit has a mount namespace of its own, and an unmount stays in it. The kernel takes a mount away in every namespace with
+/// the directory that it lies on.
+#[test]
+fn a_mount_of_the_users_goes_on_the_host_when_a_confined_reconcile_removes_its_directory() {
+    alone(|| {
+        let site = Site::new("");
+        let _hidden = Small::over(&site.path("run"), 256, 0o755);
+        site.start("6.srv");
+        let pipe = site.directory("6.srv").join("pipe");
+        let inner = pipe.join("deep/mount");
+        fs::create_dir_all(&inner).expect("directory");
+        for at in [&inner, &pipe] {
+            let none = None::<&str>;
+            mount(Some("theirs"), at, Some("tmpfs"), MsFlags::empty(), none).expect("a mount");
+        }
+        let mounts = || fs::read_to_string("/proc/thread-self/mounts").expect("mounts");
+        assert_eq!(mounts().matches("theirs").count(), 2);
+        let mut command = Command::new("/usr/bin/unshare");
+        command.args(["--mount", "--propagation", "slave"]);
+        command.arg(site.place.program("mpsctl")).arg("--config");
+        command.arg(site.place.config());
+        finish(command.args(["reconcile", "--node", NODE])).ok();
+        assert!(!mounts().contains("theirs"), "{}", mounts());
+        assert!(!site.directory("6.srv").exists());
+    });
+}
+
+#[test]
+fn an_account_without_its_job_is_closed_and_the_mode_restored() {
+    let site = Site::new("");
+    site.start("5.srv");
+    site.kill_all();
+    // An administrator has cleaned up by hand.
+    for at in site.place.mounts() {
+        umount(&at).expect("unmounted");
+    }
+    fs::remove_dir_all(site.directory("5.srv")).expect("removed");
+    assert_eq!(site.place.node.modes(), ["exclusive_process"]);
+    let ran = site.mpsctl(&["reconcile", "--dry-run"]).exits(2);
+    ran.prints("users without a directory: 5.srv: would be removed");
+    site.reconciles("users without a directory: 5.srv: removed");
+    site.assert_clean();
+}
+
+#[test]
+fn before_a_boot_means_gone_only_at_boot_and_only_without_a_process() {
+    let site = Site::new("");
+    site.start("6.srv");
+    site.away(true);
+    let journal = site.directory("6.srv").join("journal");
+    let text = fs::read_to_string(&journal).expect("journal");
+    let mut text: Value = serde_json::from_str(&text).expect("JSON");
+    text["began"] = json!(1);
+    fs::write(&journal, text.to_string()).expect("journal");
+    let undecided = "left alone, undecided";
+    let boot = || site.mpsctl(&["reconcile", "--boot"]);
+    // Its MPS runs.
+    boot().prints(undecided);
+    assert!(site.directory("6.srv").exists());
+    site.kill_all();
+    // No boot.
+    site.reconcile().prints(undecided);
+    assert!(site.directory("6.srv").exists());
+    boot().ok().prints("began before this boot");
+    site.assert_clean();
+}
+
+#[test]
+fn a_drain_is_delivered_late_and_lifted_only_when_it_is_ours() {
+    let site = Site::new("");
+    let reason = "mpsd: job 1.srv: mps-server 691: state D after 4 s";
+    site.marker(reason, false);
+    site.away(true);
+    site.reconcile().exits(2).prints("not delivered");
+    assert_eq!(site.marked().expect("marker")["delivered"], false);
+    site.away(false);
+    site.reconciles(": delivered");
+    assert_eq!(site.note(), ["offline", reason]);
+    assert_eq!(site.marked().expect("marker")["delivered"], true);
+    // It is not lifted by itself.
+    let remedy = "'mpsctl undrain' lifts it";
+    site.reconciles(remedy);
+    assert_eq!(site.note(), ["offline", reason]);
+    // The administrator reads of it in each of these.
+    for verb in [
+        &["doctor", "--problems", "--node", NODE][..],
+        &["status"],
+        &["status", "--json"],
+    ] {
+        site.place.mpsctl(verb).prints(reason).prints(remedy);
+    }
+    let undrain = || site.mpsctl(&["undrain"]);
+    undrain().ok().prints("lifted after a clean recheck");
+    assert_eq!(site.note(), ["free", ""]);
+    // Nothing of ours is left to lift.
+    let ran = undrain().exits(2);
+    ran.complains("no drain of ours is remembered on this node");
+
+    site.marker(reason, true);
+    let foreign = ["offline", "bad disk, ask anna"];
+    site.server("state", foreign[0]);
+    site.server("note", foreign[1]);
+    undrain().prints("drained for another reason ('bad disk, ask anna')");
+    assert_eq!(site.note(), foreign);
+    assert_eq!(site.marked(), None);
+}
+
+#[test]
+fn a_node_with_an_administrators_note_shows_our_reason_and_comes_back_with_the_note() {
+    let site = Site::new("");
+    let memo = "new fans on Monday";
+    let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
+    site.server("note", memo);
+    site.marker(reason, false);
+    site.reconciles(": delivered");
+    assert_eq!(site.note(), ["offline", reason]);
+    site.reconciles("'mpsctl undrain' lifts it");
+    let ran = site.mpsctl(&["undrain"]).ok();
+    ran.prints("lifted after a clean recheck");
+    assert_eq!(site.note(), ["free", memo]);
+    assert_eq!(site.marked(), None);
+
+    // Lifted by hand: the next run restores the note.
+    site.marker(reason, false);
+    site.reconcile();
+    assert_eq!(site.note(), ["offline", reason]);
+    site.server("state", "free");
+    site.reconcile().prints("over, it was lifted: forgotten");
+    assert_eq!(site.note(), ["free", memo]);
+}
+
+#[test]
+fn the_timer_lifts_only_if_the_site_asks_for_it_and_nothing_is_wrong() {
+    let mut site = Site::new("[drain]\nauto_undrain = true\n");
+    let reason = "mpsd: job 1.srv: NVML: no answer within 5 s";
+    site.marker(reason, true);
+    site.server("state", "offline");
+    site.server("note", reason);
+    site.place.stage.node.change(|node| node.nvml.init_fails = true);
+    site.reconcile().exits(2).prints(": stays: ");
+    assert_eq!(site.note(), ["offline", reason]);
+    site.place.stage.node.change(|node| node.nvml.init_fails = false);
+    site.reconciles("lifted after a clean recheck");
+    assert_eq!(site.note(), ["free", ""]);
+}
+
+#[test]
+fn a_job_whose_end_hangs_does_not_keep_the_others_from_theirs() {
+    // An end that takes its time, so that its child can be stopped.
+    let slow = fast(1).fault(|faults| faults.hang_on = vec!["quit".to_owned()]);
+    let site = Site::of(slow, "");
+    site.start("6.srv");
+    site.place.refused("7.srv", "MPS=maybe");
+    let mut command = Command::new(site.place.program("mpsctl"));
+    command.arg("--config").arg(site.place.config());
+    command.args(["reconcile", "--node", NODE]).env_clear();
+    let mut reconcile = Running::start(command.stdout(Stdio::piped()));
+    let parent = reconcile.pid();
+    // The child that ends the first job.
+    let is_child = |p: &look::Process| p.parent == parent && p.args.iter().any(|arg| arg == "reconcile");
+    let child = || look::processes().into_iter().find(is_child);
+    let mut found = None;
+    eventually("a child ends the job", || {
+        found = child();
+        found.is_some()
+    });
+    kill(found.expect("a child").pid, Signal::SIGSTOP);
+    assert_eq!(reconcile.wait(), Some(2));
+    let out = reconcile.0.stdout.take().expect("output");
+    let out = std::io::read_to_string(out).expect("output");
+    assert!(out.contains("job 6.srv: its end was given up"), "{out}");
+    assert!(!site.directory("7.srv").exists(), "{out}");
+    site.reconcile().ok();
+    site.assert_clean();
+}
+
+#[test]
+fn only_root_changes_the_node() {
+    let site = Site::new("");
+    for args in [&["reconcile"][..], &["reconcile", "--dry-run"], &["undrain"]] {
+        let ran = site.place.mpsctl_as(USER, args, &[]).exits(1);
+        ran.complains("allowed: root").prints_nothing();
+    }
+}
