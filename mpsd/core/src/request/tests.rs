@@ -289,29 +289,13 @@ fn the_resource_speaks_the_same_words() {
 
 #[test]
 fn account_and_resource_add_up_or_contradict() {
-    let cases = [
-        (
-            "MPS=on,MPS_THREADS=25",
-            "on+mem=4G",
-            "MPS=per-node,MPS_THREADS=25,MPS_MEM=4G",
-        ),
-        (
-            "MPS=off",
-            "on",
-            "MPS=off in the account: contradicts mps=per-node in the mps resource",
-        ),
-        (
-            "MPS=on,MPS_THREADS=25",
-            "on+threads=30",
-            "MPS_THREADS=25 in the account: contradicts threads=30",
-        ),
-        (
-            "MPS=on,MPS_REPLICAS=4",
-            "on+threads=30",
-            "MPS_REPLICAS=4: excludes MPS_THREADS=30",
-        ),
-    ];
-    for (one, other, message) in cases {
+    let table = "
+        MPS=on,MPS_THREADS=25 & on+mem=4G     -> MPS=per-node,MPS_THREADS=25,MPS_MEM=4G
+        MPS=off & on                          -> MPS=off in the account: contradicts mps=per-node in the mps resource
+        MPS=on,MPS_THREADS=25 & on+threads=30 -> MPS_THREADS=25 in the account: contradicts threads=30
+        MPS=on,MPS_REPLICAS=4 & on+threads=30 -> MPS_REPLICAS=4: excludes MPS_THREADS=30";
+    for (both, message) in rows(table) {
+        let (one, other) = both.split_once(" & ").unwrap();
         let merged = Request::merge(account(one), Request::from_resource(other).unwrap());
         let told = told(merged.map(Some));
         assert!(told.starts_with(message), "{told}");
@@ -343,89 +327,42 @@ fn a_lone_name_in_an_account_is_told_and_asks_for_nothing() {
         let told = Request::almost_asked(account).unwrap_or_else(|| panic!("{account}"));
         assert!(told.contains("MPS=on"), "{told}");
     }
-    for account in [
-        "mps",
-        "MPSLAB",
-        "mps_physics",
-        "proj-MPS",
-        "MPS=on",
-        "MPS,MPS=off",
-        "",
-    ] {
+    for account in "mps|MPSLAB|mps_physics|proj-MPS|MPS=on|MPS,MPS=off|".split('|') {
         assert_eq!(Request::almost_asked(account), None, "{account}");
     }
 }
 
-/// Every combination of some values of every option, out of those that exclude each other.
-fn every_request() -> Vec<Request> {
-    let uuid = "GPU-200b4359-5562-4e0e-ed46-88b581af6524";
-    let by_gpu = format!("MPS_MEM=0=1M:4294967295=1024T:{uuid}=33.3%");
-    let memory = [
-        "",
-        "MPS_MEM=auto",
-        "MPS_MEM=1M:4G:1024T:33.3%",
-        "MPS_MEM=1024T",
-        "MPS_MEM=33.3%",
-        &by_gpu,
-    ];
-    let threads = ["auto", "30:70.5:1", "1", "12.5", "100"].map(|value| format!("MPS_THREADS={value}"));
-    let mut limits = vec![
-        "MPS_REPLICAS=60".to_owned(),
-        "MPS_SMS=16".to_owned(),
-        "MPS_SMS=8:16:32".to_owned(),
-    ];
-    for threads in [String::new()].iter().chain(&threads) {
-        limits.extend(memory.map(|memory| format!("{threads},{memory}")));
-    }
-    let others = [
-        "",
-        "MPS_PRIORITY=normal",
-        "MPS_PRIORITY=below-normal",
-        "MPS_VERIFY=on",
-        "MPS_VERIFY=off",
-        "MPS_REPORT=on",
-    ];
-    let binds = [
-        "",
-        "MPS_BIND=auto,MPS_VISIBLE=ordinal",
-        "MPS_BIND=closest+peers",
-        "MPS_VISIBLE=keep",
-    ];
-    let mut all = Vec::new();
-    for (mode, limits) in ["off", "per-node", "per-gpu"]
-        .iter()
-        .flat_map(|mode| limits.iter().map(move |l| (mode, l)))
-    {
-        for (other, bind) in others
-            .iter()
-            .flat_map(|other| binds.iter().map(move |bind| (other, bind)))
-        {
-            let text = format!("MPS={mode},{limits},{other},{bind}");
-            all.extend(
-                text.parse()
-                    .ok()
-                    .filter(|_| !(*mode == "per-gpu" && bind.ends_with("peers"))),
-            );
-        }
-    }
-    all
+/// Every text that has a part of each list, whose parts stand between `|`.
+fn combined(lists: &[&str], joint: &str) -> Vec<String> {
+    let longer = |all: Vec<String>, list: &&str| {
+        let ends = |start| list.split('|').map(move |end| format!("{start}{joint}{end}"));
+        all.iter().flat_map(ends).collect()
+    };
+    lists.iter().fold(vec![String::new()], longer)
 }
 
 #[test]
 fn every_request_survives_its_own_text() {
-    let all = every_request();
+    let options = [
+        "MPS=off|MPS=per-node|MPS=per-gpu",
+        "|MPS_THREADS=auto|MPS_THREADS=30:70.5:1|MPS_THREADS=1|MPS_THREADS=12.5|MPS_THREADS=100",
+        "|MPS_MEM=auto|MPS_MEM=1M:4G:33.3%|MPS_MEM=1024T|MPS_MEM=33.3%|MPS_MEM=0=1M:4294967295=4G:GPU-200b4359-5562=9%",
+        "|MPS_REPLICAS=1|MPS_REPLICAS=60|MPS_SMS=16|MPS_SMS=8:16:32",
+        "|MPS_PRIORITY=normal|MPS_PRIORITY=below-normal",
+        "|MPS_VERIFY=on|MPS_VERIFY=off|MPS_REPORT=on",
+        "|MPS_BIND=auto,MPS_VISIBLE=ordinal|MPS_BIND=closest+peers",
+    ];
+    // Options that exclude each other make no request.
+    let all = combined(&options, ",").into_iter();
+    let all: Vec<Request> = all.filter_map(|text| text.parse().ok()).collect();
     assert!(all.len() > 2000, "{}", all.len());
-    assert!(
-        all.iter()
-            .any(|request| request.bind.is_some_and(|bind| bind.peers))
-    );
     for request in all {
         let text = request.to_string();
-        assert_eq!(Request::from_account(&text), Ok(Some(request.clone())), "{text}");
         let embedded = format!("proj;{text} more");
+        let read = [&text, &embedded].map(Request::from_account);
         assert_eq!(
-            Request::from_account(embedded),
-            Ok(Some(request.clone())),
+            read,
+            [Ok(Some(request.clone())), Ok(Some(request.clone()))],
             "{text}"
         );
         let words = request.in_resource_words();
@@ -437,21 +374,11 @@ fn every_request_survives_its_own_text() {
 
 #[test]
 fn no_text_makes_the_parser_panic() {
-    // Every string of up to four of these pieces: the grammar's own, out of order.
-    let pieces = "MPS|MPS_THREADS|_MEM|=|,|:|%|0|9.|G|auto|\u{ff}|-|MIG-|\t".split('|');
-    let pairs: Vec<String> = pieces
-        .clone()
-        .flat_map(|one| pieces.clone().map(move |two| format!("{one}{two}")))
-        .collect();
-    for text in pairs
-        .iter()
-        .flat_map(|one| pairs.iter().map(move |two| format!("{one}{two}")))
-    {
-        for text in [
-            text.clone(),
-            format!("MPS=on,MPS_MEM={text}"),
-            format!("MPS=on,MPS_THREADS={text}"),
-        ] {
+    // Every string of four of these pieces: the grammar's own, out of order.
+    let pieces = "|MPS|MPS_THREADS|_MEM|=|,|:|%|0|9.|G|auto|\u{ff}|-|MIG-|\t";
+    for text in combined(&[pieces; 4], "") {
+        for start in ["", "MPS=on,MPS_MEM=", "MPS=on,MPS_THREADS="] {
+            let text = format!("{start}{text}");
             if let Ok(Some(request)) = Request::from_account(&text) {
                 assert_eq!(request.to_string().parse(), Ok(request), "{text}");
             }
