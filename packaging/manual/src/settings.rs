@@ -10,21 +10,21 @@ use mpsd_core::config::{Row, SECTIONS, Settings};
 const HEAD: &str = "\
 # mpsd.toml: what this site decides about MPS for batch jobs.
 #
-# Every line below that is commented out by a single '#' is the default, or an example where the text says 'Not set'
-# or 'found by looking', and in [[node]]. The file must belong to root and be writable by nobody else, and so must
-# every directory above it. An unknown key is an error, and an error anywhere stops every job that asks for MPS on
-# the node. 'mpsctl config check FILE' checks a draft, whosever it is; 'mpsctl config show --node NAME' says what is in
-# force on a node, and from which line. A change takes effect with the next job; a running job keeps its own.
+# A line that begins with a single '#' and a key shows the default, or an example if the text says 'Not set'. The file
+# and every directory above it must belong to root, and no other user may write them. An unknown key is an error. Any
+# error stops every job that asks for MPS on the node. 'mpsctl config check FILE' checks a draft of any user. 'mpsctl
+# config show --node NAME' shows the values in force on a node, and their lines. A change takes effect with the next job;
+# a running job keeps its settings.
 #
-# Who wins: what the job asks for, then the last [[node]] section that fits, then the keys outside of sections.
-# [ceilings] bind all of them.
+# A job's request comes first, then the last [[node]] section that fits, then the keys outside of sections. [ceilings]
+# limits all of them.
 ";
 /// Its last: the sections for some nodes.
 const TAIL: &str = "\
-# Sections for some nodes: every key above may stand in one, tables as 'defaults.threads = 25'. A section needs
-# hosts (names and ranges), product (as 'nvidia-smi -L' prints it, any case, '*' at the end stands for the rest), or
-# both, and then both must fit. A section with product cannot set run_dir, state_dir, nvml, or anything of [slurm]
-# and [pbs]: these are needed before the GPUs are known.
+# Sections for some nodes. Every key above may stand in one, tables as 'defaults.threads = 25'. A section needs hosts
+# (names and ranges), product (as 'nvidia-smi -L' prints it, in any case; '*' at the end stands for the rest), or both,
+# which must then both fit. A section with product cannot set run_dir, state_dir, nvml, or anything of [slurm] and
+# [pbs]: these are needed before the GPUs are known.
 #
 #[[node]]
 #hosts = \"gpu[001-100],login1\"

@@ -129,79 +129,74 @@ settings! {
         /// Every key with its value in force and its line, in the order of the file's documentation.
         origins: Vec<Origin>,
     } {
-        /// Directories of the suite: what is gone after a reboot, and what stays. In these two, in control, nvml and cgroup,
-        /// and in home and exec of [pbs], '%n' stands for the node's name as the scheduler gives it, else the host's: needed
-        /// where several nodes run on one host. With another run_dir, change it in /etc/profile.d/mpsd.{sh,csh} too: they look
-        /// there.
+        /// The suite's directories: run_dir is lost at a reboot, state_dir stays. In both, in control, nvml and cgroup, and in
+        /// home and exec of [pbs], '%n' is the node's name in the scheduler, else the host's. Use it if several nodes run on one
+        /// host. If you change run_dir, change it in /etc/profile.d/mpsd.{sh,csh} too.
         [early] run_dir: PathBuf = "/run/mpsd".into();
         [early] state_dir: PathBuf = "/var/lib/mpsd".into();
 
-        /// NVIDIA's control daemon. Root's file, not writable by others.
+        /// NVIDIA's control daemon. The file must belong to root, and others must not be able to write it.
         control: PathBuf = "/usr/bin/nvidia-cuda-mps-control".into();
 
-        /// NVIDIA's management library: a name for the system's loader, or the absolute path of a file of root's.
+        /// NVIDIA's management library: a name for the system's loader, or the absolute path of a file that belongs to root.
         [early] nvml: String = "libnvidia-ml.so.1".to_owned(), Entry::library;
 
-        /// "exclusive": a GPU that the job is proved to hold alone, that is in mode DEFAULT and free of foreign contexts, is
-        /// set to EXCLUSIVE_PROCESS for the job, so that a client which misses the daemon fails (CUDA error 46, "all CUDA-capable
-        /// devices are busy or unavailable") instead of running outside of MPS without a word. The mode found is restored after
-        /// the last user of the GPU. On every other GPU, and in a step with a daemon of its own, the mode stays, and such a client
-        /// runs outside of MPS without a word.
-        /// "keep": no compute mode is ever changed.
+        /// "exclusive": set a GPU to EXCLUSIVE_PROCESS for the job if the job provably has it alone, its mode is DEFAULT, and no other
+        /// process uses it. A client that misses the daemon then fails with CUDA error 46 ("all CUDA-capable devices are busy or
+        /// unavailable"). The old mode is restored after the GPU's last user. On any other GPU, and in a step with a daemon of
+        /// its own, the mode stays, and a client that misses the daemon runs outside MPS without a message.
+        /// "keep": never change a compute mode.
         compute_mode: ComputeModeRule = ComputeModeRule::Exclusive;
 
-        /// A job whose GPUs the scheduler does not name. One with as many as the node has, or alone on its node, needs no names.
-        /// "refuse": it gets no MPS and is told so.
-        /// "whole-node-if-exclusive": all GPUs of the node, if the scheduler proves that the node is the job's alone.
+        /// A job with GPUs that the scheduler does not name. It needs no names if it has as many as the node, or the node alone.
+        /// "refuse": it gets no MPS, and is told so.
+        /// "whole-node-if-exclusive": it gets all GPUs of the node, if the scheduler proves that no other job is there.
         gpus_unknown: GpusUnknown = GpusUnknown::Refuse;
 
-        /// More tasks on a GPU than it takes MPS clients: "warn" (not every task is a client), or "refuse".
+        /// A job with more tasks on a GPU than the GPU takes MPS clients: "warn" (not every task is a client), or "refuse".
         too_many_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
 
-        /// Clients that one GPU takes. Not set: what its driver is known for, 48 up to 580 and 60 from 590 on (CUDA 13.1) by
-        /// NVIDIA's documentation. GPUs before Volta take 16, whatever stands here.
+        /// Clients that one GPU takes. Not set: NVIDIA's number for the driver, 48 up to 580 and 60 from 590 on (CUDA 13.1). GPUs
+        /// before Volta always take 16.
         max_clients: Option<u32> = None => 48, Entry::whole::<1, 1024, _>;
 
-        /// Into how many shares the GPUs of a node are advertised to the scheduler ('mpsctl advertise'); 1 to 60. It limits no
-        /// job. Not set: none are advertised.
+        /// Shares of each GPU that 'mpsctl advertise' offers to the scheduler; 1 to 60. They limit no job. Not set: none.
         replicas: Option<u32> = None => 4, Entry::whole::<1, MOST_CLIENTS, _>;
 
-        /// How tasks find their GPUs in CUDA_VISIBLE_DEVICES; a job may say it (MPS_VISIBLE).
-        /// "uuid": by UUID, since a daemon that sees some of the node's GPUs numbers them anew. "ordinal": by the daemon's own
-        /// numbers, from 0, for programs that read numbers (vLLM, DeepSpeed's launcher, Ray before 2.10): one that misses
-        /// the daemon may then meet another job's GPU. "auto": by number where that cannot happen, because its device cgroup
-        /// holds the job's GPUs alone or because these are the first of the node, else by UUID. "keep": the variable stays
-        /// as the scheduler set it.
+        /// The names of a task's GPUs in CUDA_VISIBLE_DEVICES. A job can choose them too (MPS_VISIBLE).
+        /// "uuid": UUIDs, because a daemon with some of the node's GPUs gives them numbers of its own. "ordinal": the daemon's own
+        /// numbers, from 0, for programs that read numbers (vLLM, DeepSpeed's launcher, Ray before 2.10). A program that misses
+        /// the daemon may then find another job's GPU. "auto": numbers if that cannot happen, because the device cgroup holds
+        /// only the job's GPUs or because they are the first of the node; else UUIDs. "keep": as the scheduler set the variable.
         cuda_visible_devices: DeviceNames = DeviceNames::Auto;
 
-        /// Where the daemons live, so that a restart of the scheduler's own daemon leaves running jobs attached: "auto" finds a
-        /// place, "none" uses no cgroup of our own, a path is a directory of the cgroup file system.
+        /// The cgroup of the daemons, which lets running jobs stay attached when the scheduler's own daemon restarts. "auto": mpsd
+        /// finds a place. "none": no cgroup of ours. A path: a directory of the cgroup file system.
         cgroup: Cgroup = Cgroup::Auto;
 
-        /// Group id of a job's daemons: one that nobody is in and that owns no file. The kernel lets nobody debug a process of
-        /// another group, so that a user cannot take their job's daemons, which are outside of the job's limits, over. Files are
-        /// opened by the user's own groups, which the daemons have besides. 0: the user's own group, without this. A user who is in it
-        /// all the same is named in the node's log when a job of theirs begins.
+        /// Group id of a job's daemons: a group without members and files. The kernel lets no user debug a process of another
+        /// group, so users cannot take over their job's daemons, which are outside the job's limits. The daemons also have the
+        /// user's own groups, to open files. 0: only the user's own group. If a user is in the group, the node's log names the
+        /// user when a job begins.
         daemon_group: u32 = 65_530, Entry::whole::<0, 0x7FFF_FFFF, _>;
 
-        /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Where the scheduler's own limit is less than
-        /// 6 s above it, both end 6 s before that limit; 'mpsctl slurm check' and 'mpsctl pbs check' tell.
+        /// Time for a whole prologue, and for a whole epilogue, in seconds; 1 to 3600. Both end 6 s before the scheduler's own limit
+        /// if that is earlier; 'mpsctl slurm check' and 'mpsctl pbs check' tell.
         deadline as "deadline_s": Duration = Duration::from_secs(20), Entry::seconds::<3600>;
 
-        /// A client of the job that stays on its GPU after the daemon was asked to terminate it: "report" it in the log, or
-        /// "kill" it as well (SIGKILL), if root can prove that it belongs to this job.
+        /// A client of the job that stays on its GPU after the daemon should have ended it. "report": a line in the log. "kill": also
+        /// SIGKILL, if root can prove that the client belongs to this job.
         leftover_clients: LeftoverClients = LeftoverClients::Report;
 
-        /// A client that holds more GPU memory than the limit asked for; NVIDIA's limit binds only programs that cooperate.
-        /// "log": a line in the job's own log. "terminate": and terminate_client. Looked at once a second while the job has
-        /// clients, and where no memory limit was asked for every ten seconds, for the job's report. "ignore": nothing is
-        /// looked at, and the report says nothing of memory.
+        /// A client that holds more GPU memory than its limit: NVIDIA's limit only binds programs that cooperate. "log": a line in
+        /// the job's own log. "terminate": also terminate_client. "ignore": no check, and no memory in the job's report. mpsd
+        /// checks every second while the job has clients, and every ten seconds if the job has no memory limit.
         memory_over_limit: MemoryOverLimit = MemoryOverLimit::Log;
     }
 
-    /// What a job that asks for MPS gets where it does not say. The words are those of the request: threads 25, 12.5,
-    /// "auto", "30:70"; mem "4G", "25%", "auto"; priority "normal", "below-normal"; bind "block", "cyclic", "closest", each
-    /// also with "+peers", "auto", "none". Not set: no limit, normal priority, no probe, bind "auto".
+    /// Defaults of a job with MPS, in the words of a request: threads 25, 12.5, "auto", "30:70"; mem "4G", "25%", "auto"; priority
+    /// "normal", "below-normal"; bind "auto", "none", "block", "cyclic", "closest", the last three also with "+peers". Not set: no
+    /// limit, normal priority, no probe, bind "auto".
     Defaults [defaults] {
         threads: Option<Threads> = None => "auto";
         memory as "mem": Option<MemoryLimit> = None => "auto";
@@ -211,88 +206,85 @@ settings! {
         bind: Option<Bind> = None => "block";
     }
 
-    /// What no job may exceed. A number above it is refused; a job that gives no number gets the ceiling. Not set: none.
+    /// Limits that no job may exceed. A higher number is refused, and a job without a number gets the ceiling. Not set: none.
     Ceilings [ceilings] {
         threads: Option<Percent> = None => 50;
         memory as "mem": Option<Amount> = None => "50%";
     }
 
-    /// Where Slurm lives: exec, the directory with its bin and sbin, and conf, its slurm.conf, are those of the slurmd that runs
-    /// on the node if not set.
+    /// exec is the directory with Slurm's bin and sbin, conf is slurm.conf. Not set: those of the slurmd that runs on the node.
     Slurm [slurm] {
         [early] exec: Option<PathBuf> = None => "/opt/slurm";
         [early] conf: Option<PathBuf> = None => "/etc/slurm/slurm.conf";
 
-        /// Who waits until a job's MPS is proved ready. "task": the task itself, just before it starts, for srun; the prolog
-        /// comes back at once, and srun starts earlier. "prolog": the prolog always waits. For sbatch and salloc it always
-        /// does.
+        /// What waits until a job's MPS is proved ready. "task": under srun, the task before it starts; the prolog returns at once, and
+        /// srun starts earlier. "prolog": always the prolog, as it is for sbatch and salloc in either case.
         [early] wait: Wait = Wait::Task;
 
-        /// A batch job whose MPS did not start, for a cause that is not proved to be the node's, is requeued.
+        /// Requeue a batch job if its MPS did not start for a cause that is not provably the node's.
         [early] requeue: bool = true;
 
-        /// Where its MPS had failed to start so often before, it is held, with the reason in its comment and a note in the
-        /// comment of the node. The job's comment counts; where that has several lines or no room, Slurm's restarts of any
-        /// cause do. 0: it is never held.
+        /// Hold the job instead after so many failed starts, with the reason in its comment and a note in the node's comment. The
+        /// job's comment counts them; if it has several lines or no room, Slurm's restarts of any cause count. 0: never hold.
         requeue_limit: u32 = 3, Entry::whole::<0, 1000, _>;
 
-        /// Jobs that get MPS without having asked: those with --gres=mps:N; those with this feature among their constraints;
-        /// those in one of these partitions. Not set: none.
+        /// Jobs that get MPS without a request: jobs with --gres=mps:N; jobs with this feature among their constraints; jobs in one of
+        /// these partitions. Not set: none.
         [early] auto_gres: bool = false;
         [early] auto_constraint: Option<String> = None => "mps";
         [early] auto_partitions: Vec<String> = Vec::new();
     }
 
-    /// Where PBS lives; home, exec and node are found by looking if not set.
+    /// The home and exec directories of PBS, and the node's name in PBS. Not set: mpsd finds them.
     Pbs [pbs] {
         [early] home: Option<PathBuf> = None => "/var/spool/pbs";
         [early] exec: Option<PathBuf> = None => "/opt/pbs";
         [early] node: Option<String> = None => "node17";
 
-        /// A job whose tasks could run outside its MPS without a word, because TM starts them (pbsdsh, mpirun on several nodes)
-        /// and nothing of ours does: on Torque without our $job_starter, on OpenPBS with the classic scripts.
-        /// "warn": a line in the job's error file says that such tasks need 'mpsctl exec -- COMMAND'. "refuse": it gets no MPS and
-        /// is told so. 'mpsctl pbs check' tells which nodes this concerns.
+        /// A job with tasks that could run outside its MPS without a message, because TM starts them (pbsdsh, mpirun on several nodes):
+        /// on Torque without our $job_starter, on OpenPBS with the classic scripts. 'mpsctl pbs check' names these nodes.
+        /// "warn": a line in the job's error file says that such tasks need 'mpsctl exec -- COMMAND'. "refuse": the job gets no MPS,
+        /// and is told so.
         [early] unattached_tasks: WarnOrRefuse = WarnOrRefuse::Warn;
     }
 
     Drain [drain] {
-        /// A node that is proved broken is taken out of service.
+        /// Take a node that is proved broken out of service.
         enabled: bool = true;
 
-        /// What our reasons begin with. We lift only drains whose reason begins so.
+        /// The beginning of our drain reasons. mpsd only lifts drains with this beginning.
         prefix: String = "mpsd:".to_owned(), Entry::prefix;
 
-        /// The timer lifts our own drains after a clean recheck; else only 'mpsctl undrain' does.
+        /// Let the timer lift our own drains after a clean check; else only 'mpsctl undrain' does.
         auto_undrain: bool = false;
 
-        /// Starts that fail for two or more users drain the node. Two users who work together can bring that about on every node
-        /// that runs their jobs: by default the node's log and 'mpsctl reconcile' tell the administrator, and nothing is drained.
+        /// Drain the node after failed starts of two or more users. Two users who work together can cause that on every node of their
+        /// jobs, so by default the node's log and 'mpsctl reconcile' only tell the administrator.
         on_failed_starts: bool = false;
 
-        /// Starts that fail for two or more users within this time (seconds) count together. A start does not count where its user
-        /// had another process on the node, somebody else held its GPU, or run_dir was full.
+        /// The time in seconds within which failed starts count together. A start does not count if its user had another process on
+        /// the node, another user held its GPU, or run_dir was full.
         failed_starts_window as "failed_starts_window_s": Duration = Duration::from_secs(600), Entry::seconds::<86_400>;
     }
 
-    /// What root writes down of each job with MPS at its end, for 'mpsctl report': in reports below state_dir, for root alone.
+    /// Root's report of each job with MPS, for 'mpsctl report': a file in reports below state_dir, for root alone.
     Reports [reports] {
-        /// So many are kept on the node, of the youngest jobs; 0: none is written.
+        /// The number of reports that stay on the node, those of the youngest jobs; 0: none is written.
         keep: u32 = 1000, Entry::whole::<0, 100_000, _>;
 
-        /// And none for longer than so many days.
+        /// The number of days that a report stays at most.
         days: u32 = 30, Entry::whole::<1, 3650, _>;
     }
 
-    /// What other exporters are told of a job with MPS: a line in a file for each of its GPUs, from its begin to its end. Leave a
-    /// key out where a prolog of the site's own writes such files for all jobs. The directory must be there, be root's alone to
-    /// write, be reached through no link, and lie on the file system of run_dir. A job that shares its GPU leaves the others'
-    /// lines; steps with a daemon of their own are not entered. What cannot be written is a line of the node's log.
+    /// Files for other exporters: one for each GPU of a job with MPS, with a line from the job's begin to its end. Do not set a key
+    /// if a prolog of your own writes such files for all jobs. The directory must exist, belong to root, be writable by root
+    /// alone, be reached through no link, and lie on the file system of run_dir. A job on a shared GPU leaves the others'
+    /// lines. Steps with a daemon of their own have no line. If a file cannot be written, the node's log says so.
     Metrics [metrics] {
-        /// The directory of dcgm-exporter's --hpc-job-mapping-dir: a file is named by NVML's index, and has a job id a line.
+        /// The directory of dcgm-exporter's --hpc-job-mapping-dir. NVML's index names a file; a line has a job id.
         dcgm_job_map: Option<PathBuf> = None => "/run/dcgm-job-map";
 
-        /// That of jobstats, which its exporter reads: a file is named by the GPU's UUID, and has JOBID UID a line.
+        /// The directory of jobstats' exporter. The GPU's UUID names a file; a line has JOBID UID.
         gpustat: Option<PathBuf> = None => "/run/gpustat";
     }
 }
