@@ -1,29 +1,66 @@
-//! `mpsd` run as the job's user, with its specification.
+//! `mpsd` and `mps-probe` run as the job's user, and what root makes of them: started, heard, never believed.
 
-use super::real::{RealNode, groups_of};
+use super::members as processes;
+use super::real::{RealNode, Started, groups_of};
+use super::worker::make_device;
+use super::{failure, files, listed, unless_scarce};
 use crate::job::Journal;
-use crate::job::journal::ProcessRef;
-use crate::job::spec::{SPEC_FD, Spec};
+use crate::job::journal::{ProcessRef, Programs};
+use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
+use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, SPEC_FD, Spec, StartReport, Unready};
+use crate::job::store::Store as _;
+use crate::sys::Exit;
+use crate::sys::confine;
 use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::holding;
+use crate::sys::descriptors::{holding, read_line};
+use crate::sys::files::{Dir, FileError, TmpfsSize};
+use crate::sys::guard::detach;
+use crate::sys::process::Process;
 use crate::sys::spawn::Spawn;
-use mpsd_core::Failure;
 use mpsd_core::config::MemoryOverLimit;
-use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use mpsd_core::record::ClientLimits;
+use mpsd_core::partitions::{Partition, VARIABLE, is_id};
+use mpsd_core::paths::{KILLED, OBSERVATIONS, PARTITIONS, PARTITIONS_LOCK, TOLD};
+use mpsd_core::record::{ClientLimits, Daemon};
+use mpsd_core::text::{self, one_line};
+use mpsd_core::trusted::open_trusted;
+use mpsd_core::{Failure, GpuUuid, Refusal};
+use nix::fcntl::OFlag;
+use nix::unistd::{Gid, Uid, fchown, pipe2};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-/// 48 clients need several descriptors each in the server (the vendor's guide asks for more than the usual 1024).
+/// 48 clients need several descriptors each in the server. NVIDIA's guide asks for more than the usual 1024.
 const OPEN_FILES: u64 = 16_384;
-/// A control command's share of a polite stop.
+/// Longest that one control command of a polite stop takes.
 const COMMAND_MS: u64 = 2_000;
+/// Time for a process that was killed to end.
+const KILL_MS: u64 = 2_000;
+/// How long `mpsd` may take beyond its own time to say why it is not ready.
+const REPORT_TIME: Duration = Duration::from_millis(500);
+/// Longest report, and longest output of a program. Bytes.
+const LONGEST_REPORT: usize = 64 * 1024;
+const LONGEST_OUTPUT: usize = 16 * 1024;
+/// The file by which ranks take their partitions is empty, and its user's.
+const PARTITIONS_ROOM: TmpfsSize = TmpfsSize {
+    bytes: 64 << 10,
+    files: 8,
+};
 
 /// `mpsd` as the job's user, with `spec` on its descriptor. With `args` it only talks to the daemons that are there.
-pub fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str]) -> Result<Spawn, Failure> {
-    let text = serde_json::to_string(spec).map_err(|e| broken("specification", &e.to_string()))?;
+pub(super) fn with_spec(
+    node: &RealNode,
+    journal: &Journal,
+    spec: &Spec,
+    args: &[&str],
+) -> Result<Spawn, Failure> {
+    let text = serde_json::to_string(spec)
+        .map_err(|e| Fault::new(Evidence::Storage, "specification", e.to_string()))?;
     let groups = match args {
         [] => groups_of(journal),
-        // Those of the job's own `mpsd`, by which the vendor's program may be reached: no directory service is asked again.
+        // Those of the job's own `mpsd`, which may reach NVIDIA's program by them. The directory service is not asked again.
         _ => {
             let supervisor = journal.supervisor.and_then(ProcessRef::open);
             let groups = supervisor.and_then(|mpsd| mpsd.groups());
@@ -32,13 +69,12 @@ pub fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str])
     };
     let mut spawn = node.as_user(journal, "mpsd", groups)?;
     spawn.args = args.iter().map(Into::into).collect();
-    // It needs no variable. By this one it is known as the job's own where there is no cgroup and its starter was
-    // killed before its pid stood in the journal.
-    spawn.env = journal
-        .daemons
-        .first()
-        .map(|daemon| (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()))
+    // It needs no variable. This one identifies it without a cgroup, if its starter was killed before its pid stood in the
+    // journal.
+    let pipe = journal.daemons.first().map(|daemon| daemon.pipe.clone());
+    spawn.env = pipe
         .into_iter()
+        .map(|pipe| (PIPE_DIRECTORY.into(), pipe.into()))
         .collect();
     spawn.nofile = Some(OPEN_FILES);
     let text = holding(text.as_bytes());
@@ -47,8 +83,8 @@ pub fn with_spec(node: &RealNode, journal: &Journal, spec: &Spec, args: &[&str])
     Ok(spawn)
 }
 
-/// What `mpsd` is told where it only asks the daemons of a job, `command_ms` for each command.
-pub fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
+/// What `mpsd` is told to only ask the daemons of a job, `command_ms` for each command.
+fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
     Spec {
         job: journal.job.as_str().to_owned(),
         uid: journal.uid,
@@ -64,14 +100,11 @@ pub fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
 }
 
 /// The polite rung, by a process of the job's user: root does not talk to sockets that a user owns.
-pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
-    let per_command = (deadline.remaining() / 3).as_millis().min(u128::from(COMMAND_MS));
-    let per_command = u64::try_from(per_command).unwrap_or(COMMAND_MS);
-    let spec = to_ask(journal, per_command);
-    let Ok(spawn) = with_spec(node, journal, &spec, &["--stop"]) else {
-        return;
-    };
-    let Ok(mut child) = spawn.start(deadline) else {
+pub(super) fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
+    let per_command = u64::try_from((deadline.remaining() / 3).as_millis()).unwrap_or(COMMAND_MS);
+    let spec = to_ask(journal, per_command.min(COMMAND_MS));
+    let spawn = with_spec(node, journal, &spec, &["--stop"]).ok();
+    let Some(mut child) = spawn.and_then(|spawn| spawn.start(deadline).ok()) else {
         return;
     };
     if child.wait(deadline).is_none() {
@@ -79,8 +112,254 @@ pub fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
     }
 }
 
-fn broken(what: &str, why: &str) -> Failure {
-    Fault::new(Evidence::Storage, what, why).into()
+impl RealNode {
+    /// What the control daemons of a job say, in one line that the job's user could forge; `None` if nothing in time. A
+    /// process of the user's asks them.
+    pub fn ask_daemons(&self, journal: &Journal, limit: Duration) -> Option<Vec<u8>> {
+        let deadline = Deadline::after(limit);
+        let daemons = u32::try_from(journal.daemons.len().max(1)).unwrap_or(u32::MAX);
+        let each = (limit * 3 / 4 / daemons).as_millis();
+        let spec = to_ask(journal, u64::try_from(each).unwrap_or(u64::MAX));
+        self.asked_as_user(journal, &spec, &["--look"], deadline)
+    }
+
+    /// What the job's `mpsd` answers to a request to set `limits`, likewise.
+    pub fn set_limits(&self, journal: &Journal, limits: &str, limit: Duration) -> Option<Vec<u8>> {
+        let spec = to_ask(journal, 0);
+        self.asked_as_user(journal, &spec, &["--set", limits], Deadline::after(limit))
+    }
+
+    fn asked_as_user(
+        &self,
+        journal: &Journal,
+        spec: &Spec,
+        args: &[&str],
+        deadline: Deadline,
+    ) -> Option<Vec<u8>> {
+        let (report, theirs) = pipe2(OFlag::O_CLOEXEC).ok()?;
+        let mut spawn = with_spec(self, journal, spec, args).ok()?;
+        spawn.inherit.push((theirs, REPORT_FD));
+        let mut child = spawn.start(deadline).ok()?;
+        let line = read_line(report.as_fd(), deadline, 4 * LONGEST_REPORT)
+            .ok()
+            .flatten();
+        child.kill(Deadline::after(Duration::from_millis(200)));
+        line
+    }
+}
+
+impl Daemons for RealNode {
+    fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
+        open_trusted(control).map(drop).map_err(|e| {
+            let evidence = unless_scarce(Evidence::VendorProgram, e.errno());
+            failure(evidence, "NVIDIA's MPS control daemon", e.to_string())
+        })
+    }
+
+    fn programs(&mut self, control: &Path) -> Programs {
+        Programs {
+            mpsd: processes::file(&self.mpsd),
+            control: processes::file(control),
+            server: processes::server_beside(control).and_then(|path| processes::file(&path)),
+        }
+    }
+
+    fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
+        let made = listed::make_cgroup(&self.settings.paths, &self.cgroup, &journal.job.directory_name());
+        // Without a cgroup, processes are identified by pid, start time and file.
+        Ok(made.unwrap_or_else(|why| {
+            let line = format!("job {}: no cgroup: {why}", journal.job);
+            self.log(Severity::Info, &line);
+            None
+        }))
+    }
+
+    fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure> {
+        let stays = |why| Undetermined::new("the job's cgroup stays", why).into();
+        if journal.cgroup.is_some() && self.is_cgroup_kept(journal) {
+            return Err(stays(
+                "somebody keeps the lock of the directory above it".to_owned(),
+            ));
+        }
+        match self.cgroup_of(journal) {
+            Some(cgroup) => listed::remove_cgroup(&self.settings.paths, &cgroup).map_err(stays),
+            None => Ok(()),
+        }
+    }
+
+    fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure> {
+        let (report, theirs) =
+            pipe2(OFlag::O_CLOEXEC).map_err(|e| Undetermined::new("no pipe to be had", e.desc()))?;
+        make_device("/dev/nvidia-uvm", &["-u", "-c", "0"]);
+        let (job, user, group) = (&journal.job, text::user(&journal.user), self.daemon_group);
+        let lacking = confine::lacking();
+        if !lacking.is_empty() {
+            let lacking = lacking.join(", ");
+            let line = format!("job {job}: this kernel has no {lacking}: processes are confined by less");
+            self.log(Severity::Info, &line);
+        }
+        if group != 0 && groups_of(journal).contains(&group) {
+            let line = format!(
+                "job {job}: {user} is in group {group}, the daemons' own (daemon_group), and can take over the job's daemons, which \
+                 are outside of the job's limits: name a group in mpsd.toml that nobody is in"
+            );
+            self.log(Severity::Warning, &line);
+        }
+        let mut spawn = with_spec(self, journal, spec, &[])?;
+        spawn.inherit.push((theirs, REPORT_FD));
+        let directory = Dir::open(self.job_files(job).directory());
+        if journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
+            let made = directory.as_ref().map_err(ToString::to_string);
+            made.and_then(|directory| make_partitions_lock(self, directory, journal))
+                .map_err(|e| Undetermined::new("the lock of the ranks' static partitions", e))?;
+        }
+        // Without this file the job's report lacks what its `mpsd` saw, and that is all.
+        let observations = directory.and_then(|dir| {
+            dir.create_file(KILLED, 0o600)?;
+            dir.create_file(TOLD, 0o600)?;
+            dir.create_file(OBSERVATIONS, 0o600)
+        });
+        spawn
+            .inherit
+            .extend(observations.ok().map(|file| (file, OBSERVATIONS_FD)));
+        // A user at the limit of processes, or a full process table, proves nothing against the node.
+        let mut child = spawn
+            .start(Deadline::after_ms(spec.start_ms))
+            .map_err(|e| Undetermined::new("the job's daemon", e.to_string()))?;
+        let Some(process) = child.id() else {
+            child.kill(Deadline::after_ms(KILL_MS));
+            // It may have ended, or the look at it have found no memory or descriptor.
+            return Err(Undetermined::new("mpsd", "'/proc' does not show it").into());
+        };
+        self.started = Some(Started { child, report });
+        Ok(process)
+    }
+
+    fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure> {
+        let Some(mut started) = self.started.take() else {
+            return Err(Undetermined::new("mpsd", "it was not started by this program").into());
+        };
+        let start = Duration::from_millis(spec.start_ms);
+        let deadline = Deadline::after(start + REPORT_TIME.min(start / 8));
+        let began = Instant::now();
+        let report = hear(&started.report, deadline).ok_or_else(|| {
+            let how = match started.child.try_wait() {
+                Some(end) => format!("it ended without a report ({end})"),
+                None if deadline.expired() => format!("no report within {} ms", began.elapsed().as_millis()),
+                None => "its report cannot be read".to_owned(),
+            };
+            Undetermined::new("mpsd", how)
+        })?;
+        self.dismiss_nvml();
+        let daemons = report.map_err(|why| match why {
+            Unready::Failed(why) => {
+                Failure::from(Undetermined::new("MPS did not start", one_line(&why, 300)))
+            }
+            Unready::Refused { what, why, allowed } => {
+                let [what, why, allowed] = [what, why, allowed].map(|part| one_line(&part, 120));
+                Refusal::new(what, why, allowed).into()
+            }
+        })?;
+        check(self, journal, spec, daemons)
+            .map_err(|why| Undetermined::new("mpsd's report does not hold", why).into())
+    }
+
+    fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure> {
+        let failed = |why: String| Failure::from(Undetermined::new("verification by mps-probe", why));
+        let mut spawn = self.as_user(journal, "mps-probe", groups_of(journal))?;
+        let seconds = deadline.remaining().as_secs().max(1).to_string();
+        spawn.args = vec!["--require-mps".into(), "--deadline-s".into(), seconds.into()];
+        // If the daemon has partitions, a client without one gets no context, and with one it reaches that GPU alone.
+        let partition = daemon.partitions.first();
+        let gpus: Vec<&str> = match partition {
+            Some(one) => vec![one.gpu.as_str()],
+            None => daemon.gpus.iter().map(GpuUuid::as_str).collect(),
+        };
+        spawn.env = vec![
+            (PIPE_DIRECTORY.into(), daemon.pipe.clone().into()),
+            (LOG_DIRECTORY.into(), daemon.log.clone().into()),
+            (VISIBLE_DEVICES.into(), gpus.join(",").into()),
+            (JOB.into(), journal.job.as_str().into()),
+        ];
+        let name = partition.and_then(Partition::name);
+        spawn.env.extend(name.map(|name| (VARIABLE.into(), name.into())));
+        let ended = spawn
+            .run(deadline, LONGEST_OUTPUT)
+            .map_err(|e| failed(e.to_string()))?;
+        if ended.exit == Exit::Code(0) {
+            return Ok(());
+        }
+        let text = ended.text();
+        let last = text.lines().rfind(|line| !line.trim().is_empty());
+        let last = one_line(last.unwrap_or("it said nothing"), 200);
+        Err(failed(format!("{last} ({})", ended.exit)))
+    }
+
+    fn end_starter(&mut self, starter: ProcessRef) {
+        if starter.pid != nix::unistd::getpid().as_raw() {
+            processes::end_own(starter);
+        }
+    }
+
+    fn own_process(&self) -> Option<ProcessRef> {
+        Process::find(nix::unistd::getpid().as_raw()).map(|process| process.id())
+    }
+
+    fn detach(&mut self, rest: impl FnOnce(&mut Self, Option<ProcessRef>)) -> bool {
+        let work = || {
+            let own = self.own_process();
+            rest(self, own);
+        };
+        if detach(work).is_err() {
+            return false;
+        }
+        // The other process uses the NVML worker and the daemon's report from now on.
+        std::mem::forget((self.worker.take(), self.leaving.take(), self.started.take()));
+        true
+    }
+}
+
+fn hear(report: &OwnedFd, deadline: Deadline) -> Option<StartReport> {
+    serde_json::from_slice(&read_line(report.as_fd(), deadline, LONGEST_REPORT).ok()??).ok()
+}
+
+fn check(
+    node: &mut RealNode,
+    journal: &Journal,
+    spec: &Spec,
+    daemons: Vec<ReadyDaemon>,
+) -> Result<Proved, String> {
+    let (reported, planned) = (daemons.len(), spec.daemons.len());
+    if reported != planned {
+        return Err(format!("{reported} daemons reported, {planned} asked for"));
+    }
+    let pids = daemons.iter().flat_map(|daemon| [daemon.control, daemon.server]);
+    let by_file = processes::by_file(node, journal, &pids.collect::<Vec<_>>());
+    let mut proved = Proved::default();
+    for (daemon, planned) in daemons.into_iter().zip(&spec.daemons) {
+        for (pid, role) in [(daemon.control, Role::Control), (daemon.server, Role::Server)] {
+            let process = processes::prove(node, journal, pid, role, &by_file);
+            let process = process.ok_or_else(|| format!("process {pid} is not this job's {role}"))?;
+            proved.processes.push(process);
+        }
+        let ids = &daemon.partitions;
+        if ids.len() != planned.partitions.len() || !ids.iter().all(|id| is_id(id)) {
+            return Err("its partitions are not those asked for".to_owned());
+        }
+        proved.partitions.push(daemon.partitions);
+    }
+    Ok(proved)
+}
+
+/// Makes what the job's ranks lock for their partitions, the user's. Removed as the user's directories are.
+fn make_partitions_lock(node: &RealNode, directory: &Dir, journal: &Journal) -> Result<(), String> {
+    let shown = |e: FileError| e.to_string();
+    let path = directory.path().join(PARTITIONS);
+    files::bounded(node, &journal.job, &path, PARTITIONS_ROOM, (0o711, (0, 0))).map_err(shown)?;
+    let directory = directory.open_dir(PARTITIONS).map_err(shown)?;
+    let file = directory.create_file(PARTITIONS_LOCK, 0o600).map_err(shown)?;
+    let owner = (Uid::from_raw(journal.uid), Gid::from_raw(journal.gid));
+    fchown(&file, Some(owner.0), Some(owner.1)).map_err(|e| format!("cannot give '{PARTITIONS}' away: {e}"))
 }
 
 #[cfg(test)]
@@ -88,17 +367,48 @@ mod tests {
     use super::*;
     use crate::sys::spawn::Identity;
     use mpsd_core::config::Settings;
-    use std::time::Duration;
 
     const STRANGER: u32 = 54_321;
+
+    fn journal() -> Journal {
+        serde_json::from_str(include_str!("../job/recorded/journal-1.json")).unwrap()
+    }
+
+    fn node() -> RealNode {
+        let limit = Duration::from_secs(60);
+        RealNode::new("test", &Settings::usual(), limit, limit)
+    }
+
+    /// Its user can stop it; only the rollback of a start gives the GPU back at once.
+    #[test]
+    fn a_daemon_that_says_nothing_is_waited_for_no_longer_than_its_start_may_take() {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let (journal, mut node) = (journal(), node());
+            let (report, theirs) = pipe2(OFlag::O_CLOEXEC).unwrap();
+            let mut silent = Spawn::new(Path::new("/bin/sleep"));
+            silent.args = vec!["60".into()];
+            let child = silent.start(Deadline::after_ms(20_000)).unwrap();
+            let silent = child.id().unwrap();
+            node.started = Some(Started { child, report });
+            let spec = Spec {
+                start_ms: 200,
+                ..to_ask(&journal, 1)
+            };
+            let failed = node.await_ready(&journal, &spec).err();
+            drop(theirs);
+            processes::end_own(silent);
+            tell.send(failed.map(|failure| failure.to_string()))
+        });
+        let failed = told.recv_timeout(Duration::from_secs(20)).expect("an answer");
+        let failed = failed.expect("it said nothing");
+        assert!(failed.contains("no report within "), "{failed}");
+    }
 
     /// Outside of it a process of the job would not be found, and not be bounded.
     #[test]
     fn nothing_of_a_job_runs_outside_of_the_cgroup_that_was_made_for_it() {
-        let recorded = include_str!("../job/recorded/journal-1.json");
-        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
-        let limit = Duration::from_secs(1);
-        let node = RealNode::new("test", &Settings::usual(), limit, limit);
+        let (mut journal, node) = (journal(), node());
         let starts = |journal: &Journal| with_spec(&node, journal, &to_ask(journal, 1), &[]);
         journal.cgroup = Some("/sys/fs/cgroup/gone".into());
         assert!(matches!(starts(&journal), Err(Failure::Undetermined(_))));
@@ -108,12 +418,9 @@ mod tests {
 
     #[test]
     fn what_only_talks_to_the_daemons_has_the_groups_of_the_jobs_mpsd_and_asks_nobody_for_them() {
-        let recorded = include_str!("../job/recorded/journal-1.json");
-        let mut journal: Journal = serde_json::from_str(recorded).unwrap();
+        let (mut journal, node) = (journal(), node());
         journal.cgroup = None;
         (journal.user, journal.gid) = ("root".to_owned(), 0);
-        let limit = Duration::from_secs(1);
-        let node = RealNode::new("test", &Settings::usual(), limit, limit);
         let groups = |journal: &Journal, args| {
             let spawn = with_spec(&node, journal, &to_ask(journal, 1), args).unwrap();
             spawn.identity.unwrap().groups

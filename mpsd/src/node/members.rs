@@ -1,33 +1,48 @@
-//! The job's own three processes: which they are, and what a rung of the ladder does to them.
+//! The processes of a job's MPS: which they are, and what a rung of the ladder does to them.
+//!
+//! What a process is, is told by the file that it runs and the pipe directory that it talks in. Both are asked of the
+//! kernel by a child with a deadline: the user can put either behind a file system that never answers, or hold the lock
+//! of the process's memory map forever.
 
-use super::looks::{asked, member, role_by_journal, roles, strangers, talks_here};
+use super::log;
 use super::real::RealNode;
 use crate::job::evidence::DRIVER;
-use crate::job::journal::{Journal, ProcessRef};
-use crate::job::node::{Gpus as _, Member, Members, Role, Rung, Waiting};
+use crate::job::journal::{FileRef, Journal, ProcessRef};
+use crate::job::node::{Gpus as _, Member, Members, Role, Rung, Severity, Waiting};
 use crate::sys::deadline::Deadline;
+use crate::sys::guard::ask;
 use crate::sys::priority::normalise;
 use crate::sys::process::{Process, ProcessTable, State, Thread};
+use mpsd_core::environment::PIPE_DIRECTORY;
+use mpsd_core::text;
 use nix::sys::signal::Signal;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Component;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-/// How often a node without a cgroup of ours is looked at while processes end.
+const SERVER: &str = "nvidia-cuda-mps-server";
+/// Time for one look at a process, and for all looks at those of one job.
+const LOOK_TIME: Duration = Duration::from_millis(200);
+const ALL_LOOKS: Duration = Duration::from_secs(2);
+/// Time for the looks by which a start is proved.
+const PROOF_TIME: Duration = Duration::from_secs(1);
+/// Time to look at the threads of all users' processes.
+const ALL_THREADS: Duration = Duration::from_secs(3);
+/// How much of a process's environment is read. Bytes.
+const MOST_ENVIRONMENT: usize = 256 * 1024;
+/// How often processes without a descriptor are looked at while they end.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often a killed process is made ordinary again while it ends.
 const TURN: Duration = Duration::from_millis(100);
-/// Time for one look at the threads of a process.
-const LOOK_TIME: Duration = Duration::from_millis(200);
-/// Time for the looks by which a start is proved.
-const PROOF_TIME: Duration = Duration::from_secs(1);
-/// Time to look at the threads of all users' processes: once for a verdict.
-const ALL_TIME: Duration = Duration::from_secs(3);
 /// Time to see that a process of root's own has ended.
 const OWN_END: Duration = Duration::from_secs(1);
 
 impl Members for RealNode {
-    /// Only `stat` and `cgroup.procs` are read: no lock that a process can keep is taken for them (Linux, `fs/proc/array.c`,
+    /// Reads only `stat` and `cgroup.procs`: no lock that a process can keep is taken for them (Linux, `fs/proc/array.c`,
     /// `kernel/cgroup/cgroup.c`).
     fn own(&mut self, journal: &Journal) -> Vec<Member> {
         let mut found: BTreeMap<i32, Member> = BTreeMap::new();
@@ -49,18 +64,32 @@ impl Members for RealNode {
     }
 
     fn strangers(&mut self, journal: &Journal) -> Vec<Member> {
-        match self.is_contained(journal) {
-            true => Vec::new(),
-            false => {
-                let own = self.own(journal);
-                strangers(self, journal, &own.iter().map(|m| m.process.pid).collect())
+        if self.is_contained(journal) {
+            return Vec::new();
+        }
+        let own: BTreeSet<i32> = self.own(journal).iter().map(|m| m.process.pid).collect();
+        let table = ProcessTable::scan().unwrap_or_default();
+        let of_user = table.of_user(journal.uid).map(|entry| entry.stat.id);
+        let others: Vec<ProcessRef> = of_user.filter(|id| !own.contains(&id.pid)).collect();
+        let end = Deadline::after(ALL_LOOKS);
+        let (mut found, mut hidden) = (Vec::new(), Vec::new());
+        for (id, role) in roles(self, journal, &others) {
+            match talks_here(journal, id, end) {
+                Some(true) => found.extend(id.open().and_then(|process| member(&process, role))),
+                Some(false) => {}
+                None => hidden.push(id.to_string()),
             }
         }
+        if !hidden.is_empty() {
+            let (job, user, list) = (&journal.job, text::user(&journal.user), hidden.join(", "));
+            let line = format!("job {job}: whose processes {list} of {user} are cannot be seen: left alone");
+            log::line(self.program, Severity::Info, &line);
+        }
+        found
     }
 
     fn members(&mut self, journal: &Journal) -> Vec<Member> {
         let mut all = self.own(journal);
-        // Looked at are those of which only the cgroup tells.
         let unknown = all.iter().filter(|m| m.role == Role::Other);
         let unknown: Vec<ProcessRef> = unknown.map(|m| m.process).collect();
         let known: BTreeMap<ProcessRef, Role> = roles(self, journal, &unknown).into_iter().collect();
@@ -73,14 +102,11 @@ impl Members for RealNode {
 
     fn end_strangers(&mut self, members: &[Member], rung: Rung, limit: Duration) {
         let deadline = Deadline::after(limit);
-        signal_each(
-            members,
-            if rung == Rung::Kill {
-                Signal::SIGKILL
-            } else {
-                Signal::SIGTERM
-            },
-        );
+        let signal = match rung {
+            Rung::Kill => Signal::SIGKILL,
+            Rung::Polite | Rung::Terminate => Signal::SIGTERM,
+        };
+        signal_each(members, signal);
         for process in members.iter().filter_map(|member| member.process.open()) {
             process.wait_gone(deadline);
         }
@@ -108,15 +134,26 @@ impl Members for RealNode {
         wait_gone(self, journal, rung == Rung::Kill, deadline)
     }
 
+    /// Read by a child: reading a stack can hang.
     fn threads(&mut self, process: ProcessRef) -> Option<Vec<Thread>> {
-        threads(process)
+        asked(Deadline::after(LOOK_TIME), || {
+            process.open().and_then(|process| process.threads())
+        })?
     }
 
     fn waiting(&mut self) -> Option<Vec<Waiting>> {
-        asked(Deadline::after(ALL_TIME), all_waiting)?
+        let all = || {
+            let table = ProcessTable::scan()?;
+            let users = table.iter().filter(|entry| entry.uid != 0);
+            // A process may have ended meanwhile.
+            let threads =
+                |process: ProcessRef| process.open().and_then(|one| one.threads()).unwrap_or_default();
+            Some(by_user(users.map(|entry| (entry.uid, threads(entry.stat.id)))))
+        };
+        asked(Deadline::after(ALL_THREADS), all)?
     }
 
-    /// Whoever has a process here besides the job's own three and what these start can kill, stop or starve them.
+    /// Another process of the user's can kill, stop or starve the job's MPS.
     fn user_is_here(&mut self, journal: &Journal) -> bool {
         // The table first: what has ended since is known by its parent.
         let Some(table) = ProcessTable::scan() else {
@@ -125,11 +162,8 @@ impl Members for RealNode {
         let known = self.own(journal).into_iter().filter(|m| m.role != Role::Other);
         let mut ours: BTreeSet<i32> = known.map(|member| member.process.pid).collect();
         let others = |ours: &BTreeSet<i32>| -> Vec<ProcessRef> {
-            let theirs: BTreeSet<i32> = ours
-                .iter()
-                .flat_map(|pid| table.descendants(*pid))
-                .map(|e| e.stat.id.pid)
-                .collect();
+            let theirs = ours.iter().flat_map(|pid| table.descendants(*pid));
+            let theirs: BTreeSet<i32> = theirs.map(|entry| entry.stat.id.pid).collect();
             table
                 .iter()
                 .filter(|entry| entry.uid == journal.uid || entry.real_uid == journal.uid)
@@ -143,7 +177,7 @@ impl Members for RealNode {
         if unknown.is_empty() {
             return false;
         }
-        // A daemon of ours that is nobody's child any more: looked at only where there is somebody to look at.
+        // A daemon of ours may have lost its parent.
         let grouped = self.grouped(journal);
         let end = Deadline::after(PROOF_TIME);
         let is_ours =
@@ -159,8 +193,8 @@ impl Members for RealNode {
         uid_of(pid)
     }
 
-    /// By the scheduler's own cgroup of the job: a directory named after the job and nothing else.
-    /// The job's user cannot move a process into one (Slurm's and pbs_cgroups' are root's).
+    /// By the scheduler's own cgroup of the job, a directory named after it. The job's user cannot move a process into one:
+    /// Slurm's and those of pbs_cgroups are root's.
     fn is_of_job(&mut self, journal: &Journal, pid: i32) -> bool {
         let Some(process) = Process::find(pid) else {
             return false;
@@ -172,10 +206,8 @@ impl Members for RealNode {
         let job = id.split('.').next().unwrap_or(id);
         let names = [format!("job_{job}"), id.to_owned(), format!("pbs_jobs.{id}")];
         let is_jobs = |part: Component| names.iter().any(|name| part.as_os_str() == name.as_str());
-        let cgroups = process.cgroups().unwrap_or_default();
-        cgroups
-            .iter()
-            .any(|membership| membership.path.components().any(is_jobs))
+        let mut cgroups = process.cgroups().unwrap_or_default().into_iter();
+        cgroups.any(|membership| membership.path.components().any(is_jobs))
     }
 
     fn kill_client(&mut self, pid: i32) {
@@ -185,23 +217,111 @@ impl Members for RealNode {
     }
 }
 
-/// The threads of a process, read by a child: reading a stack can hang.
-fn threads(id: ProcessRef) -> Option<Vec<Thread>> {
-    let question = || id.open().and_then(|process| process.threads());
-    asked(Deadline::after(LOOK_TIME), question)?
+/// The answer to a question that is asked in a child; `None` if there is none in time.
+pub(super) fn asked<T: Serialize + DeserializeOwned>(
+    deadline: Deadline,
+    question: impl FnOnce() -> T,
+) -> Option<T> {
+    let text = || serde_json::to_vec(&question()).unwrap_or_default();
+    serde_json::from_slice(&ask(deadline, text).ok()?).ok()
 }
 
-/// The users' threads in state D, or in a call of the driver's; none where the kernel tells no stacks.
-fn all_waiting() -> Option<Vec<Waiting>> {
-    let table = ProcessTable::scan()?;
-    let users = table.iter().filter(|entry| entry.uid != 0);
-    // It may have ended meanwhile.
-    let threads = |process: ProcessRef| process.open().and_then(|one| one.threads()).unwrap_or_default();
-    Some(by_user(users.map(|entry| (entry.uid, threads(entry.stat.id)))))
+/// The process as it is now; `None` if it is gone.
+fn member(process: &Process, role: Role) -> Option<Member> {
+    Some(Member {
+        process: process.id(),
+        role,
+        state: process.state()?.letter(),
+    })
 }
 
-/// The waiting threads of each user, alike ones once: hundreds of a job's clients wait at the same place, and all that is found
-/// must fit into one answer (`guard::ask`).
+/// The file at `path`, as it is now.
+pub(super) fn file(path: &Path) -> Option<FileRef> {
+    std::fs::metadata(path).ok().map(|about| file_of(&about))
+}
+
+fn file_of(about: &Metadata) -> FileRef {
+    FileRef {
+        device: about.dev(),
+        inode: about.ino(),
+    }
+}
+
+/// The server that stands beside the control daemon.
+pub(super) fn server_beside(control: &Path) -> Option<PathBuf> {
+    control.parent().map(|directory| directory.join(SERVER))
+}
+
+/// The processes of the job's MPS among `processes`. If one hides, the others are still seen.
+fn roles(node: &RealNode, journal: &Journal, processes: &[ProcessRef]) -> Vec<(ProcessRef, Role)> {
+    if processes.is_empty() {
+        return Vec::new();
+    }
+    let look = |some: &[ProcessRef]| -> Option<Vec<_>> {
+        let role = |id: &ProcessRef| Some((*id, role_of(node, journal, &id.open()?)?));
+        asked(Deadline::after(LOOK_TIME), || {
+            some.iter().filter_map(role).collect()
+        })
+    };
+    if let Some(all) = look(processes) {
+        return all;
+    }
+    let end = Deadline::after(ALL_LOOKS);
+    let one_by_one = processes.iter().take_while(|_| !end.expired());
+    one_by_one.filter_map(|id| look(&[*id])).flatten().collect()
+}
+
+/// Whether it talks, or listens, in one of this job's pipe directories; `None` if it cannot be seen in time.
+fn talks_here(journal: &Journal, id: ProcessRef, end: Deadline) -> Option<bool> {
+    let question = || {
+        let pipe = id
+            .open()?
+            .environment_variable(PIPE_DIRECTORY, MOST_ENVIRONMENT)?;
+        Some(
+            journal
+                .daemons
+                .iter()
+                .any(|daemon| daemon.pipe.as_os_str() == pipe),
+        )
+    };
+    asked(end.within(LOOK_TIME), || question().unwrap_or(false))
+}
+
+/// What a process is if it runs a file that the journal knows. No path is looked up.
+fn role_by_journal(journal: &Journal, process: &Process) -> Option<Role> {
+    let programs = journal.programs.as_ref()?;
+    let runs = Some(process.executable()?.file);
+    match runs {
+        _ if programs.mpsd == runs => Some(Role::Supervisor),
+        _ if programs.control == runs => Some(Role::Control),
+        _ if programs.server == runs => Some(Role::Server),
+        _ => None,
+    }
+}
+
+/// The same, or by the vendor's name: some installations have a wrapper at the usual path (seen on an H200 machine, the
+/// program itself in `/usr/local/nvidia`). That is believed only of a process in the job's own cgroup, which holds only
+/// what we started, and only of a file of root's that others cannot write. The name a process gives itself proves nothing.
+/// Looks files up: only for a child with a deadline.
+fn role_of(node: &RealNode, journal: &Journal, process: &Process) -> Option<Role> {
+    if let Some(role) = role_by_journal(journal, process) {
+        return Some(role);
+    }
+    let runs = process.executable()?;
+    let path = runs.path.to_str()?;
+    let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));
+    let role = match path.file_name()? {
+        name if name == SERVER => Role::Server,
+        name if journal.control.file_name()? == name => Role::Control,
+        _ => return None,
+    };
+    let trusted = |m: &Metadata| m.uid() == 0 && m.mode() & 0o022 == 0 && m.is_file();
+    let is_roots = || std::fs::metadata(path).is_ok_and(|m| trusted(&m) && file_of(&m) == runs.file);
+    (node.grouped(journal).contains(&process.id().pid) && is_roots()).then_some(role)
+}
+
+/// The waiting threads of each user, equal ones once. Hundreds of a job's clients may wait at the same place, and all must
+/// fit into one answer (`guard::ask`).
 fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> {
     let mut users: BTreeMap<u32, BTreeSet<(char, String)>> = BTreeMap::new();
     for (uid, threads) in processes {
@@ -211,18 +331,16 @@ fn by_user(processes: impl Iterator<Item = (u32, Vec<Thread>)>) -> Vec<Waiting> 
             .filter(|(state, stack)| *state == 'D' || !stack.is_empty());
         users.entry(uid).or_default().extend(waiting);
     }
+    users.retain(|_, threads| !threads.is_empty());
     let thread = |(state, stack)| Thread { state, stack };
-    users
-        .into_iter()
-        .filter(|(_, threads)| !threads.is_empty())
-        .map(|(uid, threads)| Waiting {
-            uid,
-            threads: threads.into_iter().map(thread).collect(),
-        })
-        .collect()
+    let waiting = |(uid, threads): (u32, BTreeSet<_>)| Waiting {
+        uid,
+        threads: threads.into_iter().map(thread).collect(),
+    };
+    users.into_iter().map(waiting).collect()
 }
 
-/// The frames of `stack` down to the driver's innermost one, which are all that a verdict looks at; empty where there is none.
+/// The frames of `stack` down to the driver's innermost one. A verdict looks at no others.
 fn down_to_driver(stack: &str) -> String {
     let mut above = 0;
     for frame in stack.split_inclusive('\n') {
@@ -234,11 +352,9 @@ fn down_to_driver(stack: &str) -> String {
     String::new()
 }
 
-/// `pid`, if it is the job's process in that role: it runs the vendor's file, as the job's user, in the job's cgroup or
-/// with its pipe directory, and has not ended.
-///
-/// `by_file`: what was found of it by its file, where the journal does not know that ([`by_file`]).
-pub fn prove(
+/// `pid`, if it is a living process of the job's user in that role, in the job's cgroup or with its pipe directory.
+/// `by_file` is what [`by_file`] found.
+pub(super) fn prove(
     node: &RealNode,
     journal: &Journal,
     pid: i32,
@@ -253,15 +369,15 @@ pub fn prove(
     proved.then(|| process.id())
 }
 
-/// What those of `pids` are whose files the journal does not know, as where a wrapper stands at the usual path. The usual case needs
-/// no child, and this one a single child.
-pub fn by_file(node: &RealNode, journal: &Journal, pids: &[i32]) -> Vec<(ProcessRef, Role)> {
+/// The roles of those of `pids` whose files the journal does not know, by a single child. The usual case needs none.
+pub(super) fn by_file(node: &RealNode, journal: &Journal, pids: &[i32]) -> Vec<(ProcessRef, Role)> {
     let processes = pids.iter().filter_map(|pid| Process::find(*pid));
-    let unknown: Vec<ProcessRef> = processes
-        .filter(|process| role_by_journal(journal, process).is_none())
-        .map(|process| process.id())
-        .collect();
-    roles(node, journal, &unknown)
+    let unknown = processes.filter(|process| role_by_journal(journal, process).is_none());
+    roles(
+        node,
+        journal,
+        &unknown.map(|process| process.id()).collect::<Vec<_>>(),
+    )
 }
 
 fn signal_each(members: &[Member], signal: Signal) {
@@ -314,12 +430,9 @@ pub fn uid_of(pid: i32) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::job::journal::Programs;
-    use crate::node::looks;
     use crate::sys::cgroup::Cgroup;
     use crate::sys::spawn::{Identity, Spawn};
     use mpsd_core::config::Settings;
-    use mpsd_core::environment::PIPE_DIRECTORY;
-    use std::path::Path;
 
     /// A user that owns nothing on any system.
     const STRANGER: u32 = 54_321;
@@ -331,7 +444,7 @@ mod tests {
         let mut journal: Journal = serde_json::from_str(recorded).unwrap();
         (journal.cgroup, journal.uid) = (None, STRANGER);
         journal.programs = Some(Programs {
-            server: looks::file(Path::new("/bin/sleep")),
+            server: file(Path::new("/bin/sleep")),
             ..Programs::default()
         });
         let limit = Duration::from_secs(1);
@@ -412,7 +525,7 @@ mod tests {
         });
         let found: Vec<(u32, Vec<Thread>)> = processes.collect();
         let question = || Some(by_user(found.into_iter()));
-        let all: Option<Vec<Waiting>> = asked(Deadline::after(ALL_TIME), question).expect("one answer");
+        let all: Option<Vec<Waiting>> = asked(Deadline::after(ALL_THREADS), question).expect("one answer");
         let all = all.unwrap();
         assert_eq!(
             all.iter().map(|one| one.uid).collect::<Vec<_>>(),

@@ -1,8 +1,6 @@
 //! This node, as root changes it: [`real`] does here what [`crate::job::node::Node`] names.
 
 pub mod clients;
-mod daemons;
-mod device_files;
 mod exporters;
 mod files;
 mod gpus;
@@ -10,11 +8,8 @@ pub mod hung_worker;
 mod launch;
 pub mod listed;
 pub mod log;
-mod looks;
 mod members;
 pub(crate) mod nvml;
-pub(crate) mod own_reports;
-mod probe;
 pub mod real;
 pub(crate) mod recheck;
 pub(crate) mod reports;

@@ -1,56 +1,93 @@
-//! Job reports on disk: written without waiting for the disk, kept up to a number and an age, read by root alone.
+//! Job reports on disk: written without waiting for the disk, kept up to a number and an age.
 //!
-//! A process that may read a file can keep the file's lock on some file systems (XFS: `xfs_file_buffered_read`), and whoever
-//! removes it then waits. So no user may open a report; the job's own has a copy ([`own_reports`]).
+//! A process that may read a file can keep the file's lock on some file systems: XFS (`xfs_file_buffered_read`), ext4
+//! with O_DIRECT. The reader's memory may be a mapping of a FUSE file system. Whoever replaces or removes the file then
+//! waits, with the lock of its directory. So no user may open root's report. Its user has a copy in
+//! `/run/mpsd/reports/UID/JOB.json`, a report a line, and only on a tmpfs, which keeps no lock while it reads. A user may
+//! pass through that directory, and not list it: listing keeps a directory's lock on any file system.
 
-use super::own_reports;
 use crate::job::report::{JobReport, VERSION, began};
 use crate::job::tally::Tally;
 use crate::scheduler::drain::{Marker, markers};
 use crate::sys::deadline::Deadline;
-use crate::sys::files::Dir;
+use crate::sys::files::{Dir, FileError};
 use crate::sys::guard::ask;
-use mpsd_core::Paths;
 use mpsd_core::config::Reports;
 use mpsd_core::failure::FailureKind;
+use mpsd_core::trusted::open_trusted;
+use mpsd_core::{JobId, Paths};
 use serde::{Deserialize, Serialize};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The directory above, which has other things too.
+/// A directory that anyone may pass through, and nobody may list.
 const PASSABLE: u32 = 0o711;
-/// The directory: nobody but root lists what root changes.
+/// Root's reports: nobody else lists what root changes.
 const SECRET: u32 = 0o700;
-/// A report.
-const FILE: u32 = 0o600;
-/// Longest report that is read. Bytes.
+/// The mode that shows for a directory with an ACL for one user. Without the ACL the group is root's.
+const ONE_USERS: u32 = 0o710;
+const ROOTS_FILE: u32 = 0o600;
+/// A copy, in a directory that one user alone can pass through.
+const COPY: u32 = 0o644;
+const ROOT: (u32, u32) = (0, 0);
+/// Longest file that is read. Bytes.
 const LONGEST: usize = 1 << 20;
-/// More names than are ever kept.
 const MOST_NAMES: usize = 200_000;
-/// Time to write one and to remove old ones: an end waits for it, and no longer.
+/// Most jobs of a user, reports of a job, and bytes of them. The copies lie in one file system with the pipes.
+const MOST_JOBS: usize = 32;
+const MOST_REPORTS: usize = 16;
+const MOST_BYTES: usize = 64 * 1024;
+/// Longest that an end waits for a report to be written and old ones to be removed.
 const WRITE_TIME: Duration = Duration::from_millis(500);
-/// Time to read the numbers, and our drains, which lie on the same disk.
+/// Longest that an end waits for the lock of the copies.
+const COPY_TIME: Duration = Duration::from_millis(200);
+/// Time to read the counters, and our drains, which lie on the same disk.
 const READ_TIME: Duration = Duration::from_secs(2);
-/// The numbers, and their lock.
 const COUNTERS: &str = "counters";
 const COUNTERS_LOCK: &str = ".counters.lock";
-/// A file that was begun so long ago has nobody who ends it: whoever writes one is killed after [`WRITE_TIME`]. Seconds.
+/// An unfinished file of this age was left by a writer that was killed ([`WRITE_TIME`]). Seconds.
 const ABANDONED: u64 = 60;
 
-/// Writes `report` and removes what is too much, in a child with a deadline, `limit` at most: the disk may not answer.
+fn shown(error: FileError) -> String {
+    error.to_string()
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+/// Writes `report` and removes what is too much, in a child with a deadline: the disk may not answer.
 ///
 /// # Errors
 /// One line; nothing else is lost.
 pub fn write(paths: &Paths, rule: &Reports, report: &JobReport, limit: Duration) -> Result<(), String> {
+    by_child(rule, limit, || write_here(paths, rule, report))
+}
+
+/// Counts a start that failed, likewise.
+///
+/// # Errors
+/// As [`write()`].
+pub fn count_failure(
+    paths: &Paths,
+    rule: &Reports,
+    kind: FailureKind,
+    limit: Duration,
+) -> Result<(), String> {
+    let count = || change(&directory(paths)?, |tally| tally.failed(kind)).map(drop);
+    by_child(rule, limit, count)
+}
+
+fn by_child(
+    rule: &Reports,
+    limit: Duration,
+    write: impl FnOnce() -> Result<(), String>,
+) -> Result<(), String> {
     if rule.keep == 0 {
         return Ok(());
     }
-    by_child(limit, || write_here(paths, rule, report))
-}
-
-fn by_child(limit: Duration, write: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let question = || write().err().unwrap_or_default().into_bytes();
     match ask(Deadline::after(WRITE_TIME.min(limit)), question) {
         Ok(none) if none.is_empty() => Ok(()),
@@ -59,55 +96,10 @@ fn by_child(limit: Duration, write: impl FnOnce() -> Result<(), String>) -> Resu
     }
 }
 
-/// Counts a start that failed, in a child as [`write()`].
-///
-/// # Errors
-/// One line; nothing else is lost.
-pub fn count_failure(
-    paths: &Paths,
-    rule: &Reports,
-    kind: FailureKind,
-    limit: Duration,
-) -> Result<(), String> {
-    if rule.keep == 0 {
-        return Ok(());
-    }
-    by_child(limit, || {
-        change(&directory(paths)?, |tally| tally.failed(kind)).map(drop)
-    })
-}
-
-/// The numbers, with the `ready` jobs that have their MPS now, and how many drains of ours wait and how many have got through.
-/// In a child as [`write()`].
-///
-/// # Errors
-/// One line.
-pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, String> {
-    let question = || {
-        let counted = || {
-            let tally = match rule.keep {
-                0 => None,
-                _ => Some(change(&directory(paths)?, |tally| tally.look(ready))?),
-            };
-            let delivered = |marker: &Marker| marker.delivered;
-            let (got, wait): (Vec<Marker>, _) = markers::all(paths).into_iter().partition(delivered);
-            Ok(Counted {
-                tally,
-                drains: got.len(),
-                waiting: wait.len(),
-            })
-        };
-        let answer: Result<Counted, String> = counted();
-        serde_json::to_vec(&answer).unwrap_or_default()
-    };
-    let answer = ask(Deadline::after(READ_TIME), question).map_err(|none| none.to_string())?;
-    serde_json::from_slice(&answer).map_err(|e| e.to_string())?
-}
-
-/// What [`counted`] tells.
+/// What is counted on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
-    /// Since anything was counted on this node; `None`: the site has nothing written down.
+    /// The counters; `None` if the site keeps no reports.
     pub tally: Option<Tally>,
     /// Drains of ours that the scheduler has got.
     pub drains: usize,
@@ -115,43 +107,64 @@ pub struct Counted {
     pub waiting: usize,
 }
 
-/// Changes the numbers under their lock; what they are then.
+/// The counters, with the `ready` jobs that have their MPS now, read by a child with a deadline.
+///
+/// # Errors
+/// One line.
+pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, String> {
+    let counted = || -> Result<Counted, String> {
+        let tally = match rule.keep {
+            0 => None,
+            _ => Some(change(&directory(paths)?, |tally| tally.look(ready))?),
+        };
+        let markers = markers::all(paths).into_iter();
+        let (got, wait): (Vec<Marker>, _) = markers.partition(|marker| marker.delivered);
+        Ok(Counted {
+            tally,
+            drains: got.len(),
+            waiting: wait.len(),
+        })
+    };
+    let question = || serde_json::to_vec(&counted()).unwrap_or_default();
+    let answer = ask(Deadline::after(READ_TIME), question).map_err(|none| none.to_string())?;
+    serde_json::from_slice(&answer).map_err(|e| e.to_string())?
+}
+
+/// Changes the counters under their lock; what they are then.
 fn change(reports: &Dir, change: impl FnOnce(&mut Tally)) -> Result<Tally, String> {
-    let held = reports.lock(COUNTERS_LOCK, Deadline::after(WRITE_TIME / 2));
-    let _held = held.map_err(|e| e.to_string())?;
-    let bytes = reports.read_limited(COUNTERS, LONGEST);
-    let bytes = bytes.map_err(|e| e.to_string())?.unwrap_or_default();
-    // Garbled after a crash of the node: counted anew, as after any reset of a counter.
-    let before: Tally = serde_json::from_slice(&bytes).unwrap_or_default();
+    let _held = reports
+        .lock(COUNTERS_LOCK, Deadline::after(WRITE_TIME / 2))
+        .map_err(shown)?;
+    let bytes = reports.read_limited(COUNTERS, LONGEST).map_err(shown)?;
+    // If they are garbled after a crash of the node, they begin at zero, as after any reset of a counter.
+    let before: Tally = serde_json::from_slice(&bytes.unwrap_or_default()).unwrap_or_default();
     let mut tally = before.clone();
     change(&mut tally);
     if tally != before {
         let text = serde_json::to_vec(&tally).map_err(|e| e.to_string())?;
-        let written = reports.write_whole(COUNTERS, &text, FILE);
-        written.map_err(|e| e.to_string())?;
+        reports.write_whole(COUNTERS, &text, ROOTS_FILE).map_err(shown)?;
     }
     Ok(tally)
 }
 
-/// The directory of the reports, made where it is not there.
+/// The directory of the reports. A node without tmpfiles does not have it before the first drain or report.
 fn directory(paths: &Paths) -> Result<Dir, String> {
-    // On a node without tmpfiles it is not there before the first drain or report.
     let made = DirBuilder::new()
         .recursive(true)
         .mode(PASSABLE)
         .create(paths.state());
     made.map_err(|e| format!("cannot make '{}': {e}", paths.state().display()))?;
-    let state = Dir::open(paths.state()).map_err(|e| e.to_string())?;
-    let name = paths.reports();
-    let name = name.file_name().unwrap_or_default();
-    let made = state.create_dir(name, SECRET, (0, 0));
-    made.map(|(reports, _)| reports).map_err(|e| e.to_string())
+    let path = paths.reports();
+    let made = Dir::open(paths.state())
+        .and_then(|state| state.create_dir(path.file_name().unwrap_or_default(), SECRET, ROOT));
+    made.map(|(reports, _)| reports).map_err(shown)
 }
 
 fn write_here(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), String> {
     let reports = directory(paths)?;
     let name = report.file_name();
-    let earlier = earlier(&reports, &name);
+    let earlier = reports.read_limited(&name, LONGEST).ok().flatten();
+    let earlier: Option<JobReport> = earlier.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     // A later end of a job that has been counted.
     let is_counted = earlier.as_ref().is_some_and(|earlier| !earlier.as_before);
     let report = match earlier {
@@ -159,8 +172,7 @@ fn write_here(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), S
         None => report.clone(),
     };
     let text = serde_json::to_vec(&report).map_err(|e| e.to_string())?;
-    let written = reports.write_whole(name, &text, FILE);
-    written.map_err(|e| e.to_string())?;
+    reports.write_whole(name, &text, ROOTS_FILE).map_err(shown)?;
     if !is_counted {
         change(&reports, |tally| tally.end(&report))?;
     }
@@ -169,40 +181,29 @@ fn write_here(paths: &Paths, rule: &Reports, report: &JobReport) -> Result<(), S
     let mut gone = unfinished(&reports, &all, now().saturating_sub(ABANDONED));
     gone.extend(too_many(names(all), rule.keep, oldest));
     for name in gone {
-        reports.remove_file(&name).map_err(|e| e.to_string())?;
+        reports.remove_file(&name).map_err(shown)?;
     }
-    // Last, and in another file system: whatever becomes of it, root's is kept.
-    own_reports::keep(paths, &report, oldest).map_err(|why| format!("for its user; root has it: {why}"))
+    // Last, and in another file system: if it fails, root's report is kept.
+    keep_copy(paths, &report, oldest).map_err(|why| format!("for its user; root has it: {why}"))
 }
 
 fn listed(reports: &Dir) -> Result<Vec<String>, String> {
-    let names = reports.names(MOST_NAMES).map_err(|e| e.to_string())?;
-    Ok(names
-        .into_iter()
-        .filter_map(|name| name.into_string().ok())
-        .collect())
+    let names = reports.names(MOST_NAMES).map_err(shown)?.into_iter();
+    Ok(names.filter_map(|name| name.into_string().ok()).collect())
+}
+
+/// When a file was last written, seconds since 1970.
+fn written(dir: &Dir, name: &str) -> Option<u64> {
+    let status = dir.status_of(name).ok().flatten()?;
+    u64::try_from(status.st_mtime).ok()
 }
 
 /// What a killed writer left of reports (see [`Dir::write_whole`]), last written before `then`.
 fn unfinished(reports: &Dir, all: &[String], then: u64) -> Vec<String> {
     let begun = |name: &str| name.strip_prefix('.')?.strip_suffix(".new").and_then(began);
-    let is_old = |name: &String| {
-        let status = reports.status_of(name).ok().flatten();
-        status.is_some_and(|status| u64::try_from(status.st_mtime).is_ok_and(|time| time < then))
-    };
+    let is_old = |name: &str| written(reports, name).is_some_and(|time| time < then);
     let left = all.iter().filter(|name| begun(name).is_some() && is_old(name));
     left.cloned().collect()
-}
-
-/// The report of the job's earlier end, where there was one.
-fn earlier(reports: &Dir, name: &str) -> Option<JobReport> {
-    let bytes = reports.read_limited(name, LONGEST).ok()??;
-    serde_json::from_slice(&bytes).ok()
-}
-
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.unwrap_or_default().as_secs()
 }
 
 /// The reports among the names of a directory, the youngest first.
@@ -214,12 +215,12 @@ fn names(all: Vec<String>) -> Vec<(u64, String)> {
     found
 }
 
-/// Of these, the youngest first, those beyond the first `keep`, and those that began before `oldest`.
-fn too_many(names: Vec<(u64, String)>, keep: u32, oldest: u64) -> Vec<String> {
+/// Of these, the youngest first, those beyond the first `keep`, and those from before `oldest`.
+fn too_many(names: Vec<(u64, String)>, keep: u32, oldest: u64) -> impl Iterator<Item = String> {
     let keep = usize::try_from(keep).unwrap_or(usize::MAX);
-    let names = names.into_iter().enumerate();
-    let gone = names.filter(|(place, (began, _))| *place >= keep || *began < oldest);
-    gone.map(|(_, (_, name))| name).collect()
+    let gone = names.into_iter().enumerate();
+    let gone = gone.filter(move |(place, (time, _))| *place >= keep || *time < oldest);
+    gone.map(|(_, (_, name))| name)
 }
 
 /// The reports that are there.
@@ -227,7 +228,7 @@ fn too_many(names: Vec<(u64, String)>, keep: u32, oldest: u64) -> Vec<String> {
 pub struct StoredReports {
     /// The youngest first.
     pub reports: Vec<JobReport>,
-    /// How many more there are that cannot be read, or have another version's format.
+    /// How many more cannot be read, or have another version's format.
     pub unread: usize,
 }
 
@@ -236,18 +237,15 @@ pub struct StoredReports {
 /// # Errors
 /// One line: the directory cannot be read.
 pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, String> {
-    let path: &Path = &paths.reports();
-    let Some(reports) = Dir::find(path).map_err(|e| e.to_string())? else {
+    let Some(reports) = Dir::find(&paths.reports()).map_err(shown)? else {
         return Ok(StoredReports::default());
     };
-    let names = names(listed(&reports)?)
-        .into_iter()
-        .take_while(|(began, _)| *began >= since);
     let mut found = StoredReports::default();
-    for (_, name) in names {
+    let names = names(listed(&reports)?).into_iter();
+    for (_, name) in names.take_while(|(began, _)| *began >= since) {
         let bytes = match reports.read_limited(name, LONGEST) {
             Ok(Some(bytes)) => bytes,
-            // It has just been removed, as too old or one too many.
+            // It has just been removed.
             Ok(None) => continue,
             Err(_) => Vec::new(),
         };
@@ -259,21 +257,107 @@ pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, String> {
     Ok(found)
 }
 
+/// Keeps a copy of `report` for its user, if the place is a tmpfs.
+fn keep_copy(paths: &Paths, report: &JobReport, oldest: u64) -> Result<(), String> {
+    let run = Dir::open(paths.run()).map_err(shown)?;
+    if !run.is_tmpfs() {
+        return Ok(());
+    }
+    let path = paths.own_reports();
+    let all = run.create_dir(path.file_name().unwrap_or_default(), PASSABLE, ROOT);
+    let (all, _) = all.map_err(shown)?;
+    let _held = all.lock(".lock", Deadline::after(COPY_TIME)).map_err(shown)?;
+    let own = all.create_dir(report.uid.to_string(), ONE_USERS, ROOT);
+    let (own, _) = own.map_err(shown)?;
+    // Each time: the maker of the directory may have been killed before this.
+    own.let_pass(report.uid).map_err(shown)?;
+    let name = copy_name(&report.job);
+    let earlier = own.read_limited(&name, LONGEST).ok().flatten();
+    let text = joined(&earlier.unwrap_or_default(), report)?;
+    own.write_whole(&name, text.as_bytes(), COPY).map_err(shown)?;
+    prune(&own, oldest)
+}
+
+/// The file of a job and its steps.
+fn copy_name(job: &JobId) -> String {
+    format!("{}.json", job.whole().directory_name())
+}
+
+/// The lines of a file with that of `report`, which replaces an earlier one of the same run. The oldest are left out.
+fn joined(earlier: &[u8], report: &JobReport) -> Result<String, String> {
+    let mut reports = parse(earlier);
+    reports.retain(|other| (&other.job, other.began) != (&report.job, report.began));
+    reports.push(report.clone());
+    let lines = reports.iter().map(serde_json::to_string);
+    let mut lines: Vec<String> = lines.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
+    lines.iter_mut().for_each(|line| line.push('\n'));
+    let bytes_of = |lines: &[String]| lines.iter().map(String::len).sum::<usize>();
+    while lines.len() > MOST_REPORTS || lines.len() > 1 && bytes_of(&lines) > MOST_BYTES {
+        lines.remove(0);
+    }
+    match bytes_of(&lines) {
+        bytes if bytes > MOST_BYTES => Err(format!("its user has no copy, which takes {bytes} bytes")),
+        _ => Ok(lines.concat()),
+    }
+}
+
+fn parse(bytes: &[u8]) -> Vec<JobReport> {
+    let lines = bytes.split(|byte| *byte == b'\n');
+    let reports = lines.filter_map(|line| serde_json::from_slice::<JobReport>(line).ok());
+    reports.filter(|report| report.version == VERSION).collect()
+}
+
+/// Removes what is more than a user's share, or older than `oldest`, seconds since 1970.
+fn prune(own: &Dir, oldest: u64) -> Result<(), String> {
+    let dated = |name: String| (written(own, &name).unwrap_or(0), name);
+    let mut all: Vec<_> = listed(own)?.into_iter().map(dated).collect();
+    all.sort();
+    all.reverse();
+    let mut gone = too_many(all, MOST_JOBS as u32, oldest);
+    gone.try_for_each(|name| own.remove_file(&name).map(drop).map_err(shown))
+}
+
+/// The reports of `job` and its steps that user `uid` may read; `None` if there is no copy.
+///
+/// # Errors
+/// One line: it is there, and cannot be read.
+pub fn read_own(paths: &Paths, uid: u32, job: &JobId) -> Result<Option<Vec<JobReport>>, String> {
+    let path = paths.own_reports().join(uid.to_string()).join(copy_name(job));
+    match open_trusted(&path).and_then(|file| file.read(LONGEST)) {
+        Ok(bytes) => Ok(Some(parse(&bytes))),
+        Err(error) if error.is_absent() => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn touch(dir: &std::path::Path, name: &str, seconds: u64) {
+        let file = std::fs::File::create(dir.join(name)).unwrap();
+        file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds))
+            .unwrap();
+    }
+
     #[test]
-    fn the_oldest_go_by_number_and_by_age() {
+    fn the_oldest_are_removed_by_number_and_by_age() {
         let named = |of: &[u64]| {
             of.iter()
                 .map(|began| (*began, format!("7.{began}.json")))
                 .collect()
         };
-        let gone = |keep, oldest| too_many(named(&[50, 40, 30, 20]), keep, oldest);
+        let gone = |keep, oldest| too_many(named(&[50, 40, 30, 20]), keep, oldest).collect::<Vec<_>>();
         assert_eq!(gone(4, 0), Vec::<String>::new());
         assert_eq!(gone(2, 0), ["7.30.json", "7.20.json"]);
         assert_eq!(gone(4, 40), ["7.30.json", "7.20.json"]);
+        let top = tempfile::tempdir().unwrap();
+        (0..40).for_each(|n| touch(top.path(), &format!("{n:03}.json"), 1000 + n));
+        let own = Dir::open(top.path()).unwrap();
+        prune(&own, 0).unwrap();
+        assert_eq!(listed(&own).unwrap().len(), MOST_JOBS);
+        prune(&own, 1039).unwrap();
+        assert_eq!(listed(&own).unwrap(), ["039.json"]);
     }
 
     #[test]
@@ -285,20 +369,50 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_writer_left_goes_once_nobody_can_be_writing_it() {
+    fn what_a_killed_writer_left_is_removed_once_nobody_can_be_writing_it() {
         let top = tempfile::tempdir().unwrap();
         let left = [".7.40.json.new", ".8.50.json.new", ".other.new", "7.30.json"];
-        for name in left {
-            std::fs::write(top.path().join(name), "{").unwrap();
+        for (name, seconds) in left.into_iter().zip([now() - 2 * ABANDONED, now(), now(), now()]) {
+            touch(top.path(), name, seconds);
         }
-        let long_ago = SystemTime::now() - Duration::from_secs(2 * ABANDONED);
-        let old = std::fs::File::options()
-            .write(true)
-            .open(top.path().join(left[0]))
-            .unwrap();
-        old.set_modified(long_ago).unwrap();
         let reports = Dir::open(top.path()).unwrap();
         let all = listed(&reports).unwrap();
         assert_eq!(unfinished(&reports, &all, now() - ABANDONED), [left[0]]);
+    }
+
+    /// A report of job `job` that began at `began`.
+    fn report(job: &str, began: u64, notes: &[&str]) -> JobReport {
+        let text = format!(
+            r#"{{"version":1,"job":"{job}","scheduler":"slurm","node":"n1","user":"alice","uid":1000,"gpus":[],"daemons":[],
+        "exclusive":false,"began":{began},"ready_ms":1,"ended":{began},"teardown_ms":1,"as_before":true,"undetermined":[],
+        "faults":[],"notes":[],"drain":null,"said_by_user":null}}"#
+        );
+        let mut report: JobReport = serde_json::from_str(&text).expect("a report");
+        report.notes = notes.iter().map(|note| (*note).to_owned()).collect();
+        report
+    }
+
+    #[test]
+    fn a_copy_has_a_jobs_steps_and_runs_each_once_and_the_youngest_that_fit() {
+        for (job, name) in [
+            ("7.3", "7.json"),
+            ("7100.srv", "7100.srv.json"),
+            ("16[1].vm", "16[1].vm.json"),
+        ] {
+            assert_eq!(copy_name(&JobId::parse(job).unwrap()), name);
+        }
+        let add = |text: String, next: JobReport| joined(text.as_bytes(), &next).unwrap();
+        let runs = [("7", 10), ("7.0", 11), ("7", 20), ("7", 10)].map(|(job, began)| report(job, began, &[]));
+        let all = parse(runs.into_iter().fold(String::new(), add).as_bytes());
+        let named: Vec<_> = all.iter().map(|one| (one.job.as_str(), one.began)).collect();
+        assert_eq!(named, [("7.0", 11), ("7", 20), ("7", 10)], "the same run once");
+        assert_eq!(parse(b"{\n\xff\n\n{\"version\":1}\n"), []);
+        let text = (0..40).fold(String::new(), |text, began| add(text, report("7", began, &[])));
+        assert_eq!(parse(text.as_bytes()).len(), MOST_REPORTS);
+        let long = "x".repeat(MOST_BYTES / 3);
+        let text = (50..60).fold(text, |text, began| add(text, report("7", began, &[&long])));
+        assert!(text.len() <= MOST_BYTES);
+        assert_eq!(parse(text.as_bytes()).last().unwrap().began, 59);
+        assert!(joined(b"", &report("7", 1, &[&long, &long, &long])).is_err());
     }
 }

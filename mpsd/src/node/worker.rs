@@ -3,7 +3,7 @@
 //! `mpsd --nvml LIBRARY` loads NVML once and answers questions, one line of JSON each, until its descriptor closes.
 
 use super::nvml::{Nvml, NvmlError};
-use super::{device_files, failure, unless_scarce};
+use super::{failure, unless_scarce};
 use crate::sys::Exit;
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
@@ -31,6 +31,10 @@ const WORKER: &str = "NVML worker";
 const LONGEST: usize = 1 << 20;
 /// Time for a killed worker to go; in the driver it may stay.
 const GRACE: Duration = Duration::from_millis(200);
+
+/// Where the driver's packages put it. NVIDIA's libraries look there, too.
+const MODPROBE: &str = "/usr/bin/nvidia-modprobe";
+const MODPROBE_TIME: Duration = Duration::from_secs(5);
 
 /// What NVML is asked, or told.
 #[derive(Debug, Serialize, Deserialize)]
@@ -121,7 +125,8 @@ impl NvmlWorker {
             SockFlag::SOCK_CLOEXEC,
         )
         .map_err(|e| broken(format!("no socket to be had: {e}"), Some(e)))?;
-        device_files::of_driver();
+        // For NVML, which makes the files of the GPUs itself.
+        make_device("/dev/nvidiactl", &["-c", "255"]);
         let mut spawn = Spawn::new(program);
         spawn.args = vec!["--nvml".into(), library.into()];
         spawn.inherit = vec![(theirs, WORKER_FD)];
@@ -224,6 +229,21 @@ impl Drop for NvmlWorker {
     fn drop(&mut self) {
         // It has nothing to lose: NVML's own shutdown would cost its caller some milliseconds.
         self.child.kill(Deadline::after(GRACE));
+    }
+}
+
+/// Makes the device file `device`, and loads its module, if nothing has done that since the node booted.
+///
+/// NVIDIA's libraries do it by `nvidia-modprobe`, a set-user-id program (source: NVIDIA/nvidia-modprobe). The processes
+/// that we confine cannot start that, so root does. If it fails, whoever needs the file says what is missing.
+pub(super) fn make_device(device: &str, arguments: &[&str]) {
+    if Path::new(device).exists() || !Path::new(MODPROBE).exists() || !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    if let Ok(mut program) = Spawn::trusted(Path::new(MODPROBE)) {
+        program.args = arguments.iter().map(Into::into).collect();
+        program.env = vec![("PATH".into(), "/usr/sbin:/usr/bin:/sbin:/bin".into())];
+        let _ = program.run(Deadline::after(MODPROBE_TIME), LONGEST);
     }
 }
 

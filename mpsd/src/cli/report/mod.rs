@@ -5,7 +5,6 @@ mod text;
 
 use super::{NAME, complain, say};
 use crate::job::report::JobReport;
-use crate::node::own_reports;
 use crate::node::reports::{self, StoredReports};
 use mpsd_core::config::Settings;
 use mpsd_core::failure::{EXIT_REFUSED, Undetermined};
@@ -88,7 +87,7 @@ fn unread(why: String) -> Undetermined {
 
 /// What is kept of `job` for user `uid`, the youngest first.
 fn own(settings: &Settings, uid: u32, job: &JobId, since: u64) -> Result<StoredReports, Undetermined> {
-    let kept = own_reports::read(&settings.paths, uid, job).map_err(unread)?;
+    let kept = reports::read_own(&settings.paths, uid, job).map_err(unread)?;
     let mut found = StoredReports {
         reports: kept.unwrap_or_default(),
         unread: 0,
