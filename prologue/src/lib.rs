@@ -12,8 +12,7 @@ use mpsd::cli::words::words;
 use mpsd::job::node::{Console, Files as _, Severity};
 use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled, outcome};
 use mpsd::node::log::complain;
-use mpsd::node::real::RealNode;
-use mpsd::node::user::find_user;
+use mpsd::node::real::{RealNode, find_user};
 use mpsd::plan::Asked;
 use mpsd::scheduler::drain::{self, Place};
 use mpsd::scheduler::{
@@ -104,7 +103,10 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
                     Wait::Started => ReturnWhen::Started,
                     Wait::Announced => ReturnWhen::Announced,
                 };
-                let its = system.time_limit(&input, false, &job.site);
+                let watched = submission.sister && system.may_skip_epilogue();
+                let its = watched
+                    .then(|| system.time_limit(&input, false, &job.site))
+                    .flatten();
                 let again =
                     when == ReturnWhen::Ready && !job.asked.submission.step && system.was_put_back(&input);
                 let begun = job::begin(&mut node, &job, &Told::of(input, &job), when);
@@ -112,7 +114,7 @@ fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
                     outcome::of_success(&mut node, &job);
                 }
                 drop(node);
-                if begun.code == 0 && submission.sister && system.may_skip_epilogue() {
+                if begun.code == 0 && watched {
                     watch_start(system, &job, its);
                 }
                 begun.code

@@ -2,7 +2,7 @@
 
 use super::asking::Asking;
 use super::site::inventory;
-use crate::node::user::find_user;
+use crate::node::real::find_user;
 use crate::plan::{Case, decide, tasks};
 use crate::scheduler::{
     self, Devices, Exclusive, GpuName, GpuSource, Host, Site, Submission, ThisHost, UserRef,

@@ -5,6 +5,7 @@ use super::audit;
 use super::case::{Job, Scheduled};
 use super::claim;
 use super::evidence;
+use super::exporters::{self, Direction};
 use super::journal::{Journal, ProcessRef};
 use super::ledger::PAUSE_S;
 use super::node::{LockGuard, Node, Role, Severity};
@@ -103,7 +104,6 @@ fn start<N: Node>(
     }
 }
 
-/// Looks at the node and at the job's GPUs, and decides what will be done.
 fn look(
     node: &mut impl Node,
     job: &Job,
@@ -241,7 +241,8 @@ fn perform(node: &mut impl Node, journal: &mut Journal, number: usize, spec: &Sp
         }
         Effect::TellExporter { exporter, directory } => {
             // No job fails because an exporter is not told.
-            if let Err(why) = node.enter_job(journal, exporter, &directory) {
+            let told = exporters::tell(node, journal, exporter, &directory, Direction::Enter);
+            if let Ok(Some(why)) | Err(why) = told {
                 let line = format!("job {}: {exporter} is not told of it: {why}", journal.job);
                 node.log(Severity::Warning, &line);
             }
@@ -261,7 +262,6 @@ fn expect_its_job(node: &impl Node, job: &JobId) -> Result<(), Undetermined> {
     }
 }
 
-/// Everything that one start holds.
 struct Start {
     journal: Journal,
     spec: Spec,
@@ -339,7 +339,6 @@ impl Start {
         }
     }
 
-    /// Waits for the proof that every daemon is ready.
     fn prove(&mut self, node: &mut impl Node) -> Result<(), Failure> {
         // Costs nothing: NVIDIA's programs take longer to start.
         let user_was_here = node.user_is_here(&self.journal);

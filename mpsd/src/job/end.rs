@@ -119,7 +119,6 @@ fn end_if(
     }
 }
 
-/// The report of a job whose end brought these findings and took so long.
 fn written(
     journal: &Journal,
     (said_by_user, killed): (Option<Observations>, Vec<KilledTask>),
@@ -175,7 +174,6 @@ fn cancel_start(
     Ok(())
 }
 
-/// What stood in a job's directory at its end.
 #[derive(Default)]
 struct JobFiles {
     journal: Option<Journal>,

@@ -1,37 +1,103 @@
 //! What other exporters are told of a job: a line in a file for each of its GPUs, beside the lines of others.
 
 use super::journal::Journal;
+use super::node::{FileError, Files};
 use crate::plan::effects::Exporter;
 use mpsd_core::JobId;
+use mpsd_core::replace::Durability;
+use std::path::Path;
+use std::time::Duration;
 
-/// A file of an exporter's, and the job's line in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The file's name in the exporter's directory.
-    pub file: String,
-    /// The line, without its end.
-    pub line: String,
+/// Longest that a start and an end wait for the files to be changed.
+const TIME: Duration = Duration::from_millis(500);
+/// Longest file that is read. Bytes.
+const LONGEST: usize = 64 << 10;
+/// The exporter runs as a user of its own.
+const READABLE: u32 = 0o644;
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Whether a job is entered or taken out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    Enter,
+    Leave,
 }
 
-/// The job's entries: dcgm-exporter reads a job id a line from a file named by the GPU's number, of which its MIG devices have the same,
-/// jobstats' exporter `JOBID UID` from the first line of one named by its UUID
-/// (docs/facts/field.md#which-job-uses-a-gpu-as-exporters-read-it).
-pub fn entries(exporter: Exporter, journal: &Journal) -> Vec<Entry> {
-    let entry = |gpu: &mpsd_core::record::RecordGpu| match exporter {
-        Exporter::Dcgm => Entry {
-            file: gpu.index.to_string(),
-            line: journal.job.to_string(),
-        },
-        Exporter::Jobstats => Entry {
-            file: gpu.uuid.to_string(),
-            line: format!("{} {}", journal.job, journal.uid),
-        },
+/// Changes the job's lines in the files of `exporter` in `directory`; others' lines stay. `Some`: why what is there cannot
+/// be ours.
+///
+/// # Errors
+/// One line: it may work at the next try.
+pub(super) fn tell(
+    files: &mut impl Files,
+    journal: &Journal,
+    exporter: Exporter,
+    directory: &Path,
+    direction: Direction,
+) -> Result<Option<String>, String> {
+    let work = |files: &mut _| match change(files, journal, exporter, directory, direction) {
+        Ok(()) => Ok(None),
+        Err(error @ FileError::Unfit { .. }) => Ok(Some(error.to_string())),
+        Err(error) => Err(error.to_string()),
     };
-    journal.gpus.iter().map(entry).collect()
+    files.change_listed(directory, TIME, work)
+}
+
+fn change(
+    files: &mut impl Files,
+    journal: &Journal,
+    exporter: Exporter,
+    directory: &Path,
+    direction: Direction,
+) -> Result<(), FileError> {
+    let Some(theirs) = files.directory_status(directory)? else {
+        return match direction {
+            Direction::Enter => Err(FileError::unfit(directory, "is not there")),
+            Direction::Leave => Ok(()),
+        };
+    };
+    let run = files.settings().paths.run().to_owned();
+    let ours = files.directory_status(&run)?;
+    if theirs.uid != 0 || theirs.mode & OTHERS_WRITE != 0 {
+        return Err(FileError::unfit(directory, "is not root's alone to write"));
+    }
+    if ours.is_none_or(|ours| ours.device != theirs.device) {
+        let what = "is not on the file system of run_dir: what it says would outlive a reboot";
+        return Err(FileError::unfit(directory, what));
+    }
+    for (name, line) in entries(exporter, journal) {
+        let file = directory.join(&name);
+        let before = files.read(&file, LONGEST)?;
+        let is_there = before.is_some();
+        let text = String::from_utf8(before.unwrap_or_default());
+        let text = text.map_err(|_| FileError::unfit(&file, "is no text"))?;
+        let after = match direction {
+            Direction::Enter => with(&text, &journal.job, &line),
+            Direction::Leave => without(&text, &journal.job),
+        };
+        // A writer that was killed may have left this.
+        files.remove_file(&directory.join(format!(".{name}.new")))?;
+        if is_there && after.is_empty() && !text.is_empty() {
+            files.remove_file(&file)?;
+        } else if after != text {
+            files.write(&file, after.as_bytes(), READABLE, Durability::Placed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Names of files, each with the job's line. dcgm-exporter reads a job id a line from a file named by the GPU's number, which
+/// its MIG devices share. jobstats' exporter reads `JOBID UID` from the first line of a file named by the GPU's UUID
+/// (docs/facts/field.md#which-job-uses-a-gpu-as-exporters-read-it).
+fn entries(exporter: Exporter, journal: &Journal) -> impl Iterator<Item = (String, String)> {
+    journal.gpus.iter().map(move |gpu| match exporter {
+        Exporter::Dcgm => (gpu.index.to_string(), journal.job.to_string()),
+        Exporter::Jobstats => (gpu.uuid.to_string(), format!("{} {}", journal.job, journal.uid)),
+    })
 }
 
 /// The text of a file with `line`, once, behind all others.
-pub fn with(text: &str, job: &JobId, line: &str) -> String {
+fn with(text: &str, job: &JobId, line: &str) -> String {
     let mut text = without(text, job);
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
@@ -40,7 +106,7 @@ pub fn with(text: &str, job: &JobId, line: &str) -> String {
 }
 
 /// The text of a file without the lines of `job`: all others to the byte.
-pub fn without(text: &str, job: &JobId) -> String {
+fn without(text: &str, job: &JobId) -> String {
     let is_jobs = |line: &&str| line.split_ascii_whitespace().next() == Some(job.as_str());
     text.split_inclusive('\n').filter(|line| !is_jobs(line)).collect()
 }

@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Time for a file's lock.
 const LOCK_TIME: Duration = Duration::from_millis(500);
 /// Longest file that is read. Bytes.
 const LONGEST: usize = 1 << 20;
@@ -71,7 +70,6 @@ impl LedgerFile {
     }
 }
 
-/// The last failed start of a user.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct LastFailure {
     /// Seconds since 1970.

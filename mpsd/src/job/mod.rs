@@ -8,7 +8,7 @@ mod case;
 pub mod claim;
 mod end;
 pub mod evidence;
-pub mod exporters;
+mod exporters;
 pub mod journal;
 pub mod ledger;
 pub mod node;
@@ -43,7 +43,6 @@ pub(crate) fn failure(
     }
 }
 
-/// `evidence`, unless the kernel said that something ran out.
 pub(crate) fn unless_scarce(evidence: Evidence, errno: Option<Errno>) -> Option<Evidence> {
     (!errno.is_some_and(is_scarcity)).then_some(evidence)
 }

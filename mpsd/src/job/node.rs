@@ -5,7 +5,6 @@ use super::audit::Entry;
 use super::journal::{Journal, ProcessRef, Programs};
 use super::report::JobReport;
 use super::spec::Spec;
-use crate::plan::effects::Exporter;
 use crate::scheduler::control::Controller;
 use crate::scheduler::drain::Place;
 use crate::scheduler::{Site, UserRef};
@@ -18,6 +17,8 @@ use mpsd_core::gpu::GpuProcess;
 use mpsd_core::record::Daemon;
 use mpsd_core::replace::Durability;
 use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Paths};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -168,6 +169,17 @@ impl NodeSettings {
     }
 }
 
+/// What is known of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectoryStatus {
+    /// Its owner.
+    pub uid: u32,
+    /// Its mode, with the kind of file.
+    pub mode: u32,
+    /// The device of its file system.
+    pub device: u64,
+}
+
 /// Files, by absolute paths. No symbolic link is followed.
 pub trait Files {
     /// Where files are, and how long root may take.
@@ -241,21 +253,24 @@ pub trait Files {
     fn keep_report(&mut self, report: &JobReport);
     /// Counts a failed start likewise.
     fn count_failure(&mut self, kind: FailureKind);
-    /// Enters the job, for each of its GPUs, into the files of `exporter` in `directory`.
+    /// A directory's owner, mode and device, if it is there.
     ///
     /// # Errors
-    /// One line.
-    fn enter_job(&mut self, journal: &Journal, exporter: Exporter, directory: &Path) -> Result<(), String>;
-    /// Takes the job out of them. Returns a line for the log if what is there cannot be ours.
+    /// The kernel's, or it is no directory.
+    fn directory_status(&self, path: &Path) -> Result<Option<DirectoryStatus>, FileError>;
+    /// Does `work` on a directory that others may list, and whose lock a user can keep. It is done by a child with a
+    /// deadline, and one child at a time.
     ///
     /// # Errors
-    /// Undetermined.
-    fn strike_job(
+    /// One line: what `work` said, or that an earlier child hangs there.
+    fn change_listed<T: Serialize + DeserializeOwned>(
         &mut self,
-        journal: &Journal,
-        exporter: Exporter,
         directory: &Path,
-    ) -> Result<Option<String>, Failure>;
+        limit: Duration,
+        work: impl FnOnce(&mut Self) -> Result<T, String>,
+    ) -> Result<T, String>
+    where
+        Self: Sized;
 }
 
 /// The job's `mpsd`, its cgroup, and NVIDIA's programs.

@@ -110,16 +110,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_of_one_class_and_the_longest_of_none() {
-        let mut times = Times::default();
-        for ms in [0, 50, 51, 20_000, 20_001] {
-            times.add(ms);
-        }
-        assert_eq!(times.within, [2, 1, 0, 0, 0, 0, 0, 0, 1]);
-        assert_eq!((times.count, times.sum_ms), (5, 40_102));
-    }
-
-    #[test]
     fn a_job_that_ends_between_two_looks_takes_nothing_back() {
         let mut tally = Tally::default();
         tally.look(2);

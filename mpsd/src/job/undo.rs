@@ -2,6 +2,7 @@
 
 use super::claim;
 use super::evidence;
+use super::exporters::{self, Direction};
 use super::journal::Journal;
 use super::node::{Member, Node, Role, Rung};
 use super::store::Store as _;
@@ -120,9 +121,15 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     // If other lines stay, this needs room, which the user may have filled.
     for effect in journal.to_undo() {
         if let Effect::TellExporter { exporter, directory } = effect {
-            let before = findings.undetermined.len();
-            findings.take_note(node.strike_job(journal, *exporter, directory));
-            findings.untold += findings.undetermined.len() - before;
+            match exporters::tell(node, journal, *exporter, directory, Direction::Leave) {
+                Ok(None) => {}
+                Ok(Some(why)) => findings.notes.push(format!("{exporter} is told nothing: {why}")),
+                Err(why) => {
+                    let what = format!("the job's lines for {exporter}");
+                    findings.untold += 1;
+                    findings.undetermined.push(Undetermined::new(what, why));
+                }
+            }
         }
     }
     if findings.is_clean() {
@@ -138,7 +145,6 @@ pub fn undo(node: &mut impl Node, journal: &Journal) -> Findings {
     findings
 }
 
-/// The ladder, for what root started or proved.
 fn stop_own(node: &mut impl Node, journal: &Journal, findings: &mut Findings) {
     let began = Instant::now();
     let time = node.settings().teardown;

@@ -1,33 +1,32 @@
 //! Files of this node, by descriptors. What users own is touched by a child with a deadline.
 
 use super::real::RealNode;
-use super::{log, reports};
+use super::{listed, log, reports};
 use crate::job::Journal;
-use crate::job::node::{Files, LockGuard, NodeSettings, Severity};
+use crate::job::node::{DirectoryStatus, Files, LockGuard, NodeSettings, Severity};
 use crate::job::report::JobReport;
-use crate::plan::effects::Exporter;
 use crate::sys::deadline::Deadline;
 use crate::sys::files::{Bounds, Dir, FileError, TmpfsSize, has_namespace};
 use crate::sys::guard::{AskError, ask};
+use mpsd_core::JobId;
 use mpsd_core::failure::FailureKind;
 use mpsd_core::replace::Durability;
-use mpsd_core::{Failure, JobId};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{chroot, fchdir};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The user's directories are the user's alone.
 const PRIVATE: u32 = 0o700;
 /// A directory that a tmpfs covers: only a process that sees the cover may enter.
 const POINT: u32 = 0o700;
-/// A name that no file has.
 const NOTHING: &str = ".mpsd-nothing";
 /// How much longer than its work a child may take to say why it failed.
 const ANSWER_TIME: Duration = Duration::from_millis(200);
@@ -36,7 +35,6 @@ const ROOM: u64 = 1 << 20;
 const FILES: u64 = 64;
 const ROOT: (u32, u32) = (0, 0);
 
-/// The directory of `path`, and the name in it.
 fn parent(path: &Path) -> Result<(Dir, &OsStr), FileError> {
     match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => Ok((Dir::open(parent)?, name)),
@@ -179,17 +177,23 @@ impl Files for RealNode {
         }
     }
 
-    fn enter_job(&mut self, journal: &Journal, exporter: Exporter, directory: &Path) -> Result<(), String> {
-        self.tell(journal, exporter, directory)
+    fn directory_status(&self, path: &Path) -> Result<Option<DirectoryStatus>, FileError> {
+        let found = Dir::find(path)?.map(|dir| dir.status()).transpose()?;
+        Ok(found.map(|status| DirectoryStatus {
+            uid: status.st_uid,
+            mode: status.st_mode,
+            device: status.st_dev,
+        }))
     }
 
-    fn strike_job(
+    fn change_listed<T: Serialize + DeserializeOwned>(
         &mut self,
-        journal: &Journal,
-        exporter: Exporter,
         directory: &Path,
-    ) -> Result<Option<String>, Failure> {
-        self.untell(journal, exporter, directory)
+        limit: Duration,
+        work: impl FnOnce(&mut Self) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let paths = self.settings.paths.clone();
+        listed::change(&paths, directory, limit, || work(self))
     }
 }
 
@@ -219,7 +223,6 @@ pub fn bounded(
 }
 
 impl RealNode {
-    /// Whether a mount namespace is kept for the job. The mounts are read once.
     fn has_namespace(&self, job: &JobId) -> bool {
         *self
             .namespace_kept
@@ -265,7 +268,6 @@ fn enter_first_namespace(path: &Path) -> Result<(), String> {
     entered.map_err(|errno: Errno| format!("cannot enter '{ROOT}': {}", errno.desc()))
 }
 
-/// What the file system of `path`, which need not exist, has too little of for a start.
 fn lacking(path: &Path) -> Option<String> {
     let there = path.ancestors().find(|path| path.exists())?;
     let about = statvfs(there).ok()?;
@@ -296,7 +298,7 @@ mod tests {
     use super::*;
     use crate::job::store::Store as _;
     use mpsd_core::config::Settings;
-    use mpsd_core::{GpuUuid, Paths};
+    use mpsd_core::{Failure, GpuUuid, Paths};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     fn node(place: &Path, limit: Duration) -> RealNode {

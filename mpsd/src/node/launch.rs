@@ -1,28 +1,28 @@
 //! `mpsd` and `mps-probe` run as the job's user, and what root makes of them: started, heard, never believed.
 
+use super::as_user::{groups_of, with_spec};
 use super::members as processes;
-use super::real::{RealNode, Started, groups_of};
+use super::real::{RealNode, Started};
 use super::worker::make_device;
 use super::{failure, files, listed, unless_scarce};
 use crate::job::Journal;
 use crate::job::journal::{ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
-use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, SPEC_FD, Spec, StartReport, Unready};
+use crate::job::spec::{OBSERVATIONS_FD, REPORT_FD, ReadyDaemon, Spec, StartReport, Unready};
 use crate::job::store::Store as _;
 use crate::sys::Exit;
 use crate::sys::confine;
 use crate::sys::deadline::Deadline;
-use crate::sys::descriptors::{holding, read_line};
+use crate::sys::descriptors::read_line;
 use crate::sys::files::{Dir, FileError, TmpfsSize};
 use crate::sys::guard::detach;
 use crate::sys::process::Process;
-use crate::sys::spawn::Spawn;
-use mpsd_core::config::MemoryOverLimit;
+use crate::sys::spawn::Identity;
 use mpsd_core::environment::{JOB, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_DEVICES};
-use mpsd_core::failure::{Evidence, Fault, Undetermined};
+use mpsd_core::failure::{Evidence, Undetermined};
 use mpsd_core::partitions::{Partition, VARIABLE, is_id};
 use mpsd_core::paths::{KILLED, OBSERVATIONS, PARTITIONS, PARTITIONS_LOCK, TOLD};
-use mpsd_core::record::{ClientLimits, Daemon};
+use mpsd_core::record::Daemon;
 use mpsd_core::text::{self, one_line};
 use mpsd_core::trusted::open_trusted;
 use mpsd_core::{Failure, GpuUuid, Refusal};
@@ -32,10 +32,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// 48 clients need several descriptors each in the server. NVIDIA's guide asks for more than the usual 1024.
-const OPEN_FILES: u64 = 16_384;
-/// Longest that one control command of a polite stop takes.
-const COMMAND_MS: u64 = 2_000;
 /// Time for a process that was killed to end.
 const KILL_MS: u64 = 2_000;
 /// How long `mpsd` may take beyond its own time to say why it is not ready.
@@ -48,105 +44,6 @@ const PARTITIONS_ROOM: TmpfsSize = TmpfsSize {
     bytes: 64 << 10,
     files: 8,
 };
-
-/// `mpsd` as the job's user, with `spec` on its descriptor. With `args` it only talks to the daemons that are there.
-pub(super) fn with_spec(
-    node: &RealNode,
-    journal: &Journal,
-    spec: &Spec,
-    args: &[&str],
-) -> Result<Spawn, Failure> {
-    let text = serde_json::to_string(spec)
-        .map_err(|e| Fault::new(Evidence::Storage, "specification", e.to_string()))?;
-    let groups = match args {
-        [] => groups_of(journal),
-        // Those of the job's own `mpsd`, which may reach NVIDIA's program by them. The directory service is not asked again.
-        _ => {
-            let supervisor = journal.supervisor.and_then(ProcessRef::open);
-            let groups = supervisor.and_then(|mpsd| mpsd.groups());
-            groups.unwrap_or_else(|| vec![journal.gid])
-        }
-    };
-    let mut spawn = node.as_user(journal, "mpsd", groups)?;
-    spawn.args = args.iter().map(Into::into).collect();
-    // It needs no variable. This one identifies it without a cgroup, if its starter was killed before its pid stood in the
-    // journal.
-    let pipe = journal.daemons.first().map(|daemon| daemon.pipe.clone());
-    spawn.env = pipe
-        .into_iter()
-        .map(|pipe| (PIPE_DIRECTORY.into(), pipe.into()))
-        .collect();
-    spawn.nofile = Some(OPEN_FILES);
-    let text = holding(text.as_bytes());
-    let text = text.map_err(|e| Undetermined::new("mpsd's specification", e.desc()))?;
-    spawn.inherit = vec![(text, SPEC_FD)];
-    Ok(spawn)
-}
-
-/// What `mpsd` is told to only ask the daemons of a job, `command_ms` for each command.
-fn to_ask(journal: &Journal, command_ms: u64) -> Spec {
-    Spec {
-        job: journal.job.as_str().to_owned(),
-        uid: journal.uid,
-        control: journal.control.clone(),
-        nvml: journal.nvml.clone(),
-        daemons: journal.daemons.clone(),
-        servers: journal.servers().map(|server| server.pid).collect(),
-        start_ms: 0,
-        command_ms,
-        over_limit: MemoryOverLimit::Ignore,
-        most: ClientLimits::default(),
-    }
-}
-
-/// The polite rung, by a process of the job's user: root does not talk to sockets that a user owns.
-pub(super) fn ask_to_stop(node: &mut RealNode, journal: &Journal, deadline: Deadline) {
-    let per_command = u64::try_from((deadline.remaining() / 3).as_millis()).unwrap_or(COMMAND_MS);
-    let spec = to_ask(journal, per_command.min(COMMAND_MS));
-    let spawn = with_spec(node, journal, &spec, &["--stop"]).ok();
-    let Some(mut child) = spawn.and_then(|spawn| spawn.start(deadline).ok()) else {
-        return;
-    };
-    if child.wait(deadline).is_none() {
-        child.kill(Deadline::after_ms(200));
-    }
-}
-
-impl RealNode {
-    /// What the control daemons of a job say, in one line that the job's user could forge; `None` if nothing in time. A
-    /// process of the user's asks them.
-    pub fn ask_daemons(&self, journal: &Journal, limit: Duration) -> Option<Vec<u8>> {
-        let deadline = Deadline::after(limit);
-        let daemons = u32::try_from(journal.daemons.len().max(1)).unwrap_or(u32::MAX);
-        let each = (limit * 3 / 4 / daemons).as_millis();
-        let spec = to_ask(journal, u64::try_from(each).unwrap_or(u64::MAX));
-        self.asked_as_user(journal, &spec, &["--look"], deadline)
-    }
-
-    /// What the job's `mpsd` answers to a request to set `limits`, likewise.
-    pub fn set_limits(&self, journal: &Journal, limits: &str, limit: Duration) -> Option<Vec<u8>> {
-        let spec = to_ask(journal, 0);
-        self.asked_as_user(journal, &spec, &["--set", limits], Deadline::after(limit))
-    }
-
-    fn asked_as_user(
-        &self,
-        journal: &Journal,
-        spec: &Spec,
-        args: &[&str],
-        deadline: Deadline,
-    ) -> Option<Vec<u8>> {
-        let (report, theirs) = pipe2(OFlag::O_CLOEXEC).ok()?;
-        let mut spawn = with_spec(self, journal, spec, args).ok()?;
-        spawn.inherit.push((theirs, REPORT_FD));
-        let mut child = spawn.start(deadline).ok()?;
-        let line = read_line(report.as_fd(), deadline, 4 * LONGEST_REPORT)
-            .ok()
-            .flatten();
-        child.kill(Deadline::after(Duration::from_millis(200)));
-        line
-    }
-}
 
 impl Daemons for RealNode {
     fn check_control(&mut self, control: &Path) -> Result<(), Failure> {
@@ -198,14 +95,16 @@ impl Daemons for RealNode {
             let line = format!("job {job}: this kernel has no {lacking}: processes are confined by less");
             self.log(Severity::Info, &line);
         }
-        if group != 0 && groups_of(journal).contains(&group) {
+        let mut spawn = with_spec(self, journal, spec, &[])?;
+        // The directory service has been asked for them once.
+        let is_in_group = |identity: &Identity| identity.groups.contains(&group);
+        if group != 0 && spawn.identity.as_ref().is_some_and(is_in_group) {
             let line = format!(
                 "job {job}: {user} is in group {group}, the daemons' own (daemon_group), and can take over the job's daemons, which \
                  are outside of the job's limits: name a group in mpsd.toml that nobody is in"
             );
             self.log(Severity::Warning, &line);
         }
-        let mut spawn = with_spec(self, journal, spec, &[])?;
         spawn.inherit.push((theirs, REPORT_FD));
         let directory = Dir::open(self.job_files(job).directory());
         if journal.daemons.iter().any(|daemon| !daemon.partitions.is_empty()) {
@@ -365,7 +264,8 @@ fn make_partitions_lock(node: &RealNode, directory: &Dir, journal: &Journal) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::spawn::Identity;
+    use crate::node::as_user::to_ask;
+    use crate::sys::spawn::Spawn;
     use mpsd_core::config::Settings;
 
     const STRANGER: u32 = 54_321;

@@ -5,7 +5,7 @@
 //! of the process's memory map forever.
 
 use super::log;
-use super::real::RealNode;
+use super::real::{RealNode, uid_of};
 use crate::job::evidence::DRIVER;
 use crate::job::journal::{FileRef, Journal, ProcessRef};
 use crate::job::node::{Gpus as _, Member, Members, Role, Rung, Severity, Waiting};
@@ -115,7 +115,7 @@ impl Members for RealNode {
     fn climb(&mut self, journal: &Journal, rung: Rung, limit: Duration) -> Vec<Member> {
         let deadline = Deadline::after(limit);
         match rung {
-            Rung::Polite => super::launch::ask_to_stop(self, journal, deadline),
+            Rung::Polite => super::as_user::ask_to_stop(self, journal, deadline),
             Rung::Terminate => signal_each(&self.own(journal), Signal::SIGTERM),
             Rung::Kill => {
                 // A process that gets no turn on a CPU cannot end, and its user can take every turn from it.
@@ -414,15 +414,6 @@ pub fn end_own(id: ProcessRef) {
     let Some(process) = id.open() else { return };
     if uid_of(id.pid) == Some(0) && process.signal(Signal::SIGKILL) {
         process.wait_gone(Deadline::after(OWN_END));
-    }
-}
-
-/// The effective user of a process that is there and has not ended.
-pub fn uid_of(pid: i32) -> Option<u32> {
-    let process = Process::find(pid)?;
-    match process.state()? {
-        State::Defunct | State::Dead => None,
-        _ => process.uids().map(|uids| uids.effective),
     }
 }
 

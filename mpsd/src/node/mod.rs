@@ -1,9 +1,8 @@
 //! This node, as root changes it: [`real`] does here what [`crate::job::node::Node`] names.
 
+mod as_user;
 pub mod clients;
-mod exporters;
 mod files;
-mod gpus;
 pub mod hung_worker;
 mod launch;
 pub mod listed;
@@ -13,7 +12,6 @@ pub(crate) mod nvml;
 pub mod real;
 pub(crate) mod recheck;
 pub(crate) mod reports;
-pub mod user;
 pub mod worker;
 
 use crate::job::{failure, unless_scarce};

@@ -17,11 +17,9 @@ use std::path::Path;
 
 /// How often a list of processes is asked for again when it grew between the count and the list.
 const ATTEMPTS: usize = 4;
-/// What failed where it was no single GPU.
 const NVML: &str = "NVML";
 /// A directory for each GPU that the driver has, named after its place on the bus.
 const DRIVER_GPUS: &str = "/proc/driver/nvidia/gpus";
-/// NVIDIA's number among the vendors of PCI devices.
 const NVIDIA: &str = "0x10de";
 /// Most CPUs that are asked for, in words of 64.
 const CPU_WORDS: usize = 128;
@@ -37,7 +35,6 @@ const CANNOT_BE_LOADED: [&str; 6] = [
     "undefined symbol",
     "version `",
 ];
-/// MiB in bytes.
 const MIB: u64 = 1 << 20;
 
 /// Why NVML gave no answer, and what that proves.
@@ -63,7 +60,6 @@ impl NvmlError {
         }
     }
 
-    /// For `map_err`: `call` failed for `what`.
     fn of(call: &'static str, what: impl ToString) -> impl FnOnce(Cause) -> Self {
         move |cause| {
             let evidence = proved_by(&cause);
@@ -156,7 +152,6 @@ impl Nvml {
         Ok(all)
     }
 
-    /// A GPU with its MIG devices.
     fn gpu(&self, index: u32) -> Result<(Gpu, Vec<Gpu>), NvmlError> {
         let failed = |call| NvmlError::of(call, format!("GPU {index}"));
         let device = self
@@ -201,9 +196,6 @@ impl Nvml {
     }
 
     /// The driver's version, and the GPUs that it forgets between jobs.
-    ///
-    /// # Errors
-    /// As [`Nvml::inventory`].
     pub fn driver(&self) -> Result<Driver, NvmlError> {
         let version = self.library.sys_driver_version();
         let version = version.map_err(NvmlError::of("nvmlSystemGetDriverVersion", NVML))?;
@@ -246,9 +238,6 @@ impl Nvml {
     /// NVML goes on listing a process for a moment after its end, and one of another pid namespace by a number that
     /// means nothing here: whether it is there is the caller's to find out. A MIG device's own handle lists its own processes, and
     /// one that was taken away has none.
-    ///
-    /// # Errors
-    /// As [`Nvml::compute_mode`].
     pub fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, NvmlError> {
         let device = match self.device(gpu) {
             Err(error) if gpu.is_mig() && error.evidence.is_none() => return Ok(Vec::new()),
@@ -309,7 +298,6 @@ fn of_device<'u>(call: &'static str, gpu: &'u GpuUuid) -> impl FnOnce(Cause) -> 
     }
 }
 
-/// Asks again while the list grows between NVML's count and its answer.
 fn settled(list: impl Fn() -> Result<Vec<ProcessInfo>, Cause>) -> Result<Vec<ProcessInfo>, Cause> {
     for _ in 1..ATTEMPTS {
         match list() {

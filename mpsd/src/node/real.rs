@@ -1,12 +1,12 @@
 //! This node, as root changes it. What it does stands in its neighbours, a trait of [`crate::job::node`] each.
 
-use super::user::find_user;
-use super::worker::NvmlWorker;
+use super::worker::{NvmlWorker, Question};
 use super::{failure, listed, log, unless_scarce};
 use crate::job::Journal;
+use crate::job::User;
 use crate::job::audit::Entry;
 use crate::job::journal::ProcessRef;
-use crate::job::node::{Console, NodeSettings, Scheduling, Severity};
+use crate::job::node::{Console, Gpus, NodeSettings, Scheduling, Severity};
 use crate::plan::effects::Effect;
 use crate::scheduler::control::Controller;
 use crate::scheduler::drain::{self, Place, markers};
@@ -15,14 +15,16 @@ use crate::sys::Exit;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::confine::Confinement;
 use crate::sys::deadline::Deadline;
-use crate::sys::files::FileError;
+use crate::sys::process::{Process, State};
 use crate::sys::spawn::{Child, Identity, Spawn};
 use mpsd_core::config::{Cgroup as CgroupRule, Reports, Settings};
 use mpsd_core::failure::{Evidence, Fault, Undetermined};
-use mpsd_core::text::one_line;
-use mpsd_core::{Failure, JobId};
+use mpsd_core::gpu::GpuProcess;
+use mpsd_core::text::{self, one_line};
+use mpsd_core::{ComputeMode, Failure, GpuUuid, Inventory, JobId, Refusal};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
+use serde::de::DeserializeOwned;
 use std::cell::OnceCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -30,14 +32,14 @@ use std::time::Duration;
 
 /// Time for one answer of NVML; the first needs 12 ms (docs/facts/mps-control.md#times), more with many GPUs.
 const NVML_TIME: Duration = Duration::from_secs(5);
-/// Time for a line in a user's file.
 const NOTE_TIME: Duration = Duration::from_secs(2);
 /// Most that is read of what the process that writes it says. Bytes.
 const LONGEST_COMPLAINT: usize = 4096;
+/// Longest that is waited for a worker which only may be of use soon: what comes first must not wait for it.
+const PREPARATION: Duration = Duration::from_millis(100);
 /// How often a waiting program looks at its deadline.
 const WAIT_STEP: Duration = Duration::from_millis(200);
 
-/// What is known of a daemon that was started and not yet heard.
 #[derive(Debug)]
 pub(super) struct Started {
     pub(super) child: Child,
@@ -55,18 +57,14 @@ pub struct RealNode {
     pub(super) cgroup: CgroupRule,
     /// Group of what runs as a job's user; 0: the user's own.
     pub(super) daemon_group: u32,
-    /// Time for one answer of NVML.
     pub(super) nvml_time: Duration,
-    /// How many job reports are kept, and for how long.
     pub(super) reports: Reports,
     pub(super) worker: Option<NvmlWorker>,
     pub(super) leaving: Option<NvmlWorker>,
-    /// A worker that gave no answer in its time.
     pub(super) silent: Option<ProcessRef>,
     pub(super) started: Option<Started>,
     /// Whether somebody keeps the lock of the directory with the jobs' cgroups.
     cgroups_kept: OnceCell<bool>,
-    /// Whether a mount namespace is kept for the job.
     pub(super) namespace_kept: OnceCell<bool>,
 }
 
@@ -123,7 +121,6 @@ impl RealNode {
         }
     }
 
-    /// The processes in the job's own cgroup.
     pub(super) fn grouped(&self, journal: &Journal) -> Vec<i32> {
         let cgroup = self.cgroup_of(journal);
         cgroup.and_then(|cgroup| cgroup.procs().ok()).unwrap_or_default()
@@ -134,41 +131,6 @@ impl RealNode {
         let unified = journal.cgroup.as_deref().is_some_and(Cgroup::is_unified);
         unified && !self.is_cgroup_kept(journal)
     }
-
-    /// The suite's program `name`, to be run as the job's user: in a session of its own, in the job's cgroup, confined, and in a
-    /// group that its user's other processes are not in: they cannot debug it (ptrace(2), "Ptrace access mode checking").
-    pub(super) fn as_user(&self, journal: &Journal, name: &str, groups: Vec<u32>) -> Result<Spawn, Failure> {
-        let mut spawn = Spawn::new(&beside(name)?);
-        let directory = |cgroup: Cgroup| {
-            let failed = |e: FileError| {
-                let evidence = unless_scarce(Evidence::Storage, e.errno());
-                failure(evidence, "the job's cgroup", e.to_string())
-            };
-            cgroup.directory().map_err(failed)
-        };
-        spawn.cgroup = self.cgroup_of(journal).map(directory).transpose()?;
-        if journal.cgroup.is_some() && spawn.cgroup.is_none() {
-            return Err(Undetermined::new("the job's cgroup", "it cannot be entered, or is gone").into());
-        }
-        spawn.confinement = Some(Confinement::of_user());
-        spawn.identity = Some(Identity {
-            uid: journal.uid,
-            gid: match self.daemon_group {
-                0 => journal.gid,
-                own => own,
-            },
-            groups,
-        });
-        spawn.session = true;
-        Ok(spawn)
-    }
-}
-
-/// The user's groups, from the directory service; without it none but their own.
-pub(super) fn groups_of(journal: &Journal) -> Vec<u32> {
-    let known = users::get_user_groups(&journal.user, journal.gid).unwrap_or_default();
-    let known = known.iter().map(users::Group::gid);
-    known.chain([journal.gid]).collect()
 }
 
 /// The suite's program `name`, beside this one.
@@ -182,6 +144,116 @@ pub fn beside(name: &str) -> Result<PathBuf, Failure> {
     })?;
     let directory = own.parent().unwrap_or(Path::new("/"));
     Ok(directory.join(name))
+}
+
+/// Looks `user` up in the directory service.
+///
+/// # Errors
+/// Undetermined when the user is not known here; a refusal for root.
+pub fn find_user(user: &UserRef) -> Result<User, Failure> {
+    let found = match user {
+        UserRef::Name(name) => users::get_user_by_name(name),
+        UserRef::Uid(uid) => users::get_user_by_uid(*uid),
+    };
+    let Some(found) = found else {
+        let why = "not known on this node (directory service down, or another node's user)";
+        return Err(Undetermined::new(text::user(user), why).into());
+    };
+    if found.uid() == 0 {
+        let why = "MPS runs under the job's own user id, and never as root";
+        return Err(Refusal::new("user 'root'", why, "an ordinary user's job").into());
+    }
+    Ok(User {
+        name: found.name().to_string_lossy().into_owned(),
+        uid: found.uid(),
+        gid: found.primary_group_id(),
+    })
+}
+
+impl RealNode {
+    /// Asks the worker, which is started at the first question; after a failure the next question starts a new one.
+    fn ask<T: DeserializeOwned>(&mut self, question: &Question) -> Result<T, Failure> {
+        let mut worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => NvmlWorker::start(&beside("mpsd")?, &self.nvml, self.nvml_time)?,
+        };
+        let answer = worker.ask(question);
+        match &answer {
+            Ok(_) => self.worker = Some(worker),
+            Err(_) => self.silent = worker.silent().or(self.silent),
+        }
+        answer
+    }
+}
+
+/// The effective user of a process that is there and has not ended.
+pub(super) fn uid_of(pid: i32) -> Option<u32> {
+    let process = Process::find(pid)?;
+    match process.state()? {
+        State::Defunct | State::Dead => None,
+        _ => process.uids().map(|uids| uids.effective),
+    }
+}
+
+impl Gpus for RealNode {
+    fn use_nvml(&mut self, library: &str) {
+        if self.nvml != library {
+            library.clone_into(&mut self.nvml);
+            self.worker = None;
+        }
+    }
+
+    fn prepare_nvml(&mut self, gpus: &[GpuUuid]) {
+        if self.worker.is_none() {
+            let program = beside("mpsd").ok();
+            let started = program.map(|mpsd| NvmlWorker::start(&mpsd, &self.nvml, PREPARATION));
+            self.worker = started
+                .and_then(Result::ok)
+                .map(|worker| worker.within(self.nvml_time));
+            if let Some(worker) = &mut self.worker {
+                worker.attach(gpus);
+            }
+        }
+    }
+
+    /// The worker is waited for when this node is dropped. At a begin it stays until the servers are ready: a GPU that nobody
+    /// holds open is shut down by a driver without persistence mode.
+    fn dismiss_nvml(&mut self) {
+        if let Some(mut worker) = self.worker.take() {
+            worker.dismiss();
+            self.leaving = Some(worker);
+        }
+    }
+
+    fn inventory(&mut self) -> Result<Inventory, Failure> {
+        self.ask(&Question::Inventory)
+    }
+
+    fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure> {
+        self.ask(&Question::Mode(gpu.clone()))
+    }
+
+    fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure> {
+        self.ask::<()>(&Question::SetMode(gpu.clone(), mode))?;
+        let now = self.compute_mode(gpu)?;
+        if now == mode {
+            return Ok(());
+        }
+        let why = format!("set to {mode}, and it is {now}");
+        Err(Undetermined::new(format!("compute mode of {gpu}"), why).into())
+    }
+
+    fn silent_nvml(&mut self) -> Option<ProcessRef> {
+        self.silent.take()
+    }
+
+    fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure> {
+        let mut processes: Vec<GpuProcess> = self.ask(&Question::Processes(gpu.clone()))?;
+        // NVML goes on listing processes that are gone, or that live in another namespace
+        // (docs/facts/mps-control.md#nvml).
+        processes.retain(|process| uid_of(process.pid).is_some());
+        Ok(processes)
+    }
 }
 
 impl Scheduling for RealNode {

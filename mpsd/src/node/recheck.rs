@@ -20,9 +20,6 @@ pub struct Recheck<'a> {
 
 /// Looks at the node again: NVML answers, the GPUs of the marker are there and tell their mode, the vendor's program is
 /// what it should be, and no survivor is left of a job that is gone.
-///
-/// # Errors
-/// One line: what is still wrong.
 pub fn recheck(node: &mut impl Gpus, marker: &Marker, check: &Recheck<'_>) -> Result<(), String> {
     if !check.left.is_empty() {
         return Err(format!(

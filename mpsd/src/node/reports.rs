@@ -59,17 +59,11 @@ fn now() -> u64 {
 }
 
 /// Writes `report` and removes what is too much, in a child with a deadline: the disk may not answer.
-///
-/// # Errors
-/// One line; nothing else is lost.
 pub fn write(paths: &Paths, rule: &Reports, report: &JobReport, limit: Duration) -> Result<(), String> {
     by_child(rule, limit, || write_here(paths, rule, report))
 }
 
 /// Counts a start that failed, likewise.
-///
-/// # Errors
-/// As [`write()`].
 pub fn count_failure(
     paths: &Paths,
     rule: &Reports,
@@ -108,9 +102,6 @@ pub struct Counted {
 }
 
 /// The counters, with the `ready` jobs that have their MPS now, read by a child with a deadline.
-///
-/// # Errors
-/// One line.
 pub fn counted(paths: &Paths, rule: &Reports, ready: usize) -> Result<Counted, String> {
     let counted = || -> Result<Counted, String> {
         let tally = match rule.keep {
@@ -233,9 +224,6 @@ pub struct StoredReports {
 }
 
 /// The reports of jobs that began at `since` (seconds since 1970) or later.
-///
-/// # Errors
-/// One line: the directory cannot be read.
 pub fn read(paths: &Paths, since: u64) -> Result<StoredReports, String> {
     let Some(reports) = Dir::find(&paths.reports()).map_err(shown)? else {
         return Ok(StoredReports::default());
@@ -318,9 +306,6 @@ fn prune(own: &Dir, oldest: u64) -> Result<(), String> {
 }
 
 /// The reports of `job` and its steps that user `uid` may read; `None` if there is no copy.
-///
-/// # Errors
-/// One line: it is there, and cannot be read.
 pub fn read_own(paths: &Paths, uid: u32, job: &JobId) -> Result<Option<Vec<JobReport>>, String> {
     let path = paths.own_reports().join(uid.to_string()).join(copy_name(job));
     match open_trusted(&path).and_then(|file| file.read(LONGEST)) {

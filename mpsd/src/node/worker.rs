@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 
 /// The worker's end of the conversation.
 pub const WORKER_FD: i32 = 3;
-/// What a failure of its own is a failure of.
 const WORKER: &str = "NVML worker";
 /// Longest answer, bytes: 16 GPUs' inventory has a few kilobytes.
 const LONGEST: usize = 1 << 20;
@@ -54,9 +53,6 @@ pub enum Question {
 }
 
 /// The worker's side: answers until nobody asks.
-///
-/// # Errors
-/// One line: no descriptor, or a question that is none.
 pub fn serve(library: &str) -> Result<(), String> {
     confine::nvml_worker()?;
     let fd = crate::sys::descriptors::take(WORKER_FD).map_err(|e| format!("descriptor {WORKER_FD}: {e}"))?;
@@ -280,15 +276,8 @@ mod tests {
             assert!(is_crash(&Exit::Signal(signal as i32)), "{signal}");
         }
         // What ran out: memory, pages, time, room. Or it was confined too much, or ended from outside.
-        for signal in [
-            Signal::SIGKILL,
-            Signal::SIGABRT,
-            Signal::SIGBUS,
-            Signal::SIGXCPU,
-            Signal::SIGXFSZ,
-            Signal::SIGSYS,
-            Signal::SIGTERM,
-        ] {
+        use Signal::{SIGABRT, SIGBUS, SIGKILL, SIGSYS, SIGTERM, SIGXCPU, SIGXFSZ};
+        for signal in [SIGKILL, SIGABRT, SIGBUS, SIGXCPU, SIGXFSZ, SIGSYS, SIGTERM] {
             assert!(!is_crash(&Exit::Signal(signal as i32)), "{signal}");
         }
         assert!(!is_crash(&Exit::Code(127)));

@@ -9,9 +9,6 @@ use mpsd_core::request::{Key, Syntax};
 use mpsd_core::{Gpu, Refusal, Request};
 
 /// Refuses a job that was given MIG devices and whole GPUs. By names alone: a number beside them counts both.
-///
-/// # Errors
-/// That refusal.
 pub fn unmixed(names: &[GpuName]) -> Result<(), Refusal> {
     let is_mig = |name: &&GpuName| matches!(name, GpuName::Uuid(uuid) if uuid.starts_with(MIG));
     let migs = names.iter().filter(is_mig).count();
@@ -29,9 +26,6 @@ pub fn unmixed(names: &[GpuName]) -> Result<(), Refusal> {
 }
 
 /// Refuses a GPU in MIG mode of which the job has no MIG device: nobody can run on it.
-///
-/// # Errors
-/// That refusal.
 pub fn usable(gpus: &[&Gpu]) -> Result<(), Refusal> {
     let Some(gpu) = gpus.iter().find(|gpu| gpu.mig == Mig::On) else {
         return Ok(());

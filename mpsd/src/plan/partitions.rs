@@ -108,7 +108,6 @@ impl Wanted<'_> {
         }
     }
 
-    /// One number for each rank of this node.
     fn by_rank(&self, sms: &Sms) -> Result<Vec<u32>, Refusal> {
         let tasks = self.tasks.filter(|tasks| *tasks > 0);
         // More chunks than any GPU has; and of tasks without end, which a user may ask of OpenPBS, no list is made.

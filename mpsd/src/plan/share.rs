@@ -190,7 +190,6 @@ impl Wanted<'_> {
         self.gpus.iter().map(limit).collect()
     }
 
-    /// So much of a GPU, MiB.
     fn part(&self, gpu: &Gpu, amount: Amount) -> Result<u64, Refusal> {
         let part = amount.mebibytes_of(gpu.memory_mib);
         part.ok_or_else(|| self.untold(gpu))
@@ -207,7 +206,6 @@ impl Wanted<'_> {
         untold(one_line(&word, SHOWN), gpu, &format!("a size, as in {size}"))
     }
 
-    /// The ceiling on a GPU, MiB.
     fn ceiling(&self, gpu: &Gpu, ceiling: Amount) -> Result<u64, Refusal> {
         let most = ceiling.mebibytes_of(gpu.memory_mib);
         most.ok_or_else(|| {
@@ -302,7 +300,6 @@ mod tests {
         }
     }
 
-    /// The limits that an account comes to: threads, MiB of each GPU, threads by rank.
     fn limits(
         config: &str,
         account: &str,

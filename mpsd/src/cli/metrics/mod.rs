@@ -62,7 +62,7 @@ impl Metrics {
 fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
     let place = || {
         let written = Dir::open(directory).and_then(|dir| dir.write_whole(FILE, page.as_bytes(), MODE));
-        written.map(|()| Vec::new()).map_err(|error| error.to_string())
+        written.map_err(|error| error.to_string())
     };
     let what = || format!("'{}'", directory.join(FILE).display());
     let written = listed::change(paths, directory, WRITE_TIME, place);
