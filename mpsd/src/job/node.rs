@@ -109,7 +109,8 @@ pub struct Waiting {
     pub threads: Vec<Thread>,
 }
 
-/// The node's GPUs, through NVML.
+/// The node's GPUs, through NVML. An error is a fault if NVML is broken or the GPU lost, and undetermined if there is no
+/// answer in time or the driver refuses.
 pub trait Gpus {
     /// Uses this NVML library from now on.
     fn use_nvml(&mut self, library: &str);
@@ -118,24 +119,12 @@ pub trait Gpus {
     /// Ends NVML while other things are done.
     fn dismiss_nvml(&mut self) {}
     /// All GPUs with their compute modes.
-    ///
-    /// # Errors
-    /// A fault if NVML is broken; undetermined if it does not answer in time.
     fn inventory(&mut self) -> Result<Inventory, Failure>;
     /// The compute mode of `gpu`.
-    ///
-    /// # Errors
-    /// As [`Gpus::inventory`]; a fault if the GPU is lost.
     fn compute_mode(&mut self, gpu: &GpuUuid) -> Result<ComputeMode, Failure>;
     /// Sets the compute mode and reads it back.
-    ///
-    /// # Errors
-    /// As [`Gpus::compute_mode`]; undetermined if the driver refuses.
     fn set_compute_mode(&mut self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), Failure>;
     /// The living processes with a context on `gpu`.
-    ///
-    /// # Errors
-    /// As [`Gpus::compute_mode`].
     fn gpu_processes(&mut self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, Failure>;
     /// The process that asked NVML and got no answer in its time, since the last call of this.
     fn silent_nvml(&mut self) -> Option<ProcessRef>;
@@ -180,28 +169,20 @@ pub struct DirectoryStatus {
     pub device: u64,
 }
 
-/// Files, by absolute paths. No symbolic link is followed.
+/// Files, by absolute paths. No symbolic link is followed. An error is the kernel's, or says what the entry is instead.
 pub trait Files {
     /// Where files are, and how long root may take.
     fn settings(&self) -> &NodeSettings;
-    /// Takes the exclusive lock of the file at `path`, and makes that file if necessary.
-    ///
-    /// # Errors
-    /// A bound if another process holds it until `deadline`.
+    /// Takes the exclusive lock of the file at `path`, and makes that file if necessary. A bound is the error if another
+    /// process holds it until `deadline`.
     fn lock(&mut self, path: &Path, deadline: Deadline) -> Result<LockGuard, FileError>;
     /// Whether another process holds that lock.
     fn is_locked(&self, path: &Path) -> bool;
     /// Whether there is something at `path`.
     fn is_there(&self, path: &Path) -> bool;
     /// The file at `path`, if it is there; at most `max` bytes.
-    ///
-    /// # Errors
-    /// The kernel's, or it is not a regular file of that size.
     fn read(&mut self, path: &Path, max: usize) -> Result<Option<Vec<u8>>, FileError>;
     /// Replaces the file at `path` in one step.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn write(
         &mut self,
         path: &Path,
@@ -210,29 +191,14 @@ pub trait Files {
         durability: Durability,
     ) -> Result<(), FileError>;
     /// Removes the file at `path`, if it is there.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn remove_file(&mut self, path: &Path) -> Result<(), FileError>;
     /// Makes a directory of root's with this mode. One that is there must be root's; it gets the mode.
-    ///
-    /// # Errors
-    /// The kernel's, or something else is there.
     fn create_dir(&mut self, path: &Path, mode: u32) -> Result<(), FileError>;
     /// The names in a directory, sorted; none if it is not there.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn names(&self, path: &Path) -> Result<Vec<String>, FileError>;
     /// Removes a directory of root's with all that is in it.
-    ///
-    /// # Errors
-    /// The kernel's, or a bound.
     fn remove_tree(&mut self, path: &Path, bounds: Bounds) -> Result<(), FileError>;
     /// Makes the directory `path` for the user of `journal`, 0700, with a bound of room if its tasks see that.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn make_users_directory(
         &mut self,
         journal: &Journal,
@@ -240,9 +206,6 @@ pub trait Files {
         room: TmpfsSize,
     ) -> Result<(), FileError>;
     /// Removes directories that a user fills and whose locks a user can keep.
-    ///
-    /// # Errors
-    /// One line: why something is left.
     fn remove_users_directories(&mut self, paths: &[PathBuf], bounds: Bounds) -> Result<(), String>;
     /// Whether a user keeps the lock of one of these directories. Removing something there could then hang
     /// beyond SIGKILL.
@@ -254,15 +217,9 @@ pub trait Files {
     /// Counts a failed start likewise.
     fn count_failure(&mut self, kind: FailureKind);
     /// A directory's owner, mode and device, if it is there.
-    ///
-    /// # Errors
-    /// The kernel's, or it is no directory.
     fn directory_status(&self, path: &Path) -> Result<Option<DirectoryStatus>, FileError>;
     /// Does `work` on a directory that others may list, and whose lock a user can keep. It is done by a child with a
     /// deadline, and one child at a time.
-    ///
-    /// # Errors
-    /// One line: what `work` said, or that an earlier child hangs there.
     fn change_listed<T: Serialize + DeserializeOwned>(
         &mut self,
         directory: &Path,
@@ -273,39 +230,21 @@ pub trait Files {
         Self: Sized;
 }
 
-/// The job's `mpsd`, its cgroup, and NVIDIA's programs.
+/// The job's `mpsd`, its cgroup, and NVIDIA's programs. An error is a fault only if no user can be its cause.
 pub trait Daemons {
     /// Checks that NVIDIA's control program is root's and can be run.
-    ///
-    /// # Errors
-    /// A fault; undetermined if descriptors or memory ran out.
     fn check_control(&mut self, control: &Path) -> Result<(), Failure>;
     /// The files that `mpsd`, the control daemon and the server run now.
     fn programs(&mut self, control: &Path) -> Programs;
     /// Makes the job's cgroup; `None` if the node has none that we can use.
-    ///
-    /// # Errors
-    /// A fault.
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure>;
     /// Removes the job's cgroup, and ours above it if that is empty then.
-    ///
-    /// # Errors
-    /// Undetermined: it is not empty.
     fn remove_cgroup(&mut self, journal: &Journal) -> Result<(), Failure>;
     /// Starts `mpsd` as the job's user.
-    ///
-    /// # Errors
-    /// Undetermined or a fault, by what kept it from starting.
     fn start_daemon(&mut self, journal: &Journal, spec: &Spec) -> Result<ProcessRef, Failure>;
     /// Waits for its report and proves what root can prove of it.
-    ///
-    /// # Errors
-    /// A refusal in the words of the job's own `mpsd`; undetermined: the user's own processes could be the cause.
     fn await_ready(&mut self, journal: &Journal, spec: &Spec) -> Result<Proved, Failure>;
     /// Runs `mps-probe` as the job's user through `daemon`; it must find itself under MPS.
-    ///
-    /// # Errors
-    /// Undetermined: what the probe said.
     fn probe(&mut self, journal: &Journal, daemon: &Daemon, deadline: Deadline) -> Result<(), Failure>;
     /// Does `rest` in a process of its own, which outlives this program and learns its own id. From then on only that
     /// process uses the node. False if there is no process to be had; then nothing was done.
@@ -366,9 +305,6 @@ pub trait Scheduling {
     /// Removes these notes: a start worked. Returns lines for the log.
     fn withdraw_remarks(&mut self, site: &Site) -> Vec<String>;
     /// Writes a line into the output file of a batch job that went back into its queue, as its user.
-    ///
-    /// # Errors
-    /// One line.
     fn note(&mut self, place: &Place<'_>, job: &JobId, user: &UserRef, line: &str) -> Result<(), String>;
 }
 

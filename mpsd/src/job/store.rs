@@ -113,9 +113,6 @@ pub trait Store: Files {
     }
 
     /// The account of `gpu`, under its lock.
-    ///
-    /// # Errors
-    /// A fault, also for a garbled one: only root writes there.
     fn read_account(&mut self, gpu: &GpuUuid) -> Result<Option<Account>, Failure> {
         let (file, _) = self.account_files(gpu);
         // A writer that was killed may have left this, and the lock is ours now.
@@ -241,9 +238,6 @@ pub trait Store: Files {
     }
 
     /// The job's journal, if it has one.
-    ///
-    /// # Errors
-    /// A fault if it cannot be read or understood.
     fn read_journal(&mut self, job: &JobId) -> Result<Option<Journal>, Failure> {
         let bytes = self.read(&self.job_files(job).journal(), LONGEST);
         let Some(bytes) = bytes.map_err(|error| self.failed(error))? else {
@@ -303,9 +297,6 @@ pub trait Store: Files {
     }
 
     /// Removes the directories of daemon `n` with all that the user put there.
-    ///
-    /// # Errors
-    /// Undetermined: the user's processes keep filling them.
     fn remove_directories(&mut self, journal: &Journal, n: usize) -> Result<(), Failure> {
         let mut paths = self.users_directories(journal, n).to_vec();
         let partitions = self.job_files(&journal.job).directory().join(PARTITIONS);

@@ -132,10 +132,8 @@ impl Nvml {
     /// # Errors
     /// NVML itself fails, or a GPU for another reason than being lost.
     pub fn inventory(&self) -> Result<Inventory, NvmlError> {
-        let count = self
-            .library
-            .device_count()
-            .map_err(NvmlError::of("nvmlDeviceGetCount_v2", NVML))?;
+        let count = self.library.device_count();
+        let count = count.map_err(NvmlError::of("nvmlDeviceGetCount_v2", NVML))?;
         let mut all = Inventory::default();
         for index in 0..count {
             match self.gpu(index) {
@@ -154,45 +152,37 @@ impl Nvml {
 
     fn gpu(&self, index: u32) -> Result<(Gpu, Vec<Gpu>), NvmlError> {
         let failed = |call| NvmlError::of(call, format!("GPU {index}"));
-        let device = self
-            .library
-            .device_by_index(index)
-            .map_err(failed("nvmlDeviceGetHandleByIndex_v2"))?;
+        let device = self.library.device_by_index(index);
+        let device = device.map_err(failed("nvmlDeviceGetHandleByIndex_v2"))?;
         let uuid = device.uuid().map_err(failed("nvmlDeviceGetUUID"))?;
         let uuid = GpuUuid::parse(&uuid).map_err(|_| failed("nvmlDeviceGetUUID")(Cause::InvalidArg))?;
-        let capability = device
-            .cuda_compute_capability()
-            .map_err(failed("nvmlDeviceGetCudaComputeCapability"))?;
+        let capability = device.cuda_compute_capability();
+        let capability = capability.map_err(failed("nvmlDeviceGetCudaComputeCapability"))?;
+        let number = |part: i32| u32::try_from(part).unwrap_or(0);
         let memory = memory_mib(&device).map_err(failed("nvmlDeviceGetMemoryInfo"))?;
         let mig = is_mig(&device).map_err(failed("nvmlDeviceGetMigMode"))?;
+        // In MIG mode only its devices may be asked (docs/facts/mps-control.md#mig).
+        let mode = match mig {
+            true => ComputeMode::Default,
+            false => ours(
+                device
+                    .compute_mode()
+                    .map_err(failed("nvmlDeviceGetComputeMode"))?,
+            ),
+        };
         let gpu = Gpu {
             index,
             uuid,
             name: device.name().map_err(failed("nvmlDeviceGetName"))?,
             memory_mib: memory,
-            // In MIG mode only its devices may be asked (docs/facts/mps-control.md#mig).
-            mode: match mig {
-                true => ComputeMode::Default,
-                false => ours(
-                    device
-                        .compute_mode()
-                        .map_err(failed("nvmlDeviceGetComputeMode"))?,
-                ),
-            },
+            mode,
             mig: if mig { Mig::On } else { Mig::Off },
-            capability: (
-                u32::try_from(capability.major).unwrap_or(0),
-                u32::try_from(capability.minor).unwrap_or(0),
-            ),
+            capability: (number(capability.major), number(capability.minor)),
             minor: device.minor_number().ok(),
             cpus: near_cpus(&device),
         };
-        let migs = if mig {
-            mig_devices(&device, &gpu)?
-        } else {
-            Vec::new()
-        };
-        Ok((gpu, migs))
+        let migs = mig.then(|| mig_devices(&device, &gpu)).transpose()?;
+        Ok((gpu, migs.unwrap_or_default()))
     }
 
     /// The driver's version, and the GPUs that it forgets between jobs.

@@ -39,7 +39,7 @@ impl Drop for Lock {
     }
 }
 
-/// Loses of these files are told by nobody: a job does not fail for them.
+/// A failure on one of these files is told to nobody: no job fails for it.
 fn may_be_lost(path: &Path) -> bool {
     let lost = ["observations", "killed"].map(OsStr::new);
     path.parent() == Some(paths().run()) || path.file_name().is_some_and(|name| lost.contains(&name))
@@ -69,7 +69,7 @@ impl Sim {
         }
     }
 
-    /// What only root changes under a lock, somebody changes without it.
+    /// An account is read and changed only under its lock.
     fn assert_locked(&self, path: &Path) {
         let name = path.file_name().expect("a name").to_string_lossy();
         let lock = path.with_file_name(format!(".{name}.lock"));
