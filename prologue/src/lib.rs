@@ -13,7 +13,7 @@ use mpsd::job::node::{Console, Files as _, Severity};
 use mpsd::job::{self, Ending, Job, ReturnWhen, Scheduled, outcome};
 use mpsd::node::log::complain;
 use mpsd::node::real::{RealNode, find_user};
-use mpsd::plan::Asked;
+use mpsd::plan::JobRequest;
 use mpsd::scheduler::drain::{self, Place};
 use mpsd::scheduler::{
     self, BatchSystem, Budget, Devices, Host, Input, Site, Submission, ThisHost, Unattached,
@@ -81,7 +81,7 @@ fn site(arguments: &Arguments) -> Site {
 }
 
 /// All further work is done by a child, so that whatever becomes of it ends as an exit code.
-fn guarded(arguments: &Arguments, input: Input<'_>, asked: Asked) -> u8 {
+fn guarded(arguments: &Arguments, input: Input<'_>, asked: JobRequest) -> u8 {
     let submission = &asked.submission;
     let system = scheduler::of(submission.scheduler);
     let node = submission.node_name(&ThisHost);
@@ -171,7 +171,7 @@ fn budget(
 }
 
 /// Reads the configuration and looks the user up: a fault for an unusable one, undetermined when he is not known here.
-fn prepare(arguments: &Arguments, asked: Asked, deadline: Deadline) -> Result<Job, Failure> {
+fn prepare(arguments: &Arguments, asked: JobRequest, deadline: Deadline) -> Result<Job, Failure> {
     let node = asked.submission.node_name(&ThisHost);
     let (config, settings) = load(arguments, &node)?;
     let user = find_user(&asked.submission.user)?;

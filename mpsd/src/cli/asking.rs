@@ -1,6 +1,6 @@
 //! What a job asked for, in the words of `mps-prologue` and of `mpsctl plan`: one definition for both.
 
-pub use crate::plan::Asked;
+pub use crate::plan::JobRequest;
 use crate::scheduler::{self, CallOptions, Host, Input, Program, Scheduler, Site, Submission};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
@@ -80,7 +80,7 @@ impl Asking {
     ///
     /// # Errors
     /// A refusal for what it asked; undetermined when the scheduler called us with a vector that it never uses.
-    pub fn asked(&self, input: &Input<'_>, host: &dyn Host) -> Result<Option<Asked>, Failure> {
+    pub fn asked(&self, input: &Input<'_>, host: &dyn Host) -> Result<Option<JobRequest>, Failure> {
         self.asked_by(self.submission(input, host)?)
     }
 
@@ -97,11 +97,11 @@ impl Asking {
     ///
     /// # Errors
     /// A refusal for what it asked.
-    pub fn asked_by(&self, submission: Submission) -> Result<Option<Asked>, Failure> {
+    pub fn asked_by(&self, submission: Submission) -> Result<Option<JobRequest>, Failure> {
         let Some((request, syntax)) = self.written(&submission)? else {
             return Ok(None);
         };
-        Ok(request.is_on().then_some(Asked {
+        Ok(request.is_on().then_some(JobRequest {
             request,
             syntax,
             submission,

@@ -6,10 +6,10 @@ use crate::job::ledger;
 use crate::job::node::{Member, Members, Severity};
 use crate::job::store::Store as _;
 use crate::job::{self, Ending, Journal, claim, evidence};
-use crate::node::listed;
+use crate::node::lift_check::{LiftCheck, check_before_lift};
 use crate::node::log::line;
 use crate::node::real::RealNode;
-use crate::node::recheck::{Recheck, recheck};
+use crate::node::site_directory;
 use crate::scheduler::control::{Controller, JobState, KnownJobs};
 use crate::scheduler::drain::{self, DrainState, Marker, Outcome, Place, markers};
 use crate::scheduler::host::boot_time;
@@ -294,7 +294,7 @@ impl<'a> Run<'a> {
     /// A doctor that was killed left the cgroup that it had made to see whether it can.
     fn trials(&mut self) {
         let paths = &self.settings.paths;
-        for cgroup in listed::left_by_trials(paths, &self.settings.cgroup) {
+        for cgroup in site_directory::left_by_trials(paths, &self.settings.cgroup) {
             let what = format!(
                 "cgroup '{}' of an 'mpsctl doctor' that was killed",
                 cgroup.path().display()
@@ -303,10 +303,11 @@ impl<'a> Run<'a> {
                 self.report.tell(Left(format!("{what}: would be removed")));
                 continue;
             }
-            self.report.tell(match listed::remove_cgroup(paths, &cgroup) {
-                Ok(()) => Did(format!("{what}: removed")),
-                Err(error) => Left(format!("{what}: {error}")),
-            });
+            self.report
+                .tell(match site_directory::remove_cgroup(paths, &cgroup) {
+                    Ok(()) => Did(format!("{what}: removed")),
+                    Err(error) => Left(format!("{what}: {error}")),
+                });
         }
     }
 
@@ -608,12 +609,12 @@ impl<'a> Run<'a> {
             return Drained(format!("{what}: stands: would be lifted after a clean recheck"));
         }
         let left: Vec<String> = self.unfinished.iter().cloned().collect();
-        let check = Recheck {
+        let check = LiftCheck {
             paths: &self.settings.paths,
             control: &self.settings.control,
             left: &left,
         };
-        if let Err(why) = recheck(&mut self.node, marker, &check) {
+        if let Err(why) = check_before_lift(&mut self.node, marker, &check) {
             return Left(format!("{what}: stays: {why}"));
         }
         match drain::lift(&self.settings.paths, marker, controller) {

@@ -1,6 +1,6 @@
 //! A job before its start: all that is known of it then.
 
-use crate::plan::Asked;
+use crate::plan::JobRequest;
 use crate::plan::effects::{Effect, Plan};
 use crate::scheduler::drain::Place;
 use crate::scheduler::{Devices, GpuSource, Site, Unattached};
@@ -24,7 +24,7 @@ pub struct User {
 #[derive(Debug, Clone)]
 pub struct Job {
     /// What it asked for.
-    pub asked: Asked,
+    pub asked: JobRequest,
     /// The file with the settings.
     pub config: Config,
     /// What is in force on this node, whatever its GPUs are.

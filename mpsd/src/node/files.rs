@@ -1,7 +1,7 @@
 //! Files of this node, by descriptors. What users own is touched by a child with a deadline.
 
 use super::real::RealNode;
-use super::{listed, log, reports};
+use super::{log, reports, site_directory};
 use crate::job::Journal;
 use crate::job::node::{DirectoryStatus, Files, LockGuard, NodeSettings, Severity};
 use crate::job::report::JobReport;
@@ -193,7 +193,7 @@ impl Files for RealNode {
         work: impl FnOnce(&mut Self) -> Result<T, String>,
     ) -> Result<T, String> {
         let paths = self.settings.paths.clone();
-        listed::change(&paths, directory, limit, || work(self))
+        site_directory::change(&paths, directory, limit, || work(self))
     }
 }
 

@@ -4,7 +4,7 @@ use super::as_user::{groups_of, with_spec};
 use super::members as processes;
 use super::real::{RealNode, Started};
 use super::worker::make_device;
-use super::{failure, files, listed, unless_scarce};
+use super::{failure, files, site_directory, unless_scarce};
 use crate::job::Journal;
 use crate::job::journal::{ProcessRef, Programs};
 use crate::job::node::{Console, Daemons, Gpus, Proved, Role, Severity};
@@ -62,7 +62,8 @@ impl Daemons for RealNode {
     }
 
     fn make_cgroup(&mut self, journal: &Journal) -> Result<Option<PathBuf>, Failure> {
-        let made = listed::make_cgroup(&self.settings.paths, &self.cgroup, &journal.job.directory_name());
+        let made =
+            site_directory::make_cgroup(&self.settings.paths, &self.cgroup, &journal.job.directory_name());
         // Without a cgroup, processes are identified by pid, start time and file.
         Ok(made.unwrap_or_else(|why| {
             let line = format!("job {}: no cgroup: {why}", journal.job);
@@ -79,7 +80,7 @@ impl Daemons for RealNode {
             ));
         }
         match self.cgroup_of(journal) {
-            Some(cgroup) => listed::remove_cgroup(&self.settings.paths, &cgroup).map_err(stays),
+            Some(cgroup) => site_directory::remove_cgroup(&self.settings.paths, &cgroup).map_err(stays),
             None => Ok(()),
         }
     }

@@ -5,13 +5,13 @@ pub mod clients;
 mod files;
 pub mod hung_worker;
 mod launch;
-pub mod listed;
+pub(crate) mod lift_check;
 pub mod log;
 mod members;
 pub(crate) mod nvml;
 pub mod real;
-pub(crate) mod recheck;
 pub(crate) mod reports;
+pub mod site_directory;
 pub mod worker;
 
 use crate::job::{failure, unless_scarce};

@@ -1,7 +1,7 @@
 //! This node, as root changes it. What it does stands in its neighbours, a trait of [`crate::job::node`] each.
 
 use super::worker::{NvmlWorker, Question};
-use super::{failure, listed, log, unless_scarce};
+use super::{failure, log, site_directory, unless_scarce};
 use crate::job::Journal;
 use crate::job::User;
 use crate::job::audit::Entry;
@@ -99,7 +99,7 @@ impl RealNode {
         };
         let base = base.filter(|_| journal.has_begun(&Effect::MakeCgroup));
         base.is_some_and(|base| {
-            let kept = || listed::is_kept(&self.settings.paths, base);
+            let kept = || site_directory::is_kept(&self.settings.paths, base);
             *self.cgroups_kept.get_or_init(kept)
         })
     }

@@ -54,7 +54,7 @@ pub fn kind(gpus: &[&Gpu]) -> &'static str {
 ///
 /// # Errors
 /// A refusal of what the user asked for, and no task on a MIG device can have.
-pub fn sight(
+pub fn binding(
     asked: &Request,
     syntax: Syntax,
     request: &Request,

@@ -8,7 +8,7 @@ mod share;
 pub(crate) mod tasks;
 
 use crate::plan::effects::{Effect, Exporter, Plan};
-use crate::plan::share::{Share, Wanted};
+use crate::plan::share::{Share, ShareRequest};
 use crate::scheduler::{self, Devices, Exclusive, Submission};
 use mpsd_core::bind::DeviceNames;
 use mpsd_core::config::{Cgroup, ComputeModeRule, Config, Settings, WarnOrRefuse};
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 /// A job that asked for MPS.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct JobRequest {
     /// What it asked for, as written.
     pub request: Request,
     /// How the user wrote it, for messages.
@@ -37,7 +37,7 @@ pub struct Case<'a> {
     /// The node's name in the scheduler.
     pub node: &'a str,
     /// The job and its request.
-    pub asked: &'a Asked,
+    pub asked: &'a JobRequest,
     /// Its user.
     pub uid: u32,
     /// What the scheduler gave.
@@ -58,7 +58,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let tasks = tasks_that_meet(case.devices, gpus.len(), u32::div_ceil);
     let mut notes = Vec::new();
     let mut request = settings.with_defaults(&case.asked.request);
-    let (bind, names) = mig::sight(&case.asked.request, case.asked.syntax, &request, &settings, &gpus)?;
+    let (bind, names) = mig::binding(&case.asked.request, case.asked.syntax, &request, &settings, &gpus)?;
     if mig::has_devices(&gpus) && gpus.len() > 1 && request.mode != Mode::PerGpu {
         request.mode = Mode::PerGpu;
         notes.push(
@@ -79,7 +79,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
         .filter(|(shares, most)| shares > most);
     let shares =
         shares.map(|(shares, most)| format!("a {} takes {most} MPS clients, not {shares}", mig::kind(&gpus)));
-    let wanted = Wanted {
+    let wanted = ShareRequest {
         asked: &case.asked.request,
         syntax: case.asked.syntax,
         request: &request,
@@ -91,7 +91,7 @@ pub fn decide(case: &Case<'_>) -> Result<(Settings, Plan), Failure> {
     let most = wanted.most();
     let memory_parts = share.divides_memory_by(&gpus);
     let job = &case.asked.submission.job;
-    let partitions = partitions::Wanted {
+    let partitions = partitions::PartitionRequest {
         request: &request,
         syntax: case.asked.syntax,
         settings: &settings,

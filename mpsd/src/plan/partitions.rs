@@ -14,7 +14,7 @@ const SHOWN: usize = 60;
 
 /// What partitions are made from.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct PartitionRequest<'a> {
     /// The request with the site's defaults.
     pub request: &'a Request,
     /// How the user wrote it.
@@ -29,7 +29,7 @@ pub struct Wanted<'a> {
     pub tasks: Option<u32>,
 }
 
-impl Wanted<'_> {
+impl PartitionRequest<'_> {
     /// The partitions, by rank; none where none were asked for.
     ///
     /// # Errors

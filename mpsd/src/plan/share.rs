@@ -55,7 +55,7 @@ impl Share {
 
 /// What a job's limits are made from.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct ShareRequest<'a> {
     /// What the user wrote.
     pub asked: &'a Request,
     /// How he wrote it.
@@ -72,7 +72,7 @@ pub struct Wanted<'a> {
 
 type Memory = (Vec<(GpuUuid, u64)>, Vec<Vec<(GpuUuid, u64)>>);
 
-impl Wanted<'_> {
+impl ShareRequest<'_> {
     /// The limits. What the user wrote as a number and exceeds a ceiling is refused; what he did not (nothing, `auto`, the
     /// site's own default) is lowered to it.
     ///
@@ -312,7 +312,7 @@ mod tests {
             .map(|(index, memory)| gpu(index, *memory))
             .collect();
         let asked = Request::from_account(account).unwrap().unwrap();
-        let wanted = Wanted {
+        let wanted = ShareRequest {
             asked: &asked,
             syntax: Syntax::Account,
             request: &settings.with_defaults(&asked),

@@ -2,7 +2,7 @@
 
 use mpsd::job::{Ending, Job, ReturnWhen, Scheduled, User};
 use mpsd::plan::effects::Plan;
-use mpsd::plan::{Asked, Case, decide};
+use mpsd::plan::{Case, JobRequest, decide};
 use mpsd::scheduler::{Devices, Exclusive, GpuName, GpuSource, Site, Submission, Unattached, UserRef};
 use mpsd::sys::deadline::Deadline;
 use mpsd_core::config::{Config, Settings};
@@ -188,7 +188,7 @@ impl Scenario {
         let request = Request::from_account(self.account)?
             .ok_or_else(|| Refusal::new("scenario", "it does not ask for MPS", ""))?;
         Ok(Job {
-            asked: Asked {
+            asked: JobRequest {
                 request,
                 syntax: Syntax::Account,
                 submission: self.submission(),

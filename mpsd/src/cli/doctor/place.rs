@@ -1,6 +1,6 @@
 //! Where jobs' daemons live: directories, cgroups, and what else has a say.
 
-use crate::node::listed;
+use crate::node::site_directory;
 use crate::scheduler::setup::CheckLine::{self, Fail, Pass, Warn};
 use crate::sys::cgroup::Cgroup;
 use mpsd_core::Paths;
@@ -56,11 +56,11 @@ pub(super) fn cgroup(paths: &Paths, rule: &Rule) -> CheckLine {
         );
     }
     let removed = |path: PathBuf| match Cgroup::open(&path) {
-        Ok(Some(cgroup)) => listed::remove_cgroup(paths, &cgroup),
+        Ok(Some(cgroup)) => site_directory::remove_cgroup(paths, &cgroup),
         Ok(None) => Ok(()),
         Err(error) => Err(error.to_string()),
     };
-    let why = match listed::make_cgroup(paths, rule, &Cgroup::trial()) {
+    let why = match site_directory::make_cgroup(paths, rule, &Cgroup::trial()) {
         Ok(Some(path)) => match removed(path) {
             Ok(()) => return Pass("a job's daemons get a cgroup of their own".to_owned()),
             Err(why) => why,

@@ -5,7 +5,7 @@ mod page;
 mod text;
 
 use super::{NAME, complain, say};
-use crate::node::{listed, reports};
+use crate::node::{reports, site_directory};
 use crate::sys::files::Dir;
 use look::JobPhase;
 use mpsd_core::config::Settings;
@@ -65,7 +65,7 @@ fn write(paths: &Paths, directory: &Path, page: &str) -> Result<(), Failure> {
         written.map_err(|error| error.to_string())
     };
     let what = || format!("'{}'", directory.join(FILE).display());
-    let written = listed::change(paths, directory, WRITE_TIME, place);
+    let written = site_directory::change(paths, directory, WRITE_TIME, place);
     written
         .map(drop)
         .map_err(|why| Undetermined::new(what(), why).into())

@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// What is to be looked at again before a drain is lifted.
 #[derive(Debug, Clone, Copy)]
-pub struct Recheck<'a> {
+pub struct LiftCheck<'a> {
     /// Our own directories.
     pub paths: &'a Paths,
     /// NVIDIA's control daemon.
@@ -20,7 +20,7 @@ pub struct Recheck<'a> {
 
 /// Looks at the node again: NVML answers, the GPUs of the marker are there and tell their mode, the vendor's program is
 /// what it should be, and no survivor is left of a job that is gone.
-pub fn recheck(node: &mut impl Gpus, marker: &Marker, check: &Recheck<'_>) -> Result<(), String> {
+pub fn check_before_lift(node: &mut impl Gpus, marker: &Marker, check: &LiftCheck<'_>) -> Result<(), String> {
     if !check.left.is_empty() {
         return Err(format!(
             "jobs that are gone, or may be, have left something: {}",
