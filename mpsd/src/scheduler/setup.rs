@@ -56,9 +56,9 @@ pub(crate) enum Step {
         written: String,
     },
     Remove(PathBuf),
-    /// Nothing to do.
+    /// Nothing to do. One line or several.
     Note(String),
-    /// Left to the administrator.
+    /// Left to the administrator. One line or several.
     Todo(String),
 }
 
@@ -102,8 +102,8 @@ pub(crate) fn apply(steps: impl IntoIterator<Item = Step>) -> Result<VerbReport,
                 report.did(format!("removed '{shown}'"));
                 report.changed = true;
             }
-            Step::Note(line) => report.did(line),
-            Step::Todo(line) => report.left(line),
+            Step::Note(text) => text.lines().for_each(|line| report.did(line)),
+            Step::Todo(text) => text.lines().for_each(|line| report.left(line)),
         }
     }
     Ok(report)

@@ -115,11 +115,7 @@ fn place_hook(
     let (file, body) = (hook_file(ctx), render(ctx));
     make_directory(ctx.settings.paths.state(), 0o711)?;
     let mut report = apply([Step::write(&file, body.as_str(), 0o644, "")])?;
-    let events = if options.queuejob {
-        format!("{EVENTS},queuejob")
-    } else {
-        EVENTS.to_owned()
-    };
+    let events = [EVENTS, "queuejob"][..1 + usize::from(options.queuejob)].join(",");
     let wanted = attributes(&events, alarm_s(ctx));
     let shown = || ask(&format!("list hook {NAME}"));
     let before = shown();
@@ -154,15 +150,15 @@ fn place_hook(
                 PENDING.as_secs()
             )),
             Err(why) => {
-                report.left(format!("qmgr did not take the hook ({why}); a manager of PBS runs:"));
-                let lines = commands.iter().map(|line| format!("    qmgr -c '{line}'"));
-                lines.for_each(|line| report.left(line));
+                let lines: String = commands.iter().map(|line| format!("\n    qmgr -c '{line}'")).collect();
+                let text = format!("qmgr did not take the hook ({why}); a manager of PBS runs:{lines}");
+                text.lines().for_each(|line| report.left(line));
             }
         }
     }
     if ask("list resource mps").is_err() {
-        report
-            .did("optional, so that accounts stay clean (qsub -l mps=on+threads=25), a manager of PBS runs:");
+        let why = "optional, so that accounts stay clean (qsub -l mps=on+threads=25), a manager of PBS runs:";
+        report.did(why);
         report.did("    qmgr -c 'create resource mps type=string,flag=m'");
     }
     Ok(report)
@@ -173,10 +169,10 @@ fn uninstall(pbs: &Installation, ctx: &SetupContext<'_>) -> Result<VerbReport, S
     let mut steps = Vec::new();
     match ask(&format!("list hook {NAME}")) {
         Ok(_) => match ask(&format!("delete hook {NAME}")) {
-            Ok(_) => steps.extend([
-                Step::Note(format!("deleted hook '{NAME}' on every node")),
-                Step::Note("jobs with MPS on other nodes cannot be seen from here: there 'mpsctl reconcile' tells of them, and takes their MPS down after them".to_owned()),
-            ]),
+            Ok(_) => steps.push(Step::Note(format!(
+                "deleted hook '{NAME}' on every node\njobs with MPS on other nodes cannot be seen from here: there 'mpsctl \
+                 reconcile' tells of them, and takes their MPS down after them"
+            ))),
             Err(why) => steps.push(Step::Todo(format!(
                 "cannot delete the hook ({why}); a manager of PBS runs: qmgr -c 'delete hook {NAME}'"
             ))),
@@ -216,11 +212,10 @@ fn render(ctx: &SetupContext<'_>) -> String {
     ];
     let filled = |line: &str| {
         let mut values = values.iter();
-        let value = values.find(|(key, _)| line.split(' ').next() == Some(key));
-        value.map_or_else(
-            || format!("{line}\n"),
-            |(key, value)| format!("{key} = {value}\n"),
-        )
+        match values.find(|(key, _)| line.split(' ').next() == Some(key)) {
+            Some((key, value)) => format!("{key} = {value}\n"),
+            None => format!("{line}\n"),
+        }
     };
     HOOK.lines().map(filled).collect()
 }

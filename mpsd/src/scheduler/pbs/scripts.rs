@@ -46,30 +46,24 @@ pub(crate) fn author(path: &Path) -> Author {
 
 /// The steps that put our scripts in place.
 pub(crate) fn place_scripts(pbs: &Installation, ctx: &SetupContext<'_>) -> Vec<Step> {
-    let mut steps = Vec::new();
-    for (script, name) in scripts(pbs.product) {
+    let step = |(script, name): (&Script, &str)| {
         let path = pbs.mom_priv().join(name);
         let (shown, text) = (path.display(), render(script.text, ctx));
-        steps.push(match author(&path) {
+        match author(&path) {
             Author::Site if calls_us(&path) => {
                 Step::Note(format!("'{shown}' is the site's own and calls us"))
             }
             Author::Site => {
                 let call = command_line(&ctx.programs.join(script.program), ctx);
-                let lines = script
-                    .lines
-                    .map(|line| format!("    {}", line.replace("PROGRAM", &call)));
-                steps.push(Step::Todo(format!(
-                    "'{shown}' is the site's own and stays; add to it:"
-                )));
-                steps.extend(lines.map(Step::Todo));
-                continue;
+                let lines = script.lines.join("\n    ").replace("PROGRAM", &call);
+                let why = "is the site's own and stays; add to it:";
+                Step::Todo(format!("'{shown}' {why}\n    {lines}"))
             }
             _ if is_so(&path, text.as_bytes(), SCRIPT_MODE) => Step::Note(format!("'{shown}' is ours")),
             _ => Step::write(&path, text, SCRIPT_MODE, ""),
-        });
-    }
-    steps
+        }
+    };
+    scripts(pbs.product).map(step).collect()
 }
 
 pub(super) fn remove_scripts(pbs: &Installation) -> Vec<Step> {
@@ -102,10 +96,8 @@ pub(crate) fn command_line(program: &Path, ctx: &SetupContext<'_>) -> String {
 /// The shipped text with this installation's programs, configuration and directories.
 pub(crate) fn render(shipped: &str, ctx: &SetupContext<'_>) -> String {
     let programs = ctx.programs.display().to_string();
-    let option: String = config_option(ctx)
-        .iter()
-        .map(|word| format!(" {}", quoted(word)))
-        .collect();
+    let options = config_option(ctx).into_iter();
+    let option: String = options.map(|word| format!(" {}", quoted(&word))).collect();
     let run = ctx.settings.paths.run().display().to_string();
     shipped
         .replace(SHIPPED, &format!("{}/", programs.trim_end_matches('/')))

@@ -77,41 +77,36 @@ impl Controller for SlurmNode {
     fn requeue(&self, job: &JobId, most: u32) -> Result<Requeued, String> {
         let own = self.own_name(job)?;
         let queued = self.job(job, &own);
+        let failed = self.call("scontrol", &["requeue", &own]).err();
+        let told = queued.as_ref().ok().and_then(Queued::failed_starts);
+        let counts = failed.is_none() || queued.as_ref().is_ok_and(|queued| queued.runs);
+        let number = told.filter(|_| counts).map(|told| told.saturating_add(1));
         let mut done = Requeued {
-            failed: self.call("scontrol", &["requeue", &own]).err(),
+            failed,
+            number: number.map(|number| format!("{FAILED}{number}")),
             ..Requeued::default()
         };
-        let told = queued.as_ref().ok().and_then(Queued::failed_starts);
-        let counts = done.failed.is_none() || queued.as_ref().is_ok_and(|queued| queued.runs);
-        let told_now = told.filter(|_| counts);
-        done.number = told_now.map(|told| format!("{FAILED}{}", told.saturating_add(1)));
-        if done.failed.is_some() {
+        if done.failed.is_some() || most == 0 {
             return Ok(done);
         }
-        let before = match queued {
-            Ok(queued) => told.unwrap_or(queued.restarts),
-            Err(_) if most == 0 => return Ok(done),
-            Err(why) => {
-                done.trouble = Some(format!("whether requeue_limit holds it is not known: {why}"));
-                return Ok(done);
+        done.trouble = match queued.map(|queued| told.unwrap_or(queued.restarts)) {
+            Err(why) => Some(format!("whether requeue_limit holds it is not known: {why}")),
+            Ok(before) if before < most => None,
+            Ok(before) => {
+                let failed = before.saturating_add(1);
+                match self.call("scontrol", &["uhold", &own]) {
+                    Err(why) => Some(format!("not held after {failed} failed starts: {why}")),
+                    Ok(_) => {
+                        done.held = true;
+                        let note = format!("{OURS}job {job} was held after {failed} failed starts");
+                        let marked = self.mark(&format!("{note}; its comment says why it has no MPS"));
+                        marked
+                            .err()
+                            .map(|why| format!("the node's comment does not say so: {why}"))
+                    }
+                }
             }
         };
-        if most == 0 || before < most {
-            return Ok(done);
-        }
-        let failed = before.saturating_add(1);
-        if let Err(why) = self.call("scontrol", &["uhold", &own]) {
-            done.trouble = Some(format!("not held after {failed} failed starts: {why}"));
-            return Ok(done);
-        }
-        done.held = true;
-        let note = format!(
-            "{OURS}job {job} was held after {failed} failed starts; its comment says why it has no MPS"
-        );
-        let marked = self.mark(&note);
-        done.trouble = marked
-            .err()
-            .map(|why| format!("the node's comment does not say so: {why}"));
         Ok(done)
     }
 
@@ -121,13 +116,9 @@ impl Controller for SlurmNode {
         let shown = self.call("scontrol", &["show", "job", &self.own_name(job)?])?;
         // Untrusted: a line in the user's comment comes before. The last line of a name is Slurm's.
         let named = |name: &str| {
-            let mut files = shown
-                .lines()
-                .filter_map(|line| line.trim_start().strip_prefix(name));
-            files
-                .next_back()
-                .map(PathBuf::from)
-                .filter(|file| file.is_absolute())
+            let lines = shown.lines().map(str::trim_start);
+            let file = lines.filter_map(|line| line.strip_prefix(name)).last();
+            file.map(PathBuf::from).filter(|file| file.is_absolute())
         };
         Ok(named("StdErr=").or_else(|| named("StdOut=")))
     }
@@ -147,8 +138,7 @@ impl Controller for SlurmNode {
         if failed_starts(&comment) == 0 || !(ours.contains(&of_this_node) || is_ours_alone()?) {
             return Ok(());
         }
-        let words = ["update", &format!("jobid={own}"), &format!("comment={users}")];
-        self.call("scontrol", &words).map(drop)
+        self.write_comment(&own, users)
     }
 
     /// `BatchFlag` tells (docs/facts/slurm.md#failures). Untrusted: with that word in a job's name its user can end that job
@@ -178,7 +168,7 @@ const SHOWN_COMMENT: usize = 1024;
 /// A job as squeue shows it.
 #[derive(Debug, PartialEq, Eq)]
 struct Queued {
-    /// Nobody put it back into the queue yet.
+    /// It is not back in the queue yet.
     runs: bool,
     restarts: u32,
     /// `None`: squeue does not show it whole, in one line.
@@ -209,7 +199,11 @@ impl SlurmNode {
         let users = self.job(job, &own)?.comment;
         let all = users.and_then(|users| with_ours(&users, ours));
         let all = all.ok_or("its comment has several lines or no room, and stays as it is")?;
-        let words = ["update", &format!("jobid={own}"), &format!("comment={all}")];
+        self.write_comment(&own, &all)
+    }
+
+    fn write_comment(&self, own: &str, comment: &str) -> Result<(), String> {
+        let words = ["update", &format!("jobid={own}"), &format!("comment={comment}")];
         self.call("scontrol", &words).map(drop)
     }
 
@@ -231,13 +225,12 @@ impl SlurmNode {
 
     /// A note for the administrator, as the node's comment; never over another's.
     fn mark(&self, note: &str) -> Result<(), String> {
-        match self.marked()?.as_str() {
-            "" | "(null)" | "none" => {}
-            same if same == note => return Ok(()),
-            ours if ours.starts_with(OURS) => {}
-            _ => return Ok(()),
+        let stands = self.marked()?;
+        let is_free = ["", "(null)", "none"].contains(&stands.as_str()) || stands.starts_with(OURS);
+        match is_free && stands != note {
+            true => self.update(&[&format!("comment={note}")]).map(drop),
+            false => Ok(()),
         }
-        self.update(&[&format!("comment={note}")]).map(drop)
     }
 }
 
@@ -246,13 +239,10 @@ fn own_name(line: &str, job: &str) -> Option<String> {
     let (id, name) = line.split_once(' ')?;
     let behind = |sign| name.split_once(sign).map(|(_, behind)| behind);
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    match () {
-        () if id != job => None,
-        () if name == job || behind('+').is_some_and(is_number) => Some(job.to_owned()),
-        () => behind('_')
-            .filter(|index| is_number(index))
-            .map(|_| name.to_owned()),
+    if id == job && (name == job || behind('+').is_some_and(is_number)) {
+        return Some(job.to_owned());
     }
+    (id == job && behind('_').is_some_and(is_number)).then(|| name.to_owned())
 }
 
 /// `4711  RUNNING  2  the user's comment  4711`.
@@ -264,13 +254,13 @@ fn queued(line: &str, job: &str) -> Option<Queued> {
     let restarts = restarts.parse().ok().filter(|_| id == job)?;
     let comment = comment.strip_suffix(job).map(str::trim_start);
     let comment = comment.filter(|text| text.is_empty() || text.ends_with(char::is_whitespace));
-    let comment = comment
+    let whole = comment
         .map(str::trim_end)
         .filter(|text| text.len() < SHOWN_COMMENT);
     Some(Queued {
         runs: matches!(state, "RUNNING" | "CONFIGURING"),
         restarts,
-        comment: comment.map(|text| if text == "(null)" { "" } else { text }.to_owned()),
+        comment: whole.map(|text| if text == "(null)" { "" } else { text }.to_owned()),
     })
 }
 

@@ -113,8 +113,7 @@ fn confined(slurm: &[Line], cgroup: Option<&[Line]>) -> Option<bool> {
     if !plugin.contains("cgroup") {
         return Some(false);
     }
-    let cgroup = cgroup?;
-    let constrain = last(cgroup, "ConstrainDevices").unwrap_or("no");
+    let constrain = last(cgroup?, "ConstrainDevices").unwrap_or("no");
     Some(is_one_of(constrain, &["yes", "true", "on", "1"]))
 }
 
@@ -127,10 +126,8 @@ fn list(slurm: &[Line], gres: &[Line], node: &str, host: &dyn Host) -> Result<Li
     // Lines that begin with Name come before those that begin with NodeName, in any order in the file.
     let named = gres.iter().filter(|line| line.is_about("Name"));
     let has_us = |line: &&Line| line.value("NodeName").is_some_and(|list| contains(list, node));
-    let ours = gres
-        .iter()
-        .filter(|line| line.is_about("NodeName"))
-        .filter(has_us);
+    let of_nodes = gres.iter().filter(|line| line.is_about("NodeName"));
+    let ours = of_nodes.filter(has_us);
     let with_detection = |line| Some((line, Line::value(line, "AutoDetect")?));
     let global = || gres.iter().rfind(|line| line.is_about("AutoDetect"));
     let detection = ours.clone().find_map(with_detection);
@@ -184,9 +181,8 @@ fn merged(granted: &mut [Granted], lines: &[&Line], host: &dyn Host) -> Result<V
         let named = kind.kind.as_deref();
         let fits = |line: &Line| named.is_none_or(|named| line.is("Type", named));
         while kind.count > 0 {
-            let Some(at) = left.iter().position(|(line, _)| fits(line)) else {
-                break;
-            };
+            let at = left.iter().position(|(line, _)| fits(line));
+            let Some(at) = at else { break };
             let (_, mut files) = left.remove(at);
             files.truncate(kind.count);
             kind.count -= files.len();

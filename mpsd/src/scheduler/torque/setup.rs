@@ -97,7 +97,7 @@ fn install(
 /// until its SIGHUP the mom starts every task through it.
 fn uninstall(pbs: &Installation, _: &SetupContext<'_>) -> Result<VerbReport, String> {
     let (config, starter) = (pbs.mom_config(), starter_file(pbs));
-    let (shown, ours) = (config.display(), starter.display());
+    let (shown, ours) = (config.display().to_string(), starter.display());
     let text = contents(&config).map_err(|e| format!("cannot read '{shown}': {e}; '{ours}' stays"))?;
     let is_ours = |line: &&[u8]| {
         let line = String::from_utf8_lossy(line);
@@ -112,16 +112,15 @@ fn uninstall(pbs: &Installation, _: &SetupContext<'_>) -> Result<VerbReport, Str
     let mode = mode(&config).map_err(|why| format!("cannot change '{shown}': {why}"))?;
     let command = starter::reread_command(pbs).unwrap_or_else(|| "a start of the mom".to_owned());
     let took = format!("took '{}' out of '{shown}'; {REREAD}", config_line(pbs));
-    let stays = format!("'{ours}' stays until then: run this again, after:");
+    let stays = format!("'{ours}' stays until then: run this again, after:\n    {command}");
     apply([
         Step::Write {
-            path: config.clone(),
+            path: config,
             text: kept,
             mode,
             written: took,
         },
         Step::Todo(stays),
-        Step::Todo(format!("    {command}")),
     ])
 }
 
@@ -155,19 +154,17 @@ fn place_starter(
     let config = pbs.mom_config();
     let (shown, file) = (config.display(), starter_file(pbs));
     let text = render(JOB_STARTER, ctx);
+    let follows = consequence(ctx);
     let left_out = |why: &str| {
-        vec![
-            Step::Todo(format!("no $job_starter was set: {why}")),
-            Step::Todo(format!("    {}", consequence(ctx))),
-        ]
+        let text = format!("no $job_starter was set: {why}\n    {follows}");
+        vec![Step::Todo(text)]
     };
     let own_way = own_way_with_shells(pbs, ctx.host).map(lost);
     let closed = closed(&file);
     Ok(match Starter::of(pbs, ctx.host) {
-        Starter::Absent | Starter::Privileged { ours: false } if options.no_job_starter => vec![
-            Step::Note("no $job_starter, as wished:".to_owned()),
-            Step::Note(format!("    {}", consequence(ctx))),
-        ],
+        Starter::Absent | Starter::Privileged { ours: false } if options.no_job_starter => {
+            vec![Step::Note(format!("no $job_starter, as wished:\n    {follows}"))]
+        }
         Starter::Absent => match own_way.or(closed) {
             Some(why) => left_out(&why),
             None => set(pbs, text)?,
@@ -181,19 +178,16 @@ fn place_starter(
                 });
             }
             steps.push(Step::Note(format!("$job_starter '{}' is ours", at.display())));
-            steps.extend(starter::reread_needed(pbs, &file).into_iter().flat_map(tell_mom));
+            steps.extend(starter::reread_needed(pbs, &file).map(tell_mom));
             steps.extend(own_way.map(|what| Step::Todo(format!("take it out of '{shown}': {what}"))));
             steps
         }
         Starter::Foreign(at) => {
             let call = command_line(&ctx.programs.join("mpsctl"), ctx);
-            let at = at.display();
-            vec![
-                Step::Todo(format!(
-                    "$job_starter '{at}' is the site's own and stays; let its last line be:"
-                )),
-                Step::Todo(format!("    exec {call} exec --starter -- \"$@\"")),
-            ]
+            vec![Step::Todo(format!(
+                "$job_starter '{}' is the site's own and stays; let its last line be:\n    exec {call} exec --starter -- \"$@\"",
+                at.display()
+            ))]
         }
         Starter::Privileged { ours: true } => vec![Step::Todo(privileged(pbs))],
         Starter::Privileged { ours: false } => left_out(&privileged(pbs)),
@@ -217,20 +211,19 @@ fn set(pbs: &Installation, starter: String) -> Result<Vec<Step>, String> {
                 mode,
                 written,
             });
-            steps.extend(starter::reread_command(pbs).into_iter().flat_map(tell_mom));
+            steps.extend(starter::reread_command(pbs).map(tell_mom));
         }
-        Err(why) => {
-            steps.push(Step::Todo(format!("cannot change '{shown}' ({why}); add to it:")));
-            steps.push(Step::Todo(format!("    {line}")));
-        }
+        Err(why) => steps.push(Step::Todo(format!(
+            "cannot change '{shown}' ({why}); add to it:\n    {line}"
+        ))),
     }
     Ok(steps)
 }
 
 /// The command that puts our starter in force, for a mom that runs without it.
-fn tell_mom(command: String) -> [Step; 2] {
+fn tell_mom(command: String) -> Step {
     let why = "until then tasks that TM starts run outside MPS; now run:";
-    [Step::Note(why.to_owned()), Step::Note(format!("    {command}"))]
+    Step::Note(format!("{why}\n    {command}"))
 }
 
 fn lost(line: &str) -> String {
