@@ -27,79 +27,47 @@ pub struct Requeued {
 
 /// A scheduler's single orders and questions about one node. [`super::drain`] makes a drain of them.
 ///
-/// Each error is one line: the controller does not answer, does not know the node, or refuses.
+/// # Errors
+/// Of every method, one line: the controller does not answer, does not know the node, or refuses.
 pub trait Controller {
     /// The node as it stands.
-    ///
-    /// # Errors
-    /// One line.
     fn status(&self) -> Result<NodeStatus, String>;
     /// Takes it out of service for `reason`, which replaces the `memo` of an administrator. Returns what the command said.
-    ///
-    /// # Errors
-    /// One line.
     fn take_out(&self, reason: &str, memo: Option<&str>) -> Result<String, String>;
     /// Puts it back, with `memo` in the place of the reason. Returns what the command said.
-    ///
-    /// # Errors
-    /// One line.
     fn put_back(&self, memo: Option<&str>) -> Result<String, String>;
     /// The line about an order that was accepted and not obeyed, after which the command said `said`.
     fn not_obeyed(&self, said: &str) -> String {
         format!("the scheduler accepted the order and did nothing ({said})")
     }
     /// Shows `note` on the node, which stays in service. Returns what the command said.
-    ///
-    /// # Errors
-    /// One line.
     fn remark(&self, _note: &str) -> Result<String, String> {
         Err("this scheduler has no place for it".to_owned())
     }
     /// Takes our `note` off a node in service that still shows it; then it shows `memo` again.
-    ///
-    /// # Errors
-    /// One line.
     fn withdraw(&self, note: &str, memo: Option<&str>) -> Result<(), String>;
     /// Tells the user of a job of this node why it has no MPS: in the job's status, and with `aloud` on their terminal. Does
     /// nothing if the job's own output tells it.
-    ///
-    /// # Errors
-    /// One line.
     fn tell(&self, _job: &JobId, _line: &str, _aloud: bool) -> Result<(), String> {
         Ok(())
     }
     /// Tells the user of a refused batch job of this node, if its output is never delivered.
-    ///
-    /// # Errors
-    /// One line.
     fn tell_refused(&self, _job: &JobId, _line: &str) -> Result<(), String> {
         Ok(())
     }
     /// The file for the output of a batch job of this node that went back into the queue; `None`: the scheduler names none.
-    ///
-    /// # Errors
-    /// One line.
     fn output(&self, _job: &JobId) -> Result<Option<PathBuf>, String> {
         Ok(None)
     }
     /// Takes back what [`Controller::tell`] said of failed starts, since a start of the job on this node has worked.
-    ///
-    /// # Errors
-    /// One line.
     fn started(&self, _job: &JobId) -> Result<(), String> {
         Ok(())
     }
     /// Puts a job of this node back into the queue; held there if `most` starts of its MPS failed before (0: no limit).
-    ///
-    /// # Errors
-    /// One line.
     fn requeue(&self, _job: &JobId, _most: u32) -> Result<Requeued, String> {
         Err("this scheduler does not do that for us".to_owned())
     }
     /// Ends a job of this node that is a script; whether it is a script.
-    ///
-    /// # Errors
-    /// One line.
     fn end_script(&self, _job: &JobId) -> Result<bool, String> {
         Err("this scheduler does not do that for us".to_owned())
     }

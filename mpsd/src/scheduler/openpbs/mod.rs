@@ -1,19 +1,33 @@
-//! OpenPBS and PBS Professional: our hook, or the classic scripts.
+//! OpenPBS and PBS Professional: our hook, or the classic scripts (recorded on 23.06.06).
+//!
+//! Our hook gives everything by options, on every node. The classic scripts run on the job's first node. The classic
+//! prologue has 3 arguments: `printjob` on the mom's own job file, which needs no server, tells it the account and the
+//! resource `mps`. The classic epilogue has 10, with the account as the ninth, "null" if there is none.
 
 pub(crate) mod setup;
-mod submission;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, Unattached};
-use super::call::{Input, Lookup, Program, Site, Submission};
-use super::devices::Devices;
+use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
+use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
-use super::pbs::installation::Installation;
+use super::pbs::installation::{Installation, attribute, same_node};
 use super::pbs::trial::Qsub;
 use super::trial::Trial;
-use mpsd_core::failure::Failure;
-use mpsd_core::job::Scheduler;
+use mpsd_core::failure::{Failure, Undetermined};
+use mpsd_core::job::{JobId, Scheduler};
 use setup::PRODUCT;
+use std::collections::BTreeSet;
 use std::time::Duration;
+
+/// Most that pbs_cgroups' environment file is read. Bytes.
+const MOST_ENV_FILE: usize = 64 << 10;
+/// A job file has some kilobytes and the user's variables. Bytes.
+const MOST_JOB_FILE: usize = 4 << 20;
+/// `printjob` reads one small file.
+const PRINTJOB_DEADLINE: Duration = Duration::from_secs(4);
+
+/// Arguments of the classic epilogue.
+const CLASSIC_EPILOGUE: usize = 10;
 
 /// The batch system OpenPBS, also PBS Professional.
 #[derive(Debug, Clone, Copy)]
@@ -40,20 +54,66 @@ impl BatchSystem for OpenPbs {
     }
 
     fn vectors(&self, program: Program) -> &'static str {
-        submission::vectors(program)
+        match program {
+            Program::Prologue => "JOB USER GROUP",
+            Program::Epilogue => "JOB USER GROUP [NAME SESSION RESOURCES USED QUEUE ACCOUNT CODE]",
+        }
     }
 
     fn read(&self, input: &Input<'_>, host: &dyn Host) -> Result<Submission, Failure> {
-        submission::read(input, host)
+        let classic = match input.program {
+            Program::Prologue => input.arguments.len() == 3,
+            Program::Epilogue => matches!(input.arguments.len(), 3 | CLASSIC_EPILOGUE),
+        };
+        if !classic {
+            return Err(input.wrong_vector(Scheduler::OpenPbs, self.vectors(input.program)));
+        }
+        let job = JobId::parse(&input.text(1, "job id")?)?;
+        let file = match input.program {
+            Program::Prologue if !is_hooked(input) => printjob(&job, input, host)?,
+            _ => String::new(),
+        };
+        let null = |account: &Vec<u8>| input.given.account.is_none() && account == b"null";
+        let account = input.account((input.arguments.len() == CLASSIC_EPILOGUE).then_some(9));
+        let of_file = || attribute(&file, "Account_Name").map(String::into_bytes);
+        let resource = input.given.resource.clone();
+        let resource = resource.or_else(|| attribute(&file, "Resource_List.mps"));
+        Ok(Submission {
+            scheduler: Scheduler::OpenPbs,
+            sister: input.given.sister,
+            job,
+            user: UserRef::Name(input.text(2, "user")?),
+            account: account.filter(|account| !null(account)).or_else(of_file),
+            resource: resource.filter(|text| !text.is_empty()),
+            node: input.site.node.clone(),
+            interactive: input.terminal,
+            step: false,
+        })
     }
 
+    /// By the `aux/JOB.env` of pbs_cgroups, else a bare count. A site may count shares of GPUs, so only the job's place proves
+    /// that it is alone on them.
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
-        submission::devices(submission, input, host)
+        let described = Described::of(submission, input, host);
+        let here = submission.node.clone().unwrap_or_else(|| host.name());
+        let gpus = from_cgroups(submission, input, host).unwrap_or_else(|| described.without_cgroups(&here));
+        let whole_node = described.is_alone(&here);
+        let exclusive = match &gpus {
+            GpuSource::Listed(_) => Exclusive::GpusAlone,
+            GpuSource::Counted { .. } if whole_node => Exclusive::GpusAlone,
+            _ => Exclusive::Unknown,
+        };
+        Devices {
+            gpus,
+            exclusive,
+            whole_node,
+            tasks_on_node: tasks(&described.select, &described.vnodes, &here),
+        }
     }
 
     fn unattached(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
-        let classic = !submission::is_hooked(input);
-        classic.then(|| under_classic_scripts(submission::nodes(&submission.job, input, host)))
+        let classic = !is_hooked(input);
+        classic.then(|| under_classic_scripts(nodes(&submission.job, input, host)))
     }
 
     /// After 21 tries it holds the job, and a hook on execjob_begin may set the number (docs/facts/pbs.md#tries-of-a-job). A
@@ -73,13 +133,13 @@ impl BatchSystem for OpenPbs {
 
     /// The classic epilogue writes there (docs/facts/pbs.md#environment-identity-and-descriptors). Our hook logs one line.
     fn shows_end(&self, input: &Input<'_>) -> bool {
-        input.arguments.len() == submission::CLASSIC_EPILOGUE
+        input.arguments.len() == CLASSIC_EPILOGUE
     }
 
     /// For the classic scripts. 'mpsctl pbs install' sets the limit of our hook above our deadline.
     fn time_limit(&self, input: &Input<'_>, _: bool, site: &Site) -> Option<Duration> {
         let classic = match input.program {
-            Program::Prologue => !submission::is_hooked(input),
+            Program::Prologue => !is_hooked(input),
             Program::Epilogue => self.shows_end(input),
         };
         classic.then(|| Installation::find(&PRODUCT, site, &ThisHost).time_limit(&ThisHost))
@@ -118,6 +178,175 @@ fn under_classic_scripts(nodes: usize) -> Unattached {
         remedy: "the hook ('mpsctl pbs install')".to_owned(),
         no_way_round: nodes > 1,
     }
+}
+
+/// Whether our hook called, and not the classic prologue.
+fn is_hooked(input: &Input<'_>) -> bool {
+    input.given.account.is_some() || input.given.resource.is_some()
+}
+
+/// The number of hosts in the mom's job file: `exec_host = nodea/0*8+nodeb/0`, else by the vnodes.
+fn nodes(job: &JobId, input: &Input<'_>, host: &dyn Host) -> usize {
+    let file = job_file(job, input, host).unwrap_or_default();
+    let list = attribute(&file, "exec_host").or_else(|| attribute(&file, "exec_vnode"));
+    let list = list.unwrap_or_default();
+    let hosts: BTreeSet<String> = members(&list).map(str::to_ascii_lowercase).collect();
+    hosts.len()
+}
+
+/// The mom's job file, without which account and resource are unknown.
+fn printjob(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, Failure> {
+    job_file(job, input, host).or_else(|why| {
+        // Without printjob no other job of the node may suffer.
+        let innocent = cannot_have_asked(job, input, host);
+        let undetermined = || Undetermined::new(format!("account of job '{job}'"), why);
+        innocent.then(String::new).ok_or_else(|| undetermined().into())
+    })
+}
+
+/// Whether the job file does not hold the letters "mps" at all. Its attributes are plain text between binary fields.
+fn cannot_have_asked(job: &JobId, input: &Input<'_>, host: &dyn Host) -> bool {
+    let file = Installation::find(&PRODUCT, &input.site, host).job_file(job);
+    let whole = |bytes: &Vec<u8>| !bytes.is_empty() && bytes.len() < MOST_JOB_FILE;
+    let Some(bytes) = host.read(&file, MOST_JOB_FILE).ok().flatten().filter(whole) else {
+        return false;
+    };
+    !bytes.windows(3).any(|window| window.eq_ignore_ascii_case(b"mps"))
+}
+
+/// `printjob $PBS_HOME/mom_priv/jobs/JOB.JB`: every attribute, no server.
+fn job_file(job: &JobId, input: &Input<'_>, host: &dyn Host) -> Result<String, String> {
+    let pbs = Installation::find(&PRODUCT, &input.site, host);
+    let file = pbs.job_file(job);
+    let shown = file.to_string_lossy();
+    let answer = pbs.run("printjob", &[&shown], PRINTJOB_DEADLINE, host)?;
+    answer.accepted(&format!("'printjob {shown}'"))
+}
+
+/// `CUDA_VISIBLE_DEVICES=<UUID,…>` of the file that the hook pbs_cgroups writes in execjob_begin and deletes in
+/// execjob_end (source: pbs_cgroups.PY).
+fn from_cgroups(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<GpuSource> {
+    let pbs = Installation::find(&PRODUCT, &input.site, host);
+    let path = pbs.home.join("aux").join(format!("{}.env", submission.job));
+    let shown = path.display();
+    let text = match host.read(&path, MOST_ENV_FILE) {
+        Ok(None) => return None,
+        Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(e) => return Some(GpuSource::Unknown(format!("cannot read '{shown}': {e}"))),
+    };
+    let mut lines = text.lines().map(str::trim);
+    let line = lines.find_map(|line| line.strip_prefix("CUDA_VISIBLE_DEVICES="))?;
+    // The hook escapes commas for the mom's variable list.
+    let value = line.trim_matches(['"', '\'']).replace("\\,", ",");
+    Some(match GpuName::parse_list(&value) {
+        Ok(names) if names.is_empty() => GpuSource::None,
+        // The hook confines tasks to their GPUs: a number may count the node's GPUs or the job's.
+        Ok(names) if names.iter().any(|name| matches!(name, GpuName::Index(_))) => GpuSource::Unknown(
+            format!("'{shown}' names GPUs by number, and UUIDs alone are certain"),
+        ),
+        Ok(names) => GpuSource::Listed(names),
+        Err(why) => GpuSource::Unknown(format!("'{shown}': {why}")),
+    })
+}
+
+/// The job's shape in PBS's words, from the hook's options or the mom's job file.
+#[derive(Debug, Default)]
+struct Described {
+    select: String,
+    place: String,
+    vnodes: String,
+}
+
+impl Described {
+    fn of(submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Self {
+        let given = &input.given;
+        if given.select.is_some() || given.place.is_some() || given.vnodes.is_some() {
+            let text = |value: &Option<String>| value.clone().unwrap_or_default();
+            return Self {
+                select: text(&given.select),
+                place: text(&given.place),
+                vnodes: text(&given.vnodes),
+            };
+        }
+        // Without it the tasks stay unknown, which is a refusal of `auto` only.
+        let Ok(file) = job_file(&submission.job, input, host) else {
+            return Self::default();
+        };
+        let value = |name: &str| attribute(&file, name);
+        let select = value("schedselect").or_else(|| value("Resource_List.select"));
+        Self {
+            select: select.unwrap_or_default(),
+            place: value("Resource_List.place").unwrap_or_default(),
+            vnodes: value("exec_vnode").unwrap_or_default(),
+        }
+    }
+
+    fn without_cgroups(&self, here: &str) -> GpuSource {
+        let why = "PBS gives a number of GPUs and pbs_cgroups is not there to name them".to_owned();
+        let unknown = |why: &str| GpuSource::Unknown(why.to_owned());
+        match ngpus(parts(&self.vnodes).filter(|(host, _)| same_node(host, here))) {
+            0 if self.vnodes.is_empty() && self.select.is_empty() => {
+                unknown("no file of pbs_cgroups, and nothing says what the job asked for")
+            }
+            0 if self.vnodes.is_empty() && ngpus([("", self.select.as_str())].into_iter()) > 0 => {
+                unknown(&why)
+            }
+            0 => unknown("the job did not ask PBS for GPUs here (-l select=1:ngpus=1)"),
+            count => GpuSource::Counted { count, why },
+        }
+    }
+
+    /// Whether the whole of this host is the job's alone. `excl` is about vnodes: a host with several may have more.
+    fn is_alone(&self, here: &str) -> bool {
+        let place = self.place.to_ascii_lowercase();
+        let is_vnode_here =
+            |(host, part): (&str, &str)| same_node(host, here) && part[host.len()..].starts_with('[');
+        let several = || parts(&self.vnodes).any(is_vnode_here);
+        place.split(':').any(|word| match word {
+            "exclhost" => true,
+            "excl" => !several(),
+            _ => false,
+        })
+    }
+}
+
+/// The sum of `ngpus=` in parts of a list of vnodes, or of a select statement.
+fn ngpus<'t>(parts: impl Iterator<Item = (&'t str, &'t str)>) -> u32 {
+    parts
+        .flat_map(|(_, part)| part.split([':', '+']))
+        .filter_map(|word| word.strip_prefix("ngpus=")?.parse::<u32>().ok())
+        .fold(0, u32::saturating_add)
+}
+
+/// The sum of `mpiprocs` of the chunks on this node; `None` unless every chunk of the job has the same.
+fn tasks(select: &str, vnodes: &str, here: &str) -> Option<u32> {
+    let mut each: Option<u32> = None;
+    for chunk in select.split('+').filter(|chunk| !chunk.is_empty()) {
+        let count = chunk.split(':').find_map(|word| word.strip_prefix("mpiprocs="))?;
+        let count = count.parse().ok()?;
+        if each.is_some_and(|other| other != count) {
+            return None;
+        }
+        each = Some(count);
+    }
+    // (nodea:ncpus=1+nodeb:ncpus=1)+(nodea:ncpus=2): a chunk may span vnodes; those of one host are host[0], host[1].
+    let is_here = |chunk: &&str| members(chunk).any(|name| same_node(name, here));
+    let chunks = vnodes.split(')').filter(is_here);
+    let chunks = u32::try_from(chunks.count()).ok().filter(|n| *n > 0)?;
+    each.filter(|n| *n > 0)?.checked_mul(chunks)
+}
+
+/// The hosts that a list of vnodes or of hosts names, one for each of its parts; vnodes of one host are `host[0]`, `host[1]`.
+fn members(vnodes: &str) -> impl Iterator<Item = &str> {
+    parts(vnodes).map(|(host, _)| host)
+}
+
+/// Each part of such a list, behind the host that it names.
+fn parts(vnodes: &str) -> impl Iterator<Item = (&str, &str)> {
+    vnodes
+        .split(['+', '(', ')'])
+        .map(|part| (part.split([':', '[', '/']).next().unwrap_or_default(), part))
+        .filter(|(name, _)| !name.is_empty())
 }
 
 #[cfg(test)]

@@ -98,9 +98,8 @@ pub(crate) struct Installation {
 impl Installation {
     /// The installation of `product`: from `site`, else its configuration, else the usual places.
     pub fn find(product: &'static Product, site: &Site, host: &dyn Host) -> Self {
-        let conf = product
-            .conf
-            .and_then(|file| host.read(Path::new(file), MOST_CONF).ok()?);
+        let read = |file| host.read(Path::new(file), MOST_CONF).ok()?;
+        let conf = product.conf.and_then(read);
         let conf = String::from_utf8_lossy(&conf.unwrap_or_default()).into_owned();
         let home = || conf_path(&conf, "PBS_MOM_HOME").or_else(|| conf_path(&conf, "PBS_HOME"));
         let usual = || {
@@ -186,21 +185,27 @@ impl Installation {
 
 /// The last `$prologalarm N` of a mom's configuration.
 fn prolog_alarm(config: &str) -> Option<u64> {
-    let values = config.lines().filter_map(|line| {
+    let mut values = config.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         words.next().filter(|word| *word == "$prologalarm")?;
         words.next()?.parse().ok()
     });
-    values.filter(|seconds| *seconds > 0).last()
+    values.rfind(|seconds| *seconds > 0)
 }
 
 /// The absolute path that a line `KEY=VALUE` of OpenPBS's `/etc/pbs.conf` names.
 fn conf_path(text: &str, key: &str) -> Option<PathBuf> {
-    let values = text
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));
-    let mut paths = values.map(|value| PathBuf::from(value.trim().trim_matches('"')));
-    paths.next().filter(|path| path.is_absolute())
+    let value = |line: &str| {
+        Some(
+            line.trim()
+                .strip_prefix(key)?
+                .strip_prefix('=')?
+                .trim()
+                .to_owned(),
+        )
+    };
+    let path = PathBuf::from(text.lines().find_map(value)?.trim_matches('"'));
+    path.is_absolute().then_some(path)
 }
 
 /// Whether two names mean the same node: equal, or equal up to the first dot if one has no domain.
@@ -223,9 +228,8 @@ pub(crate) fn attribute(text: &str, name: &str) -> Option<String> {
     }
     let mut lines = text.lines();
     let mut value = lines.by_ref().find_map(named)?;
-    lines
-        .take_while(|line| line.starts_with('\t') && !line.contains(" = "))
-        .for_each(|line| value.push_str(line.trim()));
+    let is_folded = |line: &&str| line.starts_with('\t') && !line.contains(" = ");
+    value.extend(lines.take_while(is_folded).map(str::trim));
     Some(value)
 }
 

@@ -27,9 +27,8 @@ impl Located for Installation {
     fn has_file_of(&self, job: &JobId) -> bool {
         let torques = job.as_str().replace('[', "-").replace(']', "");
         let torques = self.job_file(job).with_file_name(format!("{torques}.JB"));
-        [self.job_file(job), torques]
-            .iter()
-            .any(|file| file.symlink_metadata().is_ok())
+        let mut files = [self.job_file(job), torques].into_iter();
+        files.any(|file| file.symlink_metadata().is_ok())
     }
 
     fn known_jobs(&self, node: &str) -> Box<dyn KnownJobs> {
@@ -60,10 +59,8 @@ impl KnownJobs for PbsJobs {
         if self.pbs.has_file_of(job) {
             return JobState::Here;
         }
-        let asked = self
-            .pbs
-            .run("qstat", &["-f", job.as_str()], CALL_DEADLINE, &ThisHost);
-        match asked {
+        let words = ["-f", job.as_str()];
+        match self.pbs.run("qstat", &words, CALL_DEADLINE, &ThisHost) {
             Ok(answer) => job_state(&self.node, answer.code, &answer.text),
             Err(why) => JobState::Undecided(why),
         }

@@ -80,10 +80,9 @@ pub(crate) fn run(
 
 /// Checks each PBS that is here.
 pub(crate) fn check_here(products: &Products, ctx: &SetupContext<'_>) -> Option<Vec<CheckLine>> {
-    let here: Vec<_> = installations(products, ctx)
-        .filter(Installation::is_here)
-        .collect();
-    (!here.is_empty()).then(|| here.iter().flat_map(|pbs| check(pbs, ctx)).collect())
+    let here = installations(products, ctx).filter(Installation::is_here);
+    let checks: Vec<_> = here.map(|pbs| check(&pbs, ctx)).collect();
+    (!checks.is_empty()).then(|| checks.concat())
 }
 
 fn installations(products: &Products, ctx: &SetupContext<'_>) -> impl Iterator<Item = Installation> {

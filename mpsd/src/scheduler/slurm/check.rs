@@ -132,10 +132,8 @@ fn check_plugin(file: &Path, installed: Option<Release>) -> CheckLine {
 /// The files that the plugin will use.
 fn check_files(words: &[&str], ctx: &SetupContext<'_>) -> Vec<CheckLine> {
     let given = |key: &str| {
-        let mut values = words
-            .iter()
-            .filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
-        values.next().map(PathBuf::from)
+        let value = |word: &&str| Some(PathBuf::from(word.strip_prefix(key)?.strip_prefix('=')?));
+        words.iter().find_map(value)
     };
     let programs = [("prologue", "mps-prologue"), ("epilogue", "mps-epilogue")].map(|(key, name)| {
         let file = given(key).unwrap_or_else(|| Path::new(USUAL_PROGRAMS).join(name));
@@ -167,12 +165,8 @@ fn check_slurmd(
     }
     let (loaded, fetched) = (slurmd.has_loaded(plugin?), stack.delivery == Delivery::Fetched);
     let written = fs::metadata(home).and_then(|about| about.modified()).ok();
-    let is_older = || {
-        slurmd
-            .began()
-            .zip(written)
-            .is_some_and(|(began, written)| began < written)
-    };
+    let times = || slurmd.began().zip(written);
+    let is_older = || times().is_some_and(|(began, written)| began < written);
     Some(match loaded {
         Some(true) => Pass("slurmd has loaded our plugin".to_owned()),
         Some(false) if fetched => Fail(format!("{of} has not loaded our plugin: restart slurmd")),
@@ -213,18 +207,18 @@ fn check_settings(conf: &Conf, ctx: &SetupContext<'_>) -> Vec<CheckLine> {
             Fail(text.to_owned())
         }
     });
-    let shares = ["mps", "shard"]
-        .into_iter()
-        .filter(|share| conf.lists("GresTypes", share));
-    all.extend(shares.map(|share| {
+    let is_type = |share: &&str| conf.lists("GresTypes", share);
+    all.extend(["mps", "shard"].into_iter().filter(is_type).map(|share| {
         Warn(format!(
             "GresTypes has {share}: jobs may share a GPU, so its compute mode stays as it is"
         ))
     }));
-    let containers = conf
-        .value("JobContainerType")
-        .filter(|kind| kind.ends_with("tmpfs"));
-    all.extend(containers.map(|_| container(ctx.settings.paths.run())));
+    let containers = conf.value("JobContainerType").unwrap_or_default();
+    all.extend(
+        containers
+            .ends_with("tmpfs")
+            .then(|| container(ctx.settings.paths.run())),
+    );
     all
 }
 
@@ -272,10 +266,8 @@ fn unkillable_timeout(conf: &Conf, ours: Duration) -> CheckLine {
 /// Under job_container/tmpfs the tasks have their own /tmp, and their own /dev/shm unless job_container.conf says Dirs=/tmp.
 /// Client and server share nothing there (driver 580; the contract suite's `namespaces`), but tasks must see the job's pipe.
 fn container(run: &Path) -> CheckLine {
-    if ["/tmp", "/dev/shm", "/var/tmp"]
-        .iter()
-        .any(|hidden| run.starts_with(hidden))
-    {
+    let hidden = ["/tmp", "/dev/shm", "/var/tmp"];
+    if hidden.iter().any(|hidden| run.starts_with(hidden)) {
         let run = run.display();
         return Fail(format!(
             "run_dir '{run}' is hidden from tasks by job_container/tmpfs; allowed: /run/mpsd"

@@ -117,7 +117,7 @@ impl Controller for SlurmNode {
         // Untrusted: a line in the user's comment comes before. The last line of a name is Slurm's.
         let named = |name: &str| {
             let lines = shown.lines().map(str::trim_start);
-            let file = lines.filter_map(|line| line.strip_prefix(name)).last();
+            let file = lines.rev().find_map(|line| line.strip_prefix(name));
             file.map(PathBuf::from).filter(|file| file.is_absolute())
         };
         Ok(named("StdErr=").or_else(|| named("StdOut=")))

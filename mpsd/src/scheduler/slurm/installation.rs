@@ -52,21 +52,16 @@ impl Installation {
         };
         // PREFIX/etc/slurm.conf or PREFIX/etc/slurm/slurm.conf.
         let of_conf = || {
-            let mut above = conf?
-                .ancestors()
-                .skip(2)
-                .take(2)
-                .filter(|dir| dir.parent().is_some());
-            above.find_map(|dir| with_commands(dir.join("bin")))
+            let above = conf?.ancestors().skip(2).take(2);
+            let mut prefixes = above.filter(|dir| dir.parent().is_some());
+            prefixes.find_map(|dir| with_commands(dir.join("bin")))
         };
         let named = site.slurm_exec.as_ref();
         let named = named.map(|dir| with_commands(dir.join("bin")).unwrap_or_else(|| dir.clone()));
         let found = named.or_else(of_daemon).or_else(of_conf);
         let usual = || {
-            directories()
-                .into_iter()
-                .next()
-                .unwrap_or_else(|| COMMANDS[0].into())
+            let first = directories().into_iter().next();
+            first.unwrap_or_else(|| COMMANDS[0].into())
         };
         let of_running = || daemon.as_ref()?.named();
         Self {
@@ -89,9 +84,6 @@ impl Installation {
     }
 
     /// What a command of Slurm's answers, if it ends with 0.
-    ///
-    /// # Errors
-    /// One line.
     pub fn ask(&self, program: &str, arguments: &[&str], deadline: Duration) -> Result<String, String> {
         self.untrusted().map_or(Ok(()), Err)?;
         let conf = self.conf.as_ref().and_then(|conf| conf.to_str());
@@ -113,10 +105,8 @@ impl Installation {
         let daemon = self.daemon.as_ref().and_then(|daemon| daemon.program.clone());
         let beside = VERSION_PROGRAMS.iter().map(|name| self.commands.join(name));
         let release = |program: PathBuf| {
-            let asked = program
-                .exists()
-                .then(|| host.run(&program, &["-V"], &[], VERSION_DEADLINE));
-            Release::in_version(&asked?.ok()?.text)
+            let ask = || host.run(&program, &["-V"], &[], VERSION_DEADLINE);
+            Release::in_version(&program.exists().then(ask)?.ok()?.text)
         };
         let mut found: Vec<Release> = daemon.into_iter().chain(beside).filter_map(release).collect();
         found.dedup();
@@ -138,12 +128,8 @@ pub(super) fn directories() -> Vec<PathBuf> {
         found
     });
     let mut found: Vec<PathBuf> = Vec::new();
-    for dir in COMMANDS
-        .iter()
-        .map(PathBuf::from)
-        .chain(side_by_side)
-        .filter_map(with_commands)
-    {
+    let all = COMMANDS.iter().map(PathBuf::from).chain(side_by_side);
+    for dir in all.filter_map(with_commands) {
         let same = |other: &PathBuf| other.canonicalize().ok() == dir.canonicalize().ok();
         if !found.iter().any(same) {
             found.push(dir);
@@ -162,9 +148,6 @@ pub(super) struct Release {
 
 impl Release {
     /// Reads `23.11`, `23.11.5` or `23.11.0-1rc1`.
-    ///
-    /// # Errors
-    /// One line.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut parts = text.split('.');
         let mut number = || parts.next().filter(|part| part.len() == 2)?.parse().ok();
@@ -186,9 +169,6 @@ impl Release {
 }
 
 /// The release of the plugin in `file`, which must be root's: slurmd loads it.
-///
-/// # Errors
-/// One line.
 pub(super) fn stamp_of(file: &Path) -> Result<Release, String> {
     let read = open_trusted(file).and_then(|file| file.read(LARGEST));
     let bytes = read.map_err(|error| error.to_string())?;

@@ -1,4 +1,9 @@
 //! Slurm: the plugin's job_prolog and job_epilog, `squeue`, `sinfo` and `scontrol`, and the verbs of `mpsctl slurm`.
+//!
+//! A job stands in the environment of `slurmstepd spank prolog|epilog`, or of the step's task. Recorded on 22.05.8:
+//! `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES` are node-wide numbers under any PrologFlags, and both absent if the job has
+//! no GPU. A step has `SLURM_STEP_GPUS`; its `CUDA_VISIBLE_DEVICES` counts from 0 under ConstrainDevices and is never used
+//! here.
 
 mod check;
 mod conf;
@@ -9,24 +14,33 @@ mod jobs;
 pub(crate) mod setup;
 mod slurmd;
 mod stack;
-mod submission;
 mod trial;
 
-use conf::Conf;
-use installation::Installation;
-
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer};
-use super::call::{Input, Lookup, Program, Site, Submission};
+use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
 use super::control::{Controller, KnownJobs};
-use super::devices::Devices;
+use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
+use super::numbers::{List, Number, Numbers};
 use super::trial::Trial;
+use conf::Conf;
+use gres::Gres;
+use installation::Installation;
 use mpsd_core::Gpu;
-use mpsd_core::failure::Failure;
+use mpsd_core::config::HostList;
+use mpsd_core::failure::{Failure, Undetermined};
 use mpsd_core::job::{JobId, Scheduler};
 use mpsd_core::request::Syntax;
-use std::path::Path;
+use mpsd_core::text::one_line;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// The job's GPUs in a prolog.
+const OF_JOB: &str = "SLURM_JOB_GPUS";
+/// The prolog waits no longer for the controller.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// More GPUs than a node has.
+const MOST: u32 = 1024;
 
 /// The batch system Slurm.
 #[derive(Debug, Clone, Copy)]
@@ -46,15 +60,50 @@ impl BatchSystem for Slurm {
     }
 
     fn vectors(&self, _: Program) -> &'static str {
-        submission::VECTORS
+        "none and Slurm's environment"
     }
 
     fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
-        submission::read(input)
+        if !input.arguments.is_empty() {
+            return Err(input.wrong_vector(Scheduler::Slurm, self.vectors(input.program)));
+        }
+        let var = |name: &str| (input.env)(name).filter(|v| !v.is_empty());
+        let id = var("SLURM_JOB_ID").ok_or_else(|| missing("SLURM_JOB_ID"))?;
+        let uid = var("SLURM_JOB_UID").ok_or_else(|| missing("SLURM_JOB_UID"))?;
+        let no_number = |_| Undetermined::new("SLURM_JOB_UID", "it is no user id");
+        let uid: u32 = uid.parse().map_err(no_number)?;
+        let account = input.given.account.as_ref();
+        let submission = Submission {
+            scheduler: Scheduler::Slurm,
+            sister: false,
+            job: JobId::parse(&id)?,
+            user: UserRef::Uid(uid),
+            account: account.map(|account| account.as_encoded_bytes().to_vec()),
+            resource: None,
+            node: var("SLURMD_NODENAME"),
+            interactive: var("SPANK_MPS_SUBMIT").is_some_and(|by| by == "allocator"),
+            step: false,
+        };
+        Ok(submission.of_step(step(input).as_deref())?)
     }
 
     fn devices(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
-        submission::devices(input, host)
+        let is_step = step(input).is_some();
+        let scope = if is_step { "SLURM_STEP_GPUS" } else { OF_JOB };
+        let conf = (input.env)("SLURM_CONF").map(PathBuf::from);
+        let node = (input.env)("SLURMD_NODENAME").unwrap_or_else(|| host.name());
+        let gres = conf.map(|conf| Gres::read(&conf, &node, host));
+        let exclusive = exclusive(input, gres.as_ref());
+        let gpus = gpus(input, scope, gres, &node);
+        Devices {
+            exclusive: match gpus {
+                GpuSource::None => Exclusive::Unknown,
+                _ => exclusive,
+            },
+            gpus,
+            whole_node: false,
+            tasks_on_node: tasks(input),
+        }
     }
 
     fn syntax(&self) -> Syntax {
@@ -145,6 +194,179 @@ impl Located for Here {
     /// Slurm keeps reasons whole; this is enough for two paths and an error.
     fn longest_reason(&self) -> usize {
         400
+    }
+}
+
+/// The step's number, unless this is the job's own prolog or epilog.
+fn step(input: &Input<'_>) -> Option<String> {
+    let context = (input.env)("SLURM_SCRIPT_CONTEXT").unwrap_or_default();
+    if context.starts_with("prolog") || context.starts_with("epilog") {
+        return None;
+    }
+    let id = (input.env)("SLURM_STEP_ID").or_else(|| (input.env)("SLURM_STEPID"))?;
+    (!id.is_empty() && id.bytes().all(|b| b.is_ascii_digit())).then_some(id)
+}
+
+fn gpus(input: &Input<'_>, scope: &str, gres: Option<Gres>, node: &str) -> GpuSource {
+    let visible = (input.env)("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    // A MIG device has no number of its own in SLURM_JOB_GPUS; only here does Slurm give its name.
+    let mig = visible.contains("MIG-");
+    let listed = || (input.env)(scope).unwrap_or_default();
+    let text = if mig { visible.clone() } else { listed() };
+    match GpuName::parse_list(&text) {
+        Ok(names) if names.is_empty() => GpuSource::None,
+        // Untrusted: in a step the variable is then the user's own, and could name another job's device.
+        Ok(_) if mig && scope != OF_JOB && gres.as_ref().is_some_and(|gres| gres.unnamed) => {
+            let why = "gres.conf has Flags by which Slurm leaves CUDA_VISIBLE_DEVICES to the step's user, and nothing else names a MIG device";
+            GpuSource::Unknown(why.to_owned())
+        }
+        Ok(names) if mig => {
+            let several = scope == OF_JOB && gres.is_some_and(|gres| gres.several_types);
+            match unnamed_devices(input, node, names.len(), several) {
+                None => GpuSource::Listed(names),
+                Some(why) => GpuSource::Unknown(why),
+            }
+        }
+        Ok(names) if scope == OF_JOB && gres.as_ref().is_some_and(|gres| gres.several_types) => {
+            match places(input, node, &names) {
+                Ok(names) => GpuSource::Numbered(numbers(&names, "", gres)),
+                Err(why) => GpuSource::Unknown(format!(
+                    "{scope} names GPUs of one type only, and the node has several: {why}"
+                )),
+            }
+        }
+        Ok(names) => GpuSource::Numbered(numbers(&names, &visible, gres)),
+        Err(why) => GpuSource::Unknown(format!("{scope}={}: {why}", one_line(&text, 80))),
+    }
+}
+
+/// Why the names of so many MIG devices are not all that the job has: a prolog is not told of devices of a second type, as
+/// the whole GPUs of a node that has both.
+fn unnamed_devices(input: &Input<'_>, node: &str, named: usize, several_types: bool) -> Option<String> {
+    if !several_types {
+        return None;
+    }
+    let told = GpuName::parse_list(&(input.env)(OF_JOB).unwrap_or_default());
+    match told.and_then(|told| places(input, node, &told)) {
+        Ok(all) if all.len() == named => None,
+        Ok(all) => Some(format!(
+            "Slurm gives it {} devices of several types, and names {named} of one type to the prolog",
+            all.len()
+        )),
+        Err(why) => Some(format!(
+            "{OF_JOB} names devices of one type only, and the node has several: {why}"
+        )),
+    }
+}
+
+/// The numbers with the UUIDs that the prolog of Slurm 25.11 and later has beside them under AutoDetect=nvml.
+fn numbers(names: &[GpuName], visible: &str, gres: Option<Gres>) -> Numbers {
+    let uuid = |entry: &str| entry.starts_with("GPU-").then(|| entry.to_owned());
+    let mut uuids: Vec<Option<String>> = visible.split(',').map(uuid).collect();
+    uuids.resize(names.len(), None);
+    let number = |(name, uuid): (&GpuName, Option<String>)| match name {
+        GpuName::Index(place) => Some(Number { place: *place, uuid }),
+        GpuName::Uuid(_) => None,
+    };
+    let unknown = || List::Unknown("Slurm did not say where its configuration is (SLURM_CONF)".to_owned());
+    Numbers {
+        numbers: names.iter().zip(uuids).filter_map(number).collect(),
+        confined: gres.as_ref().and_then(|gres| gres.confined),
+        by_uuid: gres.as_ref().is_some_and(|gres| gres.by_uuid),
+        list: gres.map_or_else(unknown, |gres| gres.list),
+    }
+}
+
+/// gres/gpu gives a GPU to one job; gres/shard and gres/mps let jobs share it, and the prolog is not told which of
+/// the three the job has. So a cluster that has one of them proves nothing.
+fn exclusive(input: &Input<'_>, gres: Option<&Gres>) -> Exclusive {
+    let shares = ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "SLURM_SHARDS_ON_NODE"];
+    if shares.iter().any(|name| (input.env)(name).is_some()) {
+        return Exclusive::Shared;
+    }
+    if gres.is_some_and(|gres| gres.unshared) {
+        Exclusive::GpusAlone
+    } else {
+        Exclusive::Unknown
+    }
+}
+
+/// Tasks on this node: an even share, rounded up.
+fn tasks(input: &Input<'_>) -> Option<u32> {
+    let (total, nodes) = if step(input).is_some() {
+        ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
+    } else {
+        ("SLURM_JOB_NTASKS", "SLURM_JOB_NUM_NODES")
+    };
+    let number = |name: &str, other: &str| {
+        let found = input.number(name).or_else(|| input.number(other));
+        found.filter(|number| *number > 0)
+    };
+    Some(number(total, "SLURM_NTASKS")?.div_ceil(number(nodes, "SLURM_NNODES")?))
+}
+
+fn missing(name: &str) -> Undetermined {
+    let why = "Slurm did not set it; run through the plugin's job_prolog and job_epilog";
+    Undetermined::new(name, why)
+}
+
+/// The job's places in the list of the GPUs of `node`, as slurmctld says: `scontrol --details show job`. Untrusted: the
+/// answer holds text of the user, the job's name among it, which could forge such a line. So the whole answer may name the
+/// node once, and the places must include those of `told`, which the prolog has.
+///
+/// # Errors
+/// One line: the controller does not answer, or what it says is not clear.
+fn places(input: &Input<'_>, node: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
+    let var = |name: &str| (input.env)(name).filter(|value| !value.is_empty());
+    let id = var("SLURM_JOB_ID").ok_or("Slurm did not set SLURM_JOB_ID")?;
+    let slurm = Installation::find(&input.site, node);
+    let call = |program, words: &[&str]| slurm.ask(program, words, DEADLINE);
+    let show = |id: &str| call("scontrol", &["--details", "--oneliner", "show", "job", id]);
+    let whole = of_node(&show(&id)?, node, told);
+    // The id of an array, or of a het job, is that of all its parts. squeue names each part, without text of the user.
+    whole.or_else(|why| {
+        let names = call("squeue", &["--noheader", "--jobs", &id, "--format", "%A %i"])?;
+        let mut lines = names.lines();
+        let own = lines.find_map(|line| line.strip_prefix(&id)?.strip_prefix(' '));
+        let own = own.map(str::trim).filter(|own| *own != id).ok_or(why)?;
+        of_node(&show(own)?, node, told)
+    })
+}
+
+/// `Nodes=n[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)`.
+fn of_node(text: &str, node: &str, told: &[GpuName]) -> Result<Vec<GpuName>, String> {
+    let here = |list: &str| HostList::try_from(list.to_owned()).is_ok_and(|list| list.contains(node));
+    let mut found = Vec::new();
+    let mut is_here = false;
+    for word in text.split_whitespace() {
+        if let Some(list) = word.strip_prefix("Nodes=") {
+            is_here = here(list);
+        } else if let (true, Some(gres)) = (is_here, word.strip_prefix("GRES=")) {
+            found.push(gres);
+        }
+    }
+    let [gres] = found[..] else {
+        let count = found.len();
+        return Err(format!("scontrol shows {count} lists of them for this job"));
+    };
+    let unclear = || format!("scontrol shows GRES={gres}");
+    // A share of a GPU is of one type.
+    if !gres.contains("gpu:") {
+        return Ok(told.to_vec());
+    }
+    let mut places = Vec::new();
+    let is_gpus = |part: &&str| part.trim_start_matches(',').starts_with("gpu:");
+    for part in gres.split(')').filter(is_gpus) {
+        let (_, list) = part.split_once("(IDX:").ok_or_else(unclear)?;
+        for range in list.split(',').filter(|range| !range.is_empty()) {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (first, last): (u32, u32) = first.parse().ok().zip(last.parse().ok()).ok_or_else(unclear)?;
+            places.extend((first..=last.min(first.saturating_add(MOST))).map(GpuName::Index));
+        }
+    }
+    match told.iter().all(|one| places.contains(one)) {
+        true => Ok(places),
+        false => Err(unclear()),
     }
 }
 

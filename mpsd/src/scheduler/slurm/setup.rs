@@ -149,11 +149,8 @@ fn enable(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport,
         ));
     }
     if options.release.is_none() && slurm.is_a_guess() {
-        let found: Vec<String> = directories()
-            .iter()
-            .map(|dir| dir.display().to_string())
-            .collect();
-        let found = found.join(", ");
+        let found = directories().into_iter().map(|dir| dir.display().to_string());
+        let found = found.collect::<Vec<_>>().join(", ");
         return Err(format!(
             "several Slurms are here ({found}) and none runs: name one with --exec"
         ));
@@ -225,17 +222,15 @@ fn plugin(
     ctx: &SetupContext<'_>,
 ) -> Result<(Release, PathBuf), String> {
     let plugins = &options.slurm.plugins;
-    let release = options
-        .release
-        .or_else(|| slurm.releases(ctx.host).first().copied());
+    let installed = || slurm.releases(ctx.host).first().copied();
+    let release = options.release.or_else(installed);
     let release = release.ok_or("no slurmd, sinfo or srun here says its version; name it with --release")?;
     let file = plugins.join(release.to_string()).join(PLUGIN);
     let shown = file.display();
     if !file.exists() {
         let entries = fs::read_dir(plugins).into_iter().flatten().flatten();
-        let mut have: Vec<String> = entries
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut have: Vec<String> = names.collect();
         have.sort();
         let have = if have.is_empty() {
             "none".to_owned()
@@ -315,11 +310,9 @@ fn renamed(text: &str, plugin: &Path) -> String {
 
 fn disable(stack: &Stack) -> Result<VerbReport, String> {
     let snippet = stack.snippet();
-    let files = [snippet.clone(), stack.second_snippet(), stack.file.clone()];
-    let ours = files
-        .into_iter()
-        .filter(|file| file.exists() && !is_foreign(file));
-    let mut report = apply(ours.map(Step::Remove))?;
+    let files = [snippet.clone(), stack.second_snippet(), stack.file.clone()].into_iter();
+    let is_ours = |file: &PathBuf| file.exists() && !is_foreign(file);
+    let mut report = apply(files.filter(is_ours).map(Step::Remove))?;
     if snippet.exists() {
         report.left(format!("'{}' is not ours: left as it is", snippet.display()));
     } else if our_line(&stack.file).is_some() {

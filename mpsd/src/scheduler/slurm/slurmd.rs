@@ -90,6 +90,7 @@ impl Slurmd {
         let arguments = fs::read(place("cmdline")).ok()?;
         let text = |argument: &[u8]| String::from_utf8_lossy(argument).into_owned();
         let arguments: Vec<String> = arguments.split(|byte| *byte == 0).map(text).collect();
+        let named = option(&arguments, 'f').map(OsString::from);
         let environment = || process.environment_variable("SLURM_CONF", 1 << 20);
         let (program, replaced) = program.unzip();
         let name = program.as_deref().and_then(Path::file_name);
@@ -98,10 +99,7 @@ impl Slurmd {
             name: name.unwrap_or(&stat.name).to_string_lossy().into_owned(),
             replaced: replaced == Some(true),
             program,
-            named_conf: option(&arguments, 'f')
-                .map(OsString::from)
-                .or_else(environment)
-                .map(PathBuf::from),
+            named_conf: named.or_else(environment).map(PathBuf::from),
             node: option(&arguments, 'N'),
         };
         // All of this was read of the same process.

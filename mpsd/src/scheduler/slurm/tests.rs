@@ -335,3 +335,42 @@ fn an_unreadable_file_is_no_guess() {
         assert!(SITE.gres(gres).gpus(CONFINED, &whole).is_err(), "{gres}");
     }
 }
+
+const TWO: &str = "JobId=7 JobName=x NodeList=n[1-3] JOB_GRES=gpu:a:1,gpu:b:2 Nodes=n[1-2] CPU_IDs=0-1 Mem=0 \
+               GRES=gpu:a:1(IDX:0),gpu:b:2(IDX:2-3) Nodes=n3 CPU_IDs=0 Mem=0 GRES=gpu:a:2(IDX:0,1) MinCPUsNode=1";
+
+fn places_of(text: &str, node: &str, told: u32) -> Result<Vec<u32>, String> {
+    let index = |name| match name {
+        GpuName::Index(place) => place,
+        GpuName::Uuid(_) => u32::MAX,
+    };
+    let found = super::of_node(text, node, &[GpuName::Index(told)])?;
+    Ok(found.into_iter().map(index).collect())
+}
+
+#[test]
+fn the_places_of_every_type_and_no_answer_for_a_forged_line() {
+    for (text, node, told, places) in [
+        (TWO, "n2", 2, &[0, 2, 3][..]),
+        (TWO, "n3", 1, &[0, 1]),
+        ("Nodes=n3 GRES=gpu:b:1(IDX:1),gpu:a:0(IDX:)", "n3", 1, &[1]),
+        ("Nodes=n3 GRES=shard:1(IDX:1)", "n3", 1, &[1]),
+    ] {
+        assert_eq!(places_of(text, node, told).as_deref(), Ok(places), "{text}");
+    }
+    // The job's name is the user's text.
+    let (forged, lines) = (
+        "=x Nodes=n2 GRES=gpu:4(IDX:0-3)",
+        "=x\nJobId=8 Nodes=n2 GRES=gpu:4(IDX:0-3)\nJobId=9",
+    );
+    for (text, node, told) in [
+        (&*TWO.replace("=x", forged), "n2", 2),
+        (&TWO.replace("=x", lines), "n2", 2),
+        (TWO, "n4", 0),
+        (TWO, "n3", 3),
+        ("", "n1", 0),
+        ("Nodes=n1 GRES=gpu:a:1", "n1", 0),
+    ] {
+        assert!(places_of(text, node, told).is_err(), "{text}");
+    }
+}

@@ -1,20 +1,35 @@
-//! Torque: `prologue` and `epilogue` of its mom, and its `$job_starter`.
+//! Torque: `prologue` and `epilogue` on the mother superior, their `.parallel` forms on the sisters, and `$job_starter`.
+//!
+//! Recorded on 6.1.3: 8 arguments to a prologue (7 before 5.x, 9 to a presetup one), 11 to an epilogue (10 before
+//! 5.x). The account is argument 7 of a prologue and 9 of an epilogue, "" without `-A`, verbatim otherwise.
 
 pub(crate) mod setup;
 mod starter;
-mod submission;
 
 use super::batch_system::{BatchSystem, ExitPolicy, Located, Offer, Unattached};
-use super::call::{Input, Lookup, Program, Site, Submission};
-use super::devices::Devices;
+use super::call::{Input, Lookup, Program, Site, Submission, UserRef};
+use super::devices::{Devices, Exclusive, GpuName, GpuSource};
 use super::host::{Host, ThisHost};
+use super::pbs::control::offline_for;
+use super::pbs::installation::{attribute, same_node};
 use super::pbs::trial::Qsub;
 use super::trial::Trial;
-use mpsd_core::failure::Failure;
-use mpsd_core::job::Scheduler;
+use mpsd_core::failure::{Failure, Undetermined};
+use mpsd_core::job::{JobId, Scheduler};
+use mpsd_core::text::one_line;
 use setup::{PRODUCT, installation};
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Most that a job's GPU file is read: a line a GPU of the whole job. Bytes.
+const MOST_GPU_FILE: usize = 1 << 20;
+/// Most that a job's node file is read: a line a task of the whole job. Bytes.
+const MOST_NODE_FILE: usize = 16 << 20;
+/// `qstat -f` answered within 7 ms; a server under load gets this.
+const QSTAT_DEADLINE: Duration = Duration::from_secs(4);
+/// Words of the resource list that let jobs share a GPU.
+const SHARED_WORDS: [&str; 2] = ["shared", "default"];
 
 /// The batch system Torque.
 #[derive(Debug, Clone, Copy)]
@@ -47,19 +62,86 @@ impl BatchSystem for Torque {
     }
 
     fn vectors(&self, program: Program) -> &'static str {
-        submission::vectors(program)
+        match program {
+            Program::Prologue => "JOB USER GROUP NAME RESOURCES QUEUE ACCOUNT [SCRIPT [HOSTS]]",
+            Program::Epilogue => "JOB USER GROUP NAME SESSION RESOURCES USED QUEUE ACCOUNT CODE [SCRIPT]",
+        }
     }
 
     fn read(&self, input: &Input<'_>, _: &dyn Host) -> Result<Submission, Failure> {
-        submission::read(input)
+        let (known, account) = match input.program {
+            Program::Prologue => (7..=9, 7),
+            Program::Epilogue => (10..=11, 9),
+        };
+        if !known.contains(&input.arguments.len()) {
+            return Err(input.wrong_vector(Scheduler::Torque, self.vectors(input.program)));
+        }
+        let sister = is_sister(input);
+        let mother = if sister {
+            None
+        } else {
+            (input.env)("PBS_MSHOST").filter(|host| !host.is_empty())
+        };
+        Ok(Submission {
+            scheduler: Scheduler::Torque,
+            sister,
+            job: JobId::parse(&input.text(1, "job id")?)?,
+            user: UserRef::Name(input.text(2, "user")?),
+            account: input.account(Some(account)),
+            resource: None,
+            node: input.site.node.clone().or(mother),
+            interactive: input.terminal,
+            step: false,
+        })
     }
 
     fn devices(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Devices {
-        submission::devices(submission, input, host)
+        let wanted = resources(input);
+        let here = submission.node.clone().unwrap_or_else(|| host.name());
+        let gpus = if !asks_for_gpus(&wanted) {
+            GpuSource::Unknown("the job did not ask Torque for GPUs (-l nodes=1:gpus=1)".to_owned())
+        } else {
+            match gpu_file(input) {
+                Some(path) if !submission.sister => from_file(&path, &here, host),
+                _ => from_qstat(submission, input, &here, host),
+            }
+        };
+        let shared = wanted
+            .split([',', ':', '+', '='])
+            .any(|word| SHARED_WORDS.contains(&word));
+        let exclusive = match &gpus {
+            GpuSource::Listed(_) if shared => Exclusive::Shared,
+            GpuSource::Listed(_) => Exclusive::GpusAlone,
+            _ => Exclusive::Unknown,
+        };
+        let lower = wanted.to_ascii_lowercase();
+        let alone = ["naccesspolicy=singlejob", "naccesspolicy:singlejob"];
+        Devices {
+            gpus,
+            exclusive,
+            whole_node: alone.iter().any(|word| lower.contains(word)),
+            tasks_on_node: tasks_here(&here, input, host),
+        }
     }
 
+    /// A sister that its own prologue took out of service for this job. That prologue exits 0: Torque takes a sister down
+    /// whose prologue fails, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue). So the mother
+    /// superior puts the job back.
     fn elsewhere(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<(), Failure> {
-        submission::of_sisters(submission, input, host)
+        if submission.sister || input.program == Program::Epilogue {
+            return Ok(());
+        }
+        let here = submission.node.clone().unwrap_or_else(|| host.name());
+        let tasks = nodes_of_tasks(input, host);
+        let others = tasks.iter().map(String::as_str);
+        let others: BTreeSet<&str> = others.filter(|name| !same_node(name, &here)).collect();
+        let names: Vec<&str> = others.into_iter().collect();
+        let pbs = installation(&input.site, host);
+        let reason = format!("job {}: ", submission.job);
+        match offline_for(&pbs, &names, &reason, host) {
+            Some((node, note)) => Err(Undetermined::new(format!("node '{node}'"), note).into()),
+            None => Ok(()),
+        }
     }
 
     fn unattached(&self, _: &Submission, input: &Input<'_>, host: &dyn Host) -> Option<Unattached> {
@@ -123,6 +205,96 @@ impl BatchSystem for Torque {
              # the scheduler counts these shares and does not say on which GPU one lies: see gpus_unknown in mpsd.toml\n"
         )
     }
+}
+
+/// The mother superior is node 0 of the job and has a node file; a sister has neither.
+fn is_sister(input: &Input<'_>) -> bool {
+    input.given.sister || input.number("PBS_NODENUM").is_some_and(|number| number != 0)
+}
+
+/// The node of each task of the job, from its node file; a sister has none. `PBS_NUM_NODES` is 0 if the user named the
+/// nodes (docs/facts/pbs.md#environment-identity-and-descriptors).
+fn nodes_of_tasks(input: &Input<'_>, host: &dyn Host) -> Vec<String> {
+    let file = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'));
+    let text = file.and_then(|path| host.read(Path::new(&path), MOST_NODE_FILE).ok()?);
+    let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
+    let names = text.lines().map(str::trim);
+    let names = names.filter(|name| !name.is_empty() && !name.starts_with('-'));
+    names.map(str::to_owned).collect()
+}
+
+/// The job's tasks on this node. `PBS_NUM_PPN` is the first number of a request, and 1 if the user named the nodes.
+fn tasks_here(here: &str, input: &Input<'_>, host: &dyn Host) -> Option<u32> {
+    let tasks = nodes_of_tasks(input, host);
+    let here = tasks.iter().filter(|name| same_node(name, here)).count();
+    let counted = u32::try_from(here).ok().filter(|tasks| *tasks > 0);
+    let positive = |name: &str| input.number(name).filter(|number| *number > 0);
+    counted.or_else(|| positive("PBS_NUM_NODES").and(positive("PBS_NUM_PPN")))
+}
+
+/// The requested resources: argument 5 of a prologue, 6 of an epilogue. Their order varies.
+fn resources(input: &Input<'_>) -> String {
+    let number = if input.program == Program::Prologue { 5 } else { 6 };
+    let argument = input.argument(number);
+    argument.map_or_else(String::new, |text| text.to_string_lossy().into_owned())
+}
+
+/// `nodes=1:gpus=1`, `nodes=2:ppn=4:gpus=2:shared+…`, `gpus=1`; `gpus=0` asks for none.
+fn asks_for_gpus(resources: &str) -> bool {
+    let mut counts = resources
+        .split([',', ':', '+'])
+        .filter_map(|part| part.rsplit_once("gpus="));
+    counts.any(|(_, count)| count.trim() != "0")
+}
+
+/// The prologue's environment has no PBS_GPUFILE, but the file exists already (recorded).
+fn gpu_file(input: &Input<'_>) -> Option<PathBuf> {
+    let nodes = (input.env)("PBS_NODEFILE").filter(|path| path.starts_with('/'))?;
+    Some(PathBuf::from(format!("{nodes}gpu")))
+}
+
+fn from_file(path: &Path, here: &str, host: &dyn Host) -> GpuSource {
+    let shown = path.display();
+    let text = match host.read(path, MOST_GPU_FILE) {
+        Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+        Ok(None) => return GpuSource::Unknown(format!("no file '{shown}'")),
+        Err(e) => return GpuSource::Unknown(format!("cannot read '{shown}': {e}")),
+    };
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    listed(lines.map(|line| line.rsplit_once("-gpu")), here)
+        .unwrap_or_else(|| GpuSource::Unknown(format!("'{shown}' names no GPU of '{here}'")))
+}
+
+/// This node's part of `exec_gpus = vm-gpu/0+vm-gpu/1`.
+fn from_qstat(submission: &Submission, input: &Input<'_>, here: &str, host: &dyn Host) -> GpuSource {
+    let pbs = installation(&input.site, host);
+    let answer = match pbs.run("qstat", &["-f", submission.job.as_str()], QSTAT_DEADLINE, host) {
+        Ok(answer) => answer,
+        Err(why) => return GpuSource::Unknown(why),
+    };
+    let Some(text) = attribute(&answer.text, "exec_gpus") else {
+        return GpuSource::Unknown(format!("'qstat -f {}' shows no exec_gpus", submission.job));
+    };
+    listed(text.split('+').map(|part| part.trim().rsplit_once("-gpu/")), here).unwrap_or_else(|| {
+        GpuSource::Unknown(format!(
+            "exec_gpus '{}' names no GPU of '{here}'",
+            one_line(&text, 80)
+        ))
+    })
+}
+
+/// The GPUs of `(node, number)` pairs that are on `here`; `None` when there is none or a pair cannot be read.
+fn listed<'t>(pairs: impl Iterator<Item = Option<(&'t str, &'t str)>>, here: &str) -> Option<GpuSource> {
+    let mut names = Vec::new();
+    for pair in pairs {
+        let (node, number) = pair?;
+        let number: u32 = number.parse().ok()?;
+        let name = GpuName::Index(number);
+        if same_node(node, here) && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    (!names.is_empty()).then_some(GpuSource::Listed(names))
 }
 
 #[cfg(test)]
