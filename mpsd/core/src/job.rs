@@ -1,7 +1,7 @@
 //! A job's name, and who schedules it.
 
 use super::failure::Refusal;
-use super::text::{is_digits, one_line};
+use super::text::{is_digits, is_word, one_line};
 use derive_more::{Display, Into};
 
 /// Longest job id, bytes: longer than any that our schedulers write.
@@ -77,11 +77,13 @@ impl JobId {
     /// The directory of this job under `jobs/`: the id itself when it has at most 40 bytes of `[A-Za-z0-9._-]` and
     /// brackets, else its first 24 safe bytes, `-`, and 12 hex digits of its hash.
     pub fn directory_name(&self) -> String {
-        let plain = self.0.len() <= LONGEST_NAME && self.0.chars().all(is_safe) && !self.0.starts_with('.');
-        if plain {
+        if self.0.len() <= LONGEST_NAME && is_word(&self.0, b"._-[]") && !self.0.starts_with('.') {
             return self.0.clone();
         }
-        let safe = self.0.chars().filter(|c| is_safe(*c) && *c != '.');
+        let safe = self
+            .0
+            .chars()
+            .filter(|c| c.is_ascii_alphanumeric() || "_-[]".contains(*c));
         let head: String = safe.take(READABLE_PART).collect();
         format!("{head}-{:012x}", fnv1a(self.0.as_bytes()) & 0xffff_ffff_ffff)
     }
@@ -114,10 +116,6 @@ impl TryFrom<String> for JobId {
     fn try_from(raw: String) -> Result<Self, Refusal> {
         Self::parse(&raw)
     }
-}
-
-fn is_safe(c: char) -> bool {
-    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '[' | ']')
 }
 
 /// FNV-1a. The scheduler writes the ids, so an even spread is enough: no user can aim at a collision.

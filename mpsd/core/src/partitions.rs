@@ -4,6 +4,7 @@
 //! is an error, and no rank runs without its partition.
 
 use super::gpu::{Gpu, GpuUuid};
+use super::text::is_word;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -97,8 +98,7 @@ pub fn id_of(text: &str, gpu: &GpuUuid) -> Option<String> {
 
 /// Whether `id` is safe in variables and commands.
 pub fn is_id(id: &str) -> bool {
-    let base64 = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=' | b'-' | b'_');
-    (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(base64)
+    id.len() <= LONGEST_ID && is_word(id, b"+/=-_")
 }
 
 #[cfg(test)]

@@ -45,6 +45,12 @@ pub fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
+/// Whether `text` is one or more ASCII letters, digits and `others`.
+pub fn is_word(text: &str, others: &[u8]) -> bool {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || others.contains(&byte);
+    !text.is_empty() && text.bytes().all(good)
+}
+
 /// Bidirectional overrides and other invisible format characters that can make a line read as another.
 fn is_format(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

@@ -1,5 +1,5 @@
 use super::*;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 
 /// A user that owns nothing on any system.
 const STRANGER: u32 = 54_321;
@@ -47,33 +47,37 @@ fn relative_and_looping_links_are_followed_to_their_end() {
 fn what_others_could_have_put_there_is_refused() {
     let place = place();
     let at = |name: &str| place.path().join(name);
-    let mode =
-        |name: &str, mode| std::fs::set_permissions(at(name), PermissionsExt::from_mode(mode)).unwrap();
+    let file = at("dir/file");
+    let mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     std::fs::create_dir(at("dir")).unwrap();
-    std::fs::write(at("dir/file"), b"").unwrap();
-    assert!(open_trusted(&at("dir/file")).is_ok());
-    for writable in [0o664, 0o646] {
-        mode("dir/file", writable);
-        assert!(message(&at("dir/file")).contains("may be written by group or others"));
-    }
-    mode("dir/file", 0o644);
-    for writable in [0o775, 0o777] {
-        mode("dir", writable);
-        assert!(message(&at("dir/file")).contains("/dir' may be written by group or others"));
-    }
-    mode("dir", 0o1777);
-    assert!(open_trusted(&at("dir/file")).is_ok(), "sticky, as /tmp");
-    mode("dir", 0o755);
-    chown(at("dir/file"), Some(STRANGER), None).unwrap();
-    assert!(message(&at("dir/file")).ends_with("file' belongs to user 54321, not to root"));
-    chown(at("dir/file"), Some(0), None).unwrap();
-    chown(at("dir"), Some(STRANGER), None).unwrap();
-    assert!(message(&at("dir/file")).ends_with("dir' belongs to user 54321, not to root"));
-    chown(at("dir"), Some(0), None).unwrap();
+    std::fs::write(&file, b"").unwrap();
     symlink("dir/file", at("link")).unwrap();
-    assert!(open_trusted(&at("link")).is_ok());
-    lchown(at("link"), Some(STRANGER), None).unwrap();
-    assert!(message(&at("link")).ends_with("link' belongs to user 54321, not to root"));
+    for good in [&file, &at("link")] {
+        assert!(open_trusted(good).is_ok());
+    }
+    for (changed, good, writable) in [
+        (&file, 0o644, [0o664, 0o646]),
+        (&at("dir"), 0o755, [0o775, 0o777]),
+    ] {
+        for bad in writable {
+            mode(changed, bad);
+            let path = changed.display();
+            assert!(message(&file).contains(&format!("'{path}' may be written by group or others")));
+        }
+        mode(changed, good);
+    }
+    mode(&at("dir"), 0o1777);
+    assert!(open_trusted(&file).is_ok(), "sticky, as /tmp");
+    mode(&at("dir"), 0o755);
+    for changed in ["dir/file", "dir", "link"] {
+        lchown(at(changed), Some(STRANGER), None).unwrap();
+        let refused = message(&at("link"));
+        assert!(
+            refused.ends_with(&format!("{changed}' belongs to user 54321, not to root")),
+            "{refused}"
+        );
+        lchown(at(changed), Some(0), None).unwrap();
+    }
     nix::unistd::mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
     assert!(message(&at("fifo")).ends_with("is a FIFO, not a regular file"));
 }

@@ -2,7 +2,7 @@
 //!
 //! A list is matched against one name and never expanded: `[0-999999]` costs nothing.
 
-use crate::text::is_digits;
+use crate::text::{is_digits, is_word};
 
 /// Names of nodes.
 #[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, serde::Deserialize)]
@@ -114,8 +114,7 @@ fn pattern(text: &str) -> Option<Vec<Piece>> {
 }
 
 fn name_part(text: &str) -> Option<String> {
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    text.bytes().all(good).then(|| text.to_owned())
+    (text.is_empty() || is_word(text, b"._-")).then(|| text.to_owned())
 }
 
 #[cfg(test)]

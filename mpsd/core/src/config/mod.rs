@@ -22,7 +22,7 @@ pub use values::{
 
 use crate::failure::{Evidence, Fault};
 use crate::file::{FileError, read_regular};
-use crate::text::one_line;
+use crate::text::{is_word, one_line};
 use crate::trusted::open_trusted;
 use layer::{layers, position};
 use nix::fcntl::{OFlag, open};
@@ -97,11 +97,8 @@ impl Config {
     /// `node` is not a name that could stand in a path.
     pub fn for_node(&self, node: &str, products: &[&str]) -> Result<Settings, Fault> {
         if !is_node_name(node) {
-            let why = format!(
-                "node '{}': not a name; allowed: letters, digits, '.', '_' and '-'",
-                one_line(node, 64)
-            );
-            return Err(whole(&self.file, why));
+            let why = "not a name; allowed: letters, digits, '.', '_' and '-'";
+            return Err(whole(&self.file, format!("node '{}': {why}", one_line(node, 64))));
         }
         let in_file = |error: layer::ConfigError| error.in_file(&self.file, &self.text);
         let mut settings = Settings::default();
@@ -127,8 +124,7 @@ fn whole(file: &Path, why: impl Into<String>) -> Fault {
 
 /// A node's name becomes part of a path, and must not lead out of its directory.
 fn is_node_name(name: &str) -> bool {
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    (1..=255).contains(&name.len()) && name.bytes().all(good) && !name.starts_with(['.', '-'])
+    name.len() <= 255 && is_word(name, b"._-") && !name.starts_with(['.', '-'])
 }
 
 #[cfg(test)]

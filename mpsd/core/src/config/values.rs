@@ -4,6 +4,7 @@ use super::layer::ConfigError;
 use crate::bind::{Bind, DeviceNames};
 use crate::limits::{Amount, Invalid, Percent, Priority};
 use crate::request::{MemoryLimit, Threads};
+use crate::text::is_word;
 use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
 use std::path::{Component, Path, PathBuf};
@@ -80,7 +81,7 @@ impl<'a> Entry<'a> {
 
     /// A shared library: a name for the system's loader, or an absolute path.
     pub(super) fn library(&self) -> Result<String, ConfigError> {
-        self.checked(|text| match is_made_of(&text, b"._+-") {
+        self.checked(|text| match is_word(&text, b"._+-") {
             true => Ok(text),
             false => on_node(&text, self.node).map_err(|why| format!("{why}, nor a library's name")),
         })
@@ -89,7 +90,7 @@ impl<'a> Entry<'a> {
     /// The prefix of our drains' reasons: short and printable, because schedulers cut and print reasons.
     pub(super) fn prefix(&self) -> Result<String, ConfigError> {
         self.text(
-            |text| (3..=24).contains(&text.len()) && is_made_of(text, b"._:/-"),
+            |text| (3..=24).contains(&text.len()) && is_word(text, b"._:/-"),
             "not a prefix of 3 to 24 letters, digits or any of '._:/-'",
         )
     }
@@ -97,7 +98,7 @@ impl<'a> Entry<'a> {
     /// A word that is compared with a scheduler's: a feature, a partition, a node.
     fn name(&self) -> Result<String, ConfigError> {
         let why = "not a name; allowed: letters, digits and any of '._-'";
-        self.text(|text| is_made_of(text, b"._-"), why)
+        self.text(|text| is_word(text, b"._-"), why)
     }
 
     fn text(&self, is_good: impl Fn(&str) -> bool, why: &str) -> Result<String, ConfigError> {
@@ -118,11 +119,6 @@ impl<'a> Entry<'a> {
             .map(|value| Entry::new(value, self.node).name())
             .collect()
     }
-}
-
-fn is_made_of(text: &str, others: &[u8]) -> bool {
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || others.contains(&byte);
-    !text.is_empty() && text.bytes().all(good)
 }
 
 /// An absolute path in which `%n` stands for the node's name.
