@@ -1,5 +1,5 @@
-//! What a job's `mpsd` saw of the job's clients and servers. `mpsd` is the job user's process: root believes nothing of it,
-//! and takes it as that user's word, bounded and printable, into the job's report.
+//! What a job's `mpsd` saw of the job's clients and servers. `mpsd` is a process of the job's user, so root proves nothing by it.
+//! The job's report has it as the user's word, bounded and printable.
 //!
 //! `/run/mpsd/jobs/<job>/observations`, root 0600: root makes the file and hands `mpsd` a descriptor of it. One line of JSON.
 
@@ -7,36 +7,37 @@ use super::gpu::GpuUuid;
 use super::killed::SignalName;
 use super::record::{ClientLimits, RecordGpu};
 use super::text::one_line;
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
-/// Longest account that is written or read. Bytes.
+/// Longest line that is written or read, bytes.
 pub const LONGEST: usize = 64 * 1024;
-/// Most entries of each list; what comes after is not kept.
+/// Most entries of each list.
 const MOST: usize = 16;
-/// Most pids of clients: of more the youngest.
+/// Most pids of clients, the youngest.
 const MOST_PIDS: usize = 512;
 /// Most GPUs of a job.
 const MOST_GPUS: usize = 64;
-/// Longest sentence. Characters.
+/// Longest sentence, characters.
 const SENTENCE: usize = 500;
 
-/// The account.
+/// What a job's `mpsd` saw.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Observations {
     /// Clients that had a context, each counted once.
     pub clients: u64,
-    /// The most of them at once.
+    /// The most clients at once.
     pub most_clients: u64,
     /// Their pids, the youngest last.
     pub pids: Vec<i32>,
-    /// What the looks at the GPUs showed; empty where nobody looked.
+    /// What the checks of the GPUs showed; empty: there was no check.
     pub gpus: Vec<GpuObservations>,
     /// Connections that ended without a context.
     pub refused: Vec<Refused>,
-    /// Clients that a signal ended, where the kernel tells of processes that are not one's own (Linux 6.15).
+    /// Clients that a signal ended, if the kernel tells of other processes than children (Linux 6.15).
     pub killed: Vec<Killed>,
-    /// Servers that ended unasked.
+    /// Servers that ended without a command.
     pub servers_lost: Vec<ServerLost>,
     /// Control daemons that ended.
     pub daemons_lost: Vec<DaemonLost>,
@@ -44,7 +45,7 @@ pub struct Observations {
     pub fatal: Vec<i32>,
     /// Clients that held more memory than their limit.
     pub over_memory: Vec<OverMemory>,
-    /// Limits that the owner of a control daemon had it change after the start.
+    /// Limits that the control daemon's owner changed in it after the start.
     pub limits_changed: Vec<LimitChanged>,
     /// Limits that its owner set by `mpsctl set`, the youngest.
     pub limits_set: Vec<LimitSet>,
@@ -52,10 +53,10 @@ pub struct Observations {
     pub last_words: Vec<String>,
 }
 
-/// A GPU, by looks at it.
+/// What the checks of a GPU showed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuObservations {
-    /// Which.
+    /// Its UUID.
     pub uuid: GpuUuid,
     /// The most clients that held memory on it.
     pub most_clients: u64,
@@ -63,17 +64,19 @@ pub struct GpuObservations {
     pub most_memory_mib: u64,
 }
 
-/// A client that got no context: its server was full, or in FAULT state, or it only looked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A client that got no context: its server was full or in FAULT state, or the client asked for none.
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
+#[display("client {pid} got no context; {beside} others had one")]
 pub struct Refused {
     /// Its pid.
     pub pid: i32,
-    /// How many others had a context when it went.
+    /// The number of other clients with a context when it ended.
     pub beside: u64,
 }
 
 /// A client that a signal ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
+#[display("client {pid} was ended by {}", SignalName(*signal))]
 pub struct Killed {
     /// Its pid.
     pub pid: i32,
@@ -81,19 +84,21 @@ pub struct Killed {
     pub signal: i32,
 }
 
-/// A server that ended unasked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A server that ended without a command.
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
+#[display("server {pid} was lost ({}) with {clients} clients, which got error 806", how_ended(*status))]
 pub struct ServerLost {
     /// Its pid.
     pub pid: i32,
-    /// The status that the control daemon gives; one that was killed has 0 as well.
+    /// The status in the control daemon's log; 0 also for a killed server.
     pub status: i32,
-    /// The clients that it had, which got error 806.
+    /// The number of its clients, which got error 806.
     pub clients: u64,
 }
 
 /// A control daemon that ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
+#[display("control daemon {pid} was lost ({how})")]
 pub struct DaemonLost {
     /// Its pid.
     pub pid: i32,
@@ -102,51 +107,52 @@ pub struct DaemonLost {
 }
 
 /// A client over its memory limit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
+#[display("client {pid} held {held_mib} MiB over a limit of {limit_mib} MiB{}", if *terminated { ", and was ended" } else { "" })]
 pub struct OverMemory {
     /// Its pid.
     pub pid: i32,
-    /// What it held, MiB.
+    /// Its memory, MiB.
     pub held_mib: u64,
     /// Its limit, MiB.
     pub limit_mib: u64,
-    /// It was ended for it.
+    /// It was ended for that.
     pub terminated: bool,
 }
 
 /// A limit that no longer held when it was read back.
-#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("{limit}: {} was asked for, and it says {}", asked.as_deref().unwrap_or("nothing"), said.as_deref().unwrap_or("nothing"))]
 pub struct LimitChanged {
-    /// What it limits: `active thread percentage`, `memory limit 4096M of GPU-…`.
+    /// The limit: `active thread percentage`, `memory limit 4096M of GPU-…`.
     pub limit: String,
-    /// As it was asked for; `None`: nothing was asked.
+    /// The value that was set; `None`: none.
     pub asked: Option<String>,
-    /// The control daemon's word; `None`: it says nothing.
+    /// The value that the control daemon names; `None`: none.
     pub said: Option<String>,
 }
 
 /// A limit that was set while the job ran, within the site's ceilings.
-#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[display("{limit}: from {} to {to}", from.as_deref().unwrap_or("none"))]
 pub struct LimitSet {
-    /// What it limits: `active thread percentage`, `memory limit of GPU-…`.
+    /// The limit: `active thread percentage`, `memory limit of GPU-…`.
     pub limit: String,
-    /// What it was before; `None`: there was none.
+    /// The old value; `None`: none.
     pub from: Option<String>,
-    /// What it is from then on.
+    /// The new value.
     pub to: String,
-    /// When, seconds since 1970.
+    /// The time, seconds since 1970.
     pub at: u64,
 }
 
 impl LimitSet {
-    /// What it says of the thread percentage, and of a GPU's memory.
+    /// The name of the thread percentage.
     pub const THREADS: &str = "active thread percentage";
-    /// What stands before the GPU.
+    /// The name of a GPU's memory limit, before the UUID.
     pub const MEMORY: &str = "memory limit of ";
 
-    /// The limit that was set; nothing where it is none that this release knows.
+    /// The limit that was set. A limit that this release does not know is left out.
     pub fn limits(&self) -> ClientLimits {
         let memory = || {
             let gpu = GpuUuid::parse(self.limit.strip_prefix(Self::MEMORY)?).ok()?;
@@ -160,7 +166,14 @@ impl LimitSet {
     }
 }
 
-/// Appends to a list that is kept short.
+fn how_ended(status: i32) -> String {
+    match status {
+        0 => "killed or ended with status 0".to_owned(),
+        status => format!("status {status}"),
+    }
+}
+
+/// Appends to a list up to its bound.
 pub fn keep<T>(list: &mut Vec<T>, entry: T) {
     if list.len() < MOST {
         list.push(entry);
@@ -168,8 +181,7 @@ pub fn keep<T>(list: &mut Vec<T>, entry: T) {
 }
 
 impl Observations {
-    /// The account as its user's process wrote it; `None`: it is none. No list is longer than ours are, and no text has a
-    /// control character.
+    /// The observations as the user's process wrote them, with bounded lists and printable texts; `None`: not readable.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let line = bytes.split(|byte| *byte == b'\n').next()?;
         let mut observations: Self = serde_json::from_slice(line).ok()?;
@@ -210,64 +222,39 @@ impl Observations {
         serde_json::to_string(self).map_or_else(|_| String::new(), |text| text + "\n")
     }
 
-    /// All of it in words, of a job with these GPUs: first the clients.
+    /// The observations in words, for a job with these GPUs. The clients come first.
     pub fn told(&self, gpus: &[RecordGpu]) -> Vec<String> {
-        let mut lines = vec![format!("{} clients, {} at once", self.clients, self.most_clients)];
-        let look = |gpu: &RecordGpu| {
-            let look = self.gpus.iter().find(|look| look.uuid == gpu.uuid);
-            match look {
-                Some(look) => format!(
-                    "GPU {}: at most {} clients and {} MiB at a look",
-                    gpu.index, look.most_clients, look.most_memory_mib
-                ),
-                None => format!("GPU {}: no client at any look", gpu.index),
+        fn each<T: ToString>(list: &[T]) -> impl Iterator<Item = String> {
+            list.iter().map(ToString::to_string)
+        }
+        let checked = |gpu: &RecordGpu| match self.gpus.iter().find(|known| known.uuid == gpu.uuid) {
+            Some(known) => {
+                let (clients, mib) = (known.most_clients, known.most_memory_mib);
+                format!(
+                    "GPU {}: at most {clients} clients and {mib} MiB at a look",
+                    gpu.index
+                )
             }
+            None => format!("GPU {}: no client at any look", gpu.index),
         };
-        lines.extend(gpus.iter().map(look));
-        let refused = |client: &Refused| {
-            format!(
-                "client {} got no context; {} others had one",
-                client.pid, client.beside
-            )
-        };
-        lines.extend(self.refused.iter().map(refused));
-        let killed = |client: &Killed| {
-            let signal = SignalName(client.signal);
-            format!("client {} was ended by {signal}", client.pid)
-        };
-        lines.extend(self.killed.iter().map(killed));
-        let server = |server: &ServerLost| {
-            let how = match server.status {
-                0 => "killed or ended with status 0".to_owned(),
-                status => format!("status {status}"),
-            };
-            format!(
-                "server {} was lost ({how}) with {} clients, which got error 806",
-                server.pid, server.clients
-            )
-        };
-        lines.extend(self.servers_lost.iter().map(server));
-        let daemon = |daemon: &DaemonLost| format!("control daemon {} was lost ({})", daemon.pid, daemon.how);
-        lines.extend(self.daemons_lost.iter().map(daemon));
         let fatal = |pid: &i32| format!("client {pid} caused a fatal GPU error");
+        let changed = |change| format!("the user had the control daemon change a limit: {change}");
+        let set = |set| format!("set while the job ran (mpsctl set): {set}");
+        let mut lines = vec![format!("{} clients, {} at once", self.clients, self.most_clients)];
+        lines.extend(gpus.iter().map(checked));
+        lines.extend(each(&self.refused).chain(each(&self.killed)));
+        lines.extend(each(&self.servers_lost).chain(each(&self.daemons_lost)));
         lines.extend(self.fatal.iter().map(fatal));
-        let changed =
-            |change: &LimitChanged| format!("the user had the control daemon change a limit: {change}");
-        lines.extend(self.limits_changed.iter().map(changed));
-        let set = |set: &LimitSet| format!("set while the job ran (mpsctl set): {set}");
-        lines.extend(self.limits_set.iter().map(set));
-        let over = |over: &OverMemory| {
-            let ended = if over.terminated { ", and was ended" } else { "" };
-            format!(
-                "client {} held {} MiB over a limit of {} MiB{ended}",
-                over.pid, over.held_mib, over.limit_mib
-            )
-        };
-        lines.extend(self.over_memory.iter().map(over));
+        lines.extend(
+            each(&self.limits_changed)
+                .map(changed)
+                .chain(each(&self.limits_set).map(set)),
+        );
+        lines.extend(each(&self.over_memory));
         lines
     }
 
-    /// A client has a context: counts it, and `now` of them at once.
+    /// Counts a client with a context, as one of `now` at once.
     pub fn enter(&mut self, pid: i32, now: u64) {
         self.clients += 1;
         self.most_clients = self.most_clients.max(now);
@@ -282,7 +269,7 @@ impl Observations {
         self.pids.contains(&pid) || self.killed.iter().any(|killed| killed.pid == pid)
     }
 
-    /// Enters a limit that was set; of too many the oldest go.
+    /// Adds a limit that was set, and drops the oldest of too many.
     pub fn set(&mut self, set: LimitSet) {
         if self.limits_set.len() == MOST {
             self.limits_set.remove(0);
@@ -290,7 +277,7 @@ impl Observations {
         self.limits_set.push(set);
     }
 
-    /// What the looks at one GPU showed: enters what is more than before.
+    /// Adds a check of one GPU to the highest numbers so far.
     pub fn look(&mut self, gpu: &GpuUuid, clients: u64, memory_mib: u64) {
         match self.gpus.iter_mut().find(|known| known.uuid == *gpu) {
             Some(known) => {
@@ -311,25 +298,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_account_comes_back_as_it_was_written() {
+    fn observations_come_back_as_they_were_written() {
         let mut observations = Observations::default();
         let gpu = GpuUuid::parse("GPU-01").unwrap();
         observations.look(&gpu, 2, 600);
         observations.look(&gpu, 1, 900);
         observations.last_words.push("server 7 died".to_owned());
         keep(&mut observations.refused, Refused { pid: 9, beside: 48 });
-        assert_eq!(
-            Observations::parse(observations.line().as_bytes()),
-            Some(observations.clone())
-        );
-        assert_eq!(
-            (
-                observations.gpus[0].most_clients,
-                observations.gpus[0].most_memory_mib
-            ),
-            (2, 900)
-        );
-        // What stood there before a shorter one was written over it.
+        let read = Observations::parse(observations.line().as_bytes());
+        assert_eq!(read, Some(observations.clone()));
+        let most = &observations.gpus[0];
+        assert_eq!((most.most_clients, most.most_memory_mib), (2, 900));
+        // A longer line stood there before.
         let text = observations.line() + "old\": 1}";
         assert_eq!(Observations::parse(text.as_bytes()), Some(observations));
     }
@@ -337,19 +317,17 @@ mod tests {
     #[test]
     fn what_a_user_may_write_is_bounded_and_printable() {
         let many = (0..1000).map(|n| format!("{n}\u{1b}[2J\n{}", "x".repeat(5000)));
+        let changed = LimitChanged {
+            limit: "\u{1b}[2J".repeat(1000),
+            asked: None,
+            said: Some("\u{7}\n".repeat(1000)),
+        };
         let hostile = Observations {
             last_words: many.collect(),
             fatal: vec![1; 1000],
             pids: vec![1; 10_000],
             killed: vec![Killed { pid: 1, signal: 9 }; 1000],
-            limits_changed: vec![
-                LimitChanged {
-                    limit: "\u{1b}[2J".repeat(1000),
-                    asked: None,
-                    said: Some("\u{7}\n".repeat(1000)),
-                };
-                1000
-            ],
+            limits_changed: vec![changed; 1000],
             ..Observations::default()
         };
         let observations = Observations::parse(hostile.line().as_bytes()).unwrap();
@@ -358,21 +336,12 @@ mod tests {
         let clean = |text: &String| !text.contains(char::is_control) && text.chars().count() <= SENTENCE + 3;
         assert!(observations.last_words.iter().all(clean));
         assert_eq!(observations.limits_changed.len(), MOST);
-        assert!(
-            observations
-                .limits_changed
-                .iter()
-                .all(|change| clean(&change.to_string()))
-        );
-        for none in [
-            "",
-            "{",
-            "null",
-            "7",
-            "\u{0}",
-            "{\"clients\": -1}",
-            "{\"gpus\": [{\"uuid\": \"/etc\"}]}",
-        ] {
+        let mut changes = observations.limits_changed.iter();
+        assert!(changes.all(|change| clean(&change.to_string())));
+        for none in r#"|{|null|7|{"clients": -1}|{"gpus": [{"uuid": "/etc"}]}"#
+            .split('|')
+            .chain(["\u{0}"])
+        {
             assert_eq!(Observations::parse(none.as_bytes()), None, "{none:?}");
         }
     }
@@ -383,19 +352,13 @@ mod tests {
         for pid in 1..=600 {
             observations.enter(pid, 3);
         }
-        assert_eq!(
-            (
-                observations.clients,
-                observations.most_clients,
-                observations.pids.len()
-            ),
-            (600, 3, MOST_PIDS)
+        let counted = (
+            observations.clients,
+            observations.most_clients,
+            observations.pids.len(),
         );
+        assert_eq!(counted, (600, 3, MOST_PIDS));
         assert!(observations.is_client(600) && !observations.is_client(1) && !observations.is_client(601));
-        assert!(
-            observations.line().len() < LONGEST / 2,
-            "{}",
-            observations.line().len()
-        );
+        assert!(observations.line().len() < LONGEST / 2);
     }
 }
