@@ -146,7 +146,7 @@ pub fn task_environment(record: &Record, task: &Task) -> Result<Vec<Change>, Ref
             .collect();
         own.join(",")
     });
-    // A rank whose launcher had a partition must not use that one: without a partition there is no context.
+    // A rank must not use its launcher's partition: without a partition there is no context.
     let is_divided = all_partitions(record).next().is_some();
     let own = [
         (THREADS, threads, is_foreign),

@@ -107,7 +107,7 @@ pub struct Gpu {
     pub uuid: GpuUuid,
     /// Product name (`NVIDIA H200`).
     pub name: String,
-    /// Total memory, MiB; none where NVML does not tell, as where it is the machine's.
+    /// Total memory, MiB; `None`: NVML does not tell, for example if it is the machine's memory.
     pub memory_mib: Option<u64>,
     /// Compute mode found.
     pub mode: ComputeMode,
@@ -115,9 +115,9 @@ pub struct Gpu {
     pub mig: Mig,
     /// CUDA compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Minor number of `/dev/nvidiaN`, where the driver tells.
+    /// Minor number of `/dev/nvidiaN`, if the driver tells it.
     pub minor: Option<u32>,
-    /// The CPUs near it, as the kernel lists them (`0-31`), where the driver tells.
+    /// The CPUs near it, as the kernel lists them (`0-31`), if the driver tells them.
     #[serde(default)]
     pub cpus: Option<String>,
 }
@@ -152,7 +152,7 @@ impl Gpu {
 pub struct GpuProcess {
     /// Process id in NVML's view; may be gone already, or of another namespace.
     pub pid: i32,
-    /// Memory it holds on the GPU, bytes, where NVML tells.
+    /// Its memory on the GPU, bytes, if NVML tells it.
     pub memory: Option<u64>,
     /// It is an MPS client (type `M+C`).
     pub mps_client: bool,

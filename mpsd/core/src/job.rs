@@ -96,7 +96,7 @@ impl JobId {
         Self::parse(&format!("{}.{step}", self.0))
     }
 
-    /// The job whose step this is, else itself.
+    /// The job of this step. A job without a step is its own.
     pub fn whole(&self) -> Self {
         let (job, step) = self.0.rsplit_once('.').unwrap_or((&self.0, ""));
         let whole = is_digits(step).then(|| Self::parse(job).ok()).flatten();

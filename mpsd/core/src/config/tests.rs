@@ -239,7 +239,7 @@ fn the_job_comes_before_the_defaults() {
         with("MPS=on,MPS_REPLICAS=2"),
         "MPS=per-node,MPS_REPLICAS=2,MPS_PRIORITY=below-normal,MPS_VERIFY=on"
     );
-    // What stays as the scheduler set it is bound by nobody; a job that asks for both reads why not.
+    // The site's binding does not apply to a job that keeps the scheduler's CUDA_VISIBLE_DEVICES.
     let bind = |config, account| {
         let request = crate::Request::from_account(account).unwrap().unwrap();
         settings(config).with_defaults(&request).bind

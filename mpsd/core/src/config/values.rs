@@ -248,7 +248,7 @@ pub enum Wait {
     Prolog,
 }
 
-/// `cgroup`: where the daemons live.
+/// `cgroup`: the place of the daemons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cgroup {

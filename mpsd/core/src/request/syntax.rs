@@ -102,14 +102,14 @@ fn refuse_if_long(what: &str, bytes: usize) -> Result<(), Refusal> {
 }
 
 impl Key {
-    /// The option whose token or flag is `name`, in any case, `-` for `_`.
+    /// The option with the token or flag `name`, in any case, `-` for `_`.
     fn named(name: &str) -> Option<Self> {
         let name = name.to_ascii_uppercase().replace('-', "_");
         Self::ALL.into_iter().find(|key| key.row().token() == name)
     }
 }
 
-/// A request of which some words have been read.
+/// A request under construction, word by word.
 struct Parser {
     syntax: Syntax,
     request: Request,
@@ -282,8 +282,8 @@ impl Request {
         parser.finish().map(Some)
     }
 
-    /// A note for a user whose account names MPS without a value. Such a token may be the site's own account, and asks
-    /// for nothing.
+    /// A note for a user with an account that names MPS without a value. Such a token may be the site's own account, and
+    /// asks for nothing.
     pub fn almost_asked(account: impl AsRef<[u8]>) -> Option<String> {
         let text = String::from_utf8_lossy(account.as_ref());
         let mut tokens = text.split(is_between);

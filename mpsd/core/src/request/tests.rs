@@ -13,7 +13,7 @@ fn rows(table: &'static str) -> impl Iterator<Item = (&'static str, &'static str
     })
 }
 
-/// What comes of a text: the request in its canonical form, or the refusal.
+/// The request in its canonical form, or the refusal.
 fn told(read: Result<Option<Request>, Refusal>) -> String {
     match read {
         Ok(request) => request.map_or_else(String::new, |request| request.to_string()),
@@ -332,7 +332,7 @@ fn a_lone_name_in_an_account_is_told_and_asks_for_nothing() {
     }
 }
 
-/// Every text that has a part of each list, whose parts stand between `|`.
+/// Every text with a part of each list. `|` separates the parts of a list.
 fn combined(lists: &[&str], joint: &str) -> Vec<String> {
     let longer = |all: Vec<String>, list: &&str| {
         let ends = |start| list.split('|').map(move |end| format!("{start}{joint}{end}"));
