@@ -67,19 +67,12 @@ pub fn until(limit: Duration, every: Duration, mut done: impl FnMut() -> bool) -
         thread::sleep(every);
     }
 }
-
-/// What a program did.
 #[derive(Debug, Clone)]
 pub struct Ran {
-    /// The command line.
     pub what: String,
-    /// Exit code; none if a signal ended it.
     pub code: Option<i32>,
-    /// The signal that ended it.
     pub signal: Option<i32>,
-    /// Its standard output.
     pub stdout: String,
-    /// Its standard error.
     pub stderr: String,
     /// From before the fork to the moment its end was collected.
     pub wall: Duration,
@@ -183,8 +176,6 @@ impl Running {
             drains,
         })
     }
-
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw().cast_unsigned()
     }
@@ -250,8 +241,6 @@ impl Drop for Running {
         let _ = self.end.recv_timeout(Duration::from_secs(5));
     }
 }
-
-/// Runs a program to its end.
 pub fn run(command: &mut Command, input: &str, limit: Duration) -> Result<Ran> {
     Running::start(command, input)?.finish(limit)
 }
@@ -310,8 +299,6 @@ impl Drain {
             .recv_timeout(limit)
             .is_ok()
     }
-
-    /// What came so far.
     pub fn so_far(&self) -> String {
         String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }

@@ -29,7 +29,6 @@ pub struct Daemon<'a> {
     pub log: Vec<String>,
     /// From before the daemon's fork to the line `NEW SERVER <pid>: Ready`.
     pub ready: Duration,
-    /// The server's pid.
     pub server: u32,
 }
 

@@ -11,8 +11,6 @@ use std::thread::JoinHandle;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::User;
-
-/// The only file.
 pub const FILE: &str = "file";
 /// Opcodes (linux/fuse.h).
 const LOOKUP: u32 = 1;
@@ -30,8 +28,6 @@ const HEADER: usize = 40;
 const ROOT: u64 = 1;
 /// For so many seconds the kernel need not ask again.
 const VALID: u64 = 3600;
-
-/// Length of the file. Bytes.
 pub const LENGTH: u64 = 4096;
 
 /// The mounted file system. Dropped, it is gone, and each process that waited gets an error.

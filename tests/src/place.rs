@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs;
 use std::io::Write as _;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -34,16 +34,12 @@ const STANDING: [&str; 6] = [
 
 /// The reports of jobs that have ended, and their users' copies, which lie in a tmpfs alone.
 const REPORTS: [&str; 2] = ["state/reports/", "run/reports"];
-/// The node's name in the scheduler.
 const NODE: &str = "gpu001";
-
-/// Everything that a job could change, by name.
 pub type Picture = BTreeMap<String, String>;
 
 /// A stage whose jobs have their cgroups in a directory of its own.
 #[derive(Debug)]
 pub struct Place {
-    /// The stage.
     pub stage: Stage,
     /// Where its jobs' cgroups are made; none where this machine has no hierarchy to write.
     pub cgroups: Option<PathBuf>,
@@ -58,6 +54,12 @@ impl Deref for Place {
     }
 }
 
+impl DerefMut for Place {
+    fn deref_mut(&mut self) -> &mut Stage {
+        &mut self.stage
+    }
+}
+
 /// A node that wastes no time.
 pub fn fast(gpus: usize) -> Builder {
     NodeDouble::builder().gpus(gpus, "NVIDIA H200").fast()
@@ -68,8 +70,6 @@ impl Place {
     pub fn new(node: Builder, extra: &str) -> Self {
         Self::of(node, extra, own_cgroup())
     }
-
-    /// The same without cgroups.
     pub fn without_cgroup(node: Builder, extra: &str) -> Self {
         Self::of(node, extra, None)
     }
@@ -404,13 +404,9 @@ impl Running {
         let child = command.spawn();
         Self(child.unwrap_or_else(|why| panic!("{command:?}: {why}")))
     }
-
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
-
-    /// Whether it has ended.
     pub fn has_ended(&mut self) -> bool {
         self.0.try_wait().is_ok_and(|status| status.is_some())
     }
@@ -449,8 +445,6 @@ pub fn resident_kb(pid: u32) -> i64 {
     let number = text.split_whitespace().next();
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
-
-/// A signal to one process.
 pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), signal);
 }

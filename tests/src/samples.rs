@@ -29,8 +29,6 @@ pub fn in_turn<C, R>(
 pub fn milliseconds(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e3)
 }
-
-/// Three decimals.
 pub fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }

@@ -72,8 +72,6 @@ impl Small {
         assert!(taken >= pages, "only {taken} pages are free, not {pages}");
         file.set_len(((taken - pages) * PAGE) as u64).expect("room");
     }
-
-    /// Returns all room.
     pub fn free(&self) {
         let ballast = self.at.join(BALLAST);
         let _ = fs::remove_file(&ballast);

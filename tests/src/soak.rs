@@ -7,8 +7,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-
-/// GPUs of the node.
 const GPUS: u32 = 8;
 /// How often an epilogue may be repeated before a job counts as lost: a lock may time out on a busy machine.
 const TRIES: u32 = 5;
@@ -17,9 +15,7 @@ const ACCOUNT: &str = "MPS=true,MPS_THREADS=25";
 /// How many jobs, and which.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
-    /// Jobs from beginning to end.
     pub cycles: u32,
-    /// Jobs at once.
     pub at_once: usize,
     /// Where the dice begin.
     pub seed: u64,
@@ -30,19 +26,15 @@ pub struct Load {
 pub struct Report {
     /// Jobs whose MPS was proved ready.
     pub ready: AtomicU32,
-    /// Prologues and epilogues killed.
     pub killed: AtomicU32,
     /// Processes of jobs killed or stopped.
     pub struck: AtomicU32,
-    /// Clients served.
     pub clients: AtomicU32,
-    /// Epilogues that were repeated.
     pub repeated: AtomicU32,
     /// Jobs of which something was left after all tries.
     pub lost: AtomicU32,
     /// Kilobytes that a long-lived `mpsd` grew by.
     pub grown_kb: i64,
-    /// How long it took.
     pub took: Duration,
     /// Everything that was different at the end, one line each.
     pub different: Vec<String>,
@@ -68,8 +60,6 @@ impl Dice {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % sides.max(1)
     }
 }
-
-/// Runs all of it.
 pub fn run(load: Load) -> Report {
     let began = Instant::now();
     let report = Report::default();

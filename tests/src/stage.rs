@@ -20,27 +20,19 @@ pub const OTHER_USER: &str = "daemon";
 pub const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 /// No command of the suite may take longer than this.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The programs that are installed.
 const PROGRAMS: [&str; 5] = ["mps-prologue", "mps-epilogue", "mpsd", "mpsctl", "mps-probe"];
 
 /// A simulated node with the suite installed.
 #[derive(Debug)]
 pub struct Stage {
-    /// The node.
     pub node: NodeDouble,
     root: TempDir,
 }
-
-/// What a command did.
 #[derive(Debug, Clone)]
 pub struct Ran {
-    /// Exit code; none when a signal ended it.
     pub code: Option<i32>,
-    /// Standard output.
     pub out: String,
-    /// Standard error.
     pub err: String,
-    /// How long it took.
     pub took: Duration,
 }
 
@@ -50,31 +42,23 @@ impl Ran {
     pub fn ok(self) -> Self {
         self.exits(0)
     }
-
-    /// Itself if it exited with this code.
     #[track_caller]
     pub fn exits(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{self:?}");
         self
     }
-
-    /// Asserts that standard output holds these words.
     #[track_caller]
     pub fn prints(&self, words: impl AsRef<str>) -> &Self {
         let words = words.as_ref();
         assert!(self.out.contains(words), "'{words}' is missing: {self:?}");
         self
     }
-
-    /// Asserts that standard error holds these words.
     #[track_caller]
     pub fn complains(&self, words: impl AsRef<str>) -> &Self {
         let words = words.as_ref();
         assert!(self.err.contains(words), "'{words}' is missing: {self:?}");
         self
     }
-
-    /// Asserts that neither output holds these words.
     #[track_caller]
     pub fn lacks(&self, words: impl AsRef<str>) -> &Self {
         let words = words.as_ref();
@@ -90,15 +74,11 @@ impl Ran {
         assert_eq!(ran, (Some(0), words, ""));
         self
     }
-
-    /// Asserts that nothing went to standard output.
     #[track_caller]
     pub fn prints_nothing(&self) -> &Self {
         assert!(self.out.is_empty(), "{self:?}");
         self
     }
-
-    /// Asserts that it took less than this.
     #[track_caller]
     pub fn within(&self, limit: Duration) -> &Self {
         assert!(self.took < limit, "{self:?}");
@@ -160,18 +140,12 @@ impl Stage {
         chmod(&path, 0o755);
         path
     }
-
-    /// The configuration.
     pub fn config(&self) -> PathBuf {
         self.path("mpsd.toml")
     }
-
-    /// An installed program.
     pub fn program(&self, name: &str) -> PathBuf {
         self.path("bin").join(name)
     }
-
-    /// The directory of `job`.
     pub fn job(&self, job: &str) -> PathBuf {
         self.path("run/jobs").join(job)
     }
@@ -180,8 +154,6 @@ impl Stage {
     pub fn prologue<S: AsRef<OsStr>>(&self, args: &[S], env: &[(&str, &str)]) -> Ran {
         self.run("mps-prologue", args, env)
     }
-
-    /// The epilogue, likewise.
     pub fn epilogue<S: AsRef<OsStr>>(&self, args: &[S], env: &[(&str, &str)]) -> Ran {
         self.run("mps-epilogue", args, env)
     }
@@ -297,8 +269,6 @@ pub fn finish(mut command: impl BorrowMut<Command>) -> Ran {
         took: ran.wall,
     }
 }
-
-/// Sets a file's mode.
 #[track_caller]
 pub fn chmod(path: &Path, mode: u32) {
     let set = fs::set_permissions(path, fs::Permissions::from_mode(mode));
@@ -311,8 +281,6 @@ pub fn script(path: &Path, body: &str) {
     fs::write(path, format!("#!/bin/sh\n{body}\n")).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     chmod(path, 0o755);
 }
-
-/// The number of a user of this machine.
 pub fn uid_of(user: &str) -> u32 {
     let found = nix::unistd::User::from_name(user).expect("users");
     found.expect(user).uid.as_raw()
@@ -323,8 +291,6 @@ pub fn prologue_args<'a>(job: &'a str, account: &'a str) -> Vec<&'a str> {
     let head = ["--scheduler", "torque", job, USER, "nogroup", "job1"];
     [&head[..], &["nodes=1:gpus=1", "batch", account]].concat()
 }
-
-/// The arguments of its epilogue.
 pub fn epilogue_args(job: &str) -> Vec<&str> {
     let head = ["--scheduler", "torque", job, USER, "nogroup", "job1"];
     [

@@ -98,11 +98,10 @@ fn the_vendors_programs_must_be_there_and_roots_alone() {
 #[test]
 fn a_dead_driver_and_a_gpu_without_persistence_mode_are_found() {
     let mut place = place();
-    let dead = |is: bool| move |place: &mut Place| place.stage.node.change(|node| node.nvml.init_fails = is);
+    let dead = |is: bool| move |place: &mut Place| place.node.change(|node| node.nvml.init_fails = is);
     let line = "the first job that asks for MPS takes the node out of service; see 'nvidia-smi'";
     found(&mut place, line, dead(true), dead(false));
-    let kept =
-        |is: bool| move |place: &mut Place| place.stage.node.change(|node| node.gpu[1].persistence = is);
+    let kept = |is: bool| move |place: &mut Place| place.node.change(|node| node.gpu[1].persistence = is);
     let line = "WARN  GPU 1 without persistence mode: the driver wakes the GPU for each job";
     found(&mut place, line, kept(false), kept(true));
 }
@@ -112,7 +111,7 @@ fn mps_on_mig_devices_is_said_to_be_unverified() {
     let divided = |count: u32| {
         move |place: &mut Place| {
             let devices = (0..count).map(|number| mig(1, number)).collect();
-            place.stage.node.change(|node| node.gpu[1].mig = devices);
+            place.node.change(|node| node.gpu[1].mig = devices);
         }
     };
     let line = "WARN  GPU 1 in MIG mode, with 2 MIG devices, each of which gets its own MPS: documented, not verified";
@@ -123,8 +122,7 @@ fn mps_on_mig_devices_is_said_to_be_unverified() {
 #[test]
 fn an_answer_that_did_not_come_is_no_proof() {
     let mut place = place();
-    let killed =
-        |is: bool| move |place: &mut Place| place.stage.node.change(|node| node.nvml.init_killed = is);
+    let killed = |is: bool| move |place: &mut Place| place.node.change(|node| node.nvml.init_killed = is);
     killed(true)(&mut place);
     let all = problems(&place);
     let of_nvml = all.iter().filter(|told| told.contains("NVML"));
@@ -142,9 +140,9 @@ fn a_job_that_left_something_at_its_end_is_told_and_is_not_up() {
         place.begin("12.srv", "MPS=true", "0");
         status(place).prints("MPS is up");
         // NVML_ERROR_MEMORY.
-        place.stage.node.change(|node| node.nvml.init_answers = 20);
+        place.node.change(|node| node.nvml.init_answers = 20);
         place.strict_end("12.srv").exits(2);
-        place.stage.node.change(|node| node.nvml.init_answers = 0);
+        place.node.change(|node| node.nvml.init_answers = 0);
         let told = "its MPS was taken down, and something of it is left";
         status(place).prints(told).lacks("MPS is up");
         let one = place.mpsctl(&["status", "12.srv", "--json"]).exits(1);

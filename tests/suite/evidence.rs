@@ -1,14 +1,12 @@
-//! Starts that fail for one user after another: evidence against the node where no user can have been the cause, and none
-//! where any could.
+//! Starts that fail for one user after another: evidence against the node only if no user can have been the cause.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
-use std::time::Duration;
 
 use nix::unistd::{Uid, User};
-use tests::double::look::{self, wait_until};
+use tests::double::look;
 use tests::figures;
-use tests::place::{Place, Running, fast};
+use tests::place::{Place, Running, eventually, fast};
 use tests::scarcity::{Small, alone};
 use tests::stage::{OTHER_USER, Ran, USER, as_user, openpbs_args};
 
@@ -28,7 +26,7 @@ fn quiet_users() -> [String; 2] {
 }
 
 fn start(place: &Place, job: &str, user: &str) -> Ran {
-    place.stage.prologue(&openpbs_args(job, user, ACCOUNT), &[])
+    place.prologue(&openpbs_args(job, user, ACCOUNT), &[])
 }
 
 /// A node on which no control daemon comes up.
@@ -38,17 +36,14 @@ fn stillborn() -> Place {
 
 /// Starts for two users fail one after the other; the second start.
 fn two_fail(place: &Place, users: &[String; 2]) -> Ran {
-    let first = start(place, "110.srv", &users[0]);
-    assert_eq!(first.code, Some(2), "{first:?}");
+    start(place, "110.srv", &users[0]).exits(2);
     place.assert_not_drained("a start that failed for one user");
     start(place, "111.srv", &users[1])
 }
 
 #[track_caller]
 fn no_evidence(place: &Place, users: &[String; 2], after: &str) {
-    let second = two_fail(place, users);
-    assert_eq!(second.code, Some(2), "{after}: {second:?}");
-    place.assert_not_drained(after);
+    two_fail(place, users).exits(2);
     place.assert_as_before(after);
     figures::tell("faults", 1);
 }
@@ -56,24 +51,17 @@ fn no_evidence(place: &Place, users: &[String; 2], after: &str) {
 /// A process of this user.
 fn asleep(user: &str) -> Running {
     let mut command = as_user(user, "/bin/sleep");
-    let child = command
-        .arg("60")
-        .env_clear()
-        .stdin(Stdio::null())
-        .spawn()
-        .expect("sleeper");
-    let pid = child.id();
-    assert!(wait_until(Duration::from_secs(30), || {
-        look::process(pid).is_some_and(|p| p.uid != 0 && p.exe.ends_with("sleep"))
-    }));
-    Running(child)
+    let sleeper = Running::start(command.arg("60").env_clear().stdin(Stdio::null()));
+    let is_it = |p: look::Process| p.uid != 0 && p.exe.ends_with("sleep");
+    eventually("it sleeps", || look::process(sleeper.pid()).is_some_and(is_it));
+    sleeper
 }
 
 /// One test: the quiet users must stay so while it runs.
 #[test]
 fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhere_else() {
     let users = quiet_users();
-    // Nobody was there: it is the node.
+    // No user was there: it is the node.
     let place = stillborn();
     let second = two_fail(&place, &users);
     let drains = place.take_drains();
@@ -85,25 +73,19 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     let place = stillborn();
     place.configure("deadline_s = 4\n");
     no_evidence(&place, &users, "a site that drains for no failed start");
-    let told = place.stage.run("mpsctl", &["reconcile"], &[]);
-    assert_eq!(told.code, Some(2), "{told:?}");
-    let what = "starts of 2 users failed on this node";
-    assert!(told.out.contains(what), "{told:?}");
-    assert!(told.out.contains("the last one of job 111.srv"), "{told:?}");
-    let conf = place.stage.path("slurm.conf");
+    let told = place.mpsctl(&["reconcile"]).exits(2);
+    let (what, last) = (
+        "starts of 2 users failed on this node",
+        "the last one of job 111.srv",
+    );
+    told.prints(what).prints(last);
+    let conf = place.path("slurm.conf");
     std::fs::write(&conf, "GresTypes=gpu\n").expect("slurm.conf");
     let conf = conf.display().to_string();
-    let told = place
-        .stage
-        .run("mpsctl", &["slurm", "check", "--slurm-conf", &conf], &[]);
-    let line = told
-        .out
-        .lines()
-        .find(|line| line.starts_with("WARN") && line.contains(what));
-    assert!(
-        line.is_some_and(|line| line.contains("the last one of job 111.srv") && line.contains(" s ago")),
-        "{told:?}"
-    );
+    let told = place.mpsctl(&["slurm", "check", "--slurm-conf", &conf]);
+    let is_it =
+        |line: &str| line.starts_with("WARN") && [what, last, " s ago"].iter().all(|w| line.contains(w));
+    assert!(told.out.lines().any(is_it), "{told:?}");
 
     // The second user has a process here.
     let sleeper = asleep(&users[1]);
@@ -112,60 +94,38 @@ fn starts_that_fail_for_two_users_drain_where_no_user_can_be_the_cause_and_nowhe
     // Or the first had one when theirs failed.
     let place = stillborn();
     let sleeper = asleep(&users[0]);
-    let first = start(&place, "110.srv", &users[0]);
-    assert_eq!(first.code, Some(2), "{first:?}");
+    start(&place, "110.srv", &users[0]).exits(2);
     drop(sleeper);
-    assert_eq!(start(&place, "111.srv", &users[1]).code, Some(2));
-    place.assert_not_drained("a process of the first user");
+    start(&place, "111.srv", &users[1]).exits(2);
     place.assert_as_before("a process of the first user");
     figures::tell("faults", 1);
 
-    held_by_somebody(&users);
+    held_by_another(&users);
     full(&users);
     long_ago(&users);
 }
 
-/// Somebody's program holds the GPU: contention.
-fn held_by_somebody(users: &[String; 2]) {
+/// Another program holds the GPU: contention.
+fn held_by_another(users: &[String; 2]) {
     let place = stillborn();
-    let mut command = as_user(USER, place.stage.node.client());
-    command
-        .arg("--node")
-        .arg(place.stage.node.dir())
-        .args(["--hold", "60"])
-        .env_clear();
-    // No daemon where it looks: it runs outside MPS.
-    command.env("CUDA_MPS_PIPE_DIRECTORY", place.stage.path("nowhere"));
-    let holder = Running(
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("client"),
-    );
-    assert!(wait_until(Duration::from_secs(30), || !place
-        .stage
-        .node
-        .contexts()
-        .is_empty()));
-    let second = two_fail(&place, users);
-    assert_eq!(second.code, Some(2), "{second:?}");
-    place.assert_not_drained("a GPU that somebody holds");
+    // No daemon is there: it runs outside MPS.
+    let outside = [("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")];
+    let holder = place.attached("none", &["--hold", "60"], &outside);
+    two_fail(&place, users).exits(2);
     drop(holder);
-    place.assert_as_before("a GPU that somebody holds");
+    place.assert_as_before("a GPU that another program holds");
     figures::tell("faults", 1);
 }
 
-/// A third user's job has filled the file system that everybody's pipes lie in.
+/// A third user's job has filled the file system of all jobs' pipes.
 fn full(users: &[String; 2]) {
     alone(|| {
         let place = stillborn();
-        let small = Small::over(&place.stage.path("run"), 256, 0o755);
+        let small = Small::over(&place.path("run"), 256, 0o755);
         small.leave(100);
         let second = two_fail(&place, users);
         small.free();
-        assert_eq!(second.code, Some(2), "{second:?}");
-        place.assert_not_drained("a full file system");
+        second.exits(2);
         place.assert_as_before("a full file system");
         figures::tell("faults", 1);
     });
@@ -175,10 +135,9 @@ fn full(users: &[String; 2]) {
 fn long_ago(users: &[String; 2]) {
     let place = stillborn();
     place.configure(&format!("{CONFIG}failed_starts_window_s = 60\n"));
-    let first = start(&place, "110.srv", &users[0]);
-    assert_eq!(first.code, Some(2), "{first:?}");
+    start(&place, "110.srv", &users[0]).exits(2);
     // What root noted of it is made two minutes older.
-    let note = place.stage.path("run/failed-starts");
+    let note = place.path("run/failed-starts");
     let text = std::fs::read(&note).expect("the first failure is noted");
     let mut failures: BTreeMap<u32, serde_json::Value> =
         serde_json::from_slice(&text).expect("failures by user");
@@ -188,8 +147,7 @@ fn long_ago(users: &[String; 2]) {
         failure["when"] = (failure["when"].as_u64().expect("seconds") - 120).into();
     }
     std::fs::write(&note, serde_json::to_vec(&failures).expect("JSON")).expect("note");
-    let second = start(&place, "111.srv", &users[1]);
-    assert_eq!(second.code, Some(2), "{second:?}");
+    start(&place, "111.srv", &users[1]).exits(2);
     place.assert_not_drained("a failure of long ago");
     figures::tell("faults", 1);
 }

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tests::double::frozen::Frozen;
-use tests::double::look::{self, wait_until};
 use tests::double::node::{Description, Faults, NvmlFaults};
 use tests::figures;
-use tests::place::{Place, fast, kill, side_by_side};
+use tests::place::{Place, eventually, fast, kill, side_by_side};
 use tests::stage::{Ran, USER, openpbs_args};
 
 /// The configured deadline of every row, and what a busy machine may add.
@@ -28,6 +27,9 @@ enum Comes {
 }
 
 use Comes::{Fault, Ready, Undetermined};
+
+/// The job's MPS did not start, and any user may be the cause.
+const NO_START: Comes = Undetermined("MPS did not start");
 
 struct Row {
     name: String,
@@ -52,7 +54,7 @@ fn nvml(name: &str, comes: Comes, set: impl FnOnce(&mut NvmlFaults) + Send + 'st
 }
 
 fn openpbs(place: &Place, job: &str) -> Ran {
-    place.stage.prologue(&openpbs_args(job, USER, ACCOUNT), &[])
+    place.prologue(&openpbs_args(job, USER, ACCOUNT), &[])
 }
 
 #[track_caller]
@@ -66,10 +68,7 @@ fn check(row: Row) {
     match row.comes {
         Ready => {
             assert_eq!(ran.code, Some(0), "{name}: {ran:?}");
-            let end = place.strict_end("50.srv");
-            assert_eq!(end.code, Some(0), "{name}: {end:?}");
-            assert!(end.took < LATEST, "{name}: {end:?}");
-            place.assert_not_drained(&name);
+            place.end("50.srv").within(LATEST);
         }
         Undetermined(word) => {
             assert_eq!(ran.code, Some(2), "{name}: {ran:?}");
@@ -94,48 +93,30 @@ fn rows() -> Vec<Row> {
             f.start = "slow".into();
             f.slow_ms = 400;
         }),
-        control("no socket", Undetermined("MPS did not start"), |f| {
-            f.start = "never".into()
+        control("no socket", NO_START, |f| f.start = "never".into()),
+        control("exits at once", NO_START, |f| f.start = "exits".into()),
+        control("a socket that never answers", NO_START, |f| {
+            f.start = "hangs".into()
         }),
-        control("exits at once", Undetermined("MPS did not start"), |f| {
-            f.start = "exits".into()
-        }),
-        control(
-            "a socket that never answers",
-            Undetermined("MPS did not start"),
-            |f| f.start = "hangs".into(),
-        ),
         control("a slow server", Ready, |f| {
             f.server = "slow".into();
             f.slow_ms = 400;
         }),
-        control(
-            "a server that is never ready",
-            Undetermined("MPS did not start"),
-            |f| {
-                f.server = "never-ready".into();
-            },
-        ),
-        control(
-            "a server that never becomes active",
-            Undetermined("MPS did not start"),
-            |f| {
-                f.server = "initializing".into();
-            },
-        ),
-        control("a server that exits", Undetermined("MPS did not start"), |f| {
-            f.server = "exits".into()
+        control("a server that is never ready", NO_START, |f| {
+            f.server = "never-ready".into();
         }),
+        control("a server that never becomes active", NO_START, |f| {
+            f.server = "initializing".into();
+        }),
+        control("a server that exits", NO_START, |f| f.server = "exits".into()),
         // Only a client's fault takes a server there, and no client comes before the job: nobody asks, a job that wants
         // proof has --mps-verify.
         control("a server in FAULT state", Ready, |f| {
             f.server = "fault-state".into()
         }),
-        control(
-            "limits accepted and never applied",
-            Undetermined("MPS did not start"),
-            |f| f.drop_limits = true,
-        ),
+        control("limits accepted and never applied", NO_START, |f| {
+            f.drop_limits = true
+        }),
         control("quit refused", Ready, |f| f.refuse_quit = true),
         control("quit refused and SIGTERM ignored", Ready, |f| {
             f.refuse_quit = true;
@@ -179,7 +160,7 @@ fn rows() -> Vec<Row> {
         "start_server",
     ] {
         let name = format!("hangs on {command}");
-        rows.push(control(&name, Undetermined("MPS did not start"), move |f| {
+        rows.push(control(&name, NO_START, move |f| {
             f.hang_on = vec![command.into()];
         }));
     }
@@ -203,7 +184,7 @@ fn rows() -> Vec<Row> {
         ("start_server", "\u{1b}]0;x\u{7}"),
     ] {
         let name = format!("{command} is answered with {answer:?}");
-        rows.push(control(&name, Undetermined("MPS did not start"), move |f| {
+        rows.push(control(&name, NO_START, move |f| {
             f.answer.insert(command.into(), answer.into());
         }));
     }
@@ -212,7 +193,7 @@ fn rows() -> Vec<Row> {
         "get_default_device_pinned_mem_limit",
     ] {
         let name = format!("the answer to {command} is cut");
-        rows.push(control(&name, Undetermined("MPS did not start"), move |f| {
+        rows.push(control(&name, NO_START, move |f| {
             f.truncate = vec![command.into()];
         }));
     }
@@ -235,9 +216,7 @@ fn a_driver_that_refuses_a_compute_mode_proves_nothing_and_one_that_ignores_it_i
     ] {
         let place = Place::new(fast(1).nvml(set), CONFIG);
         let ran = place.torque("51.srv", ACCOUNT, "0");
-        assert_eq!(ran.code, Some(2), "{name}: {ran:?}");
-        assert!(ran.err.contains("GPU-"), "{name}: {ran:?}");
-        place.assert_not_drained(name);
+        ran.exits(2).complains("GPU-");
         place.assert_as_before(name);
         figures::tell("faults", 1);
     }
@@ -246,15 +225,12 @@ fn a_driver_that_refuses_a_compute_mode_proves_nothing_and_one_that_ignores_it_i
 #[test]
 fn nvml_that_dies_during_the_job_drains_and_the_next_look_finishes() {
     let (place, end) = without_nvml_at_the_end(|f| f.init_fails = true);
-    // Nobody took the drain: until somebody does, this node starts no MPS job.
-    let refused = openpbs(&place, "53.srv");
-    assert_eq!(refused.code, Some(2), "{refused:?}");
-    assert!(refused.err.contains("waits for its scheduler"), "{refused:?}");
+    // The scheduler did not take the drain: until it does, this node starts no MPS job.
+    let refused = openpbs(&place, "53.srv").exits(2);
+    refused.complains("waits for its scheduler");
     let drains = place.take_drains();
-    assert!(
-        drains.len() == 1 && drains[0].contains("mpsd: job 52.srv"),
-        "{end:?}: {drains:?}"
-    );
+    assert_eq!(drains.len(), 1, "{end:?}: {drains:?}");
+    assert!(drains[0].contains("mpsd: job 52.srv"), "{drains:?}");
     nvml_is_back(place);
 }
 
@@ -277,52 +253,41 @@ fn nvml_without_memory_at_the_end_of_a_job_drains_nothing_and_refuses_no_start()
 
 /// A job at whose end NVML is not what it was; its daemons are stopped all the same.
 fn without_nvml_at_the_end(set: impl Fn(&mut NvmlFaults)) -> (Place, Ran) {
-    let mut place = Place::new(fast(1), CONFIG);
-    assert_eq!(place.torque("52.srv", ACCOUNT, "0").code, Some(0));
-    place.stage.node.change(|d| set(&mut d.nvml));
-    let end = place.strict_end("52.srv");
-    assert_eq!(end.code, Some(2), "{end:?}");
-    assert!(end.took < LATEST, "{end:?}");
+    let mut place = Place::with_job(fast(1), CONFIG, "52.srv", ACCOUNT, "0");
+    place.node.change(|d| set(&mut d.nvml));
+    let end = place.strict_end("52.srv").exits(2);
+    end.within(LATEST);
     assert!(place.pids("nvidia-cuda-mps-control").is_empty(), "{end:?}");
     (place, end)
 }
 
 fn nvml_is_back(mut place: Place) {
-    place.stage.node.change(|d| d.nvml = NvmlFaults::default());
-    let again = place.strict_end("52.srv");
-    assert_eq!(again.code, Some(0), "{again:?}");
+    place.node.change(|d| d.nvml = NvmlFaults::default());
+    place.end("52.srv");
     place.assert_as_before("NVML is back");
     figures::tell("faults", 1);
 }
 
 #[test]
 fn a_process_that_survives_sigkill_and_that_the_driver_does_not_hold_drains_nothing() {
-    let place = Place::new(fast(1), CONFIG);
-    assert_eq!(place.torque("54.srv", ACCOUNT, "0").code, Some(0));
+    let place = Place::with_job(fast(1), CONFIG, "54.srv", ACCOUNT, "0");
     let server = place.pids("nvidia-cuda-mps-server");
     let frozen = match Frozen::new(&server) {
         Ok(frozen) => frozen,
-        Err(why) => {
-            println!("not tried here, this machine has no version-1 freezer: {why}");
-            return;
-        }
+        Err(why) => return println!("not tried here, this machine has no version-1 freezer: {why}"),
     };
-    let end = place.strict_end("54.srv");
-    assert_eq!(end.code, Some(2), "{end:?}");
-    assert!(end.took < LATEST, "{end:?}");
+    let end = place.strict_end("54.srv").exits(2);
     let line = format!("job 54.srv: mps-server {}: state ", server[0]);
-    assert!(end.err.contains(&line), "{end:?}");
-    place.assert_not_drained("a frozen process");
+    end.within(LATEST).complains(line);
     drop(frozen);
-    let again = place.strict_end("54.srv");
-    assert_eq!(again.code, Some(0), "{again:?}");
+    place.end("54.srv");
     place.assert_as_before("a survivor that ended at last");
     figures::tell("faults", 1);
 }
 
 /// Root's own process that asks NVML.
 fn nvml_worker(place: &Place) -> Option<u32> {
-    let asks = |p: &look::Process| p.uid == 0 && p.args.iter().any(|arg| arg == "--nvml");
+    let asks = |p: &tests::double::look::Process| p.uid == 0 && p.args.iter().any(|arg| arg == "--nvml");
     place.processes().into_iter().find(asks).map(|p| p.pid)
 }
 
@@ -331,19 +296,13 @@ fn nvml_that_crashes_is_the_nodes_and_one_that_is_killed_may_be_a_users_who_used
     for (signal, drained) in [(Signal::SIGSEGV, 1), (Signal::SIGKILL, 0), (Signal::SIGABRT, 0)] {
         let place = Place::new(fast(1).nvml(|f| f.init_hangs = true), CONFIG);
         let mut prologue = place.start_torque("55.srv", ACCOUNT, "0");
-        let mut worker = None;
-        assert!(wait_until(LATEST, || {
-            worker = nvml_worker(&place);
-            worker.is_some()
-        }));
-        kill(worker.expect("worker"), signal);
+        eventually("a worker", || nvml_worker(&place).is_some());
+        let worker = nvml_worker(&place).expect("a worker");
+        kill(worker, signal);
         if signal == Signal::SIGSEGV {
-            // The standard library takes a first one from outside for a stray, and goes on; a crash comes again at once.
+            // The standard library ignores a first SIGSEGV from outside as a stray. A crash repeats at once.
             std::thread::sleep(Duration::from_millis(100));
-            let _ = nix::sys::signal::kill(
-                nix::unistd::Pid::from_raw(i32::try_from(worker.expect("worker")).expect("pid")),
-                signal,
-            );
+            kill(worker, signal);
         }
         assert_eq!(prologue.wait(), Some(2), "{signal}");
         assert_eq!(place.take_drains().len(), drained, "{signal}");

@@ -2,24 +2,24 @@
 //! server by their own user in every phase. Afterwards one epilogue, and the node is exactly as before; never a drain.
 
 use std::collections::BTreeMap;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tests::double::look::{self, wait_until};
 use tests::figures;
-use tests::place::{Place, Running, fast, kill};
+use tests::place::{Place, Running, eventually, fast, kill};
+use tests::stage::{THREE, prologue_args};
 
 /// Long enough for everything, short enough for a test.
 const SHORT: &str = "deadline_s = 3\n";
 const ACCOUNT: &str = "MPS=true,MPS_THREADS=25,MPS_MEM=4G";
 /// How long a stepped process runs between two looks at it.
 const STRIDE: Duration = Duration::from_micros(150);
-/// Our own three, by the names of their files.
-const THREE: [&str; 3] = ["mpsd", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 
 /// How many effects the journal says were begun, and of how many.
 fn begun(place: &Place, job: &str) -> Option<(usize, usize)> {
-    let text = std::fs::read(place.stage.job(job).join("journal")).ok()?;
+    let text = std::fs::read(place.job(job).join("journal")).ok()?;
     let journal: serde_json::Value = serde_json::from_slice(&text).ok()?;
     let all = journal["plan"].as_array()?.len();
     Some((usize::try_from(journal["begun"].as_u64()?).ok()?, all))
@@ -38,7 +38,7 @@ fn worker(parent: u32) -> Option<u32> {
 fn step_until(program: &mut Running, mut enough: impl FnMut(usize) -> bool) -> Option<u32> {
     // Root's programs come first on a CPU: who steps them has to come as soon.
     mpsd::sys::priority::raise();
-    let parent = program.0.id();
+    let parent = program.pid();
     let end = Instant::now() + Duration::from_secs(20);
     let mut found = None;
     while found.is_none() && program.0.try_wait().ok()?.is_none() && Instant::now() < end {
@@ -65,16 +65,13 @@ fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) 
     let mut program = place.start_torque(job, ACCOUNT, "0");
     let pid = step_until(&mut program, |_| begun(place, job).map_or(0, |b| b.0) >= at)?;
     // The guard in front takes its worker along.
-    let target = if whole { program.0.id() } else { pid };
+    let target = if whole { program.pid() } else { pid };
     kill(target, Signal::SIGKILL);
     // A worker that was stopped before it tied itself to its guard finds the guard gone as soon as it goes on.
     kill(pid, Signal::SIGCONT);
     let code = program.wait();
     assert_eq!(code, if whole { None } else { Some(2) }, "what a scheduler sees");
-    assert!(
-        wait_until(Duration::from_secs(30), || !look::alive(pid)),
-        "the worker outlives its guard"
-    );
+    eventually("the worker ends with its guard", || !look::alive(pid));
     let state = begun(place, job).map_or(0, |b| b.0);
     if later {
         std::thread::sleep(Duration::from_millis(60));
@@ -83,10 +80,9 @@ fn kill_prologue(place: &Place, job: &str, at: usize, whole: bool, later: bool) 
 }
 
 fn prologue_matrix(place: &Place) {
-    let ran = place.torque("20.srv", ACCOUNT, "0");
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    place.begin("20.srv", ACCOUNT, "0");
     let (_, all) = begun(place, "20.srv").expect("journal");
-    assert_eq!(place.stage.node.modes(), ["exclusive_process"]);
+    assert_eq!(place.node.modes(), ["exclusive_process"]);
     place.assert_ends_clean("20.srv", "a whole job");
     let mut seen: BTreeMap<usize, u32> = BTreeMap::new();
     for round in 0..4 {
@@ -101,12 +97,8 @@ fn prologue_matrix(place: &Place) {
         }
     }
     println!("prologues killed, by effects begun: {seen:?}");
-    let states: Vec<usize> = seen.keys().copied().collect();
-    assert_eq!(
-        states,
-        (0..=all).collect::<Vec<_>>(),
-        "a state of the journal was never hit"
-    );
+    // Each state of the journal was hit.
+    assert!(seen.keys().copied().eq(0..=all), "{seen:?}");
     figures::tell("real_kills", seen.values().sum::<u32>().into());
 }
 
@@ -126,8 +118,7 @@ fn a_prologue_killed_and_called_again_takes_its_own_remains_down_first() {
     let place = Place::new(fast(1), SHORT);
     for at in [2, 4, 5] {
         let killed = kill_prologue(&place, "30.srv", at, true, at == 4);
-        let ran = place.torque("30.srv", ACCOUNT, "0");
-        assert_eq!(ran.code, Some(0), "{ran:?}");
+        place.begin("30.srv", ACCOUNT, "0");
         assert_eq!(place.pids(THREE[1]).len(), 1, "one control daemon");
         place.assert_ends_clean("30.srv", "a prologue killed and called again");
         figures::tell("real_kills", killed.map_or(0, |_| 1));
@@ -141,12 +132,11 @@ fn an_epilogue_killed_in_every_phase_is_finished_by_the_next() {
     let mut stride = 0;
     loop {
         let job = format!("{}.srv", 200 + stride);
-        assert_eq!(place.torque(&job, ACCOUNT, "0").code, Some(0));
+        place.begin(&job, ACCOUNT, "0");
         let mut program = place.start_end(&job);
         let hit = step_until(&mut program, |now| now >= stride);
         if let Some(worker) = hit {
-            kill(program.0.id(), Signal::SIGKILL);
-            // One that was stopped before it tied itself to its guard finds the guard gone as soon as it goes on.
+            kill(program.pid(), Signal::SIGKILL);
             kill(worker, Signal::SIGCONT);
             killed += 1;
         }
@@ -157,10 +147,7 @@ fn an_epilogue_killed_in_every_phase_is_finished_by_the_next() {
         }
         stride += 1 + stride / 6;
     }
-    assert!(
-        killed >= 5,
-        "only {killed} epilogues were killed before they ended"
-    );
+    assert!(killed >= 5, "only {killed} epilogues were killed");
     figures::tell("real_kills", killed);
 }
 
@@ -203,14 +190,14 @@ fn whatever_a_user_does_to_the_three_while_they_serve_is_not_the_nodes_fault() {
     let place = Place::new(fast(1), SHORT);
     for name in THREE {
         for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
-            assert_eq!(place.torque("41.srv", ACCOUNT, "0").code, Some(0));
+            place.begin("41.srv", ACCOUNT, "0");
             let after = format!("{signal} to {name} while it serves");
             assert!(strike(&place, name, signal), "{after}");
             place.assert_ends_clean("41.srv", &after);
         }
     }
     // All of them at once, and a stopped one that is killed as well.
-    assert_eq!(place.torque("41.srv", ACCOUNT, "0").code, Some(0));
+    place.begin("41.srv", ACCOUNT, "0");
     for name in THREE {
         strike(&place, name, Signal::SIGSTOP);
     }
@@ -225,7 +212,7 @@ fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
     for name in THREE {
         for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
             for pause in [5, 60] {
-                assert_eq!(place.torque("42.srv", ACCOUNT, "0").code, Some(0));
+                place.begin("42.srv", ACCOUNT, "0");
                 let mut program = place.start_end("42.srv");
                 std::thread::sleep(Duration::from_millis(pause));
                 let struck = strike(&place, name, signal);
@@ -241,47 +228,36 @@ fn whatever_a_user_does_to_the_three_while_they_end_is_not_the_nodes_fault() {
 /// The start has not returned, and the end gives up on its lock.
 #[test]
 fn a_start_that_outlasts_its_jobs_end_undoes_itself() {
-    let place = Place::new(
-        fast(1).times(|t| t.server_ready = (4500, 4500)),
-        "deadline_s = 12\n",
-    );
+    let slow = fast(1).times(|t| t.server_ready = (4500, 4500));
+    let place = Place::new(slow, "deadline_s = 12\n");
     let mut start = place.start_torque("30.srv", ACCOUNT, "0");
     let starting = || begun(&place, "30.srv").is_some_and(|(begun, all)| begun == all);
     assert!(wait_until(Duration::from_secs(5), starting));
-    let end = place.strict_end("30.srv");
-    assert_eq!(end.code, Some(2), "it got the lock: {end:?}");
+    // It does not get the lock.
+    place.strict_end("30.srv").exits(2);
     assert_ne!(start.wait(), Some(0), "MPS of a job that has ended");
     place.assert_as_before("a start that outlasts its job");
-    place.assert_not_drained("a start that outlasts its job");
 }
 
 /// A job that came to a GPU in its usual mode would take it from the daemons that still end.
 #[test]
 fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
-    let place = Place::new(
-        fast(1).fault(|f| {
-            f.refuse_quit = true;
-            f.ignore_sigterm = true;
-            f.server_survives_sigterm = true;
-        }),
-        SHORT,
-    );
-    let ran = place.torque("31.srv", ACCOUNT, "0");
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let stubborn = fast(1).fault(|f| {
+        f.refuse_quit = true;
+        f.ignore_sigterm = true;
+        f.server_survives_sigterm = true;
+    });
+    let place = Place::with_job(stubborn, SHORT, "31.srv", ACCOUNT, "0");
     let mut end = place.start_end("31.srv");
     let mut looks = 0;
-    // The mode first: who lives after that look lived before it.
-    while place.stage.node.modes() == ["exclusive_process"] {
+    // The mode first: a process that lives after it is read lived before.
+    while place.node.modes() == ["exclusive_process"] {
         looks += 1;
         std::thread::sleep(Duration::from_millis(5));
         assert!(looks < 4000, "it is never restored");
     }
     let left: Vec<u32> = THREE.iter().flat_map(|name| place.pids(name)).collect();
-    assert_eq!(
-        left,
-        Vec::<u32>::new(),
-        "the mode is restored before they have ended"
-    );
+    assert_eq!(left, [0; 0], "the mode is restored before they have ended");
     assert_eq!(end.wait(), Some(0));
     place.assert_as_before("daemons that take their time");
 }
@@ -289,35 +265,22 @@ fn a_gpu_has_its_mode_back_only_when_the_jobs_processes_have_ended() {
 /// qsub, and Torque's own daemons, wait for the end of what they have opened for the prologue.
 #[test]
 fn a_start_that_goes_on_alone_keeps_nothing_of_its_caller_open() {
-    use std::io::Read as _;
-    let place = Place::new(
-        fast(1).times(|t| t.server_ready = (4000, 4000)),
-        "deadline_s = 20\n",
-    );
+    let slow = fast(1).times(|t| t.server_ready = (4000, 4000));
+    let place = Place::new(slow, "deadline_s = 20\n");
     let mut command = std::process::Command::new("/bin/sh");
     command.args(["-c", "exec \"$@\" 9>&1 >/dev/null 2>&1", "sh"]);
-    command
-        .arg(place.stage.program("mps-prologue"))
-        .arg("--config")
-        .arg(place.stage.config());
+    command.arg(place.program("mps-prologue"));
+    command.arg("--config").arg(place.config());
     command.args(["--wait", "started", "--record", "--gpus", "0"]);
-    command
-        .args(tests::stage::prologue_args("32.srv", ACCOUNT))
-        .env_clear();
-    command
-        .stdin(std::process::Stdio::null())
-        .stdout(std::process::Stdio::piped());
-    let mut start = Running(command.spawn().expect("a prologue"));
-    let mut inherited = start.0.stdout.take().expect("a pipe");
+    command.args(prologue_args("32.srv", ACCOUNT)).env_clear();
+    let mut start = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let inherited = start.0.stdout.take().expect("a pipe");
     assert_eq!(start.wait(), Some(0));
     let returned = Instant::now();
-    inherited.read_to_end(&mut Vec::new()).expect("its end");
-    assert!(
-        returned.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        returned.elapsed()
-    );
-    assert!(place.stage.job("32.srv").exists());
+    std::io::read_to_string(inherited).expect("its end");
+    let waited = returned.elapsed();
+    assert!(waited < Duration::from_secs(1), "{waited:?}");
+    assert!(place.job("32.srv").exists());
     place.assert_ends_clean("32.srv", "a start that goes on alone");
 }
 
@@ -325,15 +288,12 @@ fn a_start_that_goes_on_alone_keeps_nothing_of_its_caller_open() {
 #[test]
 fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it() {
     for (rule, killed) in [("report", false), ("kill", true)] {
-        let place = Place::new(
-            fast(1),
-            &format!("{SHORT}compute_mode = \"keep\"\nleftover_clients = \"{rule}\"\n"),
-        );
+        let config = format!("{SHORT}compute_mode = \"keep\"\nleftover_clients = \"{rule}\"\n");
+        let place = Place::new(fast(1), &config);
         let Some(cgroups) = &place.cgroups else {
             return println!("not tried here, this machine has no cgroups");
         };
-        let ran = place.torque("33.srv", ACCOUNT, "0");
-        assert_eq!(ran.code, Some(0), "{ran:?}");
+        place.begin("33.srv", ACCOUNT, "0");
         // Outside of MPS: nothing but this ends them.
         let outside = [("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")];
         let its_own = place.attached("33.srv", &["--hold", "30"], &outside);
@@ -342,24 +302,16 @@ fn a_client_that_stays_is_killed_only_where_the_site_says_so_and_the_job_owns_it
         for (job, client) in [("job_33", &its_own), ("job_333", &another)] {
             let cgroup = cgroups.join(job);
             std::fs::create_dir(&cgroup).expect("a cgroup");
-            std::fs::write(cgroup.join("cgroup.procs"), client.0.id().to_string()).expect("moved");
+            std::fs::write(cgroup.join("cgroup.procs"), client.pid().to_string()).expect("moved");
         }
-        let end = place.strict_end("33.srv");
-        assert_eq!(end.code, Some(0), "{end:?}");
-        let gone = || !look::alive(its_own.0.id());
-        assert_eq!(
-            wait_until(Duration::from_secs(u64::from(killed)), gone),
-            killed,
-            "{rule}"
-        );
-        assert!(
-            look::alive(another.0.id()),
-            "{rule}: a process that is not the job's"
-        );
+        place.end("33.srv");
+        let limit = Duration::from_secs(u64::from(killed));
+        let gone = wait_until(limit, || !look::alive(its_own.pid()));
+        assert_eq!(gone, killed, "{rule}");
+        assert!(look::alive(another.pid()), "{rule}: it is not the job's");
         drop((its_own, another));
         for job in ["job_33", "job_333"] {
-            let removed = || std::fs::remove_dir(cgroups.join(job)).is_ok();
-            assert!(wait_until(Duration::from_secs(5), removed));
+            eventually(job, || std::fs::remove_dir(cgroups.join(job)).is_ok());
         }
         place.assert_as_before(rule);
     }

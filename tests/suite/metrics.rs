@@ -105,13 +105,10 @@ fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_tha
         place.torque("8.srv", account, "0").exits(1);
         place.strict_end("8.srv");
     }
-    place
-        .stage
-        .node
-        .change(|node| node.faults.start = "exits".to_owned());
+    place.node.change(|node| node.faults.start = "exits".to_owned());
     let args = openpbs_args("9.srv", USER, "MPS=true");
     place.prologue(&args, &[]).exits(2);
-    place.stage.node.change(|node| node.faults.start = String::new());
+    place.node.change(|node| node.faults.start = String::new());
     place.strict_end("9.srv");
 
     for job in ["10.srv", "11.srv"] {
@@ -141,9 +138,9 @@ fn the_page_tells_of_jobs_clients_memory_failures_and_times_and_forgets_jobs_tha
 fn a_second_end_of_a_job_is_not_counted_again() {
     let mut place = Place::new(fast(1), "");
     place.begin("12.srv", "MPS=true", "0");
-    place.stage.node.change(|node| node.nvml.init_fails = true);
+    place.node.change(|node| node.nvml.init_fails = true);
     place.strict_end("12.srv").exits(2);
-    place.stage.node.change(|node| node.nvml.init_fails = false);
+    place.node.change(|node| node.nvml.init_fails = false);
     let left = page(&place);
     is(&left, "mpsd_jobs_begun_total", 1.0);
     is(&left, "mpsd_jobs{state=\"left\"}", 1.0);
@@ -205,7 +202,7 @@ fn two_writers_of_the_textfile_take_turns() {
 fn while_one_process_hangs_in_nvml_no_look_starts_another() {
     let mut place = Place::new(fast(1), "");
     place.begin("16.srv", "MPS=true", "0");
-    place.stage.node.change(|node| node.nvml.calls_hang = true);
+    place.node.change(|node| node.nvml.calls_hang = true);
     let frozen = std::thread::scope(|scope| {
         let look = scope.spawn(|| metrics(&place, &[]));
         eventually("a process asks NVML", || place.nvml_worker().is_some());
@@ -224,7 +221,7 @@ fn while_one_process_hangs_in_nvml_no_look_starts_another() {
     ran.complains(format!("NVML is not asked: process {first}"));
     drop(frozen);
     eventually("the process ends", || place.nvml_worker().is_none());
-    place.stage.node.change(|node| node.nvml.calls_hang = false);
+    place.node.change(|node| node.nvml.calls_hang = false);
     is(&page(&place), "mpsd_nvml_up", 1.0);
     place.assert_ends_clean("16.srv", "a job beside a process that hung in NVML");
 }

@@ -175,7 +175,7 @@ fn a_mig_device_that_is_taken_away_is_no_evidence_and_keeps_no_job() {
     let mut place = place();
     let own = name(0, 0);
     prolog(&place, JOB, USER, "MPS=true", &own).ok();
-    place.stage.node.change(|node| drop(node.gpu[0].mig.remove(0)));
+    place.node.change(|node| drop(node.gpu[0].mig.remove(0)));
     epilog(&place, JOB, USER);
     place.assert_as_before("a MIG device that went away");
     let ran = prolog(&place, "4712", USER, "MPS=true", &own).exits(2);

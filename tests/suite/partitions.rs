@@ -131,7 +131,10 @@ fn no_job_starts_whose_partition_is_not_as_requested() {
         node(1).fault(|faults| drop(faults.answer.insert(command.to_owned(), text.to_owned())))
     };
     let old = "knows no option -S; allowed: a node with driver 590";
+    let older =
+        "this node has driver 580.159.04, which has no static partitions; allowed: a node with driver 590";
     for (words, code, node) in [
+        (older, 1, fast(1)),
         (old, 1, node(1).fault(|faults| faults.no_static = true)),
         ("", 1, node(1).fault(|faults| faults.lacking_sms = 4)),
         ("", 2, answers("lspart", "GPU Partition")),
@@ -142,15 +145,6 @@ fn no_job_starts_whose_partition_is_not_as_requested() {
         ran.complains(words);
         place.assert_ends_clean(job, &ran.err);
     }
-}
-
-#[test]
-fn a_driver_without_them_is_named_and_nothing_is_started() {
-    let place = place(fast(1));
-    let ran = place.torque("594.srv", TWO, "0").exits(1);
-    let why = "this node has driver 580.159.04, which has no static partitions; allowed: a node with driver 590 or a later one";
-    ran.complains(why);
-    place.assert_as_before("a refused request");
 }
 
 #[test]

@@ -11,8 +11,6 @@ use tests::double::{Builder, look};
 use tests::place::{Place, Running, eventually, fast, kill};
 use tests::scarcity::{Small, alone};
 use tests::stage::{Ran, USER, finish, script};
-
-/// The node's name in the scheduler.
 const NODE: &str = "gpu001";
 
 /// The node, and its server: a directory.
@@ -188,9 +186,9 @@ fn what_the_end_of_a_job_left_is_told_as_long_as_its_scheduler_has_it() {
     site.start("1.srv");
     site.job("1.srv", "R", NODE);
     // NVML_ERROR_MEMORY.
-    site.place.stage.node.change(|node| node.nvml.init_answers = 20);
+    site.place.node.change(|node| node.nvml.init_answers = 20);
     site.place.strict_end("1.srv").exits(2);
-    site.place.stage.node.change(|node| node.nvml.init_answers = 0);
+    site.place.node.change(|node| node.nvml.init_answers = 0);
     let told = "job 1.srv: its end left something of its MPS";
     site.reconcile().exits(2).prints(told);
     site.away(true);
@@ -398,10 +396,10 @@ fn the_timer_lifts_only_if_the_site_asks_for_it_and_nothing_is_wrong() {
     site.marker(reason, true);
     site.server("state", "offline");
     site.server("note", reason);
-    site.place.stage.node.change(|node| node.nvml.init_fails = true);
+    site.place.node.change(|node| node.nvml.init_fails = true);
     site.reconcile().exits(2).prints(": stays: ");
     assert_eq!(site.note(), ["offline", reason]);
-    site.place.stage.node.change(|node| node.nvml.init_fails = false);
+    site.place.node.change(|node| node.nvml.init_fails = false);
     site.reconciles("lifted after a clean recheck");
     assert_eq!(site.note(), ["free", ""]);
 }

@@ -230,7 +230,7 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
         let mut place = with_job("", job, "MPS=true");
         kill(place.pids("nvidia-cuda-mps-control")[0], Signal::SIGKILL);
         tells(&place, job, "daemons_lost\":[{");
-        place.stage.node.change(|node| node.nvml.init_fails = true);
+        place.node.change(|node| node.nvml.init_fails = true);
         let end = match words {
             // Torque's epilogue writes into the job's error file.
             1 => place.strict_end(job),
@@ -239,7 +239,7 @@ fn the_last_line_of_an_end_is_roots_and_the_hook_of_openpbs_has_no_other() {
                 place.epilogue(&hook, &[])
             }
         };
-        place.stage.node.change(|node| node.nvml.init_fails = false);
+        place.node.change(|node| node.nvml.init_fails = false);
         let end = end.exits(2);
         let mut lines: Vec<&str> = end.err.lines().collect();
         let last = *lines.last().expect("a line");
@@ -369,7 +369,7 @@ fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_to
     let client = place.attached("460.srv", &["--hold", "30"], &[]);
     tells(&place, "460.srv", "\"clients\":1");
     drop(client);
-    place.stage.node.change(|node| node.nvml.init_fails = true);
+    place.node.change(|node| node.nvml.init_fails = true);
     place.strict_end("460.srv").exits(2);
     let first = of(&place, "460.srv");
     assert!(
@@ -378,7 +378,7 @@ fn what_a_second_end_finds_stands_beside_what_the_first_one_found_did_and_was_to
     );
     assert_eq!(first["as_before"], false, "{first}");
     std::thread::sleep(NEXT_SECOND);
-    place.stage.node.change(|node| node.nvml.init_fails = false);
+    place.node.change(|node| node.nvml.init_fails = false);
     // What root itself ended since then, no mpsd has lost.
     place.end("460.srv").lacks("its mpsd says");
     let told = of(&place, "460.srv");

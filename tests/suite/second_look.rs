@@ -2,11 +2,10 @@
 //! verdict itself is `survivors`'.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use tests::double::look::wait_until;
-use tests::place::{Place, fast};
+use tests::place::{Place, eventually, fast};
 
 const CONFIG: &str = "deadline_s = 6\n";
 /// Both are gone when somebody has looked and found that the driver let go.
@@ -15,10 +14,8 @@ const FILES: [&str; 2] = ["run/suspicions", "run/look-again"];
 /// Seconds since the boot.
 fn up() -> u64 {
     let text = fs::read_to_string("/proc/uptime").expect("uptime");
-    text.split('.')
-        .next()
-        .and_then(|whole| whole.parse().ok())
-        .expect("seconds")
+    let whole = text.split('.').next().expect("seconds");
+    whole.parse().expect("seconds")
 }
 
 /// A node on which a process that is gone by now was seen in the driver `age_s` ago, as an epilogue notes it.
@@ -40,25 +37,22 @@ fn note(place: &Place, age_s: u64) {
 }
 
 fn files(place: &Place) -> [PathBuf; 2] {
-    FILES.map(|name| place.stage.path(name))
-}
-
-fn are_gone(place: &Place) -> bool {
-    let there = |path: &PathBuf| Path::exists(path);
-    wait_until(Duration::from_secs(30), || !files(place).iter().any(there))
+    FILES.map(|name| place.path(name))
 }
 
 #[test]
 fn the_end_of_any_job_brings_it() {
     let place = noted(61);
     // Of a job that never had MPS.
-    let end = place.stage.torque_end("121.srv");
-    assert_eq!((end.code, end.err.as_str()), (Some(0), ""), "{end:?}");
-    assert!(are_gone(&place), "nobody looked");
+    let end = place.torque_end("121.srv").ok();
+    assert_eq!(end.err, "", "{end:?}");
+    eventually("the second look", || {
+        !files(&place).iter().any(|path| path.exists())
+    });
     place.assert_as_before("a second look");
     // Too early, it stays.
     note(&place, 10);
-    assert_eq!(place.stage.torque_end("122.srv").code, Some(0));
+    place.torque_end("122.srv").ok();
     std::thread::sleep(Duration::from_millis(500));
     assert!(files(&place).iter().all(|path| path.exists()));
 }
@@ -66,25 +60,19 @@ fn the_end_of_any_job_brings_it() {
 #[test]
 fn the_administrator_is_told_of_it_and_what_to_do_where_nobody_looks() {
     let check = |place: &Place| {
-        let conf = place.stage.path("slurm.conf");
+        let conf = place.path("slurm.conf");
         fs::write(&conf, "GresTypes=gpu\nPrologFlags=Alloc\n").expect("slurm.conf");
         let conf = conf.display().to_string();
-        let ran = place
-            .stage
-            .run("mpsctl", &["slurm", "check", "--slurm-conf", &conf], &[]);
+        let ran = place.mpsctl(&["slurm", "check", "--slurm-conf", &conf]);
         let line = ran.out.lines().find(|line| line.contains("mps-server 691"));
         line.unwrap_or_default().to_owned()
     };
     let early = check(&noted(20));
-    assert!(
-        early.starts_with("WARN  job 120.srv: 2")
-            && early.contains(" s ago mps-server 691 hung in the driver"),
-        "{early}"
-    );
+    assert!(early.starts_with("WARN  job 120.srv: 2"), "{early}");
+    let hung = " s ago mps-server 691 hung in the driver";
+    assert!(early.contains(hung), "{early}");
     let late = check(&noted(400));
-    assert!(
-        late.starts_with("FAIL  job 120.srv: 6 min ago") && late.contains("run 'mpsctl reconcile' as root"),
-        "{late}"
-    );
+    assert!(late.starts_with("FAIL  job 120.srv: 6 min ago"), "{late}");
+    assert!(late.contains("run 'mpsctl reconcile' as root"), "{late}");
     assert_eq!(check(&Place::new(fast(1), CONFIG)), "");
 }

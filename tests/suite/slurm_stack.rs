@@ -180,18 +180,10 @@ fn no_check_is_green_on_a_node_whose_first_job_would_drain_it() {
     let ran = cluster.check().exits(1);
     ran.prints("FAIL  NVIDIA's MPS: cannot open");
     fs::rename(&away, &control).expect("back");
-    cluster
-        .place
-        .stage
-        .node
-        .change(|node| node.nvml.init_fails = true);
+    cluster.place.node.change(|node| node.nvml.init_fails = true);
     let line = "FAIL  NVML gives no answer: the first job that asks for MPS takes the node out of service";
     cluster.check().exits(1).prints(line);
-    cluster
-        .place
-        .stage
-        .node
-        .change(|node| node.nvml.init_fails = false);
+    cluster.place.node.change(|node| node.nvml.init_fails = false);
     cluster.check().ok();
 }
 
@@ -345,17 +337,6 @@ fn blanks_around_the_sign_are_read_as_slurm_does() {
 }
 
 #[test]
-fn on_a_configless_cluster_our_line_is_in_the_stack_itself() {
-    let cluster = Cluster::new(CONFIGLESS);
-    cluster.enable().ok();
-    let stack = cluster.read(STACK);
-    assert_eq!(stack.lines().skip(1).collect::<Vec<_>>(), [cluster.line()]);
-    cluster.check().ok().prints("plugstack.conf' has our line\n");
-    cluster.slurm("disable", &[]).ok();
-    assert!(!cluster.path("etc/plugstack.conf").exists());
-}
-
-#[test]
 fn a_configless_sites_own_stack_is_left_and_its_line_told() {
     let cluster = Cluster::new(CONFIGLESS);
     let own = "optional /usr/lib/slurm/spank_pyxis.so\ninclude /etc/slurm/plugstack.conf.d/*.conf\n";
@@ -371,17 +352,23 @@ fn a_configless_sites_own_stack_is_left_and_its_line_told() {
     ran.prints("remove the line for spank_mps.so");
 }
 
-/// From files on every node to configless and back.
+/// From files on every node to configless, with the line in the stack itself, and back.
 #[test]
 fn a_cluster_that_changes_has_one_line() {
     let cluster = Cluster::new(GOOD);
-    for text in [GOOD, CONFIGLESS, GOOD] {
+    for text in [GOOD, CONFIGLESS, GOOD, CONFIGLESS] {
         cluster.write("slurm.conf", &format!("{text}\n"));
         cluster.enable().ok();
         cluster.check().ok();
         let in_stack = cluster.read(STACK).contains(&cluster.line());
         assert_eq!(in_stack, text == CONFIGLESS, "{text}");
     }
+    assert_eq!(
+        cluster.read(STACK).lines().skip(1).collect::<Vec<_>>(),
+        [cluster.line()]
+    );
+    cluster.slurm("disable", &[]).ok();
+    assert!(!cluster.path("etc/plugstack.conf").exists());
 }
 
 /// A process has the name of a link that any user may have made, and set-user-id programs are root's at once.

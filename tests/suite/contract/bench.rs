@@ -27,9 +27,7 @@ pub const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// A GPU of the machine under test.
 #[derive(Clone, Debug)]
 pub struct GpuFact {
-    /// Its UUID.
     pub uuid: String,
-    /// Its multiprocessors.
     pub sms: u32,
 }
 
@@ -40,9 +38,7 @@ pub struct Bench {
     pub dir: TempDir,
     /// The doubles' node, if that is the subject.
     pub node: Option<NodeDouble>,
-    /// `nvidia-cuda-mps-control`.
     pub control: PathBuf,
-    /// The GPUs.
     pub gpus: Vec<GpuFact>,
     /// The client program with its first arguments.
     pub client: Vec<String>,
@@ -59,8 +55,6 @@ pub struct Daemon<'b> {
     /// The foreground process; none for a daemon in the background.
     process: Option<Running>,
 }
-
-/// Whether the subject is NVIDIA's program.
 pub fn nvidia() -> bool {
     match std::env::var("MPS_SUBJECT").as_deref() {
         Ok("nvidia") => true,
@@ -116,8 +110,6 @@ impl Bench {
         }
         Some(bench)
     }
-
-    /// A node of doubles.
     pub fn of_double(change: impl FnOnce(Builder) -> Builder) -> Bench {
         let [control, client] = [
             env!("CARGO_BIN_EXE_fake-mps-control"),
@@ -208,7 +200,6 @@ impl Bench {
 }
 
 impl Daemon<'_> {
-    /// The two variables.
     pub fn env(&self) -> [(&'static str, &str); 2] {
         let [pipe, log] = [&self.pipe, &self.log].map(|path| path.to_str().expect("plain names"));
         [(PIPE, pipe), ("CUDA_MPS_LOG_DIRECTORY", log)]
@@ -246,8 +237,6 @@ impl Daemon<'_> {
         let file = self.pipe.join("nvidia-cuda-mps-control.pid");
         fs::read_to_string(file).ok()?.trim().parse().ok()
     }
-
-    /// The foreground process.
     pub fn process(&mut self) -> &mut Running {
         self.process.as_mut().expect("a daemon in the foreground")
     }
@@ -319,8 +308,6 @@ impl Daemon<'_> {
     pub fn client(&self) -> Client<'_> {
         Client::new(self.bench).env(PIPE, self.pipe.to_str().expect("plain names"))
     }
-
-    /// The names in its pipe directory.
     pub fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.pipe).expect("it is ours").flatten();
         let names = entries.map(|e| e.file_name().to_string_lossy().into_owned());

@@ -12,8 +12,6 @@ use crate::processes::{Ended, Running, USER, command, spawn};
 
 /// How long a client may take that is believed to come up.
 const PATIENCE: Duration = Duration::from_secs(40);
-
-/// A client program to be run.
 #[derive(Debug)]
 pub struct Client<'b> {
     bench: &'b Bench,
@@ -22,11 +20,8 @@ pub struct Client<'b> {
     arguments: Vec<String>,
     wrapper: Vec<String>,
 }
-
-/// How a client ended.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The process.
     pub ended: Ended,
     records: Vec<Value>,
 }
@@ -52,15 +47,11 @@ impl<'b> Client<'b> {
             wrapper: Vec::new(),
         }
     }
-
-    /// With this variable.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.retain(|(n, _)| n != name);
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
-
-    /// As this user.
     pub fn user(mut self, uid: u32) -> Self {
         self.uid = uid;
         self
@@ -98,8 +89,6 @@ impl<'b> Client<'b> {
         command.args(&words[1..]);
         spawn(command, "")
     }
-
-    /// Runs it to its end.
     pub fn run(&self) -> Outcome {
         self.run_within(PATIENCE)
     }
@@ -156,17 +145,12 @@ impl Outcome {
 }
 
 impl Holding {
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.record["pid"].as_u64().expect("every record has a pid") as u32
     }
-
-    /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         self.running.signal(signal);
     }
-
-    /// Waits for its end.
     pub fn finish(self) -> Outcome {
         Outcome::of(self.running.finish(PATIENCE))
     }
@@ -176,8 +160,6 @@ impl Holding {
 pub fn under_mps(record: &Value) -> bool {
     record["under_mps"] == true
 }
-
-/// A number of the first GPU in a record: `sms`, `free_mib`, `allocatable_mib`.
 pub fn of_first_gpu(record: &Value, name: &str) -> u64 {
     let number = record["gpus"][0][name].as_u64();
     number.unwrap_or_else(|| panic!("no {name} in {record}"))

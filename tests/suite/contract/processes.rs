@@ -13,17 +13,12 @@ use tests::child;
 pub const USER: u32 = 54_321;
 /// A stranger to that user.
 pub const STRANGER: u32 = 54_322;
-
-/// How a child ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// What it wrote to standard output.
     pub out: String,
-    /// What it wrote to standard error.
     pub err: String,
     /// Whether it had to be killed at the deadline.
     pub hung: bool,
-    /// How long it took.
     pub took: Duration,
     code: Option<i32>,
 }
@@ -85,8 +80,6 @@ impl Running {
     fn child(&mut self) -> &mut child::Running {
         self.child.as_mut().expect("it was not finished")
     }
-
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.group.as_raw().cast_unsigned()
     }
@@ -96,8 +89,6 @@ impl Running {
         let child = self.child.as_ref().expect("it was not finished");
         [child.stdout_so_far(), child.stderr_so_far()]
     }
-
-    /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         nix::sys::signal::kill(self.group, signal).expect("the child is not reaped yet");
     }

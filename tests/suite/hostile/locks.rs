@@ -37,67 +37,51 @@ fn keep(place: &Place, how: &str, what: &Path) -> Option<(Hung, Running)> {
     Some((hung, holder))
 }
 
-/// The user lists the pipe directory, or writes the file of the ranks' locks, into memory that the user's file system withholds. If the
-/// job's directories have file systems of their own, root removes them without that lock.
+/// The user lists the pipe directory into memory that the user's file system withholds. If the job's directories have file systems of
+/// their own, root removes them without that lock.
 #[test]
 fn a_directory_whose_lock_its_user_keeps_holds_nobody() {
+    assert_holds_nobody(ACCOUNT, "FAKE_MPS_LISTS", "pipe");
+}
+
+#[test]
+fn a_lock_file_of_ranks_that_its_user_keeps_holds_nobody() {
+    assert_holds_nobody("MPS=true,MPS_SMS=16:32", "FAKE_MPS_WRITES", "partitions/lock");
+}
+
+#[track_caller]
+fn assert_holds_nobody(account: &str, how: &str, what: &str) {
     for bounded in [true, false] {
         alone(|| {
-            let place = Place::new(fast(2), CONFIG);
+            let node = fast(2).describe(|node| node.driver_version = "590.44.01".to_owned());
+            let place = Place::new(node, CONFIG);
             let _hidden = Small::over(&place.path("run"), 256, 0o755);
             let _older = (!bounded).then(|| unbounded(&place, "96.srv"));
-            place.begin("96.srv", ACCOUNT, "0");
-            let pipe = place.job("96.srv").join("pipe");
-            let Some(kept) = keep(&place, "FAKE_MPS_LISTS", &pipe) else {
+            place.begin("96.srv", account, "0");
+            let Some(kept) = keep(&place, how, &place.job("96.srv").join(what)) else {
                 return;
             };
             // Its output is read to the end, as a scheduler reads it.
             let end = place.strict_end("96.srv");
+            end.within(Duration::from_secs(9));
             let holder_only = [vec![], vec![kept.1.pid()], vec![]];
             assert_eq!(THREE.map(|name| place.pids(name)), holder_only, "{end:?}");
             assert_eq!(place.node.modes(), ["default", "default"]);
             // The same job again, what the timer does, and another job.
-            assert_job_goes_on(&place, "96.srv", end, bounded);
+            let again = place.torque("96.srv", ACCOUNT, "0");
+            again.within(Duration::from_secs(10));
+            if bounded {
+                assert_eq!((end.code, again.code), (Some(0), Some(0)), "{end:?} {again:?}");
+            } else {
+                end.exits(2).complains(CANNOT_CLEAN);
+                again.exits(2);
+            }
             let ran = place.mpsctl(&["reconcile", "--node", "gpu001"]);
             ran.within(Duration::from_secs(15));
             place.begin("97.srv", ACCOUNT, "1");
             place.end("97.srv");
             drop(kept);
-            place.assert_ends_clean("96.srv", "a directory that its user let go");
-        });
-    }
-}
-
-/// The end of a job whose lock its user keeps, and the job's next start, are whole if its file systems are its own.
-#[track_caller]
-fn assert_job_goes_on(place: &Place, job: &str, end: tests::stage::Ran, bounded: bool) {
-    end.within(Duration::from_secs(9));
-    let again = place.torque(job, ACCOUNT, "0");
-    again.within(Duration::from_secs(10));
-    if bounded {
-        assert_eq!((end.code, again.code), (Some(0), Some(0)), "{end:?} {again:?}");
-    } else {
-        end.exits(2).complains(CANNOT_CLEAN);
-        again.exits(2);
-    }
-}
-
-#[test]
-fn a_lock_file_of_ranks_that_its_user_keeps_holds_nobody() {
-    for bounded in [true, false] {
-        alone(|| {
-            let node = fast(1).describe(|node| node.driver_version = "590.44.01".to_owned());
-            let place = Place::new(node, CONFIG);
-            let _hidden = Small::over(&place.path("run"), 256, 0o755);
-            let _older = (!bounded).then(|| unbounded(&place, "95.srv"));
-            place.begin("95.srv", "MPS=true,MPS_SMS=16:32", "0");
-            let ranks = place.job("95.srv").join("partitions/lock");
-            let Some(kept) = keep(&place, "FAKE_MPS_WRITES", &ranks) else {
-                return;
-            };
-            assert_job_goes_on(&place, "95.srv", place.strict_end("95.srv"), bounded);
-            drop(kept);
-            place.assert_ends_clean("95.srv", "a lock that its user let go");
+            place.assert_ends_clean("96.srv", "a lock that its user let go");
         });
     }
 }

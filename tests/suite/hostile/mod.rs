@@ -278,7 +278,7 @@ fn a_server_that_hangs_in_a_file_system_of_its_users_is_not_the_nodes_fault() {
             return;
         };
         let file = at.join(FILE).display().to_string();
-        place.stage.node.change(|d| d.faults.server_opens = file);
+        place.node.change(|d| d.faults.server_opens = file);
         place.begin("89.srv", ACCOUNT, "0");
         eventually("the server hangs", || hung.holds_somebody());
         let end = place.strict_end("89.srv").exits(2);
