@@ -91,9 +91,8 @@ fn keep(out: &Path) -> Result<PathBuf> {
     let result: toml::Value =
         toml::from_str(&read_text(&file)?).with_context(|| format!("'{}'", file.display()))?;
     let date = result.get("date").and_then(|date| date.as_str());
-    let gpu = result
-        .get("machine")
-        .and_then(|machine| machine.get("gpu_0")?.as_str());
+    let gpu = result.get("machine");
+    let gpu = gpu.and_then(|machine| machine.get("gpu_0")?.as_str());
     let results = cargo::root()?.join("tests/hardware/results");
     make_dir(&results)?;
     let kept = results.join(file_name(date.unwrap_or("undated"), gpu.unwrap_or("gpu")));
@@ -170,17 +169,13 @@ fn build(words: &str) -> Result<BTreeMap<String, PathBuf>> {
 fn artifacts(message: &Value) -> Vec<(String, PathBuf)> {
     let kinds = message["target"]["kind"].as_array().into_iter().flatten();
     let is_library = kinds.filter_map(Value::as_str).any(|kind| kind == "cdylib");
-    let files = message["filenames"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str);
+    let files = message["filenames"].as_array().into_iter().flatten();
+    let files = files.filter_map(Value::as_str);
     let libraries = files.filter(|file| is_library && file.ends_with(".so"));
     let library = libraries.map(|file| (file.rsplit('/').next().unwrap_or(file).to_owned(), file.into()));
     let name = message["target"]["name"].as_str().unwrap_or_default();
-    let program = message["executable"]
-        .as_str()
-        .map(|file| (name.to_owned(), file.into()));
+    let program = message["executable"].as_str();
+    let program = program.map(|file| (name.to_owned(), file.into()));
     library.chain(program).collect()
 }
 

@@ -28,7 +28,7 @@ const BUILD: Duration = Duration::from_secs(3600);
 const PACKAGES: &str = "target/packages";
 const AGAIN: &str = "target/again";
 
-/// Runs all checks, whatever fails; an error names the failed ones.
+/// Runs all checks, also after a failure; an error names those that failed.
 pub fn run(options: &Options) -> Result<()> {
     let mut failed = Vec::new();
     let mut check = |name: &'static str, outcome: Result<()>| {
@@ -92,9 +92,8 @@ fn changelog(tagged: bool) -> Result<()> {
 
 /// What stands under the heading for what has no version yet.
 fn unreleased(text: &str) -> &str {
-    let below = text
-        .split_once("## [Unreleased]\n")
-        .map_or("", |(_, below)| below);
+    let below = text.split_once("## [Unreleased]\n");
+    let below = below.map_or("", |(_, below)| below);
     below.split("\n## [").next().unwrap_or("").trim()
 }
 

@@ -33,9 +33,8 @@ pub fn matrices() -> Result<()> {
     let status = lines(&mut cargo::words(words), LONGEST, |line| {
         println!("{line}");
         // Libtest puts a test's name before the first line that it prints.
-        let figure = line
-            .split_once("figure: ")
-            .and_then(|(_, rest)| rest.split_once(" = "));
+        let figure = line.split_once("figure: ");
+        let figure = figure.and_then(|(_, rest)| rest.split_once(" = "));
         if let Some((name, count)) = figure {
             *tried.entry(name.to_owned()).or_default() += count.trim().parse().unwrap_or(0);
         }
@@ -107,7 +106,7 @@ const IN_SYSTEM: &str = "root=$1 repository=$2 build=$3; shift 3; place=$build/t
     echo 127.0.0.1 localhost $(uname -n) > $place/root/etc/hosts; \
     exec chroot $place/root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin $*";
 
-/// `cargo test` of the cells in the system in `root`, whose Slurm they run.
+/// `cargo test` of the cells, with the Slurm of the system in `root`.
 pub fn in_system(root: &Path) -> Result<Command> {
     let root = root
         .canonicalize()
@@ -169,8 +168,7 @@ pub struct Fuzz {
     target: Vec<String>,
 }
 
-/// Builds the targets with the compiler of this workspace, whose unstable options cargo-fuzz needs, and runs them one after
-/// another. No sanitizer: what is fuzzed has no unsafe code (the suite's architecture tests hold it), and without one it is
+/// Builds the targets with the compiler of this workspace, and runs them one after another. cargo-fuzz needs unstable options. No sanitizer: what is fuzzed has no unsafe code (the suite's architecture tests hold it), and without one it is
 /// many times faster.
 pub fn fuzz(options: &Fuzz) -> Result<()> {
     let targets = chosen(&options.target, targets()?)?;
@@ -188,9 +186,8 @@ pub fn fuzz(options: &Fuzz) -> Result<()> {
     );
     let version = wrote(&mut cargo::rustc(&["-vV"]))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    let programs = built
-        .join(host.context("'rustc -vV' names no host")?)
-        .join("release");
+    let programs = built.join(host.context("'rustc -vV' names no host")?);
+    let programs = programs.join("release");
     let mut all = 0;
     for target in &targets {
         let count = one(built, &programs, target, options.seconds)?;
@@ -207,11 +204,8 @@ pub fn fuzz(options: &Fuzz) -> Result<()> {
 /// The programs of the fuzz crate.
 fn targets() -> Result<Vec<String>> {
     let manifest: Table = toml::from_str(&read_text(cargo::root()?.join("fuzz/Cargo.toml"))?)?;
-    let bins = manifest
-        .get("bin")
-        .and_then(|bins| bins.as_array())
-        .into_iter()
-        .flatten();
+    let bins = manifest.get("bin").and_then(|bins| bins.as_array()).into_iter();
+    let bins = bins.flatten();
     let names = bins.filter_map(|bin| bin.get("name")?.as_str());
     Ok(names.map(str::to_owned).collect())
 }

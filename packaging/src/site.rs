@@ -111,9 +111,8 @@ fn check(root: &Path, site: &Path, work: &Path) -> Result<String> {
     let output = command.output().context("cannot start chromium")?;
     fs::remove_file(&file)?;
     let page = String::from_utf8_lossy(&output.stdout).into_owned();
-    let result = page
-        .split_once("RESULT\n")
-        .and_then(|(_, rest)| rest.split_once("\nEND"));
+    let result = page.split_once("RESULT\n");
+    let result = result.and_then(|(_, rest)| rest.split_once("\nEND"));
     match result {
         Some((result, _)) if result.contains("links lead somewhere") => Ok(result.to_owned()),
         Some((result, _)) => bail!("the site:\n{result}"),

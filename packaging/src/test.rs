@@ -31,120 +31,46 @@ const BOOTED: [(&str, &str); 3] = [
     ("protected_symlinks", "1"),
 ];
 
-/// What a stage does.
-#[derive(Clone, Copy)]
-enum Act {
-    /// `cargo WORDS`.
-    Cargo(&'static str),
-    /// A test program of the package `tests`.
-    Tests,
-    /// What needs a part of the toolchain, or of the system, that not every machine has. CI has all of them.
-    Else(fn(&mut Report, &'static str) -> Result<()>),
+/// The stages in the order of a whole run: name, the stages that it needs done before, what it does, and cargo's words if that is all.
+const STAGES: &str = "\
+setup       |             | installs Slurm and munge where they are missing |
+fmt         |             | cargo fmt --check | fmt --all --check
+clippy      |             | cargo clippy, warnings are errors | clippy --locked --workspace --all-targets -- -D warnings
+doc         |             | cargo doc, warnings are errors | doc --locked --workspace --no-deps --document-private-items
+oldest-rust |             | cargo check by the oldest Rust of Cargo.toml |
+aarch64     |             | builds what is shipped for aarch64 |
+deny        |             | licences, sources and versions of the dependencies |
+build       |             | all programs and tests: the others start them | build --locked --workspace --all-targets
+unit        | build       | the unit tests of all crates | test --locked --workspace --lib --bins
+mom         | build       | the installed files under simulated moms of Torque and OpenPBS | test --locked -p tests --test mom
+contract    | build       | what is relied on of NVIDIA's daemon, on its double | test --locked -p tests --test contract
+suite       | build       | whole programs on simulated nodes: crashes, kills, faults, hostile users | test --locked -p tests --test suite
+slurm       | setup build | jobs on a real Slurm with simulated GPUs | test --locked -p tests --test slurm
+packages    | build       | the packages, on systems that boot | test --locked -p xtask --test packages
+arm64-unit  |             | unit tests for aarch64, by an emulator |
+slurm-24.11 | build       | cells on Debian 13's Slurm, in the system that 'packages' made |
+docs        | build       | the documentation's site, each link followed |";
+
+/// A part of CI.
+struct Stage {
+    name: &'static str,
+    needs: Vec<&'static str>,
+    what: &'static str,
+    cargo: &'static str,
 }
-use Act::{Cargo, Else, Tests};
 
-/// In the order of a whole run: name, what it does, the stages that it needs done before.
-const STAGES: [(&str, &str, &[&str], Act); 17] = [
-    (
-        "setup",
-        "installs Slurm and munge where they are missing",
-        &[],
-        Else(Report::setup),
-    ),
-    ("fmt", "cargo fmt --check", &[], Cargo("fmt --all --check")),
-    (
-        "clippy",
-        "cargo clippy, warnings are errors",
-        &[],
-        Cargo("clippy --locked --workspace --all-targets -- -D warnings"),
-    ),
-    (
-        "doc",
-        "cargo doc, warnings are errors",
-        &[],
-        Cargo("doc --locked --workspace --no-deps --document-private-items"),
-    ),
-    (
-        "oldest-rust",
-        "cargo check by the oldest Rust of Cargo.toml",
-        &[],
-        Else(Report::oldest_rust),
-    ),
-    (
-        "aarch64",
-        "builds what is shipped for aarch64",
-        &[],
-        Else(Report::aarch64),
-    ),
-    (
-        "deny",
-        "licences, sources and versions of the dependencies",
-        &[],
-        Else(Report::deny),
-    ),
-    (
-        "build",
-        "all programs and tests: the others start them",
-        &[],
-        Cargo("build --locked --workspace --all-targets"),
-    ),
-    (
-        "unit",
-        "the unit tests of all crates",
-        &["build"],
-        Cargo("test --locked --workspace --lib --bins"),
-    ),
-    (
-        "mom",
-        "the installed files under simulated moms of Torque and OpenPBS",
-        &["build"],
-        Tests,
-    ),
-    (
-        "contract",
-        "what is relied on of NVIDIA's daemon, on its double",
-        &["build"],
-        Tests,
-    ),
-    (
-        "suite",
-        "whole programs on simulated nodes: crashes, kills, faults, hostile users",
-        &["build"],
-        Tests,
-    ),
-    (
-        "slurm",
-        "jobs on a real Slurm with simulated GPUs",
-        &["setup", "build"],
-        Tests,
-    ),
-    (
-        "packages",
-        "the packages, on systems that boot",
-        &["build"],
-        Cargo("test --locked --package xtask --test packages"),
-    ),
-    (
-        "arm64-unit",
-        "unit tests for aarch64, by an emulator",
-        &[],
-        Else(Report::emulated),
-    ),
-    (
-        "slurm-24.11",
-        "cells on Debian 13's Slurm, in the system that 'packages' made",
-        &["build"],
-        Else(Report::newer_slurm),
-    ),
-    (
-        "docs",
-        "the documentation's site, each link followed",
-        &["build"],
-        Else(Report::site),
-    ),
-];
-
-type Stage = (&'static str, &'static str, &'static [&'static str], Act);
+fn stages() -> impl Iterator<Item = Stage> {
+    STAGES.lines().map(|line| {
+        let mut cells = line.split('|').map(str::trim);
+        let mut next = || cells.next().unwrap_or_default();
+        Stage {
+            name: next(),
+            needs: next().split_whitespace().collect(),
+            what: next(),
+            cargo: next(),
+        }
+    })
+}
 
 /// Runs everything that CI runs, or these stages and what they need.
 #[derive(Debug, clap::Args)]
@@ -157,11 +83,11 @@ pub struct Options {
     stages: Vec<String>,
 }
 
-/// Runs the stages, whatever fails, and ends with one line of counts.
+/// Runs all stages, also after a failure, and ends with one line of counts.
 pub fn run(options: &Options) -> Result<ExitCode> {
     if options.list {
-        for (name, what, ..) in STAGES {
-            println!("{name:<12} {what}");
+        for stage in stages() {
+            println!("{:<12} {}", stage.name, stage.what);
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -173,12 +99,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         .tally
         .skipped
         .extend(BOOTED.iter().filter_map(unlike_booted));
-    for (name, _, needs, act) in chosen(&options.stages)? {
-        match (needs.iter().find(|needed| report.failed(needed)), act) {
-            (Some(needed), _) => report.skip(&format!("{name}: '{needed}' failed")),
-            (_, Cargo(words)) => report.cargo(name, words),
-            (_, Tests) => report.cargo(name, &format!("test --locked --package tests --test {name}")),
-            (_, Else(act)) => act(&mut report, name)?,
+    for stage in chosen(&options.stages)? {
+        match stage.needs.iter().find(|needed| report.failed(needed)) {
+            Some(needed) => report.skip(&format!("{}: '{needed}' failed", stage.name)),
+            None => report.stage(&stage)?,
         }
     }
     Ok(report.end())
@@ -188,12 +112,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 fn chosen(names: &[String]) -> Result<Vec<Stage>> {
     let mut wanted = Vec::new();
     for name in names {
-        let known = STAGES.iter().find(|stage| stage.0 == name);
+        let known = stages().find(|stage| stage.name == name);
         let stage = known.with_context(|| format!("no stage '{name}': see 'cargo xtask test --list'"))?;
-        wanted.extend(stage.2.iter().chain([&stage.0]));
+        wanted.extend(stage.needs.into_iter().chain([stage.name]));
     }
-    let is_wanted = |stage: &Stage| names.is_empty() || wanted.contains(&stage.0);
-    Ok(STAGES.into_iter().filter(is_wanted).collect())
+    let is_wanted = |stage: &Stage| names.is_empty() || wanted.contains(&stage.name);
+    Ok(stages().filter(is_wanted).collect())
 }
 
 /// What needs a GPU, and is a program of its own.
@@ -225,6 +149,24 @@ struct Report {
 }
 
 impl Report {
+    /// Those that are more than cargo's words need a part of the toolchain, or of the system, that not every machine has. CI has
+    /// all of them.
+    fn stage(&mut self, stage: &Stage) -> Result<()> {
+        match stage.name {
+            "setup" => self.setup(stage.name),
+            "oldest-rust" => self.oldest_rust(stage.name),
+            "aarch64" => self.command_or_skip(stage.name, programs::build(Profile::Quick, Machine::Arm)),
+            "deny" => self.deny(stage.name),
+            "arm64-unit" => self.emulated(stage.name),
+            "slurm-24.11" => self.newer_slurm(stage.name),
+            "docs" => self.site(stage.name),
+            name => {
+                self.cargo(name, stage.cargo);
+                Ok(())
+            }
+        }
+    }
+
     fn setup(&mut self, name: &'static str) -> Result<()> {
         let started = Instant::now();
         slurm()?;
@@ -245,11 +187,6 @@ impl Report {
                 command
             }),
         )
-    }
-
-    /// What the packages' tests pack and run.
-    fn aarch64(&mut self, name: &'static str) -> Result<()> {
-        self.command_or_skip(name, programs::build(Profile::Quick, Machine::Arm))
     }
 
     /// Advisories change by themselves: CI looks at them.
@@ -400,9 +337,8 @@ impl Tally {
     /// Takes one line of a test program's output: libtest's summary, `test NAME ... ignored, REASON`, or
     /// `skipped: NAME: REASON`. Anything else counts nothing.
     fn line(&mut self, line: &str) {
-        let ignored = line
-            .strip_prefix("test ")
-            .and_then(|rest| rest.split_once(" ... ignored"));
+        let ignored = line.strip_prefix("test ");
+        let ignored = ignored.and_then(|rest| rest.split_once(" ... ignored"));
         if let Some(rest) = line.strip_prefix("test result: ") {
             self.passed += number_before(rest, " passed;");
             self.failed += number_before(rest, " failed;");
@@ -426,9 +362,8 @@ impl Tally {
 }
 
 fn number_before(text: &str, word: &str) -> u64 {
-    let head = text
-        .split_once(word)
-        .and_then(|(head, _)| head.rsplit(' ').next());
+    let head = text.split_once(word);
+    let head = head.and_then(|(head, _)| head.rsplit(' ').next());
     head.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
@@ -438,21 +373,20 @@ mod tests {
 
     fn names(words: &[&str]) -> Result<Vec<&'static str>> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        Ok(chosen(&words)?.iter().map(|stage| stage.0).collect())
+        Ok(chosen(&words)?.iter().map(|stage| stage.name).collect())
     }
 
     #[test]
     fn a_stage_brings_what_it_needs_and_nothing_else_in_the_order_of_a_whole_run() {
         assert_eq!(names(&["mom"]).unwrap(), ["build", "mom"]);
-        assert_eq!(
-            names(&["slurm", "fmt"]).unwrap(),
-            ["setup", "fmt", "build", "slurm"]
-        );
-        assert_eq!(names(&[]).unwrap().len(), STAGES.len());
-        assert!(names(&["moms"]).is_err());
-        let at = |name: &str| STAGES.iter().position(|stage| stage.0 == name);
-        for (name, _, needs, _) in STAGES {
-            assert!(needs.iter().all(|needed| at(needed) < at(name)), "{name}");
+        let slurm = names(&["slurm", "fmt"]).unwrap();
+        assert_eq!(slurm, ["setup", "fmt", "build", "slurm"]);
+        let all = names(&[]).unwrap();
+        assert!(all.len() == 17 && names(&["moms"]).is_err());
+        let at = |name: &str| all.iter().position(|one| *one == name);
+        for stage in stages() {
+            let earlier = stage.needs.iter().all(|needed| at(needed) < at(stage.name));
+            assert!(earlier && !stage.what.is_empty(), "{}", stage.name);
         }
     }
 

@@ -1,17 +1,14 @@
 //! The benchmarks of times. One runner lets the cases of a table take turns; the tables are the begin and the end of a job, by the
 //! shortest possible means and by ours, on one GPU and on all at once, and what a user waits for.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tests::child;
 use tests::samples::in_turn;
 
-use crate::anatomy::{self, Steps};
 use crate::job::{self, Job};
 use crate::result::{Section, hundredths, median, spread};
 use crate::site::{Gpu, Place, Run};
@@ -26,7 +23,7 @@ struct Sides {
     all: bool,
 }
 
-const fn sides(begin: &'static str, end: &'static str, floor: bool, all: bool) -> Sides {
+const fn sides([begin, end]: [&'static str; 2], floor: bool, all: bool) -> Sides {
     Sides {
         begin,
         end,
@@ -36,17 +33,16 @@ const fn sides(begin: &'static str, end: &'static str, floor: bool, all: bool) -
 }
 
 const PAIR: [Sides; 2] = [
-    sides("floor_ms", "floor_quit_ms", true, false),
-    sides("prologue_ms", "epilogue_ms", false, false),
+    sides(["floor_ms", "floor_quit_ms"], true, false),
+    sides(["prologue_ms", "epilogue_ms"], false, false),
 ];
 
 const AT_ONCE: [Sides; 4] = [
-    sides("begin_alone_ms", "end_alone_ms", false, false),
-    sides("begin_floor_alone_ms", "end_floor_alone_ms", true, false),
-    sides("begin_last_of_all_ms", "end_last_of_all_ms", false, true),
+    sides(["begin_alone_ms", "end_alone_ms"], false, false),
+    sides(["begin_floor_alone_ms", "end_floor_alone_ms"], true, false),
+    sides(["begin_last_of_all_ms", "end_last_of_all_ms"], false, true),
     sides(
-        "begin_floor_last_of_all_ms",
-        "end_floor_last_of_all_ms",
+        ["begin_floor_last_of_all_ms", "end_floor_last_of_all_ms"],
         true,
         true,
     ),
@@ -72,15 +68,10 @@ const SRUN: Duration = Duration::from_secs(60);
 /// Longest that the program may take which measures the plugin on simulated nodes.
 const PLUGIN: Duration = Duration::from_secs(300);
 
-/// How long a begin and an end took, milliseconds, and their steps.
-struct Life {
-    begin: f64,
-    end: f64,
-    steps: [Steps; 2],
-}
-
-const BEGIN: fn(&Life) -> f64 = |life| life.begin;
-const END: fn(&Life) -> f64 = |life| life.end;
+/// How long a begin and an end took, milliseconds.
+type Life = [f64; 2];
+const BEGIN: usize = 0;
+const END: usize = 1;
 
 /// Pairs of floor and job, and jobs that did not ask.
 pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
@@ -100,13 +91,6 @@ pub fn pairs(section: &mut Section, run: &Run) -> Result<()> {
     section.fact("pairs", run.pairs as i64);
     for (sides, lives) in PAIR.iter().zip(&lives) {
         record(section, sides, lives);
-        let side = if sides.floor { "floor_" } else { "" };
-        for (number, what) in ["begin", "end"].iter().enumerate() {
-            let steps = lives.iter().flatten().map(|life| &life.steps[number]);
-            for (step, took) in anatomy::medians(steps) {
-                section.fact(&format!("{side}{what}_step_{step}_ms"), took);
-            }
-        }
     }
     let begin = |number: usize| median(&last(&lives[number], BEGIN));
     let ratio = (begin(1) / begin(0) * 1000.0).round() / 1000.0;
@@ -138,10 +122,10 @@ pub fn at_once(section: &mut Section, run: &Run) -> Result<()> {
             &format!("{what}_floor_last_of_all_by_one_alone"),
             hundredths(floor),
         );
-        // Where NVIDIA's own programs take turns, nothing beside them can be quicker.
+        // If NVIDIA's own programs take turns, nothing beside them can be quicker.
+        let jobs = all.len();
         let name = format!(
-            "{} jobs {what} at once: the last within {AT_ONCE_LIMIT} of one alone, or no slower for it than the floor",
-            all.len()
+            "{jobs} jobs {what} at once: the last within {AT_ONCE_LIMIT} of one alone, or no slower for it than the floor"
         );
         let seen = format!("{ours:.2} of one alone, the floor {floor:.2}");
         section.check(name, ours <= AT_ONCE_LIMIT || ours <= floor * NOISE, seen);
@@ -155,8 +139,8 @@ fn record(section: &mut Section, sides: &Sides, lives: &[Vec<Life>]) {
 }
 
 /// The last of each round.
-fn last(lives: &[Vec<Life>], time: fn(&Life) -> f64) -> Vec<f64> {
-    let last = |lives: &Vec<Life>| lives.iter().map(time).fold(0.0, f64::max);
+fn last(lives: &[Vec<Life>], part: usize) -> Vec<f64> {
+    let last = |lives: &Vec<Life>| lives.iter().map(|life| life[part]).fold(0.0, f64::max);
     lives.iter().map(last).collect()
 }
 
@@ -166,32 +150,18 @@ fn live(place: &Place, gpus: &[Gpu], floor: bool, account: &str) -> Result<Vec<L
         true => daemons(place, gpus)?,
         false => jobs(place, gpus, account)?,
     };
-    settle()?;
+    // Lets what the last start left in the driver settle, for all sides alike.
+    child::pause(Duration::from_millis(200))?;
     Ok(lives)
-}
-
-/// Lets what the last start left in the driver settle, for all sides alike.
-fn settle() -> Result<()> {
-    child::pause(Duration::from_millis(200))
 }
 
 /// By the shortest possible means: NVIDIA's daemon and server, then `quit`.
 fn daemons(place: &Place, gpus: &[Gpu]) -> Result<Vec<Life>> {
     let started = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
-        let from = SystemTime::now();
-        let (daemon, _) = place.daemon(&gpu.uuid, &format!("floor{number}"), "")?;
-        let steps = anatomy::begin(&daemon.log, from, from + daemon.ready);
-        Ok((daemon, steps))
+        Ok(place.daemon(&gpu.uuid, &format!("floor{number}"), "")?.0)
     })?;
-    each(started, |(daemon, steps)| {
-        let begin = child::ms(daemon.ready);
-        let from = SystemTime::now();
-        let (took, log) = daemon.quit()?;
-        Ok(Life {
-            begin,
-            end: child::ms(took),
-            steps: [steps, anatomy::end(&log, from, from + took)],
-        })
+    each(started, |daemon| {
+        Ok([child::ms(daemon.ready), child::ms(daemon.quit()?.0)])
     })
 }
 
@@ -199,30 +169,10 @@ fn daemons(place: &Place, gpus: &[Gpu]) -> Result<Vec<Life>> {
 fn jobs(place: &Place, gpus: &[Gpu], account: &str) -> Result<Vec<Life>> {
     let begun = each(gpus.iter().enumerate().collect(), |(number, gpu)| {
         let job = Job::named(place, gpu, &format!("{}.srv", 6100 + number))?;
-        let from = SystemTime::now();
-        let ran = job.prologue(account)?.success()?;
-        // The log goes with the job; what is open stays readable.
-        let mut log = File::open(job.directory().join("log/control.log"))?;
-        let steps = anatomy::begin(&lines(&mut log)?, from, from + ran.wall);
-        Ok((job, log, ran.ms(), steps))
+        let began = job.prologue(account)?.success()?.ms();
+        Ok((job, began))
     })?;
-    each(begun, |(job, mut log, begin, steps)| {
-        let from = SystemTime::now();
-        let ran = job.epilogue()?.success()?;
-        let end = anatomy::end(&lines(&mut log)?, from, from + ran.wall);
-        Ok(Life {
-            begin,
-            end: ran.ms(),
-            steps: [steps, end],
-        })
-    })
-}
-
-/// The lines that were not read yet.
-fn lines(log: &mut File) -> Result<Vec<String>> {
-    let mut text = String::new();
-    log.read_to_string(&mut text)?;
-    Ok(text.lines().map(str::to_owned).collect())
+    each(begun, |(job, began)| Ok([began, job.epilogue()?.success()?.ms()]))
 }
 
 /// `act` for all at once, a thread each.
@@ -260,7 +210,7 @@ pub fn waits(section: &mut Section, run: &Run) -> Result<()> {
 }
 
 /// What the plugin costs a job that did not ask, against no plugin and against one that does nothing, on simulated nodes of the same
-/// machine: `bench srun`, whose result stands beside ours.
+/// machine: `bench srun`. Its result stands beside ours.
 pub fn plugin(section: &mut Section, run: &Run) -> Result<()> {
     let _slurm = Debs::install(&run.package.join("debs"))?;
     let file = run.out.as_ref().unwrap_or(&run.package).join("bench-srun.json");
@@ -269,10 +219,8 @@ pub fn plugin(section: &mut Section, run: &Run) -> Result<()> {
     command.args(["srun", "--pairs", &pairs, "--out"]).arg(&file);
     let ran = child::run(&mut command, "", PLUGIN)?.success()?;
     // All but where the file lies.
-    let said = ran
-        .stdout
-        .lines()
-        .filter(|line| !line.starts_with("the whole result"));
+    let said = ran.stdout.lines();
+    let said = said.filter(|line| !line.starts_with("the whole result"));
     section.fact("said", said.collect::<Vec<_>>().join("\n"));
     section.check("measured", file.is_file(), "bench-srun.json");
     Ok(())

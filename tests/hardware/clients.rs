@@ -102,9 +102,8 @@ pub fn at_once<T>(
         bail!("not all {count} clients reported within 60 s")
     }
     let seen = look()?;
-    let ended = started
-        .into_iter()
-        .map(|client| client.finish(Duration::from_secs(120)));
+    let ended = started.into_iter();
+    let ended = ended.map(|client| client.finish(Duration::from_secs(120)));
     let clients = ended.map(|ran| read(ran?)).collect::<Result<Vec<Client>>>()?;
     judge(section, &clients, limits);
     if let Some(client) = clients.first() {
@@ -164,9 +163,8 @@ pub fn judge(section: &mut Section, clients: &[Client], limits: &Limits) {
         all(&seen, &|value| (least..=most).contains(&value)),
         format!("{seen:?}"),
     );
-    let memsets = clients
-        .iter()
-        .filter(|one| one.report["gpus"][0]["memset_ok"] == true);
+    let memsets = clients.iter();
+    let memsets = memsets.filter(|one| one.report["gpus"][0]["memset_ok"] == true);
     section.equal("memory read back as written", &memsets.count(), &clients.len());
     let complaints = clients.iter().map(|client| client.complaint.as_str());
     let complaints: Vec<&str> = complaints.filter(|text| !text.is_empty()).collect();

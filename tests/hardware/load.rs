@@ -42,7 +42,7 @@ const CONFIRMED: f64 = 0.10;
 const EACH: usize = 8;
 const REACH: f64 = 0.97;
 
-/// How a program chooses its GPU: in words, and the option of ours that does so.
+/// How a program chooses its GPU: in words, and our option that does so.
 type Choice = (&'static str, Option<&'static str>);
 pub const FIRST: Choice = ("takes the first GPU", None);
 const BY_RANK: Choice = ("takes the GPU of its rank", Some("--by-rank"));

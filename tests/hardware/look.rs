@@ -24,7 +24,7 @@ const OURS: [&str; 5] = [
 #[derive(Default)]
 struct Look {
     lines: BTreeSet<String>,
-    /// Processes that ended but that nobody has collected: PID 1's duty where their parent is gone.
+    /// Processes that ended and were not collected: PID 1's duty if their parent is gone.
     defunct: Vec<String>,
 }
 

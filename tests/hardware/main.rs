@@ -4,7 +4,6 @@
 //!
 //! It runs without cargo: `cargo xtask hardware --pack DIR` puts it and everything it needs into one folder.
 
-mod anatomy;
 mod bench;
 mod clients;
 mod devices;

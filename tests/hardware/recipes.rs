@@ -1,4 +1,4 @@
-//! The recipes of docs/recipes.md whose Python packages this machine has: four ranks of a job on one GPU each, as the page says.
+//! The recipes of docs/recipes.md, if this machine has their Python packages: four ranks of a job on one GPU each.
 
 use std::collections::BTreeMap;
 use std::fs;

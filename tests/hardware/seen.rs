@@ -22,7 +22,7 @@ const MOST: usize = 48;
 const SOON: Duration = Duration::from_secs(20);
 /// Longest that one program may take.
 const PROGRAM: Duration = Duration::from_secs(60);
-/// Seconds that a client runs if nobody ends it.
+/// Seconds that a client runs if it is not ended.
 const LOAD: &str = "90";
 
 struct Scene<'a> {
@@ -150,10 +150,8 @@ impl Scene<'_> {
         loop {
             let status = self.status()?;
             let gpus = status["jobs"][0]["gpus"].as_array();
-            let clients = gpus
-                .into_iter()
-                .flatten()
-                .filter_map(|gpu| gpu["clients"].as_array());
+            let clients = gpus.into_iter().flatten();
+            let clients = clients.filter_map(|gpu| gpu["clients"].as_array());
             let seen: usize = clients.map(Vec::len).sum();
             if seen == count || Instant::now() > deadline {
                 section.equal(format!("{what}: clients in the status"), &seen, &count);

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ::tests::child;
+use ::tests::double::remove_cgroup;
 use ::tests::slurm::{Bed, Gpus, Options, User, unified};
 use anyhow::{Context, Result, bail};
 
@@ -246,19 +247,10 @@ impl Drop for Debs {
             let _ = self.refresh_loader();
         }
         if self.slice {
-            remove_groups(Path::new(SLICE));
+            // Slurm leaves its own empty groups behind when it ends.
+            let _ = remove_cgroup(Path::new(SLICE));
         }
     }
-}
-
-/// Slurm leaves its own empty groups behind when it ends.
-fn remove_groups(at: &Path) {
-    for entry in fs::read_dir(at).into_iter().flatten().flatten() {
-        if entry.path().is_dir() {
-            remove_groups(&entry.path());
-        }
-    }
-    let _ = fs::remove_dir(at);
 }
 
 #[cfg(test)]

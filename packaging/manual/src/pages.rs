@@ -20,7 +20,7 @@ const PROSE: [(&str, &str); 5] = [
 const SPANK: &str = include_str!("../../man/spank_mps.8");
 const SETTINGS: &str = include_str!("../../man/mpsd.toml.5");
 const SHIPPED: &str = include_str!("../../../etc/mpsd/mpsd.toml");
-/// Lines of the prose in whose place something generated goes.
+/// Lines of the prose that generated text replaces.
 const KEYS: &str = ".\\\" KEYS\n";
 const FLAGS: &str = ".\\\" FLAGS\n";
 const TOKENS: &str = ".\\\" TOKENS\n";

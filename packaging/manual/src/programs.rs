@@ -126,9 +126,8 @@ mod tests {
         for program in all() {
             for (name, mut command) in with_subcommands(&program.command) {
                 let help = command.render_long_help().to_string();
-                let examples = help
-                    .split_once("\nExamples:\n")
-                    .map_or("", |(_, examples)| examples);
+                let examples = help.split_once("\nExamples:\n");
+                let examples = examples.map_or("", |(_, examples)| examples);
                 assert!(!examples.trim().is_empty(), "{name} has none");
                 for line in examples
                     .lines()

@@ -55,9 +55,8 @@ pub fn to_toml() -> String {
         }
         for (n, row) in section.rows.iter().enumerate() {
             let apart = !row.text.is_empty() && (n > 0 || section.name.is_empty());
-            let value = default(row)
-                .or_else(|| row.example.map(str::to_owned))
-                .unwrap_or_default();
+            let value = default(row).or_else(|| row.example.map(str::to_owned));
+            let value = value.unwrap_or_default();
             let space = if apart { "\n" } else { "" };
             file += &format!("{space}{}#{} = {value}\n", comment(row.text), row.key);
         }

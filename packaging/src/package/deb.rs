@@ -114,10 +114,8 @@ fn control(
     write(&into.join("control"), control)?;
     write(&into.join("md5sums"), sums)?;
     let own = release.files.iter().filter(|file| file.package == package);
-    let kept: String = own
-        .filter(|file| file.path.starts_with("/etc/"))
-        .map(|file| format!("{}\n", file.path))
-        .collect();
+    let kept = own.filter(|file| file.path.starts_with("/etc/"));
+    let kept: String = kept.map(|file| format!("{}\n", file.path)).collect();
     if !kept.is_empty() {
         write(&into.join("conffiles"), kept)?;
     }

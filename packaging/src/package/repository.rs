@@ -104,7 +104,7 @@ fn release_file(tree: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// gpg that asks nobody anything.
+/// gpg without questions.
 fn gpg() -> Command {
     command("/usr/bin/gpg", "--batch --quiet --pinentry-mode loopback")
 }

@@ -110,10 +110,8 @@ fn files(release: &Release, package: Package) -> String {
         if path.starts_with(MAN) {
             path.push_str(".gz");
         }
-        let ours = Path::new(&path)
-            .ancestors()
-            .skip(1)
-            .filter(|directory| is_ours(directory));
+        let ours = Path::new(&path).ancestors().skip(1);
+        let ours = ours.filter(|directory| is_ours(directory));
         directories.extend(ours.map(|directory| format!("%dir {}", directory.display())));
         let mode = file
             .mode

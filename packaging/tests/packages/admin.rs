@@ -18,9 +18,9 @@ use crate::{
     BEFORE, NAMES, monitoring, older, open_to_all, package, packages, repository, said, skip, target, units,
 };
 
-/// Lists systemd's units of ours.
+/// Lists our units.
 const UNITS: &str = "systemctl list-units --all --plain --no-legend 'mps*'";
-/// The versions that dpkg has of ours.
+/// The versions of our packages.
 const VERSIONS: &str = "dpkg-query -W -f '${Version}\n' mpsd mpsd-slurm";
 /// Both must be active.
 const ACTIVE: &str = "systemctl is-active mpsd.service mpsd-reconcile.timer";
@@ -131,8 +131,8 @@ fn enable(cluster: &Machine, watch: &mut Stopwatch) {
     assert!(cluster.knows_the_flag());
 }
 
-/// The same with the RPM packages, whose scripts and triggers then meet a systemd and a Slurm that run; and away again. No distribution that is made
-/// of RPM packages can be had as Debian can.
+/// The same with the RPM packages: their scripts and triggers meet a systemd and a Slurm that run. Then they are removed. No
+/// distribution of RPM packages can be had as Debian can.
 fn by_dnf(root: &Root, cluster: &mut Machine, note: &Path) {
     let mut watch = Stopwatch::default();
     repository::dnf_installs_from_it(root, cluster, &mut watch);
@@ -238,9 +238,8 @@ fn quick_start(cluster: &mut Machine) {
     for line in lines.iter().filter(|line| !line.contains("mps-probe")) {
         let wrote = cluster.user(&format!("{line}\ncat slurm-*.out 2>/dev/null || :\n"));
         let records = Record::all(&wrote).unwrap();
-        let tasks = line
-            .rsplit_once(" -n")
-            .map_or(8, |(_, rest)| rest[..1].parse().unwrap());
+        let tasks = line.rsplit_once(" -n");
+        let tasks = tasks.map_or(8, |(_, rest)| rest[..1].parse().unwrap());
         assert_eq!(records.len(), tasks, "{line}: {wrote}");
         for record in &records {
             assert!(record.under_mps && record.error.is_none(), "{line}: {record:?}");

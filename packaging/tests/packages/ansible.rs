@@ -90,9 +90,8 @@ impl Control {
         let output = self.play(variables);
         let text = said(&output);
         assert!(output.status.success(), "{text}");
-        let recap = text
-            .split_once("changed=")
-            .and_then(|(_, rest)| rest.split_whitespace().next());
+        let recap = text.split_once("changed=");
+        let recap = recap.and_then(|(_, rest)| rest.split_whitespace().next());
         let count = recap.and_then(|word| word.parse().ok());
         (count.unwrap_or_else(|| panic!("no recap: {text}")), text)
     }

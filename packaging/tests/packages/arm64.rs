@@ -34,9 +34,8 @@ pub fn made() -> Option<&'static Path> {
     let made = MADE.get_or_init(|| {
         packages();
         let mut rustc = Command::new("rustc");
-        let rustc = rustc
-            .args(["--print", "target-libdir", "--target", TRIPLE])
-            .output();
+        let rustc = rustc.args(["--print", "target-libdir", "--target", TRIPLE]);
+        let rustc = rustc.output();
         let library = String::from_utf8(rustc.ok()?.stdout).ok()?;
         Path::new(library.trim())
             .is_dir()
@@ -59,10 +58,8 @@ fn with_system(name: &'static str, body: impl FnOnce(&Root) + Send + 'static) {
     }
     let system = MADE.get_or_init(|| {
         let mut setup = Command::new(env!("CARGO_BIN_EXE_xtask"));
-        let output = setup
-            .args(["setup", "--arm64"])
-            .output()
-            .map_err(|error| error.to_string())?;
+        let output = setup.args(["setup", "--arm64"]);
+        let output = output.output().map_err(|error| error.to_string())?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).trim().into()),
             false => Err(said(&output)),
@@ -210,9 +207,8 @@ fn the_plugin_of_each_release_loads(root: &Root) {
         let release = release.unwrap().file_name().into_string().unwrap();
         let file = format!("/usr/lib/mpsd/spank/{release}/spank_mps.so");
         let stamp = stamp(&release).to_string();
-        let words = ["perl", "-e", LOAD, &slurm, &file, &stamp]
-            .into_iter()
-            .chain(EXPORTED.split(' '));
+        let words = ["perl", "-e", LOAD, &slurm, &file, &stamp].into_iter();
+        let words = words.chain(EXPORTED.split(' '));
         let output = root.try_words(&Vec::from_iter(words));
         assert!(output.status.success(), "{release}: {}", said(&output));
         loaded += 1;

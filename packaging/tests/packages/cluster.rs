@@ -23,7 +23,7 @@ pub const KEYS: &str =
 /// A job with a quarter of a GPU.
 pub const QUARTER: [&str; 3] = ["--gres=gpu:1", "--mps", "--mps-threads=25"];
 
-/// Whatever is not said here is Debian's or Slurm's default. No cgroups for jobs: a systemd in a container gives none.
+/// The rest is Debian's or Slurm's default. No cgroups for jobs: a systemd in a container gives none.
 const SLURM: &str = "\
 ClusterName=site
 SlurmctldHost=gpu001
@@ -142,7 +142,7 @@ impl Machine {
         self.run("srun --help").contains("--mps-threads")
     }
 
-    /// The files whose processes a job's MPS consists of: what our packages installed, and the vendor's.
+    /// The files that a job's MPS runs: those of our packages, and the vendor's.
     fn programs(&self) -> Vec<String> {
         // Of whichever package manager brought them.
         let list = "rpm --query --list mpsd mpsd-slurm 2>/dev/null || dpkg-query --listfiles mpsd mpsd-slurm";
@@ -158,7 +158,7 @@ impl Machine {
         files
     }
 
-    /// No job's MPS is on the node, whatever was there before: no process, no directory, no cgroup, no drain, and the GPUs
+    /// No job's MPS is on the node: no process, no directory, no cgroup, no drain, and the GPUs
     /// are in the mode they were in.
     #[track_caller]
     pub fn nothing_is_left(&mut self) {
@@ -169,10 +169,8 @@ impl Machine {
             assert_eq!(listed(&self.at(dir)), [""; 0], "{dir}");
         }
         let home = self.at("/sys/fs/cgroup/system.slice/mpsd.service");
-        let cgroups: Vec<String> = listed(&home)
-            .into_iter()
-            .filter(|name| home.join(name).is_dir())
-            .collect();
+        let cgroups = listed(&home).into_iter();
+        let cgroups: Vec<String> = cgroups.filter(|name| home.join(name).is_dir()).collect();
         assert!(cgroups.is_empty(), "{cgroups:?}");
         for mode in listed(&self.at(&format!("{VENDOR}/modes"))) {
             let text = fs::read_to_string(self.at(&format!("{VENDOR}/modes/{mode}"))).unwrap();

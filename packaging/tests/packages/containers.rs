@@ -2,7 +2,7 @@
 //! prints is under its job's MPS, one without them is not, and both are told apart.
 //!
 //! The packages are unpacked in the target directory and laid over /usr and /etc in namespaces of the container's own: this
-//! machine has no more of them than before, and whatever Podman leaves running ends with its first process.
+//! machine has no more of them than before, and what Podman leaves running ends with its first process.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -143,7 +143,7 @@ fn a_container_is_attached_by_the_options_that_mpsctl_prints_and_by_nothing_less
     assert_eq!(attached["sms"], 32, "{attached}");
     assert_eq!(attached["job"], JOB, "{attached}");
 
-    // No option: nobody hears of it. The variables alone do not help either.
+    // Without an option it runs outside of MPS, and without a word. The variables alone do not help either.
     let outside = bed.client("");
     assert_eq!(outside["under_mps"], false, "{outside}");
     assert_eq!(outside["error"], Value::Null, "{outside}");

@@ -133,9 +133,8 @@ fn no_program_needs_a_newer_c_library_or_names_this_machine() {
         assert_eq!(programs.len(), 5 + 8);
         for path in programs {
             let symbols = run(Command::new("readelf").args(["--dyn-syms", "--wide"]).arg(&path));
-            let versions = symbols
-                .split(['@', ' ', '\n'])
-                .filter_map(|word| word.strip_prefix("GLIBC_2."));
+            let versions = symbols.split(['@', ' ', '\n']);
+            let versions = versions.filter_map(|word| word.strip_prefix("GLIBC_2."));
             let newest = versions
                 .filter_map(|minor| minor.split('.').next()?.parse::<u32>().ok())
                 .max();

@@ -2,10 +2,11 @@
 //! own. It has two devices that pass for GPUs. When it is dropped, or the test dies, nothing of it is left.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use tests::double::remove_cgroup;
 
 use crate::root::Root;
 use crate::{debian, said};
@@ -84,7 +85,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         let deadline = Instant::now() + BOOT;
-        while remove(&self.0).is_err() && Instant::now() < deadline {
+        while remove_cgroup(&self.0).is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }
         if self.0.exists() {
@@ -100,19 +101,9 @@ fn remove_stale(mount: &Path) {
         let rest = name.strip_prefix(PREFIX);
         let pid = rest.and_then(|rest| rest.split('.').next());
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            let _ = remove(&entry.path());
+            let _ = remove_cgroup(&entry.path());
         }
     }
-}
-
-fn remove(cgroup: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(cgroup)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            remove(&entry.path())?;
-        }
-    }
-    fs::remove_dir(cgroup)
 }
 
 impl Machine {

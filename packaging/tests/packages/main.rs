@@ -71,9 +71,8 @@ fn find(dir: &Path, name: &str, extension: &str) -> PathBuf {
     let found: Vec<PathBuf> = listed
         .filter(|path| {
             let file = path.file_name().unwrap().to_str().unwrap();
-            let rest = file
-                .strip_prefix(name)
-                .and_then(|rest| rest.strip_prefix(['_', '-']));
+            let rest = file.strip_prefix(name);
+            let rest = rest.and_then(|rest| rest.strip_prefix(['_', '-']));
             file.ends_with(extension)
                 && rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
         })
@@ -92,9 +91,8 @@ fn said(output: &Output) -> String {
 /// Runs a command that must succeed; its standard output.
 #[track_caller]
 fn run(command: &mut Command) -> String {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let output = command.output();
+    let output = output.unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", said(&output));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -127,10 +125,8 @@ fn unpack(place: &Path, packages: &[&str]) -> Result<(), String> {
     let download = [&["download", "-q", "-o", "APT::Sandbox::User=root"], packages].concat();
     // The list may be old, or missing.
     apt(&download).or_else(|_| apt(&["update", "-q"]).and_then(|()| apt(&download)))?;
-    let files: Vec<_> = fs::read_dir(place)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let files = fs::read_dir(place).unwrap().map(|entry| entry.unwrap().path());
+    let files: Vec<_> = files.collect();
     for file in files {
         run(Command::new("dpkg-deb")
             .arg("-x")

@@ -1,4 +1,4 @@
-//! Prometheus and its node_exporter, out of Debian's own packages, beside a machine whose jobs have MPS: they scrape what our timer's
+//! Prometheus and its node_exporter, out of Debian's own packages, beside a machine that runs jobs with MPS: they scrape what our timer's
 //! service writes from within its sandbox, and the alert for a drained node fires.
 
 use std::fs;

@@ -1,5 +1,5 @@
 //! A copy of a system to install into: the system below, read only, and a file system in memory over it, in a mount
-//! namespace of one thread. Nothing of it is left when the thread has ended, whatever happened.
+//! namespace of one thread. Nothing of it is left when the thread has ended, also after a panic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,8 +39,8 @@ impl Root {
         });
     }
 
-    /// Makes a copy of a system for arm64, with the processes, whose programs `emulator`, a file in it, runs for the commands in it. The
-    /// kernel knows the emulator for them alone: each has a user namespace of its own, with a list of its own (Linux 6.7).
+    /// Makes a copy of a system for arm64 with this machine's processes. `emulator`, a file in it, runs its programs. The kernel
+    /// knows the emulator for the commands in it alone: each has a user namespace and a list of its own (Linux 6.7).
     pub fn emulated(lower: &Path, emulator: &str, name: &str, body: impl FnOnce(&Root) + Send + 'static) {
         let emulator = lower.join(emulator);
         Root::over(lower, name, move |root| {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::target;
 
-/// What a line begins with whose time is the package manager's.
+/// What a package manager's line begins with.
 const MANAGERS: [&str; 2] = ["apt", "dnf"];
 /// Longest that our own lines may take in all.
 const OURS: Duration = Duration::from_secs(60);

@@ -108,7 +108,7 @@ pub fn reach_the_simulated_gpus(machine: &Machine) {
     }
 }
 
-/// After an upgrade from them nobody has to enable anything.
+/// After an upgrade from them nothing has to be enabled by hand.
 pub fn are_complete_after_the_upgrade(machine: &Machine) {
     machine.run("systemctl is-active mpsd-look-again.path");
     let wanted = shown(machine, "mpsd.service", "Wants");
@@ -136,9 +136,8 @@ fn invocation(machine: &Machine, unit: &str) -> String {
 
 /// By this system's own systemd: an exposure of 4.0 at most, of each unit that runs a command.
 pub fn are_rated(machine: &Machine) {
-    let services = listed(&directory())
-        .into_iter()
-        .filter(|name| name.ends_with(".service"));
+    let services = listed(&directory()).into_iter();
+    let services = services.filter(|name| name.ends_with(".service"));
     let services: Vec<String> = services.map(|name| format!("{PLACE}/{name}")).collect();
     assert_eq!(services.len(), 4, "{services:?}");
     for path in services {
@@ -148,7 +147,7 @@ pub fn are_rated(machine: &Machine) {
     }
 }
 
-/// From within its sandbox, a job that its scheduler no longer has is taken down, and a drain of ours is delivered.
+/// From within its sandbox, a job that its scheduler no longer has is taken down, and our drain is delivered.
 pub fn reconcile_in_their_sandbox(cluster: &mut Machine, note: &Path) {
     const EPILOGUE: &str = "/usr/libexec/mpsd/mps-epilogue";
     let (srun, record) = cluster.holding(note);

@@ -1,4 +1,4 @@
-//! A double of NVML: the C functions that `nvml-wrapper` needs, for the node in whose directory this library lies.
+//! A double of NVML: the C functions that `nvml-wrapper` needs, for the node of the directory that this library lies in.
 //!
 //! `node.toml` beside this file is read at each `nvmlInit`; compute modes and contexts are read and written at each call,
 //! so that they are the same for every process and survive it. Each function trusts its caller's pointers, as NVML does.

@@ -70,10 +70,8 @@ fn torque() -> bool {
 
 /// Root on the server's host, or who stands among operators or managers.
 fn is_operator() -> bool {
-    let who = nix::unistd::User::from_uid(nix::unistd::getuid())
-        .ok()
-        .flatten()
-        .map_or_else(String::new, |user| user.name);
+    let who = nix::unistd::User::from_uid(nix::unistd::getuid()).ok();
+    let who = who.flatten().map_or_else(String::new, |user| user.name);
     if who == "root" && text("server") == Some(host()) {
         return true;
     }

@@ -1,4 +1,4 @@
-//! Supervisor of a throw-away Slurm: see `tests::slurm`. It starts the daemons, adopts whatever they leave behind, and
+//! Supervisor of a throw-away Slurm: see `tests::slurm`. It starts the daemons, adopts what they leave behind, and
 //! when the pipe to the test process closes it ends all of it, unmounts and removes the directories.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +17,7 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use tests::double::remove_cgroup;
 use tests::slurm::{Process, Reply, Request};
 
 /// How long a daemon has for SIGTERM in the teardown.
@@ -47,7 +48,7 @@ fn main() -> Result<()> {
         eprintln!("slurm-warden: {error:#}");
     }
     let forced = warden.teardown();
-    // The test process may be gone: then nobody reads this, and that is no failure.
+    // The test process may be gone: then it does not read this, and that is no failure.
     let _ = say(&Reply::Ended(forced));
     Ok(())
 }
@@ -189,7 +190,7 @@ impl Warden {
             }
         }
         // slurmd forwards nothing to its steps when it ends, and a slurmstepd retries a dead controller for minutes:
-        // so the daemons go first, then whatever has come back to this process.
+        // so the daemons go first, then what has come back to this process.
         for pid in std::mem::take(&mut self.daemons).into_iter().rev() {
             match self.stop(pid, TERM_WAIT) {
                 Ok(false) => {}
@@ -203,8 +204,8 @@ impl Warden {
                 forced.push(format!("cannot remove '{}': {error:#}", directory.display()));
             }
         }
-        for cgroup in std::mem::take(&mut self.cgroups) {
-            if let Err(error) = remove_cgroup(&cgroup) {
+        for cgroup in self.cgroups.iter().filter(|cgroup| cgroup.exists()) {
+            if let Err(error) = remove_cgroup(cgroup) {
                 forced.push(format!("cannot remove cgroup '{}': {error}", cgroup.display()));
             }
         }
@@ -217,10 +218,8 @@ impl Warden {
         let mut told = BTreeSet::new();
         loop {
             self.reap();
-            let left: Vec<_> = Process::descendants(own)
-                .into_iter()
-                .filter(|process| !process.is_zombie())
-                .collect();
+            let left = Process::descendants(own).into_iter();
+            let left: Vec<_> = left.filter(|process| !process.is_zombie()).collect();
             if left.is_empty() {
                 return;
             }
@@ -260,24 +259,10 @@ fn start(argv: &[String], env: &BTreeMap<String, String>, log: &Path) -> Result<
     // the next call of reap().
     let blocked = SigSet::thread_get_mask()?;
     SigSet::empty().thread_set_mask()?;
-    let child = command
-        .spawn()
-        .with_context(|| format!("cannot start '{program}'"));
+    let child = command.spawn();
+    let child = child.with_context(|| format!("cannot start '{program}'"));
     blocked.thread_set_mask()?;
     Ok(child?.id().cast_signed())
-}
-
-/// A cgroup's files go with its directory, and cannot be removed one by one.
-fn remove_cgroup(cgroup: &Path) -> std::io::Result<()> {
-    if !cgroup.exists() {
-        return Ok(());
-    }
-    for entry in std::fs::read_dir(cgroup)?.filter_map(std::io::Result::ok) {
-        if entry.file_type()?.is_dir() {
-            remove_cgroup(&entry.path())?;
-        }
-    }
-    std::fs::remove_dir(cgroup)
 }
 
 /// Unmounts what is mounted in `directory`, deepest first, and removes it.

@@ -115,7 +115,7 @@ fn limits() -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-/// Whoever reads it sees all of it or nothing.
+/// By a rename: a reader sees all of it or nothing.
 fn put(dir: &Path, name: &str, text: &str) -> Result<()> {
     let new = dir.join(format!("{name}.new"));
     std::fs::write(&new, text).with_context(|| format!("cannot write '{}'", new.display()))?;

@@ -206,7 +206,7 @@ impl NodeDouble {
         fs::rename(new, file)
     }
 
-    /// Changes the description; whoever starts afterwards sees it (NVML's stub: at each `nvmlInit`).
+    /// Changes the description; a program that starts afterwards sees it (NVML's stub: at each `nvmlInit`).
     pub fn change(&mut self, change: impl FnOnce(&mut Description)) {
         change(&mut self.is);
         self.write().expect("the node's directory takes its description");
@@ -309,8 +309,8 @@ impl Drop for NodeDouble {
     }
 }
 
-/// Copies a program by a process of its own. A descriptor of ours that writes to it would go to whatever another thread
-/// forks meanwhile, and until that executes its own file nobody could run the copy ("text file busy").
+/// Copies a program by a process of its own. Another thread may fork while we have it open for
+/// writing. Until that child executes its own file, the copy could not run ("text file busy").
 ///
 /// # Errors
 /// As cp(1) says.

@@ -66,6 +66,20 @@ impl Drop for Frozen {
     }
 }
 
+/// Removes a cgroup that is empty, and those below it: its files cannot be removed one by one.
+///
+/// # Errors
+/// A cgroup that is not there, or has a process.
+pub fn remove_cgroup(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_cgroup(&entry.path())?;
+        }
+    }
+    fs::remove_dir(dir)
+}
+
 /// The version-1 freezer's root; the second is set if it was mounted for us.
 fn freezer() -> io::Result<(PathBuf, Option<PathBuf>)> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;

@@ -53,7 +53,7 @@ pub fn processes() -> Vec<Process> {
         .collect()
 }
 
-/// The processes whose executable lies in this directory, zombies left out.
+/// The processes that run a file of this directory, zombies left out.
 pub fn processes_from(dir: &Path) -> Vec<Process> {
     processes()
         .into_iter()

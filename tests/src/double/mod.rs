@@ -12,4 +12,4 @@ pub mod visible;
 pub mod wire;
 
 pub use build::{Builder, NodeDouble, Programs, copy_program, mig};
-pub use frozen::Frozen;
+pub use frozen::{Frozen, remove_cgroup};

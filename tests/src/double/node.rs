@@ -69,7 +69,7 @@ pub struct Gpu {
     pub minor: Option<u32>,
     /// Its device file; a program that may not open it does not see this GPU. None: every program sees it.
     pub device: Option<PathBuf>,
-    /// Persistence mode: the driver keeps its state while nobody uses it.
+    /// Persistence mode: the driver keeps its state while no program uses it.
     pub persistence: bool,
     /// CPUs near it, in bits from CPU 0 on.
     pub cpus: u64,
@@ -166,7 +166,7 @@ pub struct Faults {
     pub slow_ms: u64,
     /// Commands on which the control daemon hangs for ever.
     pub hang_on: Vec<String>,
-    /// Commands whose answer is cut in the middle, without a newline.
+    /// Commands that get half of their answer, without a newline.
     pub truncate: Vec<String>,
     /// Commands answered with this text instead of the true one.
     pub answer: BTreeMap<String, String>,
@@ -184,7 +184,7 @@ pub struct Faults {
     pub drop_limits: bool,
     /// The server itself refuses every client.
     pub refuse_clients: bool,
-    /// The control daemon knows no `-S`, whatever the driver's version is.
+    /// The control daemon knows no `-S` with any version of the driver.
     pub no_static: bool,
     /// The listing of partitions gives each so many multiprocessors less than it has.
     pub lacking_sms: u32,
@@ -293,7 +293,7 @@ impl Node {
         })
     }
 
-    /// The node whose directory holds the running program.
+    /// The node of the directory that the running program lies in.
     pub fn of_this_program() -> Result<Node, String> {
         let exe =
             fs::read_link("/proc/self/exe").map_err(|e| format!("cannot read '/proc/self/exe': {e}"))?;
@@ -346,10 +346,8 @@ impl Node {
 
     /// The contexts on a GPU, of living processes only, by pid.
     pub fn contexts(&self, uuid: &str) -> Vec<Context> {
-        let entries = fs::read_dir(self.contexts_dir(uuid))
-            .into_iter()
-            .flatten()
-            .flatten();
+        let entries = fs::read_dir(self.contexts_dir(uuid)).into_iter().flatten();
+        let entries = entries.flatten();
         let mut found: Vec<Context> = entries.filter_map(|e| read_context(&e.path())).collect();
         found.sort_by_key(|c| c.pid);
         found

@@ -166,24 +166,4 @@ mod tests {
         let mib = |sms| context_bytes(sms) / MIB;
         assert_eq!([mib(12), mib(32), mib(78), mib(132)], [71, 145, 315, 514]);
     }
-
-    #[test]
-    fn the_last_limit_applied_wins_and_an_index_counts_in_the_daemons_numbering() {
-        let set = |l: &[(&str, &str)]| {
-            l.iter()
-                .map(|(a, b)| (a.to_string(), b.to_string()))
-                .collect::<Vec<_>>()
-        };
-        let both = set(&[("GPU-a", "4G"), ("0", "3G")]);
-        assert_eq!(daemon_limit(both.iter(), 0, "GPU-a"), Some(3 << 30));
-        assert_eq!(daemon_limit(both.iter(), 1, "GPU-a"), Some(4 << 30));
-        assert_eq!(
-            daemon_limit(set(&[("0", "3X")]).iter(), 0, "GPU-a"),
-            Some(3 << 20)
-        );
-        assert_eq!(
-            ["2GB", "1024", "junk"].map(memory),
-            [Some(2 << 30), Some(1 << 30), None]
-        );
-    }
 }

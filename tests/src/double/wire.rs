@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -98,6 +98,11 @@ fn socket() -> io::Result<OwnedFd> {
         SockFlag::SOCK_CLOEXEC,
         None,
     )?)
+}
+
+/// `CUDA_MPS_PIPE_DIRECTORY`, or the place that NVIDIA's programs take without it.
+pub fn pipe_directory() -> PathBuf {
+    std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
 }
 
 /// Connects to a socket in the pipe directory.
@@ -214,7 +219,7 @@ fn passed_descriptor(message: &socket::RecvMsg<'_, '_, UnixAddr>) -> Option<Owne
 mod tests {
     use super::*;
 
-    /// A server that ends a client tells it why and closes, whatever the client had just asked.
+    /// A server that ends a client tells it why and closes, even if a question of the client is unread.
     #[test]
     fn last_words_are_read_though_the_other_end_closed_with_something_unread() {
         let (client, server) = pair().expect("a pair");

@@ -25,11 +25,8 @@ pub fn run(pairs: usize) -> Result<Value> {
     let (mut settings, mut slurm) = (Vec::new(), String::new());
     for (flags, against) in [("Alloc,Contain", NOTHING), ("", NOTHING), ("", EMPTY)] {
         let [with, without] = measure(flags, against, pairs, &mut slurm)?;
-        let differences: Vec<f64> = with
-            .iter()
-            .zip(&without)
-            .map(|(with, without)| with - without)
-            .collect();
+        let differences = with.iter().zip(&without).map(|(with, without)| with - without);
+        let differences: Vec<f64> = differences.collect();
         let (difference, ratio) = (median(&differences), median(&with) / median(&without));
         let name = if flags.is_empty() { "none" } else { flags };
         println!(

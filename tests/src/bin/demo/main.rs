@@ -4,9 +4,9 @@
 //! Every figure comes from the clients' own records, from `/proc`, from the state of the (simulated) GPUs or from the file
 //! system; nothing is taken from what our programs say of themselves.
 
-mod account;
 mod moms;
 mod onlooker;
+mod promises;
 mod site;
 
 use std::process::ExitCode;
@@ -14,19 +14,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Result, bail};
+use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
 use tests::mom::cluster::Product;
 use tests::slurm::{Bed, Record};
 
-use account::Account;
 use onlooker::Onlooker;
+use promises::Promises;
 use site::Site;
 
 /// Longest that the job may take.
 const JOB: Duration = Duration::from_secs(90);
 /// Longest that the nodes may take to be as before.
 const AFTER: Duration = Duration::from_secs(40);
+
+/// Shows one MPS job.
+#[derive(Parser)]
+struct Arguments {
+    /// Its scheduler.
+    #[arg(long, default_value = "slurm", value_parser = ["slurm", "torque", "openpbs"])]
+    scheduler: String,
+}
 
 /// A signal came, and a thread cleans up.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -41,20 +50,17 @@ fn main() -> ExitCode {
         eprintln!("demo: cannot block signals: {error}");
         return ExitCode::FAILURE;
     }
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let done = match words.as_slice() {
-        [] | ["--scheduler", "slurm"] => run(signals),
-        ["--scheduler", name] => [Product::Torque, Product::OpenPbs]
+    let products = [Product::Torque, Product::OpenPbs];
+    let done = match Arguments::parse().scheduler.as_str() {
+        "slurm" => run(signals),
+        name => products
             .into_iter()
-            .find(|product| product.name() == *name)
-            .map(|product| {
-                // The nodes end when this process does, by whatever signal.
+            .find(|product| product.name() == name)
+            .map_or(Ok(false), |product| {
+                // The nodes end when this process does, by any signal.
                 let _ = signals.thread_unblock();
-                moms::run(product)
-            })
-            .with_context(|| format!("no scheduler '{name}': slurm, torque or openpbs")),
-        _ => Err(anyhow!("usage: demo [--scheduler slurm|torque|openpbs]")),
+                Ok(moms::run(product))
+            }),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -84,53 +90,43 @@ fn run(signals: SigSet) -> Result<bool> {
     if let Err(error) = bed.start() {
         bail!("{error:#}\n{}", bed.log("slurmctld"));
     }
-    step(&format!(
-        "Slurm is up after {:.1} s; submitting",
-        up.elapsed().as_secs_f64()
-    ));
+    let seconds = up.elapsed().as_secs_f64();
+    step(&format!("Slurm is up after {seconds:.1} s; submitting"));
     let [user, _] = bed.users();
-    let arguments = site.arguments();
-    println!(
-        "\n  {}$ srun {} {}\n",
-        user.name,
-        arguments.join(" "),
-        site.client_name()
-    );
-    let command = site.command();
+    let (arguments, (client, command)) = (site.arguments(), site.client());
+    println!("\n  {}$ srun {} {client}\n", user.name, arguments.join(" "));
     let onlooker = Onlooker::start(Arc::clone(&bed), site.doubles());
     let shell = ["/bin/sh", "-c", command.as_str()];
     let done = bed.srun(&user, &[arguments.as_slice(), &shell].concat(), JOB)?;
-    let mut account = Account::default();
-    account.check(done.code == Some(0), "the job ends with exit code 0", || {
+    let mut promises = Promises::default();
+    promises.check(done.code == Some(0), "the job ends with exit code 0", || {
         done.story()
     });
     let quiet = bed.wait_idle(AFTER).and_then(|()| bed.wait_clean(AFTER));
     let seen = onlooker.end();
-    account.nodes(&site, &seen, &Record::all(&done.stdout)?, &user);
-    account.check(
-        quiet.is_ok(),
-        "afterwards: no process, no directory, no shared memory, no mount",
-        || format!("{quiet:?}"),
-    );
+    site.judge(&mut promises, &seen, &Record::all(&done.stdout)?, &user);
+    let promise = "afterwards: no process, no directory, no shared memory, no mount";
+    promises.check(quiet.is_ok(), promise, || format!("{quiet:?}"));
     for node in bed.nodes() {
         let state = bed.node_state(&node)?;
-        account.check(
-            state.state == "IDLE",
-            &format!("{node} takes the next job"),
-            || format!("{state:?}"),
-        );
+        let promise = format!("{node} takes the next job");
+        promises.check(state.state == "IDLE", &promise, || format!("{state:?}"));
     }
-    if !account.is_clean() {
-        site.show_logs(&bed);
+    if !promises.are_kept() {
+        for node in bed.nodes() {
+            let log = bed.log(&node);
+            let lines: Vec<&str> = log.lines().collect();
+            eprintln!(
+                "== slurmd of {node}\n{}",
+                lines[lines.len().saturating_sub(30)..].join("\n")
+            );
+        }
     }
     let forced = bed.end()?;
-    account.check(
-        forced.is_empty(),
-        "the throw-away Slurm ended by itself and is removed",
-        || forced.join("; "),
-    );
-    account.print(started.elapsed());
-    Ok(account.is_clean())
+    let promise = "the throw-away Slurm ended by itself and is removed";
+    promises.check(forced.is_empty(), promise, || forced.join("; "));
+    promises.print(started.elapsed());
+    Ok(promises.are_kept())
 }
 
 fn step(what: &str) {

@@ -9,7 +9,7 @@ use tests::mom::cluster::{Cluster, Job, Leftovers, Product, USER, Verdict, progr
 use tests::mom::wire::Ended;
 use tests::slurm::{MODEL, SMS};
 
-use crate::account::Account;
+use crate::promises::Promises;
 use crate::site::{CLIENTS, MEMORY, THREADS};
 use crate::step;
 
@@ -35,47 +35,43 @@ pub fn run(product: Product) -> bool {
         tasks: 2,
         ..Job::new("1.pbsserver", &request).on(&[&[0], &[0]])
     };
-    let mut account = Account::default();
-    begins(&mut cluster, &job, &mut account);
+    let mut promises = Promises::default();
+    begins(&mut cluster, &job, &mut promises);
     for (at, node) in NODES.iter().enumerate() {
-        account.line(format!("\n{node}"));
-        clients(&mut cluster, &job, at, &mut account);
+        promises.line(format!("\n{node}"));
+        clients(&mut cluster, &job, at, &mut promises);
     }
-    account.line(String::new());
+    promises.line("");
     cluster.end(&job, 0);
-    ends(&mut cluster, &job, &mut account);
-    account.print(started.elapsed());
-    account.is_clean()
+    ends(&mut cluster, &job, &mut promises);
+    promises.print(started.elapsed());
+    promises.are_kept()
 }
 
-fn begins(cluster: &mut Cluster, job: &Job, account: &mut Account) {
+fn begins(cluster: &mut Cluster, job: &Job, promises: &mut Promises) {
     let begun = Instant::now();
     let verdict = cluster.begin(job);
     let took = begun.elapsed().as_millis();
-    account.check(
-        verdict == Verdict::Runs,
-        &format!("the moms let the job through, {took} ms after its first prologue or hook began"),
-        || format!("{verdict:?}: {:?}", cluster.output(job, 0)),
-    );
+    let promise = format!("the moms let the job through, {took} ms after its first prologue or hook began");
+    promises.check(verdict == Verdict::Runs, &promise, || {
+        format!("{verdict:?}: {:?}", cluster.output(job, 0))
+    });
 }
 
 /// The clients of one node, started by TM as pbsdsh and MPI launchers do: no shell, no profile.
-fn clients(cluster: &mut Cluster, job: &Job, at: usize, account: &mut Account) {
+fn clients(cluster: &mut Cluster, job: &Job, at: usize, promises: &mut Promises) {
     let modes = cluster.gpus[at].modes();
-    account.check(
-        modes == ["exclusive_process", "default"],
-        "compute mode: default → exclusive_process on the job's GPU, untouched on the other",
-        || format!("{modes:?}"),
-    );
+    let promise = "compute mode: default → exclusive_process on the job's GPU, untouched on the other";
+    promises.check(modes == ["exclusive_process", "default"], promise, || {
+        format!("{modes:?}")
+    });
     let words = Cluster::client_on(NODES[at]);
     let words: Vec<&str> = words.split(' ').collect();
-    let mut ended = Vec::new();
-    for _ in 0..CLIENTS {
-        ended.push(cluster.task(job, at, &words));
-    }
-    account.check(
+    let ended: Vec<_> = (0..CLIENTS).map(|_| cluster.task(job, at, &words)).collect();
+    let promise = format!("{CLIENTS} tasks that TM starts end with exit code 0");
+    promises.check(
         ended.iter().all(|one| *one == Ok(Ended::Code(0))),
-        &format!("{CLIENTS} tasks that TM starts end with exit code 0"),
+        &promise,
         || format!("{ended:?} {:?}", cluster.output(job, at)),
     );
     let records = cluster.records(at);
@@ -84,33 +80,31 @@ fn clients(cluster: &mut Cluster, job: &Job, at: usize, account: &mut Account) {
     let is = |name: &str, value: Value| {
         records.len() == CLIENTS && all(name) == BTreeSet::from([value.to_string()])
     };
-    let found = || format!("{records:?}");
-    account.check(
-        is("under_mps", true.into()) && all("daemon_pid").len() == 1 && is("job", job.id.clone().into()),
-        "all went through the one daemon of this job",
-        found,
-    );
-    account.check(
-        is("uid", USER.1.into()),
-        &format!("they and the daemon are '{}'", USER.0),
-        found,
-    );
-    account.check(
-        is("sms", (SMS * THREADS / 100).into()),
-        &format!(
-            "limit: {THREADS} % of the threads gives each {} multiprocessors",
-            SMS * THREADS / 100
+    let one_daemon = all("daemon_pid").len() == 1 && is("job", job.id.clone().into());
+    let sms = SMS * THREADS / 100;
+    for (kept, promise) in [
+        (
+            is("under_mps", true.into()) && one_daemon,
+            "all went through the one daemon of this job".into(),
         ),
-        found,
-    );
-    account.check(
-        is("memory_limit_mib", MEMORY.into()),
-        &format!("limit: {MEMORY} MiB of memory for each"),
-        found,
-    );
+        (
+            is("uid", USER.1.into()),
+            format!("they and the daemon are '{}'", USER.0),
+        ),
+        (
+            is("sms", sms.into()),
+            format!("limit: {THREADS} % of the threads gives each {sms} multiprocessors"),
+        ),
+        (
+            is("memory_limit_mib", MEMORY.into()),
+            format!("limit: {MEMORY} MiB of memory for each"),
+        ),
+    ] {
+        promises.check(kept, &promise, || format!("{records:?}"));
+    }
 }
 
-fn ends(cluster: &mut Cluster, job: &Job, account: &mut Account) {
+fn ends(cluster: &mut Cluster, job: &Job, promises: &mut Promises) {
     let end = Instant::now() + Duration::from_secs(10);
     for (at, node) in NODES.iter().enumerate() {
         let mut left = cluster.leftovers().swap_remove(at);
@@ -123,14 +117,17 @@ fn ends(cluster: &mut Cluster, job: &Job, account: &mut Account) {
             processes,
             modes,
         } = left;
-        let ours: Vec<&String> = files.iter().filter(|line| line.contains(&job.id)).collect();
-        account.check(
-            ours.is_empty() && processes.is_empty() && modes == ["default", "default"],
-            &format!("{node} afterwards: no process, no directory, no shared memory of the job, both GPUs in their old mode"),
-            || format!("{ours:?} {processes:?} {modes:?}"),
-        );
+        // The user's own copy of the job's report stays until the next boot.
+        let is_left = |line: &&String| line.contains(&job.id) && !line.starts_with("/run/mpsd/reports/");
+        let ours: Vec<&String> = files.iter().filter(is_left).collect();
+        let kept = ours.is_empty() && processes.is_empty() && modes == ["default", "default"];
+        let promise =
+            "afterwards: no process, no directory, no shared memory of the job, both GPUs in their old mode";
+        promises.check(kept, &format!("{node} {promise}"), || {
+            format!("{ours:?} {processes:?} {modes:?}")
+        });
         let state = cluster.state(node).0;
-        account.check(state == "free", &format!("{node} takes the next job"), || {
+        promises.check(state == "free", &format!("{node} takes the next job"), || {
             state.clone()
         });
     }

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -37,11 +37,6 @@ pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// `CUDA_MPS_PIPE_DIRECTORY`, or the place where CUDA looks without it.
-pub fn pipe_directory() -> PathBuf {
-    std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
-}
-
 /// Opens contexts: through MPS if a daemon listens in the pipe directory, else without it and without a word.
 pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
     // Recorded: in a pid namespace with the outer /proc, CUDA fails with an error of the operating system.
@@ -49,7 +44,7 @@ pub fn attach(node: &Node, gpu: Option<usize>) -> Result<Running, CudaError> {
     if own != Path::new(&std::process::id().to_string()) {
         return Err(CudaError::of(304));
     }
-    let socket = pipe_directory().join("control");
+    let socket = wire::pipe_directory().join("control");
     for _ in 0..8 {
         let version = match wire::connect(&socket) {
             Ok(connection) => connection,

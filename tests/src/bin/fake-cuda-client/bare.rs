@@ -1,4 +1,4 @@
-//! A CUDA program without MPS: the whole GPU, and in exclusive mode nobody beside it.
+//! A CUDA program without MPS: the whole GPU, and in exclusive mode no other program on it.
 
 use tests::double::node::{Gpu, MIB, Node};
 use tests::double::visible;
@@ -68,9 +68,8 @@ impl Bare {
 
     /// Writes down the memory of one of its contexts.
     pub fn register(&self, gpu: &Granted) {
-        let _ = self
-            .node
-            .register(&gpu.uuid, std::process::id(), gpu.taken, "bare");
+        let node = &self.node;
+        let _ = node.register(&gpu.uuid, std::process::id(), gpu.taken, "bare");
     }
 }
 

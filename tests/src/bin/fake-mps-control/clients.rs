@@ -13,15 +13,8 @@ const ATTEMPTS: u32 = 2;
 #[derive(Debug)]
 pub struct Pending {
     connection: OwnedFd,
-    uid: u32,
+    pub uid: u32,
     attempts: u32,
-}
-
-impl Pending {
-    /// Whose program it is.
-    pub fn uid(&self) -> u32 {
-        self.uid
-    }
 }
 
 impl Daemon {
@@ -30,21 +23,20 @@ impl Daemon {
         if self.quit.is_some() {
             return;
         }
-        let ready = self.server.as_ref().is_some_and(|s| s.uid == uid && s.active);
-        if ready {
-            self.log.control(&format!(
-                "NEW CLIENT {pid} from user {uid}: Server already exists"
-            ));
+        let client = format!("NEW CLIENT {pid} from user {uid}");
+        if self.server.as_ref().is_some_and(|s| s.uid == uid && s.active) {
+            self.log.control(&format!("{client}: Server already exists"));
             self.pass_on(&connection, pid);
             return;
         }
         self.log.control(&format!(
-            "NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"
+            "{client}: Server is not ready, push client to pending list"
         ));
+        let attempts = 0;
         self.pending.push(Pending {
             connection,
             uid,
-            attempts: 0,
+            attempts,
         });
         match self.server.as_ref().map(|s| s.uid) {
             None => self.serve_pending(None),
@@ -68,30 +60,25 @@ impl Daemon {
 
     /// The server is ready: its user's clients connect again.
     pub fn clients_may_retry(&mut self) {
-        let Some(uid) = self.server.as_ref().map(|s| s.uid) else {
-            return;
-        };
-        for client in self.pending.extract_if(.., |c| c.uid == uid) {
+        let ready = self.server.as_ref().map(|s| s.uid);
+        for client in self.pending.extract_if(.., |c| Some(c.uid) == ready) {
             let _ = wire::send(&client.connection, b"RETRY");
         }
     }
 
-    /// No server is there: starts one for the client that waits longest, and refuses whoever was tried for in vain
+    /// No server is there: starts one for the client that waits longest, and refuses those that were tried for in vain
     /// (`failed`: the user for whom a server has just failed to start).
     pub fn serve_pending(&mut self, failed: Option<u32>) {
-        for client in self
-            .pending
-            .extract_if(.., |c| Some(c.uid) == failed && c.attempts >= ATTEMPTS)
-        {
+        let in_vain = |c: &mut Pending| Some(c.uid) == failed && c.attempts >= ATTEMPTS;
+        for client in self.pending.extract_if(.., in_vain) {
             let _ = wire::send(&client.connection, b"REFUSED");
         }
         let Some(uid) = self.pending.first().map(|c| c.uid) else {
             return;
         };
-        self.pending
-            .iter_mut()
-            .filter(|c| c.uid == uid)
-            .for_each(|c| c.attempts += 1);
+        for client in self.pending.iter_mut().filter(|c| c.uid == uid) {
+            client.attempts += 1;
+        }
         self.start_server(uid);
     }
 }

@@ -11,6 +11,10 @@ use crate::daemon::Daemon;
 const STRANGER: &str =
     "Control deamon settings can only be modified by the user who started it or by the root user.";
 
+fn insufficient(uid: u32) -> String {
+    format!("Insufficient privileges for UID {uid}. {STRANGER}\n")
+}
+
 impl Daemon {
     /// One command of a session of a user: the packet that answers it.
     pub fn command(&mut self, session: u64, uid: u32, line: &str) -> Vec<u8> {
@@ -19,10 +23,8 @@ impl Daemon {
         let name = words.first().copied().unwrap_or("");
         self.hang_if_told(name);
         if name == "quit" && self.may_quit(uid) {
-            let patience = words
-                .iter()
-                .position(|w| *w == "-t")
-                .and_then(|at| words.get(at + 1)?.parse().ok());
+            let option = words.iter().position(|w| *w == "-t");
+            let patience = option.and_then(|at| words.get(at + 1)?.parse().ok());
             self.begin_quit(
                 session,
                 patience.filter(|s: &u64| *s > 0).map(Duration::from_secs),
@@ -55,8 +57,7 @@ impl Daemon {
 
     fn stranger(&self, uid: u32, name: &str) -> Option<String> {
         let modifies = name.starts_with("set_") || name == "terminate_client" || name == "sm_partition";
-        (modifies && !Self::owner(uid))
-            .then(|| format!("Insufficient privileges for UID {uid}. {STRANGER}\n"))
+        (modifies && !Self::owner(uid)).then(|| insufficient(uid))
     }
 
     fn answer(&mut self, uid: u32, name: &str, words: &[&str]) -> String {
@@ -64,10 +65,7 @@ impl Daemon {
         match name {
             "quit" => "Not enough privilege to execute quit command\n".into(),
             "start_server" => self.start_command(uid, words),
-            "get_server_list" => self
-                .server
-                .as_ref()
-                .map_or_else(String::new, |s| format!("{}\n", s.pid)),
+            "get_server_list" => self.server.iter().map(|s| format!("{}\n", s.pid)).collect(),
             "get_server_status" if word(0).parse::<u32>().is_err() => "A server PID is required\n".into(),
             "get_server_status" => self.of_server(word(0), "STATUS"),
             "get_client_list" => self.of_server(word(0), "CLIENTS"),
@@ -86,11 +84,7 @@ impl Daemon {
             "set_active_thread_percentage" => self.of_server(word(0), &format!("THREADS {}", word(1))),
             "get_active_thread_percentage" => self.of_server(word(0), "THREADS"),
             "set_default_device_pinned_mem_limit" => {
-                self.log.control(&format!(
-                    "set_default_device_pinned_mem_limit {} {}.",
-                    word(0),
-                    word(1)
-                ));
+                self.log.control(&format!("{name} {} {}.", word(0), word(1)));
                 if !word(1).is_empty() {
                     self.settings.set_memory(word(0), word(1));
                 }
@@ -130,20 +124,17 @@ impl Daemon {
 
     fn start_command(&mut self, uid: u32, words: &[&str]) -> String {
         match words {
-            [] | ["-uid"] => "A user id (UID) is required to start a new server\n".into(),
-            ["-uid", of, ..] => match of.parse::<u32>() {
-                Err(_) => "A user id (UID) is required to start a new server\n".into(),
-                // Recorded: a user may ask for a server of his own, even one that cannot start.
-                Ok(of) if of != uid && uid != 0 => {
-                    format!("Insufficient privileges for UID {uid}. {STRANGER}\n")
+            [] | ["-uid"] | ["-uid", ..] if words.get(1).is_none_or(|of| of.parse::<u32>().is_err()) => {
+                "A user id (UID) is required to start a new server\n".into()
+            }
+            // Recorded: a user may ask for a server of their own, even a server that cannot start.
+            ["-uid", of, ..] if of.parse() != Ok(uid) && uid != 0 => insufficient(uid),
+            ["-uid", of, ..] => {
+                if self.server.is_none() {
+                    self.start_server(of.parse().unwrap_or(uid));
                 }
-                Ok(of) => {
-                    if self.server.is_none() {
-                        self.start_server(of);
-                    }
-                    String::new()
-                }
-            },
+                String::new()
+            }
             _ => "Invalid start_server cmd. Expected cmd: start_server -uid <user id>\n".into(),
         }
     }
@@ -151,11 +142,8 @@ impl Daemon {
     /// Whether a word names the server that is there; what is no number counts as 0.
     fn names_server(&self, word: &str) -> Result<u32, u32> {
         let pid = word.parse().unwrap_or(0);
-        if self.server.as_ref().is_some_and(|s| s.pid == pid) {
-            Ok(pid)
-        } else {
-            Err(pid)
-        }
+        let is_there = self.server.as_ref().is_some_and(|s| s.pid == pid);
+        if is_there { Ok(pid) } else { Err(pid) }
     }
 
     fn of_server(&mut self, word: &str, question: &str) -> String {
@@ -199,10 +187,8 @@ impl Daemon {
         let all = self.node.cuda();
         let all: Vec<&Gpu> = all.iter().collect();
         let variable = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        let table = device_table(
-            &visible::confined(&all, variable.as_deref()),
-            words.contains(&"--csv"),
-        );
+        let shown = visible::confined(&all, variable.as_deref());
+        let table = device_table(&shown, words.contains(&"--csv"));
         match self.server.as_ref() {
             Some(server) => format!("Default\n{table}\nServer {}\n{table}", server.pid),
             None => format!("Default\n{table}"),
@@ -211,14 +197,9 @@ impl Daemon {
 }
 
 fn device_table(gpus: &[&Gpu], csv: bool) -> String {
-    let row = |cells: [&str; 5]| {
-        if csv {
-            return format!("{}\n", cells.join(","));
-        }
-        format!(
-            "{:<16}{:<15}{:<42}{:<34}{}\n",
-            cells[0], cells[1], cells[2], cells[3], cells[4]
-        )
+    let row = |cells: [&str; 5]| match (csv, cells) {
+        (true, cells) => format!("{}\n", cells.join(",")),
+        (false, [a, b, c, d, e]) => format!("{a:<16}{b:<15}{c:<42}{d:<34}{e}\n"),
     };
     let mut table = row(["Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes"]);
     for (index, gpu) in gpus.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! The control daemon: one thread, and every conversation with a server or a newcomer blocks it (recorded: a stopped
 //! server, or a client that connects and says nothing, hangs every command).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -92,24 +92,16 @@ impl Daemon {
                     self.accept(socket);
                 }
             }
-            let talking: Vec<u64> = self
-                .sessions
-                .iter()
-                .zip(&ready[3..])
-                .filter(|(_, r)| **r)
-                .map(|(s, _)| s.id)
-                .collect();
+            let sessions = self.sessions.iter().zip(&ready[3..]);
+            let talking: Vec<u64> = sessions.filter(|(_, r)| **r).map(|(s, _)| s.id).collect();
             for id in talking {
                 self.session(id);
             }
         }
         let status = self.ended.unwrap_or(1);
         self.log.control(&format!("Exit with status {status}"));
-        if let Some(session) = self
-            .quit
-            .as_ref()
-            .and_then(|q| self.sessions.iter().find(|s| s.id == q.session))
-        {
+        let asked = self.quit.as_ref().map(|q| q.session);
+        for session in self.sessions.iter().filter(|s| Some(s.id) == asked) {
             let _ = wire::send(&session.connection, format!("Q{status}").as_bytes());
         }
         status
@@ -117,22 +109,17 @@ impl Daemon {
 
     /// Which of children, the two sockets and the sessions have something to say.
     fn wait(&self, children: &SignalFd) -> Vec<bool> {
-        let mut fds = vec![
+        let own = [
             children.as_fd(),
             self.files.control.as_fd(),
             self.files.privileged.as_fd(),
         ];
-        fds.extend(self.sessions.iter().map(|s| s.connection.as_fd()));
-        let mut fds: Vec<PollFd> = fds
-            .into_iter()
-            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
-            .collect();
+        let sessions = self.sessions.iter().map(|s| s.connection.as_fd());
         let timeout = self.next_timer().map_or(PollTimeout::NONE, |at| {
             let left = at.saturating_duration_since(Instant::now()).as_millis() as u64 + 1;
             PollTimeout::try_from(left.min(60_000) as i32).unwrap_or(PollTimeout::ZERO)
         });
-        let _ = poll(&mut fds, timeout);
-        fds.iter().map(|fd| fd.any().unwrap_or(false)).collect()
+        readable(own.into_iter().chain(sessions), timeout)
     }
 
     fn next_timer(&self) -> Option<Instant> {
@@ -149,19 +136,19 @@ impl Daemon {
                     self.server_ended(pid.as_raw() as u32, status);
                 }
                 Ok(WaitStatus::Signaled(pid, _, _)) => self.server_ended(pid.as_raw() as u32, 0),
-
                 Ok(WaitStatus::StillAlive) | Err(_) => return,
                 Ok(_) => {}
             }
         }
     }
 
-    /// A new connection: a session, a client, a server, or somebody who does not say.
+    /// A new connection: a session, a client, a server, or a program that does not say.
     fn accept(&mut self, privileged: bool) {
+        let files = &self.files;
         let listener = if privileged {
-            &self.files.privileged
+            &files.privileged
         } else {
-            &self.files.control
+            &files.control
         };
         let Ok(connection) = wire::accept(listener) else {
             return;
@@ -179,11 +166,8 @@ impl Daemon {
             b"UI" => {
                 self.log.control("NEW UI");
                 self.last_session += 1;
-                self.sessions.push(Session {
-                    connection,
-                    uid,
-                    id: self.last_session,
-                });
+                let id = self.last_session;
+                self.sessions.push(Session { connection, uid, id });
             }
             b"VERSION" => self.log.control("User did not send valid credentials"),
             b"CLIENT" => self.new_client(connection, pid, uid),
@@ -210,4 +194,11 @@ impl Daemon {
             }
         }
     }
+}
+
+/// Which of these have something to say, after a wait for the first.
+pub fn readable<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, timeout: PollTimeout) -> Vec<bool> {
+    let mut fds: Vec<PollFd> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    let _ = poll(&mut fds, timeout);
+    fds.iter().map(|fd| fd.any().unwrap_or(false)).collect()
 }

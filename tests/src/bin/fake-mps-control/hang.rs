@@ -27,10 +27,8 @@ pub fn as_told() -> Option<ExitCode> {
     let done = match goal {
         None => in_mapping(File::options().read(true).write(true).open(place)),
         Some((name, goal)) => {
-            let goal = File::options()
-                .read(name != WRITES)
-                .append(name == WRITES)
-                .open(goal);
+            let mut options = File::options();
+            let goal = options.read(name != WRITES).append(name == WRITES).open(goal);
             through_mapping(name, goal, File::open(place))
         }
     };

@@ -33,7 +33,8 @@ fn account(gpu: &Gpu, all: &[Partition]) -> [(u32, u32); 2] {
 }
 
 impl Daemon {
-    /// The GPU of which `part` is the unique beginning: "This command accepts unique partial UUIDs of devices" [Legacy MPS v2 Interface].
+    /// The only GPU with a UUID that begins with `part`: "This command accepts unique partial UUIDs of devices" [Legacy MPS v2
+    /// Interface].
     fn gpu_named(&self, part: &str) -> Option<Gpu> {
         let mut named = self.node.is.gpu.iter().filter(|gpu| gpu.uuid.starts_with(part));
         match (named.next(), named.next()) {
@@ -132,10 +133,8 @@ impl Daemon {
                 [free.0, free.1, taken.0, taken.1].map(|n| n.to_string());
             text += &row([&part, "-", &free_chunks, &chunks, &free_sms, &sms, "-"]);
             for one in all.iter().filter(|one| one.uuid == gpu.uuid) {
-                let sms = one
-                    .sms
-                    .saturating_sub(self.node.is.faults.lacking_sms)
-                    .to_string();
+                let sms = one.sms.saturating_sub(self.node.is.faults.lacking_sms);
+                let sms = sms.to_string();
                 let clients = if used.contains(&one.id) { "Yes" } else { "No" };
                 text += &row([&part, &one.id, "-", &one.chunks.to_string(), "-", &sms, clients]);
             }

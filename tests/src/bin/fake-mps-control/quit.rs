@@ -36,7 +36,7 @@ impl Daemon {
         self.try_shutdown_if_wanted();
     }
 
-    /// Ends the server if somebody waits for that, now or after a pause.
+    /// Ends the server if a session or a client waits for that, now or after a pause.
     pub fn try_shutdown_if_wanted(&mut self) {
         let Some(server) = self.server.as_ref() else {
             if self.quit.is_some() {
@@ -44,7 +44,7 @@ impl Daemon {
             }
             return;
         };
-        let replaced = self.pending.first().is_some_and(|c| c.uid() != server.uid);
+        let replaced = self.pending.first().is_some_and(|c| c.uid != server.uid);
         if server.connection.is_none() || !(self.quit.is_some() || replaced) {
             return;
         }
@@ -98,7 +98,7 @@ impl Daemon {
 
     /// The server has gone and nothing holds the daemon any more.
     pub fn finish_quit(&mut self) {
-        // Recorded: 1 if a server has ever failed under this daemon, whatever became of the others.
+        // Recorded: 1 if any server has failed under this daemon.
         self.ended = Some(u8::from(self.server_failed));
     }
 }

@@ -6,8 +6,6 @@ use std::process::ExitCode;
 
 use tests::double::wire;
 
-use crate::start::pipe_directory;
-
 /// Runs a session until standard input ends.
 pub fn run() -> ExitCode {
     let Some(connection) = connect() else {
@@ -36,7 +34,7 @@ pub fn run() -> ExitCode {
 
 /// The owner's socket first; who may not open it gets the public one.
 fn connect() -> Option<OwnedFd> {
-    let directory = pipe_directory();
+    let directory = wire::pipe_directory();
     ["control_privileged", "control"].iter().find_map(|name| {
         let connection = wire::connect(&directory.join(name)).ok()?;
         // Whether the daemon listens shows with the first command.

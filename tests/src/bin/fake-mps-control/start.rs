@@ -34,11 +34,6 @@ pub struct Files {
     _lock: Flock<File>,
 }
 
-/// `CUDA_MPS_PIPE_DIRECTORY`.
-pub fn pipe_directory() -> PathBuf {
-    std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
-}
-
 fn log_directory() -> PathBuf {
     std::env::var_os("CUDA_MPS_LOG_DIRECTORY").map_or_else(|| "/var/log/nvidia-mps".into(), PathBuf::from)
 }
@@ -109,7 +104,7 @@ fn detached(node: (Node, bool), lock: Flock<File>, mut word: File) -> ExitCode {
 
 /// The checks before anything is made, in the recorded order of their messages.
 fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
-    let pipe = pipe_directory();
+    let pipe = wire::pipe_directory();
     if pipe.join("control_privileged").as_os_str().len() > SUN_PATH {
         return Err(ExitCode::FAILURE);
     }
@@ -124,7 +119,7 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
         );
         println!("{warning}");
     }
-    // Recorded: a missing one is made, if the user may, and open to everybody whatever the umask is.
+    // Recorded: a missing directory is made, if the user may, and open to all with any umask.
     if fs::create_dir(&pipe).is_ok() {
         let _ = fs::set_permissions(&pipe, Permissions::from_mode(0o777));
     }
@@ -147,7 +142,8 @@ fn prepare(node: &Node) -> Result<Flock<File>, ExitCode> {
 
 fn lock(pipe: &Path) -> Option<Flock<File>> {
     let path = pipe.join("control_lock");
-    let file = OpenOptions::new()
+    let mut options = OpenOptions::new();
+    let file = options
         .create(true)
         .truncate(false)
         .write(true)
@@ -175,7 +171,7 @@ fn serve(
         drop(told);
         hang();
     }
-    let pipe = pipe_directory();
+    let pipe = wire::pipe_directory();
     let socket = pipe.join("control");
     log.control(&format!(
         "Starting control daemon using socket {}",
@@ -207,7 +203,7 @@ fn serve(
     ExitCode::from(status)
 }
 
-/// Makes the five files with their recorded modes, over whatever a dead daemon left.
+/// Makes the five files with their recorded modes, over what a dead daemon left.
 fn files(pipe: &Path, lock: Flock<File>) -> std::io::Result<Files> {
     let fifo = pipe.join("log");
     let _ = fs::remove_file(&fifo);

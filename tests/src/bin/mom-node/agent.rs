@@ -2,6 +2,7 @@
 
 use crate::root::LAYER;
 use crate::running::{Running, processes};
+use anyhow::Result;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -19,12 +20,8 @@ const LONGEST: Duration = Duration::from_secs(120);
 const IDLE_MS: u16 = 10;
 
 /// Serves until standard input ends.
-pub fn serve(cgroups: &str) -> Result<(), String> {
-    let mut running = Running::new(mom_cgroup(cgroups));
-    orders(&mut running)
-}
-
-fn orders(running: &mut Running) -> Result<(), String> {
+pub fn serve(cgroups: &str) -> Result<()> {
+    let running = &mut Running::new(mom_cgroup(cgroups));
     let mut input = std::io::stdin().lock();
     let mut text: Vec<u8> = Vec::new();
     let mut block = [0_u8; 65536];
@@ -35,22 +32,18 @@ fn orders(running: &mut Running) -> Result<(), String> {
         if !ready {
             continue;
         }
-        let count = input.read(&mut block).map_err(|e| e.to_string())?;
+        let count = input.read(&mut block)?;
         if count == 0 {
             return Ok(());
         }
         text.extend_from_slice(&block[..count]);
         while let Some(end) = text.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = text.drain(..=end).collect();
-            let order: Order = serde_json::from_slice(&line).map_err(|e| e.to_string())?;
+            let order: Order = serde_json::from_slice(&line)?;
             let answer = obey(running, order).unwrap_or_else(Answer::Failed);
-            let mut line = serde_json::to_vec(&answer).map_err(|e| e.to_string())?;
-            line.push(b'\n');
             let mut output = std::io::stdout().lock();
-            output
-                .write_all(&line)
-                .and_then(|()| output.flush())
-                .map_err(|e| e.to_string())?;
+            writeln!(output, "{}", serde_json::to_string(&answer)?)?;
+            output.flush()?;
         }
     }
 }
@@ -79,11 +72,12 @@ fn obey(running: &mut Running, order: Order) -> Result<Answer, String> {
             kill_cgroup(&cgroup, running).map(|()| Answer::Done)
         }
         Order::Held { pid } => running.is_held(pid).map(Answer::Bool),
-        Order::Read { path } => Ok(Answer::Text(
-            fs::read(&path)
-                .ok()
-                .map(|b| String::from_utf8_lossy(&b).into_owned()),
-        )),
+        Order::Read { path } => {
+            let text = fs::read(&path).ok();
+            Ok(Answer::Text(
+                text.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
+            ))
+        }
         Order::Write { path, text, mode } => {
             let file = Path::new(&path);
             let parent = file.parent().unwrap_or(Path::new("/"));
@@ -102,10 +96,8 @@ fn obey(running: &mut Running, order: Order) -> Result<Answer, String> {
 
 /// Where systemd keeps the mom's unit: in the unified hierarchy where there is one, else in its named one.
 fn mom_cgroup(cgroups: &str) -> Option<String> {
-    let path = format!(
-        "{}/pbs_mom.service",
-        cgroups.split(',').find(|top| !top.is_empty())?
-    );
+    let top = cgroups.split(',').find(|top| !top.is_empty())?;
+    let path = format!("{top}/pbs_mom.service");
     fs::create_dir(&path).ok().map(|()| path)
 }
 
@@ -114,11 +106,8 @@ fn kill_cgroup(cgroup: &str, running: &mut Running) -> Result<(), String> {
     let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {
         let text = fs::read_to_string(format!("{cgroup}/cgroup.procs")).unwrap_or_default();
-        let members: Vec<i32> = text
-            .lines()
-            .filter_map(|line| line.parse().ok())
-            .filter(|pid| *pid > 0)
-            .collect();
+        let members = text.lines().filter_map(|line| line.parse().ok());
+        let members: Vec<i32> = members.filter(|pid| *pid > 0).collect();
         if members.is_empty() {
             return Ok(());
         }

@@ -1,5 +1,6 @@
-//! From an order to the program it names: descriptors, session, identity, then exec. No fork of ours is in between.
+//! From an order to the program it names: descriptors, session, identity, then exec. There is no fork in between.
 
+use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{
@@ -29,123 +30,108 @@ pub struct Launch {
 }
 
 /// Never returns when it works.
-pub fn become_program(order: &str) -> Result<(), String> {
-    let launch: Launch = serde_json::from_str(order).map_err(|e| e.to_string())?;
+pub fn become_program(order: &str) -> Result<()> {
+    let launch: Launch = serde_json::from_str(order)?;
     let run = &launch.run;
-    let step = |what: &str, done: nix::Result<()>| done.map_err(|e| format!("{what}: {e}"));
     close_inherited()?;
     if let Some(cgroup) = &launch.cgroup {
-        std::fs::write(format!("{cgroup}/cgroup.procs"), "0").map_err(|e| format!("'{cgroup}': {e}"))?;
+        std::fs::write(format!("{cgroup}/cgroup.procs"), "0").with_context(|| format!("'{cgroup}'"))?;
     }
     if run.session {
-        step("setsid", setsid().map(drop))?;
+        setsid().context("setsid")?;
     }
     umask(Mode::from_bits_truncate(run.umask));
-    step(&run.cwd, chdir(run.cwd.as_str()))?;
+    chdir(run.cwd.as_str()).with_context(|| run.cwd.clone())?;
     leak(&launch)?;
     streams(&launch)?;
     if let Some((uid, groups)) = &run.user {
         let gids: Vec<Gid> = groups.iter().map(|g| Gid::from_raw(*g)).collect();
-        step("setgroups", setgroups(&gids))?;
-        step("setgid", gids.first().map_or(Ok(()), |gid| setgid(*gid)))?;
-        step("setuid", setuid(Uid::from_raw(*uid)))?;
+        setgroups(&gids).context("setgroups")?;
+        gids.first()
+            .map_or(Ok(()), |gid| setgid(*gid))
+            .context("setgid")?;
+        setuid(Uid::from_raw(*uid)).context("setuid")?;
     }
     execute(run)
 }
 
-fn execute(run: &Run) -> Result<(), String> {
+fn execute(run: &Run) -> Result<()> {
     let mut argv = run.argv.clone();
     let mut program = run.program.clone().unwrap_or_else(|| argv[0].clone());
     if run.ignore_hangup {
-        argv.splice(
-            0..1,
-            ["env".to_owned(), "--ignore-signal=HUP".to_owned(), program],
-        );
+        let ignore = ["env".to_owned(), "--ignore-signal=HUP".to_owned(), program];
+        argv.splice(0..1, ignore);
         program = "/usr/bin/env".to_owned();
     }
-    let text = |word: &str| CString::new(word.as_bytes()).map_err(|e| e.to_string());
-    let argv = argv
-        .iter()
-        .map(|word| text(word))
-        .collect::<Result<Vec<_>, _>>()?;
-    let env = run
-        .env
-        .iter()
-        .map(|(k, v)| text(&format!("{k}={v}")))
-        .collect::<Result<Vec<_>, _>>()?;
-    match execve(&text(&program)?, &argv, &env) {
-        Ok(never) => match never {},
-        Err(e) => Err(format!("'{program}': {e}")),
-    }
+    let texts = |words: Vec<String>| words.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>();
+    let env = run.env.iter().map(|(name, value)| format!("{name}={value}"));
+    let env = env.collect();
+    let never = execve(&CString::new(program.as_str())?, &texts(argv)?, &texts(env)?);
+    never
+        .map(|never| match never {})
+        .with_context(|| format!("'{program}'"))
 }
 
 /// What the test itself was started with must not look like the mom's.
-fn close_inherited() -> Result<(), String> {
-    let entries = std::fs::read_dir("/proc/self/fd").map_err(|e| e.to_string())?;
-    let numbers: Vec<i32> = entries
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .collect();
+fn close_inherited() -> Result<()> {
+    let entries = std::fs::read_dir("/proc/self/fd")?.flatten();
+    let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let numbers: Vec<i32> = numbers.collect();
     // The directory's own descriptor is in the list and closed already.
-    numbers.into_iter().filter(|fd| *fd > 2).for_each(|fd| {
+    for fd in numbers.into_iter().filter(|fd| *fd > 2) {
         let _ = close(fd);
-    });
+    }
     Ok(())
 }
 
 /// Opens what the mom leaks at the numbers where it leaks it, and nothing else above 2.
-fn leak(launch: &Launch) -> Result<(), String> {
+fn leak(launch: &Launch) -> Result<()> {
     for (agents, wanted) in launch.passed.iter().zip(&launch.run.leaked) {
         let path = format!("/proc/1/fd/{agents}");
-        let pipe = OpenOptions::new()
-            .write(true)
-            .open(&path)
-            .map_err(|e| format!("'{path}': {e}"))?;
-        let failed = |e: nix::Error| format!("descriptor {wanted}: {e}");
+        let pipe = OpenOptions::new().write(true).open(&path);
+        let pipe = pipe.with_context(|| format!("'{path}'"))?;
         let number = if pipe.as_raw_fd() == *wanted {
-            fcntl(&pipe, FcntlArg::F_SETFD(FdFlag::empty())).map_err(failed)?;
+            fcntl(&pipe, FcntlArg::F_SETFD(FdFlag::empty()))?;
             pipe.into_raw_fd()
         } else {
-            fcntl(&pipe, FcntlArg::F_DUPFD(*wanted)).map_err(failed)?
+            fcntl(&pipe, FcntlArg::F_DUPFD(*wanted))?
         };
-        if number != *wanted {
-            return Err(format!("descriptor {wanted} is taken"));
-        }
+        ensure!(number == *wanted, "descriptor {wanted} is taken");
     }
     Ok(())
 }
 
 /// The three standard descriptors. Ours carry nothing that is needed any more.
-fn streams(launch: &Launch) -> Result<(), String> {
+fn streams(launch: &Launch) -> Result<()> {
     let run = &launch.run;
-    let step = |what: &str, done: nix::Result<()>| done.map_err(|e| format!("{what}: {e}"));
     match &run.stdin {
-        Stream::Closed => step("stdin", close(0))?,
-        other => step("stdin", dup2_stdin(opened(other, launch, false)?))?,
+        Stream::Closed => close(0)?,
+        other => dup2_stdin(opened(other, launch, false)?)?,
     }
     match &run.stdout {
-        Stream::Closed => step("stdout", close(1))?,
-        other => step("stdout", dup2_stdout(opened(other, launch, true)?))?,
+        Stream::Closed => close(1)?,
+        other => dup2_stdout(opened(other, launch, true)?)?,
     }
     match &run.stderr {
-        Stream::Closed => step("stderr", close(2)),
-        other => step("stderr", dup2_stderr(opened(other, launch, true)?)),
+        Stream::Closed => close(2)?,
+        other => dup2_stderr(opened(other, launch, true)?)?,
     }
+    Ok(())
 }
 
-fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File, String> {
+fn opened(stream: &Stream, launch: &Launch, write: bool) -> Result<File> {
     let path = match stream {
         Stream::Null | Stream::Closed => "/dev/null",
         // Opened without O_NOCTTY by the head of a session, it becomes the controlling terminal.
-        Stream::Terminal => launch.terminal.as_ref().ok_or("no terminal")?,
+        Stream::Terminal => launch.terminal.as_ref().context("no terminal")?,
         Stream::File(path) if write => {
-            return as_job_user(|| job_output(path)).map_err(|e| format!("'{path}': {e}"));
+            return as_job_user(|| job_output(path)).with_context(|| format!("'{path}'"));
         }
         Stream::File(path) => path,
     };
     let mut how = OpenOptions::new();
     how.read(true).write(stream == &Stream::Terminal || write);
-    how.open(path).map_err(|e| format!("'{path}': {e}"))
+    how.open(path).with_context(|| format!("'{path}'"))
 }
 
 /// Both moms make and open a job's output as its user, for a prologue of root's too. They ask for no creation where the file is

@@ -6,12 +6,13 @@
 //! with everything in it: a test that dies leaves nothing.
 
 mod agent;
-mod hierarchy;
 mod launch;
 mod root;
 mod running;
 
+use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::sched::{CloneFlags, unshare};
+use root::Hierarchy;
 use std::process::{Command, ExitCode};
 
 fn main() -> ExitCode {
@@ -21,36 +22,29 @@ fn main() -> ExitCode {
         ["node", dir, name] => node(dir, name),
         ["init", dir, name, cgroups] => root::build(dir, name, cgroups).and_then(|()| agent::serve(cgroups)),
         ["exec", order] => launch::become_program(order),
-        _ => Err("mom-node node DIR NAME".to_owned()),
+        _ => Err(anyhow!("mom-node node DIR NAME")),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("mom-node: {why}");
+            eprintln!("mom-node: {why:#}");
             ExitCode::from(125)
         }
     }
 }
 
 /// A new process number space takes in only children, so the agent is one.
-fn node(dir: &str, name: &str) -> Result<(), String> {
-    let cgroups = hierarchy::enter();
+fn node(dir: &str, name: &str) -> Result<()> {
+    let cgroups = Hierarchy::enter_all();
     let mut spaces = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWPID;
     spaces |= CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWCGROUP;
     let tops: Vec<&str> = cgroups.iter().map(|one| one.top).collect();
-    let ran = unshare(spaces)
-        .map_err(|e| format!("no namespaces for a simulated node: {e}; run as root"))
-        .and_then(|()| {
-            let status = Command::new("/proc/self/exe")
-                .args(["init", dir, name, &tops.join(",")])
-                .status();
-            status.map_err(|e| format!("cannot start the agent: {e}"))
-        });
-    hierarchy::leave(cgroups);
+    let made = unshare(spaces).context("no namespaces for a simulated node; run as root");
+    let mut agent = Command::new("/proc/self/exe");
+    agent.args(["init", dir, name, &tops.join(",")]);
+    let ran = made.and_then(|()| agent.status().context("cannot start the agent"));
+    cgroups.into_iter().for_each(Hierarchy::leave);
     let status = ran?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("the agent ended with {status}"))
-    }
+    ensure!(status.success(), "the agent ended with {status}");
+    Ok(())
 }

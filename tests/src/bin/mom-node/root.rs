@@ -1,15 +1,17 @@
-//! The node's files: this machine's, with a layer above that takes every write and goes with the node.
+//! The node's files, this machine's with a layer above that takes every write and is removed with the node; and its cgroups.
 
+use anyhow::{Context as _, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, chroot, sethostname};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use tests::double::remove_cgroup;
 
 /// The layer of writes, seen from inside the node.
 pub const LAYER: &str = "/.layer";
 
-/// Empty on a node, whatever this machine has there: its users' homes, its own PBS, its own mpsd's word.
+/// Empty on a node: this machine may have users' homes there, a PBS, an mpsd.
 const FRESH: [(&str, u32); 7] = [
     ("/tmp", 0o1777),
     ("/run", 0o755),
@@ -20,109 +22,136 @@ const FRESH: [(&str, u32); 7] = [
     ("/var/lib/mpsd", 0o711),
 ];
 
+/// Where the hierarchies that systemd tracks its units in are mounted: v2, or v2 and the named one of a hybrid.
+const TOPS: [&str; 3] = [
+    "/sys/fs/cgroup",
+    "/sys/fs/cgroup/unified",
+    "/sys/fs/cgroup/systemd",
+];
+
+const NONE: Option<&str> = None;
+
+fn mounted(from: &str, to: &Path, kind: Option<&str>, flags: MsFlags, options: Option<&str>) -> Result<()> {
+    mount(Some(from), to, kind, flags, options).with_context(|| format!("'{}'", to.display()))
+}
+
 /// Builds the tree in `dir` and enters it.
-pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<(), String> {
-    let step = |what: &str, done: nix::Result<()>| done.map_err(|e| format!("{what}: {e}"));
-    let none: Option<&str> = None;
-    step(
-        "private mounts",
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none),
-    )?;
-    step(
-        "a layer",
-        mount(
-            Some("node"),
-            dir,
-            Some("tmpfs"),
-            MsFlags::empty(),
-            Some("mode=755"),
-        ),
+pub fn build(dir: &str, name: &str, cgroups: &str) -> Result<()> {
+    let empty = MsFlags::empty();
+    mounted(
+        "none",
+        Path::new("/"),
+        NONE,
+        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        NONE,
     )?;
     let top = Path::new(dir);
+    mounted("node", top, Some("tmpfs"), empty, Some("mode=755"))?;
     for part in ["layer", "work", "root"] {
-        fs::create_dir(top.join(part)).map_err(|e| format!("'{dir}/{part}': {e}"))?;
+        fs::create_dir(top.join(part)).with_context(|| format!("'{dir}/{part}'"))?;
     }
     let options = format!("lowerdir=/,upperdir={dir}/layer,workdir={dir}/work");
     let root = top.join("root");
-    step(
-        "overlay",
-        mount(
-            Some("node"),
-            &root,
-            Some("overlay"),
-            MsFlags::empty(),
-            Some(&*options),
-        ),
-    )?;
+    mounted("node", &root, Some("overlay"), empty, Some(&options))?;
     let inside = |path: &str| root.join(path.trim_start_matches('/'));
     for path in ["/dev", "/sys"] {
-        step(
+        mounted(
             path,
-            mount(
-                Some(path),
-                &inside(path),
-                none,
-                MsFlags::MS_BIND | MsFlags::MS_REC,
-                none,
-            ),
+            &inside(path),
+            NONE,
+            MsFlags::MS_BIND | MsFlags::MS_REC,
+            NONE,
         )?;
     }
-    step(
-        "/proc",
-        mount(
-            Some("proc"),
-            &inside("/proc"),
-            Some("proc"),
-            MsFlags::empty(),
-            none,
-        ),
-    )?;
+    mounted("proc", &inside("/proc"), Some("proc"), empty, NONE)?;
     for top in cgroups.split(',').filter(|top| !top.is_empty()) {
         // The same hierarchy cannot be mounted over itself.
-        step(top, umount2(&inside(top), MntFlags::MNT_DETACH))?;
-        let (kind, options) = if top.ends_with("systemd") {
-            ("cgroup", Some("none,name=systemd"))
-        } else {
-            ("cgroup2", None)
+        umount2(&inside(top), MntFlags::MNT_DETACH).with_context(|| format!("'{top}'"))?;
+        let (kind, options) = match top.ends_with("systemd") {
+            true => ("cgroup", Some("none,name=systemd")),
+            false => ("cgroup2", None),
         };
-        step(
-            top,
-            mount(
-                Some("cgroup"),
-                &inside(top),
-                Some(kind),
-                MsFlags::empty(),
-                options,
-            ),
-        )?;
+        mounted("cgroup", &inside(top), Some(kind), empty, options)?;
     }
     for (path, mode) in FRESH {
-        fresh(&inside(path), mode).map_err(|e| format!("'{path}': {e}"))?;
+        let path = inside(path);
+        fs::create_dir_all(&path)?;
+        mounted("node", &path, Some("tmpfs"), empty, NONE)?;
+        mounted("none", &path, NONE, MsFlags::MS_PRIVATE, NONE)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
     }
     for place in [LAYER, "/var/srv/pbs", "/srv/build"] {
-        fs::create_dir_all(inside(place)).map_err(|e| format!("'{place}': {e}"))?;
+        fs::create_dir_all(inside(place)).with_context(|| format!("'{place}'"))?;
     }
-    bind(&top.join("layer"), &inside(LAYER))?;
-    let server = top.parent().unwrap_or(top).join("server");
+    let exe = fs::read_link("/proc/self/exe")?;
+    let (layer, server) = (top.join("layer"), top.parent().unwrap_or(top).join("server"));
+    let mut binds = vec![
+        (&*layer, LAYER),
+        (exe.parent().unwrap_or(Path::new("/")), "/srv/build"),
+    ];
     if server.is_dir() {
-        bind(&server, &inside("/var/srv/pbs"))?;
+        binds.push((&server, "/var/srv/pbs"));
     }
-    let exe = fs::read_link("/proc/self/exe").map_err(|e| format!("'/proc/self/exe': {e}"))?;
-    bind(exe.parent().unwrap_or(Path::new("/")), &inside("/srv/build"))?;
-    step("host name", sethostname(name))?;
-    step("root", chroot(&root))?;
-    step("root", chdir("/"))
+    for (from, to) in binds {
+        mounted(
+            &from.display().to_string(),
+            &inside(to),
+            NONE,
+            MsFlags::MS_BIND,
+            NONE,
+        )?;
+    }
+    sethostname(name).context("host name")?;
+    chroot(&root).context("root")?;
+    chdir("/").context("root")
 }
 
-fn fresh(path: &Path, mode: u32) -> std::io::Result<()> {
-    let none: Option<&str> = None;
-    fs::create_dir_all(path)?;
-    mount(Some("node"), path, Some("tmpfs"), MsFlags::empty(), none)?;
-    mount(none, path, none, MsFlags::MS_PRIVATE, none)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+/// A hierarchy of cgroups: what the node calls its root is a directory of this machine's, which is removed with the node. Two
+/// nodes that run the same job id must not meet there.
+#[derive(Debug)]
+pub struct Hierarchy {
+    /// Where it is mounted.
+    pub top: &'static str,
+    /// This process's own cgroup.
+    home: PathBuf,
+    /// The node's.
+    node: PathBuf,
 }
 
-fn bind(from: &Path, to: &Path) -> Result<(), String> {
-    let none: Option<&str> = None;
-    mount(Some(from), to, none, MsFlags::MS_BIND, none).map_err(|e| format!("'{}': {e}", to.display()))
+impl Hierarchy {
+    /// Makes the node's cgroup in every hierarchy and enters it.
+    pub fn enter_all() -> Vec<Hierarchy> {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        TOPS.into_iter()
+            .filter_map(|top| Hierarchy::enter(top, &own))
+            .collect()
+    }
+
+    fn enter(top: &'static str, own: &str) -> Option<Hierarchy> {
+        let key = if top.ends_with("systemd") {
+            "name=systemd"
+        } else {
+            ""
+        };
+        let mut lines = own
+            .lines()
+            .filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        let (_, path) = lines.find(|(of, _)| *of == key)?;
+        if !Path::new(top).join("cgroup.procs").exists() {
+            return None;
+        }
+        let home = Path::new(top).join(path.trim_start_matches('/'));
+        let node = home.join(format!("mom-node-{}", std::process::id()));
+        fs::create_dir(&node).ok()?;
+        fs::write(node.join("cgroup.procs"), "0").ok()?;
+        Some(Hierarchy { top, home, node })
+    }
+
+    /// Goes back and removes the node's cgroup, with those that were made below it.
+    pub fn leave(self) {
+        let _ = fs::write(self.home.join("cgroup.procs"), "0");
+        if let Err(why) = remove_cgroup(&self.node) {
+            eprintln!("mom-node: cgroup '{}' stays: {why}", self.node.display());
+        }
+    }
 }

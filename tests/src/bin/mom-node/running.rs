@@ -1,5 +1,5 @@
-//! Processes of the node: started, waited for, and killed as a mom kills them. The agent is process 1 here, so whoever
-//! loses its parent becomes its child and is reaped too: a zombie that stays would look like a daemon that does not die.
+//! Processes of the node: started, waited for, and killed as a mom kills them. The agent is process 1 here, so a
+//! process that loses its parent becomes its child and is reaped too. A zombie would look like a daemon that does not die.
 
 use crate::launch::Launch;
 use nix::errno::Errno;
@@ -53,7 +53,6 @@ impl Running {
         if run.checked {
             check(&run.argv[0]).map_err(Ok)?;
         }
-        let say = |e: String| Err::<i32, _>(Err(e));
         let mut launch = Launch {
             passed: Vec::new(),
             terminal: None,
@@ -74,26 +73,23 @@ impl Running {
             launch.cgroup.clone_from(&self.cgroup);
         }
         let order = serde_json::to_string(&launch).map_err(|e| Err(e.to_string()))?;
-        let child = Command::new("/proc/self/exe")
+        let mut command = Command::new("/proc/self/exe");
+        command
             .args(["exec", &order])
             .env_clear()
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn();
-        let child = match child {
-            Ok(child) => child,
-            Err(e) => return say(format!("cannot start a process: {e}")),
+            .stdout(Stdio::null());
+        let child = command
+            .spawn()
+            .map_err(|e| Err(format!("cannot start a process: {e}")))?;
+        let pid = child.id().cast_signed();
+        let held = Held {
+            run,
+            started: Instant::now(),
+            readers,
+            writers,
         };
-        let pid = i32::try_from(child.id()).unwrap_or(-1);
-        self.held.insert(
-            pid,
-            Held {
-                run,
-                started: Instant::now(),
-                readers,
-                writers,
-            },
-        );
+        self.held.insert(pid, held);
         Ok(pid)
     }
 
@@ -122,9 +118,8 @@ impl Running {
         let Some(held) = self.held.get(&pid) else {
             return false;
         };
-        let over =
-            held.run.limit_ms > 0 && held.started.elapsed() >= Duration::from_millis(held.run.limit_ms);
-        if !over {
+        let limit = Duration::from_millis(held.run.limit_ms);
+        if limit.is_zero() || held.started.elapsed() < limit {
             return false;
         }
         match held.run.at_limit {
@@ -182,7 +177,7 @@ impl Running {
     }
 }
 
-/// Whoever is gone already needs no signal.
+/// A process that has ended needs no signal.
 fn sigkill(pid: i32) {
     let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
 }
@@ -191,15 +186,14 @@ fn sigkill_group(group: i32) {
     let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
 }
 
-/// A reader whose last writer has gone.
+/// The last writer of this pipe has closed it.
 fn hung_up(reader: &OwnedFd) -> Result<bool, String> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::os::fd::AsFd;
     let mut fds = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::ZERO).map_err(|e| e.to_string())?;
-    Ok(fds[0]
-        .revents()
-        .is_some_and(|events| events.contains(PollFlags::POLLHUP)))
+    let events = fds[0].revents();
+    Ok(events.is_some_and(|events| events.contains(PollFlags::POLLHUP)))
 }
 
 /// What pbs_mom demands before it runs a script (`stat`, so a link to a good file is good).
@@ -216,10 +210,7 @@ fn check(path: &str) -> Result<(), Ended> {
 fn session(pid: i32) -> Vec<i32> {
     let of = |number: &i32| {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
-        let fields = stat
-            .rsplit_once(") ")
-            .map(|(_, rest)| rest.to_owned())
-            .unwrap_or_default();
+        let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         fields.split(' ').nth(3).and_then(|sid| sid.parse::<i32>().ok()) == Some(pid)
     };
     processes().into_iter().filter(of).collect()
@@ -227,11 +218,8 @@ fn session(pid: i32) -> Vec<i32> {
 
 /// The numbers of all processes.
 pub fn processes() -> Vec<i32> {
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
-        .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect()
 }

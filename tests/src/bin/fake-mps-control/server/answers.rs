@@ -3,8 +3,8 @@
 use std::thread::sleep;
 use std::time::Duration;
 
+use tests::double::wire;
 use tests::double::wire::{CudaError, Reply};
-use tests::double::{visible, wire};
 
 use super::Server;
 
@@ -13,7 +13,7 @@ impl Server {
     pub(super) fn control_spoke(&mut self) -> bool {
         let Some((packet, passed)) = wire::recv_fd(&self.control) else {
             if self.node.is.faults.server_survives_control {
-                // Nobody is there to talk to; a pair that never speaks takes the place of the connection.
+                // The control daemon has gone; a pair that never speaks takes the place of the connection.
                 if let Ok((ours, theirs)) = wire::pair() {
                     self.control = ours;
                     std::mem::forget(theirs);
@@ -41,11 +41,10 @@ impl Server {
                 self.settings.partitions = serde_json::from_str(all).unwrap_or_default();
                 String::new()
             }
-            (["USED"], _) => self
-                .clients
-                .iter()
-                .filter_map(|client| Some(format!("{}\n", client.partition.as_ref()?)))
-                .collect(),
+            (["USED"], _) => {
+                let used = self.clients.iter().filter_map(|client| client.partition.as_ref());
+                used.map(|id| format!("{id}\n")).collect()
+            }
             _ => String::new(),
         };
         let _ = wire::send(&self.control, format!("={answer}").as_bytes());
@@ -62,10 +61,8 @@ impl Server {
     }
 
     pub(super) fn attached(&self) -> impl Iterator<Item = (u32, &super::Client)> {
-        self.clients
-            .iter()
-            .filter(|c| !c.granted.is_empty())
-            .map(|c| (c.pid, c))
+        let attached = self.clients.iter().filter(|c| !c.granted.is_empty());
+        attached.map(|c| (c.pid, c))
     }
 
     fn shutdown(&self) -> bool {
@@ -87,11 +84,8 @@ impl Server {
     }
 
     fn terminate(&mut self, pid: u32) -> String {
-        let Some(at) = self
-            .clients
-            .iter()
-            .position(|c| c.pid == pid && !c.granted.is_empty())
-        else {
+        let its = |c: &super::Client| c.pid == pid && !c.granted.is_empty();
+        let Some(at) = self.clients.iter().position(its) else {
             return "1".into();
         };
         let client = self.clients.remove(at);
@@ -99,15 +93,12 @@ impl Server {
         let _ = wire::send(&client.connection, &told);
         self.forget(&client);
         let left = self.attached().count();
-        for text in [
-            "Client termination succeeded.".to_owned(),
-            format!(
-                "Client {{PID: {pid}, Context ID: 1}} exiting. Number of active client contexts is {left}."
-            ),
-            format!("Client process {pid} disconnected"),
-        ] {
-            self.log.server(&text);
-        }
+        self.log.server("Client termination succeeded.");
+        let context = format!("{{PID: {pid}, Context ID: 1}}");
+        self.log.server(&format!(
+            "Client {context} exiting. Number of active client contexts is {left}."
+        ));
+        self.log.server(&format!("Client process {pid} disconnected"));
         sleep(Duration::from_millis(8));
         "0".into()
     }
@@ -119,9 +110,8 @@ impl Server {
             let contexts = self
                 .attached()
                 .filter_map(|(pid, c)| Some((pid, c.context_on(&gpu.uuid)?)));
-            let lines: String = contexts
-                .map(|(pid, number)| format!("{pid}.{number}\n"))
-                .collect();
+            let lines = contexts.map(|(pid, number)| format!("{pid}.{number}\n"));
+            let lines: String = lines.collect();
             if !lines.is_empty() {
                 text += &format!("[{index}] 00:{index:02}.0, {}\n{lines}", gpu.name);
             }
@@ -130,26 +120,16 @@ impl Server {
     }
 
     fn ps(&self) -> String {
-        let row = |c: [&str; 6]| {
-            format!(
-                "{:<10}{:<10}{:<15}{:<26}{:<15}{:<15}\n",
-                c[0], c[1], c[2], c[3], c[4], c[5]
-            )
+        let row = |[pid, id, server, device, namespace, command]: [&str; 6]| {
+            format!("{pid:<10}{id:<10}{server:<15}{device:<26}{namespace:<15}{command:<15}\n")
         };
         let server = std::process::id().to_string();
         let mut text = String::new();
         for (pid, client) in self.attached() {
             // Recorded: the UUID is cut after its third group.
             let uuid: String = client.device().chars().take(22).collect();
-            let namespace = namespace(pid);
-            text += &row([
-                &pid.to_string(),
-                &client.id.to_string(),
-                &server,
-                &uuid,
-                &namespace,
-                &client.command,
-            ]);
+            let (pid, id, namespace) = (pid.to_string(), client.id.to_string(), namespace(pid));
+            text += &row([&pid, &id, &server, &uuid, &namespace, &client.command]);
         }
         if text.is_empty() {
             return text;
@@ -161,11 +141,7 @@ impl Server {
         if let [new] = words
             && self.settings.set_threads(new)
         {
-            let text = format!(
-                "Active Threads Percentage set to {}",
-                self.settings.threads_text()
-            );
-            self.log.server(&text);
+            self.log_threads();
         }
         format!("{}\n", self.settings.threads_text())
     }
@@ -174,17 +150,14 @@ impl Server {
         match words {
             [device, value] => {
                 self.settings.set_memory(device, value);
-                if let Some(bytes) = visible::memory(value) {
-                    let text =
-                        format!("Device pinned memory limit for device {device} set to {bytes:#x} bytes");
-                    self.log.server(&text);
-                }
+                self.log_memory(device, value);
                 String::new()
             }
             [device] => self
                 .settings
                 .memory_text(device)
-                .map_or_else(String::new, |v| format!("{v}\n")),
+                .map(|v| format!("{v}\n"))
+                .unwrap_or_default(),
             _ => String::new(),
         }
     }

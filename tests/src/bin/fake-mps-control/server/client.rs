@@ -49,13 +49,12 @@ impl Server {
     /// The control daemon passes a client on.
     pub(super) fn take_client(&mut self, pid: u32, connection: OwnedFd) {
         self.last_client += 1;
-        let (id, command, granted) = (self.last_client, String::new(), Vec::new());
         self.clients.push(Client {
             connection,
             pid,
-            id,
-            command,
-            granted,
+            id: self.last_client,
+            command: String::new(),
+            granted: Vec::new(),
             partition: None,
         });
     }
@@ -69,10 +68,9 @@ impl Server {
             let client = self.clients.remove(at);
             self.forget(&client);
             let pid = client.pid;
-            self.log.server(&format!(
-                    "Server failed to recevie command with status 806, assuming client {{PID: {pid}, Context ID: 0}} exit"
-                ),
-            );
+            let context = format!("{{PID: {pid}, Context ID: 0}}");
+            let words = "Server failed to recevie command with status 806, assuming client";
+            self.log.server(&format!("{words} {context} exit"));
             self.log.server(&format!("Client process {pid} disconnected"));
             self.fault_may_end();
             return;
@@ -81,10 +79,8 @@ impl Server {
             Ok(attach) => self.attach(at, &attach),
             Err(_) => self.allocate(at, &packet),
         };
-        let _ = wire::send(
-            &self.clients[at].connection,
-            &serde_json::to_vec(&reply).unwrap_or_default(),
-        );
+        let reply = serde_json::to_vec(&reply).unwrap_or_default();
+        let _ = wire::send(&self.clients[at].connection, &reply);
     }
 
     fn attach(&mut self, at: usize, attach: &Attach) -> Reply {
@@ -111,10 +107,8 @@ impl Server {
         if granted.iter().all(|g| g.taken == 0) {
             return Reply::Failed(CudaError::of(101));
         }
-        if granted
-            .iter()
-            .any(|g| g.taken > 0 && g.limit.is_some_and(|l| l < g.taken))
-        {
+        let is_too_small = |g: &Granted| g.taken > 0 && g.limit.is_some_and(|l| l < g.taken);
+        if granted.iter().any(is_too_small) {
             return Reply::Failed(CudaError::of(2));
         }
         let client = &mut self.clients[at];
@@ -139,22 +133,22 @@ impl Server {
 
     fn log_attached(&self, client: &Client) {
         let pid = client.pid;
-        let gpus = self
+        let context = format!("{{PID: {pid}, Context ID: 1}}");
+        self.log.server(&format!(
+            "Received new client request for {{PID: {pid}, Context ID: 0}}"
+        ));
+        self.log.server(&format!("Client {context} connected"));
+        self.log
+            .server(&format!("Creating worker thread for client {context}"));
+        for gpu in self
             .gpus
             .iter()
-            .filter(|g| client.granted.iter().any(|c| c.uuid == g.uuid && c.taken > 0));
-        let associated = gpus.map(|g| format!("Device {} (uuid {}) is associated", g.name, g.uuid));
-        let first = [
-            format!("Received new client request for {{PID: {pid}, Context ID: 0}}"),
-            format!("Client {{PID: {pid}, Context ID: 1}} connected"),
-            format!("Creating worker thread for client {{PID: {pid}, Context ID: 1}}"),
-        ];
-        let last = format!("Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE");
-        first
-            .into_iter()
-            .chain(associated)
-            .chain([last])
-            .for_each(|text| self.log.server(&text));
+            .filter(|gpu| client.context_on(&gpu.uuid).is_some())
+        {
+            self.log
+                .server(&format!("Device {} (uuid {}) is associated", gpu.name, gpu.uuid));
+        }
+        self.log.server(&format!("Status of client {context} is ACTIVE"));
     }
 
     /// The partition that a client names. "When static partitioning mode is enabled, all MPS clients must set the
@@ -164,12 +158,10 @@ impl Server {
         let Some(all) = &self.settings.partitions else {
             return Ok(None);
         };
-        let named = |one: &&Partition| {
-            let name = attach.partition.as_deref().and_then(|name| name.split_once('/'));
-            name.is_some_and(|(uuid, id)| {
-                uuid.starts_with("GPU-") && one.uuid.starts_with(uuid) && one.id == id
-            })
-        };
+        let name = attach.partition.as_deref().and_then(|name| name.split_once('/'));
+        let name = name.filter(|(uuid, _)| uuid.starts_with("GPU-"));
+        let named =
+            |one: &&Partition| name.is_some_and(|(uuid, id)| one.uuid.starts_with(uuid) && one.id == id);
         let own = all.iter().find(named);
         let usable = |one: &&Partition| {
             let at = seen.iter().position(|gpu| gpu.uuid == one.uuid);
@@ -203,18 +195,13 @@ impl Server {
             let taken: u64 = self.node.contexts(&gpu.uuid).iter().map(|c| c.bytes).sum();
             let room = limit.unwrap_or(u64::MAX).min(all.saturating_sub(taken));
             let context = visible::context_bytes(sms);
-            let taken = if !elsewhere && attach.gpu.is_none_or(|used| used == position) {
-                context
-            } else {
-                0
-            };
-            let free = room.saturating_sub(context);
+            let is_used = !elsewhere && attach.gpu.is_none_or(|used| used == position);
             granted.push(Granted {
                 uuid: gpu.uuid.clone(),
                 sms,
                 limit,
-                free,
-                taken,
+                free: room.saturating_sub(context),
+                taken: if is_used { context } else { 0 },
             });
         }
         granted

@@ -2,7 +2,6 @@
 //! gets the error of the one that caused it, the server's status is FAULT and new clients are refused until all of them
 //! have ended; then it serves again. Documented, never recorded: the words in the log are the double's own.
 
-use tests::double::node::{MIB, SERVER_MIB};
 use tests::double::wire::{CudaError, Reply};
 
 use super::Server;
@@ -15,7 +14,7 @@ pub enum Fatal {
     None,
     /// Its clients have not ended yet.
     Handling,
-    /// They have; the context is made anew for the next client.
+    /// They have ended; the next client gets a new context.
     ContextLost,
 }
 
@@ -29,7 +28,7 @@ impl Server {
         Reply::Failed(CudaError::of(700))
     }
 
-    /// Before a client attaches: refuses it while the error is handled, makes the context anew afterwards.
+    /// Before a client attaches: refuses it while the error is handled, makes a new context afterwards.
     pub(super) fn refuse_in_fault(&mut self, pid: u32) -> Option<Reply> {
         match self.fatal {
             Fatal::None => None,
@@ -42,13 +41,7 @@ impl Server {
             Fatal::ContextLost => {
                 self.fatal = Fatal::None;
                 for (index, gpu) in self.gpus.iter().enumerate() {
-                    self.log.server(&format!(
-                        "Creating server context on device {index} ({})",
-                        gpu.name
-                    ));
-                    let _ = self
-                        .node
-                        .register(&gpu.uuid, std::process::id(), SERVER_MIB * MIB, "server");
+                    let _ = self.create_context(index, gpu);
                 }
                 None
             }

@@ -10,16 +10,17 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::PollTimeout;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
 use tests::double::node::{Gpu, MIB, Node, SERVER_MIB};
 use tests::double::{visible, wire};
 
 use self::client::Client;
+use crate::daemon::readable;
 use crate::log::Log;
 use crate::settings::Settings;
-use crate::start::{hang, pipe_directory};
+use crate::start::hang;
 
 /// The state of the server.
 #[derive(Debug)]
@@ -40,11 +41,9 @@ pub fn run(node: Node) -> ExitCode {
     let log = Log::stdout();
     log.line("Other", "Startup");
     let faults = node.is.faults.clone();
-    let socket = pipe_directory().join("control");
-    log.line(
-        "Other",
-        &format!("Connecting to control daemon on socket: {}", socket.display()),
-    );
+    let socket = wire::pipe_directory().join("control");
+    let connecting = format!("Connecting to control daemon on socket: {}", socket.display());
+    log.line("Other", &connecting);
     if faults.server == "exits" {
         return ExitCode::FAILURE;
     }
@@ -58,10 +57,8 @@ pub fn run(node: Node) -> ExitCode {
     let all = node.cuda();
     let all: Vec<&Gpu> = all.iter().collect();
     let variable = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let gpus = visible::confined(&all, variable.as_deref())
-        .into_iter()
-        .cloned()
-        .collect();
+    let shown = visible::confined(&all, variable.as_deref());
+    let gpus = shown.into_iter().cloned().collect();
     let mut server = Server {
         node,
         log,
@@ -99,32 +96,23 @@ impl Server {
             return Err("No usable devices".into());
         }
         for (index, gpu) in self.gpus.iter().enumerate() {
-            self.log.server(&format!(
-                "Creating server context on device {index} ({})",
-                gpu.name
-            ));
-            self.create_context(gpu)?;
+            self.create_context(index, gpu)?;
         }
         sleep(Duration::from_millis(whole - whole / 2));
         match faults.server.as_str() {
             "never-ready" => hang(),
             "initializing" => self.say("INITIALIZING"),
             _ => {
-                let pid = std::process::id();
-                let uid = nix::unistd::Uid::current();
-                let server = |text: &str| self.log.server(text);
-                server(&format!(
-                    "Created anonymous shared memory region mps.shm.{uid}.{pid}"
-                ));
-                server(&format!(
-                    "CUDA MPS Server for Linux/Unix. Binary version: {}",
-                    self.node.is.cuda_version
-                ));
-                let driver = &self.node.is.driver_version;
-                server(&format!(
-                    "Display Driver version: {}",
-                    driver.split('.').next().unwrap_or(driver)
-                ));
+                let (pid, uid) = (std::process::id(), nix::unistd::Uid::current());
+                let (driver, cuda) = (&self.node.is.driver_version, self.node.is.cuda_version);
+                let branch = driver.split('.').next().unwrap_or(driver);
+                for text in [
+                    format!("Created anonymous shared memory region mps.shm.{uid}.{pid}"),
+                    format!("CUDA MPS Server for Linux/Unix. Binary version: {cuda}"),
+                    format!("Display Driver version: {branch}"),
+                ] {
+                    self.log.server(&text);
+                }
                 self.say("READY");
                 self.log_settings();
                 self.log.server("Server has started");
@@ -133,7 +121,11 @@ impl Server {
         Ok(())
     }
 
-    fn create_context(&self, gpu: &Gpu) -> Result<(), String> {
+    pub(crate) fn create_context(&self, index: usize, gpu: &Gpu) -> Result<(), String> {
+        self.log.server(&format!(
+            "Creating server context on device {index} ({})",
+            gpu.name
+        ));
         let foreign = self.node.contexts(&gpu.uuid).into_iter().any(|c| c.kind != "mps");
         let mode = self.node.mode(&gpu.uuid);
         if mode == "prohibited" || (mode.starts_with("exclusive") && foreign) {
@@ -142,25 +134,32 @@ impl Server {
                 gpu.uuid
             ));
         }
-        self.node
-            .register(&gpu.uuid, std::process::id(), SERVER_MIB * MIB, "server")
-            .map_err(|e| format!("Failed to create server context: {e}"))
+        let made = self
+            .node
+            .register(&gpu.uuid, std::process::id(), SERVER_MIB * MIB, "server");
+        made.map_err(|e| format!("Failed to create server context: {e}"))
     }
 
     fn log_settings(&self) {
-        let server = |text: &str| self.log.server(text);
-        server(&format!(
-            "Active Threads Percentage set to {}",
-            self.settings.threads_text()
-        ));
+        self.log_threads();
         for (device, value) in self.settings.memory_in_order() {
-            if let Some(bytes) = visible::memory(value) {
-                server(&format!(
-                    "Device pinned memory limit for device {device} set to {bytes:#x} bytes"
-                ));
-            }
+            self.log_memory(device, value);
         }
-        server(&format!("Server Priority set to {}", self.settings.priority));
+        self.log
+            .server(&format!("Server Priority set to {}", self.settings.priority));
+    }
+
+    fn log_threads(&self) {
+        let threads = self.settings.threads_text();
+        self.log
+            .server(&format!("Active Threads Percentage set to {threads}"));
+    }
+
+    fn log_memory(&self, device: &str, value: &str) {
+        if let Some(bytes) = visible::memory(value) {
+            let text = format!("Device pinned memory limit for device {device} set to {bytes:#x} bytes");
+            self.log.server(&text);
+        }
     }
 
     fn say(&self, text: &str) {
@@ -179,7 +178,9 @@ impl Server {
             return ExitCode::FAILURE;
         };
         loop {
-            let ready = self.wait(&terminated);
+            let own = [terminated.as_fd(), self.control.as_fd()];
+            let clients = self.clients.iter().map(|c| c.connection.as_fd());
+            let ready = readable(own.into_iter().chain(clients), PollTimeout::NONE);
             if ready[0] {
                 let _ = terminated.read_signal();
                 if !self.node.is.faults.server_survives_sigterm {
@@ -189,28 +190,12 @@ impl Server {
             if ready[1] && !self.control_spoke() {
                 return self.end();
             }
-            let talking: Vec<u32> = self
-                .clients
-                .iter()
-                .zip(&ready[2..])
-                .filter(|(_, r)| **r)
-                .map(|(c, _)| c.id)
-                .collect();
+            let clients = self.clients.iter().zip(&ready[2..]);
+            let talking: Vec<u32> = clients.filter(|(_, r)| **r).map(|(c, _)| c.id).collect();
             for id in talking {
                 self.client_spoke(id);
             }
         }
-    }
-
-    fn wait(&self, terminated: &SignalFd) -> Vec<bool> {
-        let mut fds = vec![terminated.as_fd(), self.control.as_fd()];
-        fds.extend(self.clients.iter().map(|c| c.connection.as_fd()));
-        let mut fds: Vec<PollFd> = fds
-            .into_iter()
-            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
-            .collect();
-        let _ = poll(&mut fds, PollTimeout::NONE);
-        fds.iter().map(|fd| fd.any().unwrap_or(false)).collect()
     }
 
     fn end(self) -> ExitCode {
