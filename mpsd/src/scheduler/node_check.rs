@@ -107,7 +107,7 @@ pub(crate) fn control(control: &Path, host: &dyn Host) -> Vec<CheckLine> {
     ]
 }
 
-/// Our units, where systemd runs.
+/// Our units, if systemd runs.
 pub(crate) fn units(host: &dyn Host, booted: bool) -> Vec<CheckLine> {
     if !booted {
         return vec![Warn(

@@ -32,7 +32,7 @@ pub struct Marker {
     pub gpus: Vec<String>,
     /// The scheduler has it; else it waits for the timer, and the node takes no MPS job until then.
     pub delivered: bool,
-    /// `SLURM_CONF`, where the prolog's environment named one.
+    /// `SLURM_CONF` of the prolog's environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_conf: Option<String>,
     /// Seconds since 1970.

@@ -77,7 +77,7 @@ const CGROUPS: &str = "pbs_cgroups";
 const GRACE_S: u64 = 5;
 /// What the hook's alarm leaves beyond both of our programs: a failed begin cleans up behind itself. Seconds.
 const ALARM_MARGIN_S: u64 = 10;
-/// After pbs_cgroups (100), whose file names the job's GPUs.
+/// After pbs_cgroups (100): its file names the job's GPUs.
 const ORDER: u32 = 110;
 /// How long a deleted hook may keep its name, and how often we look. Moms that are up remove theirs within seconds.
 const PENDING: Duration = Duration::from_secs(30);

@@ -41,7 +41,7 @@ impl Trial for Qsub {
         let probe: Vec<String> = order.probe().iter().map(|word| quoted(word)).collect();
         let mpsctl = quoted(&order.programs.join("mpsctl").display().to_string());
         CommandLine {
-            // The probe is attached even where no job starter is set up.
+            // This attaches the probe even without a job starter.
             input: format!("exec {mpsctl} exec -- {}\n", probe.join(" ")),
             ..CommandLine::new("qsub", &arguments)
         }

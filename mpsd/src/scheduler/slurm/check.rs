@@ -92,7 +92,7 @@ fn check_stack(stack: &Stack, found: Option<&Path>) -> CheckLine {
     }
     if let Err(error) = open_trusted(&stack.file) {
         return Warn(format!(
-            "{error}: whoever may write it decides what slurmd loads as root"
+            "{error}: its owner and writers decide what slurmd loads as root"
         ));
     }
     match found {

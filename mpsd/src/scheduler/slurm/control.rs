@@ -264,7 +264,7 @@ fn queued(line: &str, job: &str) -> Option<Queued> {
     })
 }
 
-/// Where our part of a comment begins; its end where there is none.
+/// Where our part of a comment begins; its end if there is none.
 fn of_ours(comment: &str) -> usize {
     match comment.starts_with(OURS) {
         true => 0,

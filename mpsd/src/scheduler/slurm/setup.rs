@@ -17,8 +17,6 @@ use std::path::{Path, PathBuf};
 
 /// Where the package puts the plugin for each release.
 const PLUGINS: &str = "/usr/lib/mpsd/spank";
-/// Everybody's srun reads our files.
-const MODE: u32 = 0o644;
 
 #[derive(Debug, Clone, Subcommand)]
 enum SlurmVerb {
@@ -183,7 +181,7 @@ fn steps(
     if stack.delivery == Delivery::Sent {
         let about = format!("{for_release}; the controller sends it to the nodes");
         return Ok(match is_foreign(&stack.file) {
-            false => vec![Step::write(&stack.file, text, MODE, &about)],
+            false => Vec::from_iter(write(&stack.file, text, &about)),
             true if our_line(&stack.file).as_ref() == Some(&line) => Vec::new(),
             true => vec![Step::Todo(format!(
                 "the controller sends '{shown}' to the nodes, and nothing that it includes: let this be its line for \
@@ -197,10 +195,10 @@ fn steps(
             "'{snippet}': there is one that we did not write; remove it first"
         ));
     }
-    let mut steps = vec![Step::write(&snippet, text, MODE, &for_release)];
+    let mut steps = Vec::from_iter(write(&snippet, text, &for_release));
     if !is_foreign(&stack.file) {
         let include = format!("{TAG}\n{}\n", stack.include());
-        steps.push(Step::write(&stack.file, include, MODE, " to include it"));
+        steps.extend(write(&stack.file, include, " to include it"));
     } else if our_line(&stack.file).is_none() && !stack.includes_snippet() {
         steps.push(Step::Todo(format!(
             "add this line to '{shown}': {}",
@@ -210,9 +208,15 @@ fn steps(
     let second = stack.second_snippet();
     if stack.has_pyxis() && !is_foreign(&second) {
         let text = format!("{TAG}\n{}\n", second_line(plugin));
-        steps.push(Step::write(&second, text, MODE, " to look behind pyxis"));
+        steps.extend(write(&second, text, " to look behind pyxis"));
     }
     Ok(steps)
+}
+
+/// Writes a file unless its text is the same: its time tells when slurmd must have begun.
+fn write(file: &Path, text: String, about: &str) -> Option<Step> {
+    let is_same = fs::read_to_string(file).is_ok_and(|old| old == text);
+    (!is_same).then(|| Step::write(file, text, 0o644, about))
 }
 
 /// The release that the option names, else the installed one, and the plugin that is stamped for it.
@@ -279,7 +283,7 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
     let mut steps = Vec::new();
     if second.exists() && !is_foreign(&second) {
         let text = format!("{TAG}\n{}\n", second_line(&plugin));
-        steps.push(Step::write(&second, text, MODE, &about));
+        steps.extend(write(&second, text, &about));
     }
     let old = fs::read_to_string(&home).map_err(|e| format!("cannot read '{}': {e}", home.display()))?;
     let new = renamed(&old, &plugin);
@@ -289,7 +293,7 @@ fn refresh(options: &EnableOptions, ctx: &SetupContext<'_>) -> Result<VerbReport
             "let the line for {PLUGIN} in '{home}' name '{plugin}'"
         )));
     } else if new != old {
-        steps.push(Step::write(&home, new, MODE, &about));
+        steps.extend(write(&home, new, &about));
     }
     let mut report = apply(steps)?;
     if report.changed {

@@ -242,7 +242,7 @@ fn option(arguments: &[String], letter: char) -> Option<String> {
     found
 }
 
-/// The absolute path of a slurm.conf among the texts of a program, each of which ends with a zero byte.
+/// The absolute path of a slurm.conf among the texts of a program; a zero byte ends each text.
 fn path_in(bytes: &[u8]) -> Option<PathBuf> {
     let texts = bytes.split(|byte| *byte == 0);
     let mut paths = texts.filter(|text| text.starts_with(b"/") && text.ends_with(b"/slurm.conf"));

@@ -124,8 +124,8 @@ impl BatchSystem for Torque {
         }
     }
 
-    /// A sister that its own prologue took out of service for this job. That prologue exits 0: Torque takes a sister down
-    /// whose prologue fails, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue). So the mother
+    /// A sister that its own prologue took out of service for this job. That prologue exits 0: Torque takes a sister with
+    /// a failed prologue down, and pbs_sched then deletes the job (docs/facts/pbs.md#results-of-a-prologue). So the mother
     /// superior puts the job back.
     fn elsewhere(&self, submission: &Submission, input: &Input<'_>, host: &dyn Host) -> Result<(), Failure> {
         if submission.sister || input.program == Program::Epilogue {
